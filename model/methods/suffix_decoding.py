@@ -7,7 +7,6 @@ chains and as trees, cold and hot. The prefill, which commits one token there, i
 
 from __future__ import annotations
 
-from array import array
 from typing import Any
 
 import numpy as np
@@ -76,7 +75,7 @@ def _check_number(most: float, **settings: Any) -> None:
 
 
 class Answers:
-    """The trie of the newest answers, and the log of what came when: reading it again gives the same trie.
+    """The trie of the newest answers.
 
     Attributes:
         texts: the answers, by number, oldest first. Another object after each reset.
@@ -89,13 +88,11 @@ class Answers:
     def reset(self) -> None:
         self.texts: dict[int, GrowingText] = {}
         self.trie = SuffixTrie(self.depth)
-        self._log = array("i")  # pairs: an answer's number, and its next token or BEGINS
 
     def begin(self) -> int:
         """Start an answer and return its number. The oldest one is forgotten if there are too many, even if it runs."""
         number = next(reversed(self.texts), -1) + 1
         if self.most:
-            self._log.extend((number, BEGINS))
             self.texts[number] = GrowingText()
         if len(self.texts) > self.most:
             self.trie.remove(self.texts.pop(next(iter(self.texts))))
@@ -105,12 +102,20 @@ class Answers:
         """Append tokens to an answer, unless it is forgotten."""
         if number in self.texts:
             self.trie.extend(self.texts[number], tokens)
-            for token in tokens:
-                self._log.extend((number, token))
 
     def state_dict(self) -> dict[str, torch.Tensor]:
-        """`answers`, int32 (n, 2): the log, which only grows; answers that it forgot are forgotten again."""
-        return {"answers": torch.from_numpy(np.array(self._log, dtype=np.int32)).view(-1, 2)} if self.most else {}
+        """`answers`, int32 (n, 2): the kept ones in turn, each token with its answer's number. `orders`, int32 (m,).
+
+        The order of equally frequent tokens depends on answers that are forgotten, too, so it is saved: as
+        `SuffixTrie.orders` lists it.
+        """
+        if not self.most:
+            return {}
+        log = [(i, t) for i, text in enumerate(self.texts.values()) for t in (BEGINS, *text.tokens)]
+        return {
+            "answers": torch.from_numpy(np.array(log, dtype=np.int32).reshape(-1, 2)),
+            "orders": torch.from_numpy(np.array(self.trie.orders(), dtype=np.int32)),
+        }
 
     def check_state(self, state: dict[str, torch.Tensor]) -> None:
         log = state.get("answers", torch.zeros(0))
@@ -120,12 +125,15 @@ class Answers:
             check_ids("answers", log[:, 1][log[:, 1] != BEGINS], self.vocab_size)
 
     def load_state_dict(self, state: dict[str, torch.Tensor]) -> None:
+        """Read the answers again. A state of earlier versions has no `orders`, but all that was ever written."""
         self.reset()
         for number, token in state["answers"].tolist() if self.most else ():
             if token == BEGINS:
                 self.begin()
             else:
                 self.extend(number, [token])
+        if self.most and "orders" in state and not self.trie.reorder(state["orders"].tolist()):
+            raise UserError("start: the saved orders are not those of the saved answers")
 
 
 class SuffixDecodingSession(Session):

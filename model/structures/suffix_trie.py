@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Iterator, Sequence
+from itertools import islice
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -34,35 +35,78 @@ class Drafted(NamedTuple):
     score: np.float32  # the sum of the probabilities
 
 
+MANY = 8  # children beyond these are found by a dictionary, which takes more memory than two nodes
+
+
 class Node:
-    """A string of tokens. One that occurs once has no nodes below it until it occurs again: its text says what follows.
+    """A string of tokens. Strings between it and its parent occur as often as it does, so they need no nodes.
+
+    A string that occurs once is part of a leaf of the trie's full depth, which grows with its text.
 
     Attributes:
-        count: of its occurrences.
-        text: of such a string: the text, else None. Its occurrence ends before the place `end`.
-        children: by token.
-        ordered: the same, the most frequent first.
+        token: the first token behind the parent's string.
+        depth: tokens of the string.
+        text, end: an occurrence of it ends before the place `end` of this text, or will.
+        count: of its occurrences; not of the root.
+        ordered: its children, the most frequent first.
+        by_token: the same, if there are many.
     """
 
-    __slots__ = ("children", "count", "depth", "end", "ordered", "text", "token")
-    children: dict[int, Node]
-    ordered: list[Node]
+    __slots__ = ("by_token", "count", "depth", "end", "ordered", "parent", "text", "token")
 
-    def __init__(self, token: int, depth: int, text: list[int] | None, end: int) -> None:
-        self.token, self.depth, self.count, self.text, self.end = token, depth, 1, text, end
+    def __init__(self, parent: Node | None, token: int, depth: int, text: list[int], end: int, count: int = 1) -> None:
+        self.parent, self.token, self.depth, self.text, self.end, self.count = parent, token, depth, text, end, count
+        self.ordered: list[Node] = NONE
+        self.by_token: dict[int, Node] | None = None
 
-    def open(self) -> None:
-        self.text, self.children, self.ordered = None, {}, []
+    def child(self, token: int) -> Node | None:
+        if self.by_token is not None:
+            return self.by_token.get(token)
+        for child in self.ordered:
+            if child.token == token:
+                return child
+        return None
 
-    def add(self, text: list[int], end: int) -> Node:
-        """Add a child that occurs once, behind the others."""
-        child = self.children[text[end - 1]] = Node(text[end - 1], self.depth + 1, text, end)
+    def add(self, child: Node) -> None:
+        """Add a child behind the others."""
+        if self.ordered is NONE:
+            self.ordered = []
         self.ordered.append(child)
-        return child
+        if self.by_token is not None:
+            self.by_token[child.token] = child
+        elif len(self.ordered) > MANY:
+            self.by_token = {child.token: child for child in self.ordered}
+
+    def remove(self, child: Node) -> None:
+        del self.ordered[self.place(child)]
+        if self.by_token is not None:
+            del self.by_token[child.token]
+
+    def replace(self, child: Node, other: Node) -> None:
+        """Put another node of the same token and count in a child's place."""
+        self.ordered[self.place(child)] = other
+        if self.by_token is not None:
+            self.by_token[child.token] = other
+        other.parent = self
+
+    def place(self, child: Node) -> int:
+        return self.ordered.index(child, _first(self.ordered, child.count))
+
+    def first_place(self, above: int) -> int:
+        """The place in the text of the first token behind the parent's string, which has `above` tokens."""
+        return self.end - self.depth + above
+
+    @property
+    def known(self) -> int:
+        """Where what is known of the string ends in its text: that of a leaf may still grow."""
+        return min(self.end, len(self.text))
+
+
+NONE: list[Node] = []  # the children of all leaves
 
 
 class GrowingText:
-    """A text of a trie. `places` has a node for each of the last D tokens: the deepest one of what begins there."""
+    """A text of a trie. `places` has a node for each of the last D tokens: of the text from there on."""
 
     def __init__(self) -> None:
         self.tokens: list[int] = []
@@ -73,8 +117,7 @@ class SuffixTrie:
     """How often each string of at most `depth` tokens occurs in some texts, which may grow in turns."""
 
     def __init__(self, depth: int) -> None:
-        self.depth, self.root = depth, Node(-1, 0, None, 0)
-        self.root.open()
+        self.depth, self.root = depth, Node(None, -1, 0, [], 0, 0)
 
     def extend(self, text: GrowingText, tokens: Sequence[int]) -> None:
         """Append tokens: each is one more occurrence of the strings that end in it."""
@@ -85,27 +128,32 @@ class SuffixTrie:
             if len(places) > self.depth:
                 del places[0]
             for i, node in enumerate(places):
-                if node.text is None:
-                    places[i] = self._follow(node, text.tokens, len(text.tokens) - len(places) + i)
+                if node.depth < self.depth:  # else a leaf, which has the token by now
+                    places[i] = self._follow(node, text.tokens)
 
-    def _follow(self, node: Node, text: list[int], start: int) -> Node:
-        """Count the string from place `start` to the text's end; return the deepest node on its way."""
-        last = len(text) - start - 1
-        while node.text is None:  # nodes may have been made since the last token
-            child = node.children.get(text[start + node.depth])
-            if node.depth == last:
-                if child is None:
-                    return node.add(text, len(text))
-                self._rise(node, child)
-                return child
-            assert child is not None
-            node = child
-        return node
+    def _follow(self, node: Node, text: list[int]) -> Node:
+        """Count the string of a node and the text's last token; return the node of this string."""
+        token, end = text[-1], len(text)
+        child = node.child(token)
+        if child is None:
+            child = Node(node, token, self.depth, text, end - 1 - node.depth + self.depth)
+            node.add(child)
+        else:
+            if child.known > child.first_place(node.depth) + 1:  # the string ends on the way to the child
+                upper = Node(node, token, node.depth + 1, text, end, child.count)
+                node.replace(child, upper)
+                child.token = child.text[child.first_place(upper.depth)]
+                upper.add(child)
+                child.parent, child = upper, upper
+            child.depth, child.text, child.end = node.depth + 1, text, end
+            self._rise(node, child)
+        self._join(node)
+        return child
 
     def _rise(self, node: Node, child: Node) -> None:
-        """Count a child once more. The first of its equals becomes the first of its new equals, another one the last.
+        """Count a child once more.
 
-        From its second occurrence on it has nodes below.
+        The first of its equals becomes the first of its new equals, another one the last.
         """
         siblings = node.ordered
         if len(siblings) > 1:
@@ -115,26 +163,55 @@ class SuffixTrie:
             else:
                 siblings.insert(first, siblings.pop(siblings.index(child, first)))
         child.count += 1
-        text, end = child.text, child.end
-        if text is not None:
-            child.open()
-            if end < len(text) and child.depth < self.depth:
-                child.add(text, end + 1)
+
+    def _join(self, node: Node) -> None:
+        """Leave a node out where all of its occurrences go on to one child."""
+        if node.parent is not None and len(node.ordered) == 1 and node.ordered[0].count == node.count:
+            child = node.ordered[0]
+            child.token = node.token
+            node.parent.replace(node, child)
 
     def remove(self, text: GrowingText) -> None:
         """Take back every occurrence of a text's strings. It must not grow any more."""
         for start in range(len(text.tokens)):
-            node = self.root
-            for token in text.tokens[start : start + self.depth]:
-                child = node.children[token]
-                siblings = node.ordered
-                siblings.remove(child)
-                child.count -= 1
-                if not child.count:
-                    del node.children[token]
+            node, end = self.root, min(start + self.depth, len(text.tokens))
+            while start + node.depth < end:
+                child = node.child(text.tokens[start + node.depth])
+                assert child is not None
+                if child.count == 1:
+                    node.remove(child)
                     break
-                siblings.insert(_first(siblings, child.count), child)  # the first of its new equals
+                del node.ordered[node.place(child)]
+                child.count -= 1
+                node.ordered.insert(_first(node.ordered, child.count), child)  # the first of its new equals
+                if child.text is text.tokens:  # others came by before it
+                    child.text, child.end = child.text[child.end - child.depth : child.end], child.depth
                 node = child
+            self._join(node)
+
+    def orders(self) -> list[int]:
+        """List the tokens of all siblings, node by node from the root: the order of equals depends on what is gone."""
+        found, waiting = list[int](), [self.root]
+        while waiting:
+            children = waiting.pop().ordered
+            if len(children) > 1:
+                found += [child.token for child in children]
+            waiting += children
+        return found
+
+    def reorder(self, orders: list[int]) -> bool:
+        """Bring siblings of equal counts into saved orders; return False if these are not of such a trie."""
+        tokens, waiting = iter(orders), [self.root]
+        while waiting:
+            node = waiting.pop()
+            if len(node.ordered) > 1:
+                ordered = [node.child(token) for token in islice(tokens, len(node.ordered))]
+                children = [child for child in ordered if child is not None]
+                if {*children} != {*node.ordered} or [c.count for c in children] != [c.count for c in node.ordered]:
+                    return False
+                node.ordered = children
+            waiting += node.ordered
+        return next(tokens, None) is None
 
     def draft(self, context: list[int], limits: Limits) -> Drafted:
         """Return what follows the context by the length of match, short of all of it, that has the greatest score.
@@ -142,10 +219,10 @@ class SuffixTrie:
         Of equal ones the longest counts.
         """
         best, best_match = Drafted([], [], [], np.float32(0)), 0
-        for bound, match, most, node, end in sorted(self._matches(context, limits), key=lambda m: m[:2], reverse=True):
+        for bound, match, most, node, at in sorted(self._matches(context, limits), key=lambda m: m[:2], reverse=True):
             if (bound, match) < (float(best.score), best_match):
                 break
-            drafted = (_tree if limits.branches else _chain)(node, end, self.depth - match, most, limits.min_prob)
+            drafted = (_tree if limits.branches else _chain)(node, at, self.depth - match, most, limits.min_prob)
             if drafted.score > best.score or (drafted.score == best.score and match > best_match):
                 best, best_match = drafted, match
         return best
@@ -153,25 +230,26 @@ class SuffixTrie:
     def _matches(self, context: list[int], limits: Limits) -> Iterator[tuple[float, int, int, Node, int]]:
         """Yield the lengths of the context's ends that occur and go on, where that is, and what to draft from there.
 
-        A bound of the score, the length, the most tokens, the node and, of a string that occurs once, its end.
+        A bound of the score, the length, the most tokens, the node and the place in its text of what comes next.
         """
         for match in range(1, len(context)):
-            node, end = self.root, 0
+            node, text, at, known = self.root, self.root.text, 0, 0
             for token in context[-match:]:
-                if node.text is None:
-                    child = node.children.get(token)
+                if at < known:
+                    if text[at] != token:
+                        return
+                    at += 1
+                else:
+                    child = node.child(token)
                     if child is None:
                         return
-                    node, end = child, child.end
-                elif end < len(node.text) and node.text[end] == token:
-                    end += 1
-                else:
-                    return
-            if not (node.ordered if node.text is None else node.text[end : end + 1]):
+                    text, at, known = child.text, child.first_place(node.depth) + 1, child.known
+                    node = child
+            if at == known and not node.ordered:
                 return  # here the texts end, and so they do behind longer matches
             most = max(min(limits.nodes, int(float(limits.factor * np.float32(match) + limits.offset) + 1e-6)), 0)
             # the probabilities of one depth add up to 1, but for what is rounded
-            yield min(most, 1.0001 * (self.depth - match)), match, most, node, end
+            yield min(most, 1.0001 * (self.depth - match)), match, most, node, at
 
 
 def _first(siblings: list[Node], count: int) -> int:
@@ -179,60 +257,56 @@ def _first(siblings: list[Node], count: int) -> int:
     return bisect_left(siblings, -count, key=lambda node: -node.count)
 
 
-def _chain(node: Node, end: int, left: int, most: int, min_prob: np.float32) -> Drafted:
+def _chain(node: Node, at: int, left: int, most: int, min_prob: np.float32) -> Drafted:
     """Draft the most frequent child, of this its own, and so on: at most `most` tokens, nor more than `left`."""
     tokens, probs, prob, score = list[int](), list[np.float32](), ONE, np.float32(0)
     for _ in range(min(most, left)):
-        if node.text is not None:
-            if end == len(node.text):
+        if at == node.known:
+            if not node.ordered:
                 break
-            token, end = node.text[end], end + 1
-        elif node.ordered:
             child = node.ordered[0]
             if child.count != node.count:
                 prob = prob * (np.float32(child.count) / np.float32(node.count))
                 if prob < min_prob:
                     break
-            node, end, token = child, child.end, child.token
-        else:
-            break
-        tokens.append(token)
+            node, at = child, child.first_place(node.depth)
+        tokens.append(node.text[at])
+        at += 1
         probs.append(prob)
         score = score + prob
     return Drafted(tokens, list(range(-1, len(tokens) - 1)), probs, score)
 
 
-def _tree(node: Node, end: int, left: int, most: int, min_prob: np.float32) -> Drafted:
+def _tree(node: Node, at: int, left: int, most: int, min_prob: np.float32) -> Drafted:
     """Draft the most probable tokens.
 
     The queue has strings to go on from. The last token of some is still due: it is drafted when their turn comes.
     """
     tokens, parents, probs, score = list[int](), list[int](), list[np.float32](), np.float32(0)
     queue: list[tuple[Any, ...]] = []
-    _push(queue, (ONE, node, end, left, -1, False))
+    _push(queue, (ONE, node, at, left, -1, False))
     while len(tokens) < most and queue:
-        prob, node, end, left, parent, due = _pop(queue)
+        prob, node, at, left, parent, due = _pop(queue)
         if not due:
-            if left == 0 or not (node.ordered if node.text is None else node.text[end : end + 1]):
+            if left == 0 or (at == node.known and not node.ordered):
                 continue
             left -= 1
-            if node.text is not None:
-                end += 1
+            if at < node.known:
+                at += 1
             elif len(node.ordered) == 1 and node.ordered[0].count == node.count:
-                node = node.ordered[0]
-                end = node.end
+                node, at = node.ordered[0], node.ordered[0].first_place(node.depth) + 1
             else:
                 for child in node.ordered:
                     part = prob * np.float32(child.count) / np.float32(node.count)
                     if part < min_prob:
                         break
-                    _push(queue, (part, child, child.end, left, parent, True))
+                    _push(queue, (part, child, child.first_place(node.depth) + 1, left, parent, True))
                 continue
-        tokens.append(node.token if node.text is None else node.text[end - 1])
+        tokens.append(node.text[at - 1])
         parents.append(parent)
         probs.append(prob)
         score = score + prob
-        _push(queue, (prob, node, end, left, len(tokens) - 1, False))
+        _push(queue, (prob, node, at, left, len(tokens) - 1, False))
     return Drafted(tokens, parents, probs, score)
 
 

@@ -10,6 +10,7 @@ three turns, in the order in which they were drafted.
 
 import json
 import random
+import tracemalloc
 import zlib
 from pathlib import Path
 from types import SimpleNamespace
@@ -206,15 +207,20 @@ class PlainTrie:
 
 
 def listed(trie):
-    """Every string that occurs twice, by the lazy trie: its count, and its children's last tokens and counts."""
+    """Every string of a trie: its count, and its children's last tokens and counts. Strings between nodes, too."""
     found, waiting = {}, [((), trie.root)]
     while waiting:
         string, node = waiting.pop()
-        if node.text is None:
-            found[string] = [(child.token, child.count) for child in node.ordered]
-            waiting += [((*string, child.token), child) for child in node.ordered]
-        else:  # all that is not listed follows from its text
-            assert node.count == 1 and tuple(node.text[node.end - len(string) : node.end]) == string
+        found[string] = [(child.token, child.count) for child in node.ordered]
+        for child in node.ordered:
+            edge = child.text[child.first_place(node.depth) : child.known]
+            assert child.parent is node and edge[0] == child.token and node.child(child.token) is child
+            assert tuple(child.text[child.end - child.depth : child.known]) == (*string, *edge)
+            if node is not trie.root:  # else it would have been left out
+                assert len(node.ordered) > 1 or child.count < node.count
+            for i in range(1, len(edge)):
+                found[(*string, *edge[:i])] = [(edge[i], child.count)]
+            waiting.append(((*string, *edge), child))
     return found
 
 
@@ -238,10 +244,10 @@ def test_texts_that_grow_in_turns_and_go_are_counted_as_by_a_plain_trie(seed):
             tokens = text.tokens
             for start in range(max(len(tokens) - depth, 0), len(tokens)):
                 plain.change(tuple(tokens[start:]), 1)
-        nodes = listed(lazy)
-        for string, children in nodes.items():
-            assert children == [(child[-1], plain.count[child]) for child in plain.children[string]]
-        assert nodes.keys() >= {string for string, count in plain.count.items() if count > 1}
+        assert listed(lazy) == {
+            string: [(child[-1], plain.count[child]) for child in children]
+            for string, children in plain.children.items()
+        }
 
 
 @WAYS
@@ -258,8 +264,8 @@ def test_no_length_of_match_that_is_left_out_would_score_as_much(mode, seed):
         for factor, offset in ((1, 0), (4, 8), (0.5, 3)):
             allowed = limits(branches=mode == "tree", offset=offset)._replace(factor=np.float32(factor))
             best = trie.draft([], allowed)
-            for bound, match, most, node, end in trie._matches(context, allowed):
-                drafted = draft_from(node, end, trie.depth - match, most, allowed.min_prob)
+            for bound, match, most, node, at in trie._matches(context, allowed):
+                drafted = draft_from(node, at, trie.depth - match, most, allowed.min_prob)
                 assert drafted.score <= bound
                 best = drafted if drafted.score >= best.score else best
             assert trie.draft(context, allowed) == best
@@ -313,8 +319,31 @@ def test_a_state_that_is_none_is_refused_and_changes_nothing():
         ({"answers": log[:, :1]}, "no log of numbers and tokens"),
         ({"answers": log + 61}, "token ids outside the vocabulary of 61"),
         ({"answers": log - 2}, "token ids outside the vocabulary of 61"),
+        ({"answers": log, "orders": before["orders"][:-1]}, "saved orders are not those of the saved answers"),
+        ({"answers": log, "orders": before["orders"].flip(0)}, "saved orders are not those"),
+        ({"answers": log, "orders": torch.zeros_like(before["orders"])}, "saved orders are not those"),
+        ({"answers": log, "orders": torch.cat([before["orders"]] * 2)}, "saved orders are not those"),
     ]
     for state, message in wrong:
         with pytest.raises(UserError, match=message):
             drafter.load_state_dict(state)
         assert torch.equal(drafter.state_dict()["answers"], log)
+
+
+def test_memory_and_state_are_of_the_kept_answers():
+    """Memory by Python's own count, with answers that repeat themselves and each other."""
+    rng = random.Random(0)
+    answers = [[rng.randrange(400) for _ in range(200)] for _ in range(4)]
+    drafter = SuffixDecoding(400, cached_answers=8)
+    for text in answers:  # forgotten again
+        drafter.answers.extend(drafter.answers.begin(), text)
+    tracemalloc.start()
+    try:
+        for text in answers * 2:
+            number = drafter.answers.begin()
+            drafter.answers.extend(number, text)
+        kept = tracemalloc.get_traced_memory()[0]
+    finally:
+        tracemalloc.stop()
+    assert kept / (8 * 200) <= 600
+    assert len(drafter.state_dict()["answers"]) == 8 * 201
