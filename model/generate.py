@@ -81,6 +81,7 @@ def refuse(model: Any, input_ids: torch.Tensor, config: Any, kwargs: dict[str, A
         and bool((positions != torch.arange(positions.shape[-1]).to(positions)).any()),
         **{name: value is not None and value != {} for name, value in kwargs.items() if name not in PREPARED},
         "inputs prepared by another object (prompt tuning)": _prepared_elsewhere(model),
+        **dict.fromkeys(_given_by_peft(model), True),
     }
     if names := [name for name, in_use in cannot.items() if in_use]:
         raise UserError(f"custom_generate: this decoding has no {', '.join(names)}; leave it out")
@@ -150,6 +151,12 @@ def _prepared_elsewhere(model: Any) -> bool:
     prepare = vars(model).get("prepare_inputs_for_generation")
     adapter = getattr(prepare, "__self__", None)
     return bool(getattr(getattr(adapter, "active_peft_config", None), "is_prompt_learning", False))
+
+
+def _given_by_peft(model: Any) -> set[str]:
+    """Return what peft's `generate` computes from a call and hands to the layers: a draft tree has other rows."""
+    hooks = [hook for module in model.modules() for hook in module._forward_pre_hooks.values()]
+    return {"adapter_names", "alora_offsets"} & {name for hook in hooks for name in getattr(hook, "keywords", ())}
 
 
 ATTRIBUTE = "_token_recycling"  # of a model: holds its `ModelState`

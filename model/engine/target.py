@@ -448,7 +448,8 @@ def unwrapped(model: Any) -> Any:
     """Return the transformers model inside torch.compile's or peft's wrapper. Adapters in its layers stay active.
 
     Raises:
-        UserError: an adapter that changes the inputs (prompt and prefix tuning), which a draft tree goes past.
+        UserError: an adapter that changes the inputs (prompt and prefix tuning), which a draft tree goes past, or acts
+            from a place in the text on (aLoRA).
     """
     while True:
         if hasattr(model, "_orig_mod"):
@@ -457,6 +458,10 @@ def unwrapped(model: Any) -> Any:
             if getattr(active := model.active_peft_config, "is_prompt_learning", False):
                 kind, name = getattr(active.peft_type, "value", active.peft_type), type(model).__name__
                 raise UserError(f"{name}: {kind} puts tokens of its own before a text; this decoding has none")
+            if getattr(active, "alora_invocation_tokens", None):
+                raise UserError(
+                    f"{type(model).__name__}: aLoRA acts behind its invocation tokens; this decoding cannot"
+                )
             model = model.get_base_model()
         else:
             return model

@@ -3,6 +3,7 @@
 import copy
 import gc
 import weakref
+from functools import partial
 
 import pytest
 import torch
@@ -187,9 +188,10 @@ def test_a_target_first_made_inside_autocast_is_as_one_made_outside():
 class Adapter:
     """What peft's models have: settings, and the transformers model whose layers they changed."""
 
-    def __init__(self, model, prompt_learning):
+    def __init__(self, model, prompt_learning, alora=None):
         self.model = model
-        self.active_peft_config = type("Settings", (), dict(is_prompt_learning=prompt_learning, peft_type="X_TUNING"))
+        settings = dict(is_prompt_learning=prompt_learning, peft_type="X_TUNING", alora_invocation_tokens=alora)
+        self.active_peft_config = type("Settings", (), settings)
         self.peft_config = {"default": self.active_peft_config}
 
     def get_base_model(self):
@@ -210,3 +212,17 @@ def test_an_adapter_inside_the_layers_is_used_and_one_of_the_inputs_refused():
     model.prepare_inputs_for_generation = Adapter(model, True).prepare_inputs_for_generation
     with pytest.raises(UserError, match="prompt tuning"):
         decoded(model, Generate())
+
+
+@pytest.mark.parametrize("name", ["adapter_names", "alora_offsets"])
+def test_what_peft_computes_for_a_call_is_refused(name):
+    """Its `generate` gives the layers keyword arguments by hooks."""
+    model = toy_model("llama-grouped")
+    with pytest.raises(UserError, match="aLoRA acts behind its invocation tokens"):
+        Decoder(Adapter(model, False, alora=[7, 8]))
+    give = partial(lambda layer, inputs, kwargs, **more: (inputs, kwargs), **{name: ["a"]})
+    hook = model.model.layers[0].self_attn.q_proj.register_forward_pre_hook(give, with_kwargs=True)
+    with pytest.raises(UserError, match=f"this decoding has no {name}"):
+        decoded(model, Generate())
+    hook.remove()
+    assert decoded(model, Generate()) == greedy(model, PROMPT, 20)
