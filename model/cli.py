@@ -207,7 +207,7 @@ def parser() -> argparse.ArgumentParser:
         command.add_argument("--device", help="default: CUDA if available")
         command.add_argument("--threads", type=int, help="on a CPU; default: OMP_NUM_THREADS, else the free cores")
         command.add_argument("--execution", default="auto", help="auto, eager, graph")
-        command.add_argument("--linear", default="auto", help="auto, onednn, fused, torch")
+        command.add_argument("--linear", default="auto", help="auto, half, onednn, fused, torch")
         command.add_argument("--quantize", help="weights of int8 or int4, by torchao")
         command.add_argument("--trust-remote-code", action="store_true")
     source = command.add_mutually_exclusive_group(required=True)  # of `generate`, the last one

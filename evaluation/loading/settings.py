@@ -20,7 +20,7 @@ class ModelSettings:
     chat_template_kwargs: dict[str, Any] | None = None
     context: int | None = None
     attention: Literal["auto", "sdpa", "eager"] = "auto"
-    linear: Literal["auto", "onednn", "fused", "torch"] = "auto"
+    linear: Literal["auto", "half", "onednn", "fused", "torch"] = "auto"
     quantize: Literal["int8", "int4"] | None = None
     allow_pickle: bool = False
     trust_remote_code: bool = False

@@ -5,6 +5,10 @@ EPYC (two threads), microseconds for 1, 9 and 81 rows: 192 x 2048 25, 101, 377 b
 layout; 4096 x 4096 2771, 7301 and 1281, 1570 (1 and 9 rows). bfloat16 gains, too: on an Intel Xeon that emulates it
 4096 x 4096 takes 1702 and 8733 (1 and 9 rows) and not 2758 and 10776, though in float32 it takes 4679 and 4366.
 
+Most checkpoints have 16-bit weights. FBGEMM keeps these in 16 bits and widens them in registers: products and sums are
+of float32, and one row reads half the bytes. Where a weight's values are numbers of float16, times a power of two, this
+is the float32 product. Its sums round as float32 sums do, in an order of their own.
+
 On a GPU layers that get the same tensor (queries, keys and values; gate and up) are one product: fewer launches.
 
 Gradients, autocast and compiled code use the layer's own weight, and so does whoever calls the model but us: what an
@@ -13,17 +17,27 @@ owner writes is noticed at the start of our next answer (`fingerprint`).
 
 from __future__ import annotations
 
+import ctypes
 import hashlib
+import math
+import mmap
+import sys
 import threading
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import cache
 
 import torch
 from torch import nn
 
+PACKED = ("half", "onednn")  # layouts that are copies of the weights
+HELD = "_weights_held"  # attribute of a model of which `hold_weights` was done
 SMALL_PRODUCT = 1 << 19  # multiplications below which oneDNN's call, some 16 us, costs more than its product saves
 ROWS = 32  # for which oneDNN chooses its layout; it serves one row and a hundred alike
+CHUNK = 1 << 22  # elements of a weight that are looked at at a time
+SAMPLE = 1 << 12  # elements that tell in most cases that a weight has more than 16 bits
+TOP, TINY = 15, 2.0**-40  # exponent that a weight's greatest value is scaled to; error over it that counts as none
 
 
 SAMPLED = 48  # values of a parameter, about, by which a change is noticed
@@ -46,47 +60,67 @@ class _Uncopied:
 
 
 class Packed(_Uncopied):
-    """A weight in oneDNN's layout.
+    """A copy of a weight in a layout for fast products: of 16 bits where its values fit, else oneDNN's.
 
     Args:
         values: the model's `fingerprint` then.
         everywhere: for all who call the layer; False: in the engine's own forwards.
+        half: try 16 bits.
 
     Attributes:
-        weight: None if that cannot be, as after a cast.
+        weight: None if neither can be, as after a cast.
+        exponent: the 16-bit values are the weight's times 2 ** exponent; None in oneDNN's layout.
     """
 
-    def __init__(self, source: torch.Tensor, values: bytes, everywhere: bool) -> None:
+    def __init__(
+        self, source: torch.Tensor, values: bytes = b"", *, everywhere: bool = True, half: bool = False
+    ) -> None:
         self.source, self.identity = source, identity(source)  # kept, so that its address is not another's
         self.values, self.everywhere = values, everywhere
-        can_be = packable(source.device, source.dtype)
-        self.weight = torch.ops.mkldnn._reorder_linear_weight(source.detach(), ROWS) if can_be else None
+        self.weight, self.exponent = None, _exponent(source) if half else None
+        if self.exponent is not None:
+            wide = source.detach().float()
+            wide = wide * 2.0**self.exponent if self.exponent else wide
+            self.weight = torch.ops.quantized.linear_prepack_fp16(wide, None)
+        elif packable(source.device, source.dtype):
+            self.weight = torch.ops.mkldnn._reorder_linear_weight(source.detach(), ROWS)
 
     def is_of(self, weight: torch.Tensor) -> bool:
         """True if this weight is the one that was packed, and torch counted no write since."""
         return self.source is weight and self.identity == identity(weight)
 
+    def product(self, input: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+        """Return the product (..., out) with an input (..., in), plus the bias."""
+        if self.exponent is None:
+            product: torch.Tensor = torch.ops.mkldnn._linear_pointwise.default(input, self.weight, bias, "none", [], "")
+            return product
+        product = torch.ops.quantized.linear_dynamic_fp16(input.float(), self.weight)
+        if self.exponent:
+            product.mul_(2.0**-self.exponent)
+        return (product if bias is None else product.add_(bias)).to(input.dtype)
+
 
 class PackedLinear(nn.Linear):
-    """A linear layer that multiplies by a packed copy of its weight, until that was written or replaced."""
+    """A linear layer that multiplies by a packed copy of its weight, until that was written or replaced.
+
+    The weight may be of 16 bits and the input of float32 (`hold_weights`): then it is widened where no copy serves.
+    """
 
     packed: Packed | None  # None of a copy
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:
         packed = vars(self).get("packed")  # read once: another thread may replace or remove it meanwhile
         if (
-            packed is None
-            or packed.weight is None
-            or not (OURS.forward or packed.everywhere)
-            or not _replaceable(self, input)
-            or input.numel() * self.out_features < SMALL_PRODUCT
-            or not packed.is_of(self.weight)
+            packed is not None
+            and packed.weight is not None
+            and (OURS.forward or packed.everywhere)
+            and _replaceable(self, input)
+            and (packed.exponent is not None or input.numel() * self.out_features >= SMALL_PRODUCT)
+            and packed.is_of(self.weight)
         ):
-            return nn.functional.linear(input, self.weight, self.bias)
-        product: torch.Tensor = torch.ops.mkldnn._linear_pointwise.default(
-            input, packed.weight, self.bias, "none", [], ""
-        )
-        return product
+            return packed.product(input, self.bias)
+        weight = self.weight if self.weight.dtype is input.dtype else self.weight.to(input.dtype)
+        return nn.functional.linear(input, weight, self.bias)
 
 
 class Fused:
@@ -175,23 +209,84 @@ def packable(device: torch.device, dtype: torch.dtype) -> bool:
     return dtype == torch.float32 or (dtype == torch.bfloat16 and torch.ops.mkldnn._is_mkldnn_bf16_supported())
 
 
-def linear_bytes(module: nn.Module) -> int:
-    """Return the bytes that packing adds: the weights of all plain linear layers."""
-    return sum(layer.weight.numel() * layer.weight.element_size() for layer in _plain(module))
+@cache
+def halves() -> bool:
+    """True if this torch and processor multiply float32 by 16-bit weights (FBGEMM's, on x86)."""
+    if not torch.backends.cpu.get_cpu_capability().startswith("AVX"):
+        return False
+    try:
+        one = torch.ops.quantized.linear_prepack_fp16(torch.ones(1, 1), None)
+        return bool(torch.ops.quantized.linear_dynamic_fp16(torch.ones(1, 1), one) == 1)
+    except (AttributeError, RuntimeError, NotImplementedError):  # a torch without it, or another engine for it
+        return False
 
 
-def pack_linears(module: nn.Module, values: bytes = b"", *, everywhere: bool = True) -> None:
+def has_half(module: nn.Module) -> bool:
+    """True if weights of plain linear layers can be kept in 16 bits, as far as samples tell."""
+    return any(_fits_half(layer.weight) for layer in _plain(module))
+
+
+def linear_bytes(module: nn.Module, *, half: bool = False) -> int:
+    """Return the bytes that packing adds for the weights of all plain linear layers.
+
+    Args:
+        half: weights whose values fit are kept in 16 bits.
+    """
+    weights = [layer.weight for layer in _plain(module)]
+    return sum(w.numel() * (2 if half and _fits_half(w) else w.element_size()) for w in weights)
+
+
+def pack_linears(module: nn.Module, values: bytes = b"", *, half: bool = False, everywhere: bool = True) -> None:
     """Keep a packed copy of the weight of every plain linear layer of a module; pack anew what has changed.
 
     Args:
+        half: of 16 bits where the values fit.
         values, everywhere: as `Packed` takes them.
     """
     layers = [*_plain(module), *(layer for layer in module.modules() if isinstance(layer, PackedLinear))]
     for layer in layers:
         packed = vars(layer).get("packed")
+        if packed is not None and not packed.values and packed.is_of(layer.weight):
+            packed.values = values  # packed as it was loaded
         if packed is None or packed.values != values or not packed.is_of(layer.weight):
-            vars(layer)["packed"] = Packed(layer.weight, values, everywhere)
+            fits = half and (layer.weight.dtype is not torch.bfloat16 or is_held(module))
+            vars(layer)["packed"] = Packed(layer.weight, values, everywhere=everywhere, half=fits)
             layer.__class__ = PackedLinear
+
+
+class WideEmbedding(nn.Embedding):
+    """An embedding of 16 bits whose rows are widened to float32 as they are looked up."""
+
+    def forward(self, input: torch.Tensor) -> torch.Tensor:
+        return super().forward(input).float()
+
+
+def hold_weights(model: nn.Module) -> None:
+    """Make a model that was just loaded compute in float32, without a float32 copy of weights of 16 bits.
+
+    Linear layers multiply by a 16-bit copy of their weight. The weights themselves are left where the loader put them:
+    in a file that is mapped into memory, whose pages the system drops when it needs room. Norms, biases, buffers and
+    weights whose values do not fit are widened.
+    """
+    plain, narrow = set(_plain(model)), (torch.float16, torch.bfloat16)
+    for module in model.modules():
+        for name, tensor in [*module.named_parameters(recurse=False), *module.named_buffers(recurse=False)]:
+            if tensor.dtype not in narrow:
+                continue
+            if name == "weight" and type(module) is nn.Embedding:
+                module.__class__ = WideEmbedding
+            elif name == "weight" and module in plain and (packed := Packed(tensor, half=True)).exponent is not None:
+                vars(module)["packed"] = packed
+                module.__class__ = PackedLinear
+                _page_out(tensor)
+            else:
+                tensor.data = tensor.data.float()
+            vars(model)[HELD] = True
+
+
+def is_held(model: nn.Module) -> bool:
+    """True if a model computes in float32 from weights of 16 bits (`hold_weights`)."""
+    return HELD in vars(model)
 
 
 @torch.inference_mode(False)  # parameters must not become inference tensors
@@ -213,7 +308,10 @@ def fuse_linears(module: nn.Module, forward: Callable[[], object]) -> None:
 
 @torch.inference_mode(False)
 def unpack_linears(module: nn.Module) -> None:
-    """Undo `pack_linears` and `fuse_linears`: the layers are torch's again, each with its own weight and bias."""
+    """Undo the other functions: the layers are torch's again, each with its own weight and bias, held ones widened."""
+    if vars(module).pop(HELD, False):
+        for parameter in module.parameters():
+            parameter.data = parameter.detach().float()
     for layer in module.modules():
         if isinstance(layer, FusedLinear):
             for parameter in layer.parameters(recurse=False):
@@ -223,19 +321,25 @@ def unpack_linears(module: nn.Module) -> None:
 
 
 def linear_of(module: nn.Module) -> str:
-    """Return how a module's linear layers multiply now: onednn, fused or torch.
+    """Return how a module's linear layers multiply now: half, onednn, fused or torch.
 
     Layers whose weights were replaced by others, as by `load_state_dict(assign=True)`, are fused no longer.
     """
     layers = list(module.modules())
     fused = any(isinstance(layer, FusedLinear) and layer.part and layer.part.is_of(layer) for layer in layers)
-    return "onednn" if any(isinstance(layer, PackedLinear) for layer in layers) else "fused" if fused else "torch"
+    packed = [layer for layer in layers if isinstance(layer, PackedLinear)]
+    half = any(layer.packed is not None and layer.packed.exponent is not None for layer in packed)
+    return "half" if half else "onednn" if packed else "fused" if fused else "torch"
 
 
 @contextmanager
 def stock_linears(module: nn.Module) -> Iterator[None]:
-    """Within this block packed and fused layers multiply as torch's own, one by one; nothing is freed."""
-    kinds = [(layer, type(layer)) for layer in module.modules() if isinstance(layer, PackedLinear | FusedLinear)]
+    """Within this block packed and fused layers multiply as torch's own, one by one; nothing is freed.
+
+    Layers whose weights are held in 16 bits alone (`hold_weights`) have no product of torch's own, and stay.
+    """
+    replaced = () if is_held(module) else (PackedLinear, FusedLinear)
+    kinds = [(layer, type(layer)) for layer in module.modules() if isinstance(layer, replaced)]
     for layer, _ in kinds:
         layer.__class__ = nn.Linear  # type: ignore[assignment]
     try:
@@ -248,15 +352,54 @@ def stock_linears(module: nn.Module) -> Iterator[None]:
 def _restore(layer: nn.Linear) -> None:
     """Make a layer torch's own again; its parameters stay as they are."""
     layer.__class__ = nn.Linear
-    vars(layer).pop("packed", None)
-    vars(layer).pop("part", None)
+    for name in ("packed", "part"):
+        vars(layer).pop(name, None)
 
 
 def _replaceable(layer: nn.Linear, input: torch.Tensor) -> bool:
     """True if another product may take the place of torch's own: no gradients, no autocast, not being compiled."""
     if torch.is_grad_enabled() or torch.compiler.is_compiling():
         return False
-    return input.dtype is layer.weight.dtype and not torch.is_autocast_enabled(input.device.type)
+    fits = input.dtype is layer.weight.dtype or (input.dtype is torch.float32 and isinstance(layer, PackedLinear))
+    return fits and not torch.is_autocast_enabled(input.device.type)
+
+
+def _fits_half(weight: torch.Tensor) -> bool:
+    """True if a sample of a weight fits; bfloat16 is left to torch, as its text changes with any other product."""
+    return weight.dtype is not torch.bfloat16 and _exponent(weight.detach().flatten()[:SAMPLE]) is not None
+
+
+@torch.no_grad()
+def _exponent(weight: torch.Tensor) -> int | None:
+    """Return the exponent of a power of two that brings a weight's values to numbers of float16; None if none does.
+
+    Bits that a value far below the greatest has too many are no hindrance: what is lost of it is below TINY of the
+    greatest, and a float32 sum with the greatest in it rounds at 2 ** -24.
+    """
+    if not halves() or weight.device.type != "cpu" or not weight.is_floating_point() or weight.numel() == 0:
+        return None
+    chunks = weight.detach().reshape(-1).split(CHUNK)
+    top = max(chunk.float().abs().max().item() for chunk in chunks)
+    if not math.isfinite(top):
+        return None
+
+    def fits(chunk: torch.Tensor, scale: float) -> bool:
+        scaled = chunk.float() * scale
+        return bool(((scaled.half().float() - scaled).abs() <= TINY * top * scale).all())
+
+    for exponent in (0, TOP - math.frexp(top)[1]):
+        if top * 2.0**exponent < 2.0**16 and all(fits(chunk, 2.0**exponent) for chunk in chunks):
+            return exponent
+    return None
+
+
+def _page_out(tensor: torch.Tensor) -> None:
+    """Let the system drop a tensor's pages of a mapped file, which nothing reads soon; no page loses its contents."""
+    page, pageout = mmap.PAGESIZE, 21  # MADV_PAGEOUT of Linux
+    if sys.platform == "linux":
+        start = -(-tensor.data_ptr() // page) * page
+        length = max(tensor.data_ptr() + tensor.nbytes - start, 0)
+        ctypes.CDLL(None).madvise(ctypes.c_void_p(start), ctypes.c_size_t(length), pageout)
 
 
 def _joined(parameters: Sequence[torch.Tensor]) -> torch.Tensor:

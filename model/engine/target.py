@@ -35,7 +35,7 @@ from .layers import (
     warn_untried,
     works_with_ours,
 )
-from .linear import OURS, fingerprint, fuse_linears, pack_linears
+from .linear import OURS, PACKED, fingerprint, fuse_linears, is_held, pack_linears
 from .tree import Draft
 
 DEFAULT_CONTEXT = 4096
@@ -56,8 +56,9 @@ class Target:
     Args:
         model: a causal LM, by itself or inside what torch.compile or peft put around it; it stays as it is.
         context: tokens of prompt and answer together. Default: the model's own limit, at most 4096.
-        linear: onednn: multiply by weights in oneDNN's layout (`linear.packable` says where that can be); fused: layers
-            of one input are one product; torch: torch's own. The first two change the model's layers.
+        linear: half: multiply by weights kept in 16 bits, where their values fit, and as onednn elsewhere; onednn: by
+            weights in oneDNN's layout (`linear.packable` says where that can be); fused: layers of one input are one
+            product; torch: torch's own. All but the last change the model's layers.
 
     Raises:
         UserError: the model cannot work this way (encoder-decoder, a head of more ids than its embedding, a kind of
@@ -92,7 +93,7 @@ class Target:
                 "depend on the draft: use another quantization"
             )
         self.device = device_of(model)
-        self.dtype: torch.dtype = model.get_input_embeddings().weight.dtype
+        self.dtype: torch.dtype = torch.float32 if is_held(model) else model.get_input_embeddings().weight.dtype
         self.vocab_size: int = model.get_input_embeddings().weight.shape[0]
         self.logits_size: int = model.get_output_embeddings().weight.shape[0]
         if self.logits_size > self.vocab_size:
@@ -147,8 +148,8 @@ class Target:
 
     def equip(self, module: torch.nn.Module) -> None:
         """Give a module the products that the target multiplies with; for a drafter's own network."""
-        if self.linear == "onednn":
-            pack_linears(module)
+        if self.linear in PACKED:
+            pack_linears(module, half=self.linear == "half")
 
     def check_execution(self, name: str) -> str:
         """Return the name of an execution. Raises UserError if this target cannot execute steps so."""
@@ -185,8 +186,8 @@ class Target:
     def _weights(self) -> bytes:
         """Return the weights' fingerprint; pack them anew if it is another one."""
         values = fingerprint(self.model)
-        if self.linear == "onednn":
-            pack_linears(self.model, values, everywhere=False)
+        if self.linear in PACKED:
+            pack_linears(self.model, values, half=self.linear == "half", everywhere=is_held(self.model))
         return values
 
     def reserve(self, nodes: int) -> None:

@@ -139,7 +139,8 @@ class EagleHead(nn.Module):
             mask: additive (1, 1, n, past + n), or None where each attends to all before it and nothing is cached.
             cache: of the keys and values before these, which are added; it can take one sequence.
         """
-        x = self.fc(torch.cat((F.embedding(tokens, self.embedding), features), dim=-1))
+        embedded = F.embedding(tokens, self.embedding).to(features.dtype)  # rows may be held in 16 bits
+        x = self.fc(torch.cat((embedded, features), dim=-1))
         out = self.layers[0](x, mask, None, cache, position_embeddings=angles)  # versions name the cache otherwise
         return out[0] if isinstance(out, tuple) else out  # type: ignore[no-any-return]
 
@@ -187,8 +188,8 @@ def load_head(path: str, target: Target) -> EagleHead:
             raise UserError(
                 f"{file}: {EMBEDDING} is {list(embedding.shape)}, the model's {list(target_embedding.shape)}"
             )
-        embedding = embedding.to(target_embedding.device, target_embedding.dtype)
-        embedding = target_embedding if torch.equal(embedding, target_embedding) else embedding
+        embedding = embedding.to(target.device, target.dtype)
+        embedding = target_embedding if torch.equal(embedding, target_embedding.to(target.dtype)) else embedding
     head = EagleHead(head_config(values), target_embedding, bias="fc.bias" in state)
     if head.config.hidden_size != hidden_size(target):
         raise UserError(f"{folder}: hidden_size {head.config.hidden_size}, {target.name} has {hidden_size(target)}")
