@@ -91,13 +91,15 @@ class Packed(_Uncopied):
 
     def product(self, input: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
         """Return the product (..., out) with an input (..., in), plus the bias."""
+        product: torch.Tensor
         if self.exponent is None:
-            product: torch.Tensor = torch.ops.mkldnn._linear_pointwise.default(input, self.weight, bias, "none", [], "")
+            product = torch.ops.mkldnn._linear_pointwise.default(input, self.weight, bias, "none", [], "")
             return product
         product = torch.ops.quantized.linear_dynamic_fp16(input.float(), self.weight)
         if self.exponent:
             product.mul_(2.0**-self.exponent)
-        return (product if bias is None else product.add_(bias)).to(input.dtype)
+        product = product if bias is None else product.add_(bias)
+        return product.to(input.dtype)
 
 
 class PackedLinear(nn.Linear):
@@ -115,7 +117,7 @@ class PackedLinear(nn.Linear):
             and packed.weight is not None
             and (OURS.forward or packed.everywhere)
             and _replaceable(self, input)
-            and (packed.exponent is not None or input.numel() * self.out_features >= SMALL_PRODUCT)
+            and (self.weight.dtype is not input.dtype or input.numel() * self.out_features >= SMALL_PRODUCT)
             and packed.is_of(self.weight)
         ):
             return packed.product(input, self.bias)
@@ -378,7 +380,7 @@ def _exponent(weight: torch.Tensor) -> int | None:
     """
     if not halves() or weight.device.type != "cpu" or not weight.is_floating_point() or weight.numel() == 0:
         return None
-    chunks = weight.detach().reshape(-1).split(CHUNK)
+    chunks = torch.split(weight.detach().reshape(-1), CHUNK)
     top = max(chunk.float().abs().max().item() for chunk in chunks)
     if not math.isfinite(top):
         return None

@@ -76,7 +76,7 @@ WRONG = {  # settings, and what the line names
     "~method.drafter": "method.drafter: a method needs this setting",
     "repeat=-1": "repeat=-1: must be a whole number, at least 0",
     "run_dir=5": "run_dir=5: must be a text or null",
-    "model.linear=quick": "model.linear=quick: use one of auto, onednn, fused, torch",
+    "model.linear=quick": "model.linear=quick: use one of auto, half, onednn, fused, torch",
     "method=suffix method.factor=x": "method.factor=x: must be a number",
     "sampling.top_p=2": "sampling.top_p=2",
     "+sampling.temprature=1": "did you mean temperature?",

@@ -163,7 +163,7 @@ NO_ROW = [
 ]
 NO_DECODER = [
     *(({"context": context}, f"context={context}: must be") for context in (-5, 0, 1, "abc", 2.5)),
-    ({"linear": "fast"}, "linear=fast: there is auto, onednn, fused, torch"),
+    ({"linear": "fast"}, "linear=fast: there is auto, half, onednn, fused, torch"),
     ({"execution": "quick"}, "execution=quick: there is auto, eager, graph"),
     ({"execution": "graph"}, "execution=graph: needs a CUDA device"),
     ({"method": "nope"}, "method nope: unknown"),

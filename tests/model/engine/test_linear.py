@@ -16,6 +16,7 @@ from model.engine.linear import (
     SMALL_PRODUCT,
     PackedLinear,
     fuse_linears,
+    halves,
     linear_bytes,
     pack_linears,
     packable,
@@ -27,6 +28,7 @@ from tests.conftest import toy_model
 
 CPU = torch.device("cpu")
 needs_packing = pytest.mark.skipif(not packable(CPU, torch.float32), reason="no x86 processor with oneDNN")
+needs_half = pytest.mark.skipif(not halves(), reason="no x86 processor with FBGEMM")
 
 
 @needs_packing
@@ -41,6 +43,42 @@ def test_products_are_those_of_the_weight(rows, bias):
     pack_linears(layer)
     assert type(layer) is PackedLinear and x.numel() * 2050 >= SMALL_PRODUCT
     torch.testing.assert_close(layer(x), expected.float(), rtol=1e-5, atol=1e-5)
+
+
+@needs_half
+@pytest.mark.parametrize("bias", [False, True])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+@pytest.mark.parametrize(
+    ("values", "scale"), [("float16", 1.0), ("bfloat16", 1e-7), ("bfloat16", 1.0), ("bfloat16", 1e7)]
+)
+@torch.inference_mode()
+def test_products_of_16_bits_are_those_of_float32(values, scale, dtype, bias):
+    """float16's numbers, or bfloat16's of any size; a layer that computes in float16 rounds what comes out."""
+    torch.manual_seed(0)
+    layer = nn.Linear(257, 2050, bias=bias)
+    for parameter in layer.parameters():
+        parameter.data = (parameter * scale).to(getattr(torch, values)).to(dtype if scale == 1 else torch.float32)
+    x = torch.randn(1, 9, 257).to(layer.weight.dtype)
+    expected = x.double() @ layer.weight.double().T + (layer.bias.double() if bias else 0)
+    pack_linears(layer, half=True)
+    assert layer.packed.exponent is not None
+    out = layer(x)
+    assert out.dtype is layer.weight.dtype
+    rounding = 2e-6 if out.dtype is torch.float32 else 1e-3
+    torch.testing.assert_close(out.double(), expected, rtol=rounding, atol=rounding * expected.abs().max().item())
+
+
+@needs_half
+def test_what_fits_in_16_bits():
+    """The powers of two between are float16's; a value far below the greatest may lose bits that no sum has."""
+    exponent = linear._exponent
+    assert exponent(torch.tensor([1.0, 0.5, -3.0, 0.0])) == 0
+    assert exponent(torch.tensor([1.0, 2**-20 * 1.0078125])) == 15 - 1, "float16's small numbers are coarse"
+    assert exponent(torch.tensor([2.0**20])) == -6 and exponent(torch.zeros(3)) == 0
+    assert exponent(torch.tensor([1.0, (1 + 2**-10) * 2**-31])) is not None
+    for no in ([1e6], [1.0, 1 + 2**-12], [1.0, float("nan")], [float("inf")], []):
+        assert exponent(torch.tensor(no)) is None, no
+    assert exponent(torch.ones(2, dtype=torch.int32)) is None
 
 
 @needs_packing
@@ -71,8 +109,8 @@ class _Attention(nn.Module):
 
 def change_layout(module, how):
     """Pack or fuse a module's layers; fused ones are found under the mode of the caller."""
-    if how == "onednn":
-        pack_linears(module)
+    if how != "fused":
+        pack_linears(module, half=how == "half")
     else:
         with torch.no_grad():
             fuse_linears(module, lambda: module(torch.ones(1, 1, 96)))
@@ -81,6 +119,8 @@ def change_layout(module, how):
 def _attention(how, **settings):
     """The module with packed or fused layers, and a stock copy."""
     module = _Attention(**settings)
+    if how == "half":
+        module.half().float()
     stock = copy.deepcopy(module)
     change_layout(module, how)
     return module, stock
@@ -95,7 +135,9 @@ def _same(module, stock, x):
         torch.testing.assert_close(module(x), stock(x), rtol=1e-5, atol=1e-5)
 
 
-BOTH = pytest.mark.parametrize("how", ["fused", pytest.param("onednn", marks=needs_packing)])
+ALL = pytest.mark.parametrize(
+    "how", ["fused", pytest.param("onednn", marks=needs_packing), pytest.param("half", marks=needs_half)]
+)
 
 
 @pytest.mark.parametrize("bias", [False, True])
@@ -127,7 +169,7 @@ def test_parts_are_never_of_another_tensor():
     torch.testing.assert_close(module(x), stock(x), rtol=1e-5, atol=1e-5)
 
 
-@BOTH
+@ALL
 def test_compiled_code_multiplies_by_the_layers_own_weights(how):
     torch._dynamo.reset()
     module, stock = _attention(how)
@@ -149,21 +191,37 @@ def test_only_plain_linear_layers_are_packed():
     assert [type(layer) for layer in module] == [PackedLinear, Own, nn.Embedding]
 
 
+def _none(_):
+    return []
+
+
 def test_which_layout_is_for_which_device(monkeypatch):
     """auto packs where memory allows on a CPU, and fuses on CUDA."""
     monkeypatch.setattr(linear, "packable", lambda device, dtype: device.type == "cpu" and dtype == torch.float32)
     monkeypatch.setattr(tuning, "packable", linear.packable)
     embedding = type("E", (), {"weight": type("W", (), {"device": torch.device("cuda"), "dtype": torch.float16})})
-    model = type("M", (), {"get_input_embeddings": lambda self: embedding, "parameters": lambda self: []})()
+    model = type("M", (), {"get_input_embeddings": lambda self: embedding, "parameters": _none, "modules": _none})()
     assert (choose_linear(model), choose_linear(model, "torch")) == ("fused", "torch")
     small = toy_model("llama")
     assert choose_linear(small) == "onednn"
+    assert choose_linear(toy_model("llama", dtype=torch.float16).float()) == ("half" if halves() else "onednn")
     monkeypatch.setattr(psutil, "virtual_memory", lambda: type("Free", (), {"available": 1000})())
     assert (choose_linear(small), choose_linear(small, "onednn")) == ("torch", "onednn")
     with pytest.raises(UserError, match=r"linear=onednn: is for one x86 processor.*bfloat16"):
         choose_linear(toy_model("llama", dtype=torch.bfloat16), "onednn")
-    with pytest.raises(UserError, match=r"model.linear=quick: use one of auto, onednn, fused, torch"):
+    with pytest.raises(UserError, match=r"model.linear=quick: use one of auto, half, onednn, fused, torch"):
         random_model("tiny", ModelSettings("x", "x", device="cpu", linear="quick"))
+
+
+@needs_packing
+def test_weights_are_packed_once():
+    module = nn.Linear(512, 512, bias=False)
+    pack_linears(module, b"values")
+    first = module.packed
+    pack_linears(module, b"values")
+    assert module.packed is first
+    pack_linears(module, b"others")
+    assert module.packed is not first
 
 
 @needs_packing
@@ -178,7 +236,7 @@ def test_a_packed_copy_is_never_of_a_weight_that_is_gone():
     assert not packed.is_of(module.weight)
 
 
-@BOTH
+@ALL
 def test_stock_products_for_a_while(how):
     """Within the block the layers are torch's own, to the last bit; behind it they are packed or fused again."""
     module, stock = _attention(how)
@@ -190,11 +248,11 @@ def test_stock_products_for_a_while(how):
         assert torch.equal(module(_input()), before) and linear.linear_of(module) == how
 
 
-@BOTH
+@ALL
 def test_what_is_said_of_layers_is_what_they_do(how):
     module, _ = _attention(how)
     _assigned(module)
-    assert linear.linear_of(module) == ("onednn" if how == "onednn" else "torch"), "packed anew, fused no longer"
+    assert linear.linear_of(module) == ("torch" if how == "fused" else how), "packed anew, fused no longer"
 
 
 def _trained(module):
@@ -235,7 +293,7 @@ CHANGES = {
 }
 
 
-@BOTH
+@ALL
 @pytest.mark.parametrize("change", CHANGES)
 def test_parameters_that_changed_are_those_that_count(how, change):
     """Without being packed anew by anyone, and afterwards."""
@@ -247,7 +305,7 @@ def test_parameters_that_changed_are_those_that_count(how, change):
     _same(module, stock, _input())
 
 
-@BOTH
+@ALL
 def test_a_copy_has_weights_of_its_own(how):
     module, stock = _attention(how)
     twin, untrained = copy.deepcopy(module), copy.deepcopy(stock)
@@ -257,7 +315,7 @@ def test_a_copy_has_weights_of_its_own(how):
     _same(module, untrained, _input())
 
 
-@BOTH
+@ALL
 def test_parameters_stay_the_owners_own(how, tmp_path):
     """An optimizer that was made before goes on training them, packed or unpacked again; biases alone, too."""
     module = _Attention(bias=True)
@@ -270,7 +328,7 @@ def test_parameters_stay_the_owners_own(how, tmp_path):
         layer.weight.requires_grad_(False)
     module(_input()).sum().backward()  # whose input needs no gradient
     assert all((parameter.grad is not None) == (parameter.dim() == 1) for parameter in parameters)
-    if how == "onednn":
+    if how != "fused":
         save_model(module, tmp_path / "model.safetensors")
     torch.save(module, tmp_path / "model.pt")
     _same(torch.load(tmp_path / "model.pt", weights_only=False), module, _input())
