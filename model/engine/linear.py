@@ -17,11 +17,8 @@ owner writes is noticed at the start of our next answer (`fingerprint`).
 
 from __future__ import annotations
 
-import ctypes
 import hashlib
 import math
-import mmap
-import sys
 import threading
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Sequence
@@ -32,12 +29,12 @@ import torch
 from torch import nn
 
 PACKED = ("half", "onednn")  # layouts that are copies of the weights
-HELD = "_weights_held"  # attribute of a model of which `hold_weights` was done
+HELD = "_weights_held"  # attribute of a model, see `holding`
 SMALL_PRODUCT = 1 << 19  # multiplications below which oneDNN's call, some 16 us, costs more than its product saves
 ROWS = 32  # for which oneDNN chooses its layout; it serves one row and a hundred alike
 CHUNK = 1 << 22  # elements of a weight that are looked at at a time
 SAMPLE = 1 << 12  # elements that tell in most cases that a weight has more than 16 bits
-TOP, TINY = 15, 2.0**-40  # exponent that a weight's greatest value is scaled to; error over it that counts as none
+TOP, TINY = 15, 2.0**-36  # exponent that a weight's greatest value is scaled to; error over a row's that is none
 
 
 SAMPLED = 48  # values of a parameter, about, by which a change is noticed
@@ -105,13 +102,13 @@ class Packed(_Uncopied):
 class PackedLinear(nn.Linear):
     """A linear layer that multiplies by a packed copy of its weight, until that was written or replaced.
 
-    The weight may be of 16 bits and the input of float32 (`hold_weights`): then it is widened where no copy serves.
+    The weight may be of 16 bits and the input of float32 (`holding`): then it is widened where no copy serves.
     """
 
     packed: Packed | None  # None of a copy
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:
-        packed = vars(self).get("packed")  # read once: another thread may replace or remove it meanwhile
+        packed: Packed | None = vars(self).get("packed")  # read once: another thread may replace or remove it meanwhile
         if (
             packed is not None
             and packed.weight is not None
@@ -225,7 +222,7 @@ def halves() -> bool:
 
 def has_half(module: nn.Module) -> bool:
     """True if weights of plain linear layers can be kept in 16 bits, as far as samples tell."""
-    return any(_fits_half(layer.weight) for layer in _plain(module))
+    return any(_fits_half(layer.weight) for layer in plain_linears(module))
 
 
 def linear_bytes(module: nn.Module, *, half: bool = False) -> int:
@@ -234,7 +231,7 @@ def linear_bytes(module: nn.Module, *, half: bool = False) -> int:
     Args:
         half: weights whose values fit are kept in 16 bits.
     """
-    weights = [layer.weight for layer in _plain(module)]
+    weights = [layer.weight for layer in plain_linears(module)]
     return sum(w.numel() * (2 if half and _fits_half(w) else w.element_size()) for w in weights)
 
 
@@ -245,7 +242,7 @@ def pack_linears(module: nn.Module, values: bytes = b"", *, half: bool = False, 
         half: of 16 bits where the values fit.
         values, everywhere: as `Packed` takes them.
     """
-    layers = [*_plain(module), *(layer for layer in module.modules() if isinstance(layer, PackedLinear))]
+    layers = [*plain_linears(module), *(layer for layer in module.modules() if isinstance(layer, PackedLinear))]
     for layer in layers:
         packed = vars(layer).get("packed")
         if packed is not None and not packed.values and packed.is_of(layer.weight):
@@ -256,38 +253,8 @@ def pack_linears(module: nn.Module, values: bytes = b"", *, half: bool = False, 
             layer.__class__ = PackedLinear
 
 
-class WideEmbedding(nn.Embedding):
-    """An embedding of 16 bits whose rows are widened to float32 as they are looked up."""
-
-    def forward(self, input: torch.Tensor) -> torch.Tensor:
-        return super().forward(input).float()
-
-
-def hold_weights(model: nn.Module) -> None:
-    """Make a model that was just loaded compute in float32, without a float32 copy of weights of 16 bits.
-
-    Linear layers multiply by a 16-bit copy of their weight. The weights themselves are left where the loader put them:
-    in a file that is mapped into memory, whose pages the system drops when it needs room. Norms, biases, buffers and
-    weights whose values do not fit are widened.
-    """
-    plain, narrow = set(_plain(model)), (torch.float16, torch.bfloat16)
-    for module in model.modules():
-        for name, tensor in [*module.named_parameters(recurse=False), *module.named_buffers(recurse=False)]:
-            if tensor.dtype not in narrow:
-                continue
-            if name == "weight" and type(module) is nn.Embedding:
-                module.__class__ = WideEmbedding
-            elif name == "weight" and module in plain and (packed := Packed(tensor, half=True)).exponent is not None:
-                vars(module)["packed"] = packed
-                module.__class__ = PackedLinear
-                _page_out(tensor)
-            else:
-                tensor.data = tensor.data.float()
-            vars(model)[HELD] = True
-
-
 def is_held(model: nn.Module) -> bool:
-    """True if a model computes in float32 from weights of 16 bits (`hold_weights`)."""
+    """True if a model computes in float32 from weights of 16 bits (`holding`)."""
     return HELD in vars(model)
 
 
@@ -301,7 +268,7 @@ def fuse_linears(module: nn.Module, forward: Callable[[], object]) -> None:
     for layer in module.modules():
         if isinstance(layer, FusedLinear) and not (layer.part and layer.part.is_of(layer)):
             _restore(layer)
-    for layers in _sharing_input(_plain(module), forward):
+    for layers in _sharing_input(plain_linears(module), forward):
         fused = Fused(layers)
         for number, layer in enumerate(layers):
             vars(layer)["part"] = Part(fused, number, layer)
@@ -310,10 +277,12 @@ def fuse_linears(module: nn.Module, forward: Callable[[], object]) -> None:
 
 @torch.inference_mode(False)
 def unpack_linears(module: nn.Module) -> None:
-    """Undo the other functions: the layers are torch's again, each with its own weight and bias, held ones widened."""
-    if vars(module).pop(HELD, False):
-        for parameter in module.parameters():
-            parameter.data = parameter.detach().float()
+    """Undo the other functions: the layers are torch's again, each with its own weight and bias.
+
+    A model whose weights are held stays as it was loaded.
+    """
+    if is_held(module):
+        return
     for layer in module.modules():
         if isinstance(layer, FusedLinear):
             for parameter in layer.parameters(recurse=False):
@@ -338,7 +307,7 @@ def linear_of(module: nn.Module) -> str:
 def stock_linears(module: nn.Module) -> Iterator[None]:
     """Within this block packed and fused layers multiply as torch's own, one by one; nothing is freed.
 
-    Layers whose weights are held in 16 bits alone (`hold_weights`) have no product of torch's own, and stay.
+    Layers whose weights are held in 16 bits alone (`holding`) have no product of torch's own, and stay.
     """
     replaced = () if is_held(module) else (PackedLinear, FusedLinear)
     kinds = [(layer, type(layer)) for layer in module.modules() if isinstance(layer, replaced)]
@@ -368,40 +337,35 @@ def _replaceable(layer: nn.Linear, input: torch.Tensor) -> bool:
 
 def _fits_half(weight: torch.Tensor) -> bool:
     """True if a sample of a weight fits; bfloat16 is left to torch, as its text changes with any other product."""
-    return weight.dtype is not torch.bfloat16 and _exponent(weight.detach().flatten()[:SAMPLE]) is not None
+    return weight.dtype is not torch.bfloat16 and _exponent(weight[: SAMPLE // weight.shape[1] + 1]) is not None
 
 
 @torch.no_grad()
 def _exponent(weight: torch.Tensor) -> int | None:
     """Return the exponent of a power of two that brings a weight's values to numbers of float16; None if none does.
 
-    Bits that a value far below the greatest has too many are no hindrance: what is lost of it is below TINY of the
-    greatest, and a float32 sum with the greatest in it rounds at 2 ** -24.
+    Bits that a value far below its row's greatest has too many are no hindrance: what is lost of it is below TINY of
+    the greatest, and a float32 sum with the greatest in it rounds at 2 ** -24.
+
+    Args:
+        weight: (out, in).
     """
     if not halves() or weight.device.type != "cpu" or not weight.is_floating_point() or weight.numel() == 0:
         return None
-    chunks = torch.split(weight.detach().reshape(-1), CHUNK)
+    chunks = torch.split(weight.detach(), max(CHUNK // weight.shape[1], 1))
     top = max(chunk.float().abs().max().item() for chunk in chunks)
     if not math.isfinite(top):
         return None
 
     def fits(chunk: torch.Tensor, scale: float) -> bool:
         scaled = chunk.float() * scale
-        return bool(((scaled.half().float() - scaled).abs() <= TINY * top * scale).all())
+        lost = (scaled.half().float() - scaled).abs()
+        return bool((lost <= TINY * scaled.abs().amax(dim=1, keepdim=True)).all())
 
     for exponent in (0, TOP - math.frexp(top)[1]):
         if top * 2.0**exponent < 2.0**16 and all(fits(chunk, 2.0**exponent) for chunk in chunks):
             return exponent
     return None
-
-
-def _page_out(tensor: torch.Tensor) -> None:
-    """Let the system drop a tensor's pages of a mapped file, which nothing reads soon; no page loses its contents."""
-    page, pageout = mmap.PAGESIZE, 21  # MADV_PAGEOUT of Linux
-    if sys.platform == "linux":
-        start = -(-tensor.data_ptr() // page) * page
-        length = max(tensor.data_ptr() + tensor.nbytes - start, 0)
-        ctypes.CDLL(None).madvise(ctypes.c_void_p(start), ctypes.c_size_t(length), pageout)
 
 
 def _joined(parameters: Sequence[torch.Tensor]) -> torch.Tensor:
@@ -447,7 +411,7 @@ def _sharing_input(layers: Sequence[nn.Linear], forward: Callable[[], object]) -
     ]
 
 
-def _plain(module: nn.Module) -> list[nn.Linear]:
+def plain_linears(module: nn.Module) -> list[nn.Linear]:
     """List plain linear layers: no subclass, no parametrisation, no replaced forward."""
     return [
         layer

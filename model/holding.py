@@ -1,0 +1,116 @@
+"""Load a checkpoint of 16-bit weights so that it computes in float32, without a float32 copy of them.
+
+transformers leaves the weights where they are, in a file that is mapped into memory, if they keep their type. Linear
+layers multiply by a 16-bit copy (`engine.linear`), whose products and sums are float32's, and embeddings widen the rows
+that are looked up; norms, biases and what fits no 16-bit copy are widened. So a step's text is float32's.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import mmap
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import safe_open
+from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+from transformers.utils import cached_file
+
+from .engine.linear import HELD, Packed, PackedLinear, halves, plain_linears
+
+NARROW = (torch.float16, torch.bfloat16)
+PROBE = 16  # tokens of the forward that shows whether a model computes in float32 throughout
+
+
+def may_hold(device: torch.device, dtype: Any, linear: str) -> bool:
+    """True if 16-bit weights may be held, by the settings and this machine."""
+    wide = str(dtype).removeprefix("torch.") in ("auto", "float32")
+    return device.type == "cpu" and wide and linear in ("auto", "half") and halves()
+
+
+def load(loader: Callable[..., Any], source: str, revision: str | None = None) -> Any:
+    """Return a model that computes in float32, by 16-bit weights where it can.
+
+    Args:
+        loader: returns the model in a dtype, as `from_pretrained` takes it.
+        source, revision: its folder or hub name.
+    """
+    model = loader(dtype="auto")
+    config = cached_file(source, "config.json", revision=revision, local_files_only=True)
+    return model if not _narrowed(model, Path(config).parent) and hold_weights(model) else loader(dtype=torch.float32)
+
+
+def hold_weights(model: Any) -> bool:
+    """Let a model that was just loaded compute in float32, as the module says.
+
+    Returns:
+        False if this cannot be: it is in parts then, and must be loaded again.
+    """
+    if not any(parameter.dtype in NARROW for parameter in model.parameters()):
+        return True
+    saved, plain = model.state_dict().keys(), {*plain_linears(model)}
+    if any(buffer.dtype in NARROW and name not in saved for name, buffer in model.named_buffers()):
+        return False  # it was computed when the model was made, and rounded
+    for module in model.modules():
+        for name, tensor in [*module.named_parameters(recurse=False), *module.named_buffers(recurse=False)]:
+            if tensor.dtype not in NARROW:
+                continue
+            if name == "weight" and type(module) is nn.Embedding:
+                module.__class__ = WideEmbedding
+            elif name == "weight" and module in plain and (packed := Packed(tensor, half=True)).exponent is not None:
+                vars(module)["packed"] = packed
+                module.__class__ = PackedLinear
+                _page_out(tensor)
+            else:
+                tensor.data = tensor.data.float()
+    vars(model)[HELD] = True
+    with torch.inference_mode(), _Widths() as widths:  # type: ignore[no-untyped-call]
+        model(input_ids=torch.zeros(1, PROBE, dtype=torch.long), use_cache=False)
+    return not widths.narrow
+
+
+class WideEmbedding(nn.Embedding):
+    """An embedding of 16 bits whose rows are widened to float32 as they are looked up."""
+
+    def forward(self, input: torch.Tensor) -> torch.Tensor:
+        return super().forward(input).float()
+
+
+class _Widths(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Notes whether anything but an embedding's rows has 16 bits: some models cast to a weight's type."""
+
+    narrow = False
+
+    def __torch_dispatch__(self, op: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        out = op(*args, **(kwargs or {}))
+        if op is not torch.ops.aten.embedding.default:
+            self.narrow |= any(
+                isinstance(tensor, torch.Tensor) and tensor.dtype in NARROW for tensor in tree_leaves(out)
+            )
+        return out
+
+
+def _narrowed(model: Any, folder: Path) -> bool:
+    """True if the files hold a tensor with more bits than the model has of it: config.json may name another type."""
+    now, wide = dict(model.named_parameters()) | dict(model.named_buffers()), list[str]()
+    for path in folder.glob("*.safetensors"):
+        with safe_open(path, "pt") as file:
+            wide += [name for name in file.keys() if file.get_slice(name).get_dtype() in ("F32", "F64")]  # noqa: SIM118
+    for path in folder.glob("*.bin"):
+        state = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
+        wide += [name for name, tensor in state.items() if tensor.dtype in (torch.float32, torch.float64)]
+    return any(name not in now or now[name].dtype in NARROW for name in wide)
+
+
+def _page_out(tensor: torch.Tensor) -> None:
+    """Let the system drop a tensor's pages of a mapped file, which nothing reads soon; no page loses its contents."""
+    page, pageout = mmap.PAGESIZE, 21  # MADV_PAGEOUT of Linux
+    if sys.platform == "linux":
+        start = -(-tensor.data_ptr() // page) * page
+        length = max(tensor.data_ptr() + tensor.nbytes - start, 0)
+        ctypes.CDLL(None).madvise(ctypes.c_void_p(start), ctypes.c_size_t(length), pageout)
