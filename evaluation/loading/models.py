@@ -135,7 +135,7 @@ def _load(settings: ModelSettings) -> LoadedModel:
     check_placement(settings)
     device = _prepare_device(settings)
     hold = settings.quantize is None and holding.may_hold(device, settings.dtype, settings.linear)
-    path, files = locate(settings.path, settings.allow_pickle), _files(settings)
+    path, files = locate(settings.path, settings.allow_pickle, settings.weights), _files(settings)
     commit = hub.commit_of(path, settings.revision) if files is None else None
     revision = commit or settings.revision  # the same for tokenizer and weights, even if one is pushed in between
     common: dict[str, Any] = dict(revision=revision, trust_remote_code=settings.trust_remote_code)
@@ -192,7 +192,7 @@ def _load(settings: ModelSettings) -> LoadedModel:
 
 def _files(settings: ModelSettings) -> dict[str, str] | None:
     """Return digests of the files in the model's folder; None for a hub's model, which has a commit."""
-    folder = Path(locate(settings.path, settings.allow_pickle))
+    folder = Path(locate(settings.path, settings.allow_pickle, settings.weights))
     return digests.model_files(folder, weight_patterns(settings.allow_pickle)) if folder.is_dir() else None
 
 
@@ -218,15 +218,23 @@ def weight_patterns(allow_pickle: bool) -> tuple[str, ...]:
     return ("*.safetensors", "*.bin") if allow_pickle else ("*.safetensors",)
 
 
-def locate(path: str, allow_pickle: bool) -> str:
-    """Return a checked local folder (as given, or relative to the repository), or a hub name."""
+def locate(path: str, allow_pickle: bool, weights: str | None = None) -> str:
+    """Return a checked local folder (as given, or relative to the repository), or a hub name.
+
+    Args:
+        weights: of a converted GGUF file: float32 by default, or rounded to float16.
+    """
     folder = located(path)
+    if weights is not None and not gguf.is_gguf(folder):
+        raise UserError(
+            f"model.weights={weights}: is for a GGUF file; other checkpoints keep the weights that they have"
+        )
     if not folder.exists():
         if not hub.is_name(path):
             raise UserError(f"model {path}: no such folder, and not a hub name (owner/name) either")
         return path
     if gguf.is_gguf(folder):
-        folder = gguf.convert(folder)
+        folder = gguf.convert(folder, weights or "float32")
     if not folder.is_dir():
         raise UserError(f"model {path}: a file; name a GGUF file or the folder with config.json, weights and tokenizer")
     if not (folder / "config.json").is_file():

@@ -21,6 +21,7 @@ class ModelSettings:
     context: int | None = None
     attention: Literal["auto", "sdpa", "eager"] = "auto"
     linear: Literal["auto", "half", "onednn", "fused", "torch"] = "auto"
+    weights: Literal["float16", "float32"] | None = None
     quantize: Literal["int8", "int4"] | None = None
     allow_pickle: bool = False
     trust_remote_code: bool = False

@@ -108,7 +108,7 @@ def circumstances(device: str, linear: str, *packages: str) -> dict[str, Any]:
 
     Args:
         device: in words, the number of threads of a CPU included.
-        linear: onednn, fused or torch; where nobody says which, the free memory decides.
+        linear: half, onednn, fused or torch; where nobody says which, the free memory decides.
         packages: those of which the version counts, next to those of every run.
     """
     return {

@@ -51,6 +51,13 @@ class Run:
         return dict(self.metadata["settings"])
 
     @property
+    def model(self) -> str:
+        """The model's name, and what its weights were rounded to."""
+        model = self.settings["model"]
+        rounded = f" rounded to {model['weights']}" if model.get("weights") == "float16" else ""
+        return f"{model['name']}{rounded}"
+
+    @property
     def label(self) -> str:
         return str(self.metadata["label"])
 

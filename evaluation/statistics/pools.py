@@ -130,7 +130,7 @@ class Pool:
         settings = self.first.settings
         questions = json.dumps([settings["bench"].get("sha256"), sorted(self.selection)]).encode()
         return {
-            "model": settings["model"]["name"],
+            "model": self.first.model,
             "dtype": settings["model"]["dtype"],
             "bench": settings["bench"]["name"],
             "bench_questions": self.questions,

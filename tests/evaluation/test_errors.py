@@ -76,6 +76,7 @@ WRONG = {  # settings, and what the line names
     "~method.drafter": "method.drafter: a method needs this setting",
     "repeat=-1": "repeat=-1: must be a whole number, at least 0",
     "run_dir=5": "run_dir=5: must be a text or null",
+    "model.weights=float16": "model.weights=float16: is for a GGUF file",
     "model.linear=quick": "model.linear=quick: use one of auto, half, onednn, fused, torch",
     "method=suffix method.factor=x": "method.factor=x: must be a number",
     "sampling.top_p=2": "sampling.top_p=2",

@@ -2,6 +2,7 @@
 
 import subprocess
 import zipfile
+from dataclasses import replace
 from types import SimpleNamespace
 
 import gguf as library
@@ -87,6 +88,19 @@ def test_a_converted_model_is_the_model_that_was_written(tmp_path, cache, monkey
     assert [path.suffix for path in cache.iterdir()] == [""], "one folder, and nothing half made"
     monkeypatch.setattr(gguf, "_reader", lambda file: pytest.fail("a second load converts nothing"))
     gguf.convert(file)
+
+
+def test_weights_rounded_to_float16_are_another_model(tmp_path):
+    """In a folder of its own and of other digests; half as large."""
+    file = tmp_path / "toy.gguf"
+    model = write(file)
+    settings = models.ModelSettings("toy", str(file), device="cpu")
+    wide, rounded = models._load(settings), models._load(replace(settings, weights="float16"))
+    assert wide.files != rounded.files and rounded.target.dtype is torch.float32
+    for name, parameter in rounded.target.model.named_parameters():
+        assert torch.equal(parameter.float(), wide.target.model.get_parameter(name).half().float()), name
+    model.half().float()
+    assert greedy(rounded.target.model, [5, 6, 7], 20) == greedy(model, [5, 6, 7], 20)
 
 
 def test_the_end_of_a_turn_ends_an_answer(tmp_path, cache):
