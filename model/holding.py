@@ -11,6 +11,7 @@ import ctypes
 import mmap
 import sys
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -53,25 +54,30 @@ def hold_weights(model: Any) -> bool:
     Returns:
         False if this cannot be: it is in parts then, and must be loaded again.
     """
-    saved, plain = model.state_dict().keys(), {*plain_linears(model)}
+    saved = model.state_dict().keys()
     if any(buffer.dtype in NARROW and name not in saved for name, buffer in model.named_buffers()):
         return False  # it was computed when the model was made, and rounded
+    with ThreadPoolExecutor(torch.get_num_threads()) as pool:  # torch packs in one thread
+        list(pool.map(_pack, [layer for layer in plain_linears(model) if layer.weight.dtype in NARROW]))
     for module in model.modules():
         for name, tensor in [*module.named_parameters(recurse=False), *module.named_buffers(recurse=False)]:
-            if tensor.dtype not in NARROW:
-                continue
-            if name == "weight" and type(module) is nn.Embedding:
+            if name == "weight" and type(module) is nn.Embedding and tensor.dtype in NARROW:
                 module.__class__ = WideEmbedding
-            elif name == "weight" and module in plain and (packed := Packed(tensor, half=True)).exponent is not None:
-                vars(module)["packed"] = packed
-                module.__class__ = PackedLinear
-                _page_out(tensor)
-            else:
+            elif tensor.dtype in NARROW and not (name == "weight" and isinstance(module, PackedLinear)):
                 tensor.data = tensor.data.float()
     vars(model)[HELD] = True
     with torch.inference_mode(), _Widths() as widths:  # type: ignore[no-untyped-call]
         model(input_ids=torch.zeros(1, PROBE, dtype=torch.long), use_cache=False)
     return not widths.narrow
+
+
+def _pack(layer: nn.Linear) -> None:
+    """Let a layer multiply by a 16-bit copy of its weight, if the values fit."""
+    packed = Packed(layer.weight, half=True)
+    if packed.exponent is not None:
+        vars(layer)["packed"] = packed
+        layer.__class__ = PackedLinear
+        _page_out(layer.weight)
 
 
 class WideEmbedding(nn.Embedding):

@@ -353,7 +353,9 @@ def _exponent(weight: torch.Tensor) -> int | None:
     if not halves() or weight.device.type != "cpu" or not weight.is_floating_point() or weight.numel() == 0:
         return None
     chunks = torch.split(weight.detach(), max(CHUNK // weight.shape[1], 1))
-    top = max(chunk.float().abs().max().item() for chunk in chunks)
+    if weight.dtype is torch.float16:
+        return 0 if all(chunk.isfinite().all() for chunk in chunks) else None
+    top = max(chunk.abs().max().item() for chunk in chunks)
     if not math.isfinite(top):
         return None
 
