@@ -18,6 +18,7 @@ from typing import Any
 from omegaconf import DictConfig, OmegaConf
 
 from model.errors import UserError
+from model.holding import needed_bytes
 
 from .configuration.companions import KINDS, fetch_companions, missing_companion
 from .configuration.config import check_groups
@@ -66,6 +67,8 @@ def prefetch(fetchers: dict[str, Callable[[], object] | None]) -> bool:
         try:
             where = fetch() if fetch is not None else None
             folder = f" in {where}" if isinstance(where, Path) and not name.endswith(where.name) else ""
+            if isinstance(where, Path) and name.startswith("model "):
+                folder += f" (on a CPU it takes {needed_bytes(where) / 1e9:.1f} GB of memory)"
             print(f"{'missing' if fetch is None else 'here':8} {name}{folder}", flush=True)
         except UserError as error:
             print(f"missing  {name}: {one_line(error)}", flush=True)

@@ -15,6 +15,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import psutil
 import torch
 from safetensors import safe_open
 from torch import nn
@@ -23,8 +24,10 @@ from torch.utils._pytree import tree_leaves
 from transformers.utils import cached_file
 
 from .engine.linear import HELD, Packed, PackedLinear, halves, plain_linears
+from .errors import UserError
 
 NARROW = (torch.float16, torch.bfloat16)
+MARGIN = 500_000_000  # bytes of a process without a model
 PROBE = 16  # tokens of the forward that shows whether a model computes in float32 throughout
 
 
@@ -40,12 +43,46 @@ def load(loader: Callable[..., Any], source: str, revision: str | None = None) -
     Args:
         loader: returns the model in a dtype, as `from_pretrained` takes it.
         source, revision: its folder or hub name.
+
+    Raises:
+        UserError: its files, where they are on this machine already, are larger than the free memory.
     """
+    if folder := _folder(source, revision):
+        check_memory(folder)
     model = loader(dtype="auto")
     if not any(parameter.dtype in NARROW for parameter in model.parameters()):
         return model
-    config = cached_file(source, "config.json", revision=revision, local_files_only=True)
-    return model if not _narrowed(model, Path(config).parent) and hold_weights(model) else loader(dtype=torch.float32)
+    folder = _folder(source, revision)
+    if folder is not None and not _narrowed(model, folder) and hold_weights(model):
+        return model
+    del model
+    if folder is not None:
+        check_memory(folder, 2)
+    return loader(dtype=torch.float32)
+
+
+def needed_bytes(folder: Path) -> int:
+    """Return the memory that a checkpoint takes on a CPU, without caches: its weights, and 0.5 GB for the process."""
+    files = [*folder.glob("*.safetensors")] or [*folder.glob("*.bin")]
+    return int(1.06 * sum(path.stat().st_size for path in files)) + MARGIN
+
+
+def check_memory(folder: Path, times: int = 1) -> None:
+    """Raise UserError if so many times the weights are larger than the free memory."""
+    needed, free = times * needed_bytes(folder), psutil.virtual_memory().available
+    if needed > free and needed > 2 * MARGIN:
+        raise UserError(
+            f"model {folder}: takes {needed / 1e9:.1f} GB of memory on a CPU, and {free / 1e9:.1f} GB are free; end "
+            "other programs, or use a smaller model or a GPU"
+        )
+
+
+def _folder(source: str, revision: str | None) -> Path | None:
+    """Return the folder of a checkpoint on this machine; None if it is not here, or not as files."""
+    try:
+        return Path(cached_file(source, "config.json", revision=revision, local_files_only=True)).parent
+    except OSError:
+        return None
 
 
 def hold_weights(model: Any) -> bool:

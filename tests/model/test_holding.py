@@ -2,6 +2,8 @@
 
 import copy
 import json
+from contextlib import nullcontext
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -123,3 +125,22 @@ def test_generate_on_a_users_own_model_copies_its_weights_in_16_bits(saved):
         text = model.generate(ids, custom_generate=generate, eos_token_id=None, **settings)[0, len(PROMPT) :].tolist()
         assert text == expected
         assert (linear_of(model) == "half") == (dtype is not torch.bfloat16) and not is_held(model)
+
+
+def test_a_checkpoint_larger_than_the_free_memory_is_refused_before_it_is_loaded(saved, monkeypatch):
+    """Twice as large if it cannot be held."""
+    folder, loaded = saved("gemma"), []
+    monkeypatch.setattr(holding, "MARGIN", 0)
+    needed = holding.needed_bytes(folder)
+    assert needed == int(1.06 * sum(path.stat().st_size for path in folder.glob("*.safetensors")))
+
+    def loader(dtype):
+        loaded.append(dtype)
+        return Auto.from_pretrained(folder, dtype=dtype)
+
+    for free, dtypes in ((needed - 1, []), (needed, ["auto"]), (2 * needed, ["auto", torch.float32])):
+        loaded.clear()
+        monkeypatch.setattr(holding.psutil, "virtual_memory", lambda free=free: SimpleNamespace(available=free))
+        with nullcontext() if len(dtypes) == 2 else pytest.raises(UserError, match="GB of memory on a CPU, and 0.0 GB"):
+            holding.load(loader, str(folder))
+        assert loaded == dtypes
