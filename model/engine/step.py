@@ -66,8 +66,9 @@ class Sequence:
         execution: of its steps; see `Executor`.
         end: limit of prompt and answer together.
         eos: ids that end an answer.
-        ends: asked after each token, given the text so far: True if the answer ends there.
+        ends: asked once after each token, given the text so far: True if the answer ends there.
         ended: True once it did.
+        asked: the length of the text that it was last given.
     """
 
     target: Target
@@ -81,20 +82,25 @@ class Sequence:
     eos: Collection[int] = ()
     ends: Ends | None = None
     ended: bool = False
+    asked: int = 0
 
     @property
     def left(self) -> int:
         """Tokens that the answer may still have."""
         return self.end - len(self.text)
 
+    def over(self, new: list[int]) -> bool:
+        """True if the answer ends with the last of a step's new tokens."""
+        length = len(self.text) + len(new)
+        if self.ends is not None and length > self.asked:
+            self.asked, self.ended = length, self.ends([*self.text, *new])
+        return (self.ended and length == self.asked) or new[-1] in self.eos or len(new) == self.left
+
     def cut(self, verification: Verification) -> None:
         """Cut a step's tokens at the answer's end, before a session learns from them."""
-        verification.cut(self.left, self.eos)
-        ends, tokens = self.ends, verification.tokens
-        if ends is not None:
-            stops = (n for n in range(1, len(tokens) + 1) if ends([*self.text, *tokens[:n]]))
-            count = next(stops, None)
-            self.ended, verification.tokens = count is not None, tokens[:count]
+        tokens = verification.tokens
+        ends = (count for count in range(1, len(tokens) + 1) if self.over(tokens[:count]))
+        verification.tokens = tokens[: next(ends, None)]
 
 
 def conclude(
@@ -273,9 +279,8 @@ class Executor:
             logits = self.target.forward(sequence.cache, draft)
             hidden = self.target.hidden  # now, as a processor may forward the model, too
             sequence.mark("forward")
-            choices = self.choice.after(
-                logits, draft, sequence.text, every=drafter.needs.choices, left=sequence.left, eos=sequence.eos
-            )
+            every = drafter.needs.choices
+            choices = self.choice.after(logits, draft, sequence.text, every=every, over=sequence.over)
             return Forwarded(choices, logits, hidden)
         n = len(draft.tree)
         padded, launch = self.padded(sequence.cache, n, drafter, sequence.mark)
