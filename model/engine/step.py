@@ -19,6 +19,7 @@ from ..errors import UserError
 from .cache import TreeCache
 from .devices import free_bytes, without_cudnn
 from .drafter import DeviceDrafter, DeviceSession, Drafter, Session
+from .layers import mode_of
 from .sampling import GREEDY, Candidates, Choice, Sampling, candidates_of
 from .static_step import ROWS, PaddedForward, Setup, WholeStep, bucket_of
 from .target import Target
@@ -234,7 +235,7 @@ class Executor:
         self.target, self.execution = target, target.check_execution(execution)
         self.choice, self._choices = Choice(sampling, target.device), dict[Sampling, Choice]()  # by settings, no seed
         self.idle = DeviceDrafter(target.device)
-        self.setup_s, self.capacity = 0.0, 0
+        self.setup_s, self.captured_by = 0.0, (0, "")
         self._steps: dict[tuple[Any, ...], tuple[Any, Callable[[], None]]] = {}  # by drafter, tree or rows, ...
 
     @staticmethod
@@ -252,14 +253,10 @@ class Executor:
                 f"not {execution}"
             )
         executors = sequence.session.method.executors
-        executor = executors.get(sequence.cache)
-        if (
-            executor is None
-            or executor.execution != execution
-            or executor.capacity != sequence.cache.capacity  # its buffers are others since
-        ):
+        executor, captured_by = executors.get(sequence.cache), (sequence.cache.capacity, mode_of(sequence.target.model))
+        if executor is None or executor.execution != execution or executor.captured_by != captured_by:
             executor = executors[sequence.cache] = Executor(sequence.target, sampling, execution)
-            executor.capacity = sequence.cache.capacity
+            executor.captured_by = captured_by  # buffers and layers are others since
         executor._draw_by(sampling)
         return executor
 
