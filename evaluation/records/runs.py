@@ -47,8 +47,9 @@ _METADATA: Schema = {
     "questions": (0, (int,)),
     **dict.fromkeys(("execution_used", "execution_why", "threads_why", "platform", "draft_tree"), (0, (str,))),
     **dict.fromkeys(("settings.sampling", "config", "config.bench", "config.model", "git", "summary"), (0, (dict,))),
-    **dict.fromkeys(("generation_config_left_out", "converted_from", "circumstances"), (0, (dict,))),
-    **dict.fromkeys(("settings.method.nodes", "settings.method.tree_nodes", "settings.repeat"), (0, (int,))),
+    **dict.fromkeys(("generation_config_left_out", "converted_from", "settings.model.files"), (0, (dict,))),
+    **dict.fromkeys(("settings.repeat", "settings.max_new_tokens"), (0, (int,))),
+    **dict.fromkeys(("settings.method.nodes", "settings.method.tree_nodes", "settings.method.max_draft"), (0, (int,))),
     **{"question_hashes": (1, (str,)), "command": (1, (str,)), "cores_busy_elsewhere": (0, (int, float))},
 }
 _NUMBER = re.compile(r"(\d+(?:\.\d+)?)")

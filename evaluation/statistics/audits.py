@@ -172,6 +172,6 @@ def read_gaps(folder: Path) -> Gaps:
     """Read what the command has measured in this folder; nothing if it was not given yet."""
     try:
         entries = parsed((folder / GAPS).read_text(encoding="utf-8"))
-        return {tuple(entry["at"]): float(entry["gap"]) for entry in entries}
+        return {tuple(map(str, entry["at"])): float(entry["gap"]) for entry in entries}
     except (OSError, ValueError, KeyError, TypeError):
         return {}
