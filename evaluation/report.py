@@ -79,7 +79,8 @@ def against(folder: Path, other: Path) -> list[Comparison]:
 def against_shipped(runs: list[Run], folder: Path) -> str:
     """Say in one line how an experiment agrees with a shipped one; empty if there is none to compare.
 
-    Of those whose names begin with its first word (start: start-embedded) the one with most in common is taken.
+    Of those whose names begin with its first word (start: start-embedded) the one with most configurations in common is
+    taken, of equals one of the same limit of new tokens.
     """
     if folder.resolve().parent == REFERENCE:
         return ""
@@ -91,13 +92,17 @@ def against_shipped(runs: list[Run], folder: Path) -> str:
             common, _ = compare(runs, read_runs(shipped))
         except UserError as error:  # the user's own report does not depend on it
             return f"not compared with {where}: {error}"
-        if len(common) > len(comparisons):
+        if _likeness(common) > _likeness(comparisons):
             comparisons, shown = common, where
     if not comparisons:
         return ""
     again = shlex.join(["python", "-m", "evaluation.report", str(folder), "--against", str(shown)])
     more = "" if all(c.verdict == EQUAL for c in comparisons) else f"; more: {again}"
     return f"against {shown}: {summary(comparisons)}{more}"
+
+
+def _likeness(comparisons: list[Comparison]) -> tuple[int, int]:
+    return len(comparisons), sum(c.same_lengths is not None for c in comparisons)
 
 
 def main() -> None:

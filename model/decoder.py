@@ -351,7 +351,11 @@ def seeded(sampling: Sampling, number: int) -> Sampling:
 
 def takes_chats(tokenizer: Any) -> bool:
     """True if a tokenizer makes prompts of chats: by a template, or, as mistral-common's, by code of its own."""
-    return hasattr(tokenizer, "apply_chat_template") and bool(getattr(tokenizer, "chat_template", True))
+    from transformers import PreTrainedTokenizerBase
+
+    by_template = PreTrainedTokenizerBase.apply_chat_template
+    own = getattr(type(tokenizer), "apply_chat_template", by_template)
+    return own is not by_template or bool(getattr(tokenizer, "chat_template", None))
 
 
 def one_row(prompt: Any) -> list[Any]:

@@ -150,7 +150,7 @@ def _tree(picture: Picture, top: float) -> tuple[list[str], float, float]:
     for depth in range(max(map(len, labels)) + 1):
         x.append(x[-1] + GAP + LABEL * max(_columns(label) for path, label in labels.items() if len(path) == depth))
     deepest = max([len(path) for path in accepted] + [d for d in range(len(x) - 1) if x[d + 1] - GAP <= WIDTH - 16])
-    says = f"step {picture.step}: {len(labels) - 1} tokens drafted in one forward, {len(accepted) - 1} accepted"
+    says = f"step {picture.step}: {len(labels) - 1} tokens drafted, {len(accepted) - 1} accepted"
     for cut in [path[:deepest] for path in labels if len(path) == deepest + 1]:
         labels[cut] = labels[cut].removesuffix("…") + "…"
     labels = {path: label for path, label in labels.items() if len(path) <= deepest}

@@ -44,6 +44,7 @@ FIGURES = {  # file in docs/figures: the experiment and the name of its figure
     "speed.png": ("speed", "budget"),
     "speed-dark.png": ("speed", "budget"),
 }
+CHANGED = {"quickstart": ('quickstart.also=["method=recycling start=hot tree=auto"]',)}  # since it was recorded
 BLOCK = re.compile(r"^<!-- results: ([^<]*?)-->\n(?:(?!<!-- ).*\n)*?<!-- end -->$", flags=re.M)
 
 
@@ -62,7 +63,7 @@ class Experiment:
     def command(self) -> str:
         """The command of the run that began first, with results in a folder of the record's name.
 
-        Where its experiment goes through further methods today, the record's are named.
+        Where its experiment goes through further methods today, or is CHANGED, the record's are named.
         """
         command = min(self.runs, key=lambda run: str(run.metadata["started"])).metadata["command"]
         words = [word for word in command[3:] if not word.startswith(("name=", "results_dir="))]
@@ -70,7 +71,7 @@ class Experiment:
         grid = {*experiment["hydra"]["sweeper"]["params"]["method"].split(",")}
         if grid > self.methods and not any(word.startswith("method=") for word in words):
             words.append(f"method={','.join(sorted(self.methods))}")
-        return shlex.join(["bash", "eval.sh", *words, f"name={self.name}"])
+        return shlex.join(["bash", "eval.sh", *words, *CHANGED.get(self.name, ()), f"name={self.name}"])
 
     def parsed(self, words: str) -> dict[str, str]:
         parts = (word.partition("=") for word in words.split())

@@ -87,7 +87,7 @@ def compose(words: Sequence[str], *, multirun: bool = False, config_dir: str | N
     multirun = multirun or any(word.startswith("experiment=") for word in words)
     given = list(words)
     for word in words:
-        if re.match(r"[+~]*hydra\.(run|sweep)\.", word):
+        if re.match(r"[+~]*hydra\.(?!launcher|sweeper|mode|searchpath|job\.env)", word):  # what is read of it
             raise UserError(f"{word}: has no effect; results go to results_dir=FOLDER, there to name=NAME")
     if multirun:  # what only some methods have cannot be composed before there are jobs
         given = [*(word for word in words if not word.startswith(SETTINGS)), "hydra.mode=MULTIRUN"]

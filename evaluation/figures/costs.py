@@ -11,7 +11,7 @@ from matplotlib.figure import Figure
 from ..records.rows import accept_lengths
 from ..statistics.metrics import repetition
 from ..statistics.pools import BUDGETS, mat_ratio
-from .figure_data import MOST, TREE, FigureData, largest
+from .figure_data import MOST, TREE, FigureData, counted, largest
 from .style import band, colour, finish, mark, panels, sideways
 
 PHASES = ("draft", "forward", "verify", "commit", "observe", "loop", "step")
@@ -76,7 +76,8 @@ def novelty(datasets: Sequence[FigureData]) -> Figure | None:
         axes.plot(*zip(*points, strict=True), **look, alpha=0.55, label=name)
     axes.axhline(1.0, color="#444444", linewidth=0.7)
     share = "% of the answer's 3-grams that occurred earlier"
-    return finish(figure, axes, _what(datasets), x=share, y="MAT of the question")
+    note = _what(datasets) + counted(len(drawn), sum(len(data.overall) for data in datasets))
+    return finish(figure, axes, note, x=share, y="MAT of the question")
 
 
 def budget(data: FigureData) -> Figure | None:

@@ -75,6 +75,6 @@ def tree_shape(data: FigureData) -> Figure | None:
     for row in sorted(rows, key=lambda row: float(row["mat"])):  # of several starts the largest MAT
         at = wide.index(int(row["tree_breadth"])), deep.index(int(row["tree_depth"]))
         mats[at], fewer[at] = row["mat"], f"({int(row['tree_nodes'])})" if row["tree_nodes"] < most else ""
-    note = f"{most} nodes, or as many as fit (in brackets); {data.measured}"
+    note = f"{most} nodes, or as many as fit (in brackets); {data.note(fewer)}"
     names = list(map(str, wide)), list(map(str, deep))
     return grid(*names, mats.tolist(), "MAT", note, words=fewer, x="depth of the draft tree", y="breadth (root)")

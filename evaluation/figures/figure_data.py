@@ -73,9 +73,9 @@ class FigureData:
         variants = {of: list(dict.fromkeys(without_start(n) for n in lines if methods[n] == of)) for of in numbers}
         return {n: (numbers.index(of), variants[of].index(without_start(n))) for n, of in methods.items()}
 
-    def note(self, rows: Sequence[dict[str, Any]]) -> str:
+    def note(self, drawn: Collection[Any]) -> str:
         """Say what ran on what, and how many configurations are left out where only these are drawn."""
-        return self.measured + f"; {len(rows)} of {(n := len(self.overall))} configurations are drawn" * (len(rows) < n)
+        return self.measured + counted(len(drawn), len(self.overall))
 
     def lines(self, setting: str, follow: Sequence[str] = ()) -> dict[str, list[dict[str, Any]]]:
         """Group drafting runs that differ in one setting only, by their other settings; at least three points per line.
@@ -111,6 +111,11 @@ def speed_of(rows: Sequence[dict[str, Any]]) -> tuple[str, str]:
 
 def without_start(name: str) -> str:
     return re.sub(r" \((cold|hot|category|saved)\)", "", name, count=1)
+
+
+def counted(drawn: int, of: int) -> str:
+    """Say how many configurations a figure draws, if not all."""
+    return f"; {drawn} of {of} configurations are drawn" if drawn < of else ""
 
 
 def largest(lines: Mapping[str, Any], most: int = MOST) -> dict[str, Any]:

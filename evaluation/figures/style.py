@@ -22,8 +22,8 @@ WIDTH = 3.3  # in, a column of a two-column paper
 KINDS = ("png", "svg", "pdf")
 # A method has one colour, line style and marker in all figures, by its place here; others follow.
 ORDER = (
-    *("hf", "vanilla", "recycling", "dynamic", "pld", "suffix", "sps", "eagle2", "suffix_recycling", "spine"),
-    *("suffix_decoding", "medusa", "goose", "logitspec", "racer", "eagle", "lookahead", "ngram_cache", "rest"),
+    *("hf", "vanilla", "recycling", "dynamic", "spine", "pld", "suffix_recycling", "eagle2", "medusa", "logitspec"),
+    *("suffix_decoding", "goose", "sps", "suffix", "racer", "eagle", "lookahead", "ngram_cache", "rest"),
 )
 # Okabe and Ito's colours, grey and black for the baselines first; each with a marker, so that colour is never alone.
 PALETTE = ("#777777", "#000000", "#E69F00", "#56B4E9", "#0072B2", "#009E73", "#D55E00", "#CC79A7")
@@ -136,11 +136,12 @@ def save_png(figure: Figure, path: Path, **metadata: str) -> None:
 
 
 def contents(figure: Figure) -> str:
-    """Return a digest of what a figure shows: data, names and labels, whatever fonts and version they are drawn by."""
+    """Return a digest of what a figure shows: data, names, labels and how lines look, whatever the fonts."""
     shown: list[object] = [text.get_text() for text in figure.texts]
     for axes in figure.axes:
         shown += [axes.get_xlabel(), axes.get_ylabel(), axes.get_title(), [text.get_text() for text in axes.texts]]
         shown += [(line.get_label(), line.get_xydata()) for line in axes.lines]
+        shown += [(line.get_color(), line.get_linestyle(), line.get_marker()) for line in axes.lines]
         shown += [patch.get_path().transformed(patch.get_patch_transform()).vertices for patch in axes.patches]
         shown += [path.vertices for shape in axes.collections for path in shape.get_paths()]
         shown += [np.ma.filled(np.ma.asarray(image.get_array()), np.nan) for image in axes.images]
@@ -182,7 +183,8 @@ def grid(
         norm = TwoSlopeNorm(middle, min(low, middle - 0.1), max(high, middle + 0.1))
         shade = np.abs(np.ma.filled(norm(cells), 0.5) - 0.5) * 2
     image = axes.imshow(cells, cmap="Blues" if middle is None else "PuOr", norm=norm, aspect="auto")
-    figure.colorbar(image, fraction=0.04, pad=0.02).ax.tick_params(labelsize=5, length=2)
+    ticks = None if middle is None else [norm.vmin, middle, norm.vmax]  # by itself the lower slope has none
+    figure.colorbar(image, fraction=0.04, pad=0.02, ticks=ticks, format="%.2g").ax.tick_params(labelsize=5, length=2)
     for at, value in np.ndenumerate(cells):
         if np.isfinite(value):
             ink = "w" if shade[at] > 0.62 else "k"

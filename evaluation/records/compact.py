@@ -19,7 +19,7 @@ from model.errors import UserError
 from model.files import ROOT
 
 from .provenance import module_command
-from .rows import Row, parse_answers
+from .rows import Row, parse_answers, parsed
 
 FILE = "runs.jsonl.xz"
 # What is published of a run's metadata, of its configuration (the rest is in `settings`), of an answer and its choices.
@@ -65,7 +65,7 @@ def unpacked(path: Path) -> Iterator[tuple[str, dict[str, Any], list[Row]]]:
         lines = lzma.decompress(path.read_bytes()).decode().split("\n")
         begins = [i for i, line in enumerate(lines) if line.startswith('{"run":')]
         for begin, end in zip(begins, [*begins[1:], len(lines)], strict=True):
-            head = json.loads(lines[begin])
+            head = parsed(lines[begin])
             rows, damage = parse_answers(lines[begin + 1 : end])
             if damage:
                 raise UserError(f"{path}: {head['run']}: {damage}")

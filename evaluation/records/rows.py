@@ -53,10 +53,11 @@ def between(ends: Sequence[float]) -> list[int]:
 
 def check_schema(recorded: dict[str, Any], where: object) -> None:
     """Raise UserError if a row, or the settings of a run, have another schema."""
-    if recorded.get("schema") != SCHEMA:
+    schema = recorded.get("schema", "unknown") if isinstance(recorded, dict) else "unknown"
+    if schema != SCHEMA:
         raise UserError(
-            f"{where}: recorded by another version of this project (schema {recorded.get('schema', 'unknown')}, this "
-            f"one reads {SCHEMA}); run it again in another folder, or move it away"
+            f"{where}: recorded by another version of this project (schema {schema}, this one reads {SCHEMA}); run it "
+            "again in another folder, or move it away"
         )
 
 
@@ -180,10 +181,11 @@ def fault(row: Any) -> str:
     return ""
 
 
-def misfit(values: Row, schema: Schema) -> str:
+def misfit(values: Row, schema: Schema, needed: Sequence[str] = _NEEDED) -> str:
+    """Say which value is of another type than its key has in the schema, or is missing; empty if none is."""
     for key, (lists, kinds) in schema.items():
         value = values.get(key)
-        if (value is not None or key in _NEEDED) and not (
+        if (value is not None or key in needed) and not (
             fits(value, lists, kinds) and (value != [] or key not in _FILLED)
         ):
             return f"{key}: must be {'a list of ' * lists}{' or '.join(kind.__name__ for kind in kinds)}"
@@ -194,7 +196,7 @@ def fits(value: Any, lists: int, kinds: tuple[type, ...]) -> bool:
     """Return whether a value is of these types, inside so many lists; numbers are finite and from 0."""
     if lists:
         return isinstance(value, list) and all(fits(item, lists - 1, kinds) for item in value)
-    return type(value) in kinds and (type(value) not in (int, float) or 0 <= value < 1e100)
+    return type(value) in kinds and (type(value) not in (int, float) or 0 <= value < 2**63)
 
 
 def identity(settings: dict[str, Any]) -> dict[str, Any]:

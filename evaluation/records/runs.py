@@ -15,17 +15,19 @@ from typing import Any
 
 import pandas as pd
 
-from model.errors import UserError
+from model.errors import UserError, one_line
 from model.methods import METHODS, table_place
 
 from . import compact
 from .questions import question_key, subtask
 from .rows import (
     Row,
+    Schema,
     accept_lengths,
     check_rows,
     check_schema,
     identity,
+    misfit,
     question_speed,
     read_answers,
     read_object,
@@ -35,6 +37,21 @@ HIDDEN = ("name", "drafter", "start", "tree", "tree_nodes")  # said by the label
 GENERATE = "transformers generate"  # the execution of hf, which takes no steps of this engine
 _METHOD_OF_CLASS = {path.rpartition(".")[2]: name for name, path in METHODS.items()}
 UNKNOWN = "not recorded"
+# What metadata must be where tables and pages read it; a dot leads into a group. Names are needed.
+_NAMES = (
+    *("label", "device", "settings.model.name", "settings.model.dtype", "settings.bench.name", "settings.method.name"),
+    *("versions.torch", "versions.transformers"),
+)
+_METADATA: Schema = {
+    **dict.fromkeys(_NAMES, (0, (str, int, float))),
+    "questions": (0, (int,)),
+    **dict.fromkeys(("execution_used", "execution_why", "threads_why", "platform", "draft_tree"), (0, (str,))),
+    **dict.fromkeys(("settings.sampling", "config", "config.bench", "config.model", "git", "summary"), (0, (dict,))),
+    **dict.fromkeys(("generation_config_left_out", "converted_from", "settings.model.files"), (0, (dict,))),
+    **dict.fromkeys(("settings.repeat", "settings.max_new_tokens"), (0, (int,))),
+    **dict.fromkeys(("settings.method.nodes", "settings.method.tree_nodes", "settings.method.max_draft"), (0, (int,))),
+    **{"question_hashes": (1, (str,)), "command": (1, (str,)), "cores_busy_elsewhere": (0, (int, float))},
+}
 _NUMBER = re.compile(r"(\d+(?:\.\d+)?)")
 
 
@@ -223,8 +240,14 @@ def _of_this_schema(records: Iterable[tuple[Path, dict[str, Any], list[Row]]]) -
         try:
             check_schema(metadata["settings"], folder)
             check_rows(rows, folder)
+            if why := misfit({key: _inside(metadata, key) for key in _METADATA}, _METADATA, (*_NAMES, "questions")):
+                raise TypeError(why)
+            _order(Run(folder, metadata, rows))  # reads the rest
         except UserError as refused:
             print(f"left out: {refused}", file=sys.stderr)
+            continue
+        except (AttributeError, KeyError, TypeError, ValueError) as error:
+            print(f"left out: {folder}: its metadata.json is broken ({one_line(error)})", file=sys.stderr)
             continue
         method = metadata["settings"]["method"]
         drafter = str(method.get("drafter"))
@@ -232,6 +255,13 @@ def _of_this_schema(records: Iterable[tuple[Path, dict[str, Any], list[Row]]]) -
             method["drafter"] = _METHOD_OF_CLASS.get(drafter.rpartition(".")[2], drafter)
         runs.append(Run(folder, metadata, rows))
     return runs
+
+
+def _inside(values: Any, key: str) -> Any:
+    """Return a value by its groups' names and its own; None if it is not there, ... if a group is none."""
+    for part in key.split("."):
+        values = values.get(part) if isinstance(values, dict) else None if values is None else ...
+    return values
 
 
 def _order(run: Run) -> tuple[Any, ...]:

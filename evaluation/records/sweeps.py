@@ -18,7 +18,7 @@ from omegaconf import DictConfig
 from model.errors import UserError
 from model.files import write_json
 
-from .rows import read_object
+from .rows import fits, read_object
 
 
 @dataclass(frozen=True)
@@ -85,14 +85,14 @@ def not_available(folder: Path) -> list[dict[str, str]]:
     reasons: dict[tuple[str, ...], str] = {}
     for path in sorted(folder.glob("jobs/*.json")):
         if why := (mark := read_object(path)).get("not_available"):
-            reasons[str(mark["model"]), str(mark["bench"]), str(mark["method"])] = str(why)
+            reasons[str(mark.get("model")), str(mark.get("bench")), str(mark.get("method"))] = str(why)
     return [{"model": m, "bench": b, "method": method, "why": why} for (m, b, method), why in sorted(reasons.items())]
 
 
 def missing_jobs(folder: Path) -> str:
     """Say what the last sweep into this folder has not finished, and what completes it; empty if all is done."""
     sweep = read_object(folder / "sweep.json")
-    jobs: list[list[str]] = sweep.get("jobs") or []
+    jobs: list[list[str]] = sweep["jobs"] if fits(sweep.get("jobs"), 2, (str,)) else []
     left = [job for job in jobs if not _done(folder, job)]
     if not left:
         return ""
@@ -100,7 +100,7 @@ def missing_jobs(folder: Path) -> str:
     words = [" ".join(o for o in job if o not in common) for job in left[:4]]
     words += [f"and {len(left) - 4} more"] if len(left) > 4 else []
     missing = f"missing: {len(left)} of {len(jobs)} jobs ({'; '.join(words)})"
-    return f"{missing}; this completes the sweep: {sweep['command']}"
+    return f"{missing}; this completes the sweep: {sweep.get('command')}"
 
 
 def _done(folder: Path, job: Sequence[str]) -> bool:
@@ -108,4 +108,5 @@ def _done(folder: Path, job: Sequence[str]) -> bool:
     mark = read_object(folder / "jobs" / f"{job_key(job)}.json")
     if "not_available" in mark:
         return True
-    return "runs" in mark and all((folder / "runs" / str(run) / "summary.json").exists() for run in mark["runs"])
+    runs = mark.get("runs")
+    return isinstance(runs, list) and all((folder / "runs" / str(run) / "summary.json").exists() for run in runs)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import shlex
 from collections.abc import Sequence
@@ -14,7 +13,7 @@ import pandas as pd
 
 from model.files import write_text
 
-from ..records.rows import common_turns, diverge
+from ..records.rows import common_turns, diverge, parsed
 from ..records.runs import Run, row_key
 from .pools import Pool, pools
 from .rendering import markdown, shown, write_csv
@@ -172,7 +171,7 @@ def write_audit(runs: Sequence[Run], folder: Path) -> list[str]:
 def read_gaps(folder: Path) -> Gaps:
     """Read what the command has measured in this folder; nothing if it was not given yet."""
     try:
-        entries = json.loads((folder / GAPS).read_text(encoding="utf-8"))
-        return {tuple(entry["at"]): float(entry["gap"]) for entry in entries}
+        entries = parsed((folder / GAPS).read_text(encoding="utf-8"))
+        return {tuple(map(str, entry["at"])): float(entry["gap"]) for entry in entries}
     except (OSError, ValueError, KeyError, TypeError):
         return {}

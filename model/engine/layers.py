@@ -32,6 +32,7 @@ APART, APART_GPU, APART_HALF = 1e-4, 1e-3, 0.1  # GPUs may multiply float32 in l
 TRIED = (5, 24)  # the newest version of transformers that the tests passed with
 # What `forward` calls its cache: since transformers 5.24; before it, and in code from a hub; of recurrent states alone
 CACHE_NAMES = ("cache", "past_key_values", "cache_params")
+OWN_HOOKS = f"{__package__}.target"  # the module whose hook stores hidden states
 
 
 @dataclass(frozen=True)
@@ -245,3 +246,16 @@ def form_of(model: Any) -> tuple[Any, ...]:
     attention = "sdpa" if attention == SDPA_GROUPED else attention  # for a moment, by another model of the same config
     weights = ((w.shape, w.dtype, w.device, w.data_ptr() if w.is_cuda else 0) for w in model.parameters())
     return (attention, *weights)
+
+
+def mode_of(model: Any) -> str:
+    """What decides a model's answers next to its weights: training mode, hooks, and which of peft's adapters act how.
+
+    Hooks by their numbers, without the engine's own.
+    """
+    modules = list(model.modules())
+    hooks = [{**module._forward_hooks, **module._forward_pre_hooks} for module in modules]
+    theirs = [n for given in hooks for n, hook in given.items() if getattr(hook, "__module__", "") != OWN_HOOKS]
+    layers = [module for module in modules if hasattr(type(module), "merged_adapters")]
+    adapters = [(layer.active_adapters, layer.disable_adapters, getattr(layer, "scaling", None)) for layer in layers]
+    return repr((model.training, theirs, adapters))

@@ -273,9 +273,8 @@ def _first_step(sequence: Sequence, step: HostStep | DeviceStep, out: Generation
         return step()
     out.forwards = 1
     hidden = target.hidden  # now, as a processor may forward the model, too
-    choices = step.executor.choice.after(
-        logits, chain, prompt, every=first_session.method.needs.choices, left=sequence.left, eos=sequence.eos
-    )
+    every = first_session.method.needs.choices
+    choices = step.executor.choice.after(logits, chain, prompt, every=every, over=sequence.over)
     forwarded = Forwarded(choices, logits, hidden)
     verification = conclude(first_session, chain, forwarded, cut=sequence.cut, cache=sequence.cache)
     if first_session is not session:

@@ -11,8 +11,7 @@ with the same seed.
 from __future__ import annotations
 
 import math
-import sys
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
@@ -159,8 +158,7 @@ class Choice:
         text: Sequence[int],
         *,
         every: bool = False,
-        left: int = sys.maxsize,
-        eos: Collection[int] = (),
+        over: Callable[[list[int]], bool] = lambda new: False,
     ) -> torch.Tensor:
         """Return the choices (n,) after each node of a draft, whose root is the text's last token.
 
@@ -169,34 +167,34 @@ class Choice:
 
         Args:
             every: False: other nodes may have -1. True: they have a choice, the arg-max where there are processors.
-            left, eos: the answer's end, as `Verification.cut` takes them.
+            over: True if the answer ends with the last of these new tokens.
         """
         if self.greedy:
             return argmax(logits)
         if not self._processors and (every or logits.device.type != "cpu"):
             places = torch.arange(len(text), len(text) + draft.tree.max_depth + 1, device=logits.device)
             return self.among(logits, places, draft.tree.depths.to(logits.device))
-        choices = self._along(logits, draft, text, left, eos)
+        choices = self._along(logits, draft, text, over)
         return torch.where(choices < 0, argmax(logits), choices) if every else choices
 
     def _along(
-        self, logits: torch.Tensor, draft: Draft, text: Sequence[int], left: int, eos: Collection[int]
+        self, logits: torch.Tensor, draft: Draft, text: Sequence[int], over: Callable[[list[int]], bool]
     ) -> torch.Tensor:
         """Return the choices of the accepted nodes before the end, from the root down: a row per depth, not n rows.
 
         Of siblings with one token all are accepted, as one of them may have children that the others lack.
         """
         tree, tokens = draft.tree, draft.tokens.tolist()
-        choices, nodes, place = [-1] * len(tokens), [0], len(text)
+        choices, nodes, new = [-1] * len(tokens), [0], list[int]()
         while nodes:  # of one depth and one text
             row = self._processed(logits[nodes[0] : nodes[0] + 1], draft, tokens, nodes[0], text)
-            chosen = int(self.among(row, torch.tensor([place], device=logits.device)))
+            new.append(int(self.among(row, torch.tensor([len(text) + len(new)], device=logits.device))))
             for node in nodes:
-                choices[node] = chosen
-            if chosen in eos or place + 1 == len(text) + left:
+                choices[node] = new[-1]
+            if over(new):
                 break
             below = range(nodes[0] + 1, len(tokens))
-            nodes, place = [i for i in below if tree.parent_of[i] in nodes and tokens[i] == chosen], place + 1
+            nodes = [i for i in below if tree.parent_of[i] in nodes and tokens[i] == new[-1]]
         return torch.tensor(choices, device=logits.device)
 
     def _processed(

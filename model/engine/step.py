@@ -19,6 +19,7 @@ from ..errors import UserError
 from .cache import TreeCache
 from .devices import free_bytes, without_cudnn
 from .drafter import DeviceDrafter, DeviceSession, Drafter, Session
+from .layers import mode_of
 from .sampling import GREEDY, Candidates, Choice, Sampling, candidates_of
 from .static_step import ROWS, PaddedForward, Setup, WholeStep, bucket_of
 from .target import Target
@@ -66,8 +67,9 @@ class Sequence:
         execution: of its steps; see `Executor`.
         end: limit of prompt and answer together.
         eos: ids that end an answer.
-        ends: asked after each token, given the text so far: True if the answer ends there.
+        ends: asked once after each token, given the text so far: True if the answer ends there.
         ended: True once it did.
+        asked: the length of the text that it was last given.
     """
 
     target: Target
@@ -81,20 +83,25 @@ class Sequence:
     eos: Collection[int] = ()
     ends: Ends | None = None
     ended: bool = False
+    asked: int = 0
 
     @property
     def left(self) -> int:
         """Tokens that the answer may still have."""
         return self.end - len(self.text)
 
+    def over(self, new: list[int]) -> bool:
+        """True if the answer ends with the last of a step's new tokens."""
+        length = len(self.text) + len(new)
+        if self.ends is not None and length > self.asked:
+            self.asked, self.ended = length, self.ends([*self.text, *new])
+        return (self.ended and length == self.asked) or new[-1] in self.eos or len(new) == self.left
+
     def cut(self, verification: Verification) -> None:
         """Cut a step's tokens at the answer's end, before a session learns from them."""
-        verification.cut(self.left, self.eos)
-        ends, tokens = self.ends, verification.tokens
-        if ends is not None:
-            stops = (n for n in range(1, len(tokens) + 1) if ends([*self.text, *tokens[:n]]))
-            count = next(stops, None)
-            self.ended, verification.tokens = count is not None, tokens[:count]
+        tokens = verification.tokens
+        ends = (count for count in range(1, len(tokens) + 1) if self.over(tokens[:count]))
+        verification.tokens = tokens[: next(ends, None)]
 
 
 def conclude(
@@ -228,7 +235,7 @@ class Executor:
         self.target, self.execution = target, target.check_execution(execution)
         self.choice, self._choices = Choice(sampling, target.device), dict[Sampling, Choice]()  # by settings, no seed
         self.idle = DeviceDrafter(target.device)
-        self.setup_s, self.capacity = 0.0, 0
+        self.setup_s, self.captured_by = 0.0, (0, "")
         self._steps: dict[tuple[Any, ...], tuple[Any, Callable[[], None]]] = {}  # by drafter, tree or rows, ...
 
     @staticmethod
@@ -246,14 +253,10 @@ class Executor:
                 f"not {execution}"
             )
         executors = sequence.session.method.executors
-        executor = executors.get(sequence.cache)
-        if (
-            executor is None
-            or executor.execution != execution
-            or executor.capacity != sequence.cache.capacity  # its buffers are others since
-        ):
+        executor, captured_by = executors.get(sequence.cache), (sequence.cache.capacity, mode_of(sequence.target.model))
+        if executor is None or executor.execution != execution or executor.captured_by != captured_by:
             executor = executors[sequence.cache] = Executor(sequence.target, sampling, execution)
-            executor.capacity = sequence.cache.capacity
+            executor.captured_by = captured_by  # buffers and layers are others since
         executor._draw_by(sampling)
         return executor
 
@@ -273,9 +276,8 @@ class Executor:
             logits = self.target.forward(sequence.cache, draft)
             hidden = self.target.hidden  # now, as a processor may forward the model, too
             sequence.mark("forward")
-            choices = self.choice.after(
-                logits, draft, sequence.text, every=drafter.needs.choices, left=sequence.left, eos=sequence.eos
-            )
+            every = drafter.needs.choices
+            choices = self.choice.after(logits, draft, sequence.text, every=every, over=sequence.over)
             return Forwarded(choices, logits, hidden)
         n = len(draft.tree)
         padded, launch = self.padded(sequence.cache, n, drafter, sequence.mark)

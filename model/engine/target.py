@@ -30,6 +30,7 @@ from .layers import (
     form_of,
     is_compiled,
     layer_types,
+    mode_of,
     probe_layers,
     try_draft,
     warn_untried,
@@ -173,14 +174,14 @@ class Target:
         """A cache for one sequence, with room for drafts of `nodes` nodes.
 
         Args:
-            prompt: keep what is committed of it already, for `prefill`, if the weights have not changed.
+            prompt: keep what is committed of it already, for `prefill`, if the model has not changed.
             method: and if this method has read it.
             tokens: prompt and answer that it has room for at first; default: a full context, as static steps need.
         """
         check_training(self.model, self.name)
         reader = None if method is None else weakref.ref(method)
         values = self._weights()
-        committed_by = (reader, values) if prompt else ()
+        committed_by = (reader, values, mode_of(self.model)) if prompt else ()
         return self.caches.borrowed(self._capacity(nodes, tokens), prompt, committed_by)
 
     def _weights(self) -> bytes:

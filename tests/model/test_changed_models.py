@@ -214,6 +214,35 @@ def test_an_adapter_inside_the_layers_is_used_and_one_of_the_inputs_refused():
         decoded(model, Generate())
 
 
+class Tuned(torch.nn.Linear):
+    """As peft's layers: what acts is an attribute, no parameter."""
+
+    merged_adapters = ()
+    active_adapters, disable_adapters, scaling = ("a",), False, {"a": 1.5, "b": -0.5}
+
+    def forward(self, input):
+        return super().forward(input) * (1 if self.disable_adapters else self.scaling[self.active_adapters[0]])
+
+
+def test_what_acts_next_to_the_weights_is_noticed():
+    """A prompt's keys and values were those of another adapter, or of a model without its owner's hook."""
+    model = toy_model("llama-grouped")
+    decoder, layer = Decoder(model, eos=()), model.model.layers[0].self_attn.v_proj
+    layer.__class__ = Tuned
+    changes = (
+        lambda: setattr(layer, "active_adapters", ("b",)),
+        lambda: setattr(layer, "disable_adapters", True),
+        lambda: (setattr(layer, "disable_adapters", False), layer.scaling.update(b=3.0)),
+        lambda: model.model.layers[0].register_forward_hook(lambda module, inputs, output: 2 * output),
+    )
+    answers = set()
+    for change in (lambda: None, *changes):
+        change()
+        answers.add(tuple(expected := greedy(model, 5 * PROMPT, 20)))
+        assert decoder.generate(5 * PROMPT, max_new_tokens=20).ids == expected
+    assert len(answers) == 5
+
+
 @pytest.mark.parametrize("name", ["adapter_names", "alora_offsets"])
 def test_what_peft_computes_for_a_call_is_refused(name):
     """Its `generate` gives the layers keyword arguments by hooks."""

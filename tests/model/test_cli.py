@@ -89,6 +89,10 @@ def test_a_prompt_gets_the_template_that_there_is_or_none(decoder, said, monkeyp
     assert row["ids"] == decoder.generate(text, max_new_tokens=8).ids and "messages" not in row
     with pytest.raises(UserError, match="is a chat, and the tokenizer has no template"):
         prompt_of(decoder, [{"role": "user", "content": text}])
+    by_code = {"apply_chat_template": lambda tokenizer, turns, **options: [5, 6, len(turns[0]["content"])]}
+    with monkeypatch.context() as patched:  # mistral-common's: no template, and yet prompts
+        patched.setattr(decoder.tokenizer, "__class__", type("Own", (type(decoder.tokenizer),), by_code))
+        assert said(*few)[0]["ids"] == decoder.generate([5, 6, len(text)], max_new_tokens=8).ids
     monkeypatch.setattr(decoder.target, "name", "lmsys/vicuna-7b-v1.3")
     assert decoder.tokenizer.decode(prompt_of(decoder, [{"role": "user", "content": text}])).count("USER: Hello") == 1
 

@@ -136,18 +136,26 @@ def test_it_ends_with_any_eos_at_the_limit_and_at_the_contexts_end(name, compani
 
 
 @every_method
-def test_processors_are_called_once_a_token_and_never_behind_the_end(name, companions):
+def test_processors_and_criteria_are_called_once_a_token_and_never_behind_the_end(name, companions):
     """As `generate` calls them: a grammar has no answer there, and one that counts would be out of step."""
     target, prompt = Target(model()), prompts()[2]
     free = own_text(prompt, 50)
-    for eos, limit in ((set(), 9), (set(), 13), ({free[11]}, 50), ({free[20]}, 50)):
-        drafter, expected = make(name, target, companions, eos=eos), own_text(prompt, limit, eos)
+    for eos, limit, stop in (
+        (set(), 9, 50),
+        (set(), 13, 50),
+        ({free[11]}, 50, 50),
+        ({free[20]}, 50, 50),
+        (set(), 50, 17),
+    ):
+        drafter, expected = make(name, target, companions, eos=eos), own_text(prompt, min(limit, stop), eos)
         for _ in range(2):  # hot: what is drafted goes past the end
-            texts = []
+            texts, asked = [], []
             ways = Sampling(processors=(lambda ids, scores: texts.append(ids[0].tolist()) or scores,))  # noqa: B023
-            out = generate(target, drafter, prompt, max_new_tokens=limit, eos=eos, sampling=ways)
-            assert out.tokens == expected
+            settings = dict(max_new_tokens=limit, eos=eos, sampling=ways)
+            settings["ends"] = lambda text: asked.append(text) or len(text) == len(prompt) + stop  # noqa: B023
+            assert generate(target, drafter, prompt, **settings).tokens == expected
             assert texts == [prompt + expected[:count] for count in range(len(expected))]
+            assert asked == [*texts[1:], prompt + expected]
 
 
 @every_method

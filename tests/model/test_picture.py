@@ -52,7 +52,7 @@ def test_the_drawing_has_the_text_and_every_node_and_ends_on_its_card(decoder):
     assert len(shades) == len(runs) and set(shades) <= {f"s{min(n, 5)}" for n in picture.lengths}
     names = [text for text in texts if "small" in text.get("class")]
     cut = f", {len(names) - 1} drawn (… goes on)" if len(names) < len(picture.nodes) else "accepted;"
-    assert sum("12 tokens drafted in one forward" in text.text and cut in text.text for text in texts) == 1
+    assert sum("12 tokens drafted, " in text.text and cut in text.text for text in texts) == 1
     assert len(names) == len(picture.nodes) or any(name.text.endswith("…") for name in names)
     assert sum("on" in name.get("class").split() for name in names) == sum(ok for _, _, ok in picture.nodes)
     assert len({(name.get("x"), name.get("y")) for name in names}) == len(names)
@@ -76,9 +76,13 @@ def test_what_a_model_says_is_no_markup():
 def test_words_wrap_and_a_deep_rejected_draft_ends_in_dots():
     words = ["word " * 40, "x" * 2 * COLUMNS, "\n\n漢字", "e\u0301"]
     chain = [((0,) * depth, " token", depth < 3) for depth in range(30)]
-    root, texts, _ = drawn(Picture([(text, 1) for text in words], [], [4], 1, chain))
+    root, texts, _ = drawn(Picture([(text, 1) for text in words], [], [4], 100, chain))
     assert float(root.get("width")) == round(WIDTH)
     assert all(float(text.get("x")) + float(text.get("textLength", 0)) <= WIDTH for text in texts)
+    words_wide = [
+        6.6 * len(text.text) for text in texts if "words" in text.get("class")
+    ]  # of 13 pixels, without serifs
+    assert max(words_wide) <= WIDTH - 32, "README's last word was cut off"
     lines = {}
     for text in texts[7:]:
         if text.get("class") == "":

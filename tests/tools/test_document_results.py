@@ -13,7 +13,7 @@ import evaluation.configuration.config  # noqa: F401  (configs/ resolve names by
 from evaluation.configuration.fingerprint import changed_sampling, recorded_method
 from evaluation.configuration.jobs import compose, drafts_from_tree
 from evaluation.loading.settings import ModelSettings
-from evaluation.report import REFERENCE
+from evaluation.report import REFERENCE, against_shipped
 from model.errors import UserError
 from model.recycling import build_template
 from tests.evaluation.made_runs import asked, made
@@ -94,6 +94,8 @@ def test_the_printed_command_gives_the_settings_of_the_record(name):
     jobs = compose(shlex.split(shipped.command)[2:]).jobs
     assert {of_job(job, stateful) for job in jobs} == {of_record(run) for run in shipped.runs}
     assert {job.folder.name for job in jobs} == {name}
+    line = against_shipped(shipped.runs, ROOT / "results" / f"{name.partition('-')[0]}-of-mine")
+    assert f"/{name}: " in line and "equal in {0} of {0} conf".format(len(shipped.configurations)) in line
 
 
 @pytest.fixture

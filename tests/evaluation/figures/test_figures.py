@@ -111,23 +111,29 @@ def test_lines_are_at_their_values():
 
 def test_a_method_looks_alike_in_all_figures_and_what_is_left_out_is_said():
     """Colours had been those of the order in each figure; of 17 methods 17 lines were drawn in 8 colours."""
-    swept = VARIED["budget"] + [made(f"dynamic ({start})", questions(3), method={"nodes": n})
+    swept = VARIED["budget"] + [made(f"goose ({start})", questions(3), method={"nodes": n})
                                 for n in (1, 2, 3) for start in ("cold", "hot")]  # fmt: skip
-    inks = {"recycling": "#E69F00", "spine": "#56B4E9", "dynamic": "#56B4E9"}
+    inks = {"recycling": "#E69F00", "spine": "#0072B2", "goose": "#009E73"}
     for runs in (swept, VARIED["tree_size"]):
         (data,) = split(runs, main_table(runs)).values()
         for draw in (figures.budget, figures.tree_size, figures.accepted_lengths, figures.mat_over_questions):
             lines = [line for axes in getattr(draw(data), "axes", ()) for line in axes.lines]
             named = [line for line in lines if line.get_label().partition(" ")[0] in inks]
             assert all(line.get_color() == inks[line.get_label().partition(" ")[0]] for line in named)
-            assert {line.get_linestyle() for line in named if "spine" in line.get_label()} <= {"--"}, "a second cycle"
+            assert {line.get_linestyle() for line in named if "goose" in line.get_label()} <= {"--"}, "a second cycle"
     (data,) = split(swept, main_table(swept)).values()
     assert figures.accepted_lengths(data).get_supxlabel().endswith("4 of 12 configurations are drawn")
     many = [made(f"m{i} (hot)", questions(i % 3), method={"nodes": 4}) for i in range(11)]
+    many.append(made("vanilla", questions()))
     (data,) = split(many, main_table(many)).values()
     assert len(figures.accepted_lengths(data).axes[0].lines) == 8
-    assert figures.accepted_lengths(data).get_supxlabel().endswith("8 of 11 configurations are drawn")
+    for figure in (figures.accepted_lengths(data), figures.novelty([data])):
+        assert figure.get_supxlabel().endswith("8 of 12 configurations are drawn")
+    several = [*VARIED["tree_shape"], recycling("cold", tree_name="shape"), made("vanilla", questions())]
+    (shapes,) = split(several, main_table(several)).values()
+    assert figures.tree_shape(shapes).get_supxlabel().endswith("3 of 5 configurations are drawn")
     assert len(figures.mat(data).axes) == 2, "a map of numbers has a bar"
+    assert [*figures.speedup_over_vanilla(data).axes[1].get_yticks()] == pytest.approx([0.8, 1.0, 1.2])
 
 
 def test_a_budgets_line_has_trees_of_one_kind_and_intervals_are_named_where_drawn():

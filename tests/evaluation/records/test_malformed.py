@@ -37,7 +37,7 @@ BROKEN = {
     "accept_lengths": (3, "221", [2, "2", 1], [2, None, 1], [2, -2, 1], [[2, 2], [1]]),
     "decoding_steps": (2,),
     "decode_time": ([1.0, -0.5],),
-    "output_ids": ([1, 2], [None, [1]], [[1, None], [1]]),
+    "output_ids": ([1, 2], [None, [1]], [[1, None], [1]], [[2**63], [1]]),
     "step_nodes": ([[None], [1]],),
     "repeated_3grams": (["much", 0.1],),
     "step_paths": ([[0], [1]],),
@@ -82,6 +82,36 @@ def test_odd_names_and_a_damaged_folder_are_reported_and_named(call, tmp_path, d
     assert {len(re.findall(r"(?<!\\)\|", line)) for line in lines} == {len(re.findall(r"\|", lines[0]))}
     assert "all 9 turns equal vanilla's" in outcome.out and "1 turns are not compared" in outcome.out
     assert call(report.main, tmp_path, "--against", tmp_path).code == 0
+
+
+ODD = {
+    **{"label": None, "device": {}, "questions": "x", "versions": {}, "draft_tree": "x", "command": [3], "config": "x"},
+    **{"question_hashes": [{}], "cores_busy_elsewhere": "x", "git": "x", "settings": "x", "settings.model": 3},
+    **{"settings.model.files": 1.5, "settings.max_new_tokens": [[]]},
+    **{"settings.method.nodes": [1], "settings.bench.name": [[]], "settings.sampling": "x"},
+}
+
+
+def test_a_run_whose_metadata_is_odd_is_left_out_by_name(call, tmp_path):
+    """Each had ended in a traceback, and so had files of no record that are nested too deep or lack a key."""
+    write(made("vanilla", ROWS), tmp_path)
+    paths = {}
+    for key, value in ODD.items():
+        run = made("pld", ROWS, folder=key)
+        *groups, name = key.split(".")
+        inner = run.metadata
+        for group in groups:
+            inner = inner[group]
+        inner[name] = value
+        paths[key] = tmp_path / "runs" / key
+        write(made("pld", ROWS), tmp_path).rename(paths[key])
+        (paths[key] / "metadata.json").write_text(json.dumps(run.metadata))
+    (tmp_path / "jobs").mkdir()
+    for file, text in (("sweep", '{"jobs": [[1]]}'), ("jobs/a", '{"not_available": "x"}'), ("audit_gaps", "[" * 9999)):
+        (tmp_path / f"{file}.json").write_text(text)
+    outcome = call(report.main, tmp_path)
+    assert outcome.code == 0 and len(outcome.err.splitlines()) == len(ODD), outcome.err
+    assert all(f"left out: {path}: " in outcome.err for path in paths.values())
 
 
 def test_of_several_answers_to_a_question_the_first_counts_as_in_spec_bench(call, tmp_path):

@@ -17,6 +17,7 @@ from model.recycling import TokenRecycling, build_template
 from tests.conftest import toy_model
 from tests.model.engine.fake_graphs import FakeGraphs
 from tests.model.every_method import V, make
+from tests.model.methods.heads import write_eagle
 
 
 @pytest.mark.parametrize("method", ["recycling", "dynamic"])
@@ -59,6 +60,20 @@ def test_models_in_turn_leave_nothing(monkeypatch):
         gc.collect()
         assert not any(graph() for graph in graphs.captured) and not any(cache() for cache in caches)
     assert len(graphs.captured) == 3
+
+
+@pytest.mark.parametrize("method", ["recycling", "eagle"])
+def test_a_changed_mode_is_captured_anew(monkeypatch, tmp_path, method):
+    """A replay knows nothing of an owner's new hook. The engine's own, for hidden states, changes nothing."""
+    graphs, captured = FakeGraphs(monkeypatch), []
+    target = graphs.target(toy_model("llama"))
+    drafter = make(method, target, {"eagle": {"head_path": write_eagle(tmp_path, target.model)}})
+    for change in (None, None, target.model.model.register_forward_hook):
+        if change is not None:
+            change(lambda module, inputs, output: None)
+        generate(target, drafter, [5, 6, 7], max_new_tokens=9, execution="graph")
+        captured.append(len(graphs.captured))
+    assert captured[0] == captured[1] < captured[2] == 2 * captured[0]
 
 
 def answer_with(drafters, target, temperatures=(0.0,)):
