@@ -343,7 +343,8 @@ def asked(criteria: Iterable[Any], device: torch.device) -> Callable[[list[int]]
 def eos_ids(ids: Any) -> frozenset[int]:
     """Return the ids of an `eos_token_id`, which may be one, several or none. Raises UserError for anything else."""
     listed = ids.tolist() if hasattr(ids, "tolist") else ids  # a tensor
-    found = [getattr(t, "tolist", lambda t=t: t)() for t in ([listed] if isinstance(listed, int) else listed or ())]
+    several = listed if isinstance(listed, Iterable) else [] if listed is None else [listed]
+    found = [getattr(token, "tolist", lambda token=token: token)() for token in several]
     if not all(isinstance(token, int) for token in found):
         raise UserError(f"eos={ids}: must be a token id, or several")
     return frozenset(found)
