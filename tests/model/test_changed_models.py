@@ -251,15 +251,20 @@ def test_what_acts_next_to_the_weights_is_noticed():
     assert len(answers) == 6
 
 
-@pytest.mark.parametrize("name", ["adapter_names", "alora_offsets"])
-def test_what_peft_computes_for_a_call_is_refused(name):
-    """Its `generate` gives the layers keyword arguments by hooks."""
+@pytest.mark.parametrize("given", [{"adapter_names": ["a"]}, {"alora_offsets": [3]}, {}])
+def test_what_peft_computes_for_a_call_is_refused(given):
+    """Its `generate` gives the layers arguments by hooks: keywords, or what a function encloses (Poly's task_ids)."""
     model = toy_model("llama-grouped")
     with pytest.raises(UserError, match="aLoRA acts behind its invocation tokens"):
         Decoder(Adapter(model, False, alora=[7, 8]))
-    give = partial(lambda layer, inputs, kwargs, **more: (inputs, kwargs), **{name: ["a"]})
-    hook = model.model.layers[0].self_attn.q_proj.register_forward_pre_hook(give, with_kwargs=True)
-    with pytest.raises(UserError, match=f"this decoding has no {name}"):
+
+    def give(layer, inputs, kwargs, **more):
+        return inputs, kwargs
+
+    give.__module__ = "peft.tuners.lora.model"
+    hook = partial(give, **given) if given else give
+    handle = model.model.layers[0].self_attn.q_proj.register_forward_pre_hook(hook, with_kwargs=True)
+    with pytest.raises(UserError, match=f"this decoding has no {next(iter(given), 'arguments of peft')}"):
         decoded(model, Generate())
-    hook.remove()
+    handle.remove()
     assert decoded(model, Generate()) == greedy(model, PROMPT, 20)
