@@ -115,6 +115,8 @@ class Decoder:
                 method = make_method(method, self.target, eos=self.eos, **settings)
             elif settings:
                 raise UserError(f"method {type(method).__name__}: is made already and takes no {', '.join(settings)}")
+            elif not isinstance(method, Drafter):
+                raise UserError(f"method={method}: must be a name or a drafter")
             self.method = method
             if self.start not in ("hot", "cold"):
                 self.load_state(self.start)
@@ -288,6 +290,8 @@ class Decoder:
 
     def _stop_criteria(self, stop: str | Sequence[str] | None) -> list[Any]:
         """Return transformers' criterion for stop strings, if there are any. Raises UserError if it refuses them."""
+        if not isinstance(stop, Iterable | None):
+            raise UserError(f"stop={stop}: must be a text, or several")
         strings = (stop,) if isinstance(stop, str) else tuple(stop or ())
         if strings and self.tokenizer is None:
             raise UserError("stop: needs a tokenizer, and this decoder has none")

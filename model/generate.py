@@ -154,9 +154,10 @@ def _prepared_elsewhere(model: Any) -> bool:
 
 
 def _given_by_peft(model: Any) -> set[str]:
-    """Return what peft's `generate` computes from a call and hands to the layers: a draft tree has other rows."""
+    """Return what peft's hooks hand to the layers, computed for a call's rows: a draft tree has others."""
     hooks = [hook for module in model.modules() for hook in module._forward_pre_hooks.values()]
-    return {"adapter_names", "alora_offsets"} & {name for hook in hooks for name in getattr(hook, "keywords", ())}
+    theirs = [h for h in hooks if str(getattr(getattr(h, "func", h), "__module__", "")).startswith("peft.")]
+    return {name for hook in theirs for name in getattr(hook, "keywords", ["arguments of peft's layers"])}
 
 
 ATTRIBUTE = "_token_recycling"  # of a model: holds its `ModelState`
@@ -343,7 +344,8 @@ def asked(criteria: Iterable[Any], device: torch.device) -> Callable[[list[int]]
 def eos_ids(ids: Any) -> frozenset[int]:
     """Return the ids of an `eos_token_id`, which may be one, several or none. Raises UserError for anything else."""
     listed = ids.tolist() if hasattr(ids, "tolist") else ids  # a tensor
-    found = [getattr(t, "tolist", lambda t=t: t)() for t in ([listed] if isinstance(listed, int) else listed or ())]
+    several = listed if isinstance(listed, Iterable) else [] if listed is None else [listed]
+    found = [getattr(token, "tolist", lambda token=token: token)() for token in several]
     if not all(isinstance(token, int) for token in found):
         raise UserError(f"eos={ids}: must be a token id, or several")
     return frozenset(found)

@@ -118,7 +118,7 @@ class Drafter:
         """Load a saved state, all of it or nothing. Raises UserError if it does not fit."""
         before = {name: tensor.clone() for name, tensor in self.state_dict().items()}
         for name in state.keys() & before.keys():
-            if state[name].is_floating_point() != before[name].is_floating_point():
+            if state[name].is_complex() or state[name].is_floating_point() != before[name].is_floating_point():
                 raise UserError(f"start: the saved {name} holds {state[name].dtype}, and should {before[name].dtype}")
         try:
             self._load(state)

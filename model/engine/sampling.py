@@ -14,6 +14,7 @@ import math
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from numbers import Integral, Real
 from typing import Any
 
 import torch
@@ -54,6 +55,10 @@ class Sampling:
     processors: tuple[Processor, ...] = ()
 
     def __post_init__(self) -> None:
+        for name, value in vars(self).items():
+            kind = Integral if name in ("top_k", "seed") else Real
+            if name != "processors" and not isinstance(value, kind):
+                raise UserError(f"sampling.{name}={value}: must be a {'whole ' if kind is Integral else ''}number")
         right = {
             "temperature": self.temperature == 0 or 1e-20 <= self.temperature < float("inf"),  # less overflows logits
             "top_k": self.top_k >= 0,

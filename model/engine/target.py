@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import cached_property, partial
 from itertools import pairwise
+from numbers import Integral
 from threading import get_ident
 from typing import Any
 
@@ -212,8 +213,8 @@ class Target:
         Raises:
             UserError: max_new_tokens < 1, the prompt leaves no room for an answer, or the model has no such ids.
         """
-        if max_new_tokens < 1:
-            raise UserError(f"max_new_tokens={max_new_tokens}: must be at least 1")
+        if not isinstance(max_new_tokens, Integral) or max_new_tokens < 1:
+            raise UserError(f"max_new_tokens={max_new_tokens}: must be a whole number, at least 1")
         if not 1 <= len(prompt) < self.context:
             raise UserError(
                 f"prompt of {len(prompt)} tokens: must have 1 to {self.context - 1} (context {self.context})"

@@ -248,7 +248,10 @@ class NgramTrie:
 
 
 def _is_tree(saved: dict[str, list[int]]) -> bool:
-    """True if children are below their one parent, and parents and fail links lead to the root: nothing goes round."""
+    """True if children are below their one parent, and parents and fail links lead to the root: nothing goes round.
+
+    And no child is more frequent than its parent, as `continuations` leaves children out with it.
+    """
     parents = [node for node, count in enumerate(saved["counts"]) for _ in range(count)]
     below = {(parent, saved["token"][child]) for parent, child in zip(parents, saved["children"], strict=True)}
     links = [np.array(saved[name]) for name in ("parent", "fail")]
@@ -257,7 +260,9 @@ def _is_tree(saved: dict[str, list[int]]) -> bool:
     return (
         len(below) == len(parents)
         and all(
-            saved["parent"][c] == p and saved["depth"][c] == 1 + saved["depth"][p]
+            saved["parent"][c] == p
+            and saved["depth"][c] == 1 + saved["depth"][p]
+            and (p == ROOT_NODE or saved["freq"][c] <= saved["freq"][p])
             for p, c in zip(parents, saved["children"], strict=True)
         )
         and not any(link.any() for link in links)

@@ -83,6 +83,12 @@ def _by_numpy(model):
         parameter.detach().numpy()[...] *= 1.1
 
 
+@torch.no_grad()
+def _one_value(model):
+    """None of those that are compared: torch counts this write."""
+    model.get_input_embeddings().weight[PROMPT[0], 1] += 20
+
+
 def _at_an_address_used_again(model):
     for parameter in model.parameters():
         data = parameter.detach() * 1.1
@@ -91,8 +97,8 @@ def _at_an_address_used_again(model):
         parameter.data = fresh.copy_(data)
 
 
-@pytest.mark.parametrize("write", [_by_fused_adamw, _by_numpy, _at_an_address_used_again])
-def test_writes_that_torch_does_not_count_are_noticed(write, monkeypatch):
+@pytest.mark.parametrize("write", [_by_fused_adamw, _by_numpy, _at_an_address_used_again, _one_value])
+def test_writes_of_any_kind_are_noticed(write, monkeypatch):
     """By the decoder's packed weights and its cache, and the owner's own calls never take a packed copy."""
     monkeypatch.setattr("model.engine.linear.SMALL_PRODUCT", 0)
     model = toy_model("llama-grouped")
@@ -221,7 +227,8 @@ class Tuned(torch.nn.Linear):
     active_adapters, disable_adapters, scaling = ("a",), False, {"a": 1.5, "b": -0.5}
 
     def forward(self, input):
-        return super().forward(input) * (1 if self.disable_adapters else self.scaling[self.active_adapters[0]])
+        scale = 1 if self.disable_adapters else self.scaling[self.active_adapters[0]]
+        return super().forward(input) * (2 * scale if self.training else scale)
 
 
 def test_what_acts_next_to_the_weights_is_noticed():
@@ -233,6 +240,7 @@ def test_what_acts_next_to_the_weights_is_noticed():
         lambda: setattr(layer, "active_adapters", ("b",)),
         lambda: setattr(layer, "disable_adapters", True),
         lambda: (setattr(layer, "disable_adapters", False), layer.scaling.update(b=3.0)),
+        model.train,
         lambda: model.model.layers[0].register_forward_hook(lambda module, inputs, output: 2 * output),
     )
     answers = set()
@@ -240,18 +248,23 @@ def test_what_acts_next_to_the_weights_is_noticed():
         change()
         answers.add(tuple(expected := greedy(model, 5 * PROMPT, 20)))
         assert decoder.generate(5 * PROMPT, max_new_tokens=20).ids == expected
-    assert len(answers) == 5
+    assert len(answers) == 6
 
 
-@pytest.mark.parametrize("name", ["adapter_names", "alora_offsets"])
-def test_what_peft_computes_for_a_call_is_refused(name):
-    """Its `generate` gives the layers keyword arguments by hooks."""
+@pytest.mark.parametrize("given", [{"adapter_names": ["a"]}, {"alora_offsets": [3]}, {}])
+def test_what_peft_computes_for_a_call_is_refused(given):
+    """Its `generate` gives the layers arguments by hooks: keywords, or what a function encloses (Poly's task_ids)."""
     model = toy_model("llama-grouped")
     with pytest.raises(UserError, match="aLoRA acts behind its invocation tokens"):
         Decoder(Adapter(model, False, alora=[7, 8]))
-    give = partial(lambda layer, inputs, kwargs, **more: (inputs, kwargs), **{name: ["a"]})
-    hook = model.model.layers[0].self_attn.q_proj.register_forward_pre_hook(give, with_kwargs=True)
-    with pytest.raises(UserError, match=f"this decoding has no {name}"):
+
+    def give(layer, inputs, kwargs, **more):
+        return inputs, kwargs
+
+    give.__module__ = "peft.tuners.lora.model"
+    hook = partial(give, **given) if given else give
+    handle = model.model.layers[0].self_attn.q_proj.register_forward_pre_hook(hook, with_kwargs=True)
+    with pytest.raises(UserError, match=f"this decoding has no {next(iter(given), 'arguments of peft')}"):
         decoded(model, Generate())
-    hook.remove()
+    handle.remove()
     assert decoded(model, Generate()) == greedy(model, PROMPT, 20)

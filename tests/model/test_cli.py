@@ -78,8 +78,11 @@ def test_prompts_of_a_file_are_answered_as_objects(tmp_path, decoder, said):
 def test_a_prompt_gets_the_template_that_there_is_or_none(decoder, said, monkeypatch):
     """Any model without one had got Vicuna's text in silence."""
     few, text = ["--prompt", "Hello there.", "--max-new-tokens", "8"], "Hello there."
-    stopped = said(*few, "--stop", decoder.generate(prompt_of(decoder, [{"role": "user", "content": text}])).text[:2])
-    assert stopped[0]["stop"] == "stop" and len(stopped[0]["ids"]) < 8
+    stop = decoder.generate(prompt_of(decoder, [{"role": "user", "content": text}])).text[:2]
+    (stopped,) = said(*few, "--stop", stop)
+    assert stopped["stop"] == "stop" and len(stopped["ids"]) < 8
+    Chat(decoder, out := io.StringIO(), colours=False, max_new_tokens=8, sampling=GREEDY, stop=[stop]).say(text)
+    assert out.getvalue() == stopped["text"] + "\n"
     monkeypatch.setattr(decoder.tokenizer, "chat_template", "{{ messages[0].content }}{% if loud %} LOUD{% endif %}")
     for more, asked in (([], text), (["--chat-template-kwargs", '{"loud": true}'], f"{text} LOUD")):
         ids = decoder.tokenizer(asked, add_special_tokens=False).input_ids

@@ -185,9 +185,16 @@ MISTAKES = [
     (pickle.dumps, "copy the model"),
     (lambda _: Generate(eos=1), "eos_token_id"),
     (lambda decoder: decoder.generate([5], stop="x"), "stop: needs a tokenizer"),
+    (lambda decoder: decoder.generate([5], stop=5), "stop=5: must be a text, or several"),
+    (lambda decoder: decoder.generate([5], max_new_tokens=2.5), "max_new_tokens=2.5: must be a whole number"),
+    (lambda decoder: decoder.generate([5], max_new_tokens=None), "max_new_tokens=None: must be a whole number"),
+    (lambda _: Sampling(temperature="hot"), "sampling.temperature=hot: must be a number"),
+    (lambda _: Sampling(top_k=2.5), "sampling.top_k=2.5: must be a whole number"),
     (lambda decoder: decoder.generate([5], sampling={"temperature": 1}), "must be a Sampling"),
     (lambda decoder: decoder.generate_all([[5]], sampling={"temperature": 1}), "must be a Sampling"),
     (lambda decoder: Decoder(decoder.target.model, eos="</s>"), "eos=</s>: must be a token id"),
+    (lambda decoder: Decoder(decoder.target.model, eos=1.5), "eos=1.5: must be a token id"),
+    (lambda decoder: Decoder(decoder.target.model, method=5), "method=5: must be a name or a drafter"),
     (lambda decoder: Decoder(decoder.target.model, chat_template_kwargs="x"), "chat_template_kwargs=x: must be a map"),
 ]
 

@@ -105,6 +105,8 @@ BROKEN = [
     ("trie_fail", lambda t: torch.ones_like(t)),
     ("trie_buckets", lambda t: t * 0),
     ("trie_token", lambda t: t.float()),
+    ("trie_token", lambda t: t.to(torch.complex64)),
+    ("trie_freq", lambda t: -t),
     ("trie_counts", lambda t: t + 1),
     ("trie_place", lambda t: t - 1),
     ("trie_place", None),
