@@ -76,7 +76,9 @@ def test_script_json_reads_back_the_same(tmp_path):
 
 
 def test_the_setup_names_the_models_folder_though_no_fingerprint_does():
-    run = SimpleNamespace(settings={"model": {"name": "toy"}}, config={"model": {"path": "there"}}, metadata={})
+    run = SimpleNamespace(
+        model="toy", settings={"model": {"name": "toy"}}, config={"model": {"path": "there"}}, metadata={}
+    )
     assert _model(run).startswith("toy (there), ")
 
 
