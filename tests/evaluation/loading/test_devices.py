@@ -115,8 +115,8 @@ def test_jobs_in_processes_of_their_own(checkpoint, bench_file, tmp_path):
     pytest.importorskip("hydra_plugins.hydra_submitit_launcher", reason="optional: requirements-cluster.txt")
     sweep = ["-m", "evaluation.run", "-m", "hydra/launcher=submitit_local", "model=path", f"model.path={checkpoint}"]
     sweep += ["model.name=toy", "bench=file", f"bench.path={bench_file}", "bench.end=3", "max_new_tokens=24"]
-    done = started(*sweep, "method.k=4,8,9", f"results_dir={tmp_path}")
-    assert done.returncode == 2 and len(errors(done)) == 1 and "k=4" in errors(done)[0], done.stderr
+    done = started(*sweep, "method.k=8,9,400", f"results_dir={tmp_path}")
+    assert done.returncode == 2 and len(errors(done)) == 1 and "k=400" in errors(done)[0], done.stderr
     assert "Traceback" not in done.stderr
     runs = [json.loads(path.read_text()) for path in tmp_path.glob("default/runs/*/summary.json")]
     assert len(runs) == 2 and all(run["questions"] == 3 for run in runs)
