@@ -62,6 +62,16 @@ def test_every_page_is_linked_from_the_readme_and_every_figure_is_shown():
     assert {f"docs/{page.name}" for page in PAGES} <= linked
 
 
+def test_a_table_of_measured_figures_says_what_made_it():
+    """Its command below it; or its section or page that there is no record, or that these are estimates."""
+    figures = re.compile(r"\| *\d+\.\d+~?( \[[^]|]*\])? *(?=\|)")
+    for page in (README, *PAGES):
+        for table in re.finditer(r"(^ *\|.*\n)+", text := page.read_text(), flags=re.M):
+            before = text.partition("\n## ")[0] + text[: table.start()].rpartition("\n#")[2]
+            if figures.search(table[0]) and not re.match(r"\n`(bash eval\.sh|python -m) ", text[table.end() :]):
+                assert re.search(r"unrecorded|estimates", before), f"{page.name}: {table[0][:300]}"
+
+
 def commands() -> list[str]:
     """Every command of the shell blocks once, without its comment."""
     lines = [line for page in (README, *PAGES) for block in blocks(page, "bash") for line in block.splitlines()]

@@ -59,7 +59,7 @@ class Audit:
     """A configuration, all its repeats, against its baseline.
 
     Attributes:
-        left_out: turns behind one that differed, whose prompts differ, and those without token ids: they say nothing.
+        left_out: turns behind one that differed, whose prompts differ, and those of which one side has no token ids.
     """
 
     pool: Pool
@@ -98,8 +98,8 @@ def audits(pooled: Sequence[Pool], bases: Sequence[str] = ("vanilla",)) -> list[
         audit = Audit(pool, base)
         for repeat, shards in pool.repeats.items():
             base_rows = base.answers_to_compare(repeat)
-            for run, row in ((shard, row) for shard in shards for row in shard.answers if row_key(row) in base_rows):
-                turns, left_out = common_turns(row, base_rows[row_key(row)])
+            for run, row in ((shard, row) for shard in shards for row in shard.answers):
+                turns, left_out = common_turns(row, base_rows.get(row_key(row), {"choices": []}))
                 audit.left_out += left_out
                 for choice, turn, ids, base_ids in turns:
                     differs_at = None if ids == base_ids else diverge(ids, base_ids)

@@ -38,9 +38,10 @@ def test_what_holds_no_token_ids_is_not_passed(tmp_path):
     """A turn without its entry had been dropped in silence, and two empty ones had been equal."""
     lacking, empty = said(1, [1, 2]), said(2, [])
     lacking["choices"][0]["turns"] = ["text"] * 2
-    runs = [made("vanilla", [said(1, [1, 2], [3]), empty]), made("pld", [lacking, empty], folder="other")]
+    whole, short = said(3, [1], [2]), said(3, [1])
+    runs = [made("vanilla", [said(1, [1, 2], [3]), empty, whole]), made("pld", [lacking, empty, short, said(4, [1])])]
     (line,) = wording(audit_table(runs, {}), tmp_path)
-    assert line.startswith("Lossless in float32: all 1 turns equal") and line.endswith("; 2 turns are not compared.")
+    assert line.startswith("Lossless in float32: all 2 turns equal") and line.endswith("; 4 turns are not compared.")
 
 
 def test_the_words_of_each_type(tmp_path):

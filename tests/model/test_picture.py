@@ -88,7 +88,11 @@ def test_words_wrap_and_a_deep_rejected_draft_ends_in_dots():
         if text.get("class") == "":
             lines.setdefault(float(text.get("y")), []).append(text.text)
     assert len(lines) == 7 and all(len("".join(line)) <= COLUMNS for line in lines.values())
-    assert any("small" in text.get("class") and text.text.endswith("…") for text in texts)
+    names = [text.text for text in texts if "small" in text.get("class")]
+    assert any(name.endswith("…") for name in names) and len(names) < 30
+    assert (
+        sum(f"29 tokens drafted, 2 accepted, {len(names) - 1} drawn (… goes on);" in text.text for text in texts) == 1
+    )
     wide, combined = (next(t for t in texts if t.text == text) for text in ("漢字", "e\u0301"))
     assert float(wide.get("textLength")) == 4 * float(combined.get("textLength"))
     root, *_ = drawn(Picture([("plain", 1)], [1], [1], 0, []))
