@@ -195,6 +195,8 @@ class Decoder:
             tokenizer = AutoTokenizer.from_pretrained(source, **common)
             loader = partial(AutoModelForCausalLM.from_pretrained, source, use_safetensors=True, **common)
             model = holding.load(loader, source, revision) if hold else loader(dtype=weights)
+        except UserError:  # which is a ValueError
+            raise
         except (OSError, ValueError, KeyError, ImportError, SafetensorError) as error:
             why = "cannot be loaded" if is_local else "no such folder, and the hub's cannot be loaded"
             if offline:

@@ -161,6 +161,8 @@ def _load(settings: ModelSettings) -> LoadedModel:
                 **common,
             )
             model = holding.load(loader, path, revision) if hold else loader(dtype=choose_dtype(settings.dtype, device))
+    except UserError:  # which is a ValueError
+        raise
     except (OSError, ValueError, KeyError, ImportError, SafetensorError) as error:
         raise UserError(f"model {settings.path}: cannot be loaded ({why}{one_line(error)[:300]})") from None
     if files is None:

@@ -10,11 +10,13 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM as Auto
 
+from evaluation.loading import models
 from model import holding
 from model.decoder import Decoder
 from model.engine.linear import PackedLinear, halves, is_held, linear_of
 from model.errors import UserError
 from model.generate import Generate
+from tests.checkpoint import write_checkpoint
 from tests.conftest import CONFIGS, greedy, toy_model
 
 PROMPT = [5, 9, 13, 7, 5, 9, 13, 8, 20, 21]
@@ -144,3 +146,16 @@ def test_a_checkpoint_larger_than_the_free_memory_is_refused_before_it_is_loaded
         with nullcontext() if len(dtypes) == 2 else pytest.raises(UserError, match="GB of memory on a CPU, and 0.0 GB"):
             holding.load(loader, str(folder))
         assert loaded == dtypes
+
+
+def test_too_little_memory_is_said_as_that_alone(tmp_path, monkeypatch):
+    """Not as a folder that cannot be loaded, or is not there."""
+    folder = write_checkpoint(tmp_path / "toy")
+    monkeypatch.setattr(holding, "MARGIN", 0)
+    monkeypatch.setattr(holding.psutil, "virtual_memory", lambda: SimpleNamespace(available=1000))
+    for load_it in (
+        Decoder.from_pretrained,
+        lambda path: models._load(models.ModelSettings("toy", path, device="cpu")),
+    ):
+        with pytest.raises(UserError, match=r"^model \S+: takes 0.0 GB of memory on a CPU"):
+            load_it(str(folder))
