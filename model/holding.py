@@ -52,7 +52,7 @@ def load(loader: Callable[..., Any], source: str, revision: str | None = None) -
     model = loader(dtype="auto")
     if not any(parameter.dtype in NARROW for parameter in model.parameters()):
         return model
-    folder = _folder(source, revision)
+    folder = folder or _folder(source, revision)  # it may have been fetched
     if folder is not None and not _narrowed(model, folder) and hold_weights(model):
         return model
     del model

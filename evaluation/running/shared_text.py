@@ -173,7 +173,7 @@ class _Sequence:
         hidden = torch.stack([context.hidden for context in nodes]) if needs.hidden else None
         forwarded = Forwarded(choices, logits, hidden)
         left = limit - len(self.out.tokens)
-        verification = conclude(self.session, draft, forwarded, cut=lambda step: step.cut(left, eos))
+        verification = conclude(self.session, draft, forwarded, over=lambda new: new[-1] in eos or len(new) == left)
         self.out.forwards += 1
         for token in verification.tokens:
             self.context = self.context.child(token)

@@ -35,8 +35,6 @@ ROWS = 32  # for which oneDNN chooses its layout; it serves one row and a hundre
 CHUNK = 1 << 22  # elements of a weight that are looked at at a time
 SAMPLE = 1 << 12  # elements that tell in most cases that a weight has more than 16 bits
 TOP, TINY = 15, 2.0**-36  # exponent that a weight's greatest value is scaled to; error over a row's that is none
-
-
 SAMPLED = 48  # values of a parameter, about, by which a change is noticed
 
 
@@ -298,8 +296,8 @@ def linear_of(module: nn.Module) -> str:
     """
     layers = list(module.modules())
     fused = any(isinstance(layer, FusedLinear) and layer.part and layer.part.is_of(layer) for layer in layers)
-    packed = [layer for layer in layers if isinstance(layer, PackedLinear)]
-    half = any(layer.packed is not None and layer.packed.exponent is not None for layer in packed)
+    packed = [layer.packed for layer in layers if isinstance(layer, PackedLinear)]
+    half = any(copy is not None and copy.exponent is not None for copy in packed)
     return "half" if half else "onednn" if packed else "fused" if fused else "torch"
 
 
@@ -323,8 +321,8 @@ def stock_linears(module: nn.Module) -> Iterator[None]:
 def _restore(layer: nn.Linear) -> None:
     """Make a layer torch's own again; its parameters stay as they are."""
     layer.__class__ = nn.Linear
-    for name in ("packed", "part"):
-        vars(layer).pop(name, None)
+    vars(layer).pop("packed", None)
+    vars(layer).pop("part", None)
 
 
 def _replaceable(layer: nn.Linear, input: torch.Tensor) -> bool:

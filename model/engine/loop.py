@@ -276,7 +276,7 @@ def _first_step(sequence: Sequence, step: HostStep | DeviceStep, out: Generation
     every = first_session.method.needs.choices
     choices = step.executor.choice.after(logits, chain, prompt, every=every, over=sequence.over)
     forwarded = Forwarded(choices, logits, hidden)
-    verification = conclude(first_session, chain, forwarded, cut=sequence.cut, cache=sequence.cache)
+    verification = conclude(first_session, chain, forwarded, over=sequence.over, cache=sequence.cache)
     if first_session is not session:
         session.passed(verification.tokens)
         for start, of_prompt in later:

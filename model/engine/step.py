@@ -97,33 +97,27 @@ class Sequence:
             self.asked, self.ended = length, self.ends([*self.text, *new])
         return (self.ended and length == self.asked) or new[-1] in self.eos or len(new) == self.left
 
-    def cut(self, verification: Verification) -> None:
-        """Cut a step's tokens at the answer's end, before a session learns from them."""
-        tokens = verification.tokens
-        ends = (count for count in range(1, len(tokens) + 1) if self.over(tokens[:count]))
-        verification.tokens = tokens[: next(ends, None)]
-
 
 def conclude(
     session: Session,
     draft: Draft,
     forwarded: Forwarded,
     *,
-    cut: Callable[[Verification], None],
+    over: Callable[[list[int]], bool],
     cache: TreeCache | None = None,
     mark: Mark = unmarked,
 ) -> Verification:
     """Verify, commit and observe after a forward over a draft of n nodes.
 
     Args:
-        cut: cuts the tokens at the answer's end, as `Sequence.cut`.
+        over: the answer's end, as `Verification.cut` takes it.
         cache: where to commit the accepted nodes; None: the caller commits.
     """
     if len(draft.tree) > session.method.max_nodes:
         raise UserError(f"{type(session.method).__name__}: a draft of {len(draft.tree)} nodes is over its max_nodes")
     verification = verify(draft, forwarded.choices)
     mark("verify")
-    cut(verification)
+    verification.cut(over)
     tree, count = draft.tree, len(verification.tokens)  # what is cut off is not committed
     if cache is not None:
         cache.commit(count, None if tree.is_chain else tree.below(verification.node)[: count - 1])
@@ -166,7 +160,7 @@ class HostStep:
             draft = session.likeliest_chain(draft)
         sequence.mark("draft")
         forwarded = self.executor.forward(sequence, draft, session.method)
-        verification = conclude(session, draft, forwarded, cut=sequence.cut, cache=sequence.cache, mark=sequence.mark)
+        verification = conclude(session, draft, forwarded, over=sequence.over, cache=sequence.cache, mark=sequence.mark)
         if plain:
             sequence.session.passed(verification.tokens)
         return verification
@@ -196,7 +190,7 @@ class DeviceStep:
         verification = Verification.of_report(draft, step.choices, step.commit.accepted, step.commit.read())
         sequence.mark("step")
         sequence.cache.length += step.tree.depth_of[verification.node] + 1
-        sequence.cut(verification)
+        verification.cut(sequence.over)
         if plain:
             self.session.passed(verification.tokens)
         else:

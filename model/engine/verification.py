@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -53,15 +53,14 @@ class Verification:
         """The accepted nodes, root first."""
         return self.draft.tree.chain_of[self.node]
 
-    def cut(self, left: int, eos: Collection[int]) -> None:
+    def cut(self, over: Callable[[list[int]], bool]) -> None:
         """Drop tokens behind the answer's end, so that no method learns text that is not part of it.
 
         Args:
-            left: tokens that the answer may still have, at least 1.
-            eos: ids that end it; the first of them stays.
+            over: True if the answer ends with the last of these new tokens.
         """
-        ends = (place for place, token in enumerate(self.tokens, 1) if token in eos)
-        self.tokens = self.tokens[: min(left, next(ends, left))]
+        ends = (count for count in range(1, len(self.tokens) + 1) if over(self.tokens[:count]))
+        self.tokens = self.tokens[: next(ends, None)]
 
 
 def accepted_nodes(tree: Tree, tokens: Any, choices: Any, *, out: torch.Tensor | None = None) -> tuple[Any, Any]:

@@ -1,7 +1,7 @@
 """Counted suffixes, from which SuffixDecoding drafts (arXiv 2411.04975): what most often followed a string of tokens.
 
 Its public code is followed in the order of equals, too, as drafts depend on it: siblings by the rules of `_rise` and
-`_fall`, a tree's queue as libstdc++'s heap; probabilities are float32, multiplied in the same order.
+`remove`, a tree's queue as libstdc++'s heap; probabilities are float32, multiplied in the same order.
 """
 
 from __future__ import annotations
