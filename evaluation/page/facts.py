@@ -59,9 +59,8 @@ def _model(run: Run) -> str:
     model, source = run.config.get("model", {}) | run.settings["model"], run.metadata.get("converted_from")
     revision = f" at revision {model['revision']}" if model.get("revision") else ""
     quantized = f" with weights in {model['quantize']} (torchao)" if model.get("quantize") else ""
-    held = ", linear layers from 16-bit weights" if run.metadata.get("linear") == "half" else ""
     text = (
-        f"{run.model} ({model.get('path')}{revision}), {model.get('dtype')}{held}{quantized}, "
+        f"{run.model} ({model.get('path')}{revision}), {run.precision}{quantized}, "
         f"{model.get('attention')} attention, context {model.get('context')}, template {model.get('template')}"
     )
     if not source:

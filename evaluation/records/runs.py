@@ -47,7 +47,8 @@ _METADATA: Schema = {
     "questions": (0, (int,)),
     **dict.fromkeys(("execution_used", "execution_why", "threads_why", "platform", "draft_tree"), (0, (str,))),
     **dict.fromkeys(("settings.sampling", "config", "config.bench", "config.model", "git", "summary"), (0, (dict,))),
-    **dict.fromkeys(("generation_config_left_out", "converted_from", "settings.model.files"), (0, (dict,))),
+    **dict.fromkeys(("settings.model.files", "generation_config_left_out"), (0, (dict,))),
+    **dict.fromkeys(("converted_from", "circumstances"), (0, (dict,))),
     **dict.fromkeys(("settings.repeat", "settings.max_new_tokens"), (0, (int,))),
     **dict.fromkeys(("settings.method.nodes", "settings.method.tree_nodes", "settings.method.max_draft"), (0, (int,))),
     **{"question_hashes": (1, (str,)), "command": (1, (str,)), "cores_busy_elsewhere": (0, (int, float))},
@@ -73,6 +74,12 @@ class Run:
         model = self.settings["model"]
         rounded = f" rounded to {model['weights']}" if model.get("weights") == "float16" else ""
         return f"{model['name']}{rounded}"
+
+    @property
+    def precision(self) -> str:
+        """What it computes in, and whether its linear layers read 16-bit weights for that."""
+        held = (self.metadata.get("circumstances") or {}).get("linear") == "half"
+        return f"{self.settings['model']['dtype']}{' from 16-bit weights' if held else ''}"
 
     @property
     def label(self) -> str:

@@ -87,9 +87,9 @@ def heading(runs: Sequence[Run]) -> list[str]:
     """Say what ran on what, one line a device and setting, and which generation settings were left out."""
     lines = []
     for run in runs:
-        model, versions = run.settings["model"], run.metadata["versions"]
+        versions = run.metadata["versions"]
         lines.append(
-            f"{model['name']} ({model['dtype']}) on {run.metadata['device']}; torch {versions['torch']}, transformers "
+            f"{run.model} ({run.precision}) on {run.metadata['device']}; torch {versions['torch']}, transformers "
             f"{versions['transformers']}; {decoding(run)}"
         )
     lines += filter(None, (generation_left_out(run) for run in runs))

@@ -15,7 +15,7 @@ from evaluation.page.facts import _model, commands, configurations, facts
 from evaluation.page.page import script_json
 from evaluation.page.tokens import Decoder
 from evaluation.records.runs import read_runs
-from evaluation.statistics.notes import headlines
+from evaluation.statistics.notes import heading, headlines
 from evaluation.statistics.rendering import page_view
 from evaluation.statistics.tables import main_table
 from tests.evaluation.made_runs import answer as timed
@@ -76,10 +76,17 @@ def test_script_json_reads_back_the_same(tmp_path):
 
 
 def test_the_setup_names_the_models_folder_though_no_fingerprint_does():
-    run = SimpleNamespace(
-        model="toy", settings={"model": {"name": "toy"}}, config={"model": {"path": "there"}}, metadata={}
-    )
+    config = {"model": {"path": "there"}}
+    run = SimpleNamespace(model="toy", precision="", settings={"model": {"name": "toy"}}, config=config, metadata={})
     assert _model(run).startswith("toy (there), ")
+
+
+def test_page_and_table_say_how_weights_were_rounded_and_are_held(tmp_path):
+    rows = [answer(1, "qa", {"ids": [1]})]
+    write_run(tmp_path, "vanilla", rows, model={"weights": "float16"}, circumstances={"linear": "half"})
+    (run,) = runs = read_runs(tmp_path)
+    assert heading(runs)[0].startswith("toy rounded to float16 (float32 from 16-bit weights) on a <b>device</b>; ")
+    assert _model(run).startswith("toy rounded to float16 (nowhere/toy), float32 from 16-bit weights, ")
 
 
 def test_it_says_what_is_missing_what_agrees_and_what_a_figure_shows(text):
