@@ -3,7 +3,7 @@
 | name | parameters | tree |
 |---|---|---|
 | 2.2.2 | | the published one, 80 nodes |
-| best | nodes | the published order cut to its best n nodes; beyond 80 it goes on by the same law |
+| best | nodes | the published order cut to its best n nodes; beyond 80 it goes on by the same power law |
 | chain | depth | one candidate below another, `depth` of them |
 | balanced | branching, depth, nodes | every node has `branching` children; at most `nodes`, level by level |
 | shape | branching, depth, nodes | `depth` deep and `branching` wide, else the most likely nodes; at most `nodes` |

@@ -42,7 +42,7 @@ class TokenRecycling(DeviceDrafter):
             (frozen: the matrix stays as it was loaded).
         eos: ids that end an answer. As in the official loop, a step in which a draft of these was accepted is not
             written back.
-        sizing: what finds the number of nodes, if other methods share it.
+        sizing: what finds the number of nodes, if another drafter shares it.
     """
 
     stateful = True
@@ -135,9 +135,9 @@ class TokenRecycling(DeviceDrafter):
 
 
 class RecyclingSession(DeviceSession):
-    """A sequence without state of its own: all that is learnt is the method's."""
+    """A sequence without state of its own: all that is learnt is the drafter's."""
 
-    method: TokenRecycling
+    drafter: TokenRecycling
 
     def begin(self, prompt: list[int]) -> Draft | None:
         """Return None: as in the official loop, the first step drafts and learns like all others."""
@@ -145,17 +145,17 @@ class RecyclingSession(DeviceSession):
 
     def observe_prompt(self, prompt: list[int], start: int, logits: torch.Tensor) -> None:
         """With `recycle_prompt`: write the top-k after the prompt's tokens, too."""
-        matrix = self.method.matrix
+        matrix = self.drafter.matrix
         tokens = torch.tensor(prompt[start : start + len(logits)], device=logits.device)
         matrix.update(tokens, top_k(logits, matrix.k))  # (m, k)
 
     def choose(self) -> None:
-        method = self.method
-        if method.sizing is not None:
-            tree = method.tree_of(method.sizing.choose(method.acceptance.likelihoods))
-            if method.tree is not tree:
-                method.use_tree(tree)
+        drafter = self.drafter
+        if drafter.sizing is not None:
+            tree = drafter.tree_of(drafter.sizing.choose(drafter.acceptance.likelihoods))
+            if drafter.tree is not tree:
+                drafter.use_tree(tree)
 
     def account(self, verification: Verification) -> None:
-        if self.method.sizing is not None:
-            self.method.acceptance.update(verification.draft.tree, verification.node)
+        if self.drafter.sizing is not None:
+            self.drafter.acceptance.update(verification.draft.tree, verification.node)

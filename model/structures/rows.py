@@ -23,15 +23,15 @@ COPIED_SHARE = (0.0, 0.0, 0.2, 0.45, 0.55, 0.7, 0.85, 0.85)
 TRUST = {PAIR: 0.9, TOKEN: 0.6, BACKOFF: 0.1, SIBLING_CHILD: 0.3, SIBLING: 0.1, COPIED: 0.0}
 
 
-def on_host(best: torch.Tensor, bits: torch.Tensor) -> tuple[Any, Any]:
-    """Convert candidates and their bits, (n, k) each, to int64 and float32 on the host.
+def on_host(best: torch.Tensor, log_probs: torch.Tensor) -> tuple[Any, Any]:
+    """Convert candidates and their log-probs, (n, k) each, to int64 and float32 on the host.
 
-    On a device the bits are rounded down, so that one transfer brings both.
+    On a device the log-probs are rounded towards 0, so that one transfer brings both.
     """
     if best.device.type != "cpu":
-        both = torch.cat((best, bits.clamp(0, LEVELS - 1).long()), 1).cpu()  # (n, 2 k)
-        best, bits = both.chunk(2, 1)
-    return np.ascontiguousarray(best.numpy()), np.ascontiguousarray(bits.float().numpy())
+        both = torch.cat((best, log_probs.clamp(1 - LEVELS, 0).long()), 1).cpu()  # (n, 2 k)
+        best, log_probs = both.chunk(2, 1)
+    return np.ascontiguousarray(best.numpy()), np.ascontiguousarray(log_probs.float().numpy())
 
 
 class TokenRows:
@@ -70,7 +70,7 @@ class TokenRows:
 
 
 class PairRows(TokenRows):
-    """A row a pair of tokens, in a table of fixed size: the newest pair takes the place of any other with its hash.
+    """A row a pair of tokens, in a table of fixed size: the newest pair replaces any other with its hash.
 
     Attributes:
         keys: int64 (size,), the pair that a row is of: its first token times 2^32, and its second.
