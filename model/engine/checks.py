@@ -72,26 +72,12 @@ def check_model(model: Any, name: str, context: int | None) -> tuple[int, Collec
     Returns:
         Tokens of prompt and answer together, the names of what `forward` takes, and the cache's among them.
     """
-    context = check_context(model, name, context)
-    check_head(model, name)
-    takes, cache = check_forward(model, name)
-    check_positions(model.config, name, context)
-    check_cache_indices(model.config.get_text_config(), name, context)
-    return context, takes, cache
-
-
-def check_context(model: Any, name: str, context: int | None) -> int:
-    """Return the tokens of prompt and answer: as given, else the model's limit, at most DEFAULT_CONTEXT."""
     limit = position_limit(model)
     if context is not None and context < 2:
         raise UserError(f"{name}: context={context}: must be at least 2, a token of prompt and one of answer")
     if context is not None and limit is not None and context > limit:
         raise UserError(f"{name}: context={context} is more than the {limit} positions the model has")
-    return context or min(limit or DEFAULT_CONTEXT, DEFAULT_CONTEXT)
-
-
-def check_head(model: Any, name: str) -> None:
-    """Refuse a head without a tensor of weights, or with more rows than the embedding."""
+    context = context or min(limit or DEFAULT_CONTEXT, DEFAULT_CONTEXT)
     head = getattr(model.get_output_embeddings(), "weight", None)
     if not isinstance(head, torch.Tensor):
         raise UserError(
@@ -100,6 +86,10 @@ def check_head(model: Any, name: str) -> None:
         )
     if (rows := head.shape[0]) > (ids := model.get_input_embeddings().weight.shape[0]):
         raise UserError(f"{name}: its head has {rows} rows, its embedding {ids}: a draft may hold ids it cannot read")
+    takes, cache = check_forward(model, name)
+    check_positions(model.config, name, context)
+    check_cache_indices(model.config.get_text_config(), name, context)
+    return context, takes, cache
 
 
 def check_training(model: Any, name: str) -> None:

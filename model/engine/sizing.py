@@ -100,7 +100,8 @@ class StepTimes:
         """Forget all samples; take this curve until sizes are measured again."""
         self._prior = self.seconds = self.optimistic = list(prior)
         self._medians: dict[int, float] = {}  # of the samples, by index
-        for samples in (*self._samples, self._latest):
+        self._latest.clear()
+        for samples in self._samples:
             samples.clear()
 
     def observe(self, index: int, seconds: float) -> bool:

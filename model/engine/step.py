@@ -262,40 +262,34 @@ class Executor:
         launch()
         choices, candidates = static.read(n) if draft.tree.device.type == "cpu" else static.on_device(n)
         sequence.mark("forward")
-        logits, hidden = (None if part is None else part[:n] for part in (static.logits, static.hidden))
-        return Forwarded(choices, logits, hidden, candidates)
+        hidden = None if static.hidden is None else static.hidden[:n]
+        return Forwarded(choices, None if static.logits is None else static.logits[:n], hidden, candidates)
 
     def static_step(
         self, cache: TreeCache, drafter: DeviceDrafter, mark: Mark
     ) -> tuple[StaticStep, Callable[[], None]]:
         """Return the step for the drafter's current tree and source, and the function that runs it."""
-        tree, setup = drafter.tree, self._setup(cache, len(drafter.tree))
-        key = type(drafter), tree, drafter.source, setup.bucket, self.choice
-        return self._made(key, lambda: StaticStep(setup, drafter, tree), cache, mark)
+        tree = drafter.tree
+        return self._made(StaticStep, drafter, (tree, drafter.source), len(tree), cache, mark)
 
     def static_forward(
         self, cache: TreeCache, nodes: int, drafter: Drafter, mark: Mark
     ) -> tuple[StaticForward, Callable[[], None]]:
         """Return a forward that holds a draft of `nodes` nodes, and the function that runs it."""
         rows = min(next((n for n in ROWS if n >= nodes), drafter.max_nodes), drafter.max_nodes)
-        setup = self._setup(cache, rows)
-        key = type(drafter), rows, setup.bucket, self.choice
-        return self._made(key, lambda: StaticForward(setup, drafter, rows), cache, mark)
-
-    def _setup(self, cache: TreeCache, nodes: int) -> Setup:
-        """Return the setup of a step of so many nodes after what the cache holds."""
-        bucket = min(bucket_of(cache.length + nodes), cache.capacity)
-        return Setup(self.target, cache, bucket, self.choice)
+        return self._made(StaticForward, drafter, (rows, None), rows, cache, mark)
 
     def _made(
-        self, key: tuple[Any, ...], make: Callable[[], AnyStatic], cache: TreeCache, mark: Mark
+        self, kind: type[AnyStatic], drafter: Any, shape: tuple[Any, Any], nodes: int, cache: TreeCache, mark: Mark
     ) -> tuple[AnyStatic, Callable[[], None]]:
-        """Return the step or forward of that key; make it if there is none."""
+        """Return the step or forward of this shape after what the cache holds; make it if there is none."""
+        bucket = min(bucket_of(cache.length + nodes), cache.capacity)
+        key = type(drafter), *shape, bucket, self.choice
         if key not in self._steps:
             self._drop_oldest()
             self.target.synchronize()
             start = time.perf_counter()
-            step = make()
+            step = kind(Setup(self.target, cache, bucket, self.choice), drafter, shape[0])
             self._steps[key] = (step, step.run if self.execution == "static" else self._capture(step, cache.length))
             self.target.synchronize()
             self.setup_s += time.perf_counter() - start
