@@ -21,8 +21,6 @@ from .sizing import Sizing
 from .tree import Draft, Tree
 from .verification import Verification
 
-EXCLUDED = 1e5  # subtracted from logits to rank them after all others
-
 
 @dataclass(frozen=True, slots=True)
 class Needs:
@@ -57,11 +55,8 @@ class Store(Protocol):
     def state_dict(self) -> dict[str, torch.Tensor]:
         """Return everything, by names that no other store of the drafter has."""
 
-    def check_state(self, state: dict[str, torch.Tensor]) -> None:
-        """Raise UserError if a saved state does not fit. Changes nothing."""
-
     def load_state_dict(self, state: dict[str, torch.Tensor]) -> None:
-        """Load a state that fits; what it lacks is as after `reset`."""
+        """Load a saved state; what it lacks is as after `reset`. Raises UserError if it does not fit."""
 
 
 def check_ids(what: str, ids: torch.Tensor, vocab_size: int) -> None:
@@ -79,7 +74,6 @@ class Drafter:
         stores: what holds that state.
         needs: of the target; constant.
         stateful: True if state is kept between prompts. Then cold and hot start differ.
-        shares_noise: True if `Session.scores` adds the target's noise.
         max_nodes: of the largest draft, root included; the cache reserves as many positions.
         sizing: learns the size of drafts while decoding; None: the drafter alone decides it.
         vocab_size: of the targets that it drafts for, as its tables have so many rows; None: of any.
@@ -88,7 +82,6 @@ class Drafter:
     needs: Needs = Needs()
     stores: Sequence[Store] = ()
     stateful: bool = False
-    shares_noise: bool = False
     max_nodes: int = 1
     sizing: Sizing | None = None
 
@@ -128,8 +121,6 @@ class Drafter:
 
     def _load(self, state: dict[str, torch.Tensor]) -> None:
         for store in self.stores:
-            store.check_state(state)
-        for store in self.stores:
             store.load_state_dict(state)
 
     def describe(self) -> dict[str, Any]:
@@ -147,18 +138,6 @@ class Session:
     def __init__(self, drafter: Drafter) -> None:
         self.drafter = drafter
         self.choice: Choice | None = None  # the target's rule, from the engine, before `begin`
-
-    def scores(self, logits: torch.Tensor, position: int) -> torch.Tensor:
-        """Return what to rank a draft model's tokens by, from its logits (n, V) for a position in the text.
-
-        Greedily these are the logits. When sampling, the target's own noise for that position is added: two models of
-        one distribution then draw the same token, and of similar ones mostly (Daliri et al., arXiv 2408.07978). Tokens
-        that top-k or top-p leaves out come last, in the order of their logits.
-        """
-        if not self.drafter.shares_noise or self.choice is None or self.choice.sampling.temperature == 0:
-            return logits
-        scores = self.choice.scores(logits, torch.full((len(logits),), position, device=logits.device))
-        return torch.where(scores.isneginf(), logits.float() - EXCLUDED, scores)
 
     def begin(self, prompt: list[int]) -> Draft | None:
         """Start the sequence.

@@ -1,8 +1,8 @@
-"""What a model calls during our forwards in place of its own, and not outside of them.
+"""Replacements for attention, RMSNorm and rotary embedding, active only during our forwards.
 
-On a CPU attention that does not repeat keys and values which heads share; in captured steps RMSNorm and rotary
-embedding as one kernel each: in float16 they are 26 of a Llama layer's 39 operators, and 3 then. In eager steps calling
-compiled code takes longer on the host than it gains.
+On a CPU attention that does not repeat keys and values which heads share; in graphs RMSNorm and rotary embedding as one
+kernel each: in float16 they are 26 of a Llama layer's 39 operators, and 3 then. In eager steps calling compiled code
+takes longer on the host than it gains.
 """
 
 from __future__ import annotations

@@ -46,9 +46,10 @@ class Policy:
 
     Attributes:
         sizes: nodes below the root.
-        start: the size of the first `few` drafts, whatever they promise, so that the tables fill.
+        start: the size of the first `min_samples` drafts, whatever they promise, so that the tables fill.
         slope, overhead: what a node, and drafting, are believed to take before any sample.
-        window, few: steps over which is averaged; the newest of them, which can tell that the machine is another one.
+        window: steps over which is averaged.
+        min_samples: of these the newest, which can tell that the machine is another one.
         uncertainty: relative error of an unmeasured time; a change that, plus twice the noise, is another machine.
         probe, rest: steps between two plain ones; plain steps until drafting is tried again, and `rest_per_loss` for
             each one lost. Both double up to `backoff` times as many.
@@ -60,7 +61,7 @@ class Policy:
     slope: float
     overhead: float = 0.02
     window: int = 32
-    few: int = 8
+    min_samples: int = 8
     uncertainty: float = 0.2
     probe: int = 4
     rest: int = 16
@@ -106,20 +107,20 @@ class StepTimes:
 
     def observe(self, index: int, seconds: float) -> bool:
         """Add a step. Returns True if by the newest ones the machine is another one, for which times begin anew."""
-        few = self._policy.few
+        newest = self._policy.min_samples
         if not self._latest:  # the prior was in plain steps, or is of another process
             self.restart([seconds / self.seconds[index] * t for t in self.seconds])
         self._add(index, seconds)
         self._fit()
         ratios = [seconds / self.seconds[index] for index, seconds in self._latest]
         self._noise = 1.5 * median_low(abs(ratio - 1.0) for ratio in ratios)  # of a normal one the deviation
-        if len(ratios) < 2 * few:
+        if len(ratios) < 2 * newest:
             return False
-        change = median(ratios[-few:]) / median(ratios[:-few])
+        change = median(ratios[-newest:]) / median(ratios[:-newest])
         limit = 1.0 + self._policy.uncertainty + 2.0 * self._noise
         if 1.0 / limit < change < limit:
             return False
-        steps = list(self._latest)[-few:]
+        steps = list(self._latest)[-newest:]
         self.restart([change * t for t in self.seconds])
         for step in steps:
             self._add(*step)
@@ -217,7 +218,7 @@ class Sizing:
             following: no further node is more likely; negative: there are none.
         """
         sums: list[float] = np.cumsum(likelihoods)[np.minimum(self.sizes, len(likelihoods) - 1)].tolist()
-        starting, end = self._drafts < self._policy.few, bisect_left(self.sizes, len(likelihoods) - 1) + 1
+        starting, end = self._drafts < self._policy.min_samples, bisect_left(self.sizes, len(likelihoods) - 1) + 1
         if following >= 0 and end < len(self.sizes):
             bounds = [sums[end - 1] + following * (n - self.sizes[end - 1]) for n in self.sizes[end:]]
             worth = self._worth([*sums[:end], *bounds])
@@ -284,21 +285,16 @@ class Sizing:
         rows = [self.times, self._used, [self._tokens, *self._expected]]
         return {"sizing": torch.tensor(rows, dtype=torch.float64)}
 
-    def check_state(self, state: dict[str, torch.Tensor]) -> None:
-        """Raise UserError if the saved times and counts are no such numbers."""
+    def load_state_dict(self, state: dict[str, torch.Tensor]) -> None:
+        """Load saved times and counts, unless they are of other sizes, as another kind of device or budget has."""
         saved = state.get("sizing", torch.zeros(0))
         if not bool((saved.isfinite() & (saved >= 0)).all()) or (saved.dim() == 2 and not bool((saved[0] > 0).all())):
             raise UserError("start: the saved step times are no positive numbers")
-
-    def load_state_dict(self, state: dict[str, torch.Tensor]) -> None:
-        """Load saved times and counts, unless they are of other sizes, as another kind of device or budget has."""
         self.reset()
-        saved = state.get("sizing")
-        if saved is None or saved.shape != (3, len(self.times)):
-            return
-        times, used, (self._tokens, *self._expected) = saved.tolist()
-        self._used = [int(n) for n in used]
-        self._times.restart(times)
+        if saved.shape == (3, len(self.times)):
+            times, used, (self._tokens, *self._expected) = saved.tolist()
+            self._used = [int(n) for n in used]
+            self._times.restart(times)
 
 
 def steps_in_words(described: dict[str, Any]) -> str:

@@ -39,25 +39,19 @@ def bucket_of(tokens: int) -> int:
 
 
 class Setup(NamedTuple):
-    """What a step of fixed shape is made with.
-
-    Attributes:
-        cache: the step does not keep it alive, as a larger one may replace it.
-        bucket: visible positions of the cache; at least its length and the nodes of the step.
-        choice: the target's rule.
-    """
+    """What a static step is made with."""
 
     target: Target
-    cache: TreeCache
-    bucket: int
-    choice: Choice
+    cache: TreeCache  # not kept alive, as a larger one may replace it
+    bucket: int  # visible positions of the cache; at least its length and the nodes of the step
+    choice: Choice  # the target's rule
 
 
 class TreeForward:
     """Forwards drafts of up to n nodes over one bucket of the cache, with the same shapes every time.
 
-    Position in the cache and tree are tensors on the device. Unused nodes of a smaller tree attend to the committed
-    tokens and themselves; no node attends to them.
+    Position in the cache and tree are tensors on the device. Unused nodes attend to the committed tokens and
+    themselves; no node attends to them.
 
     Args:
         length: int64 (), the committed tokens; filled by the caller.
@@ -114,10 +108,7 @@ def packed(ancestors: torch.Tensor, n: int) -> torch.Tensor:
 
 
 class StaticStep:
-    """The step of one tree over one bucket of the cache, for a drafter that works on the device.
-
-    `run` reads and writes buffers that stay where they are: `root` (1,), `length` () and what else `commit` has.
-    """
+    """The step of one tree over one bucket of the cache. `run` reads and writes buffers that stay where they are."""
 
     def __init__(self, setup: Setup, drafter: DeviceDrafter, tree: Tree) -> None:
         self.target, self.choice, self._cache = setup.target, setup.choice, weakref.ref(setup.cache)

@@ -48,8 +48,8 @@ class Forwarded:
     """The outputs of a forward over a draft of n nodes.
 
     Attributes:
-        choices: int64 (n,), the target's token after each node, as far as the method needs it.
-        logits: (n, V); None if the method does not need them.
+        choices: int64 (n,), the target's token after each node, as far as the drafter needs it.
+        logits: (n, V); None if the drafter does not need them.
         hidden: (m, H), of the n nodes, preceded by a prompt's own if forwarded with it; None if not kept.
         candidates: top-k and their log-probs, if the forward computed them already.
     """

@@ -28,6 +28,7 @@ LOGITS_BYTES, LOGITS_BYTES_GPU = 64 << 20, 1 << 30
 MAX_PENDING = 16  # tokens that are forwarded again with a draft; more of them get a forward of their own
 # Additive (1, 1, n, c), by type of layer where these differ
 Masks = torch.Tensor | dict[str, torch.Tensor | None] | None
+Read = Callable[[int, torch.Tensor], None]
 EXECUTIONS = ("eager", "static", "graph")
 
 
@@ -44,10 +45,10 @@ class Outputs(NamedTuple):
 
 
 class Target:
-    """A stock transformers model behind two verbs: `prefill`, and `forward` over a draft, both of them on a cache.
+    """A stock transformers model with two verbs on a cache: `prefill`, and `forward` over a draft.
 
-    A sequence borrows its cache: those that come one after the other get the same one, those at one time each its own.
-    Threads that share the model, by this target or another one, hold its `turns` for a step.
+    Sequences borrow caches: successive ones the same, simultaneous ones each its own. Threads that share the model, by
+    this target or another one, hold its `turns` for a step.
 
     Args:
         model: a causal LM, by itself or inside what torch.compile or peft put around it; it stays as it is.
@@ -57,9 +58,7 @@ class Target:
             product; torch: torch's own. All but the last change the model's layers.
 
     Raises:
-        UserError: the model cannot work this way (encoder-decoder, a head of more ids than its embedding, a kind of
-            layer that is not driven, positions that change with the longest, attention that takes no tree mask, a draft
-            that changes what it says); says which.
+        UserError: the engine cannot drive the model; says why (see `checks`).
     """
 
     def __init__(self, model: Any, *, context: int | None = None, linear: str = "torch") -> None:
@@ -205,7 +204,7 @@ class Target:
         *,
         rows: int = 0,
         kept: int = 0,
-        read: Callable[[int, torch.Tensor], None] = lambda start, logits: None,
+        read: Read = lambda start, logits: None,
         hidden: bool = False,
     ) -> Outputs:
         """Start a sequence: a causal forward, without a mask, over all of the prompt (P tokens) but its last one.
@@ -248,13 +247,7 @@ class Target:
         return outputs
 
     def _forward_in_parts(
-        self,
-        cache: TreeCache,
-        tokens: torch.Tensor,
-        readable: range,
-        n: int,
-        read: Callable[[int, torch.Tensor], None],
-        hidden: bool,
+        self, cache: TreeCache, tokens: torch.Tensor, readable: range, n: int, read: Read, hidden: bool
     ) -> Outputs:
         """Forward tokens and commit them, so many at a time that their logits are few. Returns the last n of logits."""
         count, kept = len(tokens), cache.length
@@ -294,8 +287,7 @@ class Target:
         # A root alone sees all there is: without a mask the fastest kernels take it, and shared heads are not repeated.
         mask = self.masks.after(past, tree) if len(tree) > 1 else None
         masks = self._by_type(mask, positions, past)
-        with self._grouped:
-            return self._run_model(cache, tokens, masks, self._within(positions, past + tree.max_depth), hidden)
+        return self._run_model(cache, tokens, masks, self._within(positions, past + tree.max_depth), hidden)
 
     def _forward_chain(self, cache: TreeCache, draft: Draft, hidden: bool) -> Outputs:
         """The same for a model with recurrent states: accepted tokens that these have not read go with the draft."""
@@ -315,8 +307,7 @@ class Target:
         end = cache.length + len(tokens)
         positions = self._within(torch.arange(cache.length, end, device=self.device), end - 1)
         kwargs = {"logits_to_keep": rows} if self._keeps_logits else {}
-        with self._grouped:
-            return self._run_model(cache, tokens, None, positions, hidden, **kwargs)
+        return self._run_model(cache, tokens, None, positions, hidden, **kwargs)
 
     @torch.inference_mode()
     def forward_masked(
@@ -337,8 +328,7 @@ class Target:
         """
         at = cache.cursor.write_at
         masks = self._by_type(mask, positions, cache.length if at is None else at[:1])
-        with self._grouped:
-            return self._run_model(cache, tokens, masks, positions.clamp(max=self.context - 1), hidden)
+        return self._run_model(cache, tokens, masks, positions.clamp(max=self.context - 1), hidden)
 
     def forward_static(
         self,
@@ -401,13 +391,7 @@ class Target:
         return masks[""] if "" in masks else {kind: masks.get(kind, full) for kind in self._types}
 
     def _run_model(
-        self,
-        cache: TreeCache,
-        tokens: torch.Tensor,
-        mask: Masks,
-        positions: torch.Tensor,
-        hidden: bool,
-        **kwargs: int,
+        self, cache: TreeCache, tokens: torch.Tensor, mask: Masks, positions: torch.Tensor, hidden: bool, **kwargs: int
     ) -> Outputs:
         """Forward token ids (n,) at positions (n,).
 
@@ -421,7 +405,7 @@ class Target:
         hook = self._store_hidden(states) if hidden else None
         outside, OURS.forward = OURS.forward, True
         try:
-            with self._uncompiled():
+            with self._grouped, self._uncompiled():
                 logits: torch.Tensor = self.model(input_ids=tokens[None], **inputs).logits[0]
         finally:
             OURS.forward = outside

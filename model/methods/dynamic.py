@@ -131,11 +131,7 @@ class DynamicSession(TextSession[SuffixAutomaton]):
         choices, accepted = verification.choices.numpy(), verification.accepted.numpy()
         if self.choice is not None and not self.choice.greedy:  # of rejected nodes it may be unknown
             choices = np.where(accepted, choices, NONE)
-        outcome = (
-            np.ascontiguousarray(choices),
-            accepted,
-            *on_host(verification.candidates, verification.log_probs),
-        )
+        outcome = (np.ascontiguousarray(choices), accepted, *on_host(verification.candidates, verification.log_probs))
         tables = self.growth, self.rows, (weights.seen, weights.accepted, weights.probs)
         loops.learn(self._before, node, weights.learning, drafter.siblings, self._arranged, outcome, *tables)
         self._before = int(self._arranged[2, node])

@@ -131,8 +131,10 @@ class Rows:
             tensors[f"{name}_scores"] = torch.tensor(scores, dtype=dtype).view(-1, self.k)
         return tensors
 
-    def check_state(self, state: dict[str, torch.Tensor]) -> None:
-        for name, keys_below in (("token", self.vocab_size), ("pair", self.vocab_size**2)):
+    def load_state_dict(self, state: dict[str, torch.Tensor]) -> None:
+        self.reset()
+        below = self.vocab_size, self.vocab_size**2
+        for name, rows, keys_below in zip(("token", "pair"), (self.by_token, self.by_pair), below, strict=True):
             keys, ids, scores = (state.get(f"{name}_{field}", torch.zeros(0)) for field in ROW_FIELDS)
             if not ids.shape == scores.shape == (len(keys), self.k):
                 raise UserError(f"start: goose's saved rows by {name} are not keys with {self.k} candidates and scores")
@@ -140,12 +142,7 @@ class Rows:
                 raise UserError("start: goose's saved scores are no finite numbers")
             check_ids("rows", ids, self.vocab_size)
             check_ids("rows", keys, keys_below)
-
-    def load_state_dict(self, state: dict[str, torch.Tensor]) -> None:
-        self.reset()
-        for name, rows in (("token", self.by_token), ("pair", self.by_pair)):
-            keys, ids, scores = (state[f"{name}_{field}"].tolist() for field in ROW_FIELDS)
-            rows.update(zip(keys, zip(ids, scores, strict=True), strict=True))
+            rows.update(zip(keys.tolist(), zip(ids.tolist(), scores.tolist(), strict=True), strict=True))
 
 
 class GooseSession(Session):

@@ -43,14 +43,7 @@ class Lookahead(LayoutDrafter):
 
     needs = Needs(choices=True, tree=True)  # the window moves by them
 
-    def __init__(
-        self,
-        *,
-        level: int = 5,
-        window: int = 7,
-        guess: int = 7,
-        device: torch.device | str = "cpu",
-    ) -> None:
+    def __init__(self, *, level: int = 5, window: int = 7, guess: int = 7, device: torch.device | str = "cpu") -> None:
         check_whole("lookahead", 3, level=level)
         check_whole("lookahead", 1, window=window, guess=guess)
         check_whole("lookahead", 1, **{"(window + guess) * (level - 1)": (window + guess) * (level - 1)})

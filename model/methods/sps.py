@@ -23,6 +23,7 @@ from ..files import located
 from ..structures import PADDING, check_whole
 
 TRAIN = "python -m data.embedded.training.train --draft"
+EXCLUDED = 1e5  # subtracted from logits to rank them after all others
 
 
 class Speculative(Drafter):
@@ -50,7 +51,7 @@ class Speculative(Drafter):
     ) -> None:
         check_whole("sps", 1, draft_tokens=draft_tokens)
         super().__init__(target.device, target.vocab_size)
-        self.shares_noise = share_noise
+        self.share_noise = share_noise
         model = load_draft_model(draft_path, target)
         limit = position_limit(model)
         self.model = Target(model, context=min(target.context, limit or target.context), linear=target.linear)
@@ -126,9 +127,17 @@ class SpeculativeSession(Session):
         return Draft(tree, torch.tensor([self._text[-1], *tokens], device=drafter.device))
 
     def _pick(self, logits: torch.Tensor, position: int) -> torch.Tensor:
-        """Return the draft token (1,) for a position, by the draft model's logits as wide as the target's."""
+        """Return the draft token (1,) for a position of the text, by the draft model's logits as wide as the target's.
+
+        When sampling, the target's noise for that position is added: two models of one distribution then draw the same
+        token, and similar ones mostly (Daliri et al., arXiv 2408.07978). Tokens that top-k or top-p leaves out come
+        last, in the order of their logits.
+        """
         logits = pad(logits, (0, self.drafter.logits_size - logits.shape[1]), value=-torch.inf)
-        return self.scores(logits, position).argmax(dim=-1)
+        if self.drafter.share_noise and self.choice is not None and self.choice.draws:
+            scores = self.choice.scores(logits, torch.full((len(logits),), position, device=logits.device))
+            logits = torch.where(scores.isneginf(), logits.float() - EXCLUDED, scores)
+        return logits.argmax(dim=-1)
 
 
 def load_draft_model(path: str, target: Target) -> Any:

@@ -117,15 +117,13 @@ class Answers:
             "orders": torch.from_numpy(np.array(self.trie.orders(), dtype=np.int32)),
         }
 
-    def check_state(self, state: dict[str, torch.Tensor]) -> None:
+    def load_state_dict(self, state: dict[str, torch.Tensor]) -> None:
+        """Read the answers again. A state of earlier versions has no `orders`, but all that was ever written."""
         log = state.get("answers", torch.zeros(0))
         if self.max_texts and (log.dim() != 2 or log.shape[1] != 2 or log.is_floating_point()):
             raise UserError("start: the saved answers are no log of numbers and tokens")
         if self.max_texts:
             check_ids("answers", log[:, 1][log[:, 1] != BEGINS], self.vocab_size)
-
-    def load_state_dict(self, state: dict[str, torch.Tensor]) -> None:
-        """Read the answers again. A state of earlier versions has no `orders`, but all that was ever written."""
         self.reset()
         for number, token in state["answers"].tolist() if self.max_texts else ():
             if token == BEGINS:

@@ -106,8 +106,11 @@ class Acceptance:
             "steps": torch.tensor([self._steps]),
         }
 
-    def check_state(self, state: dict[str, torch.Tensor]) -> None:
-        """Raise UserError if the state holds counts of other paths, a part of them, or impossible ones."""
+    def load_state_dict(self, state: dict[str, torch.Tensor]) -> None:
+        """Load saved counts; none if the state has none. Of a state with another number of nodes no order is read.
+
+        Raises UserError if the state holds counts of other paths, a part of them, or impossible ones.
+        """
         shapes = {"path_counts": (2, len(self.rank_paths)), "rank_counts": (2, len(self._priors)), "steps": (1,)}
         saved = [state[name] for name in shapes if name in state and state[name].shape == shapes[name]]
         order = state.get("order", torch.zeros(0)).tolist()
@@ -124,9 +127,6 @@ class Acceptance:
         )
         if state.keys() & {*shapes, "order"} and not fits:
             raise UserError("start: the saved acceptance was learnt with another k, or is damaged; use another start")
-
-    def load_state_dict(self, state: dict[str, torch.Tensor]) -> None:
-        """Load saved counts; none if the state has none. Of a state with another number of nodes no order is read."""
         self.reset()
         if "steps" in state:
             self._visits, self._accepted = state["path_counts"].tolist()

@@ -61,16 +61,14 @@ class History(Generic[T]):
         tokens = self.text.tokens + self.pending
         return {"text": torch.tensor(tokens, dtype=torch.int64)} if self.history_tokens else {}
 
-    def check_state(self, state: dict[str, torch.Tensor]) -> None:
-        """Raise UserError if the state has a text of another vocabulary."""
-        ids = state.get("text", torch.zeros(0))
+    def load_state_dict(self, state: dict[str, torch.Tensor]) -> None:
+        """Load a text. Raises UserError if it is of another vocabulary."""
+        ids = state.get("text", torch.zeros(0, dtype=torch.int64))
         if ids.dim() != 1:
             raise UserError("start: the saved text is no list of token ids")
         check_ids("text", ids, self.vocab_size)
-
-    def load_state_dict(self, state: dict[str, torch.Tensor]) -> None:
         self.reset()
-        self.text.extend(state["text"].tolist() if "text" in state else ())
+        self.text.extend(ids.tolist())
 
 
 class TextSession(Session, Generic[T]):

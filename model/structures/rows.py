@@ -54,8 +54,8 @@ class TokenRows:
     def state_dict(self) -> dict[str, torch.Tensor]:
         return {f"{self.kind}_{name}": torch.from_numpy(getattr(self, name)) for name in self.fields}
 
-    def check_state(self, state: dict[str, torch.Tensor]) -> None:
-        """Raise UserError if a shape, an id or a level is out of range."""
+    def load_state_dict(self, state: dict[str, torch.Tensor]) -> None:
+        """Load rows. Raises UserError if a shape, an id or a level is out of range."""
         for name, current in self.state_dict().items():
             saved = state.get(name, torch.zeros(0))
             if saved.shape != current.shape or saved.dtype != current.dtype:
@@ -63,8 +63,6 @@ class TokenRows:
         check_ids("rows", state[f"{self.kind}_ids"], self.vocab_size)
         if bool((state[f"{self.kind}_levels"] >= LEVELS).any()):
             raise UserError(f"start: the saved rows hold levels beyond {LEVELS - 1}")
-
-    def load_state_dict(self, state: dict[str, torch.Tensor]) -> None:
         for name, current in self.state_dict().items():
             current.copy_(state[name])
 
@@ -119,13 +117,12 @@ class Weights:
         """`weights`, float64 (2, kinds): seen and accepted."""
         return {"weights": torch.from_numpy(np.stack((self.seen, self.accepted))).flatten(1)}
 
-    def check_state(self, state: dict[str, torch.Tensor]) -> None:
+    def load_state_dict(self, state: dict[str, torch.Tensor]) -> None:
+        """Load weights. Raises UserError if there are none."""
         saved = state.get("weights", torch.zeros(0))
         if saved.shape != (2, self.probs.size) or bool(
             (~(saved[1] >= 0) | ~(saved[1] <= saved[0]) | ~(saved[0] > 0) | saved[0].isinf()).any()
         ):
             raise UserError("start: the saved state has no weights of this method")
-
-    def load_state_dict(self, state: dict[str, torch.Tensor]) -> None:
-        self.seen, self.accepted = state["weights"].double().numpy().copy().reshape(2, *KINDS)
+        self.seen, self.accepted = saved.double().numpy().copy().reshape(2, *KINDS)
         self.probs = self.accepted / self.seen

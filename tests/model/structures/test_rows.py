@@ -72,7 +72,7 @@ def test_states_that_do_not_fit_are_refused():
         state | {"pair_levels": levels + LEVELS},
     ):
         with pytest.raises(UserError, match="start: the saved rows"):
-            rows.check_state(broken)
+            rows.load_state_dict(broken)
     for broken in ({}, {"weights": torch.ones(2, 5)}, {"weights": torch.full((2, math.prod(KINDS)), math.nan)}):
         with pytest.raises(UserError, match="no weights of this method"):
-            Weights().check_state(broken)
+            Weights().load_state_dict(broken)
