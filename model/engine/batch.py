@@ -1,0 +1,290 @@
+"""Batches: several sequences in one forward, each with the text that it has alone.
+
+All sequences live in one cache. A column of it holds one token's states: of one sequence, at one position. A forward
+carries the drafts of all sequences as rows, and a row sees its own sequence's columns and its own ancestors. Accepted
+nodes stay in the columns where they were written; the columns of rejected nodes are free again. A sequence that ends
+frees its columns, and the next prompt takes its place. Nothing is padded, and no step moves anything.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Generator
+from collections.abc import Sequence as Several
+from contextlib import ExitStack
+from dataclasses import dataclass, field, replace
+from weakref import WeakValueDictionary
+
+import numpy as np
+import torch
+
+from ..errors import UserError
+from .cache import ALIGNED, TreeCache
+from .checks import PAST_END, TRIAL, check_error, refusing_errors
+from .devices import without_cudnn
+from .drafter import DeviceDrafter, Drafter, Session
+from .loop import ROOM, Generation, Request, first_forward, open_sequence, step_clock
+from .sampling import Choice, Sampling
+from .step import Forwarded, Sequence, conclude
+from .target import Outputs, Target
+from .tree import Draft, Tree
+from .verification import Verification
+
+FREE = -1  # owner of a free column
+
+
+class SharedCache:
+    """A cache whose columns belong to several sequences.
+
+    Args:
+        most: columns that it may ever need.
+
+    Attributes:
+        owners: int32 (c,), the number of the sequence that a column belongs to, or FREE.
+        positions: int64 (c,), of the column's token in its text.
+    """
+
+    def __init__(self, target: Target, most: int) -> None:
+        self.target, self.most = target, most
+        self.cache: TreeCache = target.caches.make(ROOM)
+        self.owners, self.positions = np.full(ROOM, FREE, dtype=np.int32), np.zeros(ROOM, dtype=np.int64)
+
+    def free(self, count: int) -> np.ndarray:
+        """Return the first so many free columns, int64; make room if there are fewer."""
+        columns = np.flatnonzero(self.owners == FREE)
+        if len(columns) < count:
+            self.cache.make_room(len(self.owners) + count - len(columns), self.most)
+            more = self.cache.capacity - len(self.owners)
+            self.owners, self.positions = np.pad(self.owners, (0, more), constant_values=FREE), np.pad(self.positions, (0, more))
+            columns = np.flatnonzero(self.owners == FREE)
+        return columns[:count]
+
+    def release(self, owner: int) -> None:
+        """Free a sequence's columns."""
+        self.owners[self.owners == owner] = FREE
+
+    def take(self, owner: int, other: TreeCache) -> None:
+        """Copy what a sequence has committed in a cache of its own."""
+        columns = self.free(other.length)
+        self.cache.copy_from(other, torch.from_numpy(columns))
+        self.owners[columns], self.positions[columns] = owner, np.arange(other.length)
+        self.cache.length = max(self.cache.length, 1 + int(columns.max(initial=-1)))
+
+    def forward(self, drafts: list[tuple[int, int, Draft]], hidden: bool = False) -> tuple[Outputs, list[np.ndarray]]:
+        """Forward drafts of several sequences: owner, position of the root, draft.
+
+        Returns:
+            Logits and hidden states of all drafts' nodes, one draft after the other, and the columns of each draft.
+        """
+        counts = [len(draft.tree) for _, _, draft in drafts]
+        columns = self.free(sum(counts))
+        self.positions[columns] = np.concatenate([root + np.array(draft.tree.depth_of) for _, root, draft in drafts])
+        used = np.append(np.flatnonzero(self.owners != FREE)[-1:], columns[-1:]).max() + 1
+        self.cache.length, width = int(used), -(-int(used) // ALIGNED) * ALIGNED
+        owners = np.repeat(np.array([owner for owner, _, _ in drafts], dtype=np.int32), counts)
+        visible = owners[:, None] == self.owners[:width]
+        parts, start = np.split(columns, np.cumsum(counts)[:-1]), 0
+        for part, (_, _, draft) in zip(parts, drafts, strict=True):
+            visible[start : start + len(part), part] = draft.tree.host_ancestors.numpy()
+            start += len(part)
+        target, device = self.target, self.target.device
+        hidden_columns = torch.from_numpy(~visible).to(device)
+        mask = torch.zeros(hidden_columns.shape, dtype=target.dtype, device=device)
+        mask.masked_fill_(hidden_columns, torch.finfo(target.dtype).min)
+        outputs = target.forward_static(
+            self.cache,
+            torch.cat([draft.tokens.to(device) for _, _, draft in drafts]),
+            mask,
+            torch.from_numpy(self.positions[columns]).to(device),
+            torch.from_numpy(columns).to(device),
+            columns=torch.from_numpy(self.positions[:width]).to(device),
+            hidden=hidden,
+        )
+        return outputs, parts
+
+
+@dataclass(eq=False)
+class Member:
+    """A sequence of a batch.
+
+    Attributes:
+        number: of its prompt.
+        limit: tokens that its answer may have.
+        start: when its prompt was begun.
+    """
+
+    number: int
+    session: Session
+    request: Request
+    choice: Choice
+    out: Generation
+    start: float = field(default_factory=time.perf_counter)
+    sequence: Sequence = field(init=False)
+    limit: int = field(init=False)
+
+    def add(self, verification: Verification) -> bool:
+        """Add a step. Returns True if the answer goes on."""
+        out, request = self.out, self.request
+        goes_on = out.add(verification, self.limit, request.eos) and not self.sequence.ended
+        self.sequence.text += out.steps[-1].tokens
+        out.ends_s.append(time.perf_counter() - self.start)
+        out.prefill_s = out.ends_s[0]
+        if not goes_on:
+            out.decode_s = out.ends_s[-1] - out.prefill_s
+            out.end(self.limit, request.max_new_tokens, request.eos, self.sequence.ended)
+        return goes_on
+
+
+class Batch:
+    """The sequences that are being decoded together, in the order in which they began: so they learn, too."""
+
+    def __init__(self, target: Target, drafter: Drafter, size: int) -> None:
+        self.target, self.drafter, self.members = target, drafter, list[Member]()
+        self.cache = SharedCache(target, size * (target.context + drafter.max_nodes))
+        self._plain = DeviceDrafter(target.device).session()
+        self._choices: WeakValueDictionary[Sampling, Choice] = WeakValueDictionary()  # by settings, without the seed
+        self.clock = step_clock(target)
+
+    def begin(self, number: int, prompt: list[int], request: Request) -> Member:
+        """Begin a sequence. Its prompt is forwarded alone, and its states are copied into the shared cache.
+
+        The member has a first step if its session began with a chain, and no place in the batch if that ended it.
+        """
+        rule = replace(request.sampling, seed=0)
+        choice = self._choices.setdefault(rule, Choice(rule, self.target.device))
+        member = Member(number, self.drafter.session(), request, choice, Generation())
+        member.session.choice = choice
+        choice.set_seed(request.sampling.seed)
+        self.members.append(member)  # now it is closed, whatever happens
+        with ExitStack() as ends:
+            sequence = open_sequence(self.target, member.session, prompt, request, member.out, ends)
+            member.sequence, member.limit = sequence, sequence.left
+            verification = first_forward(sequence, choice, member.out)
+            if verification is not None and not member.add(verification):
+                self.end(member)
+            else:
+                self.cache.take(number, sequence.cache)
+        return member
+
+    def end(self, member: Member) -> None:
+        """Close a member's session and free its columns."""
+        self.members.remove(member)
+        self.cache.release(member.number)
+        member.session.close()
+
+    def step(self) -> list[Member]:
+        """Take a step of all members. Returns them."""
+        sizing, members, start = self.drafter.sizing, list(self.members), self.clock()
+        is_plain = sizing is not None and sizing.begin_step(len(members))
+        drafts = [self._draft(member, self._plain if is_plain else member.session) for member in members]
+        rows = [(m.number, len(m.sequence.text) - 1, draft) for m, draft in zip(members, drafts, strict=True)]
+        (logits, hidden), columns = self.cache.forward(rows, self.drafter.needs.hidden)
+        at = 0
+        for member, draft, its_columns in zip(members, drafts, columns, strict=True):
+            session, part = self._plain if is_plain else member.session, slice(at, at + len(draft.tree))
+            at = part.stop
+            verification = self._conclude(member, session, draft, logits[part], None if hidden is None else hidden[part])
+            self.cache.owners[its_columns[verification.path[: len(verification.tokens)]]] = member.number
+            if is_plain:
+                member.session.skip(verification.tokens)
+            member.out.forwards += 1
+            if not member.add(verification):
+                self.end(member)
+        seconds = self.clock() - start
+        if sizing is not None and seconds > 0:
+            mean, tokens = at / len(members) - 1, sum(m.out.steps[-1].accepted for m in members) / len(members)
+            sizing.observe(min(sizing.sizes, key=lambda size: abs(size - mean)), tokens, seconds)
+        return members
+
+    def _draft(self, member: Member, session: Session) -> Draft:
+        """Return a draft of its own: a drafter may write the next one into the same tensor."""
+        member.choice.set_seed(member.request.sampling.seed)
+        with without_cudnn(self.target.device):
+            draft = session.draft(member.sequence.text[-1])
+        return Draft(draft.tree, draft.tokens.clone(), draft.source)
+
+    def _conclude(
+        self, member: Member, session: Session, draft: Draft, logits: torch.Tensor, hidden: torch.Tensor | None
+    ) -> Verification:
+        """Verify and observe a member's draft of n nodes: logits (n, V), hidden (n, H)."""
+        sequence, choice = member.sequence, member.choice
+        choice.set_seed(member.request.sampling.seed)
+        every = session.drafter.needs.choices
+        choices = choice.after(logits, draft, sequence.text, every=every, over=sequence.over)
+        return conclude(session, draft, Forwarded(choices, logits, hidden), over=sequence.over)
+
+
+def decode_batch(
+    target: Target, drafter: Drafter, prompts: Several[list[int]], size: int, requests: Several[Request]
+) -> Generator[tuple[int, Generation], None, list[Generation]]:
+    """Decode prompts, `size` of them at a time; where one ends the next one begins. Each text is that of `decode`.
+
+    Sequences that began together cannot learn from each other's past, so fewer drafts are accepted than one by one.
+
+    Args:
+        requests: of each prompt, with execution=eager.
+
+    Yields:
+        After each step of a sequence its prompt's index and its answer so far, whose `stop` is set once it ended.
+
+    Returns:
+        All answers.
+
+    Raises:
+        UserError: a prompt or request that does not fit, or a model that cannot decode batches; says why.
+    """
+    if not isinstance(size, int) or size < 1:
+        raise UserError(f"batch={size}: must be a number of sequences, at least 1")
+    for prompt, request in zip(prompts, requests, strict=True):
+        target.token_budget(prompt, request.max_new_tokens)
+        if request.execution != "eager":
+            raise UserError(f"execution={request.execution}: steps of a batch are eager")
+    batch, waiting = Batch(target, drafter, size), deque(enumerate(zip(prompts, requests, strict=True)))
+    outs: dict[int, Generation] = {}
+    try:
+        with target.turns:
+            check_batch(target, batch.cache.most)
+        while waiting or batch.members:
+            if waiting and len(batch.members) < size:
+                number, (prompt, request) = waiting.popleft()
+                with target.turns, torch.inference_mode():
+                    stepped = [batch.begin(number, prompt, request)]
+                outs[number] = stepped[0].out
+            else:
+                with target.turns, torch.inference_mode():
+                    stepped = batch.step()
+            yield from ((member.number, member.out) for member in stepped if member.out.steps)
+    finally:
+        with target.turns:
+            for member in list(batch.members):
+                batch.end(member)
+    return [outs[number] for number in range(len(prompts))]
+
+
+@torch.inference_mode()
+def check_batch(target: Target, most: int) -> None:
+    """Refuse a model that cannot decode batches: by rules, then by a trial of two texts, whose columns are mixed.
+
+    Args:
+        most: columns that a cache may have; attention that counts them differs in the trial.
+    """
+    if not target.has_fixed_shapes:
+        why = "keeps recurrent states" if target.recurrent else "is spread over several devices"
+        raise UserError(f"{target.name}: {why}; decode its prompts one by one, without a batch")
+    half = min(TRIAL, target.context) // 2
+    if most <= target.batch_columns or not half:
+        return
+    ids = torch.tensor([(3 + 7 * i) % min(97, target.vocab_size) for i in range(4 * half)]).view(2, -1)
+    shared, chain = SharedCache(target, most), Tree.chain(half - 1)
+    shared.cache.cursor.ahead = most + PAST_END
+    shared.owners[:half] = 2  # so that later tokens lie in front of earlier ones
+    with refusing_errors(target.name):
+        _, columns = shared.forward([(text, 0, Draft(chain, ids[text, :half])) for text in (0, 1)])
+        for text in (0, 1):
+            shared.owners[columns[text]] = text
+        shared.release(2)
+        drafts = [(text, half, Draft(chain, ids[text, half:])) for text in (1, 0)]
+        (logits, _), _ = shared.forward(drafts)
+        check_error(target, logits.view(2, half, -1), ids.flip(0).to(target.device), "a batch's rows")
+    target.batch_columns = most
