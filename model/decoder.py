@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -18,10 +19,11 @@ from transformers.utils import logging
 
 from . import holding, hub
 from .engine import Drafter, Generation, StepRecord, Target, decode
+from .engine.batch import decode_batch
 from .engine.checks import unwrapped
 from .engine.devices import default_device
 from .engine.linear import linear_of, unpack_linears
-from .engine.loop import acceptance_record, whole
+from .engine.loop import Request, acceptance_record, whole
 from .engine.sampling import GREEDY, Sampling
 from .errors import SURROGATE, UserError, one_line
 from .files import load_state, save_state
@@ -260,7 +262,23 @@ class Decoder:
         Raises:
             UserError: as `ids_of` and `decode`, or the model was changed after this decoder was made.
         """
-        ids, model = self.ids_of(prompt), self.target.model
+        ids = self.ids_of(prompt)
+        with self.target.turns:
+            request = self._request(ids, max_new_tokens, sampling, stop)
+            if self.start == "cold":
+                self.method.reset()
+            session = self.method.session()
+        return decode(self.target, session, ids, request)
+
+    def _request(
+        self,
+        ids: list[int],
+        max_new_tokens: int = 256,
+        sampling: Sampling = GREEDY,
+        stop: str | Sequence[str] | None = None,
+    ) -> Request:
+        """Return what is asked of a decoding, the model's own settings included. Raises UserError as `stream` says."""
+        model = self.target.model
         left_out = not_applied(model.generation_config, self.tokenizer)
         if replace(seeded(sampling, 0), seed=0) == GREEDY and left_out:
             logger.warning_once(f"{self.target.name}: answers are greedy, without the model's own {left_out}")
@@ -274,13 +292,7 @@ class Decoder:
             sampling, criteria = with_own_settings(sampling, self.target, ids, max_new_tokens, self.eos)
             own = None if self.tokenizer is None else model.generation_config.stop_strings
             criteria += self._stop_criteria(own if stop is None else stop)
-            if self.start == "cold":
-                self.method.reset()
-            session = self.method.session()
-        return decode(
-            self.target,
-            session,
-            ids,
+        return Request(
             max_new_tokens=max_new_tokens,
             eos=self.eos,
             sampling=sampling,
@@ -307,17 +319,28 @@ class Decoder:
 
     def generate(self, prompt: Prompt, **settings: Any) -> Answer:
         """Return the whole answer. Settings, and what is raised, as of `stream`."""
-        out = whole(self.stream(prompt, **settings))
+        return self._answer(whole(self.stream(prompt, **settings)))
+
+    def _answer(self, out: Generation) -> Answer:
         drafted, accepted = [step.nodes - 1 for step in out.steps], [len(step.rank_path) for step in out.steps]
         metrics = {"speculative_decoding": acceptance_record(drafted, accepted, self.method.max_nodes - 1)}
         return Answer(self.text_of(out.tokens), out.tokens, out.accept_lengths, out.stop, out.setup_s, metrics)
 
     def answers(
-        self, prompts: Iterable[Prompt], *, max_new_tokens: int = 256, sampling: Sampling = GREEDY, **settings: Any
+        self,
+        prompts: Iterable[Prompt],
+        *,
+        batch: int = 1,
+        max_new_tokens: int = 256,
+        sampling: Sampling = GREEDY,
+        **settings: Any,
     ) -> Iterator[Answer]:
-        """Answer several prompts one after the other, each with its own noise; settings as of `stream`.
+        """Yield the answers to several prompts in their order, each with its own noise; settings as of `stream`.
 
         Raises UserError before the first is answered if one cannot be.
+
+        Args:
+            batch: so many are decoded together, in one forward a step; the text of each is the same.
         """
         rows = []
         for number, prompt in enumerate(prompts, 1):
@@ -326,9 +349,24 @@ class Decoder:
                 self.target.token_budget(rows[-1], max_new_tokens)
             except UserError as error:
                 raise UserError(f"prompt {number}: {error}") from None
-        for number, ids in enumerate(rows):
-            numbered = seeded(sampling, number)
-            yield self.generate(ids, max_new_tokens=max_new_tokens, sampling=numbered, **settings)
+        asked = (
+            (ids, dict(max_new_tokens=max_new_tokens, sampling=seeded(sampling, i), **settings))
+            for i, ids in enumerate(rows)
+        )
+        if batch == 1:
+            yield from (self.generate(ids, **of_one) for ids, of_one in asked)
+            return
+        if self.start == "cold" and self.method.stateful:
+            raise UserError("start=cold: forgets between answers what those of a batch share; use hot, or batch=1")
+        execution, ended, count = "eager" if self.execution.why else self.execution.name, dict[int, Generation](), 0
+        requests = ((ids, replace(self._request(ids, **of_one), execution=execution)) for ids, of_one in asked)
+        with closing(decode_batch(self.target, self.method, requests, batch)) as steps:
+            for number, out in steps:
+                if out.stop:
+                    ended[number] = out
+                while count in ended:
+                    yield self._answer(ended.pop(count))
+                    count += 1
 
     def generate_all(self, prompts: Sequence[Prompt], *, progress: bool = True, **settings: Any) -> list[Answer]:
         """Return what `answers` yields; show a bar on standard error."""

@@ -9,9 +9,7 @@ frees its columns, and the next prompt takes its place. Nothing is padded, and n
 from __future__ import annotations
 
 import time
-from collections import deque
-from collections.abc import Generator
-from collections.abc import Sequence as Several
+from collections.abc import Generator, Iterable
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from weakref import WeakValueDictionary
@@ -56,7 +54,8 @@ class SharedCache:
         if len(columns) < count:
             self.cache.make_room(len(self.owners) + count - len(columns), self.most)
             more = self.cache.capacity - len(self.owners)
-            self.owners, self.positions = np.pad(self.owners, (0, more), constant_values=FREE), np.pad(self.positions, (0, more))
+            self.owners = np.pad(self.owners, (0, more), constant_values=FREE)
+            self.positions = np.pad(self.positions, (0, more))
             columns = np.flatnonzero(self.owners == FREE)
         return columns[:count]
 
@@ -151,6 +150,8 @@ class Batch:
 
         The member has a first step if its session began with a chain, and no place in the batch if that ended it.
         """
+        if request.execution != "eager":
+            raise UserError(f"execution={request.execution}: steps of a batch are eager; use eager or auto")
         rule = replace(request.sampling, seed=0)
         choice = self._choices.setdefault(rule, Choice(rule, self.target.device))
         member = Member(number, self.drafter.session(), request, choice, Generation())
@@ -184,7 +185,9 @@ class Batch:
         for member, draft, its_columns in zip(members, drafts, columns, strict=True):
             session, part = self._plain if is_plain else member.session, slice(at, at + len(draft.tree))
             at = part.stop
-            verification = self._conclude(member, session, draft, logits[part], None if hidden is None else hidden[part])
+            verification = self._conclude(
+                member, session, draft, logits[part], None if hidden is None else hidden[part]
+            )
             self.cache.owners[its_columns[verification.path[: len(verification.tokens)]]] = member.number
             if is_plain:
                 member.session.skip(verification.tokens)
@@ -216,14 +219,14 @@ class Batch:
 
 
 def decode_batch(
-    target: Target, drafter: Drafter, prompts: Several[list[int]], size: int, requests: Several[Request]
+    target: Target, drafter: Drafter, asked: Iterable[tuple[list[int], Request]], size: int
 ) -> Generator[tuple[int, Generation], None, list[Generation]]:
     """Decode prompts, `size` of them at a time; where one ends the next one begins. Each text is that of `decode`.
 
     Sequences that began together cannot learn from each other's past, so fewer drafts are accepted than one by one.
 
     Args:
-        requests: of each prompt, with execution=eager.
+        asked: prompts, and what is asked of each; the next one is read when there is a place for it.
 
     Yields:
         After each step of a sequence its prompt's index and its answer so far, whose `stop` is set once it ended.
@@ -236,30 +239,22 @@ def decode_batch(
     """
     if not isinstance(size, int) or size < 1:
         raise UserError(f"batch={size}: must be a number of sequences, at least 1")
-    for prompt, request in zip(prompts, requests, strict=True):
-        target.token_budget(prompt, request.max_new_tokens)
-        if request.execution != "eager":
-            raise UserError(f"execution={request.execution}: steps of a batch are eager")
-    batch, waiting = Batch(target, drafter, size), deque(enumerate(zip(prompts, requests, strict=True)))
-    outs: dict[int, Generation] = {}
+    batch, waiting, outs = Batch(target, drafter, size), iter(asked), list[Generation]()
     try:
         with target.turns:
             check_batch(target, batch.cache.most)
-        while waiting or batch.members:
-            if waiting and len(batch.members) < size:
-                number, (prompt, request) = waiting.popleft()
-                with target.turns, torch.inference_mode():
-                    stepped = [batch.begin(number, prompt, request)]
-                outs[number] = stepped[0].out
-            else:
-                with target.turns, torch.inference_mode():
-                    stepped = batch.step()
+        while True:
+            following = next(waiting, None) if len(batch.members) < size else None
+            if following is None and not batch.members:
+                return outs
+            with target.turns, torch.inference_mode():
+                stepped = batch.step() if following is None else [batch.begin(len(outs), *following)]
+            outs += [member.out for member in stepped if following is not None]
             yield from ((member.number, member.out) for member in stepped if member.out.steps)
     finally:
         with target.turns:
             for member in list(batch.members):
                 batch.end(member)
-    return [outs[number] for number in range(len(prompts))]
 
 
 @torch.inference_mode()
@@ -278,7 +273,8 @@ def check_batch(target: Target, most: int) -> None:
     ids = torch.tensor([(3 + 7 * i) % min(97, target.vocab_size) for i in range(4 * half)]).view(2, -1)
     shared, chain = SharedCache(target, most), Tree.chain(half - 1)
     shared.cache.cursor.ahead = most + PAST_END
-    shared.owners[:half] = 2  # so that later tokens lie in front of earlier ones
+    # Later tokens lie in front of earlier ones, and no column behind them is free.
+    shared.owners[: 2 * half + -4 * half % ALIGNED] = 2
     with refusing_errors(target.name):
         _, columns = shared.forward([(text, 0, Draft(chain, ids[text, :half])) for text in (0, 1)])
         for text in (0, 1):
