@@ -193,7 +193,7 @@ class Choice:
         tree, tokens = draft.tree, draft.tokens.tolist()
         choices, nodes, new = [-1] * len(tokens), [0], list[int]()
         while nodes:  # of one depth and one text
-            row = self._processed(logits[nodes[0] : nodes[0] + 1], draft, tokens, nodes[0], text)
+            row = self._processed(logits[nodes[0] : nodes[0] + 1], [*text, *new])
             new.append(int(self.among(row, torch.tensor([len(text) + len(new)], device=logits.device))))
             for node in nodes:
                 choices[node] = new[-1]
@@ -203,13 +203,11 @@ class Choice:
             nodes = [i for i in below if tree.parent_of[i] in nodes and tokens[i] == new[-1]]
         return torch.tensor(choices, device=logits.device)
 
-    def _processed(
-        self, row: torch.Tensor, draft: Draft, tokens: Sequence[int], node: int, text: Sequence[int]
-    ) -> torch.Tensor:
-        """Process a node's logits (1, V) given its own path; row by row, as `generate` calls processors."""
+    def _processed(self, row: torch.Tensor, text: list[int]) -> torch.Tensor:
+        """Process the logits (1, V) after a text; row by row, as `generate` calls processors."""
         if not self._processors:
             return row
-        ids = torch.tensor([[*text, *(tokens[i] for i in draft.tree.chain_of[node][1:])]], device=row.device)
+        ids = torch.tensor([text], device=row.device)
         scores = row.float().clone()  # a processor may write into it, and the drafter learns from the model's own
         for processor in self._processors:
             scores = processor(ids, scores)
