@@ -110,8 +110,8 @@ def check_forward(model: Any, name: str) -> tuple[Collection[str], str]:
     cache = next((known for known in CACHE_NAMES if known in takes), "")
     # Of what reads tokens one after the other, models of recurrent states alone take no positions
     positions = "position_ids" in takes or getattr(model, "_is_stateful", False)
-    for needed, taken in {"position_ids": positions, "cache": cache}.items():
-        if not taken:
+    for needed, is_parameter in {"position_ids": positions, "cache": cache}.items():
+        if not is_parameter:
             raise UserError(f"{name}: {type(model).__name__}.forward takes no {needed}, which a draft tree needs")
     return takes.keys(), cache
 

@@ -193,7 +193,12 @@ class Choice:
         tree, tokens = draft.tree, draft.tokens.tolist()
         choices, nodes, new = [-1] * len(tokens), [0], list[int]()
         while nodes:  # of one depth and one text
-            row = self._processed(logits[nodes[0] : nodes[0] + 1], draft, tokens, nodes[0], text)
+            row = logits[nodes[0] : nodes[0] + 1]
+            if self._processors:  # row by row, as `generate` calls them
+                ids = torch.tensor([[*text, *new]], device=row.device)
+                row = row.float().clone()  # they may write into it, and the drafter learns from the model's own
+                for processor in self._processors:
+                    row = processor(ids, row)
             new.append(int(self.among(row, torch.tensor([len(text) + len(new)], device=logits.device))))
             for node in nodes:
                 choices[node] = new[-1]
@@ -202,18 +207,6 @@ class Choice:
             below = range(nodes[0] + 1, len(tokens))
             nodes = [i for i in below if tree.parent_of[i] in nodes and tokens[i] == new[-1]]
         return torch.tensor(choices, device=logits.device)
-
-    def _processed(
-        self, row: torch.Tensor, draft: Draft, tokens: Sequence[int], node: int, text: Sequence[int]
-    ) -> torch.Tensor:
-        """Process a node's logits (1, V) given its own path; row by row, as `generate` calls processors."""
-        if not self._processors:
-            return row
-        ids = torch.tensor([[*text, *(tokens[i] for i in draft.tree.chain_of[node][1:])]], device=row.device)
-        scores = row.float().clone()  # a processor may write into it, and the drafter learns from the model's own
-        for processor in self._processors:
-            scores = processor(ids, scores)
-        return scores
 
     def _noise(self, positions: torch.Tensor, vocab: int) -> torch.Tensor:
         """Return noise (n, V). On a CPU a row is drawn once for all steps that reach its position."""

@@ -26,7 +26,7 @@ from ..structures.ngram_index import NgramIndex
 BASE, LARGEST = 60, 100  # nodes without confidence, and with all of it
 DEPTH = 6  # that branches of branches may reach
 ROW_CANDIDATES = 10
-LEAST_SCORE = 0.01  # of a candidate that is drafted
+MIN_SCORE = 0.01  # of a candidate that is drafted
 SPINE_SHARE = 0.5  # of the branches, those that hang on the spine
 NGRAMS = (5, 4, 3)
 MAX_COPY = 20  # tokens of one look-up, at most
@@ -220,7 +220,7 @@ class GooseSession(Session):
             count = 0
             if row is not None and limit > 0:
                 for token, score in zip(row[0][:width], row[1], strict=False):
-                    if score < LEAST_SCORE:
+                    if score < MIN_SCORE:
                         break
                     if token != spine_token:
                         if depth < DEPTH:

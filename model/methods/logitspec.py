@@ -132,8 +132,12 @@ class LogitSpecSession(TextSession[Continuations]):
         return super().begin(prompt)
 
     def draft(self, root: int) -> Draft:
-        tokens, parents = side_by_side(root, self._paths(root))
-        return Draft(Tree(parents, once=True), torch.tensor(tokens))
+        tokens, parents = [root], [0]
+        for path in self._paths(root):  # they share the root alone
+            parents += [0, *range(len(tokens), len(tokens) + len(path) - 1)]
+            tokens += path
+        order, parents = breadth_first(parents)
+        return Draft(Tree(parents, once=True), torch.tensor([tokens[node] for node in order]))
 
     def _paths(self, root: int) -> list[list[int]]:
         """List the paths to draft below the root, the first ones first."""
@@ -160,13 +164,3 @@ class LogitSpecSession(TextSession[Continuations]):
         if self._ranked is not None:  # the prompt's last token is in the text from the beginning
             self.text.commit([int(verification.draft.tokens[0]), *verification.tokens[:-1]])
         self._ranked = top_k(verification.logits[node : node + 1], self.drafter.ranked)[0].tolist()
-
-
-def side_by_side(root: int, paths: list[list[int]]) -> tuple[list[int], list[int]]:
-    """A tree of paths that share the root alone, breadth-first: its tokens and its parents."""
-    tokens, parents = [root], [0]
-    for path in paths:
-        parents += [0, *range(len(tokens), len(tokens) + len(path) - 1)]
-        tokens += path
-    order, parents = breadth_first(parents)
-    return [tokens[node] for node in order], parents

@@ -115,7 +115,8 @@ class TokenRecycling(DeviceDrafter):
         """Recycle: the top-k after every node, rejected ones too, replaces that token's candidates (paper, 3.3)."""
         mask = accepted if self.update == "path" else None
         if self.eos:
-            ended = self._ended(fastest(tokens), fastest(accepted))
+            drafts, is_accepted = fastest(tokens)[1:], fastest(accepted)[1:]  # the root is no draft
+            ended: Any = reduce(or_, (((drafts == end) & is_accepted).any() for end in self.eos))
             if self.matrix.on_host:
                 if ended:
                     return
@@ -124,11 +125,6 @@ class TokenRecycling(DeviceDrafter):
         if self.update == "root":
             tokens, candidates, mask = tokens[:1], candidates[:1], None if mask is None else mask[:1]
         self.matrix.update(tokens, candidates, mask)
-
-    def _ended(self, tokens: Any, accepted: Any) -> Any:
-        """True if an accepted draft token ends the answer: bool (), NumPy's or the device's."""
-        drafts, accepted = tokens[1:], accepted[1:]  # the root is no draft
-        return reduce(or_, (((drafts == end) & accepted).any() for end in self.eos))
 
     def step_state(self) -> dict[str, torch.Tensor]:
         return self.matrix.state_dict()

@@ -84,7 +84,6 @@ class NgramTable:
                 f"with 1 to {self.followers} followers of {self.follower}"
             )
         check_ids("n-gram table", torch.cat((leaders.flatten(), followers.flatten())), self.vocab_size)
-        self.reset()
-        leaders, counts = map(tuple, state["leaders"].tolist()), state["counts"].tolist()
-        grams = iter(map(tuple, state["followers"].tolist()))
-        self._rows = OrderedDict((row, [next(grams) for _ in range(n)]) for row, n in zip(leaders, counts, strict=True))
+        grams = iter(map(tuple, followers.tolist()))
+        rows = zip(map(tuple, leaders.tolist()), sizes, strict=True)
+        self._rows = OrderedDict((row, [next(grams) for _ in range(size)]) for row, size in rows)

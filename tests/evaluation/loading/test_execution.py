@@ -133,9 +133,7 @@ def test_kernels_stay_compiled_where_that_is_right_and_faster(do, took, why, loa
 
 
 def test_a_tie_may_fall_either_way(loaded, monkeypatch):
-    monkeypatch.setattr(
-        tuning, "_tolerance", lambda target, prompt: 10.0
-    )  # twenty times the greatest logit is no gap at all
+    monkeypatch.setattr(tuning, "_tolerance", lambda *_: 10.0)  # twenty times the greatest logit is no gap at all
     monkeypatch.setattr(*BREAKS[-1][:3])
     assert trial(loaded.target).name == "static"
 

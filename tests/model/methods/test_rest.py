@@ -71,9 +71,7 @@ def test_damaged_and_foreign_files_are_refused(tmp_path):
     refused(tmp_path / "absent", "no such file; build one")
     refused(tmp_path, "cannot be read")
     refused(good, "vocabulary has 50 tokens, the model's 562", vocab=562)
-    assert Datastore(good, vocab_size=64).longest([3, 63], min_n=1, max_n=2) == (0, 0, 0), (
-        "padded rows of one tokenizer"
-    )
+    assert Datastore(good, vocab_size=64).longest([3, 63], min_n=1, max_n=2) == (0, 0, 0), "padded rows of a tokenizer"
     store(tmp_path / "wide", [7] * 9, 2**16)
     refused(tmp_path / "wide", "the model's 65600", vocab=2**16 + 64)  # its ids have two bytes
     damaged = "cut short, changed, or of another version"
