@@ -274,7 +274,7 @@ class Generate:
         prompt, criteria = prompts[0], undecided(stopping_criteria or (), config.max_length, eos)
         batched = len(prompts) > 1 or len(prompt) < input_ids.shape[1]
         if batched:
-            refuse_batch(logits_processor or (), criteria, token_streamer)
+            logits_processor = of_rows(logits_processor or (), criteria, token_streamer)
         inside = turns_of(model).held  # a processor of another answer's calls: its draft is still to be learnt from
         with turns_of(model):
             target = target_of(model, config.max_length, self.linear, self.context)
@@ -352,12 +352,21 @@ def padded(answers: list[list[int]], pad: int | None, eos: Collection[int]) -> t
     return torch.tensor([answer + [filler] * (longest - len(answer)) for answer in answers])
 
 
-def refuse_batch(processors: Iterable[Any], criteria: Iterable[Any], streamer: Any) -> None:
-    """Refuse by name what reads more of a padded batch than each row's own ids."""
-    names = [type(other).__name__ for other in (*processors, *criteria)]
+def of_rows(processors: Iterable[Any], criteria: Iterable[Any], streamer: Any) -> list[Any]:
+    """Return the processors of a padded batch for rows without padding; `generate` has its penalty leave that out.
+
+    Raises UserError, by name, for what reads more of a batch than each row's own ids.
+    """
+    bare = [copy.copy(processor) for processor in processors]
+    for processor in bare:
+        if isinstance(getattr(processor, "prompt_ignore_length", None), torch.Tensor):
+            processor.prompt_ignore_length = None
+    names = [type(other).__name__ for other in (*bare, *criteria)]
     names = [name for name in names if name not in READ_IDS] + ["token_streamer"] * (streamer is not None)
+    names += ["prompt_ignore_length" for one in bare if getattr(one, "prompt_ignore_length", None) is not None]
     if names:
         raise UserError(f"custom_generate: a batch has no {', '.join(names)}; leave it out, or decode row by row")
+    return bare
 
 
 def output(ids: torch.Tensor) -> Any:

@@ -296,7 +296,7 @@ class Sizing:
         }
 
     def state_dict(self) -> dict[str, torch.Tensor]:
-        """`sizing`, float64 (3, 1 + sizes): seconds (of width 1), steps, expected tokens of a plain step and by size."""
+        """`sizing`, float64 (3, 1 + sizes): seconds alone, steps, and expected tokens of a plain step and by size."""
         rows = [self._times_of[1].seconds, self._used, [self._tokens, *self._expected]]
         return {"sizing": torch.tensor(rows, dtype=torch.float64)}
 
