@@ -12,10 +12,10 @@ import time
 from collections.abc import Generator, Iterable
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
-from weakref import WeakValueDictionary
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from ..errors import UserError
 from .cache import ALIGNED, TreeCache
@@ -30,6 +30,7 @@ from .tree import Draft, Tree
 from .verification import Verification
 
 FREE = -1  # owner of a free column
+Rows = tuple[int, int, Draft]  # the owner of a draft, the position of its root, and the draft
 
 
 class SharedCache:
@@ -48,7 +49,7 @@ class SharedCache:
         self.cache: TreeCache = target.caches.make(ROOM)
         self.owners, self.positions = np.full(ROOM, FREE, dtype=np.int32), np.zeros(ROOM, dtype=np.int64)
 
-    def free(self, count: int) -> np.ndarray:
+    def free(self, count: int) -> NDArray[np.int64]:
         """Return the first so many free columns, int64; make room if there are fewer."""
         columns = np.flatnonzero(self.owners == FREE)
         if len(columns) < count:
@@ -70,68 +71,55 @@ class SharedCache:
         self.owners[columns], self.positions[columns] = owner, np.arange(other.length)
         self.cache.length = max(self.cache.length, 1 + int(columns.max(initial=-1)))
 
-    def forward(self, drafts: list[tuple[int, int, Draft]], hidden: bool = False) -> tuple[Outputs, list[np.ndarray]]:
-        """Forward drafts of several sequences: owner, position of the root, draft.
-
-        Returns:
-            Logits and hidden states of all drafts' nodes, one draft after the other, and the columns of each draft.
-        """
+    def forward(self, drafts: list[Rows], hidden: bool = False) -> list[tuple[Outputs, NDArray[np.int64]]]:
+        """Forward drafts of several sequences. Returns each draft's outputs and columns, of which none is owned yet."""
         counts = [len(draft.tree) for _, _, draft in drafts]
         columns = self.free(sum(counts))
         self.positions[columns] = np.concatenate([root + np.array(draft.tree.depth_of) for _, root, draft in drafts])
-        used = np.append(np.flatnonzero(self.owners != FREE)[-1:], columns[-1:]).max() + 1
-        self.cache.length, width = int(used), -(-int(used) // ALIGNED) * ALIGNED
-        owners = np.repeat(np.array([owner for owner, _, _ in drafts], dtype=np.int32), counts)
-        visible = owners[:, None] == self.owners[:width]
-        parts, start = np.split(columns, np.cumsum(counts)[:-1]), 0
-        for part, (_, _, draft) in zip(parts, drafts, strict=True):
-            visible[start : start + len(part), part] = draft.tree.host_ancestors.numpy()
-            start += len(part)
+        self.cache.length = 1 + int(max(columns[-1], np.flatnonzero(self.owners != FREE).max(initial=-1)))
+        width = -(-self.cache.length // ALIGNED) * ALIGNED
+        visible = np.repeat([owner for owner, _, _ in drafts], counts)[:, None] == self.owners[:width]  # (n, width)
+        parts = np.split(columns, np.cumsum(counts)[:-1])
+        for part, of_draft, (_, _, draft) in zip(parts, np.split(visible, np.cumsum(counts)[:-1]), drafts, strict=True):
+            of_draft[:, part] = draft.tree.host_ancestors.numpy()
         target, device = self.target, self.target.device
-        hidden_columns = torch.from_numpy(~visible).to(device)
-        mask = torch.zeros(hidden_columns.shape, dtype=target.dtype, device=device)
-        mask.masked_fill_(hidden_columns, torch.finfo(target.dtype).min)
-        outputs = target.forward_static(
+        mask = torch.zeros(visible.shape, dtype=target.dtype, device=device)
+        logits, states = target.forward_static(
             self.cache,
             torch.cat([draft.tokens.to(device) for _, _, draft in drafts]),
-            mask,
+            mask.masked_fill_(torch.from_numpy(~visible).to(device), torch.finfo(target.dtype).min),
             torch.from_numpy(self.positions[columns]).to(device),
             torch.from_numpy(columns).to(device),
             columns=torch.from_numpy(self.positions[:width]).to(device),
             hidden=hidden,
         )
-        return outputs, parts
+        of_drafts = [None] * len(drafts) if states is None else torch.split(states, counts)
+        return list(zip(map(Outputs, torch.split(logits, counts), of_drafts), parts, strict=True))
 
 
 @dataclass(eq=False)
 class Member:
-    """A sequence of a batch.
-
-    Attributes:
-        number: of its prompt.
-        limit: tokens that its answer may have.
-        start: when its prompt was begun.
-    """
+    """A sequence of a batch; `number` is its prompt's."""
 
     number: int
     session: Session
     request: Request
     choice: Choice
-    out: Generation
+    out: Generation = field(default_factory=Generation)
     start: float = field(default_factory=time.perf_counter)
     sequence: Sequence = field(init=False)
-    limit: int = field(init=False)
 
     def add(self, verification: Verification) -> bool:
         """Add a step. Returns True if the answer goes on."""
-        out, request = self.out, self.request
-        goes_on = out.add(verification, self.limit, request.eos) and not self.sequence.ended
-        self.sequence.text += out.steps[-1].tokens
+        out, sequence, request = self.out, self.sequence, self.request
+        limit = len(out.tokens) + sequence.left
+        goes_on = out.add(verification, limit, request.eos) and not sequence.ended
+        sequence.text += verification.tokens
         out.ends_s.append(time.perf_counter() - self.start)
         out.prefill_s = out.ends_s[0]
         if not goes_on:
             out.decode_s = out.ends_s[-1] - out.prefill_s
-            out.end(self.limit, request.max_new_tokens, request.eos, self.sequence.ended)
+            out.end(limit, request.max_new_tokens, request.eos, sequence.ended)
         return goes_on
 
 
@@ -142,8 +130,8 @@ class Batch:
         self.target, self.drafter, self.members = target, drafter, list[Member]()
         self.cache = SharedCache(target, size * (target.context + drafter.max_nodes))
         self._plain = DeviceDrafter(target.device).session()
-        self._choices: WeakValueDictionary[Sampling, Choice] = WeakValueDictionary()  # by settings, without the seed
-        self.clock = step_clock(target)
+        self._choices: dict[Sampling, Choice] = {}  # by settings, without seed and processors: they share noise
+        self._clock = step_clock(target)
 
     def begin(self, number: int, prompt: list[int], request: Request) -> Member:
         """Begin a sequence. Its prompt is forwarded alone, and its states are copied into the shared cache.
@@ -152,20 +140,20 @@ class Batch:
         """
         if request.execution != "eager":
             raise UserError(f"execution={request.execution}: steps of a batch are eager; use eager or auto")
-        rule = replace(request.sampling, seed=0)
-        choice = self._choices.setdefault(rule, Choice(rule, self.target.device))
-        member = Member(number, self.drafter.session(), request, choice, Generation())
+        choice = Choice(rule := replace(request.sampling, seed=0), self.target.device)
+        if not rule.processors:
+            choice = self._choices.setdefault(rule, choice)
+        member = Member(number, self.drafter.session(), request, choice)
+        self.members.append(member)  # now it is closed, whatever happens
         member.session.choice = choice
         choice.set_seed(request.sampling.seed)
-        self.members.append(member)  # now it is closed, whatever happens
         with ExitStack() as ends:
-            sequence = open_sequence(self.target, member.session, prompt, request, member.out, ends)
-            member.sequence, member.limit = sequence, sequence.left
-            verification = first_forward(sequence, choice, member.out)
+            member.sequence = open_sequence(self.target, member.session, prompt, request, member.out, ends)
+            verification = first_forward(member.sequence, choice, member.out)
             if verification is not None and not member.add(verification):
                 self.end(member)
             else:
-                self.cache.take(number, sequence.cache)
+                self.cache.take(number, member.sequence.cache)
         return member
 
     def end(self, member: Member) -> None:
@@ -176,46 +164,42 @@ class Batch:
 
     def step(self) -> list[Member]:
         """Take a step of all members. Returns them."""
-        sizing, members, start = self.drafter.sizing, list(self.members), self.clock()
+        sizing, members, start = self.drafter.sizing, list(self.members), self._clock()
         is_plain = sizing is not None and sizing.begin_step(len(members))
-        drafts = [self._draft(member, self._plain if is_plain else member.session) for member in members]
-        rows = [(m.number, len(m.sequence.text) - 1, draft) for m, draft in zip(members, drafts, strict=True)]
-        (logits, hidden), columns = self.cache.forward(rows, self.drafter.needs.hidden)
-        at = 0
-        for member, draft, its_columns in zip(members, drafts, columns, strict=True):
-            session, part = self._plain if is_plain else member.session, slice(at, at + len(draft.tree))
-            at = part.stop
-            verification = self._conclude(
-                member, session, draft, logits[part], None if hidden is None else hidden[part]
-            )
-            self.cache.owners[its_columns[verification.path[: len(verification.tokens)]]] = member.number
+        sessions = [self._plain if is_plain else member.session for member in members]
+        drafts = [self._draft(member, session) for member, session in zip(members, sessions, strict=True)]
+        forwarded = self.cache.forward(drafts, self.drafter.needs.hidden)
+        for member, session, (_, _, draft), (outputs, columns) in zip(
+            members, sessions, drafts, forwarded, strict=True
+        ):
+            sequence, every = member.sequence, session.drafter.needs.choices
+            member.choice.set_seed(sequence.sampling.seed)
+            choices = member.choice.after(outputs.logits, draft, sequence.text, every=every, over=sequence.over)
+            verification = conclude(session, draft, Forwarded(choices, *outputs), over=sequence.over)
+            self.cache.owners[columns[verification.path[: len(verification.tokens)]]] = member.number
             if is_plain:
                 member.session.skip(verification.tokens)
             member.out.forwards += 1
             if not member.add(verification):
                 self.end(member)
-        seconds = self.clock() - start
+        seconds = self._clock() - start
         if sizing is not None and seconds > 0:
-            mean, tokens = at / len(members) - 1, sum(m.out.steps[-1].accepted for m in members) / len(members)
-            sizing.observe(min(sizing.sizes, key=lambda size: abs(size - mean)), tokens, seconds)
+            nodes, tokens = (
+                sum(counts) / len(members)
+                for counts in zip(
+                    *((m.out.steps[-1].nodes - 1, m.out.steps[-1].accepted) for m in members), strict=True
+                )
+            )
+            sizing.observe(min(sizing.sizes, key=lambda size: abs(size - nodes)), tokens, seconds)
         return members
 
-    def _draft(self, member: Member, session: Session) -> Draft:
-        """Return a draft of its own: a drafter may write the next one into the same tensor."""
-        member.choice.set_seed(member.request.sampling.seed)
+    def _draft(self, member: Member, session: Session) -> Rows:
+        """Return a draft with tokens of its own, as a drafter may write the next draft into the same tensor."""
+        text = member.sequence.text
+        member.choice.set_seed(member.sequence.sampling.seed)
         with without_cudnn(self.target.device):
-            draft = session.draft(member.sequence.text[-1])
-        return Draft(draft.tree, draft.tokens.clone(), draft.source)
-
-    def _conclude(
-        self, member: Member, session: Session, draft: Draft, logits: torch.Tensor, hidden: torch.Tensor | None
-    ) -> Verification:
-        """Verify and observe a member's draft of n nodes: logits (n, V), hidden (n, H)."""
-        sequence, choice = member.sequence, member.choice
-        choice.set_seed(member.request.sampling.seed)
-        every = session.drafter.needs.choices
-        choices = choice.after(logits, draft, sequence.text, every=every, over=sequence.over)
-        return conclude(session, draft, Forwarded(choices, logits, hidden), over=sequence.over)
+            draft = session.draft(text[-1])
+        return member.number, len(text) - 1, Draft(draft.tree, draft.tokens.clone(), draft.source)
 
 
 def decode_batch(
@@ -276,11 +260,10 @@ def check_batch(target: Target, most: int) -> None:
     # Later tokens lie in front of earlier ones, and no column behind them is free.
     shared.owners[: 2 * half + -4 * half % ALIGNED] = 2
     with refusing_errors(target.name):
-        _, columns = shared.forward([(text, 0, Draft(chain, ids[text, :half])) for text in (0, 1)])
-        for text in (0, 1):
-            shared.owners[columns[text]] = text
+        for text, (_, columns) in enumerate(shared.forward([(i, 0, Draft(chain, ids[i, :half])) for i in (0, 1)])):
+            shared.owners[columns] = text
         shared.release(2)
-        drafts = [(text, half, Draft(chain, ids[text, half:])) for text in (1, 0)]
-        (logits, _), _ = shared.forward(drafts)
-        check_error(target, logits.view(2, half, -1), ids.flip(0).to(target.device), "a batch's rows")
+        rest = shared.forward([(i, half, Draft(chain, ids[i, half:])) for i in (1, 0)])
+        logits = torch.stack([outputs.logits for outputs, _ in rest])
+        check_error(target, logits, ids.flip(0).to(target.device), "a batch's rows")
     target.batch_columns = most

@@ -179,11 +179,11 @@ def columns(monkeypatch):
         assert owned == {owner: list(range(root)) for owner, root, _ in drafts}
         assert (shared.owners != FREE).sum() == sum(root for _, root, _ in drafts), "none belongs to one that ended"
         before = shared.owners.copy()
-        outputs, parts = forward(shared, drafts, hidden)
-        written = np.concatenate(parts)
+        outputs = forward(shared, drafts, hidden)
+        written = np.concatenate([columns for _, columns in outputs])
         assert len({*written.tolist()}) == len(written) == sum(len(draft.tree) for _, _, draft in drafts)
         assert (before[written[written < len(before)]] == FREE).all() and (shared.owners[written] == FREE).all()
-        return outputs, parts
+        return outputs
 
     def unchecked_trial(target, most):
         pass
