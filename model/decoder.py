@@ -264,20 +264,20 @@ class Decoder:
         """
         ids = self.ids_of(prompt)
         with self.target.turns:
-            request = self._request(ids, max_new_tokens, sampling, stop)
+            settings = self._settings(ids, max_new_tokens, sampling, stop)
             if self.start == "cold":
                 self.method.reset()
             session = self.method.session()
-        return decode(self.target, session, ids, request)
+        return decode(self.target, session, ids, **settings)
 
-    def _request(
+    def _settings(
         self,
         ids: list[int],
         max_new_tokens: int = 256,
         sampling: Sampling = GREEDY,
         stop: str | Sequence[str] | None = None,
-    ) -> Request:
-        """Return what is asked of a decoding, the model's own settings included. Raises UserError as `stream` says."""
+    ) -> dict[str, Any]:
+        """Return the settings of a `Request`, the model's own included. Raises UserError as `stream` says."""
         model = self.target.model
         left_out = not_applied(model.generation_config, self.tokenizer)
         if replace(seeded(sampling, 0), seed=0) == GREEDY and left_out:
@@ -292,7 +292,7 @@ class Decoder:
             sampling, criteria = with_own_settings(sampling, self.target, ids, max_new_tokens, self.eos)
             own = None if self.tokenizer is None else model.generation_config.stop_strings
             criteria += self._stop_criteria(own if stop is None else stop)
-        return Request(
+        return dict(
             max_new_tokens=max_new_tokens,
             eos=self.eos,
             sampling=sampling,
@@ -349,18 +349,20 @@ class Decoder:
                 self.target.token_budget(rows[-1], max_new_tokens)
             except UserError as error:
                 raise UserError(f"prompt {number}: {error}") from None
-        asked = (
-            (ids, dict(max_new_tokens=max_new_tokens, sampling=seeded(sampling, i), **settings))
-            for i, ids in enumerate(rows)
-        )
+        given = [dict(settings, max_new_tokens=max_new_tokens, sampling=seeded(sampling, i)) for i in range(len(rows))]
         if batch == 1:
-            yield from (self.generate(ids, **of_one) for ids, of_one in asked)
+            for ids, settings_of_one in zip(rows, given, strict=True):
+                yield self.generate(ids, **settings_of_one)
             return
         if self.start == "cold" and self.method.stateful:
             raise UserError("start=cold: forgets between answers what those of a batch share; use hot, or batch=1")
-        execution, ended, count = "eager" if self.execution.why else self.execution.name, dict[int, Generation](), 0
-        requests = ((ids, replace(self._request(ids, **of_one), execution=execution)) for ids, of_one in asked)
-        with closing(decode_batch(self.target, self.method, requests, batch)) as steps:
+        execution = {"execution": "eager" if self.execution.why else self.execution.name}
+        asked_of_each = (
+            (ids, Request(**self._settings(ids, **settings_of_one) | execution))
+            for ids, settings_of_one in zip(rows, given, strict=True)
+        )
+        ended, count = dict[int, Generation](), 0  # answers that wait for earlier ones; answers that do not
+        with closing(decode_batch(self.target, self.method, asked_of_each, batch)) as steps:
             for number, out in steps:
                 if out.stop:
                     ended[number] = out

@@ -59,14 +59,10 @@ REFUSED: dict[str, tuple[Any, ...]] = {
 # Of a batch: what reads no more of a text than its ids. Others were prepared with the length of the padded prompts.
 READ_IDS = (
     *("RepetitionPenaltyLogitsProcessor", "NoRepeatNGramLogitsProcessor", "NoBadWordsLogitsProcessor"),
-    *(
-        "SequenceBiasLogitsProcessor",
-        "SuppressTokensLogitsProcessor",
-        "InfNanRemoveLogitsProcessor",
-        "LogitNormalization",
-    ),
-    *("TypicalLogitsWarper", "EpsilonLogitsWarper", "EtaLogitsWarper", "TopHLogitsWarper", "TopKLogitsWarper"),
-    *("TopPLogitsWarper", "MinPLogitsWarper", "TemperatureLogitsWarper", "StopStringCriteria", "MaxTimeCriteria"),
+    *("SequenceBiasLogitsProcessor", "SuppressTokensLogitsProcessor", "InfNanRemoveLogitsProcessor"),
+    *("TemperatureLogitsWarper", "TypicalLogitsWarper", "EpsilonLogitsWarper", "EtaLogitsWarper", "TopHLogitsWarper"),
+    *("TopKLogitsWarper", "TopPLogitsWarper", "MinPLogitsWarper", "LogitNormalization"),
+    *("StopStringCriteria", "MaxTimeCriteria"),
 )
 OUTPUTS = ("output_scores", "output_logits", "output_attentions", "output_hidden_states")  # refused with a dictionary
 
@@ -271,8 +267,8 @@ class Generate:
         config = generation_config
         refuse(model, input_ids, config, kwargs)
         prompts, eos = unpadded(input_ids, kwargs.get("attention_mask")), eos_ids(config.eos_token_id)
-        prompt, criteria = prompts[0], undecided(stopping_criteria or (), config.max_length, eos)
-        batched = len(prompts) > 1 or len(prompt) < input_ids.shape[1]
+        criteria = undecided(stopping_criteria or (), config.max_length, eos)
+        batched = len(prompts) > 1 or len(prompts[0]) < input_ids.shape[1]
         if batched:
             logits_processor = of_rows(logits_processor or (), criteria, token_streamer)
         inside = turns_of(model).held  # a processor of another answer's calls: its draft is still to be learnt from
@@ -287,36 +283,31 @@ class Generate:
                     raise UserError("start=cold: forgets between answers what those of a batch share; use start=hot")
                 drafter.reset()
             session = drafter.session()
-        limit, processors = min(target.context, self.context or target.context), logits_processor or ()
-        requests, most = list[Request](), config.max_length - input_ids.shape[1]
+        limit, processors = min(target.context, self.context or target.context), tuple(logits_processor or ())
+        most, how = config.max_length - input_ids.shape[1], dict(eos=eos, ends=asked(criteria, input_ids.device))
+        given = list[dict[str, Any]]()
         for row in prompts:
-            seed = int(torch.randint(1 << 62, (1,))) if config.do_sample else 0
-            sampling = drawn_by(processors, seed) if config.do_sample else Sampling(processors=tuple(processors))
-            by_auto = batched and execution.why
-            requests.append(
-                Request(
-                    max_new_tokens=max(min(most, limit - len(row)), 1),
-                    eos=eos,
-                    sampling=sampling,
-                    execution="eager" if by_auto else execution.under(sampling),
-                    ends=asked(criteria, input_ids.device),
-                )
+            drawn = config.do_sample
+            sampling = (
+                drawn_by(processors, int(torch.randint(1 << 62, (1,)))) if drawn else Sampling(processors=processors)
+            )
+            name = "eager" if batched and execution.why else execution.under(sampling)
+            given.append(
+                dict(how, max_new_tokens=max(min(most, limit - len(row)), 1), sampling=sampling, execution=name)
             )
         answers: list[list[int]] = [[] for _ in prompts]
         if batched:
-            asked_of_each = zip(prompts, requests, strict=True)
-            with closing(decode_batch(target, drafter, asked_of_each, len(prompts))) as steps_of_all:
+            requests = ((row, Request(**settings)) for row, settings in zip(prompts, given, strict=True))
+            with closing(decode_batch(target, drafter, requests, len(prompts))) as steps_of_all:
                 for number, out in steps_of_all:
                     answers[number] = out.tokens
         else:
-            with closing(decode(target, session, prompts[0], requests[0])) as steps:
+            with closing(decode(target, session, prompts[0], **given[0])) as steps:
                 for step in steps:
                     answers[0] += step.tokens
                     for token in step.tokens if token_streamer is not None else ():
                         token_streamer.put(torch.tensor([token]))
-        if any(
-            len(row) + len(answer) == limit and len(answer) < most for row, answer in zip(prompts, answers, strict=True)
-        ):
+        if any(len(row) + len(new) == limit and len(new) < most for row, new in zip(prompts, answers, strict=True)):
             logger.warning_once(f"{target.name}: the answer ends at the {limit} tokens that its context has")
         ids = torch.cat((input_ids, padded(answers, config.pad_token_id, eos).to(input_ids.device)), 1)
         if token_streamer is not None:

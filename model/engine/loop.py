@@ -146,7 +146,7 @@ class Request:
 
 
 def decode(
-    target: Target, session: Session, prompt: list[int], request: Request | None = None, **settings: Any
+    target: Target, session: Session, prompt: list[int], **settings: Any
 ) -> Generator[StepRecord, None, Generation]:
     """Decode a step at a time: the output is the target's own, whatever is drafted.
 
@@ -159,7 +159,7 @@ def decode(
     Args:
         session: always closed once iteration has started.
         prompt: token ids, at least one.
-        request: what is asked of it; None: the settings say it, as `Request` has them.
+        settings: as `Request` has them.
 
     Yields:
         Each step's record, as soon as its tokens are known.
@@ -170,7 +170,7 @@ def decode(
     Raises:
         UserError: max_new_tokens < 1, the prompt leaves no room for an answer, or as `step.Executor`.
     """
-    request, out, ends = request or Request(**settings), Generation(), ExitStack()
+    request, out, ends = Request(**settings), Generation(), ExitStack()
     turns, clock = target.turns, request.clock or step_clock(target)
     ends.callback(session.close)
     try:
