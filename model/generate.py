@@ -22,7 +22,7 @@ from .engine.loop import Request
 from .engine.sampling import Sampling, drawn_by
 from .errors import UserError, one_line
 from .methods import DEFAULT, make_method
-from .tuning import choose_execution, choose_linear
+from .tuning import Execution, choose_execution, choose_linear
 
 logger = logging.get_logger(__name__)
 # Of a GenerationConfig: what transformers turns into processors, some where tokens are drawn
@@ -283,18 +283,10 @@ class Generate:
                     raise UserError("start=cold: forgets between answers what those of a batch share; use start=hot")
                 drafter.reset()
             session = drafter.session()
-        limit, processors = min(target.context, self.context or target.context), tuple(logits_processor or ())
-        most, how = config.max_length - input_ids.shape[1], dict(eos=eos, ends=asked(criteria, input_ids.device))
-        given = list[dict[str, Any]]()
-        for row in prompts:
-            drawn = config.do_sample
-            sampling = (
-                drawn_by(processors, int(torch.randint(1 << 62, (1,)))) if drawn else Sampling(processors=processors)
-            )
-            name = "eager" if batched and execution.why else execution.under(sampling)
-            given.append(
-                dict(how, max_new_tokens=max(min(most, limit - len(row)), 1), sampling=sampling, execution=name)
-            )
+        limit, most = min(target.context, self.context or target.context), config.max_length - input_ids.shape[1]
+        tokens = [max(min(most, limit - len(row)), 1) for row in prompts]
+        given = [row_settings(count, config, logits_processor or (), execution, batched) for count in tokens]
+        given = [dict(settings, eos=eos, ends=asked(criteria, input_ids.device)) for settings in given]
         answers: list[list[int]] = [[] for _ in prompts]
         if batched:
             requests = ((row, Request(**settings)) for row, settings in zip(prompts, given, strict=True))
@@ -327,6 +319,16 @@ class Generate:
                 new.load_state_dict(drafter.state_dict())
             state.drafters[self], drafter = (target, eos, new), new
         return drafter
+
+
+def row_settings(tokens: int, config: Any, processors: Iterable[Any], how: Execution, batched: bool) -> dict[str, Any]:
+    """Return settings of a `Request` for a row of so many new tokens at most, drawn by a seed of its own."""
+    if config.do_sample:
+        sampling = drawn_by(processors, seed=int(torch.randint(1 << 62, (1,))))
+    else:
+        sampling = Sampling(processors=tuple(processors))
+    execution = "eager" if batched and how.why else how.under(sampling)
+    return dict(max_new_tokens=tokens, sampling=sampling, execution=execution)
 
 
 def unpadded(input_ids: torch.Tensor, mask: torch.Tensor | None) -> list[list[int]]:

@@ -179,7 +179,6 @@ class Batch:
             self.cache.owners[columns[verification.path[: len(verification.tokens)]]] = member.number
             if is_plain:
                 member.session.skip(verification.tokens)
-            member.out.forwards += 1
             if not member.add(verification):
                 self.end(member)
         seconds = self._clock() - start

@@ -78,6 +78,7 @@ class Generation:
         draft, tokens = verification.draft, verification.tokens
         path = draft.tree.rank_path(verification.node)[: len(tokens)]
         self.tokens += tokens
+        self.forwards += 1
         self.steps.append(StepRecord(tokens, len(draft.tree), path, draft.source))
         return not (tokens[-1] in eos or len(self.tokens) == limit)
 
@@ -181,9 +182,7 @@ def decode(
             session.choice, setup_before = executor.choice, executor.setup_s
             target.synchronize()
             start = time.perf_counter()
-            verification = first_forward(sequence, executor.choice, out)
-            if verification is None:
-                verification, out.forwards = step(), out.forwards + 1
+            verification = first_forward(sequence, executor.choice, out) or step()
             goes_on = out.add(verification, limit, request.eos) and not sequence.ended
             out.prefill_s = time.perf_counter() - start - (executor.setup_s - setup_before)
             out.ends_s.append(out.prefill_s)
@@ -194,7 +193,6 @@ def decode(
                 sequence.text += out.steps[-1].tokens
                 goes_on = out.add(_timed(step, clock), limit, request.eos) and not sequence.ended
                 out.ends_s.append(time.perf_counter() - start - (executor.setup_s - setup_before))
-                out.forwards += 1
                 request.mark("loop")
             yield out.steps[-1]
         with turns:
@@ -304,7 +302,6 @@ def first_forward(sequence: Sequence, choice: Choice, out: Generation) -> Verifi
         sequence.mark("prefill")
         out.forwards = int(bool(forwarded_prompt))
         return None
-    out.forwards = 1
     every = first_session.drafter.needs.choices
     choices = choice.after(logits, chain, prompt, every=every, over=sequence.over)
     forwarded = Forwarded(choices, logits, hidden)
