@@ -25,17 +25,18 @@ from matplotlib.figure import Figure
 from ..statistics.experiment import Experiment
 from ..statistics.notes import heading
 from ..statistics.tables import blocks
-from .costs import budget, novelty, overhead
-from .curves import temperature, topk, tree_shape, tree_size
-from .figure_data import FigureData
-from .methods import (
+from .comparisons import (
     acceptance_by_depth,
     accepted_lengths,
     mat,
     mat_over_questions,
+    novelty,
+    overhead,
     speedup_over_hf,
     speedup_over_vanilla,
 )
+from .curves import budget, temperature, topk, tree_shape, tree_size
+from .figure_data import FigureData
 from .style import KINDS, save, styled
 
 FIGURES: tuple[Callable[[FigureData], Figure | None], ...] = (
