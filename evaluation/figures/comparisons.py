@@ -15,14 +15,13 @@ from ..records.rows import accept_lengths
 from ..statistics.acceptance import by_depth
 from ..statistics.metrics import OVERALL, repetition
 from .figure_data import MOST, FigureData, Row, counted
-from .style import INTERVAL, PALETTE, finish, grid, panels, sideways
+from .style import FILLS, INTERVAL, PALETTE, finish, grid, panels
 
 CATEGORIES = {"mt_bench": "MT-bench", "qa": "QA", "rag": "RAG", "math_reasoning": "math"}  # as axes print them
 FAR = 16  # accepted lengths from here on share the last point of a line
 DEEPEST = 12  # depths beyond this are left out
 PARTS = {"draft": "draft", "forward": "forward", "verify": "verify", "commit": "commit", "observe": "update"}
 PARTS |= {"loop": "loop", "step": "whole step"}
-BENCH_FILLS = ("full", "none", "left", "bottom")  # of markers, where there are several benches
 
 
 def mat(data: FigureData) -> Figure | None:
@@ -50,8 +49,8 @@ def _by_category(data: FigureData, column: str, label: str) -> Figure | None:
     by_method = dict(iter(data.table.set_index("category").groupby(["method", "variant"])))
     values = [by_method[row["method"], row["variant"]].reindex(categories) for row in rows]
     if len(rows) > MOST:
-        cells, middle = [part[column].tolist() for part in values], 1.0 if column.startswith("speedup") else None
-        return grid([row["name"] for row in rows], words, cells, label, data.note(rows), middle=middle)
+        cells = pd.DataFrame([part[column].tolist() for part in values], [row["name"] for row in rows], words)
+        return grid(cells, label, data.note(rows), middle=1.0 if column.startswith("speedup") else None)
     figure, (axes,) = panels(label, "", height=0.8 + 0.27 * len(categories))
     places, drawn = np.arange(len(categories))[::-1], False  # drawn: an interval that has a width
     for i, (row, part) in enumerate(zip(rows, values, strict=True)):
@@ -61,7 +60,6 @@ def _by_category(data: FigureData, column: str, label: str) -> Figure | None:
         axes.plot(part[column], at, **row["look"] | {"linestyle": "none"})
     axes.axvline(1.0, color="#444444", linewidth=0.7)
     axes.set_yticks(places, words)
-    sideways(axes)
     if OVERALL in categories:
         axes.axhline(0.5, color="#bbbbbb", linewidth=0.7, linestyle=":")
     return finish(figure, f"lines: {INTERVAL}; " * drawn + data.note(rows))
@@ -135,14 +133,11 @@ def overhead(datasets: Sequence[FigureData]) -> Figure | None:
     if not bars:
         return None
     figure, (axes,) = panels("step time (ms)", "", height=0.8 + 0.3 * len(bars))
-    left, at = np.zeros(len(bars)), np.arange(len(bars))[::-1]
-    parts = [part for part in PARTS if any(part in times for _, times in bars)]
-    for part, colour in zip(parts, PALETTE[1:], strict=False):
-        values = np.array([times.get(part, 0.0) for _, times in bars])
-        axes.barh(at, values, 0.7, left=left, color=colour, label=PARTS[part])
-        left += values
+    widths = pd.DataFrame([times for _, times in bars], columns=[*PARTS]).dropna(axis=1, how="all").fillna(0.0)
+    at, ends = np.arange(len(bars))[::-1], widths.cumsum(axis=1)
+    for part, colour in zip(map(str, widths), PALETTE[1:], strict=False):
+        axes.barh(at, widths[part], 0.7, left=ends[part] - widths[part], color=colour, label=PARTS[part])
     axes.set_yticks(at, [name for name, _ in bars])
-    sideways(axes)
     return finish(figure, _measured(datasets))
 
 
@@ -177,8 +172,8 @@ def novelty(datasets: Sequence[FigureData]) -> Figure | None:
     for row, points in drawn:
         options: dict[str, Any] = row["look"] | {"linestyle": "none", "markersize": 3, "alpha": 0.55}
         if len(benches) > 1:
-            fill = BENCH_FILLS[benches.index(row["bench"]) % len(BENCH_FILLS)]
-            options |= {"label": f"{row['name']}, {row['bench']}", "fillstyle": fill}
+            fill = benches.index(row["bench"]) % (1 + len(FILLS))
+            options |= {"label": f"{row['name']}, {row['bench']}", "fillstyle": ("full", *FILLS.values())[fill]}
         axes.plot(*zip(*points, strict=True), **options)
     axes.axhline(1.0, color="#444444", linewidth=0.7)
     return finish(figure, _measured(datasets) + counted(len(drawn), sum(len(data.overall) for data in datasets)))

@@ -38,10 +38,9 @@ class FigureData:
     def overall(self) -> list[Row]:
         """The row of all categories together, one a pool, with `pool`, `name`, `budget`, `state_mib`."""
         rows: list[Row] = self.table[self.table["category"] == OVERALL].to_dict("records")  # type: ignore[assignment]
-        pairs = zip(rows, self.pools, strict=True)
-        return [
-            r | {"pool": p, "name": p.name, "budget": p.budget, "state_mib": r["state_bytes"] / 2**20} for r, p in pairs
-        ]
+        for row, pool in zip(rows, self.pools, strict=True):
+            row |= {"pool": pool, "name": pool.name, "budget": pool.budget, "state_mib": row["state_bytes"] / 2**20}
+        return rows
 
     @property
     def drafting(self) -> list[Row]:
@@ -56,9 +55,9 @@ class FigureData:
         rows = self.overall
         if len(rows) > MOST:
             lowest = min(row["temperature"] for row in rows)
-            rows = [row for row in rows if row["temperature"] == lowest]
-            best = {row["method"]: row for row in sorted(rows, key=lambda row: float(row["mat"]))}
-            rows = [row for row in rows if best[row["method"]] is row]
+            ranked = sorted(rows, key=lambda row: float(row["mat"]))
+            best = {row["method"]: row for row in ranked if row["temperature"] == lowest}
+            rows = [row for row in rows if best.get(row["method"]) is row]
         lines = self._with_looks({row["name"]: [row] for row in rows})
         if most is not None:
             lines = largest([line for line in lines if line[0]["method"] not in BASELINES], most)

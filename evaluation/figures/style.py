@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 from matplotlib import rc_context, rc_params_from_file
 from matplotlib.axes import Axes
 from matplotlib.colors import TwoSlopeNorm
@@ -37,11 +38,16 @@ def styled(*, dark: bool = False) -> AbstractContextManager[None]:
 
 
 def panels(x: str, *y: str, height: float) -> tuple[Figure, list[Axes]]:
-    """Make a figure of a column's width: a panel for each y label, one below the other; height in inches, of all."""
+    """Make a figure of a column's width: a panel for each y label, one below the other; height in inches, of all.
+
+    Where a label is empty names stand along y, and the grid is that of x.
+    """
     figure = Figure(figsize=(WIDTH, height), layout="constrained")  # not pyplot's: no window, and none is kept
     drawn: list[Axes] = list(figure.subplots(len(y), 1, squeeze=False, sharex=True)[:, 0])
     for axes, label in zip(drawn, y, strict=True):
         axes.set_ylabel(label)
+        axes.xaxis.grid(not label)
+        axes.yaxis.grid(bool(label))
     drawn[-1].set_xlabel(x)
     return figure, drawn
 
@@ -54,19 +60,6 @@ def look(method: int, variant: int, start: object) -> dict[str, Any]:
     return ink | {"marker": marker, "fillstyle": FILLS.get(str(start), "full"), "markerfacecoloralt": "white"}
 
 
-def band(axes: Axes, at: Sequence[float], ends: Iterable[tuple[float, float]], ink: str) -> None:
-    """Shade intervals, if there is one that has a width."""
-    low, high = np.array([*ends], dtype=float).reshape(-1, 2).T
-    if (high > low).any():
-        axes.fill_between(at, low, high, color=ink, alpha=0.15, linewidth=0, label=f"_{INTERVAL}")
-
-
-def sideways(axes: Axes) -> None:
-    """Draw the grid for values that run along x."""
-    axes.grid(axis="x")
-    axes.grid(axis="y", visible=False)
-
-
 def finish(figure: Figure, note: str) -> Figure:
     """Put the lines' names above the panels and below them what was measured; returns the figure.
 
@@ -77,8 +70,6 @@ def finish(figure: Figure, note: str) -> Figure:
         columns = max(1, min(len(unique), 62 // (max(map(len, unique)) + 7)))
         figure.legend(unique.values(), unique.keys(), loc="outside upper center", ncols=columns)
         figure.set_figheight(figure.get_figheight() + 0.135 * -(-len(unique) // columns))
-    if any(c.get_label() == f"_{INTERVAL}" for panel in figure.axes for c in panel.collections):
-        note = f"shaded: {INTERVAL}; {note}"
     figure.supxlabel(note, fontsize=6, color="#777777", x=0.99, ha="right", wrap=True)
     return figure
 
@@ -95,9 +86,7 @@ def save(figure: Figure, path: Path) -> Path:
 
 
 def grid(
-    rows: Sequence[str],
-    columns: Sequence[str],
-    values: Sequence[Sequence[float]],
+    cells: pd.DataFrame,
     title: str,
     note: str,
     *,
@@ -114,16 +103,17 @@ def grid(
             the palest.
         words: below the number of a cell, by row and column.
     """
-    cells, words = np.array(values, dtype=float), words or {}  # (rows, columns)
+    rows, columns = list(map(str, cells.index)), list(map(str, cells.columns))
+    values, words = cells.to_numpy(dtype=float), words or {}
     figure, (axes,) = panels("", "", height=0.75 + (0.3 if words else 0.155) * len(rows))
     figure.set_figwidth(WIDTH + 0.06 * max(0, *(len(name) - 16 for name in rows)))  # the cells keep theirs
     norm, ticks = None, None
     if middle is not None:
-        norm = TwoSlopeNorm(middle, min(np.nanmin(cells), middle - 0.1), max(np.nanmax(cells), middle + 0.1))
+        norm = TwoSlopeNorm(middle, min(np.nanmin(values), middle - 0.1), max(np.nanmax(values), middle + 0.1))
         ticks = [norm.vmin, middle, norm.vmax]  # by itself the lower slope has none
-    image = axes.imshow(cells, cmap="PuOr" if norm else "Blues", norm=norm, aspect="auto")
+    image = axes.imshow(values, cmap="PuOr" if norm else "Blues", norm=norm, aspect="auto")
     figure.colorbar(image, fraction=0.04, pad=0.02, ticks=ticks, format="%.2g").ax.tick_params(labelsize=5, length=2)
-    for (row, column), value in np.ndenumerate(cells):
+    for (row, column), value in np.ndenumerate(values):
         if np.isfinite(value):
             ink = "w" if np.dot(image.to_rgba(value)[:3], (0.3, 0.59, 0.11)) < 0.5 else "k"  # by luma
             text = f"{value:.2f}\n{words.get((row, column), '')}".strip()

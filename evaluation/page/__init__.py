@@ -20,9 +20,9 @@ from model.files import write_text
 
 from .. import figures as drawn
 from ..records.compact import FILE
+from ..statistics import notes
 from ..statistics.audits import audits
 from ..statistics.experiment import Experiment
-from ..statistics.notes import doubts, execution_words, headlines, incomplete, mixed, not_compared
 from ..statistics.rendering import page_view
 from . import facts, reader, tree_svg
 
@@ -45,23 +45,19 @@ def render(experiment: Experiment, folder: Path) -> str:
     environment.policies["json.dumps_kwargs"] = {"ensure_ascii": False, "separators": (",", ":"), "allow_nan": False}
     environment.filters["sha256"] = lambda text: base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
     style, script = (Markup((HERE / name).read_text(encoding="utf-8")) for name in ("page.css", "page.js"))  # our own
-    pooled, ran = experiment.pools, experiment.named
-    names = {id(pool): name for name, pool in ran.items()}
-    audited = experiment.audits + audits([pool for pool in pooled if not pool.baselines["vanilla"]], ("hf",))
+    ran, names = experiment.named, {id(pool): name for name, pool in experiment.named.items()}
+    audited = experiment.audits + audits([p for p in experiment.pools if not p.baselines["vanilla"]], ("hf",))
     return environment.get_template("page.html").render(
         title=folder.resolve().name,
         style=style,
         script=script,
-        short=headlines(experiment.table),
-        incomplete=incomplete(experiment.runs),
-        mixed=mixed(experiment.runs),
-        doubts=doubts(pooled),
+        experiment=experiment,
+        notes=notes,
         facts=facts.facts(ran),
         table=page_view(experiment.whole_table),
-        executed=execution_words(experiment.table) + not_compared(pooled),
         figures=_figures(folder / "figures"),
         trees=[tree for name, pool in ran.items() if (tree := tree_svg.draw(name, pool))],
-        legend=tree_svg.legend(),
+        bounds=tree_svg.BOUNDS,
         audits=[(names[id(audit.pool)], names[id(audit.base)], audit) for audit in audited],
         answers=reader.collect(ran),
         compact=FILE,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import shlex
 from collections.abc import Callable, Mapping
 
@@ -11,33 +10,30 @@ from ..records.runs import Run
 from ..statistics.notes import decoding, generation_left_out
 from ..statistics.pools import Pool
 
-TERMS: dict[str, Callable[[Run], str]] = {
-    "device": lambda run: str(run.metadata["device"]),
-    "model": lambda run: model_words(run),
-    "decoding": lambda run: f"{decoding(run)}, seed {run.settings.get('seed')}",
-    "not used": generation_left_out,
-    "execution": lambda run: run.metadata.get("execution_used", ""),
-    "versions": lambda run: ", ".join(f"{name} {version}" for name, version in run.metadata["versions"].items()),
-    "code": lambda run: commit(run.metadata),
-    "platform": lambda run: run.metadata.get("platform", ""),
+TERMS: dict[str, Callable[[Pool, Run], str]] = {
+    "bench": lambda pool, run: (
+        f"{pool.group['bench']}, {pool.questions} questions, sha256 {str(run.settings['bench'].get('sha256'))[:12]}"
+    ),
+    "device": lambda _, run: str(run.metadata["device"]),
+    "model": lambda _, run: model_words(run),
+    "decoding": lambda _, run: f"{decoding(run)}, seed {run.settings.get('seed')}",
+    "not used": lambda _, run: generation_left_out(run),
+    "execution": lambda _, run: run.metadata.get("execution_used", ""),
+    "versions": lambda _, run: ", ".join(f"{name} {version}" for name, version in run.metadata["versions"].items()),
+    "code": lambda _, run: commit(run.metadata),
+    "platform": lambda _, run: run.metadata.get("platform", ""),
 }
 
 
 def facts(ran: Mapping[str, Pool]) -> dict[str, list[tuple[str, str]]]:
     """Say what ran on what: the distinct values of each term, each with the configurations it holds for (none: all)."""
-    benches = {name: pool.first.settings["bench"] for name, pool in ran.items()}
-    counted = {name: f"{benches[name]['name']}, {pool.questions} questions" for name, pool in ran.items()}
-    words = [(f"{counted[name]}, sha256 {str(benches[name].get('sha256'))[:12]}", name) for name in ran]
-    terms = {"bench": _by_value(words)}
+    facts = {}
     for term, of in TERMS.items():
-        terms[term] = _by_value([(of(run), name) for name, pool in ran.items() for run in pool.runs])
-    facts = {
-        term: [(value, "" if len(values) == 1 else "; ".join(names)) for value, names in values.items()]
-        for term, values in terms.items()
-    }
+        values = _by_value([(of(pool, run), name) for name, pool in ran.items() for run in pool.runs])
+        facts[term] = [(value, "" if len(values) == 1 else "; ".join(names)) for value, names in values.items()]
     stamps = sorted(str(run.metadata.get("started") or "") for pool in ran.values() for run in pool.runs)
-    dated = [re.sub(r"^(\d{4}-\d\d-\d\d)T(\d\d:\d\d):\d\d", r"\1 \2 ", stamp).strip() for stamp in stamps if stamp]
-    facts["started"] = [(" to ".join(dict.fromkeys([*dated[:1], *dated[-1:]])), "")] if dated else []
+    minutes = [f"{stamp[:10]} {stamp[11:16]} {stamp[19:]}".strip() for stamp in stamps if stamp]
+    facts["started"] = [(" to ".join(dict.fromkeys([*minutes[:1], *minutes[-1:]])), "")] if minutes else []
     facts["repeats"] = [(str(max(len(pool.repeats) for pool in ran.values())), "")]
     return {term: values for term, values in facts.items() if values}
 

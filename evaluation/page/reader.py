@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import hashlib
-from collections import Counter
 from collections.abc import Iterable
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
+import pandas as pd
 from tokenizers import Tokenizer
 from tokenizers.decoders import DecodeStream
 
@@ -54,7 +54,6 @@ def collect(ran: dict[str, Pool]) -> dict[str, Any]:
         "answers": answers,
         "texts": [{"text": text} if isinstance(text, str) else {"pieces": text} for text in texts],
         "total": len(order),
-        "recorded": all(pool.first.has_texts for pool in pools),
         "first_only": any(len(p.repeats) > 1 or any(len(row["choices"]) > 1 for row in p.rows) for p in pools),
         "failures": failures,
     }
@@ -62,14 +61,9 @@ def collect(ran: dict[str, Pool]) -> dict[str, Any]:
 
 def _in_turn(rows: Iterable[dict[str, Row]]) -> list[str]:
     """Order the questions with one of each subtask in turn, so that a part shows every subtask."""
-    places: dict[str, int] = {}
-    counts = Counter[str]()
-    for key, row in (pair for of_pool in rows for pair in of_pool.items()):
-        if key not in places:
-            group = subtask(str(row.get("category", "unknown")))
-            counts[group] += 1
-            places[key] = counts[group]
-    return sorted(places, key=lambda key: places[key])
+    answered = (pair for of_pool in rows for pair in of_pool.items())
+    groups = pd.Series({key: subtask(str(row.get("category", "unknown"))) for key, row in answered})
+    return list(groups.groupby(groups).cumcount().sort_values(kind="stable").index)
 
 
 def _turns(run: Run, row: Row, texts: dict[str | tuple[str, ...], int], failures: dict[str, str]) -> list[Any]:
@@ -79,14 +73,10 @@ def _turns(run: Run, row: Row, texts: dict[str | tuple[str, ...], int], failures
     ids, paths, nodes = (choice.get(key) or [] for key in ("output_ids", "step_paths", "step_nodes"))
     turns = []
     for i, text in enumerate(choice["turns"]):
-        pieces = _decoded(run, ids[i], failures) if i < len(ids) and ids[i] else None
-        turn: dict[str, Any] = {"text": texts.setdefault(pieces or text, len(texts))}
-        turn["lengths"] = lengths[i] if lengths else []
-        if i < len(paths):
-            turn["paths"] = [spelled(tuple(path)) for path in paths[i]]
-        if i < len(nodes):
-            turn["nodes"] = nodes[i]
-        turns.append(turn)
+        decoded = _decoded(run, ids[i], failures) if i < len(ids) and ids[i] else None
+        turn = {"text": texts.setdefault(decoded or text, len(texts)), "lengths": lengths[i] if lengths else []}
+        turn |= {"paths": [spelled(tuple(path)) for path in paths[i]]} if i < len(paths) else {}
+        turns.append(turn | ({"nodes": nodes[i]} if i < len(nodes) else {}))
     return turns
 
 
@@ -96,18 +86,13 @@ def _decoded(run: Run, ids: list[int], failures: dict[str, str]) -> tuple[str, .
     path, source = str(model.get("path")), run.metadata.get("converted_from")
     if path not in failures:
         try:
-            return pieces(load(_converted(source["sha256"]) if source else path, model.get("revision")), tuple(ids))
+            folders = sorted(CONVERTED.glob(f"*-{source['sha256'][:16]}-*")) if source else [path]
+            if not folders:
+                raise FileNotFoundError(f"its GGUF file of sha256 {source['sha256'][:12]} was not converted here")
+            return pieces(load(str(folders[-1]), model.get("revision")), tuple(ids))
         except Exception as error:  # whatever a foreign tokenizer trips over: the page goes without, and says so
             failures[path] = " ".join(f"{type(error).__name__}: {error}".split())[:200]
     return None
-
-
-def _converted(sha256: str) -> str:
-    """Return the folder that a GGUF file of this hash was converted to. Raises FileNotFoundError if it is not here."""
-    folders = sorted(CONVERTED.glob(f"*-{sha256[:16]}-*"))
-    if not folders:
-        raise FileNotFoundError(f"its GGUF file of sha256 {sha256[:12]} was not converted here")
-    return str(folders[-1])
 
 
 @lru_cache(maxsize=4)

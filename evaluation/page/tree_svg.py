@@ -11,21 +11,9 @@ from model.engine.tree import RankPath, layout
 from ..statistics.acceptance import LEARNT, TEMPLATE, accepted_paths, by_node, template
 from ..statistics.pools import Pool
 
-BOUNDS = (0.01, 0.02, 0.05, 0.1, 0.2, 0.4, 0.7)  # upper ends of colour classes 1, 2, ...; 0: never accepted
+BOUNDS = (0, 1, 2, 5, 10, 20, 40, 70)  # %, upper ends of the colour classes; the last one is above all
 COLUMN, ROW, MARGIN, LEFT = 112, 13, 16, 48  # units of the drawing; LEFT is room for the word root
 MOST_EQUAL = 3  # ranks in a row that are spelled out
-
-
-def legend() -> list[tuple[int, str]]:
-    """Return the colour classes and what they mean."""
-    edges = [f"{100 * bound:g}" for bound in BOUNDS]
-    words = ["never", *(f"{low}–{high} %" for low, high in zip(["0", *edges], edges, strict=False))]
-    return list(enumerate([*words, f"over {edges[-1]} %"]))
-
-
-def shade(share: float) -> int:
-    """Return the colour class of a share: 0 for none, then one more for each bound it has passed."""
-    return 0 if share <= 0 else 1 + bisect_left(BOUNDS, share)
 
 
 def draw(name: str, pool: Pool) -> dict[str, Any] | None:
@@ -41,18 +29,25 @@ def draw(name: str, pool: Pool) -> dict[str, Any] | None:
         return None
     rows, leaves = layout([node.path for node in nodes])
     places = {path: (LEFT + COLUMN * len(path), round(MARGIN + ROW * (row + 0.5), 1)) for path, row in rows.items()}
-    deepest, changes = max(len(node.path) for node in nodes), "The tree changed during the run"
+    deepest = max(len(node.path) for node in nodes)
+    why = "The tree changed during the run" if tree == LEARNT else "The records do not hold the tree"
     return {
         "name": name,
         "dots": [
-            (node, spelled(node.path), shade(node.share), *places[node.path], *places[node.path[:-1]])
+            (
+                node,
+                spelled(node.path),
+                bisect_left(BOUNDS, 100 * node.share),
+                *places[node.path],
+                *places[node.path[:-1]],
+            )
             for node in sorted(nodes, key=lambda node: node.path)
         ],
         "root": places[()],
         "size": (LEFT + COLUMN * deepest + MARGIN, ROW * leaves + 2 * MARGIN),
         "deepest": deepest,
         "never": sum(node.accepted == 0 for node in nodes),
-        "unknown": "" if order else changes if tree == LEARNT else "The records do not hold the tree",
+        "unknown": "" if order else why,
     }
 
 

@@ -5,7 +5,7 @@ from transformers import AutoTokenizer
 
 from evaluation.page import render
 from evaluation.page.reader import load, pieces
-from evaluation.page.tree_svg import draw, shade, spelled
+from evaluation.page.tree_svg import draw, spelled
 from evaluation.records.runs import read_runs
 from evaluation.statistics.experiment import Experiment
 from model.recycling import build_template
@@ -37,7 +37,7 @@ def test_the_drawing_has_every_node_once_and_no_two_on_one_place(tmp_path):
     assert len(places) == len(set(places)) == 80 and set(parents) - set(places) == {drawing["root"]}
     assert all(0 < x < drawing["size"][0] and 0 < y < drawing["size"][1] for x, y in places)
     shades = {ranks: colour for _, ranks, colour, *_ in drawing["dots"] if colour}
-    assert shades == {"0": shade(0.5), "0·0": shade(0.25), "1": shade(0.25)}
+    assert shades == {"0": 7, "0·0": 6, "1": 6}
     assert "80 nodes, depth 6, of which 77 were never" in render(Experiment.read(tmp_path), tmp_path)
 
 
