@@ -70,7 +70,8 @@ class FigureData:
         its label and the settings that tell it from other lines of that label.
 
         Args:
-            setting: a column with numbers; follow: settings that change with it.
+            setting: a column with numbers.
+            follow: settings that change with it.
         """
         groups: dict[tuple[str, frozenset[tuple[str, str]]], Line] = {}
         for row in self.drafting:

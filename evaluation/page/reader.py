@@ -83,13 +83,13 @@ def _turns(run: Run, row: Row, texts: dict[str | tuple[str, ...], int], failures
 def _decoded(run: Run, ids: list[int], failures: dict[str, str]) -> tuple[str, ...] | None:
     """Decode with the run's tokenizer, from local files only; None, and why in `failures`, if there is none."""
     model = run.settings["model"] | run.config.get("model", {})
-    path, source = str(model.get("path")), run.metadata.get("converted_from")
+    path, sha256 = str(model.get("path")), str((run.metadata.get("converted_from") or {}).get("sha256", ""))
     if path not in failures:
         try:
-            folders = sorted(CONVERTED.glob(f"*-{source['sha256'][:16]}-*")) if source else [path]
+            folders = [path] if not sha256 else sorted(map(str, CONVERTED.glob(f"*-{sha256[:16]}-*")))
             if not folders:
-                raise FileNotFoundError(f"its GGUF file of sha256 {source['sha256'][:12]} was not converted here")
-            return pieces(load(str(folders[-1]), model.get("revision")), tuple(ids))
+                raise FileNotFoundError(f"its GGUF file of sha256 {sha256[:12]} was not converted here")
+            return pieces(load(folders[-1], model.get("revision")), tuple(ids))
         except Exception as error:  # whatever a foreign tokenizer trips over: the page goes without, and says so
             failures[path] = " ".join(f"{type(error).__name__}: {error}".split())[:200]
     return None

@@ -34,14 +34,8 @@ def draw(name: str, pool: Pool) -> dict[str, Any] | None:
     return {
         "name": name,
         "dots": [
-            (
-                node,
-                spelled(node.path),
-                bisect_left(BOUNDS, 100 * node.share),
-                *places[node.path],
-                *places[node.path[:-1]],
-            )
-            for node in sorted(nodes, key=lambda node: node.path)
+            (node, spelled(path), bisect_left(BOUNDS, 100 * node.share), *places[path], *places[path[:-1]])
+            for path, node in sorted((node.path, node) for node in nodes)
         ],
         "root": places[()],
         "size": (LEFT + COLUMN * deepest + MARGIN, ROW * leaves + 2 * MARGIN),
