@@ -52,27 +52,27 @@ def needs(configurations: Iterable[DictConfig]) -> dict[str, Callable[[], object
 def _fetch_model(model: dict[str, Any]) -> Path:
     """Return the folder of the model, fetched and complete."""
     weights = weight_patterns(model["allow_pickle"])
-    folder = locate(str(model["path"]), model["allow_pickle"], model["weights"])
-    if not Path(folder).is_dir():
-        return hub.fetch_snapshot(folder, weights, model["revision"])
-    if why := hub.missing_weights(Path(folder), weights):
+    folder = Path(path := locate(str(model["path"]), model["allow_pickle"], model["weights"]))
+    if not folder.is_dir():
+        return hub.fetch_snapshot(path, weights, model["revision"])
+    if why := hub.missing_weights(folder, weights):
         raise UserError(why)
-    return Path(folder)
+    return folder
 
 
 def prefetch(fetchers: dict[str, Callable[[], object] | None]) -> bool:
     """Fetch what is missing and print a line for each. Return False if something published is still missing."""
     complete = True
     for name, fetch in fetchers.items():
+        here, more = fetch is not None, ""
         try:
             where = fetch() if fetch is not None else None
-            folder = f" in {where}" if isinstance(where, Path) and not name.endswith(where.name) else ""
-            if isinstance(where, Path) and name.startswith("model "):
-                folder += f" (on a CPU it takes {needed_bytes(where) / 1e9:.1f} GB of memory)"
-            print(f"{'missing' if fetch is None else 'here':8} {name}{folder}", flush=True)
+            if isinstance(where, Path):  # a model
+                more = "" if name.endswith(where.name) else f" in {where}"
+                more += f" (on a CPU it takes {needed_bytes(where) / 1e9:.1f} GB of memory)"
         except UserError as error:
-            print(f"missing  {name}: {one_line(error)}", flush=True)
-            complete = False
+            here, more, complete = False, f": {one_line(error)}", False
+        print(f"{'here' if here else 'missing':8} {name}{more}", flush=True)
     return complete
 
 

@@ -21,7 +21,7 @@ from .configuration.config import checked_config
 from .configuration.fingerprint import SAVED
 from .configuration.jobs import Composed, compose
 from .errors import fail, noted, user_errors
-from .loading.locks import keep_devices
+from .loading.devices import keep_devices
 from .records.sweeps import Planned, available, write_down
 from .report import report
 from .running.scheduling import Job, run_jobs

@@ -1,21 +1,26 @@
-"""Is the model hub in reach? Its client retries for two minutes where it is not, so that is asked once and briefly."""
+"""Is the model hub in reach? Its client retries for two minutes where it is not, so that is asked briefly."""
 
 from __future__ import annotations
 
 import ssl
+import time
 import urllib.error
 import urllib.request
+from functools import lru_cache
 
 from huggingface_hub import constants
 
 
-def is_reachable(seconds: float = 5.0) -> bool:
-    """True if the hub answers at all. HF_ENDPOINT, HF_HUB_OFFLINE and proxies are honoured."""
-    if constants.HF_HUB_OFFLINE:
-        return False
-    request = urllib.request.Request(constants.ENDPOINT, method="HEAD")
+def is_reachable() -> bool:
+    """True if the hub answers at all, asked once a minute. HF_ENDPOINT, HF_HUB_OFFLINE and proxies are honoured."""
+    return not constants.HF_HUB_OFFLINE and answers(constants.ENDPOINT, int(time.monotonic() // 60))
+
+
+@lru_cache(maxsize=1)
+def answers(endpoint: str, minute: int, seconds: float = 5.0) -> bool:
+    """True if there is any answer; kept for the minute."""
     try:
-        with urllib.request.urlopen(request, timeout=seconds):
+        with urllib.request.urlopen(urllib.request.Request(endpoint, method="HEAD"), timeout=seconds):
             return True
     except urllib.error.HTTPError:
         return True

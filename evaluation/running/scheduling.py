@@ -17,7 +17,7 @@ from model.tuning import choose_threads
 
 from ..configuration.fingerprint import SAVED, recorded_threads
 from ..errors import noted
-from ..loading.locks import exclusive, keep_devices
+from ..loading.devices import exclusive, keep_devices
 from ..loading.settings import ModelSettings
 from ..records.sweeps import note_done
 from .progress import Progress

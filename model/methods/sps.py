@@ -12,14 +12,13 @@ from contextlib import ExitStack
 from typing import Any
 
 import torch
-from safetensors import SafetensorError
 from torch.nn.functional import pad
-from transformers import AutoModelForCausalLM
 
 from ..engine import Draft, Drafter, Session, Target, Tree, Verification
 from ..engine.target import position_limit
-from ..errors import UserError, one_line
+from ..errors import UserError
 from ..files import located
+from ..pretrained import load_pretrained
 from ..structures import PADDING, check_whole
 
 TRAIN = "python -m data.embedded.training.train --draft"
@@ -136,18 +135,12 @@ def load_draft_model(path: str, target: Target) -> Any:
     folder = located(path)
     if not folder.is_dir():
         raise UserError(f"sps: no draft model in {path}; train the embedded one by `{TRAIN}`, or name a folder")
-    try:
-        model, report = AutoModelForCausalLM.from_pretrained(
-            str(folder),
-            dtype=target.dtype,
-            attn_implementation="sdpa",
-            use_safetensors=True,
-            local_files_only=True,
-            trust_remote_code=False,
-            output_loading_info=True,
-        )
-    except (OSError, ValueError, KeyError, ImportError, RuntimeError, SafetensorError) as error:
-        raise UserError(f"sps: draft model {path} cannot be loaded ({one_line(error)[:300]})") from None
-    if report["missing_keys"]:
-        raise UserError(f"sps: draft model {path} lacks weights ({', '.join(sorted(report['missing_keys']))[:300]})")
-    return model.to(target.device).eval()
+    model, _ = load_pretrained(
+        str(folder),
+        dtype=target.dtype,
+        device=target.device,
+        called=f"sps: draft model {path}",
+        with_tokenizer=False,
+        attn_implementation="sdpa",
+    )
+    return model

@@ -15,7 +15,6 @@ from omegaconf import OmegaConf
 
 from evaluation import inference_recycling, report, run
 from evaluation.configuration.config import checked_config
-from evaluation.loading import hub
 from evaluation.loading.settings import ModelSettings
 from evaluation.running.runner import Runner
 from model.errors import UserError
@@ -169,8 +168,8 @@ def test_the_configuration_of_each_job_is_printed_and_none_is_run(call):
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device")
 def test_cuda_where_there_is_none(evaluate):
-    check(evaluate("model.device=cuda"), "model.device=cuda", "no CUDA device")
-    check(evaluate("model.device=mps"), "model.device=mps", "no MPS device")
+    check(evaluate("model.device=cuda"), "model.device=cuda", "CUDA")
+    check(evaluate("model.device=mps"), "model.device=mps")
 
 
 def test_a_model_folder_that_lacks_something(refused, checkpoint, tmp_path):
@@ -244,8 +243,6 @@ def test_other_command_lines(call, tmp_path, bench_file):
 def test_a_hub_out_of_reach_is_told_at_once(evaluate, monkeypatch):
     monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", "http://127.0.0.1:9")  # nobody listens there
     monkeypatch.setattr("evaluation.loading.models._loaded", None)
-    hub.is_reachable.cache_clear()
     started = time.perf_counter()
     check(evaluate("model.path=nobody/nothing"), "http://127.0.0.1:9 is not in reach")
-    hub.is_reachable.cache_clear()
     assert time.perf_counter() - started < 30

