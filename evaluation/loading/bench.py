@@ -10,7 +10,7 @@ import hashlib
 import random
 import sys
 import urllib.request
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,9 +26,11 @@ from model.prompts import CHAT, RAW, VICUNA, Turns, alternating, chat_ids, chat_
 
 from ..records.questions import FILE_ORDER, INTERLEAVED, SHUFFLED, Question, checked_questions, read_rows, subtask
 
-SPEC_BENCH, SPEED_BENCH = LAYOUTS = ("spec_bench", "speed_bench")
-REFUSE, SKIP = "refuse", "skip"
-SPLITS = {"dev": 0, "held_out": 1}  # the remainder of a question's number in its subtask by 2
+WORDS = {  # that load_bench takes; dev and held_out are the questions of even and odd numbers in their subtask
+    "split": ("dev", "held_out"),
+    "layout": ("spec_bench", "speed_bench"),
+    "placeholders": ("refuse", "skip"),
+}
 SPEED_BENCH_CATEGORIES = (
     *("coding", "humanities", "math", "multilingual", "qa", "rag", "reasoning", "roleplay", "stem", "summarization"),
     *("writing", "low_entropy", "mixed", "high_entropy"),
@@ -63,8 +65,8 @@ def load_bench(
     split: str | None = None,
     categories: Sequence[str] | None = None,
     order: str = FILE_ORDER,
-    layout: str = SPEC_BENCH,
-    placeholders: str = REFUSE,
+    layout: str = "spec_bench",
+    placeholders: str = "refuse",
 ) -> Bench:
     """Load a bench, fetching it first if it is missing.
 
@@ -84,32 +86,26 @@ def load_bench(
     Raises:
         UserError: missing, empty, malformed, wrong hash, no network, nothing selected, unknown order.
     """
-    if split is not None and split not in SPLITS:
-        raise UserError(f"bench.split={split}: must be dev, held_out or null (both)")
-    for key, value, known in (("layout", layout, LAYOUTS), ("placeholders", placeholders, (REFUSE, SKIP))):
-        if value not in known:
-            raise UserError(f"bench.{key}={value}: must be {' or '.join(known)}")
+    for key, value in (("split", split or "dev"), ("layout", layout), ("placeholders", placeholders)):
+        if value not in WORDS[key]:
+            raise UserError(f"bench.{key}={value}: must be {' or '.join(WORDS[key])}")
     file = ROOT / path
     if file.is_dir() or (url is None and not file.suffix):
         file /= "question.jsonl"
     digest = _fetch(file, url, sha256)
-    rows = read_rows(file) if layout == SPEC_BENCH else _speed_bench_rows(file)
-    questions = [q for q in checked_questions(rows, file) if placeholders == REFUSE or not _is_placeholder(q)]
+    rows = read_rows(file) if layout == "spec_bench" else _speed_bench_rows(file)
+    questions = [q for q in checked_questions(rows, file) if placeholders == "refuse" or not _is_placeholder(q)]
     subtasks = {subtask(question.category) for question in questions}
     if unknown := [name for name in categories or () if name not in subtasks]:
         raise UserError(f"bench.categories={unknown[0]}: not in {file}, which has {', '.join(sorted(subtasks))}")
-    # the halves are those of the whole file, so that a slice does not change them
-    numbered = list(zip(questions, _numbers(questions), strict=True))[begin:end]
-    part = [question for question, number in numbered if split is None or number % 2 == SPLITS[split]]
-    groups: defaultdict[str, list[Question]] = defaultdict(list)
-    for question in part:
-        groups[subtask(question.category)].append(question)
-    kept: set[Any] = set()  # ids
-    for row, members in groups.items():
-        if categories is None or row in categories:
-            count = len(members) if per_category is None else min(per_category, len(members))
-            kept |= {members[i * len(members) // count if spread else i].question_id for i in range(count)}
-    chosen = [question for question in part if question.question_id in kept]
+    numbered = list(zip(questions, _numbers(questions), strict=True))[begin:end]  # a slice has the file's halves
+    part = [question for question, number in numbered if split is None or WORDS["split"][number % 2] == split]
+    kept = set[Question]()
+    for row in subtasks if categories is None else categories:
+        members = [question for question in part if subtask(question.category) == row]
+        count = len(members) if per_category is None else min(per_category, len(members))
+        kept |= {members[i * len(members) // count if spread else i] for i in range(count)}
+    chosen = [question for question in part if question in kept]
     if not chosen:
         raise UserError(f"bench {name}: no question is left of {len(questions)} after the selection")
     _refuse_placeholders(chosen, file)
