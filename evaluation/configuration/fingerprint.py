@@ -16,12 +16,11 @@ from model.engine.sampling import Sampling
 from model.errors import UserError
 
 from ..loading.bench import Bench
+from ..records.identity import fingerprint
 from ..records.provenance import describe_device
-from ..records.rows import SCHEMA, identity, read_object
+from ..records.rows import SCHEMA, read_object
 from ..records.runs import GENERATE
 from .methods import Method
-
-SAVED = "saved"  # start=saved: start from the state that the hot run of the same configuration saved
 
 
 def run_settings(config: dict[str, Any], bench: Bench, method: Method) -> dict[str, Any]:
@@ -92,7 +91,7 @@ def default_folder(config: dict[str, Any], settings: dict[str, Any], method: Met
     """Return the folder of a configuration: readable words and a hash of the fingerprint."""
     words = [settings["model"]["name"], settings["bench"]["name"], method.label, method.settings.get("tree", "")]
     name = "-".join(re.sub(r"[^\w.]+", "_", str(word)).strip("_") for word in words if word)
-    return runs_folder(config) / f"{name}-{_sha256(identity(settings))[:8]}"
+    return runs_folder(config) / f"{name}-{_sha256(fingerprint(settings))[:8]}"
 
 
 def saved_start(config: dict[str, Any], settings: dict[str, Any], method: Method) -> str:
