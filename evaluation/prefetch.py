@@ -26,18 +26,18 @@ from .configuration.jobs import compose
 from .errors import one_line, user_errors
 from .loading import hub
 from .loading.bench import load_bench
-from .loading.models import locate, weight_patterns
+from .loading.models import locate
+from .loading.settings import ModelSettings
 
 
 def needs(configurations: Iterable[DictConfig]) -> dict[str, Callable[[], object] | None]:
     """Return what the jobs need, each once: its name, and what fetches and checks it; None if nobody published it."""
     fetchers: dict[str, Callable[[], object] | None] = {}
     for cfg in configurations:
-        groups = ("model", "method", "bench")
-        config: Any = {key: OmegaConf.to_container(cfg[key], resolve=True, throw_on_missing=True) for key in groups}
+        config: Any = OmegaConf.to_container(cfg, resolve=True, throw_on_missing=True)
         check_groups(config)
-        model, method, bench = (config[group] for group in groups)
-        fetchers.setdefault(f"model {model['path']}", partial(_fetch_model, model))
+        model, method, bench = (config[group] for group in ("model", "method", "bench"))
+        fetchers.setdefault(f"model {model['path']}", partial(_fetch_model, ModelSettings(**model)))
         for key in KINDS.keys() & method.keys():
             companion = {"name": method["name"], key: method[key]}
             if method[key] is None:
@@ -49,13 +49,12 @@ def needs(configurations: Iterable[DictConfig]) -> dict[str, Callable[[], object
     return fetchers
 
 
-def _fetch_model(model: dict[str, Any]) -> Path:
+def _fetch_model(settings: ModelSettings) -> Path:
     """Return the folder of the model, fetched and complete."""
-    weights = weight_patterns(model["allow_pickle"])
-    folder = Path(path := locate(str(model["path"]), model["allow_pickle"], model["weights"]))
+    folder = Path(path := locate(settings))
     if not folder.is_dir():
-        return hub.fetch_snapshot(path, weights, model["revision"])
-    if why := hub.missing_weights(folder, weights):
+        return hub.fetch_snapshot(path, settings.weight_files, settings.revision)
+    if why := hub.missing_weights(folder, settings.weight_files):
         raise UserError(why)
     return folder
 

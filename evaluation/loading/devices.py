@@ -22,7 +22,6 @@ import torch
 from filelock import FileLock, Timeout
 
 from model.engine import Target
-from model.errors import UserError
 from model.pretrained import choose_device
 
 from .settings import ModelSettings
@@ -34,15 +33,6 @@ POLL_SECONDS = 0.05
 before_release: list[Callable[[], None]] = []
 _locks: dict[str, FileLock] = {}  # those held, by a device's name
 _depth = 0
-
-
-def check_placement(settings: ModelSettings) -> None:
-    """Raise UserError if settings contradict each other."""
-    device_map = settings.device_map
-    if device_map is not None and settings.device != "auto":
-        raise UserError(f"model.device={settings.device} and model.device_map={device_map}: give one of the two")
-    if device_map is not None and settings.quantize is not None:
-        raise UserError(f"model.quantize={settings.quantize}: is for a model on one device; leave out device_map")
 
 
 @contextmanager
@@ -67,11 +57,7 @@ def exclusive(settings: ModelSettings, timed: bool = True) -> Iterator[ModelSett
 
     Args:
         timed: False if no clock matters to the run.
-
-    Raises:
-        UserError: the settings contradict each other.
     """
-    check_placement(settings)
     count = torch.cuda.device_count() if torch.cuda.is_available() else 0
     gpus = {_identity(device): device for device in (torch.device("cuda", index) for index in range(count))}
     with keep_devices():

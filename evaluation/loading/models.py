@@ -26,9 +26,10 @@ from model.quantization import quantize
 from model.settings import check_settings
 
 from ..records.provenance import describe_device, model_files
+from ..records.rows import read_object
 from . import gguf, hub
 from .bench import choose_template
-from .devices import before_release, check_placement
+from .devices import before_release
 from .settings import ModelSettings
 
 SPECIAL_IDS = ("eos_token_id", "pad_token_id", "bos_token_id")  # of a generation config, which are the tokenizer's
@@ -77,12 +78,9 @@ def load_model(settings: ModelSettings) -> LoadedModel:
 def forget_model() -> None:
     """Free the weights that `load_model` keeps, and their device memory."""
     global _loaded
-    if _loaded is None:
-        return
-    on_gpu = any(device.type == "cuda" for device in _loaded.target.devices)
-    _loaded = None
-    gc.collect()  # target and hooks, drafter and steps refer to each other
-    if on_gpu:
+    if _loaded is not None:
+        _loaded = None
+        gc.collect()  # target and hooks, drafter and steps refer to each other
         torch.cuda.empty_cache()
 
 
@@ -116,7 +114,6 @@ def choose_dtype(name: str, device: torch.device) -> Any:
 def _prepare_device(settings: ModelSettings) -> torch.device:
     """Check the settings and return the device; a GPU is made the current one, for streams, graphs and kernels."""
     check_settings(vars(settings), ModelSettings, "model.")  # before reading weights, which can take minutes
-    check_placement(settings)
     device = choose_device(settings.device, "model.device")
     if settings.device != "auto" and device.type == "cuda":
         torch.cuda.set_device(device)
@@ -154,7 +151,7 @@ def _load(settings: ModelSettings) -> LoadedModel:
     template = choose_template(settings.template, tokenizer, f"{settings.name} {settings.path}")
     if template == RAW != settings.template:
         print(f"model {settings.path}: has no chat template; each question's text is its prompt", file=sys.stderr)
-    target, note = _target(model, settings), gguf.read_note(Path(path))
+    target, note = _target(model, settings), read_object(Path(path) / gguf.NOTE)
     return LoadedModel(settings, target, tokenizer, template, eos, left_out, note, files or {"commit": commit})
 
 
@@ -181,35 +178,28 @@ def plain_greedy(model: Any) -> dict[str, Any]:
     return {key: settings[key] for key in keys if settings[key] != defaults.get(key, False)}
 
 
-def weight_patterns(allow_pickle: bool) -> tuple[str, ...]:
-    """Return the patterns of weight files, best first."""
-    return ("*.safetensors", "*.bin") if allow_pickle else ("*.safetensors",)
-
-
 def _located(settings: ModelSettings) -> tuple[str, dict[str, str] | None]:
     """Return a model's folder and digests of its files; or its name on the hub, which has a commit, and None."""
-    path = locate(settings.path, settings.allow_pickle, settings.weights)
-    folder = Path(path)
-    return path, model_files(folder, weight_patterns(settings.allow_pickle)) if folder.is_dir() else None
+    folder = Path(path := locate(settings))
+    return path, model_files(folder, settings.weight_files) if folder.is_dir() else None
 
 
-def locate(path: str, allow_pickle: bool, weights: str | None = None) -> str:
+def locate(settings: ModelSettings) -> str:
     """Return a checked local folder (as given, or relative to the repository), or a hub name.
 
-    Args:
-        weights: of a converted GGUF file: float32 by default, or rounded to float16.
+    Raises:
+        UserError: neither, or a folder that lacks something.
     """
-    folder = located(path)
-    if weights is not None and not gguf.is_gguf(folder):
-        raise UserError(
-            f"model.weights={weights}: is for a GGUF file; other checkpoints keep the weights that they have"
-        )
+    path, folder = settings.path, located(settings.path)
+    if settings.weights is not None and not gguf.is_gguf(folder):
+        what = "is for a GGUF file; other checkpoints keep the weights that they have"
+        raise UserError(f"model.weights={settings.weights}: {what}")
     if not folder.exists():
         if not hub.is_name(path):
             raise UserError(f"model {path}: no such folder, and not a hub name (owner/name) either")
         return path
     if gguf.is_gguf(folder):
-        folder = gguf.convert(folder, weights or "float32")
+        folder = gguf.convert(folder, settings.weights or "float32")
     names = {file.name for file in folder.iterdir()} if folder.is_dir() else set()
     kinds = {Path(name).suffix for name in names}
     pickled = (
@@ -220,7 +210,7 @@ def locate(path: str, allow_pickle: bool, weights: str | None = None) -> str:
         (folder.is_dir(), "a file; name a GGUF file or the folder with config.json, weights and tokenizer"),
         ("config.json" in names, "the folder has no config.json"),
         (kinds & {".safetensors", ".bin"}, "the folder has no weights (*.safetensors)"),
-        (".safetensors" in kinds or allow_pickle, pickled),
+        (".safetensors" in kinds or settings.allow_pickle, pickled),
         (names & TOKENIZER_FILES, "the folder has no tokenizer (tokenizer.json or tokenizer.model)"),
     ):
         if not fits:

@@ -187,7 +187,7 @@ def test_a_package_counts_only_in_a_folder_that_ships_with_the_project(pip, tmp_
     folder.mkdir()
     (folder / "package.txt").write_text((pip.folder / "package.txt").read_text())
     with pytest.raises(UserError, match="no config.json"):
-        models.locate(str(folder), allow_pickle=False)
+        models.locate(models.ModelSettings("toy", str(folder)))
     (tmp_path / "link").symlink_to(pip.folder)
     assert gguf.is_gguf(tmp_path / "link") and not pip.commands
 
