@@ -39,20 +39,13 @@ class Chat:
 
     Args:
         colours: colour the text of each step by its number of tokens, and print MAT and speed below each answer.
+        limits: max_new_tokens and stop, as `Decoder.stream` takes them.
     """
 
     def __init__(
-        self,
-        decoder: Decoder,
-        out: TextIO = sys.stdout,
-        *,
-        colours: bool,
-        max_new_tokens: int,
-        sampling: Sampling,
-        stop: list[str] | None = None,
+        self, decoder: Decoder, out: TextIO = sys.stdout, *, colours: bool, sampling: Sampling, **limits: Any
     ) -> None:
-        self.decoder, self.out, self.colours = decoder, out, colours
-        self.max_new_tokens, self.sampling, self.stop = max_new_tokens, sampling, stop
+        self.decoder, self.out, self.colours, self.sampling, self.limits = decoder, out, colours, sampling, limits
         self.turns: list[dict[str, str]] = []
 
     def say(self, line: str) -> bool:
@@ -102,7 +95,7 @@ class Chat:
         if len(prompt) >= decoder.target.context and len(self.turns) > 1:
             raise UserError(f"the chat has {len(prompt)} tokens, more than the context takes; /reset forgets it")
         sampling = replace(self.sampling, seed=self.sampling.seed + len(self.turns))
-        steps = decoder.stream(prompt, max_new_tokens=self.max_new_tokens, sampling=sampling, stop=self.stop)
+        steps = decoder.stream(prompt, sampling=sampling, **self.limits)
         ended: Generation | None = None  # None if it was stopped
 
         def taken() -> Iterator[StepRecord]:
@@ -228,28 +221,24 @@ def run(given: argparse.Namespace) -> None:
     gc.freeze()  # what is imported stays: looking through it for garbage took 0.3 s of loading
     options = {name: value for name, value in vars(given).items() if name in NO_SETTINGS - {"model"}}
     decoder = Decoder.from_pretrained(given.model, **options, **settings_of(given.set, "--set"))
-    if given.command == "generate":
-        generate(decoder, prompts, given, sampling)
-        return
-    colours = sys.stdout.isatty()
     limits = dict(max_new_tokens=given.max_new_tokens, sampling=sampling, stop=given.stop)
-    chat = Chat(decoder, colours=colours, **limits)
-    if colours:
+    if given.command == "generate":
+        return generate(decoder, prompts, given, limits)
+    chat = Chat(decoder, colours=sys.stdout.isatty(), **limits)
+    if chat.colours:
         legend = " ".join(f"\033[{colour}m{n}\033[0m" for n, colour in enumerate(COLOURS, 1))
         print(f"Colour: tokens that a step added, {legend} and more. /help lists the commands.")
     talk(chat)
 
 
-def generate(decoder: Decoder, prompts: list[str], given: argparse.Namespace, sampling: Sampling) -> None:
+def generate(decoder: Decoder, prompts: list[str], given: argparse.Namespace, limits: dict[str, Any]) -> None:
     """Print the answers, each as soon as it is there, and on standard error a line about all of them."""
     if not given.raw and decoder.template == RAW:
         given.raw = True
         print(f"{decoder.target.name}: has no chat template; each prompt is continued as it is", file=sys.stderr)
     asked = prompts if given.raw else [[{"role": "user", "content": prompt}] for prompt in prompts]
-    start = time.perf_counter()
-    answers: list[Answer] = []
-    settings = dict(max_new_tokens=given.max_new_tokens, sampling=sampling, stop=given.stop)
-    for answer in decoder.answers(asked, **settings):
+    start, answers = time.perf_counter(), list[Answer]()
+    for answer in decoder.answers(asked, **limits):
         show(prompts[len(answers)], answer, given)
         answers.append(answer)
     if not given.quiet:

@@ -55,15 +55,11 @@ def load_pretrained(
         name: a folder, or a name on the hub.
         dtype: "auto": the checkpoint's own.
         called: what messages call it; default: model NAME.
-        linear: as `tuning.choose_linear` takes it. If it allows that, a CPU holds 16-bit weights as they are.
-        quantize: int8 or int4, by torchao; see `quantization`.
-        with_tokenizer: False: None is returned in its place.
-        common: what transformers' `from_pretrained` takes for models and tokenizers, such as a revision.
-        options: what it takes for models. Weights are read from safetensors alone by default; with a `device_map` the
-            model stays where that puts it.
+        linear: as `tuning.choose_linear` takes it: if it may be half, a CPU holds 16-bit weights as they are.
+        common, options: what transformers' `from_pretrained` takes for models and tokenizers, and for models alone.
+            Weights come from safetensors by default; with a `device_map` they stay where that puts them.
 
-    Raises:
-        UserError: it cannot be loaded, lacks weights, is larger than the free memory, or cannot be quantised.
+    Raises UserError if it cannot be loaded, lacks weights, is larger than the free memory, or cannot be quantised.
     """
     from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer  # not above: it takes a second
 
