@@ -52,11 +52,7 @@ def needs(configurations: Iterable[DictConfig]) -> dict[str, Callable[[], object
 def _fetch_model(settings: ModelSettings) -> Path:
     """Return the folder of the model, fetched and complete."""
     folder = Path(path := locate(settings))
-    if not folder.is_dir():
-        return hub.fetch_snapshot(path, settings.weight_files, settings.revision)
-    if why := hub.missing_weights(folder, settings.weight_files):
-        raise UserError(why)
-    return folder
+    return folder if folder.is_dir() else hub.fetch_snapshot(path, settings.weight_files, settings.revision)
 
 
 def prefetch(fetchers: dict[str, Callable[[], object] | None]) -> bool:

@@ -13,6 +13,7 @@ SYSTEM = (
     "A chat between a curious user and an artificial intelligence assistant. "
     "The assistant gives helpful, detailed, and polite answers to the user's questions."
 )
+ROLES = ("user", "assistant")
 Turns = Sequence[Mapping[str, Any]]  # roles and contents
 
 
@@ -32,7 +33,7 @@ def default_template(tokenizer: Any, name: str) -> str:
 
 def alternating(turns: Turns) -> list[str]:
     """Return the contents of turns. Raises ValueError if they are not a user's and an assistant's in turn."""
-    if any(turn["role"] != ("user", "assistant")[i % 2] for i, turn in enumerate(turns)):
+    if any(turn["role"] != ROLES[i % 2] for i, turn in enumerate(turns)):
         raise ValueError("it takes a user's and an assistant's turns alternately")
     return [str(turn["content"]) for turn in turns]
 

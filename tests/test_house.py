@@ -81,7 +81,7 @@ MAY_IMPORT = {
     "evaluation.figures": "evaluation.records evaluation.statistics",
     "evaluation.page": "evaluation.records evaluation.statistics evaluation.figures model.engine.tree",
     "evaluation.loading": "evaluation.records model.engine model.hub model.tuning model.quantization model.decoder "
-    "model.pretrained model.prompts",
+    "model.pretrained model.prompts model.generate",
     "evaluation.configuration": "evaluation.loading evaluation.records model",
     "evaluation.running": "evaluation.configuration evaluation.loading evaluation.records evaluation.statistics "
     "model.engine model.tuning",

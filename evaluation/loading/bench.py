@@ -7,22 +7,23 @@ keep the text of some out of the published parquet files: those prompts are plac
 from __future__ import annotations
 
 import hashlib
+import json
 import random
 import sys
 import urllib.request
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import count, zip_longest
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pandas as pd
 from fastchat.conversation import conv_templates, get_conv_template
 
+from model import prompts
 from model.errors import UserError, one_line
 from model.files import ROOT, write_bytes
-from model.prompts import CHAT, RAW, VICUNA, Turns, alternating, chat_ids, chat_text, default_template, takes_chats
 
 from ..records.questions import FILE_ORDER, INTERLEAVED, SHUFFLED, Question, checked_questions, read_rows, subtask
 
@@ -103,8 +104,8 @@ def load_bench(
     kept = set[Question]()
     for row in subtasks if categories is None else categories:
         members = [question for question in part if subtask(question.category) == row]
-        count = len(members) if per_category is None else min(per_category, len(members))
-        kept |= {members[i * len(members) // count if spread else i] for i in range(count)}
+        most = len(members) if per_category is None else min(per_category, len(members))
+        kept |= {members[i * len(members) // most if spread else i] for i in range(most)}
     chosen = [question for question in part if question in kept]
     if not chosen:
         raise UserError(f"bench {name}: no question is left of {len(questions)} after the selection")
@@ -114,11 +115,8 @@ def load_bench(
 
 def _numbers(questions: Sequence[Question]) -> list[int]:
     """Number the questions of each subtask from 0."""
-    seen, numbers = Counter[str](), []
-    for question in questions:
-        numbers.append(seen[subtask(question.category)])
-        seen[subtask(question.category)] += 1
-    return numbers
+    numbers: defaultdict[str, Iterator[int]] = defaultdict(count)
+    return [next(numbers[subtask(question.category)]) for question in questions]
 
 
 def ordered(questions: Sequence[Question], order: str) -> tuple[Question, ...]:
@@ -207,30 +205,29 @@ def _parquet_rows(path: Path) -> Iterator[tuple[str, Any]]:
         ) from None
     except Exception as error:  # of many kinds, pandas' and pyarrow's, for a damaged file
         raise UserError(f"question file {path} is no parquet ({one_line(error)[:200]})") from None
-    for number, row in enumerate(frame.to_dict("records"), start=1):
-        turns: Any = row.get("turns")  # an array of text
-        yield f"{path}: row {number}", row | {"turns": list(turns) if isinstance(turns, np.ndarray) else turns}
+    for number, row in enumerate(json.loads(frame.to_json(orient="records")), start=1):
+        yield f"{path}: row {number}", row
 
 
 def choose_template(name: str | None, tokenizer: Any, model: str) -> str:
     """Return the template asked for, else the model's own. Raises UserError if there is none of this name."""
     if name is None:
-        return default_template(tokenizer, model)
-    if name == CHAT and not takes_chats(tokenizer):
+        return prompts.default_template(tokenizer, model)
+    if name == prompts.CHAT and not prompts.takes_chats(tokenizer):
         raise UserError(
             "model.template=chat: this tokenizer has no chat template; name one of fschat's, e.g. vicuna_v1.1, or raw"
         )
-    if name not in (CHAT, RAW) and name not in conv_templates:
+    if name not in (prompts.CHAT, prompts.RAW) and name not in conv_templates:
         raise UserError(f"model.template={name}: fschat has no such conversation template")
     return name
 
 
-def prompt_text(template: str, tokenizer: Any, turns: Turns) -> str:
+def prompt_text(template: str, tokenizer: Any, turns: prompts.Turns) -> str:
     """Return the text of a chat's turns, as `chat_text` does, by any template, those of fschat included."""
-    if template in (CHAT, RAW, VICUNA):
-        return chat_text(template, tokenizer, turns)
+    if template in (prompts.CHAT, prompts.RAW, prompts.VICUNA):
+        return prompts.chat_text(template, tokenizer, turns)
     conversation = get_conv_template(template)
-    contents: list[str | None] = [*alternating(turns), *[None] * (len(turns) % 2)]
+    contents: list[str | None] = [*prompts.alternating(turns), *[None] * (len(turns) % 2)]
     for i, content in enumerate(contents):
         conversation.append_message(conversation.roles[i % 2], content)
     return str(conversation.get_prompt())
@@ -239,24 +236,21 @@ def prompt_text(template: str, tokenizer: Any, turns: Turns) -> str:
 def prompt_ids(template: str, tokenizer: Any, turns: Sequence[str], answers: Sequence[str]) -> list[int]:
     """Return the token ids of the prompt for the next answer: a user's turns so far, the model's answers in between."""
     chat = chat_of(turns, answers)
-    if template == CHAT:  # by the tokenizer itself, as mistral-common's has no text of it
-        return chat_ids(tokenizer, chat)
+    if template == prompts.CHAT:  # by the tokenizer itself, as mistral-common's has no text of it
+        return prompts.chat_ids(tokenizer, chat)
     return [int(i) for i in tokenizer(prompt_text(template, tokenizer, chat)).input_ids]
 
 
 def chat_of(turns: Sequence[str], answers: Sequence[str]) -> list[dict[str, str]]:
     """Return a chat of a user's turns and the answers to them, of which the last may be missing."""
-    messages = []
-    for i, turn in enumerate(turns):
-        messages.append({"role": "user", "content": turn})
-        messages += [{"role": "assistant", "content": answer} for answer in answers[i : i + 1]]
-    return messages
+    texts = [text for pair in zip_longest(turns, answers) for text in pair if text is not None]
+    return [{"role": prompts.ROLES[i % 2], "content": text} for i, text in enumerate(texts)]
 
 
 def answer_text(template: str, tokenizer: Any, tokens: list[int]) -> str:
     """Return the answer as the user reads it: without special tokens, cut at the template's stop string."""
     text = tokenizer.decode(tokens, skip_special_tokens=True)
-    stop = None if template in (CHAT, RAW) else get_conv_template(template).stop_str
+    stop = None if template in (prompts.CHAT, prompts.RAW) else get_conv_template(template).stop_str
     for mark in [stop] if isinstance(stop, str) else stop or []:
         text = text.split(mark, 1)[0]
     return str(text.strip())

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import json
 import sys
 import warnings
 from dataclasses import dataclass, field
@@ -20,6 +19,7 @@ from model.decoder import eos_of
 from model.engine import Target
 from model.errors import UserError
 from model.files import located
+from model.generate import changed
 from model.pretrained import choose_device, load_pretrained
 from model.prompts import RAW, VICUNA
 from model.quantization import quantize
@@ -171,11 +171,9 @@ def plain_greedy(model: Any) -> dict[str, Any]:
     `generate` would apply them where its caller sets none, as a repetition penalty, a minimum length, forced tokens.
     Then `hf` would not be plain greedy decoding, which every method here reproduces.
     """
-    settings: dict[str, Any] = json.loads(model.generation_config.to_json_string())  # those that differ from the class
-    defaults = GenerationConfig._get_default_generation_params()
-    model.generation_config = GenerationConfig(**{key: settings[key] for key in SPECIAL_IDS if key in settings})
-    keys = (key for key in settings if key not in (*SPECIAL_IDS, "transformers_version") and not key.startswith("_"))
-    return {key: settings[key] for key in keys if settings[key] != defaults.get(key, False)}
+    config, ids = model.generation_config, {key: getattr(model.generation_config, key) for key in SPECIAL_IDS}
+    model.generation_config = GenerationConfig(**ids)
+    return changed(config, [key for key in vars(config) if key not in (*ids, "transformers_version") and key[0] != "_"])
 
 
 def _located(settings: ModelSettings) -> tuple[str, dict[str, str] | None]:
@@ -201,7 +199,7 @@ def locate(settings: ModelSettings) -> str:
     if gguf.is_gguf(folder):
         folder = gguf.convert(folder, settings.weights or "float32")
     names = {file.name for file in folder.iterdir()} if folder.is_dir() else set()
-    kinds = {Path(name).suffix for name in names}
+    kinds, missing = {Path(name).suffix for name in names}, hub.missing_weights(folder, settings.weight_files)
     pickled = (
         "the folder has pickled weights only (*.bin); convert them to safetensors, or say model.allow_pickle=true "
         "(torch reads them as weights only, no code is run)"
@@ -209,8 +207,8 @@ def locate(settings: ModelSettings) -> str:
     for fits, why in (
         (folder.is_dir(), "a file; name a GGUF file or the folder with config.json, weights and tokenizer"),
         ("config.json" in names, "the folder has no config.json"),
-        (kinds & {".safetensors", ".bin"}, "the folder has no weights (*.safetensors)"),
-        (".safetensors" in kinds or settings.allow_pickle, pickled),
+        (kinds & {".safetensors"} or settings.allow_pickle or ".bin" not in kinds, pickled),
+        (not missing, missing),
         (names & TOKENIZER_FILES, "the folder has no tokenizer (tokenizer.json or tokenizer.model)"),
     ):
         if not fits:
