@@ -126,8 +126,6 @@ def _target(model: Any, settings: ModelSettings) -> Target:
 
 def _load(settings: ModelSettings) -> LoadedModel:
     device = _prepare_device(settings)
-    transformers_logging.set_verbosity_error()
-    transformers_logging.disable_progress_bar()
     path, files = _located(settings)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -188,6 +186,8 @@ def locate(settings: ModelSettings) -> str:
     Raises:
         UserError: neither, or a folder that lacks something.
     """
+    transformers_logging.set_verbosity_error()  # of what is read from here on
+    transformers_logging.disable_progress_bar()
     path, folder = settings.path, located(settings.path)
     if settings.weights is not None and not gguf.is_gguf(folder):
         what = "is for a GGUF file; other checkpoints keep the weights that they have"
