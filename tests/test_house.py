@@ -63,13 +63,12 @@ def imported(path: Path, *, inside: bool = True) -> frozenset[str]:
 EVERYWHERE = {"model.errors", "model.files", "model.settings", "evaluation.errors"}
 MAY_IMPORT = {
     "model.engine": "",
-    "model.hub": "",
     "model.prompts": "",
     "model.holding": "model.engine",
     "model.quantization": "",
     "model.structures": "model.engine",
     "model.recycling": "model.engine",
-    "model.pretrained": "model.engine model.holding model.hub model.quantization",
+    "model.pretrained": "model.engine model.holding model.quantization",
     "model.methods": "model.engine model.structures model.recycling model.pretrained",
     "model.tuning": "model.engine model.recycling model.methods",
     "model.generate": "model.engine model.methods model.tuning",
@@ -80,7 +79,7 @@ MAY_IMPORT = {
     "evaluation.statistics": "evaluation.records model.engine.sizing model.engine.tree",
     "evaluation.figures": "evaluation.records evaluation.statistics",
     "evaluation.page": "evaluation.records evaluation.statistics evaluation.figures model.engine.tree",
-    "evaluation.loading": "evaluation.records model.engine model.hub model.tuning model.quantization model.decoder "
+    "evaluation.loading": "evaluation.records model.engine model.tuning model.quantization model.decoder "
     "model.pretrained model.prompts model.generate",
     "evaluation.configuration": "evaluation.loading evaluation.records model",
     "evaluation.running": "evaluation.configuration evaluation.loading evaluation.records evaluation.statistics "

@@ -16,7 +16,7 @@ from huggingface_hub.errors import HfHubHTTPError
 from safetensors import SafetensorError, safe_open
 
 from model.errors import UserError, one_line
-from model.hub import is_reachable as is_reachable
+from model.pretrained import is_reachable as is_reachable
 
 SMALL = ("*.json", "*.txt", "*.model", "*.jinja", "*.py")  # the files of a repository that are not weights
 

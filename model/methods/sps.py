@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Collection
 from contextlib import ExitStack
-from typing import Any
 
 import torch
 from torch.nn.functional import pad
@@ -50,7 +49,19 @@ class Speculative(Drafter):
         check_whole("sps", 1, draft_tokens=draft_tokens)
         super().__init__(target.device, target.vocab_size)
         self.shares_noise = share_noise
-        model = load_draft_model(draft_path, target)
+        folder = located(draft_path)
+        if not folder.is_dir():
+            raise UserError(
+                f"sps: no draft model in {draft_path}; train the embedded one by `{TRAIN}`, or name a folder"
+            )
+        model, _ = load_pretrained(
+            str(folder),
+            dtype=target.dtype,
+            device=target.device,
+            called=f"sps: draft model {draft_path}",
+            with_tokenizer=False,
+            attn_implementation="sdpa",
+        )
         limit = position_limit(model)
         self.model = Target(model, context=min(target.context, limit or target.context), linear=target.linear)
         if abs(self.model.vocab_size - target.vocab_size) >= PADDING:
@@ -128,19 +139,3 @@ class SpeculativeSession(Session):
         """Return the draft token (1,) for a place, by the draft model's logits as wide as the target's."""
         logits = pad(logits, (0, self.method.logits_size - logits.shape[1]), value=-torch.inf)
         return self.scores(logits, place).argmax(dim=-1)
-
-
-def load_draft_model(path: str, target: Target) -> Any:
-    """A causal LM from a folder's safetensors, on the target's device, in its dtype. Raises UserError if none loads."""
-    folder = located(path)
-    if not folder.is_dir():
-        raise UserError(f"sps: no draft model in {path}; train the embedded one by `{TRAIN}`, or name a folder")
-    model, _ = load_pretrained(
-        str(folder),
-        dtype=target.dtype,
-        device=target.device,
-        called=f"sps: draft model {path}",
-        with_tokenizer=False,
-        attn_implementation="sdpa",
-    )
-    return model

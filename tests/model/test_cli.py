@@ -162,7 +162,7 @@ def test_the_version(capsys):
 
 def test_a_hub_out_of_reach_is_said_at_once_with_what_there_is_instead(monkeypatch, capsys):
     """The hub's client had retried for two minutes, in 20 lines."""
-    monkeypatch.setattr("model.hub.constants.ENDPOINT", "http://127.0.0.1:9")  # nobody listens there
+    monkeypatch.setattr("model.pretrained.constants.ENDPOINT", "http://127.0.0.1:9")  # nobody listens there
     for name, says in (("nobody/nothing", ""), ("HuggingFaceTB/SmolLM2-135M-Instruct", "prefetch model=smollm2-135m")):
         started = time.perf_counter()
         with pytest.raises(SystemExit):

@@ -143,7 +143,7 @@ def test_a_hub_model_is_its_commit(checkpoint, monkeypatch):
 
     for kind in (AutoConfig, AutoTokenizer, AutoModelForCausalLM):
         monkeypatch.setattr(f"transformers.{kind.__name__}", reading(kind))
-    monkeypatch.setattr("model.hub.answers", lambda *_: True)
+    monkeypatch.setattr("model.pretrained.answers", lambda *_: True)
     for commit in ("a" * 40, "b" * 40):
         loaded = models._load(ModelSettings("toy", "owner/toy", revision="main", device="cpu"))
         assert loaded.files == {"commit": commit} and reads[-3][1] == "main"
