@@ -25,9 +25,9 @@ from .configuration.config import composed
 from .configuration.jobs import quoted
 from .errors import user_errors
 from .loading.bench import answer_text, load_bench, prompt_ids
+from .loading.devices import exclusive, keep_devices
 from .loading.engine_answers import EngineAnswer, read_requests, tokenised
 from .loading.forcing import Forced, force, noise
-from .loading.locks import exclusive, keep_devices
 from .loading.models import LoadedModel, devices_in_words, load_model
 from .loading.settings import ModelSettings
 from .records.questions import Question

@@ -26,8 +26,8 @@ from model.methods import METHODS, method_class
 from model.recycling import TokenRecycling, build_template
 from model.settings import check_settings
 
-from ..loading.digests import sha256_of
 from ..loading.models import LoadedModel
+from ..records.provenance import sha256_of
 from .companions import path_of
 
 COLD, HOT, CATEGORY = "cold", "hot", "category"

@@ -61,7 +61,7 @@ class Runner:
             bench = replace(bench, questions=self._questions, order=order)
         self.settings = run_settings(config, bench, self.method)
         if saved and self.keeps_state:
-            self.method = self._build(saved_start(config, self.settings))
+            self.method = self._build(saved_start(config, self.settings, self.method))
             self.settings = run_settings(config, bench, self.method)
         self.bench = bench
         given: str | None = config["run_dir"]
