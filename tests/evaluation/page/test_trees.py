@@ -57,3 +57,9 @@ def test_pieces_join_to_the_text(checkpoint, text):
     whole = tokenizer.decode(ids, skip_special_tokens=False, clean_up_tokenization_spaces=False)
     assert len(parts) == len(ids) and "".join(parts) == whole
     assert "\ufffd" not in "".join(parts)
+
+
+def test_bytes_that_are_no_text_are_one_piece(checkpoint):
+    tokenizer = load(str(checkpoint))
+    ids = tuple(tokenizer.token_to_id(f"<0x{byte}>") for byte in ("C3", "A9", "FF"))
+    assert pieces(tokenizer, ids) == (tokenizer.decode(ids),)
