@@ -14,11 +14,10 @@ from numpy.typing import NDArray
 from transformers.utils import logging
 
 from .engine import Drafter, Generation, StepRecord, Target, decode
-from .engine.acceptance import acceptance_record
+from .engine.checks import unwrapped
 from .engine.linear import linear_of, unpack_linears
-from .engine.loop import whole
+from .engine.loop import acceptance_record, whole
 from .engine.sampling import GREEDY, Sampling
-from .engine.target import unwrapped
 from .errors import SURROGATE, UserError, one_line
 from .files import load_state, save_state
 from .generate import asked, eos_ids, not_applied, with_own_settings

@@ -53,7 +53,7 @@ def force(
             return forced
         target.prefill(cache, prompt)
         for token in text[len(prompt) - 1 :]:
-            read(0, target.forward(cache, Draft(root, torch.tensor([token], device=target.device))))
+            read(0, target.forward(cache, Draft(root, torch.tensor([token], device=target.device))).logits)
             cache.commit(1)
     return forced
 

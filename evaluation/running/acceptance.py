@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable
 
-from model.engine.acceptance import acceptance_record
+from model.engine.loop import acceptance_record
 
 from ..records.rows import Row
 
