@@ -395,15 +395,17 @@ def pieces(
     Args:
         probes: ids that no text settled may be changed by; see `Decoder.probes`.
     """
-    ids: list[int] = []
-    shown, length = "", 0
+    ids, context, shown, length = list[int](), 0, "", 0  # tokens not shown, behind a few shown ones and their text
     for step in steps:
         ids += step.tokens
         length += step.accepted
         text = text_of(ids)
         if not UNSETTLED.search(text) and all(text_of([*ids, probe]).startswith(text) for probe in probes):
             yield text[len(shown) :], length
-            shown, length = text, 0
+            last = text_of(ids[context:])
+            if last.strip():  # enough before the next tokens, so that a step's work does not grow with the answer
+                ids, text = ids[context:], last
+            context, shown, length = len(ids), text, 0
     if length:
         yield text_of(ids)[len(shown) :], length
 

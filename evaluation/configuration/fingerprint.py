@@ -16,18 +16,17 @@ from model.engine import Target
 from model.engine.sampling import Sampling
 from model.errors import UserError
 
+from ..answerers import Answerer
 from ..loading.bench import Bench
 from ..records.provenance import describe_device
 from ..records.rows import SCHEMA, difference, identity, read_object
-from ..records.runs import GENERATE
-from .methods import Method
 
 SAVED = "saved"  # start=saved: start from the state that the hot run of the same configuration saved
 
 
-def run_settings(config: dict[str, Any], bench: Bench, method: Method) -> dict[str, Any]:
+def run_settings(config: dict[str, Any], bench: Bench, answerer: Answerer) -> dict[str, Any]:
     """Return the fingerprint: everything that decides a run's answers and measurements."""
-    loaded = method.loaded
+    loaded = answerer.loaded
     model = asdict(loaded.settings) | {
         "dtype": str(loaded.target.dtype).removeprefix("torch."),
         "device": loaded.target.device.type,
@@ -45,8 +44,8 @@ def run_settings(config: dict[str, Any], bench: Bench, method: Method) -> dict[s
         "model": model,
         "bench": {"name": bench.name, "sha256": bench.sha256, "ids_sha256": _sha256(ids), "questions": len(ids)}
         | {"order": bench.order},
-        "method": recorded_method(method.settings, changed_sampling(config)),
-        "execution": method.execution,
+        "method": recorded_method(answerer.settings, changed_sampling(config)),
+        "execution": answerer.execution,
         "max_new_tokens": config["max_new_tokens"],
         "num_choices": config["num_choices"],
         "schema": SCHEMA,
@@ -71,11 +70,6 @@ def _attention(target: Target) -> str:
     return "eager" if implementation == "eager" else "sdpa"
 
 
-def execution_used(method: Method) -> str:
-    """Return the execution of a run's steps; `hf` uses transformers' own decoding."""
-    return GENERATE if method.drafter is None else method.execution
-
-
 def runs_folder(config: dict[str, Any]) -> Path:
     """Return the folder of an experiment's runs."""
     return Path(config["results_dir"]) / str(config["name"]) / "runs"
@@ -97,9 +91,9 @@ def recorded_threads(config: dict[str, Any]) -> int | None:
     return min(found)[1] if found else None
 
 
-def default_folder(config: dict[str, Any], settings: dict[str, Any], method: Method) -> Path:
+def default_folder(config: dict[str, Any], settings: dict[str, Any], answerer: Answerer) -> Path:
     """Return the folder of a configuration: readable words and a hash of the fingerprint."""
-    words = [settings["model"]["name"], settings["bench"]["name"], method.label, method.settings.get("tree", "")]
+    words = [settings["model"]["name"], settings["bench"]["name"], answerer.label, answerer.settings.get("tree", "")]
     name = "-".join(re.sub(r"[^\w.]+", "_", str(word)).strip("_") for word in words if word)
     return runs_folder(config) / f"{name}-{_sha256(identity(settings))[:8]}"
 

@@ -48,8 +48,7 @@ class Job:
         """Note a finished repeat; after the last one mark the job as done."""
         self.folders[repeat] = folder
         if self.overrides and len(self.folders) == len(self.repeats):
-            folders = [self.folders[index] for index in self.repeats]
-            note_done(self.config, self.overrides, folders)
+            note_done(self.config, self.overrides, [self.folders[index] for index in self.repeats])
 
 
 Repeat = tuple[Job, int]  # a job and the number of one of its repeats
@@ -82,10 +81,10 @@ def group_repeats(jobs: Sequence[Job]) -> list[list[Repeat]]:
 
 def _run(group: Sequence[Repeat], failures: list[str] | None, answer_file: Path | None) -> None:
     """Answer the remaining questions of all runs in a group."""
-    first, timed = group[0][0], any(job.config["timed"] for job, _ in group)
-    with exclusive(ModelSettings(**first.config["model"]), timed) as model, ExitStack() as stack:
+    first, timed = group[0][0].config, any(job.config["timed"] for job, _ in group)
+    with exclusive(ModelSettings(**first["model"]), timed) as model, ExitStack() as stack:
         stack.callback(torch.set_num_threads, torch.get_num_threads())  # as the caller had it
-        if said := choose_threads(recorded_threads(first.config), "as this experiment's other runs"):
+        if said := choose_threads(recorded_threads(first), "as this experiment's other runs"):
             print(said, file=sys.stderr)
         turns = _Turns(failures)
         for job, repeat in group:
@@ -109,8 +108,7 @@ class _Turns:
         with self._catch_errors():
             runner = Runner(job.config | {"repeat": repeat}, model, answer_file)
             same = next((other for other in self.repeats if other.identity == runner.identity), None)
-            if job.config["run_dir"] is not None and self.repeats and same is None:
-                folder = job.config["run_dir"]
+            if (folder := job.config["run_dir"]) is not None and self.repeats and same is None:
                 raise UserError(f"run_dir={folder}: holds one run, and this sweep has several; leave it out")
             self.repeats.setdefault(same or runner, []).append((job, repeat))
 
@@ -118,12 +116,11 @@ class _Turns:
         """Lock the runs' directories, complete the finished runs and prepare the others."""
         for runner in list(self.repeats):
             with self._catch_errors(runner):
-                stack.enter_context(runner.opened())
-                if not runner.pending:
-                    self._complete(runner)
-        drafters = [runner.method.drafter for runner in self.repeats if runner.method.drafter is not None]
-        if drafters:
-            sizes = [drafter.max_nodes for drafter in drafters]
+                stack.enter_context(runner.store.locked())
+                runner.resume()
+                self._complete(runner)
+        sizes = [runner.answerer.drafter.max_nodes for runner in self.repeats if runner.answerer.on_engine]
+        if sizes:
             nodes = max(sizes) if any(runner.config["timed"] for runner in self.repeats) else sum(sizes)
             with torch.inference_mode():  # one cache for all, as captured steps are bound to their cache
                 next(iter(self.repeats)).loaded.target.reserve(nodes)
@@ -133,32 +130,30 @@ class _Turns:
 
     def answer(self) -> None:
         """Answer question by question; interrupted runs catch up with the others first."""
-        if not self.repeats:
-            return
-        first, count = next(iter(self.repeats)), len(self.repeats)
-        label = first.method.label if count == 1 else f"{count} configurations, interleaved"
-        done = sum(len(runner.done) for runner in self.repeats)
-        total = done + sum(len(runner.pending) for runner in self.repeats)
-        progress = Progress(label, total, done)
-        while self.repeats:
-            position = min(len(runner.done) for runner in self.repeats)
-            behind = [runner for runner in self.repeats if len(runner.done) == position]
-            for sharing in group_by_question(behind):
-                with self._catch_errors(*sharing):
-                    answer_next(sharing)
-                    progress.answered(len(sharing), sharing[0].rows, sharing[0].method.label)
-                    for runner in sharing:
-                        if not runner.pending:
+        labels, done = [runner.answerer.label for runner in self.repeats], sum(len(r.done) for r in self.repeats)
+        what = labels[0] if len(labels) == 1 else f"{len(labels)} configurations, interleaved"
+        with Progress(what, done + sum(len(runner.pending) for runner in self.repeats), done) as progress:
+            while self.repeats:
+                position = min(len(runner.done) for runner in self.repeats)
+                for sharing in group_by_question([r for r in self.repeats if len(r.done) == position]):
+                    with self._catch_errors(*sharing):
+                        answer_next(sharing)
+                        label = f"{sharing[0].answerer.label}: " if len(labels) > 1 else ""
+                        progress.set_postfix_str(label + sharing[0].figures, refresh=False)
+                        progress.update(len(sharing))
+                        for runner in sharing:
                             self._complete(runner)
 
     def _complete(self, runner: Runner) -> None:
-        runner.finish()
-        for job, repeat in self._drop(runner):
-            job.note_finished(repeat, runner.folder)
+        """Finish a run that has no question left."""
+        if not runner.pending:
+            runner.finish()
+            for job, repeat in self._drop(runner):
+                job.note_finished(repeat, runner.folder)
 
     def _drop(self, runner: Runner) -> list[Repeat]:
         """Remove a run and free the device memory that its method uses; returns its repeats."""
-        runner.method.drafter = None
+        vars(runner).pop("answerer", None)
         return self.repeats.pop(runner, [])
 
     @contextmanager

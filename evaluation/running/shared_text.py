@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from contextlib import ExitStack
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -24,26 +25,19 @@ from model.engine.tree import Draft
 from model.errors import UserError
 
 
+@dataclass(slots=True, weakref_slot=True, eq=False)
 class Context:
     """A path of tokens that continues the prompt, and the target's output after it.
 
-    Attributes:
-        position: of its last token.
-        children: the contexts that are one token longer.
-        choice: the token that the target picks; None: not forwarded yet.
-        logits: (V,), hidden: (H,) if kept.
-        committed: True if its states are in the cache at its position: it is part of the text.
+    It has no reference to its parent, so contexts out of reach are freed with their logits.
     """
 
-    __slots__ = ("__weakref__", "children", "choice", "committed", "hidden", "logits", "position")
-
-    def __init__(self, position: int) -> None:
-        self.position = position
-        self.children: dict[int, Context] = {}
-        self.choice: int | None = None
-        self.logits: Any = None
-        self.hidden: Any = None
-        self.committed = False
+    position: int  # of its last token
+    children: dict[int, Context] = field(default_factory=dict)  # the contexts that are one token longer
+    choice: int | None = None  # the token that the target picks; None: not forwarded yet
+    logits: Any = None  # (V,), if kept
+    hidden: Any = None  # (H,), if kept
+    committed: bool = False  # True if its states are in the cache at its position: it is part of the text
 
     def child(self, token: int) -> Context:
         """Return the context that is longer by this token."""
@@ -55,8 +49,6 @@ class Context:
 class SharedText:
     """One prompt and its answer so far, and the contexts that sequences can still reach.
 
-    A context has no reference to its parent, so contexts out of reach are freed with their logits.
-
     Args:
         cache: holds the text; its capacity must hold all drafts of one forward behind it.
         prompt: P tokens; all but the last are forwarded now.
@@ -66,14 +58,7 @@ class SharedText:
     """
 
     def __init__(
-        self,
-        target: Target,
-        cache: TreeCache,
-        prompt: list[int],
-        choice: Choice,
-        *,
-        keep: bool,
-        readers: Sequence[Session],
+        self, target: Target, cache: TreeCache, prompt: list[int], choice: Choice, keep: bool, readers: list[Session]
     ) -> None:
         self.target, self.cache, self.choice, self.keep = target, cache, choice, keep
 

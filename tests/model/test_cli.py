@@ -185,11 +185,8 @@ MISTAKES = [
     (["generate", EMBEDDED, "--prompt", "x", "--max-new-tokens", "0"], "max_new_tokens=0"),
     (["generate", EMBEDDED, "--prompt", "x", "--device", "foo"], "device=foo"),
     (["generate", EMBEDDED, "--prompt", "x", "--dtype", "foo"], "dtype=foo: use one of auto"),
-    (
-        ["generate", EMBEDDED, "--prompt", "x", "--method", "sps"],
-        "method sps: draft_path: Speculative needs this setting",
-    ),
-    (["generate", EMBEDDED, "--prompt", "x", "--set", "k=abc"], "method dynamic"),
+    (["generate", EMBEDDED, "--prompt", "x", "--method", "sps"], "method.draft_path: Speculative needs this setting"),
+    (["generate", EMBEDDED, "--prompt", "x", "--set", "k=abc"], "method.k=abc: must be"),
     (["generate", EMBEDDED, "--prompt", "x", "--seed", "99999999999999999999"], "sampling.seed="),
 ]
 
@@ -210,8 +207,8 @@ def test_commands_of_a_chat(decoder):
         ("/method recycling tree=best:9", "method recycling tree=best:9"),
         ("/method dynamic nodes=5", "method dynamic"),
         ("/method nonesuch", "unknown"),
-        ("/method pld depth=3", "method pld: depth: no such setting; PromptLookup has max_ngram, draft_tokens"),
-        ("/method pld max_ngram=x", "method pld"),
+        ("/method pld depth=3", "method.depth: no such setting; PromptLookup has max_ngram, draft_tokens"),
+        ("/method pld max_ngram=x", "method.max_ngram=x: must be"),
         ("/method rest", "datastore_path: Rest needs this setting"),
         ("/method dynamic eos=1", "eos is no setting of a method"),
         ("/temperature 0.7", "temperature 0.7"),

@@ -55,7 +55,7 @@ def test_methods_take_turns_and_an_interrupted_sweep_goes_on_to_the_same_answers
     monkeypatch.setattr(progress, "LOG_SECONDS", 0.0)
     outcome = evaluate(*SWEEP, "name=plain", name, "interleave=true")
     assert outcome.code == 0, outcome.err
-    counted = re.findall(r"(\d+) of 24 answers;.* left$", outcome.err, flags=re.M)
+    counted = re.findall(r"(\d+) of 24 answers, .* left$", outcome.err, flags=re.M)
     assert counted == [str(n) for n in range(9, 25)]
     turns = order_of_answers(folder)
     assert [turn[0] for turn in turns] == [10] * 6 + [11] * 6 + [12] * 6 + [13] * 6, "question by question"
@@ -71,7 +71,7 @@ def test_one_that_fails_leaves_the_others_alone_and_is_told_at_the_end(evaluate,
     real = runner.answer
 
     def failing(question, methods):
-        if methods[0][0].name == "pld" and question.question_id == 11:
+        if methods[0][0].settings["name"] == "pld" and question.question_id == 11:
             raise UserError("pld has had enough")
         return real(question, methods)
 

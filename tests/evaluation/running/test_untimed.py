@@ -20,7 +20,7 @@ def test_untimed_runs_hold_the_same_answers_steps_and_states(evaluate, tmp_path,
     monkeypatch.setattr(progress, "LOG_SECONDS", 0.0)
     outcome = evaluate(*SWEEP, "name=untimed", "timed=false", "repeats=3")
     assert outcome.code == 0, outcome.err
-    assert re.findall(r"(\d) of 8 answers;.* left$", outcome.err, flags=re.M) == ["4", "8"], "forwards are shared"
+    assert re.findall(r"(\d) of 8 answers, .* left$", outcome.err, flags=re.M) == ["4", "8"], "forwards are shared"
     timed, untimed = tmp_path / "results/timed", tmp_path / "results/untimed"
     assert unmarked(records(timed)) == unmarked(records(untimed)), "one of each: three would be three times the same"
     one, other = (
