@@ -175,8 +175,8 @@ def build_answerer(
         raise UserError("tree=auto: is for methods whose drafts have any size; with this one name a template")
     drafter = build_drafter(factory, loaded.target, options, eos=loaded.eos, tree=None if is_auto else tree)
     settings |= {f"{key}_sha256": sha256_of(path) for key, path in paths.items()}
-    if drafter.template is not None:
-        nodes = [list(path) for path in drafter.template.rank_paths[1:]]
+    if drafter.draft_tree is not None:
+        nodes = [list(path) for path in drafter.draft_tree.rank_paths[1:]]
         digest = hashlib.sha256(repr(nodes).encode()).hexdigest()
         settings |= {"tree": tree["name"], "tree_nodes": len(nodes), "tree_sha256": digest}
     if drafter.stateful:

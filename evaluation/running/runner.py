@@ -99,7 +99,7 @@ class Runner:
 
     def _metadata(self) -> dict[str, Any]:
         loaded, answerer, on_cpu = self.loaded, self.answerer, self.loaded.target.device.type == "cpu"
-        template = answerer.drafter.template
+        draft_tree = answerer.drafter.draft_tree
         more = {
             "label": answerer.label.replace("state)", f"{SAVED})") if self.saved else answerer.label,
             "execution_used": answerer.execution if answerer.on_engine else GENERATE,
@@ -113,7 +113,7 @@ class Runner:
             **({"converted_from": loaded.converted_from} if loaded.converted_from else {}),
             "cores_busy_elsewhere": Load().cores_busy() if self.config["timed"] and on_cpu else None,
             **({"threads_why": why} if on_cpu and (why := threads_why()) else {}),
-            "draft_tree": " ".join(",".join(map(str, p)) for p in template.rank_paths[1:]) if template else None,
+            "draft_tree": " ".join(",".join(map(str, p)) for p in draft_tree.rank_paths[1:]) if draft_tree else None,
             "config": self.config,
         }
         packages = ("torchao",) if loaded.settings.quantize else ()

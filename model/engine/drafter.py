@@ -81,7 +81,7 @@ class Drafter:
         stateful: True if state is kept between prompts. Then cold and hot start differ.
         shares_noise: True if `Session.scores` adds the target's noise.
         max_nodes: of the largest draft, root included; the cache reserves as many positions.
-        template: the tree that drafts are parts of; None: they may be any.
+        draft_tree: the tree that drafts are parts of; None: they may be any.
         sizing: what finds the size of drafts while decoding; None: the method alone decides it.
         vocab_size: of the targets that it drafts for, as its tables have so many rows; None: of any.
     """
@@ -91,7 +91,7 @@ class Drafter:
     stateful: bool = False
     shares_noise: bool = False
     max_nodes: int = 1
-    template: Tree | None = None
+    draft_tree: Tree | None = None
     sizing: Sizing | None = None
 
     def __init__(self, device: torch.device, vocab_size: int | None = None) -> None:

@@ -130,8 +130,8 @@ def build_drafter(factory: Callable[..., Any], target: Target, settings: dict[st
         raise UserError(f"method: {factory.__name__} does not make a drafter (model.engine.Drafter)")
     if type(drafter).session is Drafter.session:
         raise UserError(f"method: {factory.__name__} has no sessions; derive from DeviceDrafter, or write one")
-    if drafter.template is None:
-        drafter.template = arguments.get("tree")
+    if drafter.draft_tree is None:
+        drafter.draft_tree = arguments.get("tree")
     return drafter
 
 
