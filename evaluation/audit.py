@@ -31,11 +31,11 @@ from .loading.models import LoadedModel, devices_in_words, load_model
 from .loading.settings import ModelSettings
 from .records.questions import Question
 from .records.rows import difference
-from .records.runs import Run, read_runs
+from .records.runs import Run
 from .running.progress import Progress
-from .statistics.audits import GAPS, audits, write_audit
-from .statistics.pools import pools
-from .statistics.rendering import aligned
+from .statistics.audits import GAPS
+from .statistics.experiment import Experiment
+from .statistics.rendering import aligned, write_audit
 
 TYPES = ("float32", "float16", "bfloat16")
 SHOWN = 3  # places of an answer in words
@@ -44,7 +44,7 @@ SAMPLES, SAMPLED = 4, 32  # answers in which noise is measured, and the first to
 
 
 def measure_gaps(
-    runs: Sequence[Run], *, trust_remote_code: bool = False, allow_pickle: bool = False
+    experiment: Experiment, *, trust_remote_code: bool = False, allow_pickle: bool = False
 ) -> Iterator[dict[str, Any]]:
     """Measure the target's two largest logits where an answer first differs from vanilla's.
 
@@ -60,7 +60,7 @@ def measure_gaps(
     Raises:
         UserError: a run's model needs a permission; nothing is loaded then.
     """
-    differing = [audit for audit in audits(pools(runs)) if audit.different]
+    differing = [audit for audit in experiment.audits if audit.different]
     permitted = {"trust_remote_code": trust_remote_code, "allow_pickle": allow_pickle}
     for audit in differing:
         model = audit.pool.first.metadata["config"]["model"]
@@ -76,7 +76,7 @@ def measure_gaps(
         settings = ModelSettings(**first.metadata["config"]["model"] | permitted | dtype)
         with exclusive(settings) as settings:
             loaded = load_model(settings)
-            if first.files and (other := difference(first.files, loaded.files)):
+            if first.identity.files and (other := difference(first.identity.files, loaded.files)):
                 raise UserError(f"{first.folder}: its model is no longer the one in {settings.path} ({other})")
             involved = {id(turn.run): turn.run for turn in audit.different}  # shards have different questions
             questions = {i: _questions(run) for i, run in involved.items()}
@@ -213,12 +213,12 @@ def verdict(judged: Sequence[Judged], dtype: str) -> list[str]:
 
 def audit_folder(folder: Path, permitted: dict[str, bool]) -> None:
     """Measure and write the gaps of an experiment's folder, and print its audit."""
-    runs = read_runs(folder)
-    if not audits(pools(runs)):
+    experiment = Experiment.read(folder)
+    if not experiment.audits:
         raise UserError(f"{folder}: no vanilla run to compare with; add method=vanilla to the sweep")
     with keep_devices():  # several audits may use the same model
-        write_json(folder / GAPS, list(measure_gaps(runs, **permitted)))
-    print("\n".join(write_audit(runs, folder)))
+        write_json(folder / GAPS, list(measure_gaps(experiment, **permitted)))
+    print("\n".join(write_audit(experiment, folder / "tables")))
 
 
 def audit_file(file: Path, model: str, bench: str | None, made_in: str | None, words: list[str]) -> bool:

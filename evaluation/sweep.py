@@ -24,7 +24,7 @@ from .records.provenance import flat
 from .records.runs import runs_at
 from .records.sweeps import available
 from .running.scheduling import Job, run_jobs
-from .statistics.tables import main_table
+from .statistics.experiment import Experiment
 
 
 def evaluate(
@@ -75,7 +75,7 @@ def evaluate(
         print("\n  ".join(notes), file=sys.stderr)
     jobs = [Job(checked_config(job.config)) for job in planned]
     run_jobs(jobs)
-    return main_table(runs_at({folder for job in jobs for folder in job.folders.values()}))
+    return Experiment(runs_at({folder for job in jobs for folder in job.folders.values()})).table
 
 
 def _named(group: str, name: str, otherwise: str) -> dict[str, str]:

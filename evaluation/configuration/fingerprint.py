@@ -18,10 +18,9 @@ from model.errors import UserError
 
 from ..answerers import Answerer
 from ..loading.bench import Bench
+from ..records.identity import fingerprint
 from ..records.provenance import describe_device
-from ..records.rows import SCHEMA, difference, identity, read_object
-
-SAVED = "saved"  # start=saved: start from the state that the hot run of the same configuration saved
+from ..records.rows import SCHEMA, difference, read_object
 
 
 def run_settings(config: dict[str, Any], bench: Bench, answerer: Answerer) -> dict[str, Any]:
@@ -95,7 +94,7 @@ def default_folder(config: dict[str, Any], settings: dict[str, Any], answerer: A
     """Return the folder of a configuration: readable words and a hash of the fingerprint."""
     words = [settings["model"]["name"], settings["bench"]["name"], answerer.label, answerer.settings.get("tree", "")]
     name = "-".join(re.sub(r"[^\w.]+", "_", str(word)).strip("_") for word in words if word)
-    return runs_folder(config) / f"{name}-{_sha256(identity(settings))[:8]}"
+    return runs_folder(config) / f"{name}-{_sha256(fingerprint(settings))[:8]}"
 
 
 def saved_start(config: dict[str, Any], settings: dict[str, Any]) -> str:
@@ -133,7 +132,7 @@ def saved_start(config: dict[str, Any], settings: dict[str, Any]) -> str:
 def _deciding_state(settings: dict[str, Any]) -> dict[str, Any]:
     """Return the settings that decide the state that a run leaves."""
     without = ("repeat", "execution", "timed", "phases")
-    kept = {key: value for key, value in identity(settings).items() if key not in without}
+    kept = {key: value for key, value in fingerprint(settings).items() if key not in without}
     method = {key: value for key, value in kept["method"].items() if key != "update"}
     return kept | {"method": method, "update": settings["method"].get("update", "all")}
 

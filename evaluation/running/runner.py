@@ -19,13 +19,14 @@ from model.files import ROOT, write_text
 from model.tuning import Load, threads_why
 
 from ..answerers import CATEGORY, COLD, HOT, Answerer, Request, build_answerer
-from ..configuration.fingerprint import SAVED, default_folder, run_settings, saved_start
+from ..configuration.fingerprint import default_folder, run_settings, saved_start
 from ..loading.bench import Bench, load_bench, ordered, prompt_ids, template_hash
 from ..loading.models import LoadedModel, choose_execution, devices_in_words, load_model
 from ..loading.settings import ModelSettings
+from ..records.identity import SAVED, fingerprint
 from ..records.provenance import circumstances, collect
 from ..records.questions import FILE_ORDER, Question, read_questions, subtask
-from ..records.rows import Row, accept_lengths, identity, new_tokens, wall_time
+from ..records.rows import Row, accept_lengths, new_tokens, wall_time
 from ..records.runs import GENERATE
 from ..records.store import AnswerStore
 from ..statistics.metrics import measure
@@ -65,7 +66,7 @@ class Runner:
         self.bench = bench
         given: str | None = config["run_dir"]
         self.folder = Path(given) if given else default_folder(config, self.settings, self.answerer)
-        self.identity = json.dumps([str(self.folder), identity(self.settings)], sort_keys=True)
+        self.identity = json.dumps([str(self.folder), fingerprint(self.settings)], sort_keys=True)
         self.store = AnswerStore(self.folder, answer_file)
         self.done: dict[Any, Row] = {}
         self.pending: list[Question] = list(self._questions)
