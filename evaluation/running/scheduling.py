@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from tqdm import tqdm
 
 from model.errors import UserError
 from model.tuning import choose_threads
@@ -21,8 +22,9 @@ from ..loading.locks import exclusive, keep_devices
 from ..loading.settings import ModelSettings
 from ..records.identity import SAVED
 from ..records.sweeps import note_done
-from .progress import Progress
 from .runner import Runner, answer_next
+
+LOG_SECONDS = 60.0  # between two lines of progress in a log: more would fill it
 
 
 @dataclass
@@ -35,10 +37,10 @@ class Job:
 
     @property
     def repeats(self) -> list[int]:
+        """Which repeats it has; every repeat of an untimed one would be the same."""
         repeat: int | None = self.config["repeat"]
-        if not self.config["timed"]:  # every repeat would be the same
-            return [repeat or 0]
-        return list(range(self.config["repeats"])) if repeat is None else [repeat]
+        count = self.config["repeats"] if self.config["timed"] else 1
+        return list(range(count)) if repeat is None else [repeat]
 
     @property
     def is_interleaved(self) -> bool:
@@ -63,21 +65,20 @@ def run_jobs(jobs: Sequence[Job], failures: list[str] | None = None, answer_file
     """
     with keep_devices():
         for last in (False, True):  # they start from what a hot run left
-            batch = [job for job in jobs if (job.config["start"] == SAVED) is last]
-            alone = [[(job, repeat)] for job in batch if not job.is_interleaved for repeat in job.repeats]
-            for group in (*alone, *group_repeats([job for job in batch if job.is_interleaved])):
+            for group in group_repeats([job for job in jobs if (job.config["start"] == SAVED) is last]):
                 with noted(failures):
                     _run(group, failures, answer_file)
 
 
 def group_repeats(jobs: Sequence[Job]) -> list[list[Repeat]]:
-    """Group what is interleaved: runs of the same model, bench and repeat number, by repeat."""
+    """Group runs: those that run alone, then those that are interleaved: of one model, bench and repeat number."""
+    alone = [[(job, repeat)] for job in jobs if not job.is_interleaved for repeat in job.repeats]
     groups: dict[str, list[Repeat]] = {}
-    repeats = [(job, repeat) for job in jobs for repeat in job.repeats]
-    for job, repeat in sorted(repeats, key=lambda pair: pair[1]):
+    interleaved = [(job, repeat) for job in jobs if job.is_interleaved for repeat in job.repeats]
+    for job, repeat in sorted(interleaved, key=lambda pair: pair[1]):
         bench = {key: value for key, value in job.config["bench"].items() if key != "order"}
         groups.setdefault(json.dumps([repeat, job.config["model"], bench], sort_keys=True), []).append((job, repeat))
-    return list(groups.values())
+    return [*alone, *groups.values()]
 
 
 def _run(group: Sequence[Repeat], failures: list[str] | None, answer_file: Path | None) -> None:
@@ -175,3 +176,27 @@ def group_by_question(runners: Sequence[Runner]) -> list[list[Runner]]:
         shared = json.dumps([runner.pending[0].key, runner.config["num_choices"]])
         groups.setdefault(runner if runner.config["timed"] else shared, []).append(runner)
     return list(groups.values())
+
+
+class Progress(tqdm):
+    """Show what is done of a total, and `postfix`: tqdm's line in a terminal, elsewhere a line a minute."""
+
+    monitor_interval = 0  # no thread next to what is timed
+
+    def __init__(self, label: str, total: int, done: int = 0, unit: str = "answers") -> None:
+        self.terminal = sys.stderr.isatty()
+        every = dict(mininterval=0.1 if self.terminal else LOG_SECONDS, miniters=1, smoothing=0, delay=1e-9)
+        form = "{desc}: {n_fmt} of {total_fmt} {unit}{postfix}; {remaining} left"
+        super().__init__(desc=label, total=total, initial=done, unit=unit, bar_format=form, **every)
+
+    def display(self, msg: str | None = None, pos: int | None = None) -> None:
+        """Write the line."""
+        if self.terminal:
+            super().display(msg, pos)
+        else:
+            print(self, file=sys.stderr, flush=True)
+
+    def close(self) -> None:
+        """End the line."""
+        if self.terminal:
+            super().close()

@@ -12,7 +12,7 @@ from evaluation.loading.bench import prompt_text
 from evaluation.loading.engine_answers import force, tokenised
 from evaluation.loading.models import load_model
 from evaluation.loading.settings import ModelSettings
-from evaluation.running import progress
+from evaluation.running import scheduling
 from model import cli
 from model.engine import Target, target
 from model.files import ROOT
@@ -258,7 +258,7 @@ def test_mistakes_on_the_command_line(audited, call, tmp_path):
 
 
 def test_progress_is_shown(audited, rows, monkeypatch):
-    monkeypatch.setattr(progress, "LOG_SECONDS", 0.0)
+    monkeypatch.setattr(scheduling, "LOG_SECONDS", 0.0)
     total = sum(len(row["prompt_token_ids"]) + len(row["token_ids"]) for row in rows)
     assert f"audit: {total} of {total} tokens; 00:00 left" in audited(rows).err
 

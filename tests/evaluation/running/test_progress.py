@@ -3,7 +3,7 @@
 import itertools
 import sys
 
-from evaluation.running.progress import Progress
+from evaluation.running.scheduling import Progress
 
 
 def test_a_log_gets_one_plain_line_a_minute(capsys, monkeypatch):
