@@ -15,6 +15,7 @@ import pytest
 from model import __version__
 from model.cli import Chat, main, prompt_of, summary, talk
 from model.decoder import Answer, Decoder
+from model.engine import StepRecord
 from model.engine.sampling import GREEDY
 from model.errors import UserError
 from model.files import ROOT
@@ -250,7 +251,9 @@ def test_a_chat_shows_control_characters_and_sends_none(decoder, monkeypatch, co
     """Also where a sequence comes in several pieces, and in errors, which quote a tokenizer's template."""
     out = io.StringIO()
     chat = Chat(decoder, out, colours=colours, max_new_tokens=60, sampling=GREEDY)
-    monkeypatch.setattr(decoder, "text_of", lambda ids: HOSTILE[: len(ids)])  # a character a token
+    steps = [StepRecord([i], 1, ()) for i in range(len(HOSTILE))]
+    monkeypatch.setattr(decoder, "stream", lambda *arguments, **settings: (step for step in steps))
+    monkeypatch.setattr(decoder, "text_of", lambda ids: "".join(HOSTILE[i] for i in ids))  # a character a token
     chat.say("Hello there.")
     own = re.compile(r"\033\[[0-9;]*m" if colours else "(?!)")
     assert chat.turns[1]["content"] == HOSTILE, "kept as it is"
