@@ -253,7 +253,7 @@ def test_a_chat_shows_control_characters_and_sends_none(decoder, monkeypatch, co
     chat = Chat(decoder, out, colours=colours, max_new_tokens=60, sampling=GREEDY)
     steps = [StepRecord([i], 1, ()) for i in range(len(HOSTILE))]
     monkeypatch.setattr(decoder, "stream", lambda *arguments, **settings: (step for step in steps))
-    monkeypatch.setattr(decoder, "text_of", lambda ids: "".join(HOSTILE[i] for i in ids))  # a character a token
+    monkeypatch.setattr(decoder, "text_of", lambda ids: "".join(HOSTILE[i : i + 1] for i in ids))  # a character a token
     chat.say("Hello there.")
     own = re.compile(r"\033\[[0-9;]*m" if colours else "(?!)")
     assert chat.turns[1]["content"] == HOSTILE, "kept as it is"
