@@ -29,70 +29,62 @@ LOG_SECONDS = 60.0  # between two lines of progress in a log: more would fill it
 
 @dataclass
 class Job:
-    """A configuration with all its repeats; `overrides` if it is a job of a sweep."""
+    """A configuration to run, all its repeats if `repeat` is None; `overrides` if it is a job of a sweep."""
 
     config: dict[str, Any]
     overrides: list[str] = field(default_factory=list)
-    folders: dict[int, Path] = field(default_factory=dict)  # of finished repeats
-
-    @property
-    def repeats(self) -> list[int]:
-        """Which repeats it has; every repeat of an untimed one would be the same."""
-        repeat: int | None = self.config["repeat"]
-        count = self.config["repeats"] if self.config["timed"] else 1
-        return list(range(count)) if repeat is None else [repeat]
-
-    @property
-    def is_interleaved(self) -> bool:
-        """True if it runs interleaved with others of its model and bench: it asks for that, or is untimed."""
-        return bool(self.config["interleave"]) or not self.config["timed"]
-
-    def note_finished(self, repeat: int, folder: Path) -> None:
-        """Note a finished repeat; after the last one mark the job as done."""
-        self.folders[repeat] = folder
-        if self.overrides and len(self.folders) == len(self.repeats):
-            note_done(self.config, self.overrides, [self.folders[index] for index in self.repeats])
 
 
-Repeat = tuple[Job, int]  # a job and the number of one of its repeats
-
-
-def run_jobs(jobs: Sequence[Job], failures: list[str] | None = None, answer_file: Path | None = None) -> None:
+def run_jobs(jobs: Sequence[Job], failures: list[str] | None = None, answer_file: Path | None = None) -> list[Path]:
     """Run jobs alone first, then the interleaved ones question by question; at last those with start=saved.
 
     Args:
         failures: gets a line for each error that the user can fix, and the other jobs go on; None: it is raised.
+
+    Returns:
+        The folders of the finished runs.
     """
+    folders: list[Path] = []
     with keep_devices():
         for last in (False, True):  # they start from what a hot run left
-            for group in group_repeats([job for job in jobs if (job.config["start"] == SAVED) is last]):
+            for group in grouped([job for job in jobs if (job.config["start"] == SAVED) is last]):
                 with noted(failures):
-                    _run(group, failures, answer_file)
+                    folders += _run(group, failures, answer_file)
+    return folders
 
 
-def group_repeats(jobs: Sequence[Job]) -> list[list[Repeat]]:
-    """Group runs: those that run alone, then those that are interleaved: of one model, bench and repeat number."""
-    alone = [[(job, repeat)] for job in jobs if not job.is_interleaved for repeat in job.repeats]
-    groups: dict[str, list[Repeat]] = {}
-    interleaved = [(job, repeat) for job in jobs if job.is_interleaved for repeat in job.repeats]
-    for job, repeat in sorted(interleaved, key=lambda pair: pair[1]):
-        bench = {key: value for key, value in job.config["bench"].items() if key != "order"}
-        groups.setdefault(json.dumps([repeat, job.config["model"], bench], sort_keys=True), []).append((job, repeat))
-    return [*alone, *groups.values()]
+def grouped(jobs: Sequence[Job]) -> list[list[Job]]:
+    """Split jobs to single repeats and group them: each alone, or interleaved ones of a model, bench and repeat.
+
+    Untimed jobs are interleaved, and have one repeat, as the others would be the same.
+    """
+    alone, interleaved = list[list[Job]](), dict[str, list[Job]]()
+    for job in jobs:
+        config, timed = job.config, job.config["timed"]
+        bench = {key: value for key, value in config["bench"].items() if key != "order"}
+        numbers = range(config["repeats"] if timed else 1) if config["repeat"] is None else [config["repeat"]]
+        for single in (Job(config | {"repeat": repeat}, job.overrides) for repeat in numbers):
+            if timed and not config["interleave"]:
+                alone.append([single])
+            else:
+                key = json.dumps([single.config["repeat"], config["model"], bench], sort_keys=True)
+                interleaved.setdefault(key, []).append(single)
+    return alone + sorted(interleaved.values(), key=lambda group: group[0].config["repeat"])
 
 
-def _run(group: Sequence[Repeat], failures: list[str] | None, answer_file: Path | None) -> None:
-    """Answer the remaining questions of all runs in a group."""
-    first, timed = group[0][0].config, any(job.config["timed"] for job, _ in group)
+def _run(group: Sequence[Job], failures: list[str] | None, answer_file: Path | None) -> list[Path]:
+    """Answer the remaining questions of all runs in a group; return the folders of the finished ones."""
+    first, timed = group[0].config, any(job.config["timed"] for job in group)
     with exclusive(ModelSettings(**first["model"]), timed) as model, ExitStack() as stack:
         stack.callback(torch.set_num_threads, torch.get_num_threads())  # as the caller had it
         if said := choose_threads(recorded_threads(first), "as this experiment's other runs"):
             print(said, file=sys.stderr)
         turns = _Turns(failures)
-        for job, repeat in group:
-            turns.add(job, repeat, model, answer_file)
+        for job in group:
+            turns.add(job, model, answer_file)
         turns.begin(stack)
         turns.answer()
+    return turns.folders
 
 
 class _Turns:
@@ -103,41 +95,42 @@ class _Turns:
 
     def __init__(self, failures: list[str] | None) -> None:
         self.failures = failures
-        self.repeats: dict[Runner, list[Repeat]] = {}  # of each unfinished run, which several jobs may share
+        self.folders: list[Path] = []  # of finished runs
+        self.jobs: dict[Runner, list[Job]] = {}  # of each unfinished run, which several jobs may share
 
-    def add(self, job: Job, repeat: int, model: ModelSettings, answer_file: Path | None) -> None:
+    def add(self, job: Job, model: ModelSettings, answer_file: Path | None) -> None:
         """Build a job's run, unless another job has the same one."""
         with self._catch_errors():
-            runner = Runner(job.config | {"repeat": repeat}, model, answer_file)
-            same = next((other for other in self.repeats if other.identity == runner.identity), None)
-            if (folder := job.config["run_dir"]) is not None and self.repeats and same is None:
+            runner = Runner(job.config, model, answer_file)
+            same = next((other for other in self.jobs if other.identity == runner.identity), None)
+            if (folder := job.config["run_dir"]) is not None and self.jobs and same is None:
                 raise UserError(f"run_dir={folder}: holds one run, and this sweep has several; leave it out")
-            self.repeats.setdefault(same or runner, []).append((job, repeat))
+            self.jobs.setdefault(same or runner, []).append(job)
 
     def begin(self, stack: ExitStack) -> None:
         """Lock the runs' directories, complete the finished runs and prepare the others."""
-        for runner in list(self.repeats):
+        for runner in list(self.jobs):
             with self._catch_errors(runner):
                 stack.enter_context(runner.store.locked())
                 runner.resume()
                 self._complete(runner)
-        sizes = [runner.answerer.drafter.max_nodes for runner in self.repeats if runner.answerer.on_engine]
+        sizes = [runner.answerer.drafter.max_nodes for runner in self.jobs if runner.answerer.on_engine]
         if sizes:
-            nodes = max(sizes) if any(runner.config["timed"] for runner in self.repeats) else sum(sizes)
+            nodes = max(sizes) if any(runner.config["timed"] for runner in self.jobs) else sum(sizes)
             with torch.inference_mode():  # one cache for all, as captured steps are bound to their cache
-                next(iter(self.repeats)).loaded.target.reserve(nodes)
-        for runner in list(self.repeats):
+                next(iter(self.jobs)).loaded.target.reserve(nodes)
+        for runner in list(self.jobs):
             with self._catch_errors(runner):
                 runner.prepare()
 
     def answer(self) -> None:
         """Answer question by question; interrupted runs catch up with the others first."""
-        labels, done = [runner.answerer.label for runner in self.repeats], sum(len(r.done) for r in self.repeats)
+        labels, done = [runner.answerer.label for runner in self.jobs], sum(len(r.done) for r in self.jobs)
         what = labels[0] if len(labels) == 1 else f"{len(labels)} configurations, interleaved"
-        with Progress(what, done + sum(len(runner.pending) for runner in self.repeats), done) as progress:
-            while self.repeats:
-                position = min(len(runner.done) for runner in self.repeats)
-                for sharing in group_by_question([r for r in self.repeats if len(r.done) == position]):
+        with Progress(what, done + sum(len(runner.pending) for runner in self.jobs), done) as progress:
+            while self.jobs:
+                position = min(len(runner.done) for runner in self.jobs)
+                for sharing in group_by_question([r for r in self.jobs if len(r.done) == position]):
                     with self._catch_errors(*sharing):
                         answer_next(sharing)
                         label = f"{sharing[0].answerer.label}: " if len(labels) > 1 else ""
@@ -150,13 +143,15 @@ class _Turns:
         """Finish a run that has no question left."""
         if not runner.pending:
             runner.finish()
-            for job, repeat in self._drop(runner):
-                job.note_finished(repeat, runner.folder)
+            self.folders.append(runner.folder)
+            for job in self._drop(runner):
+                if job.overrides:
+                    note_done(job.config, job.overrides, [runner.folder])
 
-    def _drop(self, runner: Runner) -> list[Repeat]:
-        """Remove a run and free the device memory that its method uses; returns its repeats."""
+    def _drop(self, runner: Runner) -> list[Job]:
+        """Remove a run and free the device memory that its method uses; return its jobs."""
         vars(runner).pop("answerer", None)
-        return self.repeats.pop(runner, [])
+        return self.jobs.pop(runner, [])
 
     @contextmanager
     def _catch_errors(self, *runners: Runner) -> Iterator[None]:

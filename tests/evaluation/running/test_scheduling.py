@@ -10,7 +10,7 @@ import torch
 from evaluation.records.runs import read_runs
 from evaluation.records.sweeps import missing_jobs
 from evaluation.running import runner, scheduling
-from evaluation.running.scheduling import Job, group_repeats
+from evaluation.running.scheduling import Job, grouped
 from model.engine import Target
 from model.errors import UserError
 from tests.evaluation.running.test_run import core
@@ -140,8 +140,7 @@ def test_what_takes_turns_is_of_one_model_bench_and_repeat():
         job("three", repeat=1),
         job("four", model={"name": "c", "path": "c"}),
     ]
-    grouped = [[(job.config["method"], repeat) for job, repeat in group] for group in group_repeats(jobs)]
-    assert grouped == [
+    assert [[(job.config["method"], job.config["repeat"]) for job in group] for group in grouped(jobs)] == [
         [("one", 0), ("two", 0)],
         [("four", 0)],
         [("one", 1), ("two", 1), ("three", 1)],
