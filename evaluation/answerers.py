@@ -43,22 +43,14 @@ class Request:
 
 @dataclass
 class Answerer:
-    """What answers requests, one after the other.
-
-    Attributes:
-        drafter: holds the state between prompts; on this engine it drafts, too.
-        settings: everything that decides the answers, for the run's identity; `name` as in configs/method/.
-        execution: of its steps, as `model.engine.decode` takes it.
-        start: cold, hot, category, or the file of a saved state; None if no state is kept.
-        on_engine: True if answers have step records, phases and a prefill time.
-    """
+    """What answers requests, one after the other."""
 
     loaded: LoadedModel
-    drafter: Drafter
-    settings: dict[str, Any]
-    execution: str
-    start: str | None = None
-    on_engine: ClassVar[bool] = False
+    drafter: Drafter  # holds the state between prompts; on this engine it drafts, too
+    settings: dict[str, Any]  # all that decides the answers, for the run's identity; `name` is as in configs/method/
+    execution: str  # of its steps, as `model.engine.decode` takes it
+    start: str | None = None  # cold, hot, category, or the file of a saved state; None if no state is kept
+    on_engine: ClassVar[bool] = False  # True if answers have step records, phases and a prefill time
 
     @property
     def label(self) -> str:
@@ -114,7 +106,8 @@ class TransformersGenerate(Answerer):
     def answer(self, request: Request) -> Generation:
         """Answer a request. Each token is one step."""
         target, eos, sampling = self.loaded.target, sorted(self.loaded.eos), request.sampling
-        prompt, limit = list(request.prompt), target.token_budget(list(request.prompt), request.max_new_tokens)
+        prompt = list(request.prompt)
+        limit = target.token_budget(prompt, request.max_new_tokens)
         drawn: dict[str, Any] = {}
         if sampling.temperature:
             torch.manual_seed(sampling.seed)
@@ -150,7 +143,6 @@ def build_answerer(
             drafter's keyword arguments.
         tree: `name` and parameters of a template, for methods that draft from one.
         start: cold | hot | category | path of a saved state; ignored by methods without state.
-        execution: of its steps.
 
     Raises:
         UserError: unknown drafter, start, setting or value, a tree that does not fit k.

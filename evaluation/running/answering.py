@@ -25,13 +25,10 @@ from .shared_text import generate_together
 
 
 def answer(question: Question, answerers: Sequence[tuple[Answerer, dict[str, Any]]]) -> list[Row]:
-    """Answer all turns of a question, `num_choices` times: by a timed method, or by untimed ones in shared forwards.
+    """Return a row in Spec-Bench's answer format of each of these answerers.
 
     Args:
         answerers: each with its configuration; several are untimed, and have the same `num_choices`.
-
-    Returns:
-        A row in Spec-Bench's answer format of each.
     """
     first, config = answerers[0]
     devices = [torch.device(device) for device in first.loaded.target.devices]

@@ -50,17 +50,17 @@ class SharedText:
     """One prompt and its answer so far, and the contexts that sequences can still reach.
 
     Args:
-        cache: holds the text; its capacity must hold all drafts of one forward behind it.
-        prompt: P tokens; all but the last are forwarded now.
-        choice: what the target picks, by its seed; one that does not read the text.
-        keep: keep the logits of every context; choices are always kept.
-        readers: observe the logits after each of the P - 1 tokens.
+        cache: has room for the text and, behind it, all drafts of one forward.
+        prompt: P tokens; all but the last are forwarded now, and `sessions` that want their logits observe them.
     """
 
     def __init__(
-        self, target: Target, cache: TreeCache, prompt: list[int], choice: Choice, keep: bool, readers: list[Session]
+        self, target: Target, cache: TreeCache, prompt: list[int], choice: Choice, sessions: Sequence[Session]
     ) -> None:
-        self.target, self.cache, self.choice, self.keep = target, cache, choice, keep
+        self.target, self.cache, self.choice = target, cache, choice
+        readers = [session for session in sessions if session.method.needs.prompt_logits]
+        needs = [session.method.needs for session in sessions]
+        self.keeps_logits = bool(readers) or any(need.logits or need.candidates for need in needs)
 
         def read(start: int, logits: torch.Tensor) -> None:
             for session in readers:
@@ -113,7 +113,7 @@ class SharedText:
         for context, row_logits, choice in zip(rows, logits, choices, strict=True):
             if context.choice is None:
                 context.choice = choice  # and copies, as a view would keep the whole forward's output alive
-                context.logits = row_logits.clone() if self.keep else None
+                context.logits = row_logits.clone() if self.keeps_logits else None
                 context.hidden = None if target.hidden is None else target.hidden[rows[context]].clone()
 
     def _commit(self, rows: dict[Context, int]) -> None:
@@ -208,12 +208,9 @@ def generate_together(
         for session in sessions:
             session.choice = choice
             ends.callback(session.close)
-        needs = [drafter.needs for drafter in drafters]
-        ends.enter_context(target.hidden_states(any(need.hidden for need in needs)))
+        ends.enter_context(target.hidden_states(any(drafter.needs.hidden for drafter in drafters)))
         chains = [session.begin(prompt) for session in sessions]
-        readers = [session for session, need in zip(sessions, needs, strict=True) if need.prompt_logits]
-        keep = any(need.logits or need.candidates or need.prompt_logits for need in needs)
-        text = SharedText(target, cache, prompt, choice, keep=keep, readers=readers)
+        text = SharedText(target, cache, prompt, choice, sessions)
         sequences = [_Sequence(session, prompt, chain, text) for session, chain in zip(sessions, chains, strict=True)]
         unfinished = list(sequences)  # only sequences hold contexts
         while unfinished:
