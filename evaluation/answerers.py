@@ -1,6 +1,7 @@
 """What answers prompts: a method on this engine, or transformers' own generate.
 
-A run knows an `Answerer` alone, so another kind, as a server, is one more class with an `answer` here.
+A run knows an `Answerer` alone: another kind, as a server, is one more class here. Which conversations go on together,
+as methods that share forwards do, and a batch or concurrent requests would, `running.answering.answer_turn` decides.
 """
 
 from __future__ import annotations

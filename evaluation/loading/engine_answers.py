@@ -32,7 +32,6 @@ FIELDS: Schema = {
 class EngineAnswer:
     """An answer as token ids."""
 
-    where: str  # file and line
     name: str  # of its question, as printed
     prompt: list[int]
     ids: list[int]  # of the answer, up to its first EOS
@@ -152,7 +151,7 @@ def tokenised(where: str, request: Row, loaded: LoadedModel) -> EngineAnswer:
     finish = request.get("finish_reason") or {"eos": "stop", "length": "length"}.get(str(stop), "")
     if finish == "stop" and (request.get("stop_reason") is not None or (stop and stop != "eos")):
         finish = "a stop text, perhaps"
-    return EngineAnswer(where, name, prompt, list(ids[:end]), len(ids) - end, remade, str(finish), limit)
+    return EngineAnswer(name, prompt, list(ids[:end]), len(ids) - end, remade, str(finish), limit)
 
 
 def _texts(where: str, request: Row, loaded: LoadedModel) -> tuple[str, str, bool]:
