@@ -56,26 +56,22 @@ def read_requests(path: Path, questions: Mapping[Any, Question]) -> list[tuple[s
         raise UserError(f"answer file {path} cannot be read ({one_line(error)})") from None
     requests: list[tuple[str, Row]] = []
     for number, line in enumerate(lines, start=1):
+        where = f"{path}:{number}"
         try:
-            requests += ((f"{path}:{number}", request) for request in _requests(line, number, questions))
+            row = parsed(line) if line.strip() else {"choices": []}
+        except ValueError:
+            raise UserError(f"{where}: not JSON, cut short?") from None
+        choices = row.get("choices", [{}]) if isinstance(row, dict) else None
+        if not isinstance(choices, list) or not all(isinstance(choice, dict) for choice in choices):
+            raise UserError(f"{where}: must be a JSON object, its choices a list of objects")
+        read = _turns(row, questions) if choices and "turns" in choices[0] else _choices({"id": number} | row, choices)
+        try:
+            requests += ((where, request) for request in read)
         except UserError as error:
-            raise UserError(f"{path}:{number}: {error}") from None
+            raise UserError(f"{where}: {error}") from None
     if not requests:
         raise UserError(f"answer file {path}: holds no answer")
     return requests
-
-
-def _requests(line: str, number: int, questions: Mapping[Any, Question]) -> Iterator[Row]:
-    """Yield the answers of a line, which may be empty."""
-    try:
-        row = parsed(line) if line.strip() else {"choices": []}
-    except ValueError:
-        raise UserError("not JSON, cut short?") from None
-    choices = row.get("choices", [{}]) if isinstance(row, dict) else None
-    if not isinstance(choices, list) or not all(isinstance(choice, dict) for choice in choices):
-        raise UserError("must be a JSON object, its choices a list of objects")
-    by_turns = bool(choices) and "turns" in choices[0]
-    yield from _turns(row, questions) if by_turns else _choices({"id": number} | row, choices)
 
 
 def _turns(row: Row, questions: Mapping[Any, Question]) -> Iterator[Row]:
@@ -161,10 +157,13 @@ def _texts(where: str, request: Row, loaded: LoadedModel) -> tuple[str, str, boo
     if messages is None:
         text = request["prompt"]
         return text, text + said, not (bos and text.startswith(bos))
+    messages = [
+        turn | {"content": answer_text(template, tokenizer, turn["content"])}
+        if turn.get("role") == "assistant" and isinstance(turn.get("content"), list)
+        else turn
+        for turn in messages
+    ]
     try:
-        for turn in messages:
-            if turn.get("role") == "assistant" and isinstance(turn.get("content"), list):  # ids, as of our records
-                turn["content"] = answer_text(template, tokenizer, turn["content"])
         if template == CHAT:
             text = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
             return text, text + said, False

@@ -61,7 +61,8 @@ def method_class(name: str) -> Callable[..., Any]:
 
     Raises UserError if there is none.
     """
-    module, _, attribute = METHODS.get(name := str(name), name).rpartition(".")
+    name = str(name)
+    module, _, attribute = METHODS.get(name, name).rpartition(".")
     if not module:
         raise UserError(f"method {name}: unknown; there is {', '.join(METHODS)}, or an import path")
     try:
