@@ -26,8 +26,8 @@ from model.files import load_state
 from model.methods import AUTO, build_drafter, method_class, takes_tree
 
 from .loading.companions import path_of
-from .loading.digests import sha256_of
 from .loading.models import LoadedModel
+from .records.provenance import sha256_of
 
 COLD, HOT, CATEGORY = "cold", "hot", "category"
 

@@ -25,8 +25,8 @@ from .configuration.config import composed
 from .configuration.jobs import quoted
 from .errors import user_errors
 from .loading.bench import answer_text, load_bench, prompt_ids
+from .loading.devices import exclusive, keep_devices
 from .loading.engine_answers import EngineAnswer, Forced, force, noise, read_requests, tokenised
-from .loading.locks import exclusive, keep_devices
 from .loading.models import LoadedModel, devices_in_words, load_model
 from .loading.settings import ModelSettings
 from .records.questions import Question

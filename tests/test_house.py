@@ -63,25 +63,25 @@ def imported(path: Path, *, inside: bool = True) -> frozenset[str]:
 EVERYWHERE = {"model.errors", "model.files", "model.settings", "evaluation.errors"}
 MAY_IMPORT = {
     "model.engine": "",
-    "model.hub": "",
+    "model.prompts": "",
     "model.holding": "model.engine",
     "model.quantization": "",
     "model.structures": "model.engine",
     "model.recycling": "model.engine",
-    "model.methods": "model.engine model.structures model.recycling",
+    "model.pretrained": "model.engine model.holding model.quantization",
+    "model.methods": "model.engine model.structures model.recycling model.pretrained",
     "model.tuning": "model.engine model.recycling model.methods",
     "model.generate": "model.engine model.methods model.tuning",
-    "model.decoder": "model.engine model.holding model.hub model.methods model.tuning model.generate "
-    "model.quantization",
-    "model.cli": "model.engine model.methods model.tuning model.decoder",
+    "model.decoder": "model.engine model.methods model.tuning model.generate model.pretrained model.prompts",
+    "model.cli": "model.engine model.methods model.tuning model.decoder model.prompts",
     "model.picture": "model.engine model.decoder",
     "evaluation.records": "model.methods",
     "evaluation.statistics": "evaluation.records model.engine.sizing model.engine.tree",
     "evaluation.figures": "evaluation.records evaluation.statistics",
     "evaluation.page": "evaluation.records evaluation.statistics evaluation.figures model.engine.tree",
-    "evaluation.loading": "evaluation.records model.engine model.holding model.hub model.tuning model.quantization "
-    "model.decoder model.methods model.structures",
-    "evaluation.answerers": "evaluation.loading model.engine model.methods",
+    "evaluation.loading": "evaluation.records model.engine model.tuning model.quantization model.decoder "
+    "model.pretrained model.prompts model.generate model.methods model.structures",
+    "evaluation.answerers": "evaluation.loading evaluation.records model.engine model.methods",
     "evaluation.configuration": "evaluation.answerers evaluation.loading evaluation.records model",
     "evaluation.running": "evaluation.answerers evaluation.configuration evaluation.loading evaluation.records "
     "evaluation.statistics model.engine model.tuning",

@@ -16,10 +16,11 @@ import torch
 
 from model.engine import Draft, Target, Tree
 from model.errors import UserError, one_line
+from model.prompts import CHAT
 
-from ..records.questions import Question
+from ..records.questions import Question, read_rows
 from ..records.rows import Row, Schema, fault, misfit, parsed
-from .bench import CHAT, answer_text, prompt_text
+from .bench import answer_text, prompt_text
 from .models import LoadedModel
 
 FIELDS: Schema = {
@@ -50,21 +51,13 @@ def read_requests(path: Path, questions: Mapping[Any, Question]) -> list[tuple[s
     Raises:
         UserError: a line that cannot be audited, by file and line; no answer.
     """
-    try:
-        lines = path.read_text(encoding="utf-8-sig").split("\n")  # not at U+2028 and others, which are text
-    except (OSError, UnicodeDecodeError) as error:
-        raise UserError(f"answer file {path} cannot be read ({one_line(error)})") from None
     requests: list[tuple[str, Row]] = []
-    for number, line in enumerate(lines, start=1):
-        where = f"{path}:{number}"
-        try:
-            row = parsed(line) if line.strip() else {"choices": []}
-        except ValueError:
-            raise UserError(f"{where}: not JSON, cut short?") from None
+    for where, row in read_rows(path, "answer file", parsed):
         choices = row.get("choices", [{}]) if isinstance(row, dict) else None
         if not isinstance(choices, list) or not all(isinstance(choice, dict) for choice in choices):
             raise UserError(f"{where}: must be a JSON object, its choices a list of objects")
-        read = _turns(row, questions) if choices and "turns" in choices[0] else _choices({"id": number} | row, choices)
+        numbered = {"id": where.rpartition(":")[2]} | row
+        read = _turns(row, questions) if choices and "turns" in choices[0] else _choices(numbered, choices)
         try:
             requests += ((where, request) for request in read)
         except UserError as error:
@@ -153,9 +146,8 @@ def tokenised(where: str, request: Row, loaded: LoadedModel) -> EngineAnswer:
 def _texts(where: str, request: Row, loaded: LoadedModel) -> tuple[str, str, bool]:
     """Return a prompt's text, it and the answer's text, and whether the tokenizer adds special tokens (BOS) to it."""
     tokenizer, template, said = loaded.tokenizer, loaded.template, request.get("text") or ""
-    messages, bos = request.get("messages"), tokenizer.bos_token
-    if messages is None:
-        text = request["prompt"]
+    if (messages := request.get("messages")) is None:
+        text, bos = request["prompt"], tokenizer.bos_token
         return text, text + said, not (bos and text.startswith(bos))
     messages = [
         turn | {"content": answer_text(template, tokenizer, turn["content"])}
@@ -164,18 +156,13 @@ def _texts(where: str, request: Row, loaded: LoadedModel) -> tuple[str, str, boo
         for turn in messages
     ]
     try:
-        if template == CHAT:
-            text = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
-            return text, text + said, False
-        roles = [turn["role"] for turn in messages]
-        turns, answers = ([t["content"] for t in messages if t["role"] == role] for role in ("user", "assistant"))
-        if roles != ["user", "assistant"] * len(answers) + ["user"]:
-            raise ValueError("it takes a user's and an assistant's in turn")
-        text, whole = (prompt_text(template, tokenizer, turns, [*answers, *more]) for more in ([], [said]))
+        text = prompt_text(template, tokenizer, messages)
+        if template != CHAT and len(messages) % 2 == 0:
+            raise ValueError("its last turn is not a user's")
     except Exception as error:  # whatever the template objects to, and jinja2's own
         raise UserError(f"{where}: {template} refuses its messages ({one_line(error)[:200]})") from None
-    end = whole.find(said, len(text)) + len(said)  # behind a space, as the template has it
-    return text, whole[:end] if whole.startswith(text) and not said[:1].isspace() else text + said, True
+    apart = template == CHAT or not said or text[-1].isspace() or said[0].isspace()
+    return text, text + " " * (not apart) + said, template != CHAT  # fschat's templates have a space there
 
 
 @dataclass
@@ -216,7 +203,7 @@ def force(
             return forced
         target.prefill(cache, prompt)
         for token in text[len(prompt) - 1 :]:
-            read(0, target.forward(cache, Draft(root, torch.tensor([token], device=target.device))))
+            read(0, target.forward(cache, Draft(root, torch.tensor([token], device=target.device))).logits)
             cache.commit(1)
     return forced
 

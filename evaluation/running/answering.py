@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from model.engine import Generation
-from model.engine.acceptance import acceptance_record
+from model.engine.loop import acceptance_record
 from model.engine.sampling import Sampling
 from model.engine.step import unmarked
 

@@ -61,7 +61,7 @@ class Runner:
             bench = replace(bench, questions=self._questions, order=order)
         self.settings = run_settings(config, bench, self.answerer)
         if self.saved and self.answerer.keeps_state:
-            self.answerer = self._build(saved_start(config, self.settings))
+            self.answerer = self._build(saved_start(config, self.settings, self.answerer))
             self.settings = run_settings(config, bench, self.answerer)
         self.bench = bench
         given: str | None = config["run_dir"]

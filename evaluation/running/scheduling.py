@@ -18,7 +18,7 @@ from model.tuning import choose_threads
 
 from ..configuration.fingerprint import recorded_threads
 from ..errors import noted
-from ..loading.locks import exclusive, keep_devices
+from ..loading.devices import exclusive, keep_devices
 from ..loading.settings import ModelSettings
 from ..records.identity import SAVED
 from ..records.sweeps import note_done

@@ -58,16 +58,17 @@ class SharedText:
         self, target: Target, cache: TreeCache, prompt: list[int], choice: Choice, sessions: Sequence[Session]
     ) -> None:
         self.target, self.cache, self.choice = target, cache, choice
-        readers = [session for session in sessions if session.method.needs.prompt_logits]
-        needs = [session.method.needs for session in sessions]
+        readers = [session for session in sessions if session.drafter.needs.prompt_logits]
+        needs = [session.drafter.needs for session in sessions]
         self.keeps_logits = bool(readers) or any(need.logits or need.candidates for need in needs)
+        self.hidden = any(need.hidden for need in needs)
 
         def read(start: int, logits: torch.Tensor) -> None:
             for session in readers:
                 session.observe_prompt(prompt, start, logits)
 
-        target.prefill(cache, prompt, rows=len(prompt) if readers else 0, read=read)
-        self.prompt_hidden = [] if target.hidden is None or len(prompt) == 1 else [*target.hidden]  # P - 1 of (H,)
+        states = target.prefill(cache, prompt, rows=len(prompt) if readers else 0, read=read, hidden=self.hidden).hidden
+        self.prompt_hidden = [] if states is None else [*states]  # P - 1 of (H,)
         self.tip = Context(len(prompt) - 2)  # the deepest committed one
         self.tip.choice, self.tip.committed = prompt[-1], True
 
@@ -108,13 +109,14 @@ class SharedText:
         mask = torch.zeros(visible.shape, dtype=target.dtype, device=target.device)
         mask.masked_fill_(torch.from_numpy(~visible).to(target.device), torch.finfo(target.dtype).min)
         positions = torch.tensor([context.position for context in rows], device=target.device)
-        logits = target.forward_masked(self.cache, torch.tensor(tokens, device=target.device), mask, positions)
+        ids = torch.tensor(tokens, device=target.device)
+        logits, hidden = target.forward_masked(self.cache, ids, mask, positions, hidden=self.hidden)
         choices = self.choice.among(logits, positions + 1).tolist()
         for context, row_logits, choice in zip(rows, logits, choices, strict=True):
             if context.choice is None:
                 context.choice = choice  # and copies, as a view would keep the whole forward's output alive
                 context.logits = row_logits.clone() if self.keeps_logits else None
-                context.hidden = None if target.hidden is None else target.hidden[rows[context]].clone()
+                context.hidden = None if hidden is None else hidden[rows[context]].clone()
 
     def _commit(self, rows: dict[Context, int]) -> None:
         """Commit the states of contexts that are part of the text now."""
@@ -146,7 +148,7 @@ class _Sequence:
 
     def learn(self, draft: Draft, nodes: list[Context], limit: int, eos: Collection[int]) -> bool:
         """Finish a step after the forward. Returns True if the answer goes on."""
-        needs = self.session.method.needs
+        needs = self.session.drafter.needs
         if self._first_draft is not None:  # whose root's row is the prompt's last one
             self._first_draft = None
             if needs.prompt_logits:
@@ -167,7 +169,7 @@ class _Sequence:
 
     def _observe_hidden(self, tokens: list[int], last: list[Context]) -> None:
         """The prompt's hidden states, with that of its last token if its chain is forwarded with it."""
-        if tokens and self.session.method.needs.hidden:
+        if tokens and self.session.drafter.needs.hidden:
             hidden = torch.stack(self.text.prompt_hidden + [context.hidden for context in last])
             self.session.observe_prompt_hidden(tokens, hidden)
 
@@ -208,7 +210,6 @@ def generate_together(
         for session in sessions:
             session.choice = choice
             ends.callback(session.close)
-        ends.enter_context(target.hidden_states(any(drafter.needs.hidden for drafter in drafters)))
         chains = [session.begin(prompt) for session in sessions]
         text = SharedText(target, cache, prompt, choice, sessions)
         sequences = [_Sequence(session, prompt, chain, text) for session, chain in zip(sessions, chains, strict=True)]

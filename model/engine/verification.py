@@ -25,7 +25,7 @@ class Verification:
         tokens: the accepted drafts, then the target's own next token (the bonus). Never empty. `cut` at the answer's
             end before a session observes it; the other fields are not.
         logits: (n, V), for a drafter that asked for them.
-        candidates: int64 (n, k), bits: (n, k), hidden: (n, H), the same; bits as `sampling.top_k_and_bits` has them.
+        candidates: int64 (n, k), log_probs: (n, k), hidden: (n, H), the same; as `sampling.top_k_log_probs` has them.
     """
 
     draft: Draft
@@ -35,7 +35,7 @@ class Verification:
     tokens: list[int]
     logits: torch.Tensor | None = None
     candidates: torch.Tensor | None = None
-    bits: torch.Tensor | None = None
+    log_probs: torch.Tensor | None = None
     hidden: torch.Tensor | None = None
 
     @classmethod
@@ -54,7 +54,7 @@ class Verification:
         return self.draft.tree.chain_of[self.node]
 
     def cut(self, over: Callable[[list[int]], bool]) -> None:
-        """Drop tokens behind the answer's end, so that no method learns text that is not part of it.
+        """Drop tokens after the answer's end, so that no drafter learns text that is not part of it.
 
         Args:
             over: True if the answer ends with the last of these new tokens.
@@ -120,7 +120,7 @@ class Commit:
         report: int64 (1 + max_depth + 1,), for the host: the deepest accepted node, and the choices along its path.
         accepted: bool (n,).
         source, to: int64 (max_depth + 1,): positions in the cache of the accepted path, and where to move them; padded
-            by the last node, behind the committed length.
+            by the last node, after the committed length.
 
     Args:
         tree: on the device.

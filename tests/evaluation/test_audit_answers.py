@@ -8,7 +8,7 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from evaluation import audit
-from evaluation.loading.bench import prompt_text
+from evaluation.loading.bench import chat_of, prompt_text
 from evaluation.loading.engine_answers import force, tokenised
 from evaluation.loading.models import load_model
 from evaluation.loading.settings import ModelSettings
@@ -36,7 +36,7 @@ def rows(tokenizer):
     """Greedy answers, a line each: text and ids of prompt and answer; the last one is cut at 12 tokens."""
     model, rows = model_in(torch.float32), []
     for question, limit in zip(QUESTIONS, (200, 200, 12), strict=True):
-        prompt = prompt_text("vicuna_v1.1", tokenizer, [question], [])
+        prompt = prompt_text("vicuna_v1.1", tokenizer, chat_of([question], []))
         before = tokenizer(prompt).input_ids
         ids = greedy(model, before, limit, [2])
         finish = "stop" if ids[-1] == 2 else "length"
@@ -248,7 +248,7 @@ def test_mistakes_on_the_command_line(audited, call, tmp_path):
         ((), "name an experiment's folder, or --answers FILE and --model NAME"),
         (("--answers", "x"), "--answers FILE and --model NAME"),
         ((tmp_path, "--made-in=float16"), "with --answers only"),
-        (("--answers", tmp_path / "none.jsonl", "--model=embedded"), "none.jsonl cannot be read"),
+        (("--answers", tmp_path / "none.jsonl", "--model=embedded"), "none.jsonl does not exist"),
         (("--answers", "x", "--model=embedded", "method=pld"), "method=pld: only model=NAME"),
         (("--answers", "x", "--model=embedded", "--bench=none"), "none/question.jsonl does not exist"),
     ):
