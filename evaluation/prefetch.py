@@ -20,12 +20,12 @@ from omegaconf import DictConfig, OmegaConf
 from model.errors import UserError
 from model.holding import needed_bytes
 
-from .configuration.companions import KINDS, fetch_companions, missing_companion
 from .configuration.config import check_groups
 from .configuration.jobs import compose
 from .errors import one_line, user_errors
 from .loading import hub
 from .loading.bench import load_bench
+from .loading.companions import KINDS, fetch_companions, missing_companion
 from .loading.models import locate
 from .loading.settings import ModelSettings
 

@@ -73,9 +73,8 @@ def evaluate(
     planned, notes = available(compose(words, multirun=True).jobs)
     if notes:
         print("\n  ".join(notes), file=sys.stderr)
-    jobs = [Job(checked_config(job.config)) for job in planned]
-    run_jobs(jobs)
-    return Experiment(runs_at({folder for job in jobs for folder in job.folders.values()})).table
+    folders = run_jobs([Job(checked_config(job.config)) for job in planned])
+    return Experiment(runs_at(set(folders))).table
 
 
 def _named(group: str, name: str, otherwise: str) -> dict[str, str]:

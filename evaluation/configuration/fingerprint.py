@@ -15,17 +15,16 @@ import torch
 from model.engine.sampling import Sampling
 from model.errors import UserError
 
+from ..answerers import Answerer
 from ..loading.bench import Bench
 from ..records.identity import fingerprint
 from ..records.provenance import describe_device
 from ..records.rows import SCHEMA, read_object
-from ..records.runs import GENERATE
-from .methods import Method
 
 
-def run_settings(config: dict[str, Any], bench: Bench, method: Method) -> dict[str, Any]:
+def run_settings(config: dict[str, Any], bench: Bench, answerer: Answerer) -> dict[str, Any]:
     """Return the fingerprint: everything that decides a run's answers and measurements."""
-    loaded, target = method.loaded, method.loaded.target
+    loaded, target = answerer.loaded, answerer.loaded.target
     attention = target.model.config.get_text_config()._attn_implementation
     model = asdict(loaded.settings) | {
         "dtype": str(target.dtype).removeprefix("torch."),
@@ -45,8 +44,8 @@ def run_settings(config: dict[str, Any], bench: Bench, method: Method) -> dict[s
         "model": model,
         "bench": {"name": bench.name, "sha256": bench.sha256, "ids_sha256": _sha256(ids), "questions": len(ids)}
         | {"order": bench.order},
-        "method": recorded_method(method.settings, sampling),
-        "execution": method.execution,
+        "method": recorded_method(answerer.settings, sampling),
+        "execution": answerer.execution,
         "schema": SCHEMA,
         "sampling": sampling,
         **{key: config[key] for key in as_asked},
@@ -58,11 +57,6 @@ def changed_sampling(config: dict[str, Any]) -> dict[str, Any]:
     greedy, sampling = asdict(Sampling()), config["sampling"]
     idle = () if sampling.get("temperature") else ("top_k", "top_p", "min_p")  # they do not change the arg-max
     return {key: value for key, value in sampling.items() if value != greedy[key] and key not in idle}
-
-
-def execution_used(method: Method) -> str:
-    """Return the execution of a run's steps; `hf` uses transformers' own decoding."""
-    return GENERATE if method.drafter is None else method.execution
 
 
 def runs_folder(config: dict[str, Any]) -> Path:
@@ -87,20 +81,20 @@ def recorded_threads(config: dict[str, Any]) -> int | None:
     return min(found)[1] if found else None
 
 
-def default_folder(config: dict[str, Any], settings: dict[str, Any], method: Method) -> Path:
+def default_folder(config: dict[str, Any], settings: dict[str, Any], answerer: Answerer) -> Path:
     """Return the folder of a configuration: readable words and a hash of the fingerprint."""
-    words = [settings["model"]["name"], settings["bench"]["name"], method.label, method.settings.get("tree", "")]
+    words = [settings["model"]["name"], settings["bench"]["name"], answerer.label, answerer.settings.get("tree", "")]
     name = "-".join(re.sub(r"[^\w.]+", "_", str(word)).strip("_") for word in words if word)
     return runs_folder(config) / f"{name}-{_sha256(fingerprint(settings))[:8]}"
 
 
-def saved_start(config: dict[str, Any], settings: dict[str, Any], method: Method) -> str:
+def saved_start(config: dict[str, Any], settings: dict[str, Any], answerer: Answerer) -> str:
     """Return the state file for start=saved: of the hot run of the same configuration in this experiment's folder.
 
     It is that of the same repeat, else of the first one; for another update rule that of the run with update=all.
 
     Args:
-        settings, method: of that hot run, from `run_settings`.
+        settings, answerer: of that hot run, from `run_settings`.
 
     Raises:
         UserError: there is no such run yet.
@@ -108,12 +102,12 @@ def saved_start(config: dict[str, Any], settings: dict[str, Any], method: Method
     update = {"update": "all"} if "update" in settings["method"] else {}
     for repeat in (settings["repeat"], 0):
         hot = settings | {"method": settings["method"] | update, "repeat": repeat}
-        state = default_folder(config, hot, method) / "state.safetensors"
+        state = default_folder(config, hot, answerer) / "state.safetensors"
         if state.exists():
             return str(state)
     raise UserError(
-        f"start=saved: there is no finished run of {method.name} with start=hot, these settings and these files in "
-        f"{runs_folder(config)}; run it first (in a sweep: start=hot,saved), or name a file"
+        f"start=saved: there is no finished run of {settings['method']['name']} with start=hot, these settings and "
+        f"these files in {runs_folder(config)}; run it first (in a sweep: start=hot,saved), or name a file"
     )
 
 

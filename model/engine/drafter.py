@@ -65,6 +65,7 @@ class Drafter:
         needs: of the target; constant.
         stateful: True if state is kept between prompts. Then cold and hot start differ.
         max_nodes: of the largest draft, root included; the cache reserves as many positions.
+        draft_tree: the tree that drafts are parts of; None: they may be any.
         sizing: learns the size of drafts while decoding; None: the drafter alone decides it.
         vocab_size: of the targets that it drafts for, as its tables have so many rows; None: of any.
     """
@@ -73,6 +74,7 @@ class Drafter:
     stores: Sequence[Store] = ()
     stateful: bool = False
     max_nodes: int = 1
+    draft_tree: Tree | None = None
     sizing: Sizing | None = None
 
     def __init__(self, device: torch.device, vocab_size: int | None = None) -> None:

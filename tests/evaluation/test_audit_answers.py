@@ -9,11 +9,10 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from evaluation import audit
 from evaluation.loading.bench import chat_of, prompt_text
-from evaluation.loading.engine_answers import tokenised
-from evaluation.loading.forcing import force
+from evaluation.loading.engine_answers import force, tokenised
 from evaluation.loading.models import load_model
 from evaluation.loading.settings import ModelSettings
-from evaluation.running import progress
+from evaluation.running import scheduling
 from model import cli
 from model.engine import Target, target
 from model.files import ROOT
@@ -259,9 +258,9 @@ def test_mistakes_on_the_command_line(audited, call, tmp_path):
 
 
 def test_progress_is_shown(audited, rows, monkeypatch):
-    monkeypatch.setattr(progress, "LOG_SECONDS", 0.0)
+    monkeypatch.setattr(scheduling, "LOG_SECONDS", 0.0)
     total = sum(len(row["prompt_token_ids"]) + len(row["token_ids"]) for row in rows)
-    assert f"audit: {total} of {total} tokens; 0 h 0 min left" in audited(rows).err
+    assert f"audit: {total} of {total} tokens; 00:00 left" in audited(rows).err
 
 
 def test_logits_come_in_parts_and_as_a_plain_forward_gives_them(monkeypatch):

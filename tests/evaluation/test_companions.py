@@ -10,9 +10,9 @@ import pandas as pd
 import pytest
 
 from evaluation import prefetch, report, run
-from evaluation.configuration.companions import missing_companion
 from evaluation.configuration.jobs import compose
 from evaluation.loading import hub, models
+from evaluation.loading.companions import missing_companion
 from evaluation.records.sweeps import missing_jobs
 from evaluation.running import runner, scheduling
 from tests.evaluation.test_errors import check

@@ -15,6 +15,7 @@ import pytest
 from model import __version__
 from model.cli import Chat, main, summary, talk
 from model.decoder import Answer, Decoder
+from model.engine import StepRecord
 from model.engine.sampling import GREEDY
 from model.errors import UserError
 from model.files import ROOT
@@ -185,11 +186,8 @@ MISTAKES = [
     (["generate", EMBEDDED, "--prompt", "x", "--max-new-tokens", "0"], "max_new_tokens=0"),
     (["generate", EMBEDDED, "--prompt", "x", "--device", "foo"], "device=foo"),
     (["generate", EMBEDDED, "--prompt", "x", "--dtype", "foo"], "dtype=foo: use one of auto"),
-    (
-        ["generate", EMBEDDED, "--prompt", "x", "--method", "sps"],
-        "method sps: draft_path: Speculative needs this setting",
-    ),
-    (["generate", EMBEDDED, "--prompt", "x", "--set", "k=abc"], "method dynamic"),
+    (["generate", EMBEDDED, "--prompt", "x", "--method", "sps"], "method.draft_path: Speculative needs this setting"),
+    (["generate", EMBEDDED, "--prompt", "x", "--set", "k=abc"], "method.k=abc: must be"),
     (["generate", EMBEDDED, "--prompt", "x", "--seed", "99999999999999999999"], "sampling.seed="),
 ]
 
@@ -210,8 +208,8 @@ def test_commands_of_a_chat(decoder):
         ("/method recycling tree=best:9", "method recycling tree=best:9"),
         ("/method dynamic nodes=5", "method dynamic"),
         ("/method nonesuch", "unknown"),
-        ("/method pld depth=3", "method pld: depth: no such setting; PromptLookup has max_ngram, draft_tokens"),
-        ("/method pld max_ngram=x", "method pld"),
+        ("/method pld depth=3", "method.depth: no such setting; PromptLookup has max_ngram, draft_tokens"),
+        ("/method pld max_ngram=x", "method.max_ngram=x: must be"),
         ("/method rest", "datastore_path: Rest needs this setting"),
         ("/method dynamic eos=1", "eos is no setting of a method"),
         ("/temperature 0.7", "temperature 0.7"),
@@ -253,7 +251,9 @@ def test_a_chat_shows_control_characters_and_sends_none(decoder, monkeypatch, co
     """Also where a sequence comes in several pieces, and in errors, which quote a tokenizer's template."""
     out = io.StringIO()
     chat = Chat(decoder, out, colours=colours, max_new_tokens=60, sampling=GREEDY)
-    monkeypatch.setattr(decoder, "text_of", lambda ids: HOSTILE[: len(ids)])  # a character a token
+    steps = [StepRecord([i], 1, ()) for i in range(len(HOSTILE))]
+    monkeypatch.setattr(decoder, "stream", lambda *arguments, **settings: (step for step in steps))
+    monkeypatch.setattr(decoder, "text_of", lambda ids: "".join(HOSTILE[i : i + 1] for i in ids))  # a character a token
     chat.say("Hello there.")
     own = re.compile(r"\033\[[0-9;]*m" if colours else "(?!)")
     assert chat.turns[1]["content"] == HOSTILE, "kept as it is"
