@@ -84,8 +84,8 @@ def by_node(accepted: Accepted, order: Sequence[RankPath] | None) -> list[Node]:
     """Return the nodes of a tree, each behind its parent, and how often they were accepted.
 
     Args:
-        order: the fixed tree's nodes, as `fixed_tree` gives them; of a smaller tree a step had the first ones. None: only
-            nodes that were once accepted are returned, and every step counts as a try of each.
+        order: as `fixed_tree` returns it; of a smaller tree a step had the first nodes. None: only nodes that were once
+            accepted are returned, and every step counts as a try of each.
     """
     fixed = order is not None
     if order is None:
