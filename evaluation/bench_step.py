@@ -31,8 +31,7 @@ from model.tuning import captures, choose_execution, choose_threads
 
 from .configuration.config import composed
 from .errors import user_errors
-from .loading.devices import PhaseClock
-from .loading.locks import exclusive
+from .loading.devices import PhaseClock, exclusive
 from .loading.models import SHAPES, LoadedModel, devices_in_words, load_model, random_model
 from .loading.settings import ModelSettings
 from .records.provenance import git_state, versions

@@ -29,8 +29,7 @@ from model.tuning import GRAPH, captures, choose_execution
 
 from .bench_step import STEPS, DraftedSteps, HfSteps, model_settings
 from .errors import user_errors
-from .loading.devices import peak_bytes
-from .loading.locks import exclusive
+from .loading.devices import exclusive, peak_bytes
 from .loading.models import SHAPES, LoadedModel, devices_in_words, load_model, random_model
 from .records.provenance import git_state, versions
 

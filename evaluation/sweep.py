@@ -20,7 +20,6 @@ from model.files import ROOT
 
 from .configuration.config import checked_config
 from .configuration.jobs import compose, quoted
-from .records.provenance import flat
 from .records.runs import runs_at
 from .records.sweeps import available
 from .running.scheduling import Job, run_jobs
@@ -57,12 +56,13 @@ def evaluate(
     for key in ("experiment", "run_dir"):
         if settings.get(key) is not None:
             raise UserError(f"{key}: is for the command line, bash eval.sh {key}=...; see what evaluate() takes")
+    nested = pd.json_normalize([settings])  # method.k for {"method": {"k": ...}}
     given: dict[str, Any] = {
         **_named("model", model, "path"),
         **_named("bench", bench, "file"),
         "method": method,
         "interleave": True,
-        **{key.replace("__", "."): value for key, value in flat(settings)},
+        **{str(key).replace("__", "."): value for key, value in nested.to_dict("records")[0].items()},
         "name": str(name),
         "results_dir": str(results_dir),
     }
@@ -73,9 +73,8 @@ def evaluate(
     planned, notes = available(compose(words, multirun=True).jobs)
     if notes:
         print("\n  ".join(notes), file=sys.stderr)
-    jobs = [Job(checked_config(job.config)) for job in planned]
-    run_jobs(jobs)
-    return Experiment(runs_at({folder for job in jobs for folder in job.folders.values()})).table
+    folders = run_jobs([Job(checked_config(job.config)) for job in planned])
+    return Experiment(runs_at(set(folders))).table
 
 
 def _named(group: str, name: str, otherwise: str) -> dict[str, str]:

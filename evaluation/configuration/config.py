@@ -19,8 +19,8 @@ from model.settings import check_settings
 
 from ..errors import config_errors
 from ..loading.bench import load_bench
+from ..loading.companions import fetch_companions
 from ..loading.settings import ModelSettings
-from .companions import fetch_companions
 from .jobs import compose
 
 GROUPS: dict[str, Callable[..., Any]] = {

@@ -12,48 +12,43 @@ from typing import Any
 
 import torch
 
-from model.engine import Target
 from model.engine.sampling import Sampling
 from model.errors import UserError
 
+from ..answerers import Answerer
 from ..loading.bench import Bench
 from ..records.identity import fingerprint
 from ..records.provenance import describe_device
-from ..records.rows import SCHEMA, difference, read_object
-from ..records.runs import GENERATE
-from .methods import Method
+from ..records.rows import SCHEMA, read_object
 
 
-def run_settings(config: dict[str, Any], bench: Bench, method: Method) -> dict[str, Any]:
+def run_settings(config: dict[str, Any], bench: Bench, answerer: Answerer) -> dict[str, Any]:
     """Return the fingerprint: everything that decides a run's answers and measurements."""
-    loaded = method.loaded
+    loaded, target = answerer.loaded, answerer.loaded.target
+    attention = target.model.config.get_text_config()._attn_implementation
     model = asdict(loaded.settings) | {
-        "dtype": str(loaded.target.dtype).removeprefix("torch."),
-        "device": loaded.target.device.type,
+        "dtype": str(target.dtype).removeprefix("torch."),
+        "device": target.device.type,
         "template": loaded.template,
-        "attention": _attention(loaded.target),
-        "context": loaded.target.context,
+        "attention": "eager" if attention == "eager" else "sdpa",  # of draft nodes
+        "context": target.context,
         "files": loaded.files,
     }
     del model["path"]  # its files' digests tell which it is, wherever it lies
     for key in ("chat_template_kwargs", "weights"):  # which earlier records have not
         if not model[key]:
             del model[key]
-    ids = [q.question_id for q in bench.questions]
+    ids, sampling = [q.question_id for q in bench.questions], changed_sampling(config)
+    as_asked = ("max_new_tokens", "num_choices", "seed", "phases", "repeat", "timed")
     return {
         "model": model,
         "bench": {"name": bench.name, "sha256": bench.sha256, "ids_sha256": _sha256(ids), "questions": len(ids)}
         | {"order": bench.order},
-        "method": recorded_method(method.settings, changed_sampling(config)),
-        "execution": method.execution,
-        "max_new_tokens": config["max_new_tokens"],
-        "num_choices": config["num_choices"],
+        "method": recorded_method(answerer.settings, sampling),
+        "execution": answerer.execution,
         "schema": SCHEMA,
-        "seed": config["seed"],
-        "phases": config["phases"],
-        "repeat": config["repeat"],
-        "timed": config["timed"],
-        "sampling": changed_sampling(config),
+        "sampling": sampling,
+        **{key: config[key] for key in as_asked},
     }
 
 
@@ -62,17 +57,6 @@ def changed_sampling(config: dict[str, Any]) -> dict[str, Any]:
     greedy, sampling = asdict(Sampling()), config["sampling"]
     idle = () if sampling.get("temperature") else ("top_k", "top_p", "min_p")  # they do not change the arg-max
     return {key: value for key, value in sampling.items() if value != greedy[key] and key not in idle}
-
-
-def _attention(target: Target) -> str:
-    """Return the attention of draft nodes: sdpa or eager."""
-    implementation = target.model.config.get_text_config()._attn_implementation
-    return "eager" if implementation == "eager" else "sdpa"
-
-
-def execution_used(method: Method) -> str:
-    """Return the execution of a run's steps; `hf` uses transformers' own decoding."""
-    return GENERATE if method.drafter is None else method.execution
 
 
 def runs_folder(config: dict[str, Any]) -> Path:
@@ -86,9 +70,10 @@ def recorded_threads(config: dict[str, Any]) -> int | None:
     So all configurations have one number, and a run is resumed with its own, whatever else is at work by then. None
     where there is none yet, or where OMP_NUM_THREADS says it.
     """
-    folders = [Path(config["run_dir"])] if config["run_dir"] else runs_folder(config).glob("*")
+    if os.environ.get("OMP_NUM_THREADS"):
+        return None
     found = []
-    for folder in folders if not os.environ.get("OMP_NUM_THREADS") else ():
+    for folder in [Path(config["run_dir"])] if config["run_dir"] else runs_folder(config).glob("*"):
         recorded = read_object(folder / "metadata.json")
         threads = recorded.get("threads")
         if threads and recorded.get("device") == describe_device(torch.device("cpu"), threads):
@@ -96,51 +81,34 @@ def recorded_threads(config: dict[str, Any]) -> int | None:
     return min(found)[1] if found else None
 
 
-def default_folder(config: dict[str, Any], settings: dict[str, Any], method: Method) -> Path:
+def default_folder(config: dict[str, Any], settings: dict[str, Any], answerer: Answerer) -> Path:
     """Return the folder of a configuration: readable words and a hash of the fingerprint."""
-    words = [settings["model"]["name"], settings["bench"]["name"], method.label, method.settings.get("tree", "")]
+    words = [settings["model"]["name"], settings["bench"]["name"], answerer.label, answerer.settings.get("tree", "")]
     name = "-".join(re.sub(r"[^\w.]+", "_", str(word)).strip("_") for word in words if word)
     return runs_folder(config) / f"{name}-{_sha256(fingerprint(settings))[:8]}"
 
 
-def saved_start(config: dict[str, Any], settings: dict[str, Any]) -> str:
+def saved_start(config: dict[str, Any], settings: dict[str, Any], answerer: Answerer) -> str:
     """Return the state file for start=saved: of the hot run of the same configuration in this experiment's folder.
 
-    Of several update rules it takes the run with update=all, which also makes the state for update=frozen. Of several
-    repeats it takes the same one if it is there, so that the choice does not depend on which are finished.
+    It is that of the same repeat, else of the first one; for another update rule that of the run with update=all.
 
     Args:
-        settings: of that hot run, from `run_settings`.
+        settings, answerer: of that hot run, from `run_settings`.
 
     Raises:
         UserError: there is no such run yet.
     """
-    kind, states, nearest = [settings["method"][key] for key in ("name", "start")], [], ""
-    for path in runs_folder(config).glob("*/state.safetensors"):
-        recorded = read_object(path.parent / "metadata.json").get("settings", {})
-        if recorded.get("schema") != SCHEMA or [recorded["method"][key] for key in ("name", "start")] != kind:
-            continue
-        unlike = difference(_deciding_state(recorded), _deciding_state(settings) | {"update": "all"})
-        if unlike:
-            nearest = f" (of the one there, {unlike})"
-        else:
-            others = [recorded[key] != settings[key] for key in ("repeat", "execution", "timed")]
-            states.append((others[0], recorded["repeat"], *others[1:], str(path)))
-    if states:
-        return str(min(states)[-1])
+    update = {"update": "all"} if "update" in settings["method"] else {}
+    for repeat in (settings["repeat"], 0):
+        hot = settings | {"method": settings["method"] | update, "repeat": repeat}
+        state = default_folder(config, hot, answerer) / "state.safetensors"
+        if state.exists():
+            return str(state)
     raise UserError(
-        f"start=saved: there is no finished run of {kind[0]} with start=hot on {settings['model']['name']} in "
-        f"{config['results_dir']}/{config['name']}{nearest}; "
-        "run it first (in a sweep: start=hot,saved), or name a file"
+        f"start=saved: there is no finished run of {settings['method']['name']} with start=hot, these settings and "
+        f"these files in {runs_folder(config)}; run it first (in a sweep: start=hot,saved), or name a file"
     )
-
-
-def _deciding_state(settings: dict[str, Any]) -> dict[str, Any]:
-    """Return the settings that decide the state that a run leaves."""
-    without = ("repeat", "execution", "timed", "phases")
-    kept = {key: value for key, value in fingerprint(settings).items() if key not in without}
-    method = {key: value for key, value in kept["method"].items() if key != "update"}
-    return kept | {"method": method, "update": settings["method"].get("update", "all")}
 
 
 def recorded_method(method: dict[str, Any], sampling: dict[str, Any]) -> dict[str, Any]:

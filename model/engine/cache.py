@@ -42,19 +42,12 @@ class LayerShape:
 
 @dataclass
 class Cursor:
-    """Where the next forward writes; shared by a cache and its layers, which would be a cycle if they held the cache.
+    """Where the next forward writes; shared by a cache and its layers, as references to the cache would be a cycle."""
 
-    Attributes:
-        length: committed tokens.
-        write_at: in static steps, int64 (n,): the positions, as the host does not know the length.
-        bucket: in static steps, the positions that a step attends over; its mask hides unused ones.
-        ahead: by how much more the cache says to hold, in the load trial, which finds models that count by it.
-    """
-
-    length: int = 0
-    ahead: int = 0
-    write_at: torch.Tensor | None = None
-    bucket: int = 0
+    length: int = 0  # committed tokens
+    ahead: int = 0  # by how much more the cache says to hold, in the load trial, which finds models that count by it
+    write_at: torch.Tensor | None = None  # in static steps, int64 (n,): positions, as the host does not know the length
+    bucket: int = 0  # in static steps, the positions that a step attends over; its mask hides unused ones
 
 
 class TreeCacheLayer(CacheLayerMixin):

@@ -24,25 +24,15 @@ from .verification import Verification
 
 @dataclass(frozen=True, slots=True)
 class Needs:
-    """What a drafter needs of the target, next to the new tokens.
+    """What a drafter needs of the target, next to the new tokens."""
 
-    Attributes:
-        logits: `Verification.logits`; a shared text keeps them, too.
-        candidates: k of the top-k after each node: `Verification.candidates`, `learn`.
-        log_probs: also the log2 of their probabilities: `Verification.log_probs`.
-        choices: of all nodes; False: sampling may give -1 for rejected nodes, which saves work.
-        tree: that all of a draft is verified, however it branches: it cannot do with chains alone, as recurrent states.
-        prompt_logits: call `Session.observe_prompt`.
-        hidden: last hidden states, the inputs of the target's own head: `Verification.hidden`, `set_hidden` and
-            `observe_prompt_hidden`.
-    """
-
-    logits: bool = False
-    candidates: int = 0
-    log_probs: bool = False
-    choices: bool = False
-    prompt_logits: bool = False
-    tree: bool = False
+    logits: bool = False  # `Verification.logits`; a shared text keeps them, too
+    candidates: int = 0  # k of the top-k after each node: `Verification.candidates`, `learn`
+    log_probs: bool = False  # also the log2 of their probabilities: `Verification.log_probs`
+    choices: bool = False  # of all nodes; False: sampling may give -1 for rejected nodes, which saves work
+    prompt_logits: bool = False  # call `Session.observe_prompt`
+    tree: bool = False  # verify all of a draft, however it branches; False: a chain of it will do
+    # Last hidden states, the inputs of the head: `Verification.hidden`, `set_hidden`, `observe_prompt_hidden`
     hidden: bool = False
 
 
@@ -75,6 +65,7 @@ class Drafter:
         needs: of the target; constant.
         stateful: True if state is kept between prompts. Then cold and hot start differ.
         max_nodes: of the largest draft, root included; the cache reserves as many positions.
+        draft_tree: the tree that drafts are parts of; None: they may be any.
         sizing: learns the size of drafts while decoding; None: the drafter alone decides it.
         vocab_size: of the targets that it drafts for, as its tables have so many rows; None: of any.
     """
@@ -83,6 +74,7 @@ class Drafter:
     stores: Sequence[Store] = ()
     stateful: bool = False
     max_nodes: int = 1
+    draft_tree: Tree | None = None
     sizing: Sizing | None = None
 
     def __init__(self, device: torch.device, vocab_size: int | None = None) -> None:

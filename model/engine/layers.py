@@ -21,15 +21,10 @@ DRIVEN = (*ATTENTION, "LinearAttentionLayer", "LinearAttentionAndFullAttentionLa
 
 @dataclass(frozen=True)
 class Window:
-    """How far a layer of bounded attention sees.
+    """How far a layer of bounded attention sees."""
 
-    Attributes:
-        size: positions of the window, the token's own one included; or of a chunk.
-        chunked: True if a text is cut into chunks, each of which sees itself alone.
-    """
-
-    size: int
-    chunked: bool
+    size: int  # positions of the window, the token's own one included; or of a chunk
+    chunked: bool  # True if a text is cut into chunks, each of which sees itself alone
 
     def hides(self, rows: torch.Tensor, columns: torch.Tensor) -> torch.Tensor:
         """bool (n, c): True where the token at position `rows` (n,) does not see the one at `columns` (c,)."""

@@ -25,20 +25,12 @@ ROOM = 1024  # tokens of an answer that a cache has room for at first
 
 @dataclass(slots=True)
 class StepRecord:
-    """What one step added to the output; every metric derives from these records.
+    """What one step added to the output; every metric derives from these records."""
 
-    Attributes:
-        tokens: those added: the accepted drafts and the target's own next token, cut at the answer's end. Plain
-            decoding adds one.
-        nodes: nodes forwarded, root included.
-        rank_path: ranks of the accepted nodes from the root down.
-        source: where the draft came from, for a drafter with several sources.
-    """
-
-    tokens: list[int]
-    nodes: int
-    rank_path: RankPath
-    source: str | None = None
+    tokens: list[int]  # the accepted drafts and the target's own next token, cut at the answer's end
+    nodes: int  # that were forwarded, root included
+    rank_path: RankPath  # ranks of the accepted nodes from the root down
+    source: str | None = None  # where the draft came from, for a drafter with several sources
 
     @property
     def accepted(self) -> int:
@@ -48,26 +40,18 @@ class StepRecord:
 
 @dataclass(slots=True)
 class Generation:
-    """One answer.
+    """One answer. Other seconds leave setup_s out."""
 
-    Attributes:
-        tokens: new tokens, EOS included if it came. sum(accept_lengths) == len(tokens).
-        steps: one record a step.
-        stop: eos | length (max_new_tokens) | context (the model's or the setting's limit) | stop (`Request.ends`).
-        forwards: target forwards: the steps, and the prompt's own where it is one more.
-        prefill_s, decode_s: seconds until the first step's tokens are known, and from then on, without setup_s.
-        setup_s: seconds spent on static steps of a shape not met before, capturing included; 0 if eager.
-        ends_s: seconds until each step's tokens were known, without setup_s; the first is prefill_s.
-    """
-
-    tokens: list[int] = field(default_factory=list)
+    tokens: list[int] = field(default_factory=list)  # new ones, EOS included if it came
     steps: list[StepRecord] = field(default_factory=list)
-    stop: str = ""
-    forwards: int = 0
-    prefill_s: float = 0.0
-    decode_s: float = 0.0
-    setup_s: float = 0.0
-    ends_s: list[float] = field(default_factory=list)
+    stop: str = (
+        ""  # eos | length (max_new_tokens) | context (the model's or the setting's limit) | stop (`Request.ends`)
+    )
+    forwards: int = 0  # of the target: the steps, and the prompt's own where it is one more
+    prefill_s: float = 0.0  # until the first step's tokens are known
+    decode_s: float = 0.0  # from then on
+    setup_s: float = 0.0  # spent on static steps of a shape not met before, capturing included; 0 if eager
+    ends_s: list[float] = field(default_factory=list)  # until each step's tokens were known; the first is prefill_s
 
     @property
     def accept_lengths(self) -> list[int]:
@@ -162,11 +146,7 @@ def decode(
         prompt: token ids, at least one.
         settings: as `Request` has them.
 
-    Yields:
-        Each step's record, as soon as its tokens are known.
-
-    Returns:
-        The whole answer.
+    Yields the record of each step as soon as its tokens are known; returns the whole answer.
 
     Raises:
         UserError: max_new_tokens < 1, the prompt leaves no room for an answer, or as `step.Executor`.

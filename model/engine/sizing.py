@@ -42,34 +42,22 @@ Likelihoods = Sequence[float] | NDArray[np.float64]  # of the root, 1, and of th
 
 @dataclass(frozen=True)
 class Policy:
-    """What is tried on a kind of device, and what drafting may cost there. Times are in plain steps.
+    """What is tried on a kind of device, and what drafting may cost there. Times are in plain steps."""
 
-    Attributes:
-        sizes: nodes below the root.
-        start: the size of the first `min_samples` drafts, whatever they promise, so that the tables fill.
-        slope, overhead: what a node, and drafting, are believed to take before any sample.
-        window: steps over which is averaged.
-        min_samples: of these the newest, which can tell that the machine is another one.
-        uncertainty: relative error of an unmeasured time; a change that, plus twice the noise, is another machine.
-        probe, rest: steps between two plain ones; plain steps until drafting is tried again, and `rest_per_loss` for
-            each one lost. Both double up to `backoff` times as many.
-        allowed, trial, saved: what an answer may lose; what a trial after a rest may; what counts as won at most.
-    """
-
-    sizes: tuple[int, ...]
-    start: int
-    slope: float
-    overhead: float = 0.02
-    window: int = 32
-    min_samples: int = 8
-    uncertainty: float = 0.2
-    probe: int = 4
-    rest: int = 16
-    rest_per_loss: int = 40
-    backoff: int = 16
-    allowed: float = 3.0
-    trial: float = 0.5
-    saved: float = 16.0
+    sizes: tuple[int, ...]  # nodes below the root
+    start: int  # the size of the first `min_samples` drafts, whatever they promise, so that the tables fill
+    slope: float  # what a node is believed to take before any sample, and
+    overhead: float = 0.02  # what drafting is
+    window: int = 32  # steps over which is averaged
+    min_samples: int = 8  # the newest of them, which can tell that it is another machine
+    uncertainty: float = 0.2  # relative error of unmeasured times; they change by more on another machine
+    probe: int = 4  # steps between two plain ones, at first
+    rest: int = 16  # plain steps until drafting is tried again, at first,
+    rest_per_loss: int = 40  # and at least so many for each plain step lost
+    backoff: int = 16  # probe and rest double up to so many times as many
+    allowed: float = 3.0  # what an answer may lose
+    trial: float = 0.5  # what a trial after a rest may lose
+    saved: float = 16.0  # what counts as won at most
 
 
 # On CUDA sizes fill the tiles of its matrix units with the root, and are few, as each is captured by itself.

@@ -45,47 +45,30 @@ def unmarked(phase: str) -> None:
 
 @dataclass(slots=True)
 class Forwarded:
-    """The outputs of a forward over a draft of n nodes.
+    """The outputs of a forward over a draft of n nodes, as far as the drafter needs them."""
 
-    Attributes:
-        choices: int64 (n,), the target's token after each node, as far as the drafter needs it.
-        logits: (n, V); None if the drafter does not need them.
-        hidden: (m, H), of the n nodes, preceded by a prompt's own if forwarded with it; None if not kept.
-        candidates: top-k and their log-probs, if the forward computed them already.
-    """
-
-    choices: torch.Tensor
-    logits: torch.Tensor | None
-    hidden: torch.Tensor | None = None
-    candidates: Candidates | None = None
+    choices: torch.Tensor  # int64 (n,), the target's token after each node
+    logits: torch.Tensor | None  # (n, V)
+    hidden: torch.Tensor | None = None  # (m, H), of the n nodes, preceded by a prompt's own if forwarded with it
+    candidates: Candidates | None = None  # top-k and their log-probs, if the forward computed them already
 
 
 @dataclass
 class Sequence:
-    """A sequence that is being decoded.
-
-    Attributes:
-        text: the prompt and the output so far, the root last.
-        execution: of its steps; see `Executor`.
-        end: limit of prompt and answer together.
-        eos: ids that end an answer.
-        ends: asked once after each token, given the text so far: True if the answer ends there.
-        ended: True once it did.
-        asked: the length of the text that it was last given.
-    """
+    """A sequence that is being decoded."""
 
     target: Target
     cache: TreeCache
     session: Session
-    text: list[int]
+    text: list[int]  # the prompt and the output so far, the root last
     sampling: Sampling = GREEDY
-    execution: str = "eager"
+    execution: str = "eager"  # of its steps; see `Executor`
     mark: Mark = unmarked
-    end: int = sys.maxsize
-    eos: Collection[int] = ()
-    ends: Ends | None = None
-    ended: bool = False
-    asked: int = 0
+    end: int = sys.maxsize  # limit of prompt and answer together
+    eos: Collection[int] = ()  # ids that end an answer
+    ends: Ends | None = None  # asked once after each token, given the text so far: True if the answer ends there
+    ended: bool = False  # True once it did
+    asked: int = 0  # the length of the text that it was last given
 
     @property
     def left(self) -> int:

@@ -33,15 +33,10 @@ EXECUTIONS = ("eager", "static", "graph")
 
 
 class Outputs(NamedTuple):
-    """What a forward returns for n tokens.
+    """What a forward returns for n tokens."""
 
-    Attributes:
-        logits: (n, V).
-        hidden: (n, H), the inputs of the model's own head, if the forward was asked for them.
-    """
-
-    logits: torch.Tensor
-    hidden: torch.Tensor | None = None
+    logits: torch.Tensor  # (n, V)
+    hidden: torch.Tensor | None = None  # (n, H), the inputs of the model's own head, if the forward was asked for them
 
 
 class Target:

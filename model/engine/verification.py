@@ -15,28 +15,19 @@ from .tree import Draft, Tree
 
 @dataclass(slots=True)
 class Verification:
-    """The outcome of one target forward over a draft of n nodes.
-
-    Attributes:
-        draft: the tree and its tokens.
-        choices: int64 (n,); the target's token after each node.
-        accepted: bool (n,); True if the node and all its ancestors are the target's choices. The root always is.
-        node: the deepest accepted node, 0 if only the root is accepted.
-        tokens: the accepted drafts, then the target's own next token (the bonus). Never empty. `cut` at the answer's
-            end before a session observes it; the other fields are not.
-        logits: (n, V), for a drafter that asked for them.
-        candidates: int64 (n, k), log_probs: (n, k), hidden: (n, H), the same; as `sampling.top_k_log_probs` has them.
-    """
+    """The outcome of one target forward over a draft of n nodes; None: the drafter does not need it."""
 
     draft: Draft
-    choices: torch.Tensor
-    accepted: torch.Tensor
-    node: int
+    choices: torch.Tensor  # int64 (n,), the target's token after each node
+    accepted: torch.Tensor  # bool (n,), the node and all its ancestors are the target's choices; the root always is
+    node: int  # the deepest accepted node, 0 if only the root is accepted
+    # The accepted drafts, then the target's own next token (the bonus). Never empty. `cut` at the answer's end before a
+    # session observes it; the other fields are not.
     tokens: list[int]
-    logits: torch.Tensor | None = None
-    candidates: torch.Tensor | None = None
-    log_probs: torch.Tensor | None = None
-    hidden: torch.Tensor | None = None
+    logits: torch.Tensor | None = None  # (n, V)
+    candidates: torch.Tensor | None = None  # int64 (n, k)
+    log_probs: torch.Tensor | None = None  # (n, k), as `sampling.top_k_log_probs` has them
+    hidden: torch.Tensor | None = None  # (n, H)
 
     @classmethod
     def of_report(cls, draft: Draft, choices: torch.Tensor, accepted: torch.Tensor, report: list[int]) -> Verification:

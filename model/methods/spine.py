@@ -65,7 +65,7 @@ class Spine(TokenRecycling):
         device = torch.device(device)
         settings = dict(k=k, recycle_prompt=recycle_prompt, device=device, dtype=dtype, eos=eos)
         super().__init__(vocab_size, Tree.chain(0), **settings)  # type: ignore[arg-type]
-        self.nodes, self.accept_probs = nodes, accept_probs
+        self.nodes, self.accept_probs, self.draft_tree = nodes, accept_probs, None
         matches = range(len(accept_probs) + 1)  # lengths of a match, each with topologies of its own
         self._topologies: dict[tuple[int, int], Topology] = {}  # by kind and nodes
         if isinstance(sized, str):

@@ -9,17 +9,15 @@ from __future__ import annotations
 
 from collections.abc import Collection
 from contextlib import ExitStack
-from typing import Any
 
 import torch
-from safetensors import SafetensorError
 from torch.nn.functional import pad
-from transformers import AutoModelForCausalLM
 
 from ..engine import Draft, Drafter, Session, Target, Tree, Verification
 from ..engine.checks import position_limit
-from ..errors import UserError, one_line
+from ..errors import UserError
 from ..files import located
+from ..pretrained import load_pretrained
 from ..structures import PADDING, check_whole
 
 TRAIN = "python -m data.embedded.training.train --draft"
@@ -52,7 +50,19 @@ class Speculative(Drafter):
         check_whole("sps", 1, draft_tokens=draft_tokens)
         super().__init__(target.device, target.vocab_size)
         self.share_noise = share_noise
-        model = load_draft_model(draft_path, target)
+        folder = located(draft_path)
+        if not folder.is_dir():
+            raise UserError(
+                f"sps: no draft model in {draft_path}; train the embedded one by `{TRAIN}`, or name a folder"
+            )
+        model, _ = load_pretrained(
+            str(folder),
+            dtype=target.dtype,
+            device=target.device,
+            called=f"sps: draft model {draft_path}",
+            with_tokenizer=False,
+            attn_implementation="sdpa",
+        )
         limit = position_limit(model)
         self.model = Target(model, context=min(target.context, limit or target.context), linear=target.linear)
         if abs(self.model.vocab_size - target.vocab_size) >= PADDING:
@@ -138,25 +148,3 @@ class SpeculativeSession(Session):
             scores = self.choice.scores(logits, torch.full((len(logits),), position, device=logits.device))
             logits = torch.where(scores.isneginf(), logits.float() - EXCLUDED, scores)
         return logits.argmax(dim=-1)
-
-
-def load_draft_model(path: str, target: Target) -> Any:
-    """A causal LM from a folder's safetensors, on the target's device, in its dtype. Raises UserError if none loads."""
-    folder = located(path)
-    if not folder.is_dir():
-        raise UserError(f"sps: no draft model in {path}; train the embedded one by `{TRAIN}`, or name a folder")
-    try:
-        model, report = AutoModelForCausalLM.from_pretrained(
-            str(folder),
-            dtype=target.dtype,
-            attn_implementation="sdpa",
-            use_safetensors=True,
-            local_files_only=True,
-            trust_remote_code=False,
-            output_loading_info=True,
-        )
-    except (OSError, ValueError, KeyError, ImportError, RuntimeError, SafetensorError) as error:
-        raise UserError(f"sps: draft model {path} cannot be loaded ({one_line(error)[:300]})") from None
-    if report["missing_keys"]:
-        raise UserError(f"sps: draft model {path} lacks weights ({', '.join(sorted(report['missing_keys']))[:300]})")
-    return model.to(target.device).eval()

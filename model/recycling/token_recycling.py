@@ -83,7 +83,7 @@ class TokenRecycling(DeviceDrafter):
             tree = build_template("best", nodes=nodes, k=k)
         if tree.max_rank >= k:
             raise UserError(f"tree: needs candidates up to rank {tree.max_rank}, but k={k} keeps ranks 0 to {k - 1}")
-        self.largest, self.max_nodes = tree, len(tree)
+        self.draft_tree, self.max_nodes = tree, len(tree)
         self.use_tree(tree.on(self.device))
 
     def tree_of(self, nodes: int) -> Tree:

@@ -191,8 +191,6 @@ def load_head(path: str, target: Target) -> EagleHead:
         embedding = embedding.to(target.device, target.dtype)
         embedding = target_embedding if torch.equal(embedding, target_embedding.to(target.dtype)) else embedding
     head = EagleHead(head_config(values), target_embedding, bias="fc.bias" in state)
-    if head.config.hidden_size != hidden_size(target):
-        raise UserError(f"{folder}: hidden_size {head.config.hidden_size}, {target.name} has {hidden_size(target)}")
     load_weights(head, file, state)
     head = head.to(target.device, target.dtype)
     head.embedding = embedding

@@ -5,9 +5,8 @@ configs/companions lists them by model. A job without its companion is reported 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from huggingface_hub import constants
 
@@ -16,24 +15,16 @@ from model.files import located
 from model.methods import medusa
 from model.structures import heads
 
-from ..loading import hub
+from . import hub
 
 
-@dataclass(frozen=True)
-class Kind:
-    """A kind of companion.
+class Kind(NamedTuple):
+    """A kind of companion."""
 
-    Attributes:
-        name: its key in configs/companions.
-        words: its name in messages.
-        how: how to get one.
-        weights: patterns of its weight files, best first; empty for a single file.
-    """
-
-    name: str
-    words: str
-    how: str
-    weights: tuple[str, ...] = ()
+    name: str  # its key in configs/companions
+    words: str  # its name in messages
+    how: str  # to get one
+    weights: tuple[str, ...] = ()  # patterns of its weight files, best first; empty for a single file
 
 
 _HEADS = "`python -m tools.heads {}` trains one"
@@ -47,23 +38,19 @@ KINDS = {  # by the method's setting
 
 
 def missing_companion(method: dict[str, Any], model: str) -> str:
-    """Say which companion a method lacks; empty if it lacks none. Loads and fetches nothing.
-
-    Args:
-        method: its settings.
-        model: the model's name.
-    """
+    """Say which companion a method lacks, by its settings and the model's name; empty if none. Fetches nothing."""
     for key in KINDS.keys() & method.keys():
         kind, value = KINDS[key], method[key]
         if value is None:
             return f"no {kind.words} for {model} ({kind.how}; companions.{kind.name}=PATH names it)"
-        if located(str(value)).exists():
-            continue
         on_hub = bool(kind.weights) and hub.is_name(str(value))
-        if not on_hub or not (hub.local_snapshot(str(value), kind.weights) or hub.is_reachable()):
-            reason = "no such folder" if kind.weights else "no such file"
-            reason += f", and {constants.ENDPOINT} is not in reach" if on_hub else ""
-            return f"no {kind.words} for {model} (method.{key}={value}: {reason}; {kind.how})"
+        if located(str(value)).exists() or (
+            on_hub and (hub.local_snapshot(str(value), kind.weights) or hub.is_reachable())
+        ):
+            continue
+        reason = f"no such {'folder' if kind.weights else 'file'}"
+        reason += f", and {constants.ENDPOINT} is not in reach" if on_hub else ""
+        return f"no {kind.words} for {model} (method.{key}={value}: {reason}; {kind.how})"
     return ""
 
 
@@ -72,8 +59,8 @@ def fetch_companions(method: dict[str, Any], model: str) -> None:
     if why := missing_companion(method, model):
         raise UserError(f"{method['name']}: not available: {why}")
     for key in KINDS.keys() & method.keys():
-        path = path_of(key, str(method[key]))
-        if KINDS[key].weights and (why := hub.missing_weights(path, KINDS[key].weights)):
+        path, weights = path_of(key, str(method[key])), KINDS[key].weights
+        if weights and (why := hub.missing_weights(path, weights)):
             raise UserError(f"{path}: {why}")
 
 
