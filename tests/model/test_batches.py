@@ -1,5 +1,7 @@
 """Batches in the library: a decoder's answers, transformers' padded `generate`, and the command."""
 
+from concurrent.futures import ThreadPoolExecutor
+
 import pytest
 import torch
 from transformers import (
@@ -56,6 +58,26 @@ def test_stop_strings_ends_and_the_models_own_penalties(tmp_path):
     one_by_one = decoder.generate_all(PROMPTS, **settings)
     assert [(a.ids, a.stop) for a in answers] == [(a.ids, a.stop) for a in one_by_one]
     assert len({a.stop for a in answers}) > 1
+
+
+def test_threads_share_a_decoder_and_a_processor_may_call_the_model(model):
+    """Between the forward of a batch and what is learnt from it another batch steps, or the model itself is called."""
+    decoder = Decoder(model, method="dynamic", nodes=8, linear="torch")
+
+    def reads(ids, scores):
+        with torch.no_grad():
+            model(ids[:, -3:])
+        if ids.shape[1] % 9 == 0:
+            decoder.target.model.generate(ids[:, -4:], custom_generate=ours, max_new_tokens=3, pad_token_id=0)
+        return scores
+
+    ours = Generate("dynamic", nodes=8, linear="torch")
+    expected = [a.ids for a in decoder.generate_all(PROMPTS, progress=False, max_new_tokens=20)]
+    settings = dict(batch=3, progress=False, max_new_tokens=20)
+    ways = [{}, {"sampling": Sampling(processors=(reads,))}, {}]
+    with ThreadPoolExecutor() as pool:
+        runs = [*pool.map(lambda way: decoder.generate_all(PROMPTS, **settings, **way), ways)]
+    assert [[a.ids for a in answers] for answers in runs] == [expected] * 3
 
 
 def test_what_a_decoder_refuses_of_a_batch(model):

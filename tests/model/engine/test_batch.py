@@ -237,7 +237,7 @@ def test_fuzzed_batches(columns):
 
 @pytest.mark.slow
 def test_many_fuzzed_batches(columns):
-    fuzz(400, 1)
+    fuzz(1000, 1)
 
 
 @pytest.mark.parametrize(
