@@ -8,7 +8,7 @@ from typing import Any
 
 from model.engine.tree import RankPath, layout
 
-from ..statistics.acceptance import LEARNT, TEMPLATE, accepted_paths, by_node, template
+from ..statistics.acceptance import LEARNT, TREE_SOURCE, accepted_paths, by_node, fixed_tree
 from ..statistics.pools import Pool
 
 BOUNDS = (0, 1, 2, 5, 10, 20, 40, 70)  # %, upper ends of the colour classes; the last one is above all
@@ -17,13 +17,13 @@ MOST_EQUAL = 3  # ranks in a row that are spelled out
 
 
 def draw(name: str, pool: Pool) -> dict[str, Any] | None:
-    """Place the nodes of a configuration's draft tree, over all repeats, for the template.
+    """Place the nodes of a configuration's draft tree, over all repeats, for the page.
 
     Returns:
         `dots` as (node, its ranks, colour class, x, y, x and y of its parent) and what is said of all; None without a
         tree, or if no step drafted from it.
     """
-    accepted, order = accepted_paths(pool.rows, TEMPLATE), template(pool.first)
+    accepted, order = accepted_paths(pool.rows, TREE_SOURCE), fixed_tree(pool.first)
     tree, nodes = pool.first.settings["method"].get("tree"), by_node(accepted, order)
     if not tree or not accepted or not nodes:
         return None
