@@ -76,13 +76,12 @@ def unfinished(folder: Path, runs: Sequence[Run]) -> str:
     """Say what of an experiment is missing; empty if nothing is."""
     if missing := missing_jobs(folder):
         return missing
-    read = {run.folder for run in runs}
+    read, cut = {run.folder for run in runs}, [run for run in runs if not run.complete or not run.summary]
     if unread := [path for path in sorted(folder.glob("runs/*")) if path.is_dir() and path not in read]:
         return f"runs/{unread[0].name} has no answers that this version reads"
-    cut = [run for run in runs if not run.complete or not run.summary]
     if cut:
-        have, of = len(cut[0].answers), cut[0].metadata["questions"]
-        return f"{len(cut)} of {len(runs)} runs are not finished (runs/{cut[0].folder.name}: {have} of {of} answers)"
+        answers = f"{len(cut[0].answers)} of {cut[0].metadata['questions']} answers"
+        return f"{len(cut)} of {len(runs)} runs are not finished (runs/{cut[0].folder.name}: {answers})"
     return ""
 
 
@@ -114,14 +113,13 @@ def main() -> None:
     parser.add_argument("folder", type=Path, nargs="?", metavar="RESULTS", help="an experiment's results")
     parser.add_argument("name", nargs="?", metavar="NAME", help="of the folder: the experiment, or EXPERIMENT-MACHINE")
     parser.add_argument("--note", default="", help="a remark for results/README.md")
-    arguments = parser.parse_args()
+    given = parser.parse_args()
     with user_errors():
-        if arguments.folder is not None:
-            if arguments.name is None:
-                raise UserError("name the folder below results/reference, such as the experiment's own name")
-            target = contribute(arguments.folder, arguments.name, arguments.note)
-            size = (target / compact.FILE).stat().st_size
-            print(f"{target / compact.FILE}: {size / 2**10:.0f} KiB")
+        if given.folder and not given.name:
+            raise UserError("name the folder below results/reference, such as the experiment's own name")
+        if given.folder:
+            file = contribute(given.folder, given.name, given.note) / compact.FILE
+            print(f"{file}: {file.stat().st_size / 2**10:.0f} KiB")
         write_text(REFERENCE.parent / "README.md", overview(REFERENCE))
         print(f"{REFERENCE.parent / 'README.md'}: written")
 

@@ -20,8 +20,7 @@ from omegaconf import DictConfig, OmegaConf
 from model.errors import UserError
 from model.holding import needed_bytes
 
-from .configuration.companions import KINDS, fetch_companions, missing_companion
-from .configuration.config import check_groups
+from .configuration.config import COMPANIONS, check_groups, fetch_companions, missing_companion
 from .configuration.jobs import compose
 from .errors import one_line, user_errors
 from .loading import hub
@@ -38,12 +37,12 @@ def needs(configurations: Iterable[DictConfig]) -> dict[str, Callable[[], object
         check_groups(config)
         model, method, bench = (config[group] for group in groups)
         fetchers.setdefault(f"model {model['path']}", partial(_fetch_model, model))
-        for key in KINDS.keys() & method.keys():
+        for key in COMPANIONS.keys() & method.keys():
             companion = {"name": method["name"], key: method[key]}
             if method[key] is None:
                 fetchers[missing_companion(companion, model["name"])] = None
             else:
-                name = f"{KINDS[key].words} {method[key]}"
+                name = f"{COMPANIONS[key].name} {method[key]}"
                 fetchers.setdefault(name, partial(fetch_companions, companion, model["name"]))
         fetchers.setdefault(f"bench {bench['name']}", partial(load_bench, **bench))
     return fetchers

@@ -1,80 +1,61 @@
-"""Check a configuration: an unknown setting or a wrong value is reported in one line with its key.
+"""Check a configuration: an unknown setting, a wrong value, a missing companion is reported in one line with its key.
 
 Names, types and defaults of the settings come from the signatures of the functions and classes that take them.
+Companions are what a method needs next to the model, as heads, a draft model or a datastore; configs/companions lists
+them by model. A job without its companion is reported before anything is loaded.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import make_dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
 
+import yaml
+from huggingface_hub import constants
 from omegaconf import DictConfig, OmegaConf
 
 from model.engine.sampling import Sampling
 from model.errors import UserError
+from model.files import ROOT, located
+from model.methods import medusa
 from model.recycling import build_template
 from model.settings import check_settings
+from model.structures import heads
 
 from ..errors import config_errors
+from ..loading import hub
 from ..loading.bench import load_bench
 from ..loading.settings import ModelSettings
-from .companions import fetch_companions
-from .jobs import compose
 
-GROUPS: dict[str, Callable[..., Any]] = {
-    "model": ModelSettings,
-    "bench": load_bench,
-    "tree": build_template,
-    "sampling": Sampling,
-}
+GROUPS: dict[str, Any] = {"model": ModelSettings, "bench": load_bench, "tree": build_template, "sampling": Sampling}
 NOT_SETTINGS = ("k", "seed", "processors")  # parameters of GROUPS set elsewhere: by the method, by the run, in code
 MINIMUM = {"max_new_tokens": 1, "num_choices": 1, "repeats": 1, "repeat": 0, "bench.begin": 0, "bench.end": 0}
-
+# A run's settings are the groups and what configs/config.yaml has, of the types of the values there.
+SHIPPED = yaml.safe_load((ROOT / "configs/config.yaml").read_text(encoding="utf-8"))
+OR_NULL = {"repeat": int | None, "run_dir": str | None}
+NO_SETTINGS = ("defaults", "companions", "subject", "hydra")  # what Hydra reads, and what settings refer to
+TYPES = {key: OR_NULL.get(key, type(value)) for key, value in SHIPPED.items() if key not in NO_SETTINGS}
+TYPES |= dict.fromkeys(("method", *GROUPS), dict)
 
 # ${plain:NAME} of configs/: a name as part of a folder's name; at import, so in every process of a launcher
 OmegaConf.register_new_resolver("plain", lambda name: re.sub(r"[^\w.-]+", "_", str(name)).strip("_."), replace=True)
 
 
-@dataclass
-class Settings:
-    """A run's configuration; configs/config.yaml explains it."""
-
-    model: dict[str, Any]
-    bench: dict[str, Any]
-    method: dict[str, Any]
-    tree: dict[str, Any]
-    sampling: dict[str, Any]
-    name: str
-    start: str
-    max_new_tokens: int
-    execution: str
-    num_choices: int
-    repeats: int
-    repeat: int | None
-    interleave: bool
-    timed: bool
-    phases: bool
-    seed: int
-    results_dir: str
-    run_dir: str | None
-
-
 def checked_config(cfg: DictConfig) -> dict[str, Any]:
     """Check and resolve a run's configuration and fetch its method's companions. Records hold what is returned.
 
-    Raises:
-        UserError: a wrong setting, before anything is loaded or a device is waited for.
+    Raises UserError for a wrong setting, before anything is loaded or a device is waited for.
     """
     with config_errors():
         config: dict[str, Any] = OmegaConf.to_container(cfg, resolve=True, throw_on_missing=True)  # type: ignore[assignment]
-    check_settings(config, Settings, allow_extra=True)
+    check_settings(config, make_dataclass("Settings", TYPES.items()), allow_extra=True)
     check_groups(config)
     for key in sorted({"name", "drafter"} - config["method"].keys()):
         raise UserError(f"method.{key}: a method needs this setting")
-    for key, group in ((key, group) for key in config for group in ("method", *GROUPS)):
-        if key not in Settings.__annotations__ and key in config[group]:
+    for group in ("method", *GROUPS):
+        for key in config[group].keys() & config.keys() - TYPES.keys():
             raise UserError(f"{key}: no setting of a run; did you mean {group}.{key}?")
     for key, least in MINIMUM.items():
         if (value := OmegaConf.select(cfg, key)) is not None and value < least:
@@ -102,14 +83,53 @@ def check_groups(config: dict[str, Any]) -> None:
         check_settings(config[group], GROUPS[group], f"{group}.", without=NOT_SETTINGS)
 
 
-def composed(words: Sequence[str], *groups: str) -> dict[str, dict[str, Any]]:
-    """Compose settings of these groups alone, and check them. Raises UserError for a wrong or unrelated one."""
-    for word in words:
-        if re.split(r"[.=]", word)[0] not in groups:
-            count = " and ".join(f"{group}=NAME and {group}.KEY=VALUE" for group in groups)
-            raise UserError(f"{word}: only {count} count here")
-    (job,) = compose(words).jobs
-    with config_errors():
-        config = {group: OmegaConf.to_container(job.config[group], resolve=True) for group in groups}
-    check_groups(config)
-    return config  # type: ignore[return-value]
+class Companion(NamedTuple):
+    """A kind of companion."""
+
+    key: str  # in configs/companions
+    name: str  # in messages
+    how: str  # to get one
+    weights: tuple[str, ...] = ()  # patterns of its weight files, best first; empty for a single file
+
+
+_HEADS = "`python -m tools.heads {}` trains one"
+COMPANIONS = {  # by the method's setting
+    "heads_path": Companion("medusa", "Medusa heads", _HEADS.format("medusa"), (medusa.WEIGHTS, medusa.PUBLIC_WEIGHTS)),
+    "head_path": Companion("eagle", "EAGLE head", _HEADS.format("eagle"), (heads.WEIGHTS, heads.PUBLIC_WEIGHTS)),
+    "draft_path": Companion("draft", "draft model", "name a small model of the same vocabulary", ("*.safetensors",)),
+    "datastore_path": Companion("datastore", "datastore", "`python -m tools.datastore` builds one"),
+}
+
+
+def missing_companion(method: dict[str, Any], model: str) -> str:
+    """Say which companion a method of these settings lacks; empty if it lacks none. Loads and fetches nothing."""
+    for setting in COMPANIONS.keys() & method.keys():
+        (key, name, how, weights), value = COMPANIONS[setting], method[setting]
+        if value is None:
+            return f"no {name} for {model} ({how}; companions.{key}=PATH names it)"
+        on_hub = bool(weights) and hub.is_name(str(value))
+        if located(str(value)).exists() or (on_hub and (hub.local_snapshot(value, weights) or hub.is_reachable())):
+            continue
+        reason = f"no such {'folder' if weights else 'file'}"
+        reason += f", and {constants.ENDPOINT} is not in reach" if on_hub else ""
+        return f"no {name} for {model} (method.{setting}={value}: {reason}; {how})"
+    return ""
+
+
+def fetch_companions(method: dict[str, Any], model: str) -> None:
+    """Fetch a method's companions from the hub. Raises UserError if one is missing or lacks weights."""
+    if why := missing_companion(method, model):
+        raise UserError(f"{method['name']}: not available: {why}")
+    for setting in COMPANIONS.keys() & method.keys():
+        path, weights = path_of(setting, str(method[setting])), COMPANIONS[setting].weights
+        if weights and (why := hub.missing_weights(path, weights)):
+            raise UserError(f"{path}: {why}")
+
+
+def path_of(setting: str, value: str) -> Path:
+    """Return the path of a method's setting: a file or folder, or the snapshot of a hub name, fetched if needed.
+
+    Raises UserError if it cannot be fetched.
+    """
+    path, weights = located(value), COMPANIONS[setting].weights if setting in COMPANIONS else ()
+    return path if path.exists() or not weights or not hub.is_name(value) else hub.fetch_snapshot(value, weights)

@@ -12,7 +12,6 @@ from typing import Any
 
 import torch
 
-from model.engine import Target
 from model.engine.sampling import Sampling
 from model.errors import UserError
 
@@ -23,38 +22,37 @@ from ..records.runs import GENERATE
 from .methods import Method
 
 SAVED = "saved"  # start=saved: start from the state that the hot run of the same configuration saved
+STATELESS = ("repeat", "execution", "timed", "phases")  # settings that do not change the state that a run leaves
 
 
 def run_settings(config: dict[str, Any], bench: Bench, method: Method) -> dict[str, Any]:
     """Return the fingerprint: everything that decides a run's answers and measurements."""
-    loaded = method.loaded
-    model = asdict(loaded.settings) | {
-        "dtype": str(loaded.target.dtype).removeprefix("torch."),
-        "device": loaded.target.device.type,
+    loaded, target = method.loaded, method.loaded.target
+    given = asdict(loaded.settings)
+    del given["path"]  # its files' digests tell which it is, wherever it lies
+    for key in ("chat_template_kwargs", "weights"):  # which earlier records have not
+        if not given[key]:
+            del given[key]
+    attention = target.model.config.get_text_config()._attn_implementation
+    model = given | {
+        "dtype": str(target.dtype).removeprefix("torch."),
+        "device": target.device.type,
         "template": loaded.template,
-        "attention": _attention(loaded.target),
-        "context": loaded.target.context,
+        "attention": "eager" if attention == "eager" else "sdpa",  # of draft nodes
+        "context": target.context,
         "files": loaded.files,
     }
-    del model["path"]  # its files' digests tell which it is, wherever it lies
-    for key in ("chat_template_kwargs", "weights"):  # which earlier records have not
-        if not model[key]:
-            del model[key]
     ids = [q.question_id for q in bench.questions]
+    asked = {"name": bench.name, "sha256": bench.sha256, "ids_sha256": _sha256(ids), "questions": len(ids)}
+    sampling = changed_sampling(config)
     return {
         "model": model,
-        "bench": {"name": bench.name, "sha256": bench.sha256, "ids_sha256": _sha256(ids), "questions": len(ids)}
-        | {"order": bench.order},
-        "method": recorded_method(method.settings, changed_sampling(config)),
+        "bench": asked | {"order": bench.order},
+        "method": recorded_method(method.settings, sampling),
         "execution": method.execution,
-        "max_new_tokens": config["max_new_tokens"],
-        "num_choices": config["num_choices"],
         "schema": SCHEMA,
-        "seed": config["seed"],
-        "phases": config["phases"],
-        "repeat": config["repeat"],
-        "timed": config["timed"],
-        "sampling": changed_sampling(config),
+        "sampling": sampling,
+        **{key: config[key] for key in ("max_new_tokens", "num_choices", "seed", "phases", "repeat", "timed")},
     }
 
 
@@ -65,10 +63,10 @@ def changed_sampling(config: dict[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in sampling.items() if value != greedy[key] and key not in idle}
 
 
-def _attention(target: Target) -> str:
-    """Return the attention of draft nodes: sdpa or eager."""
-    implementation = target.model.config.get_text_config()._attn_implementation
-    return "eager" if implementation == "eager" else "sdpa"
+def recorded_method(method: dict[str, Any], sampling: dict[str, Any]) -> dict[str, Any]:
+    """Return a method's settings as records hold them: share_noise only if `changed_sampling` says tokens are drawn."""
+    shares = method.get("share_noise") and sampling.get("temperature")
+    return {key: value for key, value in method.items() if key != "share_noise" or shares}
 
 
 def execution_used(method: Method) -> str:
@@ -79,6 +77,13 @@ def execution_used(method: Method) -> str:
 def runs_folder(config: dict[str, Any]) -> Path:
     """Return the folder of an experiment's runs."""
     return Path(config["results_dir"]) / str(config["name"]) / "runs"
+
+
+def default_folder(config: dict[str, Any], settings: dict[str, Any], method: Method) -> Path:
+    """Return the folder of a configuration: readable words and a hash of the fingerprint."""
+    words = [settings["model"]["name"], settings["bench"]["name"], method.label, method.settings.get("tree", "")]
+    name = "-".join(re.sub(r"[^\w.]+", "_", str(word)).strip("_") for word in words if word)
+    return runs_folder(config) / f"{name}-{_sha256(identity(settings))[:8]}"
 
 
 def recorded_threads(config: dict[str, Any]) -> int | None:
@@ -95,13 +100,6 @@ def recorded_threads(config: dict[str, Any]) -> int | None:
         if threads and recorded.get("device") == describe_device(torch.device("cpu"), threads):
             found.append(((folder / "summary.json").exists(), threads))
     return min(found)[1] if found else None
-
-
-def default_folder(config: dict[str, Any], settings: dict[str, Any], method: Method) -> Path:
-    """Return the folder of a configuration: readable words and a hash of the fingerprint."""
-    words = [settings["model"]["name"], settings["bench"]["name"], method.label, method.settings.get("tree", "")]
-    name = "-".join(re.sub(r"[^\w.]+", "_", str(word)).strip("_") for word in words if word)
-    return runs_folder(config) / f"{name}-{_sha256(identity(settings))[:8]}"
 
 
 def saved_start(config: dict[str, Any], settings: dict[str, Any]) -> str:
@@ -121,8 +119,7 @@ def saved_start(config: dict[str, Any], settings: dict[str, Any]) -> str:
         recorded = read_object(path.parent / "metadata.json").get("settings", {})
         if recorded.get("schema") != SCHEMA or [recorded["method"][key] for key in ("name", "start")] != kind:
             continue
-        unlike = difference(_deciding_state(recorded), _deciding_state(settings) | {"update": "all"})
-        if unlike:
+        if unlike := difference(_deciding_state(recorded), _deciding_state(settings) | {"update": "all"}):
             nearest = f" (of the one there, {unlike})"
         else:
             others = [recorded[key] != settings[key] for key in ("repeat", "execution", "timed")]
@@ -131,27 +128,19 @@ def saved_start(config: dict[str, Any], settings: dict[str, Any]) -> str:
         return str(min(states)[-1])
     raise UserError(
         f"start=saved: there is no finished run of {kind[0]} with start=hot on {settings['model']['name']} in "
-        f"{config['results_dir']}/{config['name']}{nearest}; "
+        f"{runs_folder(config).parent}{nearest}; "
         "run it first (in a sweep: start=hot,saved), or name a file"
     )
 
 
 def _deciding_state(settings: dict[str, Any]) -> dict[str, Any]:
     """Return the settings that decide the state that a run leaves."""
-    without = ("repeat", "execution", "timed", "phases")
-    kept = {key: value for key, value in identity(settings).items() if key not in without}
-    method = {key: value for key, value in kept["method"].items() if key != "update"}
-    return kept | {"method": method, "update": settings["method"].get("update", "all")}
-
-
-def recorded_method(method: dict[str, Any], sampling: dict[str, Any]) -> dict[str, Any]:
-    """Return a method's settings as records hold them: share_noise only if tokens are drawn.
-
-    Args:
-        sampling: from `changed_sampling`.
-    """
-    shares = method.get("share_noise") and sampling.get("temperature")
-    return {key: value for key, value in method.items() if key != "share_noise" or shares}
+    method = identity(settings)["method"]
+    own = {
+        "method": {key: value for key, value in method.items() if key != "update"},
+        "update": method.get("update", "all"),
+    }
+    return {key: value for key, value in settings.items() if key not in STATELESS} | own
 
 
 def _sha256(data: Any) -> str:

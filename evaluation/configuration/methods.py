@@ -28,7 +28,7 @@ from model.settings import check_settings
 
 from ..loading.digests import sha256_of
 from ..loading.models import LoadedModel
-from .companions import path_of
+from .config import path_of
 
 COLD, HOT, CATEGORY = "cold", "hot", "category"
 AUTO = "auto"  # the tree whose size is found while decoding

@@ -10,7 +10,7 @@ import pandas as pd
 import pytest
 
 from evaluation import prefetch, report, run
-from evaluation.configuration.companions import missing_companion
+from evaluation.configuration.config import missing_companion
 from evaluation.configuration.jobs import compose
 from evaluation.loading import hub, models
 from evaluation.records.sweeps import missing_jobs
