@@ -43,7 +43,7 @@ def run_command(composed: Composed, words: Sequence[str]) -> list[str]:
                 checked.append(Job(checked_config(job.config), job.overrides))
         run_jobs(checked, failures)
     else:
-        context = HydraContext(composed.loader, Callback())  # type: ignore[arg-type]  # its methods are all that is used
+        context = HydraContext(composed.loader, Callback())  # its methods are all that is used
         for saved in (False, True):  # those that start from what a hot run left come when all others are done
             if batch := [job.overrides for job in jobs if (job.config.start == SAVED) is saved]:
                 launcher = Plugins.instance().instantiate_launcher(context, launched_job, config)

@@ -22,7 +22,6 @@ from ..records.runs import GENERATE
 from .methods import Method
 
 SAVED = "saved"  # start=saved: start from the state that the hot run of the same configuration saved
-STATELESS = ("repeat", "execution", "timed", "phases")  # settings that do not change the state that a run leaves
 
 
 def run_settings(config: dict[str, Any], bench: Bench, method: Method) -> dict[str, Any]:
@@ -111,36 +110,34 @@ def saved_start(config: dict[str, Any], settings: dict[str, Any]) -> str:
     Args:
         settings: of that hot run, from `run_settings`.
 
-    Raises:
-        UserError: there is no such run yet.
+    Raises UserError if there is no such run yet.
     """
-    kind, states, nearest = [settings["method"][key] for key in ("name", "start")], [], ""
+    hot, states, nearest = settings["method"], [], ""
     for path in runs_folder(config).glob("*/state.safetensors"):
         recorded = read_object(path.parent / "metadata.json").get("settings", {})
-        if recorded.get("schema") != SCHEMA or [recorded["method"][key] for key in ("name", "start")] != kind:
+        there = recorded.get("method", {})
+        if recorded.get("schema") != SCHEMA or any(there[key] != hot[key] for key in ("name", "start")):
             continue
-        if unlike := difference(_deciding_state(recorded), _deciding_state(settings) | {"update": "all"}):
+        if unlike := difference(_state_settings(recorded), _state_settings(settings) | {"update": "all"}):
             nearest = f" (of the one there, {unlike})"
         else:
             others = [recorded[key] != settings[key] for key in ("repeat", "execution", "timed")]
             states.append((others[0], recorded["repeat"], *others[1:], str(path)))
     if states:
         return str(min(states)[-1])
+    wanted = f"{hot['name']} with start=hot on {settings['model']['name']}"
+    how = "run it first (in a sweep: start=hot,saved), or name a file"
     raise UserError(
-        f"start=saved: there is no finished run of {kind[0]} with start=hot on {settings['model']['name']} in "
-        f"{runs_folder(config).parent}{nearest}; "
-        "run it first (in a sweep: start=hot,saved), or name a file"
+        f"start=saved: there is no finished run of {wanted} in {runs_folder(config).parent}{nearest}; {how}"
     )
 
 
-def _deciding_state(settings: dict[str, Any]) -> dict[str, Any]:
+def _state_settings(settings: dict[str, Any]) -> dict[str, Any]:
     """Return the settings that decide the state that a run leaves."""
-    method = identity(settings)["method"]
-    own = {
-        "method": {key: value for key, value in method.items() if key != "update"},
-        "update": method.get("update", "all"),
-    }
-    return {key: value for key, value in settings.items() if key not in STATELESS} | own
+    method = dict(identity(settings)["method"])
+    update = method.pop("update", "all")
+    without = ("repeat", "execution", "timed", "phases")
+    return {k: v for k, v in settings.items() if k not in without} | {"method": method, "update": update}
 
 
 def _sha256(data: Any) -> str:

@@ -151,10 +151,10 @@ def plan(typed: Sequence[Override], sweep: DictConfig, loader: ConfigLoader) -> 
             raise UserError(f"{o.input_line}: takes one value, as the list of jobs is made from it; give {each}")
 
     @cache  # it takes a tenth of a second
-    def compose(*choices: str) -> DictConfig:
+    def compose(*choices: str) -> Any:
         return hydra.compose("config", [*sweep.hydra.overrides.hydra, *choices])
 
-    def composed(words: Sequence[str]) -> DictConfig:
+    def composed(words: Sequence[str]) -> Any:
         return compose(*(word for word in words if word[0] == "~" or word.split("=")[0].strip("+") in groups))
 
     def planned(words: list[str]) -> Planned:
@@ -198,7 +198,7 @@ def expand(
         for values in product(*lists.values()):
             job = dict(zip(lists, values, strict=True))
             config = composed(_words(job))
-            own = own_settings(config.method, config.tree)
+            own = own_settings(config["method"], config["tree"])
             job = {
                 key: value for key, value in job.items() if key.split(".")[0] not in ("method", "tree") or key in own
             }
