@@ -19,14 +19,12 @@ from omegaconf import DictConfig, OmegaConf
 
 from .configuration.config import checked_config
 from .configuration.fingerprint import SAVED
-from .configuration.jobs import Composed, compose
+from .configuration.jobs import BASIC, Composed, compose
 from .errors import fail, noted, user_errors
 from .loading.locks import keep_devices
 from .records.sweeps import available, write_down
 from .report import report
 from .running.scheduling import Job, run_jobs
-
-BASIC = "basic"  # Hydra's own launcher: in this process, where jobs can be interleaved
 
 
 def run_command(composed: Composed, words: Sequence[str]) -> list[str]:

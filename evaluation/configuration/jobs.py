@@ -25,7 +25,6 @@ from hydra.core.global_hydra import GlobalHydra
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override, Quote, QuotedString
 from hydra.plugins.config_source import ConfigSource
-from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 
 from model.engine.sizing import finds_size
@@ -44,6 +43,7 @@ ConfigSource._get_header_dict = staticmethod(lambda text: _header(text.removepre
 
 SETTINGS = ("method.", "tree.")  # which of them there are depends on the job's method and tree
 ONE_VALUE = ("experiment", "preset", "launcher")  # choices that the list of jobs is made from
+BASIC = "basic"  # Hydra's own launcher: jobs run in this process, where they can be interleaved
 Lists = dict[str, list[str]]  # the values that each key goes through
 Compose = Callable[[Sequence[str]], Any]
 
@@ -63,23 +63,26 @@ def compose(words: Sequence[str], *, multirun: bool = False, config_dir: str | N
     Raises UserError for what Hydra does not find, and for a setting that no job has.
     """
     for word in words:
-        if re.match(r"[+~]*hydra\.(?!launcher|sweeper|mode|searchpath|job\.env)", word):  # what is read of it
+        if re.match(r"[+~]*hydra\.(?!launcher|sweeper|searchpath|job\.env)", word):  # what is read of it
             raise UserError(f"{word}: has no effect; results go to results_dir=FOLDER, there to name=NAME")
     own = [f"hydra.searchpath=[{quoted(f'file://{_own_configs(config_dir)}')}]"] if config_dir else []
     with config_errors(), _own_hydra() as loader:
+        typed = OverridesParser.create(config_loader=loader).parse_overrides([*words])
+        for o in typed:
+            is_choice = o.key_or_group in ("", *loader.list_groups("")) and not (o.is_sweep_override() or o.is_delete())
+            if is_choice and not isinstance(o.value(), str | dict):
+                raise UserError(f"{o.input_line}: must name a file of configs/{o.key_or_group}")
         if not multirun and not any(word.startswith("experiment=") for word in words):
             config = hydra.compose("config", [*words, *own], return_hydra_config=True)
-            if config.hydra.mode != RunMode.MULTIRUN:  # a launcher makes a single run a sweep of one
+            if config.hydra.runtime.choices["hydra/launcher"] == BASIC:  # another makes a single run a sweep of one
                 for word in words:
                     if re.split(r"[.=]", word)[0] == "tree" and not drafts_from_tree(config.method, config.tree):
                         raise UserError(f"{word}: {config.method.name} drafts from no tree; leave it out")
                 settings = OmegaConf.masked_copy(config, [str(key) for key in config if key != "hydra"])
                 return Composed([Planned([], settings, "")], config, loader, is_sweep=False)
-        typed = OverridesParser.create(config_loader=loader).parse_overrides([*words])
         # without lists, and what only some methods have
         common = [o for o in typed if not o.is_sweep_override() and not o.key_or_group.startswith(SETTINGS)]
-        overrides = [*(str(o.input_line) for o in common), *own, "hydra.mode=MULTIRUN"]
-        config = hydra.compose("config", overrides, return_hydra_config=True)
+        config = hydra.compose("config", [*(str(o.input_line) for o in common), *own], return_hydra_config=True)
         return Composed(plan(typed, config, loader), config, loader, is_sweep=True)
 
 
@@ -198,7 +201,7 @@ def expand(
         for values in product(*lists.values()):
             job = dict(zip(lists, values, strict=True))
             config = composed(_words(job))
-            own = own_settings(config["method"], config["tree"])
+            own = own_settings(config.method, config.tree)
             job = {
                 key: value for key, value in job.items() if key.split(".")[0] not in ("method", "tree") or key in own
             }
