@@ -31,11 +31,11 @@ from .loading.models import LoadedModel, devices_in_words, load_model
 from .loading.settings import ModelSettings
 from .records.questions import Question
 from .records.rows import difference
-from .records.runs import Run, read_runs
+from .records.runs import Run
 from .running.progress import Progress
-from .statistics.audits import GAPS, audits, write_audit
-from .statistics.pools import pools
-from .statistics.rendering import aligned
+from .statistics.audits import GAPS
+from .statistics.experiment import Experiment
+from .statistics.rendering import aligned, write_audit
 
 TYPES = ("float32", "float16", "bfloat16")
 SHOWN = 3  # places of an answer in words
@@ -76,15 +76,15 @@ def main() -> None:
 
 def audit_folder(folder: Path, permitted: dict[str, bool]) -> None:
     """Measure and write the gaps of an experiment's folder, and print its audit."""
-    runs = read_runs(folder)
-    if not audits(pools(runs)):
+    experiment = Experiment.read(folder)
+    if not experiment.audits:
         raise UserError(f"{folder}: no vanilla run to compare with; add method=vanilla to the sweep")
     with keep_devices():  # several audits may use the same model
-        write_json(folder / GAPS, list(measure_gaps(runs, permitted)))
-    print("\n".join(write_audit(runs, folder)))
+        write_json(folder / GAPS, list(measure_gaps(experiment, permitted)))
+    print("\n".join(write_audit(experiment, folder / "tables")))
 
 
-def measure_gaps(runs: Sequence[Run], permitted: dict[str, bool]) -> Iterator[dict[str, Any]]:
+def measure_gaps(experiment: Experiment, permitted: dict[str, bool]) -> Iterator[dict[str, Any]]:
     """Measure the target's two largest logits where an answer first differs from vanilla's.
 
     A folder's metadata name the model and bench, but grant no permissions, as anybody may have written them.
@@ -99,7 +99,7 @@ def measure_gaps(runs: Sequence[Run], permitted: dict[str, bool]) -> Iterator[di
     Raises:
         UserError: a run's model needs a permission; nothing is loaded then.
     """
-    differing = [audit for audit in audits(pools(runs)) if audit.different]
+    differing = [audit for audit in experiment.audits if audit.different]
     for first in (audit.pool.first for audit in differing):
         model = first.metadata["config"]["model"]
         for key in (key for key, granted in permitted.items() if model.get(key) and not granted):
@@ -111,7 +111,7 @@ def measure_gaps(runs: Sequence[Run], permitted: dict[str, bool]) -> Iterator[di
         settings = ModelSettings(**first.metadata["config"]["model"] | permitted | dtype)
         with exclusive(settings) as settings:
             loaded = load_model(settings)
-            if first.files and (other := difference(first.files, loaded.files)):
+            if first.identity.files and (other := difference(first.identity.files, loaded.files)):
                 raise UserError(f"{first.folder}: its model is no longer the one in {settings.path} ({other})")
             for run in {id(turn.run): turn.run for turn in audit.different}.values():  # shards differ in questions
                 questions, rows = _questions(run), {row["question_id"]: row for row in run.answers}

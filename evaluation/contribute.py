@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import argparse
 import re
-from collections.abc import Sequence
 from pathlib import Path
 
 from model.errors import UserError
@@ -18,11 +17,9 @@ from .errors import user_errors
 from .records import compact
 from .records.provenance import commit
 from .records.rows import read_object
-from .records.runs import Run, read_runs
-from .records.sweeps import missing_jobs
 from .report import REFERENCE
 from .statistics.audits import GAPS, read_gaps
-from .statistics.pools import pools
+from .statistics.experiment import Experiment
 from .statistics.rendering import markdown
 
 OF_MARK = ("model", "bench", "method", "not_available")  # of a job that could not run, and why
@@ -54,10 +51,11 @@ def contribute(folder: Path, name: str, note: str = "") -> Path:
         raise UserError(f"{name}: must be one folder's name of letters, digits, dots and dashes")
     if (folder / compact.FILE).is_file():
         raise UserError(f"{folder}: holds compact records already; name a folder of results")
-    runs = read_runs(folder)
-    if lacking := unfinished(folder, runs):
+    experiment = Experiment.read(folder)
+    if lacking := unfinished(experiment, folder):
         raise UserError(f"{folder}: {lacking}")
-    records = [(run.folder.name, run.metadata | {"summary": run.summary, "note": note}, run.answers) for run in runs]
+    more = [(run, run.metadata | {"summary": run.summary, "note": note}) for run in experiment.runs]
+    records = [(run.folder.name, metadata, run.answers) for run, metadata in more]
     marks = {path.name: mark for path in folder.glob("jobs/*.json") if "not_available" in (mark := read_object(path))}
     kept = {file: compact.without_paths({key: mark[key] for key in OF_MARK}) for file, mark in marks.items()}
     target = REFERENCE / name
@@ -72,10 +70,11 @@ def contribute(folder: Path, name: str, note: str = "") -> Path:
     return target
 
 
-def unfinished(folder: Path, runs: Sequence[Run]) -> str:
+def unfinished(experiment: Experiment, folder: Path) -> str:
     """Say what of an experiment is missing; empty if nothing is."""
-    if missing := missing_jobs(folder):
-        return missing
+    if experiment.missing:
+        return experiment.missing
+    runs = experiment.runs
     read, cut = {run.folder for run in runs}, [run for run in runs if not run.complete or not run.summary]
     if unread := [path for path in sorted(folder.glob("runs/*")) if path.is_dir() and path not in read]:
         return f"runs/{unread[0].name} has no answers that this version reads"
@@ -89,14 +88,14 @@ def overview(folder: Path) -> str:
     """Return results/README.md: what ran on what and when, from the records of each folder."""
     rows = []
     for path in sorted(folder.glob(f"*/{compact.FILE}")):
-        runs = read_runs(path.parent)
-        pooled, metadata = pools(runs), [run.metadata for run in runs]
+        experiment = Experiment.read(path.parent)
+        pooled, metadata = experiment.pools, [run.metadata for run in experiment.runs]
         days = sorted(str(m["started"])[:10] for m in metadata if m.get("started"))
         row = {
             "folder": [f"`{path.parent.name}`"],
             "model": [f"{pool.group['model']} ({pool.group['dtype']})" for pool in pooled],
             "bench, questions": [f"{pool.group['bench']}, {pool.questions}" for pool in pooled],
-            "configurations, runs": [f"{len(pooled)}, {len(runs)}"],
+            "configurations, runs": [f"{len(pooled)}, {len(metadata)}"],
             "device": [m["device"] for m in metadata],
             "started": [" to ".join(dict.fromkeys([*days[:1], *days[-1:]]))],
             "torch, transformers": [f"{m['versions']['torch']}, {m['versions']['transformers']}" for m in metadata],

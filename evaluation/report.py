@@ -11,8 +11,6 @@ import shlex
 import sys
 from pathlib import Path
 
-import pandas as pd
-
 from model.errors import UserError
 from model.files import ROOT, write_text
 
@@ -20,47 +18,41 @@ from .errors import user_errors
 from .figures import draw_all
 from .page import write_page
 from .records.compact import FILE
-from .records.runs import Run, read_foreign, read_runs
-from .records.sweeps import missing_jobs
+from .records.runs import read_foreign
 from .statistics.agreement import EQUAL, WRONG, Comparison, compare, lines, summary
-from .statistics.audits import write_audit
+from .statistics.experiment import Experiment
 from .statistics.metrics import OVERALL
 from .statistics.notes import headlines
-from .statistics.published import with_published
 from .statistics.rendering import main_view, to_markdown, to_text, write_csv, write_tables
-from .statistics.tables import main_table, with_unavailable
 from .statistics.trees import auto_lines
 
 FOREIGN = Path("results/report/tables/main.csv")
 REFERENCE = ROOT / "results" / "reference"  # records that ship, a folder an experiment
 
 
-def report(folder: Path) -> tuple[list[Run], pd.DataFrame]:
-    """Write `tables/` and `figures/` below an experiment's folder, print the overall table; return runs and table."""
-    runs = read_runs(folder)
-    notes = [missing] if (missing := missing_jobs(folder)) else []
-    table = write_tables(runs, folder / "tables", notes)
-    audit = write_audit(runs, folder)
-    figures = draw_all(runs, table, folder / "figures")
-    page = write_page(runs, table, folder)
-    view = main_view(runs, with_unavailable(table, folder), category=OVERALL)
-    print("\n".join(["", *headlines(table), "", to_text(view), ""]))
-    for line in [*auto_lines(runs), *audit, *notes]:
+def report(folder: Path) -> Experiment:
+    """Write `tables/`, `figures/` and `report.html` below an experiment's folder, print the overall table."""
+    experiment = Experiment.read(folder)
+    audit = write_tables(experiment, folder / "tables")
+    figures = draw_all(experiment, folder / "figures")
+    page = write_page(experiment, folder)
+    view = main_view(experiment, category=OVERALL)
+    print("\n".join(["", *headlines(experiment.table), "", to_text(view), ""]))
+    for line in filter(None, [*auto_lines(experiment.pools), *audit, experiment.missing]):
         print(line)
     print(f"\nreport:  {page}\ntables:  {folder / 'tables' / 'main.csv'} (by subtask; also .md)")
     print(f"figures: {folder / 'figures'} ({len(figures)}, each as pdf, svg, png)")
-    if line := against_shipped(runs, folder):
+    if line := against_shipped(experiment, folder):
         print(line)
-    return runs, table
+    return experiment
 
 
 def report_answers(pattern: str, out: Path, baseline: Path | None = None) -> None:
     """Write the main table of answer files of any origin, as CSV and Markdown, and print it."""
-    runs = read_foreign(pattern, baseline)
-    table = with_published(main_table(runs))
-    write_csv(out, table)
-    write_text(out.with_suffix(".md"), to_markdown(main_view(runs, table)))
-    print(f"\n{to_text(main_view(runs, table, category=OVERALL))}\n\ntables:  {out} (by subtask; also .md)")
+    experiment = Experiment(read_foreign(pattern, baseline))
+    write_csv(out, experiment.table)
+    write_text(out.with_suffix(".md"), to_markdown(main_view(experiment)))
+    print(f"\n{to_text(main_view(experiment, category=OVERALL))}\n\ntables:  {out} (by subtask; also .md)")
 
 
 def against(folder: Path, other: Path) -> list[Comparison]:
@@ -69,14 +61,14 @@ def against(folder: Path, other: Path) -> list[Comparison]:
     Raises:
         UserError: they have nothing in common.
     """
-    comparisons, alone = compare(read_runs(folder), read_runs(other))
+    comparisons, alone = compare(Experiment.read(folder), Experiment.read(other))
     if not comparisons:
         raise UserError(f"{folder}: no configuration that {other} has, too, on the same questions")
     print("\n".join(["", f"{folder} against {other}:", *lines(comparisons), *alone, f"{summary(comparisons)}."]))
     return comparisons
 
 
-def against_shipped(runs: list[Run], folder: Path) -> str:
+def against_shipped(experiment: Experiment, folder: Path) -> str:
     """Say in one line how an experiment agrees with a shipped one; empty if there is none to compare.
 
     Of those whose names begin with its first word (start: start-embedded) the one with most configurations in common is
@@ -89,7 +81,7 @@ def against_shipped(runs: list[Run], folder: Path) -> str:
     for shipped in sorted(peers, key=lambda path: (path.name != folder.name, path.name)):  # of equals its own name
         where = shipped.relative_to(Path.cwd()) if shipped.is_relative_to(Path.cwd()) else shipped  # as typed here
         try:
-            common, _ = compare(runs, read_runs(shipped))
+            common, _ = compare(experiment, Experiment.read(shipped))
         except UserError as error:  # the user's own report does not depend on it
             return f"not compared with {where}: {error}"
         if _likeness(common) > _likeness(comparisons):

@@ -18,10 +18,10 @@ from hydra.types import HydraContext
 from omegaconf import DictConfig, OmegaConf
 
 from .configuration.config import checked_config
-from .configuration.fingerprint import SAVED
 from .configuration.jobs import BASIC, Composed, compose
 from .errors import fail, noted, user_errors
 from .loading.locks import keep_devices
+from .records.identity import SAVED
 from .records.sweeps import available, write_down
 from .report import report
 from .running.scheduling import Job, run_jobs

@@ -22,7 +22,7 @@ from .records.provenance import flat
 from .records.runs import runs_at
 from .records.sweeps import available
 from .running.scheduling import Job, run_jobs
-from .statistics.tables import main_table
+from .statistics.experiment import Experiment
 
 
 def evaluate(
@@ -66,4 +66,4 @@ def evaluate(
         words.append(f"{key}={','.join(map(quoted, values))}")
     jobs = [Job(checked_config(job.config)) for job in available(compose(words, multirun=True).jobs)]
     run_jobs(jobs)
-    return main_table(runs_at({folder for job in jobs for folder in job.folders.values()}))
+    return Experiment(runs_at({folder for job in jobs for folder in job.folders.values()})).table

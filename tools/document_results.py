@@ -28,10 +28,10 @@ import yaml
 from evaluation import figures
 from evaluation.errors import user_errors
 from evaluation.figures import style
-from evaluation.records.runs import read_runs
 from evaluation.report import REFERENCE
-from evaluation.statistics import intervals, metrics, notes, pools, published, rendering, tables
+from evaluation.statistics import intervals, metrics, notes, pools, published, rendering
 from evaluation.statistics.columns import defined
+from evaluation.statistics.experiment import Experiment
 from model.errors import UserError
 from model.files import ROOT, write_text
 
@@ -49,13 +49,12 @@ BLOCK = re.compile(r"^<!-- results: ([^<]*?)-->\n(?:(?!<!-- ).*\n)*?<!-- end -->
 
 
 @cache
-class Experiment:
-    """The configurations of an experiment, each with its settings as text, and its main table."""
+class Shipped:
+    """A shipped experiment, each configuration with its settings as text."""
 
     def __init__(self, name: str) -> None:
-        self.name, self.runs = name, read_runs(REFERENCE / name)
-        self.table = tables.main_table(self.runs)
-        self.configurations = [(pool, settings(pool)) for pool in pools.pools(self.runs)]
+        self.name, self.experiment = name, Experiment.read(REFERENCE / name)
+        self.configurations = [(pool, settings(pool)) for pool in self.experiment.pools]
         self.setting_names = set().union(*(values for _, values in self.configurations))
         self.methods = {values["method"] for _, values in self.configurations}
 
@@ -65,7 +64,7 @@ class Experiment:
 
         Where its experiment goes through further methods today, or is CHANGED, the record's are named.
         """
-        command = min(self.runs, key=lambda run: str(run.metadata["started"])).metadata["command"]
+        command = min(self.experiment.runs, key=lambda run: str(run.metadata["started"])).metadata["command"]
         words = [word for word in command[3:] if not word.startswith(("name=", "results_dir="))]
         experiment = yaml.safe_load((ROOT / f"configs/{words[0].replace('=', '/')}.yaml").read_text())
         grid = {*experiment["hydra"]["sweeper"]["params"]["method"].split(",")}
@@ -113,13 +112,14 @@ class Experiment:
             row["mat_low"], row["mat_high"] = intervals.quotient_interval(tokens, steps)
         else:
             named = {**pool.group, "method": pool.label, "variant": pool.variant, "category": category}
-            (row,) = self.table[(self.table[list(named)] == list(named.values())).all(axis=1)].to_dict("records")
+            table = self.experiment.table
+            (row,) = table[(table[list(named)] == list(named.values())).all(axis=1)].to_dict("records")
         return rendering.cell(row, column, with_interval=interval).printed
 
 
 def settings(pool: pools.Pool) -> dict[str, str]:
     """Return by name what words may ask for of a configuration."""
-    return texts({"order": "file", **pool.group, **pool.first.facets, "method": pool.method, "nodes": pool.budget})
+    return texts({"order": "file", **pool.group, **pool.identity.facets, "method": pool.method, "nodes": pool.budget})
 
 
 def texts(values: dict[str, Any]) -> dict[str, str]:
@@ -147,17 +147,17 @@ def rendered(block: re.Match[str]) -> str:
             words = " ".join(sorted((words_of_row, of_column), key=lambda part: "over" in part.split()))
             name = "".join(re.findall(r"\bin=(\S+)", words)) or spec["results"]
             used[name] = None
-            cells.append(Experiment(name).cell(re.sub(r"\bin=\S+", "", words)))
+            cells.append(Shipped(name).cell(re.sub(r"\bin=\S+", "", words)))
             if cells[-1] is None and not spec.get("gaps"):
                 raise UserError(f"{name}: no configuration is '{words}'")
         rows.append([title.strip(), *(cell or "" for cell in cells), *(str(m.get(title, "")) for m in more.values())])
     if rows:
         body = rendering.markdown([spec.get("first", "method"), *(title for title, _ in columns), *more], rows)
-        body += "\n\n" + ";\n".join(f"`{Experiment(name).command}`" for name in used)
+        body += "\n\n" + ";\n".join(f"`{Shipped(name).command}`" for name in used)
     elif spec["results"] == "definitions":
         body = rendering.markdown(("name", "unit", "definition"), defined())
     else:
-        body = notes.conditions(Experiment(spec["results"]).runs)
+        body = notes.conditions(Shipped(spec["results"]).experiment)
     return f"<!-- results: {block[1]}-->\n{body}\n<!-- end -->"
 
 
@@ -173,7 +173,7 @@ def main() -> None:
                 raise UserError(f"{page.name}: a block is not closed by <!-- end -->")
             stale += [(page, partial(write_text, page, new))] if new != old else []
         for name, (of, kind) in FIGURES.items():
-            (data,) = figures.split(Experiment(of).runs, Experiment(of).table).values()
+            (data,) = figures.split(Shipped(of).experiment).values()
             with style.styled(dark=name.endswith("-dark.png")):
                 file, figure = ROOT / "docs/figures" / name, getattr(figures, kind)(data)
             shown = style.contents(figure)  # kept as text in a PNG

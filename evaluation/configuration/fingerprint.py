@@ -16,12 +16,11 @@ from model.engine.sampling import Sampling
 from model.errors import UserError
 
 from ..loading.bench import Bench
+from ..records.identity import fingerprint
 from ..records.provenance import describe_device
-from ..records.rows import SCHEMA, difference, identity, read_object
+from ..records.rows import SCHEMA, difference, read_object
 from ..records.runs import GENERATE
 from .methods import Method
-
-SAVED = "saved"  # start=saved: start from the state that the hot run of the same configuration saved
 
 
 def run_settings(config: dict[str, Any], bench: Bench, method: Method) -> dict[str, Any]:
@@ -82,7 +81,7 @@ def default_folder(config: dict[str, Any], settings: dict[str, Any], method: Met
     """Return the folder of a configuration: readable words and a hash of the fingerprint."""
     words = [settings["model"]["name"], settings["bench"]["name"], method.label, method.settings.get("tree", "")]
     name = "-".join(re.sub(r"[^\w.]+", "_", str(word)).strip("_") for word in words if word)
-    return runs_folder(config) / f"{name}-{_sha256(identity(settings))[:8]}"
+    return runs_folder(config) / f"{name}-{_sha256(fingerprint(settings))[:8]}"
 
 
 def recorded_threads(config: dict[str, Any]) -> int | None:
@@ -134,7 +133,7 @@ def saved_start(config: dict[str, Any], settings: dict[str, Any]) -> str:
 
 def _state_settings(settings: dict[str, Any]) -> dict[str, Any]:
     """Return the settings that decide the state that a run leaves."""
-    method = dict(identity(settings)["method"])
+    method = dict(fingerprint(settings)["method"])
     update = method.pop("update", "all")
     without = ("repeat", "execution", "timed", "phases")
     return {k: v for k, v in settings.items() if k not in without} | {"method": method, "update": update}

@@ -14,8 +14,6 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 
-import pandas as pd
-
 if "matplotlib" not in sys.modules and (exported := os.environ.pop("MPLBACKEND", None)):
     import matplotlib
 
@@ -24,10 +22,9 @@ if "matplotlib" not in sys.modules and (exported := os.environ.pop("MPLBACKEND",
         matplotlib.rcParams["backend"] = exported
 from matplotlib.figure import Figure
 
-from ..records.runs import Run
+from ..statistics.experiment import Experiment
 from ..statistics.notes import heading
-from ..statistics.pools import pools
-from ..statistics.tables import block_names, blocks
+from ..statistics.tables import blocks
 from .costs import budget, novelty, overhead
 from .curves import temperature, topk, tree_shape, tree_size
 from .figure_data import FigureData
@@ -48,7 +45,7 @@ FIGURES: tuple[Callable[[FigureData], Figure | None], ...] = (
 ACROSS: tuple[Callable[[Sequence[FigureData]], Figure | None], ...] = (overhead, novelty)
 
 
-def draw_all(runs: Sequence[Run], table: pd.DataFrame, folder: Path) -> list[Path]:
+def draw_all(experiment: Experiment, folder: Path) -> list[Path]:
     """Draw what the runs have to show below `folder`; returns the PNG files.
 
     Figures of an earlier, other set of runs are removed first, so that the folder shows these runs only.
@@ -58,7 +55,7 @@ def draw_all(runs: Sequence[Run], table: pd.DataFrame, folder: Path) -> list[Pat
         for old in folder.glob(f"*.{kind}"):
             old.unlink()
     made: list[Path] = []
-    datasets = split(runs, table)
+    datasets = split(experiment)
     with styled():
         for name, data in datasets.items():
             suffix = "" if len(datasets) == 1 else "-" + "".join(c if c.isalnum() or c in "._" else "-" for c in name)
@@ -71,12 +68,10 @@ def draw_all(runs: Sequence[Run], table: pd.DataFrame, folder: Path) -> list[Pat
     return made
 
 
-def split(runs: Sequence[Run], table: pd.DataFrame) -> dict[str, FigureData]:
-    """Group the runs by what may be compared, each group with its rows of the table and what ran on what."""
-    pooled, datasets = pools(runs), {}
-    names = block_names(pool.block for pool in pooled)
-    for name, rows in blocks(table).items():
-        drawn = [pool for pool in pooled if names[pool.block] == name]
+def split(experiment: Experiment) -> dict[str, FigureData]:
+    """Group the configurations by what may be compared, each group with its rows of the table and what ran on what."""
+    rows, datasets = blocks(experiment.table), {}
+    for name, drawn in experiment.blocks.items():
         what = heading([pool.first for pool in drawn])[0].split(";")[0]
-        datasets[name] = FigureData(drawn, rows, f"{what}; {rows['bench'].iloc[0]}")
+        datasets[name] = FigureData(drawn, rows[name], f"{what}; {drawn[0].group['bench']}")
     return datasets

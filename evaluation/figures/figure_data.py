@@ -12,8 +12,7 @@ import numpy as np
 import pandas as pd
 
 from ..statistics.metrics import OVERALL
-from ..statistics.pools import Pool
-from ..statistics.tables import BASELINES
+from ..statistics.pools import BASELINES, Pool
 from .style import ORDER
 
 MOST = 8  # names that a figure can distinguish
@@ -98,7 +97,7 @@ class FigureData:
 
 def _fixed(row: dict[str, Any], moving: Collection[str]) -> str:
     """Return the settings of a row's runs but for the moving ones, as a key."""
-    return str(sorted((key, str(value)) for key, value in row["pool"].first.facets.items() if key not in moving))
+    return str(sorted((key, str(value)) for key, value in row["pool"].identity.facets.items() if key not in moving))
 
 
 def speed_of(rows: Sequence[dict[str, Any]]) -> tuple[str, str]:
@@ -131,8 +130,8 @@ def name_lines(groups: Sequence[list[dict[str, Any]]], moving: set[str]) -> dict
     for rows in groups:
         label = rows[0]["method"]
         twins = [other for other in groups if other[0]["method"] == label]
-        facets = [other[0]["pool"].first.facets for other in twins]
-        settings = rows[0]["pool"].first.facets
+        facets = [other[0]["pool"].identity.facets for other in twins]
+        settings = rows[0]["pool"].identity.facets
         varied = [k for k in settings if k not in moving and len({str(f.get(k)) for f in facets}) > 1]
         words = [f"{k.removeprefix('method_')}={settings[k]}" for k in varied]
         lines[", ".join([label, *words])] = rows

@@ -10,7 +10,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
 from ..records.rows import accept_lengths
-from ..statistics.acceptance import accepted_paths, by_depth
+from ..statistics.acceptance import by_depth
 from ..statistics.metrics import OVERALL
 from .figure_data import MOST, FigureData
 from .style import INTERVAL, finish, grid, mark, panels, printed, sideways
@@ -93,7 +93,7 @@ def accepted_lengths(data: FigureData) -> Figure | None:
 def acceptance_by_depth(data: FigureData) -> Figure | None:
     """Acceptance by depth in the draft: the share of drafting steps whose accepted path reaches a depth (joint) and,
     where drawn, of those that reached the depth above it (conditional)."""
-    rows = [(row, by_depth(accepted_paths(row["pool"].rows))) for row in data.shown(MOST)]
+    rows = [(row, by_depth(row["pool"].accepted)) for row in data.shown(MOST)]
     rows = [(row, depths) for row, depths in rows if depths]
     if not rows:
         return None

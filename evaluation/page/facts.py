@@ -4,26 +4,15 @@ from __future__ import annotations
 
 import re
 import shlex
-from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 
 from ..records.provenance import commit, module_command
 from ..records.runs import Run
 from ..statistics.notes import decoding, generation_left_out
-from ..statistics.pools import Pool, pools
-from ..statistics.tables import block_names
-
-Configurations = dict[str, Pool]  # what ran, each configuration under a name that no other one of the page has
+from ..statistics.pools import Pool
 
 
-def configurations(runs: Sequence[Run]) -> Configurations:
-    """Return the configurations by the names of tables and figures, with their block's where two have the same."""
-    pooled = pools(runs)
-    blocks, names = block_names(pool.block for pool in pooled), Counter(pool.name for pool in pooled)
-    return {f"{p.name}, {blocks[p.block]}" if names[p.name] > 1 else p.name: p for p in pooled}
-
-
-def facts(ran: Configurations) -> dict[str, list[tuple[str, str]]]:
+def facts(ran: Mapping[str, Pool]) -> dict[str, list[tuple[str, str]]]:
     """Say what ran on what: the distinct values of each term, each with the configurations it holds for (none: all)."""
     of_runs: dict[str, Callable[[Run], str]] = {
         "device": lambda run: str(run.metadata["device"]),
@@ -71,11 +60,11 @@ def _model(run: Run) -> str:
 
 def _bench(pool: Pool) -> str:
     bench = pool.first.settings["bench"]
-    count = pool.questions if pool.first.question_keys else pool.first.metadata["questions"]
+    count = pool.questions if pool.identity.question_keys else pool.first.metadata["questions"]
     return f"{bench['name']}, {count} questions, sha256 {str(bench.get('sha256'))[:12]}"
 
 
-def commands(ran: Configurations) -> dict[str, list[str]]:
+def commands(ran: Mapping[str, Pool]) -> dict[str, list[str]]:
     """Return what each of the recorded command lines ran."""
     names: dict[str, dict[str, None]] = {}
     for name, pool in ran.items():

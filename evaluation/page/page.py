@@ -11,18 +11,16 @@ import shlex
 from pathlib import Path
 from typing import Any
 
-import pandas as pd
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
 from model.files import write_text
 
 from .. import figures as drawn
-from ..records.runs import Run
 from ..statistics.audits import audits
+from ..statistics.experiment import Experiment
 from ..statistics.notes import doubts, execution_words, headlines, incomplete, mixed, not_compared
 from ..statistics.rendering import page_view
-from ..statistics.tables import with_unavailable
 from . import facts, reader, tree_svg
 from .tokens import Decoder
 
@@ -30,16 +28,16 @@ HERE = Path(__file__).parent
 COLUMN_WIDTH = 320  # points; figures up to this width stand two in a row
 
 
-def write_page(runs: list[Run], measured: pd.DataFrame, folder: Path) -> Path:
-    """Write `report.html` below an experiment's folder, from its runs, its main table and its `figures/*.svg`."""
+def write_page(experiment: Experiment, folder: Path) -> Path:
+    """Write `report.html` below an experiment's folder, with its `figures/*.svg`."""
     path = folder / "report.html"
-    write_text(path, render(runs, measured, folder))
+    write_text(path, render(experiment, folder))
     return path
 
 
-def render(runs: list[Run], measured: pd.DataFrame, folder: Path) -> str:
+def render(experiment: Experiment, folder: Path) -> str:
     """Render the page as HTML. Everything that a model or a user wrote goes through autoescaping or `script_json`."""
-    ran, decoder = facts.configurations(runs), Decoder()
+    ran, pooled, decoder = experiment.named, experiment.pools, Decoder()
     style, script = ((HERE / name).read_text(encoding="utf-8") for name in ("page.css", "page.js"))
     names = {id(pool): name for name, pool in ran.items()}
     answers = reader.collect(ran, decoder)
@@ -52,17 +50,17 @@ def render(runs: list[Run], measured: pd.DataFrame, folder: Path) -> str:
         policy=_policy(style, script),
         style=Markup(style),  # our own files: nothing to escape
         script=Markup(script),
-        short=headlines(measured),
-        incomplete=incomplete(runs),
-        mixed=mixed(runs),
-        doubts=doubts(runs),
+        short=headlines(experiment.table),
+        incomplete=incomplete(experiment.runs),
+        mixed=mixed(experiment.runs),
+        doubts=doubts(pooled),
         facts=facts.facts(ran),
-        table=page_view(with_unavailable(measured, folder)),
-        executed=execution_words(measured) + not_compared(list(ran.values())),
+        table=page_view(experiment.whole_table),
+        executed=execution_words(experiment.table) + not_compared(pooled),
         figures=_figures(folder / "figures"),
         trees=trees,
         legend=tree_svg.legend(),
-        audits=[(names[id(a.pool)], names[id(a.base)], a) for a in audits(list(ran.values()), ("vanilla", "hf"))],
+        audits=[(names[id(a.pool)], names[id(a.base)], a) for a in audits(pooled, ("vanilla", "hf"))],
         notes=answers.pop("notes"),
         data=script_json(answers),
         commands=facts.commands(ran),

@@ -199,13 +199,6 @@ def fits(value: Any, lists: int, kinds: tuple[type, ...]) -> bool:
     return type(value) in kinds and (type(value) not in (int, float) or 0 <= value < 2**63)
 
 
-def identity(settings: dict[str, Any]) -> dict[str, Any]:
-    """Return what tells a run from others: its settings without the paths of files whose digests are among them."""
-    method = settings.get("method", {})
-    paths = [key for key in method if f"{key}_sha256" in method and key != "tree"]  # tree: a template's name
-    return settings | {"method": {key: value for key, value in method.items() if key not in paths}}
-
-
 def difference(before: Any, now: Any, where: str = "", words: tuple[str, str] = ("there", "now")) -> str:
     """Name the first setting in which two runs differ, values shortened and followed by these words; empty if none."""
     if isinstance(before, dict) and isinstance(now, dict):

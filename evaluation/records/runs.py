@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import glob
-import hashlib
-import json
 import re
 import sys
 from collections.abc import Iterable, Iterator
@@ -19,6 +17,7 @@ from model.errors import UserError, one_line
 from model.methods import METHODS, table_place
 
 from . import compact
+from .identity import Identity
 from .questions import question_key, subtask
 from .rows import (
     Row,
@@ -26,14 +25,12 @@ from .rows import (
     accept_lengths,
     check_rows,
     check_schema,
-    identity,
     misfit,
     question_speed,
     read_answers,
     read_object,
 )
 
-HIDDEN = ("name", "drafter", "start", "tree", "tree_nodes")  # said by the label or by words of their own
 GENERATE = "transformers generate"  # the execution of hf, which takes no steps of this engine
 _METHOD_OF_CLASS = {path.rpartition(".")[2]: name for name, path in METHODS.items()}
 UNKNOWN = "not recorded"
@@ -94,47 +91,9 @@ class Run:
     def complete(self) -> bool:
         return len(self.answers) == int(self.metadata["questions"])
 
-    @property
-    def repeat(self) -> int:
-        return int(self.settings.get("repeat") or 0)
-
-    @property
-    def bench_key(self) -> tuple[str, ...]:
-        """The same for runs that may be compared on the questions both have: model, bench file, device, limit."""
-        settings = self.settings
-        compared = settings["model"] | {"bench": settings["bench"]["name"], "file": settings["bench"].get("sha256")}
-        compared |= {"limit": settings["max_new_tokens"], "choices": settings.get("num_choices")}
-        return (*(f"{key}={compared[key]}" for key in sorted(compared)), self.metadata["device"])
-
-    @property
-    def question_keys(self) -> tuple[str, ...]:
-        """Keys of the questions it is to answer, in their order; empty where they were not recorded."""
-        return tuple(self.metadata.get("question_hashes", ()))
-
     @cached_property
-    def selection(self) -> frozenset[str]:
-        """The same for runs that are to answer the same questions: their keys, or what else was recorded of them."""
-        bench = self.settings["bench"]
-        return frozenset(self.question_keys or [f"{bench.get('questions')} questions, {bench.get('ids_sha256')}"])
-
-    @cached_property
-    def configuration(self) -> str:
-        """The same for the repeats of one configuration and for its shards, whatever questions they answer."""
-        settings = {key: value for key, value in identity(self.settings).items() if key != "repeat"}
-        # where state is kept, parts of a bench are no shards of one run: each begins with a state of its own
-        left_out = ("questions", "ids_sha256") if settings["method"].get("start", "cold") == "cold" else ()
-        settings["bench"] = {k: v for k, v in settings["bench"].items() if k not in left_out}
-        chosen = self.config.get("bench", {})  # halves of a split are no shards of one run
-        settings["bench"] |= {key: chosen.get(key) for key in ("split", "categories", "per_category", "spread")}
-        if self._start == "saved":  # each repeat starts from what its own hot run left
-            settings["method"] = {k: v for k, v in settings["method"].items() if k != "start_sha256"}
-            settings["start"] = "saved"
-        return json.dumps([self.bench_key, settings], sort_keys=True)
-
-    @property
-    def _start(self) -> Any:
-        """As it was asked for."""
-        return self.config.get("start")
+    def identity(self) -> Identity:
+        return Identity.of(self.metadata)
 
     @property
     def config(self) -> dict[str, Any]:
@@ -147,48 +106,10 @@ class Run:
         requested = GENERATE if self.settings["method"]["name"] == "hf" else self.settings.get("execution")
         return str(self.metadata.get("execution_used", requested))
 
-    @property
-    def draft_tree(self) -> list[list[int]] | None:
-        """The template's nodes as rank paths, the root left out; None for methods without a template."""
-        text: str | None = self.metadata.get("draft_tree")
-        return None if text is None else [[int(rank) for rank in node.split(",")] for node in text.split()]
-
     @cached_property
     def summary(self) -> dict[str, Any]:
         """What the run wrote at its end; empty if it is not there yet."""
         return self.metadata.get("summary") or read_object(self.folder / "summary.json")
-
-    @property
-    def facets(self) -> dict[str, Any]:
-        """What may tell this run from others of the same label: its method's settings, its tree's shape, its order."""
-        settings = self.settings
-        method: dict[str, Any] = settings["method"]
-        facets = {key: method.get(key) for key in ("start", "tree", "tree_nodes")}
-        if "start_sha256" in method:  # a file: by its name, or how it was asked for
-            facets["start"] = "saved" if self._start == "saved" else Path(str(method["start"])).stem
-        if tree := self.draft_tree:
-            facets["tree_depth"] = max(len(path) for path in tree)
-            facets["tree_breadth"] = 1 + max(path[0] for path in tree)
-        others = {k: v for k, v in method.items() if k not in HIDDEN and not k.endswith("sha256")}
-        others = {k: str(v) if isinstance(v, list | dict) else v for k, v in others.items()}  # a cell holds one value
-        facets |= {f"method_{k}" if k in _TAKEN else k: v for k, v in others.items()}
-        if settings["bench"].get("order", "file") != "file":
-            facets["order"] = settings["bench"]["order"]
-        facets |= {key: settings[key] for key in ("execution", "seed", "timed") if key in settings}
-        facets |= sampling_facets(settings)
-        return facets | {"phases": bool(settings.get("phases")) and method["name"] != "hf"}  # hf's steps have no parts
-
-    @property
-    def loading(self) -> dict[str, Any]:
-        """What may tell it from runs of the same method and facets: how the model was loaded, how many answers."""
-        model = {k: v for k, v in self.settings["model"].items() if k not in ("name", "dtype", "device", "files")}
-        files = hashlib.sha256(json.dumps(self.files, sort_keys=True).encode()).hexdigest()[:8]
-        return model | {"num_choices": self.settings.get("num_choices"), "files": files if self.files else "unknown"}
-
-    @property
-    def files(self) -> dict[str, str]:
-        """Digests of the model's files, or its commit on the hub; empty where it was not recorded."""
-        return dict(self.settings["model"].get("files") or {})
 
     @cached_property
     def by_question(self) -> pd.DataFrame:
@@ -278,33 +199,15 @@ def _order(run: Run) -> tuple[Any, ...]:
         method.get(key) if isinstance(method.get(key), int | float) else 0
         for key in ("k", "tree_nodes", "nodes", "max_draft")
     ]
-    facets = natural(str(sorted(run.facets.items(), key=str)))
-    bench, first = natural("|".join(run.bench_key)), natural("".join(run.question_keys[:1]))
-    return bench, table_place(method["name"]), natural(run.label), *numbers, facets, run.repeat, first
+    identity = run.identity
+    facets = natural(str(sorted(identity.facets.items(), key=str)))
+    bench, first = natural("|".join(identity.comparable)), natural("".join(identity.question_keys[:1]))
+    return bench, table_place(method["name"]), natural(run.label), *numbers, facets, identity.repeat, first
 
 
 def natural(text: str) -> tuple[str | float, ...]:
     """Split a text to sort by, its numbers as numbers: 60 before 480. Texts and numbers stand in turn."""
     return tuple(float(part) if i % 2 else part for i, part in enumerate(_NUMBER.split(text)))
-
-
-# The settings of sampling, by the names of their columns: a method may have a top_k of its own.
-SAMPLING_COLUMNS = {
-    "temperature": "temperature",
-    **{key: f"sampling_{key}" for key in ("top_k", "top_p", "min_p")},
-    "repetition_penalty": "repetition_penalty",
-}
-
-
-# Names of other columns of a table, next to what is measured.
-_TAKEN = {"dtype", "device", "model", "bench", "method", "variant", "seed", "execution", "timed", "phases", "order"}
-_TAKEN |= {*SAMPLING_COLUMNS.values()}
-
-
-def sampling_facets(settings: dict[str, Any]) -> dict[str, Any]:
-    """Return by column what is not greedy decoding's, and the temperature: 0 in runs from before sampling existed."""
-    sampling = {SAMPLING_COLUMNS[key]: value for key, value in settings.get("sampling", {}).items()}
-    return {SAMPLING_COLUMNS["temperature"]: 0.0} | sampling
 
 
 def sampling_words(settings: dict[str, Any]) -> str:

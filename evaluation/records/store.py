@@ -19,7 +19,8 @@ from filelock import lock_descriptor
 from model.errors import UserError
 from model.files import PARTIAL, load_state, save_state, write_json
 
-from .rows import Row, check_schema, difference, identity, read_answers
+from .identity import fingerprint
+from .rows import Row, check_schema, difference, read_answers
 
 
 class AnswerStore:
@@ -60,7 +61,7 @@ class AnswerStore:
             try:
                 recorded = json.loads(path.read_text(encoding="utf-8"))
                 check_schema(recorded["settings"], self.folder)
-                different = difference(identity(recorded["settings"]), identity(metadata["settings"]))
+                different = difference(fingerprint(recorded["settings"]), fingerprint(metadata["settings"]))
             except (json.JSONDecodeError, KeyError, TypeError, AttributeError):
                 raise UserError(f"{path} is broken; delete the directory to start the run anew") from None
             if different:

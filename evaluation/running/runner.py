@@ -19,14 +19,15 @@ from model.errors import UserError
 from model.files import write_text
 from model.tuning import Load, threads_why
 
-from ..configuration.fingerprint import SAVED, default_folder, execution_used, run_settings, saved_start
+from ..configuration.fingerprint import default_folder, execution_used, run_settings, saved_start
 from ..configuration.methods import CATEGORY, COLD, HOT, Method, build_method
 from ..loading.bench import Bench, load_bench, ordered, prompt_ids, template_hash
 from ..loading.models import LoadedModel, choose_execution, devices_in_words, load_model
 from ..loading.settings import ModelSettings
+from ..records.identity import SAVED, fingerprint
 from ..records.provenance import circumstances, collect
 from ..records.questions import FILE_ORDER, Question, subtask
-from ..records.rows import Row, identity
+from ..records.rows import Row
 from ..records.store import AnswerStore
 from ..statistics.metrics import measure
 from .acceptance import acceptance_lines
@@ -75,7 +76,7 @@ class Runner:
     @property
     def identity(self) -> str:
         """The same for runs that are one."""
-        return json.dumps([str(self.folder), identity(self.settings)], sort_keys=True)
+        return json.dumps([str(self.folder), fingerprint(self.settings)], sort_keys=True)
 
     @property
     def rows(self) -> list[Row]:

@@ -15,10 +15,11 @@ import torch
 from model.errors import UserError
 from model.tuning import choose_threads
 
-from ..configuration.fingerprint import SAVED, recorded_threads
+from ..configuration.fingerprint import recorded_threads
 from ..errors import noted
 from ..loading.locks import exclusive, keep_devices
 from ..loading.settings import ModelSettings
+from ..records.identity import SAVED
 from ..records.sweeps import note_done
 from .progress import Progress
 from .runner import Runner, answer_next

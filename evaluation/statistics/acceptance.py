@@ -6,16 +6,12 @@ import itertools
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
-
-import pandas as pd
+from typing import NamedTuple
 
 from model.engine.tree import RankPath
 
 from ..records.rows import Row
 from ..records.runs import Run
-from .pools import pools
-from .tables import identity
 
 LEARNT = "auto"  # the order of its nodes is learnt, so which nodes a step tried is not known afterwards
 TEMPLATE = "recycling"  # the source whose steps draft from the template, where a method has others, too
@@ -79,9 +75,9 @@ class Node:
 
 def template(run: Run) -> list[RankPath] | None:
     """Return the template's nodes below the root, breadth-first; None without one, or where it changes (auto)."""
-    if run.settings["method"].get("tree") == LEARNT or run.draft_tree is None:
+    if run.settings["method"].get("tree") == LEARNT or run.identity.draft_tree is None:
         return None
-    return [tuple(path) for path in run.draft_tree]
+    return [tuple(path) for path in run.identity.draft_tree]
 
 
 def by_node(accepted: Accepted, order: Sequence[RankPath] | None) -> list[Node]:
@@ -110,13 +106,3 @@ def most_accepted(nodes: Iterable[Node], most: int) -> list[Node]:
     A node is accepted at most as often as its parent, so each comes after its parent.
     """
     return sorted(nodes, key=lambda node: (-node.accepted, len(node.path), node.path))[:most]
-
-
-def depths_table(runs: Sequence[Run]) -> pd.DataFrame:
-    """Build acceptance by depth of every method that drafts from a template, all questions together."""
-    rows: list[dict[str, Any]] = []
-    for pool in pools(runs):
-        for depth in by_depth(accepted_paths(pool.rows)):
-            shares = {"joint_acceptance": depth.joint, "conditional_acceptance": depth.conditional}
-            rows.append(identity(pool) | {"depth": depth.depth, "steps": depth.steps} | shares)
-    return pd.DataFrame(rows)

@@ -16,11 +16,12 @@ from dataclasses import dataclass
 from itertools import accumulate, takewhile
 from typing import Any
 
+from ..records.identity import NAMED
 from ..records.rows import Row, common_turns, diverge
-from ..records.runs import HIDDEN, Run
 from .acceptance import LEARNT
+from .experiment import Experiment
 from .metrics import lengths_by_turn
-from .pools import Pool, mat_ratio, pools
+from .pools import Pool, mat_ratio
 from .published import default_settings
 from .rendering import aligned, interval_text, shown
 
@@ -52,9 +53,9 @@ class Comparison:
     first: str
 
 
-def compare(here: Sequence[Run], there: Sequence[Run]) -> tuple[list[Comparison], list[str]]:
+def compare(here: Experiment, there: Experiment) -> tuple[list[Comparison], list[str]]:
     """Compare configurations of the same settings, limit or label, in this order; return lines on the rest, too."""
-    pools_here, pools_there, comparisons = pools(here), pools(there), []
+    pools_here, pools_there, comparisons = list(here.pools), list(there.pools), []
     for key in (_settings, _any_limit, _label):
         for pool in list(pools_here):
             peers = [other for other in pools_there if key(other) == key(pool) and _common(pool, other)]
@@ -65,15 +66,15 @@ def compare(here: Sequence[Run], there: Sequence[Run]) -> tuple[list[Comparison]
                 pools_here.remove(pool)
                 pools_there.remove(other)
     alone = [f"only here: {pool.name}" for pool in pools_here] + [f"only there: {pool.name}" for pool in pools_there]
-    counts = [{key for pool in pools(runs) for key in pool.cells.questions} for runs in (here, there)]
+    counts = [{key for pool in experiment.pools for key in pool.cells.questions} for experiment in (here, there)]
     alone += [f"questions: {len(counts[0])} here, {len(counts[1])} there"] if counts[0] != counts[1] else []
     return comparisons, alone
 
 
 def _settings(pool: Pool) -> Any:
     today, recorded = default_settings(pool.method), pool.first.settings["method"].keys()  # some have gone since
-    left_out = {*HOW, *(f"{p}{key}" for key in recorded - today.keys() - {*HIDDEN} if today for p in ("", "method_"))}
-    facets = {key: value for key, value in pool.first.facets.items() if key not in left_out and value is not None}
+    left_out = {*HOW, *(f"{p}{key}" for key in recorded - today.keys() - {*NAMED} if today for p in ("", "method_"))}
+    facets = {key: value for key, value in pool.identity.facets.items() if key not in left_out and value is not None}
     return _label(pool), pool.group["dtype"], facets, pool.group["max_new_tokens"]
 
 

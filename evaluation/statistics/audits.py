@@ -11,19 +11,12 @@ from typing import Any
 
 import pandas as pd
 
-from model.files import write_text
-
 from ..records.rows import common_turns, diverge, parsed
 from ..records.runs import Run, row_key
-from .pools import Pool, pools
-from .rendering import markdown, shown, write_csv
-from .tables import baseline, identity
+from .pools import Pool
+from .tables import identity
 
 GAPS = "audit_gaps.json"
-RULE = (
-    "Verification accepts a draft token only if the target itself picks it (model/engine/verification.py). "
-    "This audit compares the recorded answers with vanilla's."
-)
 Gaps = dict[tuple[str, ...], float]
 
 
@@ -89,11 +82,10 @@ def audits(pooled: Sequence[Pool], bases: Sequence[str] = ("vanilla",)) -> list[
     """
     audited = []
     for pool in pooled:
-        others = (baseline(pool, name, pooled) for name in bases if name != pool.label)
-        base = next((base for base in others if base is not None), None)
+        base = next((base for name in bases if name != pool.label and (base := pool.baselines[name])), None)
         if base is None or pool.label == bases[-1]:
             continue
-        if pool.first.facets.get("temperature") and "hf" in (pool.label, base.label):
+        if pool.identity.facets.get("temperature") and "hf" in (pool.label, base.label):
             continue
         audit = Audit(pool, base)
         for repeat, shards in pool.repeats.items():
@@ -108,10 +100,10 @@ def audits(pooled: Sequence[Pool], bases: Sequence[str] = ("vanilla",)) -> list[
     return audited
 
 
-def audit_table(runs: Sequence[Run], gaps: Gaps) -> pd.DataFrame:
+def audit_table(audited: Sequence[Audit], gaps: Gaps) -> pd.DataFrame:
     """Build one row a configuration, with the first difference and the largest gap at one, where gaps are known."""
     rows = []
-    for audit in audits(pools(runs)):
+    for audit in audited:
         measured = [gaps[turn.key] for turn in audit.different if turn.key in gaps]
         first = next(iter(audit.different), None)
         rows.append(
@@ -152,19 +144,6 @@ def wording(table: pd.DataFrame, folder: Path) -> list[str]:
             ask = f"this measures the logit gap at {different - measured} of {different} differences: {command}"
             share = f"{same:,} of {turns:,} turns ({100 * same / turns:.2f} %) equal vanilla's {about}"
             lines.append(f"Not identical in {dtype}: {share}; {gap if measured == different else ask}")
-    return lines
-
-
-def write_audit(runs: Sequence[Run], folder: Path) -> list[str]:
-    """Write tables/audit.csv and audit.md of a folder; returns the lines to print, none without vanilla."""
-    table = audit_table(runs, read_gaps(folder))
-    if table.empty:
-        return []
-    lines = wording(table, folder)
-    target = folder / "tables"
-    write_csv(target / "audit.csv", table)
-    cells = ([shown(value, ".4g") for value in row] for row in table.itertuples(index=False))
-    write_text(target / "audit.md", "\n\n".join(["# Audit", RULE, *lines, markdown(table.columns, cells)]) + "\n")
     return lines
 
 

@@ -10,10 +10,11 @@ import pandas as pd
 
 from ..records.rows import difference, new_tokens
 from ..records.runs import GENERATE, Run, sampling_words
+from .experiment import Experiment
 from .intervals import spans_one
 from .metrics import OVERALL
-from .pools import Pool, closest, pools
-from .tables import BASELINES, COMPARED, baseline, blocks, share_facets
+from .pools import BASELINES, COMPARED, Pool
+from .tables import blocks
 
 BUSY = 0.5  # cores taken by others from which timings are doubtful
 PLAIN = 1.005  # a MAT up to this is plain decoding's, which reads 1.00
@@ -68,18 +69,17 @@ def table_notes(table: pd.DataFrame, intervals: bool) -> list[str]:
     return notes
 
 
-def conditions(runs: Sequence[Run]) -> str:
+def conditions(experiment: Experiment) -> str:
     """Say in a paragraph what was measured on what."""
     benches: dict[str, str] = {}
-    pooled = pools(runs)
-    for pool in pooled:
+    for pool in experiment.pools:
         rows, bench = pool.first_answers, pool.group["bench"]
         turns = sum(len(choice["turns"]) for row in rows for choice in row["choices"])
         counts = f"({turns:,} turns, {sum(map(new_tokens, rows)):,} tokens)"
         benches.setdefault(bench, f"{len(rows)} questions of {bench} {counts}")
-    repeats = max(len(pool.repeats) for pool in pooled)
+    repeats = max(len(pool.repeats) for pool in experiment.pools)
     parts = [*benches.values(), f"{repeats} repeat{'s' * (repeats > 1)}"]
-    parts += dict.fromkeys(part for line in heading(runs) for part in line.split("; "))
+    parts += dict.fromkeys(part for line in heading(experiment.runs) for part in line.split("; "))
     return textwrap.fill("; ".join(parts) + ".", 118, break_long_words=False, break_on_hyphens=False)
 
 
@@ -135,10 +135,9 @@ def not_compared(pooled: Sequence[Pool]) -> list[str]:
     """Say what has no speedup because vanilla ran in another execution only; one line for each pair of executions."""
     names: dict[tuple[str, str], list[str]] = {}
     for pool in pooled:
-        if pool.label in BASELINES or baseline(pool, "vanilla", pooled) is not None:
+        if pool.label in BASELINES or pool.baselines["vanilla"]:
             continue
-        facets = set(COMPARED) - {"execution"}
-        if other := closest(pool, [p for p in pooled if p.label == "vanilla" and share_facets(p, pool, facets)]):
+        if other := pool.closest("vanilla", set(COMPARED) - {"execution"}):
             names.setdefault((pool.first.execution, other.first.execution), []).append(pool.name)
     return [
         f"no speedup over vanilla for {'; '.join(of)}: execution {execution} here, {base} for vanilla"
@@ -161,11 +160,11 @@ def mixed(runs: Sequence[Run]) -> list[str]:
     return [f"runs under different conditions ({words} for {_first_three(names)})" for words, names in others.items()]
 
 
-def doubts(runs: Sequence[Run]) -> list[str]:
+def doubts(pooled: Sequence[Pool]) -> list[str]:
     """Say in one line which runs on a CPU began while other processes were at work."""
     noisy = [
         f"{pool.name}{f', repeat {repeat}' if len(pool.repeats) > 1 else ''}: {cores:.1f}"
-        for pool in pools(runs)
+        for pool in pooled
         for repeat, shards in pool.repeats.items()
         if pool.first.settings.get("timed", True)
         and (cores := max(run.metadata.get("cores_busy_elsewhere") or 0.0 for run in shards)) > BUSY
@@ -202,7 +201,7 @@ def incomplete(runs: Sequence[Run]) -> list[str]:
 
 
 def _repeat(run: Run) -> str:
-    return f"{run.label}, repeat {run.repeat}"
+    return f"{run.label}, repeat {run.identity.repeat}"
 
 
 def _first_three(names: Sequence[str]) -> str:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import hashlib
 import json
 from collections import Counter
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
@@ -14,13 +14,18 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
+from ..records.identity import SAMPLING_COLUMNS, Identity
 from ..records.rows import Row
 from ..records.runs import Run, row_key
+from .acceptance import Accepted, accepted_paths
 from .intervals import Floats, quotient_interval, row_means
 from .metrics import OVERALL
 
 # What rows of a table share that stand in one block, and figures that are drawn together.
 GROUP = ("model", "dtype", "bench", "bench_questions", "questions_sha256", "max_new_tokens", "device")
+BASELINES = ("hf", "vanilla")
+SAMPLED = tuple(SAMPLING_COLUMNS.values())  # how a run's tokens were chosen
+COMPARED = ("execution", "phases", "timed", *SAMPLED)  # and how its steps were taken, and whether their time counts
 MANY = 3  # settings that are named of each run of a label; of more only what is unusual there
 BUDGETS = ("nodes", "tree_nodes", "max_draft")  # settings that say how many nodes a step drafts at most
 
@@ -84,10 +89,16 @@ class Pool:
 
     runs: tuple[Run, ...]
     variant: str = ""
+    among: list[Pool] = field(default_factory=list, compare=False, repr=False)  # all of its experiment
 
     @property
     def first(self) -> Run:
         return self.runs[0]
+
+    @property
+    def identity(self) -> Identity:
+        """Of its first run."""
+        return self.first.identity
 
     @property
     def label(self) -> str:
@@ -116,13 +127,13 @@ class Pool:
     @cached_property
     def selection(self) -> frozenset[str]:
         """The questions that it is to answer, over all shards."""
-        return frozenset().union(*(run.selection for run in self.runs))
+        return frozenset().union(*(run.identity.selection for run in self.runs))
 
     @property
     def questions(self) -> int:
         """How many they are."""
         unknown = self.first.settings["bench"].get("questions", len(self.first.answers))
-        return len(self.selection) if self.first.question_keys else int(unknown)
+        return len(self.selection) if self.identity.question_keys else int(unknown)
 
     @cached_property
     def group(self) -> dict[str, Any]:
@@ -149,8 +160,8 @@ class Pool:
         """By repeat: the runs that are its shards, in the order of the bench."""
         shards: dict[int, tuple[Run, ...]] = {}
         for run in self.runs:
-            place = run.repeat
-            while any(other.selection == run.selection for other in shards.get(place, ())):
+            place = run.identity.repeat
+            while any(other.identity.selection == run.identity.selection for other in shards.get(place, ())):
                 place += 1  # the same run in two directories: a repeat all the same
             shards[place] = (*shards.get(place, ()), run)
         return shards
@@ -179,6 +190,40 @@ class Pool:
         return [row for run in self.runs for row in run.answers]
 
     @cached_property
+    def accepted(self) -> Accepted:
+        """Its drafting steps by nodes forwarded and path accepted."""
+        return accepted_paths(self.rows)
+
+    @cached_property
+    def baselines(self) -> dict[str, Pool | None]:
+        """By name, the baseline's runs to compare with; None where none have a question in common.
+
+        They are of the same model, bench file and device, both or neither with phases, and of the same execution where
+        the baseline has one. Of several the one with most questions in common is taken.
+        """
+        found = {name: self.closest(name) for name in BASELINES}
+        return found | {"hf": found["hf"] or self.closest("hf", ("phases", *SAMPLED))}
+
+    def closest(self, label: str, alike: Iterable[str] = COMPARED) -> Pool | None:
+        """Return the configuration of this label, with these facets alike, that has most questions in common.
+
+        Of equals the one with fewest questions; None where nobody has any in common.
+        """
+        questions = self.cells.questions
+        ranked: list[tuple[int, int, Pool]] = []
+        for other in self.among:
+            if (
+                other.label == label
+                and other.identity.comparable == self.identity.comparable
+                and all(self.identity.facets.get(key) == other.identity.facets.get(key) for key in alike)
+            ):
+                others = other.cells.questions
+                common = len(questions) if questions.equals(others) else int((others.get_indexer(questions) >= 0).sum())
+                ranked.append((common, -len(others), other))
+        best = max(ranked, key=lambda entry: entry[:2], default=None)  # of equals the first
+        return best[2] if best is not None and best[0] else None
+
+    @cached_property
     def cells(self) -> Cells:
         """Its questions by its repeats."""
         frames = [pd.concat([run.by_question for run in shards]) for shards in self.repeats.values()]
@@ -201,18 +246,20 @@ def pools(runs: Sequence[Run]) -> list[Pool]:
     begins: dict[tuple[str, ...], int] = {}
     configurations: dict[str, list[Run]] = {}
     for i, run in enumerate(runs):
-        configurations.setdefault(run.configuration, []).append(run)
-        begins.setdefault(run.bench_key, i)
+        configurations.setdefault(run.identity.configuration, []).append(run)
+        begins.setdefault(run.identity.comparable, i)
     groups = [sorted(g, key=lambda run: place[id(run)]) for peers in configurations.values() for g in joined(peers)]
     pooled = [Pool(tuple(group)) for group in groups]
-    pooled.sort(key=lambda pool: (begins[pool.first.bench_key], -pool.questions, place[id(pool.first)]))
+    pooled.sort(key=lambda pool: (begins[pool.identity.comparable], -pool.questions, place[id(pool.first)]))
     alike: dict[tuple[Any, ...], list[Pool]] = {}
     for pool in pooled:
         alike.setdefault((*pool.block, pool.label), []).append(pool)
     words: dict[int, str] = {}
     for peers in alike.values():
         words |= zip(map(id, peers), distinguish([pool.first for pool in peers]), strict=True)
-    return [Pool(pool.runs, words[id(pool)]) if words[id(pool)] else pool for pool in pooled]
+    named: list[Pool] = []
+    named += [Pool(pool.runs, words[id(pool)], named) for pool in pooled]
+    return named
 
 
 def joined(runs: Sequence[Run]) -> list[list[Run]]:
@@ -222,10 +269,14 @@ def joined(runs: Sequence[Run]) -> list[list[Run]]:
     """
     selections: dict[frozenset[str], list[Run]] = {}
     for run in runs:
-        selections.setdefault(run.selection, []).append(run)
+        selections.setdefault(run.identity.selection, []).append(run)
     groups: list[tuple[set[str], list[Run]]] = []
     for selection, same in sorted(selections.items(), key=lambda pair: -len(pair[0])):
-        recorded = [(keys, group) for keys, group in groups if same[0].question_keys and group[0].question_keys]
+        recorded = [
+            (keys, group)
+            for keys, group in groups
+            if same[0].identity.question_keys and group[0].identity.question_keys
+        ]
         home = next((pair for pair in recorded if pair[0].isdisjoint(selection)), None)
         if home is None:
             groups.append((set(selection), same))
@@ -235,28 +286,12 @@ def joined(runs: Sequence[Run]) -> list[list[Run]]:
     return [group for _, group in groups]
 
 
-def closest(pool: Pool, candidates: Sequence[Pool]) -> Pool | None:
-    """Return the comparable one with most questions in common, of equals the one with fewest questions.
-
-    None where nobody has any in common.
-    """
-    questions = pool.cells.questions
-    ranked: list[tuple[int, int, Pool]] = []
-    for other in candidates:
-        if other.first.bench_key == pool.first.bench_key:
-            others = other.cells.questions
-            common = len(questions) if questions.equals(others) else int((others.get_indexer(questions) >= 0).sum())
-            ranked.append((common, -len(others), other))
-    best = max(ranked, key=lambda entry: entry[:2], default=None)  # of equals the first
-    return best[2] if best is not None and best[0] else None
-
-
 def distinguish(runs: Sequence[Run]) -> list[str]:
     """Word the settings in which runs of one label differ; empty where there is one run only.
 
     Where they differ in many, what more than half of them have in common is left out, but the first setting is not.
     """
-    facets = [run.facets | run.loading for run in runs]
+    facets = [run.identity.facets | run.identity.loading for run in runs]
     keys = dict.fromkeys(key for settings in facets for key in settings)
     varied = [key for key in keys if len({str(settings.get(key)) for settings in facets}) > 1]
     plain = [key for key in varied if key not in ("tree_depth", "tree_breadth")]

@@ -18,7 +18,8 @@ from model.files import ROOT
 from ..records.questions import FILE_ORDER, SUBTASKS
 from .columns import TABLE1
 from .metrics import OVERALL
-from .tables import SAMPLED, unavailable
+from .pools import SAMPLED
+from .tables import unavailable
 
 REFERENCE = ROOT / "data/reference"
 CODE = "code"  # MBPP's subtask

@@ -15,17 +15,21 @@ import pandas as pd
 
 from model.files import write_text
 
-from ..records.runs import Run
-from ..records.sweeps import not_available
 from . import notes
-from .acceptance import depths_table
+from .audits import audit_table, read_gaps, wording
 from .columns import COLUMNS, MARKDOWN, PAGE, SETUP, TABLE1, TERMINAL, Column, column
+from .experiment import Experiment
 from .intervals import spans_one
 from .metrics import OVERALL
 from .notes import UNSURE
-from .pools import pools
-from .published import MEASURED, PUBLISHED_EXECUTION, table1, with_published
-from .tables import BASELINES, blocks, main_table, with_unavailable
+from .pools import BASELINES
+from .published import MEASURED, PUBLISHED_EXECUTION, table1
+from .tables import blocks, depths_table
+
+RULE = (
+    "Verification accepts a draft token only if the target itself picks it (model/engine/verification.py). "
+    "This audit compares the recorded answers with vanilla's."
+)
 
 
 class Cell(NamedTuple):
@@ -136,13 +140,13 @@ def cell(row: dict[Any, Any], name: str, *, with_interval: bool = True) -> Cell:
     return Cell(text, interval, mark, "" if missing(value) else str(value))
 
 
-def main_view(runs: Sequence[Run], table: pd.DataFrame, more: Sequence[str] = (), category: str = "") -> View:
+def main_view(experiment: Experiment, category: str = "") -> View:
     """View the main table on paper, one block a model and bench.
 
     Args:
-        more: further footnotes.
         category: only these rows and in few columns, without intervals, for a terminal; empty: all.
     """
+    runs, table = experiment.runs, experiment.whole_table
     rows = table[table["category"] == category] if category else table
     several = len(notes.executions(table)) > 1
     drawn = []
@@ -152,8 +156,10 @@ def main_view(runs: Sequence[Run], table: pd.DataFrame, more: Sequence[str] = ()
         drawn.append(Block(columns, lines, f"{title}, {category}" if category else title))
     head = ["\n".join(notes.heading(runs)), *notes.execution_words(table)]
     footnotes = notes.table_notes(rows, any(block.has_intervals for block in drawn))
-    footnotes += [*notes.not_compared(pools(runs)), *notes.incomplete(runs), *notes.mixed(runs), *notes.doubts(runs)]
-    footnotes += [*([] if category else notes.executed(runs)), *more]
+    footnotes += notes.not_compared(experiment.pools) + notes.incomplete(runs) + notes.mixed(runs)
+    footnotes += notes.doubts(experiment.pools)
+    if not category:
+        footnotes += [*notes.executed(runs), *filter(None, [experiment.missing])]
     return View(drawn, "Main table", head, footnotes)
 
 
@@ -286,23 +292,22 @@ def write_csv(path: Path, table: pd.DataFrame) -> None:
     write_text(path, table.to_csv(index=False))
 
 
-def write_tables(runs: Sequence[Run], folder: Path, more: Sequence[str] = ()) -> pd.DataFrame:
+def write_tables(experiment: Experiment, folder: Path) -> list[str]:
     """Write main.csv (every digit), main.md (rounded) and what else the runs hold below `folder`.
 
     Returns:
-        The table of what was measured; the files also list what was not available.
+        The audit in words.
     """
-    table = with_published(main_table(runs))
-    complete = with_unavailable(table, folder.parent)
-    write_csv(folder / "main.csv", complete)
-    write_text(folder / "main.md", to_markdown(main_view(runs, complete, more)))
-    depths = depths_table(runs)
+    write_csv(folder / "main.csv", experiment.whole_table)
+    write_text(folder / "main.md", to_markdown(main_view(experiment)))
+    depths = depths_table(experiment.pools)
     if not depths.empty:
         write_csv(folder / "acceptance_by_depth.csv", depths)
-    greedy = table[table["temperature"] == 0.0]  # as the paper's are
+    greedy = experiment.table[experiment.table["temperature"] == 0.0]  # as the paper's are
     if (greedy["method"] == "hf").any():  # without it there is nothing that the paper's speedups are over
-        write_table1(greedy, folder, not_available(folder.parent), notes.mixed(runs) + notes.doubts(runs))
-    return table
+        footnotes = notes.mixed(experiment.runs) + notes.doubts(experiment.pools)
+        write_table1(greedy, folder, experiment.not_available, footnotes)
+    return write_audit(experiment, folder)
 
 
 def write_table1(
@@ -314,3 +319,16 @@ def write_table1(
     write_csv(folder / "table1.csv", table)
     write_text(folder / "table1.md", to_markdown(view))
     write_text(folder / "table1.tex", to_latex(view))
+
+
+def write_audit(experiment: Experiment, folder: Path) -> list[str]:
+    """Write audit.csv and audit.md below `folder`; returns the lines to print, none without vanilla."""
+    home = experiment.folder or folder.parent
+    table = audit_table(experiment.audits, read_gaps(home))
+    if table.empty:
+        return []
+    lines = wording(table, home)
+    write_csv(folder / "audit.csv", table)
+    cells = ([shown(value, ".4g") for value in row] for row in table.itertuples(index=False))
+    write_text(folder / "audit.md", "\n\n".join(["# Audit", RULE, *lines, markdown(table.columns, cells)]) + "\n")
+    return lines

@@ -4,33 +4,25 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pandas as pd
 
 from ..records.rows import Row
-from ..records.runs import SAMPLING_COLUMNS, Run
-from ..records.sweeps import not_available
+from .acceptance import by_depth
 from .intervals import Floats, deviation, finite_mean, quotient_interval, row_means, speed_interval
 from .metrics import OVERALL, by_subtask, measure
-from .pools import GROUP, Cells, Pool, closest, paired, pools
-
-BASELINES = ("hf", "vanilla")
-SAMPLED = tuple(SAMPLING_COLUMNS.values())  # how a run's tokens were chosen
-COMPARED = ("execution", "phases", "timed", *SAMPLED)  # and how its steps were taken, and whether their time counts
+from .pools import GROUP, Cells, Pool, paired
 
 
-def main_table(runs: Sequence[Run]) -> pd.DataFrame:
-    """Build one row for each model, bench, method and category, repeats pooled; speedups are within the folder.
+def main_table(pooled: Sequence[Pool]) -> pd.DataFrame:
+    """Build one row for each model, bench, method and category; speedups are within the experiment.
 
     statistics/columns.py defines the columns; behind the measures stand the settings of the method.
     """
-    pooled = pools(runs)
     rows: list[dict[str, Any]] = []
     for pool in pooled:
-        bases = {name: baseline(pool, name, pooled) for name in BASELINES}
         for category, answers in by_subtask(pool.rows).items():
             cells = pool.cells.of(category)
             row: dict[str, Any] = {
@@ -41,31 +33,24 @@ def main_table(runs: Sequence[Run]) -> pd.DataFrame:
                 "repeats": len(pool.repeats),
                 **_measures(cells, answers),
             }
-            for name, base in bases.items():
+            for name, base in pool.baselines.items():
                 row |= _speedups(name, cells, base)
             row["state_bytes"] = pool.first.summary.get("state_bytes", math.nan)
-            facets = {f"method_{key}" if key in row else key: value for key, value in pool.first.facets.items()}
+            facets = {f"method_{key}" if key in row else key: value for key, value in pool.identity.facets.items()}
             row |= facets | {"execution": pool.first.execution}
-            row |= {f"execution_{name}": base and base.first.execution for name, base in bases.items()}
+            row |= {f"execution_{name}": base and base.first.execution for name, base in pool.baselines.items()}
             rows.append(row | pool.group | {"complete": pool.complete})
     return pd.DataFrame(rows)
 
 
-def baseline(pool: Pool, name: str, pooled: Sequence[Pool]) -> Pool | None:
-    """Return the baseline's runs to compare with, or None where none have a question in common.
-
-    They are of the same model, bench file and device, both or neither with phases, and of the same execution where the
-    baseline has one. Of several the one with most questions in common is taken.
-    """
-    alike = ("phases", *SAMPLED)
-    candidates = [other for other in pooled if other.label == name and share_facets(other, pool, alike)]
-    best = closest(pool, [other for other in candidates if share_facets(other, pool, COMPARED)])
-    return closest(pool, candidates) if best is None and name == "hf" else best
-
-
-def share_facets(pool: Pool, other: Pool, keys: Iterable[str]) -> bool:
-    """Return whether two configurations have these facets in common."""
-    return all(pool.first.facets.get(key) == other.first.facets.get(key) for key in keys)
+def depths_table(pooled: Sequence[Pool]) -> pd.DataFrame:
+    """Build acceptance by depth of every method that drafts, all questions together."""
+    rows: list[dict[str, Any]] = []
+    for pool in pooled:
+        for depth in by_depth(pool.accepted):
+            shares = {"joint_acceptance": depth.joint, "conditional_acceptance": depth.conditional}
+            rows.append(identity(pool) | {"depth": depth.depth, "steps": depth.steps} | shares)
+    return pd.DataFrame(rows)
 
 
 def identity(pool: Pool) -> dict[str, Any]:
@@ -145,8 +130,8 @@ def unavailable(why: str) -> str:
     return f"not available: {why}"
 
 
-def with_unavailable(table: pd.DataFrame, folder: Path) -> pd.DataFrame:
-    """Return the main table with a row for each method that a sweep into this experiment's folder left out.
+def with_unavailable(table: pd.DataFrame, left_out: Sequence[dict[str, str]]) -> pd.DataFrame:
+    """Return the main table with a row for each method that a sweep left out, by its model, bench and method.
 
     The row stands in the block of its model and bench; where they have several (another type or device), in each; where
     they have none, in one of its own. Counts are 0, measures empty, the column `note` says why. A method that was
@@ -155,12 +140,12 @@ def with_unavailable(table: pd.DataFrame, folder: Path) -> pd.DataFrame:
     rows: list[dict[Any, Any]] = []
     empty_row = {name: {"b": False, "i": 0, "f": math.nan}.get(table[name].dtype.kind) for name in table.columns}
     empty_block: dict[Any, Any] = {key: "" if empty_row[key] is None else empty_row[key] for key in GROUP}
-    for left_out in not_available(folder):
-        row = {key: left_out[key] for key in ("model", "bench", "method")}
+    for entry in left_out:
+        row = {key: entry[key] for key in ("model", "bench", "method")}
         same = table[(table["model"] == row["model"]) & (table["bench"] == row["bench"])]
         methods = same["method"].astype(str).str.split(" (", regex=False).str[0]  # without their starts
         if not (methods == row["method"]).any():
-            row |= {"category": OVERALL, "note": unavailable(left_out["why"])}
+            row |= {"category": OVERALL, "note": unavailable(entry["why"])}
             its_blocks = same[list(GROUP)].drop_duplicates().to_dict("records")
             rows += [empty_row | block | row for block in its_blocks or [empty_block]]
     if not rows:

@@ -28,7 +28,7 @@ def pick(runs: Sequence[Run], label: str | None) -> Pool:
     if len(names) > 1:
         raise UserError(f"several runs with a tree; name one with --method: {', '.join(names)}")
     # of one label the largest tree has tried most, and of its runs the one with most questions
-    return max(pools(fixed), key=lambda pool: (len(pool.first.draft_tree or []), pool.questions))
+    return max(pools(fixed), key=lambda pool: (len(pool.identity.draft_tree or []), pool.questions))
 
 
 def find_tree(folder: Path, nodes: int, method: str | None = None) -> dict[str, Any]:
@@ -50,14 +50,14 @@ def find_tree(folder: Path, nodes: int, method: str | None = None) -> dict[str, 
     }
 
 
-def auto_lines(runs: Sequence[Run]) -> list[str]:
+def auto_lines(pooled: Sequence[Pool]) -> list[str]:
     """Word the size that the drafter of a run chose, and the speed that it predicted; one line a run of tree=auto."""
     lines = []
-    for pool in pools(runs):
+    for pool in pooled:
         for run in pool.runs:
             figures = run.summary.get("drafter") or {}
             if figures.get("predicted_speedup") and "plain_steps" in figures:  # older records do not tell plain steps
-                repeat = f", repeat {run.repeat}" if len(pool.runs) > 1 else ""
+                repeat = f", repeat {run.identity.repeat}" if len(pool.runs) > 1 else ""
                 lines.append(
                     f"{pool.name}{repeat} on {pool.group['bench']}: {steps_in_words(figures)}; decoding speed over "
                     f"vanilla {figures['predicted_speedup']:.2f} x predicted"

@@ -6,6 +6,7 @@ from pathlib import Path
 from evaluation.records.questions import Question
 from evaluation.records.rows import SCHEMA
 from evaluation.records.runs import Run, row_key
+from evaluation.statistics.experiment import Experiment
 from evaluation.statistics.rendering import main_view, to_markdown, to_text
 
 
@@ -57,8 +58,8 @@ def made(label, answers, *, repeat=0, method=None, questions=None, folder="run",
 
 def write(run, folder):
     """The run as it would lie on disk below an experiment's folder."""
-    what = abs(hash((run.configuration, run.selection))) % 10**8
-    path = folder / "runs" / f"{run.label.replace(' ', '_')}-{what}-{run.repeat}"
+    what = abs(hash((run.identity.configuration, run.identity.selection))) % 10**8
+    path = folder / "runs" / f"{run.label.replace(' ', '_')}-{what}-{run.identity.repeat}"
     path.mkdir(parents=True)
     (path / "metadata.json").write_text(json.dumps(run.metadata))
     (path / "answers.jsonl").write_text("".join(json.dumps(row) + "\n" for row in run.answers))
@@ -71,11 +72,11 @@ def shard(label, answers, **more):
     return made(label, answers, bench=file, question_hashes=[row_key(row) for row in answers], **more)
 
 
-def in_terminal(runs, table):
+def in_terminal(runs):
     """The main table as the terminal shows it."""
-    return to_text(main_view(runs, table, category="overall"))
+    return to_text(main_view(Experiment(runs), category="overall"))
 
 
-def on_paper(runs, table):
+def on_paper(runs):
     """The main table as main.md holds it."""
-    return to_markdown(main_view(runs, table))
+    return to_markdown(main_view(Experiment(runs)))

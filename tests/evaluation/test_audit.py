@@ -10,8 +10,10 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from evaluation import audit
 from evaluation.loading.bench import answer_text, prompt_ids
 from evaluation.records.runs import read_runs
-from evaluation.statistics.audits import GAPS, audit_table, audits, read_gaps, wording, write_audit
+from evaluation.statistics.audits import GAPS, audit_table, audits, read_gaps, wording
+from evaluation.statistics.experiment import Experiment
 from evaluation.statistics.pools import pools
+from evaluation.statistics.rendering import write_audit
 from tests.evaluation.made_runs import answer, asked, made
 
 
@@ -29,7 +31,7 @@ def test_turn_by_turn_by_hand(tmp_path):
     # question 1 parts in its first turn, so its second says nothing; 3 goes on where vanilla has ended
     assert (len(audited.turns), audited.identical, audited.tokens, audited.left_out) == (3, 1, 7, 1)
     assert [(p.question_id, p.turn, p.differs_at) for p in audited.different] == [(1, 0, 2), (3, 0, 1)]
-    row = audit_table([VANILLA, OTHER], {("other", "1", "0", "0", "2"): 0.25}).iloc[0]
+    row = audit_table(audits(pools([VANILLA, OTHER])), {("other", "1", "0", "0", "2"): 0.25}).iloc[0]
     assert row["identical_share"] == 1 / 3 and row["first_difference_question"] == 1
     assert row["gaps_known"] == 1 and row["largest_logit_gap"] == 0.25
 
@@ -40,29 +42,29 @@ def test_what_holds_no_token_ids_is_not_passed(tmp_path):
     lacking["choices"][0]["turns"] = ["text"] * 2
     whole, short = said(3, [1], [2]), said(3, [1])
     runs = [made("vanilla", [said(1, [1, 2], [3]), empty, whole]), made("pld", [lacking, empty, short, said(4, [1])])]
-    (line,) = wording(audit_table(runs, {}), tmp_path)
+    (line,) = wording(audit_table(audits(pools(runs)), {}), tmp_path)
     assert line.startswith("Lossless in float32: all 2 turns equal") and line.endswith("; 4 turns are not compared.")
 
 
 def test_the_words_of_each_type(tmp_path):
     same = made("pld", VANILLA.answers)
     said = "Lossless in float32: all 4 turns equal vanilla's, token for token (1 configuration, 9 tokens)."
-    assert wording(audit_table([VANILLA, same], {}), tmp_path) == [said]
+    assert wording(audit_table(audits(pools([VANILLA, same])), {}), tmp_path) == [said]
     half = [made(r.label, r.answers, model={"dtype": "float16"}, folder=str(r.folder)) for r in (VANILLA, OTHER)]
-    lines = wording(audit_table([VANILLA, same, *half], {}), tmp_path)
+    lines = wording(audit_table(audits(pools([VANILLA, same, *half])), {}), tmp_path)
     assert (
         lines[1].startswith("Not identical in float16: 1 of 3 turns (33.33 %)")
         and f"python -m evaluation.audit {tmp_path}" in lines[1]
     )
     gaps = {("other", "1", "0", "0", "2"): 0.25, ("other", "3", "0", "0", "1"): 0.125}
-    measured = wording(audit_table([VANILLA, same, *half], gaps), tmp_path)[1]
+    measured = wording(audit_table(audits(pools([VANILLA, same, *half])), gaps), tmp_path)[1]
     assert "two largest logits are at most 0.25 apart" in measured
-    (wrong,) = wording(audit_table([VANILLA, OTHER], gaps), tmp_path)
+    (wrong,) = wording(audit_table(audits(pools([VANILLA, OTHER])), gaps), tmp_path)
     assert "in float32: 1 of 3 turns (33.33 %)" in wrong and "Lossless" not in wrong, "a difference is not lossless"
 
 
 def test_without_vanilla_there_is_no_audit(tmp_path, call):
-    assert write_audit([OTHER], tmp_path) == [] and not (tmp_path / "tables").exists()
+    assert write_audit(Experiment([OTHER]), tmp_path / "tables") == [] and not (tmp_path / "tables").exists()
     assert "no runs here" in call(audit.main, tmp_path).err
 
 

@@ -12,7 +12,7 @@ from evaluation import tree_search
 from evaluation.page.page import render
 from evaluation.records.runs import read_runs
 from evaluation.statistics.audits import audit_table, wording
-from evaluation.statistics.tables import main_table
+from evaluation.statistics.experiment import Experiment
 from model.errors import UserError
 from model.structures.heads import open_head
 from tests.evaluation.made_runs import answer, made, write
@@ -42,9 +42,9 @@ def folder(request, tmp_path):
 
 def test_the_commands_of_page_and_audit(folder):
     runs = read_runs(folder)
-    (again,) = re.findall(r"<code>(python -m evaluation.report .*?)</code>", render(runs, main_table(runs), folder))
+    (again,) = re.findall(r"<code>(python -m evaluation.report .*?)</code>", render(Experiment(runs), folder))
     assert words(html.unescape(again)) == ["python", "-m", "evaluation.report", str(folder)]
-    (line,) = [line for line in wording(audit_table(runs, {}), folder) if "logit gap" in line]
+    (line,) = [line for line in wording(audit_table(Experiment(runs).audits, {}), folder) if "logit gap" in line]
     assert words(line[line.index("python -m") :]) == ["python", "-m", "evaluation.audit", str(folder)]
 
 

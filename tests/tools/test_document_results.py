@@ -14,11 +14,12 @@ from evaluation.configuration.fingerprint import changed_sampling, recorded_meth
 from evaluation.configuration.jobs import compose, drafts_from_tree
 from evaluation.loading.settings import ModelSettings
 from evaluation.report import REFERENCE, against_shipped
+from evaluation.statistics.experiment import Experiment
 from model.errors import UserError
 from model.recycling import build_template
 from tests.evaluation.made_runs import asked, made
 from tools import document_results
-from tools.document_results import BLOCK, FIGURES, ROOT, Experiment, expanded, rendered
+from tools.document_results import BLOCK, FIGURES, ROOT, Shipped, expanded, rendered
 
 
 def test_the_documents_say_what_the_records_say(monkeypatch):
@@ -89,12 +90,12 @@ def of_job(job, stateful):
 @pytest.mark.parametrize("name", sorted(path.parent.name for path in REFERENCE.glob("*/runs.jsonl.xz")))
 def test_the_printed_command_gives_the_settings_of_the_record(name):
     """Repeats are not compared: `speed` is one of the three of its command."""
-    shipped = Experiment(name)
-    stateful = {run.settings["method"]["name"] for run in shipped.runs if "start" in run.settings["method"]}
+    shipped = Shipped(name)
+    stateful = {run.settings["method"]["name"] for run in shipped.experiment.runs if "start" in run.settings["method"]}
     jobs = compose(shlex.split(shipped.command)[2:]).jobs
-    assert {of_job(job, stateful) for job in jobs} == {of_record(run) for run in shipped.runs}
+    assert {of_job(job, stateful) for job in jobs} == {of_record(run) for run in shipped.experiment.runs}
     assert {job.folder.name for job in jobs} == {name}
-    line = against_shipped(shipped.runs, ROOT / "results" / f"{name.partition('-')[0]}-of-mine")
+    line = against_shipped(shipped.experiment, ROOT / "results" / f"{name.partition('-')[0]}-of-mine")
     assert f"/{name}: " in line and "equal in {0} of {0} conf".format(len(shipped.configurations)) in line
 
 
@@ -115,9 +116,9 @@ def experiment(monkeypatch):
         run("recycling", 8, (1, 2)), run("recycling", 24, (2, 2)), run("recycling", 8, (1, 1), "cold"),
         run("spine", 8, (2, 4)), run("spine", 24, (3, 4)),
     ]  # fmt: skip
-    monkeypatch.setattr(document_results, "read_runs", lambda folder: runs)
-    made_of_runs = Experiment.__wrapped__("e")
-    monkeypatch.setattr(document_results, "Experiment", lambda name: made_of_runs)
+    monkeypatch.setattr(Experiment, "read", lambda folder: Experiment(runs))
+    made_of_runs = Shipped.__wrapped__("e")
+    monkeypatch.setattr(document_results, "Shipped", lambda name: made_of_runs)
     return made_of_runs
 
 

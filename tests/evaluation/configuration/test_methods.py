@@ -8,7 +8,7 @@ from textwrap import dedent
 
 import pytest
 
-from evaluation.statistics.tables import main_table
+from evaluation.statistics.experiment import Experiment
 
 from ..conftest import answers_in
 from ..made_runs import answer, made
@@ -83,7 +83,7 @@ def test_hf_is_plain_greedy_whatever_the_checkpoint_says(evaluate, checkpoint, t
 def test_a_setting_named_as_a_column_is_next_to_it():
     """It stood in the place of what was measured."""
     settings = {"steps": 99, "repeats": 99, "temperature": 99, "execution": 99, "mat": 99, "colour": 99}
-    (row, *_) = main_table([made("echo", [answer(1, "qa", [([1, 3], 2.0)])], method=settings)]).to_dict("records")
+    (row, *_) = Experiment([made("echo", [answer(1, "qa", [([1, 3], 2.0)])], method=settings)]).table.to_dict("records")
     assert (row["steps"], row["repeats"], row["temperature"], row["execution"], row["mat"]) == (2, 1, 0, "eager", 2)
     assert {key: row[key] for key in row if row[key] == 99} == {"colour": 99} | {
         f"method_{key}": 99 for key in settings if key != "colour"

@@ -10,8 +10,8 @@ from evaluation import figures
 from evaluation.figures import draw_all, split
 from evaluation.figures.figure_data import FigureData
 from evaluation.figures.style import finish, panels
+from evaluation.statistics.experiment import Experiment
 from evaluation.statistics.pools import mat_ratio
-from evaluation.statistics.tables import main_table
 from model.files import ROOT
 from tests.evaluation.made_runs import answer, made
 
@@ -41,7 +41,7 @@ def drawn_at(temperature):
 
 def names(runs):
     """The figures that these runs have."""
-    (data,) = split(runs, main_table(runs)).values()
+    (data,) = split(Experiment(runs)).values()
     return {draw.__name__ for draw in figures.FIGURES if draw(data) is not None}
 
 
@@ -81,7 +81,7 @@ def test_a_figure_is_drawn_where_the_runs_vary_in_its_setting():
 
 def drawn(figure, runs, panel=0):
     """The lines of a panel of a figure, each label's ys."""
-    (data,) = split(runs, main_table(runs)).values()
+    (data,) = split(Experiment(runs)).values()
     axes = getattr(figures, figure)(data).axes[panel]
     return {line.get_label(): list(line.get_ydata()) for line in axes.lines}
 
@@ -94,7 +94,7 @@ def test_lines_are_at_their_values():
     gains = drawn("budget", VARIED["budget"] + cold, panel=1)
     assert gains["spine (hot)"] == pytest.approx([6 / 5] * 3), "hot over hot"
     assert gains["recycling (cold)"] == [1.0] * 3
-    (data,) = split(runs := VARIED["budget"], main_table(runs)).values()
+    (data,) = split(Experiment(VARIED["budget"])).values()
     mats = {row["pool"].method: row for row in data.drafting}
     assert mat_ratio(mats["spine"]["pool"].cells, mats["recycling"]["pool"].cells) == pytest.approx([6 / 5] * 3)
     steps = {"step_nodes": [[4] * 4], "step_paths": [[[], [0], [0, 0], []]]}
@@ -104,7 +104,7 @@ def test_lines_are_at_their_values():
     rising = [made("pld (hot)", [answer(i, "qa", [([1 + i], 1.0)]) for i in range(16)])]
     assert drawn("mat_over_questions", rising) == {"pld (hot)": [1.0, *(i + 1.5 for i in range(15))]}
     shapes = [*VARIED["tree_shape"], recycling("cold", 0, TREE, "shape")]
-    (data,) = split(shapes, main_table(shapes)).values()
+    (data,) = split(Experiment(shapes)).values()
     texts = [text.get_text() for text in figures.tree_shape(data).axes[0].texts]
     assert texts == ["1.67\n(2)", "1.67", "1.67\n(1)"], "of two starts the larger MAT"
 
@@ -115,22 +115,22 @@ def test_a_method_looks_alike_in_all_figures_and_what_is_left_out_is_said():
                                 for n in (1, 2, 3) for start in ("cold", "hot")]  # fmt: skip
     inks = {"recycling": "#E69F00", "spine": "#0072B2", "goose": "#009E73"}
     for runs in (swept, VARIED["tree_size"]):
-        (data,) = split(runs, main_table(runs)).values()
+        (data,) = split(Experiment(runs)).values()
         for draw in (figures.budget, figures.tree_size, figures.accepted_lengths, figures.mat_over_questions):
             lines = [line for axes in getattr(draw(data), "axes", ()) for line in axes.lines]
             named = [line for line in lines if line.get_label().partition(" ")[0] in inks]
             assert all(line.get_color() == inks[line.get_label().partition(" ")[0]] for line in named)
             assert {line.get_linestyle() for line in named if "goose" in line.get_label()} <= {"--"}, "a second cycle"
-    (data,) = split(swept, main_table(swept)).values()
+    (data,) = split(Experiment(swept)).values()
     assert figures.accepted_lengths(data).get_supxlabel().endswith("4 of 12 configurations are drawn")
     many = [made(f"m{i} (hot)", questions(i % 3), method={"nodes": 4}) for i in range(11)]
     many.append(made("vanilla", questions()))
-    (data,) = split(many, main_table(many)).values()
+    (data,) = split(Experiment(many)).values()
     assert len(figures.accepted_lengths(data).axes[0].lines) == 8
     for figure in (figures.accepted_lengths(data), figures.novelty([data])):
         assert figure.get_supxlabel().endswith("8 of 12 configurations are drawn")
     several = [*VARIED["tree_shape"], recycling("cold", tree_name="shape"), made("vanilla", questions())]
-    (shapes,) = split(several, main_table(several)).values()
+    (shapes,) = split(Experiment(several)).values()
     assert figures.tree_shape(shapes).get_supxlabel().endswith("3 of 5 configurations are drawn")
     assert len(figures.mat(data).axes) == 2, "a map of numbers has a bar"
     assert [*figures.speedup_over_vanilla(data).axes[1].get_yticks()] == pytest.approx([0.8, 1.0, 1.2])
@@ -145,7 +145,7 @@ def test_a_budgets_line_has_trees_of_one_kind_and_intervals_are_named_where_draw
 
     assert len(drawn("budget", runs(questions()[0]))["recycling (hot)"]) == 3, "none of another kind's tree"
     for first, words in ((questions()[0], "recycling is"), (questions(9)[0], "shaded: 95 % interval; recycling is")):
-        (data,) = split(made_here := runs(first), main_table(made_here)).values()
+        (data,) = split(Experiment(runs(first))).values()
         assert figures.budget(data).get_supxlabel().startswith(words), "an interval without a width is none"
     joint = figures.acceptance_by_depth(data).axes[0]
     assert joint.get_ylabel() == "joint (% of\ndrafting steps)"
@@ -153,7 +153,7 @@ def test_a_budgets_line_has_trees_of_one_kind_and_intervals_are_named_where_draw
 
 def test_the_parts_of_a_step_are_means_over_steps_behind_the_prompt():
     row = answer(1, "qa", [([2, 2], 1.0)], phase_time=[{"draft": 0.2, "forward": 0.4, "prefill": 1.0}], forwards=[3])
-    (data,) = split(runs := [made("pld", [row])], main_table(runs)).values()
+    (data,) = split(Experiment([made("pld", [row])])).values()
     bars = figures.overhead([data]).axes[0].patches
     assert [(bar.get_x(), bar.get_width()) for bar in bars] == [(0.0, 100.0), (100.0, 200.0)]
 
@@ -164,16 +164,16 @@ def test_the_optimum_is_marked_and_trees_of_one_size_and_several_depths_are_no_l
     for row in runs[1].answers:
         row["choices"][0]["wall_time"] = [0.5]
     runs.insert(0, made("vanilla", questions()))
-    (data,) = split(runs[:4], main_table(runs[:4])).values()
+    (data,) = split(Experiment(runs[:4])).values()
     star = next(line for axes in figures.tree_size(data).axes for line in axes.lines if line.get_marker() == "*")
     assert (star.get_xdata()[0], star.get_ydata()[0]) == (2, 2.0)
-    (data,) = split(runs, main_table(runs)).values()
+    (data,) = split(Experiment(runs)).values()
     assert figures.tree_size(data) is None
 
 
 def test_a_run_has_the_same_colour_and_mark_in_every_figure():
     runs = [made("vanilla", questions()), made("suffix", questions()), recycling(), recycling("cold", 0)]
-    (data,) = split(runs, main_table(runs)).values()
+    (data,) = split(Experiment(runs)).values()
     looks: dict[str, set] = {}
     for draw in (figures.mat, figures.speedup_over_vanilla, figures.accepted_lengths, figures.acceptance_by_depth):
         for line in (line for axes in draw(data).axes for line in axes.lines if not line.get_label().startswith("_")):
@@ -194,13 +194,13 @@ def test_of_many_runs_those_of_one_temperature_are_compared():
     runs = [drawn_at(t / 10) for t in range(9)]
     for run in runs[1:]:
         run.answers[:] = questions(2)  # larger MAT than greedy
-    (data,) = split(runs, main_table(runs)).values()
+    (data,) = split(Experiment(runs)).values()
     assert [row["temperature"] for row in data.shown()] == [0.0]
 
 
 def test_a_figure_across_types_names_them_all():
     runs = [recycling(), made("suffix", questions(), model={"dtype": "float16"})]
-    drawn = figures.novelty(list(split(runs, main_table(runs)).values()))
+    drawn = figures.novelty(list(split(Experiment(runs)).values()))
     shares = [list(line.get_xdata()) for line in drawn.axes[0].lines[:2]]
     assert shares == [pytest.approx([0, 10, 20, 30, 40, 50, 60, 70])] * 2
     assert drawn.get_supxlabel() == "toy (float32) on a machine; toy (float16) on a machine"
@@ -209,7 +209,7 @@ def test_a_figure_across_types_names_them_all():
 def test_very_long_steps_share_the_last_point_of_a_line():
     row = answer(1, "free_verse", [([1, 1, 40, 20], 1.0)], output_ids=[[0] * 62])
     runs = [made("vanilla", [row]), made("suffix", [row]), made("pld", [answer(1, "qa", [([1, 16], 1.0)])])]
-    (data,) = split(runs, main_table(runs)).values()
+    (data,) = split(Experiment(runs)).values()
     (axes,) = figures.accepted_lengths(data).axes
     assert axes.get_xticklabels()[-1].get_text() == "16+"
     assert {line.get_label(): line.get_ydata()[-1] for line in axes.lines} == {"suffix": 50.0, "pld": 50.0}
@@ -231,7 +231,7 @@ def test_the_same_records_give_the_same_files_and_nothing_else_stays(every_kind,
     for folder in (tmp_path / "one", tmp_path / "two"):
         folder.mkdir()
         (folder / "old.svg").write_text("of another set of runs")
-        assert draw_all(runs, main_table(runs), folder) == [folder / "mat_by_k.png"]
+        assert draw_all(Experiment(runs), folder) == [folder / "mat_by_k.png"]
         assert {path.name for path in folder.iterdir()} == {f"mat_by_k.{kind}" for kind in ("pdf", "png", "svg")}
     for path in (tmp_path / "one").iterdir():
         assert path.read_bytes() == (tmp_path / "two" / path.name).read_bytes(), path.name

@@ -17,7 +17,6 @@ from evaluation.loading import digests, hub, models
 from evaluation.loading.settings import ModelSettings
 from evaluation.records.runs import read_runs
 from evaluation.running.scheduling import Job, run_jobs
-from evaluation.statistics.tables import main_table
 from model.errors import UserError
 from model.files import ROOT
 from tests.evaluation.loading.test_gguf import cache, write  # noqa: F401  (a fixture)
@@ -84,14 +83,14 @@ def test_a_finished_run_is_not_taken_for_one_of_the_files_that_lie_there_now(aga
         (new,) = [run for run in again_runs if run.folder not in {run.folder for run in runs}]
         differ = {key for key in last.files if last.files[key] != new.files[key]}
         assert differ == {kind if kind != "chat template" else "tokenizer"}
-        assert last.bench_key != new.bench_key, "they are not compared"
+        assert last.identity.comparable != new.identity.comparable, "they are not compared"
         if kind == "weights":
             ids = [[row["choices"][0]["output_ids"] for row in run.answers] for run in (last, new)]
             assert ids[0] != ids[1], "the weights of the job before are not used again"
         runs, last = [*runs, new], new
     assert {path: path.read_bytes() for path in runs[0].folder.iterdir()} == before
-    text = on_paper(runs, main_table(runs))
-    assert all(f"files={run.loading['files']}" in text for run in runs)
+    text = on_paper(runs)
+    assert all(f"files={run.identity.loading['files']}" in text for run in runs)
     assert len(again("method=vanilla")) == len(runs)
 
 

@@ -8,8 +8,7 @@ from transformers import AutoTokenizer
 
 from evaluation import figures
 from evaluation.page import write_page
-from evaluation.records.runs import read_runs
-from evaluation.statistics.tables import main_table
+from evaluation.statistics.experiment import Experiment
 from tests.evaluation import made_runs
 
 HOSTILE = "the </script><script>window.broken = 1</script><!-- <img src=x onerror='window.broken = 2'> \u2028 is one."
@@ -66,8 +65,7 @@ def report_folder(checkpoint, tmp_path_factory) -> Path:
 
 def report(folder: Path) -> Path:
     """The page of a folder with two figures."""
-    runs = read_runs(folder)
-    table = main_table(runs)
+    experiment = Experiment.read(folder)
     with patch.multiple(figures, FIGURES=(figures.mat, figures.speedup_over_vanilla), ACROSS=(), KINDS=("svg",)):
-        figures.draw_all(runs, table, folder / "figures")
-        return write_page(runs, table, folder)
+        figures.draw_all(experiment, folder / "figures")
+        return write_page(experiment, folder)

@@ -11,13 +11,13 @@ from types import SimpleNamespace
 import pytest
 
 from evaluation.page import reader, tokens
-from evaluation.page.facts import _model, commands, configurations, facts
+from evaluation.page.facts import _model, commands, facts
 from evaluation.page.page import script_json
 from evaluation.page.tokens import Decoder
 from evaluation.records.runs import read_runs
+from evaluation.statistics.experiment import Experiment
 from evaluation.statistics.notes import heading, headlines
 from evaluation.statistics.rendering import page_view
-from evaluation.statistics.tables import main_table
 from tests.evaluation.made_runs import answer as timed
 from tests.evaluation.made_runs import made
 from tests.evaluation.page.conftest import HOSTILE, answer, report, write_run
@@ -101,7 +101,7 @@ def test_configurations_have_names_of_their_own(tmp_path):
     for k, repeat in ((4, 0), (4, 1), (8, 0)):
         write_run(tmp_path, "recycling (hot)", rows, method={"k": k}, repeat=repeat)
     write_run(tmp_path, "vanilla", rows)
-    ran = configurations(read_runs(tmp_path))
+    ran = Experiment(read_runs(tmp_path)).named
     assert sorted(ran) == ["recycling (hot), k=4", "recycling (hot), k=8", "vanilla"]
     assert len(ran["recycling (hot), k=4"].runs) == 2
     lines = facts(ran)
@@ -115,7 +115,7 @@ def test_the_table_keeps_numbers_and_hides_what_says_nothing():
     base = [timed(i, "qa", [([1] * 1000, s)]) for i, s in enumerate(seconds)]
     fast = [timed(i, "qa", [([4] * 250, s)]) for i, s in enumerate([*seconds[4:], *seconds[:3], 9.0])]
     runs = [made("vanilla", base), made("x", fast, method={"k": 8})]
-    view = page_view(main_table(runs))
+    view = page_view(Experiment(runs).table)
     (block,) = view.blocks
     names = [column.name for column in block.columns]
     assert names[:4] == ["method", "category", "questions", "new_tokens"] and "k" in names and "prefill_ms" not in names
@@ -126,7 +126,7 @@ def test_the_table_keeps_numbers_and_hides_what_says_nothing():
     assert x["new_tokens"].text == "8,000" and (vanilla["k"].text, vanilla["k"].value, x["k"].text) == ("-", "", "8")
     assert re.fullmatch(r"\[0\.\d\d, [12]\.\d\d\]", x["speedup_vanilla"].interval) and x["speedup_vanilla"].mark == "~"
     assert len(view.footnotes) == 3 and block.baselines == ["vanilla"] and ("order", "file") not in view.same
-    several = page_view(main_table([*runs, made("x", fast, model={"dtype": "float16"})])).blocks[0]
+    several = page_view(Experiment([*runs, made("x", fast, model={"dtype": "float16"})]).table).blocks[0]
     assert "block" in {c.name for c in several.columns} - several.extra and "block" not in names
 
 
@@ -136,7 +136,7 @@ def test_a_line_a_block_says_which_accepts_most_and_which_is_fastest():
         for count, pld, lengths in ((1, 2.0, [2]), (2, 0.5, [2]), (3, 0.5, [1]))
         for label, lengths, seconds in (("vanilla", [1] * sum(lengths), 1.0), ("pld", lengths, pld))
     ]
-    assert sorted(headlines(main_table(runs))) == [
+    assert sorted(headlines(Experiment(runs).table)) == [
         "toy on file, 1 questions: pld accepts most, 2.00 tokens per step (MAT). vanilla is fastest, 2 tokens/s.",
         "toy on file, 2 questions: pld accepts most, 2.00 tokens per step (MAT). "
         "It is fastest, 4 tokens/s (2.00 × vanilla).",
@@ -148,7 +148,7 @@ def test_a_line_a_block_says_which_accepts_most_and_which_is_fastest():
 
 
 def read(folder):
-    return reader.collect(configurations(read_runs(folder)), Decoder())
+    return reader.collect(Experiment(read_runs(folder)).named, Decoder())
 
 
 def test_the_reader_shows_each_subtask_first_and_says_what_it_leaves_out(tmp_path, monkeypatch):

@@ -3,10 +3,10 @@
 import pytest
 from transformers import AutoTokenizer
 
-from evaluation.page.facts import configurations
 from evaluation.page.tokens import load, spelled, split
 from evaluation.page.tree_svg import draw, shade
 from evaluation.records.runs import read_runs
+from evaluation.statistics.experiment import Experiment
 from model.recycling import build_template
 from tests.evaluation.page.conftest import answer, write_run
 
@@ -17,7 +17,7 @@ def drawing_of(folder, steps, **settings):
     """The drawing of a run whose only answer took these steps."""
     ids = settings.pop("ids", range(sum(n for n, _, _ in steps)))
     write_run(folder, "recycling (hot)", [answer(7, "qa", {"ids": list(ids), "steps": steps})], **settings)
-    ((name, pool),) = configurations(read_runs(folder)).items()
+    ((name, pool),) = Experiment(read_runs(folder)).named.items()
     return draw(name, pool)
 
 

@@ -9,7 +9,7 @@ import pytest
 from evaluation import report
 from evaluation.records.questions import MT_BENCH
 from evaluation.records.runs import read_foreign
-from evaluation.statistics.tables import main_table
+from evaluation.statistics.experiment import Experiment
 from tests.evaluation.made_runs import answer, asked
 
 CATEGORIES = [*MT_BENCH, "translation", "summarization", "qa", "math_reasoning", "rag"]
@@ -67,7 +67,7 @@ def test_questions_are_told_apart_where_all_files_know_them(tmp_path):
     def speedup(*files):
         for name, rows in zip(("vanilla", "mine"), files, strict=True):
             (tmp_path / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-        table = main_table(read_foreign(str(tmp_path / "*.jsonl"))).set_index(["method", "category"])
+        table = Experiment(read_foreign(str(tmp_path / "*.jsonl"))).table.set_index(["method", "category"])
         return table.loc[("mine", "overall"), "speedup_vanilla"]
 
     plain = [asked(i, "qa", [([1], 1.0)]) for i in range(4)]

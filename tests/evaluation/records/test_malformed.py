@@ -8,7 +8,7 @@ import pandas as pd
 from evaluation import report
 from evaluation.records.rows import parse_answers, read_answers
 from evaluation.records.runs import read_foreign
-from evaluation.statistics.tables import main_table
+from evaluation.statistics.experiment import Experiment
 from tests.evaluation.made_runs import answer, made, write
 
 ROWS = [answer(i, "qa", [([2, 2], 1.0), ([1], 0.5)]) for i in range(3)]
@@ -119,7 +119,7 @@ def test_of_several_answers_to_a_question_the_first_counts_as_in_spec_bench(call
     row["choices"].append(answer(1, "qa", [([8], 1.0)])["choices"][0])
     (tmp_path / "a.jsonl").write_text(json.dumps(row))
     (run,) = read_foreign(str(tmp_path / "a.jsonl"))
-    assert main_table([run])["mat"].tolist() == [2.0, 2.0]
+    assert Experiment([run]).table["mat"].tolist() == [2.0, 2.0]
 
 
 def test_what_a_table_of_speeds_does_without_may_be_missing(call, tmp_path):

@@ -16,6 +16,7 @@ from evaluation.statistics.acceptance import (
     most_accepted,
     template,
 )
+from evaluation.statistics.pools import pools
 from evaluation.statistics.trees import auto_lines
 from model.recycling import build_template
 from tests.evaluation.made_runs import answer, made, write
@@ -111,7 +112,7 @@ def test_what_tree_auto_chose_is_said_of_every_repeat_and_variant():
         runs.append(made("recycling (auto)", [], repeat=repeat, method={"k": k, "tree": "auto"}, summary=choice))
     said = "recycling (auto), k={} on file: steps: {} nodes; decoding speed over vanilla 1.50 x predicted"
     first, second = "80 % of 8, 20 % of 0", "50 % of 8, 42 % of 16"
-    assert auto_lines(runs) == [
+    assert auto_lines(pools(runs)) == [
         said.format("4, repeat 0", first),
         said.format("4, repeat 1", second),
         said.format(8, "98 % of 0"),

@@ -18,6 +18,7 @@ from evaluation.statistics.agreement import (
     lines,
     summary,
 )
+from evaluation.statistics.experiment import Experiment
 from tests.evaluation.made_runs import asked, made, shard, write
 
 IDS = [11, 12, 13, 14, 15, 16]
@@ -39,7 +40,7 @@ def run(label, lengths, *, questions=range(8), ids=IDS, **more):
 
 def only(here, there):
     """The only comparison of two runs."""
-    ((comparison,), _) = compare([here], [there])
+    ((comparison,), _) = compare(Experiment([here]), Experiment([there]))
     return comparison
 
 
@@ -130,7 +131,10 @@ def test_the_ratio_of_mats_and_its_interval():
 
 def test_every_repeat_is_compared_with_the_same_one_first_and_unfinished_ones_do_not_disagree():
     one, two = ([run("pld", BY_TWO), run("pld", second, repeat=1)] for second in (BY_ONE, BY_TWO))
-    assert compare(one, one)[0][0].verdict == EQUAL and compare(one, two)[0][0].same_lengths == 0
+    assert (
+        compare(Experiment(one), Experiment(one))[0][0].verdict == EQUAL
+        and compare(Experiment(one), Experiment(two))[0][0].same_lengths == 0
+    )
 
     def unfinished(*answered):
         runs = [run("recycling (hot)", [BY_ONE] * 4 + [BY_THREE] * 4, repeat=repeat) for repeat in range(len(answered))]
@@ -139,7 +143,7 @@ def test_every_repeat_is_compared_with_the_same_one_first_and_unfinished_ones_do
         return runs
 
     for here, there in (((8, 4), (8,)), ((8,), (4, 8)), ((1, 8, 4), (8, 8))):
-        ((comparison,), _) = compare(unfinished(*here), unfinished(*there))
+        ((comparison,), _) = compare(Experiment(unfinished(*here)), Experiment(unfinished(*there)))
         assert comparison.verdict == EQUAL and comparison.mats == pytest.approx([1.5, 1.5])
 
 
@@ -147,7 +151,9 @@ def test_configurations_pair_by_their_settings_and_the_rest_is_named():
     def sized(*sizes, **more):
         return [run("recycling (hot)", BY_TWO, method=BEST | {"tree_nodes": n}, **more) for n in sizes]
 
-    pairs, alone = compare([*sized(8, 16), run("sps", BY_TWO)], [*sized(8, 4, 24), run("eagle", BY_TWO)])
+    pairs, alone = compare(
+        Experiment([*sized(8, 16), run("sps", BY_TWO)]), Experiment([*sized(8, 4, 24), run("eagle", BY_TWO)])
+    )
     assert len(pairs) == 1 and alone == [
         "only here: recycling (hot), 16 nodes", "only here: sps",
         "only there: recycling (hot), 4 nodes", "only there: recycling (hot), 24 nodes", "only there: eagle",
@@ -155,9 +161,12 @@ def test_configurations_pair_by_their_settings_and_the_rest_is_named():
     # a setting that the method has lost since: of several sizes none had been found on the other side
     old, new = ([run("racer (hot)", BY_TWO, method={"nodes": n} | gone) for n in (8, 24)]
                 for gone in ({"version": "refill"}, {}))  # fmt: skip
-    assert [c.verdict for c in compare(old, new)[0]] == [EQUAL, EQUAL]
+    assert [c.verdict for c in compare(Experiment(old), Experiment(new))[0]] == [EQUAL, EQUAL]
     types = [sized(8, model={"dtype": dtype}) for dtype in ("bfloat16", "float32")]
-    assert [c.verdict for c in compare(types[0] + types[1], types[1] + types[0])[0]] == [EQUAL, EQUAL]
+    assert [c.verdict for c in compare(Experiment(types[0] + types[1]), Experiment(types[1] + types[0]))[0]] == [
+        EQUAL,
+        EQUAL,
+    ]
 
 
 def test_the_command_and_a_report_say_how_a_folder_agrees_with_a_shipped_one(tmp_path, monkeypatch, call):
@@ -202,5 +211,5 @@ def test_variants_of_a_label_pair_across_limits():
     here, there = ([run("x", BY_TWO, method=BEST | {"tree_nodes": n}) for n in (8, 16)] for _ in range(2))
     for one in there:
         one.metadata["settings"]["max_new_tokens"] = 32
-    pairs, alone = compare(here, there)
+    pairs, alone = compare(Experiment(here), Experiment(there))
     assert [pair.verdict for pair in pairs] == [CUT, CUT] and alone == []

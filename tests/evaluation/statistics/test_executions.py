@@ -8,10 +8,10 @@ import pytest
 
 from evaluation.page import write_page
 from evaluation.records.runs import GENERATE
+from evaluation.statistics.experiment import Experiment
 from evaluation.statistics.notes import execution_words, not_compared
 from evaluation.statistics.pools import pools
 from evaluation.statistics.rendering import page_view
-from evaluation.statistics.tables import main_table
 from tests.evaluation.made_runs import answer, in_terminal, made, on_paper
 
 
@@ -22,7 +22,7 @@ def ran(label, execution="eager", **settings):
 
 
 def overall(runs):
-    table = main_table(runs)
+    table = Experiment(runs).table
     return table[table["category"] == "overall"].set_index(["method", "variant"])
 
 
@@ -40,7 +40,7 @@ def test_pairs_are_of_one_execution_and_without_phases():
     assert of_baselines[1:5] == rows["execution"].tolist()[1:5] and pd.isna(of_baselines[5])
     assert rows["speedup_vanilla"].notna().tolist() == [True] * 5 + [False]
     assert not_compared(pools(MIXED)) == [ALONE] and not_compared(pools(ALIKE)) == []
-    assert execution_words(main_table(ALIKE[:1])) == []
+    assert execution_words(Experiment(ALIKE[:1]).table) == []
     rows = overall([ran("hf"), *(ran(label, phases=True) for label in ("hf", "vanilla", "pld"))]).droplevel(1)
     assert rows.loc["pld", "speedup_vanilla"] == 1.0 and rows.loc[["pld", "vanilla"], "speedup_hf"].isna().all()
 
@@ -53,12 +53,12 @@ def test_pairs_are_of_one_execution_and_without_phases():
     ],
 )
 def test_one_execution_is_stated_once_and_several_are_a_column(tmp_path, runs, line, several):
-    table = main_table(runs)
-    for text in (in_terminal(runs, table), on_paper(runs, table)):
+    table = Experiment(runs).table
+    for text in (in_terminal(runs), on_paper(runs)):
         assert f"\n{line}" in text and text.count("execution: ") == 1 and (ALONE in text) is several
         assert bool(re.search(r"pld +\|? *execution=compiled +\|? *compiled", text)) is several
         assert bool(re.search(r"execution [ |]", text)) is several, "no column"
-    page = html.unescape(write_page(runs, table, tmp_path).read_text())
+    page = html.unescape(write_page(Experiment(runs), tmp_path).read_text())
     paragraph = page[page.index("<h2>Main table") : page.index('id="filters"')]
     assert line[0].upper() + line[1:] in paragraph and (ALONE[1:] in paragraph) is several
     assert ("execution" in page_view(table).blocks[0].extra) is not several, "hidden until asked for"

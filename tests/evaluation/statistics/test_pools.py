@@ -5,12 +5,12 @@ import math
 import pytest
 
 from evaluation.figures import draw_all
-from evaluation.page.facts import configurations, facts
+from evaluation.page.facts import facts
 from evaluation.records.questions import Question
 from evaluation.records.runs import natural, read_runs
 from evaluation.statistics.audits import audits
+from evaluation.statistics.experiment import Experiment
 from evaluation.statistics.pools import distinguish, pools
-from evaluation.statistics.tables import baseline, main_table
 from evaluation.statistics.trees import pick
 from tests.evaluation.conftest import answers_in
 from tests.evaluation.made_runs import asked, in_terminal, made, shard, write
@@ -22,7 +22,7 @@ def rows(ids, seconds=1.0, prompt="why?"):
 
 
 def overall(runs, label):
-    table = main_table(runs)
+    table = Experiment(runs).table
     return table[(table["method"] == label) & (table["category"] == "overall")]
 
 
@@ -37,8 +37,8 @@ def test_a_question_is_known_by_its_hash_which_runs_record(evaluate, tmp_path):
     first, second = answers_in(tmp_path / "experiment")
     turns = ("what is the answer to question 0?", "and why?")
     assert first["question_sha256"] == Question(10, "writing", turns).sha256 != second["question_sha256"]
-    assert run.question_keys == tuple(run.by_question.index)
-    assert run.question_keys[0] == f"10:{first['question_sha256']}"
+    assert run.identity.question_keys == tuple(run.by_question.index)
+    assert run.identity.question_keys[0] == f"10:{first['question_sha256']}"
 
 
 def test_two_files_of_one_name_and_edited_questions_of_one_file_are_never_paired(drawn, tmp_path):
@@ -47,11 +47,11 @@ def test_two_files_of_one_name_and_edited_questions_of_one_file_are_never_paired
         shard("vanilla", rows(range(4), prompt="a")),
         shard("pld", rows(range(4), 0.5, prompt="b"), bench={"sha256": "g"}),
     ]
-    table = main_table(runs)
+    table = Experiment(runs).table
     assert table["questions_sha256"].nunique() == 2 and table["bench_questions"].eq(4).all()
     assert math.isnan(overall(runs, "pld")["speedup_vanilla"].item()) and audits(pools(runs)) == []
-    assert in_terminal(runs, table).count("toy, file, questions #") == 2, "a block each"
-    assert {p.stem.rsplit("-", 1)[-1] for p in draw_all(runs, table, tmp_path)} >= set(table["questions_sha256"])
+    assert in_terminal(runs).count("toy, file, questions #") == 2, "a block each"
+    assert {p.stem.rsplit("-", 1)[-1] for p in draw_all(Experiment(runs), tmp_path)} >= set(table["questions_sha256"])
     edited = [made("vanilla", rows([0, 1, 2])), made("pld", rows([0, 1], 0.5) + rows([2], 0.1, prompt="edited"))]
     assert overall(edited, "pld")["speedup_vanilla"].item() == pytest.approx(2.0), "by the hash alone"
 
@@ -72,8 +72,8 @@ def test_shards_join_and_are_paired_with_the_whole():
     assert row["speedup_vanilla_std"] == pytest.approx(math.sqrt(0.5))
     assert row["tokens_per_second"] == pytest.approx(4.5)
     assert row["tokens_per_second_std"] == pytest.approx(math.sqrt(4.5))
-    assert main_table(runs)["questions_sha256"].nunique() == 1
-    assert facts(configurations(runs))["bench"][0][0].startswith("file, 6 questions")
+    assert Experiment(runs).table["questions_sha256"].nunique() == 1
+    assert facts(Experiment(runs).named)["bench"][0][0].startswith("file, 6 questions")
 
 
 def test_dev_and_held_out_are_rows_of_their_own_and_slices_of_either_are_shards():
@@ -105,9 +105,9 @@ def test_a_part_beside_the_whole_stays_apart_and_finds_its_own_baseline():
     ]  # fmt: skip
     assert overall(runs, "pld")["speedup_vanilla"].tolist() == pytest.approx([4.0, 2.0])
     rest = next(p for p in pooled if p.label == "rest")
-    assert baseline(rest, "vanilla", pooled).questions == 6, "the one with most questions in common"
+    assert rest.baselines["vanilla"].questions == 6, "the one with most questions in common"
     assert overall(runs, "rest")["speedup_vanilla"].item() == pytest.approx(2.0)
-    text = in_terminal(runs, main_table(runs))
+    text = in_terminal(runs)
     assert "toy, file, 6 questions, overall" in text and "toy, file, 2 questions, overall" in text
     parts = [shard("recycling (hot)", rows(part), bench={"ids_sha256": str(part)}) for part in ((0, 1), (2, 3))]
     assert [pool.questions for pool in pools(parts)] == [2, 2], "each part began with an empty matrix"
@@ -128,7 +128,7 @@ def test_numbers_sort_as_numbers_and_a_drafter_recorded_by_its_class_is_the_regi
     assert natural("k=8 of 16") < natural("k=16 of 8") and natural("60") < natural("480") and natural("") < natural("a")
     for capacity in (16, 8, 128):
         write(made("ngram_cache", rows([1]), method={"capacity": capacity}), tmp_path / "sizes")
-    assert [run.facets["capacity"] for run in read_runs(tmp_path / "sizes")] == [8, 16, 128]
+    assert [run.identity.facets["capacity"] for run in read_runs(tmp_path / "sizes")] == [8, 16, 128]
     for repeat, drafter in enumerate(("model.copying.spine.Spine", "spine")):
         write(shard("spine", rows(range(2)), repeat=repeat, method={"drafter": drafter}), tmp_path / "drafters")
     (pool,) = pools(read_runs(tmp_path / "drafters"))

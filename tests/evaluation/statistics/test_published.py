@@ -7,7 +7,6 @@ import pytest
 
 from evaluation.statistics import published as module
 from evaluation.statistics.published import as_published, default_settings, with_published
-from evaluation.statistics.tables import main_table
 from tests.evaluation.made_runs import answer, in_terminal, made
 
 SPEC = [("spec_bench", "mt_bench"), ("spec_bench", "qa"), ("spec_bench", "overall")]
@@ -85,7 +84,7 @@ def test_the_terminal_names_the_source_and_the_cells_say_what_executes(monkeypat
             for label, method in (("recycling (hot)", own), ("hf", {}))]  # fmt: skip
     for run in runs:
         run.metadata["settings"] |= {"max_new_tokens": 1024, "execution": "graph"}
-    text = in_terminal(runs, with_published(main_table(runs)))
+    text = in_terminal(runs)
     assert "published_mat" in text and f"published: {PAPER} (data/reference)" in text
     (line,) = [line for line in text.splitlines() if line.startswith("recycling (hot)")]
     assert re.search(r"1\.00 \(graph\) .* 2\.70 +2\.03 \(eager\)", line)

@@ -5,9 +5,9 @@ import re
 
 import pandas as pd
 
+from evaluation.statistics.experiment import Experiment
 from evaluation.statistics.published import read_published, table1
 from evaluation.statistics.rendering import write_table1
-from evaluation.statistics.tables import main_table
 from tests.evaluation.made_runs import answer, asked, made, shard
 
 
@@ -23,7 +23,7 @@ def pair(bench, answered, questions, category="qa", model="vicuna-7b", execution
 
 
 def measured(runs):
-    table = table1(main_table(runs))
+    table = table1(Experiment(runs).table)
     return table[table["source"] == "measured"]
 
 
@@ -36,7 +36,7 @@ def test_published_rows_are_the_papers_and_ours_stand_below():
         for label, questions in (("hf", base), ("recycling (hot)", fast))
         for bench, rows in (("spec_bench", questions), ("mbpp", code))
     ]
-    table = table1(main_table(runs))
+    table = table1(Experiment(runs).table)
     published = table[table["source"] == "published"].set_index(["model", "method"])
     paper = pd.DataFrame(read_published("paper_table1")).set_index(["model", "method"])
     columns = ["mt", "rag", "specbench_mat", "specbench_speedup", "mbpp_speedup"]
@@ -75,7 +75,7 @@ def test_a_measured_row_says_of_what_it_is(tmp_path):
         assert ours["measured"].tolist() == [words] * 2
         assert ours["complete"].tolist() == ["incomplete" not in words] * 2
         assert ours["execution"].tolist() == ["transformers generate", "eager"]
-        write_table1(main_table(runs), tmp_path)
+        write_table1(Experiment(runs).table, tmp_path)
         written = [(tmp_path / f"table1.{kind}").read_text().replace("\\_", "_") for kind in ("csv", "md", "tex")]
         assert words in written[0] and f"| measured: {words}; eager |" in written[1]
         assert f"& measured: {words}; eager &" in written[2]
@@ -91,9 +91,9 @@ def test_executions_are_rows_of_their_own_other_benches_none_and_what_is_left_ou
     assert measured(runs)["execution"].tolist() == ["transformers generate", "eager", "graph"]
     left_out = [{"model": "vicuna-7b", "bench": "a", "method": m, "why": "why"} for m in ("rest", "recycling")]
     runs = pair("spec_bench", 8, 8)
-    table = table1(main_table(runs), left_out)
+    table = table1(Experiment(runs).table, left_out)
     assert table[table["source"] == "not available: why"]["name"].tolist() == ["REST"]
-    write_table1(main_table(runs), tmp_path, left_out)
+    write_table1(Experiment(runs).table, tmp_path, left_out)
     latex = (tmp_path / "table1.tex").read_text()
     assert "\\caption{Columns 3 to 8 are speedups" in latex
     assert "\\\\\n\\cmidrule(lr){4-12} \\cmidrule(lr){13-15}\nModel & method" in latex

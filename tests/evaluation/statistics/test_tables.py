@@ -6,12 +6,12 @@ import math
 import numpy as np
 import pytest
 
-from evaluation.records.runs import read_runs
-from evaluation.statistics.acceptance import depths_table
+from evaluation.statistics.experiment import Experiment
 from evaluation.statistics.intervals import deviation, quotient_interval, speed_interval
 from evaluation.statistics.notes import ONE_REPEAT, doubts, mixed
+from evaluation.statistics.pools import pools
 from evaluation.statistics.rendering import page_view, write_tables
-from evaluation.statistics.tables import main_table
+from evaluation.statistics.tables import depths_table
 from tests.evaluation.made_runs import answer, in_terminal, made, on_paper, write
 
 
@@ -29,7 +29,7 @@ METHOD = [made("pld", eight([3, 1], [[4, 4], [8]][r], r + 1.0, 8 / (8 - 2 * r)),
 
 def test_repeats_are_pooled_by_hand():
     """A ratio of sums or means, never the mean of the questions' ratios."""
-    table = main_table([*VANILLA, *METHOD]).set_index(["method", "category"])
+    table = Experiment([*VANILLA, *METHOD]).table.set_index(["method", "category"])
     row = table.loc[("pld", "overall")]
     assert (row["repeats"], row["questions"], row["new_tokens"], row["steps"]) == (2, 8, 96, 28)
     assert row["mat"] == 96 / 28 and row["mat_std"] == pytest.approx(deviation([48 / 16, 48 / 12]))
@@ -52,39 +52,40 @@ def test_repeats_are_pooled_by_hand():
 def test_a_speedup_and_its_interval_are_of_the_same_repeats():
     """The speedup had been of all repeats, 7.78 here, and its interval of those that both have."""
     third = made("pld", eight([3, 1], [8], 0.1, 0.1), repeat=2)  # vanilla has none
-    row = main_table([*VANILLA, *METHOD, third]).set_index(["method", "category"]).loc[("pld", "overall")]
+    row = Experiment([*VANILLA, *METHOD, third]).table.set_index(["method", "category"]).loc[("pld", "overall")]
     assert row["speedup_vanilla"] == pytest.approx(5 / 3)
     assert row["speedup_vanilla_low"] < row["speedup_vanilla"] < row["speedup_vanilla_high"]
     twice = made("vanilla", eight([1] * 4, [1] * 8, 1.0, 1.0), repeat=1)
     cut = made("pld", METHOD[1].answers[:1], repeat=1, questions=8)  # one question has both
-    row = main_table([VANILLA[0], twice, METHOD[0], cut]).set_index(["method", "category"]).loc[("pld", "overall")]
+    row = (
+        Experiment([VANILLA[0], twice, METHOD[0], cut]).table.set_index(["method", "category"]).loc[("pld", "overall")]
+    )
     assert row["speedup_vanilla"] == pytest.approx((3 + 3 * 4 + 4 * 8) / (3 + 3 * 2 + 4 * 4))
 
 
 def test_a_speedup_that_may_be_none_is_marked_and_explained():
     slow = made("pld", eight([3, 1], [4, 4], 8.0, 4 / 3))  # 0.5 and 6 tokens/s
     runs = [VANILLA[0], slow]
-    table = main_table(runs)
-    for text in (in_terminal(runs, table), on_paper(runs, table)):
+    for text in (in_terminal(runs), on_paper(runs)):
         assert "1.08~" in text and "includes 1" in text and "1.00~" not in text
     calm = [*VANILLA, METHOD[0], made("pld", METHOD[0].answers, repeat=1)]  # twice the same
-    assert "~" not in in_terminal(calm, main_table(calm)) and "| 3.00 [2." in on_paper(calm, main_table(calm))
+    assert "~" not in in_terminal(calm) and "| 3.00 [2." in on_paper(calm)
 
 
 def test_one_repeat_says_that_its_intervals_leave_out_the_drift():
     unpaired = [VANILLA[0], *METHOD]  # the baseline has no second repeat to be paired with
     for runs, once in (([VANILLA[0], METHOD[0]], True), (unpaired, True), ([*VANILLA, *METHOD], False)):
-        table = main_table(runs)
-        for text in (in_terminal(runs, table), on_paper(runs, table), str(page_view(table).footnotes)):
+        table = Experiment(runs).table
+        for text in (in_terminal(runs), on_paper(runs), str(page_view(table).footnotes)):
             assert (ONE_REPEAT in text) is once
 
 
 def test_what_a_repeat_lacks_does_not_become_a_guess():
     half = made("pld", METHOD[1].answers[:1], repeat=1, questions=8)
-    table = main_table([*VANILLA, METHOD[0], half])
+    table = Experiment([*VANILLA, METHOD[0], half]).table
     row = table[(table["method"] == "pld") & (table["category"] == "overall")].iloc[0]
     assert row["tokens_per_second"] == pytest.approx((3 + 8 + 3 * (4 + 8)) / 8) and not row["complete"]
-    assert "incomplete: pld, repeat 1: 1 of 8" in in_terminal([half], table)
+    assert "incomplete: pld, repeat 1: 1 of 8" in in_terminal([half])
 
 
 def test_other_limits_and_types_are_not_compared_and_not_mixed():
@@ -92,9 +93,9 @@ def test_other_limits_and_types_are_not_compared_and_not_mixed():
     other = made("vanilla", rows)
     other.metadata["settings"]["max_new_tokens"] = 32
     runs = [made("pld", rows), other]
-    table = main_table(runs)
+    table = Experiment(runs).table
     assert table["speedup_vanilla"].isna().sum() == 2  # pld's two rows; vanilla's own stay 1
-    text = in_terminal(runs, table)
+    text = in_terminal(runs)
     assert "max_new_tokens 16, overall" in text and "max_new_tokens 32, overall" in text
 
 
@@ -105,7 +106,7 @@ def test_runs_next_to_each_other_under_other_circumstances_are_named():
     runs = [made("vanilla", rows, repeat=i, circumstances=c) for i, c in enumerate((one, one, two))]
     (line,) = mixed(runs)
     assert "versions.torch is 2.13.0" in line and "2.14.0 for vanilla, repeat 2" in line
-    assert line in on_paper(runs, main_table(runs)) and mixed(runs[:2]) == []
+    assert line in on_paper(runs) and mixed(runs[:2]) == []
 
 
 def test_each_repeat_and_variant_that_began_among_others_is_named():
@@ -113,11 +114,10 @@ def test_each_repeat_and_variant_that_began_among_others_is_named():
     runs = [made("pld", rows, repeat=i, cores_busy_elsewhere=cores) for i, cores in enumerate([1.5, 0.0, 2.0])]
     runs += [made("recycling (hot)", rows, method={"k": k}, cores_busy_elsewhere=c) for k, c in ((4, 1.0), (8, 0.1))]
     runs += [made("unknown", rows, cores_busy_elsewhere=None)]
-    (line,) = doubts(runs)
+    (line,) = doubts(pools(runs))
     assert "pld, repeat 0: 1.5; pld, repeat 2: 2.0; recycling (hot), k=4: 1.0)" in line and "unknown" not in line
-    table = main_table(runs)
-    assert line in in_terminal(runs, table) and line in on_paper(runs, table), "and not in the terminal alone"
-    assert doubts([made("calm", rows, cores_busy_elsewhere=0.4)]) == []
+    assert line in in_terminal(runs) and line in on_paper(runs), "and not in the terminal alone"
+    assert doubts(pools([made("calm", rows, cores_busy_elsewhere=0.4)])) == []
 
 
 def test_all_tables_are_written_and_read_again(tmp_path):
@@ -126,9 +126,10 @@ def test_all_tables_are_written_and_read_again(tmp_path):
     answers = [answer(1, "qa", [([3, 1, 1], 1.0)], **steps)]
     folder = write(made("recycling (hot)", answers, method=method, draft_tree=[[0], [1], [0, 0]]), tmp_path)
     (folder / "summary.json").write_text(json.dumps({"state_bytes": 6400}))
-    runs = read_runs(tmp_path)
-    write_tables(runs, tmp_path / "tables", ["a note"])
-    assert "a note" in (tmp_path / "tables/main.md").read_text()
-    depths = depths_table(runs)
+    (tmp_path / "sweep.json").write_text('{"jobs": [["a=1"]], "command": "again"}')
+    experiment = Experiment.read(tmp_path)
+    write_tables(experiment, tmp_path / "tables")
+    assert "this completes the sweep: again" in (tmp_path / "tables/main.md").read_text()
+    depths = depths_table(experiment.pools)
     assert depths["joint_acceptance"].tolist() == [0.5, 0.5] and depths["conditional_acceptance"].tolist() == [0.5, 1.0]
-    assert main_table(runs)["state_bytes"].tolist() == [6400, 6400]
+    assert experiment.table["state_bytes"].tolist() == [6400, 6400]
