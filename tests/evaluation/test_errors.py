@@ -129,6 +129,7 @@ WRONG_WORDS = {
     "model=nonesuch": "model/nonesuch | embedded",
     "experiment=nonesuch": "experiment/nonesuch | quickstart",
     "method.kk=4": "kk",
+    "method=pld method.k=4": "k",
     "model=null": "model=null: must name a file of configs/model",
     "-m tree=5": "tree=5: must name a file of configs/tree",
     "nonsense": "nonsense",
