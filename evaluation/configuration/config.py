@@ -1,6 +1,7 @@
 """Check a configuration: an unknown setting, a wrong value, a missing companion is reported in one line with its key.
 
-Names, types and defaults of the settings come from the signatures of the functions and classes that take them.
+Names and types of settings come from the signatures of the functions and classes that take them, a run's own from the
+values in configs/config.yaml.
 Companions are what a method needs next to the model, as heads, a draft model or a datastore; configs/companions lists
 them by model. A job without its companion is reported before anything is loaded.
 """
@@ -32,7 +33,7 @@ from ..loading.settings import ModelSettings
 GROUPS: dict[str, Any] = {"model": ModelSettings, "bench": load_bench, "tree": build_template, "sampling": Sampling}
 NOT_SETTINGS = ("k", "seed", "processors")  # parameters of GROUPS set elsewhere: by the method, by the run, in code
 MINIMUM = {"max_new_tokens": 1, "num_choices": 1, "repeats": 1, "repeat": 0, "bench.begin": 0, "bench.end": 0}
-# A run's settings are the groups and what configs/config.yaml has, of the types of the values there.
+# A run's settings: the groups, and what configs/config.yaml has, of the types of the values there.
 SHIPPED = yaml.safe_load((ROOT / "configs/config.yaml").read_text(encoding="utf-8"))
 OR_NULL = {"repeat": int | None, "run_dir": str | None}
 NO_SETTINGS = ("defaults", "companions", "subject", "hydra")  # what Hydra reads, and what settings refer to

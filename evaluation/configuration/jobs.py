@@ -41,11 +41,11 @@ from .methods import AUTO, RANKS, drafter_class
 _header = ConfigSource._get_header_dict  # overlooks "# @package" behind a byte-order mark
 ConfigSource._get_header_dict = staticmethod(lambda text: _header(text.removeprefix("\ufeff")))
 
-SETTINGS = ("method.", "tree.")  # which of them there are depends on the job's method and tree
+DEPENDENT = ("method.", "tree")  # which of their settings there are depends on the job's method and its tree
 ONE_VALUE = ("experiment", "preset", "launcher")  # choices that the list of jobs is made from
 BASIC = "basic"  # Hydra's own launcher: jobs run in this process, where they can be interleaved
+Words = list[str]  # overrides as they are typed
 Lists = dict[str, list[str]]  # the values that each key goes through
-Compose = Callable[[Sequence[str]], Any]
 
 
 class Composed(NamedTuple):
@@ -80,9 +80,9 @@ def compose(words: Sequence[str], *, multirun: bool = False, config_dir: str | N
                         raise UserError(f"{word}: {config.method.name} drafts from no tree; leave it out")
                 settings = OmegaConf.masked_copy(config, [str(key) for key in config if key != "hydra"])
                 return Composed([Planned([], settings, "")], config, loader, is_sweep=False)
-        # without lists, and what only some methods have
-        common = [o for o in typed if not o.is_sweep_override() and not o.key_or_group.startswith(SETTINGS)]
-        config = hydra.compose("config", [*(str(o.input_line) for o in common), *own], return_hydra_config=True)
+        several = (o.is_sweep_override() or o.key_or_group.startswith(DEPENDENT) for o in typed)  # known of a job alone
+        common = [word for word, differs in zip(words, several, strict=True) if not differs]
+        config = hydra.compose("config", [*common, *own], return_hydra_config=True)
         return Composed(plan(typed, config, loader), config, loader, is_sweep=True)
 
 
@@ -157,10 +157,10 @@ def plan(typed: Sequence[Override], sweep: DictConfig, loader: ConfigLoader) -> 
     def compose(*choices: str) -> Any:
         return hydra.compose("config", [*sweep.hydra.overrides.hydra, *choices])
 
-    def composed(words: Sequence[str]) -> Any:
+    def composed(words: Words) -> Any:
         return compose(*(word for word in words if word[0] == "~" or word.split("=")[0].strip("+") in groups))
 
-    def planned(words: list[str]) -> Planned:
+    def planned(words: Words) -> Planned:
         config = deepcopy(composed(words))
         for o in (o for o in parse(words) if o.key_or_group not in groups and not o.is_delete()):
             OmegaConf.update(config, o.key_or_group, o.value(), merge=True, force_add=o.is_add() or o.is_force_add())
@@ -181,9 +181,7 @@ def lists(overrides: Sequence[Override]) -> Lists:
     return single | {o.get_key_element(): [*o.sweep_string_iterator()] for o in overrides if o.is_sweep_override()}
 
 
-def expand(
-    grid: Lists, also: Sequence[Lists], given: Lists, equal: Sequence[str], composed: Compose
-) -> list[list[str]]:
+def expand(grid: Lists, also: list[Lists], given: Lists, equal: Words, composed: Callable[[Words], Any]) -> list[Words]:
     """Return the overrides of each job once, repeat by repeat, as the machine drifts between repeats.
 
     Args:
@@ -202,9 +200,7 @@ def expand(
             job = dict(zip(lists, values, strict=True))
             config = composed(_words(job))
             own = own_settings(config.method, config.tree)
-            job = {
-                key: value for key, value in job.items() if key.split(".")[0] not in ("method", "tree") or key in own
-            }
+            job = {k: v for k, v in job.items() if not k.startswith(DEPENDENT) or ".".join(k.split(".")[:2]) in own}
             if len({job[key] for key in equal if key in job}) <= 1:
                 jobs.setdefault(frozenset(job.items()), job)
     for key in sorted(unknown):
@@ -213,13 +209,13 @@ def expand(
     return [_words(job) for job in sorted(jobs.values(), key=lambda job: grid["repeat"].index(job["repeat"]))]
 
 
-def _words(job: dict[str, str]) -> list[str]:
+def _words(job: dict[str, str]) -> Words:
     return [f"{key}={value}" for key, value in job.items()]
 
 
 def own_settings(method: Any, tree: Any) -> set[str]:
     """Return the settings of a method and its tree, as a command line names them."""
-    names = {"method", *(f"method.{key}" for key in method)}
+    names = {f"method.{key}" for key in method}
     if drafts_from_tree(method, tree):
         names |= {"tree", *(f"tree.{key}" for key in PARAMETERS.get(tree.name, ()))}
         if tree.name == AUTO:
