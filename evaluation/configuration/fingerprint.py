@@ -111,19 +111,18 @@ def saved_start(config: dict[str, Any], settings: dict[str, Any]) -> str:
 
     Raises UserError if there is no such run yet.
     """
-    hot, states, nearest = settings["method"], [], ""
+    hot, found = settings["method"], []
     for path in runs_folder(config).glob("*/state.safetensors"):
         recorded = read_object(path.parent / "metadata.json").get("settings", {})
         there = recorded.get("method", {})
-        if recorded.get("schema") != SCHEMA or any(there[key] != hot[key] for key in ("name", "start")):
-            continue
-        if unlike := difference(_state_settings(recorded), _state_settings(settings) | {"update": "all"}):
-            nearest = f" (of the one there, {unlike})"
-        else:
-            others = [recorded[key] != settings[key] for key in ("repeat", "execution", "timed")]
-            states.append((others[0], recorded["repeat"], *others[1:], str(path)))
-    if states:
-        return str(min(states)[-1])
+        if recorded.get("schema") == SCHEMA and all(there[key] == hot[key] for key in ("name", "start")):
+            unlike = difference(_state_settings(recorded), _state_settings(settings) | {"update": "all"})
+            repeat, *others = [recorded[key] != settings[key] for key in ("repeat", "execution", "timed")]
+            found.append((unlike, repeat, recorded["repeat"], *others, str(path)))
+    unlike, *_, state = min(found, default=("", ""))  # one that is unlike in nothing is the first
+    if state and not unlike:
+        return str(state)
+    nearest = f" (of the one there, {unlike})" if unlike else ""
     wanted = f"{hot['name']} with start=hot on {settings['model']['name']}"
     how = "run it first (in a sweep: start=hot,saved), or name a file"
     raise UserError(

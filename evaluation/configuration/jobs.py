@@ -149,6 +149,8 @@ def plan(typed: Sequence[Override], sweep: DictConfig, loader: ConfigLoader) -> 
     reads = str(OmegaConf.to_container(sweep.hydra.sweeper, resolve=False))
     parse, groups = OverridesParser.create(config_loader=loader).parse_overrides, {*loader.list_groups("")}
     for o in typed:
+        if o.is_delete():
+            raise UserError(f"{o.input_line}: a job of a sweep has all settings; give it a value")
         if o.is_sweep_override() and (o.key_or_group in ONE_VALUE or f"${{{o.key_or_group}}}" in reads):
             each = "a command for each, or lists of settings as model=A,B method=A,B"
             raise UserError(f"{o.input_line}: takes one value, as the list of jobs is made from it; give {each}")
@@ -158,11 +160,11 @@ def plan(typed: Sequence[Override], sweep: DictConfig, loader: ConfigLoader) -> 
         return hydra.compose("config", [*sweep.hydra.overrides.hydra, *choices])
 
     def composed(words: Words) -> Any:
-        return compose(*(word for word in words if word[0] == "~" or word.split("=")[0].strip("+") in groups))
+        return compose(*(word for word in words if word.split("=")[0].strip("+") in groups))
 
     def planned(words: Words) -> Planned:
         config = deepcopy(composed(words))
-        for o in (o for o in parse(words) if o.key_or_group not in groups and not o.is_delete()):
+        for o in (o for o in parse(words) if o.key_or_group not in groups):
             OmegaConf.update(config, o.key_or_group, o.value(), merge=True, force_add=o.is_add() or o.is_force_add())
         lacks = missing_companion(config.method, str(config.model.name)) or too_wide(config.method, config.tree)
         return Planned(words, config, lacks)

@@ -131,6 +131,7 @@ WRONG_WORDS = {
     "method.kk=4": "kk",
     "method=pld method.k=4": "k",
     "model=null": "model=null: must name a file of configs/model",
+    "-m ~seed": "~seed: a job of a sweep has all settings",
     "-m tree=5": "tree=5: must name a file of configs/tree",
     "nonsense": "nonsense",
     "k=4": "k: no such setting of a run | as method.k",

@@ -21,7 +21,11 @@ SWEEP = ("-m", "method=hf,vanilla,pld,recycling", "start=cold,hot,category", "be
 
 def order_of_answers(folder: Path) -> list[tuple[int, str, int]]:
     """(question, label, repeat) in the order of their answers."""
-    rows = [(r["tstamp"], r["question_id"], run.label, run.identity.repeat) for run in read_runs(folder) for r in run.answers]
+    rows = [
+        (r["tstamp"], r["question_id"], run.label, run.identity.repeat)
+        for run in read_runs(folder)
+        for r in run.answers
+    ]
     return [row[1:] for row in sorted(rows)]
 
 
