@@ -21,12 +21,9 @@ SWEEP = ("-m", "method=hf,vanilla,pld,recycling", "start=cold,hot,category", "be
 
 def order_of_answers(folder: Path) -> list[tuple[int, str, int]]:
     """(question, label, repeat) in the order of their answers."""
-    rows = [
-        (r["tstamp"], r["question_id"], run.label, run.identity.repeat)
-        for run in read_runs(folder)
-        for r in run.answers
-    ]
-    return [row[1:] for row in sorted(rows)]
+    answers = [(row, run) for run in read_runs(folder) for row in run.answers]
+    ordered = sorted(answers, key=lambda answer: answer[0]["tstamp"])
+    return [(row["question_id"], run.label, run.identity.repeat) for row, run in ordered]
 
 
 def records(folder: Path) -> dict:
