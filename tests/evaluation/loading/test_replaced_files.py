@@ -81,8 +81,8 @@ def test_a_finished_run_is_not_taken_for_one_of_the_files_that_lie_there_now(aga
         again_runs = again("method=vanilla")
         assert len(again_runs) == len(runs) + 1
         (new,) = [run for run in again_runs if run.folder not in {run.folder for run in runs}]
-        before, now = last.identity.files, new.identity.files
-        differ = {key for key in before if before[key] != now[key]}
+        old_files, files = last.identity.files, new.identity.files
+        differ = {key for key in old_files if old_files[key] != files[key]}
         assert differ == {kind if kind != "chat template" else "tokenizer"}
         assert last.identity.comparable != new.identity.comparable, "they are not compared"
         if kind == "weights":
