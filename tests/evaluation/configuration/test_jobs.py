@@ -114,6 +114,14 @@ def test_settings_that_only_some_methods_have(tmp_path):
     assert ["method=echo" in job.overrides for job in jobs] == [True] + [False] * 4, "it has no k and no tree"
 
 
+def test_a_launcher_starts_what_was_typed(tmp_path):
+    """Without -m its only job had been the default one."""
+    (tmp_path / "hydra/launcher").mkdir(parents=True)
+    (tmp_path / "hydra/launcher/mine.yaml").write_text("_target_: mine")
+    composed = compose(["hydra/launcher=mine", "method=pld"], config_dir=str(tmp_path))
+    assert composed.is_sweep and [job.overrides for job in composed.jobs] == [["repeat=0", "method=pld"]]
+
+
 ODD = ["2024_06_01", "1e3", "null", "true", "it's", "a\\", "\\'", "a, [b] = {c: d}", "${seed}", "\\${seed}"]
 
 
