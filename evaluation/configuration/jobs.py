@@ -101,10 +101,11 @@ def group_settings(words: Sequence[str], *groups: str) -> dict[str, dict[str, An
 
 def named(group: str, name: str) -> dict[str, str]:
     """Return the settings for a shipped model or bench of this name, or for one in a folder or file."""
-    kind = {"model": "path", "bench": "file"}[group]
-    if (ROOT / "configs" / group / f"{name}.yaml").is_file() and name != kind:
+    if (ROOT / "configs" / group / f"{name}.yaml").is_file():
         return {group: name}
-    return {group: kind, f"{group}.path": name if group == "model" else str(located(name).resolve())}
+    if group == "model":
+        return {"model": "path", "model.path": name}
+    return {"bench": "file", "bench.path": str(located(name).resolve())}
 
 
 def quoted(value: Any) -> str:
@@ -243,4 +244,4 @@ def too_wide(method: Any, tree: Any) -> str:
         ranks = 1 + build_template(**tree, k=RANKS).max_rank
     except (UserError, TypeError):  # no template, as auto, or a wrong one
         return ""
-    return f"tree={tree.name} needs method.k={ranks} or more, and here k={k}" if ranks > max(k, 0) else ""
+    return f"tree={tree.name} needs method.k={ranks} or more, and here k={k}" if ranks > k else ""
