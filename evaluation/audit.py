@@ -24,15 +24,14 @@ from model.files import write_json
 from .configuration.jobs import group_settings, named, quoted
 from .errors import user_errors
 from .loading.bench import answer_text, load_bench, prompt_ids
-from .loading.engine_answers import EngineAnswer, read_requests, tokenised
-from .loading.forcing import Forced, force, noise
-from .loading.locks import exclusive, keep_devices
+from .loading.devices import exclusive, keep_devices
+from .loading.engine_answers import EngineAnswer, Forced, force, noise, read_requests, tokenised
 from .loading.models import LoadedModel, devices_in_words, load_model
 from .loading.settings import ModelSettings
 from .records.questions import Question
 from .records.rows import difference
 from .records.runs import Run
-from .running.progress import Progress
+from .running.scheduling import Progress
 from .statistics.audits import GAPS
 from .statistics.experiment import Experiment
 from .statistics.rendering import aligned, write_audit
@@ -193,12 +192,13 @@ def audit_answers(path: Path, settings: ModelSettings, questions: dict[Any, Ques
         loaded = load_model(settings)
         types.append(str(loaded.target.dtype).removeprefix("torch."))
         tie = 2 * max(noise(one, force(loaded.target, *given)) for one, given in zip(by_steps, sample, strict=True))
-        progress = Progress("audit", sum(len(answer.prompt) + len(answer.ids) for answer in answers), 0)
+        total = sum(len(answer.prompt) + len(answer.ids) for answer in answers)
         judged = []
-        for answer in answers:
-            forced = force(loaded.target, answer.prompt, answer.ids, loaded.eos)
-            judged.append(judge(answer, forced, tie, loaded))
-            progress.add(len(answer.prompt) + len(answer.ids), "tokens")
+        with Progress("audit", total, unit="tokens") as progress:
+            for answer in answers:
+                forced = force(loaded.target, answer.prompt, answer.ids, loaded.eos)
+                judged.append(judge(answer, forced, tie, loaded))
+                progress.update(len(answer.prompt) + len(answer.ids))
     heading = [
         f"{path}: each token next to the greedy choice of {settings.name} in {types[1]}, {devices_in_words(loaded)}",
         f"near tie: a gap of at most {tie:.2g}, twice what two greatest logits moved against each other between one "

@@ -22,7 +22,7 @@ from model.engine import DeviceDrafter, Target, Tree
 from model.engine.cache import TreeCache
 from model.engine.devices import without_cudnn
 from model.engine.linear import stock_linears
-from model.engine.step import Mark, Sequence, make_step, unmarked
+from model.engine.step import Mark, Sequence, Step, unmarked
 from model.errors import UserError
 from model.methods.vanilla import Vanilla
 from model.recycling import TokenRecycling
@@ -31,8 +31,7 @@ from model.tuning import captures, choose_execution, choose_threads
 
 from .configuration.jobs import group_settings
 from .errors import user_errors
-from .loading.devices import PhaseClock
-from .loading.locks import exclusive
+from .loading.devices import PhaseClock, exclusive
 from .loading.models import SHAPES, LoadedModel, devices_in_words, load_model, random_model
 from .loading.settings import ModelSettings
 from .records.provenance import git_state, versions
@@ -177,7 +176,7 @@ class DraftedSteps:
         self.cache.length = self.context
         session = self.drafter.session()
         sequence = Sequence(self.target, self.cache, session, [self.root], execution=self.execution)
-        step = make_step(sequence)
+        step = Step(sequence)
         sequence.text += step().tokens
         self.target.synchronize()
         sequence.mark = mark

@@ -15,22 +15,18 @@ from model.errors import UserError, one_line, start_command
 
 __all__ = ["config_errors", "fail", "noted", "one_line", "user_errors"]
 
-INTERRUPTED = 130  # what a shell reports for Ctrl-C
-
 
 def user_message(error: Exception) -> str | None:
     """Return the line to print for an error that the user can fix; None for a defect of this project."""
+    text, kind = one_line(error), type(error).__name__
     if isinstance(error, UserError):
-        return one_line(error)
+        return text
     if isinstance(error, OSError):
-        where = f"{error.filename}: " if error.filename else ""
-        return f"{where}{error.strerror or one_line(error)}"
-    if type(error).__name__ == "OutOfMemoryError":  # torch's; its module differs by version
-        return (
-            f"out of device memory; set model.context lower, or use a smaller model or dtype ({one_line(error)[:120]})"
-        )
-    if type(error).__name__ in ("UncompletedJobError", "FailedJobError"):  # submitit's: the job's process died
-        return f"a job of the launcher ended before it was done, give the same command again ({one_line(error)[:300]})"
+        return (f"{error.filename}: " if error.filename else "") + (error.strerror or text)
+    if kind == "OutOfMemoryError":  # torch's; its module differs by version
+        return f"out of device memory; set model.context lower, or use a smaller model or dtype ({text[:120]})"
+    if kind in ("UncompletedJobError", "FailedJobError"):  # submitit's: the job's process died
+        return f"a job of the launcher ended before it was done, give the same command again ({text[:300]})"
     return None
 
 
@@ -58,13 +54,12 @@ def user_errors(kept: str = "what was finished is kept, and the same command goe
         start_command(sys.argv)
         yield
     except KeyboardInterrupt:
-        fail(f"stopped; {kept}", code=INTERRUPTED)
+        fail(f"stopped; {kept}", code=130)  # as a shell reports it
     except BrokenPipeError:  # `... | head` has closed the pipe
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(1)
     except Exception as error:
-        message = user_message(error)
-        if message is None:
+        if (message := user_message(error)) is None:
             raise
         fail(message)
 

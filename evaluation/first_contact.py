@@ -24,12 +24,11 @@ from model.engine.step import Executor, unmarked
 from model.errors import one_line
 from model.files import ROOT, write_json
 from model.recycling import TokenRecycling, build_template
-from model.tuning import CAPTURED, captures, choose_execution
+from model.tuning import GRAPH, captures, choose_execution
 
 from .bench_step import STEPS, DraftedSteps, HfSteps, model_settings
 from .errors import user_errors
-from .loading.devices import peak_bytes
-from .loading.locks import exclusive
+from .loading.devices import exclusive, peak_bytes
 from .loading.models import SHAPES, LoadedModel, devices_in_words, load_model, random_model
 from .records.provenance import git_state, versions
 
@@ -72,7 +71,7 @@ class Contact:
 
     def __init__(self, loaded: LoadedModel) -> None:
         self.loaded, self.target, self.device = loaded, loaded.target, loaded.target.device
-        self.way = CAPTURED if captures(self.target) else "static"
+        self.way = GRAPH if captures(self.target) else "static"
         self.prompt = [3 + i * i % 97 for i in range(min(max(CONTEXTS) + 1, self.target.context - 200))]
 
     def machine(self) -> dict[str, Any]:
@@ -98,7 +97,7 @@ class Contact:
         def logits(executor: Executor, rows: int) -> Any:  # (rows, V), of a step behind what the cache holds
             drafter = self._recycling(self.target, rows)
             drafter.needs = Needs(logits=True)
-            step, launch = executor.padded(cache, rows, drafter, unmarked)
+            step, launch = executor.static_forward(cache, rows, drafter, unmarked)
             step.feed(Draft(drafter.tree, torch.arange(3, 3 + rows, device=self.device)), cache.length)
             launch()
             return step.logits.float().clone()  # type: ignore[union-attr]

@@ -20,58 +20,54 @@ from omegaconf import DictConfig, OmegaConf
 from model.errors import UserError
 from model.holding import needed_bytes
 
-from .configuration.config import COMPANIONS, check_groups, fetch_companions, missing_companion
+from .configuration.config import check_groups
 from .configuration.jobs import compose
 from .errors import one_line, user_errors
 from .loading import hub
 from .loading.bench import load_bench
-from .loading.models import locate, weight_patterns
+from .loading.companions import KINDS, fetch_companions, missing_companion
+from .loading.models import locate
+from .loading.settings import ModelSettings
 
 
 def needs(configurations: Iterable[DictConfig]) -> dict[str, Callable[[], object] | None]:
     """Return what the jobs need, each once: its name, and what fetches and checks it; None if nobody published it."""
     fetchers: dict[str, Callable[[], object] | None] = {}
     for cfg in configurations:
-        groups = ("model", "method", "bench")
-        config: Any = {key: OmegaConf.to_container(cfg[key], resolve=True, throw_on_missing=True) for key in groups}
+        config: Any = OmegaConf.to_container(cfg, resolve=True, throw_on_missing=True)
         check_groups(config)
-        model, method, bench = (config[group] for group in groups)
-        fetchers.setdefault(f"model {model['path']}", partial(_fetch_model, model))
-        for key in COMPANIONS.keys() & method.keys():
+        model, method, bench = (config[group] for group in ("model", "method", "bench"))
+        fetchers.setdefault(f"model {model['path']}", partial(_fetch_model, ModelSettings(**model)))
+        for key in KINDS.keys() & method.keys():
             companion = {"name": method["name"], key: method[key]}
             if method[key] is None:
                 fetchers[missing_companion(companion, model["name"])] = None
             else:
-                name = f"{COMPANIONS[key].name} {method[key]}"
+                name = f"{KINDS[key].words} {method[key]}"
                 fetchers.setdefault(name, partial(fetch_companions, companion, model["name"]))
         fetchers.setdefault(f"bench {bench['name']}", partial(load_bench, **bench))
     return fetchers
 
 
-def _fetch_model(model: dict[str, Any]) -> Path:
+def _fetch_model(settings: ModelSettings) -> Path:
     """Return the folder of the model, fetched and complete."""
-    weights = weight_patterns(model["allow_pickle"])
-    folder = locate(str(model["path"]), model["allow_pickle"], model["weights"])
-    if not Path(folder).is_dir():
-        return hub.fetch_snapshot(folder, weights, model["revision"])
-    if why := hub.missing_weights(Path(folder), weights):
-        raise UserError(why)
-    return Path(folder)
+    folder = Path(path := locate(settings))
+    return folder if folder.is_dir() else hub.fetch_snapshot(path, settings.weight_files, settings.revision)
 
 
 def prefetch(fetchers: dict[str, Callable[[], object] | None]) -> bool:
     """Fetch what is missing and print a line for each. Return False if something published is still missing."""
     complete = True
     for name, fetch in fetchers.items():
+        here, more = fetch is not None, ""
         try:
             where = fetch() if fetch is not None else None
-            folder = f" in {where}" if isinstance(where, Path) and not name.endswith(where.name) else ""
-            if isinstance(where, Path) and name.startswith("model "):
-                folder += f" (on a CPU it takes {needed_bytes(where) / 1e9:.1f} GB of memory)"
-            print(f"{'missing' if fetch is None else 'here':8} {name}{folder}", flush=True)
+            if isinstance(where, Path):  # a model
+                more = "" if name.endswith(where.name) else f" in {where}"
+                more += f" (on a CPU it takes {needed_bytes(where) / 1e9:.1f} GB of memory)"
         except UserError as error:
-            print(f"missing  {name}: {one_line(error)}", flush=True)
-            complete = False
+            here, more, complete = False, f": {one_line(error)}", False
+        print(f"{'here' if here else 'missing':8} {name}{more}", flush=True)
     return complete
 
 

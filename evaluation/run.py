@@ -20,7 +20,7 @@ from omegaconf import DictConfig, OmegaConf
 from .configuration.config import checked_config
 from .configuration.jobs import BASIC, Composed, compose
 from .errors import fail, noted, user_errors
-from .loading.locks import keep_devices
+from .loading.devices import keep_devices
 from .records.identity import SAVED
 from .records.sweeps import available, write_down
 from .report import report

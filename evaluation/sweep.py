@@ -18,7 +18,6 @@ from model.errors import UserError
 
 from .configuration.config import checked_config
 from .configuration.jobs import compose, named, quoted
-from .records.provenance import flat
 from .records.runs import runs_at
 from .records.sweeps import available
 from .running.scheduling import Job, run_jobs
@@ -56,7 +55,8 @@ def evaluate(
         if settings.get(key) is not None:
             raise UserError(f"{key}: is for the command line, bash eval.sh {key}=...; see what evaluate() takes")
     given = {**named("model", model), **named("bench", bench), "method": method, "interleave": True}
-    given |= {key.replace("__", "."): value for key, value in flat(settings)}
+    nested = pd.json_normalize([settings]).to_dict("records")[0]  # method.k for {"method": {"k": ...}}
+    given |= {str(key).replace("__", "."): value for key, value in nested.items()}
     given |= {"name": str(name), "results_dir": str(results_dir)}
     words = []
     for key, value in given.items():
@@ -65,5 +65,4 @@ def evaluate(
             raise UserError(f"{key}: an empty list; name at least one")
         words.append(f"{key}={','.join(map(quoted, values))}")
     jobs = [Job(checked_config(job.config)) for job in available(compose(words, multirun=True).jobs)]
-    run_jobs(jobs)
-    return Experiment(runs_at({folder for job in jobs for folder in job.folders.values()})).table
+    return Experiment(runs_at(set(run_jobs(jobs)))).table

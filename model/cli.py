@@ -15,18 +15,15 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from . import __version__
-from .decoder import Answer, Decoder, pieces, takes_chats
+from .decoder import Answer, Decoder, pieces
 from .engine import Generation, StepRecord
 from .engine.sampling import Sampling
 from .engine.sizing import steps_in_words
 from .errors import UserError, one_line, start_command, visible
 from .methods import DEFAULT, METHODS, make_method
+from .prompts import RAW
 from .tuning import choose_threads
 
-VICUNA = (
-    "A chat between a curious user and an artificial intelligence assistant. "
-    "The assistant gives helpful, detailed, and polite answers to the user's questions."
-)
 # Of a step's text by its number of tokens, 1 to 5 and more: default to magenta
 COLOURS = ("39", "36", "32", "33", "35")
 HELP = """/method NAME [KEY=VALUE ...]  another method, e.g. /method dynamic nodes=24, /method recycling tree=best:24
@@ -42,20 +39,13 @@ class Chat:
 
     Args:
         colours: colour the text of each step by its number of tokens, and print MAT and speed below each answer.
+        limits: max_new_tokens and stop, as `Decoder.stream` takes them.
     """
 
     def __init__(
-        self,
-        decoder: Decoder,
-        out: TextIO = sys.stdout,
-        *,
-        colours: bool,
-        max_new_tokens: int,
-        sampling: Sampling,
-        stop: list[str] | None = None,
+        self, decoder: Decoder, out: TextIO = sys.stdout, *, colours: bool, sampling: Sampling, **limits: Any
     ) -> None:
-        self.decoder, self.out, self.colours = decoder, out, colours
-        self.max_new_tokens, self.sampling, self.stop = max_new_tokens, sampling, stop
+        self.decoder, self.out, self.colours, self.sampling, self.limits = decoder, out, colours, sampling, limits
         self.turns: list[dict[str, str]] = []
 
     def say(self, line: str) -> bool:
@@ -101,11 +91,11 @@ class Chat:
     def _answer(self) -> None:
         """Stream an answer; Ctrl-C ends it, and the text so far stays in the chat."""
         decoder, text = self.decoder, ""
-        prompt = prompt_of(decoder, self.turns)
+        prompt = decoder.ids_of(self.turns)
         if len(prompt) >= decoder.target.context and len(self.turns) > 1:
             raise UserError(f"the chat has {len(prompt)} tokens, more than the context takes; /reset forgets it")
         sampling = replace(self.sampling, seed=self.sampling.seed + len(self.turns))
-        steps = decoder.stream(prompt, max_new_tokens=self.max_new_tokens, sampling=sampling, stop=self.stop)
+        steps = decoder.stream(prompt, sampling=sampling, **self.limits)
         ended: Generation | None = None  # None if it was stopped
 
         def taken() -> Iterator[StepRecord]:
@@ -131,21 +121,6 @@ class Chat:
     def _note(self, text: str) -> None:
         shown = visible(text)  # an error may quote what a model's files say
         self._put(f"\033[2m{shown}\033[0m\n" if self.colours else f"{shown}\n")
-
-
-def chats(decoder: Decoder) -> bool:
-    """True if there is a template for chats: the tokenizer's, or Vicuna's, whose files have none."""
-    return takes_chats(decoder.tokenizer) or "vicuna" in decoder.target.name.lower()
-
-
-def prompt_of(decoder: Decoder, turns: list[dict[str, str]]) -> list[int]:
-    """Return a chat's ids by the tokenizer's template, or by Vicuna's. Raises UserError if there is neither."""
-    if takes_chats(decoder.tokenizer) or not chats(decoder):
-        return decoder.ids_of(turns)
-    names = {"user": "USER", "assistant": "ASSISTANT"}
-    ends = {"user": " ", "assistant": "</s>"}
-    said = "".join(f"{names[turn['role']]}: {turn['content']}{ends[turn['role']]}" for turn in turns)
-    return decoder.ids_of(f"{VICUNA} {said}ASSISTANT:")
 
 
 def talk(chat: Chat) -> None:
@@ -246,28 +221,24 @@ def run(given: argparse.Namespace) -> None:
     gc.freeze()  # what is imported stays: looking through it for garbage took 0.3 s of loading
     options = {name: value for name, value in vars(given).items() if name in NO_SETTINGS - {"model"}}
     decoder = Decoder.from_pretrained(given.model, **options, **settings_of(given.set, "--set"))
-    if given.command == "generate":
-        generate(decoder, prompts, given, sampling)
-        return
-    colours = sys.stdout.isatty()
     limits = dict(max_new_tokens=given.max_new_tokens, sampling=sampling, stop=given.stop)
-    chat = Chat(decoder, colours=colours, **limits)
-    if colours:
+    if given.command == "generate":
+        return generate(decoder, prompts, given, limits)
+    chat = Chat(decoder, colours=sys.stdout.isatty(), **limits)
+    if chat.colours:
         legend = " ".join(f"\033[{colour}m{n}\033[0m" for n, colour in enumerate(COLOURS, 1))
         print(f"Colour: tokens that a step added, {legend} and more. /help lists the commands.")
     talk(chat)
 
 
-def generate(decoder: Decoder, prompts: list[str], given: argparse.Namespace, sampling: Sampling) -> None:
+def generate(decoder: Decoder, prompts: list[str], given: argparse.Namespace, limits: dict[str, Any]) -> None:
     """Print the answers, each as soon as it is there, and on standard error a line about all of them."""
-    if not given.raw and not chats(decoder):
+    if not given.raw and decoder.template == RAW:
         given.raw = True
         print(f"{decoder.target.name}: has no chat template; each prompt is continued as it is", file=sys.stderr)
-    asked = prompts if given.raw else [prompt_of(decoder, [{"role": "user", "content": p}]) for p in prompts]
-    start = time.perf_counter()
-    answers: list[Answer] = []
-    settings = dict(max_new_tokens=given.max_new_tokens, sampling=sampling, stop=given.stop)
-    for answer in decoder.answers(asked, **settings):
+    asked = prompts if given.raw else [[{"role": "user", "content": prompt}] for prompt in prompts]
+    start, answers = time.perf_counter(), list[Answer]()
+    for answer in decoder.answers(asked, **limits):
         show(prompts[len(answers)], answer, given)
         answers.append(answer)
     if not given.quiet:

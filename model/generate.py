@@ -14,11 +14,10 @@ import torch
 from transformers.utils import logging
 
 from .engine import Drafter, Target, decode
+from .engine.checks import CACHE_NAMES, DEFAULT_CONTEXT, position_limit, unwrapped
 from .engine.devices import turns_of
-from .engine.layers import CACHE_NAMES
 from .engine.linear import unpack_linears
 from .engine.sampling import Sampling, drawn_by
-from .engine.target import DEFAULT_CONTEXT, position_limit, unwrapped
 from .errors import UserError, one_line
 from .methods import DEFAULT, make_method
 from .tuning import choose_execution, choose_linear

@@ -29,13 +29,13 @@ from .methods import is_sharded
 from .methods.vanilla import Vanilla
 from .recycling import TokenRecycling, build_template
 
-CAPTURED = "graph"  # what auto tries on a CUDA device
+GRAPH = "graph"  # what auto tries on a CUDA device
 NODES = 12  # below the root of the trial's draft
 TOKENS = 24  # of the trial's answers
 RUNS = 20  # of the step whose logits are compared and whose time is taken
-# A difference of logits that is none: so many times what two eager forwards differ by, and at least so many roundings
+# Tolerance for logits: so many times the difference of two eager forwards, and at least so many roundings
 TIMES, ROUNDINGS = 8, 4
-EXECUTIONS = ("auto", "eager", CAPTURED)
+EXECUTIONS = ("auto", "eager", GRAPH)
 LINEAR = ("auto", "half", "onednn", "fused", "torch")
 
 
@@ -111,7 +111,7 @@ _chosen: WeakKeyDictionary[Target, Execution] = WeakKeyDictionary()  # by auto
 
 
 def choose_execution(target: Target, name: str = "auto") -> Execution:
-    """Return the execution that was asked for; of auto, on one CUDA device, what a `trial` says, elsewhere eager.
+    """Return the execution that was asked for; auto is what a `trial` says on one CUDA device, elsewhere eager.
 
     Raises UserError: there is none of that name, or not for this target; a trial that left the device unusable.
     """
@@ -161,13 +161,13 @@ def choose_linear(model: Any, name: str = "auto") -> str:
 
 
 def captures(target: Target) -> bool:
-    """True if the target may take captured steps: it is on one CUDA device, and no other process has a part of it."""
+    """True if static steps may be captured: the target is on one CUDA device, and no other process has a part of it."""
     return target.device.type == "cuda" and target.has_fixed_shapes and not is_sharded(target)
 
 
 def described(target: Target, execution: Execution, load: Load) -> dict[str, str]:
-    """What decides the speed of steps, by name, in words; `load` as long as the decoder is there."""
-    why = execution.why or ("" if captures(target) else "captured steps are for one CUDA device")
+    """Return the speed settings that were chosen, and why; `load` since the decoder was made."""
+    why = execution.why or ("" if captures(target) else "graphs are for one CUDA device")
     copied = "" if is_held(target.model) else ", a second copy of them"
     linear = {
         "half": f"half (float32 from weights of 16 bits{copied})",
@@ -189,24 +189,24 @@ def described(target: Target, execution: Execution, load: Load) -> dict[str, str
 
 
 def trial(target: Target) -> Execution:
-    """Decode some captured steps, and compare the logits of a draft, and a text, with eager ones.
+    """Decode by some graphs, and compare the logits of a draft, and a text, with those of eager steps.
 
     What passes is tried once more with compiled kernels, which are kept if they are right and faster.
 
     Returns:
-        Captured steps, or eager ones and what was wrong.
+        graph, or eager and what was wrong.
 
     Raises:
         UserError: it failed in a way that later steps would not survive, either.
     """
     steps = _Trial(target)
     if why := _failure(target, steps.difference):
-        return Execution("eager", f"{CAPTURED} failed its trial: {why}")
-    return Execution(CAPTURED, f"a trial gave eager steps' logits and text{_try_kernels(target, steps)}")
+        return Execution("eager", f"{GRAPH} failed its trial: {why}")
+    return Execution(GRAPH, f"a trial gave eager steps' logits and text{_try_kernels(target, steps)}")
 
 
 def _try_kernels(target: Target, steps: _Trial) -> str:
-    """Have captured steps call compiled kernels if that is right and faster; return in words what came of it."""
+    """Have graphs call compiled kernels if that is right and faster; return in words what came of it."""
     names, plain_s = list[str](), steps.seconds
 
     def difference() -> str:
@@ -222,7 +222,7 @@ def _try_kernels(target: Target, steps: _Trial) -> str:
 
 
 def _failure(target: Target, difference: Callable[[], str]) -> str:
-    """Return what is wrong with captured steps, or "".
+    """Return what is wrong with graphs, or "".
 
     Any error at all counts: kernels, compilers and drivers raise what they like, and eager steps need none of them.
     After an illegal access, or a capture that was broken off before torch 2.12, torch fails at whatever comes next:
@@ -240,17 +240,17 @@ def _failure(target: Target, difference: Callable[[], str]) -> str:
         give_back(target.device)
     except Exception as error:
         raise UserError(
-            f"execution=auto: the trial of {CAPTURED} steps left {target.device} unusable ({why}; then "
+            f"execution=auto: the trial of {GRAPH} steps left {target.device} unusable ({why}; then "
             f"{one_line(error)[:100]}); restart with execution=eager"
         ) from None
     return why
 
 
 class _Trial:
-    """What captured steps are compared by.
+    """What graphs are compared by.
 
     Attributes:
-        seconds: what the last comparison's step took, a forward over a draft.
+        seconds: of the last comparison's step, a forward over a draft.
     """
 
     def __init__(self, target: Target) -> None:
@@ -259,10 +259,10 @@ class _Trial:
 
     @cached_property
     def _eager(self) -> tuple[float, Any, list[int]]:
-        """What is no difference between logits; eager steps' logits (n, V) of the draft; and their text."""
+        """The tolerance for logits; eager steps' logits (n, V) of the draft; and their text."""
         target, prompt = self.target, self._prompt
-        tie, logits = _tie(target, prompt), _logits(target, prompt, self._draft)
-        return tie, logits, generate(target, Vanilla(target.device), prompt, max_new_tokens=TOKENS).tokens
+        tolerance, logits = _tolerance(target, prompt), _logits(target, prompt, self._draft)
+        return tolerance, logits, generate(target, Vanilla(target.device), prompt, max_new_tokens=TOKENS).tokens
 
     @cached_property
     def _draft(self) -> Draft:
@@ -270,72 +270,72 @@ class _Trial:
         return Draft(tree, torch.arange(3, 3 + len(tree), device=self.target.device))
 
     def difference(self) -> str:
-        """Where captured steps differ from eager ones, or ""."""
-        target, prompt, (tie, expected, text) = self.target, self._prompt, self._eager
-        logits, self.seconds = _captured_logits(target, prompt, self._draft)
-        apart = _apart(logits, expected)
-        if not apart <= tie:  # NaN is none
-            return f"its logits are {apart:.1e} of the greatest away from eager ones, which differ by {tie:.1e} at most"
+        """Describe where graphs differ from eager steps; "" if they do not."""
+        target, prompt, (tolerance, expected, text) = self.target, self._prompt, self._eager
+        logits, self.seconds = _graph_logits(target, prompt, self._draft)
+        error = _error(logits, expected)
+        if not error <= tolerance:  # NaN is none
+            limit = f"{tolerance:.1e} at most"
+            return f"its logits are {error:.1e} of the greatest away from eager ones, which differ by {limit}"
         drafters = (Vanilla(target.device), TokenRecycling(target.vocab_size, self._draft.tree, device=target.device))
-        answers = [generate(target, d, prompt, max_new_tokens=TOKENS, execution=CAPTURED).tokens for d in drafters]
-        wrong = (_wrong(target, prompt, text, answer, tie) for answer in answers if answer != text)
+        answers = [generate(target, d, prompt, max_new_tokens=TOKENS, execution=GRAPH).tokens for d in drafters]
+        wrong = (_divergence(target, prompt, text, answer, tolerance) for answer in answers if answer != text)
         return next(filter(None, wrong), "")
 
 
-def _apart(logits: Any, expected: Any) -> float:
-    """The largest difference of logits (n, V) in any row, over that row's greatest: a few wrong rows count in full."""
-    gaps: Any = (logits - expected).abs().amax(1) / expected.abs().amax(1)
-    return float(gaps.amax())
+def _error(logits: Any, expected: Any) -> float:
+    """The largest error of logits (n, V) in any row, relative to the row's maximum: a few wrong rows count in full."""
+    errors: Any = (logits - expected).abs().amax(1) / expected.abs().amax(1)
+    return float(errors.amax())
 
 
 @torch.inference_mode()
-def _tie(target: Target, prompt: list[int]) -> float:
-    """What is no difference between two logits, over the greatest: what two ways to the same eager ones make of it.
+def _tolerance(target: Target, prompt: list[int]) -> float:
+    """Relative tolerance for logits, from two equivalent eager computations.
 
-    A chain behind the prompt, under a tree's mask and, in one forward with the prompt, without a mask.
+    A chain after the prompt, under a tree's mask and, in one forward with the prompt, without a mask.
     """
     chain = Tree.chain(NODES).on(target.device)
     draft = Draft(chain, torch.arange(3, 3 + len(chain), device=target.device))
     masked = _logits(target, prompt, draft)
     with target.cache(len(chain)) as cache:
-        plain = target.prefill(cache, [*prompt[:-1], int(draft.tokens[0])], draft)
-    noise = _apart(plain.float(), masked)
-    return max(TIMES * noise, ROUNDINGS * torch.finfo(target.dtype).eps)
+        plain = target.prefill(cache, [*prompt[:-1], int(draft.tokens[0])], draft).logits
+    return max(TIMES * _error(plain.float(), masked), ROUNDINGS * torch.finfo(target.dtype).eps)
 
 
-def _wrong(target: Target, prompt: list[int], text: list[int], answer: list[int], tie: float) -> str:
-    """Where an answer leaves the eager one, if that is no tie: what would be so were a step put together wrongly."""
+def _divergence(target: Target, prompt: list[int], text: list[int], answer: list[int], tolerance: float) -> str:
+    """Describe the first divergence from eager decoding, unless it is a numerical tie."""
     at = next(i for i, (one, other) in enumerate(zip(text, answer, strict=True)) if one != other)
     before = prompt + text[:at]
     root = Draft(Tree.chain(0).on(target.device), torch.tensor(before[-1:], device=target.device))
     logits = _logits(target, before, root)[0]
     gap = (logits[text[at]] - logits[answer[at]]).abs().item() / logits.abs().max().item()
-    return "" if gap <= tie else f"its token {at} is {answer[at]}, eager decoding's {text[at]}"
+    return "" if gap <= tolerance else f"its token {at} is {answer[at]}, eager decoding's {text[at]}"
 
 
 @torch.inference_mode()
 def _logits(target: Target, prompt: list[int], draft: Draft) -> Any:
-    """Of a draft behind a prompt, by an eager step: float32 (n, V)."""
+    """Return the logits of a draft after a prompt by an eager step: float32 (n, V)."""
     with target.cache(len(draft.tree)) as cache:
         target.prefill(cache, prompt)
-        return target.forward(cache, draft).float()
+        return target.forward(cache, draft).logits.float()
 
 
 @torch.inference_mode()
-def _captured_logits(target: Target, prompt: list[int], draft: Draft) -> tuple[Any, float]:
-    """The same by a captured step, and the seconds of the fastest of a few."""
+def _graph_logits(target: Target, prompt: list[int], draft: Draft) -> tuple[Any, float]:
+    """Return the same by a graph, and the seconds of the fastest of a few runs."""
     n, times = len(draft.tree), list[float]()
     with target.cache(n) as cache:
         target.prefill(cache, prompt)
         drafter = TokenRecycling(target.vocab_size, draft.tree, device=target.device)
         drafter.needs = Needs(logits=True)
-        step, launch = Executor(target, execution=CAPTURED).padded(cache, n, drafter, unmarked)
-        for _ in range(RUNS):  # what one leaves behind is seen by the next
-            step.feed(draft, cache.length)
+        forward, launch = Executor(target, execution=GRAPH).static_forward(cache, n, drafter, unmarked)
+        for _ in range(RUNS):  # a run sees what the one before it wrote
+            forward.feed(draft, cache.length)
             target.synchronize()
             start = time.perf_counter()
             launch()
             target.synchronize()
             times.append(time.perf_counter() - start)
-        assert step.logits is not None
-        return step.logits.float().clone(), min(times)
+        assert forward.logits is not None
+        return forward.logits.float().clone(), min(times)

@@ -63,27 +63,28 @@ def imported(path: Path, *, inside: bool = True) -> frozenset[str]:
 EVERYWHERE = {"model.errors", "model.files", "model.settings", "evaluation.errors"}
 MAY_IMPORT = {
     "model.engine": "",
-    "model.hub": "",
+    "model.prompts": "",
     "model.holding": "model.engine",
     "model.quantization": "",
     "model.structures": "model.engine",
     "model.recycling": "model.engine",
-    "model.methods": "model.engine model.structures model.recycling",
+    "model.pretrained": "model.engine model.holding model.quantization",
+    "model.methods": "model.engine model.structures model.recycling model.pretrained",
     "model.tuning": "model.engine model.recycling model.methods",
     "model.generate": "model.engine model.methods model.tuning",
-    "model.decoder": "model.engine model.holding model.hub model.methods model.tuning model.generate "
-    "model.quantization",
-    "model.cli": "model.engine model.methods model.tuning model.decoder",
+    "model.decoder": "model.engine model.methods model.tuning model.generate model.pretrained model.prompts",
+    "model.cli": "model.engine model.methods model.tuning model.decoder model.prompts",
     "model.picture": "model.engine model.decoder",
     "evaluation.records": "model.methods",
     "evaluation.statistics": "evaluation.records model.engine.sizing model.engine.tree",
     "evaluation.figures": "evaluation.records evaluation.statistics",
     "evaluation.page": "evaluation.records evaluation.statistics evaluation.figures model.engine.tree",
-    "evaluation.loading": "evaluation.records model.engine model.holding model.hub model.tuning model.quantization "
-    "model.decoder",
-    "evaluation.configuration": "evaluation.loading evaluation.records model",
-    "evaluation.running": "evaluation.configuration evaluation.loading evaluation.records evaluation.statistics "
-    "model.engine model.tuning",
+    "evaluation.loading": "evaluation.records model.engine model.tuning model.quantization model.decoder "
+    "model.pretrained model.prompts model.generate model.methods model.structures",
+    "evaluation.answerers": "evaluation.loading evaluation.records model.engine model.methods",
+    "evaluation.configuration": "evaluation.answerers evaluation.loading evaluation.records model",
+    "evaluation.running": "evaluation.answerers evaluation.configuration evaluation.loading evaluation.records "
+    "evaluation.statistics model.engine model.tuning",
 }
 COMMANDS = {name for name in MODULES if re.fullmatch(r"evaluation\.\w+", name)} - MAY_IMPORT.keys() - EVERYWHERE
 
@@ -110,7 +111,7 @@ def test_arrows_run_one_way():
 
 def test_every_folder_and_file_has_its_arrows_and_its_tests():
     folders = {module_of(path) for whole in ("model", "evaluation") for path in (ROOT / whole).glob("*/__init__.py")}
-    files = {module_of(path) for path in (ROOT / "model").glob("[!_]*.py")}
+    files = {module_of(path) for path in (ROOT / "model").glob("[!_]*.py")} | {"evaluation.answerers"}
     assert folders | files - EVERYWHERE == MAY_IMPORT.keys()
     assert all((ROOT / "tests" / folder.replace(".", "/")).is_dir() for folder in folders)
 

@@ -15,15 +15,20 @@ with these. A comma makes a row or column of each value, {nodes} in a title is i
 """
 
 import argparse
+import hashlib
 import itertools
+import json
 import re
 import shlex
 from collections.abc import Iterator
 from functools import cache, cached_property, partial
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import yaml
+from matplotlib.figure import Figure
+from matplotlib.ticker import FixedLocator
 
 from evaluation import figures
 from evaluation.errors import user_errors
@@ -33,7 +38,7 @@ from evaluation.statistics import intervals, metrics, notes, pools, published, r
 from evaluation.statistics.columns import defined
 from evaluation.statistics.experiment import Experiment
 from model.errors import UserError
-from model.files import ROOT, write_text
+from model.files import ROOT, replaced, write_text
 
 FIGURES = {  # file in docs/figures: the experiment and the name of its figure
     "speedup.png": ("quickstart", "speedup_over_vanilla"),
@@ -161,6 +166,28 @@ def rendered(block: re.Match[str]) -> str:
     return f"<!-- results: {block[1]}-->\n{body}\n<!-- end -->"
 
 
+def contents(figure: Figure) -> str:
+    """Return a digest of what a figure shows: data, names, labels and how lines look, whatever the fonts."""
+    shown: list[object] = [text.get_text() for text in figure.texts]
+    for axes in figure.axes:
+        shown += [axes.get_xlabel(), axes.get_ylabel(), axes.get_title(), [text.get_text() for text in axes.texts]]
+        shown += [(line.get_label(), line.get_xydata()) for line in axes.lines]
+        shown += [(line.get_color(), line.get_linestyle(), line.get_marker()) for line in axes.lines]
+        shown += [patch.get_path().transformed(patch.get_patch_transform()).vertices for patch in axes.patches]
+        shown += [path.vertices for shape in axes.collections for path in shape.get_paths()]
+        shown += [np.ma.filled(np.ma.asarray(image.get_array()), np.nan) for image in axes.images]
+        named = [axis for axis in (axes.xaxis, axes.yaxis) if isinstance(axis.get_major_locator(), FixedLocator)]
+        shown += [[label.get_text() for label in axis.get_ticklabels()] for axis in named]
+    rounded = json.dumps(shown, default=lambda array: [f"{value:.5g}" for value in np.ravel(array).tolist()])
+    return hashlib.sha256(rounded.encode()).hexdigest()
+
+
+def save_png(figure: Figure, path: Path, shown: str) -> None:
+    """Write the figure with the digest of what it shows in its metadata, and without a version of the software."""
+    with style.styled(), replaced(path) as partial:
+        figure.savefig(partial, format="png", metadata={"Software": None, "Contents": shown})
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m tools.document_results", description="Write documents' results.")
     parser.add_argument("--check", action="store_true", help="write nothing; fail where a document is stale")
@@ -176,9 +203,9 @@ def main() -> None:
             (data,) = figures.split(Shipped(of).experiment).values()
             with style.styled(dark=name.endswith("-dark.png")):
                 file, figure = ROOT / "docs/figures" / name, getattr(figures, kind)(data)
-            shown = style.contents(figure)  # kept as text in a PNG
+            shown = contents(figure)  # kept as text in a PNG
             if not file.exists() or f"Contents\0{shown}".encode() not in file.read_bytes():
-                stale.append((file, partial(style.save_png, figure, file, Contents=shown)))
+                stale.append((file, partial(save_png, figure, file, shown)))
         for file, write in stale:
             print(f"{file.name}: {'not what the records say' if check else 'written'}")
             if not check:

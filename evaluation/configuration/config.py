@@ -2,32 +2,26 @@
 
 Names and types of settings come from the signatures of the functions and classes that take them, a run's own from the
 values in configs/config.yaml.
-Companions are what a method needs next to the model, as heads, a draft model or a datastore; configs/companions lists
-them by model. A job without its companion is reported before anything is loaded.
 """
 
 from __future__ import annotations
 
 import re
 from dataclasses import make_dataclass
-from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import yaml
-from huggingface_hub import constants
 from omegaconf import DictConfig, OmegaConf
 
 from model.engine.sampling import Sampling
 from model.errors import UserError
-from model.files import ROOT, located
-from model.methods import medusa
+from model.files import ROOT
 from model.recycling import build_template
 from model.settings import check_settings
-from model.structures import heads
 
 from ..errors import config_errors
-from ..loading import hub
 from ..loading.bench import load_bench
+from ..loading.companions import fetch_companions
 from ..loading.settings import ModelSettings
 
 GROUPS: dict[str, Any] = {"model": ModelSettings, "bench": load_bench, "tree": build_template, "sampling": Sampling}
@@ -82,55 +76,3 @@ def check_groups(config: dict[str, Any]) -> None:
             raise UserError(f"{group}.path: has to be given: {what}")
     for group in sorted(GROUPS.keys() & config.keys()):
         check_settings(config[group], GROUPS[group], f"{group}.", without=NOT_SETTINGS)
-
-
-class Companion(NamedTuple):
-    """A kind of companion."""
-
-    key: str  # in configs/companions
-    name: str  # in messages
-    how: str  # to get one
-    weights: tuple[str, ...] = ()  # patterns of its weight files, best first; empty for a single file
-
-
-_HEADS = "`python -m tools.heads {}` trains one"
-COMPANIONS = {  # by the method's setting
-    "heads_path": Companion("medusa", "Medusa heads", _HEADS.format("medusa"), (medusa.WEIGHTS, medusa.PUBLIC_WEIGHTS)),
-    "head_path": Companion("eagle", "EAGLE head", _HEADS.format("eagle"), (heads.WEIGHTS, heads.PUBLIC_WEIGHTS)),
-    "draft_path": Companion("draft", "draft model", "name a small model of the same vocabulary", ("*.safetensors",)),
-    "datastore_path": Companion("datastore", "datastore", "`python -m tools.datastore` builds one"),
-}
-
-
-def missing_companion(method: dict[str, Any], model: str) -> str:
-    """Say which companion a method of these settings lacks; empty if it lacks none. Loads and fetches nothing."""
-    for setting in COMPANIONS.keys() & method.keys():
-        (key, name, how, weights), value = COMPANIONS[setting], method[setting]
-        if value is None:
-            return f"no {name} for {model} ({how}; companions.{key}=PATH names it)"
-        on_hub = bool(weights) and hub.is_name(str(value))
-        if located(str(value)).exists() or (on_hub and (hub.local_snapshot(value, weights) or hub.is_reachable())):
-            continue
-        reason = f"no such {'folder' if weights else 'file'}"
-        reason += f", and {constants.ENDPOINT} is not in reach" if on_hub else ""
-        return f"no {name} for {model} (method.{setting}={value}: {reason}; {how})"
-    return ""
-
-
-def fetch_companions(method: dict[str, Any], model: str) -> None:
-    """Fetch a method's companions from the hub. Raises UserError if one is missing or lacks weights."""
-    if why := missing_companion(method, model):
-        raise UserError(f"{method['name']}: not available: {why}")
-    for setting in COMPANIONS.keys() & method.keys():
-        path, weights = path_of(setting, str(method[setting])), COMPANIONS[setting].weights
-        if weights and (why := hub.missing_weights(path, weights)):
-            raise UserError(f"{path}: {why}")
-
-
-def path_of(setting: str, value: str) -> Path:
-    """Return the path of a method's setting: a file or folder, or the snapshot of a hub name, fetched if needed.
-
-    Raises UserError if it cannot be fetched.
-    """
-    path, weights = located(value), COMPANIONS[setting].weights if setting in COMPANIONS else ()
-    return path if path.exists() or not weights or not hub.is_name(value) else hub.fetch_snapshot(value, weights)

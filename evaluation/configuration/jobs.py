@@ -7,7 +7,6 @@ What is typed replaces the grid's lists and narrows further runs.
 
 from __future__ import annotations
 
-import inspect
 import re
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -30,13 +29,14 @@ from omegaconf import DictConfig, OmegaConf
 from model.engine.sizing import finds_size
 from model.errors import UserError
 from model.files import ROOT, located
+from model.methods import AUTO, RANKS, method_class, takes_tree
 from model.recycling import build_template
 from model.recycling.templates import PARAMETERS
 
 from ..errors import config_errors
+from ..loading.companions import missing_companion
 from ..records.sweeps import Planned
-from .config import check_groups, missing_companion
-from .methods import AUTO, RANKS, drafter_class
+from .config import check_groups
 
 _header = ConfigSource._get_header_dict  # overlooks "# @package" behind a byte-order mark
 ConfigSource._get_header_dict = staticmethod(lambda text: _header(text.removeprefix("\ufeff")))
@@ -229,8 +229,8 @@ def own_settings(method: Any, tree: Any) -> set[str]:
 def drafts_from_tree(method: Any, tree: Any) -> bool:
     """True if a drafter takes a template, or this is tree=auto and it finds its size."""
     try:
-        drafter = drafter_class(method.drafter)
-        return "tree" in inspect.signature(drafter).parameters or (tree.name == AUTO and finds_size(drafter))
+        factory = method_class(method.drafter)
+        return takes_tree(factory) or (tree.name == AUTO and finds_size(factory))
     except (UserError, ValueError, TypeError):  # its job reports a drafter that there is not
         return False
 

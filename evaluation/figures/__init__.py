@@ -9,6 +9,7 @@ From outside: `draw_all`, and `style` to draw by hand. May import `records` and 
 from __future__ import annotations
 
 import os
+import re
 import sys
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -25,17 +26,18 @@ from matplotlib.figure import Figure
 from ..statistics.experiment import Experiment
 from ..statistics.notes import heading
 from ..statistics.tables import blocks
-from .costs import budget, novelty, overhead
-from .curves import temperature, topk, tree_shape, tree_size
-from .figure_data import FigureData
-from .methods import (
+from .comparisons import (
     acceptance_by_depth,
     accepted_lengths,
     mat,
     mat_over_questions,
+    novelty,
+    overhead,
     speedup_over_hf,
     speedup_over_vanilla,
 )
+from .curves import budget, temperature, topk, tree_shape, tree_size
+from .figure_data import FigureData
 from .style import KINDS, save, styled
 
 FIGURES: tuple[Callable[[FigureData], Figure | None], ...] = (
@@ -51,20 +53,15 @@ def draw_all(experiment: Experiment, folder: Path) -> list[Path]:
     Figures of an earlier, other set of runs are removed first, so that the folder shows these runs only.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    for kind in KINDS:
-        for old in folder.glob(f"*.{kind}"):
-            old.unlink()
-    made: list[Path] = []
-    datasets = split(experiment)
+    for old in (path for kind in KINDS for path in folder.glob(f"*.{kind}")):
+        old.unlink()
+    made, datasets = list[Path](), split(experiment)
     with styled():
         for name, data in datasets.items():
-            suffix = "" if len(datasets) == 1 else "-" + "".join(c if c.isalnum() or c in "._" else "-" for c in name)
-            for draw in FIGURES:
-                if (figure := draw(data)) is not None:
-                    made.append(save(figure, folder / f"{draw.__name__}{suffix}"))
-        for across in ACROSS:
-            if (figure := across(list(datasets.values()))) is not None:
-                made.append(save(figure, folder / across.__name__))
+            end = "" if len(datasets) == 1 else "-" + re.sub(r"[^\w.]", "-", name)
+            made += [save(figure, folder / f"{draw.__name__}{end}") for draw in FIGURES if (figure := draw(data))]
+        every = list(datasets.values())
+        made += [save(figure, folder / draw.__name__) for draw in ACROSS if (figure := draw(every))]
     return made
 
 

@@ -2,79 +2,115 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
+from typing import Any
+
 import numpy as np
+import pandas as pd
 from matplotlib.figure import Figure
 
-from .figure_data import TREE, FigureData, largest, speed_of
-from .style import band, finish, grid, mark, panels
+from ..statistics.pools import BASELINES, BUDGETS, mat_ratio
+from .figure_data import FigureData, Line, largest
+from .style import INTERVAL, finish, grid, panels
+
+SHAPE = ["tree_depth", "tree_breadth"]
+REFERENCE = "recycling"  # the method whose MAT the others are divided by
+TITLES = {
+    "mat": "MAT\n(tokens per step)",
+    "gain": f"MAT over\n{REFERENCE}'s",
+    "step_ms": "step time (ms)",
+    "state_mib": "state (MiB)",
+}
+SPEEDS = {f"speedup_{name}": f"speedup\nover {name}" for name in reversed(BASELINES)}  # the best known one is drawn
+SPEEDS["tokens_per_second"] = "tokens/s"
 
 
 def tree_size(data: FigureData) -> Figure | None:
     """MAT, step time and speed by the number of drafted nodes; the star marks the fastest tree."""
-    return _curves(data, "tree_nodes", "nodes in the draft tree, root not counted", TREE[2:], star=True)
+    lines, label = data.lines("tree_nodes", *SHAPE), "nodes in the draft tree, root not counted"
+    return _curves(data, lines, "tree_nodes", label, ("mat", "step_ms", "speed"))
 
 
 def topk(data: FigureData) -> Figure | None:
     """MAT, speed and the matrix's memory by k, the number of candidates kept per token."""
-    return _curves(data, "k", "candidates kept per token, k", TREE[1:], memory=True)
+    lines, label = data.lines("k", "tree_nodes", *SHAPE), "candidates kept per token, k"
+    figure = _curves(data, lines, "k", label, ("mat", "speed", "state_mib"))
+    if figure:
+        values = sorted({int(row["k"]) for line in lines for row in line})
+        figure.axes[-1].set_xscale("log", base=2)  # of all panels, which share it
+        figure.axes[-1].set_xticks(values, [str(value) for value in values])
+    return figure
 
 
 def temperature(data: FigureData) -> Figure | None:
     """MAT and speed by temperature."""
-    return _curves(data, "temperature", "temperature (0: greedy)", ())
+    lines = data.lines("temperature")
+    return _curves(data, lines, "temperature", "temperature (0: greedy)", ("mat", "step_ms", "speed"))
+
+
+def budget(data: FigureData) -> Figure | None:
+    """MAT, MAT over that of recycling with the same start, and speedup over vanilla, by the most nodes of a draft."""
+    lines = data.lines("budget", "tree_nodes", *SHAPE, *BUDGETS)
+    of_reference = [line for line in reversed(lines) if line[0]["pool"].method == REFERENCE]
+    references = {line[0]["start"]: {row["budget"]: row["pool"].cells for row in line} for line in of_reference}
+    if not references or len(lines) < 2:
+        return None
+    lines = largest(lines)
+    for line in lines:
+        cells = references.get(line[0]["start"]) or references.get("hot") or next(iter(references.values()))
+        for row in line:
+            known = row["budget"] in cells
+            ratio = mat_ratio(row["pool"].cells, cells[row["budget"]]) if known else (math.nan,) * 3
+            row |= dict(zip(("gain", "gain_low", "gain_high"), ratio, strict=True))
+    note = f"{REFERENCE} is that of the same start, on the same questions; "
+    label = "nodes that a step drafts at most, root not counted"
+    return _curves(data, lines, "budget", label, ("mat", "gain", "speed"), note)
 
 
 def _curves(
-    data: FigureData, setting: str, label: str, follow: tuple[str, ...], *, star: bool = False, memory: bool = False
+    data: FigureData, lines: Sequence[Line], setting: str, label: str, columns: Sequence[str], note: str = ""
 ) -> Figure | None:
-    """Draw a panel each of MAT, step time (or memory) and speed, a line each configuration; bands are intervals."""
-    lines = data.lines(setting, follow)
-    if setting == "tree_nodes":  # shapes differ in more than their size: they have a map of their own
-        lines = {name: line for name, line in lines.items() if line[0]["tree"] != "shape"}
-    if not (lines := largest(lines)):
+    """Draw a panel for each column that has values, a line each configuration; bands are intervals.
+
+    The column `speed` is the speedup over vanilla, else over hf, else tokens a second.
+    """
+    if not lines:
         return None
-    looks = data.looks(lines)
-    rows = [row for line in lines.values() for row in line]
-    speed, speed_label = speed_of(rows)
-    titles = {"mat": "MAT\n(tokens per step)"} | ({} if memory else {"step_ms": "step time (ms)"})
-    titles |= {speed: speed_label.replace(" ", "\n", 1)} | ({"state_mib": "state (MiB)"} if memory else {})
-    titles = {column: title for column, title in titles.items() if any(row[column] == row[column] for row in rows)}
-    figure, axes = panels(len(titles), height=0.6 + 1.2 * len(titles), sharex=True)
-    for panel, (column, title) in zip(axes, titles.items(), strict=True):
-        for name, line in lines.items():
-            x, look = [float(row[setting]) for row in line], mark(looks[name], line[0]["start"])
-            panel.plot(x, [row[column] for row in line], label=name, **look)
-            if f"{column}_low" in line[0]:
-                band(panel, x, [(row[f"{column}_low"], row[f"{column}_high"]) for row in line], look["color"])
-            if star and column == speed:
-                best = max(line, key=lambda row: float(np.nan_to_num(row[speed], nan=-1.0)))
-                at = best[setting], best[speed]
+    frames = [pd.DataFrame(line) for line in largest(lines)]
+    rows = pd.concat(frames)
+    known = rows.columns[rows.notna().any()]
+    speed = next((name for name in SPEEDS if name in known), "")
+    shown = [name for name in (speed if column == "speed" else column for column in columns) if name in known]
+    figure, axes = panels(label, *((TITLES | SPEEDS)[column] for column in shown), height=0.6 + 1.2 * len(shown))
+    shaded = False
+    for panel, column in zip(axes, shown, strict=True):
+        for frame in frames:
+            line, look = frame[frame[column].notna()], frame["look"].iloc[0]
+            panel.plot(line[setting], line[column], **look)
+            if f"{column}_low" in line and (line[f"{column}_low"] < line[f"{column}_high"]).any():
+                ends = line[f"{column}_low"], line[f"{column}_high"]
+                panel.fill_between(line[setting], *ends, color=look["color"], alpha=0.15, linewidth=0)
+                shaded = True
+            if setting == "tree_nodes" and column == speed and len(line):
+                at = tuple(line.sort_values(speed)[[setting, speed]].iloc[-1])
+                above: dict[str, Any] = {"xytext": (0, 5), "textcoords": "offset points", "ha": "center"}
                 panel.plot(*at, "*", color=look["color"], markersize=9, zorder=5)
-                panel.annotate(f"{at[0]:.0f}", at, xytext=(0, 5), textcoords="offset points", ha="center", fontsize=6.5)
-        panel.set_ylabel(title)
+                panel.annotate(f"{at[0]:.0f}", at, fontsize=6.5, **above)
         if column.startswith("speedup"):
-            panel.axhline(1.0, color="#444444", linewidth=0.7)
-    if setting == "k":
-        values = sorted({int(row[setting]) for row in rows})
-        axes[-1].set_xscale("log", base=2)  # of all panels, which share it
-        axes[-1].set_xticks(values, [str(v) for v in values])
-    axes[-1].set_xlabel(label)
-    return finish(figure, axes[0], data.note(rows))
+            panel.axhline(1.0, color="#777777", linewidth=0.7)
+    return finish(figure, f"shaded: {INTERVAL}; " * shaded + note + data.note(rows))
 
 
 def tree_shape(data: FigureData) -> Figure | None:
     """MAT by depth and breadth of the draft tree; in brackets the nodes of trees that hold fewer."""
-    rows = [row for row in data.drafting if row["tree"] == "shape"]
-    deep, wide = (sorted({int(row[column]) for row in rows}) for column in ("tree_depth", "tree_breadth"))
-    if len(deep) < 2 or len(wide) < 2:
+    rows = pd.DataFrame(data.drafting or None, columns=["tree", "tree_nodes", *SHAPE, "mat"])
+    rows = rows[rows["tree"] == "shape"].sort_values("mat").astype(dict.fromkeys(SHAPE, int))
+    rows = rows.drop_duplicates(SHAPE, keep="last")  # of several starts the largest MAT
+    mats, nodes = (rows.pivot(index=SHAPE[1], columns=SHAPE[0], values=of)[::-1] for of in ("mat", "tree_nodes"))
+    if min(mats.shape) < 2:
         return None
-    wide.reverse()
-    most = max(int(row["tree_nodes"]) for row in rows)
-    mats = np.full((len(wide), len(deep)), np.nan)
-    fewer: dict[tuple[int, int], str] = {}
-    for row in sorted(rows, key=lambda row: float(row["mat"])):  # of several starts the largest MAT
-        at = wide.index(int(row["tree_breadth"])), deep.index(int(row["tree_depth"]))
-        mats[at], fewer[at] = row["mat"], f"({int(row['tree_nodes'])})" if row["tree_nodes"] < most else ""
-    note = f"{most} nodes, or as many as fit (in brackets); {data.note(fewer)}"
-    names = list(map(str, wide)), list(map(str, deep))
-    return grid(*names, mats.tolist(), "MAT", note, words=fewer, x="depth of the draft tree", y="breadth (root)")
+    most = int(rows["tree_nodes"].max())
+    fewer = {at: f"({count:.0f})" for at, count in np.ndenumerate(nodes.to_numpy()) if count < most}
+    note = f"{most} nodes, or as many as fit (in brackets); {data.note(rows)}"
+    return grid(mats, "MAT", note, words=fewer, xlabel="depth of the draft tree", ylabel="breadth (root)")

@@ -1,29 +1,46 @@
-"""Benches (questions of a file, fetched once by URL and hash; selected and ordered) and their prompts' ids."""
+"""Benches: questions of a file, fetched once by URL and hash; selected and ordered. And the prompts made of them.
+
+SPEED-Bench's rows (NVIDIA, arXiv 2604.09557) are read as published, or as NVIDIA's prepare.py writes them. Licences
+keep the text of some out of the published parquet files: those prompts are placeholders until prepare.py fetches them.
+"""
 
 from __future__ import annotations
 
 import hashlib
+import json
 import random
 import sys
-import urllib.error
 import urllib.request
-from collections.abc import Sequence
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import count, zip_longest
 from pathlib import Path
 from typing import Any
 
+import pandas as pd
 from fastchat.conversation import conv_templates, get_conv_template
 
-from model.decoder import takes_chats
-from model.errors import UserError
+from model import prompts
+from model.errors import UserError, one_line
 from model.files import ROOT, write_bytes
 
-from ..records.questions import FILE_ORDER, INTERLEAVED, SHUFFLED, Question, read_questions, subtask
-from .speed_bench import is_placeholder, read_speed_bench, refuse_placeholders
+from ..records.questions import FILE_ORDER, INTERLEAVED, SHUFFLED, Question, checked_questions, read_rows, subtask
 
-LAYOUTS = {"spec_bench": read_questions, "speed_bench": read_speed_bench}
-REFUSE, SKIP = "refuse", "skip"
-SPLITS = {"dev": 0, "held_out": 1}  # the remainder of a question's number in its subtask by 2
+WORDS = {  # that load_bench takes; dev and held_out are the questions of even and odd numbers in their subtask
+    "split": ("dev", "held_out"),
+    "layout": ("spec_bench", "speed_bench"),
+    "placeholders": ("refuse", "skip"),
+}
+SPEED_BENCH_CATEGORIES = (
+    *("coding", "humanities", "math", "multilingual", "qa", "rag", "reasoning", "roleplay", "stem", "summarization"),
+    *("writing", "low_entropy", "mixed", "high_entropy"),
+)
+PLACEHOLDER = "FULL BENCHMARK DATA SHOULD BE FETCHED FROM THE SOURCE"
+PREPARE = (
+    "https://raw.githubusercontent.com/NVIDIA-NeMo/Skills/5ac8609a56ac941540b10c92e68d556e6343cd4c/"
+    "nemo_skills/dataset/speed-bench/prepare.py"
+)
 
 
 @dataclass(frozen=True)
@@ -50,7 +67,7 @@ def load_bench(
     categories: Sequence[str] | None = None,
     order: str = FILE_ORDER,
     layout: str = "spec_bench",
-    placeholders: str = REFUSE,
+    placeholders: str = "refuse",
 ) -> Bench:
     """Load a bench, fetching it first if it is missing.
 
@@ -70,68 +87,36 @@ def load_bench(
     Raises:
         UserError: missing, empty, malformed, wrong hash, no network, nothing selected, unknown order.
     """
-    if split is not None and split not in SPLITS:
-        raise UserError(f"bench.split={split}: must be dev, held_out or null (both)")
-    file = bench_file(path, url)
-    questions, digest = _read(file, url, sha256, layout, placeholders)
+    for key, value in (("split", split or "dev"), ("layout", layout), ("placeholders", placeholders)):
+        if value not in WORDS[key]:
+            raise UserError(f"bench.{key}={value}: must be {' or '.join(WORDS[key])}")
+    file = ROOT / path
+    if file.is_dir() or (url is None and not file.suffix):
+        file /= "question.jsonl"
+    digest = _fetch(file, url, sha256)
+    rows = read_rows(file) if layout == "spec_bench" else _speed_bench_rows(file)
+    questions = [q for q in checked_questions(rows, file) if placeholders == "refuse" or not _is_placeholder(q)]
     subtasks = {subtask(question.category) for question in questions}
     if unknown := [name for name in categories or () if name not in subtasks]:
         raise UserError(f"bench.categories={unknown[0]}: not in {file}, which has {', '.join(sorted(subtasks))}")
-    # the halves are those of the whole file, so that a slice does not change them
-    numbers = dict(zip((question.question_id for question in questions), _numbers(questions), strict=True))
-    part = [q for q in questions[begin:end] if split is None or numbers[q.question_id] % 2 == SPLITS[split]]
-    groups: dict[str, list[Question]] = {}
-    for question in part:
-        groups.setdefault(subtask(question.category), []).append(question)
-    kept: set[Any] = set()  # ids
-    for row, members in groups.items():
-        if categories is None or row in categories:
-            most = len(members) if per_category is None else min(per_category, len(members))
-            kept |= {members[i * len(members) // most if spread else i].question_id for i in range(most)}
-    chosen = [question for question in part if question.question_id in kept]
+    numbered = list(zip(questions, _numbers(questions), strict=True))[begin:end]  # a slice has the file's halves
+    part = [question for question, number in numbered if split is None or WORDS["split"][number % 2] == split]
+    kept = set[Question]()
+    for row in subtasks if categories is None else categories:
+        members = [question for question in part if subtask(question.category) == row]
+        most = len(members) if per_category is None else min(per_category, len(members))
+        kept |= {members[i * len(members) // most if spread else i] for i in range(most)}
+    chosen = [question for question in part if question in kept]
     if not chosen:
         raise UserError(f"bench {name}: no question is left of {len(questions)} after the selection")
-    refuse_placeholders(chosen, file)
+    _refuse_placeholders(chosen, file)
     return Bench(name, ordered(chosen, order), digest, order)
-
-
-def _read(
-    file: Path, url: str | None, sha256: str | None, layout: str, placeholders: str
-) -> tuple[tuple[Question, ...], str]:
-    """Return the questions of a bench's file, which is fetched first if it is missing, and its sha256."""
-    for key, value, known in (("layout", layout, LAYOUTS), ("placeholders", placeholders, (REFUSE, SKIP))):
-        if value not in known:
-            raise UserError(f"bench.{key}={value}: must be {' or '.join(known)}")
-    prepared = str(url).endswith(".parquet") and file.suffix != ".parquet"  # by the user, from what lies there
-    inside = file.resolve().is_relative_to(ROOT)  # never write outside the repository
-    if url is not None and inside and not prepared and not file.exists():
-        fetch(url, sha256, file)
-    questions = LAYOUTS[layout](file)
-    if placeholders == SKIP:
-        questions = tuple(question for question in questions if not is_placeholder(question))
-    digest = hashlib.sha256(file.read_bytes()).hexdigest()
-    if sha256 is not None and not prepared and digest != sha256:
-        raise UserError(
-            f"{file} has sha256 {digest[:12]}..., the published one {sha256[:12]}...; delete it to fetch it again"
-        )
-    return questions, digest
 
 
 def _numbers(questions: Sequence[Question]) -> list[int]:
     """Number the questions of each subtask from 0."""
-    seen: dict[str, int] = {}
-    numbers = []
-    for question in questions:
-        row = subtask(question.category)
-        numbers.append(seen.get(row, 0))
-        seen[row] = numbers[-1] + 1
-    return numbers
-
-
-def bench_file(path: str, url: str | None) -> Path:
-    """Return a bench's question file: the one named, or question.jsonl in the folder named."""
-    file = ROOT / path
-    return file / "question.jsonl" if file.is_dir() or (url is None and not file.suffix) else file
+    numbers: defaultdict[str, Iterator[int]] = defaultdict(count)
+    return [next(numbers[subtask(question.category)]) for question in questions]
 
 
 def ordered(questions: Sequence[Question], order: str) -> tuple[Question, ...]:
@@ -149,15 +134,22 @@ def ordered(questions: Sequence[Question], order: str) -> tuple[Question, ...]:
     raise UserError(f"bench.order={order}: unknown; use file, interleaved, shuffled or shuffled-N (seed N)")
 
 
-def fetch(url: str, sha256: str | None, file: Path) -> None:
-    """Download to `file`; nothing is written unless it is complete and has the hash. Without one, print it."""
+def _fetch(file: Path, url: str | None, sha256: str | None) -> str:
+    """Download a file that is missing, whole and with its hash or not at all; return the sha256 of what is there."""
+    prepared = str(url).endswith(".parquet") and file.suffix != ".parquet"  # by the user, from what lies there
+    inside = file.resolve().is_relative_to(ROOT)  # never write outside the repository
+    if url is None or prepared or not inside or file.exists():
+        digest = hashlib.sha256(file.read_bytes()).hexdigest() if file.is_file() else ""  # its reader says what it is
+        if digest and sha256 not in (None, digest) and not prepared:
+            why = f"has sha256 {digest[:12]}..., the published one {str(sha256)[:12]}..."
+            raise UserError(f"{file} {why}; delete it to fetch it again")
+        return digest
     try:
         with urllib.request.urlopen(url, timeout=30) as response:
             data = response.read()
-    except (urllib.error.URLError, TimeoutError, OSError) as error:
-        reason = getattr(error, "reason", error)
+    except OSError as error:  # URLError and TimeoutError, too
         raise UserError(
-            f"cannot fetch {url} ({reason}); download it elsewhere and put it at {file}, "
+            f"cannot fetch {url} ({getattr(error, 'reason', error)}); download it elsewhere and put it at {file}, "
             "or name a folder with bench.path="
         ) from None
     digest = hashlib.sha256(data).hexdigest()
@@ -166,60 +158,99 @@ def fetch(url: str, sha256: str | None, file: Path) -> None:
     elif digest != sha256:
         raise UserError(f"{url} has sha256 {digest[:12]}..., expected {sha256[:12]}...; nothing was kept")
     write_bytes(file, data)
+    return digest
 
 
-CHAT, RAW = "chat", "raw"  # the tokenizer's own chat template; the texts alone, for a model that continues texts
-VICUNA = "vicuna_v1.1"
+def _is_placeholder(question: Question) -> bool:
+    return any(PLACEHOLDER in turn for turn in question.turns)
+
+
+def _refuse_placeholders(questions: Sequence[Question], file: Path) -> None:
+    if missing := Counter(question.category for question in questions if _is_placeholder(question)):
+        counts = ", ".join(f"{category} {n}" for category, n in sorted(missing.items()))
+        raise UserError(
+            f"{file}: {missing.total()} prompts are placeholders, as their licences keep the text out ({counts}); fill "
+            f"them by {PREPARE} and name its file with bench.path=, or leave them out with bench.placeholders=skip"
+        )
+
+
+def _speed_bench_rows(path: Path) -> Iterator[tuple[str, Any]]:
+    """Yield SPEED-Bench's rows in Spec-Bench's layout. Raises UserError naming file and row, or what reads parquet."""
+    for where, row in _parquet_rows(path) if path.suffix == ".parquet" else read_rows(path):
+        category = row.get("category") if isinstance(row, dict) else None
+        if not isinstance(category, str):  # said by the check of all layouts
+            yield where, row
+            continue
+        if category not in SPEED_BENCH_CATEGORIES:
+            known = ", ".join(SPEED_BENCH_CATEGORIES)
+            raise UserError(f"{where}: category {category!r} is none of SPEED-Bench's ({known}); is this its file?")
+        if isinstance(row.get("messages"), list):
+            said = [message if isinstance(message, dict) else {} for message in row["messages"]]
+            if any(message.get("role", "user") != "user" for message in said):  # it would be asked as a question
+                raise UserError(f"{where}: a message's role is not user; SPEED-Bench has no other; is this its file?")
+            row |= {"turns": [message.get("content") for message in said]}
+        yield where, row | {"category": f"speed_{category}"}  # not Spec-Bench's of the same name
+
+
+def _parquet_rows(path: Path) -> Iterator[tuple[str, Any]]:
+    """Yield the place of each row and the row, as `read_rows` does for JSONL."""
+    if not path.is_file():
+        raise UserError(f"question file {path} does not exist")
+    try:
+        frame = pd.read_parquet(path)
+    except ImportError:
+        raise UserError(
+            f"{path}: parquet is read by pyarrow, which is not installed; pip install pyarrow, or name a JSONL file of "
+            f"{PREPARE} with bench.path="
+        ) from None
+    except Exception as error:  # of many kinds, pandas' and pyarrow's, for a damaged file
+        raise UserError(f"question file {path} is no parquet ({one_line(error)[:200]})") from None
+    for number, row in enumerate(json.loads(frame.to_json(orient="records")), start=1):
+        yield f"{path}: row {number}", row
 
 
 def choose_template(name: str | None, tokenizer: Any, model: str) -> str:
-    """Return the template asked for, else the model's own, Vicuna's for a Vicuna, raw. Raises UserError if unknown."""
+    """Return the template asked for, else the model's own. Raises UserError if there is none of this name."""
     if name is None:
-        return CHAT if takes_chats(tokenizer) else VICUNA if "vicuna" in model.lower() else RAW
-    if name == CHAT and not takes_chats(tokenizer):
+        return prompts.default_template(tokenizer, model)
+    if name == prompts.CHAT and not prompts.takes_chats(tokenizer):
         raise UserError(
             "model.template=chat: this tokenizer has no chat template; name one of fschat's, e.g. vicuna_v1.1, or raw"
         )
-    if name not in (CHAT, RAW) and name not in conv_templates:
+    if name not in (prompts.CHAT, prompts.RAW) and name not in conv_templates:
         raise UserError(f"model.template={name}: fschat has no such conversation template")
     return name
 
 
-def prompt_text(template: str, tokenizer: Any, turns: list[str], answers: list[str]) -> str:
-    """Return the prompt for the next answer: the user's `turns` so far, the model's `answers` between them."""
-    if template == CHAT:
-        return str(tokenizer.apply_chat_template(_messages(turns, answers), tokenize=False, add_generation_prompt=True))
-    if template == RAW:
-        return "\n\n".join(message["content"] for message in _messages(turns, answers))
+def prompt_text(template: str, tokenizer: Any, turns: prompts.Turns) -> str:
+    """Return the text of a chat's turns, as `chat_text` does, by any template, those of fschat included."""
+    if template in (prompts.CHAT, prompts.RAW, prompts.VICUNA):
+        return prompts.chat_text(template, tokenizer, turns)
     conversation = get_conv_template(template)
-    for i, turn in enumerate(turns):
-        conversation.append_message(conversation.roles[0], turn)
-        conversation.append_message(conversation.roles[1], answers[i] if i < len(answers) else None)
+    contents: list[str | None] = [*prompts.alternating(turns), *[None] * (len(turns) % 2)]
+    for i, content in enumerate(contents):
+        conversation.append_message(conversation.roles[i % 2], content)
     return str(conversation.get_prompt())
 
 
-def _messages(turns: list[str], answers: list[str]) -> list[dict[str, str]]:
-    messages = []
-    for i, turn in enumerate(turns):
-        messages.append({"role": "user", "content": turn})
-        messages += [{"role": "assistant", "content": answer} for answer in answers[i : i + 1]]
-    return messages
+def prompt_ids(template: str, tokenizer: Any, turns: Sequence[str], answers: Sequence[str]) -> list[int]:
+    """Return the token ids of the prompt for the next answer: a user's turns so far, the model's answers in between."""
+    chat = chat_of(turns, answers)
+    if template == prompts.CHAT:  # by the tokenizer itself, as mistral-common's has no text of it
+        return prompts.chat_ids(tokenizer, chat)
+    return [int(i) for i in tokenizer(prompt_text(template, tokenizer, chat)).input_ids]
 
 
-def prompt_ids(template: str, tokenizer: Any, turns: list[str], answers: list[str]) -> list[int]:
-    """Return the token ids of `prompt_text`. No special tokens are added to a chat template, which writes its own."""
-    if template == CHAT:  # by the tokenizer itself, as mistral-common's has no text of it
-        messages = _messages(turns, answers)
-        ids = tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_dict=False)
-    else:
-        ids = tokenizer(prompt_text(template, tokenizer, turns, answers)).input_ids
-    return [int(i) for i in ids]
+def chat_of(turns: Sequence[str], answers: Sequence[str]) -> list[dict[str, str]]:
+    """Return a chat of a user's turns and the answers to them, of which the last may be missing."""
+    texts = [text for pair in zip_longest(turns, answers) for text in pair if text is not None]
+    return [{"role": prompts.ROLES[i % 2], "content": text} for i, text in enumerate(texts)]
 
 
 def answer_text(template: str, tokenizer: Any, tokens: list[int]) -> str:
     """Return the answer as the user reads it: without special tokens, cut at the template's stop string."""
     text = tokenizer.decode(tokens, skip_special_tokens=True)
-    stop = None if template in (CHAT, RAW) else get_conv_template(template).stop_str
+    stop = None if template in (prompts.CHAT, prompts.RAW) else get_conv_template(template).stop_str
     for mark in [stop] if isinstance(stop, str) else stop or []:
         text = text.split(mark, 1)[0]
     return str(text.strip())
@@ -227,5 +258,5 @@ def answer_text(template: str, tokenizer: Any, tokens: list[int]) -> str:
 
 def template_hash(template: str, tokenizer: Any) -> str:
     """Return the sha256 of a prompt of two turns, which changes with the template and the special tokens."""
-    sample = prompt_text(template, tokenizer, ["question one", "question two"], ["answer one"])
+    sample = prompt_text(template, tokenizer, chat_of(["question one", "question two"], ["answer one"]))
     return hashlib.sha256(sample.encode()).hexdigest()

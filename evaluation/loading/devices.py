@@ -1,62 +1,121 @@
-"""Place a model on devices; measure peak memory and the phases of a step."""
+"""Devices: which of them a model takes, for itself alone while it is timed; memory and the parts of a step on them.
+
+A timed run shares its device with no other timed run, and a GPU is never shared. Untimed runs on a CPU take no lock;
+the tables say which runs began while other processes kept cores busy. The locks are the system's, on files in the
+temporary folder, and end with the process that holds the weights.
+"""
 
 from __future__ import annotations
 
+import dataclasses
+import platform
+import re
+import sys
+import tempfile
 import time
 from collections import defaultdict
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
 
 import torch
+from filelock import FileLock, Timeout
 
 from model.engine import Target
-from model.engine.devices import default_device
-from model.errors import UserError
+from model.pretrained import choose_device
 
 from .settings import ModelSettings
 
+CPU = "cpu"  # the name of its lock
+POLL_SECONDS = 0.05
 
-def choose_device(name: str) -> torch.device:
-    """Return the device; `auto` is CUDA if there is one, else the CPU. `locks.exclusive` chooses among GPUs."""
-    if name == "auto":
-        return default_device("model.device")
+# Called before GPUs are released, to free the weights on them.
+before_release: list[Callable[[], None]] = []
+_locks: dict[str, FileLock] = {}  # those held, by a device's name
+_depth = 0
+
+
+@contextmanager
+def keep_devices() -> Iterator[None]:
+    """Keep the devices locked inside until the outermost of these blocks ends: a command, or a single run."""
+    global _depth
+    _depth += 1
     try:
-        device = torch.device(name)
-    except RuntimeError:
-        device = torch.device("meta")  # which is refused below, as every other type
-    if device.type == "cuda" and not torch.cuda.is_available():
-        raise UserError(f"model.device={name}: this machine has no CUDA device (or a torch build without CUDA)")
-    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
-        raise UserError(f"model.device={name}: this machine has {torch.cuda.device_count()} CUDA device(s)")
-    if device.type == "mps" and not torch.backends.mps.is_available():
-        raise UserError(f"model.device={name}: this machine has no MPS device")
-    if device.type not in ("cpu", "cuda", "mps"):
-        raise UserError(f"model.device={name}: unknown device; use auto, cpu, cuda, cuda:N or mps")
-    return torch.device("cuda", device.index or 0) if device.type == "cuda" else device
+        yield
+    finally:
+        _depth -= 1
+        if not _depth:
+            _release()
 
 
-def check_placement(settings: ModelSettings) -> None:
-    """Raise UserError if settings contradict each other."""
-    device_map = settings.device_map
-    if device_map is not None and settings.device != "auto":
-        raise UserError(f"model.device={settings.device} and model.device_map={device_map}: give one of the two")
-    if device_map is not None and settings.quantize is not None:
-        raise UserError(f"model.quantize={settings.quantize}: is for a model on one device; leave out device_map")
+@contextmanager
+def exclusive(settings: ModelSettings, timed: bool = True) -> Iterator[ModelSettings]:
+    """Lock the devices that these settings use on this host; yields the settings with the device chosen for auto.
+
+    The lock is held from before the model is loaded, which would disturb another run's timings, until its weights are
+    freed: at the end of the command, or when the process moves to another device.
+
+    Args:
+        timed: False if no clock matters to the run.
+    """
+    count = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    gpus = {_identity(device): device for device in (torch.device("cuda", index) for index in range(count))}
+    with keep_devices():
+        if gpus and settings.device_map is not None:
+            names = set(gpus)
+        elif gpus and settings.device == "auto":  # the one that this process holds already, else the first free one
+            if (name := next((name for name in gpus if name in _locks), None)) is None:
+                _release()
+                name = _lock_one_of(*gpus)
+            settings, names = dataclasses.replace(settings, device=str(gpus[name])), {name}
+        else:
+            names = {_identity(choose_device(settings.device, "model.device"))}
+        if not timed:
+            names.discard(CPU)
+        if not names <= _locks.keys():
+            _release()  # all of them, or two runs that swap devices would wait for each other
+            for name in sorted(names):
+                _lock_one_of(name)
+        yield settings
 
 
-def place_model(model: Any, settings: ModelSettings, device: torch.device) -> Any:
-    """Move the model to its device. Raises UserError for a device map that leaves weights in main memory or on disk."""
-    if settings.device_map is None:
-        return model.to(device)
-    devices = {str(device) for device in getattr(model, "hf_device_map", {}).values()}
-    if "disk" in devices or ("cpu" in devices and len(devices) > 1):
-        raise UserError(
-            f"{settings.name}: does not fit on the devices of model.device_map={settings.device_map}, and a step would "
-            "wait for weights from main memory or disk; use more devices or a smaller model.dtype"
-        )
-    return model
+def _release() -> None:
+    if any(name.startswith("cuda") for name in _locks):  # weights on the CPU may stay
+        for forget in before_release:
+            forget()
+    for lock in _locks.values():
+        lock.release()
+    _locks.clear()
+
+
+def _identity(device: torch.device) -> str:
+    """Return a name that does not depend on CUDA_VISIBLE_DEVICES, so that it is the same in all processes."""
+    if device.type != "cuda":
+        return device.type
+    index = device.index or 0
+    return f"cuda-{getattr(torch.cuda.get_device_properties(index), 'uuid', index)}"
+
+
+def _lock_one_of(*names: str) -> str:
+    """Wait for and lock the first of these devices that is free; returns its name."""
+    devices, waiting = f"any of {len(names)} GPUs" if len(names) > 1 else names[0], False
+    while True:
+        for name in names:
+            with suppress(Timeout):
+                _locks[name] = _locked(name)
+                return name
+        if not waiting:
+            print(f"waiting: another run is being timed on {devices}; this one starts when it is done", file=sys.stderr)
+            waiting = True
+        time.sleep(POLL_SECONDS)
+
+
+def _locked(name: str) -> FileLock:
+    """Lock a device. Raises Timeout if it is not free. Any user may open the file, which holds nothing."""
+    file = re.sub(r"[^\w.-]", "_", f"token-recycling-{platform.node()}-{name}.lock")
+    lock = FileLock(Path(tempfile.gettempdir()) / file, mode=0o666, thread_local=False)
+    lock.acquire(blocking=False)
+    return lock
 
 
 _STATUS, _CLEAR = Path("/proc/self/status"), Path("/proc/self/clear_refs")
@@ -80,15 +139,9 @@ def peak_bytes(devices: Sequence[torch.device]) -> int | None:
     if all(device.type == "cuda" for device in devices):
         return sum(int(torch.cuda.max_memory_allocated(device)) for device in devices)
     if all(device.type == "cpu" for device in devices):
-        return _resident_peak()
-    return None
-
-
-def _resident_peak() -> int | None:
-    """Return the peak resident set of this process; None where the system is not Linux."""
-    with suppress(OSError, StopIteration):
-        lines = _STATUS.read_text(encoding="ascii", errors="replace").splitlines()
-        return 1024 * int(next(line for line in lines if line.startswith("VmHWM:")).split()[1])
+        with suppress(OSError):
+            found = re.search(r"^VmHWM:\s*(\d+)", _STATUS.read_text(encoding="ascii", errors="replace"), re.M)
+            return 1024 * int(found[1]) if found else None
     return None
 
 

@@ -1,4 +1,4 @@
-"""Answers of any engine, from a JSONL file to token ids.
+"""Answers of any engine: from a JSONL file to token ids, and what a model says along them.
 
 A line is an answer in Spec-Bench's format, as this project's records are, to a question of a bench; or it has a prompt
 (prompt_token_ids, messages or prompt) and what was said (token_ids or text, perhaps in choices), by the names of
@@ -7,16 +7,20 @@ OpenAI's and vLLM's interfaces. Ids count where there are both; text alone is to
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from model.errors import UserError, one_line
+import torch
 
-from ..records.questions import Question
+from model.engine import Draft, Target, Tree
+from model.errors import UserError, one_line
+from model.prompts import CHAT
+
+from ..records.questions import Question, read_rows
 from ..records.rows import Row, Schema, fault, misfit, parsed
-from .bench import CHAT, answer_text, prompt_text
+from .bench import answer_text, prompt_text
 from .models import LoadedModel
 
 FIELDS: Schema = {
@@ -27,24 +31,15 @@ FIELDS: Schema = {
 
 @dataclass(frozen=True)
 class EngineAnswer:
-    """An answer as token ids.
+    """An answer as token ids."""
 
-    Attributes:
-        where: file and line; name: its question, as printed.
-        ids: of the answer, up to its first EOS; behind: how many more the file has.
-        remade: the file has its text alone.
-        finish: "stop" (the engine says that EOS ended it), "length", another word of the file's, or empty.
-        limit: the most new tokens that were asked for; None: unknown.
-    """
-
-    where: str
-    name: str
+    name: str  # of its question, as printed
     prompt: list[int]
-    ids: list[int]
-    behind: int
-    remade: bool
-    finish: str
-    limit: int | None
+    ids: list[int]  # of the answer, up to its first EOS
+    behind: int  # how many more the file has
+    remade: bool  # the file has its text alone
+    finish: str  # "stop" (the engine says that EOS ended it), "length", another word of the file's, or empty
+    limit: int | None  # the most new tokens that were asked for; None: unknown
 
 
 def read_requests(path: Path, questions: Mapping[Any, Question]) -> list[tuple[str, Row]]:
@@ -56,21 +51,13 @@ def read_requests(path: Path, questions: Mapping[Any, Question]) -> list[tuple[s
     Raises:
         UserError: a line that cannot be audited, by file and line; no answer.
     """
-    try:
-        lines = path.read_text(encoding="utf-8-sig").split("\n")  # not at U+2028 and others, which are text
-    except (OSError, UnicodeDecodeError) as error:
-        raise UserError(f"answer file {path} cannot be read ({one_line(error)})") from None
     requests: list[tuple[str, Row]] = []
-    for number, line in enumerate(lines, start=1):
-        where = f"{path}:{number}"
-        try:
-            row = parsed(line) if line.strip() else {"choices": []}
-        except ValueError:
-            raise UserError(f"{where}: not JSON, cut short?") from None
+    for where, row in read_rows(path, "answer file", parsed):
         choices = row.get("choices", [{}]) if isinstance(row, dict) else None
         if not isinstance(choices, list) or not all(isinstance(choice, dict) for choice in choices):
             raise UserError(f"{where}: must be a JSON object, its choices a list of objects")
-        read = _turns(row, questions) if choices and "turns" in choices[0] else _choices({"id": number} | row, choices)
+        numbered = {"id": where.rpartition(":")[2]} | row
+        read = _turns(row, questions) if choices and "turns" in choices[0] else _choices(numbered, choices)
         try:
             requests += ((where, request) for request in read)
         except UserError as error:
@@ -153,15 +140,14 @@ def tokenised(where: str, request: Row, loaded: LoadedModel) -> EngineAnswer:
     finish = request.get("finish_reason") or {"eos": "stop", "length": "length"}.get(str(stop), "")
     if finish == "stop" and (request.get("stop_reason") is not None or (stop and stop != "eos")):
         finish = "a stop text, perhaps"
-    return EngineAnswer(where, name, prompt, list(ids[:end]), len(ids) - end, remade, str(finish), limit)
+    return EngineAnswer(name, prompt, list(ids[:end]), len(ids) - end, remade, str(finish), limit)
 
 
 def _texts(where: str, request: Row, loaded: LoadedModel) -> tuple[str, str, bool]:
     """Return a prompt's text, it and the answer's text, and whether the tokenizer adds special tokens (BOS) to it."""
     tokenizer, template, said = loaded.tokenizer, loaded.template, request.get("text") or ""
-    messages, bos = request.get("messages"), tokenizer.bos_token
-    if messages is None:
-        text = request["prompt"]
+    if (messages := request.get("messages")) is None:
+        text, bos = request["prompt"], tokenizer.bos_token
         return text, text + said, not (bos and text.startswith(bos))
     messages = [
         turn | {"content": answer_text(template, tokenizer, turn["content"])}
@@ -170,15 +156,59 @@ def _texts(where: str, request: Row, loaded: LoadedModel) -> tuple[str, str, boo
         for turn in messages
     ]
     try:
-        if template == CHAT:
-            text = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
-            return text, text + said, False
-        roles = [turn["role"] for turn in messages]
-        turns, answers = ([t["content"] for t in messages if t["role"] == role] for role in ("user", "assistant"))
-        if roles != ["user", "assistant"] * len(answers) + ["user"]:
-            raise ValueError("it takes a user's and an assistant's in turn")
-        text, whole = (prompt_text(template, tokenizer, turns, [*answers, *more]) for more in ([], [said]))
+        text = prompt_text(template, tokenizer, messages)
+        if template != CHAT and len(messages) % 2 == 0:
+            raise ValueError("its last turn is not a user's")
     except Exception as error:  # whatever the template objects to, and jinja2's own
         raise UserError(f"{where}: {template} refuses its messages ({one_line(error)[:200]})") from None
-    end = whole.find(said, len(text)) + len(said)  # behind a space, as the template has it
-    return text, whole[:end] if whole.startswith(text) and not said[:1].isspace() else text + said, True
+    apart = template == CHAT or not said or text[-1].isspace() or said[0].isspace()
+    return text, text + " " * (not apart) + said, template != CHAT  # fschat's templates have a space there
+
+
+@dataclass
+class Forced:
+    """A model along an answer: at each of its n places, and at the place behind it."""
+
+    own: list[int] = field(default_factory=list)  # its arg-max (n + 1)
+    # by how much the answer's token is below it (n), and then the likeliest EOS: 0 if it is the greatest
+    gaps: list[float] = field(default_factory=list)
+    margins: list[float] = field(default_factory=list)  # the greatest logit minus the second one (n + 1)
+
+
+def force(
+    target: Target, prompt: list[int], ids: list[int], eos: Collection[int] = (), *, by_steps: bool = False
+) -> Forced:
+    """Read the model's logits along an answer; at most `LOGITS_BYTES` of them are held.
+
+    Args:
+        by_steps: forward a token at a time, as engines decode.
+    """
+    forced, ends = Forced(), sorted(eos)
+
+    def read(start: int, logits: torch.Tensor) -> None:  # (m, V)
+        first, logits = len(forced.own), logits.float()
+        best = logits.topk(2).values  # (m, 2)
+        said = torch.tensor([*ids, 0][first : first + len(logits)], device=logits.device)
+        picked = logits.gather(1, said[:, None])[:, 0]
+        if first + len(logits) > len(ids):
+            picked[-1] = logits[-1, ends].max() if ends else float("-inf")
+        forced.own.extend(logits.argmax(-1).tolist())
+        forced.gaps.extend((best[:, 0] - picked).tolist())
+        forced.margins.extend((best[:, 0] - best[:, 1]).tolist())
+
+    text, root = [*prompt, *ids], Tree.chain(0).on(target.device)
+    with target.turns, target.cache(1, tokens=len(text) + 1) as cache:
+        if not by_steps:
+            target.prefill(cache, [*text, 0], rows=len(ids) + 1, read=read)
+            return forced
+        target.prefill(cache, prompt)
+        for token in text[len(prompt) - 1 :]:
+            read(0, target.forward(cache, Draft(root, torch.tensor([token], device=target.device))).logits)
+            cache.commit(1)
+    return forced
+
+
+def noise(one: Forced, other: Forced) -> float:
+    """Return the most by which the two greatest logits of a place move against each other from one to the other."""
+    pairs = zip(one.own, other.own, one.margins, other.margins, strict=True)
+    return max(abs(a - b) if own == others else a + b for own, others, a, b in pairs)

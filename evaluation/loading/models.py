@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import json
 import sys
 import warnings
 from dataclasses import dataclass, field
@@ -12,33 +11,29 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from huggingface_hub import constants
-from safetensors import SafetensorError
-from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig, LlamaConfig
+from transformers import AutoModelForCausalLM, GenerationConfig, LlamaConfig
 from transformers.utils import logging as transformers_logging
 
-from model import holding, tuning
+from model import tuning
 from model.decoder import eos_of
 from model.engine import Target
 from model.errors import UserError
 from model.files import located
+from model.generate import changed
+from model.pretrained import choose_device, load_pretrained
+from model.prompts import RAW, VICUNA
 from model.quantization import quantize
 from model.settings import check_settings
 
-from ..errors import one_line
-from ..records.provenance import describe_device
-from . import digests, gguf, hub
-from .bench import RAW, VICUNA, choose_template
-from .devices import check_placement, choose_device, place_model
-from .locks import before_release
+from ..records.provenance import describe_device, model_files
+from ..records.rows import read_object
+from . import gguf, hub
+from .bench import choose_template
+from .devices import before_release
 from .settings import ModelSettings
 
-SPECIAL_IDS = (
-    "eos_token_id",
-    "pad_token_id",
-    "bos_token_id",
-)  # the keys of a generation config that belong to the tokenizer
-TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json")
+SPECIAL_IDS = ("eos_token_id", "pad_token_id", "bos_token_id")  # of a generation config, which are the tokenizer's
+TOKENIZER_FILES = {"tokenizer.json", "tokenizer.model", "vocab.json"}
 SHAPES: dict[str, dict[str, int]] = {  # of LLaMA models
     "vicuna-7b": dict(hidden_size=4096, num_hidden_layers=32, num_attention_heads=32, intermediate_size=11008),
     "vicuna-13b": dict(hidden_size=5120, num_hidden_layers=40, num_attention_heads=40, intermediate_size=13824),
@@ -74,7 +69,7 @@ def load_model(settings: ModelSettings) -> LoadedModel:
         UserError: unknown dtype or device, missing folder, config, weights or tokenizer, a model the engine refuses.
     """
     global _loaded
-    if _loaded is None or _loaded.settings != settings or _files(settings) not in (None, _loaded.files):
+    if _loaded is None or _loaded.settings != settings or _located(settings)[1] not in (None, _loaded.files):
         forget_model()  # free the old weights before loading new ones
         _loaded = _load(settings)
     return _loaded
@@ -83,12 +78,9 @@ def load_model(settings: ModelSettings) -> LoadedModel:
 def forget_model() -> None:
     """Free the weights that `load_model` keeps, and their device memory."""
     global _loaded
-    if _loaded is None:
-        return
-    on_gpu = any(device.type == "cuda" for device in _loaded.target.devices)
-    _loaded = None
-    gc.collect()  # target and hooks, drafter and steps refer to each other
-    if on_gpu:
+    if _loaded is not None:
+        _loaded = None
+        gc.collect()  # target and hooks, drafter and steps refer to each other
         torch.cuda.empty_cache()
 
 
@@ -114,88 +106,61 @@ def random_model(shape: str, settings: ModelSettings) -> LoadedModel:
     return LoadedModel(settings, _target(model, settings), None, VICUNA, frozenset())
 
 
-def choose_dtype(name: str, device: torch.device) -> torch.dtype:
+def choose_dtype(name: str, device: torch.device) -> Any:
     """`auto` is float16 on an accelerator, as in the paper, and float32 on the CPU."""
-    if name == "auto":
-        return torch.float32 if device.type == "cpu" else torch.float16
-    dtype: torch.dtype = getattr(torch, name)
-    return dtype
+    return getattr(torch, name if name != "auto" else "float32" if device.type == "cpu" else "float16")
 
 
 def _prepare_device(settings: ModelSettings) -> torch.device:
     """Check the settings and return the device; a GPU is made the current one, for streams, graphs and kernels."""
     check_settings(vars(settings), ModelSettings, "model.")  # before reading weights, which can take minutes
-    device = choose_device(settings.device)
+    device = choose_device(settings.device, "model.device")
     if settings.device != "auto" and device.type == "cuda":
         torch.cuda.set_device(device)
     return device
 
 
+def _target(model: Any, settings: ModelSettings) -> Target:
+    return Target(model, context=settings.context, linear=tuning.choose_linear(model, settings.linear))
+
+
 def _load(settings: ModelSettings) -> LoadedModel:
-    check_placement(settings)
     device = _prepare_device(settings)
-    hold = settings.quantize is None and holding.may_hold(device, settings.dtype, settings.linear)
-    path, files = locate(settings.path, settings.allow_pickle, settings.weights), _files(settings)
-    commit = hub.commit_of(path, settings.revision) if files is None else None
-    revision = commit or settings.revision  # the same for tokenizer and weights, even if one is pushed in between
-    common: dict[str, Any] = dict(revision=revision, trust_remote_code=settings.trust_remote_code)
-    why = ""
-    if not Path(path).is_dir() and not hub.is_reachable():  # use what an earlier run fetched
-        common["local_files_only"] = True
-        why = f"{constants.ENDPOINT} is not in reach, and this machine holds no copy of the model; "
-    transformers_logging.set_verbosity_error()
-    transformers_logging.disable_progress_bar()
-    try:
-        tokenizer = AutoTokenizer.from_pretrained(path, **common)
-    except (OSError, ValueError, KeyError, ImportError) as error:
-        raise UserError(f"model {settings.path}: no tokenizer could be loaded ({why}{one_line(error)[:300]})") from None
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            loader = partial(
-                AutoModelForCausalLM.from_pretrained,
-                path,
-                attn_implementation=settings.kernel,
-                use_safetensors=None if settings.allow_pickle else True,
-                device_map=settings.device_map,
-                **common,
-            )
-            model = holding.load(loader, path, revision) if hold else loader(dtype=choose_dtype(settings.dtype, device))
-    except UserError:  # which is a ValueError
-        raise
-    except (OSError, ValueError, KeyError, ImportError, SafetensorError) as error:
-        raise UserError(f"model {settings.path}: cannot be loaded ({why}{one_line(error)[:300]})") from None
-    if files is None:
-        commit = commit or getattr(model.config, "_commit_hash", None)
-        if commit is None:
-            raise UserError(f"model {settings.path}: its commit is not known; fetch it, and name the folder")
-        files = {"commit": commit}
-    if settings.quantize is not None:
-        quantize(model, settings.quantize, device)
-    model = place_model(model, settings, device).eval()
-    eos = eos_of(model, tokenizer)
-    left_out = plain_greedy(model)
+    path, files = _located(settings)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        model, tokenizer = load_pretrained(
+            path,
+            dtype=choose_dtype(settings.dtype, device),
+            device=device,
+            linear=settings.linear,
+            quantize=settings.quantize,
+            common=dict(revision=settings.revision, trust_remote_code=settings.trust_remote_code),
+            attn_implementation=settings.kernel,
+            use_safetensors=None if settings.allow_pickle else True,
+            device_map=settings.device_map,
+        )
+    check_offloaded(model, settings)
+    if files is None and (commit := model.config._commit_hash) is None:
+        raise UserError(f"model {settings.path}: its commit is not known; fetch it, and name the folder")
+    eos, left_out = eos_of(model, tokenizer), plain_greedy(model)
     if settings.chat_template_kwargs:
         tokenizer.apply_chat_template = partial(tokenizer.apply_chat_template, **settings.chat_template_kwargs)
     template = choose_template(settings.template, tokenizer, f"{settings.name} {settings.path}")
     if template == RAW != settings.template:
         print(f"model {settings.path}: has no chat template; each question's text is its prompt", file=sys.stderr)
-    return LoadedModel(
-        settings,
-        _target(model, settings),
-        tokenizer,
-        template,
-        eos,
-        left_out,
-        gguf.read_note(Path(path)),
-        files,
-    )
+    target, note = _target(model, settings), read_object(Path(path) / gguf.NOTE)
+    return LoadedModel(settings, target, tokenizer, template, eos, left_out, note, files or {"commit": commit})
 
 
-def _files(settings: ModelSettings) -> dict[str, str] | None:
-    """Return digests of the files in the model's folder; None for a hub's model, which has a commit."""
-    folder = Path(locate(settings.path, settings.allow_pickle, settings.weights))
-    return digests.model_files(folder, weight_patterns(settings.allow_pickle)) if folder.is_dir() else None
+def check_offloaded(model: Any, settings: ModelSettings) -> None:
+    """Raise UserError if a device map has left weights in main memory or on disk."""
+    devices = {str(device) for device in (getattr(model, "hf_device_map", None) or {}).values()}
+    if "disk" in devices or ("cpu" in devices and len(devices) > 1):
+        raise UserError(
+            f"{settings.name}: does not fit on the devices of model.device_map={settings.device_map}, and a step would "
+            "wait for weights from main memory or disk; use more devices or a smaller model.dtype"
+        )
 
 
 def plain_greedy(model: Any) -> dict[str, Any]:
@@ -204,53 +169,50 @@ def plain_greedy(model: Any) -> dict[str, Any]:
     `generate` would apply them where its caller sets none, as a repetition penalty, a minimum length, forced tokens.
     Then `hf` would not be plain greedy decoding, which every method here reproduces.
     """
-    settings: dict[str, Any] = json.loads(model.generation_config.to_json_string())  # those that differ from the class
-    defaults = GenerationConfig._get_default_generation_params()
-    model.generation_config = GenerationConfig(**{key: settings[key] for key in SPECIAL_IDS if key in settings})
-    keys = (key for key in settings if key not in (*SPECIAL_IDS, "transformers_version") and not key.startswith("_"))
-    return {key: settings[key] for key in keys if settings[key] != defaults.get(key, False)}
+    config, ids = model.generation_config, {key: getattr(model.generation_config, key) for key in SPECIAL_IDS}
+    model.generation_config = GenerationConfig(**ids)
+    return changed(config, [key for key in vars(config) if key not in (*ids, "transformers_version") and key[0] != "_"])
 
 
-def _target(model: Any, settings: ModelSettings) -> Target:
-    return Target(model, context=settings.context, linear=tuning.choose_linear(model, settings.linear))
+def _located(settings: ModelSettings) -> tuple[str, dict[str, str] | None]:
+    """Return a model's folder and digests of its files; or its name on the hub, which has a commit, and None."""
+    folder = Path(path := locate(settings))
+    return path, model_files(folder, settings.weight_files) if folder.is_dir() else None
 
 
-def weight_patterns(allow_pickle: bool) -> tuple[str, ...]:
-    """Return the patterns of weight files, best first."""
-    return ("*.safetensors", "*.bin") if allow_pickle else ("*.safetensors",)
-
-
-def locate(path: str, allow_pickle: bool, weights: str | None = None) -> str:
+def locate(settings: ModelSettings) -> str:
     """Return a checked local folder (as given, or relative to the repository), or a hub name.
 
-    Args:
-        weights: of a converted GGUF file: float32 by default, or rounded to float16.
+    Raises:
+        UserError: neither, or a folder that lacks something.
     """
-    folder = located(path)
-    if weights is not None and not gguf.is_gguf(folder):
-        raise UserError(
-            f"model.weights={weights}: is for a GGUF file; other checkpoints keep the weights that they have"
-        )
+    transformers_logging.set_verbosity_error()  # of what is read from here on
+    transformers_logging.disable_progress_bar()
+    path, folder = settings.path, located(settings.path)
+    if settings.weights is not None and not gguf.is_gguf(folder):
+        what = "is for a GGUF file; other checkpoints keep the weights that they have"
+        raise UserError(f"model.weights={settings.weights}: {what}")
     if not folder.exists():
         if not hub.is_name(path):
             raise UserError(f"model {path}: no such folder, and not a hub name (owner/name) either")
         return path
     if gguf.is_gguf(folder):
-        folder = gguf.convert(folder, weights or "float32")
-    if not folder.is_dir():
-        raise UserError(f"model {path}: a file; name a GGUF file or the folder with config.json, weights and tokenizer")
-    if not (folder / "config.json").is_file():
-        raise UserError(f"model {path}: the folder has no config.json")
-    if not any(folder.glob("*.safetensors")):
-        if not any(folder.glob("*.bin")):
-            raise UserError(f"model {path}: the folder has no weights (*.safetensors)")
-        if not allow_pickle:
-            raise UserError(
-                f"model {path}: the folder has pickled weights only (*.bin); convert them to safetensors, or say "
-                "model.allow_pickle=true (torch reads them as weights only, no code is run)"
-            )
-    if not any((folder / name).is_file() for name in TOKENIZER_FILES):
-        raise UserError(f"model {path}: the folder has no tokenizer (tokenizer.json or tokenizer.model)")
+        folder = gguf.convert(folder, settings.weights or "float32")
+    names = {file.name for file in folder.iterdir()} if folder.is_dir() else set()
+    kinds, missing = {Path(name).suffix for name in names}, hub.missing_weights(folder, settings.weight_files)
+    pickled = (
+        "the folder has pickled weights only (*.bin); convert them to safetensors, or say model.allow_pickle=true "
+        "(torch reads them as weights only, no code is run)"
+    )
+    for fits, why in (
+        (folder.is_dir(), "a file; name a GGUF file or the folder with config.json, weights and tokenizer"),
+        ("config.json" in names, "the folder has no config.json"),
+        (kinds & {".safetensors"} or settings.allow_pickle or ".bin" not in kinds, pickled),
+        (not missing, missing),
+        (names & TOKENIZER_FILES, "the folder has no tokenizer (tokenizer.json or tokenizer.model)"),
+    ):
+        if not fits:
+            raise UserError(f"model {path}: {why}")
     return str(folder)
 
 
@@ -269,16 +231,12 @@ def choose_execution(name: str, loaded: LoadedModel, timed: bool = True, reads_t
         reads_text: True if sampling depends on the text, which only eager steps provide.
 
     Raises:
-        UserError: it excludes a device map or timed=false; or as `tuning.choose_execution`.
+        UserError: it excludes timed=false; or as `tuning.choose_execution`.
     """
-    target = loaded.target
-    if name not in ("auto", "eager"):
-        if not timed:
-            raise UserError(
-                f"execution={name}: with timed=false the methods share eager forwards; leave out one of the two"
-            )
-        if len(target.devices) > 1:
-            raise UserError(f"execution={name}: a device map's model takes eager steps only")
+    if not timed and name not in ("auto", "eager"):
+        raise UserError(
+            f"execution={name}: with timed=false the methods share eager forwards; leave out one of the two"
+        )
     if name == "auto" and (not timed or reads_text):
         return tuning.Execution("eager")
-    return tuning.choose_execution(target, name)
+    return tuning.choose_execution(loaded.target, name)

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from model.errors import UserError
+
 
 @dataclass(frozen=True)
 class ModelSettings:
@@ -26,10 +28,19 @@ class ModelSettings:
     allow_pickle: bool = False
     trust_remote_code: bool = False
 
+    def __post_init__(self) -> None:
+        """Raise UserError if settings contradict each other."""
+        if self.device_map is not None and self.device != "auto":
+            raise UserError(f"model.device={self.device} and model.device_map={self.device_map}: give one of the two")
+        if self.device_map is not None and self.quantize is not None:
+            raise UserError(f"model.quantize={self.quantize}: is for a model on one device; leave out device_map")
+
     @property
     def kernel(self) -> str | None:
-        """The attention that transformers loads the model with; its own choice for auto.
-
-        That is sdpa, or eager for models without it (Gemma 2, gpt-oss).
-        """
+        """The attention to load with; None: transformers' choice, sdpa, or eager for Gemma 2 and gpt-oss."""
         return None if self.attention == "auto" else self.attention
+
+    @property
+    def weight_files(self) -> tuple[str, ...]:
+        """Patterns of weight files, best first."""
+        return ("*.safetensors", "*.bin") if self.allow_pickle else ("*.safetensors",)

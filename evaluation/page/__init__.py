@@ -1,8 +1,80 @@
-"""One page to read: `report.html` of an experiment, self-contained, written from its records alone.
+"""One page to read: `report.html` of an experiment, one file that needs no network and no script but its own.
 
 From outside: `write_page`. May import `records`, `statistics` and `figures`.
 """
 
-from .page import write_page
+from __future__ import annotations
 
-__all__ = ["write_page"]
+import base64
+import hashlib
+import inspect
+import re
+import shlex
+from pathlib import Path
+from typing import Any
+
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from markupsafe import Markup
+
+from model.files import write_text
+
+from .. import figures as drawn
+from ..records.compact import FILE
+from ..statistics import notes
+from ..statistics.audits import audits
+from ..statistics.experiment import Experiment
+from ..statistics.rendering import page_view
+from . import facts, reader, tree_svg
+
+HERE = Path(__file__).parent
+COLUMN_WIDTH = 320  # points; figures up to this width stand two in a row
+
+
+def write_page(experiment: Experiment, folder: Path) -> Path:
+    """Write `report.html` below an experiment's folder, with its `figures/*.svg`."""
+    path = folder / "report.html"
+    write_text(path, render(experiment, folder))
+    return path
+
+
+def render(experiment: Experiment, folder: Path) -> str:
+    """Render the page as HTML. Everything that a model or a user wrote goes through autoescaping or `tojson`."""
+    environment = Environment(
+        loader=FileSystemLoader(HERE), autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
+    )
+    environment.policies["json.dumps_kwargs"] = {"ensure_ascii": False, "separators": (",", ":"), "allow_nan": False}
+    environment.filters["sha256"] = lambda text: base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
+    style, script = (Markup((HERE / name).read_text(encoding="utf-8")) for name in ("page.css", "page.js"))  # our own
+    ran, names = experiment.named, {id(pool): name for name, pool in experiment.named.items()}
+    audited = experiment.audits + audits([p for p in experiment.pools if not p.baselines["vanilla"]], ("hf",))
+    return environment.get_template("page.html").render(
+        title=folder.resolve().name,
+        style=style,
+        script=script,
+        experiment=experiment,
+        notes=notes,
+        facts=facts.facts(ran),
+        table=page_view(experiment.whole_table),
+        figures=_figures(folder / "figures"),
+        trees=[tree for name, pool in ran.items() if (tree := tree_svg.draw(name, pool))],
+        bounds=tree_svg.BOUNDS,
+        audits=[(names[id(audit.pool)], names[id(audit.base)], audit) for audit in audited],
+        answers=reader.collect(ran),
+        compact=FILE,
+        commands=facts.commands(ran),
+        audit_command=shlex.join(["python", "-m", "evaluation.audit", str(folder)]),
+        again=shlex.join(["python", "-m", "evaluation.report", str(folder)]),
+    )
+
+
+def _figures(folder: Path) -> list[dict[str, Any]]:
+    """Return the figures as images inside the page, their docstrings as captions."""
+    figures = []
+    for draw in (*drawn.FIGURES, *drawn.ACROSS):
+        for path in sorted(path for path in folder.glob("*.svg") if path.stem.split("-")[0] == draw.__name__):
+            svg, caption = path.read_bytes(), " ".join((inspect.getdoc(draw) or "").split())
+            source = f"data:image/svg+xml;base64,{base64.b64encode(svg).decode()}"
+            width = re.search(rb'<svg[^>]* width="([\d.]+)pt"', svg)
+            wide = width is None or float(width[1]) > COLUMN_WIDTH
+            figures.append({"name": path.stem, "source": source, "caption": caption, "wide": wide})
+    return figures

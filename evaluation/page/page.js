@@ -110,7 +110,7 @@ function rove(container, items, detail, words) {
 
 function trees() {
   for (const tree of document.querySelectorAll("details.tree")) {
-    rove(tree, [...tree.querySelectorAll(".node")], tree.querySelector(".detail"), (node) => node.getAttribute("aria-label"));
+    rove(tree, [...tree.querySelectorAll(".node")], tree.querySelector(".detail"), (node) => node.querySelector("title").textContent);
   }
 }
 

@@ -1,139 +1,143 @@
-"""Single answers for the page's reader: token pieces by step."""
+"""Single answers for the page's reader: the text of each token, by step, if the model's tokenizer is here."""
 
 from __future__ import annotations
 
 import hashlib
-import json
+from collections.abc import Iterable
+from functools import lru_cache
+from pathlib import Path
 from typing import Any
+
+import pandas as pd
+from tokenizers import Tokenizer
+from tokenizers.decoders import DecodeStream
 
 from model.errors import UserError
 from model.files import ROOT
 
-from ..records.compact import FILE
+from ..records.provenance import CONVERTED
 from ..records.questions import read_questions, subtask
 from ..records.rows import Row
-from ..records.runs import Run, row_key
+from ..records.runs import Run
 from ..statistics.metrics import lengths_by_turn
 from ..statistics.pools import Pool
-from .tokens import Decoder, spelled
+from .tree_svg import spelled
 
 MOST_QUESTIONS = 24
 MOST_PROMPT = 600  # characters of a question's turn that are shown
 
 
-def collect(ran: dict[str, Pool], decoder: Decoder) -> dict[str, Any]:
-    """Collect what the reader shows: `runs`, `questions`, `texts` (each once), `answers`; and what was left out.
+def collect(ran: dict[str, Pool]) -> dict[str, Any]:
+    """Collect what the reader shows: `runs`, `questions`, `texts` (each once), `answers`; and what is left out.
 
     Questions are taken from all subtasks in turn, each with the answers of all configurations. Of several answers to a
-    question, and of repeats, the first is taken.
+    question, and of repeats, the first is taken. `failures` says of a model's path why its ids could not be decoded.
     """
-    runs = [pool.first for pool in ran.values()]
-    texts = _Texts(decoder)
-    rows = [{row_key(row): row for row in pool.first_answers} for pool in ran.values()]
-    order = _in_turn(rows)
-    prompts = _prompts(runs)
+    pools = list(ran.values())
+    rows = [next(iter(pool.answers.values())) for pool in pools]
+    order, prompts = _in_turn(rows), _prompts([pool.first for pool in pools])
+    texts: dict[str | tuple[str, ...], int] = {}  # methods that are lossless share theirs
+    failures: dict[str, str] = {}
     questions: list[dict[str, Any]] = []
     answers: list[dict[str, Any]] = []
-    for key, category in order[:MOST_QUESTIONS]:
-        answers += [
-            {"run": i, "question": len(questions), "turns": _turns(run, answered[key], texts)}
-            for i, (run, answered) in enumerate(zip(runs, rows, strict=True))
-            if key in answered
-        ]
-        shown_id = str(next(answered[key] for answered in rows if key in answered)["question_id"])
-        questions.append({"id": shown_id, "category": category, "turns": prompts.get(key, [])})
+    for key in order[:MOST_QUESTIONS]:
+        answered = [(i, of_pool[key]) for i, of_pool in enumerate(rows) if key in of_pool]
+        for i, row in answered:
+            turns = _turns(pools[i].first, row, texts, failures)
+            answers.append({"run": i, "question": len(questions), "turns": turns})
+        _, row = answered[0]
+        about = {"id": str(row["question_id"]), "category": str(row.get("category", "unknown"))}
+        questions.append(about | {"turns": prompts.get(key, [])})
     return {
         "runs": list(ran),
         "questions": questions,
         "answers": answers,
-        "texts": texts.items,
-        "notes": _notes(ran, len(questions), len(order), decoder),
+        "texts": [{"text": text} if isinstance(text, str) else {"pieces": text} for text in texts],
+        "total": len(order),
+        "first_only": any(len(p.repeats) > 1 or any(len(row["choices"]) > 1 for row in p.rows) for p in pools),
+        "failures": failures,
     }
 
 
-def _in_turn(rows: list[dict[Any, Row]]) -> list[tuple[Any, str]]:
-    """Order (question, category) with one question of each subtask in turn, so that a part shows every subtask."""
-    category_of: dict[Any, str] = {}
-    for answered in rows:
-        for key, row in answered.items():
-            category_of.setdefault(key, str(row.get("category", "unknown")))
-    counts: dict[str, int] = {}
-    places = []
-    for i, (key, category) in enumerate(category_of.items()):
-        group = subtask(category)
-        counts[group] = counts.get(group, 0) + 1
-        places.append((counts[group], i, key, category))
-    return [(key, category) for _, _, key, category in sorted(places, key=lambda p: p[:2])]
+def _in_turn(rows: Iterable[dict[str, Row]]) -> list[str]:
+    """Order the questions with one of each subtask in turn, so that a part shows every subtask."""
+    answered = (pair for of_pool in rows for pair in of_pool.items())
+    groups = pd.Series({key: subtask(str(row.get("category", "unknown"))) for key, row in answered})
+    return list(groups.groupby(groups).cumcount().sort_values(kind="stable").index)
 
 
-class _Texts:
-    """Texts by number, each once: methods that are lossless share theirs."""
-
-    def __init__(self, decoder: Decoder) -> None:
-        self.decoder = decoder
-        self.items: list[dict[str, Any]] = []
-        self._numbers: dict[str, int] = {}
-
-    def add(self, run: Run, text: str, ids: list[int] | None) -> int:
-        pieces = self.decoder.pieces(run, ids) if ids else None
-        item = {"pieces": pieces} if pieces is not None else {"text": text}
-        key = json.dumps(item)
-        if key not in self._numbers:
-            self._numbers[key] = len(self.items)
-            self.items.append(item)
-        return self._numbers[key]
-
-
-def _turns(run: Run, row: Row, texts: _Texts) -> list[dict[str, Any]]:
+def _turns(run: Run, row: Row, texts: dict[str | tuple[str, ...], int], failures: dict[str, str]) -> list[Any]:
     """Return each turn of the first answer: its text, and its steps' lengths, paths and nodes where recorded."""
     choice = row["choices"][0]
     lengths = lengths_by_turn(choice)
     ids, paths, nodes = (choice.get(key) or [] for key in ("output_ids", "step_paths", "step_nodes"))
     turns = []
     for i, text in enumerate(choice["turns"]):
-        turn: dict[str, Any] = {"text": texts.add(run, text, ids[i] if i < len(ids) else None)}
-        turn["lengths"] = lengths[i] if lengths else []
-        if i < len(paths):
-            turn["paths"] = [spelled(tuple(path)) for path in paths[i]]
-        if i < len(nodes):
-            turn["nodes"] = nodes[i]
-        turns.append(turn)
+        decoded = _decoded(run, ids[i], failures) if i < len(ids) and ids[i] else None
+        turn = {"text": texts.setdefault(decoded or text, len(texts)), "lengths": lengths[i] if lengths else []}
+        turn |= {"paths": [spelled(tuple(path)) for path in paths[i]]} if i < len(paths) else {}
+        turns.append(turn | ({"nodes": nodes[i]} if i < len(nodes) else {}))
     return turns
 
 
-def _prompts(runs: list[Run]) -> dict[Any, list[str]]:
+def _decoded(run: Run, ids: list[int], failures: dict[str, str]) -> tuple[str, ...] | None:
+    """Decode with the run's tokenizer, from local files only; None, and why in `failures`, if there is none."""
+    model = run.settings["model"] | run.config.get("model", {})
+    path, sha256 = str(model.get("path")), str((run.metadata.get("converted_from") or {}).get("sha256", ""))
+    if path not in failures:
+        try:
+            folders = [path] if not sha256 else sorted(map(str, CONVERTED.glob(f"*-{sha256[:16]}-*")))
+            if not folders:
+                raise FileNotFoundError(f"its GGUF file of sha256 {sha256[:12]} was not converted here")
+            return pieces(load(folders[-1], model.get("revision")), tuple(ids))
+        except Exception as error:  # whatever a foreign tokenizer trips over: the page goes without, and says so
+            failures[path] = " ".join(f"{type(error).__name__}: {error}".split())[:200]
+    return None
+
+
+@lru_cache(maxsize=4)
+def load(path: str, revision: str | None = None) -> Tokenizer:
+    """Load a model's tokenizer from local files only and without its code."""
+    folder = next((p for p in (Path(path).expanduser(), ROOT / path) if p.is_dir()), None)
+    if folder is not None and (folder / "tokenizer.json").is_file():
+        return Tokenizer.from_file(str(folder / "tokenizer.json"))
+    if folder is None and path.startswith(("/", ".", "~")):
+        raise FileNotFoundError(f"no folder {path}")
+    from transformers import AutoTokenizer  # takes seconds to import: only where nothing else will do
+
+    where: dict[str, Any] = {"revision": revision, "local_files_only": True, "trust_remote_code": False}
+    tokenizer: Tokenizer = AutoTokenizer.from_pretrained(str(folder or path), **where).backend_tokenizer
+    return tokenizer
+
+
+@lru_cache(maxsize=1024)
+def pieces(tokenizer: Tokenizer, ids: tuple[int, ...]) -> tuple[str, ...]:
+    """Return the text that each id adds, special tokens included; the last id of a character adds all of it.
+
+    Of ids that are no text, as bytes that begin no character, the whole is one piece.
+    """
+    whole, stream = tokenizer.decode(ids, skip_special_tokens=False), DecodeStream(skip_special_tokens=False)
+    try:
+        parts = [stream.step(tokenizer, token) or "" for token in ids]
+    except Exception:  # it raises no other
+        return (whole,)
+    parts[-1] += whole[len("".join(parts)) :]  # a character that the limit cut
+    return tuple(parts) if "".join(parts) == whole else (whole,)
+
+
+def _prompts(runs: Iterable[Run]) -> dict[str, list[str]]:
     """Read the questions' own turns, by key, from the bench's file where it is still the one that was run."""
-    prompts: dict[Any, list[str]] = {}
-    for path, digest in dict.fromkeys(map(_bench_file, runs)):
+    prompts: dict[str, list[str]] = {}
+    benches = [(str(run.config.get("bench", {}).get("path")), run.settings["bench"].get("sha256")) for run in runs]
+    for path, digest in dict.fromkeys(benches):
         file = ROOT / path / "question.jsonl" if (ROOT / path).is_dir() else ROOT / path
         try:
             if hashlib.sha256(file.read_bytes()).hexdigest() != digest:
                 continue
             for question in read_questions(file):
+                turns = [turn[:MOST_PROMPT] + " …" * (len(turn) > MOST_PROMPT) for turn in question.turns]
                 for key in (question.key, str(question.question_id)):
-                    prompts.setdefault(key, [t[:MOST_PROMPT] + " …" * (len(t) > MOST_PROMPT) for t in question.turns])
+                    prompts.setdefault(key, turns)
         except (OSError, UserError):
             continue  # the page shows the question's number and category, as for other people's files
     return prompts
-
-
-def _bench_file(run: Run) -> tuple[str, str]:
-    given = run.metadata.get("config", {}).get("bench", {})
-    return str(given.get("path", "")), str(run.settings["bench"].get("sha256"))
-
-
-def _notes(ran: dict[str, Pool], shown: int, total: int, decoder: Decoder) -> list[str]:
-    """Say what the reader does not show."""
-    texts = all(pool.first.has_texts for pool in ran.values())
-    instead = "as recorded, with the accepted lengths below them" if texts else "as accepted lengths only"
-    notes = []
-    if shown < total:
-        where = "runs/*/answers.jsonl" if texts else FILE
-        notes.append(f"Shown are {shown} of {total} questions, some of each subtask. All answers are in {where}.")
-    if not texts:
-        notes.append("These records hold token ids and no text; the model's tokenizer decodes them where it is here.")
-    if any(len(pool.repeats) > 1 or any(len(row["choices"]) > 1 for row in pool.rows) for pool in ran.values()):
-        notes.append("Only the first repeat and the first answer to a question are shown.")
-    for path, reason in decoder.failures.items():
-        notes.append(f"The tokenizer of {path} could not be loaded here ({reason}). Its answers are shown {instead}.")
-    return notes

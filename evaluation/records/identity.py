@@ -28,7 +28,7 @@ _TAKEN |= {*SAMPLING_COLUMNS.values()}
 def fingerprint(settings: Settings) -> Settings:
     """Return the settings that a resumed run must have: all but the paths of files whose digests are among them."""
     method = settings.get("method", {})
-    paths = [key for key in method if f"{key}_sha256" in method and key != "tree"]  # tree: a template's name
+    paths = [key for key in method if f"{key}_sha256" in method and key != "tree"]  # tree: a fixed tree's name
     return settings | {"method": {key: value for key, value in method.items() if key not in paths}}
 
 
@@ -42,7 +42,7 @@ class Identity:
         machine: the device in words.
         question_keys: of the questions it is to answer, in their order; empty where they were not recorded.
         asked: the configuration it was started with, as far as it is kept.
-        draft_tree: the template's nodes as rank paths, the root left out; None for methods without a template.
+        draft_tree: the fixed tree's nodes as rank paths, the root left out; None for methods without one.
     """
 
     model: Settings

@@ -1,14 +1,15 @@
-"""What ran on what: written before the first question, so that every figure can be traced."""
+"""What ran on what: versions, device, code and files by their digests, so that every figure can be traced."""
 
 from __future__ import annotations
 
 import hashlib
+import json
 import platform
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Sequence
-from functools import lru_cache
+from collections.abc import Iterable, Sequence
+from functools import cache
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ from typing import Any
 import torch
 
 from model import __version__
+from model.errors import UserError
 from model.files import ROOT
 
 CONVERTED = ROOT / "data/.models"  # GGUF files as safetensors, in folders NAME-SHA256-REVISION
@@ -24,6 +26,12 @@ PACKAGES = (
     *("hydra-core", "numba", "pandas", "matplotlib"),
 )
 ANSWERING = ("model", "evaluation/configuration", "evaluation/loading", "evaluation/records", "evaluation/running")
+CONFIG = ("config.json", "generation_config.json", "adapter_config.json", "*.py")
+TOKENIZER = (
+    *("tokenizer*", "special_tokens_map.json", "added_tokens.json", "chat_template*", "*.jinja"),
+    *("additional_chat_templates/*", "vocab*", "encoder.json", "emoji.json", "*.txt", "*.bpe", "*.codes"),
+    *("*.model", "*.tiktoken"),
+)
 
 
 def describe_device(device: torch.device, threads: int | None = None) -> str:
@@ -34,16 +42,12 @@ def describe_device(device: torch.device, threads: int | None = None) -> str:
     if device.type == "mps":
         return f"Apple {platform.machine()} GPU (MPS)"
     threads = threads or torch.get_num_threads()
-    return f"{_cpu_name()}, {threads} thread{'s' if threads > 1 else ''}"
-
-
-def _cpu_name() -> str:
     try:
-        with Path("/proc/cpuinfo").open(encoding="utf-8") as handle:
-            names = [line.split(":", 1)[1].strip() for line in handle if line.startswith("model name")]
-        return names[0] if names else platform.machine()
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+        names = [line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")]
     except OSError:
-        return platform.processor() or platform.machine()
+        names = [platform.processor()]
+    return f"{next(iter(names), '') or platform.machine()}, {threads} thread{'s' if threads > 1 else ''}"
 
 
 def versions(*more: str) -> dict[str, str]:
@@ -85,22 +89,50 @@ def commit(run: dict[str, Any]) -> str:
     return f"{git['commit'][:12]}{changed}" if git.get("commit") else ""
 
 
-@lru_cache(maxsize=1)
+@cache
 def sources_sha256() -> str:
     """Hash the code that answers and measures: every Python file of these folders, with its name; not the page's."""
-    digest = hashlib.sha256()
-    for path in sorted(path for folder in ANSWERING for path in (ROOT / folder).rglob("*.py")):
-        digest.update(f"{path.relative_to(ROOT)}\0{path.stat().st_size}\0".encode() + path.read_bytes())
-    return digest.hexdigest()
+    return _of_files(ROOT, (path for folder in ANSWERING for path in (ROOT / folder).rglob("*.py")))
 
 
-def flat(settings: dict[str, Any], above: str = "") -> Iterator[tuple[str, Any]]:
-    """Yield settings by their names as a command line has them: method.k for {"method": {"k": ...}}."""
-    for key, value in settings.items():
-        if isinstance(value, dict) and value:
-            yield from flat(value, f"{above}{key}.")
-        else:
-            yield above + key, value
+def model_files(folder: Path, weights: Sequence[str]) -> dict[str, str]:
+    """Return digests of a model's weights, configuration, and tokenizer with chat template.
+
+    Args:
+        weights: patterns of weight files, best first; the first that matches is the one that is loaded.
+    """
+    kind = next((pattern for pattern in weights if any(folder.glob(pattern))), weights[0])
+    patterns_of = {"weights": (kind, f"{kind}.index.json"), "config": CONFIG, "tokenizer": TOKENIZER}
+    return {
+        name: _of_files(folder, {path for pattern in patterns for path in folder.glob(pattern)})
+        for name, patterns in patterns_of.items()
+    }
+
+
+def sha256_of(path: Path) -> str:
+    """Return the hash of a file, or of all files of a folder with their names. Raises UserError if it cannot be read.
+
+    A file is read once a process, and again if its size, times or inode change.
+    """
+    if path.is_dir():
+        return _of_files(path, path.rglob("*"))
+    try:
+        stat = path.stat()
+        return _of_file(path.resolve(), stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns, stat.st_ino)
+    except OSError as error:
+        raise UserError(f"{path}: cannot be read ({error.strerror})") from None
+
+
+@cache
+def _of_file(path: Path, *identity: int) -> str:
+    with path.open("rb") as stream:
+        return hashlib.file_digest(stream, "sha256").hexdigest()
+
+
+def _of_files(folder: Path, files: Iterable[Path]) -> str:
+    """Return the hash of files with their names."""
+    digests = [[path.relative_to(folder).as_posix(), sha256_of(path)] for path in sorted(files) if path.is_file()]
+    return hashlib.sha256(json.dumps(digests).encode()).hexdigest()
 
 
 def circumstances(device: str, linear: str, *packages: str) -> dict[str, Any]:

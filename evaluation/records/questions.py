@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from model.errors import SURROGATE, UserError
+from model.errors import SURROGATE, UserError, one_line
 
 from .rows import fits
 
@@ -53,40 +53,35 @@ def read_questions(path: Path) -> tuple[Question, ...]:
     return checked_questions(read_rows(path), path)
 
 
-def read_rows(path: Path) -> Iterator[tuple[str, Any]]:
+def read_rows(
+    path: Path, kind: str = "question file", parse: Callable[[str], Any] = json.loads
+) -> Iterator[tuple[str, Any]]:
     """Yield the place of each line of a JSONL file, and what it holds. Raises UserError naming file and line."""
     try:
         lines = path.read_text(encoding="utf-8-sig").split("\n")  # not at U+2028 and others, which are text
     except FileNotFoundError:
-        raise UserError(f"question file {path} does not exist") from None
+        raise UserError(f"{kind} {path} does not exist") from None
     except (OSError, UnicodeDecodeError) as error:
-        raise UserError(f"question file {path} cannot be read ({error})") from None
+        raise UserError(f"{kind} {path} cannot be read ({one_line(error)})") from None
     for number, line in enumerate(lines, start=1):
         if line.strip():
             try:
-                row = json.loads(line)
-            except (ValueError, RecursionError) as error:
-                raise UserError(f"{path}:{number}: not JSON ({error})") from None
-            if SURROGATE.search(json.dumps(row, ensure_ascii=False)):
-                raise UserError(f"{path}:{number}: holds a lone surrogate, which is no text")
-            yield f"{path}:{number}", row
+                yield f"{path}:{number}", parse(line)
+            except (ValueError, RecursionError):
+                raise UserError(f"{path}:{number}: not JSON, cut short?") from None
 
 
 def checked_questions(rows: Iterable[tuple[str, Any]], path: Path) -> tuple[Question, ...]:
     """Return the questions of rows, each given with its place. Raises UserError naming it."""
-    questions: list[Question] = []
-    place_of: dict[str, str] = {}  # by the id's text: 1 and "1" are one
+    found: dict[str, tuple[Question, str]] = {}  # by the id's text: 1 and "1" are one
     for where, row in rows:
         question = _question(row, where)
-        if (number := str(question.question_id)) in place_of:
-            first = place_of[number].removeprefix(f"{path}:").strip()
-            first = f"line {first}" if first.isdigit() else first
-            raise UserError(f"{where}: question_id {number} stands on {first} already")
-        place_of[number] = where
-        questions.append(question)
-    if not questions:
+        _, first = found.setdefault(str(question.question_id), (question, where))
+        if first != where:
+            raise UserError(f"{where}: question_id {question.question_id} is that of {first}, too")
+    if not found:
         raise UserError(f"question file {path} is empty")
-    return tuple(questions)
+    return tuple(question for question, _ in found.values())
 
 
 def _question(row: Any, where: str) -> Question:
@@ -97,4 +92,7 @@ def _question(row: Any, where: str) -> Question:
             raise UserError(f"{where}: {key!r} is missing or of the wrong type")
     if not row["turns"] or not all(isinstance(turn, str) and turn.strip() for turn in row["turns"]):
         raise UserError(f"{where}: 'turns' must hold one or more non-empty strings")
-    return Question(row["question_id"], row["category"], tuple(row["turns"]))
+    question = Question(row["question_id"], row["category"], tuple(row["turns"]))
+    if SURROGATE.search(f"{question.question_id} {question.category} {' '.join(question.turns)}"):
+        raise UserError(f"{where}: holds a lone surrogate, which is no text")
+    return question

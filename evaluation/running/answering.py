@@ -3,57 +3,39 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import time
 import uuid
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
 
 from model.engine import Generation
+from model.engine.loop import acceptance_record
 from model.engine.sampling import Sampling
 from model.engine.step import unmarked
-from model.files import ROOT
 
-from ..configuration.methods import Method
+from ..answerers import Answerer, Request
 from ..loading.bench import answer_text, prompt_ids
 from ..loading.devices import PhaseClock, peak_bytes, restart_peak
-from ..loading.models import LoadedModel
-from ..records.questions import Question, read_questions
+from ..records.questions import Question
 from ..records.rows import SCHEMA, Row, between, repeated_ngrams
 from .shared_text import generate_together
 
-WARM_UP = ROOT / "data/sample/warmup.jsonl"  # held out from every bench
 
-
-def warm_up_prompt(loaded: LoadedModel) -> list[int]:
-    """Return a held-out prompt, cut to half the context."""
-    question = read_questions(WARM_UP)[0]
-    prompt = prompt_ids(loaded.template, loaded.tokenizer, [question.turns[0]], [])
-    return prompt[: max(loaded.target.context // 2, 1)]
-
-
-def warm_up(method: Method) -> None:
-    """Answer a held-out question, then reset: allocation and first-call costs stay out of the timings."""
-    method.answer(warm_up_prompt(method.loaded), 48)
-    method.prepare()
-
-
-def answer(question: Question, methods: Sequence[tuple[Method, dict[str, Any]]]) -> list[Row]:
-    """Answer all turns of a question, `num_choices` times: by a timed method, or by untimed ones in shared forwards.
+def answer(question: Question, answerers: Sequence[tuple[Answerer, dict[str, Any]]]) -> list[Row]:
+    """Return a row in Spec-Bench's answer format of each of these answerers.
 
     Args:
-        methods: each with its configuration; several are untimed, and have the same `num_choices`.
-
-    Returns:
-        A row in Spec-Bench's answer format of each.
+        answerers: each with its configuration; several are untimed, and have the same `num_choices`.
     """
-    method, config = methods[0]
-    devices = [torch.device(device) for device in method.loaded.target.devices]
+    first, config = answerers[0]
+    devices = [torch.device(device) for device in first.loaded.target.devices]
     restart_peak(devices)
     choices: list[list[Conversation]] = []
     for index in range(config["num_choices"]):
-        choices.append([Conversation(question, method, config, index) for method, config in methods])
+        choices.append([Conversation(question, *configured, index) for configured in answerers])
         for _ in question.turns:
             answer_turn(choices[-1])
     peak = peak_bytes(devices) if config["timed"] else None
@@ -61,30 +43,23 @@ def answer(question: Question, methods: Sequence[tuple[Method, dict[str, Any]]])
 
 
 def answer_turn(conversations: Sequence[Conversation]) -> None:
-    """Answer the next turn of each. Of the same prompt, limit and sampling the answers are equal: they share forwards.
-
-    `hf`, which does not run on this engine, answers alone.
-    """
-    same: dict[tuple[Any, ...], list[Conversation]] = {}
+    """Answer the next turn of each; untimed ones on this engine whose requests are equal share forwards."""
+    sharing: dict[Request, list[Conversation]] = {}
     for conversation in conversations:
-        if conversation.timed or not conversation.on_engine:
-            conversation.answer_next()
-        elif conversation.fits(prompt := conversation.next_prompt()):
-            same.setdefault((conversation.config["max_new_tokens"], conversation.sampling, *prompt), []).append(
-                conversation
-            )
+        if (request := conversation.next_request()) is None:
+            conversation.add(Generation(stop="context"))
+        elif conversation.timed or not conversation.answerer.on_engine:
+            conversation.add(conversation.answerer.answer(request))
         else:
-            conversation.add(prompt, Generation(stop="context"))
-    for (most, sampling, *prompt), sharing in same.items():
-        for conversation in sharing:
-            conversation.method.begin_prompt()
-        loaded = sharing[0].method.loaded
-        drafters = [drafter for conversation in sharing if (drafter := conversation.method.drafter) is not None]
-        generations = generate_together(
-            loaded.target, drafters, prompt, max_new_tokens=most, eos=loaded.eos, sampling=sampling
-        )
-        for conversation, generation in zip(sharing, generations, strict=True):
-            conversation.add(prompt, generation)
+            sharing.setdefault(request, []).append(conversation)
+    for request, together in sharing.items():
+        for conversation in together:
+            conversation.answerer.begin()
+        loaded, drafters = together[0].answerer.loaded, [conversation.answerer.drafter for conversation in together]
+        limits: dict[str, Any] = dict(max_new_tokens=request.max_new_tokens, eos=loaded.eos, sampling=request.sampling)
+        generations = generate_together(loaded.target, drafters, list(request.prompt), **limits)
+        for conversation, generation in zip(together, generations, strict=True):
+            conversation.add(generation)
 
 
 def sampling_of(config: dict[str, Any], question: Question, index: int) -> Sampling:
@@ -93,64 +68,31 @@ def sampling_of(config: dict[str, Any], question: Question, index: int) -> Sampl
     return Sampling(**config["sampling"], seed=int.from_bytes(hashlib.sha256(name).digest()[:7], "big"))
 
 
-def build_row(question: Question, choices: Sequence[Conversation], peak: int | None) -> Row:
-    """Build a question's record: Spec-Bench's keys and this project's."""
-    method = choices[0].method
-    return {
-        "question_id": question.question_id,
-        "schema": SCHEMA,
-        "category": question.category,
-        "question_sha256": question.sha256,
-        "answer_id": uuid.uuid4().hex,
-        "model_id": f"{method.loaded.settings.name}-{method.label}".replace(" ", "-"),
-        "choices": [conversation.record(index) for index, conversation in enumerate(choices)],
-        "tstamp": time.time(),
-        "peak_memory": peak,
-    }
-
-
 class Conversation:
-    """One method's turns on a question and their record.
+    """The turns of a question with one answerer, and their record."""
 
-    Attributes:
-        on_engine: True if decoded by this engine, which gives step records, phases and a prefill time.
-    """
-
-    def __init__(self, question: Question, method: Method, config: dict[str, Any], index: int) -> None:
-        self.question, self.method, self.config = question, method, config
-        self.on_engine, self.timed = method.drafter is not None, bool(config["timed"])
+    def __init__(self, question: Question, answerer: Answerer, config: dict[str, Any], index: int) -> None:
+        self.question, self.answerer, self.config = question, answerer, config
+        self.timed, self.in_phases = bool(config["timed"]), bool(config["phases"] and answerer.on_engine)
         self.sampling = sampling_of(config, question, index)
         self.answers: list[str] = []
         self.accept_lengths: list[int] = []
         self.turns: list[dict[str, Any]] = []  # what is recorded of each
 
-    def next_prompt(self) -> list[int]:
-        """Return the next turn's prompt, with the answers so far."""
-        loaded, turns = self.method.loaded, self.question.turns[: len(self.answers) + 1]
-        return prompt_ids(loaded.template, loaded.tokenizer, list(turns), self.answers)
+    def next_request(self) -> Request | None:
+        """Return the next turn's request; None if its prompt, with the answers so far, leaves no room for an answer."""
+        loaded, turns, start = self.answerer.loaded, self.question.turns[: len(self.answers) + 1], time.perf_counter()
+        self.prompt = prompt_ids(loaded.template, loaded.tokenizer, list(turns), self.answers)
+        self.prompt_s = time.perf_counter() - start
+        self.clock = PhaseClock(loaded.target) if self.in_phases else None
+        if len(self.prompt) >= loaded.target.context:
+            return None
+        mark = self.clock.mark if self.clock else unmarked
+        return Request(tuple(self.prompt), self.config["max_new_tokens"], self.sampling, mark)
 
-    def fits(self, prompt: list[int]) -> bool:
-        """True if the prompt leaves room for an answer."""
-        return len(prompt) < self.method.loaded.target.context
-
-    def answer_next(self) -> None:
-        """Answer the next turn by this method alone."""
-        loaded, start = self.method.loaded, time.perf_counter()
-        prompt = self.next_prompt()
-        seconds = time.perf_counter() - start
-        if not self.fits(prompt):  # a later turn after long answers: recorded, the run goes on
-            self.add(prompt, Generation(stop="context"), seconds)
-            return
-        clock = PhaseClock(loaded.target) if self.config["phases"] and self.on_engine else None
-        mark = clock.mark if clock else unmarked
-        generation = self.method.answer(prompt, self.config["max_new_tokens"], mark, self.sampling)
-        self.add(prompt, generation, seconds, dict(clock.seconds) if clock else None)
-
-    def add(
-        self, prompt: list[int], generation: Generation, seconds: float = 0.0, phases: dict[str, float] | None = None
-    ) -> None:
-        """Add a turn's answer; `seconds` is the time to build its prompt."""
-        loaded, steps, by_phase = self.method.loaded, generation.steps, self.timed and self.on_engine
+    def add(self, generation: Generation) -> None:
+        """Add the answer to the request."""
+        loaded, steps, by_phase = self.answerer.loaded, generation.steps, self.timed and self.answerer.on_engine
         self.answers.append(answer_text(loaded.template, loaded.tokenizer, generation.tokens))
         self.accept_lengths += generation.accept_lengths
         self.turns.append(
@@ -158,8 +100,8 @@ class Conversation:
                 "decoding_steps": len(steps),
                 "new_tokens": len(generation.tokens),
                 "wall_time": generation.prefill_s + generation.decode_s if self.timed else 0.0,
-                "prompt_tokens": len(prompt),
-                "prompt_time": seconds if self.timed else None,
+                "prompt_tokens": len(self.prompt),
+                "prompt_time": self.prompt_s if self.timed else None,
                 "prefill_time": generation.prefill_s if by_phase else None,
                 "decode_time": generation.decode_s if by_phase else None,
                 "setup_time": generation.setup_s if by_phase else None,  # in none of the other times
@@ -167,24 +109,55 @@ class Conversation:
                 "forwards": generation.forwards,
                 "stop": generation.stop,
                 "output_ids": generation.tokens,
-                "repeated_3grams": repeated_ngrams(prompt, generation.tokens),  # earlier in the prompt or the answer
+                "repeated_3grams": repeated_ngrams(self.prompt, generation.tokens),  # in the prompt or the answer
                 # nodes forwarded, rank path accepted, and the source of the draft if there are several
                 "step_nodes": [step.nodes for step in steps],
                 "step_paths": [list(step.rank_path) for step in steps],
                 "step_sources": [step.source for step in steps],
-                "phase_time": phases or {},  # seconds by phase of its steps, where `phases` asks for them
+                "phase_time": dict(self.clock.seconds) if self.clock else {},  # seconds by phase of its steps
             }
         )
 
     def record(self, index: int) -> Row:
         """Return Spec-Bench's keys of a choice and this project's, which have one entry per turn."""
         columns: Row = {key: [turn[key] for turn in self.turns] for key in self.turns[0]}
-        if not self.on_engine:
-            columns["step_paths"] = None
-        if not (self.timed and self.on_engine):
-            columns["step_us"] = None
-        if not any(source for turn in columns["step_sources"] for source in turn):
-            columns["step_sources"] = None
-        if not (self.config["phases"] and self.on_engine):
-            columns["phase_time"] = None
+        there = {
+            "step_paths": self.answerer.on_engine,
+            "step_us": self.timed and self.answerer.on_engine,
+            "step_sources": any(source for turn in columns["step_sources"] for source in turn),
+            "phase_time": self.in_phases,
+        }
+        columns |= {key: None for key, recorded in there.items() if not recorded}
         return {"index": index, "turns": self.answers, "accept_lengths": self.accept_lengths, **columns}
+
+
+def build_row(question: Question, choices: Sequence[Conversation], peak: int | None) -> Row:
+    """Build a question's record: Spec-Bench's keys and this project's."""
+    answerer = choices[0].answerer
+    return {
+        "question_id": question.question_id,
+        "schema": SCHEMA,
+        "category": question.category,
+        "question_sha256": question.sha256,
+        "answer_id": uuid.uuid4().hex,
+        "model_id": f"{answerer.loaded.settings.name}-{answerer.label}".replace(" ", "-"),
+        "choices": [conversation.record(index) for index, conversation in enumerate(choices)],
+        "tstamp": time.time(),
+        "peak_memory": peak,
+    }
+
+
+def acceptance_lines(row: Row, most: int) -> Iterator[str]:
+    """Yield a question's lines of acceptance.jsonl: of each turn `usage` and `metrics` as in a response of vLLM.
+
+    Args:
+        most: the draft tokens that a step may have.
+    """
+    for choice in row["choices"]:
+        for turn, (nodes, paths) in enumerate(zip(choice["step_nodes"], choice["step_paths"], strict=True)):
+            prompt, new = choice["prompt_tokens"][turn], choice["new_tokens"][turn]
+            record = acceptance_record([n - 1 for n in nodes], [len(path) for path in paths], most)
+            line = {"question_id": row["question_id"], "category": row["category"], "choice": choice["index"]}
+            line |= {"turn": turn, "usage": {"prompt_tokens": prompt, "completion_tokens": new}}
+            line |= {"metrics": {"speculative_decoding": record}}
+            yield json.dumps(line, ensure_ascii=False) + "\n"

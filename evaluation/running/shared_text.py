@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from contextlib import ExitStack
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -24,26 +25,19 @@ from model.engine.tree import Draft
 from model.errors import UserError
 
 
+@dataclass(slots=True, weakref_slot=True, eq=False)
 class Context:
     """A path of tokens that continues the prompt, and the target's output after it.
 
-    Attributes:
-        position: of its last token.
-        children: the contexts that are one token longer.
-        choice: the token that the target picks; None: not forwarded yet.
-        logits: (V,), hidden: (H,) if kept.
-        committed: True if its states are in the cache at its position: it is part of the text.
+    It has no reference to its parent, so contexts out of reach are freed with their logits.
     """
 
-    __slots__ = ("__weakref__", "children", "choice", "committed", "hidden", "logits", "position")
-
-    def __init__(self, position: int) -> None:
-        self.position = position
-        self.children: dict[int, Context] = {}
-        self.choice: int | None = None
-        self.logits: Any = None
-        self.hidden: Any = None
-        self.committed = False
+    position: int  # of its last token
+    children: dict[int, Context] = field(default_factory=dict)  # the contexts that are one token longer
+    choice: int | None = None  # the token that the target picks; None: not forwarded yet
+    logits: Any = None  # (V,), if kept
+    hidden: Any = None  # (H,), if kept
+    committed: bool = False  # True if its states are in the cache at its position: it is part of the text
 
     def child(self, token: int) -> Context:
         """Return the context that is longer by this token."""
@@ -55,34 +49,26 @@ class Context:
 class SharedText:
     """One prompt and its answer so far, and the contexts that sequences can still reach.
 
-    A context has no reference to its parent, so contexts out of reach are freed with their logits.
-
     Args:
-        cache: holds the text; its capacity must hold all drafts of one forward behind it.
-        prompt: P tokens; all but the last are forwarded now.
-        choice: what the target picks, by its seed; one that does not read the text.
-        keep: keep the logits of every context; choices are always kept.
-        readers: observe the logits after each of the P - 1 tokens.
+        cache: has room for the text and, behind it, all drafts of one forward.
+        prompt: P tokens; all but the last are forwarded now, and `sessions` that want their logits observe them.
     """
 
     def __init__(
-        self,
-        target: Target,
-        cache: TreeCache,
-        prompt: list[int],
-        choice: Choice,
-        *,
-        keep: bool,
-        readers: Sequence[Session],
+        self, target: Target, cache: TreeCache, prompt: list[int], choice: Choice, sessions: Sequence[Session]
     ) -> None:
-        self.target, self.cache, self.choice, self.keep = target, cache, choice, keep
+        self.target, self.cache, self.choice = target, cache, choice
+        readers = [session for session in sessions if session.drafter.needs.prompt_logits]
+        needs = [session.drafter.needs for session in sessions]
+        self.keeps_logits = bool(readers) or any(need.logits or need.candidates for need in needs)
+        self.hidden = any(need.hidden for need in needs)
 
         def read(start: int, logits: torch.Tensor) -> None:
             for session in readers:
                 session.observe_prompt(prompt, start, logits)
 
-        target.prefill(cache, prompt, rows=len(prompt) if readers else 0, read=read)
-        self.prompt_hidden = [] if target.hidden is None or len(prompt) == 1 else [*target.hidden]  # P - 1 of (H,)
+        states = target.prefill(cache, prompt, rows=len(prompt) if readers else 0, read=read, hidden=self.hidden).hidden
+        self.prompt_hidden = [] if states is None else [*states]  # P - 1 of (H,)
         self.tip = Context(len(prompt) - 2)  # the deepest committed one
         self.tip.choice, self.tip.committed = prompt[-1], True
 
@@ -123,13 +109,14 @@ class SharedText:
         mask = torch.zeros(visible.shape, dtype=target.dtype, device=target.device)
         mask.masked_fill_(torch.from_numpy(~visible).to(target.device), torch.finfo(target.dtype).min)
         positions = torch.tensor([context.position for context in rows], device=target.device)
-        logits = target.forward_masked(self.cache, torch.tensor(tokens, device=target.device), mask, positions)
+        ids = torch.tensor(tokens, device=target.device)
+        logits, hidden = target.forward_masked(self.cache, ids, mask, positions, hidden=self.hidden)
         choices = self.choice.among(logits, positions + 1).tolist()
         for context, row_logits, choice in zip(rows, logits, choices, strict=True):
             if context.choice is None:
                 context.choice = choice  # and copies, as a view would keep the whole forward's output alive
-                context.logits = row_logits.clone() if self.keep else None
-                context.hidden = None if target.hidden is None else target.hidden[rows[context]].clone()
+                context.logits = row_logits.clone() if self.keeps_logits else None
+                context.hidden = None if hidden is None else hidden[rows[context]].clone()
 
     def _commit(self, rows: dict[Context, int]) -> None:
         """Commit the states of contexts that are part of the text now."""
@@ -161,7 +148,7 @@ class _Sequence:
 
     def learn(self, draft: Draft, nodes: list[Context], limit: int, eos: Collection[int]) -> bool:
         """Finish a step after the forward. Returns True if the answer goes on."""
-        needs = self.session.method.needs
+        needs = self.session.drafter.needs
         if self._first_draft is not None:  # whose root's row is the prompt's last one
             self._first_draft = None
             if needs.prompt_logits:
@@ -182,7 +169,7 @@ class _Sequence:
 
     def _observe_hidden(self, tokens: list[int], last: list[Context]) -> None:
         """The prompt's hidden states, with that of its last token if its chain is forwarded with it."""
-        if tokens and self.session.method.needs.hidden:
+        if tokens and self.session.drafter.needs.hidden:
             hidden = torch.stack(self.text.prompt_hidden + [context.hidden for context in last])
             self.session.observe_prompt_hidden(tokens, hidden)
 
@@ -223,12 +210,8 @@ def generate_together(
         for session in sessions:
             session.choice = choice
             ends.callback(session.close)
-        needs = [drafter.needs for drafter in drafters]
-        ends.enter_context(target.hidden_states(any(need.hidden for need in needs)))
         chains = [session.begin(prompt) for session in sessions]
-        readers = [session for session, need in zip(sessions, needs, strict=True) if need.prompt_logits]
-        keep = any(need.logits or need.candidates or need.prompt_logits for need in needs)
-        text = SharedText(target, cache, prompt, choice, keep=keep, readers=readers)
+        text = SharedText(target, cache, prompt, choice, sessions)
         sequences = [_Sequence(session, prompt, chain, text) for session, chain in zip(sessions, chains, strict=True)]
         unfinished = list(sequences)  # only sequences hold contexts
         while unfinished:

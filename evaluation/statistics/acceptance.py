@@ -14,7 +14,7 @@ from ..records.rows import Row
 from ..records.runs import Run
 
 LEARNT = "auto"  # the order of its nodes is learnt, so which nodes a step tried is not known afterwards
-TEMPLATE = "recycling"  # the source whose steps draft from the template, where a method has others, too
+TREE_SOURCE = "recycling"  # the source whose steps draft from the fixed tree, where a method has others, too
 
 
 Accepted = Counter[tuple[int, RankPath]]  # drafting steps by nodes forwarded, the root included, and path accepted
@@ -73,8 +73,8 @@ class Node:
         return self.accepted / self.parent_accepted if self.parent_accepted else 0.0
 
 
-def template(run: Run) -> list[RankPath] | None:
-    """Return the template's nodes below the root, breadth-first; None without one, or where it changes (auto)."""
+def fixed_tree(run: Run) -> list[RankPath] | None:
+    """Return the fixed tree's nodes below the root, breadth-first; None without one, or where it changes (auto)."""
     if run.settings["method"].get("tree") == LEARNT or run.identity.draft_tree is None:
         return None
     return [tuple(path) for path in run.identity.draft_tree]
@@ -84,8 +84,8 @@ def by_node(accepted: Accepted, order: Sequence[RankPath] | None) -> list[Node]:
     """Return the nodes of a tree, each behind its parent, and how often they were accepted.
 
     Args:
-        order: the template's nodes, as `template` gives them; of a smaller tree a step had the first ones. None: only
-            nodes that were once accepted are returned, and every step counts as a try of each.
+        order: as `fixed_tree` returns it; of a smaller tree a step had the first nodes. None: only nodes that were once
+            accepted are returned, and every step counts as a try of each.
     """
     fixed = order is not None
     if order is None:

@@ -10,17 +10,17 @@ from model.engine.sizing import steps_in_words
 from model.errors import UserError
 
 from ..records.runs import Run, read_runs
-from .acceptance import TEMPLATE, accepted_paths, by_node, most_accepted, template
+from .acceptance import TREE_SOURCE, accepted_paths, by_node, fixed_tree, most_accepted
 from .pools import Pool, pools
 
 
 def pick(runs: Sequence[Run], label: str | None) -> Pool:
-    """Choose the repeats and shards of the one run to search in: it must have drafted from a fixed template.
+    """Choose the repeats and shards of the one run to search in: it must have drafted from a fixed tree.
 
     Raises:
         UserError: none or several have, and no label tells which.
     """
-    fixed = [run for run in runs if template(run) and label in (None, run.label)]
+    fixed = [run for run in runs if fixed_tree(run) and label in (None, run.label)]
     if not fixed:
         labels = ", ".join(sorted({run.label for run in runs}))
         raise UserError(f"no run with a fixed draft tree{f' of {label}' if label else ''}; there are {labels}")
@@ -32,14 +32,14 @@ def pick(runs: Sequence[Run], label: str | None) -> Pool:
 
 
 def find_tree(folder: Path, nodes: int, method: str | None = None) -> dict[str, Any]:
-    """Return what is written to a template's file: the nodes, and where they come from."""
+    """Return what is written to a tree's file: the nodes, and where they come from."""
     if nodes < 1:
         raise UserError(f"--nodes {nodes}: must be at least 1")
     pool = pick(read_runs(folder), method)
-    accepted = accepted_paths(pool.rows, TEMPLATE)
+    accepted = accepted_paths(pool.rows, TREE_SOURCE)
     if not accepted:
         raise UserError(f"{folder}: its records hold no drafted step")
-    candidates = by_node(accepted, template(pool.first))
+    candidates = by_node(accepted, fixed_tree(pool.first))
     if nodes > len(candidates):
         raise UserError(f"--nodes {nodes}: the run's tree has {len(candidates)} nodes; search from a larger one")
     chosen = most_accepted(candidates, nodes)

@@ -1,7 +1,7 @@
 """Preallocated KV cache that commits an accepted path in place, and the masks by which draft trees attend to it.
 
 Stock transformers caches cannot do this: DynamicCache reallocates by concatenation at every step, StaticCache keeps its
-own counter and attends over its whole capacity. Here a forward writes its n draft nodes behind the committed tokens and
+own counter and attends over its whole capacity. Here a forward writes its n draft nodes after the committed tokens and
 attends over the used part alone; `commit` moves the accepted nodes together; the rest is overwritten by the next step.
 """
 
@@ -19,9 +19,9 @@ from transformers.cache_utils import Cache, CacheLayerMixin, DynamicLayer, Linea
 
 from .tree import Tree
 
-MOST_MASKS = 64  # trees whose masks are kept
-MOST_FREE = 3  # caches kept after simultaneous sequences
-LEAST_SAVED = 32  # tokens of a text that is worth a copy
+MAX_MASKS = 64  # trees whose masks are kept
+MAX_FREE = 3  # caches kept after simultaneous sequences
+MIN_SAVED = 32  # tokens of a text that is worth a copy
 ALIGNED = 16  # numbers: CUDA's kernels take rows that begin at a multiple of this, and copy all others once more
 
 # Of a layer without keys and values of its own: transformers' own, which older versions lack.
@@ -41,20 +41,13 @@ class LayerShape:
 
 
 @dataclass
-class Place:
-    """Where the next forward writes; shared by a cache and its layers, which would be a cycle if they held the cache.
+class Cursor:
+    """Where the next forward writes; shared by a cache and its layers, as references to the cache would be a cycle."""
 
-    Attributes:
-        length: committed tokens.
-        write_at: in static steps, int64 (n,): the positions, as the host does not know the length.
-        bucket: in static steps, the positions that a step attends over; its mask hides unused ones.
-        ahead: by how much more the cache says to hold, in a trial: who counts by it does not count by positions.
-    """
-
-    length: int = 0
-    ahead: int = 0
-    write_at: torch.Tensor | None = None
-    bucket: int = 0
+    length: int = 0  # committed tokens
+    ahead: int = 0  # by how much more the cache says to hold, in the load trial, which finds models that count by it
+    write_at: torch.Tensor | None = None  # in static steps, int64 (n,): positions, as the host does not know the length
+    bucket: int = 0  # in static steps, the positions that a step attends over; its mask hides unused ones
 
 
 class TreeCacheLayer(CacheLayerMixin):
@@ -63,9 +56,9 @@ class TreeCacheLayer(CacheLayerMixin):
     is_sliding = False
     is_compileable = False
 
-    def __init__(self, place: Place, keys: torch.Tensor, values: torch.Tensor) -> None:
+    def __init__(self, cursor: Cursor, keys: torch.Tensor, values: torch.Tensor) -> None:
         super().__init__()
-        self.place, self.keys, self.values = place, keys, values
+        self.cursor, self.keys, self.values = cursor, keys, values
         self.index_keys = keys  # (1, 1, capacity, index_dim), by which sparse attention chooses what it reads
         self._positions: torch.Tensor | None = None
         self.is_initialized = True
@@ -76,7 +69,7 @@ class TreeCacheLayer(CacheLayerMixin):
     def update(
         self, key_states: torch.Tensor, value_states: torch.Tensor, *args: object, **kwargs: object
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Write the new states (1, heads, n, dim) behind the committed tokens; return all that is in use.
+        """Write the new states (1, heads, n, dim) after the committed tokens; return all that is in use.
 
         A drafted node may overflow float16. No mask silences infinite states (0 x inf is NaN), so other nodes and, in
         static steps, later ones would be lost with it: such states are written as zeros. Those of text that the model
@@ -92,26 +85,26 @@ class TreeCacheLayer(CacheLayerMixin):
     def _written(self, buffer: torch.Tensor, states: torch.Tensor) -> torch.Tensor:
         if states.dtype == torch.float16:
             states = torch.nan_to_num(states, nan=0.0, posinf=0.0, neginf=0.0)
-        if (at := self.place.write_at) is not None:
+        if (at := self.cursor.write_at) is not None:
             buffer.index_copy_(2, at, states)
-            return buffer[:, :, : self.place.bucket]
-        start, end = self.place.length, self.place.length + states.shape[2]
+            return buffer[:, :, : self.cursor.bucket]
+        start, end = self.cursor.length, self.cursor.length + states.shape[2]
         buffer[:, :, start:end] = states
         return buffer[:, :, :end]
 
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
-        return self.place.length + query_length, 0
+        return self.cursor.length + query_length, 0
 
     def get_seq_length(self) -> int:
         stores = self.keys is not None and self.keys.shape[1] > 0  # what has no heads stores nothing
-        return self.place.length + self.place.ahead if stores else 0
+        return self.cursor.length + self.cursor.ahead if stores else 0
 
     @property
     def indexer_position_ids(self) -> torch.Tensor | None:
-        """Positions (d, 1, length) of what is committed, each at its own place; d as in the last forward's."""
-        if self.place.length == 0 or self._positions is None:
+        """Positions (d, 1, length) of what is committed, each at its cache index; d as in the last forward's."""
+        if self.cursor.length == 0 or self._positions is None:
             return None
-        committed = torch.arange(self.place.length, device=self._positions.device)
+        committed = torch.arange(self.cursor.length, device=self._positions.device)
         return committed.expand(*self._positions.shape[:-1], -1)
 
     @indexer_position_ids.setter
@@ -129,8 +122,8 @@ class RecurrentTreeLayer(LinearAttentionLayer, TreeCacheLayer):
 
     is_compileable = False
 
-    def __init__(self, states: int, place: Place, keys: torch.Tensor, values: torch.Tensor) -> None:
-        TreeCacheLayer.__init__(self, place, keys, values)
+    def __init__(self, states: int, cursor: Cursor, keys: torch.Tensor, values: torch.Tensor) -> None:
+        TreeCacheLayer.__init__(self, cursor, keys, values)
         LinearAttentionLayer.__init__(self, number_of_states=states)
 
 
@@ -148,12 +141,12 @@ class TreeCache(Cache):
 
     Attributes:
         recurrent: layers with recurrent states.
-        pending: accepted tokens behind `length`, which the states have not read.
-        forwarded: what the last forward read behind `length`, pending tokens first; None: the states end there.
+        pending: accepted tokens after `length`, which the states have not read.
+        forwarded: what the last forward read after `length`, pending tokens first; None: the states end there.
     """
 
     def __init__(self, shapes: Sequence[LayerShape | None], capacity: int, states: Sequence[int] = ()) -> None:
-        self.place = Place()
+        self.cursor = Cursor()
         self.text: list[int] = []  # token ids that the last sequence committed
         self.committed_by: tuple[Any, ...] = ()  # by which method and weights
         self.pending: list[int] = []
@@ -165,7 +158,7 @@ class TreeCache(Cache):
         layers = list[Any]()
         empty, counts = torch.empty(0), states or [0] * len(shapes)
         for shape, count in zip(shapes, counts, strict=True):
-            buffers = self.place, empty, empty
+            buffers = self.cursor, empty, empty
             if shape is not None:
                 layers.append(RecurrentTreeLayer(count, *buffers) if count else TreeCacheLayer(*buffers))
             else:
@@ -189,22 +182,22 @@ class TreeCache(Cache):
                 setattr(self.layers[i], name, buffer[row : row + 1])
         self._buffers, self.capacity = [buffer for _, _, buffer in buffers], capacity
 
-    def make_room(self, tokens: int, most: int = 0) -> None:
-        """Hold so many tokens; if there is no room for them, twice as many as before, but `most`."""
+    def make_room(self, tokens: int, limit: int = 0) -> None:
+        """Hold so many tokens; if there is no room for them, twice as many as before, up to `limit`."""
         if tokens > self.capacity:
-            self._allocate(-(-max(tokens, min(2 * self.capacity, most)) // ALIGNED) * ALIGNED)
+            self._allocate(-(-max(tokens, min(2 * self.capacity, limit)) // ALIGNED) * ALIGNED)
 
     @property
     def length(self) -> int:
         """Committed tokens."""
-        return self.place.length
+        return self.cursor.length
 
     @length.setter
     def length(self, tokens: int) -> None:
-        self.place.length = tokens
+        self.cursor.length = tokens
 
     def reset(self) -> None:
-        """Forget all tokens; of keys and values nothing is zeroed, as nothing behind `length` is ever attended to."""
+        """Forget all tokens; of keys and values nothing is zeroed, as nothing after `length` is ever attended to."""
         self.length = 0
         self.text, self.pending, self.forwarded = [], [], None
         self._reset_states()
@@ -334,11 +327,11 @@ class CachePool:
 
     Args:
         make: makes a cache of this capacity in tokens.
-        most_saved: tokens of all copies.
+        max_saved: tokens of all copies.
     """
 
-    def __init__(self, make: Callable[[int], TreeCache], most_saved: int = 0) -> None:
-        self._make, self._most_saved = make, most_saved
+    def __init__(self, make: Callable[[int], TreeCache], max_saved: int = 0) -> None:
+        self._make, self._max_saved = make, max_saved
         self._free: list[TreeCache] = []
         self._saved: list[SavedText] = []  # the newest last
 
@@ -347,7 +340,7 @@ class CachePool:
         self._free.append(self._pop(capacity))
 
     def drop(self) -> None:
-        """Free the caches that are not borrowed: what is in their unused part may be no number."""
+        """Free the caches that are not borrowed: their unused part may contain NaNs."""
         self._free.clear()
 
     @contextmanager
@@ -367,20 +360,20 @@ class CachePool:
             yield cache
         finally:
             self._free.append(cache)
-            del self._free[:-MOST_FREE]
+            del self._free[:-MAX_FREE]
 
     def _exchange(self, cache: TreeCache, prompt: Sequence[int], committed_by: tuple[Any, ...]) -> None:
         """Copy a cache's text if this prompt does not go on from it; load the copy that has most of the prompt."""
         kept = common(cache, prompt, committed_by)
         best = max(self._saved, key=lambda saved: common(saved, prompt, committed_by), default=None)
         in_best = 0 if best is None else common(best, prompt, committed_by)
-        if cache.committed_by and not cache.recurrent and len(cache.text) >= max(2 * kept, LEAST_SAVED):
+        if cache.committed_by and not cache.recurrent and len(cache.text) >= max(2 * kept, MIN_SAVED):
             self._saved.append(cache.saved())
         if best is not None and in_best > kept:
             cache.load(best)
             if 2 * in_best > len(best.text):  # the prompt goes on from it
                 self._saved.remove(best)
-        while sum(len(saved.text) for saved in self._saved) > self._most_saved:
+        while sum(len(saved.text) for saved in self._saved) > self._max_saved:
             del self._saved[0]
 
     def _pop(self, capacity: int, prompt: Sequence[int] = (), committed_by: tuple[Any, ...] = ()) -> TreeCache:
@@ -400,7 +393,7 @@ class CachePool:
 
 
 class TreeMasks:
-    """Attention masks of trees behind any number of committed tokens; no step builds one.
+    """Attention masks of trees after any number of committed tokens; no step builds one.
 
     Additive, not bool, as `eager` attention silently misreads a bool mask. A tree's buffer is (n, past_limit + n):
     zeros, then the tree's own (n, n). A mask is a window on it; a longer past moves its left edge.
@@ -416,15 +409,15 @@ class TreeMasks:
             self.past_limit = tokens
             self._buffers.clear()
 
-    def behind(self, past: int, tree: Tree) -> torch.Tensor:
-        """Return the additive mask (n, past + n) of a tree behind `past` committed tokens."""
+    def after(self, past: int, tree: Tree) -> torch.Tensor:
+        """Return the additive mask (n, past + n) of a tree after `past` committed tokens."""
         if tree.once:
             return self._build(tree, past)
         buffer = self._buffers.get(id(tree))
         if buffer is None:
             # with the tree, which is kept alive so that its id is not reused
             buffer = self._buffers[id(tree)] = (tree, self._build(tree, self.past_limit))
-            if len(self._buffers) > MOST_MASKS:
+            if len(self._buffers) > MAX_MASKS:
                 del self._buffers[next(iter(self._buffers))]
         mask = buffer[1][:, self.past_limit - past :]
         return self._empty(*mask.shape).copy_(mask) if mask.is_cuda else mask

@@ -1,4 +1,4 @@
-"""Differences between devices, and what steps on them share: captured graphs, locks."""
+"""Differences between devices, and what steps on them share: graphs, locks."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def default_device(key: str = "device") -> torch.device:
 
 
 def current(device: torch.device) -> AbstractContextManager[Any]:
-    """Inside, a GPU is the current one: where streams and captured graphs go."""
+    """Inside, a GPU is the current one: where streams and graphs go."""
     return torch.cuda.device(device) if device.type == "cuda" else nullcontext()
 
 
@@ -81,16 +81,16 @@ def give_back(device: torch.device) -> None:
 
 
 class Graphs:
-    """The captured steps of one target, which share their memory: a step is read before the next one is replayed.
+    """The graphs of one target, which share their memory: a step is read before the next one is replayed.
 
-    torch gives a pool back when its last graph goes, and opening the same pool once more is an error or, worse, memory
-    that is still in use. So one tiny graph stays as long as this object does. In one pool for all targets two threads
-    would write over each other's steps, and a model that is gone would not leave its memory to the next one.
+    PyTorch frees the pool with its last graph, and opening it once more is an error or, worse, memory that is still in
+    use: a dummy graph keeps it alive. In one pool for all targets two threads would write over each other's steps, and
+    a model that is gone would not leave its memory to the next one.
     """
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
-        self._pool: tuple[Any, ...] = ()  # the pool, the tiny graph and its tensor
+        self._pool: tuple[Any, ...] = ()  # the pool, the dummy graph and its tensor
 
     def capture(self, run: Callable[[], None], warm_up: Callable[[], None]) -> Callable[[], None]:
         """Run `warm_up` some times, then capture `run`, which does not run it. Returns what replays it."""
@@ -101,20 +101,20 @@ class Graphs:
                 for _ in range(WARM_UPS):
                     warm_up()
             now.wait_stream(stream)
-            _clear_workspaces()  # what is captured allocates its own, in the pool,
+            _clear_workspaces()  # the graph allocates its own, in the pool,
             try:
-                replay: Callable[[], None] = self._captured(run, stream).replay
+                replay: Callable[[], None] = self._graph(run, stream).replay
             finally:
                 _clear_workspaces()  # and nothing else uses it
             return replay
 
-    def _captured(self, run: Callable[[], None], stream: Any) -> Any:
-        """The graph. Other threads may go on with what a capture of their own would not allow."""
+    def _graph(self, run: Callable[[], None], stream: Any) -> Any:
+        """Capture. Other threads may go on with what a capture of their own would not allow."""
         if not self._pool:
-            pool, tiny = torch.cuda.graph_pool_handle(), torch.cuda.CUDAGraph()
-            with torch.cuda.graph(tiny, pool=pool, stream=stream, capture_error_mode="thread_local"):
+            pool, dummy = torch.cuda.graph_pool_handle(), torch.cuda.CUDAGraph()
+            with torch.cuda.graph(dummy, pool=pool, stream=stream, capture_error_mode="thread_local"):
                 tensor = torch.zeros(1, device=self.device)
-            self._pool = pool, tiny, tensor
+            self._pool = pool, dummy, tensor
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph, pool=self._pool[0], stream=stream, capture_error_mode="thread_local"):
             run()

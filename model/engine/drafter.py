@@ -1,6 +1,6 @@
-"""The contract of every method: a drafter says what to draft. Verification, cache and loop are the engine's.
+"""The contract of every method: its drafter says what to draft. Verification, cache and loop are the engine's.
 
-A method is two objects. The drafter holds what its sequences share and the state kept between prompts; a session holds
+A method is two classes. A drafter holds what its sequences share and the state kept between prompts; a session holds
 what belongs to one sequence. There are two kinds: any `Drafter`, whose session drafts any tree, and a `DeviceDrafter`,
 whose step runs on the device, in one of a few trees.
 """
@@ -21,47 +21,32 @@ from .sizing import Sizing
 from .tree import Draft, Tree
 from .verification import Verification
 
-LAST = 1e5  # subtracted from logits to rank them behind all others
-
 
 @dataclass(frozen=True, slots=True)
 class Needs:
-    """What a method needs of the target, next to the new tokens.
+    """What a drafter needs of the target, next to the new tokens."""
 
-    Attributes:
-        logits: `Verification.logits`; a shared text keeps them, too.
-        candidates: k of the top-k after each node: `Verification.candidates`, `learn`.
-        bits: also their -log2 probabilities: `Verification.bits`.
-        choices: of all nodes; False: sampling may give -1 for rejected nodes, which saves work.
-        tree: of the whole draft, however it branches; chains, which recurrent states allow alone, will not do.
-        prompt_logits: call `Session.observe_prompt`.
-        hidden: last hidden states, the inputs of the target's own head: `Verification.hidden`, `set_hidden` and
-            `observe_prompt_hidden`.
-    """
-
-    logits: bool = False
-    candidates: int = 0
-    bits: bool = False
-    choices: bool = False
-    prompt_logits: bool = False
-    tree: bool = False
+    logits: bool = False  # `Verification.logits`; a shared text keeps them, too
+    candidates: int = 0  # k of the top-k after each node: `Verification.candidates`, `learn`
+    log_probs: bool = False  # also the log2 of their probabilities: `Verification.log_probs`
+    choices: bool = False  # of all nodes; False: sampling may give -1 for rejected nodes, which saves work
+    prompt_logits: bool = False  # call `Session.observe_prompt`
+    tree: bool = False  # verify all of a draft, however it branches; False: a chain of it will do
+    # Last hidden states, the inputs of the head: `Verification.hidden`, `set_hidden`, `observe_prompt_hidden`
     hidden: bool = False
 
 
 class Store(Protocol):
-    """A part of what a method keeps between prompts."""
+    """A part of what a drafter keeps between prompts."""
 
     def reset(self) -> None:
         """Forget everything."""
 
     def state_dict(self) -> dict[str, torch.Tensor]:
-        """Return everything, by names that no other store of the method has."""
-
-    def check_state(self, state: dict[str, torch.Tensor]) -> None:
-        """Raise UserError if a saved state does not fit. Changes nothing."""
+        """Return everything, by names that no other store of the drafter has."""
 
     def load_state_dict(self, state: dict[str, torch.Tensor]) -> None:
-        """Load a state that fits; what it lacks is as after `reset`."""
+        """Load a saved state; what it lacks is as after `reset`. Raises UserError if it does not fit."""
 
 
 def check_ids(what: str, ids: torch.Tensor, vocab_size: int) -> None:
@@ -71,7 +56,7 @@ def check_ids(what: str, ids: torch.Tensor, vocab_size: int) -> None:
 
 
 class Drafter:
-    """A method: what its sequences share, and the state kept between prompts.
+    """What a method's sequences share, and the state kept between prompts.
 
     `reset` forgets the state, `state_dict` holds all of it, so that a resumed run continues exactly.
 
@@ -79,17 +64,17 @@ class Drafter:
         stores: what holds that state.
         needs: of the target; constant.
         stateful: True if state is kept between prompts. Then cold and hot start differ.
-        shares_noise: True if `Session.scores` adds the target's noise.
         max_nodes: of the largest draft, root included; the cache reserves as many positions.
-        sizing: what finds the size of drafts while decoding; None: the method alone decides it.
+        draft_tree: the tree that drafts are parts of; None: they may be any.
+        sizing: learns the size of drafts while decoding; None: the drafter alone decides it.
         vocab_size: of the targets that it drafts for, as its tables have so many rows; None: of any.
     """
 
     needs: Needs = Needs()
     stores: Sequence[Store] = ()
     stateful: bool = False
-    shares_noise: bool = False
     max_nodes: int = 1
+    draft_tree: Tree | None = None
     sizing: Sizing | None = None
 
     def __init__(self, device: torch.device, vocab_size: int | None = None) -> None:
@@ -101,7 +86,7 @@ class Drafter:
     def session(self) -> Session:
         """Open a session for one sequence, from `begin` to `close`. Several can be open and take steps in turns.
 
-        A step is draft, forward and observe; a draft is good until any session of the method drafts again.
+        A step is draft, forward and observe; a draft is good until any session of the drafter drafts again.
         """
         raise NotImplementedError
 
@@ -128,12 +113,10 @@ class Drafter:
 
     def _load(self, state: dict[str, torch.Tensor]) -> None:
         for store in self.stores:
-            store.check_state(state)
-        for store in self.stores:
             store.load_state_dict(state)
 
     def describe(self) -> dict[str, Any]:
-        """Return the method's own figures for the run's summary."""
+        """Return figures for the run's summary."""
         return {} if self.sizing is None else self.sizing.describe()
 
     def root_alone(self, root: int) -> Draft:
@@ -142,23 +125,11 @@ class Drafter:
 
 
 class Session:
-    """One sequence of a method. The engine calls `begin`, then `draft` and `observe` in turn, at the end `close`."""
+    """One sequence of a drafter. The engine calls `begin`, then `draft` and `observe` in turn, at the end `close`."""
 
-    def __init__(self, method: Drafter) -> None:
-        self.method = method
+    def __init__(self, drafter: Drafter) -> None:
+        self.drafter = drafter
         self.choice: Choice | None = None  # the target's rule, from the engine, before `begin`
-
-    def scores(self, logits: torch.Tensor, place: int) -> torch.Tensor:
-        """Return what to rank a draft model's tokens by, from its logits (n, V) for a place in the text.
-
-        Greedily these are the logits. When sampling, the target's own noise for that place is added: two models of one
-        distribution then draw the same token, and of similar ones mostly (Daliri et al., arXiv 2408.07978). Tokens that
-        top-k or top-p leaves out come last, in the order of their logits.
-        """
-        if not self.method.shares_noise or self.choice is None or self.choice.sampling.temperature == 0:
-            return logits
-        scores = self.choice.scores(logits, torch.full((len(logits),), place, device=logits.device))
-        return torch.where(scores.isneginf(), logits.float() - LAST, scores)
 
     def begin(self, prompt: list[int]) -> Draft | None:
         """Start the sequence.
@@ -168,7 +139,7 @@ class Session:
             its root. None: the prompt's other tokens go first, then a first step that is like all others. With a
             `sizing` the first step has no draft, and this one is not used.
         """
-        return self.method.root_alone(prompt[-1])
+        return self.drafter.root_alone(prompt[-1])
 
     def draft(self, root: int) -> Draft:
         """Return the draft below `root`, the last known token."""
@@ -186,7 +157,7 @@ class Session:
     def observe(self, verification: Verification) -> None:
         """Learn from a step: its draft, the target's choices, the accepted nodes."""
 
-    def passed(self, tokens: list[int]) -> None:
+    def skip(self, tokens: list[int]) -> None:
         """Append the tokens of a plain step, which this session neither drafts nor observes; see `Sizing`."""
 
     def observe_prompt(self, prompt: list[int], start: int, logits: torch.Tensor) -> None:
@@ -194,7 +165,7 @@ class Session:
 
         A long prompt comes in parts, one after the other. The last part includes the prompt's last token where the
         first step goes through one forward with the prompt. With a `sizing` there are the last tokens alone, and
-        `passed` was called with what follows them.
+        `skip` was called with what follows them.
         """
 
     def observe_prompt_hidden(self, prompt: list[int], hidden: torch.Tensor) -> None:
@@ -205,11 +176,11 @@ class Session:
 
 
 class DeviceDrafter(Drafter):
-    """A method whose step runs on the device: `grow`, the target's forward, `learn` and `set_hidden`.
+    """A drafter whose step runs on the device: `grow`, the target's forward, `learn` and `set_hidden`.
 
     Such a step can be captured once and replayed. So it may depend on two host values only, `tree` and `source`, which
     the session's `choose` sets before the step; all else that `grow`, `learn` and `set_hidden` use are tensors that
-    stay in place. The base class drafts nothing: it is plain decoding.
+    stay where they are. The base class drafts nothing: it is plain decoding.
     """
 
     tree: Tree  # of the next step, one of a few: each is captured separately
@@ -225,7 +196,7 @@ class DeviceDrafter(Drafter):
     def grow(self, root: torch.Tensor) -> torch.Tensor:
         """Return the tokens of `tree` with this root (1,): int64 (n,). Reads no host value.
 
-        A method that learns must return a copy: `root` is overwritten by the next one before `learn` is called.
+        A drafter that learns must return a copy: `root` is overwritten by the next one before `learn` is called.
         """
         return root
 
@@ -249,22 +220,22 @@ class DeviceDrafter(Drafter):
 class DeviceSession(Session):
     """A session of a DeviceDrafter: the host's part before and after each step."""
 
-    method: DeviceDrafter
+    drafter: DeviceDrafter
 
     def choose(self) -> None:
-        """Before a step: set the method's `tree` and `source`, and fill the tensors that `grow` reads."""
+        """Before a step: set the drafter's `tree` and `source`, and fill the tensors that `grow` reads."""
 
     def account(self, verification: Verification) -> None:
         """After a step: learn on the host from what was accepted."""
 
     def draft(self, root: int) -> Draft:
         self.choose()
-        method = self.method
-        return Draft(method.tree, method.grow(torch.tensor([root], device=method.device)), method.source)
+        drafter = self.drafter
+        return Draft(drafter.tree, drafter.grow(torch.tensor([root], device=drafter.device)), drafter.source)
 
     def observe(self, verification: Verification) -> None:
         if verification.candidates is not None:
-            self.method.learn(verification.draft.tokens, verification.candidates, verification.accepted)
+            self.drafter.learn(verification.draft.tokens, verification.candidates, verification.accepted)
         if verification.hidden is not None:
-            self.method.set_hidden(verification.hidden[verification.node : verification.node + 1])
+            self.drafter.set_hidden(verification.hidden[verification.node : verification.node + 1])
         self.account(verification)

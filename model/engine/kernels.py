@@ -1,8 +1,8 @@
-"""What a model calls during our forwards in place of its own, and not outside of them.
+"""Replacements for attention, RMSNorm and rotary embedding, active only during our forwards.
 
-On a CPU attention that does not repeat keys and values which heads share; in captured steps RMSNorm and rotary
-embedding as one kernel each: in float16 they are 26 of a Llama layer's 39 operators, and 3 then. In eager steps calling
-compiled code takes longer on the host than it gains.
+On a CPU attention that does not repeat keys and values which heads share; in graphs RMSNorm and rotary embedding as one
+kernel each: in float16 they are 26 of a Llama layer's 39 operators, and 3 then. In eager steps calling compiled code
+takes longer on the host than it gains.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class Grouped:
 
     Where there is a mask, transformers' sdpa repeats them for every head before each product, as CUDA's kernels want
     it. torch's kernel for the CPU need not, and gives the same numbers to the last bit: a forward over a draft takes
-    0.95 of the time (SmolLM2-135M, 9 heads on 3, 8 to 80 nodes behind 200 and 600 tokens).
+    0.95 of the time (SmolLM2-135M, 9 heads on 3, 8 to 80 nodes after 200 and 600 tokens).
 
     Outside `with` the model attends as before, and other threads' forwards inside it get the same numbers.
     """
@@ -95,9 +95,9 @@ class GroupedAttention:
         return attended.transpose(1, 2).contiguous(), None
 
 
-def _call(compiled: Callable[..., Any], own: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+def _call(compiled: Callable[..., Any], original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     entered = _swapping._is_owned()  # type: ignore[attr-defined]  # by this thread, as threading.Condition asks
-    return (compiled if entered else own)(*args, **kwargs)
+    return (compiled if entered else original)(*args, **kwargs)
 
 
 class CompiledKernels:
@@ -115,23 +115,23 @@ class CompiledKernels:
 
     def __init__(self, model: Any, backend: Any = "inductor") -> None:
         self._swaps: list[tuple[dict[str, Any], str, Callable[..., Any]]] = []  # in which names, as what
-        self._found: list[list[Any]] = []  # there, before each `with`; None where nothing was
+        self._replaced: list[list[Any]] = []  # before each `with`; None where there was nothing
         self._limits: list[Any] = []  # of dynamo, inside each `with`
         compiled: dict[Any, Callable[..., Any]] = {}
 
-        def swap(where: dict[str, Any], name: str, own: Any, *bound: Any) -> None:
-            if own not in compiled:
-                compiled[own] = torch.compile(own, dynamic=True, backend=backend, options=ROUNDS)
-            self._swaps.append((where, name, partial(_call, compiled[own], own, *bound)))
+        def swap(where: dict[str, Any], name: str, original: Any, *bound: Any) -> None:
+            if original not in compiled:
+                compiled[original] = torch.compile(original, dynamic=True, backend=backend, options=ROUNDS)
+            self._swaps.append((where, name, partial(_call, compiled[original], original, *bound)))
 
         with _swapping:
             for module in model.modules():
                 if type(module).__name__.endswith("RMSNorm") and "forward" not in vars(module):
                     swap(vars(module), "forward", type(module).forward, module)
             for module in {sys.modules[type(module).__module__] for module in model.modules()}:
-                if callable(own := vars(module).get(ROTARY)):
-                    swap(vars(module), ROTARY, own)
-        self.names = sorted(own.__qualname__.removesuffix(".forward") for own in compiled)
+                if callable(original := vars(module).get(ROTARY)):
+                    swap(vars(module), ROTARY, original)
+        self.names = sorted(original.__qualname__.removesuffix(".forward") for original in compiled)
 
     def __reduce__(self) -> tuple[type[nullcontext[None]], tuple[()]]:
         return nullcontext, ()
@@ -141,15 +141,15 @@ class CompiledKernels:
         # Each hidden width takes two compilations of a norm: the eight that dynamo allows are four models' of a process
         self._limits.append(torch._dynamo.config.patch(recompile_limit=RECOMPILE_LIMIT))
         self._limits[-1].__enter__()
-        self._found.append([where.get(name) for where, name, _ in self._swaps])
+        self._replaced.append([where.get(name) for where, name, _ in self._swaps])
         for where, name, call in self._swaps:
             where[name] = call
 
     def __exit__(self, *error: object) -> None:
-        for (where, name, _), found in zip(self._swaps, self._found.pop(), strict=True):
-            if found is None:
+        for (where, name, _), replaced in zip(self._swaps, self._replaced.pop(), strict=True):
+            if replaced is None:
                 del where[name]
             else:
-                where[name] = found
+                where[name] = replaced
         self._limits.pop().__exit__(None, None, None)
         _swapping.release()

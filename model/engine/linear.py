@@ -152,7 +152,7 @@ class Fused:
 
 
 class Part(_Uncopied):
-    """A layer's place in a `Fused` product, and where its parameters were then."""
+    """A layer's part of a `Fused` product, and where its parameters were then."""
 
     def __init__(self, fused: Fused, number: int, layer: nn.Linear) -> None:
         self.fused, self.number, self._addresses = fused, number, _addresses(layer)

@@ -14,7 +14,7 @@ import torch
 from ..errors import UserError
 from .drafter import Drafter, Session
 from .sampling import GREEDY, Sampling
-from .step import DeviceStep, Ends, Executor, Forwarded, HostStep, Mark, Sequence, conclude, make_step, unmarked
+from .step import Ends, Forwarded, Mark, Sequence, Step, conclude, unmarked
 from .target import Target
 from .tree import RankPath
 from .verification import Verification
@@ -25,20 +25,12 @@ ROOM = 1024  # tokens of an answer that a cache has room for at first
 
 @dataclass(slots=True)
 class StepRecord:
-    """What one step added to the output; every metric derives from these records.
+    """What one step added to the output; every metric derives from these records."""
 
-    Attributes:
-        tokens: those added: the accepted drafts and the target's own next token, cut at the answer's end. Plain
-            decoding adds one.
-        nodes: nodes forwarded, root included.
-        rank_path: ranks of the accepted nodes from the root down.
-        source: where the draft came from, for a drafter with several sources.
-    """
-
-    tokens: list[int]
-    nodes: int
-    rank_path: RankPath
-    source: str | None = None
+    tokens: list[int]  # the accepted drafts and the target's own next token, cut at the answer's end
+    nodes: int  # that were forwarded, root included
+    rank_path: RankPath  # ranks of the accepted nodes from the root down
+    source: str | None = None  # where the draft came from, for a drafter with several sources
 
     @property
     def accepted(self) -> int:
@@ -48,26 +40,18 @@ class StepRecord:
 
 @dataclass(slots=True)
 class Generation:
-    """One answer.
+    """One answer. Other seconds leave setup_s out."""
 
-    Attributes:
-        tokens: new tokens, EOS included if it came. sum(accept_lengths) == len(tokens).
-        steps: one record a step.
-        stop: eos | length (max_new_tokens) | context (the model's or the setting's limit) | stop (`Request.ends`).
-        forwards: target forwards: the steps, and the prompt's own where it is one more.
-        prefill_s, decode_s: seconds until the first step's tokens are known, and from then on, without setup_s.
-        setup_s: seconds spent on steps of a shape not met before, capturing included; 0 if eager.
-        ends_s: seconds until each step's tokens were known, without setup_s; the first is prefill_s.
-    """
-
-    tokens: list[int] = field(default_factory=list)
+    tokens: list[int] = field(default_factory=list)  # new ones, EOS included if it came
     steps: list[StepRecord] = field(default_factory=list)
-    stop: str = ""
-    forwards: int = 0
-    prefill_s: float = 0.0
-    decode_s: float = 0.0
-    setup_s: float = 0.0
-    ends_s: list[float] = field(default_factory=list)
+    stop: str = (
+        ""  # eos | length (max_new_tokens) | context (the model's or the setting's limit) | stop (`Request.ends`)
+    )
+    forwards: int = 0  # of the target: the steps, and the prompt's own where it is one more
+    prefill_s: float = 0.0  # until the first step's tokens are known
+    decode_s: float = 0.0  # from then on
+    setup_s: float = 0.0  # spent on static steps of a shape not met before, capturing included; 0 if eager
+    ends_s: list[float] = field(default_factory=list)  # until each step's tokens were known; the first is prefill_s
 
     @property
     def accept_lengths(self) -> list[int]:
@@ -87,6 +71,37 @@ class Generation:
         self.stop = "eos" if self.tokens[-1] in eos else "stop" if ended else full
 
 
+def acceptance_record(drafted: Collection[int], accepted: Collection[int], max_drafted: int) -> dict[str, Any]:
+    """Return an answer's acceptance as engines and benchmarks exchange it; steps without a draft are left out.
+
+    It is `metrics.speculative_decoding` of vLLM's responses at the level `detailed` (vLLM PR 48915, merged), which
+    AIPerf reads since its PR 1191. The later `acceptance_histogram_by_draft_length` (vLLM PR 56278) is left out.
+
+    A tree's draft tokens are all its nodes but the root, so that `draft_acceptance_rate` falls with its breadth.
+
+    Args:
+        drafted: (S,) draft tokens of each step.
+        accepted: (S,) those of them that the answer kept; one cut at its end counts as what was kept.
+        max_drafted: the draft tokens that a step may have; the histogram has one bin more.
+    """
+    steps = [(draft, kept) for draft, kept in zip(drafted, accepted, strict=True) if draft]
+    histogram = [0] * (max_drafted + 1)
+    for _, kept in steps:
+        histogram[kept] += 1
+    proposed, kept_in_all = sum(draft for draft, _ in steps), sum(kept for _, kept in steps)
+    return {
+        "mean_acceptance_length": 1 + kept_in_all / len(steps) if steps else 1.0,
+        "draft_acceptance_rate": kept_in_all / proposed if steps else 0.0,
+        "acceptance_histogram": histogram,
+        "num_spec_steps": len(steps),
+        "num_accepted_draft_tokens": kept_in_all,
+        "num_draft_tokens": proposed,
+        "num_spec_tokens": max_drafted,
+        "per_step_accepted": [kept for _, kept in steps],
+        "per_step_drafted": [draft for draft, _ in steps],
+    }
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Request:
     """What is asked of a decoding.
@@ -97,10 +112,10 @@ class Request:
         sampling: how the next token is drawn; the target's choices are the same whatever is drafted.
         execution: how steps are executed: eager, static or graph; see `step.Executor`.
         mark: called with a phase's name when it ends: prefill, then for each step draft, forward, verify, commit,
-            observe and loop; in static steps setup (when one is made), step and loop.
+            observe and loop; on the device setup (when a static step is made), step and loop.
         reuse: what the last sequence committed of this prompt's beginning is not forwarded again (a conversation's
-            earlier turns), unless the method needs something of that forward which it did not keep.
-        clock: times the steps for the method's `Sizing`; default: `step_clock`.
+            earlier turns), unless the drafter needs something of that forward which it did not keep.
+        clock: times the steps for the drafter's `Sizing`; default: `step_clock`.
         ends: asked after each token, given prompt and answer so far: True if the answer ends there (stop strings).
     """
 
@@ -122,30 +137,26 @@ def decode(
     The root is the last token known, at first the prompt's last one. A step forwards it with a draft below it, commits
     it with the accepted drafts, and puts out these and the target's own next token, which is the next root.
 
-    Other sequences may be decoded between two steps, on the same target and method, too, and by other threads: a step
-    is a turn of the model's. Its times count what its consumer does between them, and what it waits.
+    Other sequences may be decoded between two steps, on the same target and drafter, too, and by other threads: the
+    model's lock is held per step. Times include the consumer's work between steps, and waits for the lock.
 
     Args:
-        session: closed at the end, however it comes, once the first step was asked for.
+        session: always closed once iteration has started.
         prompt: token ids, at least one.
         settings: as `Request` has them.
 
-    Yields:
-        Each step's record, as soon as its tokens are known.
-
-    Returns:
-        The whole answer.
+    Yields the record of each step as soon as its tokens are known; returns the whole answer.
 
     Raises:
         UserError: max_new_tokens < 1, the prompt leaves no room for an answer, or as `step.Executor`.
     """
     request, out, ends = Request(**settings), Generation(), ExitStack()
-    turns, hidden, clock = target.turns, session.method.needs.hidden, request.clock or step_clock(target)
+    turns, clock = target.turns, request.clock or step_clock(target)
     ends.callback(session.close)
     try:
-        with turns, torch.inference_mode(), target.hidden_states(hidden):  # not while a step's consumer works
+        with turns, torch.inference_mode():  # not while a step's consumer works
             sequence = _opened(target, session, prompt, request, out, ends)
-            step, limit = make_step(sequence), sequence.left
+            step, limit = Step(sequence), sequence.left
             executor = step.executor
             session.choice, setup_before = executor.choice, executor.setup_s
             target.synchronize()
@@ -156,9 +167,9 @@ def decode(
             request.mark("loop")
         yield out.steps[-1]
         while goes_on:
-            with turns, torch.inference_mode(), target.hidden_states(hidden):
+            with turns, torch.inference_mode():
                 sequence.text += out.steps[-1].tokens
-                goes_on = out.add(_timed(step, session, executor, clock), limit, request.eos) and not sequence.ended
+                goes_on = out.add(_timed(step, clock), limit, request.eos) and not sequence.ended
                 out.ends_s.append(time.perf_counter() - start - (executor.setup_s - setup_before))
                 out.forwards += 1
                 request.mark("loop")
@@ -196,30 +207,28 @@ def _opened(
 ) -> Sequence:
     """Return the sequence, on a borrowed cache that `ends` gives back."""
     limit = target.token_budget(prompt, request.max_new_tokens)
-    method, needs = session.method, session.method.needs
-    if method.vocab_size not in (None, target.vocab_size):
+    drafter, needs = session.drafter, session.drafter.needs
+    if drafter.vocab_size not in (None, target.vocab_size):
         raise UserError(
-            f"{type(method).__name__}: was made for {method.vocab_size} token ids, {target.name} has "
+            f"{type(drafter).__name__}: was made for {drafter.vocab_size} token ids, {target.name} has "
             f"{target.vocab_size}; make it for this model"
         )
     if target.recurrent and needs.tree:
         raise UserError(
-            f"{target.name}: keeps recurrent states, so that drafts are chains; {type(method).__name__} needs its tree"
+            f"{target.name}: keeps recurrent states, so that drafts are chains; {type(drafter).__name__} needs its tree"
         )
-    relearns_prompt = needs.prompt_logits and not method.stateful  # anew in each sequence
+    relearns_prompt = needs.prompt_logits and not drafter.stateful  # anew in each sequence
     reusable = prompt if request.reuse and not (relearns_prompt or needs.hidden) else ()
-    reader = method if needs.prompt_logits else None  # reuse only what this method has read
+    reader = drafter if needs.prompt_logits else None  # reuse only what this drafter has read
     room = len(prompt) + min(limit, ROOM) if request.execution == "eager" else None
-    cache = ends.enter_context(target.cache(method.max_nodes, reusable, reader, tokens=room))
+    cache = ends.enter_context(target.cache(drafter.max_nodes, reusable, reader, tokens=room))
     ends.callback(lambda: cache.record(prompt + out.tokens))  # also if a step fails
-    if method.sizing is not None:
-        method.sizing.opened()
     end, how = len(prompt) + limit, (request.sampling, request.execution, request.mark)
     return Sequence(target, cache, session, list(prompt), *how, end, request.eos, request.ends)
 
 
 def step_clock(target: Target) -> Clock:
-    """What tells the time that a step takes: on a CPU this thread's own clock, which stops while others run.
+    """Return the clock that times steps: on a CPU this thread's own, which stops while others run.
 
     So what a draft costs is known from fewer steps: on two cores that three processes want, plain steps of 1 ms took
     0.9 to 5 by the wall's.
@@ -229,32 +238,31 @@ def step_clock(target: Target) -> Clock:
     return time.perf_counter if elsewhere or coarse else time.thread_time
 
 
-def _timed(step: HostStep | DeviceStep, session: Session, executor: Executor, clock: Clock) -> Verification:
-    """Take a step and report its seconds to the method's `Sizing`, unless it made a new shape."""
-    sizing, setup_before = session.method.sizing, executor.setup_s
+def _timed(step: Step, clock: Clock) -> Verification:
+    """Take a step and report its seconds to the drafter's `Sizing`, unless it made a new shape."""
+    executor, sizing = step.executor, step.sequence.session.drafter.sizing
     if sizing is None:
         return step()
-    start = clock()
+    setup_before, start = executor.setup_s, clock()
     verification = step()
     seconds = clock() - start
     if executor.setup_s == setup_before and seconds > 0:  # a clock may stand still for a step
-        sizing.took(len(verification.draft.tree) - 1, len(verification.tokens), seconds)
+        sizing.observe(len(verification.draft.tree) - 1, len(verification.tokens), seconds)
     return verification
 
 
-def _first_step(sequence: Sequence, step: HostStep | DeviceStep, out: Generation) -> Verification:
+def _first_step(sequence: Sequence, step: Step, out: Generation) -> Verification:
     """Take the prompt and the first step: in one forward if the session begins with a chain, else in two.
 
-    If the size of drafts is found while decoding, the chain is the root alone, as that forward gives a token whatever
+    If the size of drafts is learnt while decoding, the chain is the root alone, as that forward gives a token whatever
     drafts are worth here.
     """
-    target, session, sizing = sequence.target, sequence.session, sequence.session.method.sizing
-    prompt, needs, kept = list(sequence.text), session.method.needs, sequence.cache.length
-    chain, first_session = session.begin(prompt), session
+    target, session, sizing = sequence.target, sequence.session, sequence.session.drafter.sizing
+    prompt, needs, kept = list(sequence.text), session.drafter.needs, sequence.cache.length
+    chain, first_session, rows = session.begin(prompt), session, len(prompt)
     if sizing is not None:
-        first_session = step.executor.idle.session()
+        rows, first_session = sizing.begin(), step.executor.idle.session()
         chain = first_session.draft(prompt[-1])
-    rows = 0 if not needs.prompt_logits else len(prompt) if sizing is None else sizing.prompt_rows
     later: list[tuple[int, torch.Tensor]] = []  # of the prompt, for a session that first reads the token after it
 
     def read(start: int, logits: torch.Tensor) -> None:
@@ -263,22 +271,23 @@ def _first_step(sequence: Sequence, step: HostStep | DeviceStep, out: Generation
         else:
             later.append((start, logits))
 
-    logits = target.prefill(sequence.cache, prompt, chain, rows=rows, kept=kept, read=read)
+    rows = rows if needs.prompt_logits else 0
+    outputs = target.prefill(sequence.cache, prompt, chain, rows=rows, kept=kept, read=read, hidden=needs.hidden)
+    logits, hidden = outputs
     forwarded_prompt = prompt[kept:] if chain is not None else prompt[kept:-1]
-    if forwarded_prompt and target.hidden is not None:  # (P - 1 + n, H)
-        session.observe_prompt_hidden(forwarded_prompt, target.hidden[: len(forwarded_prompt)])
+    if forwarded_prompt and hidden is not None:  # (P - 1 + n, H)
+        session.observe_prompt_hidden(forwarded_prompt, hidden[: len(forwarded_prompt)])
     if chain is None:
         sequence.mark("prefill")
         out.forwards = 1 + bool(forwarded_prompt)
         return step()
     out.forwards = 1
-    hidden = target.hidden  # now, as a processor may forward the model, too
-    every = first_session.method.needs.choices
+    every = first_session.drafter.needs.choices
     choices = step.executor.choice.after(logits, chain, prompt, every=every, over=sequence.over)
     forwarded = Forwarded(choices, logits, hidden)
     verification = conclude(first_session, chain, forwarded, over=sequence.over, cache=sequence.cache)
     if first_session is not session:
-        session.passed(verification.tokens)
+        session.skip(verification.tokens)
         for start, of_prompt in later:
             session.observe_prompt(prompt, start, of_prompt)
     sequence.mark("prefill")

@@ -27,7 +27,8 @@ Processor = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 _HALF = (1 << 32) - 1
 LARGE_VOCAB = 16384  # from this vocabulary on, grouping columns pays
 GROUPS_OF_MAXIMA = 512  # groups of columns, about, whose maxima estimate the sum over all logits
-Candidates = tuple[torch.Tensor | None, torch.Tensor | None]  # tokens and bits, (n, k) each; None if not needed
+# Tokens and the log2 of their probabilities, (n, k) each; None if not needed
+Candidates = tuple[torch.Tensor | None, torch.Tensor | None]
 NOISE_BYTES = 64 << 20  # of cached noise; a row takes 4 V
 
 
@@ -109,9 +110,9 @@ class Choice:
 
     def __init__(self, sampling: Sampling, device: torch.device) -> None:
         self.sampling = sampling
-        self.seed = torch.zeros((), dtype=torch.long, device=device)  # stays in place, for captured steps
+        self.seed = torch.zeros((), dtype=torch.long, device=device)  # stays where it is, for graphs
         self._seed = 0
-        # Noise (V,) by seed and place, on a CPU; what was used last comes last.
+        # Noise (V,) by seed and position, on a CPU; what was used last comes last.
         self._rows: dict[tuple[int, int], torch.Tensor] = {}
         self._processors, self._warpers = _processors(sampling), _warpers(sampling)
         self.set_seed(sampling.seed)
@@ -177,8 +178,8 @@ class Choice:
         if self.greedy:
             return argmax(logits)
         if not self._processors and (every or logits.device.type != "cpu"):
-            places = torch.arange(len(text), len(text) + draft.tree.max_depth + 1, device=logits.device)
-            return self.among(logits, places, draft.tree.depths.to(logits.device))
+            positions = torch.arange(len(text), len(text) + draft.tree.max_depth + 1, device=logits.device)
+            return self.among(logits, positions, draft.tree.depths.to(logits.device))
         choices = self._along(logits, draft, text, over)
         return torch.where(choices < 0, argmax(logits), choices) if every else choices
 
@@ -192,7 +193,12 @@ class Choice:
         tree, tokens = draft.tree, draft.tokens.tolist()
         choices, nodes, new = [-1] * len(tokens), [0], list[int]()
         while nodes:  # of one depth and one text
-            row = self._processed(logits[nodes[0] : nodes[0] + 1], draft, tokens, nodes[0], text)
+            row = logits[nodes[0] : nodes[0] + 1]
+            if self._processors:  # row by row, as `generate` calls them
+                ids = torch.tensor([[*text, *new]], device=row.device)
+                row = row.float().clone()  # they may write into it, and the drafter learns from the model's own
+                for processor in self._processors:
+                    row = processor(ids, row)
             new.append(int(self.among(row, torch.tensor([len(text) + len(new)], device=logits.device))))
             for node in nodes:
                 choices[node] = new[-1]
@@ -202,39 +208,27 @@ class Choice:
             nodes = [i for i in below if tree.parent_of[i] in nodes and tokens[i] == new[-1]]
         return torch.tensor(choices, device=logits.device)
 
-    def _processed(
-        self, row: torch.Tensor, draft: Draft, tokens: Sequence[int], node: int, text: Sequence[int]
-    ) -> torch.Tensor:
-        """Process a node's logits (1, V) given its own path; row by row, as `generate` calls processors."""
-        if not self._processors:
-            return row
-        ids = torch.tensor([[*text, *(tokens[i] for i in draft.tree.chain_of[node][1:])]], device=row.device)
-        scores = row.float().clone()  # a processor may write into it, and the drafter learns from the model's own
-        for processor in self._processors:
-            scores = processor(ids, scores)
-        return scores
-
     def _noise(self, positions: torch.Tensor, vocab: int) -> torch.Tensor:
         """Return noise (n, V). On a CPU a row is drawn once for all steps that reach its position."""
         if positions.device.type != "cpu":
             return gumbel(self.seed, positions, vocab)
-        places = [(self._seed, place) for place in positions.tolist()]
-        rows = {place: self._rows.pop(place) for place in places if place in self._rows}
-        missing = [place for place in dict.fromkeys(places) if place not in rows]
+        keys = [(self._seed, position) for position in positions.tolist()]
+        rows = {key: self._rows.pop(key) for key in keys if key in self._rows}
+        missing = [key for key in dict.fromkeys(keys) if key not in rows]
         if missing:
-            drawn = gumbel(self.seed, torch.tensor([place for _, place in missing]), vocab)
+            drawn = gumbel(self.seed, torch.tensor([position for _, position in missing]), vocab)
             rows |= zip(missing, (row.clone() for row in drawn), strict=True)  # a view would keep all of it alive
         self._rows |= rows
         while len(self._rows) > max(NOISE_BYTES // (4 * vocab), len(rows)):  # least recently used first, none of these
             del self._rows[next(iter(self._rows))]
-        return torch.stack([rows[place] for place in places])
+        return torch.stack([rows[key] for key in keys])
 
 
 def gumbel(seed: torch.Tensor, positions: torch.Tensor, vocab: int) -> torch.Tensor:
     """Return Gumbel noise for each position and token: float32 (n, V), by integers up to the last logarithms.
 
-    Token and position are hashed (splitmix64 for the keys of a place, then twice lowbias32 of the token under them), so
-    all devices draw the same and none keeps a state.
+    Token and position are hashed (splitmix64 for the keys of a position, then twice lowbias32 of the token under them),
+    so all devices draw the same and none keeps a state.
 
     Args:
         seed: int64 ().
@@ -316,19 +310,19 @@ def top_k(logits: torch.Tensor, k: int) -> torch.Tensor:
     return _greatest(logits, k)[1]
 
 
-def candidates_of(logits: torch.Tensor, k: int, bits: bool = False) -> Candidates:
-    """Return what a drafter needs of logits: top-k, and the bits of `top_k_and_bits`; None for the rest."""
-    if bits:
-        return top_k_and_bits(logits, k)
+def candidates_of(logits: torch.Tensor, k: int, log_probs: bool = False) -> Candidates:
+    """Return what a drafter needs of logits: top-k, and their log-probs; None for the rest."""
+    if log_probs:
+        return top_k_log_probs(logits, k)
     return top_k(logits, k) if k else None, None
 
 
-def top_k_and_bits(logits: torch.Tensor, k: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return each row's top-k, best first, and their bits, -log2 of the probability: (n, k) twice.
+def top_k_log_probs(logits: torch.Tensor, k: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return each row's top-k, best first, and the log2 of their probabilities: (n, k) twice.
 
     The softmax's denominator is estimated from the maxima of groups of columns, which finding the top-k computes, too:
     the sum of all V exponentials would take longer than the rest of a step's host work. The estimate is good if few
-    tokens are likely; for a flat distribution of 128,000 tokens the bits are some eight too few.
+    tokens are likely; for a flat distribution of 128,000 tokens the log-probs are some eight too large.
     """
     greatest, best, maxima = _greatest(logits, k)
     if maxima is None or maxima.shape[1] < GROUPS_OF_MAXIMA // 2:
@@ -337,7 +331,7 @@ def top_k_and_bits(logits: torch.Tensor, k: int) -> tuple[torch.Tensor, torch.Te
         width = min(vocab & -vocab, 1 << max((vocab // GROUPS_OF_MAXIMA).bit_length() - 1, 0))
         maxima = logits.reshape(n, width, -1).amax(1)  # (n, V / width)
     mass = torch.logsumexp(maxima.float(), 1, keepdim=True)  # (n, 1)
-    return best, (mass - greatest.float()) / math.log(2)
+    return best, (greatest.float() - mass) / math.log(2)
 
 
 def _greatest(logits: torch.Tensor, k: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
@@ -355,9 +349,9 @@ def _greatest(logits: torch.Tensor, k: int) -> tuple[torch.Tensor, torch.Tensor,
     maxima = dealt.amax(dim=1)
     best = maxima.topk(k, dim=-1).indices  # (n, k): the groups
     inside = dealt.gather(2, best[:, None, :].expand(-1, vocab // groups, -1)).view(n, -1)  # (n, V / g * k)
-    greatest, place = inside.topk(k, dim=-1)  # (n, k)
-    row = place.div(k, rounding_mode="floor")
-    return greatest, torch.add(best.gather(1, place % k), row, alpha=groups), maxima
+    greatest, index = inside.topk(k, dim=-1)  # (n, k)
+    row = index.div(k, rounding_mode="floor")
+    return greatest, torch.add(best.gather(1, index % k), row, alpha=groups), maxima
 
 
 def _groups(vocab: int, k: int) -> int:

@@ -1,7 +1,7 @@
-"""Steps of fixed shape, all on the device, which can be captured as one CUDA graph and replayed.
+"""Static steps: of fixed shape, all on the device, so that each can be captured as one CUDA graph and replayed.
 
-A DeviceDrafter's whole step has a fixed shape (`WholeStep`). For other drafters only the forward with the target's
-choices has (`PaddedForward`): drafts of any tree are padded and fed in.
+All of a DeviceDrafter's step is static (`StaticStep`). For other drafters the forward with the target's choices is
+(`StaticForward`): drafts of any tree are padded and fed in.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ from .cache import TreeCache
 from .devices import on_host_like, synchronize
 from .drafter import DeviceDrafter, Drafter
 from .sampling import Candidates, Choice, candidates_of
-from .target import Target
+from .target import Outputs, Target
 from .tree import Draft, Tree
 from .verification import Commit
 
 WORD = 64  # bits of an int64, in which a tree is packed
 BUCKET = 256  # a static step attends over the context rounded up to a multiple of this; of a long one to more
-# Rows of a padded forward: the smallest of these that holds the draft, so that a few forwards serve all drafts.
+# Rows of a StaticForward: the smallest of these that holds the draft, so that a few forwards serve all drafts.
 ROWS = (1, 8, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512)
 
 
@@ -39,33 +39,28 @@ def bucket_of(tokens: int) -> int:
 
 
 class Setup(NamedTuple):
-    """What a step of fixed shape is made with.
-
-    Attributes:
-        cache: the step does not keep it alive, as a larger one may replace it.
-        bucket: visible positions of the cache; at least its length and the nodes of the step.
-        choice: the target's rule.
-    """
+    """What a static step is made with."""
 
     target: Target
-    cache: TreeCache
-    bucket: int
-    choice: Choice
+    cache: TreeCache  # not kept alive, as a larger one may replace it
+    bucket: int  # visible positions of the cache; at least its length and the nodes of the step
+    choice: Choice  # the target's rule
 
 
-class StaticForward:
+class TreeForward:
     """Forwards drafts of up to n nodes over one bucket of the cache, with the same shapes every time.
 
-    Position in the cache and tree are tensors on the device. Unused nodes of a smaller tree attend to the committed
-    tokens and themselves; no node attends to them.
+    Position in the cache and tree are tensors on the device. Unused nodes attend to the committed tokens and
+    themselves; no node attends to them.
 
     Args:
         length: int64 (), the committed tokens; filled by the caller.
+        hidden: also return hidden states.
     """
 
-    def __init__(self, setup: Setup, nodes: int, length: torch.Tensor) -> None:
+    def __init__(self, setup: Setup, nodes: int, length: torch.Tensor, *, hidden: bool) -> None:
         self.target, cache, self.bucket, _ = setup
-        self._cache, self.length = weakref.ref(cache), length
+        self._cache, self.length, self._hidden = weakref.ref(cache), length, hidden
         device, dtype = self.target.device, self.target.dtype
         self.depths = torch.zeros(nodes, dtype=torch.long, device=device)
         self._nodes = torch.arange(nodes, device=device)
@@ -85,11 +80,11 @@ class StaticForward:
         visible = (words.index_select(1, self._word) >> self._bit & 1).bool()  # (n, n)
         self._mask[:, 1:-1].fill_(self._blocked).masked_fill_(visible, 0)
 
-    def __call__(self, tokens: torch.Tensor) -> torch.Tensor:
-        """Forward token ids (n,) to logits (n, V). Reads no host value; all shapes are fixed."""
+    def __call__(self, tokens: torch.Tensor) -> Outputs:
+        """Forward token ids (n,). Reads no host value; all shapes are fixed."""
         cache = self._cache()
         assert cache is not None
-        # committed columns show node -1, the tree's columns its nodes, those behind them node n
+        # committed columns show node -1, the tree's columns its nodes, those after them node n
         node = (self._columns - self.length + 1).clamp(0, len(self._nodes) + 1)  # (bucket,)
         return self.target.forward_static(
             cache,
@@ -97,6 +92,7 @@ class StaticForward:
             self._mask.index_select(1, node),  # (n, bucket)
             self.depths + self.length,
             self._nodes + self.length,
+            hidden=self._hidden,
         )
 
 
@@ -111,18 +107,15 @@ def packed(ancestors: torch.Tensor, n: int) -> torch.Tensor:
     return torch.from_numpy(np.packbits(seen, axis=1, bitorder="little").view(np.int64))
 
 
-class WholeStep:
-    """The step of one tree over one bucket of the cache, for a drafter that works on the device.
-
-    `run` reads and writes buffers that stay where they are: `root` (1,), `length` () and what else `commit` has.
-    """
+class StaticStep:
+    """The step of one tree over one bucket of the cache. `run` reads and writes buffers that stay where they are."""
 
     def __init__(self, setup: Setup, drafter: DeviceDrafter, tree: Tree) -> None:
         self.target, self.choice, self._cache = setup.target, setup.choice, weakref.ref(setup.cache)
         # the drafter owns its steps: a cycle would keep its tensors until it is collected
         self.drafter, self.tree = weakref.proxy(drafter), tree
         self.length = torch.zeros((), dtype=torch.long, device=self.target.device)
-        self.forward = StaticForward(setup, len(tree), self.length)
+        self.forward = TreeForward(setup, len(tree), self.length, hidden=drafter.needs.hidden)
         self.forward.set_tree(tree.depths, packed(tree.host_ancestors, len(tree)).to(tree.device))
         self.commit = Commit(tree, self.length)
         self.root, self._k = self.commit.root, drafter.needs.candidates
@@ -133,17 +126,17 @@ class WholeStep:
         commit, cache = self.commit, self._cache()
         assert cache is not None
         tokens = self.drafter.grow(self.root)  # (n,)
-        logits = self.forward(tokens)
-        places = self._depths + self.length + 1 if self.choice.draws else None
-        choices = self.choice.among(logits, places, self.forward.depths)  # (n,)
+        logits, hidden = self.forward(tokens)
+        positions = self._depths + self.length + 1 if self.choice.draws else None
+        choices = self.choice.among(logits, positions, self.forward.depths)  # (n,)
         candidates, _ = candidates_of(logits, self._k)  # (n, k)
         commit(tokens, choices)
-        if not self.tree.is_chain:  # a chain's accepted nodes are in place already
+        if not self.tree.is_chain:  # a chain's accepted nodes stay where they are
             cache.move(commit.source, commit.to)
         if candidates is not None:
             self.drafter.learn(tokens, candidates, commit.accepted)
-        if self.target.hidden is not None:
-            self.drafter.set_hidden(self.target.hidden.index_select(0, commit.report[:1]))
+        if hidden is not None:
+            self.drafter.set_hidden(hidden.index_select(0, commit.report[:1]))
         self.tokens, self.choices = tokens, choices  # to be read before the next step overwrites them
 
     def state(self) -> dict[str, torch.Tensor]:
@@ -152,26 +145,26 @@ class WholeStep:
         return written
 
 
-class PaddedForward:
+class StaticForward:
     """A forward over one bucket of the cache with the target's choices, for drafts of up to n nodes.
 
     Attributes, of the last run:
         choices: int64 (n,).
-        logits: (n, V), if the method reads them.
-        hidden: (n, H), if the target keeps it.
+        logits: (n, V), if the drafter reads them.
+        hidden: (n, H), if the drafter reads them.
     """
 
     def __init__(self, setup: Setup, drafter: Drafter, nodes: int) -> None:
-        self.target, self.choice, self._n = setup.target, setup.choice, nodes
-        self._k, self._bits, self._keeps_logits = drafter.needs.candidates, drafter.needs.bits, drafter.needs.logits
+        self.target, self.choice, self._n, self._needs = setup.target, setup.choice, nodes, drafter.needs
+        k, columns = drafter.needs.candidates, 1 + drafter.needs.log_probs
         # One buffer goes in: length, tokens, depths, ancestors as `packed` has them. One comes out: see `run`.
         self._sizes = [1, nodes, nodes, nodes * -(-nodes // WORD)]
         self._input = torch.zeros(sum(self._sizes), dtype=torch.long, device=self.target.device)
         length, self._tokens, self._depths, words = torch.split(self._input, self._sizes)
         self.length, self._words = length[0], words.view(nodes, -1)
         self._host = on_host_like(self._input)
-        self._host_report = on_host_like(self._input.new_zeros(nodes, 1 + self._k * (1 + self._bits)))
-        self.forward = StaticForward(setup, nodes, self.length)
+        self._host_report = on_host_like(self._input.new_zeros(nodes, 1 + k * columns))
+        self.forward = TreeForward(setup, nodes, self.length, hidden=drafter.needs.hidden)
         self._words.copy_(packed(torch.ones(1, 1, dtype=torch.bool), nodes))  # for warm-up runs, before the first draft
         self._report = self.choices = self._tokens
         self.logits: torch.Tensor | None = None
@@ -197,29 +190,30 @@ class PaddedForward:
 
     def run(self) -> None:
         self.forward.set_tree(self._depths, self._words)
-        logits = self.forward(self._tokens)
-        self.logits = logits if self._keeps_logits else None  # a captured step would hold them for good
-        places = self._depths + self.length + 1 if self.choice.draws else None  # (n,)
-        self.choices = self.choice.among(logits, places)
-        self._candidates, self.hidden = candidates_of(logits, self._k, self._bits), self.target.hidden
-        candidates, bits = self._candidates
-        parts = self.choices[:, None], candidates, None if bits is None else bits.double().view(torch.long)
+        needs, (logits, self.hidden) = self._needs, self.forward(self._tokens)
+        self.logits = logits if needs.logits else None  # a graph would keep them in memory for good
+        positions = self._depths + self.length + 1 if self.choice.draws else None  # (n,)
+        self.choices = self.choice.among(logits, positions)
+        self._candidates = candidates_of(logits, needs.candidates, needs.log_probs)
+        candidates, log_probs = self._candidates
+        parts = self.choices[:, None], candidates, None if log_probs is None else log_probs.double().view(torch.long)
         self._report = torch.cat([part for part in parts if part is not None], 1)  # int64 (n, 1 + k + k)
 
     def read(self, n: int) -> tuple[torch.Tensor, Candidates]:
         """Return choices (n,) and candidates of the first n nodes on the host, with one transfer."""
         self._host_report.copy_(self._report, non_blocking=True)
         synchronize(self._report.device)
-        choices, candidates, bits = self._host_report[:n].clone().tensor_split((1, 1 + self._k), 1)
+        k = self._needs.candidates
+        choices, candidates, log_probs = self._host_report[:n].clone().tensor_split((1, 1 + k), 1)
         return choices[:, 0], (
-            candidates if self._k else None,
-            bits.view(torch.double).float() if self._bits else None,
+            candidates if k else None,
+            log_probs.view(torch.double).float() if self._needs.log_probs else None,
         )
 
     def on_device(self, n: int) -> tuple[torch.Tensor, Candidates]:
         """Return the same on the device, without a transfer."""
-        candidates, bits = (None if part is None else part[:n] for part in self._candidates)
-        return self.choices[:n], (candidates, bits)
+        candidates, log_probs = (None if part is None else part[:n] for part in self._candidates)
+        return self.choices[:n], (candidates, log_probs)
 
     def state(self) -> dict[str, torch.Tensor]:
         """Return the tensors that a run writes and that outlive it."""

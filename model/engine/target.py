@@ -1,59 +1,49 @@
-"""The target: any transformers causal LM whose layers store keys and values, one forward over a draft at a time.
-
-What the engine cannot drive is refused by name, before a prompt is decoded.
-"""
+"""The target: any transformers causal LM whose layers store keys and values, one forward over a draft at a time."""
 
 from __future__ import annotations
 
 import sys
 import weakref
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from functools import cached_property, partial
 from itertools import pairwise
 from numbers import Integral
 from threading import get_ident
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
 from ..errors import UserError
 from .cache import ALIGNED, CachePool, LayerShape, TreeCache, TreeMasks
+from .checks import TRIAL_ROOM, check_draft, check_model, check_training, unwrapped, warn_untried
 from .devices import Graphs, Turns, give_back, synchronize, turns_of
 from .kernels import Grouped
-from .layers import (
-    TRIAL_ROOM,
-    check_forward,
-    check_places,
-    check_positions,
-    check_training,
-    device_of,
-    form_of,
-    is_compiled,
-    layer_types,
-    mode_of,
-    probe_layers,
-    try_draft,
-    warn_untried,
-    works_with_ours,
-)
+from .layers import device_of, form_of, is_compiled, layer_types, mode_of, probe_layers
 from .linear import OURS, PACKED, fingerprint, fuse_linears, is_held, pack_linears
 from .tree import Draft
 
-DEFAULT_CONTEXT = 4096
-# Of a prompt's logits that are held at a time; more on a GPU, where each part takes about as long as a step.
+# Of a prompt's logits that are in memory at a time; more on a GPU, where each part takes about as long as a step.
 LOGITS_BYTES, LOGITS_BYTES_GPU = 64 << 20, 1 << 30
-MOST_PENDING = 16  # tokens that are forwarded again with a draft; more of them get a forward of their own
+MAX_PENDING = 16  # tokens that are forwarded again with a draft; more of them get a forward of their own
 # Additive (1, 1, n, c), by type of layer where these differ
 Masks = torch.Tensor | dict[str, torch.Tensor | None] | None
+Read = Callable[[int, torch.Tensor], None]
 EXECUTIONS = ("eager", "static", "graph")
 
 
-class Target:
-    """A stock transformers model behind two verbs: `prefill`, and `forward` over a draft, both of them on a cache.
+class Outputs(NamedTuple):
+    """What a forward returns for n tokens."""
 
-    A sequence borrows its cache: those that come one after the other get the same one, those at one time each its own.
-    Threads that share the model, by this target or another one, hold its `turns` for a step.
+    logits: torch.Tensor  # (n, V)
+    hidden: torch.Tensor | None = None  # (n, H), the inputs of the model's own head, if the forward was asked for them
+
+
+class Target:
+    """A stock transformers model with two verbs on a cache: `prefill`, and `forward` over a draft.
+
+    Sequences borrow caches: successive ones the same, simultaneous ones each its own. Threads that share the model, by
+    this target or another one, hold its `turns` for a step.
 
     Args:
         model: a causal LM, by itself or inside what torch.compile or peft put around it; it stays as it is.
@@ -63,9 +53,7 @@ class Target:
             product; torch: torch's own. All but the last change the model's layers.
 
     Raises:
-        UserError: the model cannot work this way (encoder-decoder, a head of more ids than its embedding, a kind of
-            layer that is not driven, positions that change with the longest, attention that takes no tree mask, a draft
-            that changes what it says); says which.
+        UserError: the engine cannot drive the model; says why (see `checks`).
     """
 
     def __init__(self, model: Any, *, context: int | None = None, linear: str = "torch") -> None:
@@ -83,30 +71,12 @@ class Target:
         """Read shapes, device and limits of the model; refuse what the engine cannot drive."""
         model = self.model
         self.name = model.config.name_or_path or type(model).__name__
-        limit = position_limit(model)
-        if context is not None and context < 2:
-            raise UserError(f"{self.name}: context={context}: must be at least 2, a token of prompt and one of answer")
-        if context is not None and limit is not None and context > limit:
-            raise UserError(f"{self.name}: context={context} is more than the {limit} positions the model has")
-        self.context: int = context or min(limit or DEFAULT_CONTEXT, DEFAULT_CONTEXT)
-        if not isinstance(getattr(model.get_output_embeddings(), "weight", None), torch.Tensor):
-            raise UserError(
-                f"{self.name}: has no head with a tensor of weights; after torch's quantize_dynamic its products would "
-                "depend on the draft: use another quantization"
-            )
+        self.context, takes, self._cache_name = check_model(model, self.name, context)
+        self._keeps_logits, self._takes_positions = "logits_to_keep" in takes, "position_ids" in takes
         self.device = device_of(model)
         self.dtype: torch.dtype = torch.float32 if is_held(model) else model.get_input_embeddings().weight.dtype
         self.vocab_size: int = model.get_input_embeddings().weight.shape[0]
         self.logits_size: int = model.get_output_embeddings().weight.shape[0]
-        if self.logits_size > self.vocab_size:
-            raise UserError(
-                f"{self.name}: its head has {self.logits_size} rows, its embedding {self.vocab_size}: a draft may hold "
-                "ids that it cannot read"
-            )
-        takes, self._cache_name = check_forward(model, self.name)
-        self._keeps_logits, self._takes_positions = "logits_to_keep" in takes, "position_ids" in takes
-        check_positions(model.config, self.name, self.context)
-        check_places(model.config.get_text_config(), self.name, self.context)
         self._shapes: list[LayerShape | None] = []
         self._states: list[int] = []
         self._grouped = Grouped(model)
@@ -122,11 +92,9 @@ class Target:
         self.devices = sorted({self.device, *stored_on}, key=str)  # layers may be spread
         self.caches = CachePool(partial(TreeCache, self._shapes, states=self._states), self.context)
         self.masks = TreeMasks(self.dtype, self.device)
-        self.hidden: torch.Tensor | None = None  # (n, H): last hidden states of the last forward, if kept
-        self.graphs = Graphs(self.device)  # what captures steps
+        self.graphs = Graphs(self.device)
         self._form = form_of(model)
-        with works_with_ours(self.name):
-            try_draft(self, TreeCache(self._shapes, TRIAL_ROOM, self._states))
+        check_draft(self, TreeCache(self._shapes, TRIAL_ROOM, self._states))
 
     def __getstate__(self) -> dict[str, Any]:
         """For deep copies: the copied model has turns of its own."""
@@ -144,12 +112,12 @@ class Target:
 
     def _probe(self) -> None:
         layers = probe_layers(self.model, self.name, self.device, self._cache_name)
-        self._shapes, self._reaches, self._states = layers
+        self._shapes, self._windows, self._states = layers
         self._types = layer_types(self.model)
-        self._nearest = min((reach.positions for reach in self._reaches.values()), default=sys.maxsize)
+        self._smallest_window = min((window.size for window in self._windows.values()), default=sys.maxsize)
 
-    def equip(self, module: torch.nn.Module) -> None:
-        """Give a module the products that the target multiplies with; for a drafter's own network."""
+    def prepare(self, module: torch.nn.Module) -> None:
+        """Make a module's linear layers, of a drafter's network, multiply as the target's do."""
         if self.linear in PACKED:
             pack_linears(module, half=self.linear == "half")
 
@@ -170,19 +138,18 @@ class Target:
         return len(self.devices) == 1 and not self.recurrent
 
     def cache(
-        self, nodes: int, prompt: Sequence[int] = (), method: object = None, *, tokens: int | None = None
+        self, nodes: int, prompt: Sequence[int] = (), reader: object = None, *, tokens: int | None = None
     ) -> AbstractContextManager[TreeCache]:
         """A cache for one sequence, with room for drafts of `nodes` nodes.
 
         Args:
             prompt: keep what is committed of it already, for `prefill`, if the model has not changed.
-            method: and if this method has read it.
+            reader: and if this drafter has read it.
             tokens: prompt and answer that it has room for at first; default: a full context, as static steps need.
         """
         check_training(self.model, self.name)
-        reader = None if method is None else weakref.ref(method)
-        values = self._weights()
-        committed_by = (reader, values, mode_of(self.model)) if prompt else ()
+        values, read_by = self._weights(), None if reader is None else weakref.ref(reader)
+        committed_by = (read_by, values, mode_of(self.model)) if prompt else ()
         return self.caches.borrowed(self._capacity(nodes, tokens), prompt, committed_by)
 
     def _weights(self) -> bytes:
@@ -223,25 +190,6 @@ class Target:
             raise UserError(f"prompt: has ids outside the vocabulary of {self.vocab_size}")
         return min(max_new_tokens, self.context - len(prompt))
 
-    @contextmanager
-    def hidden_states(self, wanted: bool = True) -> Iterator[None]:
-        """Store the head's input in `hidden` in each forward of this thread. Free if not wanted."""
-        if not wanted:
-            yield
-            return
-        thread = get_ident()
-
-        def store(module: Any, args: Any, output: Any) -> None:
-            if get_ident() == thread:
-                self.hidden = output[0][0].to(self.device)  # its first output, after the final norm: (1, n, H)
-
-        hook = self.model.get_decoder().register_forward_hook(store)
-        try:
-            yield
-        finally:
-            hook.remove()  # else a reference cycle: model, hook, target, model
-            self.hidden = None
-
     @torch.inference_mode()
     def prefill(
         self,
@@ -251,22 +199,24 @@ class Target:
         *,
         rows: int = 0,
         kept: int = 0,
-        read: Callable[[int, torch.Tensor], None] = lambda start, logits: None,
-    ) -> torch.Tensor:
+        read: Read = lambda start, logits: None,
+        hidden: bool = False,
+    ) -> Outputs:
         """Start a sequence: a causal forward, without a mask, over all of the prompt (P tokens) but its last one.
 
         Leaves these P - 1 tokens committed: the last one is the first root. A long prompt is forwarded in parts, so
-        that no more than LOGITS_BYTES of logits are held.
+        that no more than LOGITS_BYTES of logits are in memory.
 
         Args:
-            cache: whatever it holds behind `kept` is forgotten.
+            cache: whatever it holds after `kept` is forgotten.
             draft: a chain of n nodes that goes with them, its root the prompt's last token; None: n is 0.
             rows: `read` is given the logits of so many of the prompt's last tokens, of its very last with a draft.
             kept: so many of the prompt's first tokens the cache has already (`TreeCache.keep`).
-            read: called with the place of a token in the prompt, and the logits (m, V) of m tokens from there on.
+            read: called with the index of a token in the prompt, and the logits (m, V) of m tokens from there on.
+            hidden: also return hidden states.
 
         Returns:
-            Logits (n, V) after the draft's nodes.
+            Logits (n, V) after the draft's nodes; hidden states of all tokens that were forwarded.
 
         Raises:
             UserError: the draft is no chain.
@@ -277,8 +227,9 @@ class Target:
         if not kept:
             cache.reset()
         if self.recurrent and draft is not None and n > 1:  # a draft may have to be taken back, a prompt not
-            self.prefill(cache, prompt, rows=rows, kept=kept, read=read)
-            return self.forward(cache, draft)
+            states = self.prefill(cache, prompt, rows=rows, kept=kept, read=read, hidden=hidden).hidden
+            logits, drafted = self.forward(cache, draft, hidden=hidden)
+            return Outputs(logits, drafted if states is None or drafted is None else torch.cat((states, drafted)))
         self._make_room(cache, past + n, n)
         cache.forwarded = []  # until all of it is read
         tokens = torch.tensor(prompt[kept:-1], dtype=torch.long, device=self.device)
@@ -286,84 +237,93 @@ class Target:
             tokens = torch.cat((tokens, draft.tokens.to(self.device)))
         of_prompt = len(tokens) - max(n - 1, 0)  # tokens whose row may be read
         readable = range(max(of_prompt - rows, 0), of_prompt)
-        logits = self._forward_in_parts(cache, tokens, readable, n, read)
+        outputs = self._forward_in_parts(cache, tokens, readable, n, read, hidden)
         cache.length, cache.forwarded = past, prompt[-1:] if n else None
-        return logits
+        return outputs
 
     def _forward_in_parts(
-        self, cache: TreeCache, tokens: torch.Tensor, readable: range, n: int, read: Callable[[int, torch.Tensor], None]
-    ) -> torch.Tensor:
+        self, cache: TreeCache, tokens: torch.Tensor, readable: range, n: int, read: Read, hidden: bool
+    ) -> Outputs:
         """Forward tokens and commit them, so many at a time that their logits are few. Returns the last n of logits."""
         count, kept = len(tokens), cache.length
-        wanted = min(readable.start, count - max(n, 1)) if self._keeps_logits else 0  # the first row that is computed
-        held = LOGITS_BYTES_GPU if self.device.type == "cuda" else LOGITS_BYTES
-        size = max(held // (self.logits_size * self.dtype.itemsize), n, 1)
-        ends, hidden = sorted(range(count, max(wanted, 0), -size)), list[torch.Tensor]()
+        first_row = min(readable.start, count - max(n, 1)) if self._keeps_logits else 0  # of those that are computed
+        budget = LOGITS_BYTES_GPU if self.device.type == "cuda" else LOGITS_BYTES
+        size = max(budget // (self.logits_size * self.dtype.itemsize), n, 1)
+        ends, states = sorted(range(count, max(first_row, 0), -size)), list[torch.Tensor]()
         logits = torch.zeros(n, self.logits_size, dtype=self.dtype, device=self.device)
         for start, end in pairwise([0, *ends]):
-            logits = self._run_causal(cache, tokens[start:end], end - max(start, wanted))
+            logits, part = self._run_causal(cache, tokens[start:end], end - max(start, first_row), hidden)
             cache.length = kept + end
-            if self.hidden is not None:
-                hidden.append(self.hidden)
+            if part is not None:
+                states.append(part)
             first, last = max(start, readable.start), min(end, readable.stop)
             if first < last:
                 read(kept + first, logits[len(logits) - end + first : len(logits) - end + last])
-        if len(hidden) > 1:
-            self.hidden = torch.cat(hidden)
-        return logits[len(logits) - n :]
+        if len(states) > 1:
+            states = [torch.cat(states)]
+        return Outputs(logits[len(logits) - n :], states[0] if states else None)
 
     @torch.inference_mode()
-    def forward(self, cache: TreeCache, draft: Draft) -> torch.Tensor:
-        """One forward over a draft of n nodes behind the committed tokens. Returns logits (n, V).
+    def forward(self, cache: TreeCache, draft: Draft, *, hidden: bool = False) -> Outputs:
+        """Forward a draft of n nodes after the committed tokens.
+
+        Args:
+            hidden: also return hidden states.
 
         Raises:
             UserError: the model keeps recurrent states and the draft is no chain.
         """
         past, tree = cache.length, draft.tree
         if self.recurrent:
-            return self._forward_chain(cache, draft)
+            return self._forward_chain(cache, draft, hidden)
         self._make_room(cache, past + len(tree), len(tree))
         positions = tree.depths.to(self.device) + past
         tokens = draft.tokens.to(self.device)
         # A root alone sees all there is: without a mask the fastest kernels take it, and shared heads are not repeated.
-        mask = self.masks.behind(past, tree) if len(tree) > 1 else None
+        mask = self.masks.after(past, tree) if len(tree) > 1 else None
         masks = self._by_type(mask, positions, past)
-        with self._grouped:
-            return self._run_model(cache, tokens, masks, self._within(positions, past + tree.max_depth))
+        return self._run_model(cache, tokens, masks, self._within(positions, past + tree.max_depth), hidden)
 
-    def _forward_chain(self, cache: TreeCache, draft: Draft) -> torch.Tensor:
+    def _forward_chain(self, cache: TreeCache, draft: Draft, hidden: bool) -> Outputs:
         """The same for a model with recurrent states: accepted tokens that these have not read go with the draft."""
         if not draft.tree.is_chain:
             raise UserError(f"{self.name}: keeps recurrent states, for which a draft must be a chain")
         tokens, n = draft.tokens.tolist(), len(draft.tree)
         self._make_room(cache, cache.length + len(cache.pending) + n, n)
-        if len(cache.pending) > MOST_PENDING:
+        if len(cache.pending) > MAX_PENDING:
             self._run_causal(cache, torch.tensor(cache.will_read([]), device=self.device), 1)
             cache.commit(0)
-        return self._run_causal(cache, torch.tensor(cache.will_read(tokens), device=self.device), n)[-n:]
+        read = torch.tensor(cache.will_read(tokens), device=self.device)
+        logits, states = self._run_causal(cache, read, n, hidden)
+        return Outputs(logits[-n:], None if states is None else states[-n:])
 
-    def _run_causal(self, cache: TreeCache, tokens: torch.Tensor, rows: int) -> torch.Tensor:
-        """Forward tokens behind what the cache holds, without a mask. Returns at least the last `rows` of logits."""
+    def _run_causal(self, cache: TreeCache, tokens: torch.Tensor, rows: int, hidden: bool = False) -> Outputs:
+        """Forward tokens after what the cache holds, without a mask. Returns at least the last `rows` of logits."""
         end = cache.length + len(tokens)
         positions = self._within(torch.arange(cache.length, end, device=self.device), end - 1)
         kwargs = {"logits_to_keep": rows} if self._keeps_logits else {}
-        with self._grouped:
-            return self._run_model(cache, tokens, None, positions, **kwargs)
+        return self._run_model(cache, tokens, None, positions, hidden, **kwargs)
 
     @torch.inference_mode()
     def forward_masked(
-        self, cache: TreeCache, tokens: torch.Tensor, mask: torch.Tensor, positions: torch.Tensor
-    ) -> torch.Tensor:
-        """One forward over any n tokens behind the committed ones. Returns logits (n, V).
+        self,
+        cache: TreeCache,
+        tokens: torch.Tensor,
+        mask: torch.Tensor,
+        positions: torch.Tensor,
+        *,
+        hidden: bool = False,
+    ) -> Outputs:
+        """Forward any n tokens after the committed ones.
 
         Args:
             tokens, positions: int64 (n,).
             mask: what each of them attends to, additive (n, past + n).
+            hidden: also return hidden states.
         """
-        at = cache.place.write_at
+        at = cache.cursor.write_at
         masks = self._by_type(mask, positions, cache.length if at is None else at[:1])
-        with self._grouped:
-            return self._run_model(cache, tokens, masks, positions.clamp(max=self.context - 1))
+        return self._run_model(cache, tokens, masks, positions.clamp(max=self.context - 1), hidden)
 
     def forward_static(
         self,
@@ -372,23 +332,23 @@ class Target:
         mask: torch.Tensor,
         positions: torch.Tensor,
         write_at: torch.Tensor,
-    ) -> torch.Tensor:
+        *,
+        hidden: bool = False,
+    ) -> Outputs:
         """Forward nodes whose position in the cache is a tensor on the device.
 
         Args:
             tokens, positions, write_at: int64 (n,); token ids, their positions, and where their states are written.
             mask: what each node attends to, additive (n, b); the first b positions of the cache are visible.
-
-        Returns:
-            Logits (n, V).
+            hidden: also return hidden states.
         """
-        place = cache.place
-        place.write_at, place.bucket = write_at, mask.shape[-1]
+        cursor = cache.cursor
+        cursor.write_at, cursor.bucket = write_at, mask.shape[-1]
         try:
             with self.kernels:
-                return self.forward_masked(cache, tokens, mask, positions)
+                return self.forward_masked(cache, tokens, mask, positions, hidden=hidden)
         finally:
-            place.write_at = None
+            cursor.write_at = None
 
     def synchronize(self) -> None:
         """Wait for the devices, so that a clock read next is right."""
@@ -409,62 +369,51 @@ class Target:
         """
         full = None if mask is None else mask[None, None]
         seen = int(past) + len(positions) if mask is None else mask.shape[-1]
-        if seen <= self._nearest:
+        if seen <= self._smallest_window:
             return full
         if mask is None:
             mask = torch.zeros(len(positions), seen, dtype=self.dtype, device=self.device)
         columns = torch.arange(seen, device=self.device)
         if isinstance(past, int):
             columns[past:] = positions
-        else:  # behind the nodes' columns no node sees anything
+        else:  # after the nodes' columns no node sees anything
             columns.index_copy_(0, past + torch.arange(len(positions), device=self.device), positions)
         lowest = torch.finfo(self.dtype).min
         masks: dict[str, torch.Tensor | None] = {
-            kind: mask.masked_fill(reach.hides(positions, columns), lowest)[None, None]
-            for kind, reach in self._reaches.items()
+            kind: mask.masked_fill(window.hides(positions, columns), lowest)[None, None]
+            for kind, window in self._windows.items()
         }
         return masks[""] if "" in masks else {kind: masks.get(kind, full) for kind in self._types}
 
     def _run_model(
-        self, cache: TreeCache, tokens: torch.Tensor, mask: Masks, positions: torch.Tensor, **kwargs: int
-    ) -> torch.Tensor:
-        """Logits for token ids (n,), an additive mask, one for each type of layer, or none, and positions (n,)."""
+        self, cache: TreeCache, tokens: torch.Tensor, mask: Masks, positions: torch.Tensor, hidden: bool, **kwargs: int
+    ) -> Outputs:
+        """Forward token ids (n,) at positions (n,).
+
+        Args:
+            mask: additive, one for each type of layer or for all of them; None: causal.
+        """
         inputs = {"attention_mask": mask, self._cache_name: cache, "use_cache": True} | kwargs
         if self._takes_positions:
             inputs["position_ids"] = positions[None]
+        states: list[torch.Tensor] = []
+        hook = self._store_hidden(states) if hidden else None
         outside, OURS.forward = OURS.forward, True
         try:
-            with self._uncompiled():
+            with self._grouped, self._uncompiled():
                 logits: torch.Tensor = self.model(input_ids=tokens[None], **inputs).logits[0]
         finally:
             OURS.forward = outside
-        return logits
+            if hook is not None:
+                hook.remove()
+        return Outputs(logits, states[-1].to(self.device) if states else None)
 
+    def _store_hidden(self, states: list[torch.Tensor]) -> Any:
+        """Append the head's input (n, H) at each forward of this thread, until the returned hook is removed."""
+        thread = get_ident()
 
-def position_limit(model: Any) -> int | None:
-    """Return how many positions a model has; None if it does not say."""
-    limit: int | None = getattr(model.config.get_text_config(), "max_position_embeddings", None)
-    return limit
+        def store(module: Any, args: Any, output: Any) -> None:
+            if get_ident() == thread:
+                states.append(output[0][0])  # the decoder's first output, after the final norm: (1, n, H)
 
-
-def unwrapped(model: Any) -> Any:
-    """Return the transformers model inside torch.compile's or peft's wrapper. Adapters in its layers stay active.
-
-    Raises:
-        UserError: an adapter that changes the inputs (prompt and prefix tuning), which a draft tree goes past, or acts
-            from a place in the text on (aLoRA).
-    """
-    while True:
-        if hasattr(model, "_orig_mod"):
-            model = model._orig_mod
-        elif hasattr(model, "peft_config") and hasattr(model, "get_base_model"):
-            if getattr(active := model.active_peft_config, "is_prompt_learning", False):
-                kind, name = getattr(active.peft_type, "value", active.peft_type), type(model).__name__
-                raise UserError(f"{name}: {kind} puts tokens of its own before a text; this decoding has none")
-            if getattr(active, "alora_invocation_tokens", None):
-                raise UserError(
-                    f"{type(model).__name__}: aLoRA acts behind its invocation tokens; this decoding cannot"
-                )
-            model = model.get_base_model()
-        else:
-            return model
+        return self.model.get_decoder().register_forward_hook(store)

@@ -200,9 +200,9 @@ def breadth_first(parents: Sequence[int]) -> tuple[list[int], list[int]]:
     for node, parent in enumerate(parents[1:], 1):
         children[parent].append(node)
     order, ordered = [0], [0]
-    for place, node in enumerate(order):  # grows while it is walked
+    for index, node in enumerate(order):  # grows while it is walked
         order += children[node]
-        ordered += [place] * len(children[node])
+        ordered += [index] * len(children[node])
     return order, ordered
 
 

@@ -15,28 +15,19 @@ from .tree import Draft, Tree
 
 @dataclass(slots=True)
 class Verification:
-    """The outcome of one target forward over a draft of n nodes.
-
-    Attributes:
-        draft: the tree and its tokens.
-        choices: int64 (n,); the target's token after each node.
-        accepted: bool (n,); True if the node and all its ancestors are the target's choices. The root always is.
-        node: the deepest accepted node, 0 if only the root is accepted.
-        tokens: the accepted drafts, then the target's own next token (the bonus). Never empty. `cut` at the answer's
-            end before a session observes it; the other fields are not.
-        logits: (n, V), for a drafter that asked for them.
-        candidates: int64 (n, k), bits: (n, k), hidden: (n, H), the same; bits as `sampling.top_k_and_bits` has them.
-    """
+    """The outcome of one target forward over a draft of n nodes; None: the drafter does not need it."""
 
     draft: Draft
-    choices: torch.Tensor
-    accepted: torch.Tensor
-    node: int
+    choices: torch.Tensor  # int64 (n,), the target's token after each node
+    accepted: torch.Tensor  # bool (n,), the node and all its ancestors are the target's choices; the root always is
+    node: int  # the deepest accepted node, 0 if only the root is accepted
+    # The accepted drafts, then the target's own next token (the bonus). Never empty. `cut` at the answer's end before a
+    # session observes it; the other fields are not.
     tokens: list[int]
-    logits: torch.Tensor | None = None
-    candidates: torch.Tensor | None = None
-    bits: torch.Tensor | None = None
-    hidden: torch.Tensor | None = None
+    logits: torch.Tensor | None = None  # (n, V)
+    candidates: torch.Tensor | None = None  # int64 (n, k)
+    log_probs: torch.Tensor | None = None  # (n, k), as `sampling.top_k_log_probs` has them
+    hidden: torch.Tensor | None = None  # (n, H)
 
     @classmethod
     def of_report(cls, draft: Draft, choices: torch.Tensor, accepted: torch.Tensor, report: list[int]) -> Verification:
@@ -54,7 +45,7 @@ class Verification:
         return self.draft.tree.chain_of[self.node]
 
     def cut(self, over: Callable[[list[int]], bool]) -> None:
-        """Drop tokens behind the answer's end, so that no method learns text that is not part of it.
+        """Drop tokens after the answer's end, so that no drafter learns text that is not part of it.
 
         Args:
             over: True if the answer ends with the last of these new tokens.
@@ -120,7 +111,7 @@ class Commit:
         report: int64 (1 + max_depth + 1,), for the host: the deepest accepted node, and the choices along its path.
         accepted: bool (n,).
         source, to: int64 (max_depth + 1,): positions in the cache of the accepted path, and where to move them; padded
-            by the last node, behind the committed length.
+            by the last node, after the committed length.
 
     Args:
         tree: on the device.

@@ -1,6 +1,7 @@
 """The register of methods: each by its name, and where tables show it. configs/method/NAME.yaml holds its settings.
 
-From outside: the register and `make_method`; a class by its file. May import `engine`, `recycling`, `structures`.
+From outside: the register, and what builds a method by its name or import path; a class by its file. May import
+`engine`, `recycling`, `structures`.
 
 A class raises UserError for a setting that is out of range, or a file that does not fit. Nothing heavy is imported
 before a method is made, so that what reads records can have the order alone.
@@ -10,7 +11,7 @@ from __future__ import annotations
 
 import importlib
 import inspect
-from collections.abc import Collection
+from collections.abc import Callable, Collection, Mapping
 from typing import TYPE_CHECKING, Any
 
 from ..errors import UserError
@@ -19,7 +20,8 @@ from ..settings import check_settings
 if TYPE_CHECKING:
     from ..engine import Drafter, Target, Tree
 
-AUTO = "auto"
+AUTO = "auto"  # nodes, tree: so many as pay, found while decoding
+RANKS = 32  # children of a node that a template may have if its method has no k
 METHODS = {
     "vanilla": "vanilla.Vanilla",
     "pld": "pld.PromptLookup",
@@ -54,13 +56,27 @@ def table_place(name: str) -> int:
     return len(FIRST_IN_TABLES) + (name == "recycling")
 
 
-def method_class(name: str) -> type[Drafter]:
-    """Return the class of a method. Raises UserError if there is none of that name."""
-    if name not in METHODS:
-        raise UserError(f"method {name}: unknown; there is {', '.join(METHODS)}")
-    module, _, kind = METHODS[name].rpartition(".")
-    method: type[Drafter] = getattr(importlib.import_module(f".{module}", __package__), kind)
-    return method
+def method_class(name: str) -> Callable[..., Any]:
+    """Return the class of a method, or the class or function that an import path names.
+
+    Raises UserError if there is none.
+    """
+    name = str(name)
+    module, _, attribute = METHODS.get(name, name).rpartition(".")
+    if not module:
+        raise UserError(f"method {name}: unknown; there is {', '.join(METHODS)}, or an import path")
+    try:
+        factory = getattr(importlib.import_module("." * (name in METHODS) + module, __package__), attribute)
+    except (ImportError, AttributeError, ValueError) as error:
+        raise UserError(f"method {name}: must be a method's name or an import path ({error})") from None
+    if not callable(factory):
+        raise UserError(f"method {name}: must be a class or a function")
+    return factory  # type: ignore[no-any-return]
+
+
+def takes_tree(factory: Callable[..., Any]) -> bool:
+    """True if a method drafts from a template."""
+    return "tree" in inspect.signature(factory).parameters
 
 
 def is_sharded(target: Target) -> bool:
@@ -72,7 +88,7 @@ def make_method(name: str, target: Target, /, *, eos: Collection[int] = (), **se
     """Make a method for a target.
 
     Args:
-        name: one of METHODS.
+        name: one of METHODS, or the import path of a class or function.
         eos: ids that end an answer; some methods do not draft beyond them.
         settings: its own, see its class. `tree` may be a template's name or `best:N`. For methods with either setting
             `nodes` defaults to `auto` if neither is set: as many as pay, found while decoding. Sharded models get a
@@ -83,27 +99,52 @@ def make_method(name: str, target: Target, /, *, eos: Collection[int] = (), **se
     from ..engine.sizing import finds_size
 
     factory = method_class(name)
-    parameters = inspect.signature(factory).parameters
     if finds_size(factory) and settings.keys().isdisjoint({"tree", "nodes"}):
         if not is_sharded(target):
             settings["nodes"] = AUTO
-        elif "tree" in parameters:
+        elif takes_tree(factory):
             settings["tree"] = "2.2.2"
-    supplied: dict[str, Any] = {"vocab_size": target.vocab_size, "device": target.device, "target": target, "eos": eos}
-    if "tree" in settings and "tree" in parameters:
-        k = settings.get("k")
-        settings["tree"] = _template(settings["tree"], k if type(k) is int else 8)
-    check_settings(settings, factory, f"method {name}: ", without={*supplied, "sizing"})
-    return factory(**{key: value for key, value in supplied.items() if key in parameters} | settings)
+    return build_drafter(factory, target, settings, eos=eos)
+
+
+def build_drafter(factory: Callable[..., Any], target: Target, settings: dict[str, Any], **offered: Any) -> Drafter:
+    """Build a drafter from its settings.
+
+    Args:
+        factory: as `method_class` returns it.
+        settings: its arguments. A `tree` may be a `Tree`, a template's name, `best:N` or what `build_template` takes.
+        offered: also given if the signature names them, as are vocab_size, device and target.
+
+    Raises UserError: a setting that it does not take; what it makes is no drafter.
+    """
+    from ..engine import Drafter
+
+    offered |= {"vocab_size": target.vocab_size, "device": target.device, "target": target}
+    parameters = inspect.signature(factory).parameters
+    check_settings(settings, factory, "method.", without={*offered, "sizing"})
+    arguments = {key: value for key, value in offered.items() if key in parameters} | settings
+    if arguments.get("tree") is not None:
+        k = settings.get("k", parameters["k"].default if "k" in parameters else RANKS)
+        arguments["tree"] = _template(arguments["tree"], k)
+    drafter = factory(**arguments)
+    if not isinstance(drafter, Drafter):
+        raise UserError(f"method: {factory.__name__} does not make a drafter (model.engine.Drafter)")
+    if type(drafter).session is Drafter.session:
+        raise UserError(f"method: {factory.__name__} has no sessions; derive from DeviceDrafter, or write one")
+    if drafter.draft_tree is None:
+        drafter.draft_tree = arguments.get("tree")
+    return drafter
 
 
 def _template(tree: Any, k: int) -> Tree:
-    """Return a draft tree: itself, or by its template's name or `best:N`, of ranks below k."""
+    """Return a draft tree of ranks below k: itself, or by its template's name, `best:N` or the template's settings."""
     from ..engine import Tree
     from ..recycling import build_template
 
     if isinstance(tree, Tree):
         return tree
+    if isinstance(tree, Mapping):
+        return build_template(**tree, k=k)
     template, _, nodes = str(tree).partition(":")
     if nodes and not nodes.isdigit():
         raise UserError(f"tree={tree}: what follows the colon must be a number of nodes")

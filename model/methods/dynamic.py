@@ -16,7 +16,7 @@ import numpy as np
 import torch
 
 from ..engine import Draft, Drafter, Needs, Tree, Verification
-from ..engine.sampling import top_k_and_bits
+from ..engine.sampling import top_k_log_probs
 from ..engine.sizing import Sizing, budget_of
 from ..structures import check_whole
 from ..structures import dynamic_loops as loops
@@ -70,7 +70,7 @@ class DynamicRecycling(Drafter):
         if isinstance(sized, str):
             self.sizing = Sizing(sized, self.device)
         self.nodes, self.k, self.copy, self.siblings, self.max_nodes = nodes, k, copy, siblings, 1 + nodes
-        self.needs = Needs(candidates=k, bits=True, prompt_logits=recycle_prompt)
+        self.needs = Needs(candidates=k, log_probs=True, prompt_logits=recycle_prompt)
         self.rows, self.pairs = TokenRows(vocab_size, k), PairRows(vocab_size, k, pairs)
         self.loop_rows = loop_rows(self.rows, self.pairs, eos)
         self.weights, self.history = Weights(calibrate), History(history_tokens, SuffixAutomaton, vocab_size)
@@ -84,38 +84,37 @@ class DynamicRecycling(Drafter):
 class DynamicSession(TextSession[SuffixAutomaton]):
     """A sequence's text, the draft that grows, and the last step's siblings of the next root."""
 
-    method: DynamicRecycling
+    drafter: DynamicRecycling
 
     def begin(self, prompt: list[int]) -> Draft | None:
         """The first step is like all others: it drafts, and it learns."""
         super().begin(prompt)
-        method = self.method
+        drafter = self.drafter
         self._prompt_at = len(self.text.tokens) - len(prompt)
         self._before = prompt[-2] if len(prompt) > 1 else prompt[-1]
-        self.growth, self.rows = new_growth(method.nodes, method.rows), method.loop_rows
+        self.growth, self.rows = new_growth(drafter.nodes, drafter.rows), drafter.loop_rows
         return None
 
     def observe_prompt(self, prompt: list[int], start: int, logits: torch.Tensor) -> None:
         """With `recycle_prompt`: keep rows of the prompt's tokens, and the siblings of the first root."""
-        method, end = self.method, start + len(logits)
+        drafter, end = self.drafter, start + len(logits)
         before = prompt[max(start - 1, 0)]  # of a prompt's first token: itself
         following = self.text.tokens[self._prompt_at + end]
-        outcome = np.array(prompt[start:end], dtype=np.int64), *on_host(*top_k_and_bits(logits, method.k))
-        loops.learn_prompt(before, following, method.siblings, *outcome, self.growth, self.rows)
+        outcome = np.array(prompt[start:end], dtype=np.int64), *on_host(*top_k_log_probs(logits, drafter.k))
+        loops.learn_prompt(before, following, drafter.siblings, *outcome, self.growth, self.rows)
 
     def draft(self, root: int) -> Draft:
         """Grow a draft to its size, best first, and arrange its nodes breadth-first."""
-        method, nodes = self.method, self.growth[0]
-        state = self._before, root, method.copy, self.growth, self.rows, self.text.arrays, method.weights.probs
-        if method.sizing is None:
-            count, _ = loops.grow(0, method.nodes, *state)
+        drafter, nodes = self.drafter, self.growth[0]
+        state = self._before, root, drafter.copy, self.growth, self.rows, self.text.arrays, drafter.weights.probs
+        if drafter.sizing is None:
+            count, _ = loops.grow(0, drafter.nodes, *state)
         else:
-            count = 0
-            for limit in method.sizing.sizes:
-                count, following = loops.grow(count, limit, *state)
-                if following < 0 or method.sizing.enough(nodes["likelihood"][:count], following):
-                    break
-            count = 1 + method.sizing.choose(nodes["likelihood"][:count])
+            count = size = 0
+            while count <= size:
+                count, following = loops.grow(count, size, *state)
+                size = drafter.sizing.choose(nodes["likelihood"][:count], following)
+            count = 1 + size
         self._arranged = np.empty((3, count), dtype=np.int64)
         loops.arrange(nodes, self._arranged)
         _, parents, tokens = self._arranged
@@ -127,22 +126,18 @@ class DynamicSession(TextSession[SuffixAutomaton]):
         return super().likeliest_chain(draft)
 
     def observe(self, verification: Verification) -> None:
-        method, weights, node = self.method, self.method.weights, verification.node
-        assert verification.candidates is not None and verification.bits is not None
+        drafter, weights, node = self.drafter, self.drafter.weights, verification.node
+        assert verification.candidates is not None and verification.log_probs is not None
         choices, accepted = verification.choices.numpy(), verification.accepted.numpy()
         if self.choice is not None and not self.choice.greedy:  # of rejected nodes it may be unknown
             choices = np.where(accepted, choices, NONE)
-        outcome = (
-            np.ascontiguousarray(choices),
-            accepted,
-            *on_host(verification.candidates, verification.bits),
-        )
+        outcome = (np.ascontiguousarray(choices), accepted, *on_host(verification.candidates, verification.log_probs))
         tables = self.growth, self.rows, (weights.seen, weights.accepted, weights.probs)
-        loops.learn(self._before, node, weights.learning, method.siblings, self._arranged, outcome, *tables)
+        loops.learn(self._before, node, weights.learning, drafter.siblings, self._arranged, outcome, *tables)
         self._before = int(self._arranged[2, node])
         self.text.extend(verification.tokens)
 
-    def passed(self, tokens: list[int]) -> None:
+    def skip(self, tokens: list[int]) -> None:
         """Append the tokens and forget the siblings: a plain step says nothing of the next root's."""
         newest = [*self.text.tokens[-1:], *tokens]
         self._before = newest[-2]
@@ -153,11 +148,11 @@ class DynamicSession(TextSession[SuffixAutomaton]):
 def new_growth(nodes: int, rows: TokenRows) -> tuple[Any, ...]:
     """Return the fields of a `loops.Growth` of at most so many nodes below the root."""
     vocab_size, k = rows.ids.shape
-    most = (1 + nodes) * (2 * k + 1) + 2 * k  # candidates: of each node two rows and a copy; the root's siblings
+    limit = (1 + nodes) * (2 * k + 1) + 2 * k  # candidates: of each node two rows and a copy; the root's siblings
     growth = loops.Growth(
         nodes=np.zeros(2 + nodes, dtype=loops.NODE),
-        candidates=np.empty(most, dtype=loops.CANDIDATE),
-        heap=np.empty(most, dtype=loops.LISTED),
+        candidates=np.empty(limit, dtype=loops.CANDIDATE),
+        heap=np.empty(limit, dtype=loops.LISTED),
         sibling_children=np.empty(1 + k, dtype=loops.GUESS),
         siblings=np.empty(1 + k, dtype=loops.GUESS),
         mass=np.zeros(vocab_size),

@@ -20,7 +20,7 @@ from ..structures.heads import load_head, template
 
 
 class EagleDrafter(Drafter):
-    """The head, its caches and its masks; a method says which tree its sequences grow.
+    """The head, its caches and its masks; a subclass says which tree its sequences grow.
 
     Args:
         head_path: folder of the head, see `heads.load_head`.
@@ -34,7 +34,7 @@ class EagleDrafter(Drafter):
         super().__init__(target.device, target.vocab_size)
         self.max_nodes = max_nodes
         self.head, self.lm_head = load_head(head_path, target), target.model.get_output_embeddings()
-        target.equip(self.head)
+        target.prepare(self.head)
         self.capacity = target.context + max(inner, max_depth) + 1
         self.caches = CachePool(self.head.new_cache)
         self.blocked = torch.finfo(target.dtype).min
@@ -56,17 +56,17 @@ class EagleSession(Session):
     tokens are computed from the target's own features, as in the public code. Nothing is kept between prompts.
     """
 
-    method: EagleDrafter
+    drafter: EagleDrafter
 
-    def __init__(self, method: EagleDrafter) -> None:
-        super().__init__(method)
+    def __init__(self, drafter: EagleDrafter) -> None:
+        super().__init__(drafter)
         self._borrowed = ExitStack()
         self._committed = 0  # pairs in the cache, drafted nodes not counted
         self._pairs: list[tuple[torch.Tensor, torch.Tensor]] = []  # features (m, H), tokens (m,), not yet in the cache
 
     def begin(self, prompt: list[int]) -> Draft:
-        self.cache = self._borrowed.enter_context(self.method.caches.borrowed(self.method.capacity))
-        return self.method.root_alone(prompt[-1])
+        self.cache = self._borrowed.enter_context(self.drafter.caches.borrowed(self.drafter.capacity))
+        return self.drafter.root_alone(prompt[-1])
 
     def close(self) -> None:
         self._borrowed.close()
@@ -78,7 +78,7 @@ class EagleSession(Session):
         tree, node = verification.draft.tree, verification.node
         path = tree.paths[node, : tree.depth_of[node] + 1]
         assert verification.hidden is not None
-        chosen = verification.choices.index_select(0, path)  # the token behind each accepted node
+        chosen = verification.choices.index_select(0, path)  # the token after each accepted node
         self._pairs.append((verification.hidden.index_select(0, path), chosen))
 
     def draft(self, root: int) -> Draft:
@@ -95,9 +95,9 @@ class EagleSession(Session):
         features, tokens = (torch.cat(tensors) for tensors in zip(*self._pairs, strict=True))
         self._pairs = []
         past, new = self.cache.length, len(tokens)
-        mask = self._part(self.method.catching_up[:new], past, new) if past and new > 1 else None
-        angles = self.method.cos[:, past : past + new], self.method.sin[:, past : past + new]
-        out = self.method.head(features[None], tokens[None], angles, mask, self.cache)[0]  # (m, H)
+        mask = self._part(self.drafter.catching_up[:new], past, new) if past and new > 1 else None
+        angles = self.drafter.cos[:, past : past + new], self.drafter.sin[:, past : past + new]
+        out = self.drafter.head(features[None], tokens[None], angles, mask, self.cache)[0]  # (m, H)
         self.cache.commit(new)
         self._committed = self.cache.length
         return out[-1:]  # type: ignore[no-any-return]
@@ -114,14 +114,14 @@ class EagleSession(Session):
         """
         width, position = len(tokens), self._committed - 1 + depth
         mask = self._part(mask, self._committed, self.cache.length - self._committed + width)
-        angles = self.method.cos[:, position : position + 1], self.method.sin[:, position : position + 1]
-        out: torch.Tensor = self.method.head(features[None], tokens[None], angles, mask, self.cache)[0]
+        angles = self.drafter.cos[:, position : position + 1], self.drafter.sin[:, position : position + 1]
+        out: torch.Tensor = self.drafter.head(features[None], tokens[None], angles, mask, self.cache)[0]
         self.cache.length += width
         return out
 
     def _part(self, mask: torch.Tensor, past: int, nodes: int) -> torch.Tensor:
-        """The part of a mask for `past` committed pairs and `nodes` behind them: (1, 1, w, past + nodes)."""
-        capacity = self.method.capacity
+        """The part of a mask for `past` committed pairs and `nodes` after them: (1, 1, w, past + nodes)."""
+        capacity = self.drafter.capacity
         mask = mask[:, capacity - past : capacity + nodes][None, None]
         return mask.contiguous() if mask.is_cuda else mask  # CUDA's kernels want aligned rows
 
@@ -180,19 +180,19 @@ class Eagle(EagleDrafter):
 
 
 class EagleTreeSession(EagleSession):
-    method: Eagle
+    drafter: Eagle
 
     def expand(self, root: int, feature: torch.Tensor) -> Draft:
         features, tokens = feature, torch.tensor([root], device=feature.device)
         drafted = [tokens]
-        for depth, (level, mask) in enumerate(self.method.levels):
+        for depth, (level, mask) in enumerate(self.drafter.levels):
             if depth:
                 continued = tokens.index_select(0, level.nodes)
                 features = self.continue_nodes(features.index_select(0, level.parents), continued, depth, mask)
-            candidates = self.method.lm_head(features).topk(level.candidates, dim=-1).indices  # (w, candidates)
+            candidates = self.drafter.lm_head(features).topk(level.candidates, dim=-1).indices  # (w, candidates)
             tokens = candidates.view(-1).index_select(0, level.pick)
             drafted.append(tokens)
-        return Draft(self.method.template, torch.cat(drafted))
+        return Draft(self.drafter.template, torch.cat(drafted))
 
 
 class Eagle2(EagleDrafter):
@@ -222,20 +222,20 @@ class Eagle2(EagleDrafter):
 
 
 class Eagle2Session(EagleSession):
-    method: Eagle2
+    drafter: Eagle2
 
     def expand(self, root: int, feature: torch.Tensor) -> Draft:
-        method, k = self.method, self.method.top_k
+        drafter, k = self.drafter, self.drafter.top_k
         best = self._log_probabilities(feature).topk(k, dim=-1)
         value, token = best.values.view(-1), best.indices.view(-1)  # of the nodes to expand: (k,)
-        whose, node = torch.zeros_like(method.children), method.children  # row of the parent's feature; number
+        whose, node = torch.zeros_like(drafter.children), drafter.children  # row of the parent's feature; number
         values, tokens, parents = [value], [token], [whose - 1]  # of all nodes listed; -1 is the root
-        visible = method.itself  # (k, expanded so far)
+        visible = drafter.itself  # (k, expanded so far)
         features, listed = feature, k  # number of nodes listed so far
-        for depth in range(1, method.depth):
-            shown = method.tree_mask[:, method.capacity : method.capacity + visible.shape[1]]
-            shown.zero_().masked_fill_(~visible, method.blocked)
-            features = self.continue_nodes(features.index_select(0, whose), token, depth, method.tree_mask)  # (k, H)
+        for depth in range(1, drafter.depth):
+            shown = drafter.tree_mask[:, drafter.capacity : drafter.capacity + visible.shape[1]]
+            shown.zero_().masked_fill_(~visible, drafter.blocked)
+            features = self.continue_nodes(features.index_select(0, whose), token, depth, drafter.tree_mask)  # (k, H)
             best = self._log_probabilities(features).topk(k, dim=-1)
             below = (value[:, None] + best.values).view(-1)  # (k * k,)
             values.append(below)
@@ -243,22 +243,22 @@ class Eagle2Session(EagleSession):
             parents.append(node.repeat_interleave(k))
             value, flat = below.topk(k)
             token, whose, node = tokens[-1].index_select(0, flat), flat // k, flat + listed
-            visible = torch.cat((visible.index_select(0, whose), method.itself), dim=1)
+            visible = torch.cat((visible.index_select(0, whose), drafter.itself), dim=1)
             listed += k * k
         # A child's value is at most its parent's, and it comes later, so a stable sort keeps parents.
-        best_nodes = torch.cat(values).sort(descending=True, stable=True).indices[: method.nodes]
+        best_nodes = torch.cat(values).sort(descending=True, stable=True).indices[: drafter.nodes]
         nodes = torch.stack((best_nodes, torch.cat(parents)[best_nodes], torch.cat(tokens)[best_nodes]))
         return self._breadth_first(root, *nodes.tolist())  # one transfer
 
     def _log_probabilities(self, features: torch.Tensor) -> torch.Tensor:
-        return torch.log_softmax(self.method.lm_head(features).float(), dim=-1)  # (w, V)
+        return torch.log_softmax(self.drafter.lm_head(features).float(), dim=-1)  # (w, V)
 
     def _breadth_first(self, root: int, kept: list[int], parents: list[int], tokens: list[int]) -> Draft:
         """The draft of the nodes kept: their numbers, their parents' numbers (-1: the root), their tokens."""
-        device, nodes = self.method.device, [(-1, -1, root), *sorted(zip(kept, parents, tokens, strict=True))]
-        place = {number: i for i, (number, _, _) in enumerate(nodes)}
-        order, tree_parents = breadth_first([place[parent] for _, parent, _ in nodes])
+        device, nodes = self.drafter.device, [(-1, -1, root), *sorted(zip(kept, parents, tokens, strict=True))]
+        index = {number: i for i, (number, _, _) in enumerate(nodes)}
+        order, tree_parents = breadth_first([index[parent] for _, parent, _ in nodes])
         # numbers of siblings start at a multiple of top_k
-        ranks = [0] + [nodes[i][0] % self.method.top_k for i in order[1:]]
+        ranks = [0] + [nodes[i][0] % self.drafter.top_k for i in order[1:]]
         tree = Tree(tree_parents, ranks, device, once=True)
         return Draft(tree, torch.tensor([nodes[i][2] for i in order], device=device))

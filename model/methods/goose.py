@@ -26,7 +26,7 @@ from ..structures.ngram_index import NgramIndex
 BASE, LARGEST = 60, 100  # nodes without confidence, and with all of it
 DEPTH = 6  # that branches of branches may reach
 ROW_CANDIDATES = 10
-LEAST_SCORE = 0.01  # of a candidate that is drafted
+MIN_SCORE = 0.01  # of a candidate that is drafted
 SPINE_SHARE = 0.5  # of the branches, those that hang on the spine
 NGRAMS = (5, 4, 3)
 MAX_COPY = 20  # tokens of one look-up, at most
@@ -45,7 +45,7 @@ class Goose(Drafter):
     In a cold start, as published, the rows begin anew with each prompt. Keeping them between prompts is a
     variant of this project, which the public code's evaluation does not run. The text copied from is the prompt's own.
 
-    Rank paths in step records: a node's rank is its place among its siblings; a spine node has rank 0.
+    Rank paths in step records: a node's rank is its index among its siblings; a spine node has rank 0.
 
     Args:
         nodes: of every draft at most, the root not counted, whatever the confidence. None, as published: 59, and up to
@@ -68,9 +68,9 @@ class Goose(Drafter):
             check_whole("goose", 1, nodes=nodes)
         check_whole("goose", 0, MAX_KEPT, history_pairs=history_pairs)
         super().__init__(torch.device(device), vocab_size)
-        # Sizes of a tree, root included: without confidence, and what all of it adds; and the most below the root.
-        self.base, self.growth, self.most = (BASE, LARGEST - BASE, LARGEST) if nodes is None else (nodes + 1, 0, nodes)
-        self.max_nodes = 1 + self.most
+        # Sizes of a tree, root included: without confidence, and what all of it adds; and the limit below the root.
+        self.base, self.growth, self.limit = (BASE, LARGEST - BASE, LARGEST) if nodes is None else (nodes + 1, 0, nodes)
+        self.max_nodes = 1 + self.limit
         self.k = min(ROW_CANDIDATES, vocab_size)
         self.needs = Needs(logits=True, candidates=self.k, prompt_logits=True, tree=True)
         self.history_pairs = history_pairs
@@ -116,9 +116,9 @@ class Rows:
                 by_pair.pop(pair, None)
                 by_pair[pair] = row, exact
 
-    def forget_pairs(self, most: int) -> None:
+    def forget_pairs(self, limit: int) -> None:
         """Keep the newest rows by pair."""
-        for pair in list(islice(self.by_pair, max(len(self.by_pair) - most, 0))):
+        for pair in list(islice(self.by_pair, max(len(self.by_pair) - limit, 0))):
             del self.by_pair[pair]
 
     def state_dict(self) -> dict[str, torch.Tensor]:
@@ -131,8 +131,10 @@ class Rows:
             tensors[f"{name}_scores"] = torch.tensor(scores, dtype=dtype).view(-1, self.k)
         return tensors
 
-    def check_state(self, state: dict[str, torch.Tensor]) -> None:
-        for name, keys_below in (("token", self.vocab_size), ("pair", self.vocab_size**2)):
+    def load_state_dict(self, state: dict[str, torch.Tensor]) -> None:
+        self.reset()
+        below = self.vocab_size, self.vocab_size**2
+        for name, rows, keys_below in zip(("token", "pair"), (self.by_token, self.by_pair), below, strict=True):
             keys, ids, scores = (state.get(f"{name}_{field}", torch.zeros(0)) for field in ROW_FIELDS)
             if not ids.shape == scores.shape == (len(keys), self.k):
                 raise UserError(f"start: goose's saved rows by {name} are not keys with {self.k} candidates and scores")
@@ -140,41 +142,36 @@ class Rows:
                 raise UserError("start: goose's saved scores are no finite numbers")
             check_ids("rows", ids, self.vocab_size)
             check_ids("rows", keys, keys_below)
-
-    def load_state_dict(self, state: dict[str, torch.Tensor]) -> None:
-        self.reset()
-        for name, rows in (("token", self.by_token), ("pair", self.by_pair)):
-            keys, ids, scores = (state[f"{name}_{field}"].tolist() for field in ROW_FIELDS)
-            rows.update(zip(keys, zip(ids, scores, strict=True), strict=True))
+            rows.update(zip(keys.tolist(), zip(ids.tolist(), scores.tolist(), strict=True), strict=True))
 
 
 class GooseSession(Session):
     """A sequence's text and its n-grams, the spine's acceptance so far, and the last draft as it was built."""
 
-    method: Goose
+    drafter: Goose
 
-    def __init__(self, method: Goose) -> None:
-        super().__init__(method)
+    def __init__(self, drafter: Goose) -> None:
+        super().__init__(drafter)
         self._index = NgramIndex(NGRAMS)
         self._acceptance = FIRST_AVERAGE
         self._before = -1  # the token before the next root
         self._drafted = False  # the first step has no draft: its rows are among the prompt's
 
     def begin(self, prompt: list[int]) -> Draft | None:
-        self.method.rows.forget_pairs(self.method.history_pairs)
+        self.drafter.rows.forget_pairs(self.drafter.history_pairs)
         self._index.extend(prompt)
         return super().begin(prompt)
 
     def observe_prompt(self, prompt: list[int], start: int, logits: torch.Tensor) -> None:
-        ids, end = top_k(logits, self.method.k), start + len(logits)
+        ids, end = top_k(logits, self.drafter.k), start + len(logits)
         before = [-1, *prompt][start:end]
-        self.method.rows.write(before, prompt[start:end], ids, scores_of(logits, ids))
+        self.drafter.rows.write(before, prompt[start:end], ids, scores_of(logits, ids))
 
     def draft(self, root: int) -> Draft:
         chain, unanimous = self._copied([])
         pair_written = True  # the root's; not in a tree
-        if self.method.rows.find(self._before, root) is None:
-            tokens, parents = [root, *chain[: self.method.most]], [0, *range(min(len(chain), self.method.most))]
+        if self.drafter.rows.find(self._before, root) is None:
+            tokens, parents = [root, *chain[: self.drafter.limit]], [0, *range(min(len(chain), self.drafter.limit))]
             spine = 0  # the acceptance of a bare chain is not counted
         else:
             conf = confidence(len(chain), unanimous)
@@ -191,13 +188,13 @@ class GooseSession(Session):
     def _copied(self, chain: list[int]) -> tuple[list[int], bool]:
         """Return what first followed the end of text and `chain`; True if nothing else ever followed it."""
         text = self._index.tokens
-        place, unanimous = self._index.find((text[-NGRAMS[0] :] + chain)[-NGRAMS[0] :])
-        return text[place : place + MAX_COPY] if place else [], unanimous
+        start, unanimous = self._index.find((text[-NGRAMS[0] :] + chain)[-NGRAMS[0] :])
+        return text[start : start + MAX_COPY] if start else [], unanimous
 
     def _extend(self, chain: list[int], conf: float) -> None:
         if conf <= EXTEND_ABOVE:
             return
-        limit = int(self.method.most * conf)
+        limit = int(self.drafter.limit * conf)
         while len(chain) < limit:
             more, unanimous = self._copied(chain)
             chain += more
@@ -205,25 +202,25 @@ class GooseSession(Session):
                 break
 
     def _grow(self, root: int, chain: list[int], conf: float) -> tuple[list[int], list[int], int]:
-        """The tree: tokens, parents, and how many nodes behind the root are the spine.
+        """The tree: tokens, parents, and how many nodes after the root are the spine.
 
         Nodes are the spine, the root's branches, the spine's branches, and branches of branches, in this order.
         """
-        method, find = self.method, self.method.rows.find
-        budget = method.base + int(conf * method.growth)
+        drafter, find = self.drafter, self.drafter.rows.find
+        budget = drafter.base + int(conf * drafter.growth)
         share = next(share for below, share in SHARES if self._acceptance < below)
-        spine = min(len(chain), int(budget * (share + conf * (1 - share))), method.most)
+        spine = min(len(chain), int(budget * (share + conf * (1 - share))), drafter.limit)
         tokens, parents = [root, *chain[:spine]], [0, *range(spine)]
         queue: list[tuple[int, int, float]] = []  # branches to extend: node, depth, score
 
         def attach(
-            parent: int, depth: int, row: ScoredRow | None, most: int, spine_token: int | None, width: int
+            parent: int, depth: int, row: ScoredRow | None, limit: int, spine_token: int | None, width: int
         ) -> int:
             """Branches below a node: candidates but `spine_token`, of the best `width`; how many."""
             count = 0
-            if row is not None and most > 0:
+            if row is not None and limit > 0:
                 for token, score in zip(row[0][:width], row[1], strict=False):
-                    if score < LEAST_SCORE:
+                    if score < MIN_SCORE:
                         break
                     if token != spine_token:
                         if depth < DEPTH:
@@ -231,7 +228,7 @@ class GooseSession(Session):
                         tokens.append(token)
                         parents.append(parent)
                         count += 1
-                        if count == most:
+                        if count == limit:
                             break
             return count
 
@@ -254,13 +251,13 @@ class GooseSession(Session):
         draft, node = verification.draft, verification.node
         if self._drafted:
             before, tokens = self._built
-            place = np.empty(len(tokens), dtype=np.int64)  # of each node in the draft
-            place[self._order] = np.arange(len(tokens))
+            positions = np.empty(len(tokens), dtype=np.int64)  # of each node in the draft
+            positions[self._order] = np.arange(len(tokens))
             ids, logits = verification.candidates, verification.logits
             assert ids is not None and logits is not None
-            built = torch.from_numpy(place).to(ids.device)
+            built = torch.from_numpy(positions).to(ids.device)
             scores = scores_of(logits, ids.to(logits.device)).to(ids.device)  # ids alone may have come to the host
-            self.method.rows.write(before, tokens, ids[built], scores[built])
+            self.drafter.rows.write(before, tokens, ids[built], scores[built])
             if self._spine:
                 accepted = bisect_right([self._order[i] for i in draft.tree.chain_of[node]], self._spine) - 1
                 self._acceptance = NEWEST * accepted / self._spine + OLDER * self._acceptance

@@ -32,10 +32,10 @@ class LogitSpec(Drafter):
     Paths are not merged: a token may be drafted twice below the root. In a cold start, as published, nothing is kept
     between prompts. Keeping the newest text, to copy from, is a variant of this project.
 
-    Rank paths in step records: the rank below the root is the path's place in the draft, all others are 0.
+    Rank paths in step records: the rank below the root is the path's index in the draft, all others are 0.
 
     Args:
-        nodes: of every draft, the root not counted (published: 63, a capacity of 64). The draft is cut behind so many
+        nodes: of every draft, the root not counted (published: 63, a capacity of 64). The draft is cut after so many
             nodes; the lengths of paths do not depend on it.
         history_tokens: earlier prompts and answers are copied from, too, up to so many tokens of some 300 bytes each;
             0: the prompt's own alone.
@@ -61,7 +61,7 @@ class Continuations:
     """What followed the n-grams of a text that grows at its end: for each one continuation of at most MAX_COPY tokens.
 
     A continuation reaches as far as the text did when it was written, and gives way to one that is as long or longer.
-    So it is of the newest occurrence that had MAX_COPY tokens behind it, and until there is one mostly of the oldest.
+    So it is of the newest occurrence that had MAX_COPY tokens after it, and until there is one mostly of the oldest.
 
     Attributes:
         tokens: the text.
@@ -70,7 +70,7 @@ class Continuations:
     def __init__(self, vocab_size: int, tokens: Iterable[int] = ()) -> None:
         self.vocab_size = vocab_size
         self.tokens: list[int] = []
-        # By n - 1: n-grams as numbers to the base V -> the place behind and the continuation's length, in one number
+        # By n - 1: n-grams as numbers to the base V -> the index after it and the continuation's length, in one number
         self._pools: list[dict[int, int]] = [{} for _ in range(NGRAM)]
         self._all_written = 0  # length of the text when all positions were last written
         self._written = 0  # length of the text when any position was last written
@@ -89,7 +89,7 @@ class Continuations:
         self._write(len(self.tokens) - REWRITTEN, self._written - MAX_COPY + 1)
 
     def _write(self, first: int, first_end: int = 0) -> None:
-        """Write n-grams from position `first` on that end at `first_end` or behind it."""
+        """Write n-grams from position `first` on that end at `first_end` or after it."""
         text, vocab = self.tokens, self.vocab_size
         length = self._written = len(text)
         for n, pool in enumerate(self._pools, 1):
@@ -103,8 +103,8 @@ class Continuations:
                 if count >= pool.get(gram, 0) % (MAX_COPY + 1):
                     pool[gram] = end * (MAX_COPY + 1) + count
 
-    def after(self, oldest: int, older: int, token: int, most: int) -> list[int]:
-        """Return the continuation of the longest indexed n-gram that ends these three tokens, cut to `most` tokens.
+    def after(self, oldest: int, older: int, token: int, limit: int) -> list[int]:
+        """Return the continuation of the longest indexed n-gram that ends these three tokens, cut to `limit` tokens.
 
         Args:
             oldest: -1 if there is none.
@@ -119,25 +119,29 @@ class Continuations:
         if entry is None:
             return []
         end, count = divmod(entry, MAX_COPY + 1)
-        return self.tokens[end : end + min(count, most)]
+        return self.tokens[end : end + min(count, limit)]
 
 
 class LogitSpecSession(TextSession[Continuations]):
     """A sequence's text up to the root, and the candidates from which the root was chosen."""
 
-    method: LogitSpec
+    drafter: LogitSpec
 
     def begin(self, prompt: list[int]) -> Draft | None:
         self._ranked: list[int] | None = None  # None: the root is the prompt's last token
         return super().begin(prompt)
 
     def draft(self, root: int) -> Draft:
-        tokens, parents = side_by_side(root, self._paths(root))
-        return Draft(Tree(parents, once=True), torch.tensor(tokens))
+        tokens, parents = [root], [0]
+        for path in self._paths(root):  # they share the root alone
+            parents += [0, *range(len(tokens), len(tokens) + len(path) - 1)]
+            tokens += path
+        order, parents = breadth_first(parents)
+        return Draft(Tree(parents, once=True), torch.tensor([tokens[node] for node in order]))
 
     def _paths(self, root: int) -> list[list[int]]:
         """List the paths to draft below the root, the first ones first."""
-        text, left = self.text, self.method.nodes  # nodes left to fill
+        text, left = self.text, self.drafter.nodes  # nodes left to fill
         tokens, paths = text.tokens, []
         last = tokens[-1]
         first = text.after(tokens[-2] if len(tokens) > 1 else -1, last, root, left)
@@ -148,8 +152,8 @@ class LogitSpecSession(TextSession[Continuations]):
             if left == 0:
                 break
             if token != root:
-                most = min(next((most for highest, most in PATHS if rank <= highest), SHORTEST_PATH), left)
-                path = [token, *text.after(last, root, token, most - 1)] if most > 1 else [token]
+                length = min(next((length for highest, length in PATHS if rank <= highest), SHORTEST_PATH), left)
+                path = [token, *text.after(last, root, token, length - 1)] if length > 1 else [token]
                 paths.append(path)
                 left -= len(path)
         return paths
@@ -159,14 +163,4 @@ class LogitSpecSession(TextSession[Continuations]):
         assert verification.logits is not None
         if self._ranked is not None:  # the prompt's last token is in the text from the beginning
             self.text.commit([int(verification.draft.tokens[0]), *verification.tokens[:-1]])
-        self._ranked = top_k(verification.logits[node : node + 1], self.method.ranked)[0].tolist()
-
-
-def side_by_side(root: int, paths: list[list[int]]) -> tuple[list[int], list[int]]:
-    """A tree of paths that share the root alone, breadth-first: its tokens and its parents."""
-    tokens, parents = [root], [0]
-    for path in paths:
-        parents += [0, *range(len(tokens), len(tokens) + len(path) - 1)]
-        tokens += path
-    order, parents = breadth_first(parents)
-    return [tokens[node] for node in order], parents
+        self._ranked = top_k(verification.logits[node : node + 1], self.drafter.ranked)[0].tolist()

@@ -5,7 +5,7 @@ the authors' implementation, github.com/hao-ai-lab/LookaheadDecoding, which the 
 
 The lookahead branch is a tree. Write (l, i) for the token of level l in column i of the window; (0, 0) is the root. In
 the paper's mask (l, i) sees the root, the level-0 tokens up to column i, and its own column above it, at position
-i + l behind the root: so level 0 is a chain, column i hangs from it at (0, i), and depth is the position. With N = 3
+i + l after the root: so level 0 is a chain, column i hangs from it at (0, i), and depth is the position. With N = 3
 levels and W = 3 columns (levels 0 and 1 are grams; what follows level 1 is computed):
 
     root -- (0,1) -- (0,2)          a guess of the verification branch is one more chain from the root:
@@ -43,14 +43,7 @@ class Lookahead(LayoutDrafter):
 
     needs = Needs(choices=True, tree=True)  # the window moves by them
 
-    def __init__(
-        self,
-        *,
-        level: int = 5,
-        window: int = 7,
-        guess: int = 7,
-        device: torch.device | str = "cpu",
-    ) -> None:
+    def __init__(self, *, level: int = 5, window: int = 7, guess: int = 7, device: torch.device | str = "cpu") -> None:
         check_whole("lookahead", 3, level=level)
         check_whole("lookahead", 1, window=window, guess=guess)
         check_whole("lookahead", 1, **{"(window + guess) * (level - 1)": (window + guess) * (level - 1)})
@@ -78,33 +71,33 @@ class Lookahead(LayoutDrafter):
 class LookaheadSession(DeviceSession):
     """A sequence's window and pool."""
 
-    method: Lookahead
+    drafter: Lookahead
 
-    def __init__(self, method: Lookahead) -> None:
-        super().__init__(method)
-        self.pool = NgramTable(1, method.level - 1, capacity=sys.maxsize, followers=method.guess)
+    def __init__(self, drafter: Lookahead) -> None:
+        super().__init__(drafter)
+        self.pool = NgramTable(1, drafter.level - 1, capacity=sys.maxsize, followers=drafter.guess)
         self._levels: list[list[int]] = []  # level 0 without its column 0, which is the root; the others whole
         self._tail: list[int] = []  # the text's last N - 1 tokens
-        self._layout = method.layouts[0, 0]  # of the draft
+        self._layout = drafter.layouts[0, 0]  # of the draft
 
     def begin(self, prompt: list[int]) -> Draft | None:
         draw = random.Random(0)  # of the prompt alone, so that no answer depends on the ones before
-        self._levels = [[draw.choice(prompt) for _ in range(self.method.window + self.method.level - 3)]]
+        self._levels = [[draw.choice(prompt) for _ in range(self.drafter.window + self.drafter.level - 3)]]
         self._extend(prompt)
         return None  # as in the authors' code, the first step has the window and the root's n-grams already
 
     def choose(self) -> None:
         guesses = self.pool.followers_of((self._tail[-1],))[::-1] if self._filled else []
-        self._layout = self.method.layouts[len(self._levels) - 1, len(guesses)]
-        self.method.lay_out(self._layout, [self._tail[-1], *chain(*self._levels), *chain(*guesses)])
+        self._layout = self.drafter.layouts[len(self._levels) - 1, len(guesses)]
+        self.drafter.lay_out(self._layout, [self._tail[-1], *chain(*self._levels), *chain(*guesses)])
 
     def account(self, verification: Verification) -> None:
         """Collect the n-grams that this step completes, then move the window (paper, 3.2 and algorithm 2)."""
         choices, levels = verification.choices.tolist(), self._levels
-        # of the last level, by column; the root is level 0's column 0, which has no other place in the list
+        # of the last level, by column; the root is level 0's column 0, which is not in the list
         end = sum(map(len, levels)) + 1
         width = len(levels[-1]) + (len(levels) == 1)
-        new = [choices[self._layout.node_at[place]] for place in range(end - width, end)]
+        new = [choices[self._layout.node_at[index]] for index in range(end - width, end)]
         if self._filled:
             keys = [self._tail[-1], *levels[0]]
             for key, *tail in zip(keys, *levels[1:], new, strict=True):
@@ -116,7 +109,7 @@ class LookaheadSession(DeviceSession):
 
     @property
     def _filled(self) -> bool:
-        return len(self._levels) == self.method.level - 1
+        return len(self._levels) == self.drafter.level - 1
 
     def _extend(self, tokens: Sequence[int]) -> None:
-        self._tail = [*self._tail, *tokens][-(self.method.level - 1) :]
+        self._tail = [*self._tail, *tokens][-(self.drafter.level - 1) :]

@@ -48,7 +48,7 @@ class MedusaHeads(nn.ModuleList):
         self.shared = shared
 
     def logits(self, i: int, hidden: torch.Tensor, lm_head: nn.Module) -> torch.Tensor:
-        """Return head i's logits for the token i + 2 behind each hidden state: (..., H) -> (..., V)."""
+        """Return head i's logits for the token i + 2 after each hidden state: (..., H) -> (..., V)."""
         x: torch.Tensor = self[i](hidden)
         return lm_head(x) if self.shared else x
 
@@ -93,7 +93,7 @@ class Medusa(DeviceDrafter):
             tree = type(tree).from_rank_paths(path for path in tree.rank_paths[1:] if len(path) <= len(heads))
         if tree.max_depth > len(heads):
             raise UserError(f"medusa: the tree is {tree.max_depth} deep, {heads_path} has {len(heads)} heads")
-        target.equip(heads)
+        target.prepare(heads)
         self.heads, self.lm_head = heads, target.model.get_output_embeddings()
         self.tree = tree.on(target.device)
         self.max_nodes = len(tree)
@@ -124,13 +124,13 @@ class Medusa(DeviceDrafter):
 
 
 class MedusaSession(DeviceSession):
-    """A sequence's hidden state: in the method's tensor while this sequence steps, else saved here."""
+    """A sequence's hidden state: in the drafter's tensor while this sequence steps, else saved here."""
 
-    method: Medusa
+    drafter: Medusa
 
-    def __init__(self, method: Medusa) -> None:
-        super().__init__(method)
-        self._saved = torch.zeros_like(method.hidden)
+    def __init__(self, drafter: Medusa) -> None:
+        super().__init__(drafter)
+        self._saved = torch.zeros_like(drafter.hidden)
 
     def choose(self) -> None:
         self._swap_in()
@@ -140,13 +140,13 @@ class MedusaSession(DeviceSession):
         super().observe(verification)
 
     def close(self) -> None:
-        if self.method.owner is self:
-            self.method.owner = None
+        if self.drafter.owner is self:
+            self.drafter.owner = None
 
     def _swap_in(self) -> None:
-        method = self.method
-        if method.owner is not self:
-            if method.owner is not None:
-                method.owner._saved.copy_(method.hidden)
-            method.hidden.copy_(self._saved)
-            method.owner = self
+        drafter = self.drafter
+        if drafter.owner is not self:
+            if drafter.owner is not None:
+                drafter.owner._saved.copy_(drafter.hidden)
+            drafter.hidden.copy_(self._saved)
+            drafter.owner = self

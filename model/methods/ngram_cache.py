@@ -1,12 +1,12 @@
 """Cacheback: drafts what recently followed the last tokens, from tables of n-grams alone.
 
-Source: arXiv 2511.21699. A leader (the last few tokens) has followers (the few tokens behind it), both kept in order of
+Source: arXiv 2511.21699. A leader (the last few tokens) has followers (the few tokens after it), both kept in order of
 last use and bounded; a draft is the tree of the followers of the root's leader, of the followers of where each of them
 ends, and so on. The table learns from prompt and output; the paper's second one, frozen from a corpus, is left out.
 Lengths and capacities are this project's reading of the paper.
 
 The tree is taken from a few fixed ones, so that no step builds one: a chain of nodes for each follower, by how many
-followers the root has. Followers that begin alike are drafted as they are, side by side. A place that no follower fills
+followers the root has. Followers that begin alike are drafted as they are, side by side. A slot that no follower fills
 repeats its parent's last token: it costs a node, and is accepted only if the target repeats the token.
 """
 
@@ -23,7 +23,7 @@ from ..structures import MAX_KEPT, check_whole
 from ..structures.layouts import Layout, LayoutDrafter
 from ..structures.ngram_table import Gram, NgramTable
 
-Slot = RankPath  # a follower's place: (2, 0) is the latest follower of where the root's third latest one ends
+Slot = RankPath  # a follower's rank path: (2, 0) is the latest follower of where the root's third latest one ends
 
 
 class NgramCache(LayoutDrafter):
@@ -68,34 +68,34 @@ class NgramCache(LayoutDrafter):
 class NgramCacheSession(DeviceSession):
     """A sequence's last tokens: as many as the next n-gram begins with, at most."""
 
-    method: NgramCache
+    drafter: NgramCache
 
-    def __init__(self, method: NgramCache) -> None:
-        super().__init__(method)
+    def __init__(self, drafter: NgramCache) -> None:
+        super().__init__(drafter)
         self._recent: list[int] = []
 
     def begin(self, prompt: list[int]) -> Draft:
         self._extend(prompt)  # an earlier turn's again, too: the order of last use is then the same
-        return self.method.root_alone(prompt[-1])
+        return self.drafter.root_alone(prompt[-1])
 
     def choose(self) -> None:
-        method, root = self.method, self._recent[-1]
-        start = tuple(self._recent[-method.leader :])
-        due = method.table.followers_of(start)
-        shape = method.shapes[len(due)]
+        drafter, root = self.drafter, self._recent[-1]
+        start = tuple(self._recent[-drafter.leader :])
+        due = drafter.table.followers_of(start)
+        shape = drafter.shapes[len(due)]
         # Per slot: the leader at the end of its follower, and that leader's followers, looked up when needed.
         ends: list[Gram] = []
         tokens = [root]
         followers_at: dict[int, list[Gram]] = {-1: due}
         for parent, rank in shape.slots:
             if parent not in followers_at:
-                followers_at[parent] = method.table.followers_of(ends[parent])
+                followers_at[parent] = drafter.table.followers_of(ends[parent])
             before = start if parent < 0 else ends[parent]
             followers = followers_at[parent]
-            gram = followers[rank] if rank < len(followers) else before[-1:] * method.follower
+            gram = followers[rank] if rank < len(followers) else before[-1:] * drafter.follower
             tokens += gram
-            ends.append((before + gram)[-method.leader :])
-        method.lay_out(shape, tokens)
+            ends.append((before + gram)[-drafter.leader :])
+        drafter.lay_out(shape, tokens)
 
     def account(self, verification: Verification) -> None:
         self._extend(verification.tokens)
@@ -103,8 +103,8 @@ class NgramCacheSession(DeviceSession):
     def _extend(self, tokens: list[int]) -> None:
         """Append tokens and add every n-gram that ends in them to the table."""
         text = self._recent + tokens
-        self.method.table.add_text(text)
-        self._recent = text[-(self.method.leader + self.method.follower - 1) :]
+        self.drafter.table.add_text(text)
+        self._recent = text[-(self.drafter.leader + self.drafter.follower - 1) :]
 
 
 class _Shape(Layout):
@@ -119,10 +119,10 @@ class _Shape(Layout):
         self.slots = [(index.get(slot[:-1], -1), slot[-1]) for slot in slots]
         # A slot's first node has its rank among the nodes below its parent's last; those after it are rank 0.
         ends = [tuple(chain.from_iterable((rank, *[0] * (follower - 1)) for rank in slot)) for slot in slots]
-        places: list[RankPath] = [()]
+        nodes: list[RankPath] = [()]
         for path in ends:
-            places += [path[: len(path) - follower + 1 + i] for i in range(follower)]
-        super().__init__(places, device)
+            nodes += [path[: len(path) - follower + 1 + i] for i in range(follower)]
+        super().__init__(nodes, device)
 
 
 def best_slots(count: int, due: int, followers: int) -> list[Slot]:

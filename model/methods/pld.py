@@ -1,7 +1,7 @@
 """Prompt look-up decoding: drafts what followed the last n-gram where it occurred before.
 
 Source: github.com/apoorvumang/prompt-lookup-decoding; the rule is that of transformers' PromptLookupCandidateGenerator:
-the longest n-gram first, and of its earlier places the first one in the text.
+the longest n-gram first, and of its earlier occurrences the first one in the text.
 """
 
 from __future__ import annotations
@@ -45,25 +45,25 @@ class PromptLookup(Drafter):
 class PromptLookupSession(Session):
     """A sequence's text and the index of its n-grams."""
 
-    method: PromptLookup
+    drafter: PromptLookup
 
-    def __init__(self, method: PromptLookup) -> None:
-        super().__init__(method)
-        self._index = NgramIndex(range(1, method.max_ngram + 1))  # of prompt and output
+    def __init__(self, drafter: PromptLookup) -> None:
+        super().__init__(drafter)
+        self._index = NgramIndex(range(1, drafter.max_ngram + 1))  # of prompt and output
 
     def begin(self, prompt: list[int]) -> Draft:
         self._index.extend(prompt)
         return self.draft(prompt[-1])
 
     def draft(self, root: int) -> Draft:
-        method, text = self.method, self._index.tokens
-        start, _ = self._index.find(text[-method.max_ngram :])
+        drafter, text = self.drafter, self._index.tokens
+        start, _ = self._index.find(text[-drafter.max_ngram :])
         if not start:
-            return method.root_alone(root)
-        copied = text[start : start + method.draft_tokens]
-        copied = next((copied[:i] for i, token in enumerate(copied) if token in method.eos), copied)
-        tree = Tree.chain(len(copied)).on(method.device)
-        return Draft(tree, torch.tensor([root, *copied], device=method.device))
+            return drafter.root_alone(root)
+        copied = text[start : start + drafter.draft_tokens]
+        copied = next((copied[:i] for i, token in enumerate(copied) if token in drafter.eos), copied)
+        tree = Tree.chain(len(copied)).on(drafter.device)
+        return Draft(tree, torch.tensor([root, *copied], device=drafter.device))
 
     def observe(self, verification: Verification) -> None:
         self._index.extend(verification.tokens)

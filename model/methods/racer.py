@@ -24,7 +24,7 @@ class Racer(Drafter):
     """Drafts what followed the text's longest matches, and fills the budget from the matrix of candidates.
 
     Everything is kept between prompts, as in the public code: the matrix, the trie of n-grams of prompts and answers,
-    and the place in it where the last answer ended.
+    and the node of it where the last answer ended.
 
     Rank paths in step records: siblings are ranked as they came into the tree, retrieved ones first.
 
@@ -34,7 +34,7 @@ class Racer(Drafter):
         ngram: n, the tokens of a stored n-gram.
         trie_nodes: of the trie, its root included.
         min_match: the least number of matched tokens, the root of the draft included, that is retrieved from.
-        eos: ids that end an answer; what is accepted behind them is not inserted into the trie.
+        eos: ids that end an answer; what is accepted after them is not inserted into the trie.
     """
 
     stateful = True
@@ -75,7 +75,6 @@ class Racer(Drafter):
     def _load(self, state: dict[str, torch.Tensor]) -> None:
         trie = NgramTrie(*self._trie_settings)
         trie.load_state_dict(state, len(self.matrix.candidates))
-        self.matrix.check_state(state)
         self.matrix.load_state_dict(state)
         self.trie = trie
 
@@ -106,43 +105,43 @@ class Racer(Drafter):
 
 
 class RacerSession(Session):
-    """A sequence's place in the trie, and its newest tokens."""
+    """A sequence's node in the trie, and its newest tokens."""
 
-    method: Racer
+    drafter: Racer
 
-    def __init__(self, method: Racer) -> None:
-        super().__init__(method)
-        self._trie, self._place = method.trie, method.trie.place
+    def __init__(self, drafter: Racer) -> None:
+        super().__init__(drafter)
+        self._trie, self._node = drafter.trie, drafter.trie.current
         self._newest: list[int] = []  # n - 1 of them
         self._next: int | None = None  # the next root, if the answer goes on
         self._drafted = False
 
     def begin(self, prompt: list[int]) -> Draft:
-        """Insert the prompt's n-grams; do not follow its tokens: the place is where the last answer ended.
+        """Insert the prompt's n-grams; do not follow its tokens: the node is where the last answer ended.
 
         The first step is the prefill's own, as in the public code.
         """
-        trie = self._trie = self.method.trie
-        self._place = trie.place
+        trie = self._trie = self.drafter.trie
+        self._node = trie.current
         for ngram in trie.ngrams(prompt):
             trie.insert(ngram)
         trie.build_fail_links()
         self._newest = prompt[-(trie.length - 1) :]
-        return self.method.root_alone(prompt[-1])
+        return self.drafter.root_alone(prompt[-1])
 
     def observe_prompt(self, prompt: list[int], start: int, logits: torch.Tensor) -> None:
-        matrix = self.method.matrix
+        matrix = self.drafter.matrix
         matrix.update(torch.tensor(prompt[start : start + len(logits)]), top_k(logits, matrix.k).cpu())  # (m, k)
 
     def draft(self, root: int) -> Draft:
-        self._place, borders = self._trie.step(self._place, root)
+        self._node, borders = self._trie.step(self._node, root)
         self._next, self._drafted = None, True
-        return self.method.tree(root, self._trie.continuations(borders, self.method.max_nodes)).draft()
+        return self.drafter.tree(root, self._trie.continuations(borders, self.drafter.max_nodes)).draft()
 
     def observe(self, verification: Verification) -> None:
-        tokens, candidates, eos = verification.draft.tokens, verification.candidates, self.method.eos
+        tokens, candidates, eos = verification.draft.tokens, verification.candidates, self.drafter.eos
         assert candidates is not None
-        self.method.matrix.update(tokens.cpu(), candidates.cpu())
+        self.drafter.matrix.update(tokens.cpu(), candidates.cpu())
         new = verification.tokens
         goes_on = len(new) == len(verification.path)  # else the answer ends with an accepted draft
         committed = [int(tokens[0]), *(new[:-1] if goes_on else new)]
@@ -152,7 +151,7 @@ class RacerSession(Session):
             committed = committed if ended is None else committed[: ended + 1]
             self._read(committed)
             if len(committed) > 1:
-                self._place = self._trie.walk(self._place, committed[1:])
+                self._node = self._trie.walk(self._node, committed[1:])
 
     def _read(self, tokens: list[int]) -> None:
         """Append to the text and insert the n-grams that end in the new tokens, the last one first."""
@@ -164,10 +163,10 @@ class RacerSession(Session):
     def close(self) -> None:
         """Follow and insert the last token, which in the public code is the root of one more draft."""
         if self._next is not None:
-            self._place, _ = self._trie.step(self._place, self._next)
+            self._node, _ = self._trie.step(self._node, self._next)
             self._read([self._next])
         if self._newest:
-            self._trie.place = self._place
+            self._trie.current = self._node
         self._newest, self._next = [], None
 
 
@@ -196,13 +195,13 @@ class MergedTree:
     def draft(self) -> Draft:
         """List nodes breadth-first, siblings in hash order: of equal tokens the last node's candidates count."""
         order, parents = [0], [0]
-        for place, node in enumerate(order):  # grows while it is walked
+        for index, node in enumerate(order):  # grows while it is walked
             siblings = self.children[node]
             if len(siblings) > 1:
                 order += [siblings[token] for token in hash_order(siblings)]
-                parents += [place] * len(siblings)
+                parents += [index] * len(siblings)
             elif siblings:
                 order += siblings.values()
-                parents.append(place)
+                parents.append(index)
         tree = Tree(parents, [self._ranks[node] for node in order], once=True)
         return Draft(tree, torch.from_numpy(np.array([self.tokens[node] for node in order])))

@@ -1,10 +1,10 @@
 """REST: retrieval-based speculative decoding (arXiv 2311.08252). What followed the same words elsewhere follows here.
 
-The longest n-gram that ends the context is looked up in a datastore; the continuations of all its places are merged
+The longest n-gram that ends the context is looked up in a datastore; the continuations of all occurrences are merged
 into a trie, whose most frequent nodes are the draft tree (section 3 of the paper). The settings are the official code's
-(github.com/FasterDecoding/REST): n from 16 down to 2, 5,000 places, 10 tokens of each, 64 nodes. Departures:
+(github.com/FasterDecoding/REST): n from 16 down to 2, 5,000 occurrences, 10 tokens of each, 64 nodes. Departures:
 
-- Of more than 5,000 places the official code takes the first in lexicographic order; here they are evenly spread.
+- Of more than 5,000 occurrences the official code takes the first in lexicographic order; here they are evenly spread.
 - Of nodes of equal frequency the shallower goes first, then the first in lexicographic order; there, as a hash map
   has it.
 - Nothing is drafted from the end of an answer on: no step would ever verify it.
@@ -67,25 +67,25 @@ class Rest(Drafter):
 class RestSession(Session):
     """A sequence's last tokens, as many as the longest n-gram."""
 
-    method: Rest
+    drafter: Rest
 
     def begin(self, prompt: list[int]) -> Draft:
-        self._context = prompt[-self.method.max_ngram :]
-        return self.method.root_alone(prompt[-1])  # as in the official code, the prefill verifies nothing
+        self._context = prompt[-self.drafter.max_ngram :]
+        return self.drafter.root_alone(prompt[-1])  # as in the official code, the prefill verifies nothing
 
     def draft(self, root: int) -> Draft:
-        method = self.method
-        n, first, last = method.datastore.longest(self._context, least=method.min_ngram, most=method.max_ngram)
+        drafter = self.drafter
+        n, first, last = drafter.datastore.longest(self._context, min_n=drafter.min_ngram, max_n=drafter.max_ngram)
         if not n:
-            return method.root_alone(root)
-        continuations = method.datastore.continuations(first, last, skip=n, length=method.depth, limit=method.places)
-        if len(method.eos):
-            continuations[np.logical_or.accumulate(np.isin(continuations, method.eos), axis=1)] = -1
-        parents, tokens = most_frequent(continuations, method.nodes)
+            return drafter.root_alone(root)
+        continuations = drafter.datastore.continuations(first, last, skip=n, length=drafter.depth, limit=drafter.places)
+        if len(drafter.eos):
+            continuations[np.logical_or.accumulate(np.isin(continuations, drafter.eos), axis=1)] = -1
+        parents, tokens = most_frequent(continuations, drafter.nodes)
         return Draft(Tree(parents, once=True), torch.tensor([root, *tokens]))
 
     def observe(self, verification: Verification) -> None:
-        self._context = (self._context + verification.tokens)[-self.method.max_ngram :]
+        self._context = (self._context + verification.tokens)[-self.drafter.max_ngram :]
 
 
 def most_frequent(continuations: NDArray[np.int64], nodes: int) -> tuple[list[int], list[int]]:
@@ -105,14 +105,14 @@ def most_frequent(continuations: NDArray[np.int64], nodes: int) -> tuple[list[in
     s, length = continuations.shape
     differs = np.ones((s, length), dtype=bool)  # [i, d]: row i begins another node of depth d + 1 than row i - 1
     np.logical_or.accumulate(continuations[1:] != continuations[:-1], axis=1, out=differs[1:])
-    place = np.flatnonzero(differs.T)  # of every node: s times its depth, and the first row of its run
-    depth, first = np.divmod(place, s)
+    index = np.flatnonzero(differs.T)  # of every node: s times its depth, and the first row of its run
+    depth, first = np.divmod(index, s)
     last = np.append(first[1:], 0)
     last[last == 0] = s  # a depth's last run ends with the rows; the next depth begins with row 0
     token, count = continuations[first, depth], last - first
     real = np.flatnonzero(token >= 0)
     chosen = real[np.lexsort((first[real], depth[real], -count[real]))[:nodes]]
-    above = np.searchsorted(place, place[chosen] - s, side="right") - 1  # the parent of each; -1: the root
+    above = np.searchsorted(index, index[chosen] - s, side="right") - 1  # the parent of each; -1: the root
     number = {node: i for i, node in enumerate([-1, *chosen.tolist()])}
     order, parents = breadth_first([0, *(number[node] for node in above.tolist())])
     return parents, token[chosen].take(np.array(order[1:], dtype=np.int64) - 1).tolist()

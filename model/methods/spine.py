@@ -1,7 +1,7 @@
 """Spine: a copied continuation with recycled candidates as its branches, in one tree of a fixed number of nodes.
 
 RACER (2604.14885) and Goose (2604.02047) join retrieved and recycled drafts in one tree, too. How the nodes are shared
-between the two is this project's own: the most likely ones, by a law of two parts (see `spine_tree`).
+between the two is this project's own: the most likely ones, by a prior of two parts (see `spine_tree`).
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ class Spine(TokenRecycling):
         device = torch.device(device)
         settings = dict(k=k, recycle_prompt=recycle_prompt, device=device, dtype=dtype, eos=eos)
         super().__init__(vocab_size, Tree.chain(0), **settings)  # type: ignore[arg-type]
-        self.nodes, self.accept_probs = nodes, accept_probs
+        self.nodes, self.accept_probs, self.draft_tree = nodes, accept_probs, None
         matches = range(len(accept_probs) + 1)  # lengths of a match, each with topologies of its own
         self._topologies: dict[tuple[int, int], Topology] = {}  # by kind and nodes
         if isinstance(sized, str):
@@ -115,7 +115,7 @@ class Spine(TokenRecycling):
                 rows = matrix.rows(line[:-1])  # (L, k)
                 # (L,): rank of the spine's next token among the candidates; k if it is none of them
                 topology.spine_ranks[:-1] = (rows != line[1:, None]).cumprod(1).sum(1)
-                # rank r is candidate r - 1 before the spine's token, and candidate r behind it
+                # rank r is candidate r - 1 before the spine's token, and candidate r after it
                 ranks = ranks - 1 * (ranks <= topology.spine_ranks[topology.depths])
             cells[nodes] = matrix.look_up(cells[parents], ranks)
         return topology.tokens
@@ -124,10 +124,10 @@ class Spine(TokenRecycling):
 class SpineSession(TextSession[SuffixAutomaton], RecyclingSession):
     """A sequence's text."""
 
-    method: Spine
+    drafter: Spine
 
     def choose(self) -> None:
-        self.method.choose_topology(self.text)
+        self.drafter.choose_topology(self.text)
 
 
 class Topology:
@@ -170,7 +170,7 @@ def spine_depth(path: RankPath, spine: int) -> int:
 def spine_tree(match: int, nodes: int, k: int, accept_probs: Sequence[float]) -> tuple[Tree, int]:
     """Build the tree of the `nodes` most likely nodes for a match of `match` tokens; also return the spine's length.
 
-    The law: behind a match of m tokens the copied token is right with accept_probs(m); then the match is one longer.
+    The prior: after a match of m tokens the copied token is right with accept_probs(m); then the match is one longer.
     Where it is wrong, the other candidates are right by the recycled ones' power law, `likelihood`; so is all below.
     """
     listed = best_first(match, nodes, k, accept_probs)
@@ -192,7 +192,7 @@ def copies(match: int, accept_probs: Sequence[float]) -> bool:
 
 
 def best_first(match: int, nodes: int, k: int, accept_probs: Sequence[float]) -> list[tuple[float, RankPath, bool]]:
-    """List the `nodes` most likely nodes by the law of `spine_tree`: likelihood, rank path, True on the spine.
+    """List the `nodes` most likely nodes by the prior of `spine_tree`: likelihood, rank path, True on the spine.
 
     The spine's next token has rank 0, a node's other candidates have ranks from 1 on.
     """
@@ -200,11 +200,11 @@ def best_first(match: int, nodes: int, k: int, accept_probs: Sequence[float]) ->
         return [(likelihood(path), path, False) for path in best_order(nodes, k)]
     frontier: list[tuple[float, RankPath, bool]] = []  # (-likelihood, rank path, on the spine)
 
-    def open_spine(path: RankPath, reached: float) -> None:
+    def open_spine(path: RankPath, prob: float) -> None:
         accept_prob = accept_probs[min(match + len(path), len(accept_probs)) - 1]
-        heapq.heappush(frontier, (-reached * accept_prob, (*path, 0), True))
+        heapq.heappush(frontier, (-prob * accept_prob, (*path, 0), True))
         for rank in range(k - 1):
-            heapq.heappush(frontier, (-reached * (1 - accept_prob) * likelihood((rank,)), (*path, rank + 1), False))
+            heapq.heappush(frontier, (-prob * (1 - accept_prob) * likelihood((rank,)), (*path, rank + 1), False))
 
     open_spine((), 1.0)
     listed: list[tuple[float, RankPath, bool]] = []

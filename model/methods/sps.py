@@ -9,20 +9,19 @@ from __future__ import annotations
 
 from collections.abc import Collection
 from contextlib import ExitStack
-from typing import Any
 
 import torch
-from safetensors import SafetensorError
 from torch.nn.functional import pad
-from transformers import AutoModelForCausalLM
 
 from ..engine import Draft, Drafter, Session, Target, Tree, Verification
-from ..engine.target import position_limit
-from ..errors import UserError, one_line
+from ..engine.checks import position_limit
+from ..errors import UserError
 from ..files import located
+from ..pretrained import load_pretrained
 from ..structures import PADDING, check_whole
 
 TRAIN = "python -m data.embedded.training.train --draft"
+EXCLUDED = 1e5  # subtracted from logits to rank them after all others
 
 
 class Speculative(Drafter):
@@ -50,8 +49,20 @@ class Speculative(Drafter):
     ) -> None:
         check_whole("sps", 1, draft_tokens=draft_tokens)
         super().__init__(target.device, target.vocab_size)
-        self.shares_noise = share_noise
-        model = load_draft_model(draft_path, target)
+        self.share_noise = share_noise
+        folder = located(draft_path)
+        if not folder.is_dir():
+            raise UserError(
+                f"sps: no draft model in {draft_path}; train the embedded one by `{TRAIN}`, or name a folder"
+            )
+        model, _ = load_pretrained(
+            str(folder),
+            dtype=target.dtype,
+            device=target.device,
+            called=f"sps: draft model {draft_path}",
+            with_tokenizer=False,
+            attn_implementation="sdpa",
+        )
         limit = position_limit(model)
         self.model = Target(model, context=min(target.context, limit or target.context), linear=target.linear)
         if abs(self.model.vocab_size - target.vocab_size) >= PADDING:
@@ -74,33 +85,33 @@ class Speculative(Drafter):
 class SpeculativeSession(Session):
     """A sequence's text, and the draft model's cache of it."""
 
-    method: Speculative
+    drafter: Speculative
 
-    def __init__(self, method: Speculative) -> None:
-        super().__init__(method)
+    def __init__(self, drafter: Speculative) -> None:
+        super().__init__(drafter)
         self._text: list[int] = []  # prompt and output, the root last
         self._borrowed = ExitStack()
 
     def begin(self, prompt: list[int]) -> Draft:
-        method = self.method
-        self.cache = self._borrowed.enter_context(method.model.cache(method.max_nodes))
+        drafter = self.drafter
+        self.cache = self._borrowed.enter_context(drafter.model.cache(drafter.max_nodes))
         self._text = list(prompt)
-        if len(prompt) >= method.model.context:  # the draft model does not see so far
-            return method.root_alone(prompt[-1])
-        known = [min(token, method.last) for token in prompt]
-        logits = method.model.prefill(self.cache, known, method.root_alone(known[-1]))  # (1, V)
+        if len(prompt) >= drafter.model.context:  # the draft model does not see so far
+            return drafter.root_alone(prompt[-1])
+        known = [min(token, drafter.last) for token in prompt]
+        logits = drafter.model.prefill(self.cache, known, drafter.root_alone(known[-1])).logits  # (1, V)
         self.cache.commit(1)
         return self._propose(logits)
 
     def draft(self, root: int) -> Draft:
-        method = self.method
-        if len(self._text) >= method.model.context:
-            return method.root_alone(root)
+        drafter = self.drafter
+        if len(self._text) >= drafter.model.context:
+            return drafter.root_alone(root)
         # The root, and where the last draft was accepted whole its last token, too: it was drafted and never forwarded.
         unseen = self._text[self.cache.length :]
-        chain = Tree.chain(len(unseen) - 1).on(method.device)
-        tokens = torch.tensor(unseen, device=method.device).clamp_(max=method.last)
-        logits = method.model.forward(self.cache, Draft(chain, tokens))  # (1 or 2, V)
+        chain = Tree.chain(len(unseen) - 1).on(drafter.device)
+        tokens = torch.tensor(unseen, device=drafter.device).clamp_(max=drafter.last)
+        logits = drafter.model.forward(self.cache, Draft(chain, tokens)).logits  # (1 or 2, V)
         self.cache.commit(len(unseen))
         return self._propose(logits[-1:])
 
@@ -114,40 +125,26 @@ class SpeculativeSession(Session):
 
     def _propose(self, logits: torch.Tensor) -> Draft:
         """The draft after the root, whose logits (1, V) these are. One transfer to the host, at the end."""
-        method, root = self.method, Tree.chain(0).on(self.method.device)
+        drafter, root = self.drafter, Tree.chain(0).on(self.drafter.device)
         drafts = [self._pick(logits, len(self._text))]  # (1,) each
-        while len(drafts) < method.draft_tokens:
-            logits = method.model.forward(self.cache, Draft(root, drafts[-1]))
+        while len(drafts) < drafter.draft_tokens:
+            logits = drafter.model.forward(self.cache, Draft(root, drafts[-1])).logits
             drafts.append(self._pick(logits, len(self._text) + len(drafts)))
             self.cache.commit(1)
         tokens = torch.cat(drafts).tolist()
-        tokens = next((tokens[:i] for i, token in enumerate(tokens) if token in method.eos), tokens)
-        tree = Tree.chain(len(tokens)).on(method.device)
-        return Draft(tree, torch.tensor([self._text[-1], *tokens], device=method.device))
+        tokens = next((tokens[:i] for i, token in enumerate(tokens) if token in drafter.eos), tokens)
+        tree = Tree.chain(len(tokens)).on(drafter.device)
+        return Draft(tree, torch.tensor([self._text[-1], *tokens], device=drafter.device))
 
-    def _pick(self, logits: torch.Tensor, place: int) -> torch.Tensor:
-        """Return the draft token (1,) for a place, by the draft model's logits as wide as the target's."""
-        logits = pad(logits, (0, self.method.logits_size - logits.shape[1]), value=-torch.inf)
-        return self.scores(logits, place).argmax(dim=-1)
+    def _pick(self, logits: torch.Tensor, position: int) -> torch.Tensor:
+        """Return the draft token (1,) for a position of the text, by the draft model's logits as wide as the target's.
 
-
-def load_draft_model(path: str, target: Target) -> Any:
-    """A causal LM from a folder's safetensors, on the target's device, in its dtype. Raises UserError if none loads."""
-    folder = located(path)
-    if not folder.is_dir():
-        raise UserError(f"sps: no draft model in {path}; train the embedded one by `{TRAIN}`, or name a folder")
-    try:
-        model, report = AutoModelForCausalLM.from_pretrained(
-            str(folder),
-            dtype=target.dtype,
-            attn_implementation="sdpa",
-            use_safetensors=True,
-            local_files_only=True,
-            trust_remote_code=False,
-            output_loading_info=True,
-        )
-    except (OSError, ValueError, KeyError, ImportError, RuntimeError, SafetensorError) as error:
-        raise UserError(f"sps: draft model {path} cannot be loaded ({one_line(error)[:300]})") from None
-    if report["missing_keys"]:
-        raise UserError(f"sps: draft model {path} lacks weights ({', '.join(sorted(report['missing_keys']))[:300]})")
-    return model.to(target.device).eval()
+        When sampling, the target's noise for that position is added: two models of one distribution then draw the same
+        token, and similar ones mostly (Daliri et al., arXiv 2408.07978). Tokens that top-k or top-p leaves out come
+        last, in the order of their logits.
+        """
+        logits = pad(logits, (0, self.drafter.logits_size - logits.shape[1]), value=-torch.inf)
+        if self.drafter.share_noise and self.choice is not None and self.choice.draws:
+            scores = self.choice.scores(logits, torch.full((len(logits),), position, device=logits.device))
+            logits = torch.where(scores.isneginf(), logits.float() - EXCLUDED, scores)
+        return logits.argmax(dim=-1)

@@ -37,7 +37,7 @@ class Suffix(DeviceDrafter):
         factor: a match of m tokens drafts ceil(factor * m) tokens, at most max_draft (paper: max_draft always).
         history_tokens: earlier prompts and answers are matched against, too, up to so many tokens (paper: 0).
         nodes: auto: of these as many as pay, found while decoding; `auto:N`: at most N. None: as above.
-        sizing: what finds that number, if other methods share it.
+        sizing: what finds that number, if another drafter shares it.
     """
 
     sizing: Sizing | None = None
@@ -62,7 +62,7 @@ class Suffix(DeviceDrafter):
             if not isinstance(nodes, str):
                 raise UserError(f"suffix: nodes={nodes} must be auto or auto:N; max_draft is the number")
             self.sizing = sizing or Sizing(f"auto:{min(budget_of(nodes), max_draft)}", self.device, filling=0.0)
-            self.likelihoods = laws(max_draft)
+            self.likelihoods = prior_likelihoods(max_draft)
         self.min_match, self.max_draft, self.factor = min_match, max_draft, factor
         self.max_nodes = 1 + max_draft
         self.history, self.stateful = History(history_tokens, SuffixAutomaton, vocab_size), history_tokens > 0
@@ -80,26 +80,28 @@ class Suffix(DeviceDrafter):
         return {}
 
 
-def laws(most: int) -> list[list[float]]:
+def prior_likelihoods(count: int) -> list[list[float]]:
     """Return, for each length of a match in MATCHES, the likelihood of the root and of each copied token."""
     last = len(ACCEPT_PROBS)
-    token_probs = [[ACCEPT_PROBS[min(match + place, last) - 1] for place in range(most)] for match in MATCHES]
+    token_probs = [[ACCEPT_PROBS[min(match + index, last) - 1] for index in range(count)] for match in MATCHES]
     return [[1.0, *accumulate(probs, operator.mul)] for probs in token_probs]
 
 
 class SuffixSession(TextSession[SuffixAutomaton], DeviceSession):
     """A sequence's text."""
 
-    method: Suffix
+    drafter: Suffix
 
     def choose(self) -> None:
-        method, text = self.method, self.text
-        count = min(method.max_draft, math.ceil(method.factor * text.length)) if text.length >= method.min_match else 0
-        if count and method.sizing is not None:
-            count = method.sizing.choose(method.likelihoods[min(text.length, len(ACCEPT_PROBS)) - 1][: 1 + count])
-        method.tree = Tree.chain(count).on(method.device)
+        drafter, text = self.drafter, self.text
+        count = (
+            min(drafter.max_draft, math.ceil(drafter.factor * text.length)) if text.length >= drafter.min_match else 0
+        )
+        if count and drafter.sizing is not None:
+            count = drafter.sizing.choose(drafter.likelihoods[min(text.length, len(ACCEPT_PROBS)) - 1][: 1 + count])
+        drafter.tree = Tree.chain(count).on(drafter.device)
         if count:
-            method.line[1 : 1 + count] = torch.tensor(text.copy(text.end, count))
+            drafter.line[1 : 1 + count] = torch.tensor(text.copy(text.end, count))
 
 
 class SuffixRecycling(DeviceDrafter):
@@ -169,32 +171,32 @@ class SuffixRecycling(DeviceDrafter):
 class SuffixRecyclingSession(DeviceSession):
     """A session of each of the two methods; the text is the suffix session's."""
 
-    method: SuffixRecycling
+    drafter: SuffixRecycling
 
-    def __init__(self, method: SuffixRecycling) -> None:
-        super().__init__(method)
-        self.suffix, self.recycling = method.suffix.session(), method.recycling.session()
+    def __init__(self, drafter: SuffixRecycling) -> None:
+        super().__init__(drafter)
+        self.suffix, self.recycling = drafter.suffix.session(), drafter.recycling.session()
 
     def begin(self, prompt: list[int]) -> Draft | None:
         self.suffix.begin(prompt)
         return self.recycling.begin(prompt)
 
     def choose(self) -> None:
-        method = self.method
+        drafter = self.drafter
         self.suffix.choose()
-        if method.suffix.tree.max_depth > 0:
-            method.draft_with(method.suffix)
+        if drafter.suffix.tree.max_depth > 0:
+            drafter.draft_with(drafter.suffix)
         else:
             self.recycling.choose()
-            method.draft_with(method.recycling)
+            drafter.draft_with(drafter.recycling)
 
     def account(self, verification: Verification) -> None:
-        if self.method.chosen is self.method.recycling:
+        if self.drafter.chosen is self.drafter.recycling:
             self.recycling.account(verification)
         self.suffix.account(verification)
 
-    def passed(self, tokens: list[int]) -> None:
-        self.suffix.passed(tokens)
+    def skip(self, tokens: list[int]) -> None:
+        self.suffix.skip(tokens)
 
     def observe_prompt(self, prompt: list[int], start: int, logits: torch.Tensor) -> None:
         self.recycling.observe_prompt(prompt, start, logits)

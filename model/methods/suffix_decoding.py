@@ -68,10 +68,10 @@ class SuffixDecoding(Drafter):
         return SuffixDecodingSession(self)
 
 
-def _check_number(most: float, **settings: Any) -> None:
+def _check_number(limit: float, **settings: Any) -> None:
     for name, value in settings.items():
-        if not 0 <= value <= most:
-            raise UserError(f"suffix_decoding: {name}={value} must be a number from 0 to {most}")
+        if not 0 <= value <= limit:
+            raise UserError(f"suffix_decoding: {name}={value} must be a number from 0 to {limit}")
 
 
 class Answers:
@@ -81,8 +81,8 @@ class Answers:
         texts: the answers, by number, oldest first. Another object after each reset.
     """
 
-    def __init__(self, depth: int, most: int, vocab_size: int) -> None:
-        self.depth, self.most, self.vocab_size = depth, most, vocab_size
+    def __init__(self, depth: int, max_texts: int, vocab_size: int) -> None:
+        self.depth, self.max_texts, self.vocab_size = depth, max_texts, vocab_size
         self.reset()
 
     def reset(self) -> None:
@@ -92,9 +92,9 @@ class Answers:
     def begin(self) -> int:
         """Start an answer and return its number. The oldest one is forgotten if there are too many, even if it runs."""
         number = next(reversed(self.texts), -1) + 1
-        if self.most:
+        if self.max_texts:
             self.texts[number] = GrowingText()
-        if len(self.texts) > self.most:
+        if len(self.texts) > self.max_texts:
             self.trie.remove(self.texts.pop(next(iter(self.texts))))
         return number
 
@@ -109,7 +109,7 @@ class Answers:
         The order of equally frequent tokens depends on answers that are forgotten, too, so it is saved: as
         `SuffixTrie.orders` lists it.
         """
-        if not self.most:
+        if not self.max_texts:
             return {}
         log = [(i, t) for i, text in enumerate(self.texts.values()) for t in (BEGINS, *text.tokens)]
         return {
@@ -117,52 +117,50 @@ class Answers:
             "orders": torch.from_numpy(np.array(self.trie.orders(), dtype=np.int32)),
         }
 
-    def check_state(self, state: dict[str, torch.Tensor]) -> None:
-        log = state.get("answers", torch.zeros(0))
-        if self.most and (log.dim() != 2 or log.shape[1] != 2 or log.is_floating_point()):
-            raise UserError("start: the saved answers are no log of numbers and tokens")
-        if self.most:
-            check_ids("answers", log[:, 1][log[:, 1] != BEGINS], self.vocab_size)
-
     def load_state_dict(self, state: dict[str, torch.Tensor]) -> None:
         """Read the answers again. A state of earlier versions has no `orders`, but all that was ever written."""
+        log = state.get("answers", torch.zeros(0))
+        if self.max_texts and (log.dim() != 2 or log.shape[1] != 2 or log.is_floating_point()):
+            raise UserError("start: the saved answers are no log of numbers and tokens")
+        if self.max_texts:
+            check_ids("answers", log[:, 1][log[:, 1] != BEGINS], self.vocab_size)
         self.reset()
-        for number, token in state["answers"].tolist() if self.most else ():
+        for number, token in state["answers"].tolist() if self.max_texts else ():
             if token == BEGINS:
                 self.begin()
             else:
                 self.extend(number, [token])
-        if self.most and "orders" in state and not self.trie.reorder(state["orders"].tolist()):
+        if self.max_texts and "orders" in state and not self.trie.reorder(state["orders"].tolist()):
             raise UserError("start: the saved orders are not those of the saved answers")
 
 
 class SuffixDecodingSession(Session):
     """The text of a request, and the number of its answer."""
 
-    method: SuffixDecoding
+    drafter: SuffixDecoding
 
     def begin(self, prompt: list[int]) -> Draft | None:
-        self._trie, self._text = SuffixTrie(self.method.depth), GrowingText()
+        self._trie, self._text = SuffixTrie(self.drafter.depth), GrowingText()
         self._trie.extend(self._text, prompt)
-        self._number, self._texts = self.method.answers.begin(), self.method.answers.texts
+        self._number, self._texts = self.drafter.answers.begin(), self.drafter.answers.texts
         return super().begin(prompt)
 
     def draft(self, root: int) -> Draft:
         source, drafted = self.look_up()
         if not drafted.tokens:
-            return self.method.root_alone(root)
+            return self.drafter.root_alone(root)
         order, parents = breadth_first([0, *(parent + 1 for parent in drafted.parents)])
         tokens = [root, *drafted.tokens]
         return Draft(Tree(parents, once=True), torch.tensor([tokens[node] for node in order]), source)
 
     def look_up(self) -> tuple[str, Drafted]:
         """Return which trie's draft is verified, and the draft."""
-        context, limits = self._text.tokens[-self.method.depth :], self.method.limits
+        context, limits = self._text.tokens[-self.drafter.depth :], self.drafter.limits
         drafted = self._trie.draft(context, limits)
-        of_answers = self.method.answers.trie.draft(context, limits)
+        of_answers = self.drafter.answers.trie.draft(context, limits)
         return ("request", drafted) if drafted.score >= of_answers.score else ("answers", of_answers)
 
     def observe(self, verification: Verification) -> None:
         self._trie.extend(self._text, verification.tokens)
-        if self._texts is self.method.answers.texts:  # else they were reset meanwhile
-            self.method.answers.extend(self._number, verification.tokens)
+        if self._texts is self.drafter.answers.texts:  # else they were reset meanwhile
+            self.drafter.answers.extend(self._number, verification.tokens)

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 
 from ..engine import Tree
-from ..engine.sizing import MOST
+from ..engine.sizing import MAX_AUTO
 from ..engine.tree import RankPath
 from ..errors import UserError
 from .templates import best_order, likelihood
@@ -42,7 +42,7 @@ class Acceptance:
         self._index = {path: i for i, path in enumerate(self.rank_paths)}
         self._parent = [self._index.get(path[:-1], -1) for path in self.rank_paths]
         self._rank = [path[-1] for path in self.rank_paths]
-        self._law = [likelihood((rank,)) for rank in range(max(self._rank, default=0) + 1)]
+        self._priors = [likelihood((rank,)) for rank in range(max(self._rank, default=0) + 1)]
         self._first_order = [self._index[path] for path in first]
         self._children: dict[int, tuple[Tree, list[list[tuple[int, int]]]]] = {}
         self.reset()
@@ -50,8 +50,8 @@ class Acceptance:
     def reset(self) -> None:
         """Forget all visits: back to the power law and the first order."""
         self._visits, self._accepted = [0.0] * len(self.rank_paths), [0.0] * len(self.rank_paths)
-        self._rank_visits = [RANK_PRIOR] * len(self._law)
-        self._rank_accepted = [RANK_PRIOR * law for law in self._law]
+        self._rank_visits = [RANK_PRIOR] * len(self._priors)
+        self._rank_accepted = [RANK_PRIOR * prior for prior in self._priors]
         self.order, self._steps = self._first_order, 0
         self._renew()
 
@@ -106,27 +106,27 @@ class Acceptance:
             "steps": torch.tensor([self._steps]),
         }
 
-    def check_state(self, state: dict[str, torch.Tensor]) -> None:
-        """Raise UserError if the state holds counts of other paths, a part of them, or impossible ones."""
-        shapes = {"path_counts": (2, len(self.rank_paths)), "rank_counts": (2, len(self._law)), "steps": (1,)}
+    def load_state_dict(self, state: dict[str, torch.Tensor]) -> None:
+        """Load saved counts; none if the state has none. Of a state with another number of nodes no order is read.
+
+        Raises UserError if the state holds counts of other paths, a part of them, or impossible ones.
+        """
+        shapes = {"path_counts": (2, len(self.rank_paths)), "rank_counts": (2, len(self._priors)), "steps": (1,)}
         saved = [state[name] for name in shapes if name in state and state[name].shape == shapes[name]]
         order = state.get("order", torch.zeros(0)).tolist()
-        places = {path: i for i, path in enumerate(order)}
+        indices = {path: i for i, path in enumerate(order)}
         fits = (
             len(saved) == 3
             and all(
                 bool(((accepted >= 0) & (accepted <= visits) & visits.isfinite()).all())
                 for visits, accepted in saved[:2]
             )
-            and len(places) == len(order)
+            and len(indices) == len(order)
             and all(path in range(len(self._parent)) for path in order)
-            and all(self._parent[path] < 0 or places.get(self._parent[path], i) < i for path, i in places.items())
+            and all(self._parent[path] < 0 or indices.get(self._parent[path], i) < i for path, i in indices.items())
         )
         if state.keys() & {*shapes, "order"} and not fits:
             raise UserError("start: the saved acceptance was learnt with another k, or is damaged; use another start")
-
-    def load_state_dict(self, state: dict[str, torch.Tensor]) -> None:
-        """Load saved counts; none if the state has none. Of a state with another number of nodes no order is read."""
         self.reset()
         if "steps" in state:
             self._visits, self._accepted = state["path_counts"].tolist()
@@ -141,5 +141,5 @@ def considered_paths(k: int) -> tuple[RankPath, ...]:
     """List the rank paths among which nodes are chosen: the most likely by the power law, and chains of rank 0."""
     chains = [(0,) * depth for depth in range(1, LONGEST_CHAIN + 1)]
     ends = [(*path, rank) for path in chains for rank in range(min(2, k))]
-    paths = {*best_order(2 * MOST, k), *chains, *ends}
+    paths = {*best_order(2 * MAX_AUTO, k), *chains, *ends}
     return tuple(sorted(paths, key=lambda path: (len(path), path)))

@@ -73,14 +73,12 @@ class AdjacencyMatrix:
         """`candidates`, (V, k)."""
         return {"candidates": self.candidates}
 
-    def check_state(self, state: dict[str, torch.Tensor]) -> None:
-        """Raise UserError if the state has no matrix of this vocabulary and k."""
+    def load_state_dict(self, state: dict[str, torch.Tensor]) -> None:
+        """Load a matrix. Raises UserError if there is none of this vocabulary and k."""
         saved = state.get("candidates")
         if saved is None:
             raise UserError(f"start: a saved matrix holds 'candidates', this state {sorted(state)}")
         if saved.shape != self.candidates.shape:
             raise UserError(f"start: the saved matrix is {list(saved.shape)}, this run's {list(self.candidates.shape)}")
         check_ids("matrix", saved, len(saved))
-
-    def load_state_dict(self, state: dict[str, torch.Tensor]) -> None:
-        self.candidates.copy_(state["candidates"])
+        self.candidates.copy_(saved)

@@ -3,7 +3,7 @@
 | name | parameters | tree |
 |---|---|---|
 | 2.2.2 | | the published one, 80 nodes |
-| best | nodes | the published order cut to its best n nodes; beyond 80 it goes on by the same law |
+| best | nodes | the published order cut to its best n nodes; beyond 80 it goes on by the same power law |
 | chain | depth | one candidate below another, `depth` of them |
 | balanced | branching, depth, nodes | every node has `branching` children; at most `nodes`, level by level |
 | shape | branching, depth, nodes | `depth` deep and `branching` wide, else the most likely nodes; at most `nodes` |
@@ -72,20 +72,14 @@ def build_template(
         levels = (itertools.product(range(branching or 0), repeat=level) for level in range(1, 1 + (depth or 0)))
         tree = Tree.from_rank_paths(itertools.islice(itertools.chain.from_iterable(levels), nodes))
     elif name == "shape":
-        tree = Tree.from_rank_paths(shaped(nodes or 0, depth or 0, branching or 0))
+        most_likely = [(0,) * level for level in range(1, 1 + (depth or 0))]
+        order = [*most_likely, *((rank,) for rank in range(1, branching or 0))] if depth and branching else []
+        tree = Tree.from_rank_paths(filled(order, nodes or 0, branching or 0, depth or 0) if order else [])
     else:
         tree = read_tree(_SHIPPED / f"{name}.yaml")
     if tree.max_rank >= k:
         raise UserError(f"tree: template {name!r} needs candidates up to rank {tree.max_rank}, but k={k}")
     return tree
-
-
-def shaped(n: int, depth: int, branching: int) -> list[RankPath]:
-    """At most n nodes, `depth` deep and `branching` wide: the best chain, the root's children, then the most likely."""
-    if not depth or not branching:
-        return []
-    order: list[RankPath] = [(0,) * level for level in range(1, depth + 1)] + [(rank,) for rank in range(1, branching)]
-    return filled(order, n, branching, depth)
 
 
 def filled(order: list[RankPath], n: int, ranks: int, depth: int = _MAX_NODES) -> list[RankPath]:

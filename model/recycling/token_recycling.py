@@ -42,7 +42,7 @@ class TokenRecycling(DeviceDrafter):
             (frozen: the matrix stays as it was loaded).
         eos: ids that end an answer. As in the official loop, a step in which a draft of these was accepted is not
             written back.
-        sizing: what finds the number of nodes, if other methods share it.
+        sizing: what finds the number of nodes, if another drafter shares it.
     """
 
     stateful = True
@@ -83,7 +83,7 @@ class TokenRecycling(DeviceDrafter):
             tree = build_template("best", nodes=nodes, k=k)
         if tree.max_rank >= k:
             raise UserError(f"tree: needs candidates up to rank {tree.max_rank}, but k={k} keeps ranks 0 to {k - 1}")
-        self.largest, self.max_nodes = tree, len(tree)
+        self.draft_tree, self.max_nodes = tree, len(tree)
         self.use_tree(tree.on(self.device))
 
     def tree_of(self, nodes: int) -> Tree:
@@ -115,7 +115,8 @@ class TokenRecycling(DeviceDrafter):
         """Recycle: the top-k after every node, rejected ones too, replaces that token's candidates (paper, 3.3)."""
         mask = accepted if self.update == "path" else None
         if self.eos:
-            ended = self._ended(fastest(tokens), fastest(accepted))
+            drafts, is_accepted = fastest(tokens)[1:], fastest(accepted)[1:]  # the root is no draft
+            ended: Any = reduce(or_, (((drafts == end) & is_accepted).any() for end in self.eos))
             if self.matrix.on_host:
                 if ended:
                     return
@@ -125,19 +126,14 @@ class TokenRecycling(DeviceDrafter):
             tokens, candidates, mask = tokens[:1], candidates[:1], None if mask is None else mask[:1]
         self.matrix.update(tokens, candidates, mask)
 
-    def _ended(self, tokens: Any, accepted: Any) -> Any:
-        """True if an accepted draft token ends the answer: bool (), NumPy's or the device's."""
-        drafts, accepted = tokens[1:], accepted[1:]  # the root is no draft
-        return reduce(or_, (((drafts == end) & accepted).any() for end in self.eos))
-
     def step_state(self) -> dict[str, torch.Tensor]:
         return self.matrix.state_dict()
 
 
 class RecyclingSession(DeviceSession):
-    """A sequence without state of its own: all that is learnt is the method's."""
+    """A sequence without state of its own: all that is learnt is the drafter's."""
 
-    method: TokenRecycling
+    drafter: TokenRecycling
 
     def begin(self, prompt: list[int]) -> Draft | None:
         """Return None: as in the official loop, the first step drafts and learns like all others."""
@@ -145,17 +141,17 @@ class RecyclingSession(DeviceSession):
 
     def observe_prompt(self, prompt: list[int], start: int, logits: torch.Tensor) -> None:
         """With `recycle_prompt`: write the top-k after the prompt's tokens, too."""
-        matrix = self.method.matrix
+        matrix = self.drafter.matrix
         tokens = torch.tensor(prompt[start : start + len(logits)], device=logits.device)
         matrix.update(tokens, top_k(logits, matrix.k))  # (m, k)
 
     def choose(self) -> None:
-        method = self.method
-        if method.sizing is not None:
-            tree = method.tree_of(method.sizing.choose(method.acceptance.likelihoods))
-            if method.tree is not tree:
-                method.use_tree(tree)
+        drafter = self.drafter
+        if drafter.sizing is not None:
+            tree = drafter.tree_of(drafter.sizing.choose(drafter.acceptance.likelihoods))
+            if drafter.tree is not tree:
+                drafter.use_tree(tree)
 
     def account(self, verification: Verification) -> None:
-        if self.method.sizing is not None:
-            self.method.acceptance.update(verification.draft.tree, verification.node)
+        if self.drafter.sizing is not None:
+            self.drafter.acceptance.update(verification.draft.tree, verification.node)

@@ -12,8 +12,8 @@ MAX_KEPT = 1 << 24  # n-grams, answers or nodes of a trie that are kept between 
 PADDING = 512  # vocabularies of one tokenizer, padded for different models, differ by fewer rows
 
 
-def check_whole(method: str, least: int, most: int = MAX_NODES, **settings: Any) -> None:
+def check_whole(method: str, low: int, high: int = MAX_NODES, **settings: Any) -> None:
     """Raise UserError if one of a method's settings is no whole number in a range."""
     for name, value in settings.items():
-        if type(value) is not int or not least <= value <= most:
-            raise UserError(f"{method}: {name}={value} must be from {least} to {most}, a whole number")
+        if type(value) is not int or not low <= value <= high:
+            raise UserError(f"{method}: {name}={value} must be from {low} to {high}, a whole number")

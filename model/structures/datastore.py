@@ -35,8 +35,8 @@ def suffix_array(tokens: NDArray[np.int64]) -> NDArray[np.int64]:
     n, span = len(tokens), 1
     rank = np.unique(tokens, return_inverse=True)[1]  # of each suffix by its first `span` tokens; equals share one
     while True:
-        behind = np.append(rank[span:] + 1, np.zeros(min(span, n), dtype=np.int64))  # 0 is the end
-        keys = rank * (n + 1) + behind
+        following = np.append(rank[span:] + 1, np.zeros(min(span, n), dtype=np.int64))  # 0 is the end
+        keys = rank * (n + 1) + following
         order = np.argsort(keys)
         sorted_keys = keys[order]
         rank[order] = np.append(0, np.cumsum(sorted_keys[1:] != sorted_keys[:-1]))
@@ -74,17 +74,17 @@ class Datastore:
     def __len__(self) -> int:
         return self._count
 
-    def longest(self, context: Sequence[int], *, least: int, most: int) -> tuple[int, int, int]:
-        """Find the longest n-gram at the end of `context` that the datastore holds, with `least` <= n <= `most`.
+    def longest(self, context: Sequence[int], *, min_n: int, max_n: int) -> tuple[int, int, int]:
+        """Find the longest n-gram at the end of `context` that the datastore holds, with `min_n` <= n <= `max_n`.
 
         Every suffix of a stored n-gram is stored, too; so the longest is found by bisection over n.
 
         Returns:
             n, first, last: rows first ... last - 1 of the suffix array begin with it; (0, 0, 0) if there is none.
         """
-        context = context[-most:]
+        context = context[-max_n:]
         key = struct.pack(f">{len(context)}{'H' if self._width == 2 else 'I'}", *context)
-        low, high = least, min(most, len(context))
+        low, high = min_n, min(max_n, len(context))
         best = (0, 0, 0)
         while low <= high:
             n = (low + high) // 2
@@ -103,12 +103,12 @@ class Datastore:
         Returns:
             int64 (min(limit, last - first), length); -1 beyond the datastore's end.
         """
-        count, most = last - first, min(limit, last - first)
-        rows = first + np.arange(most) * count // most
+        count, rows_read = last - first, min(limit, last - first)
+        rows = first + np.arange(rows_read) * count // rows_read
         suffixes = self._suffixes[rows].astype(np.int64)
-        places = suffixes[:, None] + np.arange(skip, skip + length)  # (s, length)
-        beyond = places >= self._count
-        tokens: NDArray[np.int64] = self._tokens[np.minimum(places, self._count - 1)].astype(np.int64)
+        positions = suffixes[:, None] + np.arange(skip, skip + length)  # (s, length)
+        beyond = positions >= self._count
+        tokens: NDArray[np.int64] = self._tokens[np.minimum(positions, self._count - 1)].astype(np.int64)
         if suffixes.max() >= self._count or tokens.max() >= self.vocab_size:
             raise UserError(f"datastore {self.name}: corrupt; build it again with `python -m tools.datastore`")
         tokens[beyond] = -1
@@ -117,8 +117,8 @@ class Datastore:
     def _find(self, key: bytes) -> tuple[int, int]:
         data, width, size = self._bytes, self._width, len(key)
 
-        def prefix(place: int) -> bytes:
-            at = place * width
+        def prefix(position: int) -> bytes:
+            at = position * width
             return bytes(data[at : at + size])
 
         first = bisect_left(self._order, key, key=prefix)
@@ -158,9 +158,9 @@ def _digest(stream: BinaryIO, vocab_size: int, width: int, count: int) -> bytes:
     digest = hashlib.sha256(struct.pack("<QQQQ", VERSION, vocab_size, width, count))
     at = _suffixes_at(width, count)
     for begin, end in ((HEADER.size, HEADER.size + width * count), (at, at + 4 * count)):
-        for place in (begin, max(begin, end - SAMPLE)):
-            stream.seek(place)
-            digest.update(stream.read(min(SAMPLE, end - place)))
+        for offset in (begin, max(begin, end - SAMPLE)):
+            stream.seek(offset)
+            digest.update(stream.read(min(SAMPLE, end - offset)))
     return digest.digest()
 
 

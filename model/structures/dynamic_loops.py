@@ -40,9 +40,9 @@ GUESS = record(token="i4", level="i4")  # a sibling of the next root, or what fo
 class Growth(NamedTuple):
     """A draft of at most n nodes below the root, as it grows; it is good until the next one."""
 
-    nodes: Any  # NODE (2 + n,), in the order in which they were taken, the root first
+    nodes: Any  # NODE (2 + n,), in the order in which they were drafted, the root first
     candidates: Any  # CANDIDATE, those of each node together
-    heap: Any  # LISTED: candidates that are not taken, the most likely one first
+    heap: Any  # LISTED: candidates that are not drafted, the most likely one first
     sibling_children: Any  # GUESS (k + 1,): what followed the root's rejected siblings; ends at token NONE
     siblings: Any  # GUESS (k + 1,): these siblings; ends at token NONE
     mass: Any  # float64 (V,), all 0 between calls
@@ -65,7 +65,7 @@ class Rows(NamedTuple):
 
 @loop
 def find_pair(keys: Any, seen: Any, shift: Any, before: int, token: int) -> Any:
-    """Return the row of a pair; NONE if it was not seen, or another one has its place."""
+    """Return the row of a pair; NONE if it was not seen, or another one has replaced it."""
     if len(keys) == 0:
         return np.int64(NONE)
     key = (before << 32) | token
@@ -101,7 +101,7 @@ def grow(
             above = nodes[nodes[listed].parent].token if listed else before
             _list_candidates(listed, above, copies, draft, tables, automaton, weights)
             listed = count
-        waiting = nodes[count].first - (count - 1)  # candidates that are listed and not taken
+        waiting = nodes[count].first - (count - 1)  # candidates that are listed and not drafted
         if waiting == 0:
             return count, -1.0
         if count > limit:
@@ -128,17 +128,17 @@ def _list_candidates(
         return
     pair = find_pair(rows.pair_keys, rows.pair_seen, rows.pair_shift, before, token)
     copied, match = following(text, node.state, node.match) if copies else (np.int64(NONE), np.int64(0))
-    place = match if match < 5 else 5 if match < 8 else 6 if match < 16 else 7  # see MATCHES
+    match_kind = match if match < 5 else 5 if match < 8 else 6 if match < 16 else 7  # see MATCHES
     end = first
     if rows.seen[token]:
         source = BACKOFF if pair >= 0 else TOKEN
-        end = _add_row(candidates, first, end, number, source, place, rows.ids, rows.levels, token)
+        end = _add_row(candidates, first, end, number, source, match_kind, rows.ids, rows.levels, token)
     if pair >= 0:
-        end = _add_row(candidates, first, end, number, PAIR, place, rows.pair_ids, rows.pair_levels, pair)
+        end = _add_row(candidates, first, end, number, PAIR, match_kind, rows.pair_ids, rows.pair_levels, pair)
     if copied >= 0:
         at = _find(candidates, first, end, copied)
         if at == end:
-            end = _add(candidates, end, number, copied, COPIED, place, 0)
+            end = _add(candidates, end, number, copied, COPIED, match_kind, 0)
         candidates[at].copied = 1
     if number == 0:
         end = _add_guesses(candidates, end, draft.sibling_children, SIBLING_CHILD, AND_SIBLING_CHILD)
@@ -239,10 +239,10 @@ def _pop(heap: Any, size: int) -> None:
 
 @loop
 def arrange(nodes: Any, arranged: Any) -> None:
-    """Sort the first n nodes breadth-first, siblings in the order in which they were taken.
+    """Sort the first n nodes breadth-first, siblings in the order in which they were drafted.
 
     Args:
-        arranged: int64 (3, n), filled: the node at each place, its parent's place, its token.
+        arranged: int64 (3, n), filled: of each index the node, its parent's index, its token.
     """
     order, parents, tokens = arranged
     count = len(order)
@@ -254,12 +254,12 @@ def arrange(nodes: Any, arranged: Any) -> None:
         node.sibling, parent.child = parent.child, number
     order[0] = parents[0] = 0
     end = 1
-    for place in range(count):
-        node = nodes[order[place]]
-        tokens[place] = node.token
+    for index in range(count):
+        node = nodes[order[index]]
+        tokens[index] = node.token
         below = node.child
         while below:
-            order[end], parents[end] = below, place
+            order[end], parents[end] = below, index
             below = nodes[below].sibling
             end += 1
 
@@ -276,35 +276,35 @@ def learn(
         node: the deepest accepted one.
         learning, guessing: True: learn weights; note the next root's siblings.
         arranged: as `arrange` fills it.
-        outcome: choices int64 (n,), NONE where unknown; accepted bool (n,); candidates int64 (n, k) and their bits
-            float32 (n, k).
+        outcome: choices int64 (n,), NONE where unknown; accepted bool (n,); candidates int64 (n, k) and their
+            log-probs float32 (n, k).
         weights: seen, accepted and their quotient, float64 KINDS each.
     """
     order, parents, tokens = arranged
-    choices, accepted, candidates, bits = outcome
+    choices, accepted, candidates, log_probs = outcome
     draft, tables = Growth(*growth), Rows(*rows)
     if learning:
         _learn_weights(order, choices, draft, weights)
     for turn in (False, True):  # accepted nodes are written last, so they win
         for i in range(len(tokens)):
             if accepted[i] == turn:
-                _write_row(tokens[parents[i]] if i else before, tokens[i], candidates, bits, i, tables)
+                _write_row(tokens[parents[i]] if i else before, tokens[i], candidates, log_probs, i, tables)
     if guessing:
-        _guess(node, choices[node], tokens, parents, candidates, bits, draft)
+        _guess(node, choices[node], tokens, parents, candidates, log_probs, draft)
 
 
 @loop
 def learn_prompt(
-    before: int, root: int, guessing: bool, tokens: Any, candidates: Any, bits: Any, growth: Any, rows: Any
+    before: int, root: int, guessing: bool, tokens: Any, candidates: Any, log_probs: Any, growth: Any, rows: Any
 ) -> None:
-    """Learn from a prompt's m tokens before the root: candidates int64 (m, k), bits float32 (m, k)."""
+    """Learn from a prompt's m tokens before the root: candidates int64 (m, k), log-probs float32 (m, k)."""
     tables = Rows(*rows)
     for i in range(len(tokens)):
-        _write_row(before, tokens[i], candidates, bits, i, tables)
+        _write_row(before, tokens[i], candidates, log_probs, i, tables)
         before = tokens[i]
     if guessing:
         nothing = tokens[:0]
-        _guess(len(tokens) - 1, root, nothing, nothing, candidates, bits, Growth(*growth))
+        _guess(len(tokens) - 1, root, nothing, nothing, candidates, log_probs, Growth(*growth))
 
 
 @loop
@@ -312,13 +312,13 @@ def _learn_weights(order: Any, choices: Any, draft: Growth, weights: Any) -> Non
     """Count the candidates of each node by kind, and those among them that the target chose."""
     nodes, candidates = draft.nodes, draft.candidates
     seen, accepted, probs = weights
-    for place in range(len(order)):
-        if choices[place] == NONE:
+    for index in range(len(order)):
+        if choices[index] == NONE:
             continue
-        for at in range(nodes[order[place]].first, nodes[order[place] + 1].first):
+        for at in range(nodes[order[index]].first, nodes[order[index] + 1].first):
             kind = _kind(candidates[at])
             seen[kind] += 1.0
-            if candidates[at].token == choices[place]:
+            if candidates[at].token == choices[index]:
                 accepted[kind] += 1.0
     for number in order:
         for at in range(nodes[number].first, nodes[number + 1].first):
@@ -327,31 +327,31 @@ def _learn_weights(order: Any, choices: Any, draft: Growth, weights: Any) -> Non
 
 
 @loop
-def level_of(bits: Any) -> Any:
-    """Return the level of a candidate of so many bits, -log2 of its probability."""
-    if not bits > 0:
+def level_of(log_prob: Any) -> Any:
+    """Return the level of a candidate, given the log2 of its probability."""
+    if not log_prob < 0:
         return 0
-    return LEVELS - 1 if bits >= LEVELS - 1 else int(bits)
+    return LEVELS - 1 if log_prob <= 1 - LEVELS else int(-log_prob)
 
 
 @loop
-def _write_row(before: int, token: int, candidates: Any, bits: Any, row: int, rows: Rows) -> None:
+def _write_row(before: int, token: int, candidates: Any, log_probs: Any, row: int, rows: Rows) -> None:
     """Keep the candidates (m, k) of a row after a token, and after its pair with the one before."""
     ids, levels, keys = rows.ids, rows.levels, rows.pair_keys
     for rank in range(ids.shape[1]):
-        ids[token, rank], levels[token, rank] = candidates[row, rank], level_of(bits[row, rank])
+        ids[token, rank], levels[token, rank] = candidates[row, rank], level_of(log_probs[row, rank])
     rows.seen[token] = True
     if len(keys):
         key = (before << 32) | token
-        place = np.int64(hashed(key) >> np.uint64(rows.pair_shift))
-        keys[place], rows.pair_seen[place] = key, True
+        index = np.int64(hashed(key) >> np.uint64(rows.pair_shift))
+        keys[index], rows.pair_seen[index] = key, True
         pair_ids, pair_levels = rows.pair_ids, rows.pair_levels
         for rank in range(ids.shape[1]):
-            pair_ids[place, rank], pair_levels[place, rank] = ids[token, rank], levels[token, rank]
+            pair_ids[index, rank], pair_levels[index, rank] = ids[token, rank], levels[token, rank]
 
 
 @loop
-def _guess(node: int, root: int, tokens: Any, parents: Any, candidates: Any, bits: Any, draft: Growth) -> None:
+def _guess(node: int, root: int, tokens: Any, parents: Any, candidates: Any, log_probs: Any, draft: Growth) -> None:
     """Note the siblings of the next root, and what followed those that were drafted and rejected.
 
     Args:
@@ -363,7 +363,7 @@ def _guess(node: int, root: int, tokens: Any, parents: Any, candidates: Any, bit
     k, listed = candidates.shape[1], 0
     for rank in range(k):
         if candidates[node, rank] != root:
-            siblings[listed].token, siblings[listed].level = candidates[node, rank], level_of(bits[node, rank])
+            siblings[listed].token, siblings[listed].level = candidates[node, rank], level_of(log_probs[node, rank])
             listed += 1
     siblings[listed].token = NONE
 
@@ -374,14 +374,14 @@ def _guess(node: int, root: int, tokens: Any, parents: Any, candidates: Any, bit
         weight = 0.5**UNLISTED
         for rank in range(k):
             if candidates[node, rank] == tokens[child]:
-                weight = 0.5 ** level_of(bits[node, rank])
+                weight = 0.5 ** level_of(log_probs[node, rank])
         total += weight
         for rank in range(k):
             token = candidates[child, rank]
             if mass[token] == 0.0:
                 met[tokens_met] = token
                 tokens_met += 1
-            mass[token] += weight * 0.5 ** level_of(bits[child, rank])
+            mass[token] += weight * 0.5 ** level_of(log_probs[child, rank])
     for i in range(tokens_met):
         _push(heap, i, mass[met[i]], i)
     best = min(tokens_met, k)

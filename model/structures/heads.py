@@ -130,11 +130,11 @@ class EagleHead(nn.Module):
         mask: torch.Tensor | None = None,
         cache: TreeCache | None = None,
     ) -> torch.Tensor:
-        """Predicted features (B, n, H), each of the position behind its own.
+        """Predicted features (B, n, H), each of the position after its own.
 
         Args:
             features: (B, n, H), of n positions.
-            tokens: int64 (B, n), the token behind each.
+            tokens: int64 (B, n), the token after each.
             angles: of the n positions, see `angles`; of one position where all share it.
             mask: additive (1, 1, n, past + n), or None where each attends to all before it and nothing is cached.
             cache: of the keys and values before these, which are added; it can take one sequence.
@@ -191,8 +191,6 @@ def load_head(path: str, target: Target) -> EagleHead:
         embedding = embedding.to(target.device, target.dtype)
         embedding = target_embedding if torch.equal(embedding, target_embedding.to(target.dtype)) else embedding
     head = EagleHead(head_config(values), target_embedding, bias="fc.bias" in state)
-    if head.config.hidden_size != hidden_size(target):
-        raise UserError(f"{folder}: hidden_size {head.config.hidden_size}, {target.name} has {hidden_size(target)}")
     load_weights(head, file, state)
     head = head.to(target.device, target.dtype)
     head.embedding = embedding

@@ -18,7 +18,7 @@ class History(Generic[T]):
     """The newest prompts and answers, to which a sequence appends its own.
 
     A sequence borrows the text until it closes. One that begins meanwhile borrows a copy of the text as it was before,
-    which takes its place; the first one's tokens are appended when the text is next borrowed after its end. A sequence
+    which replaces it; the first one's tokens are appended when the text is next borrowed after its end. A sequence
     whose prompt begins with the last one's text, as in a conversation, appends the rest of it alone.
 
     Args:
@@ -61,30 +61,28 @@ class History(Generic[T]):
         tokens = self.text.tokens + self.pending
         return {"text": torch.tensor(tokens, dtype=torch.int64)} if self.history_tokens else {}
 
-    def check_state(self, state: dict[str, torch.Tensor]) -> None:
-        """Raise UserError if the state has a text of another vocabulary."""
-        ids = state.get("text", torch.zeros(0))
+    def load_state_dict(self, state: dict[str, torch.Tensor]) -> None:
+        """Load a text. Raises UserError if it is of another vocabulary."""
+        ids = state.get("text", torch.zeros(0, dtype=torch.int64))
         if ids.dim() != 1:
             raise UserError("start: the saved text is no list of token ids")
         check_ids("text", ids, self.vocab_size)
-
-    def load_state_dict(self, state: dict[str, torch.Tensor]) -> None:
         self.reset()
-        self.text.extend(state["text"].tolist() if "text" in state else ())
+        self.text.extend(ids.tolist())
 
 
 class TextSession(Session, Generic[T]):
     """A sequence's text: the history, its prompt, its answer so far."""
 
-    method: Any  # its `history` holds the text that this sequence appends to
+    drafter: Any  # its `history` holds the text that this sequence appends to
     text: T
 
-    def __init__(self, method: Drafter) -> None:
-        super().__init__(method)
+    def __init__(self, drafter: Drafter) -> None:
+        super().__init__(drafter)
         self._end()
 
     def begin(self, prompt: list[int]) -> Draft | None:
-        history = self.method.history
+        history = self.drafter.history
         self.text, self._version = history.borrow(), history.version
         tokens, kept = self.text.tokens, history.last_length
         if not kept or tokens[-kept:] != prompt[:kept]:
@@ -97,11 +95,11 @@ class TextSession(Session, Generic[T]):
         """After a step on the device."""
         self.text.extend(verification.tokens)
 
-    def passed(self, tokens: list[int]) -> None:
+    def skip(self, tokens: list[int]) -> None:
         self.text.extend(tokens)
 
     def close(self) -> None:
-        history = self.method.history
+        history = self.drafter.history
         if self.text is history.text:
             history.borrowed_length, history.last_length = None, len(self.text.tokens) - self._start
         elif history.history_tokens and self._version is history.version:
@@ -110,4 +108,4 @@ class TextSession(Session, Generic[T]):
 
     def _end(self) -> None:
         """Drop the text, so that a second close does nothing."""
-        self.text, self._start, self._version = self.method.history.text_of(()), 0, None
+        self.text, self._start, self._version = self.drafter.history.text_of(()), 0, None

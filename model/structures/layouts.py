@@ -15,11 +15,11 @@ class Layout:
 
     def __init__(self, paths: Sequence[RankPath], device: torch.device) -> None:
         """`paths`: the nodes in the drafter's order, the root, (), first."""
-        place = {path: i for i, path in enumerate(paths)}
+        index = {path: i for i, path in enumerate(paths)}
         self.tree = Tree.from_rank_paths(paths[1:]).on(device)
-        # of each node its place in the list, and the reverse
-        self.order = [place[path] for path in self.tree.rank_paths]
-        self.node_at = {place: node for node, place in enumerate(self.order)}
+        # of each node its index in the list, and the reverse
+        self.order = [index[path] for path in self.tree.rank_paths]
+        self.node_at = {index: node for node, index in enumerate(self.order)}
         self.tokens = torch.zeros_like(self.tree.depths)  # int64 (n,), filled anew every step
 
 

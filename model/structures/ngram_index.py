@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 
 
 class NgramIndex:
-    """The first place of each n-gram of a text that grows at its end.
+    """The first occurrence of each n-gram of a text that grows at its end.
 
     An n-gram is indexed once a token follows it: the one at the text's end does not match itself.
 
@@ -20,11 +20,11 @@ class NgramIndex:
     def __init__(self, lengths: Iterable[int]) -> None:
         self.tokens: list[int] = []
         self._lengths = sorted(lengths, reverse=True)
-        self._after: dict[tuple[int, ...], int] = {}  # n-gram -> the place behind its first occurrence
+        self._after: dict[tuple[int, ...], int] = {}  # n-gram -> the index after its first occurrence
         self._unanimous: dict[tuple[int, ...], bool] = {}  # n-gram seen twice or more -> always followed by one token?
 
     def extend(self, tokens: Iterable[int]) -> None:
-        """Append tokens, and index every n-gram that now has a token behind it."""
+        """Append tokens, and index every n-gram that now has a token after it."""
         text, after, unanimous = self.tokens, self._after, self._unanimous
         first = len(text)
         text += tokens
@@ -32,21 +32,21 @@ class NgramIndex:
             for n in self._lengths:
                 if n <= end:
                     gram = tuple(text[end - n : end])
-                    place = after.setdefault(gram, end)
-                    if place != end:
-                        unanimous[gram] = unanimous.get(gram, True) and text[place] == text[end]
+                    start = after.setdefault(gram, end)
+                    if start != end:
+                        unanimous[gram] = unanimous.get(gram, True) and text[start] == text[end]
 
     def find(self, tail: Sequence[int]) -> tuple[int, bool]:
         """Find the longest indexed n-gram that ends `tail`.
 
         Returns:
-            The place behind its first occurrence, and whether it has occurred twice or more, always followed by the
+            The index after its first occurrence, and whether it has occurred twice or more, always followed by the
             same token. 0 and False if none is indexed.
         """
         for n in self._lengths:
             if n <= len(tail):
                 gram = tuple(tail[-n:])
-                place = self._after.get(gram)
-                if place is not None:
-                    return place, self._unanimous.get(gram, False)
+                start = self._after.get(gram)
+                if start is not None:
+                    return start, self._unanimous.get(gram, False)
         return 0, False

@@ -68,8 +68,8 @@ class NgramTable:
             "followers": torch.tensor(grams, dtype=torch.int32).view(-1, self.follower),
         }
 
-    def check_state(self, state: dict[str, torch.Tensor]) -> None:
-        """Raise UserError if the state has no table, or one of other n-grams or another vocabulary, or a larger one."""
+    def load_state_dict(self, state: dict[str, torch.Tensor]) -> None:
+        """Load a table. Raises UserError if it is of other n-grams or another vocabulary, larger, or not there."""
         leaders, counts, followers = (state.get(name, torch.zeros(0)) for name in ("leaders", "counts", "followers"))
         sizes = counts.flatten().tolist()
         fits = (
@@ -84,9 +84,6 @@ class NgramTable:
                 f"with 1 to {self.followers} followers of {self.follower}"
             )
         check_ids("n-gram table", torch.cat((leaders.flatten(), followers.flatten())), self.vocab_size)
-
-    def load_state_dict(self, state: dict[str, torch.Tensor]) -> None:
-        self.reset()
-        leaders, counts = map(tuple, state["leaders"].tolist()), state["counts"].tolist()
-        grams = iter(map(tuple, state["followers"].tolist()))
-        self._rows = OrderedDict((row, [next(grams) for _ in range(n)]) for row, n in zip(leaders, counts, strict=True))
+        grams = iter(map(tuple, followers.tolist()))
+        rows = zip(map(tuple, leaders.tolist()), sizes, strict=True)
+        self._rows = OrderedDict((row, [next(grams) for _ in range(size)]) for row, size in rows)

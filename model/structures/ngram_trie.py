@@ -32,16 +32,16 @@ class NgramTrie:
     to the number then means the new node.
 
     Attributes:
-        place: the node where the last sequence ended, from which the next one goes on.
+        current: the node where the last sequence ended, from which the next one goes on.
 
     Args:
         length: n, the tokens of every n-gram.
-        most: nodes, the root included.
+        max_nodes: nodes, the root included.
         shortest: the least depth of a node from which is retrieved.
     """
 
-    def __init__(self, length: int, most: int, shortest: int) -> None:
-        self.length, self.most, self.shortest, self.place = length, most, shortest, ROOT_NODE
+    def __init__(self, length: int, max_nodes: int, shortest: int) -> None:
+        self.length, self.max_nodes, self.shortest, self.current = length, max_nodes, shortest, ROOT_NODE
         self.children: list[dict[int, int]] = [{}]  # in hash order from depth `shortest` on, where order counts
         self.parent, self.fail, self.token, self.freq, self.depth = [ROOT_NODE], [ROOT_NODE], [0], [0], [0]
         self.buckets = [1]  # of each node's hash map; a reused node keeps them
@@ -65,8 +65,8 @@ class NgramTrie:
         return [tokens[end - self.length : end] for end in range(self.length, len(tokens) + 1)]
 
     def _make(self, parent: int, token: int) -> int:
-        """A new child of `parent`: as long as there are fewer than `most` a new node, then the oldest one."""
-        if len(self.parent) < self.most:
+        """A new child of `parent`: as long as there are fewer than `max_nodes` a new node, then the oldest one."""
+        if len(self.parent) < self.max_nodes:
             node = len(self.parent)
             self.children.append({})
             self.parent.append(parent)
@@ -118,16 +118,16 @@ class NgramTrie:
                     below.append(children[node])
                     links.append(link)
 
-    def step(self, place: int, token: int) -> tuple[int, list[int]]:
-        """Follow the token from `place` and from the suffixes that its fail links lead to.
+    def step(self, node: int, token: int) -> tuple[int, list[int]]:
+        """Follow the token from `node` and from the suffixes that its fail links lead to.
 
         Returns:
-            The node of the longest match, or `place` if none of them goes on with the token; and the nodes of all
+            The node of the longest match, or `node` if none of them goes on with the token; and the nodes of all
             matches from depth `shortest` on, longest first. Their prefixes are touched and their fail links lost.
         """
         children, fail, depth = self.children, self.fail, self.depth
         matches: list[int] = []
-        at = place
+        at = node
         while True:
             child = children[at].get(token)
             if child is not None:
@@ -138,20 +138,20 @@ class NgramTrie:
         borders = [node for node in matches if depth[node] >= self.shortest]
         for border in borders:
             self._touch_prefix(border)
-        return (matches[0] if matches else place), borders
+        return (matches[0] if matches else node), borders
 
-    def walk(self, place: int, tokens: Iterable[int]) -> int:
+    def walk(self, node: int, tokens: Iterable[int]) -> int:
         """Return the node of the longest match after these tokens; the root if there is none."""
         children, fail, touch = self.children, self.fail, self.recency.move_to_end
         for token in tokens:
-            touch(place)
-            if token not in children[place]:
-                while place and token not in children[place]:
-                    place = fail[place]
-                self._touch_prefix(place)
-            place = children[place].get(token, place)
-        touch(place)
-        return place
+            touch(node)
+            if token not in children[node]:
+                while node and token not in children[node]:
+                    node = fail[node]
+                self._touch_prefix(node)
+            node = children[node].get(token, node)
+        touch(node)
+        return node
 
     def _touch_prefix(self, node: int) -> None:
         """Touch a node and all above it, the root last, and link them to the root."""
@@ -162,11 +162,11 @@ class NgramTrie:
             node = parent[node]
         touch(ROOT_NODE)
 
-    def continuations(self, borders: Sequence[int], most: int) -> list[list[int]]:
+    def continuations(self, borders: Sequence[int], limit: int) -> list[list[int]]:
         """The most frequent nodes in the subtrees of some borders, the borders included.
 
         A node in two of the subtrees counts twice. Candidates are offered breadth-first: one enters if there are fewer
-        than `most`, or it is more frequent than the least frequent one. That one leaves; of several the deepest, of
+        than `limit`, or it is more frequent than the least frequent one. That one leaves; of several the deepest, of
         these the one with the lowest number.
 
         Returns:
@@ -182,7 +182,7 @@ class NgramTrie:
             entered: list[tuple[int, int, int]] = []
             for node, border, parent in layer:
                 count = freq[node]
-                if len(selected) < most:
+                if len(selected) < limit:
                     heappush(selected, (count, -depth[node], node, border, len(nodes)))
                 elif count > selected[0][0]:
                     heapreplace(selected, (count, -depth[node], node, border, len(nodes)))
@@ -205,13 +205,13 @@ class NgramTrie:
         return paths
 
     def state_dict(self) -> dict[str, torch.Tensor]:
-        """Every node's fields, int64 (m,) each; its children in order, and how many; the recency; the place."""
+        """Every node's fields, int64 (m,) each; its children in order, and how many; the recency; the current node."""
         listed = [list(children.values()) for children in self.children]
         numbers = {name: getattr(self, name) for name in _FIELDS} | {
             "children": [child for children in listed for child in children],
             "counts": [len(children) for children in listed],
             "recency": list(self.recency),
-            "place": [self.place],
+            "place": [self.current],
         }
         return {f"trie_{name}": torch.tensor(values, dtype=torch.int64) for name, values in numbers.items()}
 
@@ -222,7 +222,7 @@ class NgramTrie:
         size = len(saved["parent"])
         nodes = [node for name in ("parent", "fail", "children", "place") for node in saved[name]]
         fits = (
-            1 <= size <= self.most
+            1 <= size <= self.max_nodes
             and all(len(saved[name]) == size for name in (*_FIELDS, "counts"))
             and 0 <= min(nodes) <= max(nodes) < size
             and 0 <= min(saved["token"]) <= max(saved["token"]) < vocab_size
@@ -236,15 +236,15 @@ class NgramTrie:
         )
         if not fits:
             raise UserError(
-                f"start: the saved trie is not one of at most {self.most} nodes for {self.length}-grams of token ids "
-                f"below {vocab_size}"
+                f"start: the saved trie is not one of at most {self.max_nodes} nodes for {self.length}-grams of token "
+                f"ids below {vocab_size}"
             )
         for name in _FIELDS:
             setattr(self, name, saved[name])
         children = iter(saved["children"])
         self.children = [{self.token[child]: child for child in islice(children, count)} for count in saved["counts"]]
         self.recency = OrderedDict.fromkeys(saved["recency"])
-        self.place = saved["place"][0]
+        self.current = saved["place"][0]
 
 
 def _is_tree(saved: dict[str, list[int]]) -> bool:

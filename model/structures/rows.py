@@ -23,15 +23,15 @@ COPIED_SHARE = (0.0, 0.0, 0.2, 0.45, 0.55, 0.7, 0.85, 0.85)
 TRUST = {PAIR: 0.9, TOKEN: 0.6, BACKOFF: 0.1, SIBLING_CHILD: 0.3, SIBLING: 0.1, COPIED: 0.0}
 
 
-def on_host(best: torch.Tensor, bits: torch.Tensor) -> tuple[Any, Any]:
-    """Convert candidates and their bits, (n, k) each, to int64 and float32 on the host.
+def on_host(best: torch.Tensor, log_probs: torch.Tensor) -> tuple[Any, Any]:
+    """Convert candidates and their log-probs, (n, k) each, to int64 and float32 on the host.
 
-    On a device the bits are rounded down, so that one transfer brings both.
+    On a device the log-probs are rounded towards 0, so that one transfer brings both.
     """
     if best.device.type != "cpu":
-        both = torch.cat((best, bits.clamp(0, LEVELS - 1).long()), 1).cpu()  # (n, 2 k)
-        best, bits = both.chunk(2, 1)
-    return np.ascontiguousarray(best.numpy()), np.ascontiguousarray(bits.float().numpy())
+        both = torch.cat((best, log_probs.clamp(1 - LEVELS, 0).long()), 1).cpu()  # (n, 2 k)
+        best, log_probs = both.chunk(2, 1)
+    return np.ascontiguousarray(best.numpy()), np.ascontiguousarray(log_probs.float().numpy())
 
 
 class TokenRows:
@@ -54,8 +54,8 @@ class TokenRows:
     def state_dict(self) -> dict[str, torch.Tensor]:
         return {f"{self.kind}_{name}": torch.from_numpy(getattr(self, name)) for name in self.fields}
 
-    def check_state(self, state: dict[str, torch.Tensor]) -> None:
-        """Raise UserError if a shape, an id or a level is out of range."""
+    def load_state_dict(self, state: dict[str, torch.Tensor]) -> None:
+        """Load rows. Raises UserError if a shape, an id or a level is out of range."""
         for name, current in self.state_dict().items():
             saved = state.get(name, torch.zeros(0))
             if saved.shape != current.shape or saved.dtype != current.dtype:
@@ -63,14 +63,12 @@ class TokenRows:
         check_ids("rows", state[f"{self.kind}_ids"], self.vocab_size)
         if bool((state[f"{self.kind}_levels"] >= LEVELS).any()):
             raise UserError(f"start: the saved rows hold levels beyond {LEVELS - 1}")
-
-    def load_state_dict(self, state: dict[str, torch.Tensor]) -> None:
         for name, current in self.state_dict().items():
             current.copy_(state[name])
 
 
 class PairRows(TokenRows):
-    """A row a pair of tokens, in a table of fixed size: the newest pair takes the place of any other with its hash.
+    """A row a pair of tokens, in a table of fixed size: the newest pair replaces any other with its hash.
 
     Attributes:
         keys: int64 (size,), the pair that a row is of: its first token times 2^32, and its second.
@@ -119,13 +117,12 @@ class Weights:
         """`weights`, float64 (2, kinds): seen and accepted."""
         return {"weights": torch.from_numpy(np.stack((self.seen, self.accepted))).flatten(1)}
 
-    def check_state(self, state: dict[str, torch.Tensor]) -> None:
+    def load_state_dict(self, state: dict[str, torch.Tensor]) -> None:
+        """Load weights. Raises UserError if there are none."""
         saved = state.get("weights", torch.zeros(0))
         if saved.shape != (2, self.probs.size) or bool(
             (~(saved[1] >= 0) | ~(saved[1] <= saved[0]) | ~(saved[0] > 0) | saved[0].isinf()).any()
         ):
             raise UserError("start: the saved state has no weights of this method")
-
-    def load_state_dict(self, state: dict[str, torch.Tensor]) -> None:
-        self.seen, self.accepted = state["weights"].double().numpy().copy().reshape(2, *KINDS)
+        self.seen, self.accepted = saved.double().numpy().copy().reshape(2, *KINDS)
         self.probs = self.accepted / self.seen

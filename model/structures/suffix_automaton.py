@@ -14,12 +14,12 @@ from .compiled import NONE, hashed, loop, record
 
 MIN_CAPACITY = 64  # tokens
 
-# A state represents substrings that end at the same places; its link leads to the longest of their suffixes that ends
-# elsewhere, too. The text's own match is the link of the whole text's state.
+# A state represents substrings that end at the same positions; its link leads to the longest of their suffixes that
+# ends elsewhere, too. The text's own match is the link of the whole text's state.
 STATE = record(
     link="i4",
     length="i4",  # of its longest substring
-    end="i4",  # the place behind the newest occurrence at which it was the text's longest match; else its first one's
+    end="i4",  # the index after the newest occurrence at which it was the text's longest match; else its first one's
     transitions="i4",  # its newest one, counted from 1; 0: none
 )
 TRANSITION = record(state="i4", token="i4", target="i4", next="i4")  # next: an older one of the state, counted from 1
@@ -29,7 +29,7 @@ COUNTS = record(
     transitions="i8",
     whole="i8",  # the state of the whole text
     match="i8",  # the length of the whole text's longest suffix that occurred before
-    match_end="i8",  # the place behind that occurrence
+    match_end="i8",  # the index after that occurrence
 )
 
 
@@ -51,7 +51,7 @@ class SuffixAutomaton:
     Attributes:
         tokens: the text.
         length: of its longest suffix that occurred before; 0 if none did. The two may overlap.
-        end: the place behind an earlier occurrence, where its continuation begins: the newest one that was the longest
+        end: the index after an earlier occurrence, where its continuation begins: the newest one that was the longest
             match then, which need not be the newest of all, as in SAM-Decoding.
         arrays: the fields of `Text`; replaced when the text outgrows them.
     """
@@ -74,7 +74,7 @@ class SuffixAutomaton:
         self.length, self.end = extend(self.arrays, count)
 
     def copy(self, end: int, count: int) -> list[int]:
-        """Return `count` tokens from place `end` < n on; a copy that reaches the text's end continues with itself."""
+        """Return `count` tokens from index `end` < n on; a copy that reaches the text's end continues with itself."""
         tokens = self.tokens[end : end + count]
         return tokens if len(tokens) == count else (tokens * -(-count // len(tokens)))[:count]
 
@@ -103,19 +103,19 @@ def extend(arrays: Any, count: int) -> Any:
     """Append the tokens up to the `count`-th, which are in the array. Return the match's length and end."""
     text = Text(*arrays)
     counts = text.counts[0]
-    for place in range(counts.tokens, count):
-        _append(text, place)
+    for index in range(counts.tokens, count):
+        _append(text, index)
     counts.tokens = count
     return counts.match, counts.match_end
 
 
 @loop
-def _append(text: Text, place: int) -> None:
+def _append(text: Text, index: int) -> None:
     states, transitions, slots = text.states, text.transitions, text.slots
-    counts, token = text.counts[0], text.tokens[place]
+    counts, token = text.counts[0], text.tokens[index]
     new = counts.states
     counts.states = new + 1
-    states[new].length = states[new].end = place + 1
+    states[new].length = states[new].end = index + 1
     state, transition = counts.whole, np.int64(NONE)
     while state >= 0:
         transition = _find_transition(transitions, slots, state, token)
@@ -130,7 +130,7 @@ def _append(text: Text, place: int) -> None:
             match = _split(text, match, state, token)
     states[new].link = match
     counts.whole, counts.match, counts.match_end = new, states[match].length, states[match].end
-    states[match].end = place + 1  # from now on this occurrence is continued; those of its own suffixes stay
+    states[match].end = index + 1  # from now on this occurrence is continued; those of its own suffixes stay
 
 
 @loop

@@ -17,7 +17,7 @@ ONE = np.float32(1)
 
 
 class Limits(NamedTuple):
-    """What a draft may be: at most `nodes` tokens, and factor * m + offset behind a match of m."""
+    """What a draft may be: at most `nodes` tokens, and factor * m + offset after a match of m."""
 
     nodes: int
     factor: np.float32
@@ -44,9 +44,9 @@ class Node:
     A string that occurs once is part of a leaf of the trie's full depth, which grows with its text.
 
     Attributes:
-        token: the first token behind the parent's string.
+        token: the first token after the parent's string.
         depth: tokens of the string.
-        text, end: an occurrence of it ends before the place `end` of this text, or will.
+        text, end: an occurrence of it ends before the index `end` of this text, or will.
         count: of its occurrences; not of the root.
         ordered: its children, the most frequent first.
         by_token: the same, if there are many.
@@ -68,7 +68,7 @@ class Node:
         return None
 
     def add(self, child: Node) -> None:
-        """Add a child behind the others."""
+        """Add a child after the others."""
         if self.ordered is NONE:
             self.ordered = []
         self.ordered.append(child)
@@ -78,22 +78,22 @@ class Node:
             self.by_token = {child.token: child for child in self.ordered}
 
     def remove(self, child: Node) -> None:
-        del self.ordered[self.place(child)]
+        del self.ordered[self.index_of(child)]
         if self.by_token is not None:
             del self.by_token[child.token]
 
     def replace(self, child: Node, other: Node) -> None:
-        """Put another node of the same token and count in a child's place."""
-        self.ordered[self.place(child)] = other
+        """Put another node of the same token and count for a child."""
+        self.ordered[self.index_of(child)] = other
         if self.by_token is not None:
             self.by_token[child.token] = other
         other.parent = self
 
-    def place(self, child: Node) -> int:
+    def index_of(self, child: Node) -> int:
         return self.ordered.index(child, _first(self.ordered, child.count))
 
-    def first_place(self, above: int) -> int:
-        """The place in the text of the first token behind the parent's string, which has `above` tokens."""
+    def start(self, above: int) -> int:
+        """The index in the text of the first token after the parent's string, which has `above` tokens."""
         return self.end - self.depth + above
 
     @property
@@ -106,11 +106,11 @@ NONE: list[Node] = []  # the children of all leaves
 
 
 class GrowingText:
-    """A text of a trie. `places` has a node for each of the last D tokens: of the text from there on."""
+    """A text of a trie. `suffixes` has a node for each of the last D tokens: of the text from there on."""
 
     def __init__(self) -> None:
         self.tokens: list[int] = []
-        self.places: list[Node] = []
+        self.suffixes: list[Node] = []
 
 
 class SuffixTrie:
@@ -121,15 +121,15 @@ class SuffixTrie:
 
     def extend(self, text: GrowingText, tokens: Sequence[int]) -> None:
         """Append tokens: each is one more occurrence of the strings that end in it."""
-        places = text.places
+        suffixes = text.suffixes
         for token in tokens:
             text.tokens.append(token)
-            places.append(self.root)
-            if len(places) > self.depth:
-                del places[0]
-            for i, node in enumerate(places):
+            suffixes.append(self.root)
+            if len(suffixes) > self.depth:
+                del suffixes[0]
+            for i, node in enumerate(suffixes):
                 if node.depth < self.depth:  # else a leaf, which has the token by now
-                    places[i] = self._follow(node, text.tokens)
+                    suffixes[i] = self._follow(node, text.tokens)
 
     def _follow(self, node: Node, text: list[int]) -> Node:
         """Count the string of a node and the text's last token; return the node of this string."""
@@ -139,10 +139,10 @@ class SuffixTrie:
             child = Node(node, token, self.depth, text, end - 1 - node.depth + self.depth)
             node.add(child)
         else:
-            if child.known > child.first_place(node.depth) + 1:  # the string ends on the way to the child
+            if child.known > child.start(node.depth) + 1:  # the string ends on the way to the child
                 upper = Node(node, token, node.depth + 1, text, end, child.count)
                 node.replace(child, upper)
-                child.token = child.text[child.first_place(upper.depth)]
+                child.token = child.text[child.start(upper.depth)]
                 upper.add(child)
                 child.parent, child = upper, upper
             child.depth, child.text, child.end = node.depth + 1, text, end
@@ -181,7 +181,7 @@ class SuffixTrie:
                 if child.count == 1:
                     node.remove(child)
                     break
-                del node.ordered[node.place(child)]
+                del node.ordered[node.index_of(child)]
                 child.count -= 1
                 node.ordered.insert(_first(node.ordered, child.count), child)  # the first of its new equals
                 if child.text is text.tokens:  # others came by before it
@@ -191,13 +191,13 @@ class SuffixTrie:
 
     def orders(self) -> list[int]:
         """List the tokens of all siblings, node by node from the root: the order of equals depends on what is gone."""
-        found, waiting = list[int](), [self.root]
+        tokens, waiting = list[int](), [self.root]
         while waiting:
             children = waiting.pop().ordered
             if len(children) > 1:
-                found += [child.token for child in children]
+                tokens += [child.token for child in children]
             waiting += children
-        return found
+        return tokens
 
     def reorder(self, orders: list[int]) -> bool:
         """Bring siblings of equal counts into saved orders; return False if these are not of such a trie."""
@@ -219,10 +219,10 @@ class SuffixTrie:
         Of equal ones the longest counts.
         """
         best, best_match = Drafted([], [], [], np.float32(0)), 0
-        for bound, match, most, node, at in sorted(self._matches(context, limits), key=lambda m: m[:2], reverse=True):
+        for bound, match, limit, node, at in sorted(self._matches(context, limits), key=lambda m: m[:2], reverse=True):
             if (bound, match) < (float(best.score), best_match):
                 break
-            drafted = (_tree if limits.branches else _chain)(node, at, self.depth - match, most, limits.min_prob)
+            drafted = (_tree if limits.branches else _chain)(node, at, self.depth - match, limit, limits.min_prob)
             if drafted.score > best.score or (drafted.score == best.score and match > best_match):
                 best, best_match = drafted, match
         return best
@@ -230,7 +230,7 @@ class SuffixTrie:
     def _matches(self, context: list[int], limits: Limits) -> Iterator[tuple[float, int, int, Node, int]]:
         """Yield the lengths of the context's ends that occur and go on, where that is, and what to draft from there.
 
-        A bound of the score, the length, the most tokens, the node and the place in its text of what comes next.
+        A bound of the score, the length, the limit of tokens, the node and the index in its text of what comes next.
         """
         for match in range(1, len(context)):
             node, text, at, known = self.root, self.root.text, 0, 0
@@ -243,24 +243,24 @@ class SuffixTrie:
                     child = node.child(token)
                     if child is None:
                         return
-                    text, at, known = child.text, child.first_place(node.depth) + 1, child.known
+                    text, at, known = child.text, child.start(node.depth) + 1, child.known
                     node = child
             if at == known and not node.ordered:
-                return  # here the texts end, and so they do behind longer matches
-            most = max(min(limits.nodes, int(float(limits.factor * np.float32(match) + limits.offset) + 1e-6)), 0)
+                return  # here the texts end, and so they do after longer matches
+            limit = max(min(limits.nodes, int(float(limits.factor * np.float32(match) + limits.offset) + 1e-6)), 0)
             # the probabilities of one depth add up to 1, but for what is rounded
-            yield min(most, 1.0001 * (self.depth - match)), match, most, node, at
+            yield min(limit, 1.0001 * (self.depth - match)), match, limit, node, at
 
 
 def _first(siblings: list[Node], count: int) -> int:
-    """The place of the first one that occurs so often or less."""
+    """The index of the first one that occurs so often or less."""
     return bisect_left(siblings, -count, key=lambda node: -node.count)
 
 
-def _chain(node: Node, at: int, left: int, most: int, min_prob: np.float32) -> Drafted:
-    """Draft the most frequent child, of this its own, and so on: at most `most` tokens, nor more than `left`."""
+def _chain(node: Node, at: int, left: int, limit: int, min_prob: np.float32) -> Drafted:
+    """Draft the most frequent child, of this its own, and so on: at most `limit` tokens, nor more than `left`."""
     tokens, probs, prob, score = list[int](), list[np.float32](), ONE, np.float32(0)
-    for _ in range(min(most, left)):
+    for _ in range(min(limit, left)):
         if at == node.known:
             if not node.ordered:
                 break
@@ -269,7 +269,7 @@ def _chain(node: Node, at: int, left: int, most: int, min_prob: np.float32) -> D
                 prob = prob * (np.float32(child.count) / np.float32(node.count))
                 if prob < min_prob:
                     break
-            node, at = child, child.first_place(node.depth)
+            node, at = child, child.start(node.depth)
         tokens.append(node.text[at])
         at += 1
         probs.append(prob)
@@ -277,7 +277,7 @@ def _chain(node: Node, at: int, left: int, most: int, min_prob: np.float32) -> D
     return Drafted(tokens, list(range(-1, len(tokens) - 1)), probs, score)
 
 
-def _tree(node: Node, at: int, left: int, most: int, min_prob: np.float32) -> Drafted:
+def _tree(node: Node, at: int, left: int, limit: int, min_prob: np.float32) -> Drafted:
     """Draft the most probable tokens.
 
     The queue has strings to go on from. The last token of some is still due: it is drafted when their turn comes.
@@ -285,7 +285,7 @@ def _tree(node: Node, at: int, left: int, most: int, min_prob: np.float32) -> Dr
     tokens, parents, probs, score = list[int](), list[int](), list[np.float32](), np.float32(0)
     queue: list[tuple[Any, ...]] = []
     _push(queue, (ONE, node, at, left, -1, False))
-    while len(tokens) < most and queue:
+    while len(tokens) < limit and queue:
         prob, node, at, left, parent, due = _pop(queue)
         if not due:
             if left == 0 or (at == node.known and not node.ordered):
@@ -294,13 +294,13 @@ def _tree(node: Node, at: int, left: int, most: int, min_prob: np.float32) -> Dr
             if at < node.known:
                 at += 1
             elif len(node.ordered) == 1 and node.ordered[0].count == node.count:
-                node, at = node.ordered[0], node.ordered[0].first_place(node.depth) + 1
+                node, at = node.ordered[0], node.ordered[0].start(node.depth) + 1
             else:
                 for child in node.ordered:
                     part = prob * np.float32(child.count) / np.float32(node.count)
                     if part < min_prob:
                         break
-                    _push(queue, (part, child, child.first_place(node.depth) + 1, left, parent, True))
+                    _push(queue, (part, child, child.start(node.depth) + 1, left, parent, True))
                 continue
         tokens.append(node.text[at - 1])
         parents.append(parent)

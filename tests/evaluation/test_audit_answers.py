@@ -8,12 +8,11 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from evaluation import audit
-from evaluation.loading.bench import prompt_text
-from evaluation.loading.engine_answers import tokenised
-from evaluation.loading.forcing import force
+from evaluation.loading.bench import chat_of, prompt_text
+from evaluation.loading.engine_answers import force, tokenised
 from evaluation.loading.models import load_model
 from evaluation.loading.settings import ModelSettings
-from evaluation.running import progress
+from evaluation.running import scheduling
 from model import cli
 from model.engine import Target, target
 from model.files import ROOT
@@ -37,7 +36,7 @@ def rows(tokenizer):
     """Greedy answers, a line each: text and ids of prompt and answer; the last one is cut at 12 tokens."""
     model, rows = model_in(torch.float32), []
     for question, limit in zip(QUESTIONS, (200, 200, 12), strict=True):
-        prompt = prompt_text("vicuna_v1.1", tokenizer, [question], [])
+        prompt = prompt_text("vicuna_v1.1", tokenizer, chat_of([question], []))
         before = tokenizer(prompt).input_ids
         ids = greedy(model, before, limit, [2])
         finish = "stop" if ids[-1] == 2 else "length"
@@ -249,7 +248,7 @@ def test_mistakes_on_the_command_line(audited, call, tmp_path):
         ((), "name an experiment's folder, or --answers FILE and --model NAME"),
         (("--answers", "x"), "--answers FILE and --model NAME"),
         ((tmp_path, "--made-in=float16"), "with --answers only"),
-        (("--answers", tmp_path / "none.jsonl", "--model=embedded"), "none.jsonl cannot be read"),
+        (("--answers", tmp_path / "none.jsonl", "--model=embedded"), "none.jsonl does not exist"),
         (("--answers", "x", "--model=embedded", "method=pld"), "method=pld: only model=NAME"),
         (("--answers", "x", "--model=embedded", "--bench=none"), "none/question.jsonl does not exist"),
     ):
@@ -259,9 +258,9 @@ def test_mistakes_on_the_command_line(audited, call, tmp_path):
 
 
 def test_progress_is_shown(audited, rows, monkeypatch):
-    monkeypatch.setattr(progress, "LOG_SECONDS", 0.0)
+    monkeypatch.setattr(scheduling, "LOG_SECONDS", 0.0)
     total = sum(len(row["prompt_token_ids"]) + len(row["token_ids"]) for row in rows)
-    assert f"audit: {total} of {total} tokens; 0 h 0 min left" in audited(rows).err
+    assert f"audit: {total} of {total} tokens; 00:00 left" in audited(rows).err
 
 
 def test_logits_come_in_parts_and_as_a_plain_forward_gives_them(monkeypatch):

@@ -6,9 +6,8 @@ from importlib.metadata import version
 import pytest
 import torch
 
-from evaluation import bench_step, first_contact
+from evaluation import answerers, bench_step, first_contact
 from evaluation.bench_step import DraftedSteps, HfSteps
-from evaluation.configuration import methods
 from evaluation.loading.models import LoadedModel, random_model
 from evaluation.loading.settings import ModelSettings
 from model.engine import devices
@@ -63,11 +62,12 @@ def test_a_wrong_flag_is_one_line(call, wrong, said):
 def test_hf_attends_without_cudnn(tiny, monkeypatch):
     """As metadata, notes and documents say of both: its plan for each new length would make hf slower."""
     seen, cuda, enabled = [], torch.device("cuda"), torch.backends.cuda.cudnn_sdp_enabled
-    for module in (bench_step, methods):
+    for module in (bench_step, answerers):
         monkeypatch.setattr(module, "without_cudnn", lambda device: devices.without_cudnn(cuda))
     tiny.model.register_forward_pre_hook(lambda *given: seen.append(enabled()))
     HfSteps(tiny, [5, 6, 7]).take_turn()
-    methods._transformers_generate(LoadedModel(None, tiny, None, "raw", frozenset()), [5, 6, 7], 4, GREEDY)
+    loaded = LoadedModel(None, tiny, None, "raw", frozenset())
+    answerers.TransformersGenerate(loaded, None, {}, "eager").answer(answerers.Request((5, 6, 7), 4, GREEDY))
     assert len(seen) == 10 + 4 and not any(seen) and enabled()
 
 

@@ -9,7 +9,7 @@ import yaml
 from hydra.core.override_parser.overrides_parser import OverridesParser
 
 from evaluation import tree_search
-from evaluation.page.page import render
+from evaluation.page import render
 from evaluation.records.runs import read_runs
 from evaluation.statistics.audits import audit_table, wording
 from evaluation.statistics.experiment import Experiment

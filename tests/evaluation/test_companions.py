@@ -10,9 +10,9 @@ import pandas as pd
 import pytest
 
 from evaluation import prefetch, report, run
-from evaluation.configuration.config import missing_companion
 from evaluation.configuration.jobs import compose
 from evaluation.loading import hub, models
+from evaluation.loading.companions import missing_companion
 from evaluation.records.sweeps import missing_jobs
 from evaluation.running import runner, scheduling
 from tests.evaluation.test_errors import check
@@ -44,7 +44,7 @@ def out_of_reach(monkeypatch, tmp_path):
         raise urllib.error.URLError("no network in tests")
 
     monkeypatch.setattr("urllib.request.urlopen", refuse)
-    monkeypatch.setattr(hub, "is_reachable", lambda: False)
+    monkeypatch.setattr("model.pretrained.answers", lambda *_: False)
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "hub"))
 
 
@@ -142,7 +142,7 @@ def test_a_model_and_a_head_by_hub_name_are_fetched_once_safetensors_first(call,
     client = Hub(tmp_path / "cache", model=model, eagle=eagle | {"pytorch_model.bin": ROOT / "README.md"})
     for name in ("list_repo_files", "snapshot_download"):
         monkeypatch.setattr(f"huggingface_hub.{name}", getattr(client, name))
-    monkeypatch.setattr(hub, "is_reachable", lambda: True)
+    monkeypatch.setattr("model.pretrained.answers", lambda *_: True)
     arguments = ["model=path", "model.path=owner/model", "method=eagle", "method.head_path=owner/eagle"]
     outcome = call(prefetch.main, *arguments)
     assert outcome.code == 0, outcome.out
@@ -152,7 +152,7 @@ def test_a_model_and_a_head_by_hub_name_are_fetched_once_safetensors_first(call,
     assert "owner/model/tokenizer.json" in client.fetched and "owner/model/datastore.bin" not in client.fetched
     assert sorted(client.fetched)[:2] == ["owner/eagle/config.json", "owner/eagle/model.safetensors"]
     once = list(client.fetched)
-    monkeypatch.setattr(hub, "is_reachable", lambda: False)
+    monkeypatch.setattr("model.pretrained.answers", lambda *_: False)
     assert call(prefetch.main, *arguments).code == 0 and client.fetched == once
     few = ["method=eagle", "method.head_path=owner/eagle", "bench.end=1", "max_new_tokens=8", f"results_dir={tmp_path}"]
     assert call(run.main, *few).code == 0, "from the copy here"

@@ -168,9 +168,9 @@ def test_what_is_compiled_answers_uncompiled_and_hidden_states_are_read(way):
     decoder = Decoder(model, eos=())
     assert decoder.generate(PROMPT, max_new_tokens=20).ids == expected
     target = decoder.target
-    with torch.inference_mode(), target.hidden_states(), target.cache(1) as cache:
-        target.prefill(cache, PROMPT, Draft(Tree.chain(0), torch.tensor(PROMPT[-1:])))
-        assert target.hidden is not None and target.hidden.shape == (5, 32)
+    with target.cache(1) as cache:
+        outputs = target.prefill(cache, PROMPT, Draft(Tree.chain(0), torch.tensor(PROMPT[-1:])), hidden=True)
+        assert outputs.hidden is not None and outputs.hidden.shape == (5, 32)
 
 
 def test_offloaded_embeddings_are_driven_and_a_dynamically_quantised_head_is_refused():

@@ -13,8 +13,9 @@ from pathlib import Path
 import pytest
 
 from model import __version__
-from model.cli import Chat, main, prompt_of, summary, talk
+from model.cli import Chat, main, summary, talk
 from model.decoder import Answer, Decoder
+from model.engine import StepRecord
 from model.engine.sampling import GREEDY
 from model.errors import UserError
 from model.files import ROOT
@@ -78,7 +79,7 @@ def test_prompts_of_a_file_are_answered_as_objects(tmp_path, decoder, said):
 def test_a_prompt_gets_the_template_that_there_is_or_none(decoder, said, monkeypatch):
     """Any model without one had got Vicuna's text in silence."""
     few, text = ["--prompt", "Hello there.", "--max-new-tokens", "8"], "Hello there."
-    stop = decoder.generate(prompt_of(decoder, [{"role": "user", "content": text}])).text[:2]
+    stop = decoder.generate(decoder.ids_of([{"role": "user", "content": text}])).text[:2]
     (stopped,) = said(*few, "--stop", stop)
     assert stopped["stop"] == "stop" and len(stopped["ids"]) < 8
     Chat(decoder, out := io.StringIO(), colours=False, max_new_tokens=8, sampling=GREEDY, stop=[stop]).say(text)
@@ -91,13 +92,13 @@ def test_a_prompt_gets_the_template_that_there_is_or_none(decoder, said, monkeyp
     (row,) = said(*few)
     assert row["ids"] == decoder.generate(text, max_new_tokens=8).ids and "messages" not in row
     with pytest.raises(UserError, match="is a chat, and the tokenizer has no template"):
-        prompt_of(decoder, [{"role": "user", "content": text}])
+        decoder.ids_of([{"role": "user", "content": text}])
     by_code = {"apply_chat_template": lambda tokenizer, turns, **options: [5, 6, len(turns[0]["content"])]}
     with monkeypatch.context() as patched:  # mistral-common's: no template, and yet prompts
         patched.setattr(decoder.tokenizer, "__class__", type("Own", (type(decoder.tokenizer),), by_code))
         assert said(*few)[0]["ids"] == decoder.generate([5, 6, len(text)], max_new_tokens=8).ids
     monkeypatch.setattr(decoder.target, "name", "lmsys/vicuna-7b-v1.3")
-    assert decoder.tokenizer.decode(prompt_of(decoder, [{"role": "user", "content": text}])).count("USER: Hello") == 1
+    assert decoder.tokenizer.decode(decoder.ids_of([{"role": "user", "content": text}])).count("USER: Hello") == 1
 
 
 def test_a_last_line_says_how_fast_it_was_and_whether_drafting_paid(decoder, monkeypatch, capsys):
@@ -162,7 +163,7 @@ def test_the_version(capsys):
 
 def test_a_hub_out_of_reach_is_said_at_once_with_what_there_is_instead(monkeypatch, capsys):
     """The hub's client had retried for two minutes, in 20 lines."""
-    monkeypatch.setattr("model.hub.constants.ENDPOINT", "http://127.0.0.1:9")  # nobody listens there
+    monkeypatch.setattr("model.pretrained.constants.ENDPOINT", "http://127.0.0.1:9")  # nobody listens there
     for name, says in (("nobody/nothing", ""), ("HuggingFaceTB/SmolLM2-135M-Instruct", "prefetch model=smollm2-135m")):
         started = time.perf_counter()
         with pytest.raises(SystemExit):
@@ -185,11 +186,8 @@ MISTAKES = [
     (["generate", EMBEDDED, "--prompt", "x", "--max-new-tokens", "0"], "max_new_tokens=0"),
     (["generate", EMBEDDED, "--prompt", "x", "--device", "foo"], "device=foo"),
     (["generate", EMBEDDED, "--prompt", "x", "--dtype", "foo"], "dtype=foo: use one of auto"),
-    (
-        ["generate", EMBEDDED, "--prompt", "x", "--method", "sps"],
-        "method sps: draft_path: Speculative needs this setting",
-    ),
-    (["generate", EMBEDDED, "--prompt", "x", "--set", "k=abc"], "method dynamic"),
+    (["generate", EMBEDDED, "--prompt", "x", "--method", "sps"], "method.draft_path: Speculative needs this setting"),
+    (["generate", EMBEDDED, "--prompt", "x", "--set", "k=abc"], "method.k=abc: must be"),
     (["generate", EMBEDDED, "--prompt", "x", "--seed", "99999999999999999999"], "sampling.seed="),
 ]
 
@@ -210,8 +208,8 @@ def test_commands_of_a_chat(decoder):
         ("/method recycling tree=best:9", "method recycling tree=best:9"),
         ("/method dynamic nodes=5", "method dynamic"),
         ("/method nonesuch", "unknown"),
-        ("/method pld depth=3", "method pld: depth: no such setting; PromptLookup has max_ngram, draft_tokens"),
-        ("/method pld max_ngram=x", "method pld"),
+        ("/method pld depth=3", "method.depth: no such setting; PromptLookup has max_ngram, draft_tokens"),
+        ("/method pld max_ngram=x", "method.max_ngram=x: must be"),
         ("/method rest", "datastore_path: Rest needs this setting"),
         ("/method dynamic eos=1", "eos is no setting of a method"),
         ("/temperature 0.7", "temperature 0.7"),
@@ -253,7 +251,9 @@ def test_a_chat_shows_control_characters_and_sends_none(decoder, monkeypatch, co
     """Also where a sequence comes in several pieces, and in errors, which quote a tokenizer's template."""
     out = io.StringIO()
     chat = Chat(decoder, out, colours=colours, max_new_tokens=60, sampling=GREEDY)
-    monkeypatch.setattr(decoder, "text_of", lambda ids: HOSTILE[: len(ids)])  # a character a token
+    steps = [StepRecord([i], 1, ()) for i in range(len(HOSTILE))]
+    monkeypatch.setattr(decoder, "stream", lambda *arguments, **settings: (step for step in steps))
+    monkeypatch.setattr(decoder, "text_of", lambda ids: "".join(HOSTILE[i : i + 1] for i in ids))  # a character a token
     chat.say("Hello there.")
     own = re.compile(r"\033\[[0-9;]*m" if colours else "(?!)")
     assert chat.turns[1]["content"] == HOSTILE, "kept as it is"

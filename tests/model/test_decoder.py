@@ -61,8 +61,11 @@ def test_a_decoder_answers_text_and_ids_and_streams_the_same():
 
 def test_a_character_in_two_steps_comes_whole():
     steps = [StepRecord([5, 42], 1, ()), StepRecord([43], 1, ()), StepRecord([42], 1, ())]
-    shown = list(pieces(iter(steps), lambda ids: Letters().decode(ids, True)))
+    decoded = []
+    shown = list(pieces(iter(steps), lambda ids: decoded.append(len(ids)) or Letters().decode(ids, True)))
     assert shown == [("xé", 3), ("\ufffd", 1)], "what is never finished comes at the end as it is"
+    list(pieces((StepRecord([5], 1, ()) for _ in range(50)), lambda ids: decoded.append(len(ids)) or "x" * len(ids)))
+    assert max(decoded) <= 4, "a step's work does not grow with the answer"
 
 
 @pytest.mark.parametrize("clean", [False, True])

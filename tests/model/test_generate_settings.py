@@ -18,7 +18,7 @@ from transformers.generation.streamers import BaseStreamer
 from model import generate as generate_settings
 from model.decoder import Decoder
 from model.engine import Target, generate
-from model.engine.layers import CACHE_NAMES
+from model.engine.checks import CACHE_NAMES
 from model.engine.sampling import Sampling
 from model.errors import UserError
 from model.files import ROOT

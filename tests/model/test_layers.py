@@ -34,7 +34,8 @@ from transformers import (
 from evaluation.running.shared_text import generate_together
 from model.decoder import Decoder
 from model.engine import Target, decode, generate
-from model.engine.layers import Reach, warn_untried
+from model.engine.checks import warn_untried
+from model.engine.layers import Window
 from model.engine.loop import whole
 from model.engine.sampling import Sampling
 from model.errors import UserError
@@ -121,7 +122,7 @@ def test_a_window_that_is_not_kept_is_noticed(monkeypatch):
     """Else the texts above would be equal whatever is masked."""
     target = Target(toy(WINDOWED["gemma2"]))
     own = greedy(target.model, PROMPT, 42)
-    monkeypatch.setattr(Reach, "hides", lambda self, rows, columns: rows[:, None] < columns.new_full((1,), -1))
+    monkeypatch.setattr(Window, "hides", lambda self, rows, columns: rows[:, None] < columns.new_full((1,), -1))
     drafter = make_method("recycling", target, tree="best:16")
     assert generate(target, drafter, PROMPT, max_new_tokens=42).tokens != own
 
@@ -146,8 +147,8 @@ def test_a_newer_transformers_than_was_tried_is_said_once(caplog):
 def test_what_a_row_sees():
     columns = torch.arange(6)
     # A window of two places, the own one included; what comes later is hidden by the mask of causality.
-    assert Reach(2, chunked=False).hides(torch.tensor([4]), columns).tolist() == [[1, 1, 1, 0, 0, 0]]
-    assert Reach(3, chunked=True).hides(torch.tensor([4]), columns).tolist() == [[1, 1, 1, 0, 0, 0]]
+    assert Window(2, chunked=False).hides(torch.tensor([4]), columns).tolist() == [[1, 1, 1, 0, 0, 0]]
+    assert Window(3, chunked=True).hides(torch.tensor([4]), columns).tolist() == [[1, 1, 1, 0, 0, 0]]
 
 
 @pytest.mark.parametrize(
@@ -168,7 +169,7 @@ def test_attention_that_a_tree_would_change_is_refused(config, why):
 
 def test_a_model_that_reads_the_caches_length_instead_of_positions_is_refused(monkeypatch):
     """Whatever its name: where no rule knows it the trial does, before a text is so long."""
-    monkeypatch.setattr("model.engine.target.check_places", lambda *_: None)
+    monkeypatch.setattr("model.engine.checks.check_cache_indices", lambda *_: None)
     with pytest.raises(UserError, match="drafts would change what the model says"):
         Target(toy(Llama4TextConfig(**LLAMA4, floor_scale=228)))
     Target(toy(Llama4TextConfig(**LLAMA4, floor_scale=228)), context=64)

@@ -53,7 +53,7 @@ def test_the_command_builds_what_the_model_reads(tmp_path: Path, capsys: pytest.
     made = Datastore(output, vocab_size=2048)
     for text, times in [(" sat on the mat", 300), (" mat 7.", 1), (" mat 29", 11), (".</s>The cat", 299)]:
         ids = tokenizer(text, add_special_tokens=False).input_ids
-        _, first, last = made.longest(ids, least=len(ids), most=len(ids))
+        _, first, last = made.longest(ids, min_n=len(ids), max_n=len(ids))
         assert last - first == times, text
     assert f"{len(made)} tokens" in capsys.readouterr().out
     (tmp_path / "empty.jsonl").write_text("")

@@ -221,9 +221,9 @@ def test_the_same_records_give_the_same_files_and_nothing_else_stays(every_kind,
 
     def mat_by_k(data: FigureData):
         """MAT by k."""
-        figure, (axes,) = panels()
+        figure, (axes,) = panels("k", "MAT", height=1.9)
         axes.plot([row["k"] for row in data.drafting], [row["mat"] for row in data.drafting])
-        return finish(figure, axes, data.measured)
+        return finish(figure, data.measured)
 
     monkeypatch.setattr(figures, "FIGURES", (mat_by_k,))
     monkeypatch.setattr(figures, "ACROSS", ())

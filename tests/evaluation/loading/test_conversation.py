@@ -1,9 +1,10 @@
 """Prompts: fschat's Vicuna template to the letter, a model's own template where it has one."""
 
 import pytest
+from fastchat.conversation import get_conv_template
 from transformers import AutoTokenizer
 
-from evaluation.loading.bench import answer_text, choose_template, prompt_ids, prompt_text
+from evaluation.loading.bench import answer_text, chat_of, choose_template, prompt_ids, prompt_text
 from model.errors import UserError
 
 SYSTEM = (
@@ -22,9 +23,13 @@ def tokenizer(checkpoint):
 
 
 def test_vicuna_to_the_letter(tokenizer):
-    assert prompt_text("vicuna_v1.1", tokenizer, ["a"], []) == f"{SYSTEM} USER: a ASSISTANT:"
-    two = prompt_text("vicuna_v1.1", tokenizer, ["a", "b"], ["x"])
-    assert two == f"{SYSTEM} USER: a ASSISTANT: x</s>USER: b ASSISTANT:"
+    for template in ("vicuna_v1.1", "llama-2"):  # the one by our own words, the other by fschat
+        for turns, answers in ((["a"], []), (["a"], ["x"]), (["a", "b"], ["x"])):
+            chat, fschat = chat_of(turns, answers), get_conv_template(template)
+            for i, text in enumerate([*(turn["content"] for turn in chat), *[None] * (len(chat) % 2)]):
+                fschat.append_message(fschat.roles[i % 2], text)
+            assert prompt_text(template, tokenizer, chat) == fschat.get_prompt()
+    assert prompt_text("vicuna_v1.1", tokenizer, chat_of(["a"], [])) == f"{SYSTEM} USER: a ASSISTANT:"
     ids = prompt_ids("vicuna_v1.1", tokenizer, ["a", "b"], ["x"])
     assert ids[0] == tokenizer.bos_token_id and ids.count(tokenizer.eos_token_id) == 1
 
@@ -33,11 +38,11 @@ def test_the_models_own_template_is_preferred_and_adds_no_second_bos(checkpoint)
     tokenizer = AutoTokenizer.from_pretrained(checkpoint)
     assert choose_template(None, tokenizer, "lmsys/Vicuna-7b") == "vicuna_v1.1"
     assert choose_template(None, tokenizer, "a/base-model") == "raw"
-    assert prompt_text("raw", tokenizer, ["a", "b"], ["x"]) == "a\n\nx\n\nb"
+    assert prompt_text("raw", tokenizer, chat_of(["a", "b"], ["x"])) == "a\n\nx\n\nb"
     assert answer_text("raw", tokenizer, prompt_ids("raw", tokenizer, ["the answer"], [])) == "the answer"
     tokenizer.chat_template = OWN
     assert choose_template(None, tokenizer, "lmsys/Vicuna-7b") == "chat"
-    assert prompt_text("chat", tokenizer, ["a", "b"], ["x"]) == "<user>a<assistant>x<user>b<assistant>"
+    assert prompt_text("chat", tokenizer, chat_of(["a", "b"], ["x"])) == "<user>a<assistant>x<user>b<assistant>"
     assert tokenizer.bos_token_id not in prompt_ids("chat", tokenizer, ["a"], [])
 
 

@@ -11,7 +11,7 @@ from evaluation.loading.settings import ModelSettings
 from evaluation.statistics.notes import executed
 from model import tuning
 from model.engine import Target, generate
-from model.engine.static_step import PaddedForward, WholeStep
+from model.engine.static_step import StaticForward, StaticStep
 from model.engine.verification import Commit
 from model.errors import UserError
 from model.recycling import TokenRecycling, build_template
@@ -26,7 +26,7 @@ KERNELS = tuning.CompiledKernels
 @pytest.fixture(autouse=True)
 def captured(monkeypatch):
     """Captured steps are static ones, and no kernel is compiled unless a test says so."""
-    monkeypatch.setattr(tuning, "CAPTURED", "static")
+    monkeypatch.setattr(tuning, "GRAPH", "static")
     monkeypatch.setattr(tuning, "CompiledKernels", lambda model: KERNELS(torch.nn.Module()))
 
 
@@ -45,7 +45,7 @@ def test_captured_steps_are_taken_and_decode(loaded):
     assert out.tokens == greedy(loaded.target.model, [5, 6, 7], 30)
 
 
-FEED, RUN, SETTLE = PaddedForward.feed, PaddedForward.run, Commit.__call__
+FEED, RUN, SETTLE = StaticForward.feed, StaticForward.run, Commit.__call__
 
 
 def slightly_wrong(step):
@@ -72,10 +72,10 @@ def put_together_wrongly(commit, tokens, choices):
 
 
 BREAKS = [
-    (PaddedForward, "feed", one_column_less, "of the greatest away from eager ones"),
-    (PaddedForward, "run", slightly_wrong, "of the greatest away from eager ones"),
-    (PaddedForward, "run", not_a_number, "nan of the greatest"),
-    (WholeStep, "run", refused_capture, "RuntimeError: operation not permitted"),
+    (StaticForward, "feed", one_column_less, "of the greatest away from eager ones"),
+    (StaticForward, "run", slightly_wrong, "of the greatest away from eager ones"),
+    (StaticForward, "run", not_a_number, "nan of the greatest"),
+    (StaticStep, "run", refused_capture, "RuntimeError: operation not permitted"),
     (Commit, "__call__", put_together_wrongly, ", eager decoding's "),
 ]
 
@@ -100,8 +100,8 @@ def kernels_that(do, monkeypatch, took=(0.02, 0.01)):
 
     monkeypatch.setattr(torch, "compile", compiled)
     monkeypatch.setattr(tuning, "CompiledKernels", KERNELS)
-    logits, seconds = tuning._captured_logits, iter(took)
-    monkeypatch.setattr(tuning, "_captured_logits", lambda *args: (logits(*args)[0], next(seconds)))
+    logits, seconds = tuning._graph_logits, iter(took)
+    monkeypatch.setattr(tuning, "_graph_logits", lambda *args: (logits(*args)[0], next(seconds)))
 
 
 def does_not_compile(output):
@@ -133,7 +133,7 @@ def test_kernels_stay_compiled_where_that_is_right_and_faster(do, took, why, loa
 
 
 def test_a_tie_may_fall_either_way(loaded, monkeypatch):
-    monkeypatch.setattr(tuning, "_tie", lambda target, prompt: 10.0)  # twenty times the greatest logit is no gap at all
+    monkeypatch.setattr(tuning, "_tolerance", lambda *_: 10.0)  # twenty times the greatest logit is no gap at all
     monkeypatch.setattr(*BREAKS[-1][:3])
     assert trial(loaded.target).name == "static"
 
@@ -164,7 +164,7 @@ def test_what_auto_took_stands_below_the_table():
 
 def test_after_a_trial_that_raised_the_device_is_asked_whether_it_still_works(loaded, monkeypatch):
     calls = []
-    monkeypatch.setattr(WholeStep, "run", refused_capture)
+    monkeypatch.setattr(StaticStep, "run", refused_capture)
     monkeypatch.setattr(tuning, "synchronize", lambda device: calls.append("wait"))
     monkeypatch.setattr(tuning, "give_back", lambda device: calls.append("give back"))
     assert trial(loaded.target).name == "eager" and calls == ["wait", "give back"]

@@ -134,7 +134,7 @@ ANOTHER_MODEL = [
     ({"architecture": "gemma2"}, "architecture gemma2; GGUF files of llama, qwen2 are read"),
     ({"tensors": {"rope_freqs.weight": [1.0, 1.5, 3.0, 8.0]}}, "has the tensor rope_freqs.weight"),
     ({"tensors": {"blk.0.attn_q.bias": [1.0] * 32}}, "has the tensor blk.0.attn_q.bias"),
-    ({"without": ("blk.1.ffn_up.weight",)}, "1 of its weights are not in the file .*layers.1.mlp.up_proj"),
+    ({"without": ("blk.1.ffn_up.weight",)}, "1 of its weights are not in its files .*layers.1.mlp.up_proj"),
     ({"fields": {"rope.scaling.type": "yarn"}}, "has llama.rope.scaling.type=yarn"),
     ({"fields": {"attention.key_length": 16}}, "has llama.attention.key_length=16"),
     ({"fields": {"something.new": 1}}, "has llama.something.new=1"),
@@ -187,7 +187,7 @@ def test_a_package_counts_only_in_a_folder_that_ships_with_the_project(pip, tmp_
     folder.mkdir()
     (folder / "package.txt").write_text((pip.folder / "package.txt").read_text())
     with pytest.raises(UserError, match="no config.json"):
-        models.locate(str(folder), allow_pickle=False)
+        models.locate(models.ModelSettings("toy", str(folder)))
     (tmp_path / "link").symlink_to(pip.folder)
     assert gguf.is_gguf(tmp_path / "link") and not pip.commands
 

@@ -10,8 +10,9 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from filelock import Timeout
 
-from evaluation.loading import locks, models
+from evaluation.loading import devices, models
 from evaluation.loading.settings import ModelSettings
 from evaluation.running import scheduling
 
@@ -28,74 +29,75 @@ def gpus(monkeypatch):
     monkeypatch.setattr(
         torch.cuda, "get_device_properties", lambda index: SimpleNamespace(uuid=f"{os.getpid()}-{index}")
     )
-    monkeypatch.setattr(locks, "POLL_SECONDS", 0.01)
-    assert not locks._locks
+    monkeypatch.setattr(devices, "POLL_SECONDS", 0.01)
+    assert not devices._locks
 
 
 def name(index: int) -> str:
-    return locks._identity(torch.device("cuda", index))
+    return devices._identity(torch.device("cuda", index))
 
 
 def is_free(index: int) -> bool:
     """Whether another process could take it now."""
-    handle = locks._try_lock(name(index))
-    if handle is not None:
-        handle.close()
-    return handle is not None
+    try:
+        devices._locked(name(index)).release()
+    except Timeout:
+        return False
+    return True
 
 
 @pytest.fixture
 def cpu(monkeypatch):
-    """The settings of a run on a CPU of our own; `locks.CPU` is its name."""
-    monkeypatch.setattr(locks, "CPU", name := f"cpu-{os.getpid()}")
-    monkeypatch.setattr(locks, "_identity", lambda device: name if device.type == "cpu" else device.type)
-    assert not locks._locks
+    """The settings of a run on a CPU of our own; `devices.CPU` is its name."""
+    monkeypatch.setattr(devices, "CPU", name := f"cpu-{os.getpid()}")
+    monkeypatch.setattr(devices, "_identity", lambda device: name if device.type == "cpu" else device.type)
+    assert not devices._locks
     return ModelSettings("toy", "nowhere", device="cpu")
 
 
 HOLD = """
 import sys
-from evaluation.loading import locks
-handle = locks._try_lock(sys.argv[1])
-print(handle is not None, flush=True)
+from evaluation.loading import devices
+handle = devices._locked(sys.argv[1])
+print(True, flush=True)
 sys.stdin.readline()
 """
 
 
 def test_timed_runs_wait_for_a_process_until_it_is_killed_and_untimed_ones_do_not(cpu, capsys):
-    command = [sys.executable, "-c", HOLD, locks.CPU]
+    command = [sys.executable, "-c", HOLD, devices.CPU]
     other = subprocess.Popen(command, cwd=ROOT, text=True, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
     assert other.stdout.readline() == "True\n"
-    with locks.exclusive(cpu, timed=False):
-        assert not locks._locks and not capsys.readouterr().err
+    with devices.exclusive(cpu, timed=False):
+        assert not devices._locks and not capsys.readouterr().err
     threading.Timer(0.2, other.kill).start()  # the system releases its lock
-    with locks.keep_devices(), locks.exclusive(cpu):
+    with devices.keep_devices(), devices.exclusive(cpu):
         other.communicate()
         error = capsys.readouterr().err
-        assert error == f"waiting: another run is being timed on {locks.CPU}; this one starts when it is done\n"
-        with locks.exclusive(cpu, timed=False):
-            assert set(locks._locks) == {locks.CPU}, "a command keeps its device for the timed runs to come"
+        assert error == f"waiting: another run is being timed on {devices.CPU}; this one starts when it is done\n"
+        with devices.exclusive(cpu, timed=False):
+            assert set(devices._locks) == {devices.CPU}, "a command keeps its device for the timed runs to come"
 
 
 def test_auto_takes_the_first_free_gpu_and_keeps_to_it(gpus):
-    other = locks._try_lock(name(0))
-    with locks.keep_devices():
-        with locks.exclusive(AUTO, timed=False) as placed:
+    other = devices._locked(name(0))
+    with devices.keep_devices():
+        with devices.exclusive(AUTO, timed=False) as placed:
             assert placed.device == "cuda:1" and not is_free(1), "an untimed run has its GPU for itself, too"
-        other.close()
-        with locks.exclusive(AUTO) as placed:
+        other.release()
+        with devices.exclusive(AUTO) as placed:
             assert placed.device == "cuda:1", "this process has it, and its weights may lie there"
     assert is_free(0) and is_free(1)
 
 
 def test_where_all_are_taken_auto_waits_for_whichever_comes_free_first(gpus, capsys):
-    others = [locks._try_lock(name(index)) for index in range(3)]
-    threading.Timer(0.3, others[2].close).start()
-    with locks.exclusive(AUTO) as placed:
+    others = [devices._locked(name(index)) for index in range(3)]
+    threading.Timer(0.3, others[2].release).start()
+    with devices.exclusive(AUTO) as placed:
         assert placed.device == "cuda:2"
     assert capsys.readouterr().err.count("waiting: another run is being timed on any of 3 GPUs") == 1
     for other in others:
-        other.close()
+        other.release()
 
 
 def test_a_command_holds_its_gpu_between_jobs_and_a_single_run_drops_its_model_first(gpus, monkeypatch):
@@ -103,34 +105,34 @@ def test_a_command_holds_its_gpu_between_jobs_and_a_single_run_drops_its_model_f
     monkeypatch.setattr(models, "_loaded", SimpleNamespace(target=SimpleNamespace(devices=[torch.device("cuda", 0)])))
     freed = []
     monkeypatch.setattr(torch.cuda, "empty_cache", lambda: freed.append(is_free(0)))
-    with locks.keep_devices():
-        with locks.exclusive(AUTO), locks.exclusive(AUTO):
+    with devices.keep_devices():
+        with devices.exclusive(AUTO), devices.exclusive(AUTO):
             pass
         assert not is_free(0) and models._loaded is not None, "the next job of the sweep finds both"
-        with locks.exclusive(ModelSettings("toy", "nowhere", device="cuda:1")):
+        with devices.exclusive(ModelSettings("toy", "nowhere", device="cuda:1")):
             assert is_free(0) and not is_free(1) and freed == [False], "it went on elsewhere: gone before another may"
     assert is_free(1)
     monkeypatch.setattr(models, "_loaded", SimpleNamespace(target=SimpleNamespace(devices=[torch.device("cuda", 0)])))
-    with locks.exclusive(AUTO):
+    with devices.exclusive(AUTO):
         pass
     assert models._loaded is None and freed == [False, False] and is_free(0)
 
 
 def test_two_that_change_places_do_not_wait_for_each_other(gpus):
     one, two = (ModelSettings("toy", "nowhere", device=f"cuda:{index}") for index in (0, 1))
-    other = locks._try_lock(name(1))
-    with locks.keep_devices():
-        with locks.exclusive(one):
+    other = devices._locked(name(1))
+    with devices.keep_devices():
+        with devices.exclusive(one):
             pass
 
         def moves() -> None:  # the other one waits for ours while it holds what we want
             while not is_free(0):
                 time.sleep(0.01)
-            other.close()
+            other.release()
 
         moving = threading.Thread(target=moves)
         moving.start()
-        with locks.exclusive(two):
+        with devices.exclusive(two):
             moving.join(10)
             assert not moving.is_alive()
 
@@ -138,22 +140,19 @@ def test_two_that_change_places_do_not_wait_for_each_other(gpus):
 def test_a_whole_sweep_holds_its_device(evaluate, monkeypatch):
     seen = []
     real = scheduling._run
-    monkeypatch.setattr(scheduling, "_run", lambda *group: (seen.append(set(locks._locks)), real(*group)))
+    monkeypatch.setattr(scheduling, "_run", lambda *group: (seen.append(set(devices._locks)), real(*group)))
     assert evaluate("-m", "method=vanilla,pld", "bench.end=1", "max_new_tokens=4", "model.device=cpu").code == 0
-    assert seen == [set(), {"cpu"}] and not locks._locks
+    assert seen == [set(), {"cpu"}] and not devices._locks
 
 
 def test_another_user_can_lock_what_a_careful_one_made(gpus, monkeypatch, tmp_path):
-    """Only its maker may write the file, whatever the umask says, and all may read it: that is enough."""
-    monkeypatch.setattr(locks.tempfile, "gettempdir", lambda: str(tmp_path))
+    """All may open the file, whatever the umask says."""
+    monkeypatch.setattr(devices.tempfile, "gettempdir", lambda: str(tmp_path))
     mask = os.umask(0o077)
     try:
         assert is_free(0)
     finally:
         os.umask(mask)
     (file,) = tmp_path.iterdir()
-    assert file.stat().st_mode & 0o777 == 0o644
-    modes, opened = [], Path.open
-    monkeypatch.setattr(Path, "open", lambda path, mode="r", **more: (modes.append(mode), opened(path, mode))[1])
+    assert file.stat().st_mode & 0o777 == 0o666
     assert is_free(0)
-    assert modes == ["xb", "rb"], "made once, and then opened to be read"

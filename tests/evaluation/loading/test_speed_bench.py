@@ -7,7 +7,7 @@ import pandas as pd
 import pytest
 
 from evaluation import prefetch
-from evaluation.loading import bench, speed_bench
+from evaluation.loading import bench
 from evaluation.loading.bench import load_bench
 from evaluation.records.questions import subtask
 from model.errors import UserError
@@ -83,11 +83,11 @@ def test_parquet_as_pandas_gives_it(tmp_path, monkeypatch):
     """pyarrow is no requirement: pandas' frame of it is made by hand, turns as arrays."""
     path = tmp_path / "q.parquet"
     frame = pd.DataFrame([row | {"turns": np.array(row["turns"], dtype=object)} for row in rows()])
-    monkeypatch.setattr(speed_bench.pd, "read_parquet", lambda file: frame)
+    monkeypatch.setattr(bench.pd, "read_parquet", lambda file: frame)
     path.write_bytes(b"PAR1")
     assert [q.turns for q in load(path, placeholders="skip").questions] == [("Write f.", "Test it."), ("Why?",)]
-    monkeypatch.setattr(speed_bench.pd, "read_parquet", lambda file: pd.concat([frame, frame]))
-    with pytest.raises(UserError, match=r"q.parquet: row 4: question_id 0{32} stands on row 1 already"):
+    monkeypatch.setattr(bench.pd, "read_parquet", lambda file: pd.concat([frame, frame]))
+    with pytest.raises(UserError, match=r"q.parquet: row 4: question_id 0{32} is that of .*row 1"):
         load(path, placeholders="skip")
 
 
@@ -99,7 +99,7 @@ def test_parquet_that_cannot_be_read(tmp_path, monkeypatch, error, says):
     def read(file):
         raise error
 
-    monkeypatch.setattr(speed_bench.pd, "read_parquet", read)
+    monkeypatch.setattr(bench.pd, "read_parquet", read)
     with pytest.raises(UserError, match=r"q.parquet does not exist"):
         load(tmp_path / "q.parquet")
     (tmp_path / "q.parquet").write_bytes(b"PAR1")
@@ -110,7 +110,7 @@ def test_parquet_that_cannot_be_read(tmp_path, monkeypatch, error, says):
 def test_fetched_without_a_hash_it_is_printed_and_a_prepared_file_needs_none(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(bench, "ROOT", tmp_path)
     frame = pd.DataFrame(rows({"qa": ["Why?"]}))
-    monkeypatch.setattr(speed_bench.pd, "read_parquet", lambda file: frame)
+    monkeypatch.setattr(bench.pd, "read_parquet", lambda file: frame)
     (tmp_path / "source.parquet").write_bytes(b"PAR1")
     url = (tmp_path / "source.parquet").as_uri()
     digest = load(tmp_path / "here.parquet", url=url).sha256

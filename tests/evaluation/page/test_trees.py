@@ -3,8 +3,9 @@
 import pytest
 from transformers import AutoTokenizer
 
-from evaluation.page.tokens import load, spelled, split
-from evaluation.page.tree_svg import draw, shade
+from evaluation.page import render
+from evaluation.page.reader import load, pieces
+from evaluation.page.tree_svg import draw, spelled
 from evaluation.records.runs import read_runs
 from evaluation.statistics.experiment import Experiment
 from model.recycling import build_template
@@ -25,20 +26,19 @@ def test_a_tree_that_is_not_known_says_why_and_without_one_nothing_is_drawn(tmp_
     assert drawing_of(tmp_path / "none", STEPS, method={"nodes": 24}) is None
     for tree, why in (("auto", "The tree changed during the run"), ("best", "The records do not hold the tree")):
         drawing = drawing_of(tmp_path / tree, STEPS, method={"tree": tree})
-        assert drawing.words[-1].startswith(f"{why}: only nodes accepted at least once")
+        assert drawing["unknown"] == why
 
 
 def test_the_drawing_has_every_node_once_and_no_two_on_one_place(tmp_path):
     tree = [list(path) for path in build_template("2.2.2").rank_paths[1:]]
     steps = [(accepted, 81 if nodes == 4 else nodes, path) for accepted, nodes, path in STEPS]
     drawing = drawing_of(tmp_path, steps, method={"tree": "2.2.2"}, draft_tree=tree)
-    assert len(drawing.dots) == 80 and len({(dot.x, dot.y) for dot in drawing.dots}) == 80
-    assert {(dot.from_x, dot.from_y) for dot in drawing.dots} - {(d.x, d.y) for d in drawing.dots} == {drawing.root}
-    assert all(0 < dot.x < drawing.width and 0 < dot.y < drawing.height for dot in drawing.dots)
-    assert {dot.title.split(":")[0]: dot.shade for dot in drawing.dots if dot.shade} == {
-        "ranks 0": shade(0.5), "ranks 0·0": shade(0.25), "ranks 1": shade(0.25),
-    }  # fmt: skip
-    assert "80 nodes, depth 6, of which 77 were never" in drawing.words[0]
+    places, parents = ([tuple(dot[i : i + 2]) for dot in drawing["dots"]] for i in (3, 5))
+    assert len(places) == len(set(places)) == 80 and set(parents) - set(places) == {drawing["root"]}
+    assert all(0 < x < drawing["size"][0] and 0 < y < drawing["size"][1] for x, y in places)
+    shades = {ranks: colour for _, ranks, colour, *_ in drawing["dots"] if colour}
+    assert shades == {"0": 7, "0·0": 6, "1": 6}
+    assert "80 nodes, depth 6, of which 77 were never" in render(Experiment.read(tmp_path), tmp_path)
 
 
 def test_deep_paths_are_spelled_in_few_words(tmp_path):
@@ -46,14 +46,20 @@ def test_deep_paths_are_spelled_in_few_words(tmp_path):
     assert {path: spelled(path) for path in paths} == paths
     steps = [(1, 37, [])] * 470 + [(2, 37, [0])] * 500 + [(11, 37, [0] * 10)] * 27 + [(37, 37, [0] * 36)] * 3
     drawing = drawing_of(tmp_path, steps, method={"tree": "chain"}, draft_tree=[[0] * n for n in range(1, 37)])
-    assert drawing.dots[-1].title.startswith("ranks 0×36:")
+    assert drawing["dots"][-1][1] == "0×36"
 
 
 @pytest.mark.parametrize("text", ["the answer is one.", "é 漢字 🙂 x", "  two  spaces\n\n\tand a line", "🙂"])
 def test_pieces_join_to_the_text(checkpoint, text):
     tokenizer = AutoTokenizer.from_pretrained(checkpoint)
     ids = [*tokenizer(text, add_special_tokens=False).input_ids, tokenizer.eos_token_id]
-    pieces = split(load(str(checkpoint)), ids)
+    parts = pieces(load(str(checkpoint)), tuple(ids))
     whole = tokenizer.decode(ids, skip_special_tokens=False, clean_up_tokenization_spaces=False)
-    assert len(pieces) == len(ids) and "".join(pieces) == whole
-    assert "\ufffd" not in "".join(pieces)
+    assert len(parts) == len(ids) and "".join(parts) == whole
+    assert "\ufffd" not in "".join(parts)
+
+
+def test_bytes_that_are_no_text_are_one_piece(checkpoint):
+    tokenizer = load(str(checkpoint))
+    ids = tuple(tokenizer.token_to_id(f"<0x{byte}>") for byte in ("C3", "A9", "FF"))
+    assert pieces(tokenizer, ids) == (tokenizer.decode(ids),)

@@ -62,8 +62,8 @@ def test_a_folder_holds_its_question_file(tmp_path):
         ({"question_id": 2, "category": "qa", "turns": []}, "q.jsonl:2: 'turns' must hold"),
         ({"question_id": 2, "category": "qa", "turns": ["  "]}, "q.jsonl:2: 'turns' must hold"),
         ({"question_id": 2, "turns": ["a"]}, "q.jsonl:2: 'category' is missing"),
-        (GOOD, "q.jsonl:2: question_id 1 stands on line 1"),
-        (GOOD | {"question_id": "1"}, "q.jsonl:2: question_id 1 stands on line 1"),  # and had the same key
+        (GOOD, "q.jsonl:2: question_id 1 is that of .*q.jsonl:1"),
+        (GOOD | {"question_id": "1"}, "q.jsonl:2: question_id 1 is that of .*q.jsonl:1"),  # and had the same key
         (GOOD | {"question_id": -1}, "q.jsonl:2: 'question_id' is missing or of the wrong type"),  # answered, left out
         (GOOD | {"question_id": True}, "q.jsonl:2: 'question_id' is missing or of the wrong type"),
         ("[" * 100_000, "q.jsonl:2: not JSON"),

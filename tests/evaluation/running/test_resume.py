@@ -29,7 +29,7 @@ def test_a_finished_run_is_left_alone_and_a_lost_summary_is_made_again(evaluate,
     before = files(folder)
     summary = json.loads(before["summary.json"][0])
     assert summary["state_bytes"] > 0 or kind == "hf"
-    monkeypatch.setattr(session, "warm_up", None)  # nothing is warmed up for
+    monkeypatch.setattr(session, "WARM_UP", None)  # nothing is warmed up for
     assert evaluate(*command).code == 0
     assert files(folder) == before
     (folder / "summary.json").unlink()  # killed when the state had its last name already

@@ -9,8 +9,8 @@ import torch
 
 from evaluation.records.runs import read_runs
 from evaluation.records.sweeps import missing_jobs
-from evaluation.running import progress, runner
-from evaluation.running.scheduling import Job, group_repeats
+from evaluation.running import runner, scheduling
+from evaluation.running.scheduling import Job, grouped
 from model.engine import Target
 from model.errors import UserError
 from tests.evaluation.running.test_run import core
@@ -19,11 +19,10 @@ ROOT = Path(__file__).resolve().parents[3]
 SWEEP = ("-m", "method=hf,vanilla,pld,recycling", "start=cold,hot,category", "bench.end=4", "max_new_tokens=6")
 
 
-def order_of_answers(folder: Path) -> list[tuple[int, str, int]]:
-    """(question, label, repeat) in the order of their answers."""
-    answers = [(row, run) for run in read_runs(folder) for row in run.answers]
-    ordered = sorted(answers, key=lambda answer: answer[0]["tstamp"])
-    return [(row["question_id"], run.label, run.identity.repeat) for row, run in ordered]
+def order_of_answers(folder: Path) -> list[tuple[int, str]]:
+    """(question, label) in the order of their answers."""
+    rows = [(r["tstamp"], r["question_id"], run.label) for run in read_runs(folder) for r in run.answers]
+    return [row[1:] for row in sorted(rows)]
 
 
 def records(folder: Path) -> dict:
@@ -53,10 +52,10 @@ def test_methods_take_turns_and_an_interrupted_sweep_goes_on_to_the_same_answers
     folder = tmp_path / "turns/plain"
     assert sorted(len(run.answers) for run in read_runs(folder)) == [1, 1, 1, 1, 2, 2], "what was done is kept"
     monkeypatch.setattr(runner, "answer", real)
-    monkeypatch.setattr(progress, "LOG_SECONDS", 0.0)
+    monkeypatch.setattr(scheduling, "LOG_SECONDS", 0.0)
     outcome = evaluate(*SWEEP, "name=plain", name, "interleave=true")
     assert outcome.code == 0, outcome.err
-    counted = re.findall(r"(\d+) of 24 answers;.* left$", outcome.err, flags=re.M)
+    counted = re.findall(r"(\d+) of 24 answers, .* left$", outcome.err, flags=re.M)
     assert counted == [str(n) for n in range(9, 25)]
     turns = order_of_answers(folder)
     assert [turn[0] for turn in turns] == [10] * 6 + [11] * 6 + [12] * 6 + [13] * 6, "question by question"
@@ -72,7 +71,7 @@ def test_one_that_fails_leaves_the_others_alone_and_is_told_at_the_end(evaluate,
     real = runner.answer
 
     def failing(question, methods):
-        if methods[0][0].name == "pld" and question.question_id == 11:
+        if methods[0][0].settings["name"] == "pld" and question.question_id == 11:
             raise UserError("pld has had enough")
         return real(question, methods)
 
@@ -132,8 +131,8 @@ def test_several_runs_want_several_folders(evaluate, tmp_path):
 
 def test_what_takes_turns_is_of_one_model_bench_and_repeat():
     def job(method, **more):
-        config = {"repeat": None, "repeats": 2, "timed": True, "model": {"name": "a", "path": "a"}, "method": method}
-        return Job(config | {"bench": {"name": "b", "order": "file"}} | more)
+        config = {"repeat": None, "repeats": 2, "timed": True, "interleave": True, "method": method}
+        return Job(config | {"model": {"name": "a"}, "bench": {"name": "b", "order": "file"}} | more)
 
     jobs = [
         job("one"),
@@ -141,8 +140,7 @@ def test_what_takes_turns_is_of_one_model_bench_and_repeat():
         job("three", repeat=1),
         job("four", model={"name": "c", "path": "c"}),
     ]
-    grouped = [[(job.config["method"], repeat) for job, repeat in group] for group in group_repeats(jobs)]
-    assert grouped == [
+    assert [[(job.config["method"], job.config["repeat"]) for job in group] for group in grouped(jobs)] == [
         [("one", 0), ("two", 0)],
         [("four", 0)],
         [("one", 1), ("two", 1), ("three", 1)],

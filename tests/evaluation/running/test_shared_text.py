@@ -45,12 +45,12 @@ def forwarded(target):
     """What the target is asked from now on: the tokens of each shared forward, with the ones they come after."""
     forwards, real = [], target.forward_masked
 
-    def noted(cache, tokens, mask, positions):
+    def noted(cache, tokens, mask, positions, **settings):
         past = cache.length
         for seen in mask == 0:
             path = tuple(tokens[i].item() for i in range(len(tokens)) if seen[past + i])
             forwards.append((int(seen[:past].sum()), path))
-        return real(cache, tokens, mask, positions)
+        return real(cache, tokens, mask, positions, **settings)
 
     target.forward_masked = noted
     return forwards

@@ -3,7 +3,7 @@
 import re
 
 from evaluation.records.runs import read_runs
-from evaluation.running import progress
+from evaluation.running import scheduling
 from tests.evaluation.running.test_scheduling import records, states
 
 METHODS = "method=hf,vanilla,recycling"  # test_shared_text.py has every method
@@ -17,10 +17,10 @@ def unmarked(by_folder: dict) -> list:
 
 def test_untimed_runs_hold_the_same_answers_steps_and_states(evaluate, tmp_path, monkeypatch):
     assert evaluate(*SWEEP, "name=timed").code == 0
-    monkeypatch.setattr(progress, "LOG_SECONDS", 0.0)
+    monkeypatch.setattr(scheduling, "LOG_SECONDS", 0.0)
     outcome = evaluate(*SWEEP, "name=untimed", "timed=false", "repeats=3")
     assert outcome.code == 0, outcome.err
-    assert re.findall(r"(\d) of 8 answers;.* left$", outcome.err, flags=re.M) == ["4", "8"], "forwards are shared"
+    assert re.findall(r"(\d) of 8 answers, .* left$", outcome.err, flags=re.M) == ["4", "8"], "forwards are shared"
     timed, untimed = tmp_path / "results/timed", tmp_path / "results/untimed"
     assert unmarked(records(timed)) == unmarked(records(untimed)), "one of each: three would be three times the same"
     one, other = (

@@ -13,8 +13,8 @@ from evaluation.statistics.acceptance import (
     accepted_paths,
     by_depth,
     by_node,
+    fixed_tree,
     most_accepted,
-    template,
 )
 from evaluation.statistics.pools import pools
 from evaluation.statistics.trees import auto_lines
@@ -59,7 +59,7 @@ def test_without_a_template_accepted_nodes_are_known_and_a_smaller_tree_tries_it
 
 
 def test_steps_know_what_drafted_them():
-    """Of several sources the template's steps count for its nodes, whatever their size; all count for depths."""
+    """Of several sources the fixed tree's steps count for its nodes, whatever their size; all count for depths."""
     records = {"step_nodes": [[1, 4, 4], [4]], "step_paths": [[[], [0, 0], [0, 0, 0]], [[1]]]}
     sources = [["", TEMPLATE, "suffix"], [TEMPLATE]]
     row = answer(7, "qa", [([1, 3, 4], 1.0), ([2], 1.0)], step_sources=sources, **records)
@@ -70,9 +70,9 @@ def test_steps_know_what_drafted_them():
 
 def test_the_nodes_are_those_that_the_run_wrote_down():
     fixed, tree = {"tree": "2.2.2", "tree_nodes": 3}, [[0], [1], [0, 0]]
-    assert template(made("recycling (hot)", [], method=fixed, draft_tree=tree)) == [(0,), (1,), (0, 0)]
-    assert template(made("recycling (hot)", [], method=fixed)) is None
-    assert template(made("recycling (auto)", [], method=fixed | {"tree": "auto"}, draft_tree=tree)) is None
+    assert fixed_tree(made("recycling (hot)", [], method=fixed, draft_tree=tree)) == [(0,), (1,), (0, 0)]
+    assert fixed_tree(made("recycling (hot)", [], method=fixed)) is None
+    assert fixed_tree(made("recycling (auto)", [], method=fixed | {"tree": "auto"}, draft_tree=tree)) is None
 
 
 def test_the_search_is_as_good_as_trying_every_tree():

@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import torch
 
 from model.engine import Target
-from model.engine.static_step import PaddedForward, WholeStep
+from model.engine.static_step import StaticForward, StaticStep
 
 
 class FakeGraphs:
@@ -29,7 +29,7 @@ class FakeGraphs:
             def replay(self):
                 graphs.replays += 1
                 assert self.workspace.mapped, "a replay writes to a workspace that was given back"
-                if isinstance(self.step, WholeStep):
+                if isinstance(self.step, StaticStep):
                     assert self.step.drafter.source == self.source, "a replay fills the tree from where the capture did"
                 self.run()
 
@@ -39,16 +39,16 @@ class FakeGraphs:
             self.empty_cache()
             graphs.alive[pool] += 1
             weakref.finalize(graph, graphs.drop, pool)
-            whole, fed = WholeStep.run, PaddedForward.run
+            whole, fed = StaticStep.run, StaticForward.run
 
             def record(step):
-                graph.step, graph.run = step, partial(whole if isinstance(step, WholeStep) else fed, step)
-                graph.source = step.drafter.source if isinstance(step, WholeStep) else None
+                graph.step, graph.run = step, partial(whole if isinstance(step, StaticStep) else fed, step)
+                graph.source = step.drafter.source if isinstance(step, StaticStep) else None
                 graph.workspace = graphs.multiply(pool)
 
-            WholeStep.run = PaddedForward.run = record  # not by monkeypatch, which keeps what it replaces: the graph
+            StaticStep.run = StaticForward.run = record  # not by monkeypatch, which keeps what it replaces: the graph
             yield
-            WholeStep.run, PaddedForward.run = whole, fed
+            StaticStep.run, StaticForward.run = whole, fed
             if hasattr(graph, "step"):  # not the one that only keeps the pool open
                 graphs.captured.append(weakref.ref(graph))
 

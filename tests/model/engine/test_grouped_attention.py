@@ -31,7 +31,7 @@ def test_logits_are_those_of_sdpa_to_the_last_bit(kind, monkeypatch):
             target._grouped = contextlib.nullcontext()
         with target.cache(13) as cache:
             target.prefill(cache, prompt)
-            found[name] = target.forward(cache, draft)
+            found[name] = target.forward(cache, draft).logits
     assert len(calls) == 2 * model.config.num_hidden_layers, "a prefill and a forward of the first alone"
     assert torch.equal(found[SDPA_GROUPED], found["sdpa"])
 

@@ -12,7 +12,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from model.engine import Draft, Target, Tree
 from model.engine.cache import LayerShape, TreeCache
 from model.engine.sampling import GREEDY, Choice
-from model.engine.static_step import PaddedForward, Setup, WholeStep
+from model.engine.static_step import Setup, StaticForward, StaticStep
 from model.methods.dynamic import DynamicRecycling
 from model.methods.vanilla import Vanilla
 from model.recycling import TokenRecycling, build_template
@@ -45,7 +45,7 @@ def on_meta(monkeypatch):
     monkeypatch.setattr(
         target,
         "forward_static",
-        lambda cache, tokens, *at, **more: torch.empty(len(tokens), V, dtype=torch.float16, device=META),
+        lambda cache, tokens, *at, **more: (torch.empty(len(tokens), V, dtype=torch.float16, device=META), None),
     )
     return target, TreeCache([LayerShape(4, 8, 8, torch.float16, META)] * 2, 512)
 
@@ -61,7 +61,7 @@ def on_meta(monkeypatch):
 )
 def test_a_step_launches_few_operators_of_its_own(make, most, monkeypatch):
     target, cache, drafter = *on_meta(monkeypatch), make()
-    step = WholeStep(Setup(target, cache, 256, Choice(GREEDY, META)), drafter, drafter.tree)
+    step = StaticStep(Setup(target, cache, 256, Choice(GREEDY, META)), drafter, drafter.tree)
     with torch.inference_mode():
         step.run()  # what a tree derives when it is first asked for
         with Launches() as launches:
@@ -74,7 +74,7 @@ def test_a_draft_is_fed_in_one_transfer(device, monkeypatch):
     """And its tokens in a second one where the drafter has them on the device."""
     target, cache = on_meta(monkeypatch)
     drafter = DynamicRecycling(V, nodes=20)
-    step = PaddedForward(Setup(target, cache, 256, Choice(GREEDY, META)), drafter, 24)
+    step = StaticForward(Setup(target, cache, 256, Choice(GREEDY, META)), drafter, 24)
     draft = Draft(Tree([0, 0, 0, 1, 2], device=device), torch.zeros(5, dtype=torch.long, device=device))
     with torch.inference_mode():
         with Launches() as launches:

@@ -167,7 +167,7 @@ def test_a_hook_is_on_within_a_step_only(llama, tmp_path):
     eagle = Eagle(target, head_path=write_eagle(tmp_path, llama))
     abandoned = decode(target, eagle.session(), [9, 8, 7], max_new_tokens=30)
     next(abandoned)
-    assert not llama.get_decoder()._forward_hooks and target.hidden is None
+    assert not llama.get_decoder()._forward_hooks
 
     def abandon(session):
         session.observe_prompt_hidden = lambda *_: abandoned.close()  # within the first step of the other

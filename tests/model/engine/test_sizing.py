@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from model.engine import Target, decode, generate, sizing
-from model.engine.sizing import ALLOWED, SAVED, START, Sizing, finds_size
-from model.engine.static_step import WholeStep
+from model.engine.sizing import POLICIES, Sizing, finds_size
+from model.engine.static_step import StaticStep
 from model.errors import UserError
 from model.methods import make_method
 from model.methods.spine import Spine
@@ -60,17 +60,17 @@ class Machine:
 
     def answer(self, tokens):
         """Return an answer's speed over the oracle's, the best size throughout or plain decoding."""
-        self.size.opened()
+        self.size.begin()
         added, seconds = 0.0, 0.0
         self.sizes = []
         while added < tokens:
-            n = PLAIN if self.size.rests() else self.size.choose(self.likelihoods)
+            n = PLAIN if self.size.begin_step() else self.size.choose(self.likelihoods)
             expected, drafts, took = self.accepted(n), 0, self.times(n) * self.scale
             while drafts < n and self.rng.random() < expected / (1 + expected):
                 drafts += 1
             spike = self.rng.uniform(3, 10) if self.rng.random() < self.spikes else 1.0
             noise = max(self.rng.gauss(1, self.noise), 0.2) * spike
-            self.size.took(max(n, 0), 1 + drafts, SECOND * took * noise)
+            self.size.observe(max(n, 0), 1 + drafts, SECOND * took * noise)
             added, seconds = added + 1 + expected, seconds + took
             self.sizes.append(n)
         best = max((1 + self.accepted(n)) / self.times(n) for n in range(PLAIN, 81)) / self.scale
@@ -132,23 +132,23 @@ def test_worthless_drafts_lose_little_of_200_tokens_whatever_the_method_promises
 @pytest.mark.parametrize("most", [1, 2, 5, 80])
 def test_it_begins_with_the_size_for_the_device_within_the_budget(device, most):
     size = Sizing(f"auto:{most}", device)
-    assert size.sizes[-1] == most and size.rests(), "first a plain step, with which drafts are compared"
-    size.took(0, 1, SECOND)
-    assert not size.rests() and size.choose([1.0] + [0.01] * most) == min(START[device.type], most)
+    assert size.sizes[-1] == most and size.begin_step(), "first a plain step, with which drafts are compared"
+    size.observe(0, 1, SECOND)
+    assert not size.begin_step() and size.choose([1.0] + [0.01] * most) == min(POLICIES[device.type].start, most)
 
 
 def test_what_an_answer_may_lose_is_bounded_whatever_was_won_before():
     machine = Machine(line(0.01), accepting(3, 4))
     machine.answer(400)
-    assert ALLOWED < machine.size.balance <= SAVED
-    machine.size.opened()
-    assert machine.size.balance == ALLOWED
+    assert POLICIES["cpu"].allowed < machine.size.balance <= POLICIES["cpu"].saved
+    machine.size.begin()
+    assert machine.size.balance == POLICIES["cpu"].allowed
 
 
 def test_a_draft_is_grown_until_no_larger_one_can_be_better():
     machine = Machine(line(0.03), accepting(2, 6))
     machine.answer(300)
-    assert machine.size.enough([1.0, 0.5, 0.2], 1e-6) and not machine.size.enough([1.0, 0.9, 0.9], 0.9)
+    assert machine.size.choose([1.0, 0.5, 0.2], 1e-6) <= 2 < machine.size.choose([1.0, 0.9, 0.9], 0.9)
 
 
 def test_what_is_described_and_saved():
@@ -239,14 +239,14 @@ def test_a_consumer_that_takes_its_time_is_not_measured(llama):
 
 
 def test_a_step_that_makes_a_new_shape_is_not_measured(llama, monkeypatch):
-    target, made = Target(llama), WholeStep.__init__
+    target, made = Target(llama), StaticStep.__init__
     drafter, clock = make_method("recycling", target), Clock(target, 0.0)
 
     def slow(*args):
         clock.now += 100.0
         made(*args)
 
-    monkeypatch.setattr(WholeStep, "__init__", slow)
+    monkeypatch.setattr(StaticStep, "__init__", slow)
     generate(target, drafter, prompts()[0], max_new_tokens=40, clock=clock, execution="static")
     assert clock.now > 100 and max(drafter.sizing.times) < 10 * SECOND
 

@@ -7,8 +7,8 @@ import torch
 
 from model.engine import Target, generate
 from model.engine.sampling import Sampling
-from model.engine.static_step import BUCKET, ROWS, WholeStep
-from model.engine.step import DeviceStep, HostStep, Sequence, make_step
+from model.engine.static_step import BUCKET, ROWS, StaticStep
+from model.engine.step import Sequence, Step
 from model.errors import UserError
 from model.methods.dynamic import DynamicRecycling
 from model.methods.vanilla import Vanilla
@@ -25,14 +25,14 @@ def recycling():
 def test_making_steps_is_not_decoding(monkeypatch):
     """Seconds spent on a new tree and bucket are set apart, and only the first prompt that needs them has any."""
     target, drafter = Target(toy_model("llama")), recycling()
-    made, init = [], WholeStep.__init__
+    made, init = [], StaticStep.__init__
 
     def slow(step, setup, *given):
         time.sleep(0.3)
         made.append(setup.bucket)
         init(step, setup, *given)
 
-    monkeypatch.setattr(WholeStep, "__init__", slow)
+    monkeypatch.setattr(StaticStep, "__init__", slow)
     phases = []
     first = generate(target, drafter, [5, 6, 7], max_new_tokens=20, mark=phases.append, execution="static")
     again = generate(target, drafter, [5, 6, 8], max_new_tokens=20, execution="static")
@@ -60,10 +60,10 @@ def test_static_crosses_buckets_and_ends_at_the_context():
 def test_what_drafts_as_it_likes_is_fed_into_steps_of_a_few_sizes():
     target, drafter = Target(toy_model("llama")), DynamicRecycling(V, nodes=40, k=4)
     with target.cache(90) as cache:
-        for method, kind in ((drafter, HostStep), (recycling(), DeviceStep)):
-            session = method.session()
-            assert isinstance(make_step(Sequence(target, cache, session, [5], execution="static")), kind)
-            assert isinstance(make_step(Sequence(target, cache, session, [5])), HostStep)
+        for each, on_device in ((drafter, False), (recycling(), True)):
+            session = each.session()
+            assert Step(Sequence(target, cache, session, [5], execution="static")).on_device == on_device
+            assert not Step(Sequence(target, cache, session, [5])).on_device
     answers = [generate(target, drafter, [5, 6, i], max_new_tokens=70, execution="static") for i in (7, 8, 9)]
     drafted = {step.nodes for answer in answers for step in answer.steps}
     (steps,) = drafter.executors.values()
@@ -87,7 +87,7 @@ def test_steps_are_made_once_and_anew_for_another_cache():
 
     def steps(nodes, execution="static"):
         with target.cache(nodes) as cache:
-            return make_step(Sequence(target, cache, drafter.session(), [5], execution=execution)).executor
+            return Step(Sequence(target, cache, drafter.session(), [5], execution=execution)).executor
 
     first = steps(81)
     assert steps(81) is first

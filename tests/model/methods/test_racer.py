@@ -72,7 +72,7 @@ def test_a_reset_forgets_what_an_open_sequence_says_too():
     drafter.reset()
     session.draft(8)
     session.close()
-    assert len(drafter.trie.parent) == 1 and drafter.trie.place == 0
+    assert len(drafter.trie.parent) == 1 and drafter.trie.current == 0
 
 
 def test_what_is_accepted_behind_the_end_is_not_inserted_and_the_end_is():

@@ -37,19 +37,19 @@ def test_the_longest_suffix_is_found_as_often_as_it_occurs(tmp_path, vocab):
             context += tokens[place : place + 12]
         for least, most in ((1, 16), (2, 5), (3, 3), (len(context), len(context))):
             lengths = [n for n in range(least, min(most, len(context)) + 1) if count(context[-n:], tokens)]
-            n, first, last = datastore.longest(context, least=least, most=most)
+            n, first, last = datastore.longest(context, min_n=least, max_n=most)
             assert n == max(lengths, default=0)
             assert last - first == (count(context[-n:], tokens) if n else 0)
 
 
 def test_continuations_by_hand_and_evenly_spread(tmp_path):
     datastore = store(tmp_path / "d", [7, 8, 1, 2, 3, 7, 8, 1, 2, 4, 7, 8], 9)
-    _, first, last = datastore.longest([7, 8], least=2, most=2)
+    _, first, last = datastore.longest([7, 8], min_n=2, max_n=2)
     rows = datastore.continuations(first, last, skip=2, length=4, limit=10)
     assert rows.tolist() == [[-1, -1, -1, -1], [1, 2, 3, 7], [1, 2, 4, 7]]  # the last place has nothing behind it
     assert datastore.continuations(first, last, skip=2, length=1, limit=2).tolist() == [[-1], [1]]
     datastore = store(tmp_path / "d", [t for i in range(100) for t in (0, 1 + i)], 101)
-    _, first, last = datastore.longest([0], least=1, most=1)
+    _, first, last = datastore.longest([0], min_n=1, max_n=1)
     rows = datastore.continuations(first, last, skip=1, length=1, limit=10)
     assert rows.ravel().tolist() == [1, 11, 21, 31, 41, 51, 61, 71, 81, 91]
 
@@ -71,7 +71,7 @@ def test_damaged_and_foreign_files_are_refused(tmp_path):
     refused(tmp_path / "absent", "no such file; build one")
     refused(tmp_path, "cannot be read")
     refused(good, "vocabulary has 50 tokens, the model's 562", vocab=562)
-    assert Datastore(good, vocab_size=64).longest([3, 63], least=1, most=2) == (0, 0, 0), "padded rows of one tokenizer"
+    assert Datastore(good, vocab_size=64).longest([3, 63], min_n=1, max_n=2) == (0, 0, 0), "padded rows of a tokenizer"
     store(tmp_path / "wide", [7] * 9, 2**16)
     refused(tmp_path / "wide", "the model's 65600", vocab=2**16 + 64)  # its ids have two bytes
     damaged = "cut short, changed, or of another version"

@@ -33,7 +33,7 @@ def test_every_topology_has_the_budget_and_fits_k():
 
 def slow_draft(session: SpineSession, root: int) -> list[int]:
     """The draft's tokens, node by node in plain Python; of several places of a match the one that the text takes."""
-    drafter = session.method
+    drafter = session.drafter
     text, end, rows = session.text.tokens, session.text.end, drafter.matrix.candidates.tolist()
     match = longest_repeat(text)
     assert match == 0 or (end < len(text) and text[end - match : end] == text[-match:])

@@ -102,7 +102,7 @@ def test_what_does_not_fit_or_cannot_be_trusted_is_refused(pair, tmp_path):
         (tmp_path / "absent", r"no draft model in .*absent; train .*python -m data.embedded.training.train --draft"),
         (tmp_path / "other", "vocabulary of 573 tokens, the target of 61"),
         (truncated, "cannot be loaded"),
-        (lacking, "lacks weights.*up_proj"),
+        (lacking, "1 of its weights are not in its files .*up_proj"),
         (pickled, "cannot be loaded"),
     ):
         with pytest.raises(UserError, match=says) as error:

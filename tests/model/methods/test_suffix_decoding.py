@@ -213,7 +213,7 @@ def listed(trie):
         string, node = waiting.pop()
         found[string] = [(child.token, child.count) for child in node.ordered]
         for child in node.ordered:
-            edge = child.text[child.first_place(node.depth) : child.known]
+            edge = child.text[child.start(node.depth) : child.known]
             assert child.parent is node and edge[0] == child.token and node.child(child.token) is child
             assert tuple(child.text[child.end - child.depth : child.known]) == (*string, *edge)
             if node is not trie.root:  # else it would have been left out

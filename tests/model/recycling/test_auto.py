@@ -53,7 +53,7 @@ def test_what_hangs_below_a_fallen_node_is_not_counted():
 
 
 def test_it_starts_with_the_published_trees_nodes():
-    largest = TokenRecycling(V, nodes="auto").largest
+    largest = TokenRecycling(V, nodes="auto").draft_tree
     assert set(largest.rank_paths[1:]) == set(best_order(80, 8)) == set(build_template("2.2.2").rank_paths[1:])
 
 

@@ -121,9 +121,9 @@ def test_a_matrix_that_does_not_fit_or_is_no_matrix_is_refused(tmp_path):
         TokenRecycling(61, Tree.chain(2), update="frozen", recycle_prompt=True)
     matrix = AdjacencyMatrix(9, 3)
     with pytest.raises(UserError, match=r"\[8, 3\].*\[9, 3\]"):
-        matrix.check_state({"candidates": torch.zeros(8, 3, dtype=torch.long)})
+        matrix.load_state_dict({"candidates": torch.zeros(8, 3, dtype=torch.long)})
     with pytest.raises(UserError, match="outside the vocabulary"):
-        matrix.check_state({"candidates": torch.full((9, 3), 9)})
+        matrix.load_state_dict({"candidates": torch.full((9, 3), 9)})
     with pytest.raises(UserError, match="no saved state"):
         load_state(tmp_path / "none.safetensors")
     (tmp_path / "bad.safetensors").write_bytes(b"not a tensor file")

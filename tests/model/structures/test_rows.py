@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from model.engine.sampling import top_k_and_bits
+from model.engine.sampling import top_k_log_probs
 from model.errors import UserError
 from model.methods.dynamic import loop_rows, new_growth
 from model.structures import dynamic_loops as loops
@@ -19,8 +19,8 @@ from model.structures.rows import PairRows, TokenRows, Weights, on_host
 def keep(tokens, pairs, before, read, ids, levels):
     """As a prompt's tokens are kept: in order, each with the one before."""
     growth = new_growth(1, tokens)
-    bits = np.array(levels, dtype=np.float32)
-    loops.learn_prompt(before, 0, False, np.array(read), np.array(ids), bits, growth, loop_rows(tokens, pairs))
+    log_probs = -np.array(levels, dtype=np.float32)
+    loops.learn_prompt(before, 0, False, np.array(read), np.array(ids), log_probs, growth, loop_rows(tokens, pairs))
 
 
 def find(pairs, before, token):
@@ -32,8 +32,8 @@ def test_levels_of_large_vocabularies_are_near_the_whole_sums(vocab):
     """The maxima of groups leave out most of the tail: of logits as a model has them, less than one level."""
     logits = torch.randn(4, vocab, generator=torch.Generator().manual_seed(0)) * 2
     logits[torch.arange(4), torch.tensor([3, 5, 7, 60])] = 16.0
-    ids, bits = on_host(*top_k_and_bits(logits, 8))
-    levels = torch.tensor([[loops.level_of(value) for value in row] for row in bits])
+    ids, log_probs = on_host(*top_k_log_probs(logits, 8))
+    levels = torch.tensor([[loops.level_of(value) for value in row] for row in log_probs])
     assert ids[:, 0].tolist() == [3, 5, 7, 60] and ids.dtype == np.int64
     best = torch.from_numpy(ids)
     exact = (-torch.log_softmax(logits, -1).gather(1, best) / math.log(2)).clamp(0, LEVELS - 1).long()
@@ -72,7 +72,7 @@ def test_states_that_do_not_fit_are_refused():
         state | {"pair_levels": levels + LEVELS},
     ):
         with pytest.raises(UserError, match="start: the saved rows"):
-            rows.check_state(broken)
+            rows.load_state_dict(broken)
     for broken in ({}, {"weights": torch.ones(2, 5)}, {"weights": torch.full((2, math.prod(KINDS)), math.nan)}):
         with pytest.raises(UserError, match="no weights of this method"):
-            Weights().check_state(broken)
+            Weights().load_state_dict(broken)

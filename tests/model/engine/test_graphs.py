@@ -8,9 +8,9 @@ import torch
 
 from model.engine import Target, Tree, generate
 from model.engine.sampling import Sampling
-from model.engine.sizing import SIZES
+from model.engine.sizing import POLICIES
 from model.engine.static_step import bucket_of
-from model.engine.step import LEAST_STEPS, MOST_STEPS, Executor
+from model.engine.step import MAX_STEPS, MIN_STEPS, Executor
 from model.methods.suffix import SuffixRecycling
 from model.methods.vanilla import Vanilla
 from model.recycling import TokenRecycling, build_template
@@ -36,7 +36,7 @@ def test_captured_steps_are_bounded_and_share_one_pool(monkeypatch):
 
     One more, of nothing, keeps the pool: torch would open it a second time.
     """
-    monkeypatch.setattr("model.engine.step.MOST_STEPS", 6)
+    monkeypatch.setattr("model.engine.step.MAX_STEPS", 6)
     graphs, drafter = FakeGraphs(monkeypatch), TokenRecycling(V, build_template("best", nodes=40))
     target = graphs.target(toy_model("llama"))
     trees = [build_template("best", nodes=n) for n in range(1, 41)]
@@ -144,7 +144,7 @@ def test_all_steps_of_auto_have_room():
     buckets = {bucket_of(tokens) for tokens in range(1, 4096 + 1)}
     assert sorted(buckets) == [256, 512, 768, 1024, 1536, 2048, 3072, 4096]
     assert all(tokens <= bucket_of(tokens) < max(257, 1.5 * tokens + 256) for tokens in range(1, 9000))
-    assert len(buckets) * len(SIZES["cuda"] + (80, -1)) <= MOST_STEPS
+    assert len(buckets) * len(POLICIES["cuda"].sizes + (80, -1)) <= MAX_STEPS
 
 
 @pytest.mark.parametrize(("trees", "captures", "left"), [(8, 8, 8), (12, 12, 8)])
@@ -170,4 +170,4 @@ def test_plain_steps_stay_however_many(monkeypatch):
     monkeypatch.setattr(Executor, "_short_of_memory", lambda executor: True)
     monkeypatch.setattr("model.engine.static_step.BUCKET", 8)
     generate(target, plain, [5, 6, 7], max_new_tokens=250, execution="graph")
-    assert len(graphs.captured) > LEAST_STEPS and all(graph() is not None for graph in graphs.captured)
+    assert len(graphs.captured) > MIN_STEPS and all(graph() is not None for graph in graphs.captured)

@@ -1,0 +1,179 @@
+"""Methods next to one another: by subtask, accepted length, depth, question, part of a step, repetition."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
+
+from ..records.rows import accept_lengths
+from ..statistics.acceptance import by_depth
+from ..statistics.metrics import OVERALL, repetition
+from .figure_data import MOST, FigureData, Row, counted
+from .style import FILLS, INTERVAL, PALETTE, finish, grid, panels
+
+CATEGORIES = {"mt_bench": "MT-bench", "qa": "QA", "rag": "RAG", "math_reasoning": "math"}  # as axes print them
+FAR = 16  # accepted lengths from here on share the last point of a line
+DEEPEST = 12  # depths beyond this are left out
+PARTS = {"draft": "draft", "forward": "forward", "verify": "verify", "commit": "commit", "observe": "update"}
+PARTS |= {"loop": "loop", "step": "whole step"}
+
+
+def mat(data: FigureData) -> Figure | None:
+    """Tokens per step (MAT) by subtask and method."""
+    return _by_category(data, "mat", "MAT (tokens per step)")
+
+
+def speedup_over_hf(data: FigureData) -> Figure | None:
+    """Speedup over transformers' own generate, by subtask and method."""
+    return _by_category(data, "speedup_hf", "speedup over hf")
+
+
+def speedup_over_vanilla(data: FigureData) -> Figure | None:
+    """Speedup over this engine without drafts, by subtask and method."""
+    return _by_category(data, "speedup_vanilla", "speedup over vanilla")
+
+
+def _by_category(data: FigureData, column: str, label: str) -> Figure | None:
+    """Draw one line a subtask, one mark a method, so that many methods fit a column; bars are 95 % intervals."""
+    rows = [row for row in data.shown() if row[column] == row[column]]
+    if not rows:
+        return None
+    categories = list(dict.fromkeys(data.table["category"]))
+    words = [CATEGORIES.get(str(category), str(category).replace("_", " ")) for category in categories]
+    by_method = dict(iter(data.table.set_index("category").groupby(["method", "variant"])))
+    values = [by_method[row["method"], row["variant"]].reindex(categories) for row in rows]
+    if len(rows) > MOST:
+        cells = pd.DataFrame([part[column].tolist() for part in values], [row["name"] for row in rows], words)
+        return grid(cells, label, data.note(rows), middle=1.0 if column.startswith("speedup") else None)
+    figure, (axes,) = panels(label, "", height=0.8 + 0.27 * len(categories))
+    places, drawn = np.arange(len(categories))[::-1], False  # drawn: an interval that has a width
+    for i, (row, part) in enumerate(zip(rows, values, strict=True)):
+        at, ends = places + 0.5 * ((len(rows) - 1) / 2 - i) / len(rows), (part[f"{column}_low"], part[f"{column}_high"])
+        axes.hlines(at, *ends, color=row["look"]["color"], linewidth=0.8, alpha=0.8)
+        drawn |= bool((ends[0] < ends[1]).any())
+        axes.plot(part[column], at, **row["look"] | {"linestyle": "none"})
+    axes.axvline(1.0, color="#444444", linewidth=0.7)
+    axes.set_yticks(places, words)
+    if OVERALL in categories:
+        axes.axhline(0.5, color="#bbbbbb", linewidth=0.7, linestyle=":")
+    return finish(figure, f"lines: {INTERVAL}; " * drawn + data.note(rows))
+
+
+def accepted_lengths(data: FigureData) -> Figure | None:
+    """Share of steps by the number of tokens that they added."""
+    rows = data.shown(MOST)
+    if not rows:
+        return None
+    figure, (axes,) = panels("accepted length (tokens per step)", "% of steps", height=1.9)
+    longest = 1
+    for row in rows:
+        lengths = np.array([n for answer in row["pool"].rows for n in accept_lengths(answer)], dtype=int)
+        longest = max([longest, *lengths])
+        steps = np.bincount(np.minimum(lengths, FAR))[1:]
+        axes.plot(range(1, len(steps) + 1), 100 * steps / max(len(lengths), 1), **row["look"])
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+    if longest > FAR:
+        axes.set_xticks([1, 4, 8, 12, FAR], ["1", "4", "8", "12", f"{FAR}+"])
+    axes.set_xlim(0.5, min(longest, FAR) + 0.5)
+    axes.set_ylim(bottom=0)
+    return finish(figure, data.note(rows))
+
+
+def acceptance_by_depth(data: FigureData) -> Figure | None:
+    """Acceptance by depth in the draft: the share of drafting steps whose accepted path reaches a depth (joint) and,
+    where drawn, of those that reached the depth above it (conditional)."""
+    rows = [(row, depths) for row in data.shown(MOST) if (depths := by_depth(row["pool"].accepted))]
+    if not rows:
+        return None
+    deepest = max(len(depths) for _, depths in rows)
+    label = "depth in the draft tree" + (f" (deepest: {deepest})" if deepest > DEEPEST else "")
+    titles = "joint (% of\ndrafting steps)", "conditional (% of\nthe depth above)"
+    figure, axes = panels(label, *titles, height=3.1)
+    for row, depths in rows:
+        shares = np.array([(d.depth, 100 * d.joint, 100 * d.conditional) for d in depths[:DEEPEST]]).T
+        for panel, share in zip(axes, shares[1:], strict=True):
+            panel.plot(shares[0], share, **row["look"])
+    for panel in axes:
+        panel.set_ylim(bottom=0)
+    axes[-1].set_xticks(range(1, min(deepest, DEEPEST) + 1))
+    return finish(figure, data.note(rows))
+
+
+def mat_over_questions(data: FigureData) -> Figure | None:
+    """MAT over the questions in the order asked, as a moving mean."""
+    rows = [row for row in data.shown(MOST) if pd.notna(row["start"])]
+    if not rows:
+        return None
+    windows = [max(1, len(row["pool"].first_answers) // 8) for row in rows]
+    label = "question, in the order asked" + (f" (mean of the last {max(windows)})" if max(windows) > 1 else "")
+    figure, (axes,) = panels(label, "MAT (tokens per step)", height=1.9)
+    for row, window in zip(rows, windows, strict=True):
+        lengths = [accept_lengths(answer) for answer in row["pool"].first_answers]
+        tokens, steps = (pd.Series(list(map(of, lengths))).rolling(window, min_periods=1).sum() for of in (sum, len))
+        axes.plot(range(1, len(lengths) + 1), tokens / steps, **row["look"], markevery=window)
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+    axes.set_xlim(left=1)
+    return finish(figure, data.note(rows))
+
+
+def overhead(datasets: Sequence[FigureData]) -> Figure | None:
+    """Time of a step by its parts, for each method and model; the device is synchronised after each part."""
+    bars = [
+        (f"{row['model']}: {row['name']}" if len(datasets) > 1 else row["name"], times)
+        for data in datasets
+        for row in data.overall
+        if (times := part_ms(row["pool"].rows))
+    ]
+    if not bars:
+        return None
+    figure, (axes,) = panels("step time (ms)", "", height=0.8 + 0.3 * len(bars))
+    widths = pd.DataFrame([times for _, times in bars], columns=[*PARTS]).dropna(axis=1, how="all").fillna(0.0)
+    at, ends = np.arange(len(bars))[::-1], widths.cumsum(axis=1)
+    for part, colour in zip(map(str, widths), PALETTE[1:], strict=False):
+        axes.barh(at, widths[part], 0.7, left=ends[part] - widths[part], color=colour, label=PARTS[part])
+    axes.set_yticks(at, [name for name, _ in bars])
+    return finish(figure, _measured(datasets))
+
+
+def part_ms(rows: Sequence[Row]) -> dict[str, float]:
+    """Return mean milliseconds of a step by its parts; empty where the run did not time them."""
+    choices = [choice for row in rows for choice in row["choices"]]
+    turns = [turn for c in choices for turn in zip(c.get("phase_time") or [], c.get("forwards") or [], strict=False)]
+    steps, seconds = 0, Counter[str]()
+    for times, forwards in turns:
+        steps += max(forwards - 1, 0) if times else 0
+        seconds.update(times or {})
+    return {part: 1e3 * value / steps for part, value in seconds.items() if part != "prefill"} if steps else {}
+
+
+def _measured(datasets: Sequence[FigureData]) -> str:
+    """Name the models and machines of all datasets, each once."""
+    return "; ".join(dict.fromkeys(data.measured.split(";")[0] for data in datasets))
+
+
+def novelty(datasets: Sequence[FigureData]) -> Figure | None:
+    """MAT of each question against how much its answer repeats: the share of its 3-grams that occurred earlier, in the
+    prompt or in the answer."""
+    drawn: list[tuple[Row, list[tuple[float, float]]]] = []
+    for row in (row for data in datasets for row in data.shown(MOST)):
+        answers = [(repetition(answer), accept_lengths(answer)) for answer in row["pool"].first_answers]
+        if points := [(100 * share, sum(n) / len(n)) for share, n in answers if n and share == share]:
+            drawn.append((row, points))
+    if sum(len(points) for _, points in drawn) < 8 or len(drawn) > MOST:
+        return None
+    benches = list(dict.fromkeys(row["bench"] for row, _ in drawn))
+    figure, (axes,) = panels("% of the answer's 3-grams that occurred earlier", "MAT of the question", height=2.2)
+    for row, points in drawn:
+        options: dict[str, Any] = row["look"] | {"linestyle": "none", "markersize": 3, "alpha": 0.55}
+        if len(benches) > 1:
+            fill = benches.index(row["bench"]) % (1 + len(FILLS))
+            options |= {"label": f"{row['name']}, {row['bench']}", "fillstyle": ("full", *FILLS.values())[fill]}
+        axes.plot(*zip(*points, strict=True), **options)
+    axes.axhline(1.0, color="#444444", linewidth=0.7)
+    return finish(figure, _measured(datasets) + counted(len(drawn), sum(len(data.overall) for data in datasets)))

@@ -1,0 +1,76 @@
+"""Companions: what a method needs next to the model, as heads, a draft model or a datastore.
+
+configs/companions lists them by model. A job without its companion is reported before anything is loaded.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from huggingface_hub import constants
+
+from model.errors import UserError
+from model.files import located
+from model.methods import medusa
+from model.structures import heads
+
+from . import hub
+
+
+class Kind(NamedTuple):
+    """A kind of companion."""
+
+    name: str  # its key in configs/companions
+    words: str  # its name in messages
+    how: str  # to get one
+    weights: tuple[str, ...] = ()  # patterns of its weight files, best first; empty for a single file
+
+
+_HEADS = "`python -m tools.heads {}` trains one"
+_DRAFT = "name a small model of the same vocabulary"
+KINDS = {  # by the method's setting
+    "heads_path": Kind("medusa", "Medusa heads", _HEADS.format("medusa"), (medusa.WEIGHTS, medusa.PUBLIC_WEIGHTS)),
+    "head_path": Kind("eagle", "EAGLE head", _HEADS.format("eagle"), (heads.WEIGHTS, heads.PUBLIC_WEIGHTS)),
+    "draft_path": Kind("draft", "draft model", _DRAFT, ("*.safetensors",)),
+    "datastore_path": Kind("datastore", "datastore", "`python -m tools.datastore` builds one"),
+}
+
+
+def missing_companion(method: dict[str, Any], model: str) -> str:
+    """Say which companion a method lacks, by its settings and the model's name; empty if none. Fetches nothing."""
+    for key in KINDS.keys() & method.keys():
+        kind, value = KINDS[key], method[key]
+        if value is None:
+            return f"no {kind.words} for {model} ({kind.how}; companions.{kind.name}=PATH names it)"
+        on_hub = bool(kind.weights) and hub.is_name(str(value))
+        if located(str(value)).exists() or (
+            on_hub and (hub.local_snapshot(str(value), kind.weights) or hub.is_reachable())
+        ):
+            continue
+        reason = f"no such {'folder' if kind.weights else 'file'}"
+        reason += f", and {constants.ENDPOINT} is not in reach" if on_hub else ""
+        return f"no {kind.words} for {model} (method.{key}={value}: {reason}; {kind.how})"
+    return ""
+
+
+def fetch_companions(method: dict[str, Any], model: str) -> None:
+    """Fetch a method's companions from the hub. Raises UserError if one is missing or lacks weights."""
+    if why := missing_companion(method, model):
+        raise UserError(f"{method['name']}: not available: {why}")
+    for key in KINDS.keys() & method.keys():
+        path, weights = path_of(key, str(method[key])), KINDS[key].weights
+        if weights and (why := hub.missing_weights(path, weights)):
+            raise UserError(f"{path}: {why}")
+
+
+def path_of(key: str, value: str) -> Path:
+    """Return the path of a method's setting: a file or folder, or the snapshot of a hub name, fetched if needed.
+
+    Raises:
+        UserError: a hub name that cannot be fetched.
+    """
+    path = located(value)
+    if path.exists() or key not in KINDS or not KINDS[key].weights or not hub.is_name(value):
+        return path
+    return hub.fetch_snapshot(value, KINDS[key].weights)

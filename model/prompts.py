@@ -1,0 +1,79 @@
+"""Prompts: a chat by its model's template, and token ids in whatever form they come."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from .errors import UserError
+
+CHAT, RAW = "chat", "raw"  # the tokenizer's own template; none: the texts alone, for a model that continues texts
+VICUNA = "vicuna_v1.1"  # fschat's, as Vicuna's files have none
+SYSTEM = (
+    "A chat between a curious user and an artificial intelligence assistant. "
+    "The assistant gives helpful, detailed, and polite answers to the user's questions."
+)
+ROLES = ("user", "assistant")
+Turns = Sequence[Mapping[str, Any]]  # roles and contents
+
+
+def takes_chats(tokenizer: Any) -> bool:
+    """True if a tokenizer makes prompts of chats: by a template, or, as mistral-common's, by code of its own."""
+    from transformers import PreTrainedTokenizerBase
+
+    by_template = PreTrainedTokenizerBase.apply_chat_template
+    own = getattr(type(tokenizer), "apply_chat_template", by_template)
+    return own is not by_template or bool(getattr(tokenizer, "chat_template", None))
+
+
+def default_template(tokenizer: Any, name: str) -> str:
+    """Return the template of a model's chats: its tokenizer's, else Vicuna's if the name says Vicuna, else raw."""
+    return CHAT if takes_chats(tokenizer) else VICUNA if "vicuna" in name.lower() else RAW
+
+
+def alternating(turns: Turns) -> list[str]:
+    """Return the contents of turns. Raises ValueError if they are not a user's and an assistant's in turn."""
+    if any(turn["role"] != ROLES[i % 2] for i, turn in enumerate(turns)):
+        raise ValueError("it takes a user's and an assistant's turns alternately")
+    return [str(turn["content"]) for turn in turns]
+
+
+def chat_text(template: str, tokenizer: Any, turns: Turns) -> str:
+    """Return a chat's text by one of the templates above; behind a user's turn comes what begins an answer.
+
+    Raises ValueError as `alternating`, or whatever the tokenizer's template raises.
+    """
+    if template == CHAT:
+        return str(tokenizer.apply_chat_template(turns, tokenize=False, add_generation_prompt=True))
+    contents = alternating(turns)
+    if template == RAW:
+        return "\n\n".join(contents)
+    said = [f"ASSISTANT: {text}</s>" if i % 2 else f"USER: {text} " for i, text in enumerate(contents)]
+    return f"{SYSTEM} {''.join(said)}" + "ASSISTANT:" * (len(said) % 2)
+
+
+def chat_ids(tokenizer: Any, turns: Turns, **options: Any) -> list[int]:
+    """Return a chat's ids by the tokenizer's template, which writes its own special tokens; options are its own."""
+    ids = tokenizer.apply_chat_template(turns, add_generation_prompt=True, return_dict=False, **options)
+    return [int(i) for i in ids]
+
+
+def one_row(prompt: Any) -> list[Any]:
+    """Return a prompt's ids, as Python's numbers, or its chat's turns. Raises UserError if it is no single row."""
+    if isinstance(prompt, Mapping):
+        if "input_ids" not in prompt:
+            raise UserError(f"prompt: is a mapping of {', '.join(map(str, prompt))[:80]}, without input_ids")
+        mask = prompt.get("attention_mask")
+        if mask is not None and 0 in (row := one_row(mask)):
+            raise UserError(f"prompt: attention_mask leaves {row.count(0)} of {len(row)} tokens out; give ids unpadded")
+        return one_row(prompt["input_ids"])
+    numbers = prompt.tolist() if hasattr(prompt, "tolist") else prompt
+    if isinstance(numbers, int):  # a tensor without a dimension
+        return [numbers]
+    if not isinstance(numbers, Sequence) or isinstance(numbers, str | bytes):
+        raise UserError(f"prompt: is of type {type(prompt).__name__}; give text, a chat or token ids")
+    numbers = [number.tolist() if hasattr(number, "tolist") else number for number in numbers]
+    rows = [row for row in numbers if isinstance(row, Sequence) and not isinstance(row, str)]
+    if rows and len(numbers) > 1:
+        raise UserError(f"prompt: has {len(numbers)} rows; a decoder answers one, give them one by one")
+    return one_row(rows[0]) if rows else numbers
