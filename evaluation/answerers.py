@@ -1,7 +1,7 @@
 """What answers prompts: a method on this engine, or transformers' own generate.
 
 A run knows an `Answerer` alone: another kind, as a server, is one more class here. Which conversations go on together,
-as methods that share forwards do, and a batch or concurrent requests would, `running.answering.answer_turn` decides.
+as methods that share forwards do, and a batch or a server's requests would, `running.answering.answer_turn` decides.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from transformers import GenerationConfig
 from model.engine import Drafter, Generation, StepRecord, generate
 from model.engine.devices import without_cudnn
 from model.engine.linear import stock_linears
-from model.engine.sampling import Sampling
+from model.engine.sampling import GREEDY, Sampling
 from model.engine.sizing import finds_size
 from model.engine.step import Mark, unmarked
 from model.errors import UserError
@@ -32,19 +32,9 @@ from .records.provenance import sha256_of
 COLD, HOT, CATEGORY = "cold", "hot", "category"
 
 
-@dataclass(frozen=True)
-class Request:
-    """A prompt to answer by at most so many new tokens; `sampling` and `mark` as `generate` takes them."""
-
-    prompt: tuple[int, ...]
-    max_new_tokens: int
-    sampling: Sampling
-    mark: Mark = unmarked
-
-
 @dataclass
 class Answerer:
-    """What answers requests, one after the other."""
+    """What answers prompts, one after the other."""
 
     loaded: LoadedModel
     drafter: Drafter  # holds the state between prompts; on this engine it drafts, too
@@ -77,8 +67,10 @@ class Answerer:
         if self.start == COLD:
             self.drafter.reset()
 
-    def answer(self, request: Request) -> Generation:
-        """Answer a request."""
+    def answer(
+        self, prompt: list[int], max_new_tokens: int, sampling: Sampling = GREEDY, mark: Mark = unmarked
+    ) -> Generation:
+        """Answer a prompt; limit, sampling and mark as `generate` takes them."""
         raise NotImplementedError
 
 
@@ -87,28 +79,23 @@ class Method(Answerer):
 
     on_engine = True
 
-    def answer(self, request: Request) -> Generation:
+    def answer(
+        self, prompt: list[int], max_new_tokens: int, sampling: Sampling = GREEDY, mark: Mark = unmarked
+    ) -> Generation:
         self.begin()
-        return generate(
-            self.loaded.target,
-            self.drafter,
-            list(request.prompt),
-            max_new_tokens=request.max_new_tokens,
-            eos=self.loaded.eos,
-            sampling=request.sampling,
-            execution=self.execution,
-            mark=request.mark,
-        )
+        asked: dict[str, Any] = dict(max_new_tokens=max_new_tokens, eos=self.loaded.eos, sampling=sampling, mark=mark)
+        return generate(self.loaded.target, self.drafter, prompt, execution=self.execution, **asked)
 
 
 class TransformersGenerate(Answerer):
     """transformers' generate with torch's own linear layers: the paper's baseline. It draws with torch's generator."""
 
-    def answer(self, request: Request) -> Generation:
-        """Answer a request. Each token is one step."""
-        target, eos, sampling = self.loaded.target, sorted(self.loaded.eos), request.sampling
-        prompt = list(request.prompt)
-        limit = target.token_budget(prompt, request.max_new_tokens)
+    def answer(
+        self, prompt: list[int], max_new_tokens: int, sampling: Sampling = GREEDY, mark: Mark = unmarked
+    ) -> Generation:
+        """Answer a prompt. Each token is one step, and no phase is marked."""
+        target, eos = self.loaded.target, sorted(self.loaded.eos)
+        limit = target.token_budget(prompt, max_new_tokens)
         drawn: dict[str, Any] = {}
         if sampling.temperature:
             torch.manual_seed(sampling.seed)
@@ -130,7 +117,7 @@ class TransformersGenerate(Answerer):
             elapsed = time.perf_counter() - start
         steps = [StepRecord([token], 1, ()) for token in tokens]
         out = Generation(tokens, steps, forwards=len(tokens), decode_s=elapsed)
-        out.end(limit, request.max_new_tokens, self.loaded.eos)
+        out.end(limit, max_new_tokens, self.loaded.eos)
         return out
 
 

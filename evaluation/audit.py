@@ -19,10 +19,9 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from model.errors import UserError, visible
-from model.files import ROOT, write_json
+from model.files import write_json
 
-from .configuration.config import composed
-from .configuration.jobs import quoted
+from .configuration.jobs import group_settings, named, quoted
 from .errors import user_errors
 from .loading.bench import answer_text, load_bench, prompt_ids
 from .loading.devices import exclusive, keep_devices
@@ -43,15 +42,54 @@ END = -1  # in place of a token: the end, which any EOS would be
 SAMPLES, SAMPLED = 4, 32  # answers in which noise is measured, and the first tokens of each
 
 
-def measure_gaps(
-    experiment: Experiment, *, trust_remote_code: bool = False, allow_pickle: bool = False
-) -> Iterator[dict[str, Any]]:
+def main() -> None:
+    """The command line."""
+    parser = argparse.ArgumentParser(prog="python -m evaluation.audit", description=__doc__)
+    about = "an experiment's results, e.g. results/precision; with --answers: model.KEY=VALUE, bench.KEY=VALUE"
+    parser.add_argument("words", nargs="*", metavar="FOLDER", help=about)
+    parser.add_argument("--answers", type=Path, metavar="FILE", help="answers of any engine instead")
+    parser.add_argument("--model", metavar="NAME", help="--answers: one of configs/model, a folder, or a hub name")
+    parser.add_argument("--bench", metavar="NAME", help="--answers without prompts: one of configs/bench, or a file")
+    parser.add_argument("--made-in", choices=TYPES, help="--answers: the type they were computed in, if another one")
+    parser.add_argument("--trust-remote-code", action="store_true", help="run code that comes with the model")
+    parser.add_argument("--allow-pickle", action="store_true", help="also read *.bin weights (as weights only)")
+    given = parser.parse_intermixed_args()
+    permitted = {"trust_remote_code": given.trust_remote_code, "allow_pickle": given.allow_pickle}
+    with user_errors("no gap was written"):
+        if (given.answers is None) != (given.model is None) or (given.answers is None and len(given.words) != 1):
+            raise UserError("name an experiment's folder, or --answers FILE and --model NAME")
+        if given.answers is None and (given.bench or given.made_in):
+            raise UserError("--bench, --made-in: with --answers only")
+        if given.answers is None:
+            audit_folder(Path(given.words[0]), permitted)
+            return
+        settings = named("model", given.model) | (named("bench", given.bench) if given.bench else {})
+        settings["model.linear"] = "torch"  # products as transformers has them
+        words = [f"{key}={quoted(value)}" for key, value in settings.items()]
+        words += [f"model.{key}=true" for key, granted in permitted.items() if granted]
+        config = group_settings([*words, *given.words], "model", "bench")
+        questions = load_bench(**config["bench"]).questions if given.bench else ()
+        by_id = {question.question_id: question for question in questions}
+        sys.exit(int(not audit_answers(given.answers, ModelSettings(**config["model"]), by_id, given.made_in)))
+
+
+def audit_folder(folder: Path, permitted: dict[str, bool]) -> None:
+    """Measure and write the gaps of an experiment's folder, and print its audit."""
+    experiment = Experiment.read(folder)
+    if not experiment.audits:
+        raise UserError(f"{folder}: no vanilla run to compare with; add method=vanilla to the sweep")
+    with keep_devices():  # several audits may use the same model
+        write_json(folder / GAPS, list(measure_gaps(experiment, permitted)))
+    print("\n".join(write_audit(experiment, folder / "tables")))
+
+
+def measure_gaps(experiment: Experiment, permitted: dict[str, bool]) -> Iterator[dict[str, Any]]:
     """Measure the target's two largest logits where an answer first differs from vanilla's.
 
     A folder's metadata name the model and bench, but grant no permissions, as anybody may have written them.
 
     Args:
-        trust_remote_code, allow_pickle: what the user of this command permits, as the model settings of a run.
+        permitted: of the model settings trust_remote_code and allow_pickle, what the user of this command grants.
 
     Yields:
         `at` (run, question, choice, turn, token), `gap` (first minus second logit, in the run's own type), `picked`
@@ -61,15 +99,11 @@ def measure_gaps(
         UserError: a run's model needs a permission; nothing is loaded then.
     """
     differing = [audit for audit in experiment.audits if audit.different]
-    permitted = {"trust_remote_code": trust_remote_code, "allow_pickle": allow_pickle}
-    for audit in differing:
-        model = audit.pool.first.metadata["config"]["model"]
-        for key, granted in permitted.items():
-            if model.get(key) and not granted:
-                raise UserError(
-                    f"{audit.pool.first.folder}: was run with model.{key}=true; if you trust {model['path']}, "
-                    f"say so: --{key.replace('_', '-')}"
-                )
+    for first in (audit.pool.first for audit in differing):
+        model = first.metadata["config"]["model"]
+        for key in (key for key, granted in permitted.items() if model.get(key) and not granted):
+            trusted = f"if you trust {model['path']}, say so: --{key.replace('_', '-')}"
+            raise UserError(f"{first.folder}: was run with model.{key}=true; {trusted}")
     for audit in differing:
         first = audit.pool.first
         dtype = {"dtype": first.settings["model"]["dtype"]}  # the one that `auto` chose there
@@ -78,19 +112,17 @@ def measure_gaps(
             loaded = load_model(settings)
             if first.identity.files and (other := difference(first.identity.files, loaded.files)):
                 raise UserError(f"{first.folder}: its model is no longer the one in {settings.path} ({other})")
-            involved = {id(turn.run): turn.run for turn in audit.different}  # shards have different questions
-            questions = {i: _questions(run) for i, run in involved.items()}
-            rows = {i: {row["question_id"]: row for row in run.answers} for i, run in involved.items()}
-            for turn in audit.different:
-                run, token = id(turn.run), turn.differs_at or 0
-                choice = rows[run][turn.question_id]["choices"][turn.choice]
-                turns = list(questions[run][turn.question_id].turns[: turn.turn + 1])
-                *before, ids = choice["output_ids"][: turn.turn + 1]  # compact records hold no texts
-                answers = [answer_text(loaded.template, loaded.tokenizer, tokens) for tokens in before]
-                prompt = prompt_ids(loaded.template, loaded.tokenizer, turns, answers)
-                forced = force(loaded.target, prompt, ids[: token + 1])
-                picked = forced.gaps[token] if token < len(ids) else math.nan
-                yield {"at": list(turn.key), "gap": forced.margins[token], "picked": picked}
+            for run in {id(turn.run): turn.run for turn in audit.different}.values():  # shards differ in questions
+                questions, rows = _questions(run), {row["question_id"]: row for row in run.answers}
+                for turn in (turn for turn in audit.different if turn.run is run):
+                    token, choice = turn.differs_at or 0, rows[turn.question_id]["choices"][turn.choice]
+                    *before, ids = choice["output_ids"][: turn.turn + 1]  # compact records hold no texts
+                    answers = [answer_text(loaded.template, loaded.tokenizer, tokens) for tokens in before]
+                    turns = list(questions[turn.question_id].turns[: turn.turn + 1])
+                    prompt = prompt_ids(loaded.template, loaded.tokenizer, turns, answers)
+                    forced = force(loaded.target, prompt, ids[: token + 1])
+                    picked = forced.gaps[token] if token < len(ids) else math.nan
+                    yield {"at": list(turn.key), "gap": forced.margins[token], "picked": picked}
             del loaded  # before loading another model
 
 
@@ -104,17 +136,13 @@ def _questions(run: Run) -> dict[int | str, Question]:
 
 
 class Judged(NamedTuple):
-    """An answer's places, the gaps of its near ties and of what is wrong, and these in words.
-
-    Attributes:
-        close: places at which there could be a near tie.
-    """
+    """An answer, place by place against the model's own tokens."""
 
     answer: EngineAnswer
     places: int
-    close: int
-    ties: list[float]
-    wrong: list[float]
+    close: int  # places at which there could be a near tie
+    ties: list[float]  # the gaps of its near ties
+    wrong: list[float]  # and of the tokens that are wrong
     words: str
 
 
@@ -192,83 +220,25 @@ def table_of(judged: Sequence[Judged]) -> list[str]:
 
 def verdict(judged: Sequence[Judged], dtype: str) -> list[str]:
     """Say whether the answers are the model's own, and what that rests on."""
-    ties = [gap for one in judged for gap in one.ties]
-    wrong = [gap for one in judged for gap in one.wrong]
+    ties, wrong = ([gap for one in judged for gap in getattr(one, kind)] for kind in ("ties", "wrong"))
     places, close = sum(one.places for one in judged), sum(one.close for one in judged)
+    empty, remade = sum(not one.places for one in judged), sum(one.answer.remade for one in judged)
     near = f"{len(ties)} near ties at {close} places where two logits are so close"
     near += f", the widest {max(ties):.2g}" if ties else ""
-    empty = sum(not one.places for one in judged)
-    lines = [f"Lossless in {dtype}: of {places:,} tokens in {len(judged) - empty} answers none is wrong; {near}."]
+    lines = []
     if wrong:
         bad = f"{sum(bool(one.wrong) for one in judged)} of {len(judged)} answers"
-        lines = [f"Not lossless in {dtype}: {len(wrong):,} of {places:,} tokens are wrong, in {bad}; {near}."]
-    if empty:
-        lines = [*lines[: bool(places)], f"Not audited: {empty} of {len(judged)} answers, which hold no token."]
-    if remade := sum(one.answer.remade for one in judged):
+        lines.append(f"Not lossless in {dtype}: {len(wrong):,} of {places:,} tokens are wrong, in {bad}; {near}.")
+    elif places:
         lines.append(
-            f"Of {remade} answers there is text alone: their ids were made from it, and may not be the engine's."
+            f"Lossless in {dtype}: of {places:,} tokens in {len(judged) - empty} answers none is wrong; {near}."
         )
+    if empty:
+        lines.append(f"Not audited: {empty} of {len(judged)} answers, which hold no token.")
+    if remade:
+        alone = "their ids were made from it, and may not be the engine's."
+        lines.append(f"Of {remade} answers there is text alone: {alone}")
     return lines
-
-
-def audit_folder(folder: Path, permitted: dict[str, bool]) -> None:
-    """Measure and write the gaps of an experiment's folder, and print its audit."""
-    experiment = Experiment.read(folder)
-    if not experiment.audits:
-        raise UserError(f"{folder}: no vanilla run to compare with; add method=vanilla to the sweep")
-    with keep_devices():  # several audits may use the same model
-        write_json(folder / GAPS, list(measure_gaps(experiment, **permitted)))
-    print("\n".join(write_audit(experiment, folder / "tables")))
-
-
-def audit_file(file: Path, model: str, bench: str | None, made_in: str | None, words: list[str]) -> bool:
-    """Audit a file of answers by a model, and by a bench's questions if they have no prompts of their own.
-
-    Args:
-        model, bench: names in configs/, or where they are.
-        words: further settings of both.
-    """
-    given = [word for group, name in (("model", model), ("bench", bench)) if name for word in chosen(group, name)]
-    config = composed([*given, "model.linear=torch", *words], "model", "bench")  # products as transformers has them
-    questions = load_bench(**config["bench"]).questions if bench else ()
-    return audit_answers(file, ModelSettings(**config["model"]), {q.question_id: q for q in questions}, made_in)
-
-
-def chosen(group: str, name: str) -> list[str]:
-    """Return the overrides for one of the configs of a group, or for a path."""
-    if name in (path.stem for path in (ROOT / "configs" / group).glob("*.yaml")):
-        return [f"{group}={name}"]
-    kind, path = ("path", name) if group == "model" else ("file", str(Path(name).resolve()))
-    return [f"{group}={kind}", f"{group}.path={quoted(path)}"]
-
-
-def main() -> None:
-    """The command line."""
-    parser = argparse.ArgumentParser(prog="python -m evaluation.audit", description=__doc__)
-    parser.add_argument(
-        "words",
-        nargs="*",
-        metavar="FOLDER",
-        help="an experiment's results, e.g. results/precision; with --answers: model.KEY=VALUE, bench.KEY=VALUE",
-    )
-    parser.add_argument("--answers", type=Path, metavar="FILE", help="answers of any engine instead")
-    parser.add_argument("--model", metavar="NAME", help="--answers: one of configs/model, a folder, or a hub name")
-    parser.add_argument("--bench", metavar="NAME", help="--answers without prompts: one of configs/bench, or a file")
-    parser.add_argument("--made-in", choices=TYPES, help="--answers: the type they were computed in, if another one")
-    parser.add_argument("--trust-remote-code", action="store_true", help="run code that comes with the model")
-    parser.add_argument("--allow-pickle", action="store_true", help="also read *.bin weights (as weights only)")
-    given = parser.parse_intermixed_args()
-    permitted = {"trust_remote_code": given.trust_remote_code, "allow_pickle": given.allow_pickle}
-    with user_errors("no gap was written"):
-        if (given.answers is None) != (given.model is None) or (given.answers is None and len(given.words) != 1):
-            raise UserError("name an experiment's folder, or --answers FILE and --model NAME")
-        if given.answers is None:
-            if given.bench or given.made_in:
-                raise UserError("--bench, --made-in: with --answers only")
-            audit_folder(Path(given.words[0]), permitted)
-            return
-        words = given.words + [f"model.{key}=true" for key, granted in permitted.items() if granted]
-        sys.exit(int(not audit_file(given.answers, given.model, given.bench, given.made_in, words)))
 
 
 if __name__ == "__main__":

@@ -29,33 +29,30 @@ from model.recycling import TokenRecycling
 from model.recycling.templates import best_order
 from model.tuning import captures, choose_execution, choose_threads
 
-from .configuration.config import composed
+from .configuration.jobs import group_settings
 from .errors import user_errors
 from .loading.devices import PhaseClock, exclusive
 from .loading.models import SHAPES, LoadedModel, devices_in_words, load_model, random_model
 from .loading.settings import ModelSettings
 from .records.provenance import git_state, versions
+from .statistics.rendering import aligned
 
 K = 8  # candidates per token
 STEPS = 8  # timed in a row; few, so that the context stays the one that was asked for
-WARM_UP = 1  # turns that are not counted
+WARM_UP = 1  # turns that are not counted: they allocate, call for the first time and capture
 MOST_NODES = 512
 PARTS = {"draft": "draft", "forward": "forward", "verify": "verify", "commit": "commit", "observe": "learn"}
 
 
-def flags() -> argparse.ArgumentParser:
+def main() -> None:
+    """The command line."""
     parser = argparse.ArgumentParser(prog="python -m evaluation.bench_step", description=__doc__)
     parser.add_argument("overrides", nargs="*", help="as for evaluation.run: model=NAME, model.path=...")
     parser.add_argument("--shape", help=f"random weights instead of a model: {', '.join(SHAPES)}")
     parser.add_argument("--nodes", default="1,2,4,8,16,24,32,48,64,80", help="sizes of drafts (default: %(default)s)")
     parser.add_argument("--context", type=int, help="tokens before a step (default: 500, or half of the model's)")
     parser.add_argument("--rounds", type=int, default=5, help="turns of all sizes; medians are printed (default: 5)")
-    return parser
-
-
-def main() -> None:
-    """The command line."""
-    given = flags().parse_intermixed_args()
+    given = parser.parse_intermixed_args()
     with user_errors("nothing was measured to its end"):
         settings, sizes = model_settings(given.overrides, given.shape), draft_sizes(given.nodes)
         if given.rounds < 1:
@@ -72,7 +69,7 @@ def model_settings(overrides: list[str], shape: str | None) -> ModelSettings:
     for override in overrides:
         if shape and override.startswith(("model=", "model.path=")):
             raise UserError(f"{override}: --shape {shape} takes random weights; leave out one of the two")
-    model = composed(overrides, "model")["model"]
+    model = group_settings(overrides, "model")["model"]
     return ModelSettings(**model | ({"name": shape, "path": "random weights"} if shape else {}))
 
 
@@ -96,16 +93,15 @@ def bench(loaded: LoadedModel, sizes: list[int], context: int | None, rounds: in
     context = min(500, target.context // 2) if context is None else context
     if not 2 <= context <= room:
         raise UserError(f"--context {context}: must be from 2 to {room} for {loaded.settings.name} and these --nodes")
-    result: dict[str, Any] = {
-        "model": dataclasses.asdict(loaded.settings) | {"dtype": str(target.dtype).removeprefix("torch.")},
-        "linear": target.linear,
-        "device": devices_in_words(loaded),
-        "versions": versions(),
-        "git": git_state(),
-        "context": context,
-        "rounds": rounds,
-    }
-    print(f"{heading(result)}\nmeasuring ...", flush=True)
+    model = dataclasses.asdict(loaded.settings) | {"dtype": str(target.dtype).removeprefix("torch.")}
+    result: dict[str, Any] = {"model": model, "linear": target.linear, "device": devices_in_words(loaded)}
+    result |= {"versions": versions(), "git": git_state(), "context": context, "rounds": rounds}
+    kind = f"{model['dtype']}, weights in {model['quantize']}" if model["quantize"] else model["dtype"]
+    used = ", ".join(f"{package} {result['versions'][package]}" for package in ("torch", "transformers"))
+    print(f"{model['name']} ({kind}) on {result['device']}; {used}")
+    print(
+        f"{context} tokens of context; median of {rounds} rounds of {STEPS} steps, in turns\nmeasuring ...", flush=True
+    )
     prompt = torch.randint(3, target.vocab_size, (context,), generator=torch.Generator().manual_seed(0)).tolist()
     executions = ("eager", "graph") if captures(target) else ("eager",)
     if "graph" in executions:
@@ -116,56 +112,40 @@ def bench(loaded: LoadedModel, sizes: list[int], context: int | None, rounds: in
         hf = HfSteps(target, prompt)
         drafted = [DraftedSteps(target, cache, way, n, prompt[-1]) for way in executions for n in sizes]
         timed: list[HfSteps | DraftedSteps] = [hf, *drafted]
-        for _ in range(WARM_UP + rounds):
-            for steps in timed:
-                steps.take_turn()
-        result["hf_s"] = median(hf.seconds)
-        plain = {steps.execution: median(steps.seconds) for steps in drafted if not steps.nodes}
-        result["steps"] = []
-        for steps in drafted:
-            seconds = median(steps.seconds)
-            row = {"execution": steps.execution, "nodes": steps.nodes, "seconds": seconds}
-            row |= {"over_plain": seconds / plain[steps.execution]}
-            row["parts_s"] = {part: median(values) for part, values in steps.parts.items()}
-            result["steps"].append(row)
+        for steps in timed * (WARM_UP + rounds):
+            steps.take_turn()
+    median = {steps: statistics.median(steps.seconds[WARM_UP:]) for steps in timed}
+    plain = {steps.execution: median[steps] for steps in drafted if not steps.nodes}
+    result |= {"hf_s": median[hf], "steps": []}
+    for own in drafted:
+        row = {"execution": own.execution, "nodes": own.nodes, "seconds": median[own]}
+        parts = {part: statistics.median(times[WARM_UP:]) for part, times in own.parts.items()}
+        result["steps"].append(row | {"over_plain": median[own] / plain[own.execution], "parts_s": parts})
     return result
 
 
-def median(values: list[float]) -> float:
-    """Return the median of all turns but the first, which allocates, calls for the first time and captures."""
-    return statistics.median(values[WARM_UP:])
-
-
-class HfSteps:
-    """Steps of transformers' generate, with torch's own linear layers as in `method=hf`."""
+class HfSteps(BaseStreamer):
+    """Steps of transformers' generate, with torch's own linear layers as in `method=hf`; notes when tokens arrive."""
 
     def __init__(self, target: Target, prompt: list[int]) -> None:
         self.target, self.ids = target, torch.tensor([prompt], device=target.device)
         most = 2 + STEPS
         self.config = GenerationConfig(max_new_tokens=most, min_new_tokens=most, do_sample=False, pad_token_id=0)
+        self.times: list[float] = []  # of each token's arrival on the host
         self.seconds: list[float] = []  # of a step, by turn
-
-    def take_turn(self) -> None:
-        """Time STEPS steps, after the prompt and one that are not counted."""
-        clock = TokenClock()
-        with stock_linears(self.target.model), without_cudnn(self.target.device):
-            self.target.model.generate(
-                self.ids, attention_mask=torch.ones_like(self.ids), generation_config=self.config, streamer=clock
-            )
-        self.seconds.append((clock.times[-1] - clock.times[-1 - STEPS]) / STEPS)
-
-
-class TokenClock(BaseStreamer):
-    """Note when each token reaches the host."""
-
-    def __init__(self) -> None:
-        self.times: list[float] = []
 
     def put(self, value: Any) -> None:
         self.times.append(time.perf_counter())
 
     def end(self) -> None:
         pass
+
+    def take_turn(self) -> None:
+        """Time STEPS steps, after the prompt and one that are not counted."""
+        given = {"attention_mask": torch.ones_like(self.ids), "generation_config": self.config, "streamer": self}
+        with stock_linears(self.target.model), without_cudnn(self.target.device):
+            self.target.model.generate(self.ids, **given)
+        self.seconds.append((self.times[-1] - self.times[-1 - STEPS]) / STEPS)
 
 
 class DraftedSteps:
@@ -208,31 +188,21 @@ class DraftedSteps:
         return (time.perf_counter() - start - (step.executor.setup_s - setup)) / STEPS
 
 
-def heading(result: dict[str, Any]) -> str:
-    """Say what is measured, on what."""
-    model, used = result["model"], result["versions"]
-    kind = f"{model['dtype']}, weights in {model['quantize']}" if model["quantize"] else model["dtype"]
-    return (
-        f"{model['name']} ({kind}) on {result['device']}; torch {used['torch']}, transformers {used['transformers']}\n"
-        f"{result['context']} tokens of context; median of {result['rounds']} rounds of {STEPS} steps, in turns"
-    )
-
-
 def table(result: dict[str, Any]) -> str:
     """Format the steps of each execution, a row for each number of nodes."""
     lines = []
     for execution in dict.fromkeys(row["execution"] for row in result["steps"]):
-        parts = "".join(f"{name:>9}" for name in PARTS.values()) if execution == "eager" else ""
-        lines += ["", f"{execution:<24}{'parts, us' if parts else ''}".rstrip()]
-        lines += [f"{'nodes':>6}{'ms':>9}{'/ plain':>9}{parts}"]
-        rows = [row for row in result["steps"] if row["execution"] == execution]
-        lines += [f"{'hf':>6}{1e3 * result['hf_s']:9.3f}{result['hf_s'] / rows[0]['seconds']:9.2f}"]
-        for row in rows:
-            times = f"{1e3 * row['seconds']:9.3f}{row['over_plain']:9.2f}"
-            parts = "".join(f"{1e6 * seconds:9.0f}" for seconds in row["parts_s"].values())
-            lines += [f"{row['nodes']:>6}{times}{parts}"]
-    lines += ["", "0 nodes is plain decoding. Drafts of n nodes pay where their MAT is above their time / plain."]
-    return "\n".join(lines)
+        steps = [row for row in result["steps"] if row["execution"] == execution]
+        hf = {"nodes": "hf", "seconds": result["hf_s"], "over_plain": result["hf_s"] / steps[0]["seconds"]}
+        parts = [f"{part}, us" for part in steps[0]["parts_s"]]
+        cells = [["nodes", "ms", "/ plain", *parts]]
+        for row in [hf | {"parts_s": {}}, *steps]:
+            times = [f"{1e6 * seconds:.0f}" for seconds in row["parts_s"].values()] or [""] * len(parts)
+            cells.append([str(row["nodes"]), f"{1e3 * row['seconds']:.3f}", f"{row['over_plain']:.2f}", *times])
+        lines += ["", f"{execution}:", *map(str.rstrip, aligned(cells))]
+    return "\n".join(
+        [*lines, "", "0 nodes is plain decoding. Drafts of n nodes pay where their MAT is above their time / plain."]
+    )
 
 
 if __name__ == "__main__":

@@ -54,9 +54,8 @@ def contribute(folder: Path, name: str, note: str = "") -> Path:
     experiment = Experiment.read(folder)
     if lacking := unfinished(experiment, folder):
         raise UserError(f"{folder}: {lacking}")
-    records = [
-        (run.folder.name, run.metadata | {"summary": run.summary, "note": note}, run.answers) for run in experiment.runs
-    ]
+    more = [(run, run.metadata | {"summary": run.summary, "note": note}) for run in experiment.runs]
+    records = [(run.folder.name, metadata, run.answers) for run, metadata in more]
     marks = {path.name: mark for path in folder.glob("jobs/*.json") if "not_available" in (mark := read_object(path))}
     kept = {file: compact.without_paths({key: mark[key] for key in OF_MARK}) for file, mark in marks.items()}
     target = REFERENCE / name
@@ -76,13 +75,12 @@ def unfinished(experiment: Experiment, folder: Path) -> str:
     if experiment.missing:
         return experiment.missing
     runs = experiment.runs
-    read = {run.folder for run in runs}
+    read, cut = {run.folder for run in runs}, [run for run in runs if not run.complete or not run.summary]
     if unread := [path for path in sorted(folder.glob("runs/*")) if path.is_dir() and path not in read]:
         return f"runs/{unread[0].name} has no answers that this version reads"
-    cut = [run for run in runs if not run.complete or not run.summary]
     if cut:
-        have, of = len(cut[0].answers), cut[0].metadata["questions"]
-        return f"{len(cut)} of {len(runs)} runs are not finished (runs/{cut[0].folder.name}: {have} of {of} answers)"
+        answers = f"{len(cut[0].answers)} of {cut[0].metadata['questions']} answers"
+        return f"{len(cut)} of {len(runs)} runs are not finished (runs/{cut[0].folder.name}: {answers})"
     return ""
 
 
@@ -91,14 +89,13 @@ def overview(folder: Path) -> str:
     rows = []
     for path in sorted(folder.glob(f"*/{compact.FILE}")):
         experiment = Experiment.read(path.parent)
-        runs, pooled = experiment.runs, experiment.pools
-        metadata = [run.metadata for run in runs]
+        pooled, metadata = experiment.pools, [run.metadata for run in experiment.runs]
         days = sorted(str(m["started"])[:10] for m in metadata if m.get("started"))
         row = {
             "folder": [f"`{path.parent.name}`"],
             "model": [f"{pool.group['model']} ({pool.group['dtype']})" for pool in pooled],
             "bench, questions": [f"{pool.group['bench']}, {pool.questions}" for pool in pooled],
-            "configurations, runs": [f"{len(pooled)}, {len(runs)}"],
+            "configurations, runs": [f"{len(pooled)}, {len(metadata)}"],
             "device": [m["device"] for m in metadata],
             "started": [" to ".join(dict.fromkeys([*days[:1], *days[-1:]]))],
             "torch, transformers": [f"{m['versions']['torch']}, {m['versions']['transformers']}" for m in metadata],
@@ -115,14 +112,13 @@ def main() -> None:
     parser.add_argument("folder", type=Path, nargs="?", metavar="RESULTS", help="an experiment's results")
     parser.add_argument("name", nargs="?", metavar="NAME", help="of the folder: the experiment, or EXPERIMENT-MACHINE")
     parser.add_argument("--note", default="", help="a remark for results/README.md")
-    arguments = parser.parse_args()
+    given = parser.parse_args()
     with user_errors():
-        if arguments.folder is not None:
-            if arguments.name is None:
-                raise UserError("name the folder below results/reference, such as the experiment's own name")
-            target = contribute(arguments.folder, arguments.name, arguments.note)
-            size = (target / compact.FILE).stat().st_size
-            print(f"{target / compact.FILE}: {size / 2**10:.0f} KiB")
+        if given.folder and not given.name:
+            raise UserError("name the folder below results/reference, such as the experiment's own name")
+        if given.folder:
+            file = contribute(given.folder, given.name, given.note) / compact.FILE
+            print(f"{file}: {file.stat().st_size / 2**10:.0f} KiB")
         write_text(REFERENCE.parent / "README.md", overview(REFERENCE))
         print(f"{REFERENCE.parent / 'README.md'}: written")
 

@@ -20,7 +20,6 @@ from typing import Any
 import torch
 
 from model.engine import Draft, Needs, Target, generate
-from model.engine.cache import TreeCache
 from model.engine.step import Executor, unmarked
 from model.errors import one_line
 from model.files import ROOT, write_json
@@ -93,28 +92,28 @@ class Contact:
 
     @torch.inference_mode()
     def _moved(self, capture: Callable[..., Any]) -> float:
-        first, second = (Executor(self.target, execution=self.way) for _ in range(2))
         ids = torch.tensor([self.prompt[:16]], device=self.device)
+
+        def logits(executor: Executor, rows: int) -> Any:  # (rows, V), of a step behind what the cache holds
+            drafter = self._recycling(self.target, rows)
+            drafter.needs = Needs(logits=True)
+            step, launch = executor.static_forward(cache, rows, drafter, unmarked)
+            step.feed(Draft(drafter.tree, torch.arange(3, 3 + rows, device=self.device)), cache.length)
+            launch()
+            return step.logits.float().clone()  # type: ignore[union-attr]
+
         with self.target.cache(max(ROWS)) as cache:
+            first, second = (Executor(self.target, execution=self.way) for _ in range(2))
             self.target.prefill(cache, self.prompt)
-            before = self._logits(first, cache, 25)
-            self._logits(second, cache, 81)
+            before = logits(first, 25)
+            logits(second, 81)
             del second
             gc.collect()
             capture(input_ids=ids, cache_implementation="static", max_new_tokens=8, do_sample=False, pad_token_id=0)
             cache.length //= 2  # another part
-            self._logits(Executor(self.target, execution=self.way), cache, 25)
+            logits(Executor(self.target, execution=self.way), 25)
             self.target.prefill(cache, self.prompt)  # the last step wrote over its second half
-            return float((self._logits(first, cache, 25) - before).abs().max())
-
-    def _logits(self, executor: Executor, cache: TreeCache, rows: int) -> Any:
-        """(rows, V), of a step behind what the cache holds."""
-        drafter = self._recycling(self.target, rows)
-        drafter.needs = Needs(logits=True)
-        step, launch = executor.static_forward(cache, rows, drafter, unmarked)
-        step.feed(Draft(drafter.tree, torch.arange(3, 3 + rows, device=self.device)), cache.length)
-        launch()
-        return step.logits.float().clone()  # type: ignore[union-attr]
+            return float((logits(first, 25) - before).abs().max())
 
     def profile(self) -> dict[str, Any]:
         """Kernels of a step and their ms; the ten longest."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 from pathlib import Path
+from typing import Any
 
 from model.files import ROOT
 
@@ -17,62 +18,41 @@ from .errors import user_errors
 from .running.scheduling import Job, run_jobs
 
 
-def parser() -> argparse.ArgumentParser:
-    """Return a parser with the flags of those command lines."""
-    flags = argparse.ArgumentParser(prog="python -m evaluation.inference_recycling", description=__doc__)
-    flags.add_argument("--model-path", default="data/embedded", help="folder or hub name (default: the embedded model)")
-    flags.add_argument("--model-id", default=None, help="name in the records (default: the path's last part)")
-    flags.add_argument("--bench-name", default="sample", help="one of configs/bench, or any with --question-file")
-    flags.add_argument("--question-file", help="another file in Spec-Bench's format")
-    flags.add_argument("--question-begin", type=int, help="first question, counted from 0")
-    flags.add_argument("--question-end", type=int, help="one past the last question")
-    flags.add_argument("--answer-file", help="default: data/BENCH/model_answer/MODEL_ID.jsonl")
-    flags.add_argument("--max-new-tokens", type=int, default=1024)
-    flags.add_argument("--num-choices", type=int, default=1)
-    flags.add_argument("--dtype", default="auto", help="auto, float32, float16, bfloat16")
-    flags.add_argument("--output-id-topk", type=int, default=8, help="candidates kept per token (k)")
-    flags.add_argument(
-        "--tree-version", "--tree_version", default="2.2.2", help="template, or a YAML file of rank paths"
-    )
-    flags.add_argument("--temperature", type=float, default=0.0, help="0: greedy")
-    flags.add_argument("--start", default="hot", help="hot (as published), cold, or the file of a saved state")
-    return flags
-
-
 def main() -> None:
-    """The command line."""
-    arguments = parser().parse_args()
+    """The command line: the flags of those commands, each with the setting that it gives."""
+    parser = argparse.ArgumentParser(prog="python -m evaluation.inference_recycling", description=__doc__)
+    flag = parser.add_argument
+    flag("--model-path", dest="model.path", default="data/embedded", help="folder or hub name (default: %(default)s)")
+    flag("--model-id", dest="model.name", help="name in the records (default: the path's last part)")
+    flag("--bench-name", dest="bench.name", default="sample", help="of configs/bench, or any with --question-file")
+    flag("--question-file", dest="bench.path", help="another file in Spec-Bench's format")
+    flag("--question-begin", dest="bench.begin", type=int, help="first question, counted from 0")
+    flag("--question-end", dest="bench.end", type=int, help="one past the last question")
+    flag("--answer-file", help="default: data/BENCH/model_answer/MODEL_ID.jsonl")
+    flag("--max-new-tokens", dest="max_new_tokens", type=int, default=1024)
+    flag("--num-choices", dest="num_choices", type=int, default=1)
+    flag("--dtype", dest="model.dtype", default="auto", help="auto, float32, float16, bfloat16")
+    flag("--output-id-topk", dest="method.k", type=int, default=8, help="candidates kept per token (k)")
+    tree_help = "template, or a YAML file of rank paths"
+    flag("--tree-version", "--tree_version", dest="tree.name", default="2.2.2", help=tree_help)
+    flag("--temperature", dest="sampling.temperature", type=float, default=0.0, help="0: greedy")
+    flag("--start", default="hot", help="hot (as published), cold, or the file of a saved state")
     with user_errors():
-        infer(arguments)
+        infer(vars(parser.parse_args()))
 
 
-def infer(arguments: argparse.Namespace) -> None:
-    """Run what the flags say. Raises UserError for a wrong value."""
-    bench, questions, template = arguments.bench_name, arguments.question_file, arguments.tree_version
-    model_id = arguments.model_id or Path(arguments.model_path).name
-    answer_file = Path(arguments.answer_file or ROOT / "data" / bench / "model_answer" / f"{model_id}.jsonl")
-    is_file = template.endswith((".yaml", ".yml"))
-    settings = {
-        "model": "embedded" if arguments.model_path == "data/embedded" else "path",
-        "model.path": arguments.model_path,
-        "model.name": model_id,
-        "model.dtype": arguments.dtype,
-        "bench": bench if questions is None else "file",
-        "bench.name": bench,
-        "bench.begin": arguments.question_begin,
-        "bench.end": arguments.question_end,
-        "method": "recycling",
-        "method.k": arguments.output_id_topk,
-        "tree.name": "file" if is_file else template,
-        "tree.path": template if is_file else None,
-        "start": arguments.start,
-        "sampling.temperature": arguments.temperature,
-        "max_new_tokens": arguments.max_new_tokens,
-        "num_choices": arguments.num_choices,
-        "run_dir": f"{answer_file}.run",
-    }
-    if questions is not None:
-        settings["bench.path"] = str(Path(questions).resolve())
+def infer(settings: dict[str, Any]) -> None:
+    """Run settings of the flags' names. Raises UserError for a wrong value."""
+    answer_file, path, bench = settings.pop("answer_file"), settings["model.path"], settings["bench.name"]
+    model = settings["model.name"] = settings["model.name"] or Path(path).name
+    answer_file = Path(answer_file or ROOT / "data" / bench / "model_answer" / f"{model}.jsonl")
+    settings |= {"model": "embedded" if path == "data/embedded" else "path", "run_dir": f"{answer_file}.run"}
+    if questions := settings.pop("bench.path"):
+        settings |= {"bench": "file", "bench.path": str(Path(questions).resolve())}
+    else:
+        settings["bench"] = bench
+    if settings["tree.name"].endswith((".yaml", ".yml")):
+        settings |= {"tree.name": "file", "tree.path": settings["tree.name"]}
     (job,) = compose([f"{key}={quoted(value)}" for key, value in settings.items()]).jobs
     run_jobs([Job(checked_config(job.config))], answer_file=answer_file)
     print(f"answers: {answer_file}")

@@ -11,58 +11,46 @@ import shlex
 import sys
 from collections.abc import Sequence
 
-import hydra
 from hydra.core.hydra_config import HydraConfig
 from hydra.core.plugins import Plugins
+from hydra.experimental.callback import Callback
 from hydra.types import HydraContext
 from omegaconf import DictConfig, OmegaConf
 
 from .configuration.config import checked_config
-from .configuration.jobs import Composed, compose
+from .configuration.jobs import BASIC, Composed, compose
 from .errors import fail, noted, user_errors
 from .loading.devices import keep_devices
 from .records.identity import SAVED
-from .records.sweeps import Planned, available, write_down
+from .records.sweeps import available, write_down
 from .report import report
 from .running.scheduling import Job, run_jobs
 
-BASIC = "hydra._internal.core_plugins.basic_launcher.BasicLauncher"  # by name: Hydra imports its plugins anew
-
 
 def run_command(composed: Composed, words: Sequence[str]) -> list[str]:
-    """Run the jobs of a command line, in this process or by a launcher, and report their experiments.
-
-    Returns:
-        A line for each job's error that the user can fix.
-    """
+    """Run the jobs of a command line, here or by a launcher, and report their experiments; return each user's error."""
     jobs, config, failures = composed.jobs, composed.config, list[str]()
     if composed.is_sweep:
         if config.run_dir is None:
             write_down(jobs, f"bash eval.sh {shlex.join(words)}")
-        jobs, notes = available(jobs)
-        if notes:
-            print("\n  ".join(notes), file=sys.stderr)
-    if config.hydra.launcher._target_ == BASIC:
+        jobs = available(jobs)
+    if config.hydra.runtime.choices["hydra/launcher"] == BASIC:
         checked = []
         for job in jobs:
             with noted(failures):
                 checked.append(Job(checked_config(job.config), job.overrides))
         run_jobs(checked, failures)
     else:
-        _launch(composed, [job for job in jobs if job.config.start != SAVED], failures)
-        _launch(composed, [job for job in jobs if job.config.start == SAVED], failures)  # from what a hot run left
+        context = HydraContext(composed.loader, Callback())  # its methods are all that is used
+        for saved in (False, True):  # those that start from what a hot run left come when all others are done
+            if batch := [job.overrides for job in jobs if (job.config.start == SAVED) is saved]:
+                launcher = Plugins.instance().instantiate_launcher(context, launched_job, config)
+                for done in launcher.launch(batch, initial_job_idx=0):  # return_value raises what the job raised
+                    failures += [line for line in done.return_value if line not in failures]
     for folder in dict.fromkeys(job.folder for job in composed.jobs):
         if config.run_dir is None and any(folder.glob("runs/*/answers.jsonl")):
             report(folder)
     return failures
-
-
-def _launch(composed: Composed, jobs: Sequence[Planned], failures: list[str]) -> None:
-    if jobs:
-        context = HydraContext(composed.loader, hydra._internal.callbacks.Callbacks())
-        launcher = Plugins.instance().instantiate_launcher(context, launched_job, composed.config)
-        for done in launcher.launch([job.overrides for job in jobs], initial_job_idx=0):
-            failures += [line for line in done.return_value if line not in failures]  # raises what the job raised
 
 
 def launched_job(config: DictConfig) -> list[str]:

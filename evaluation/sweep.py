@@ -8,7 +8,6 @@ frame[frame.category == "overall"][["method", "mat", "tokens_per_second", "speed
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -16,10 +15,9 @@ from typing import Any
 import pandas as pd
 
 from model.errors import UserError
-from model.files import ROOT
 
 from .configuration.config import checked_config
-from .configuration.jobs import compose, quoted
+from .configuration.jobs import compose, named, quoted
 from .records.runs import runs_at
 from .records.sweeps import available
 from .running.scheduling import Job, run_jobs
@@ -56,29 +54,15 @@ def evaluate(
     for key in ("experiment", "run_dir"):
         if settings.get(key) is not None:
             raise UserError(f"{key}: is for the command line, bash eval.sh {key}=...; see what evaluate() takes")
-    nested = pd.json_normalize([settings])  # method.k for {"method": {"k": ...}}
-    given: dict[str, Any] = {
-        **_named("model", model, "path"),
-        **_named("bench", bench, "file"),
-        "method": method,
-        "interleave": True,
-        **{str(key).replace("__", "."): value for key, value in nested.to_dict("records")[0].items()},
-        "name": str(name),
-        "results_dir": str(results_dir),
-    }
-    lists = {key: list(value) if isinstance(value, list | tuple) else [value] for key, value in given.items()}
-    for key in (key for key, values in lists.items() if not values):
-        raise UserError(f"{key}: an empty list; name at least one")
-    words = [f"{key}={','.join(map(quoted, values))}" for key, values in lists.items()]
-    planned, notes = available(compose(words, multirun=True).jobs)
-    if notes:
-        print("\n  ".join(notes), file=sys.stderr)
-    folders = run_jobs([Job(checked_config(job.config)) for job in planned])
-    return Experiment(runs_at(set(folders))).table
-
-
-def _named(group: str, name: str, otherwise: str) -> dict[str, str]:
-    """The overrides for a shipped config of this name, or for the one that takes a path."""
-    if (ROOT / "configs" / group / f"{name}.yaml").is_file() and name != otherwise:
-        return {group: name}
-    return {group: otherwise, f"{group}.path": name}
+    given = {**named("model", model), **named("bench", bench), "method": method, "interleave": True}
+    nested = pd.json_normalize([settings]).to_dict("records")[0]  # method.k for {"method": {"k": ...}}
+    given |= {str(key).replace("__", "."): value for key, value in nested.items()}
+    given |= {"name": str(name), "results_dir": str(results_dir)}
+    words = []
+    for key, value in given.items():
+        values = value if isinstance(value, list | tuple) else [value]
+        if not values:
+            raise UserError(f"{key}: an empty list; name at least one")
+        words.append(f"{key}={','.join(map(quoted, values))}")
+    jobs = [Job(checked_config(job.config)) for job in available(compose(words, multirun=True).jobs)]
+    return Experiment(runs_at(set(run_jobs(jobs)))).table

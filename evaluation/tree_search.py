@@ -25,22 +25,17 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m evaluation.tree_search", description=__doc__)
     parser.add_argument("folder", type=Path, help="an experiment's results, e.g. results/quickstart")
     parser.add_argument("--nodes", type=int, required=True, help="of the tree, the root not counted")
-    parser.add_argument("--output", type=Path, required=True, help="the template's YAML file")
+    parser.add_argument("--output", required=True, help="the template's YAML file")
     parser.add_argument("--method", help="label of the run, where several drafted from a tree, e.g. 'recycling (hot)'")
-    arguments = parser.parse_args()
+    given = parser.parse_args()
     with user_errors():
-        tree = find_tree(arguments.folder, arguments.nodes, arguments.method)
-        text = yaml.safe_dump({k: v for k, v in tree.items() if k != "nodes"}, sort_keys=False)
-        text += "nodes:\n" + "".join(f"- {node}\n" for node in tree["nodes"])
-        write_text(arguments.output, text)
-        print(f"{arguments.output}: {len(tree['nodes'])} nodes, {tree['expected_accepted']:.2f} drafts accepted a step")
-        print(f"use it: tree=file {shlex.quote(f'tree.path={_for_hydra(arguments.output)}')}")
-
-
-def _for_hydra(path: Path) -> str:
-    """Return the path for Hydra's grammar: quoted unless it has only letters, digits and `_./-`."""
-    text = str(path)
-    return text if re.fullmatch(r"[\w./-]+", text) else QuotedString(text, Quote.single).with_quotes()
+        tree = find_tree(given.folder, given.nodes, given.method)
+        nodes = [f"- {node}\n" for node in tree.pop("nodes")]
+        write_text(Path(given.output), "".join([yaml.safe_dump(tree, sort_keys=False), "nodes:\n", *nodes]))
+        print(f"{given.output}: {len(nodes)} nodes, {tree['expected_accepted']:.2f} drafts accepted a step")
+        bare = re.fullmatch(r"[\w./-]+", given.output)  # of letters that Hydra's grammar reads without quotes
+        path = given.output if bare else QuotedString(given.output, Quote.single).with_quotes()
+        print(f"use it: tree=file {shlex.quote(f'tree.path={path}')}")
 
 
 if __name__ == "__main__":

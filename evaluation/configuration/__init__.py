@@ -1,4 +1,4 @@
-"""From settings to jobs: check settings, list what a job needs, build its method, identify its run.
+"""From settings to jobs: expand a command line to jobs, check their settings, identify the run of a job.
 
-From outside: `methods`, `config`, `needs`, `fingerprint`. May import `loading` and `records`.
+From outside: `jobs`, `config`, `fingerprint`. May import `loading`, `records` and the answerers.
 """

@@ -1,19 +1,21 @@
-"""Check a configuration: an unknown setting or a wrong value is reported in one line with its key.
+"""Check a configuration: an unknown setting, a wrong value, a missing companion is reported in one line with its key.
 
-Names, types and defaults of the settings come from the signatures of the functions and classes that take them.
+Names and types of settings come from the signatures of the functions and classes that take them, a run's own from the
+values in configs/config.yaml.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import make_dataclass
 from typing import Any
 
+import yaml
 from omegaconf import DictConfig, OmegaConf
 
 from model.engine.sampling import Sampling
 from model.errors import UserError
+from model.files import ROOT
 from model.recycling import build_template
 from model.settings import check_settings
 
@@ -21,60 +23,34 @@ from ..errors import config_errors
 from ..loading.bench import load_bench
 from ..loading.companions import fetch_companions
 from ..loading.settings import ModelSettings
-from .jobs import compose
 
-GROUPS: dict[str, Callable[..., Any]] = {
-    "model": ModelSettings,
-    "bench": load_bench,
-    "tree": build_template,
-    "sampling": Sampling,
-}
+GROUPS: dict[str, Any] = {"model": ModelSettings, "bench": load_bench, "tree": build_template, "sampling": Sampling}
 NOT_SETTINGS = ("k", "seed", "processors")  # parameters of GROUPS set elsewhere: by the method, by the run, in code
 MINIMUM = {"max_new_tokens": 1, "num_choices": 1, "repeats": 1, "repeat": 0, "bench.begin": 0, "bench.end": 0}
-
+# A run's settings: the groups, and what configs/config.yaml has, of the types of the values there.
+SHIPPED = yaml.safe_load((ROOT / "configs/config.yaml").read_text(encoding="utf-8"))
+OR_NULL = {"repeat": int | None, "run_dir": str | None}
+NO_SETTINGS = ("defaults", "companions", "subject", "hydra")  # what Hydra reads, and what settings refer to
+TYPES = {key: OR_NULL.get(key, type(value)) for key, value in SHIPPED.items() if key not in NO_SETTINGS}
+TYPES |= dict.fromkeys(("method", *GROUPS), dict)
 
 # ${plain:NAME} of configs/: a name as part of a folder's name; at import, so in every process of a launcher
 OmegaConf.register_new_resolver("plain", lambda name: re.sub(r"[^\w.-]+", "_", str(name)).strip("_."), replace=True)
 
 
-@dataclass
-class Settings:
-    """A run's configuration; configs/config.yaml explains it."""
-
-    model: dict[str, Any]
-    bench: dict[str, Any]
-    method: dict[str, Any]
-    tree: dict[str, Any]
-    sampling: dict[str, Any]
-    name: str
-    start: str
-    max_new_tokens: int
-    execution: str
-    num_choices: int
-    repeats: int
-    repeat: int | None
-    interleave: bool
-    timed: bool
-    phases: bool
-    seed: int
-    results_dir: str
-    run_dir: str | None
-
-
 def checked_config(cfg: DictConfig) -> dict[str, Any]:
     """Check and resolve a run's configuration and fetch its method's companions. Records hold what is returned.
 
-    Raises:
-        UserError: a wrong setting, before anything is loaded or a device is waited for.
+    Raises UserError for a wrong setting, before anything is loaded or a device is waited for.
     """
     with config_errors():
         config: dict[str, Any] = OmegaConf.to_container(cfg, resolve=True, throw_on_missing=True)  # type: ignore[assignment]
-    check_settings(config, Settings, allow_extra=True)
+    check_settings(config, make_dataclass("Settings", TYPES.items()), allow_extra=True)
     check_groups(config)
     for key in sorted({"name", "drafter"} - config["method"].keys()):
         raise UserError(f"method.{key}: a method needs this setting")
-    for key, group in ((key, group) for key in config for group in ("method", *GROUPS)):
-        if key not in Settings.__annotations__ and key in config[group]:
+    for group in ("method", *GROUPS):
+        for key in config[group].keys() & config.keys() - TYPES.keys():
             raise UserError(f"{key}: no setting of a run; did you mean {group}.{key}?")
     for key, least in MINIMUM.items():
         if (value := OmegaConf.select(cfg, key)) is not None and value < least:
@@ -100,16 +76,3 @@ def check_groups(config: dict[str, Any]) -> None:
             raise UserError(f"{group}.path: has to be given: {what}")
     for group in sorted(GROUPS.keys() & config.keys()):
         check_settings(config[group], GROUPS[group], f"{group}.", without=NOT_SETTINGS)
-
-
-def composed(words: Sequence[str], *groups: str) -> dict[str, dict[str, Any]]:
-    """Compose settings of these groups alone, and check them. Raises UserError for a wrong or unrelated one."""
-    for word in words:
-        if re.split(r"[.=]", word)[0] not in groups:
-            count = " and ".join(f"{group}=NAME and {group}.KEY=VALUE" for group in groups)
-            raise UserError(f"{word}: only {count} count here")
-    (job,) = compose(words).jobs
-    with config_errors():
-        config = {group: OmegaConf.to_container(job.config[group], resolve=True) for group in groups}
-    check_groups(config)
-    return config  # type: ignore[return-value]

@@ -11,98 +11,123 @@ import re
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from copy import deepcopy
-from dataclasses import dataclass
 from functools import cache
 from itertools import product
+from numbers import Number
 from pathlib import Path
 from shlex import split
-from typing import Any
+from typing import Any, NamedTuple
 
-import numpy as np
-from hydra import initialize_config_dir
+import hydra
 from hydra.core.config_loader import ConfigLoader
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.override_parser.overrides_parser import OverridesParser
-from hydra.core.override_parser.types import Quote, QuotedString
+from hydra.core.override_parser.types import Override, Quote, QuotedString
 from hydra.plugins.config_source import ConfigSource
-from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 
 from model.engine.sizing import finds_size
 from model.errors import UserError
-from model.files import ROOT
+from model.files import ROOT, located
 from model.methods import AUTO, RANKS, method_class, takes_tree
 from model.recycling import build_template
 from model.recycling.templates import PARAMETERS
-from model.settings import check_settings
 
 from ..errors import config_errors
 from ..loading.companions import missing_companion
 from ..records.sweeps import Planned
+from .config import check_groups
 
 _header = ConfigSource._get_header_dict  # overlooks "# @package" behind a byte-order mark
 ConfigSource._get_header_dict = staticmethod(lambda text: _header(text.removeprefix("\ufeff")))
 
-SETTINGS = ("method.", "tree.")  # which of them there are depends on the job's method and tree
+DEPENDENT = ("method.", "tree")  # which of their settings there are depends on the job's method and its tree
 ONE_VALUE = ("experiment", "preset", "launcher")  # choices that the list of jobs is made from
+BASIC = "basic"  # Hydra's own launcher: jobs run in this process, where they can be interleaved
+Words = list[str]  # overrides as they are typed
 Lists = dict[str, list[str]]  # the values that each key goes through
-Settings = Callable[[str, dict[str, str]], Any]  # what a job's choice of a group composes to
+
+
+class Composed(NamedTuple):
+    """A command line as Hydra composes it; its configuration has Hydra's own settings."""
+
+    jobs: list[Planned]
+    config: DictConfig
+    loader: ConfigLoader
+    is_sweep: bool
+
+
+def compose(words: Sequence[str], *, multirun: bool = False, config_dir: str | None = None) -> Composed:
+    """Compose a command line: a sweep if it says so or names an experiment, else a single run.
+
+    Raises UserError for what Hydra does not find, and for a setting that no job has.
+    """
+    for word in words:
+        if re.match(r"[+~]*hydra\.(?!launcher|sweeper|searchpath|job\.env)", word):  # what is read of it
+            raise UserError(f"{word}: has no effect; results go to results_dir=FOLDER, there to name=NAME")
+    own = [f"hydra.searchpath=[{quoted(f'file://{_own_configs(config_dir)}')}]"] if config_dir else []
+    with config_errors(), _own_hydra() as loader:
+        typed = OverridesParser.create(config_loader=loader).parse_overrides([*words])
+        for o in typed:
+            is_choice = o.key_or_group in ("", *loader.list_groups("")) and not (o.is_sweep_override() or o.is_delete())
+            if is_choice and not isinstance(o.value(), str | dict):
+                raise UserError(f"{o.input_line}: must name a file of configs/{o.key_or_group}")
+        if not multirun and not any(word.startswith("experiment=") for word in words):
+            config = hydra.compose("config", [*words, *own], return_hydra_config=True)
+            if config.hydra.runtime.choices["hydra/launcher"] == BASIC:  # another makes a single run a sweep of one
+                for word in words:
+                    if re.split(r"[.=]", word)[0] == "tree" and not drafts_from_tree(config.method, config.tree):
+                        raise UserError(f"{word}: {config.method.name} drafts from no tree; leave it out")
+                settings = OmegaConf.masked_copy(config, [str(key) for key in config if key != "hydra"])
+                return Composed([Planned([], settings, "")], config, loader, is_sweep=False)
+        several = (o.is_sweep_override() or o.key_or_group.startswith(DEPENDENT) for o in typed)  # known of a job alone
+        common = [word for word, differs in zip(words, several, strict=True) if not differs]
+        config = hydra.compose("config", [*common, *own], return_hydra_config=True)
+        return Composed(plan(typed, config, loader), config, loader, is_sweep=True)
+
+
+def group_settings(words: Sequence[str], *groups: str) -> dict[str, dict[str, Any]]:
+    """Compose settings of these groups alone, and check them. Raises UserError for a wrong or unrelated one."""
+    for word in words:
+        if re.split(r"[.=]", word)[0] not in groups:
+            count = " and ".join(f"{group}=NAME and {group}.KEY=VALUE" for group in groups)
+            raise UserError(f"{word}: only {count} count here")
+    (job,) = compose(words).jobs
+    with config_errors():
+        config: Any = {group: OmegaConf.to_container(job.config[group], resolve=True) for group in groups}
+    check_groups(config)
+    return config  # type: ignore[no-any-return]
+
+
+def named(group: str, name: str) -> dict[str, str]:
+    """Return the settings for a shipped model or bench of this name, or for one in a folder or file."""
+    if (ROOT / "configs" / group / f"{name}.yaml").is_file():
+        return {group: name}
+    if group == "model":
+        return {"model": "path", "model.path": name}
+    return {"bench": "file", "bench.path": str(located(name).resolve())}
 
 
 def quoted(value: Any) -> str:
     """Return a value as a command line writes it. Text is in quotes: bare, 2024_06_01 is a number and null is none."""
-    value = value.item() if isinstance(value, np.generic) else value
-    if value is None:
-        return "null"
-    if isinstance(value, bool):
-        return str(value).lower()
-    if isinstance(value, int | float):
-        return repr(value)
+    if value is None or isinstance(value, Number):
+        return "null" if value is None else str(value).lower()
     if isinstance(value, list | tuple):
         return f"[{','.join(map(quoted, value))}]"
     plain = re.sub(r"(\\*)\$\{", r"\1\1\\${", str(value))  # no interpolation: OmegaConf halves backslashes before one
     return str(QuotedString(plain, Quote.single).with_quotes())
 
 
-@dataclass(frozen=True)
-class Composed:
-    """A command line as Hydra composes it: its jobs, its configuration with Hydra's own settings, the loader."""
-
-    jobs: list[Planned]
-    config: DictConfig
-    loader: ConfigLoader
-
-    @property
-    def is_sweep(self) -> bool:
-        return bool(self.config.hydra.mode == RunMode.MULTIRUN)
-
-
-def compose(words: Sequence[str], *, multirun: bool = False, config_dir: str | None = None) -> Composed:
-    """Compose a command line: a sweep if it says so or names an experiment, else a single run.
-
-    Raises:
-        UserError: what Hydra does not find; a setting that no job has.
-    """
-    multirun = multirun or any(word.startswith("experiment=") for word in words)
-    given = list(words)
-    for word in words:
-        if re.match(r"[+~]*hydra\.(?!launcher|sweeper|mode|searchpath|job\.env)", word):  # what is read of it
-            raise UserError(f"{word}: has no effect; results go to results_dir=FOLDER, there to name=NAME")
-    if multirun:  # what only some methods have cannot be composed before there are jobs
-        given = [*(word for word in words if not word.startswith(SETTINGS)), "hydra.mode=MULTIRUN"]
-    if config_dir:
-        given.append(f"hydra.searchpath=[{quoted(f'file://{_own_configs(config_dir)}')}]")
-    with config_errors(), _own_hydra() as hydra:
-        mode, loader = RunMode.MULTIRUN if multirun else RunMode.RUN, hydra.config_loader
-        config = hydra.compose_config("config", given, mode, from_shell=False)
-        if multirun:
-            return Composed(plan(words, config, loader), config, loader)
-        if config.hydra.mode != RunMode.MULTIRUN:
-            for word in words:
-                if re.split(r"[.=]", word)[0] == "tree" and not drafts_from_tree(config.method, config.tree):
-                    raise UserError(f"{word}: {config.method.name} drafts from no tree; leave it out")
-            return Composed([planned([], config)], config, loader)
-    return compose(words, multirun=True, config_dir=config_dir)  # a launcher makes a single run a sweep of one
+@contextmanager
+def _own_hydra() -> Iterator[ConfigLoader]:
+    """Initialize Hydra with configs/, and afterwards as the caller had it."""
+    instance = GlobalHydra.instance()
+    callers, instance.hydra = instance.hydra, None
+    try:
+        with hydra.initialize_config_dir(str(ROOT / "configs"), version_base=None):
+            yield GlobalHydra.instance().config_loader()
+    finally:
+        GlobalHydra.instance().hydra = callers
 
 
 def _own_configs(config_dir: str) -> Path:
@@ -116,111 +141,89 @@ def _own_configs(config_dir: str) -> Path:
     return folder
 
 
-@contextmanager
-def _own_hydra() -> Iterator[Any]:
-    """Yield a Hydra of configs/; the caller's own, if there is one, is its again afterwards."""
-    instance = GlobalHydra.instance()
-    callers, instance.hydra = instance.hydra, None
-    try:
-        with initialize_config_dir(str(ROOT / "configs"), version_base=None):
-            yield GlobalHydra.instance().hydra
-    finally:
-        GlobalHydra.instance().hydra = callers
+def plan(typed: Sequence[Override], sweep: DictConfig, loader: ConfigLoader) -> list[Planned]:
+    """Return the jobs of a sweep, from what was typed and the configuration that all jobs share.
 
-
-def plan(words: Sequence[str], master: DictConfig, loader: ConfigLoader) -> list[Planned]:
-    """Return the jobs of a sweep: its command line in its composed configuration.
-
-    Raises:
-        UserError: a setting was typed that none of the methods and trees has, or a list of what makes the jobs.
+    Raises UserError if a setting was typed that none of the methods and trees has, or a list of what makes the jobs.
     """
-    sweeper: Any = OmegaConf.to_container(master.hydra.sweeper, resolve=True)
-    composed: Any = OmegaConf.to_container(master.hydra.overrides.task, resolve=False)
-    parser, groups = OverridesParser.create(config_loader=loader), loader.list_groups("")
-
-    def lists(words: Sequence[str]) -> Lists:
-        overrides = zip(words, parser.parse_overrides(list(words)), strict=True)
-        return {
-            o.get_key_element(): [*o.sweep_string_iterator()] if o.is_sweep_override() else [word.partition("=")[2]]
-            for word, o in overrides
-        }
-
-    @cache  # it takes a tenth of a second
-    def compose(*overrides: str) -> DictConfig:
-        config: DictConfig = loader.load_sweep_config(master, [*overrides])
-        return config
-
-    def settings(group: str, job: dict[str, str]) -> Any:
-        name = job.get(group, str(master.hydra.runtime.choices[group]))
-        return compose(f"{group}={name}")[group]
-
-    def planned_job(words: list[str]) -> Planned:
-        overrides = parser.parse_overrides(words)
-        values = [o for o in overrides if o.key_or_group not in groups and not o.is_delete()]
-        choices = [word for word, o in zip(words, overrides, strict=True) if o not in values]
-        config = deepcopy(compose(*choices))
-        for o in values:
-            OmegaConf.update(config, o.key_or_group, o.value(), merge=True, force_add=o.is_add() or o.is_force_add())
-        return planned(words, config)
-
-    reads = str(OmegaConf.to_container(master.hydra.sweeper, resolve=False))
-    for word, o in zip(words, parser.parse_overrides(list(words)), strict=True):
+    sweeper: Any = OmegaConf.to_container(sweep.hydra.sweeper, resolve=True)
+    reads = str(OmegaConf.to_container(sweep.hydra.sweeper, resolve=False))
+    parse, groups = OverridesParser.create(config_loader=loader).parse_overrides, {*loader.list_groups("")}
+    for o in typed:
+        if o.is_delete():
+            raise UserError(f"{o.input_line}: a job of a sweep has all settings; give it a value")
         if o.is_sweep_override() and (o.key_or_group in ONE_VALUE or f"${{{o.key_or_group}}}" in reads):
             each = "a command for each, or lists of settings as model=A,B method=A,B"
-            raise UserError(f"{word}: takes one value, as the list of jobs is made from it; give {each}")
-    given = lists([word for word in words if word in composed or word.startswith(SETTINGS)])
-    if not master.timed:
+            raise UserError(f"{o.input_line}: takes one value, as the list of jobs is made from it; give {each}")
+
+    @cache  # it takes a tenth of a second
+    def compose(*choices: str) -> Any:
+        return hydra.compose("config", [*sweep.hydra.overrides.hydra, *choices])
+
+    def composed(words: Words) -> Any:
+        return compose(*(word for word in words if word.split("=")[0].strip("+") in groups))
+
+    def planned(words: Words) -> Planned:
+        config = deepcopy(composed(words))
+        for o in (o for o in parse(words) if o.key_or_group not in groups):
+            OmegaConf.update(config, o.key_or_group, o.value(), merge=True, force_add=o.is_add() or o.is_force_add())
+        lacks = missing_companion(config.method, str(config.model.name)) or too_wide(config.method, config.tree)
+        return Planned(words, config, lacks)
+
+    given = lists([o for o in typed if not o.is_hydra_override()])
+    if not sweep.timed:
         given = {"repeat": ["0"]} | given  # the other repeats would be the same
-    grid = lists([f"{key}={values}" for key, values in sweeper["params"].items()])
-    jobs = expand(grid, [lists(split(run)) for run in sweeper["also"]], given, settings, sweeper["equal"])
-    return [planned_job(job) for job in jobs]
+    grid = lists(parse([f"{key}={values}" for key, values in sweeper["params"].items()]))
+    also = [lists(parse(split(run))) for run in sweeper["also"]]
+    return [planned(job) for job in expand(grid, also, given, sweeper["equal"], composed)]
 
 
-def expand(
-    grid: Lists, also: Sequence[Lists], given: Lists, settings: Settings, equal: Sequence[str] = ()
-) -> list[list[str]]:
+def lists(overrides: Sequence[Override]) -> Lists:
+    """Return the values that each key goes through, as they are written."""
+    single = {o.get_key_element(): [str(o.input_line).partition("=")[2]] for o in overrides}
+    return single | {o.get_key_element(): [*o.sweep_string_iterator()] for o in overrides if o.is_sweep_override()}
+
+
+def expand(grid: Lists, also: list[Lists], given: Lists, equal: Words, composed: Callable[[Words], Any]) -> list[Words]:
     """Return the overrides of each job once, repeat by repeat, as the machine drifts between repeats.
 
     Args:
         also: further runs; what they do not name is as in the grid.
         given: replaces lists of the grid; further runs with other values than these are left out.
         equal: keys that have one value within a job, as settings of several methods that mean the same.
+        composed: returns the configuration of the choices among a job's overrides.
 
-    Raises:
-        UserError: no job has a given setting, and the grid knows none of this name.
+    Raises UserError if no job has a given setting, and the grid knows none of this name.
     """
-    unknown = given.keys() - grid.keys()
-    grid = grid | given
-    narrowed = [{key: [v for v in values if v in given.get(key, [v])] for key, values in run.items()} for run in also]
+    unknown, grid = given.keys() - grid.keys(), grid | given
     jobs: dict[frozenset[tuple[str, str]], dict[str, str]] = {}
-    for lists in (grid, *(grid | run for run in narrowed)):
+    for run in ({}, *also):
+        lists = grid | {key: [v for v in values if v in given.get(key, [v])] for key, values in run.items()}
         for values in product(*lists.values()):
-            job = applicable(dict(zip(lists, values, strict=True)), settings)
+            job = dict(zip(lists, values, strict=True))
+            config = composed(_words(job))
+            own = own_settings(config.method, config.tree)
+            job = {k: v for k, v in job.items() if not k.startswith(DEPENDENT) or ".".join(k.split(".")[:2]) in own}
             if len({job[key] for key in equal if key in job}) <= 1:
                 jobs.setdefault(frozenset(job.items()), job)
     for key in sorted(unknown):
         if ("." in key or key == "tree") and not any(key in job for job in jobs.values()):
             raise UserError(f"{key}={given[key][0]}: none of the methods or trees of this sweep has this setting")
-    in_rounds = sorted(jobs.values(), key=lambda job: grid["repeat"].index(job["repeat"]))
-    return [[f"{key}={value}" for key, value in job.items()] for job in in_rounds]
+    return [_words(job) for job in sorted(jobs.values(), key=lambda job: grid["repeat"].index(job["repeat"]))]
 
 
-def applicable(job: dict[str, str], settings: Settings) -> dict[str, str]:
-    """Return the overrides of a job that its method and tree have."""
-    if not any(key == "tree" or key.startswith(SETTINGS) for key in job):
-        return job
-    method, tree = settings("method", job), settings("tree", job)
-    has_tree = drafts_from_tree(method, tree)
-    names: dict[str, set[str]] = {
-        "method": set(method) - ({"nodes"} if has_tree and tree.name == AUTO else set()),  # tree.nodes is its budget
-        "tree": {"", *(("nodes",) if tree.name == AUTO else PARAMETERS.get(tree.name, ()))} if has_tree else set(),
-    }
+def _words(job: dict[str, str]) -> Words:
+    return [f"{key}={value}" for key, value in job.items()]
 
-    def has(key: str) -> bool:
-        group, _, setting = key.partition(".")
-        return not (key == "tree" or key.startswith(SETTINGS)) or setting.split(".")[0] in names[group]
 
-    return {key: value for key, value in job.items() if has(key)}
+def own_settings(method: Any, tree: Any) -> set[str]:
+    """Return the settings of a method and its tree, as a command line names them."""
+    names = {f"method.{key}" for key in method}
+    if drafts_from_tree(method, tree):
+        names |= {"tree", *(f"tree.{key}" for key in PARAMETERS.get(tree.name, ()))}
+        if tree.name == AUTO:
+            names = names - {"method.nodes"} | {"tree.nodes"}  # its budget
+    return names
 
 
 def drafts_from_tree(method: Any, tree: Any) -> bool:
@@ -232,21 +235,13 @@ def drafts_from_tree(method: Any, tree: Any) -> bool:
         return False
 
 
-def planned(overrides: list[str], config: DictConfig) -> Planned:
-    """Return the job of these overrides, with its configuration without Hydra's own settings."""
-    settings = OmegaConf.masked_copy(config, [str(key) for key in config if key != "hydra"])
-    lacks = missing_companion(settings.method, str(settings.model.name)) or too_wide(settings.method, settings.tree)
-    return Planned(overrides, settings, lacks)
-
-
 def too_wide(method: Any, tree: Any) -> str:
     """Say that a template needs more candidates than the method keeps; empty if not, or where its job reports more."""
     k = method.get("k")
-    if not isinstance(k, int) or tree.name in (AUTO, "best") or not drafts_from_tree(method, tree):
+    if not isinstance(k, int) or tree.name == "best" or not drafts_from_tree(method, tree):
         return ""
     try:
-        check_settings(dict(tree), build_template, "tree.", without=("k",))
         ranks = 1 + build_template(**tree, k=RANKS).max_rank
-    except UserError:
+    except (UserError, TypeError):  # no template, as auto, or a wrong one
         return ""
-    return f"tree={tree.name} needs method.k={ranks} or more, and here k={k}" if ranks > max(k, 0) else ""
+    return f"tree={tree.name} needs method.k={ranks} or more, and here k={k}" if ranks > k else ""

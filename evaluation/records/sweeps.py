@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import hashlib
 import json
+import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from omegaconf import DictConfig
 
@@ -21,8 +21,7 @@ from model.files import write_json
 from .rows import fits, read_object
 
 
-@dataclass(frozen=True)
-class Planned:
+class Planned(NamedTuple):
     """A job of a sweep: its overrides, the configuration they compose to, and why it cannot run, if it cannot."""
 
     overrides: list[str]
@@ -34,59 +33,50 @@ class Planned:
         """The experiment's folder."""
         return Path(self.config.results_dir) / str(self.config.name)
 
-    @property
-    def mark(self) -> Path:
-        """Written when the job is done, or known not to be available."""
-        return self.folder / "jobs" / f"{job_key(self.overrides)}.json"
 
-
-def job_key(job: Sequence[str]) -> str:
-    """Return a file name for a job, from its overrides; their order does not matter."""
-    return hashlib.sha256(json.dumps(sorted(job)).encode()).hexdigest()[:16]
+def mark_of(folder: Path, job: Sequence[str]) -> Path:
+    """Return the file that marks a job as done or not available; the order of its overrides does not matter."""
+    return folder / "jobs" / f"{hashlib.sha256(json.dumps(sorted(job)).encode()).hexdigest()[:16]}.json"
 
 
 def note_done(config: dict[str, Any], job: list[str], folders: Sequence[Path]) -> None:
     """Write down that this job of a sweep is done and where: several jobs may share a run."""
     folder = Path(config["results_dir"]) / str(config["name"])
     if (folder / "sweep.json").exists() and config["run_dir"] is None:
-        write_json(folder / "jobs" / f"{job_key(job)}.json", {"job": job, "runs": [path.name for path in folders]})
+        write_json(mark_of(folder, job), {"job": job, "runs": [path.name for path in folders]})
 
 
 def write_down(jobs: Sequence[Planned], command: str) -> None:
     """Write each experiment's jobs in its folder; mark those not available, and remove the marks of earlier ones."""
     for folder in dict.fromkeys(job.folder for job in jobs):
         planned = [job for job in jobs if job.folder == folder]
-        (folder / "jobs").mkdir(parents=True, exist_ok=True)
         write_json(folder / "sweep.json", {"command": command, "jobs": [job.overrides for job in planned]})
-        for job in planned:
-            if job.not_available:
-                about = {group: str(job.config[group].name) for group in ("model", "bench", "method")}
-                write_json(job.mark, {"job": job.overrides, "not_available": job.not_available} | about)
+        for overrides, config, why in planned:
+            about = {group: str(config[group].name) for group in ("model", "bench", "method")}
+            if why:
+                write_json(mark_of(folder, overrides), {"job": overrides, "not_available": why} | about)
             else:
-                job.mark.unlink(missing_ok=True)
+                mark_of(folder, overrides).unlink(missing_ok=True)
 
 
-def available(jobs: Sequence[Planned]) -> tuple[list[Planned], list[str]]:
-    """Return the jobs that can run, and lines that name the others, each reason once.
-
-    Raises:
-        UserError: none can run.
-    """
+def available(jobs: Sequence[Planned]) -> list[Planned]:
+    """Return the jobs that can run; name the others on stderr, each reason once. Raises UserError if none can run."""
     left = [job for job in jobs if not job.not_available]
-    reasons = dict.fromkeys(f"{job.config.method.name}: {job.not_available}" for job in jobs if job.not_available)
+    reasons = [*dict.fromkeys(f"{job.config.method.name}: {job.not_available}" for job in jobs if job.not_available)]
     if jobs and not left:
-        raise UserError(f"none of the {len(jobs)} jobs can run: {'; '.join(list(reasons)[:3])}")
-    head = f"not available, {len(jobs) - len(left)} of {len(jobs)} jobs are left out:"
-    return left, [head, *reasons] if reasons else []
+        raise UserError(f"none of the {len(jobs)} jobs can run: {'; '.join(reasons[:3])}")
+    if reasons:
+        head = f"not available, {len(jobs) - len(left)} of {len(jobs)} jobs are left out:"
+        print("\n  ".join([head, *reasons]), file=sys.stderr)
+    return left
 
 
 def not_available(folder: Path) -> list[dict[str, str]]:
     """Return what sweeps into this folder left out, by model, bench and method, each with `why`."""
-    reasons: dict[tuple[str, ...], str] = {}
-    for path in sorted(folder.glob("jobs/*.json")):
-        if why := (mark := read_object(path)).get("not_available"):
-            reasons[str(mark.get("model")), str(mark.get("bench")), str(mark.get("method"))] = str(why)
-    return [{"model": m, "bench": b, "method": method, "why": why} for (m, b, method), why in sorted(reasons.items())]
+    marks = [mark for path in sorted(folder.glob("jobs/*.json")) if (mark := read_object(path)).get("not_available")]
+    groups = ("model", "bench", "method")
+    reasons = {tuple(str(mark.get(group)) for group in groups): str(mark["not_available"]) for mark in marks}
+    return [dict(zip(groups, names, strict=True)) | {"why": why} for names, why in sorted(reasons.items())]
 
 
 def missing_jobs(folder: Path) -> str:
@@ -105,8 +95,7 @@ def missing_jobs(folder: Path) -> str:
 
 def _done(folder: Path, job: Sequence[str]) -> bool:
     """Return whether the job is not available, or left its mark and all its runs are still there, finished."""
-    mark = read_object(folder / "jobs" / f"{job_key(job)}.json")
-    if "not_available" in mark:
-        return True
+    mark = read_object(mark_of(folder, job))
     runs = mark.get("runs")
-    return isinstance(runs, list) and all((folder / "runs" / str(run) / "summary.json").exists() for run in runs)
+    finished = isinstance(runs, list) and all((folder / "runs" / str(run) / "summary.json").exists() for run in runs)
+    return finished or "not_available" in mark

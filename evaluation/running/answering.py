@@ -16,7 +16,7 @@ from model.engine.loop import acceptance_record
 from model.engine.sampling import Sampling
 from model.engine.step import unmarked
 
-from ..answerers import Answerer, Request
+from ..answerers import Answerer
 from ..loading.bench import answer_text, prompt_ids
 from ..loading.devices import PhaseClock, peak_bytes, restart_peak
 from ..records.questions import Question
@@ -43,23 +43,23 @@ def answer(question: Question, answerers: Sequence[tuple[Answerer, dict[str, Any
 
 
 def answer_turn(conversations: Sequence[Conversation]) -> None:
-    """Answer the next turn of each; untimed ones on this engine whose requests are equal share forwards."""
-    sharing: dict[Request, list[Conversation]] = {}
-    for conversation in conversations:
-        if (request := conversation.next_request()) is None:
-            conversation.add(Generation(stop="context"))
-        elif conversation.timed or not conversation.answerer.on_engine:
-            conversation.add(conversation.answerer.answer(request))
+    """Answer the next turn of each. Untimed ones of one prompt, limit and sampling share forwards on this engine."""
+    sharing: dict[tuple[Any, ...], list[Conversation]] = {}
+    for one in conversations:
+        if not one.fits_next_prompt():  # a later turn after long answers: recorded, the run goes on
+            one.add(Generation(stop="context"))
+        elif one.timed or not one.answerer.on_engine:
+            one.add(one.answerer.answer(one.prompt, mark=one.mark, **one.asked))
         else:
-            sharing.setdefault(request, []).append(conversation)
-    for request, together in sharing.items():
-        for conversation in together:
-            conversation.answerer.begin()
-        loaded, drafters = together[0].answerer.loaded, [conversation.answerer.drafter for conversation in together]
-        limits: dict[str, Any] = dict(max_new_tokens=request.max_new_tokens, eos=loaded.eos, sampling=request.sampling)
-        generations = generate_together(loaded.target, drafters, list(request.prompt), **limits)
-        for conversation, generation in zip(together, generations, strict=True):
-            conversation.add(generation)
+            sharing.setdefault((*one.asked.values(), *one.prompt), []).append(one)
+    for together in sharing.values():
+        for one in together:
+            one.answerer.begin()
+        loaded, drafters = together[0].answerer.loaded, [one.answerer.drafter for one in together]
+        prompt, asked = together[0].prompt, together[0].asked
+        generations = generate_together(loaded.target, drafters, prompt, eos=loaded.eos, **asked)
+        for one, generation in zip(together, generations, strict=True):
+            one.add(generation)
 
 
 def sampling_of(config: dict[str, Any], question: Question, index: int) -> Sampling:
@@ -72,26 +72,25 @@ class Conversation:
     """The turns of a question with one answerer, and their record."""
 
     def __init__(self, question: Question, answerer: Answerer, config: dict[str, Any], index: int) -> None:
-        self.question, self.answerer, self.config = question, answerer, config
+        self.question, self.answerer = question, answerer
         self.timed, self.in_phases = bool(config["timed"]), bool(config["phases"] and answerer.on_engine)
-        self.sampling = sampling_of(config, question, index)
+        sampling = sampling_of(config, question, index)
+        self.asked: dict[str, Any] = {"max_new_tokens": config["max_new_tokens"], "sampling": sampling}
         self.answers: list[str] = []
         self.accept_lengths: list[int] = []
         self.turns: list[dict[str, Any]] = []  # what is recorded of each
 
-    def next_request(self) -> Request | None:
-        """Return the next turn's request; None if its prompt, with the answers so far, leaves no room for an answer."""
+    def fits_next_prompt(self) -> bool:
+        """Build the next turn's prompt, with the answers so far. Return True if it leaves room for an answer."""
         loaded, turns, start = self.answerer.loaded, self.question.turns[: len(self.answers) + 1], time.perf_counter()
         self.prompt = prompt_ids(loaded.template, loaded.tokenizer, list(turns), self.answers)
         self.prompt_s = time.perf_counter() - start
         self.clock = PhaseClock(loaded.target) if self.in_phases else None
-        if len(self.prompt) >= loaded.target.context:
-            return None
-        mark = self.clock.mark if self.clock else unmarked
-        return Request(tuple(self.prompt), self.config["max_new_tokens"], self.sampling, mark)
+        self.mark = self.clock.mark if self.clock else unmarked
+        return len(self.prompt) < loaded.target.context
 
     def add(self, generation: Generation) -> None:
-        """Add the answer to the request."""
+        """Add the answer to the prompt."""
         loaded, steps, by_phase = self.answerer.loaded, generation.steps, self.timed and self.answerer.on_engine
         self.answers.append(answer_text(loaded.template, loaded.tokenizer, generation.tokens))
         self.accept_lengths += generation.accept_lengths

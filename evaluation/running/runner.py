@@ -18,7 +18,7 @@ from model.errors import UserError
 from model.files import ROOT, write_text
 from model.tuning import Load, threads_why
 
-from ..answerers import CATEGORY, COLD, HOT, Answerer, Request, build_answerer
+from ..answerers import CATEGORY, COLD, HOT, Answerer, build_answerer
 from ..configuration.fingerprint import default_folder, run_settings, saved_start
 from ..loading.bench import Bench, load_bench, ordered, prompt_ids, template_hash
 from ..loading.models import LoadedModel, choose_execution, devices_in_words, load_model
@@ -92,7 +92,7 @@ class Runner:
             turns, loaded = read_questions(WARM_UP)[0].turns, self.loaded
             prompt = prompt_ids(loaded.template, loaded.tokenizer, [turns[0]], [])
             prompt = prompt[: max(loaded.target.context // 2, 1)]
-            self.answerer.answer(Request(tuple(prompt), 48, Sampling()))
+            self.answerer.answer(prompt, 48)
             self.answerer.prepare()
         torch.manual_seed(self.config["seed"])
         if self.done and self.answerer.keeps_state:

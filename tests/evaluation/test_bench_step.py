@@ -11,7 +11,6 @@ from evaluation.bench_step import DraftedSteps, HfSteps
 from evaluation.loading.models import LoadedModel, random_model
 from evaluation.loading.settings import ModelSettings
 from model.engine import devices
-from model.engine.sampling import GREEDY
 
 
 @pytest.fixture
@@ -67,7 +66,7 @@ def test_hf_attends_without_cudnn(tiny, monkeypatch):
     tiny.model.register_forward_pre_hook(lambda *given: seen.append(enabled()))
     HfSteps(tiny, [5, 6, 7]).take_turn()
     loaded = LoadedModel(None, tiny, None, "raw", frozenset())
-    answerers.TransformersGenerate(loaded, None, {}, "eager").answer(answerers.Request((5, 6, 7), 4, GREEDY))
+    answerers.TransformersGenerate(loaded, None, {}, "eager").answer([5, 6, 7], 4)
     assert len(seen) == 10 + 4 and not any(seen) and enabled()
 
 

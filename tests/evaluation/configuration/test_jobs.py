@@ -16,15 +16,14 @@ GRID = {"repeat": ["0"], "method": ["plain", "tree", "sized"]}
 BUDGETS = {"tree.nodes": ["8", "16"], "method.nodes": ["8", "16"]}
 
 
-def settings(group, job):
-    """What a job's method or tree has."""
-    return OmegaConf.create(
-        METHODS[job["method"]] if group == "method" else {"name": "best", "nodes": 24, "depth": None}
-    )
+def composed(words):
+    """A job's method, and a tree."""
+    (method,) = [word.removeprefix("method=") for word in words if word.startswith("method=")]
+    return OmegaConf.create({"method": METHODS[method], "tree": {"name": "best", "nodes": 24, "depth": None}})
 
 
 def jobs(grid, also=(), given=None, equal=()):
-    return [" ".join(job).replace("method=", "") for job in expand(grid, also, given or {}, settings, equal)]
+    return [" ".join(job).replace("method=", "") for job in expand(grid, also, given or {}, equal, composed)]
 
 
 def test_an_experiment_behind_a_byte_order_mark_is_the_one_that_was_written(tmp_path):
@@ -84,11 +83,13 @@ def test_the_jobs_of_a_repeat_are_together():
 def test_jobs_of_the_shipped_methods_and_trees():
     """tree.nodes is the budget of a method that follows the machine."""
 
-    def composed(*words):
-        return [" ".join(job.overrides[1:]) for job in compose(words, multirun=True).jobs]
+    def expanded(*words):
+        jobs = compose(words, multirun=True).jobs
+        assert not any(job.not_available for job in jobs), "best takes what ranks there are"
+        return [" ".join(job.overrides[1:]) for job in jobs]
 
     words = ("method=vanilla,recycling,dynamic,spine", "tree=best,auto", "tree.nodes=8", "method.nodes=6", "method.k=4")
-    assert composed(*words) == [
+    assert expanded(*words) == [
         "method=vanilla",
         "method=recycling tree=best tree.nodes=8 method.k=4",
         "method=recycling tree=auto tree.nodes=8 method.k=4",
@@ -99,7 +100,7 @@ def test_jobs_of_the_shipped_methods_and_trees():
     ]
     own = ["method=recycling tree=file tree.path=a.yaml", "method=recycling tree=file tree.path=b.yaml"]
     words = ("method=vanilla,recycling", "tree=file,best", "tree.path=a.yaml,b.yaml")
-    assert composed(*words) == ["method=vanilla", *own, "method=recycling tree=best"], "dropped, as its default is null"
+    assert expanded(*words) == ["method=vanilla", *own, "method=recycling tree=best"], "dropped, as its default is null"
     job = compose(["tree=shape", "tree.branching=${method.k}", "method.k=2,4"], multirun=True).jobs[1]
     assert job.config.tree.branching == 4 and job.config.repeat == 0 and "hydra" not in job.config
 
@@ -113,6 +114,14 @@ def test_settings_that_only_some_methods_have(tmp_path):
     words = ["method=echo,recycling", "method.k=8,9", "tree=2.2.2,best"]
     jobs = compose(words, multirun=True, config_dir=str(tmp_path)).jobs
     assert ["method=echo" in job.overrides for job in jobs] == [True] + [False] * 4, "it has no k and no tree"
+
+
+def test_a_launcher_starts_what_was_typed(tmp_path):
+    """Without -m its only job had been the default one."""
+    (tmp_path / "hydra/launcher").mkdir(parents=True)
+    (tmp_path / "hydra/launcher/mine.yaml").write_text("_target_: mine")
+    composed = compose(["hydra/launcher=mine", "method=pld"], config_dir=str(tmp_path))
+    assert composed.is_sweep and [job.overrides for job in composed.jobs] == [["repeat=0", "method=pld"]]
 
 
 ODD = ["2024_06_01", "1e3", "null", "true", "it's", "a\\", "\\'", "a, [b] = {c: d}", "${seed}", "\\${seed}"]
@@ -129,4 +138,4 @@ def test_text_stays_text(text):
 
 def test_repeats_go_in_the_order_of_their_numbers():
     repeats = [str(n) for n in range(12)]
-    assert expand({"repeat": repeats}, [], {}, lambda *_: {}) == [[f"repeat={n}"] for n in range(12)]
+    assert jobs({"repeat": repeats, "method": ["plain"]}) == [f"repeat={n} plain" for n in range(12)]

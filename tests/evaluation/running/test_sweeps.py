@@ -79,7 +79,7 @@ def test_runs_that_start_from_a_saved_state_come_when_all_others_are_done(evalua
     """Beside their hot runs on a launcher that starts all jobs at once, they found no state."""
     batches = []
     Plugins.instance()  # imports its plugins anew, once
-    launcher = importlib.import_module(run.BASIC.rpartition(".")[0]).BasicLauncher
+    launcher = importlib.import_module("hydra._internal.core_plugins.basic_launcher").BasicLauncher
     job = SimpleNamespace(return_value=["what a job could not do"])
     monkeypatch.setattr(launcher, "launch", lambda self, jobs, initial_job_idx: batches.append(jobs) or [job, job])
     monkeypatch.setattr(run, "BASIC", "another")
