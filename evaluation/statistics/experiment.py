@@ -11,7 +11,7 @@ import pandas as pd
 
 from ..records.runs import Run, read_runs
 from ..records.sweeps import missing_jobs, not_available
-from .audits import Audit, audits
+from .agreement import Audit, audits
 from .pools import Pool, pools
 from .published import with_published
 from .tables import block_names, main_table, with_unavailable

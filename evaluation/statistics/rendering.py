@@ -16,7 +16,7 @@ import pandas as pd
 from model.files import write_text
 
 from . import notes
-from .audits import audit_table, read_gaps, wording
+from .agreement import audit_table, read_gaps, wording
 from .columns import COLUMNS, MARKDOWN, PAGE, SETUP, TABLE1, TERMINAL, Column, column
 from .experiment import Experiment
 from .intervals import spans_one

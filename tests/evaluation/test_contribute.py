@@ -10,7 +10,7 @@ import pytest
 from evaluation import contribute, report
 from evaluation.records import compact
 from evaluation.records.runs import read_runs
-from evaluation.statistics.audits import GAPS
+from evaluation.statistics.agreement import GAPS
 from evaluation.statistics.pools import pools
 from model.errors import UserError
 from tests.evaluation.made_runs import answer, made, write

@@ -8,7 +8,7 @@ from evaluation.figures import draw_all
 from evaluation.page.facts import facts
 from evaluation.records.questions import Question
 from evaluation.records.runs import natural, read_runs
-from evaluation.statistics.audits import audits
+from evaluation.statistics.agreement import audits
 from evaluation.statistics.experiment import Experiment
 from evaluation.statistics.pools import distinguish, pools
 from evaluation.statistics.trees import pick
