@@ -23,7 +23,7 @@ from .records.compact import FILE
 from .records.runs import read_foreign
 from .statistics.agreement import EQUAL, WRONG, Comparison, compare
 from .statistics.experiment import Experiment
-from .statistics.metrics import OVERALL
+from .statistics.metrics import OVERALL, grouped
 from .statistics.notes import headlines
 from .statistics.rendering import (
     aligned,
@@ -93,12 +93,10 @@ def in_words(comparisons: Sequence[Comparison]) -> list[str]:
 
 def summary(comparisons: Sequence[Comparison]) -> str:
     """Say in one line how far two experiments agree."""
-    verdicts: dict[str, list[str]] = {EQUAL: []}
-    for c in comparisons:
-        verdicts.setdefault(c.verdict, []).append(c.name)
+    verdicts = grouped(comparisons, lambda c: c.verdict)
     questions = " or ".join(map(str, sorted({c.questions for c in comparisons})))
-    equal = f"token ids and accepted lengths equal in {len(verdicts.pop(EQUAL))} of {len(comparisons)}"
-    others = (f"{verdict}: {', '.join(names)}" for verdict, names in verdicts.items())
+    equal = f"token ids and accepted lengths equal in {len(verdicts.pop(EQUAL, []))} of {len(comparisons)}"
+    others = (f"{verdict}: {', '.join(c.name for c in same)}" for verdict, same in verdicts.items())
     return "; ".join([f"{equal} configurations on {questions} questions", *others])
 
 

@@ -35,8 +35,8 @@ from evaluation.errors import user_errors
 from evaluation.figures import style
 from evaluation.report import REFERENCE
 from evaluation.statistics import intervals, metrics, notes, pools, published, rendering
-from evaluation.statistics.columns import defined
 from evaluation.statistics.experiment import Experiment
+from evaluation.statistics.tables import defined
 from model.errors import UserError
 from model.files import ROOT, replaced, write_text
 

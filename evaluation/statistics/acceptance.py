@@ -34,7 +34,7 @@ def accepted_paths(rows: Iterable[Row], source: str | None = None) -> Accepted:
 
 
 class Depth(NamedTuple):
-    """Acceptance at one depth of the tree, over all steps that drafted; statistics/columns.py defines the shares."""
+    """Acceptance at one depth of the tree, over all steps that drafted; columns.yaml defines the shares."""
 
     depth: int
     steps: int

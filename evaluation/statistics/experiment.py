@@ -12,6 +12,7 @@ import pandas as pd
 from ..records.runs import Run, read_runs
 from ..records.sweeps import missing_jobs, not_available
 from .agreement import Audit, audits
+from .metrics import grouped
 from .pools import Pool, pools
 from .published import with_published
 from .tables import block_names, main_table, with_unavailable
@@ -40,10 +41,8 @@ class Experiment:
     @cached_property
     def blocks(self) -> dict[str, list[Pool]]:
         """By a block's name its configurations: those of one model, bench, limit and device."""
-        names, of_block = block_names(pool.block for pool in self.pools), dict[str, list[Pool]]()
-        for pool in self.pools:
-            of_block.setdefault(names[pool.block], []).append(pool)
-        return of_block
+        names = block_names(pool.block for pool in self.pools)
+        return grouped(self.pools, lambda pool: names[pool.block])
 
     @cached_property
     def named(self) -> dict[str, Pool]:

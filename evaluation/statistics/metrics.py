@@ -1,18 +1,21 @@
-"""The figures of answers, from their rows in Spec-Bench's format; statistics/columns.py defines each."""
+"""The figures of answers, from their rows in Spec-Bench's format; columns.yaml defines each."""
 
 from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterable, Sequence
-from typing import Any
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, TypeVar
 
 import numpy as np
 
 from ..records.questions import OVERALL as OVERALL
 from ..records.questions import SUBTASKS, subtask
 from ..records.rows import Row, accept_lengths, new_tokens, question_speed, wall_time
-from .columns import PERCENTILES
+
+PERCENTILES = (50, 95, 99)
+Item = TypeVar("Item")
+Key = TypeVar("Key")
 
 
 def mean(values: Iterable[float]) -> float:
@@ -109,11 +112,16 @@ def _decode_speed(rows: Sequence[Row]) -> float:
     return tokens / seconds if seconds > 0 else math.nan
 
 
-def by_subtask(rows: Iterable[Row]) -> dict[str, list[Row]]:
+def grouped(items: Iterable[Item], key: Callable[[Item], Key]) -> dict[Key, list[Item]]:
+    """Return the items by their keys, both in the order of the items."""
+    groups: dict[Key, list[Item]] = {}
+    for item in items:
+        groups.setdefault(key(item), []).append(item)
+    return groups
+
+
+def by_subtask(rows: Sequence[Row]) -> dict[str, list[Row]]:
     """Group rows as the tables print them: Spec-Bench's subtasks, then others by name, then all."""
-    items = list(rows)
-    groups: dict[str, list[Row]] = {}
-    for row in items:
-        groups.setdefault(subtask(str(row.get("category", "unknown"))), []).append(row)
+    groups = grouped(rows, lambda row: subtask(str(row.get("category", "unknown"))))
     names = [name for name in SUBTASKS if name in groups] + sorted(groups.keys() - set(SUBTASKS))
-    return {name: groups[name] for name in names} | {OVERALL: items}
+    return {name: groups[name] for name in names} | {OVERALL: list(rows)}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import pandas as pd
@@ -12,7 +12,7 @@ from ..records.rows import difference, new_tokens
 from ..records.runs import GENERATE, Run, sampling_words
 from .experiment import Experiment
 from .intervals import spans_one
-from .metrics import OVERALL
+from .metrics import OVERALL, grouped
 from .pools import BASELINES, COMPARED, Pool
 from .tables import blocks
 
@@ -192,17 +192,15 @@ def executed(runs: Sequence[Run]) -> list[str]:
 
 def incomplete(runs: Sequence[Run]) -> list[str]:
     """Name the runs that are not done, a line for those that stopped at the same place."""
-    stopped: dict[str, list[str]] = {}
-    for run in runs:
-        if not run.complete:
-            place = f"{len(run.answers)} of {run.metadata['questions']} questions"
-            stopped.setdefault(place, []).append(_repeat(run))
-    return [f"incomplete: {_first_three(names)}: {place}" for place, names in stopped.items()]
+    unfinished = [run for run in runs if not run.complete]
+    stopped = grouped(unfinished, lambda run: f"{len(run.answers)} of {run.metadata['questions']} questions")
+    return [f"incomplete: {_first_three(map(_repeat, same))}: {place}" for place, same in stopped.items()]
 
 
 def _repeat(run: Run) -> str:
     return f"{run.label}, repeat {run.identity.repeat}"
 
 
-def _first_three(names: Sequence[str]) -> str:
+def _first_three(words: Iterable[str]) -> str:
+    names = list(words)
     return "; ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")

@@ -18,8 +18,8 @@ from ..records.identity import SAMPLING_COLUMNS, Identity
 from ..records.rows import Row
 from ..records.runs import Run, row_key
 from .acceptance import Accepted, accepted_paths
-from .intervals import Floats, quotient_interval, row_means
-from .metrics import OVERALL
+from .intervals import Floats, quotient_interval
+from .metrics import OVERALL, grouped
 
 # What rows of a table share that stand in one block, and figures that are drawn together.
 GROUP = ("model", "dtype", "bench", "bench_questions", "questions_sha256", "max_new_tokens", "device")
@@ -48,24 +48,16 @@ class Cells:
 
     def take(self, rows: NDArray[Any]) -> Cells:
         """Return some of the questions: a mask (n,) or places (m,)."""
-        columns = (self.tokens[rows], self.steps[rows], self.speed[rows])
-        return Cells(self.questions[rows], self.subtasks[rows], self.repeats, *columns)
+        measures = (values[rows] for values in (self.tokens, self.steps, self.speed))
+        return Cells(self.questions[rows], self.subtasks[rows], self.repeats, *measures)
 
     def of(self, category: str) -> Cells:
         """Return the questions of a subtask, or all."""
         return self if category == OVERALL else self.take(self.subtasks == category)
 
-    def mean_speed(self) -> Floats:
-        """Return each question's speed, the mean over its repeats: (n,)."""
-        return row_means(self.speed)
-
     def mean_counts(self) -> tuple[Floats, Floats]:
         """Return each question's tokens and steps, the means over the repeats that have it: (n,) each."""
         return np.nanmean(self.tokens, axis=1), np.nanmean(self.steps, axis=1)
-
-    def columns(self, repeats: Sequence[int]) -> Floats:
-        """Return the speeds of these repeats only: (n, len(repeats))."""
-        return self.speed[:, [self.repeats.index(repeat) for repeat in repeats]]
 
 
 def paired(cells: Cells, others: Cells) -> tuple[Cells, Cells]:
@@ -119,10 +111,6 @@ class Pool:
         """The most nodes, root not counted, that its settings let a step draft; None if they say none."""
         method = self.first.settings["method"]
         return next((int(method[key]) for key in BUDGETS if method.get(key)), None)
-
-    @property
-    def complete(self) -> bool:
-        return all(run.complete for run in self.runs)
 
     @cached_property
     def selection(self) -> frozenset[str]:
@@ -243,19 +231,13 @@ def pools(runs: Sequence[Run]) -> list[Pool]:
     In the runs' order, but of what may be compared the pools of most questions come first.
     """
     place = {id(run): i for i, run in enumerate(runs)}
-    begins: dict[tuple[str, ...], int] = {}
-    configurations: dict[str, list[Run]] = {}
-    for i, run in enumerate(runs):
-        configurations.setdefault(run.identity.configuration, []).append(run)
-        begins.setdefault(run.identity.comparable, i)
-    groups = [sorted(g, key=lambda run: place[id(run)]) for peers in configurations.values() for g in joined(peers)]
+    begins = {run.identity.comparable: place[id(run)] for run in reversed(runs)}
+    configurations = grouped(runs, lambda run: run.identity.configuration).values()
+    groups = [sorted(g, key=lambda run: place[id(run)]) for peers in configurations for g in joined(peers)]
     pooled = [Pool(tuple(group)) for group in groups]
     pooled.sort(key=lambda pool: (begins[pool.identity.comparable], -pool.questions, place[id(pool.first)]))
-    alike: dict[tuple[Any, ...], list[Pool]] = {}
-    for pool in pooled:
-        alike.setdefault((*pool.block, pool.label), []).append(pool)
     words: dict[int, str] = {}
-    for peers in alike.values():
+    for peers in grouped(pooled, lambda pool: (pool.block, pool.label)).values():
         words |= zip(map(id, peers), distinguish([pool.first for pool in peers]), strict=True)
     named: list[Pool] = []
     named += [Pool(pool.runs, words[id(pool)], named) for pool in pooled]
@@ -267,22 +249,17 @@ def joined(runs: Sequence[Run]) -> list[list[Run]]:
 
     Selections that overlap (a part and the whole) stay apart, and so do those whose questions are not known.
     """
-    selections: dict[frozenset[str], list[Run]] = {}
-    for run in runs:
-        selections.setdefault(run.identity.selection, []).append(run)
+    selections = grouped(runs, lambda run: run.identity.selection)
     groups: list[tuple[set[str], list[Run]]] = []
     for selection, same in sorted(selections.items(), key=lambda pair: -len(pair[0])):
-        recorded = [
-            (keys, group)
-            for keys, group in groups
-            if same[0].identity.question_keys and group[0].identity.question_keys
-        ]
-        home = next((pair for pair in recorded if pair[0].isdisjoint(selection)), None)
-        if home is None:
-            groups.append((set(selection), same))
+        for keys, group in groups:
+            known = same[0].identity.question_keys and group[0].identity.question_keys
+            if known and keys.isdisjoint(selection):
+                keys.update(selection)
+                group.extend(same)
+                break
         else:
-            home[0].update(selection)
-            home[1].extend(same)
+            groups.append((set(selection), same))
     return [group for _, group in groups]
 
 
@@ -307,29 +284,19 @@ def distinguish(runs: Sequence[Run]) -> list[str]:
         words = [", ".join(filter(None, (_words(key, settings, among) for key in kept))) for kept, settings in named]
         if len(set(words)) == len(runs):
             return words
-    marks = [_hash_of(run) for run in runs]  # they differ in nothing else: files of the same name, other contents
-    if len(set(zip(words, marks, strict=True))) < len(runs):
-        marks = ["#" + run.folder.name[-6:] for run in runs]
-    return [f"{word}, {mark}" if word else mark for word, mark in zip(words, marks, strict=True)]
+    names = [run.folder.name for run in runs]
+    methods = [run.settings["method"] for run in runs]  # they differ in nothing else: files of one name, other contents
+    digests = [m.get("start_sha256") or m.get("tree_sha256") or name for m, name in zip(methods, names, strict=True)]
+    told_apart = len({(word, digest[-6:]) for word, digest in zip(words, digests, strict=True)}) == len(runs)
+    marks = [f"#{mark[-6:]}" for mark in (digests if told_apart else names)]
+    return [", ".join(filter(None, pair)) for pair in zip(words, marks, strict=True)]
 
 
 def _words(key: str, settings: dict[str, Any], varied: list[str]) -> str:
     value = settings.get(key)
-    if key == "tree_nodes" and "tree" in varied:
-        return ""  # named with the tree
-    if key == "tree":
-        return f"{value} ({settings.get('tree_nodes')})"
     if key == "tree_nodes":
-        return f"{value} nodes"
-    if key in ("tree_depth", "tree_breadth"):
-        return f"{value} {'deep' if key == 'tree_depth' else 'wide'}"
-    if key == "order":
-        return f"{value or 'file'} order"
-    if isinstance(value, bool):
-        return key if value else f"no {key}"
-    return f"{key.removeprefix('method_')}={value}"
-
-
-def _hash_of(run: Run) -> str:
-    method = run.settings["method"]
-    return "#" + str(method.get("start_sha256") or method.get("tree_sha256") or run.folder.name)[-6:]
+        return "" if "tree" in varied else f"{value} nodes"  # named with the tree
+    forms = {"tree": f"{value} ({settings.get('tree_nodes')})", "order": f"{value or 'file'} order"}
+    forms |= {"tree_depth": f"{value} deep", "tree_breadth": f"{value} wide"}
+    plain = f"{'' if value else 'no '}{key}" if isinstance(value, bool) else f"{key.removeprefix('method_')}={value}"
+    return forms.get(key, plain)

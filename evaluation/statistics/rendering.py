@@ -17,14 +17,13 @@ from model.files import write_text
 
 from . import notes
 from .agreement import audit_table, read_gaps, wording
-from .columns import COLUMNS, MARKDOWN, PAGE, SETUP, TABLE1, TERMINAL, Column, column
 from .experiment import Experiment
 from .intervals import spans_one
 from .metrics import OVERALL
 from .notes import UNSURE
 from .pools import BASELINES
 from .published import MEASURED, PUBLISHED_EXECUTION, table1
-from .tables import blocks, depths_table
+from .tables import COLUMNS, MARKDOWN, PAGE, SETUP, TABLE1, TERMINAL, Column, blocks, column, depths_table
 
 RULE = (
     "Verification accepts a draft token only if the target itself picks it (model/engine/verification.py). "
