@@ -24,7 +24,7 @@ from .records.runs import read_foreign
 from .statistics.agreement import EQUAL, WRONG, Comparison, compare
 from .statistics.experiment import Experiment
 from .statistics.metrics import OVERALL, grouped
-from .statistics.notes import headlines
+from .statistics.notes import auto_lines, headlines
 from .statistics.rendering import (
     aligned,
     interval_text,
@@ -35,7 +35,6 @@ from .statistics.rendering import (
     write_csv,
     write_tables,
 )
-from .statistics.trees import auto_lines
 
 FOREIGN = Path("results/report/tables/main.csv")
 REFERENCE = ROOT / "results" / "reference"  # records that ship, a folder an experiment

@@ -8,6 +8,8 @@ from typing import Any
 
 import pandas as pd
 
+from model.engine.sizing import steps_in_words
+
 from ..records.rows import difference, new_tokens
 from ..records.runs import GENERATE, Run, sampling_words
 from .experiment import Experiment
@@ -187,6 +189,18 @@ def executed(runs: Sequence[Run]) -> list[str]:
     )
     if any(run.metadata.get("cudnn_attention") is False for run in runs):
         lines.append("cuDNN's attention is off, for hf as well: it plans anew for each new shape of an eager step")
+    return lines
+
+
+def auto_lines(pooled: Sequence[Pool]) -> list[str]:
+    """Word the size that the drafter of a run chose, and the speed that it predicted; one line a run of tree=auto."""
+    lines = []
+    for pool, run in ((one, run) for one in pooled for run in one.runs):
+        figures = run.summary.get("drafter") or {}
+        if figures.get("predicted_speedup") and "plain_steps" in figures:  # older records do not tell plain steps
+            repeat = f", repeat {run.identity.repeat}" if len(pool.runs) > 1 else ""
+            predicted = f"decoding speed over vanilla {figures['predicted_speedup']:.2f} x predicted"
+            lines.append(f"{pool.name}{repeat} on {pool.group['bench']}: {steps_in_words(figures)}; {predicted}")
     return lines
 
 

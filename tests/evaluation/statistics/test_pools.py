@@ -11,7 +11,7 @@ from evaluation.records.runs import natural, read_runs
 from evaluation.statistics.agreement import audits
 from evaluation.statistics.experiment import Experiment
 from evaluation.statistics.pools import distinguish, pools
-from evaluation.statistics.trees import pick
+from evaluation.tree_search import pick
 from tests.evaluation.conftest import answers_in
 from tests.evaluation.made_runs import asked, in_terminal, made, shard, write
 
