@@ -137,23 +137,19 @@ def main() -> None:
     parser.add_argument("--against", type=Path, metavar="OTHER", help="another folder: are token ids the same?")
     arguments = parser.parse_args()
     with user_errors():
-        _run(arguments)
-
-
-def _run(arguments: argparse.Namespace) -> None:
-    folder: Path | None = arguments.folder
-    if (folder is None) == (arguments.answers is None):
-        raise UserError("name an experiment's folder, or answer files with --answers GLOB")
-    where = "with --answers" if folder else "with an experiment's folder"
-    for option in ("out", "baseline") if folder else ("against",):
-        if getattr(arguments, option) is not None:
-            raise UserError(f"--{option}: {where} only")
-    if folder is None:
-        report_answers(arguments.answers, arguments.out or FOREIGN, arguments.baseline)
-    elif arguments.against is not None:
-        sys.exit(int(any(c.verdict in WRONG for c in against(folder, arguments.against))))
-    else:
-        report(folder)
+        folder: Path | None = arguments.folder
+        if (folder is None) == (arguments.answers is None):
+            raise UserError("name an experiment's folder, or answer files with --answers GLOB")
+        where = "with --answers" if folder else "with an experiment's folder"
+        for option in ("out", "baseline") if folder else ("against",):
+            if getattr(arguments, option) is not None:
+                raise UserError(f"--{option}: {where} only")
+        if folder is None:
+            report_answers(arguments.answers, arguments.out or FOREIGN, arguments.baseline)
+        elif arguments.against is not None:
+            sys.exit(int(any(c.verdict in WRONG for c in against(folder, arguments.against))))
+        else:
+            report(folder)
 
 
 if __name__ == "__main__":

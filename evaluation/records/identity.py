@@ -34,26 +34,17 @@ def fingerprint(settings: Settings) -> Settings:
 
 @dataclass(frozen=True)
 class Identity:
-    """A run's parts, as recorded.
+    """A run's parts, as recorded."""
 
-    Attributes:
-        model: its settings, its files' digests among them; bench: its file, order and selection; method: its settings.
-        decoding: sampling, limit, execution, seed, whether it is timed, and so on.
-        machine: the device in words.
-        question_keys: of the questions it is to answer, in their order; empty where they were not recorded.
-        asked: the configuration it was started with, as far as it is kept.
-        draft_tree: the fixed tree's nodes as rank paths, the root left out; None for methods without one.
-    """
-
-    model: Settings
-    bench: Settings
+    model: Settings  # its files' digests among them
+    bench: Settings  # its file, order and selection
     method: Settings
-    decoding: Settings
+    decoding: Settings  # sampling, limit, execution, seed, whether it is timed, and so on
     repeat: int
-    machine: str
-    question_keys: tuple[str, ...]
-    asked: Settings
-    draft_tree: list[list[int]] | None
+    machine: str  # the device in words
+    question_keys: tuple[str, ...]  # of the questions it is to answer, in their order; empty where not recorded
+    asked: Settings  # the configuration it was started with, as far as it is kept
+    draft_tree: list[list[int]] | None  # the fixed tree's nodes as rank paths, the root left out; None without one
 
     @classmethod
     def of(cls, metadata: dict[str, Any]) -> Identity:

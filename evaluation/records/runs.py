@@ -204,13 +204,6 @@ def natural(text: str) -> tuple[str | float, ...]:
     return tuple(float(part) if i % 2 else part for i, part in enumerate(_NUMBER.split(text)))
 
 
-def sampling_words(settings: dict[str, Any]) -> str:
-    """Say how tokens were chosen: greedy, or temperature 0.7, top_p 0.9."""
-    sampling: dict[str, Any] = settings.get("sampling", {})
-    words = [] if sampling.get("temperature") else ["greedy"]
-    return ", ".join(words + [f"{key} {value}" for key, value in sampling.items()])
-
-
 PLAIN_DECODING = {"vanilla", "baseline", "autoregressive"}  # words by which such files name it
 
 

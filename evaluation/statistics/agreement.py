@@ -62,19 +62,14 @@ def diverge(a: Any, b: Any) -> int:
 
 @dataclass(frozen=True)
 class Turn:
-    """A turn that a run and the baseline answered from the same prompt.
-
-    Attributes:
-        tokens: how long the baseline's answer is.
-        differs_at: the first new token, from 0, in which the run's differs from it; None: in none.
-    """
+    """A turn that a run and the baseline answered from the same prompt."""
 
     run: Run
     question_id: Any
     choice: int
     turn: int
-    tokens: int
-    differs_at: int | None
+    tokens: int  # of the baseline's answer
+    differs_at: int | None  # the first new token, from 0, in which the run's differs from it; None: in none
 
     @property
     def key(self) -> tuple[str, ...]:
@@ -89,16 +84,12 @@ class Turn:
 
 @dataclass
 class Audit:
-    """A configuration, all its repeats, against its baseline.
-
-    Attributes:
-        left_out: turns behind one that differed, whose prompts differ, and those of which one side has no token ids.
-    """
+    """A configuration, all its repeats, against its baseline."""
 
     pool: Pool
     base: Pool
     turns: list[Turn] = field(default_factory=list)
-    left_out: int = 0
+    left_out: int = 0  # turns behind one that differed, whose prompts differ, and those with no token ids on one side
 
     @property
     def different(self) -> list[Turn]:
@@ -198,33 +189,28 @@ def read_gaps(folder: Path) -> Gaps:
 
 @dataclass(frozen=True)
 class Comparison:
-    """A configuration here and there.
-
-    Attributes:
-        questions: how many both have answered; same_text, same_lengths: of these, in every turn and repeat; None: not
-            compared.
-        mats: here and there; ratio: of these, with its interval, on the questions that decide.
-        first: where token ids differ first, or else accepted lengths; empty if nowhere.
-    """
+    """A configuration here and there."""
 
     name: str
-    questions: int
-    same_text: int
-    same_lengths: int | None
-    mats: list[float]
-    ratio: tuple[float, float, float]
+    questions: int  # how many both have answered
+    same_text: int  # of these, in every turn and repeat
+    same_lengths: int | None  # None: not compared
+    mats: list[float]  # here and there
+    ratio: tuple[float, float, float]  # of the MATs, with its interval, on the questions that decide
     verdict: str
-    first: str
+    first: str  # where token ids differ first, or else accepted lengths; empty if nowhere
 
 
 def compare(here: Sequence[Pool], there: Sequence[Pool]) -> tuple[list[Comparison], list[str]]:
     """Compare configurations of the same settings, limit or label, in this order; return lines on the rest, too."""
     pools_here, pools_there, comparisons = list(here), list(there), []
-    for key in (_settings, _any_limit, _label):
+    keys = {id(pool): _keys(pool) for pool in (*here, *there)}
+    for i in range(3):
         for pool in list(pools_here):
-            peers = [other for other in pools_there if key(other) == key(pool) and _common(pool, other)]
-            twins = sum(key(other) == key(pool) for other in pools_here)
-            if peers and (key is not _label or len(peers) == twins == 1):
+            key = keys[id(pool)][i]
+            peers = [other for other in pools_there if keys[id(other)][i] == key and _common(pool, other)]
+            twins = sum(keys[id(other)][i] == key for other in pools_here)
+            if peers and (i < 2 or len(peers) == twins == 1):  # by the label alone only where it is unique
                 other = max(peers, key=lambda peer: len(_common(pool, peer)))
                 comparisons.append(_compare(pool, other))
                 pools_here.remove(pool)
@@ -235,19 +221,14 @@ def compare(here: Sequence[Pool], there: Sequence[Pool]) -> tuple[list[Compariso
     return comparisons, alone
 
 
-def _settings(pool: Pool) -> Any:
+def _keys(pool: Pool) -> tuple[Any, Any, Any]:
+    """Return what pairs a configuration: all its settings, those but the limit of new tokens, its label."""
     today, recorded = default_settings(pool.method), pool.first.settings["method"].keys()  # some have gone since
     left_out = {*HOW, *(f"{p}{key}" for key in recorded - today.keys() - {*NAMED} if today for p in ("", "method_"))}
     facets = {key: value for key, value in pool.identity.facets.items() if key not in left_out and value is not None}
-    return _label(pool), pool.group["dtype"], facets, pool.group["max_new_tokens"]
-
-
-def _any_limit(pool: Pool) -> Any:
-    return _settings(pool)[:-1]
-
-
-def _label(pool: Pool) -> Any:
-    return pool.group["model"], pool.group["bench"], pool.label
+    label = pool.group["model"], pool.group["bench"], pool.label
+    settings = label, pool.group["dtype"], facets
+    return (*settings, pool.group["max_new_tokens"]), settings, label
 
 
 def _common(here: Pool, there: Pool) -> set[str]:
@@ -302,7 +283,10 @@ def _differences(here: Row, there: Row, most: int | None) -> Iterator[tuple[str,
                 place = diverge(ids, other_ids) + 1
                 yield "token ids", f"question {here['question_id']}, turn {turn + 1}, token {place}"
         return
-    turns, other_turns = _turns(here), _turns(there)
+    turns, other_turns = (
+        [turn for c in row["choices"] for turn in zip(lengths_by_turn(c), c.get("output_ids") or [], strict=False)]
+        for row in (here, there)
+    )  # accepted lengths and token ids
     if len(turns) != len(other_turns):
         yield "token ids", f"question {here['question_id']}: {len(turns)} turns here, {len(other_turns)} there"
     pairs = zip(turns, other_turns, strict=False)
@@ -312,9 +296,3 @@ def _differences(here: Row, there: Row, most: int | None) -> Iterator[tuple[str,
             yield "token ids", f"{where}, step {bisect_right(list(accumulate(lengths)), diverge(ids, other_ids)) + 1}"
         if lengths != other_lengths:
             yield "accepted lengths", f"{where}, step {diverge(lengths, other_lengths) + 1}"
-
-
-def _turns(row: Row) -> list[tuple[list[int], list[int]]]:
-    """Return each turn's accepted lengths and token ids, over all choices."""
-    choices = row["choices"]
-    return [turn for c in choices for turn in zip(lengths_by_turn(c), c.get("output_ids") or [], strict=False)]

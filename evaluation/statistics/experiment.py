@@ -41,8 +41,8 @@ class Experiment:
     @cached_property
     def blocks(self) -> dict[str, list[Pool]]:
         """By a block's name its configurations: those of one model, bench, limit and device."""
-        names = block_names(pool.block for pool in self.pools)
-        return grouped(self.pools, lambda pool: names[pool.block])
+        names = block_names(tuple(pool.group.values()) for pool in self.pools)
+        return grouped(self.pools, lambda pool: names[tuple(pool.group.values())])
 
     @cached_property
     def named(self) -> dict[str, Pool]:

@@ -32,19 +32,14 @@ BUDGETS = ("nodes", "tree_nodes", "max_draft")  # settings that say how many nod
 
 @dataclass(frozen=True)
 class Cells:
-    """What was measured, by question and repeat.
+    """What was measured, by question and repeat: (n, R), NaN where the repeat has no answer."""
 
-    Attributes:
-        questions: their keys (n,); subtasks: theirs (n,); repeats: their numbers, R of them.
-        tokens, steps, speed: (n, R), NaN where the repeat has no answer; speed in tokens/s.
-    """
-
-    questions: pd.Index[str]
-    subtasks: NDArray[np.object_]
-    repeats: tuple[int, ...]
+    questions: pd.Index[str]  # their keys
+    subtasks: NDArray[np.object_]  # theirs: (n,)
+    repeats: tuple[int, ...]  # their numbers
     tokens: Floats
     steps: Floats
-    speed: Floats
+    speed: Floats  # tokens/s
 
     def take(self, rows: NDArray[Any]) -> Cells:
         """Return some of the questions: a mask (n,) or places (m,)."""
@@ -138,11 +133,6 @@ class Pool:
             "device": self.first.metadata["device"],
         }
 
-    @property
-    def block(self) -> tuple[Any, ...]:
-        """Its values of GROUP as a key."""
-        return tuple(self.group.values())
-
     @cached_property
     def repeats(self) -> dict[int, tuple[Run, ...]]:
         """By repeat: the runs that are its shards, in the order of the bench."""
@@ -157,10 +147,8 @@ class Pool:
     @cached_property
     def answers(self) -> dict[int, dict[str, Row]]:
         """By repeat, its rows by question, in the order asked."""
-        return {
-            repeat: {row_key(row): row for run in shards for row in run.answers}
-            for repeat, shards in self.repeats.items()
-        }
+        repeats = self.repeats.items()
+        return {repeat: {row_key(row): row for run in shards for row in run.answers} for repeat, shards in repeats}
 
     def answers_to_compare(self, repeat: int) -> dict[str, Row]:
         """Return what this repeat of another configuration is compared with: the same repeat's rows, else any one's."""
@@ -198,18 +186,15 @@ class Pool:
         Of equals the one with fewest questions; None where nobody has any in common.
         """
         questions = self.cells.questions
-        ranked: list[tuple[int, int, Pool]] = []
-        for other in self.among:
-            if (
-                other.label == label
-                and other.identity.comparable == self.identity.comparable
-                and all(self.identity.facets.get(key) == other.identity.facets.get(key) for key in alike)
-            ):
+        facets, ranked = self.identity.facets, list[tuple[int, int, Pool]]()
+        for other in (pool for pool in self.among if pool.label == label):
+            same = all(facets.get(key) == other.identity.facets.get(key) for key in alike)
+            if same and other.identity.comparable == self.identity.comparable:
                 others = other.cells.questions
                 common = len(questions) if questions.equals(others) else int((others.get_indexer(questions) >= 0).sum())
                 ranked.append((common, -len(others), other))
-        best = max(ranked, key=lambda entry: entry[:2], default=None)  # of equals the first
-        return best[2] if best is not None and best[0] else None
+        common, _, best = max(ranked, key=lambda entry: entry[:2], default=(0, 0, None))  # of equals the first
+        return best if common else None
 
     @cached_property
     def cells(self) -> Cells:
@@ -237,7 +222,7 @@ def pools(runs: Sequence[Run]) -> list[Pool]:
     pooled = [Pool(tuple(group)) for group in groups]
     pooled.sort(key=lambda pool: (begins[pool.identity.comparable], -pool.questions, place[id(pool.first)]))
     words: dict[int, str] = {}
-    for peers in grouped(pooled, lambda pool: (pool.block, pool.label)).values():
+    for peers in grouped(pooled, lambda pool: (*pool.group.values(), pool.label)).values():
         words |= zip(map(id, peers), distinguish([pool.first for pool in peers]), strict=True)
     named: list[Pool] = []
     named += [Pool(pool.runs, words[id(pool)], named) for pool in pooled]

@@ -32,18 +32,12 @@ RULE = (
 
 
 class Cell(NamedTuple):
-    """A value as printed.
-
-    Attributes:
-        interval: its 95 % interval as printed, where known.
-        mark: of the footnote that it needs: `~` if the interval of a speedup spans 1.
-        value: what to sort by; empty if there is none.
-    """
+    """A value as printed."""
 
     text: str
-    interval: str = ""
-    mark: str = ""
-    value: str = ""
+    interval: str = ""  # its 95 % interval as printed, where known
+    mark: str = ""  # of the footnote that it needs: `~` if the interval of a speedup spans 1
+    value: str = ""  # what to sort by; empty if there is none
 
     @property
     def printed(self) -> str:
@@ -61,17 +55,13 @@ class Line(NamedTuple):
 
 @dataclass(frozen=True)
 class Block:
-    """A part of a table with columns of its own, and its title.
-
-    Attributes:
-        numbers: names of columns that the page sorts as numbers; extra: of those that it hides until asked for.
-    """
+    """A part of a table with columns of its own, and its title."""
 
     columns: list[Column]
     lines: list[Line]
     title: str = ""
-    numbers: set[str] = field(default_factory=set)
-    extra: set[str] = field(default_factory=set)
+    numbers: set[str] = field(default_factory=set)  # names of columns that the page sorts as numbers
+    extra: set[str] = field(default_factory=set)  # and of those that it hides until asked for
 
     @property
     def configurations(self) -> list[list[Line]]:
@@ -193,14 +183,14 @@ def page_view(table: pd.DataFrame) -> View:
         name, values = about.name, rows[about.name]
         if name.removesuffix("_low").removesuffix("_high") in {*rows.columns} - {name}:
             continue  # an end of an interval: printed with its value
-        measure = not about.setting and pd.api.types.is_numeric_dtype(values) and values.dtype != bool
+        measure = about.form != "g" and pd.api.types.is_numeric_dtype(values) and values.dtype != bool
         if not measure and name not in ("method", "category") and values.map(shown).nunique() == 1:
             text = shown(values.iloc[0])
             if not {SETUP, PAGE} & {*about.shown} and text not in ("-", "", "False"):
                 same.append((name.replace("_", " "), text))
         elif values.notna().any():
             columns.append(about)
-            numbers |= {name} if measure or about.setting else set()
+            numbers |= {name} if measure or about.form == "g" else set()
             extra |= set() if PAGE in about.shown and (name != "execution" or several) else {name}
     columns.sort(key=lambda c: (c.name in extra, c.name != "method", c.name in numbers))  # names, numbers, extras
     block = Block(columns, _lines(rows, columns), numbers=numbers, extra=extra)
@@ -216,19 +206,15 @@ def table1_view(table: pd.DataFrame, footnotes: Sequence[str] = ()) -> View:
     columns = [Column("name", title="method"), Column("source", title="figures"), *TABLE1]
     drawn = []
     for model, rows in table.groupby("model", sort=False):
-        devices = "; ".join(filter(None, rows["device"].unique()))
-        lines = [Line(_table1_cells(row), str(row["method"])) for row in rows.to_dict("records")]
+        devices, lines = "; ".join(filter(None, rows["device"].unique())), []
+        for row in rows.to_dict("records"):
+            how = "; ".join(filter(None, (row["measured"], row["execution"])))  # on what, and how its steps were taken
+            source = f"{MEASURED}: {how}" if row["source"] == MEASURED else str(row["source"])
+            figures = {column.name: shown(row[column.name]) for column in TABLE1}
+            texts = [f"{text}x" if name.endswith("speedup") and text != "-" else text for name, text in figures.items()]
+            lines.append(Line([Cell(text) for text in (str(row["name"]), source, *texts)], str(row["method"])))
         drawn.append(Block(columns, lines, f"{model} (measured on {devices})" if devices else str(model)))
     return View(drawn, "Table 1", [head], list(footnotes))
-
-
-def _table1_cells(row: dict[Any, Any]) -> list[Cell]:
-    source = str(row["source"])
-    if source == MEASURED:  # on what, and how its steps were taken
-        source += ": " + "; ".join(word for word in (row["measured"], row["execution"]) if word)
-    figures = {column.name: shown(row[column.name]) for column in TABLE1}
-    texts = [f"{text}x" if name.endswith("speedup") and text != "-" else text for name, text in figures.items()]
-    return [Cell(text) for text in (str(row["name"]), source, *texts)]
 
 
 def aligned(rows: Sequence[Sequence[str]]) -> list[str]:

@@ -5,7 +5,6 @@ columns.yaml defines the columns for terminal, Markdown, LaTeX, page and documen
 
 from __future__ import annotations
 
-import itertools
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
@@ -33,12 +32,8 @@ class Column:
     meaning: str = ""
     unit: str = ""
     title: str = ""
-    form: str = ".2f"
+    form: str = ".2f"  # g: a setting
     shown: tuple[str, ...] = ()
-
-    @property
-    def setting(self) -> bool:
-        return self.form == "g"
 
     @property
     def heading(self) -> str:
@@ -67,12 +62,6 @@ def column(name: str) -> Column:
         measure = column(base)
         return replace(_BY_NAME["X_std"], name=name, title=f"{measure.title or base} std", form=measure.form)
     return Column(name)
-
-
-def defined() -> list[tuple[str, str, str]]:
-    """Return names, unit and meaning of what is defined: columns of one meaning together, for docs/concepts.md."""
-    groups = itertools.groupby((c for c in COLUMNS if c.meaning), key=lambda c: (c.unit, c.meaning))
-    return [(", ".join(f"`{c.name}`" for c in same), unit, meaning) for (unit, meaning), same in groups]
 
 
 def main_table(pooled: Sequence[Pool]) -> pd.DataFrame:
