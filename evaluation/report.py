@@ -107,25 +107,24 @@ def against_shipped(experiment: Experiment, folder: Path) -> str:
     """
     if folder.resolve().parent == REFERENCE:
         return ""
-    comparisons, closest, kind = list[Comparison](), folder, folder.name.partition("-")[0]
+    compared, kind = list[tuple[list[Comparison], Path]](), folder.name.partition("-")[0]
     peers = [path.parent for path in REFERENCE.glob(f"*/{FILE}") if path.parent.name.partition("-")[0] == kind]
     for shipped in sorted(peers, key=lambda path: (path.name != folder.name, path.name)):  # of equals its own name
         where = shipped.relative_to(Path.cwd()) if shipped.is_relative_to(Path.cwd()) else shipped  # as typed here
         try:
-            common, _ = compare(experiment.pools, Experiment.read(shipped).pools)
+            compared.append((compare(experiment.pools, Experiment.read(shipped).pools)[0], where))
         except UserError as error:  # the user's own report does not depend on it
             return f"not compared with {where}: {error}"
-        if _likeness(common) > _likeness(comparisons):
-            comparisons, closest = common, where
+
+    def likeness(pair: tuple[list[Comparison], Path]) -> tuple[int, int]:
+        return len(pair[0]), sum(c.same_lengths is not None for c in pair[0])
+
+    comparisons, closest = max(compared, key=likeness, default=([], folder))
     if not comparisons:
         return ""
     again = shlex.join(["python", "-m", "evaluation.report", str(folder), "--against", str(closest)])
     more = "" if all(c.verdict == EQUAL for c in comparisons) else f"; more: {again}"
     return f"against {closest}: {summary(comparisons)}{more}"
-
-
-def _likeness(comparisons: list[Comparison]) -> tuple[int, int]:
-    return len(comparisons), sum(c.same_lengths is not None for c in comparisons)
 
 
 def main() -> None:

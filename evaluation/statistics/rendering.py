@@ -21,7 +21,6 @@ from .experiment import Experiment
 from .intervals import spans_one
 from .metrics import OVERALL
 from .notes import UNSURE
-from .pools import BASELINES
 from .published import MEASURED, PUBLISHED_EXECUTION, table1
 from .tables import COLUMNS, MARKDOWN, PAGE, SETUP, TABLE1, TERMINAL, Column, blocks, column, depths_table
 
@@ -70,16 +69,6 @@ class Block:
         return [[self.lines[e - 1], *self.lines[b : e - 1]] for b, e in zip([0, *ends], ends, strict=False)]
 
     @property
-    def baselines(self) -> list[str]:
-        """The baselines over which it has speedups."""
-        return [name for name in BASELINES if any(column.name == f"speedup_{name}" for column in self.columns)]
-
-    @property
-    def classes(self) -> list[str]:
-        """By column, its CSS classes on the page."""
-        return [f"{'number' * (c.name in self.numbers)} {'extra' * (c.name in self.extra)}" for c in self.columns]
-
-    @property
     def has_intervals(self) -> bool:
         return any(cell.interval for line in self.lines for cell in line.cells)
 
@@ -97,16 +86,11 @@ class View:
 
 def shown(value: Any, form: str = ".2f") -> str:
     """Print a value: floats in this form, counts with separators (not in form "g", a setting), nothing as a dash."""
-    if missing(value):
+    if pd.isna(value):
         return "-"
     if isinstance(value, float):
         return format(value, form)
     return f"{value:,}" if isinstance(value, int) and not isinstance(value, bool) and form != "g" else str(value)
-
-
-def missing(value: Any) -> bool:
-    """Return whether a cell holds nothing."""
-    return value is None or (isinstance(value, float) and value != value)
 
 
 def interval_text(low: float, high: float, form: str = ".2f") -> str:
@@ -118,15 +102,15 @@ def cell(row: dict[Any, Any], name: str, *, with_interval: bool = True) -> Cell:
     """Return a value of the main table as printed."""
     form, value = column(name).form, row[name]
     text = shown(value, form)
-    if name in ("speedup_hf", "published_speedup_hf") and not missing(row.get("published_source")):
+    if name in ("speedup_hf", "published_speedup_hf") and not pd.isna(row.get("published_source")):
         text += f" ({row['execution'] if name == 'speedup_hf' else PUBLISHED_EXECUTION})"
     interval = mark = ""
     ends = [row.get(f"{name}_{end}") for end in ("low", "high")]
-    if not any(map(missing, ends)):
+    if not any(map(pd.isna, ends)):
         low, high = map(float, ends)  # type: ignore[arg-type]
         interval = interval_text(low, high, form) if with_interval and low < high else ""
         mark = UNSURE if name.startswith("speedup") and spans_one(low, high) else ""
-    return Cell(text, interval, mark, "" if missing(value) else str(value))
+    return Cell(text, interval, mark, "" if pd.isna(value) else str(value))
 
 
 def main_view(experiment: Experiment, category: str = "") -> View:
