@@ -55,8 +55,7 @@ def measure(rows: Sequence[Row]) -> dict[str, Any]:
 def repetition(row: Row) -> float:
     """Return the mean over a question's turns of the share of repeated 3-grams; NaN where the row does not say."""
     turns = [share for choice in row["choices"] for share in choice.get("repeated_3grams") or []]
-    shares = [share for share in turns if share is not None]
-    return sum(shares) / len(shares) if shares else math.nan
+    return mean(share for share in turns if share is not None)
 
 
 def per_turn(rows: Sequence[Row], key: str) -> list[float]:
@@ -72,10 +71,8 @@ def per_turn(rows: Sequence[Row], key: str) -> list[float]:
 
 def between_tokens(rows: Sequence[Row]) -> list[float]:
     """Return the seconds of all steps behind the first of their turn; empty if any row lacks them."""
-    choices = [choice for row in rows for choice in row["choices"]]
-    if any(choice.get("step_us") is None for choice in choices):
-        return []
-    return [us / 1e6 for choice in choices for turn in choice["step_us"] for us in turn[1:]]
+    turns = [choice.get("step_us") for row in rows for choice in row["choices"]]
+    return [] if None in turns else [us / 1e6 for of_choice in turns for turn in of_choice for us in turn[1:]]
 
 
 def percentiles(name: str, seconds: Sequence[float]) -> dict[str, float]:

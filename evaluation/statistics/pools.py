@@ -123,15 +123,9 @@ class Pool:
         """Its values of GROUP."""
         settings = self.first.settings
         questions = json.dumps([settings["bench"].get("sha256"), sorted(self.selection)]).encode()
-        return {
-            "model": self.first.model,
-            "dtype": settings["model"]["dtype"],
-            "bench": settings["bench"]["name"],
-            "bench_questions": self.questions,
-            "questions_sha256": hashlib.sha256(questions).hexdigest()[:8],
-            "max_new_tokens": settings["max_new_tokens"],
-            "device": self.first.metadata["device"],
-        }
+        bench = settings["bench"]["name"], self.questions, hashlib.sha256(questions).hexdigest()[:8]
+        machine = settings["max_new_tokens"], self.first.metadata["device"]
+        return dict(zip(GROUP, (self.first.model, settings["model"]["dtype"], *bench, *machine), strict=True))
 
     @cached_property
     def repeats(self) -> dict[int, tuple[Run, ...]]:
@@ -174,8 +168,7 @@ class Pool:
     def baselines(self) -> dict[str, Pool | None]:
         """By name, the baseline's runs to compare with; None where none have a question in common.
 
-        They are of the same model, bench file and device, both or neither with phases, and of the same execution where
-        the baseline has one. Of several the one with most questions in common is taken.
+        They have the same model, bench file, device and COMPARED settings, but for the execution of hf.
         """
         found = {name: self.closest(name) for name in BASELINES}
         return found | {"hf": found["hf"] or self.closest("hf", ("phases", *SAMPLED))}
