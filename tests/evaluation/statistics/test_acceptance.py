@@ -8,7 +8,7 @@ import yaml
 
 from evaluation import tree_search
 from evaluation.statistics.acceptance import (
-    TEMPLATE,
+    TREE_SOURCE,
     Node,
     accepted_paths,
     by_depth,
@@ -61,10 +61,10 @@ def test_without_a_template_accepted_nodes_are_known_and_a_smaller_tree_tries_it
 def test_steps_know_what_drafted_them():
     """Of several sources the fixed tree's steps count for its nodes, whatever their size; all count for depths."""
     records = {"step_nodes": [[1, 4, 4], [4]], "step_paths": [[[], [0, 0], [0, 0, 0]], [[1]]]}
-    sources = [["", TEMPLATE, "suffix"], [TEMPLATE]]
+    sources = [["", TREE_SOURCE, "suffix"], [TREE_SOURCE]]
     row = answer(7, "qa", [([1, 3, 4], 1.0), ([2], 1.0)], step_sources=sources, **records)
     every = accepted_paths([row])
-    assert accepted_paths([row], TEMPLATE) == {(4, (0, 0)): 1, (4, (1,)): 1}
+    assert accepted_paths([row], TREE_SOURCE) == {(4, (0, 0)): 1, (4, (1,)): 1}
     assert every.total() == 3 and len(by_depth(every)) == 3 and by_depth(Counter()) == []
 
 
