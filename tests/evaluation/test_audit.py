@@ -22,17 +22,17 @@ def said(question_id, *turns):
     return answer(question_id, "qa", [([1] * len(ids), 1.0) for ids in turns], output_ids=[list(ids) for ids in turns])
 
 
-VANILLA = made("vanilla", [said(1, [1, 2, 3], [4, 5]), said(2, [6, 7, 8]), said(3, [9])])
-OTHER = made("pld", [said(1, [1, 2, 9], [4, 4]), said(2, [6, 7, 8]), said(3, [9, 9])], folder="other")
+VANILLA = made("vanilla", [said(1, [1, 2, 3], [4, 5]), said(2, [6, 7, 8]), said(3, [9]), said(4, [5])])
+OTHER = made("pld", [said(1, [1, 2, 9], [4, 4]), said(2, [6, 7, 8]), said(3, [9, 9]), said(4, [])], folder="other")
 
 
 def test_turn_by_turn_by_hand(tmp_path):
     (audited,) = audits(pools([VANILLA, OTHER]))
-    # question 1 parts in its first turn, so its second says nothing; 3 goes on where vanilla has ended
-    assert (len(audited.turns), audited.identical, audited.tokens, audited.left_out) == (3, 1, 7, 1)
-    assert [(p.question_id, p.turn, p.differs_at) for p in audited.different] == [(1, 0, 2), (3, 0, 1)]
+    # question 1 parts in its first turn, so its second says nothing; 3 goes on where vanilla has ended, 4 ends at once
+    assert (len(audited.turns), audited.identical, audited.tokens, audited.left_out) == (4, 1, 8, 1)
+    assert [(p.question_id, p.turn, p.differs_at) for p in audited.different] == [(1, 0, 2), (3, 0, 1), (4, 0, 0)]
     row = audit_table(audits(pools([VANILLA, OTHER])), {("other", "1", "0", "0", "2"): 0.25}).iloc[0]
-    assert row["identical_share"] == 1 / 3 and row["first_difference_question"] == 1
+    assert row["identical_share"] == 1 / 4 and row["first_difference_question"] == 1
     assert row["gaps_known"] == 1 and row["largest_logit_gap"] == 0.25
 
 
@@ -161,6 +161,7 @@ def test_page_and_tables_pair_alike():
     for run in drawn:
         run.metadata["settings"]["sampling"] = {"temperature": 1.0}
     assert [audit.pool.label for audit in audits(pools(drawn))] == ["pld"], "hf draws by other noise"
+    assert audits(pools(drawn[::2]), ("vanilla", "hf")) == []
     one, two = ([asked(i, "qa", [([1], 1.0)], text, output_ids=[[7]]) for i in (1, 2)] for text in ("a", "b"))
     assert audits(pools([made("vanilla", one), made("pld", two)])) == [], "by the question, not by its number"
     named = {audited.pool.label: audited for audited in audits(pools([elsewhere, hf, other]), ("vanilla", "hf"))}

@@ -105,11 +105,13 @@ def test_output_of_the_command_line(audited, capsys, more):
     assert "text alone" not in outcome.out and "ends early" not in outcome.out
 
 
-def test_bos_is_added_once():
+def test_bos_is_added_once_and_an_answer_may_fill_the_context():
     loaded = load_model(ModelSettings("embedded", "data/embedded"))
     once, again = ({"id": 1, "prompt": prompt, "token_ids": [7]} for prompt in ("hello", "<s>hello"))
     first, second = (tokenised("a:1", row, loaded).prompt for row in (once, again))
     assert first == second and first.count(1) == 1
+    full = {"id": 1, "prompt_token_ids": [7] * 4000, "token_ids": [7] * 96}
+    assert len(tokenised("a:1", full, loaded).ids) == 96
 
 
 def test_a_token_that_was_changed(audited, rows, tokenizer):
@@ -257,10 +259,13 @@ def test_mistakes_on_the_command_line(audited, call, tmp_path):
     assert "holds no answer" in audited([""]).err
 
 
-def test_progress_is_shown(audited, rows, monkeypatch):
+def test_progress_is_shown_and_a_near_tie_is_of_twice_the_noise(audited, rows, monkeypatch):
     monkeypatch.setattr(scheduling, "LOG_SECONDS", 0.0)
+    monkeypatch.setattr(audit, "noise", lambda one, other: 0.25)
     total = sum(len(row["prompt_token_ids"]) + len(row["token_ids"]) for row in rows)
-    assert f"audit: {total} of {total} tokens; 00:00 left" in audited(rows).err
+    outcome = audited(rows)
+    assert f"audit: {total} of {total} tokens; 00:00 left" in outcome.err
+    assert "near tie: a gap of at most 0.5, twice" in outcome.out
 
 
 def test_logits_come_in_parts_and_as_a_plain_forward_gives_them(monkeypatch):

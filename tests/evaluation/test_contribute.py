@@ -144,6 +144,9 @@ def test_what_is_not_finished_is_refused(results, reference, call):
     assert not (reference / "study").exists()
     metadata = json.loads((path / "metadata.json").read_text())
     (path / "metadata.json").write_text(json.dumps(metadata | {"questions": 1}))
+    summary = (path / "summary.json").rename(results / "summary.json")
+    assert "1 of 3 runs are not finished" in call(contribute.main, results, "study").err
+    summary.rename(path / "summary.json")
     assert call(contribute.main, results, "study", "--note", "a lab | 2").code == 0
     (line,) = [x for x in (reference.parent / "README.md").read_text().splitlines() if x.startswith("| `study`")]
     words = ("toy (float32)", "file, 1", "3, 3", "a machine", "2026-02-03", "2, 5", f"{'f' * 12}, with", "a lab \\| 2")

@@ -1,5 +1,7 @@
 """The harness as a function, beside its command line."""
 
+import json
+
 import pandas as pd
 import pytest
 from hydra import compose, initialize_config_dir
@@ -42,6 +44,9 @@ def test_the_command_and_the_function_measure_the_same(evaluate, toy, tmp_path):
         and list(returned["steps"]) == list(printed["steps"])
     )
     again = toy(methods, **settings | {"name": "fresh"})
+    files = (tmp_path / "results/fresh/runs").rglob("answers.jsonl")
+    stamps = [[json.loads(line)["tstamp"] for line in file.open()] for file in files]
+    assert max(first for first, *_ in stamps) < min(second for _, second, *_ in stamps), "they take turns"
     pd.testing.assert_frame_equal(again[COLUMNS], frame[COLUMNS])
 
 

@@ -4,6 +4,7 @@ import json
 import shutil
 
 from evaluation.configuration.fingerprint import changed_sampling, recorded_method
+from evaluation.records.identity import fingerprint
 from evaluation.statistics.pools import pools
 from tests.evaluation.made_runs import made
 
@@ -25,9 +26,9 @@ def test_shared_noise_counts_where_there_is_noise_to_share():
 def test_another_seed_is_another_run_and_a_moved_model_is_not(evaluate, checkpoint, tmp_path):
     few = ("method=vanilla", "bench.end=1", "max_new_tokens=4", "timed=false")
     moved = shutil.copytree(checkpoint, tmp_path / "elsewhere")
-    for more in ("seed=0", "seed=1", "seed=1", f"model.path={moved}"):
+    for more in ("seed=0", "seed=1", "seed=1", f"model.path={moved}", "num_choices=2"):
         assert evaluate(*few, more).code == 0
-    assert len(list((tmp_path / "results/default/runs").iterdir())) == 2
+    assert len(list((tmp_path / "results/default/runs").iterdir())) == 3, "and so is another number of answers"
 
 
 def test_arguments_of_the_chat_template_count_where_they_are_given(evaluate, checkpoint, tmp_path):
@@ -57,8 +58,12 @@ def test_a_file_is_known_by_its_digest_and_not_by_its_path(evaluate, tmp_path, m
         few = ("bench.end=1", "max_new_tokens=4", "timed=false", f"results_dir={results_dir}")
         assert evaluate("-m", "start=hot,saved", *few).code == 0
     assert len(list((tmp_path / "results/default/runs").iterdir())) == 2
+    assert fingerprint({"method": (tree := {"tree": "best", "tree_sha256": "a"})})["method"] == tree, "no path"
     drafts = [{"draft_path": path, "draft_path_sha256": "a"} for path in ("here/draft", "/elsewhere/draft")]
     ((_, _),) = (pool.runs for pool in pools([made("sps", [], method=draft, repeat=0) for draft in drafts]))
+    states = [{"start": f"{repeat}/state", "start_sha256": f"{repeat}"} for repeat in (0, 1)]
+    saved = [made("x (saved)", [], repeat=r, method=states[r], config={"start": "saved"}) for r in (0, 1)]
+    assert len(pools(saved)) == 1, "each repeat starts from its own hot run's state"
 
 
 def test_sampling_settings_count_if_they_change_the_text():

@@ -146,7 +146,8 @@ def test_auto_is_tried_once_a_model_and_only_on_cuda(loaded, monkeypatch):
     for _ in range(3):
         assert choose_execution("auto", loaded) == Execution("static", "why")
     assert trials == [loaded.target]
-    assert choose_execution("auto", loaded, timed=False) == Execution("eager")
+    for more in ({"timed": False}, {"reads_text": True}):
+        assert choose_execution("auto", loaded, **more) == Execution("eager")
     assert choose_execution("eager", loaded) == Execution("eager") and len(trials) == 1
 
 

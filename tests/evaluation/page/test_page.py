@@ -9,7 +9,7 @@ from html.parser import HTMLParser
 
 import pytest
 
-from evaluation.page import reader, render
+from evaluation.page import HERE, reader, render
 from evaluation.page.facts import commands, facts, model_words
 from evaluation.records.runs import read_runs
 from evaluation.statistics.experiment import Experiment
@@ -60,6 +60,7 @@ def test_nothing_comes_from_elsewhere_and_what_a_model_or_a_user_wrote_stays_tex
     assert "<b>device" not in text and "<i>" not in text and not set("<>&") & set(page.raw["script"][0])
     pieces = ["".join(words["pieces"]) for words in json.loads(page.raw["script"][0])["texts"]]
     assert any(HOSTILE in joined for joined in pieces)
+    assert "|safe" not in (HERE / "page.html").read_text(encoding="utf-8")
 
 
 def rendered(folder):
@@ -95,12 +96,14 @@ def test_configurations_have_names_of_their_own(tmp_path):
     for k, repeat in ((4, 0), (4, 1), (8, 0)):
         write_run(tmp_path, "recycling (hot)", rows, method={"k": k}, repeat=repeat)
     write_run(tmp_path, "vanilla", rows)
+    there = write_run(tmp_path / "b", "vanilla", rows, bench={"name": "b"})
+    there.rename(tmp_path / "runs/elsewhere")
     ran = Experiment(read_runs(tmp_path)).named
-    assert sorted(ran) == ["recycling (hot), k=4", "recycling (hot), k=8", "vanilla"]
+    assert sorted(ran) == ["recycling (hot), k=4", "recycling (hot), k=8", "vanilla, toy, b", "vanilla, toy, sample"]
     assert len(ran["recycling (hot), k=4"].runs) == 2
     lines = facts(ran)
     assert lines["started"] == [("2026-02-03 04:05 +0000", "")] and lines["repeats"] == [("2", "")]
-    assert lines["device"] == [("a <b>device</b>", "")]
+    assert lines["device"] == [("a <b>device</b>", "")] and "vanilla, toy, b" in dict(map(reversed, lines["bench"]))
     assert list(commands(ran).values()) == [list(ran)]
 
 
@@ -147,7 +150,15 @@ def read(folder):
 
 def test_the_reader_shows_each_subtask_first_and_says_what_it_leaves_out(tmp_path, monkeypatch):
     categories = ["qa", "qa", "math", "rag"]
-    write_run(tmp_path, "vanilla", [answer(i, c, {"ids": [1], "text": f"t{i}"}) for i, c in enumerate(categories)])
+    rows = [answer(i, c, {"ids": [1], "text": f"t{i}"}) for i, c in enumerate(categories)]
+    bench = tmp_path / "question.jsonl"
+    bench.write_text('{"question_id": 2, "category": "math", "turns": ["why?"]}')
+    config = {"bench": {"path": str(bench)}, "model": {}}
+    digest = hashlib.sha256(bench.read_bytes()).hexdigest()
+    for sha256, turns in ((digest, ["why?"]), ("of another file", [])):
+        write_run(tmp_path / sha256, "vanilla", rows, config=config, bench={"sha256": sha256})
+        assert read(tmp_path / sha256)["questions"][1]["turns"] == turns
+    write_run(tmp_path, "vanilla", rows)
     monkeypatch.setattr(reader, "MOST_QUESTIONS", 3)
     data = read(tmp_path)
     assert [q["id"] for q in data["questions"]] == ["0", "2", "3"]

@@ -85,7 +85,7 @@ def test_odd_names_and_a_damaged_folder_are_reported_and_named(call, tmp_path, d
 
 
 ODD = {
-    **{"label": None, "device": {}, "questions": "x", "versions": {}, "draft_tree": "x", "command": [3], "config": "x"},
+    **{"label": None, "device": {}, "questions": None, "versions": {}, "draft_tree": "x", "command": [3], "config": 1},
     **{"question_hashes": [{}], "cores_busy_elsewhere": "x", "git": "x", "settings": "x", "settings.model": 3},
     **{"settings.model.files": 1.5, "settings.max_new_tokens": [[]]},
     **{"settings.method.nodes": [1], "settings.bench.name": [[]], "settings.sampling": "x"},

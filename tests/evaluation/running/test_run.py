@@ -3,6 +3,7 @@
 import json
 import os
 import random
+import shutil
 import signal
 import subprocess
 import sys
@@ -13,6 +14,7 @@ import pandas as pd
 import pytest
 import torch
 
+from evaluation.configuration.fingerprint import recorded_threads
 from evaluation.records.questions import Question
 from evaluation.records.runs import read_runs
 from evaluation.running.answering import sampling_of
@@ -51,6 +53,8 @@ def test_an_experiment_keeps_its_threads_whatever_else_is_at_work_later(evaluate
         (run,) = read_runs(tmp_path / "results/another")
         assert run.metadata["threads"] == 1 and "cores were free" in run.metadata["threads_why"]
         (folder / "summary.json").unlink()
+        shutil.copytree(run.folder, folder.with_name("finished"))
+        assert recorded_threads({"run_dir": None, "results_dir": tmp_path / "results", "name": "one"}) == 2
         monkeypatch.setenv("OMP_NUM_THREADS", "1")
         torch.set_num_threads(1)
         assert "other circumstances: device is" in evaluate("method=vanilla", "name=one").err

@@ -127,6 +127,8 @@ def test_no_room_for_the_cache_is_told_and_the_next_group_goes_on(evaluate, tmp_
 def test_several_runs_want_several_folders(evaluate, tmp_path):
     sweep = ("-m", "method=vanilla,pld", "bench.end=1", "max_new_tokens=8", "interleave=true")
     assert "run_dir=" in evaluate(*sweep, f"run_dir={tmp_path}/one").err
+    one = ("method=vanilla", *sweep[2:], f"run_dir={tmp_path}/two", "repeats=2")
+    assert "repeats=2" in evaluate(*one).err and evaluate(*one, "repeat=1").code == 0
 
 
 def test_what_takes_turns_is_of_one_model_bench_and_repeat():

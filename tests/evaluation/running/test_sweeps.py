@@ -115,6 +115,9 @@ def test_category_forgets_where_the_subtask_changes(evaluate, tmp_path):
     assert rows["category"][:2] == rows["hot"][:2]
     # one turn each from the third on: nothing is carried, so it is as a cold start
     assert rows["category"][2:] == rows["cold"][2:] != rows["hot"][2:]
+    last = ("start=category", "bench.order=shuffled-7", "bench.end=3", f"run_dir={tmp_path / 'last'}")
+    assert evaluate(*last).code == 0  # those of one subtask come last
+    assert [r["choices"][0]["step_paths"] for r in answers_in(tmp_path / "last")][1:] == rows["hot"][:2]
 
 
 def test_a_saved_start_is_the_hot_runs_state(evaluate, tmp_path):

@@ -3,6 +3,7 @@
 import re
 
 from evaluation.records.runs import read_runs
+from evaluation.records.sweeps import missing_jobs
 from evaluation.running import scheduling
 from tests.evaluation.running.test_scheduling import records, states
 
@@ -23,6 +24,7 @@ def test_untimed_runs_hold_the_same_answers_steps_and_states(evaluate, tmp_path,
     assert re.findall(r"(\d) of 8 answers, .* left$", outcome.err, flags=re.M) == ["4", "8"], "forwards are shared"
     timed, untimed = tmp_path / "results/timed", tmp_path / "results/untimed"
     assert unmarked(records(timed)) == unmarked(records(untimed)), "one of each: three would be three times the same"
+    assert not missing_jobs(untimed), "hf and vanilla are of two jobs each"
     one, other = (
         {name.rpartition("-")[0]: state for name, state in states(folder).items()} for folder in (timed, untimed)
     )
@@ -31,7 +33,7 @@ def test_untimed_runs_hold_the_same_answers_steps_and_states(evaluate, tmp_path,
         for row in run.answers:
             assert row["peak_memory"] is None
             for choice in row["choices"]:
-                assert choice["wall_time"] == [0.0] * len(choice["turns"])
+                assert choice["wall_time"] == [0.0] * len(choice["turns"]) and choice["step_us"] is None
                 assert all(set(choice[key]) == {None} for key in ("prefill_time", "decode_time", "setup_time"))
     table = (untimed / "tables/main.md").read_text(encoding="utf-8")
     assert "| MAT |" in table and "tokens/s" not in table and "not timed" in table
@@ -50,3 +52,9 @@ def test_runs_at_other_questions_answer_by_themselves(evaluate, tmp_path):
     assert ids == {"file": [10, 11, 12], "shuffled": [10, 12, 11]}
     outputs = [{row["question_id"]: row["choices"][0]["output_ids"] for row in run.answers} for run in runs]
     assert outputs == [outputs[0]] * 3
+    limits = ("max_new_tokens=3,4", "num_choices=1,2", "bench.end=1", "name=limits")
+    assert evaluate("-m", "method=vanilla", "timed=false", *limits).code == 0
+    counts = [
+        [sum(c["new_tokens"]) for c in run.answers[0]["choices"]] for run in read_runs(tmp_path / "results/limits")
+    ]
+    assert sorted(counts) == [[6], [6, 6], [8], [8, 8]], "in two turns"

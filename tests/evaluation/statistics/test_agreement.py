@@ -76,6 +76,8 @@ OTHER_TEXT = [11, 12, 13, 99, 15, 16]
         # with state, what was answered behind other questions does not decide, the part before does
         *((run(f"x ({start})", [BY_TWO, *[BY_ONE] * 8], questions=range(0, 18, 2)), run(f"x ({start})", [BY_TWO] * 18),
            verdict, 9, 1, "accepted lengths 2 1 1") for start, verdict in (("cold", APART), ("hot", OPEN))),
+        (run("x (hot)", [*MIXED[:19], [3, 2, 1], *[BY_ONE] * 8], questions=(*range(20), *range(21, 29))),
+         run("x (hot)", [*MIXED, *[BY_TWO] * 10]), WITHIN, 28, 19, "accepted lengths 19 1 2"),
         (run("x (hot)", BY_ONE, questions=(*range(8), 9)), run("x (hot)", [BY_TWO] * 10), APART, 9, 0,
          "accepted lengths 0 1 1"),
         # a state saved from other questions decides nothing, another one from the same questions does
@@ -199,6 +201,8 @@ def test_the_command_and_a_report_say_how_a_folder_agrees_with_a_shipped_one(tmp
     assert last["sizes"].startswith(f"{line.format(1)}; text equal, LENGTHS DIFFER: pld; more: ")
     part = results("part", BY_TWO, name="study-of-mine")  # begins with the word of the shipped one's name
     assert call(report.main, part).out.splitlines()[-1].startswith(f"against {shipped}: token ids")
+    contribute.contribute(results("own", BY_TWO, name="study-of"), "study-of")
+    assert "against " + str(shipped.with_name("study-of")) in call(report.main, tmp_path / "own/study-of").out
     for quiet in (results("other", BY_TWO, name="another"), folders["none"], shipped):
         assert "against" not in call(report.main, quiet).out
 
@@ -207,6 +211,6 @@ def test_variants_of_a_label_pair_across_limits():
     """They had been found on one side only each."""
     here, there = ([run("x", BY_TWO, method=BEST | {"tree_nodes": n}) for n in (8, 16)] for _ in range(2))
     for one in there:
-        one.metadata["settings"]["max_new_tokens"] = 32
+        one.metadata["settings"] |= {"max_new_tokens": 32, "timed": False, "execution": "graph"}
     pairs, alone = compare(pools(here), pools(there))
     assert [pair.verdict for pair in pairs] == [CUT, CUT] and alone == []

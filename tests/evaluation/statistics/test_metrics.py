@@ -67,7 +67,8 @@ def test_times_and_memory_by_hand():
     # two turns: prefill and first step 0.2 and 0.4 s, the other 4 and 10 steps 1 and 2 s
     times = {"decode_time": [1.0, 2.0], "prefill_time": [0.2, 0.4], "prompt_time": [0.01, 0.03]}
     timed = answer(1, "qa", [([3, 1, 1, 1, 1], 1.2), ([1] * 11, 2.4)], **times) | {"peak_memory": 3 * 2**20}
-    other = answer(2, "qa", [([1], 0.1)], decode_time=[0.0], prefill_time=[0.3], prompt_time=[0.02])
+    without_room = {"decode_time": [0.0] * 2, "prefill_time": [0.3, 0.0], "prompt_time": [0.02, 0.5]}
+    other = answer(2, "qa", [([1], 0.1), ([], 0.0)], **without_room)  # whose second turn counts in no mean
     other["peak_memory"] = 2**20
     figures = measure([timed, other])
     assert figures["prefill_ms"] == pytest.approx(300) and figures["decode_ms"] == pytest.approx(1000)

@@ -52,9 +52,10 @@ def test_repeats_are_pooled_by_hand():
 def test_a_speedup_and_its_interval_are_of_the_same_repeats():
     """The speedup had been of all repeats, 7.78 here, and its interval of those that both have."""
     third = made("pld", eight([3, 1], [8], 0.1, 0.1), repeat=2)  # vanilla has none
-    row = Experiment([*VANILLA, *METHOD, third]).table.set_index(["method", "category"]).loc[("pld", "overall")]
-    assert row["speedup_vanilla"] == pytest.approx(5 / 3)
-    assert row["speedup_vanilla_low"] < row["speedup_vanilla"] < row["speedup_vanilla_high"]
+    for runs in ([*VANILLA, *METHOD, third], [VANILLA[0], *METHOD]):  # of one repeat in common all are taken
+        row = Experiment(runs).table.set_index(["method", "category"]).loc[("pld", "overall")]
+        assert row["speedup_vanilla"] == pytest.approx(5 / 3)
+        assert row["speedup_vanilla_low"] < row["speedup_vanilla"] < row["speedup_vanilla_high"]
     twice = made("vanilla", eight([1] * 4, [1] * 8, 1.0, 1.0), repeat=1)
     cut = made("pld", METHOD[1].answers[:1], repeat=1, questions=8)  # one question has both
     row = (
@@ -92,7 +93,9 @@ def test_other_limits_and_types_are_not_compared_and_not_mixed():
     rows = [answer(1, "qa", [([2], 1.0)])]
     other = made("vanilla", rows)
     other.metadata["settings"]["max_new_tokens"] = 32
-    runs = [made("pld", rows), other]
+    runs, twice = [made("pld", rows), other], made("vanilla", rows)
+    twice.metadata["settings"]["num_choices"] = 2
+    assert Experiment([*runs, twice]).table["speedup_vanilla"].isna().sum() == 2
     table = Experiment(runs).table
     assert table["speedup_vanilla"].isna().sum() == 2  # pld's two rows; vanilla's own stay 1
     text = in_terminal(runs)
@@ -113,9 +116,10 @@ def test_each_repeat_and_variant_that_began_among_others_is_named():
     rows = [answer(1, "qa", [([1], 1.0)])]
     runs = [made("pld", rows, repeat=i, cores_busy_elsewhere=cores) for i, cores in enumerate([1.5, 0.0, 2.0])]
     runs += [made("recycling (hot)", rows, method={"k": k}, cores_busy_elsewhere=c) for k, c in ((4, 1.0), (8, 0.1))]
-    runs += [made("unknown", rows, cores_busy_elsewhere=None)]
+    runs += [made(label, rows, cores_busy_elsewhere=c) for label, c in (("unknown", None), ("untimed", 2.0))]
+    runs[-1].metadata["settings"]["timed"] = False
     (line,) = doubts(pools(runs))
-    assert "pld, repeat 0: 1.5; pld, repeat 2: 2.0; recycling (hot), k=4: 1.0)" in line and "unknown" not in line
+    assert "pld, repeat 0: 1.5; pld, repeat 2: 2.0; recycling (hot), k=4: 1.0)" in line
     assert line in in_terminal(runs) and line in on_paper(runs), "and not in the terminal alone"
     assert doubts(pools([made("calm", rows, cores_busy_elsewhere=0.4)])) == []
 
@@ -128,6 +132,11 @@ def test_all_tables_are_written_and_read_again(tmp_path):
     (folder / "summary.json").write_text(json.dumps({"state_bytes": 6400}))
     (tmp_path / "sweep.json").write_text('{"jobs": [["a=1"]], "command": "again"}')
     experiment = Experiment.read(tmp_path)
+    sampled = [made(label, answers) for label in ("hf", "pld")]
+    for run in sampled:
+        run.metadata["settings"]["sampling"] = {"temperature": 1.0}
+    write_tables(Experiment([*experiment.runs, *sampled], tmp_path), tmp_path / "tables")
+    assert not (tmp_path / "tables/table1.csv").exists(), "which is of greedy runs"
     write_tables(experiment, tmp_path / "tables")
     assert "this completes the sweep: again" in (tmp_path / "tables/main.md").read_text()
     depths = depths_table(experiment.pools)
