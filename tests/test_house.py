@@ -138,8 +138,11 @@ def test_files_functions_and_folders_fit_on_a_few_screens():
             if isinstance(node, ast.FunctionDef) and node.end_lineno - node.lineno >= 60:
                 too_long.append(f"{path}: {node.name}")
     assert not too_long
-    folders = {path.parent for name, path in MODULES.items() if not name.startswith("tests")}
-    assert not [folder for folder in folders if len(list(folder.glob("*.py"))) > 17]
+    free = "tests", "model.methods"  # a method is a file
+    folders = {path.parent for name, path in MODULES.items() if not name.startswith(free)}
+    assert not [
+        folder for folder in folders if len(list(folder.glob("*.py"))) > 17
+    ]  # of methods there may be any number
 
 
 def test_the_public_ci_runs_what_the_readme_says():

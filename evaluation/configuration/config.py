@@ -50,9 +50,6 @@ def checked_config(cfg: DictConfig) -> dict[str, Any]:
     check_groups(config)
     for key in sorted({"name", "drafter"} - config["method"].keys()):
         raise UserError(f"method.{key}: a method needs this setting")
-    if (drafter := config["method"]["drafter"]) is not None:
-        options = {key: value for key, value in config["method"].items() if key not in ("name", "drafter")}
-        check_method(method_class(drafter), options)
     for group in ("method", *GROUPS):
         for key in config[group].keys() & config.keys() - TYPES.keys():
             raise UserError(f"{key}: no setting of a run; did you mean {group}.{key}?")
@@ -70,6 +67,9 @@ def checked_config(cfg: DictConfig) -> dict[str, Any]:
     if config["tree"]["name"] == "auto" and not config["timed"]:
         raise UserError("tree=auto: sizes follow the times of steps, and timed=false takes none; use a fixed tree")
     fetch_companions(config["method"], config["model"]["name"])
+    if (drafter := config["method"]["drafter"]) is not None:
+        options = {key: value for key, value in config["method"].items() if key not in ("name", "drafter")}
+        check_method(method_class(drafter), options)
     return config
 
 

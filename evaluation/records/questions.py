@@ -11,7 +11,7 @@ from typing import Any
 
 from model.errors import SURROGATE, UserError, one_line
 
-from .rows import fits
+from .rows import Schema, misfit
 
 # Spec-Bench rolls its eight MT-bench labels up into one subtask (evaluation/speed.py there); others keep their name.
 OVERALL = "overall"  # the row of all questions
@@ -87,11 +87,11 @@ def checked_questions(rows: Iterable[tuple[str, Any]], path: Path) -> tuple[Ques
 def _question(row: Any, where: str) -> Question:
     if not isinstance(row, dict):
         raise UserError(f"{where}: not a JSON object")
-    for key, kind in (("question_id", (int, str)), ("category", (str,)), ("turns", (list,))):
-        if not fits(row.get(key), 0, kind):  # as records take it
-            raise UserError(f"{where}: {key!r} is missing or of the wrong type")
-    if not row["turns"] or not all(isinstance(turn, str) and turn.strip() for turn in row["turns"]):
-        raise UserError(f"{where}: 'turns' must hold one or more non-empty strings")
+    kinds: Schema = {"question_id": (0, (int, str)), "category": (0, (str,)), "turns": (1, (str,))}
+    if why := misfit(row, kinds, tuple(kinds)):  # as records take it
+        raise UserError(f"{where}: {why}")
+    if not row["turns"] or not all(map(str.strip, row["turns"])):
+        raise UserError(f"{where}: turns: must hold one or more texts that are not empty")
     question = Question(row["question_id"], row["category"], tuple(row["turns"]))
     if SURROGATE.search(f"{question.question_id} {question.category} {' '.join(question.turns)}"):
         raise UserError(f"{where}: holds a lone surrogate, which is no text")

@@ -58,14 +58,14 @@ def test_a_folder_holds_its_question_file(tmp_path):
         ("{broken", "q.jsonl:2: not JSON"),
         ({"question_id": 2, "category": "qa", "turns": ["\ud800"]}, "q.jsonl:2: holds a lone surrogate"),
         ("[1]", "q.jsonl:2: not a JSON object"),
-        ({"question_id": 2, "category": "qa"}, "q.jsonl:2: 'turns' is missing"),
-        ({"question_id": 2, "category": "qa", "turns": []}, "q.jsonl:2: 'turns' must hold"),
-        ({"question_id": 2, "category": "qa", "turns": ["  "]}, "q.jsonl:2: 'turns' must hold"),
-        ({"question_id": 2, "turns": ["a"]}, "q.jsonl:2: 'category' is missing"),
+        ({"question_id": 2, "category": "qa"}, "q.jsonl:2: turns: must be a list of str"),
+        ({"question_id": 2, "category": "qa", "turns": []}, "q.jsonl:2: turns: must hold"),
+        ({"question_id": 2, "category": "qa", "turns": ["  "]}, "q.jsonl:2: turns: must hold"),
+        ({"question_id": 2, "turns": ["a"]}, "q.jsonl:2: category: must be str"),
         (GOOD, "q.jsonl:2: question_id 1 is that of .*q.jsonl:1"),
         (GOOD | {"question_id": "1"}, "q.jsonl:2: question_id 1 is that of .*q.jsonl:1"),  # and had the same key
-        (GOOD | {"question_id": -1}, "q.jsonl:2: 'question_id' is missing or of the wrong type"),  # answered, left out
-        (GOOD | {"question_id": True}, "q.jsonl:2: 'question_id' is missing or of the wrong type"),
+        (GOOD | {"question_id": -1}, "q.jsonl:2: question_id: must be int or str"),  # answered, left out
+        (GOOD | {"question_id": True}, "q.jsonl:2: question_id: must be int or str"),
         ("[" * 100_000, "q.jsonl:2: not JSON"),
         ('{"question_id": ' + "9" * 5000 + "}", "q.jsonl:2: not JSON"),
     ],
