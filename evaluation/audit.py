@@ -32,7 +32,7 @@ from .records.questions import Question
 from .records.rows import difference
 from .records.runs import Run
 from .running.scheduling import Progress
-from .statistics.audits import GAPS
+from .statistics.agreement import GAPS
 from .statistics.experiment import Experiment
 from .statistics.rendering import aligned, write_audit
 

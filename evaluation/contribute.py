@@ -18,7 +18,7 @@ from .records import compact
 from .records.provenance import commit
 from .records.rows import read_object
 from .report import REFERENCE
-from .statistics.audits import GAPS, read_gaps
+from .statistics.agreement import GAPS, read_gaps
 from .statistics.experiment import Experiment
 from .statistics.rendering import markdown
 

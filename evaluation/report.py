@@ -7,8 +7,10 @@ With --against OTHER: token ids and accepted lengths next to those of another fo
 from __future__ import annotations
 
 import argparse
+import math
 import shlex
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 from model.errors import UserError
@@ -19,12 +21,20 @@ from .figures import draw_all
 from .page import write_page
 from .records.compact import FILE
 from .records.runs import read_foreign
-from .statistics.agreement import EQUAL, WRONG, Comparison, compare, lines, summary
+from .statistics.agreement import EQUAL, WRONG, Comparison, compare
 from .statistics.experiment import Experiment
-from .statistics.metrics import OVERALL
-from .statistics.notes import headlines
-from .statistics.rendering import main_view, to_markdown, to_text, write_csv, write_tables
-from .statistics.trees import auto_lines
+from .statistics.metrics import OVERALL, grouped
+from .statistics.notes import auto_lines, headlines
+from .statistics.rendering import (
+    aligned,
+    interval_text,
+    main_view,
+    shown,
+    to_markdown,
+    to_text,
+    write_csv,
+    write_tables,
+)
 
 FOREIGN = Path("results/report/tables/main.csv")
 REFERENCE = ROOT / "results" / "reference"  # records that ship, a folder an experiment
@@ -61,11 +71,32 @@ def against(folder: Path, other: Path) -> list[Comparison]:
     Raises:
         UserError: they have nothing in common.
     """
-    comparisons, alone = compare(Experiment.read(folder), Experiment.read(other))
+    comparisons, alone = compare(Experiment.read(folder).pools, Experiment.read(other).pools)
     if not comparisons:
         raise UserError(f"{folder}: no configuration that {other} has, too, on the same questions")
-    print("\n".join(["", f"{folder} against {other}:", *lines(comparisons), *alone, f"{summary(comparisons)}."]))
+    print("\n".join(["", f"{folder} against {other}:", *in_words(comparisons), *alone, f"{summary(comparisons)}."]))
     return comparisons
+
+
+def in_words(comparisons: Sequence[Comparison]) -> list[str]:
+    """Word the comparison: a table, then where configurations differ first."""
+    rows = [["method", "questions", "same text", "same lengths", "mat", "mat there", "ratio"]]
+    for c in comparisons:
+        interval = f" {interval_text(*c.ratio[1:])}" if math.isfinite(c.ratio[1]) else ""
+        counts = (shown(count) for count in (c.questions, c.same_text, c.same_lengths))
+        rows.append([c.name, *counts, *(f"{mat:.2f}" for mat in c.mats), f"{c.ratio[0]:.3f}{interval}"])
+    verdicts = ["", *(f"  {c.verdict}" for c in comparisons)]
+    table = [row + verdict for row, verdict in zip(aligned(rows), verdicts, strict=True)]
+    return table + [f"{c.name}: {c.first}" for c in comparisons if c.first]
+
+
+def summary(comparisons: Sequence[Comparison]) -> str:
+    """Say in one line how far two experiments agree."""
+    verdicts = grouped(comparisons, lambda c: c.verdict)
+    questions = " or ".join(map(str, sorted({c.questions for c in comparisons})))
+    equal = f"token ids and accepted lengths equal in {len(verdicts.pop(EQUAL, []))} of {len(comparisons)}"
+    others = (f"{verdict}: {', '.join(c.name for c in same)}" for verdict, same in verdicts.items())
+    return "; ".join([f"{equal} configurations on {questions} questions", *others])
 
 
 def against_shipped(experiment: Experiment, folder: Path) -> str:
@@ -76,25 +107,24 @@ def against_shipped(experiment: Experiment, folder: Path) -> str:
     """
     if folder.resolve().parent == REFERENCE:
         return ""
-    comparisons, shown, kind = list[Comparison](), folder, folder.name.partition("-")[0]
+    compared, kind = list[tuple[list[Comparison], Path]](), folder.name.partition("-")[0]
     peers = [path.parent for path in REFERENCE.glob(f"*/{FILE}") if path.parent.name.partition("-")[0] == kind]
     for shipped in sorted(peers, key=lambda path: (path.name != folder.name, path.name)):  # of equals its own name
         where = shipped.relative_to(Path.cwd()) if shipped.is_relative_to(Path.cwd()) else shipped  # as typed here
         try:
-            common, _ = compare(experiment, Experiment.read(shipped))
+            compared.append((compare(experiment.pools, Experiment.read(shipped).pools)[0], where))
         except UserError as error:  # the user's own report does not depend on it
             return f"not compared with {where}: {error}"
-        if _likeness(common) > _likeness(comparisons):
-            comparisons, shown = common, where
+
+    def likeness(pair: tuple[list[Comparison], Path]) -> tuple[int, int]:
+        return len(pair[0]), sum(c.same_lengths is not None for c in pair[0])
+
+    comparisons, closest = max(compared, key=likeness, default=([], folder))
     if not comparisons:
         return ""
-    again = shlex.join(["python", "-m", "evaluation.report", str(folder), "--against", str(shown)])
+    again = shlex.join(["python", "-m", "evaluation.report", str(folder), "--against", str(closest)])
     more = "" if all(c.verdict == EQUAL for c in comparisons) else f"; more: {again}"
-    return f"against {shown}: {summary(comparisons)}{more}"
-
-
-def _likeness(comparisons: list[Comparison]) -> tuple[int, int]:
-    return len(comparisons), sum(c.same_lengths is not None for c in comparisons)
+    return f"against {closest}: {summary(comparisons)}{more}"
 
 
 def main() -> None:
@@ -106,23 +136,19 @@ def main() -> None:
     parser.add_argument("--against", type=Path, metavar="OTHER", help="another folder: are token ids the same?")
     arguments = parser.parse_args()
     with user_errors():
-        _run(arguments)
-
-
-def _run(arguments: argparse.Namespace) -> None:
-    folder: Path | None = arguments.folder
-    if (folder is None) == (arguments.answers is None):
-        raise UserError("name an experiment's folder, or answer files with --answers GLOB")
-    where = "with --answers" if folder else "with an experiment's folder"
-    for option in ("out", "baseline") if folder else ("against",):
-        if getattr(arguments, option) is not None:
-            raise UserError(f"--{option}: {where} only")
-    if folder is None:
-        report_answers(arguments.answers, arguments.out or FOREIGN, arguments.baseline)
-    elif arguments.against is not None:
-        sys.exit(int(any(c.verdict in WRONG for c in against(folder, arguments.against))))
-    else:
-        report(folder)
+        folder: Path | None = arguments.folder
+        if (folder is None) == (arguments.answers is None):
+            raise UserError("name an experiment's folder, or answer files with --answers GLOB")
+        where = "with --answers" if folder else "with an experiment's folder"
+        for option in ("out", "baseline") if folder else ("against",):
+            if getattr(arguments, option) is not None:
+                raise UserError(f"--{option}: {where} only")
+        if folder is None:
+            report_answers(arguments.answers, arguments.out or FOREIGN, arguments.baseline)
+        elif arguments.against is not None:
+            sys.exit(int(any(c.verdict in WRONG for c in against(folder, arguments.against))))
+        else:
+            report(folder)
 
 
 if __name__ == "__main__":

@@ -39,6 +39,8 @@ def run_command(composed: Composed, words: Sequence[str]) -> list[str]:
         for job in jobs:
             with noted(failures):
                 checked.append(Job(checked_config(job.config), job.overrides))
+        for line in failures if checked else ():  # now, and not after hours
+            print(f"left out: {line}", file=sys.stderr)
         run_jobs(checked, failures)
     else:
         context = HydraContext(composed.loader, Callback())  # its methods are all that is used

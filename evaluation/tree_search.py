@@ -10,15 +10,56 @@ from __future__ import annotations
 import argparse
 import re
 import shlex
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import yaml
 from hydra.core.override_parser.types import Quote, QuotedString
 
+from model.errors import UserError
 from model.files import write_text
 
 from .errors import user_errors
-from .statistics.trees import find_tree
+from .records.runs import Run, read_runs
+from .statistics.acceptance import TREE_SOURCE, accepted_paths, by_node, fixed_tree, most_accepted
+from .statistics.pools import Pool, pools
+
+
+def pick(runs: Sequence[Run], label: str | None) -> Pool:
+    """Choose the repeats and shards of the one run to search in: it must have drafted from a fixed tree.
+
+    Raises:
+        UserError: none or several have, and no label tells which.
+    """
+    fixed = [run for run in runs if fixed_tree(run) and label in (None, run.label)]
+    if not fixed:
+        labels = ", ".join(sorted({run.label for run in runs}))
+        raise UserError(f"no run with a fixed draft tree{f' of {label}' if label else ''}; there are {labels}")
+    names = sorted({run.label for run in fixed})
+    if len(names) > 1:
+        raise UserError(f"several runs with a tree; name one with --method: {', '.join(names)}")
+    # of one label the largest tree has tried most, and of its runs the one with most questions
+    return max(pools(fixed), key=lambda pool: (len(pool.identity.draft_tree or []), pool.questions))
+
+
+def find_tree(folder: Path, nodes: int, method: str | None = None) -> dict[str, Any]:
+    """Return what is written to a tree's file: the nodes, and where they come from."""
+    if nodes < 1:
+        raise UserError(f"--nodes {nodes}: must be at least 1")
+    pool = pick(read_runs(folder), method)
+    accepted = accepted_paths(pool.rows, TREE_SOURCE)
+    if not accepted:
+        raise UserError(f"{folder}: its records hold no drafted step")
+    candidates = by_node(accepted, fixed_tree(pool.first))
+    if nodes > len(candidates):
+        raise UserError(f"--nodes {nodes}: the run's tree has {len(candidates)} nodes; search from a larger one")
+    chosen = most_accepted(candidates, nodes)
+    return {
+        "source": f"{folder}: {pool.label}, {accepted.total()} steps",
+        "expected_accepted": round(sum(node.accepted for node in chosen) / accepted.total(), 4),
+        "nodes": [list(path) for path in sorted((node.path for node in chosen), key=lambda p: (len(p), p))],
+    }
 
 
 def main() -> None:

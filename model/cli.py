@@ -188,6 +188,7 @@ def parser() -> argparse.ArgumentParser:
     source = command.add_mutually_exclusive_group(required=True)  # of `generate`, the last one
     source.add_argument("--prompt")
     source.add_argument("--file", type=Path, help="one prompt per line; - reads standard input")
+    command.add_argument("--batch", type=int, default=1, help="so many prompts are decoded together")
     command.add_argument("--raw", action="store_true", help="use the prompt without a chat template")
     command.add_argument("--quiet", action="store_true", help="leave out the last line, on standard error")
     command.add_argument("--jsonl", action="store_true", help="an object per prompt: text, ids, accepted lengths")
@@ -238,20 +239,20 @@ def generate(decoder: Decoder, prompts: list[str], given: argparse.Namespace, li
         print(f"{decoder.target.name}: has no chat template; each prompt is continued as it is", file=sys.stderr)
     asked = prompts if given.raw else [[{"role": "user", "content": prompt}] for prompt in prompts]
     start, answers = time.perf_counter(), list[Answer]()
-    for answer in decoder.answers(asked, **limits):
+    for answer in decoder.answers(asked, batch=given.batch, **limits):
         show(prompts[len(answers)], answer, given)
         answers.append(answer)
     if not given.quiet:
-        print(summary(decoder, answers, time.perf_counter() - start), file=sys.stderr)
+        print(summary(decoder, answers, time.perf_counter() - start, given.batch), file=sys.stderr)
 
 
-def summary(decoder: Decoder, answers: list[Answer], seconds: float) -> str:
+def summary(decoder: Decoder, answers: list[Answer], seconds: float, batch: int = 1) -> str:
     """Say how fast the answers were and, where step times were learnt, what drafting gained or how steps were taken."""
     tokens, steps = sum(len(a.ids) for a in answers), sum(len(a.accept_lengths) for a in answers)
     setup = sum(answer.setup_s for answer in answers)
     says = f"{tokens} tokens in {steps} steps: {tokens / steps:.2f} a step, {tokens / (seconds - setup):.1f} tokens/s"
     says += f" and {setup:.1f} s of setup" if setup else ""
-    described = decoder.method.describe()
+    described = decoder.method.describe() if batch == 1 else {}  # of a batch step times depend on its width
     if gain := described.get("predicted_speedup"):
         says += f"; {'drafting paid' if gain > 1 else steps_in_words(described)}: about {gain:.2f} times plain decoding"
     return says

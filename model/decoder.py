@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -14,9 +15,10 @@ from numpy.typing import NDArray
 from transformers.utils import logging
 
 from .engine import Drafter, Generation, StepRecord, Target, decode
+from .engine.batch import decode_batch
 from .engine.checks import unwrapped
 from .engine.linear import linear_of, unpack_linears
-from .engine.loop import acceptance_record, whole
+from .engine.loop import Request, acceptance_record, whole
 from .engine.sampling import GREEDY, Sampling
 from .errors import SURROGATE, UserError, one_line
 from .files import load_state, save_state
@@ -240,7 +242,23 @@ class Decoder:
         Raises:
             UserError: as `ids_of` and `decode`, or the model was changed after this decoder was made.
         """
-        ids, model = self.ids_of(prompt), self.target.model
+        ids = self.ids_of(prompt)
+        with self.target.turns:
+            settings = self._settings(ids, max_new_tokens, sampling, stop)
+            if self.start == "cold":
+                self.method.reset()
+            session = self.method.session()
+        return decode(self.target, session, ids, **settings)
+
+    def _settings(
+        self,
+        ids: list[int],
+        max_new_tokens: int = 256,
+        sampling: Sampling = GREEDY,
+        stop: str | Sequence[str] | None = None,
+    ) -> dict[str, Any]:
+        """Return the settings of a `Request`, the model's own included. Raises UserError as `stream` says."""
+        model = self.target.model
         left_out = not_applied(model.generation_config, self.tokenizer)
         if replace(seeded(sampling, 0), seed=0) == GREEDY and left_out:
             logger.warning_once(f"{self.target.name}: answers are greedy, without the model's own {left_out}")
@@ -254,13 +272,7 @@ class Decoder:
             sampling, criteria = with_own_settings(sampling, self.target, ids, max_new_tokens, self.eos)
             own = None if self.tokenizer is None else model.generation_config.stop_strings
             criteria += self._stop_criteria(own if stop is None else stop)
-            if self.start == "cold":
-                self.method.reset()
-            session = self.method.session()
-        return decode(
-            self.target,
-            session,
-            ids,
+        return dict(
             max_new_tokens=max_new_tokens,
             eos=self.eos,
             sampling=sampling,
@@ -287,17 +299,28 @@ class Decoder:
 
     def generate(self, prompt: Prompt, **settings: Any) -> Answer:
         """Return the whole answer. Settings, and what is raised, as of `stream`."""
-        out = whole(self.stream(prompt, **settings))
+        return self._answer(whole(self.stream(prompt, **settings)))
+
+    def _answer(self, out: Generation) -> Answer:
         drafted, accepted = [step.nodes - 1 for step in out.steps], [len(step.rank_path) for step in out.steps]
         metrics = {"speculative_decoding": acceptance_record(drafted, accepted, self.method.max_nodes - 1)}
         return Answer(self.text_of(out.tokens), out.tokens, out.accept_lengths, out.stop, out.setup_s, metrics)
 
     def answers(
-        self, prompts: Iterable[Prompt], *, max_new_tokens: int = 256, sampling: Sampling = GREEDY, **settings: Any
+        self,
+        prompts: Iterable[Prompt],
+        *,
+        batch: int = 1,
+        max_new_tokens: int = 256,
+        sampling: Sampling = GREEDY,
+        **settings: Any,
     ) -> Iterator[Answer]:
-        """Answer several prompts one after the other, each with its own noise; settings as of `stream`.
+        """Yield the answers to several prompts in their order, each with its own noise; settings as of `stream`.
 
         Raises UserError before the first is answered if one cannot be.
+
+        Args:
+            batch: so many are decoded together, in one forward a step; the text of each is the same.
         """
         rows = []
         for number, prompt in enumerate(prompts, 1):
@@ -306,9 +329,26 @@ class Decoder:
                 self.target.token_budget(rows[-1], max_new_tokens)
             except UserError as error:
                 raise UserError(f"prompt {number}: {error}") from None
-        for number, ids in enumerate(rows):
-            numbered = seeded(sampling, number)
-            yield self.generate(ids, max_new_tokens=max_new_tokens, sampling=numbered, **settings)
+        given = [dict(settings, max_new_tokens=max_new_tokens, sampling=seeded(sampling, i)) for i in range(len(rows))]
+        if batch == 1:
+            for ids, settings_of_one in zip(rows, given, strict=True):
+                yield self.generate(ids, **settings_of_one)
+            return
+        if self.start == "cold" and self.method.stateful:
+            raise UserError("start=cold: forgets between answers what those of a batch share; use hot, or batch=1")
+        execution = {"execution": "eager" if self.execution.why else self.execution.name}
+        asked_of_each = (
+            (ids, Request(**self._settings(ids, **settings_of_one) | execution))
+            for ids, settings_of_one in zip(rows, given, strict=True)
+        )
+        ended, count = dict[int, Generation](), 0  # answers that wait for earlier ones; answers that do not
+        with closing(decode_batch(self.target, self.method, asked_of_each, batch)) as steps:
+            for number, out in steps:
+                if out.stop:
+                    ended[number] = out
+                while count in ended:
+                    yield self._answer(ended.pop(count))
+                    count += 1
 
     def generate_all(self, prompts: Sequence[Prompt], *, progress: bool = True, **settings: Any) -> list[Answer]:
         """Return what `answers` yields; show a bar on standard error."""

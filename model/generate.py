@@ -14,13 +14,15 @@ import torch
 from transformers.utils import logging
 
 from .engine import Drafter, Target, decode
+from .engine.batch import decode_batch
 from .engine.checks import CACHE_NAMES, DEFAULT_CONTEXT, position_limit, unwrapped
 from .engine.devices import turns_of
 from .engine.linear import unpack_linears
+from .engine.loop import Request
 from .engine.sampling import Sampling, drawn_by
 from .errors import UserError, one_line
 from .methods import DEFAULT, make_method
-from .tuning import choose_execution, choose_linear
+from .tuning import Execution, choose_execution, choose_linear
 
 logger = logging.get_logger(__name__)
 # Of a GenerationConfig: what transformers turns into processors, some where tokens are drawn
@@ -54,6 +56,14 @@ REFUSED: dict[str, tuple[Any, ...]] = {
     "penalty_alpha": (None, 0),
     "cache_implementation": (None, "dynamic", "hybrid", "static", "offloaded", "offloaded_static"),  # all but quantized
 }
+# Of a batch: what reads no more of a text than its ids. Others were prepared with the length of the padded prompts.
+READ_IDS = (
+    *("RepetitionPenaltyLogitsProcessor", "NoRepeatNGramLogitsProcessor", "NoBadWordsLogitsProcessor"),
+    *("SequenceBiasLogitsProcessor", "SuppressTokensLogitsProcessor", "InfNanRemoveLogitsProcessor"),
+    *("TemperatureLogitsWarper", "TypicalLogitsWarper", "EpsilonLogitsWarper", "EtaLogitsWarper", "TopHLogitsWarper"),
+    *("TopKLogitsWarper", "TopPLogitsWarper", "MinPLogitsWarper", "LogitNormalization"),
+    *("StopStringCriteria", "MaxTimeCriteria"),
+)
 OUTPUTS = ("output_scores", "output_logits", "output_attentions", "output_hidden_states")  # refused with a dictionary
 
 # Inputs of the model that `generate` prepares; some are checked below.
@@ -70,22 +80,24 @@ def refuse(model: Any, input_ids: torch.Tensor, config: Any, kwargs: dict[str, A
     """
     caches = {name: kwargs[name] for name in CACHE_NAMES if kwargs.get(name) is not None}
     positions, mask = kwargs.get("position_ids"), kwargs.get("attention_mask")
+    seen = torch.ones_like(input_ids) if mask is None or mask.shape != input_ids.shape else mask.long()
+    padded_left = mask is None or (
+        seen.shape == mask.shape and bool((seen.diff() >= 0).all() and (seen[:, -1] == 1).all())
+    )
     cannot = {
         **dict.fromkeys(_refused(config), True),
         **{name: bool(config.return_dict_in_generate and getattr(config, name, False)) for name in OUTPUTS},
-        "padding (attention_mask)": mask is not None and not bool((mask == 1).all()),
+        "padding but on the left (attention_mask)": not padded_left,
         **{name: any(vars(layer).get("device") is not None for layer in caches[name].layers) for name in caches},
         "inputs_embeds": kwargs.get("inputs_embeds") is not None,
         "position_ids": positions is not None
-        and bool((positions != torch.arange(positions.shape[-1]).to(positions)).any()),
+        and bool(((positions != seen.cumsum(-1).to(positions) - 1) & (seen == 1).to(positions.device)).any()),
         **{name: value is not None and value != {} for name, value in kwargs.items() if name not in PREPARED},
         "inputs prepared by another object (prompt tuning)": _prepared_elsewhere(model),
         **dict.fromkeys(_given_by_peft(model), True),
     }
     if names := [name for name, in_use in cannot.items() if in_use]:
         raise UserError(f"custom_generate: this decoding has no {', '.join(names)}; leave it out")
-    if input_ids.shape[0] > 1:
-        raise UserError(f"Generate() takes one sequence at a time; got a batch of {input_ids.shape[0]}")
 
 
 def changed(config: Any, names: Collection[str]) -> dict[str, Any]:
@@ -204,8 +216,10 @@ class Generate:
         linear: auto packs the weights on a CPU where memory allows, until `release` or until this object is gone; see
             `tuning.choose_linear`. torch leaves the model as it is. Whoever else calls the model uses its own weights.
 
+    A batch, padded on the left, is decoded in one forward a step; each row is what it is without the others.
+
     Raises:
-        UserError: when called, for what it cannot do (several sequences, beams, padding, scores), by name.
+        UserError: when called, for what it cannot do (beams, scores, other padding), by name.
     """
 
     def __init__(
@@ -245,14 +259,18 @@ class Generate:
         token_streamer: Any = None,
         **kwargs: Any,
     ) -> Any:
-        """Follow transformers' contract of a decoding method: ids (1, P) -> (1, P + new), or its output class.
+        """Follow transformers' contract of a decoding method: ids (B, P) -> (B, P + new), or its output class.
 
         Args:
             token_streamer: gets the new tokens; `streamer`, which transformers (5.24) hands to no callable, the prompt.
         """
         config = generation_config
         refuse(model, input_ids, config, kwargs)
-        prompt, eos = input_ids[0].tolist(), eos_ids(config.eos_token_id)
+        prompts, eos = unpadded(input_ids, kwargs.get("attention_mask")), eos_ids(config.eos_token_id)
+        criteria = undecided(stopping_criteria or (), config.max_length, eos)
+        batched = len(prompts) > 1 or len(prompts[0]) < input_ids.shape[1]
+        if batched:
+            logits_processor = of_rows(logits_processor or (), criteria, token_streamer)
         inside = turns_of(model).held  # a processor of another answer's calls: its draft is still to be learnt from
         with turns_of(model):
             target = target_of(model, config.max_length, self.linear, self.context)
@@ -261,32 +279,29 @@ class Generate:
             execution = choose_execution(target, self.execution)
             drafter = self._drafter(model, target, eos) if not inside else self._made(target, eos)
             if self.start == "cold":
+                if batched and drafter.stateful:
+                    raise UserError("start=cold: forgets between answers what those of a batch share; use start=hot")
                 drafter.reset()
             session = drafter.session()
-        end, processors = min(config.max_length, target.context, self.context or target.context), logits_processor or ()
-        if config.do_sample:
-            sampling = drawn_by(processors, seed=int(torch.randint(1 << 62, (1,))))
+        limit, most = min(target.context, self.context or target.context), config.max_length - input_ids.shape[1]
+        tokens = [max(min(most, limit - len(row)), 1) for row in prompts]
+        given = [row_settings(count, config, logits_processor or (), execution, batched) for count in tokens]
+        given = [dict(settings, eos=eos, ends=asked(criteria, input_ids.device)) for settings in given]
+        answers: list[list[int]] = [[] for _ in prompts]
+        if batched:
+            requests = ((row, Request(**settings)) for row, settings in zip(prompts, given, strict=True))
+            with closing(decode_batch(target, drafter, requests, len(prompts))) as steps_of_all:
+                for number, out in steps_of_all:
+                    answers[number] = out.tokens
         else:
-            sampling = Sampling(processors=tuple(processors))
-        steps = decode(
-            target,
-            session,
-            prompt,
-            max_new_tokens=max(end - len(prompt), 1),
-            eos=eos,
-            sampling=sampling,
-            execution=execution.under(sampling),
-            ends=asked(undecided(stopping_criteria or (), config.max_length, eos), input_ids.device),
-        )
-        text = list(prompt)
-        with closing(steps):
-            for step in steps:
-                text += step.tokens
-                for token in step.tokens if token_streamer is not None else ():
-                    token_streamer.put(torch.tensor([token]))
-        if len(text) == end < config.max_length:
-            logger.warning_once(f"{target.name}: the answer ends at the {end} tokens that its context has")
-        ids = torch.tensor([text], device=input_ids.device)
+            with closing(decode(target, session, prompts[0], **given[0])) as steps:
+                for step in steps:
+                    answers[0] += step.tokens
+                    for token in step.tokens if token_streamer is not None else ():
+                        token_streamer.put(torch.tensor([token]))
+        if any(len(row) + len(new) == limit and len(new) < most for row, new in zip(prompts, answers, strict=True)):
+            logger.warning_once(f"{target.name}: the answer ends at the {limit} tokens that its context has")
+        ids = torch.cat((input_ids, padded(answers, config.pad_token_id, eos).to(input_ids.device)), 1)
         if token_streamer is not None:
             token_streamer.end()
         return output(ids) if config.return_dict_in_generate else ids
@@ -306,8 +321,49 @@ class Generate:
         return drafter
 
 
+def row_settings(tokens: int, config: Any, processors: Iterable[Any], how: Execution, batched: bool) -> dict[str, Any]:
+    """Return settings of a `Request` for a row of so many new tokens at most, drawn by a seed of its own."""
+    if config.do_sample:
+        sampling = drawn_by(processors, seed=int(torch.randint(1 << 62, (1,))))
+    else:
+        sampling = Sampling(processors=tuple(processors))
+    execution = "eager" if batched and how.why else how.under(sampling)
+    return dict(max_new_tokens=tokens, sampling=sampling, execution=execution)
+
+
+def unpadded(input_ids: torch.Tensor, mask: torch.Tensor | None) -> list[list[int]]:
+    """Return the rows of ids (B, P) without the padding on their left."""
+    rows: list[list[int]] = input_ids.tolist()
+    padding = [0] * len(rows) if mask is None else (mask == 0).sum(-1).tolist()
+    return [row[count:] for row, count in zip(rows, padding, strict=True)]
+
+
+def padded(answers: list[list[int]], pad: int | None, eos: Collection[int]) -> torch.Tensor:
+    """Return answers as ids (B, n), padded on the right as transformers does."""
+    filler = pad if pad is not None else min(eos, default=0)
+    longest = max(map(len, answers))
+    return torch.tensor([answer + [filler] * (longest - len(answer)) for answer in answers])
+
+
+def of_rows(processors: Iterable[Any], criteria: Iterable[Any], streamer: Any) -> list[Any]:
+    """Return the processors of a padded batch for rows without padding; `generate` has its penalty leave that out.
+
+    Raises UserError, by name, for what reads more of a batch than each row's own ids.
+    """
+    bare = [copy.copy(processor) for processor in processors]
+    for processor in bare:
+        if isinstance(getattr(processor, "prompt_ignore_length", None), torch.Tensor):
+            processor.prompt_ignore_length = None
+    names = [type(other).__name__ for other in (*bare, *criteria)]
+    names = [name for name in names if name not in READ_IDS] + ["token_streamer"] * (streamer is not None)
+    names += ["prompt_ignore_length" for one in bare if getattr(one, "prompt_ignore_length", None) is not None]
+    if names:
+        raise UserError(f"custom_generate: a batch has no {', '.join(names)}; leave it out, or decode row by row")
+    return bare
+
+
 def output(ids: torch.Tensor) -> Any:
-    """Return ids (1, n) as transformers' class of outputs."""
+    """Return ids (B, n) as transformers' class of outputs."""
     from transformers.generation import GenerateDecoderOnlyOutput
 
     return GenerateDecoderOnlyOutput(sequences=ids)

@@ -20,6 +20,7 @@ import itertools
 import json
 import re
 import shlex
+import textwrap
 from collections.abc import Iterator
 from functools import cache, cached_property, partial
 from pathlib import Path
@@ -33,10 +34,11 @@ from matplotlib.ticker import FixedLocator
 from evaluation import figures
 from evaluation.errors import user_errors
 from evaluation.figures import style
+from evaluation.records.rows import new_tokens
 from evaluation.report import REFERENCE
 from evaluation.statistics import intervals, metrics, notes, pools, published, rendering
-from evaluation.statistics.columns import defined
 from evaluation.statistics.experiment import Experiment
+from evaluation.statistics.tables import COLUMNS
 from model.errors import UserError
 from model.files import ROOT, replaced, write_text
 
@@ -122,6 +124,26 @@ class Shipped:
         return rendering.cell(row, column, with_interval=interval).printed
 
 
+def conditions(experiment: Experiment) -> str:
+    """Say in a paragraph what was measured on what."""
+    benches: dict[str, str] = {}
+    for pool in experiment.pools:
+        rows, bench = pool.first_answers, pool.group["bench"]
+        turns = sum(len(choice["turns"]) for row in rows for choice in row["choices"])
+        counts = f"({turns:,} turns, {sum(map(new_tokens, rows)):,} tokens)"
+        benches.setdefault(bench, f"{len(rows)} questions of {bench} {counts}")
+    repeats = max(len(pool.repeats) for pool in experiment.pools)
+    parts = [*benches.values(), f"{repeats} repeat{'s' * (repeats > 1)}"]
+    parts += dict.fromkeys(part for line in notes.heading(experiment.runs) for part in line.split("; "))
+    return textwrap.fill("; ".join(parts) + ".", 118, break_long_words=False, break_on_hyphens=False)
+
+
+def defined() -> list[tuple[str, str, str]]:
+    """Return names, unit and meaning of what is defined: columns of one meaning together, for docs/concepts.md."""
+    groups = itertools.groupby((c for c in COLUMNS if c.meaning), key=lambda c: (c.unit, c.meaning))
+    return [(", ".join(f"`{c.name}`" for c in same), unit, meaning) for (unit, meaning), same in groups]
+
+
 def settings(pool: pools.Pool) -> dict[str, str]:
     """Return by name what words may ask for of a configuration."""
     return texts({"order": "file", **pool.group, **pool.identity.facets, "method": pool.method, "nodes": pool.budget})
@@ -162,7 +184,7 @@ def rendered(block: re.Match[str]) -> str:
     elif spec["results"] == "definitions":
         body = rendering.markdown(("name", "unit", "definition"), defined())
     else:
-        body = notes.conditions(Shipped(spec["results"]).experiment)
+        body = conditions(Shipped(spec["results"]).experiment)
     return f"<!-- results: {block[1]}-->\n{body}\n<!-- end -->"
 
 

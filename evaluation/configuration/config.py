@@ -16,6 +16,7 @@ from omegaconf import DictConfig, OmegaConf
 from model.engine.sampling import Sampling
 from model.errors import UserError
 from model.files import ROOT
+from model.methods import check_method, method_class
 from model.recycling import build_template
 from model.settings import check_settings
 
@@ -49,6 +50,9 @@ def checked_config(cfg: DictConfig) -> dict[str, Any]:
     check_groups(config)
     for key in sorted({"name", "drafter"} - config["method"].keys()):
         raise UserError(f"method.{key}: a method needs this setting")
+    if (drafter := config["method"]["drafter"]) is not None:
+        options = {key: value for key, value in config["method"].items() if key not in ("name", "drafter")}
+        check_method(method_class(drafter), options)
     for group in ("method", *GROUPS):
         for key in config[group].keys() & config.keys() - TYPES.keys():
             raise UserError(f"{key}: no setting of a run; did you mean {group}.{key}?")

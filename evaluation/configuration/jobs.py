@@ -65,6 +65,7 @@ def compose(words: Sequence[str], *, multirun: bool = False, config_dir: str | N
     for word in words:
         if re.match(r"[+~]*hydra\.(?!launcher|sweeper|searchpath|job\.env)", word):  # what is read of it
             raise UserError(f"{word}: has no effect; results go to results_dir=FOLDER, there to name=NAME")
+    words = [re.sub(r"^\+*k=", "method.k=", word) for word in words]  # the paper's name for it
     own = [f"hydra.searchpath=[{quoted(f'file://{_own_configs(config_dir)}')}]"] if config_dir else []
     with config_errors(), _own_hydra() as loader:
         typed = OverridesParser.create(config_loader=loader).parse_overrides([*words])

@@ -21,7 +21,7 @@ from model.files import write_text
 from .. import figures as drawn
 from ..records.compact import FILE
 from ..statistics import notes
-from ..statistics.audits import audits
+from ..statistics.agreement import audits
 from ..statistics.experiment import Experiment
 from ..statistics.rendering import page_view
 from . import facts, reader, tree_svg

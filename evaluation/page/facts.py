@@ -49,7 +49,7 @@ def _by_value(pairs: list[tuple[str, str]]) -> dict[str, list[str]]:
 
 def model_words(run: Run) -> str:
     """Say which model it was, from where, and how it was loaded."""
-    model, source = run.config.get("model", {}) | run.settings["model"], run.metadata.get("converted_from")
+    model, source = run.identity.asked.get("model", {}) | run.settings["model"], run.metadata.get("converted_from")
     revision = f" at revision {model['revision']}" if model.get("revision") else ""
     quantized = f" with weights in {model['quantize']} (torchao)" if model.get("quantize") else ""
     loaded = f"{model.get('attention')} attention, context {model.get('context')}, template {model.get('template')}"

@@ -82,7 +82,7 @@ def _turns(run: Run, row: Row, texts: dict[str | tuple[str, ...], int], failures
 
 def _decoded(run: Run, ids: list[int], failures: dict[str, str]) -> tuple[str, ...] | None:
     """Decode with the run's tokenizer, from local files only; None, and why in `failures`, if there is none."""
-    model = run.settings["model"] | run.config.get("model", {})
+    model = run.settings["model"] | run.identity.asked.get("model", {})
     path, sha256 = str(model.get("path")), str((run.metadata.get("converted_from") or {}).get("sha256", ""))
     if path not in failures:
         try:
@@ -128,7 +128,9 @@ def pieces(tokenizer: Tokenizer, ids: tuple[int, ...]) -> tuple[str, ...]:
 def _prompts(runs: Iterable[Run]) -> dict[str, list[str]]:
     """Read the questions' own turns, by key, from the bench's file where it is still the one that was run."""
     prompts: dict[str, list[str]] = {}
-    benches = [(str(run.config.get("bench", {}).get("path")), run.settings["bench"].get("sha256")) for run in runs]
+    benches = [
+        (str(run.identity.asked.get("bench", {}).get("path")), run.settings["bench"].get("sha256")) for run in runs
+    ]
     for path, digest in dict.fromkeys(benches):
         file = ROOT / path / "question.jsonl" if (ROOT / path).is_dir() else ROOT / path
         try:

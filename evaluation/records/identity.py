@@ -34,26 +34,17 @@ def fingerprint(settings: Settings) -> Settings:
 
 @dataclass(frozen=True)
 class Identity:
-    """A run's parts, as recorded.
+    """A run's parts, as recorded."""
 
-    Attributes:
-        model: its settings, its files' digests among them; bench: its file, order and selection; method: its settings.
-        decoding: sampling, limit, execution, seed, whether it is timed, and so on.
-        machine: the device in words.
-        question_keys: of the questions it is to answer, in their order; empty where they were not recorded.
-        asked: the configuration it was started with, as far as it is kept.
-        draft_tree: the fixed tree's nodes as rank paths, the root left out; None for methods without one.
-    """
-
-    model: Settings
-    bench: Settings
+    model: Settings  # its files' digests among them
+    bench: Settings  # its file, order and selection
     method: Settings
-    decoding: Settings
+    decoding: Settings  # sampling, limit, execution, seed, whether it is timed, and so on
     repeat: int
-    machine: str
-    question_keys: tuple[str, ...]
-    asked: Settings
-    draft_tree: list[list[int]] | None
+    machine: str  # the device in words
+    question_keys: tuple[str, ...]  # of the questions it is to answer, in their order; empty where not recorded
+    asked: Settings  # the configuration it was started with, as far as it is kept
+    draft_tree: list[list[int]] | None  # the fixed tree's nodes as rank paths, the root left out; None without one
 
     @classmethod
     def of(cls, metadata: dict[str, Any]) -> Identity:
@@ -91,13 +82,9 @@ class Identity:
         left_out = ("questions", "ids_sha256") if method.get("start", "cold") == "cold" else ()
         bench = {key: value for key, value in self.bench.items() if key not in left_out}
         bench |= {key: self.asked.get("bench", {}).get(key) for key in PART}
-        if self.starts_saved:  # each repeat starts from what its own hot run left
+        if self.asked.get("start") == SAVED:  # each repeat starts from what its own hot run left
             method = {key: value for key, value in method.items() if key != "start_sha256"} | {"start": SAVED}
         return json.dumps([self.comparable, bench, method, self.decoding], sort_keys=True)
-
-    @property
-    def starts_saved(self) -> bool:
-        return self.asked.get("start") == SAVED
 
     @cached_property
     def facets(self) -> Settings:
@@ -105,7 +92,7 @@ class Identity:
         method, decoding = self.method, self.decoding
         facets = {key: method.get(key) for key in ("start", "tree", "tree_nodes")}
         if "start_sha256" in method:  # a file: by its name, or how it was asked for
-            facets["start"] = SAVED if self.starts_saved else Path(str(method["start"])).stem
+            facets["start"] = SAVED if self.asked.get("start") == SAVED else Path(str(method["start"])).stem
         if tree := self.draft_tree:
             facets["tree_depth"] = max(len(path) for path in tree)
             facets["tree_breadth"] = 1 + max(path[0] for path in tree)

@@ -212,23 +212,3 @@ def difference(before: Any, now: Any, where: str = "", words: tuple[str, str] = 
 def _short(value: Any) -> str:
     text = str(value)
     return text if len(text) <= 70 else f"{text[:35]}...{text[-30:]}"
-
-
-def common_turns(one: Row, other: Row) -> tuple[list[tuple[int, int, list[int], list[int]]], int]:
-    """Return the turns answered from the same prompt: choice, turn, token ids of the one and of the other.
-
-    Also how many turns are left out: those behind an answer that differs, as their prompts differ too, those that one
-    of the two lacks, and those in which neither holds a token.
-    """
-    turns = []
-    for index, choices in enumerate(zip(one["choices"], other["choices"], strict=False)):
-        pairs = list(zip(*(choice.get("output_ids") or [] for choice in choices), strict=False))
-        same = next((turn for turn, (a, b) in enumerate(pairs) if a != b), len(pairs))
-        turns += [(index, turn, a, b) for turn, (a, b) in enumerate(pairs[: same + 1]) if a or b]
-    most = max(sum(len(choice["turns"]) for choice in row["choices"]) for row in (one, other))
-    return turns, most - len(turns)
-
-
-def diverge(a: Any, b: Any) -> int:
-    """Return the first index at which two sequences differ."""
-    return next((i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))

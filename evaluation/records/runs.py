@@ -96,11 +96,6 @@ class Run:
         return Identity.of(self.metadata)
 
     @property
-    def config(self) -> dict[str, Any]:
-        """The settings that were asked for; of compact records those of model, bench and start."""
-        return dict(self.metadata.get("config", {}))
-
-    @property
     def execution(self) -> str:
         """How its steps were taken: eager or graph; GENERATE for transformers' own decoding."""
         requested = GENERATE if self.settings["method"]["name"] == "hf" else self.settings.get("execution")
@@ -140,15 +135,14 @@ def read_runs(folder: Path) -> list[Run]:
         records: Iterable[Any] = ((folder / "runs" / name, *record) for name, *record in compact.unpacked(file))
     else:
         records = _read(sorted(path for path in folder.glob("runs/*") if path.is_dir()))
-    runs = _of_this_schema(records)
-    if not runs:
+    if not (runs := _of_this_schema(records)):
         raise UserError(f"{folder}: no runs here (runs/*/metadata.json with answers.jsonl, or {compact.FILE})")
-    return sorted(runs, key=_order)
+    return runs
 
 
 def runs_at(folders: Iterable[Path]) -> list[Run]:
     """Read the runs in these folders that have answers, methods in the tables' order."""
-    return sorted(_of_this_schema(_read(sorted(folders))), key=_order)
+    return _of_this_schema(_read(sorted(folders)))
 
 
 def _read(folders: Iterable[Path]) -> Iterator[tuple[Path, dict[str, Any], list[Row]]]:
@@ -162,7 +156,7 @@ def _read(folders: Iterable[Path]) -> Iterator[tuple[Path, dict[str, Any], list[
 
 
 def _of_this_schema(records: Iterable[tuple[Path, dict[str, Any], list[Row]]]) -> list[Run]:
-    """Return the runs of this schema; the others are named and left out."""
+    """Return the runs of this schema, in the tables' order; the others are named and left out."""
     runs = []
     for folder, metadata, rows in records:
         try:
@@ -182,7 +176,7 @@ def _of_this_schema(records: Iterable[tuple[Path, dict[str, Any], list[Row]]]) -
         if drafter.startswith("model."):  # recorded by file and class, which have moved since
             method["drafter"] = _METHOD_OF_CLASS.get(drafter.rpartition(".")[2], drafter)
         runs.append(Run(folder, metadata, rows))
-    return runs
+    return sorted(runs, key=_order)
 
 
 def _inside(values: Any, key: str) -> Any:
@@ -208,13 +202,6 @@ def _order(run: Run) -> tuple[Any, ...]:
 def natural(text: str) -> tuple[str | float, ...]:
     """Split a text to sort by, its numbers as numbers: 60 before 480. Texts and numbers stand in turn."""
     return tuple(float(part) if i % 2 else part for i, part in enumerate(_NUMBER.split(text)))
-
-
-def sampling_words(settings: dict[str, Any]) -> str:
-    """Say how tokens were chosen: greedy, or temperature 0.7, top_p 0.9."""
-    sampling: dict[str, Any] = settings.get("sampling", {})
-    words = [] if sampling.get("temperature") else ["greedy"]
-    return ", ".join(words + [f"{key} {value}" for key, value in sampling.items()])
 
 
 PLAIN_DECODING = {"vanilla", "baseline", "autoregressive"}  # words by which such files name it

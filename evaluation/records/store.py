@@ -69,9 +69,7 @@ class AnswerStore:
                     f"{self.folder} holds a run of another configuration: {different}; use another run_dir or delete it"
                 )
             now = metadata["circumstances"]
-            if not answered:  # nothing was measured under those
-                write_json(path, metadata)
-            elif not self.is_finished() and (different := difference(recorded["circumstances"], now)):
+            if answered and not self.is_finished() and (different := difference(recorded["circumstances"], now)):
                 raise UserError(
                     f"{self.folder} holds {answered} answers given under other circumstances: {different}; finish it "
                     "under those, or delete it to start anew"
@@ -80,7 +78,7 @@ class AnswerStore:
             raise UserError(
                 f"{self.answers} holds answers of an unknown configuration (no metadata.json next to it); move it away"
             )
-        else:
+        if not answered:  # nothing was measured under what is recorded, if it is
             write_json(path, metadata)
         states = set(self.folder.glob("state-*.safetensors")) - {self._state_path(answered)}
         for stale in [*self.folder.glob(PARTIAL), *states]:  # a killed run's; this one has the directory for itself

@@ -83,7 +83,13 @@ def missing_jobs(folder: Path) -> str:
     """Say what the last sweep into this folder has not finished, and what completes it; empty if all is done."""
     sweep = read_object(folder / "sweep.json")
     jobs: list[list[str]] = sweep["jobs"] if fits(sweep.get("jobs"), 2, (str,)) else []
-    left = [job for job in jobs if not _done(folder, job)]
+    left = []
+    for job in jobs:  # done: not available, or its mark is there and all its runs still are, finished
+        mark = read_object(mark_of(folder, job))
+        runs = mark.get("runs")
+        finished = isinstance(runs, list) and all((folder / f"runs/{run}/summary.json").exists() for run in runs)
+        if not finished and "not_available" not in mark:
+            left.append(job)
     if not left:
         return ""
     common = set.intersection(*map(set, jobs)) if len(jobs) > 1 else set()  # the command says it
@@ -91,11 +97,3 @@ def missing_jobs(folder: Path) -> str:
     words += [f"and {len(left) - 4} more"] if len(left) > 4 else []
     missing = f"missing: {len(left)} of {len(jobs)} jobs ({'; '.join(words)})"
     return f"{missing}; this completes the sweep: {sweep.get('command')}"
-
-
-def _done(folder: Path, job: Sequence[str]) -> bool:
-    """Return whether the job is not available, or left its mark and all its runs are still there, finished."""
-    mark = read_object(mark_of(folder, job))
-    runs = mark.get("runs")
-    finished = isinstance(runs, list) and all((folder / "runs" / str(run) / "summary.json").exists() for run in runs)
-    return finished or "not_available" in mark

@@ -161,7 +161,6 @@ class _Sequence:
         forwarded = Forwarded(choices, logits, hidden)
         left = limit - len(self.out.tokens)
         verification = conclude(self.session, draft, forwarded, over=lambda new: new[-1] in eos or len(new) == left)
-        self.out.forwards += 1
         for token in verification.tokens:
             self.context = self.context.child(token)
         self.root = verification.tokens[-1]

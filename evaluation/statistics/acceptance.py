@@ -34,7 +34,7 @@ def accepted_paths(rows: Iterable[Row], source: str | None = None) -> Accepted:
 
 
 class Depth(NamedTuple):
-    """Acceptance at one depth of the tree, over all steps that drafted; statistics/columns.py defines the shares."""
+    """Acceptance at one depth of the tree, over all steps that drafted; columns.yaml defines the shares."""
 
     depth: int
     steps: int
@@ -51,18 +51,12 @@ def by_depth(accepted: Accepted) -> list[Depth]:
 
 @dataclass(frozen=True)
 class Node:
-    """A node of the tree and how often it was accepted. Shares of nothing are 0.
-
-    Attributes:
-        tried: drafting steps whose tree had this node.
-        accepted: those in which it was on the accepted path.
-        parent_accepted: those in which its parent was; the tries of the conditional share.
-    """
+    """A node of the tree and how often it was accepted. Shares of nothing are 0."""
 
     path: RankPath
-    tried: int
-    accepted: int
-    parent_accepted: int
+    tried: int  # drafting steps whose tree had this node
+    accepted: int  # those in which it was on the accepted path
+    parent_accepted: int  # those in which its parent was; the tries of the conditional share
 
     @property
     def share(self) -> float:

@@ -1,30 +1,38 @@
-"""Do two experiments agree? Token ids and accepted lengths of the same configurations, question by question.
+"""Do answers agree? Each method's with vanilla's, turn by turn, and those of two experiments, question by question.
 
-Token ids must be the same in every turn: neither the machine nor a draft may change them. MATs agree if the 95 %
-interval of their ratio holds 1, on the questions that both answered from the same state: with state kept between
-prompts, those before which both were asked the same; with states saved from other questions, none. Accepted lengths
-decide nothing where there is no interval (fewer than FEWEST questions) or the clock sizes drafts. Of runs with
+Audit: is the output still the model's own? Token ids of the turns that both answered from the same prompt.
+
+Two experiments: token ids must be the same in every turn: neither the machine nor a draft may change them. MATs agree
+if the 95 % interval of their ratio holds 1, on the questions that both answered from the same state: with state kept
+between prompts, those before which both were asked the same; with states saved from other questions, none. Accepted
+lengths decide nothing where there is no interval (fewer than FEWEST questions) or the clock sizes drafts. Of runs with
 different limits of new tokens the text is compared up to the smaller one, and no accepted lengths.
 """
 
 from __future__ import annotations
 
 import math
+import shlex
 from bisect import bisect_right
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import accumulate, takewhile
+from pathlib import Path
 from typing import Any
 
+import pandas as pd
+
 from ..records.identity import NAMED
-from ..records.rows import Row, common_turns, diverge
+from ..records.rows import Row, parsed
+from ..records.runs import Run, row_key
 from .acceptance import LEARNT
-from .experiment import Experiment
 from .metrics import lengths_by_turn
 from .pools import Pool, mat_ratio
 from .published import default_settings
-from .rendering import aligned, interval_text, shown
+from .tables import identity
 
+GAPS = "audit_gaps.json"
+Gaps = dict[tuple[str, ...], float]
 EQUAL, SIZES, WITHIN = "equal", "text equal, sizes differ", "text equal, lengths differ within the interval"
 OPEN, APART, TEXT = "text equal, lengths not decided", "text equal, LENGTHS DIFFER", "ANOTHER TEXT"
 CUT = "text equal up to the smaller limit"
@@ -32,58 +40,195 @@ WRONG = (APART, TEXT)
 HOW = ("execution", "timed", "phases")  # facets that change neither text nor accepted lengths
 
 
+def common_turns(one: Row, other: Row) -> tuple[list[tuple[int, int, list[int], list[int]]], int]:
+    """Return the turns answered from the same prompt: choice, turn, token ids of the one and of the other.
+
+    Also how many turns are left out: those behind an answer that differs, as their prompts differ too, those that one
+    of the two lacks, and those in which neither holds a token.
+    """
+    turns = []
+    for index, choices in enumerate(zip(one["choices"], other["choices"], strict=False)):
+        pairs = list(zip(*(choice.get("output_ids") or [] for choice in choices), strict=False))
+        same = next((turn for turn, (a, b) in enumerate(pairs) if a != b), len(pairs))
+        turns += [(index, turn, a, b) for turn, (a, b) in enumerate(pairs[: same + 1]) if a or b]
+    most = max(sum(len(choice["turns"]) for choice in row["choices"]) for row in (one, other))
+    return turns, most - len(turns)
+
+
+def diverge(a: Any, b: Any) -> int:
+    """Return the first index at which two sequences differ."""
+    return next((i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))
+
+
+@dataclass(frozen=True)
+class Turn:
+    """A turn that a run and the baseline answered from the same prompt."""
+
+    run: Run
+    question_id: Any
+    choice: int
+    turn: int
+    tokens: int  # of the baseline's answer
+    differs_at: int | None  # the first new token, from 0, in which the run's differs from it; None: in none
+
+    @property
+    def key(self) -> tuple[str, ...]:
+        """Where the two differ, as the file of gaps has it."""
+        return self.run.folder.name, *map(str, (self.question_id, self.choice, self.turn, self.differs_at))
+
+    @property
+    def where(self) -> str:
+        place = f"question {self.question_id}, turn {self.turn + 1}"
+        return f"{place}, answer {self.choice + 1}" if self.choice else place
+
+
+@dataclass
+class Audit:
+    """A configuration, all its repeats, against its baseline."""
+
+    pool: Pool
+    base: Pool
+    turns: list[Turn] = field(default_factory=list)
+    left_out: int = 0  # turns behind one that differed, whose prompts differ, and those with no token ids on one side
+
+    @property
+    def different(self) -> list[Turn]:
+        return [turn for turn in self.turns if turn.differs_at is not None]
+
+    @property
+    def identical(self) -> int:
+        return len(self.turns) - len(self.different)
+
+    @property
+    def tokens(self) -> int:
+        """The baseline's, in all turns."""
+        return sum(turn.tokens for turn in self.turns)
+
+
+def audits(pooled: Sequence[Pool], bases: Sequence[str] = ("vanilla",)) -> list[Audit]:
+    """Audit every configuration against the first of these baselines that it has; the last of them is audited by none.
+
+    An answer is compared with the same repeat's, where the baseline has the question there, else with any repeat's.
+    Where tokens are drawn, transformers' own noise is another one: its answers are compared with none.
+    """
+    audited = []
+    for pool in pooled:
+        base = next((base for name in bases if name != pool.label and (base := pool.baselines[name])), None)
+        if base is None or pool.label == bases[-1]:
+            continue
+        if pool.identity.facets.get("temperature") and "hf" in (pool.label, base.label):
+            continue
+        audit = Audit(pool, base)
+        for repeat, shards in pool.repeats.items():
+            base_rows = base.answers_to_compare(repeat)
+            for run, row in ((shard, row) for shard in shards for row in shard.answers):
+                turns, left_out = common_turns(row, base_rows.get(row_key(row), {"choices": []}))
+                audit.left_out += left_out
+                for choice, turn, ids, base_ids in turns:
+                    differs_at = None if ids == base_ids else diverge(ids, base_ids)
+                    audit.turns.append(Turn(run, row["question_id"], choice, turn, len(base_ids), differs_at))
+        audited.append(audit)
+    return audited
+
+
+def audit_table(audited: Sequence[Audit], gaps: Gaps) -> pd.DataFrame:
+    """Build one row a configuration, with the first difference and the largest gap at one, where gaps are known."""
+    rows = []
+    for audit in audited:
+        measured = [gaps[turn.key] for turn in audit.different if turn.key in gaps]
+        first = next(iter(audit.different), None)
+        rows.append(
+            identity(audit.pool)
+            | {
+                "turns": len(audit.turns),
+                "identical_turns": audit.identical,
+                "identical_share": audit.identical / len(audit.turns) if audit.turns else math.nan,
+                "tokens": audit.tokens,
+                "turns_left_out": audit.left_out,
+                "first_difference_question": first and first.question_id,
+                "first_difference_turn": first and first.turn,
+                "first_difference_token": first and first.differs_at,
+                "gaps_known": len(measured),
+                "largest_logit_gap": max(measured, default=math.nan),
+            }
+        )
+    return pd.DataFrame(rows)
+
+
+def wording(table: pd.DataFrame, folder: Path) -> list[str]:
+    """Say for each type how many turns equal vanilla's; float32 first, where every difference is a defect."""
+    lines = []
+    for dtype in ["float32", *sorted(set(table["dtype"]) - {"float32"})]:
+        rows = table[table["dtype"] == dtype]
+        turns, same = int(rows["turns"].sum()), int(rows["identical_turns"].sum())
+        about = f"({len(rows)} configuration{'s' if len(rows) > 1 else ''}, {int(rows['tokens'].sum()):,} tokens)"
+        measured, different = int(rows["gaps_known"].sum()), turns - same
+        if not turns:
+            lines += ["Nothing was compared in float32."] if dtype == "float32" else []
+        elif not different:
+            left = f"; {left_out:,} turns are not compared" if (left_out := int(rows["turns_left_out"].sum())) else ""
+            lines.append(f"Lossless in {dtype}: all {turns:,} turns equal vanilla's, token for token {about}{left}.")
+        else:
+            largest = f"{rows['largest_logit_gap'].max():.3g}"
+            gap = f"where a difference starts, the two largest logits are at most {largest} apart."
+            command = f"python -m evaluation.audit {shlex.quote(str(folder))}"
+            ask = f"this measures the logit gap at {different - measured} of {different} differences: {command}"
+            share = f"{same:,} of {turns:,} turns ({100 * same / turns:.2f} %) equal vanilla's {about}"
+            lines.append(f"Not identical in {dtype}: {share}; {gap if measured == different else ask}")
+    return lines
+
+
+def read_gaps(folder: Path) -> Gaps:
+    """Read what the command has measured in this folder; nothing if it was not given yet."""
+    try:
+        entries = parsed((folder / GAPS).read_text(encoding="utf-8"))
+        return {tuple(map(str, entry["at"])): float(entry["gap"]) for entry in entries}
+    except (OSError, ValueError, KeyError, TypeError):
+        return {}
+
+
 @dataclass(frozen=True)
 class Comparison:
-    """A configuration here and there.
-
-    Attributes:
-        questions: how many both have answered; same_text, same_lengths: of these, in every turn and repeat; None: not
-            compared.
-        mats: here and there; ratio: of these, with its interval, on the questions that decide.
-        first: where token ids differ first, or else accepted lengths; empty if nowhere.
-    """
+    """A configuration here and there."""
 
     name: str
-    questions: int
-    same_text: int
-    same_lengths: int | None
-    mats: list[float]
-    ratio: tuple[float, float, float]
+    questions: int  # how many both have answered
+    same_text: int  # of these, in every turn and repeat
+    same_lengths: int | None  # None: not compared
+    mats: list[float]  # here and there
+    ratio: tuple[float, float, float]  # of the MATs, with its interval, on the questions that decide
     verdict: str
-    first: str
+    first: str  # where token ids differ first, or else accepted lengths; empty if nowhere
 
 
-def compare(here: Experiment, there: Experiment) -> tuple[list[Comparison], list[str]]:
+def compare(here: Sequence[Pool], there: Sequence[Pool]) -> tuple[list[Comparison], list[str]]:
     """Compare configurations of the same settings, limit or label, in this order; return lines on the rest, too."""
-    pools_here, pools_there, comparisons = list(here.pools), list(there.pools), []
-    for key in (_settings, _any_limit, _label):
+    pools_here, pools_there, comparisons = list(here), list(there), []
+    keys = {id(pool): _keys(pool) for pool in (*here, *there)}
+    for i in range(3):
         for pool in list(pools_here):
-            peers = [other for other in pools_there if key(other) == key(pool) and _common(pool, other)]
-            twins = sum(key(other) == key(pool) for other in pools_here)
-            if peers and (key is not _label or len(peers) == twins == 1):
+            key = keys[id(pool)][i]
+            peers = [other for other in pools_there if keys[id(other)][i] == key and _common(pool, other)]
+            twins = sum(keys[id(other)][i] == key for other in pools_here)
+            if peers and (i < 2 or len(peers) == twins == 1):  # by the label alone only where it is unique
                 other = max(peers, key=lambda peer: len(_common(pool, peer)))
                 comparisons.append(_compare(pool, other))
                 pools_here.remove(pool)
                 pools_there.remove(other)
     alone = [f"only here: {pool.name}" for pool in pools_here] + [f"only there: {pool.name}" for pool in pools_there]
-    counts = [{key for pool in experiment.pools for key in pool.cells.questions} for experiment in (here, there)]
+    counts = [{key for pool in side for key in pool.cells.questions} for side in (here, there)]
     alone += [f"questions: {len(counts[0])} here, {len(counts[1])} there"] if counts[0] != counts[1] else []
     return comparisons, alone
 
 
-def _settings(pool: Pool) -> Any:
+def _keys(pool: Pool) -> tuple[Any, Any, Any]:
+    """Return what pairs a configuration: all its settings, those but the limit of new tokens, its label."""
     today, recorded = default_settings(pool.method), pool.first.settings["method"].keys()  # some have gone since
     left_out = {*HOW, *(f"{p}{key}" for key in recorded - today.keys() - {*NAMED} if today for p in ("", "method_"))}
     facets = {key: value for key, value in pool.identity.facets.items() if key not in left_out and value is not None}
-    return _label(pool), pool.group["dtype"], facets, pool.group["max_new_tokens"]
-
-
-def _any_limit(pool: Pool) -> Any:
-    return _settings(pool)[:-1]
-
-
-def _label(pool: Pool) -> Any:
-    return pool.group["model"], pool.group["bench"], pool.label
+    label = pool.group["model"], pool.group["bench"], pool.label
+    settings = label, pool.group["dtype"], facets
+    return (*settings, pool.group["max_new_tokens"]), settings, label
 
 
 def _common(here: Pool, there: Pool) -> set[str]:
@@ -138,7 +283,10 @@ def _differences(here: Row, there: Row, most: int | None) -> Iterator[tuple[str,
                 place = diverge(ids, other_ids) + 1
                 yield "token ids", f"question {here['question_id']}, turn {turn + 1}, token {place}"
         return
-    turns, other_turns = _turns(here), _turns(there)
+    turns, other_turns = (
+        [turn for c in row["choices"] for turn in zip(lengths_by_turn(c), c.get("output_ids") or [], strict=False)]
+        for row in (here, there)
+    )  # accepted lengths and token ids
     if len(turns) != len(other_turns):
         yield "token ids", f"question {here['question_id']}: {len(turns)} turns here, {len(other_turns)} there"
     pairs = zip(turns, other_turns, strict=False)
@@ -148,32 +296,3 @@ def _differences(here: Row, there: Row, most: int | None) -> Iterator[tuple[str,
             yield "token ids", f"{where}, step {bisect_right(list(accumulate(lengths)), diverge(ids, other_ids)) + 1}"
         if lengths != other_lengths:
             yield "accepted lengths", f"{where}, step {diverge(lengths, other_lengths) + 1}"
-
-
-def _turns(row: Row) -> list[tuple[list[int], list[int]]]:
-    """Return each turn's accepted lengths and token ids, over all choices."""
-    choices = row["choices"]
-    return [turn for c in choices for turn in zip(lengths_by_turn(c), c.get("output_ids") or [], strict=False)]
-
-
-def lines(comparisons: Sequence[Comparison]) -> list[str]:
-    """Word the comparison: a table, then where configurations differ first."""
-    rows = [["method", "questions", "same text", "same lengths", "mat", "mat there", "ratio"]]
-    for c in comparisons:
-        interval = f" {interval_text(*c.ratio[1:])}" if math.isfinite(c.ratio[1]) else ""
-        counts = (shown(count) for count in (c.questions, c.same_text, c.same_lengths))
-        rows.append([c.name, *counts, *(f"{mat:.2f}" for mat in c.mats), f"{c.ratio[0]:.3f}{interval}"])
-    verdicts = ["", *(f"  {c.verdict}" for c in comparisons)]
-    table = [row + verdict for row, verdict in zip(aligned(rows), verdicts, strict=True)]
-    return table + [f"{c.name}: {c.first}" for c in comparisons if c.first]
-
-
-def summary(comparisons: Sequence[Comparison]) -> str:
-    """Say in one line how far two experiments agree."""
-    verdicts: dict[str, list[str]] = {EQUAL: []}
-    for c in comparisons:
-        verdicts.setdefault(c.verdict, []).append(c.name)
-    questions = " or ".join(map(str, sorted({c.questions for c in comparisons})))
-    equal = f"token ids and accepted lengths equal in {len(verdicts.pop(EQUAL))} of {len(comparisons)}"
-    others = (f"{verdict}: {', '.join(names)}" for verdict, names in verdicts.items())
-    return "; ".join([f"{equal} configurations on {questions} questions", *others])

@@ -11,7 +11,8 @@ import pandas as pd
 
 from ..records.runs import Run, read_runs
 from ..records.sweeps import missing_jobs, not_available
-from .audits import Audit, audits
+from .agreement import Audit, audits
+from .metrics import grouped
 from .pools import Pool, pools
 from .published import with_published
 from .tables import block_names, main_table, with_unavailable
@@ -40,10 +41,8 @@ class Experiment:
     @cached_property
     def blocks(self) -> dict[str, list[Pool]]:
         """By a block's name its configurations: those of one model, bench, limit and device."""
-        names, of_block = block_names(pool.block for pool in self.pools), dict[str, list[Pool]]()
-        for pool in self.pools:
-            of_block.setdefault(names[pool.block], []).append(pool)
-        return of_block
+        names = block_names(tuple(pool.group.values()) for pool in self.pools)
+        return grouped(self.pools, lambda pool: names[tuple(pool.group.values())])
 
     @cached_property
     def named(self) -> dict[str, Pool]:

@@ -1,18 +1,21 @@
-"""The figures of answers, from their rows in Spec-Bench's format; statistics/columns.py defines each."""
+"""The figures of answers, from their rows in Spec-Bench's format; columns.yaml defines each."""
 
 from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterable, Sequence
-from typing import Any
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, TypeVar
 
 import numpy as np
 
 from ..records.questions import OVERALL as OVERALL
 from ..records.questions import SUBTASKS, subtask
 from ..records.rows import Row, accept_lengths, new_tokens, question_speed, wall_time
-from .columns import PERCENTILES
+
+PERCENTILES = (50, 95, 99)
+Item = TypeVar("Item")
+Key = TypeVar("Key")
 
 
 def mean(values: Iterable[float]) -> float:
@@ -52,8 +55,7 @@ def measure(rows: Sequence[Row]) -> dict[str, Any]:
 def repetition(row: Row) -> float:
     """Return the mean over a question's turns of the share of repeated 3-grams; NaN where the row does not say."""
     turns = [share for choice in row["choices"] for share in choice.get("repeated_3grams") or []]
-    shares = [share for share in turns if share is not None]
-    return sum(shares) / len(shares) if shares else math.nan
+    return mean(share for share in turns if share is not None)
 
 
 def per_turn(rows: Sequence[Row], key: str) -> list[float]:
@@ -69,10 +71,8 @@ def per_turn(rows: Sequence[Row], key: str) -> list[float]:
 
 def between_tokens(rows: Sequence[Row]) -> list[float]:
     """Return the seconds of all steps behind the first of their turn; empty if any row lacks them."""
-    choices = [choice for row in rows for choice in row["choices"]]
-    if any(choice.get("step_us") is None for choice in choices):
-        return []
-    return [us / 1e6 for choice in choices for turn in choice["step_us"] for us in turn[1:]]
+    turns = [choice.get("step_us") for row in rows for choice in row["choices"]]
+    return [] if None in turns else [us / 1e6 for of_choice in turns for turn in of_choice for us in turn[1:]]
 
 
 def percentiles(name: str, seconds: Sequence[float]) -> dict[str, float]:
@@ -109,11 +109,16 @@ def _decode_speed(rows: Sequence[Row]) -> float:
     return tokens / seconds if seconds > 0 else math.nan
 
 
-def by_subtask(rows: Iterable[Row]) -> dict[str, list[Row]]:
+def grouped(items: Iterable[Item], key: Callable[[Item], Key]) -> dict[Key, list[Item]]:
+    """Return the items by their keys, both in the order of the items."""
+    groups: dict[Key, list[Item]] = {}
+    for item in items:
+        groups.setdefault(key(item), []).append(item)
+    return groups
+
+
+def by_subtask(rows: Sequence[Row]) -> dict[str, list[Row]]:
     """Group rows as the tables print them: Spec-Bench's subtasks, then others by name, then all."""
-    items = list(rows)
-    groups: dict[str, list[Row]] = {}
-    for row in items:
-        groups.setdefault(subtask(str(row.get("category", "unknown"))), []).append(row)
+    groups = grouped(rows, lambda row: subtask(str(row.get("category", "unknown"))))
     names = [name for name in SUBTASKS if name in groups] + sorted(groups.keys() - set(SUBTASKS))
-    return {name: groups[name] for name in names} | {OVERALL: items}
+    return {name: groups[name] for name in names} | {OVERALL: list(rows)}

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import textwrap
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import pandas as pd
 
-from ..records.rows import difference, new_tokens
-from ..records.runs import GENERATE, Run, sampling_words
-from .experiment import Experiment
+from model.engine.sizing import steps_in_words
+
+from ..records.rows import difference
+from ..records.runs import GENERATE, Run
 from .intervals import spans_one
-from .metrics import OVERALL
+from .metrics import OVERALL, grouped
 from .pools import BASELINES, COMPARED, Pool
 from .tables import blocks
 
@@ -22,12 +22,6 @@ UNSURE = "~"  # the mark of a speedup whose interval spans 1
 ONE_REPEAT = (
     "speeds are from one repeat: their intervals leave out how the machine drifts between runs (repeats=3 includes it)"
 )
-
-
-def drift_unknown(table: pd.DataFrame) -> bool:
-    """Return whether an interval of a speed comes from one repeat, so that it is over questions only."""
-    speeds = [c for c in ("tokens_per_second", *(f"speedup_{b}" for b in BASELINES)) if f"{c}_std" in table]
-    return any(bool((table[f"{c}_std"].isna() & (table[f"{c}_low"] < table[f"{c}_high"])).any()) for c in speeds)
 
 
 def headlines(table: pd.DataFrame) -> list[str]:
@@ -61,7 +55,8 @@ def table_notes(table: pd.DataFrame, intervals: bool) -> list[str]:
     ends = [(table[f"speedup_{b}_low"], table[f"speedup_{b}_high"]) for b in BASELINES]
     if any(spans_one(low, high) for lows, highs in ends for low, high in zip(lows, highs, strict=True)):
         notes.append(f"{UNSURE}: the 95 % interval of this speedup includes 1, so neither of the two is clearly faster")
-    if drift_unknown(table):
+    speeds = [c for c in ("tokens_per_second", *(f"speedup_{b}" for b in BASELINES)) if f"{c}_std" in table]
+    if any((table[f"{c}_std"].isna() & (table[f"{c}_low"] < table[f"{c}_high"])).any() for c in speeds):
         notes.append(ONE_REPEAT)
     if "published_source" in table and (sources := table["published_source"].dropna().unique().tolist()):
         names = "; ".join(sources)
@@ -69,37 +64,24 @@ def table_notes(table: pd.DataFrame, intervals: bool) -> list[str]:
     return notes
 
 
-def conditions(experiment: Experiment) -> str:
-    """Say in a paragraph what was measured on what."""
-    benches: dict[str, str] = {}
-    for pool in experiment.pools:
-        rows, bench = pool.first_answers, pool.group["bench"]
-        turns = sum(len(choice["turns"]) for row in rows for choice in row["choices"])
-        counts = f"({turns:,} turns, {sum(map(new_tokens, rows)):,} tokens)"
-        benches.setdefault(bench, f"{len(rows)} questions of {bench} {counts}")
-    repeats = max(len(pool.repeats) for pool in experiment.pools)
-    parts = [*benches.values(), f"{repeats} repeat{'s' * (repeats > 1)}"]
-    parts += dict.fromkeys(part for line in heading(experiment.runs) for part in line.split("; "))
-    return textwrap.fill("; ".join(parts) + ".", 118, break_long_words=False, break_on_hyphens=False)
-
-
 def heading(runs: Sequence[Run]) -> list[str]:
     """Say what ran on what, one line a device and setting, and which generation settings were left out."""
-    lines = []
-    for run in runs:
-        versions = run.metadata["versions"]
-        lines.append(
-            f"{run.model} ({run.precision}) on {run.metadata['device']}; torch {versions['torch']}, transformers "
-            f"{versions['transformers']}; {decoding(run)}"
-        )
-    lines += filter(None, (generation_left_out(run) for run in runs))
+    lines = [
+        f"{run.model} ({run.precision}) on {run.metadata['device']}; torch {run.metadata['versions']['torch']}, "
+        f"transformers {run.metadata['versions']['transformers']}; {decoding(run)}"
+        for run in runs
+    ]
+    lines += filter(None, map(generation_left_out, runs))
     return list(dict.fromkeys(lines))
 
 
 def decoding(run: Run) -> str:
     """Say how tokens were chosen, and up to how many."""
     settings, choices = run.settings, run.settings.get("num_choices") or 1
-    words = f"{sampling_words(settings)}, batch 1, max_new_tokens {settings['max_new_tokens']}"
+    sampling: dict[str, Any] = settings.get("sampling", {})
+    chosen = [] if sampling.get("temperature") else ["greedy"]
+    chosen += [f"{key} {value}" for key, value in sampling.items()]
+    words = f"{', '.join(chosen)}, batch 1, max_new_tokens {settings['max_new_tokens']}"
     words += f", {choices} answers a question" if choices > 1 else ""
     return words if settings.get("timed", True) else f"{words}; not timed"
 
@@ -178,31 +160,38 @@ def doubts(pooled: Sequence[Pool]) -> list[str]:
 
 def executed(runs: Sequence[Run]) -> list[str]:
     """Say what execution=auto took and why, why there are so many threads, and what CUDA goes without."""
-    reasons = {
-        r.metadata["execution_why"]: r.metadata["execution_used"] for r in runs if r.metadata.get("execution_why")
-    }
+    every = [run.metadata for run in runs]
+    reasons = {m["execution_why"]: m["execution_used"] for m in every if m.get("execution_why")}
     lines = [f"execution=auto chose {used}: {why}" for why, used in reasons.items()]
-    lines += dict.fromkeys(
-        f"threads: {r.metadata['threads']} ({r.metadata['threads_why']})" for r in runs if r.metadata.get("threads_why")
-    )
-    if any(run.metadata.get("cudnn_attention") is False for run in runs):
+    lines += dict.fromkeys(f"threads: {m['threads']} ({m['threads_why']})" for m in every if m.get("threads_why"))
+    if any(metadata.get("cudnn_attention") is False for metadata in every):
         lines.append("cuDNN's attention is off, for hf as well: it plans anew for each new shape of an eager step")
+    return lines
+
+
+def auto_lines(pooled: Sequence[Pool]) -> list[str]:
+    """Word the size that the drafter of a run chose, and the speed that it predicted; one line a run of tree=auto."""
+    lines = []
+    for pool, run in ((one, run) for one in pooled for run in one.runs):
+        figures = run.summary.get("drafter") or {}
+        if figures.get("predicted_speedup") and "plain_steps" in figures:  # older records do not tell plain steps
+            repeat = f", repeat {run.identity.repeat}" if len(pool.runs) > 1 else ""
+            predicted = f"decoding speed over vanilla {figures['predicted_speedup']:.2f} x predicted"
+            lines.append(f"{pool.name}{repeat} on {pool.group['bench']}: {steps_in_words(figures)}; {predicted}")
     return lines
 
 
 def incomplete(runs: Sequence[Run]) -> list[str]:
     """Name the runs that are not done, a line for those that stopped at the same place."""
-    stopped: dict[str, list[str]] = {}
-    for run in runs:
-        if not run.complete:
-            place = f"{len(run.answers)} of {run.metadata['questions']} questions"
-            stopped.setdefault(place, []).append(_repeat(run))
-    return [f"incomplete: {_first_three(names)}: {place}" for place, names in stopped.items()]
+    unfinished = [run for run in runs if not run.complete]
+    stopped = grouped(unfinished, lambda run: f"{len(run.answers)} of {run.metadata['questions']} questions")
+    return [f"incomplete: {_first_three(map(_repeat, same))}: {place}" for place, same in stopped.items()]
 
 
 def _repeat(run: Run) -> str:
     return f"{run.label}, repeat {run.identity.repeat}"
 
 
-def _first_three(names: Sequence[str]) -> str:
+def _first_three(words: Iterable[str]) -> str:
+    names = list(words)
     return "; ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")

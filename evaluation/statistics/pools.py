@@ -18,8 +18,8 @@ from ..records.identity import SAMPLING_COLUMNS, Identity
 from ..records.rows import Row
 from ..records.runs import Run, row_key
 from .acceptance import Accepted, accepted_paths
-from .intervals import Floats, quotient_interval, row_means
-from .metrics import OVERALL
+from .intervals import Floats, quotient_interval
+from .metrics import OVERALL, grouped
 
 # What rows of a table share that stand in one block, and figures that are drawn together.
 GROUP = ("model", "dtype", "bench", "bench_questions", "questions_sha256", "max_new_tokens", "device")
@@ -32,40 +32,27 @@ BUDGETS = ("nodes", "tree_nodes", "max_draft")  # settings that say how many nod
 
 @dataclass(frozen=True)
 class Cells:
-    """What was measured, by question and repeat.
+    """What was measured, by question and repeat: (n, R), NaN where the repeat has no answer."""
 
-    Attributes:
-        questions: their keys (n,); subtasks: theirs (n,); repeats: their numbers, R of them.
-        tokens, steps, speed: (n, R), NaN where the repeat has no answer; speed in tokens/s.
-    """
-
-    questions: pd.Index[str]
-    subtasks: NDArray[np.object_]
-    repeats: tuple[int, ...]
+    questions: pd.Index[str]  # their keys
+    subtasks: NDArray[np.object_]  # theirs: (n,)
+    repeats: tuple[int, ...]  # their numbers
     tokens: Floats
     steps: Floats
-    speed: Floats
+    speed: Floats  # tokens/s
 
     def take(self, rows: NDArray[Any]) -> Cells:
         """Return some of the questions: a mask (n,) or places (m,)."""
-        columns = (self.tokens[rows], self.steps[rows], self.speed[rows])
-        return Cells(self.questions[rows], self.subtasks[rows], self.repeats, *columns)
+        measures = (values[rows] for values in (self.tokens, self.steps, self.speed))
+        return Cells(self.questions[rows], self.subtasks[rows], self.repeats, *measures)
 
     def of(self, category: str) -> Cells:
         """Return the questions of a subtask, or all."""
         return self if category == OVERALL else self.take(self.subtasks == category)
 
-    def mean_speed(self) -> Floats:
-        """Return each question's speed, the mean over its repeats: (n,)."""
-        return row_means(self.speed)
-
     def mean_counts(self) -> tuple[Floats, Floats]:
         """Return each question's tokens and steps, the means over the repeats that have it: (n,) each."""
         return np.nanmean(self.tokens, axis=1), np.nanmean(self.steps, axis=1)
-
-    def columns(self, repeats: Sequence[int]) -> Floats:
-        """Return the speeds of these repeats only: (n, len(repeats))."""
-        return self.speed[:, [self.repeats.index(repeat) for repeat in repeats]]
 
 
 def paired(cells: Cells, others: Cells) -> tuple[Cells, Cells]:
@@ -120,10 +107,6 @@ class Pool:
         method = self.first.settings["method"]
         return next((int(method[key]) for key in BUDGETS if method.get(key)), None)
 
-    @property
-    def complete(self) -> bool:
-        return all(run.complete for run in self.runs)
-
     @cached_property
     def selection(self) -> frozenset[str]:
         """The questions that it is to answer, over all shards."""
@@ -140,20 +123,9 @@ class Pool:
         """Its values of GROUP."""
         settings = self.first.settings
         questions = json.dumps([settings["bench"].get("sha256"), sorted(self.selection)]).encode()
-        return {
-            "model": self.first.model,
-            "dtype": settings["model"]["dtype"],
-            "bench": settings["bench"]["name"],
-            "bench_questions": self.questions,
-            "questions_sha256": hashlib.sha256(questions).hexdigest()[:8],
-            "max_new_tokens": settings["max_new_tokens"],
-            "device": self.first.metadata["device"],
-        }
-
-    @property
-    def block(self) -> tuple[Any, ...]:
-        """Its values of GROUP as a key."""
-        return tuple(self.group.values())
+        bench = settings["bench"]["name"], self.questions, hashlib.sha256(questions).hexdigest()[:8]
+        machine = settings["max_new_tokens"], self.first.metadata["device"]
+        return dict(zip(GROUP, (self.first.model, settings["model"]["dtype"], *bench, *machine), strict=True))
 
     @cached_property
     def repeats(self) -> dict[int, tuple[Run, ...]]:
@@ -169,10 +141,8 @@ class Pool:
     @cached_property
     def answers(self) -> dict[int, dict[str, Row]]:
         """By repeat, its rows by question, in the order asked."""
-        return {
-            repeat: {row_key(row): row for run in shards for row in run.answers}
-            for repeat, shards in self.repeats.items()
-        }
+        repeats = self.repeats.items()
+        return {repeat: {row_key(row): row for run in shards for row in run.answers} for repeat, shards in repeats}
 
     def answers_to_compare(self, repeat: int) -> dict[str, Row]:
         """Return what this repeat of another configuration is compared with: the same repeat's rows, else any one's."""
@@ -198,8 +168,7 @@ class Pool:
     def baselines(self) -> dict[str, Pool | None]:
         """By name, the baseline's runs to compare with; None where none have a question in common.
 
-        They are of the same model, bench file and device, both or neither with phases, and of the same execution where
-        the baseline has one. Of several the one with most questions in common is taken.
+        They have the same model, bench file, device and COMPARED settings, but for the execution of hf.
         """
         found = {name: self.closest(name) for name in BASELINES}
         return found | {"hf": found["hf"] or self.closest("hf", ("phases", *SAMPLED))}
@@ -210,18 +179,15 @@ class Pool:
         Of equals the one with fewest questions; None where nobody has any in common.
         """
         questions = self.cells.questions
-        ranked: list[tuple[int, int, Pool]] = []
-        for other in self.among:
-            if (
-                other.label == label
-                and other.identity.comparable == self.identity.comparable
-                and all(self.identity.facets.get(key) == other.identity.facets.get(key) for key in alike)
-            ):
+        facets, ranked = self.identity.facets, list[tuple[int, int, Pool]]()
+        for other in (pool for pool in self.among if pool.label == label):
+            same = all(facets.get(key) == other.identity.facets.get(key) for key in alike)
+            if same and other.identity.comparable == self.identity.comparable:
                 others = other.cells.questions
                 common = len(questions) if questions.equals(others) else int((others.get_indexer(questions) >= 0).sum())
                 ranked.append((common, -len(others), other))
-        best = max(ranked, key=lambda entry: entry[:2], default=None)  # of equals the first
-        return best[2] if best is not None and best[0] else None
+        common, _, best = max(ranked, key=lambda entry: entry[:2], default=(0, 0, None))  # of equals the first
+        return best if common else None
 
     @cached_property
     def cells(self) -> Cells:
@@ -243,19 +209,13 @@ def pools(runs: Sequence[Run]) -> list[Pool]:
     In the runs' order, but of what may be compared the pools of most questions come first.
     """
     place = {id(run): i for i, run in enumerate(runs)}
-    begins: dict[tuple[str, ...], int] = {}
-    configurations: dict[str, list[Run]] = {}
-    for i, run in enumerate(runs):
-        configurations.setdefault(run.identity.configuration, []).append(run)
-        begins.setdefault(run.identity.comparable, i)
-    groups = [sorted(g, key=lambda run: place[id(run)]) for peers in configurations.values() for g in joined(peers)]
+    begins = {run.identity.comparable: place[id(run)] for run in reversed(runs)}
+    configurations = grouped(runs, lambda run: run.identity.configuration).values()
+    groups = [sorted(g, key=lambda run: place[id(run)]) for peers in configurations for g in joined(peers)]
     pooled = [Pool(tuple(group)) for group in groups]
     pooled.sort(key=lambda pool: (begins[pool.identity.comparable], -pool.questions, place[id(pool.first)]))
-    alike: dict[tuple[Any, ...], list[Pool]] = {}
-    for pool in pooled:
-        alike.setdefault((*pool.block, pool.label), []).append(pool)
     words: dict[int, str] = {}
-    for peers in alike.values():
+    for peers in grouped(pooled, lambda pool: (*pool.group.values(), pool.label)).values():
         words |= zip(map(id, peers), distinguish([pool.first for pool in peers]), strict=True)
     named: list[Pool] = []
     named += [Pool(pool.runs, words[id(pool)], named) for pool in pooled]
@@ -267,22 +227,17 @@ def joined(runs: Sequence[Run]) -> list[list[Run]]:
 
     Selections that overlap (a part and the whole) stay apart, and so do those whose questions are not known.
     """
-    selections: dict[frozenset[str], list[Run]] = {}
-    for run in runs:
-        selections.setdefault(run.identity.selection, []).append(run)
+    selections = grouped(runs, lambda run: run.identity.selection)
     groups: list[tuple[set[str], list[Run]]] = []
     for selection, same in sorted(selections.items(), key=lambda pair: -len(pair[0])):
-        recorded = [
-            (keys, group)
-            for keys, group in groups
-            if same[0].identity.question_keys and group[0].identity.question_keys
-        ]
-        home = next((pair for pair in recorded if pair[0].isdisjoint(selection)), None)
-        if home is None:
-            groups.append((set(selection), same))
+        for keys, group in groups:
+            known = same[0].identity.question_keys and group[0].identity.question_keys
+            if known and keys.isdisjoint(selection):
+                keys.update(selection)
+                group.extend(same)
+                break
         else:
-            home[0].update(selection)
-            home[1].extend(same)
+            groups.append((set(selection), same))
     return [group for _, group in groups]
 
 
@@ -307,29 +262,19 @@ def distinguish(runs: Sequence[Run]) -> list[str]:
         words = [", ".join(filter(None, (_words(key, settings, among) for key in kept))) for kept, settings in named]
         if len(set(words)) == len(runs):
             return words
-    marks = [_hash_of(run) for run in runs]  # they differ in nothing else: files of the same name, other contents
-    if len(set(zip(words, marks, strict=True))) < len(runs):
-        marks = ["#" + run.folder.name[-6:] for run in runs]
-    return [f"{word}, {mark}" if word else mark for word, mark in zip(words, marks, strict=True)]
+    names = [run.folder.name for run in runs]
+    methods = [run.settings["method"] for run in runs]  # they differ in nothing else: files of one name, other contents
+    digests = [m.get("start_sha256") or m.get("tree_sha256") or name for m, name in zip(methods, names, strict=True)]
+    told_apart = len({(word, digest[-6:]) for word, digest in zip(words, digests, strict=True)}) == len(runs)
+    marks = [f"#{mark[-6:]}" for mark in (digests if told_apart else names)]
+    return [", ".join(filter(None, pair)) for pair in zip(words, marks, strict=True)]
 
 
 def _words(key: str, settings: dict[str, Any], varied: list[str]) -> str:
     value = settings.get(key)
-    if key == "tree_nodes" and "tree" in varied:
-        return ""  # named with the tree
-    if key == "tree":
-        return f"{value} ({settings.get('tree_nodes')})"
     if key == "tree_nodes":
-        return f"{value} nodes"
-    if key in ("tree_depth", "tree_breadth"):
-        return f"{value} {'deep' if key == 'tree_depth' else 'wide'}"
-    if key == "order":
-        return f"{value or 'file'} order"
-    if isinstance(value, bool):
-        return key if value else f"no {key}"
-    return f"{key.removeprefix('method_')}={value}"
-
-
-def _hash_of(run: Run) -> str:
-    method = run.settings["method"]
-    return "#" + str(method.get("start_sha256") or method.get("tree_sha256") or run.folder.name)[-6:]
+        return "" if "tree" in varied else f"{value} nodes"  # named with the tree
+    forms = {"tree": f"{value} ({settings.get('tree_nodes')})", "order": f"{value or 'file'} order"}
+    forms |= {"tree_depth": f"{value} deep", "tree_breadth": f"{value} wide"}
+    plain = f"{'' if value else 'no '}{key}" if isinstance(value, bool) else f"{key.removeprefix('method_')}={value}"
+    return forms.get(key, plain)

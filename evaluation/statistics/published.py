@@ -16,10 +16,9 @@ import yaml
 from model.files import ROOT
 
 from ..records.questions import FILE_ORDER, SUBTASKS
-from .columns import TABLE1
 from .metrics import OVERALL
 from .pools import SAMPLED
-from .tables import unavailable
+from .tables import TABLE1, unavailable
 
 REFERENCE = ROOT / "data/reference"
 CODE = "code"  # MBPP's subtask
@@ -55,7 +54,10 @@ def with_published(table: pd.DataFrame) -> pd.DataFrame:
     A row of a part of a bench, of another variant of a method, or of runs that are not done has none. The speedups are
     over transformers' own decoding on their device. A table of which nothing was published stays as it is.
     """
-    sources = [(_by_method(name, device), words, names) for name, device, words, names in SOURCES]
+    sources = []
+    for name, device, words, names in SOURCES:
+        of_device = [row for row in read_published(name) if device in (None, row.get("device"))]
+        sources.append(({(row["model"], row["method"]): row for row in of_device}, words, names))
     none = (None, None, None)
     figures = [_published(row, sources) if as_published(row) else none for row in table.to_dict("records")]
     if all(source is None for _, _, source in figures):
@@ -63,12 +65,6 @@ def with_published(table: pd.DataFrame) -> pd.DataFrame:
     columns = ["published_mat", "published_speedup_hf", "published_source"]
     added = pd.DataFrame(figures, index=table.index, columns=columns)
     return pd.concat([table, added.astype(dict.fromkeys(columns[:2], float))], axis=1)
-
-
-def _by_method(name: str, device: str | None) -> dict[tuple[str, str], dict[str, Any]]:
-    """Return a file's rows by model and method, of one device if it has several."""
-    rows = read_published(name)
-    return {(row["model"], row["method"]): row for row in rows if device in (None, row.get("device"))}
 
 
 def as_published(row: dict[Any, Any]) -> bool:

@@ -16,15 +16,13 @@ import pandas as pd
 from model.files import write_text
 
 from . import notes
-from .audits import audit_table, read_gaps, wording
-from .columns import COLUMNS, MARKDOWN, PAGE, SETUP, TABLE1, TERMINAL, Column, column
+from .agreement import audit_table, read_gaps, wording
 from .experiment import Experiment
 from .intervals import spans_one
 from .metrics import OVERALL
 from .notes import UNSURE
-from .pools import BASELINES
 from .published import MEASURED, PUBLISHED_EXECUTION, table1
-from .tables import blocks, depths_table
+from .tables import COLUMNS, MARKDOWN, PAGE, SETUP, TABLE1, TERMINAL, Column, blocks, column, depths_table
 
 RULE = (
     "Verification accepts a draft token only if the target itself picks it (model/engine/verification.py). "
@@ -33,18 +31,12 @@ RULE = (
 
 
 class Cell(NamedTuple):
-    """A value as printed.
-
-    Attributes:
-        interval: its 95 % interval as printed, where known.
-        mark: of the footnote that it needs: `~` if the interval of a speedup spans 1.
-        value: what to sort by; empty if there is none.
-    """
+    """A value as printed."""
 
     text: str
-    interval: str = ""
-    mark: str = ""
-    value: str = ""
+    interval: str = ""  # its 95 % interval as printed, where known
+    mark: str = ""  # of the footnote that it needs: `~` if the interval of a speedup spans 1
+    value: str = ""  # what to sort by; empty if there is none
 
     @property
     def printed(self) -> str:
@@ -62,33 +54,19 @@ class Line(NamedTuple):
 
 @dataclass(frozen=True)
 class Block:
-    """A part of a table with columns of its own, and its title.
-
-    Attributes:
-        numbers: names of columns that the page sorts as numbers; extra: of those that it hides until asked for.
-    """
+    """A part of a table with columns of its own, and its title."""
 
     columns: list[Column]
     lines: list[Line]
     title: str = ""
-    numbers: set[str] = field(default_factory=set)
-    extra: set[str] = field(default_factory=set)
+    numbers: set[str] = field(default_factory=set)  # names of columns that the page sorts as numbers
+    extra: set[str] = field(default_factory=set)  # and of those that it hides until asked for
 
     @property
     def configurations(self) -> list[list[Line]]:
         """The lines of each configuration, the overall one first, then its subtasks."""
         ends = [i for i, line in enumerate(self.lines, start=1) if line.category == OVERALL]
         return [[self.lines[e - 1], *self.lines[b : e - 1]] for b, e in zip([0, *ends], ends, strict=False)]
-
-    @property
-    def baselines(self) -> list[str]:
-        """The baselines over which it has speedups."""
-        return [name for name in BASELINES if any(column.name == f"speedup_{name}" for column in self.columns)]
-
-    @property
-    def classes(self) -> list[str]:
-        """By column, its CSS classes on the page."""
-        return [f"{'number' * (c.name in self.numbers)} {'extra' * (c.name in self.extra)}" for c in self.columns]
 
     @property
     def has_intervals(self) -> bool:
@@ -108,16 +86,11 @@ class View:
 
 def shown(value: Any, form: str = ".2f") -> str:
     """Print a value: floats in this form, counts with separators (not in form "g", a setting), nothing as a dash."""
-    if missing(value):
+    if pd.isna(value):
         return "-"
     if isinstance(value, float):
         return format(value, form)
     return f"{value:,}" if isinstance(value, int) and not isinstance(value, bool) and form != "g" else str(value)
-
-
-def missing(value: Any) -> bool:
-    """Return whether a cell holds nothing."""
-    return value is None or (isinstance(value, float) and value != value)
 
 
 def interval_text(low: float, high: float, form: str = ".2f") -> str:
@@ -129,15 +102,15 @@ def cell(row: dict[Any, Any], name: str, *, with_interval: bool = True) -> Cell:
     """Return a value of the main table as printed."""
     form, value = column(name).form, row[name]
     text = shown(value, form)
-    if name in ("speedup_hf", "published_speedup_hf") and not missing(row.get("published_source")):
+    if name in ("speedup_hf", "published_speedup_hf") and not pd.isna(row.get("published_source")):
         text += f" ({row['execution'] if name == 'speedup_hf' else PUBLISHED_EXECUTION})"
     interval = mark = ""
     ends = [row.get(f"{name}_{end}") for end in ("low", "high")]
-    if not any(map(missing, ends)):
+    if not any(map(pd.isna, ends)):
         low, high = map(float, ends)  # type: ignore[arg-type]
         interval = interval_text(low, high, form) if with_interval and low < high else ""
         mark = UNSURE if name.startswith("speedup") and spans_one(low, high) else ""
-    return Cell(text, interval, mark, "" if missing(value) else str(value))
+    return Cell(text, interval, mark, "" if pd.isna(value) else str(value))
 
 
 def main_view(experiment: Experiment, category: str = "") -> View:
@@ -194,14 +167,14 @@ def page_view(table: pd.DataFrame) -> View:
         name, values = about.name, rows[about.name]
         if name.removesuffix("_low").removesuffix("_high") in {*rows.columns} - {name}:
             continue  # an end of an interval: printed with its value
-        measure = not about.setting and pd.api.types.is_numeric_dtype(values) and values.dtype != bool
+        measure = about.form != "g" and pd.api.types.is_numeric_dtype(values) and values.dtype != bool
         if not measure and name not in ("method", "category") and values.map(shown).nunique() == 1:
             text = shown(values.iloc[0])
             if not {SETUP, PAGE} & {*about.shown} and text not in ("-", "", "False"):
                 same.append((name.replace("_", " "), text))
         elif values.notna().any():
             columns.append(about)
-            numbers |= {name} if measure or about.setting else set()
+            numbers |= {name} if measure or about.form == "g" else set()
             extra |= set() if PAGE in about.shown and (name != "execution" or several) else {name}
     columns.sort(key=lambda c: (c.name in extra, c.name != "method", c.name in numbers))  # names, numbers, extras
     block = Block(columns, _lines(rows, columns), numbers=numbers, extra=extra)
@@ -217,19 +190,15 @@ def table1_view(table: pd.DataFrame, footnotes: Sequence[str] = ()) -> View:
     columns = [Column("name", title="method"), Column("source", title="figures"), *TABLE1]
     drawn = []
     for model, rows in table.groupby("model", sort=False):
-        devices = "; ".join(filter(None, rows["device"].unique()))
-        lines = [Line(_table1_cells(row), str(row["method"])) for row in rows.to_dict("records")]
+        devices, lines = "; ".join(filter(None, rows["device"].unique())), []
+        for row in rows.to_dict("records"):
+            how = "; ".join(filter(None, (row["measured"], row["execution"])))  # on what, and how its steps were taken
+            source = f"{MEASURED}: {how}" if row["source"] == MEASURED else str(row["source"])
+            figures = {column.name: shown(row[column.name]) for column in TABLE1}
+            texts = [f"{text}x" if name.endswith("speedup") and text != "-" else text for name, text in figures.items()]
+            lines.append(Line([Cell(text) for text in (str(row["name"]), source, *texts)], str(row["method"])))
         drawn.append(Block(columns, lines, f"{model} (measured on {devices})" if devices else str(model)))
     return View(drawn, "Table 1", [head], list(footnotes))
-
-
-def _table1_cells(row: dict[Any, Any]) -> list[Cell]:
-    source = str(row["source"])
-    if source == MEASURED:  # on what, and how its steps were taken
-        source += ": " + "; ".join(word for word in (row["measured"], row["execution"]) if word)
-    figures = {column.name: shown(row[column.name]) for column in TABLE1}
-    texts = [f"{text}x" if name.endswith("speedup") and text != "-" else text for name, text in figures.items()]
-    return [Cell(text) for text in (str(row["name"]), source, *texts)]
 
 
 def aligned(rows: Sequence[Sequence[str]]) -> list[str]:

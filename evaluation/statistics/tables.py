@@ -1,13 +1,19 @@
-"""Tables: the runs of an experiment as rows, repeats pooled, numbers kept as numbers."""
+"""Tables: the runs of an experiment as rows, repeats pooled, numbers kept as numbers; and what their columns mean.
+
+columns.yaml defines the columns for terminal, Markdown, LaTeX, page and documents.
+"""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pandas as pd
+import yaml
 
 from ..records.rows import Row
 from .acceptance import by_depth
@@ -15,11 +21,53 @@ from .intervals import Floats, deviation, finite_mean, quotient_interval, row_me
 from .metrics import OVERALL, by_subtask, measure
 from .pools import GROUP, Cells, Pool, paired
 
+TERMINAL, MARKDOWN, PAGE, SETUP = "terminal", "markdown", "page", "setup"  # where a column is shown
+
+
+@dataclass(frozen=True)
+class Column:
+    """A column; columns.yaml says what its fields are."""
+
+    name: str
+    meaning: str = ""
+    unit: str = ""
+    title: str = ""
+    form: str = ".2f"  # g: a setting
+    shown: tuple[str, ...] = ()
+
+    @property
+    def heading(self) -> str:
+        return self.title or self.name
+
+    @property
+    def definition(self) -> str:
+        """The meaning with its unit, as plain text."""
+        return self.meaning.replace("`", "") + (f" ({self.unit})" if self.unit else "")
+
+
+_DEFINED = yaml.safe_load(Path(__file__).with_name("columns.yaml").read_text(encoding="utf-8"))
+COLUMNS, TABLE1 = (
+    tuple(Column(**entry | {"shown": tuple(entry.get("shown", ()))}) for entry in _DEFINED[table])
+    for table in ("main", "table1")
+)
+_BY_NAME = {column.name: column for column in COLUMNS}
+
+
+def column(name: str) -> Column:
+    """Return the column of this name; the deviation of a measure is one, and so is any setting of a method."""
+    if name in _BY_NAME:
+        return _BY_NAME[name]
+    base, _, end = name.rpartition("_")
+    if end == "std":
+        measure = column(base)
+        return replace(_BY_NAME["X_std"], name=name, title=f"{measure.title or base} std", form=measure.form)
+    return Column(name)
+
 
 def main_table(pooled: Sequence[Pool]) -> pd.DataFrame:
     """Build one row for each model, bench, method and category; speedups are within the experiment.
 
-    statistics/columns.py defines the columns; behind the measures stand the settings of the method.
+    columns.yaml defines the columns; behind the measures stand the settings of the method.
     """
     rows: list[dict[str, Any]] = []
     for pool in pooled:
@@ -39,7 +87,7 @@ def main_table(pooled: Sequence[Pool]) -> pd.DataFrame:
             facets = {f"method_{key}" if key in row else key: value for key, value in pool.identity.facets.items()}
             row |= facets | {"execution": pool.first.execution}
             row |= {f"execution_{name}": base and base.first.execution for name, base in pool.baselines.items()}
-            rows.append(row | pool.group | {"complete": pool.complete})
+            rows.append(row | pool.group | {"complete": all(run.complete for run in pool.runs)})
     return pd.DataFrame(rows)
 
 
@@ -63,7 +111,7 @@ def _measures(cells: Cells, answers: Sequence[Row]) -> dict[str, Any]:
     """Return the measures of a category, with deviation and interval of MAT and tokens/s."""
     measures = measure(answers)
     measures["questions"] = len(cells.questions)
-    measures["tokens_per_second"] = finite_mean(cells.mean_speed())  # of the questions' own means over their repeats
+    measures["tokens_per_second"] = finite_mean(row_means(cells.speed))  # of the questions' means over repeats
     tokens, steps = np.nansum(cells.tokens, axis=1), np.nansum(cells.steps, axis=1)
     sums = zip(np.nansum(cells.tokens, axis=0), np.nansum(cells.steps, axis=0), strict=True)
     by_repeat = {
@@ -86,10 +134,10 @@ def _speedups(name: str, cells: Cells, base: Pool | None) -> dict[str, float]:
         return dict.fromkeys(keys, math.nan)
     cells, base_cells = paired(cells, base.cells)
     both = [repeat for repeat in cells.repeats if repeat in base_cells.repeats]
-    speeds, base_speeds = cells.columns(both), base_cells.columns(both)
+    speeds, base_speeds = (c.speed[:, [c.repeats.index(repeat) for repeat in both]] for c in (cells, base_cells))
     ratios = [speedup(speeds[:, [i]], base_speeds[:, [i]]) for i in range(len(both))]
     if len(both) < 2:
-        speeds, base_speeds = cells.mean_speed()[:, None], base_cells.mean_speed()[:, None]
+        speeds, base_speeds = (row_means(c.speed)[:, None] for c in (cells, base_cells))
     value = speedup(speeds, base_speeds)
     return dict(zip(keys, (value, deviation(ratios), *speed_interval(speeds, base_speeds)), strict=True))
 

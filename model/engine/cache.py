@@ -289,6 +289,11 @@ class TreeCache(Cache):
         read_more = self.forwarded is not None or len(text) < self.length  # a step failed in its forward, or after it
         self.text = [] if self.recurrent and read_more else text[: self.length]
 
+    def copy_from(self, other: TreeCache, columns: torch.Tensor) -> None:
+        """Copy what another cache of the same model has committed into these columns: int64 (its length,)."""
+        for buffer, states in zip(self._buffers, other._buffers, strict=True):
+            buffer.index_copy_(2, columns.to(buffer.device), states[:, :, : other.length])
+
     def move(self, source: torch.Tensor, target: torch.Tensor) -> None:
         """Copy tokens from positions `source` (m,) to `target` (m,), all layers; the static form of `commit`."""
         for buffer in self._buffers:
@@ -331,7 +336,7 @@ class CachePool:
     """
 
     def __init__(self, make: Callable[[int], TreeCache], max_saved: int = 0) -> None:
-        self._make, self._max_saved = make, max_saved
+        self.make, self._max_saved = make, max_saved
         self._free: list[TreeCache] = []
         self._saved: list[SavedText] = []  # the newest last
 
@@ -389,7 +394,7 @@ class CachePool:
                 continue
             cache.make_room(capacity)
             return cache
-        return self._make(capacity)
+        return self.make(capacity)
 
 
 class TreeMasks:

@@ -172,26 +172,18 @@ def check_draft(target: Any, cache: TreeCache) -> None:
     Args:
         cache: an empty one of the target's, for TRIAL_ROOM tokens.
     """
-    with refusing_errors(target.name):
-        error = _draft_error(target, cache)
-    on_cpu = target.device.type == "cpu"
-    if error > (TOLERANCE_HALF if target.dtype != torch.float32 else TOLERANCE if on_cpu else TOLERANCE_GPU):
-        raise UserError(
-            f"{target.name}: logits of a draft's nodes are {error:.2g} of the greatest away from those of the same "
-            "tokens in a row, so that drafts would change what the model says"
-        )
+    tokens = min(TRIAL, target.context - 3)  # the root and two nodes follow
+    if tokens > 0:
+        with refusing_errors(target.name), torch.inference_mode():
+            check_error(target, *_trial(target, cache, tokens), "a draft's nodes")
 
 
-@torch.inference_mode()
-def _draft_error(target: Any, cache: TreeCache) -> float:
-    """Compare a small tree with a plain forward over each of its two texts; of recurrent states, chains.
+def _trial(target: Any, cache: TreeCache, tokens: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Forward a small tree after a prompt of so many tokens; of recurrent states, chains.
 
     Returns:
-        The largest error of a logit, relative to the greatest one of its row.
+        The logits (2, 3, V) of its two paths, and the texts (2, tokens + 3) that end in these.
     """
-    tokens = min(TRIAL, target.context - 3)  # the root and two nodes follow
-    if tokens < 1:
-        return 0.0
     prompt = [(3 + 7 * i) % min(97, target.vocab_size) for i in range(tokens)]
     root, *drafted = ((5 + 11 * i) % min(97, target.vocab_size) for i in range(5))
     paths = [root, drafted[0], drafted[2]], [root, drafted[1], drafted[3]]
@@ -205,9 +197,17 @@ def _draft_error(target: Any, cache: TreeCache) -> float:
         draft = Draft(Tree([0, 0, 0, 1, 2], once=True), torch.tensor([root, *drafted], device=target.device))
         cache.cursor.ahead = target.context + PAST_END  # as much as a cache may ever hold
         by_path = target.forward(cache, draft).logits[torch.tensor([[0, 1, 3], [0, 2, 4]])]
-    by_path = by_path.float()  # (2, 3, V)
-    texts = torch.tensor([prompt + path for path in paths], device=target.device)
-    plain = target.model(input_ids=texts, use_cache=False).logits[:, -3:].float()
+    return by_path, torch.tensor([prompt + path for path in paths], device=target.device)
+
+
+def check_error(target: Any, logits: torch.Tensor, texts: torch.Tensor, what: str) -> None:
+    """Refuse a `Target` whose logits (t, m, V) differ from a plain forward's of the texts' (t, P) last m tokens."""
+    plain = target.model(input_ids=texts, use_cache=False).logits[:, -logits.shape[1] :].float()
     finite = plain.isfinite().all(-1)  # a model may overflow by itself
-    errors = ((by_path - plain).abs().amax(-1) / plain.abs().amax(-1))[finite].nan_to_num(float("inf"))
-    return max(errors.tolist(), default=0.0)
+    errors = ((logits.float() - plain).abs().amax(-1) / plain.abs().amax(-1))[finite].nan_to_num(float("inf"))
+    error, on_cpu = max(errors.tolist(), default=0.0), target.device.type == "cpu"
+    if error > (TOLERANCE_HALF if target.dtype != torch.float32 else TOLERANCE if on_cpu else TOLERANCE_GPU):
+        raise UserError(
+            f"{target.name}: logits of {what} are {error:.2g} of the greatest away from those of the same tokens in a "
+            "row, so that drafts would change what the model says"
+        )

@@ -86,7 +86,8 @@ class Drafter:
     def session(self) -> Session:
         """Open a session for one sequence, from `begin` to `close`. Several can be open and take steps in turns.
 
-        A step is draft, forward and observe; a draft is good until any session of the drafter drafts again.
+        A step is draft, forward and observe. Other sessions may draft before it is observed: a caller that lets them
+        copies the draft's tokens, and what else a draft needs is its session's own.
         """
         raise NotImplementedError
 

@@ -12,8 +12,8 @@ from typing import Any
 import torch
 
 from ..errors import UserError
-from .drafter import Drafter, Session
-from .sampling import GREEDY, Sampling
+from .drafter import DeviceDrafter, Drafter, Session
+from .sampling import GREEDY, Choice, Sampling
 from .step import Ends, Forwarded, Mark, Sequence, Step, conclude, unmarked
 from .target import Target
 from .tree import RankPath
@@ -62,6 +62,7 @@ class Generation:
         draft, tokens = verification.draft, verification.tokens
         path = draft.tree.rank_path(verification.node)[: len(tokens)]
         self.tokens += tokens
+        self.forwards += 1
         self.steps.append(StepRecord(tokens, len(draft.tree), path, draft.source))
         return not (tokens[-1] in eos or len(self.tokens) == limit)
 
@@ -155,13 +156,14 @@ def decode(
     ends.callback(session.close)
     try:
         with turns, torch.inference_mode():  # not while a step's consumer works
-            sequence = _opened(target, session, prompt, request, out, ends)
+            sequence = open_sequence(target, session, prompt, request, out, ends)
             step, limit = Step(sequence), sequence.left
             executor = step.executor
             session.choice, setup_before = executor.choice, executor.setup_s
             target.synchronize()
             start = time.perf_counter()
-            goes_on = out.add(_first_step(sequence, step, out), limit, request.eos) and not sequence.ended
+            verification = first_forward(sequence, executor.choice, out) or step()
+            goes_on = out.add(verification, limit, request.eos) and not sequence.ended
             out.prefill_s = time.perf_counter() - start - (executor.setup_s - setup_before)
             out.ends_s.append(out.prefill_s)
             request.mark("loop")
@@ -171,7 +173,6 @@ def decode(
                 sequence.text += out.steps[-1].tokens
                 goes_on = out.add(_timed(step, clock), limit, request.eos) and not sequence.ended
                 out.ends_s.append(time.perf_counter() - start - (executor.setup_s - setup_before))
-                out.forwards += 1
                 request.mark("loop")
             yield out.steps[-1]
         with turns:
@@ -202,7 +203,7 @@ def whole(steps: Generator[StepRecord, None, Generation]) -> Generation:
             return out
 
 
-def _opened(
+def open_sequence(
     target: Target, session: Session, prompt: list[int], request: Request, out: Generation, ends: ExitStack
 ) -> Sequence:
     """Return the sequence, on a borrowed cache that `ends` gives back."""
@@ -251,8 +252,8 @@ def _timed(step: Step, clock: Clock) -> Verification:
     return verification
 
 
-def _first_step(sequence: Sequence, step: Step, out: Generation) -> Verification:
-    """Take the prompt and the first step: in one forward if the session begins with a chain, else in two.
+def first_forward(sequence: Sequence, choice: Choice, out: Generation) -> Verification | None:
+    """Forward the prompt; if the session begins with a chain, with the first step's draft, and return that step.
 
     If the size of drafts is learnt while decoding, the chain is the root alone, as that forward gives a token whatever
     drafts are worth here.
@@ -261,7 +262,7 @@ def _first_step(sequence: Sequence, step: Step, out: Generation) -> Verification
     prompt, needs, kept = list(sequence.text), session.drafter.needs, sequence.cache.length
     chain, first_session, rows = session.begin(prompt), session, len(prompt)
     if sizing is not None:
-        rows, first_session = sizing.begin(), step.executor.idle.session()
+        rows, first_session = sizing.begin(), DeviceDrafter(target.device).session()
         chain = first_session.draft(prompt[-1])
     later: list[tuple[int, torch.Tensor]] = []  # of the prompt, for a session that first reads the token after it
 
@@ -279,11 +280,10 @@ def _first_step(sequence: Sequence, step: Step, out: Generation) -> Verification
         session.observe_prompt_hidden(forwarded_prompt, hidden[: len(forwarded_prompt)])
     if chain is None:
         sequence.mark("prefill")
-        out.forwards = 1 + bool(forwarded_prompt)
-        return step()
-    out.forwards = 1
+        out.forwards = int(bool(forwarded_prompt))
+        return None
     every = first_session.drafter.needs.choices
-    choices = step.executor.choice.after(logits, chain, prompt, every=every, over=sequence.over)
+    choices = choice.after(logits, chain, prompt, every=every, over=sequence.over)
     forwarded = Forwarded(choices, logits, hidden)
     verification = conclude(first_session, chain, forwarded, over=sequence.over, cache=sequence.cache)
     if first_session is not session:

@@ -138,7 +138,7 @@ class StepTimes:
 
 class Sizing:
     """Chooses sizes and learns T(n). Sequences may take turns: a step is `begin_step`, `choose` unless it is plain, and
-    `observe`.
+    `observe`. In a step of w sequences each of them chooses. T(n) is learnt for each w, of n nodes a sequence.
 
     Args:
         nodes: auto, or auto:N for at most N.
@@ -159,8 +159,8 @@ class Sizing:
         self.sizes = [n for n in policy.sizes if n < limit] + [limit]
         self._start = min(bisect_left(self.sizes, policy.start), len(self.sizes) - 1)
         self._filling = [filling * math.log1p(n) for n in self.sizes]
-        prior = [1.0, *(1.0 + policy.overhead + policy.slope * n for n in self.sizes)]
-        self._times = StepTimes(prior, policy, 1 + self._start)
+        self._times_of: dict[int, StepTimes] = {}  # by width
+        self._times = self._of_width(1)
         self._since_plain, self._probe, self._drafts = policy.probe, policy.probe, 0
         self.reset()
 
@@ -171,6 +171,16 @@ class Sizing:
         self._recent = [1.0, 1.0]  # tokens and plain steps of a step, lately
         self._promised = [1.0] * len(self.sizes)
         self._used, self._expected, self._tokens = [0] * (1 + len(self.sizes)), [0.0] * len(self.sizes), 0.0
+
+    def _of_width(self, width: int) -> StepTimes:
+        """Return the times of steps of so many sequences."""
+        if width not in self._times_of:
+            policy = self._policy
+            slope = policy.slope * width / (1.0 + policy.slope * (width - 1))  # a plain step has `width` rows
+            prior = [1.0, *(1.0 + policy.overhead + slope * n for n in self.sizes)]
+            self._times_of[width] = StepTimes(prior, policy, 1 + self._start)
+            self._since_plain = policy.backoff * policy.probe  # so the first step of this width is plain
+        return self._times_of[width]
 
     @property
     def times(self) -> list[float]:
@@ -186,8 +196,13 @@ class Sizing:
         self.balance = min(self.balance, self._policy.allowed)
         return 0 if self.resting else PROMPT_ROWS
 
-    def begin_step(self) -> bool:
-        """Begin a step. Returns True if it is to be plain, to measure that or because drafting does not pay."""
+    def begin_step(self, width: int = 1) -> bool:
+        """Begin a step of so many sequences.
+
+        Returns:
+            True if it is to be plain, to measure that or because drafting does not pay.
+        """
+        self._times = self._of_width(width)
         self._promised, self._since_plain = [1.0] * len(self.sizes), self._since_plain + 1
         self._plain = self.resting or self._since_plain > self._probe
         if self.resting:
@@ -222,8 +237,8 @@ class Sizing:
         self._drafts += 1
         return min(self.sizes[chosen], len(likelihoods) - 1)
 
-    def observe(self, nodes: int, tokens: int, seconds: float) -> None:
-        """End a step: learn what its size takes, and count what it added."""
+    def observe(self, nodes: int, tokens: float, seconds: float) -> None:
+        """End a step: learn what its size takes, and count what it added, of a sequence."""
         size = min(bisect_left(self.sizes, nodes), len(self.sizes) - 1)
         index = 0 if self._plain else 1 + size
         if self._times.observe(index, seconds):
@@ -269,8 +284,8 @@ class Sizing:
         }
 
     def state_dict(self) -> dict[str, torch.Tensor]:
-        """`sizing`, float64 (3, 1 + sizes): seconds, steps and expected tokens of a plain step and by size."""
-        rows = [self.times, self._used, [self._tokens, *self._expected]]
+        """`sizing`, float64 (3, 1 + sizes): seconds alone, steps, and expected tokens of a plain step and by size."""
+        rows = [self._times_of[1].seconds, self._used, [self._tokens, *self._expected]]
         return {"sizing": torch.tensor(rows, dtype=torch.float64)}
 
     def load_state_dict(self, state: dict[str, torch.Tensor]) -> None:
@@ -282,7 +297,7 @@ class Sizing:
         if saved.shape == (3, len(self.times)):
             times, used, (self._tokens, *self._expected) = saved.tolist()
             self._used = [int(n) for n in used]
-            self._times.restart(times)
+            self._times_of[1].restart(times)
 
 
 def steps_in_words(described: dict[str, Any]) -> str:

@@ -94,6 +94,7 @@ class Target:
         self.masks = TreeMasks(self.dtype, self.device)
         self.graphs = Graphs(self.device)
         self._form = form_of(model)
+        self.batch_columns = 0  # of the largest batch that was tried; see `batch.check_batch`
         check_draft(self, TreeCache(self._shapes, TRIAL_ROOM, self._states))
 
     def __getstate__(self) -> dict[str, Any]:
@@ -312,6 +313,7 @@ class Target:
         mask: torch.Tensor,
         positions: torch.Tensor,
         *,
+        columns: torch.Tensor | None = None,
         hidden: bool = False,
     ) -> Outputs:
         """Forward any n tokens after the committed ones.
@@ -319,10 +321,11 @@ class Target:
         Args:
             tokens, positions: int64 (n,).
             mask: what each of them attends to, additive (n, past + n).
+            columns: int64 (past + n,), the position of the token in each column of the cache; default: its index.
             hidden: also return hidden states.
         """
         at = cache.cursor.write_at
-        masks = self._by_type(mask, positions, cache.length if at is None else at[:1])
+        masks = self._by_type(mask, positions, cache.length if at is None else at[:1], columns)
         return self._run_model(cache, tokens, masks, positions.clamp(max=self.context - 1), hidden)
 
     def forward_static(
@@ -333,6 +336,7 @@ class Target:
         positions: torch.Tensor,
         write_at: torch.Tensor,
         *,
+        columns: torch.Tensor | None = None,
         hidden: bool = False,
     ) -> Outputs:
         """Forward nodes whose position in the cache is a tensor on the device.
@@ -340,13 +344,14 @@ class Target:
         Args:
             tokens, positions, write_at: int64 (n,); token ids, their positions, and where their states are written.
             mask: what each node attends to, additive (n, b); the first b positions of the cache are visible.
+            columns: int64 (b,), as in `forward_masked`.
             hidden: also return hidden states.
         """
         cursor = cache.cursor
         cursor.write_at, cursor.bucket = write_at, mask.shape[-1]
         try:
             with self.kernels:
-                return self.forward_masked(cache, tokens, mask, positions, hidden=hidden)
+                return self.forward_masked(cache, tokens, mask, positions, columns=columns, hidden=hidden)
         finally:
             cursor.write_at = None
 
@@ -359,13 +364,20 @@ class Target:
         """Nodes beyond the context are never accepted, but must not index past a table."""
         return positions.clamp(max=self.context - 1) if last >= self.context else positions
 
-    def _by_type(self, mask: torch.Tensor | None, positions: torch.Tensor, past: int | torch.Tensor) -> Masks:
+    def _by_type(
+        self,
+        mask: torch.Tensor | None,
+        positions: torch.Tensor,
+        past: int | torch.Tensor,
+        columns: torch.Tensor | None = None,
+    ) -> Masks:
         """Return the mask, or masks by type of layer if some see less than the text.
 
         Args:
             mask: additive (n, c), of layers that see all of it; None: no mask.
             positions: int64 (n,), of the n nodes, whose columns follow `past` committed tokens; in a static step `past`
                 is a tensor (1,).
+            columns: int64 (c,), the position of each column; None: its index, and after `past` the nodes' positions.
         """
         full = None if mask is None else mask[None, None]
         seen = int(past) + len(positions) if mask is None else mask.shape[-1]
@@ -373,10 +385,9 @@ class Target:
             return full
         if mask is None:
             mask = torch.zeros(len(positions), seen, dtype=self.dtype, device=self.device)
-        columns = torch.arange(seen, device=self.device)
-        if isinstance(past, int):
-            columns[past:] = positions
-        else:  # after the nodes' columns no node sees anything
+        if columns is None:
+            columns = torch.arange(seen, device=self.device)
+            # after the nodes' columns no node sees anything
             columns.index_copy_(0, past + torch.arange(len(positions), device=self.device), positions)
         lowest = torch.finfo(self.dtype).min
         masks: dict[str, torch.Tensor | None] = {

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from ..engine import Drafter, Target, Tree
 
 AUTO = "auto"  # nodes, tree: so many as pay, found while decoding
+OFFERED = ("target", "vocab_size", "device", "eos", "tree")  # what a method gets from who builds it, if it takes it
 RANKS = 32  # children of a node that a template may have if its method has no k
 METHODS = {
     "vanilla": "vanilla.Vanilla",
@@ -121,7 +122,7 @@ def build_drafter(factory: Callable[..., Any], target: Target, settings: dict[st
 
     offered |= {"vocab_size": target.vocab_size, "device": target.device, "target": target}
     parameters = inspect.signature(factory).parameters
-    check_settings(settings, factory, "method.", without={*offered, "sizing"})
+    check_method(factory, settings, offered)
     arguments = {key: value for key, value in offered.items() if key in parameters} | settings
     if arguments.get("tree") is not None:
         k = settings.get("k", parameters["k"].default if "k" in parameters else RANKS)
@@ -134,6 +135,11 @@ def build_drafter(factory: Callable[..., Any], target: Target, settings: dict[st
     if drafter.draft_tree is None:
         drafter.draft_tree = arguments.get("tree")
     return drafter
+
+
+def check_method(factory: Callable[..., Any], settings: dict[str, Any], offered: Collection[str] = OFFERED) -> None:
+    """Raise UserError for a setting that a method does not take, or of another type."""
+    check_settings(settings, factory, "method.", without={*offered, "sizing"})
 
 
 def _template(tree: Any, k: int) -> Tree:

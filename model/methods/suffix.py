@@ -191,7 +191,7 @@ class SuffixRecyclingSession(DeviceSession):
             drafter.draft_with(drafter.recycling)
 
     def account(self, verification: Verification) -> None:
-        if self.drafter.chosen is self.drafter.recycling:
+        if verification.draft.source == "recycling":
             self.recycling.account(verification)
         self.suffix.account(verification)
 

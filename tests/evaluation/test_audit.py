@@ -10,7 +10,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from evaluation import audit
 from evaluation.loading.bench import answer_text, prompt_ids
 from evaluation.records.runs import read_runs
-from evaluation.statistics.audits import GAPS, audit_table, audits, read_gaps, wording
+from evaluation.statistics.agreement import GAPS, audit_table, audits, read_gaps, wording
 from evaluation.statistics.experiment import Experiment
 from evaluation.statistics.pools import pools
 from evaluation.statistics.rendering import write_audit

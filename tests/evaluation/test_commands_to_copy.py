@@ -11,7 +11,7 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from evaluation import tree_search
 from evaluation.page import render
 from evaluation.records.runs import read_runs
-from evaluation.statistics.audits import audit_table, wording
+from evaluation.statistics.agreement import audit_table, wording
 from evaluation.statistics.experiment import Experiment
 from model.errors import UserError
 from model.structures.heads import open_head

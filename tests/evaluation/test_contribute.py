@@ -10,7 +10,7 @@ import pytest
 from evaluation import contribute, report
 from evaluation.records import compact
 from evaluation.records.runs import read_runs
-from evaluation.statistics.audits import GAPS
+from evaluation.statistics.agreement import GAPS
 from evaluation.statistics.pools import pools
 from model.errors import UserError
 from tests.evaluation.made_runs import answer, made, write
@@ -104,7 +104,19 @@ def test_what_is_published_is_a_list_of_fields_without_folders_or_links(results,
     path = finished(run, results, drafter={"table": "/home/jane/tables/t.bin"})
     path.rename(path.with_name("_data_secret_toy-file-pld-0123abcd"))
     text = text_of(contribute.contribute(results, "study"))
-    for word in ("jane", "fastbox", "/home", "scratch", "77", "1234.5", "a text", "vault", "secret", "h.org"):
+    for word in (
+        "jane",
+        "fastbox",
+        "/home",
+        "scratch",
+        "hf_77",
+        "77aa",
+        "1234.5",
+        "a text",
+        "vault",
+        "secret",
+        "h.org",
+    ):
         assert word not in text, word
     for value in ("data/embedded", "lmsys/vicuna-7b-v1.3", "float16", "AMD EPYC, 1 thread"):
         assert compact.without_paths([value]) == [value], "what configs/ names stays"

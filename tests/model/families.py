@@ -149,7 +149,7 @@ def verdict(family: str) -> tuple[str, str]:
         other = [f"{type(error).__name__}: {error}"]
     if other:
         return "WRONG", ", ".join(other)
-    windows = "windows or chunks" if target._reaches else ""
+    windows = "windows or chunks" if target._windows else ""
     return "yes", ", ".join(filter(None, ("recurrent states, drafts are chains" if target.recurrent else "", windows)))
 
 

@@ -71,6 +71,8 @@ def test_prompts_of_a_file_are_answered_as_objects(tmp_path, decoder, said):
     for record in (row["metrics"]["speculative_decoding"] for row in rows):
         assert sum(record["acceptance_histogram"]) == record["num_spec_steps"] == len(record["per_step_drafted"])
     assert rows[0]["text"] == decoder.text_of(rows[0]["ids"])
+    together = said("--file", str(tmp_path / "prompts"), "--max-new-tokens", "9", "--batch", "2")
+    assert [row["ids"] for row in together] == [row["ids"] for row in rows]
     raw = ["--prompt", "The sky is", "--raw", "--max-new-tokens", "5"]
     drawn = [said(*raw, *more)[0]["ids"] for more in ([], ["--temperature", "9", "--method", "vanilla"])]
     assert drawn[0] == decoder.generate("The sky is", max_new_tokens=5).ids != drawn[1]

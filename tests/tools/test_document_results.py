@@ -65,7 +65,7 @@ def wanted(model, bench, method, tree, start, rest):
 
 def of_record(run):
     """Without what is GONE, and the nodes of tree=auto, which were recorded under another name."""
-    method, config = run.settings["method"], run.config
+    method, config = run.settings["method"], run.identity.asked
     kept = {k: v for k, v in method.items() if not k.endswith("sha256") and k not in GONE}
     kept |= {"nodes": kept.pop("tree_nodes")} if kept.get("tree") == "auto" and "tree_nodes" in kept else {}
     tree = method.get("tree_sha256") if kept.get("tree") != "auto" else None

@@ -88,7 +88,7 @@ def test_jobs_of_the_shipped_methods_and_trees():
         assert not any(job.not_available for job in jobs), "best takes what ranks there are"
         return [" ".join(job.overrides[1:]) for job in jobs]
 
-    words = ("method=vanilla,recycling,dynamic,spine", "tree=best,auto", "tree.nodes=8", "method.nodes=6", "method.k=4")
+    words = ("method=vanilla,recycling,dynamic,spine", "tree=best,auto", "tree.nodes=8", "method.nodes=6", "k=4")
     assert expanded(*words) == [
         "method=vanilla",
         "method=recycling tree=best tree.nodes=8 method.k=4",

@@ -73,6 +73,8 @@ def test_an_impossible_combination_is_said_before_the_run_and_left_out(evaluate,
     assert outcome.code == 0 and lines[0] == "not available, 1 of 3 jobs are left out:"
     assert lines[1] == "recycling: tree=2.2.2 needs method.k=8 or more, and here k=4"
     assert not missing_jobs(tmp_path / "results/wide") and len(read_runs(tmp_path / "results/wide")) == 2
+    outcome = evaluate("-m", "method=vanilla,recycling", "k=x", "bench.end=1", "timed=false", "name=wrong")
+    assert outcome.code == 2 and outcome.err.startswith("left out: method.k=x: must be a whole number\n")
 
 
 def test_runs_that_start_from_a_saved_state_come_when_all_others_are_done(evaluate, monkeypatch):

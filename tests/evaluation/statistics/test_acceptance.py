@@ -16,8 +16,8 @@ from evaluation.statistics.acceptance import (
     fixed_tree,
     most_accepted,
 )
+from evaluation.statistics.notes import auto_lines
 from evaluation.statistics.pools import pools
-from evaluation.statistics.trees import auto_lines
 from model.recycling import build_template
 from tests.evaluation.made_runs import answer, made, write
 

@@ -5,6 +5,7 @@ import json
 import pytest
 
 from evaluation import contribute, report
+from evaluation.report import in_words, summary
 from evaluation.statistics.agreement import (
     APART,
     CUT,
@@ -15,10 +16,8 @@ from evaluation.statistics.agreement import (
     WITHIN,
     WRONG,
     compare,
-    lines,
-    summary,
 )
-from evaluation.statistics.experiment import Experiment
+from evaluation.statistics.pools import pools
 from tests.evaluation.made_runs import asked, made, shard, write
 
 IDS = [11, 12, 13, 14, 15, 16]
@@ -40,7 +39,7 @@ def run(label, lengths, *, questions=range(8), ids=IDS, **more):
 
 def only(here, there):
     """The only comparison of two runs."""
-    ((comparison,), _) = compare(Experiment([here]), Experiment([there]))
+    ((comparison,), _) = compare(pools([here]), pools([there]))
     return comparison
 
 
@@ -112,7 +111,7 @@ def test_runs_with_other_limits_of_new_tokens_are_compared_as_far_as_both_go():
     for there in (limited(4, IDS[:4], [31, 32]), limited(8, [*IDS, 17, 18], [31])):  # the second turn's prompt differs
         comparison = only(full, there)
         assert (comparison.verdict, comparison.same_text, comparison.same_lengths) == (CUT, 1, None)
-        assert CUT not in WRONG and "  -  " in lines([comparison])[1]
+        assert CUT not in WRONG and "  -  " in in_words([comparison])[1]
     for there, where in (
         (limited(4, [11, 12, 99, 14], [31]), "turn 1, token 3"),
         (limited(4, IDS[:3], [31]), "turn 1, token 4"),  # it has ended before its limit
@@ -134,8 +133,8 @@ def test_the_ratio_of_mats_and_its_interval():
 def test_every_repeat_is_compared_with_the_same_one_first_and_unfinished_ones_do_not_disagree():
     one, two = ([run("pld", BY_TWO), run("pld", second, repeat=1)] for second in (BY_ONE, BY_TWO))
     assert (
-        compare(Experiment(one), Experiment(one))[0][0].verdict == EQUAL
-        and compare(Experiment(one), Experiment(two))[0][0].same_lengths == 0
+        compare(pools(one), pools(one))[0][0].verdict == EQUAL
+        and compare(pools(one), pools(two))[0][0].same_lengths == 0
     )
 
     def unfinished(*answered):
@@ -145,7 +144,7 @@ def test_every_repeat_is_compared_with_the_same_one_first_and_unfinished_ones_do
         return runs
 
     for here, there in (((8, 4), (8,)), ((8,), (4, 8)), ((1, 8, 4), (8, 8))):
-        ((comparison,), _) = compare(Experiment(unfinished(*here)), Experiment(unfinished(*there)))
+        ((comparison,), _) = compare(pools(unfinished(*here)), pools(unfinished(*there)))
         assert comparison.verdict == EQUAL and comparison.mats == pytest.approx([1.5, 1.5])
 
 
@@ -153,9 +152,7 @@ def test_configurations_pair_by_their_settings_and_the_rest_is_named():
     def sized(*sizes, **more):
         return [run("recycling (hot)", BY_TWO, method=BEST | {"tree_nodes": n}, **more) for n in sizes]
 
-    pairs, alone = compare(
-        Experiment([*sized(8, 16), run("sps", BY_TWO)]), Experiment([*sized(8, 4, 24), run("eagle", BY_TWO)])
-    )
+    pairs, alone = compare(pools([*sized(8, 16), run("sps", BY_TWO)]), pools([*sized(8, 4, 24), run("eagle", BY_TWO)]))
     assert len(pairs) == 1 and alone == [
         "only here: recycling (hot), 16 nodes", "only here: sps",
         "only there: recycling (hot), 4 nodes", "only there: recycling (hot), 24 nodes", "only there: eagle",
@@ -163,9 +160,9 @@ def test_configurations_pair_by_their_settings_and_the_rest_is_named():
     # a setting that the method has lost since: of several sizes none had been found on the other side
     old, new = ([run("racer (hot)", BY_TWO, method={"nodes": n} | gone) for n in (8, 24)]
                 for gone in ({"version": "refill"}, {}))  # fmt: skip
-    assert [c.verdict for c in compare(Experiment(old), Experiment(new))[0]] == [EQUAL, EQUAL]
+    assert [c.verdict for c in compare(pools(old), pools(new))[0]] == [EQUAL, EQUAL]
     types = [sized(8, model={"dtype": dtype}) for dtype in ("bfloat16", "float32")]
-    assert [c.verdict for c in compare(Experiment(types[0] + types[1]), Experiment(types[1] + types[0]))[0]] == [
+    assert [c.verdict for c in compare(pools(types[0] + types[1]), pools(types[1] + types[0]))[0]] == [
         EQUAL,
         EQUAL,
     ]
@@ -215,5 +212,5 @@ def test_variants_of_a_label_pair_across_limits():
     here, there = ([run("x", BY_TWO, method=BEST | {"tree_nodes": n}) for n in (8, 16)] for _ in range(2))
     for one in there:
         one.metadata["settings"] |= {"max_new_tokens": 32, "timed": False, "execution": "graph"}
-    pairs, alone = compare(Experiment(here), Experiment(there))
+    pairs, alone = compare(pools(here), pools(there))
     assert [pair.verdict for pair in pairs] == [CUT, CUT] and alone == []

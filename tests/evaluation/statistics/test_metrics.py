@@ -7,8 +7,8 @@ import pytest
 from evaluation.records.questions import MT_BENCH, subtask
 from evaluation.records.rows import between, check_rows, repeated_ngrams
 from evaluation.records.runs import read_foreign, read_runs
-from evaluation.statistics.columns import column
 from evaluation.statistics.metrics import by_subtask, lengths_by_turn, measure
+from evaluation.statistics.tables import column
 from model.errors import UserError
 from tests.evaluation.made_runs import answer, made, write
 
@@ -111,3 +111,10 @@ def test_repeated_ngrams_by_hand():
     # copied from the prompt: bca and cab stood there, abc at its edge did not and repeats itself once
     assert repeated_ngrams([2, 3, 1, 2], [1, 2, 3, 1, 2, 3]) == pytest.approx(3 / 4)
     assert repeated_ngrams([9, 1, 2], [3, 1, 2]) == 0.0, "a run across the edge is not the answer's"
+
+
+def test_a_deviation_and_a_setting_without_a_row_are_columns():
+    spread = column("mat_std")
+    assert (spread.title, spread.unit) == ("MAT std", "of X") and spread.meaning.startswith("sample standard")
+    assert column("tokens_per_second_total_std").form == ",.1f"
+    assert (column("max_draft").definition, column("max_draft").shown) == ("", ())

@@ -8,10 +8,10 @@ from evaluation.figures import draw_all
 from evaluation.page.facts import facts
 from evaluation.records.questions import Question
 from evaluation.records.runs import natural, read_runs
-from evaluation.statistics.audits import audits
+from evaluation.statistics.agreement import audits
 from evaluation.statistics.experiment import Experiment
 from evaluation.statistics.pools import distinguish, pools
-from evaluation.statistics.trees import pick
+from evaluation.tree_search import pick
 from tests.evaluation.conftest import answers_in
 from tests.evaluation.made_runs import asked, in_terminal, made, shard, write
 

@@ -1,7 +1,7 @@
 """The size of a draft, found while decoding: by a clock that the test turns, so that no machine decides anything."""
 
 import random
-from statistics import mean
+from statistics import mean, median
 
 import pytest
 import torch
@@ -87,6 +87,27 @@ def test_it_has_nearly_the_speed_of_an_oracle(noise, spikes, first, later):
     ]
     means = [mean(column) for column in zip(*shares, strict=True)]
     assert means[0] > first and means[1] > later, means
+
+
+def test_a_batch_has_step_times_of_its_own():
+    """A row takes a hundredth of a forward: alone large drafts pay, and of eight sequences small ones."""
+    size, likelihoods = Sizing("auto", CPU, filling=0.0), [1.0, *(0.7 * 0.85**n for n in range(80))]
+
+    known = set()
+
+    def steps(width):
+        nodes = []
+        for step in range(120):
+            plain = size.begin_step(width)
+            assert plain or step or width in known, "the first step of a width is plain"
+            nodes.append(0 if plain else [size.choose(likelihoods) for _ in range(width)][-1])
+            size.observe(nodes[-1], sum(likelihoods[: 1 + nodes[-1]]), SECOND * (1 + 0.01 * width * (1 + nodes[-1])))
+        known.add(width)
+        return median(nodes[60:])
+
+    alone, times, together = steps(1), size.times, steps(8)
+    assert 1.5 * together < alone and size.times[0] / times[0] == pytest.approx(1.08 / 1.01, rel=0.03)
+    assert size.state_dict()["sizing"][0].tolist() == times and steps(1) == alone
 
 
 @pytest.mark.parametrize(("noise", "spikes", "least"), [(0.03, 0.0, 0.93), (0.3, 0.03, 0.75)])

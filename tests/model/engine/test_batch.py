@@ -1,0 +1,322 @@
+"""Batches: each text is that of its sequence alone, whoever else is in the batch."""
+
+import random
+from functools import cache, partial
+
+import numpy as np
+import pytest
+import torch
+from transformers import AutoModelForCausalLM as Auto
+from transformers import BambaConfig, GPTNeoConfig
+
+from model.engine import Drafter, Target, generate
+from model.engine.batch import FREE, Batch, SharedCache, check_batch, decode_batch
+from model.engine.loop import Request
+from model.engine.sampling import Sampling
+from model.errors import UserError
+from model.methods import make_method
+from model.methods.vanilla import Vanilla
+from tests.conftest import CONFIGS, NARROW, SIZES, greedy, sharpened, toy_model
+from tests.model.every_method import SETTINGS, Oracle, OracleSession, V, make, write_companions
+from tests.model.sessions import comparable
+from tests.model.test_layers import STATES, WINDOWED
+
+LENGTHS = (1, 2, 5, 30, 17, 1, 60, 9, 23, 12, 40)
+
+
+@cache
+def model():
+    return toy_model("llama-grouped")
+
+
+@cache
+def prompts():
+    """More of them than a batch takes, of different lengths; two are equal, and some hold their own answers."""
+    rng = random.Random(1)
+    texts = [[rng.randrange(3, V) for _ in range(length)] for length in LENGTHS]
+    return [*texts[:-2], texts[3] + greedy(model(), texts[3], 20) + texts[3], texts[4]]
+
+
+@cache
+def longest(prompt):
+    return greedy(model(), list(prompt), 50)
+
+
+@pytest.fixture(scope="module")
+def companions(tmp_path_factory):
+    return write_companions(model(), tmp_path_factory.mktemp("companions"))
+
+
+def ended(steps):
+    """All answers of a batch; what was yielded are their steps, in order."""
+    seen = {}
+    while True:
+        try:
+            number, out = next(steps)
+        except StopIteration as end:
+            assert [len(out.steps) for out in end.value] == [seen[number] for number in range(len(end.value))]
+            return end.value
+        seen[number] = seen.get(number, 0) + 1
+        assert len(out.steps) == len(out.ends_s) == seen[number] and out.ends_s == sorted(out.ends_s)
+
+
+def together(target, drafter, size, asked):
+    return ended(decode_batch(target, drafter, asked, size))
+
+
+def cut(text, limit, eos=()):
+    text = text[:limit]
+    return text[: next((i + 1 for i, token in enumerate(text) if token in eos), limit)]
+
+
+def mixed(count, rng):
+    """Requests of different limits, and ends of answers at different steps."""
+    eos = {*rng.sample(range(3, V), 2)}
+    return [Request(max_new_tokens=rng.choice([1, 2, 7, 24, 40]), eos=eos) for _ in range(count)]
+
+
+@pytest.mark.parametrize("name", SETTINGS)
+def test_greedy_texts_of_every_method(name, companions):
+    """Answers end by a token, at their limits and at the context's end; the queue is longer than the batch."""
+    rng, target = random.Random(name), Target(model(), context=100)
+    for size in (2, 3, 8):
+        requests = mixed(len(prompts()), rng)
+        drafter = make(name, target, companions, eos=requests[0].eos)
+        expected = [
+            cut(longest(tuple(prompt)), min(request.max_new_tokens, 100 - len(prompt)), request.eos)
+            for prompt, request in zip(prompts(), requests, strict=True)
+        ]
+        for _ in range(2):  # hot: what is drafted goes past the end
+            outs = together(target, drafter, size, zip(prompts(), requests, strict=True))
+            assert [out.tokens for out in outs] == expected
+            for out, prompt, request in zip(outs, prompts(), requests, strict=True):
+                assert sum(out.accept_lengths) == len(out.tokens)
+                left = request.max_new_tokens - len(out.tokens)
+                full = "length" if not left else "context"
+                assert out.stop == ("eos" if out.tokens[-1] in request.eos else full)
+                assert out.forwards - len(out.steps) in (0, len(prompt) > 1)
+
+
+@pytest.mark.parametrize("name", SETTINGS)
+def test_sampled_texts_of_every_method(name, companions):
+    """Each sequence has its own seed; one reads its text, and one is greedy."""
+    target = Target(model())
+    ways = [Sampling(temperature=0.8, top_p=0.9, seed=seed) for seed in range(4)]
+    ways += [Sampling(temperature=1.0, repetition_penalty=1.2, seed=7), Sampling()]
+    requests = [Request(max_new_tokens=20, sampling=sampling) for sampling in ways]
+    expected = [plain_sampling(tuple(prompt), way) for prompt, way in zip(prompts()[2:], ways, strict=False)]
+    for size in (3, 6):
+        outs = together(target, make(name, target, companions), size, zip(prompts()[2:], requests, strict=False))
+        assert [out.tokens for out in outs] == expected
+
+
+@cache
+def plain_sampling(prompt, sampling):
+    target = Target(model())
+    return generate(target, Vanilla(target.device), list(prompt), max_new_tokens=20, sampling=sampling).tokens
+
+
+def read(texts, ids, scores):
+    texts.append(ids[0].tolist())
+    return scores
+
+
+def end_at(texts, length, text):
+    texts.append(text)
+    return len(text) >= length
+
+
+@pytest.mark.parametrize("name", SETTINGS)
+def test_a_run_repeats_and_processors_and_criteria_are_asked_once_a_token(name, companions):
+    target, runs = Target(model()), []
+    for _ in range(2):
+        requests, texts, asked = [], {}, {}
+        for i, prompt in enumerate(prompts()):
+            texts[i], asked[i] = [], []
+            reads = partial(read, texts[i])
+            ends = partial(end_at, asked[i], len(prompt) + 3 + i)
+            requests.append(Request(max_new_tokens=9, sampling=Sampling(processors=(reads,)), ends=ends))
+        drafter = make(name, target, companions)
+        outs = together(target, drafter, 3, zip(prompts(), requests, strict=True))
+        runs.append(([out.steps for out in outs], comparable(drafter.state_dict())))
+        for i, (prompt, out) in enumerate(zip(prompts(), outs, strict=True)):
+            expected = list(longest(tuple(prompt))[: min(9, 3 + i)])
+            assert out.tokens == expected and out.stop == ("stop" if i <= 6 else "length")
+            assert texts[i] == [prompt + expected[:count] for count in range(len(expected))]
+            assert asked[i] == [*texts[i][1:], prompt + expected]
+    assert runs[0] == runs[1]
+
+
+class Oracles(Drafter):
+    """Knows some of each answer and drafts it on a random path of a random tree."""
+
+    max_nodes = 31
+
+    def __init__(self, answers, seed=0):
+        super().__init__(torch.device("cpu"))
+        self.answers, self.rng = answers, random.Random(seed)
+
+    def session(self):
+        return OraclesSession(Oracle([], seed=self.rng.random()), self)
+
+
+class OraclesSession(OracleSession):
+    def __init__(self, method, oracles):
+        super().__init__(method)
+        self.oracles = oracles
+
+    def begin(self, prompt):
+        self.answer = self.oracles.answers[tuple(prompt)] + [3] * 60
+
+
+@pytest.fixture
+def columns(monkeypatch):
+    """Before each forward: no column is shared, and each sequence owns one column a position of its text."""
+    forward = SharedCache.forward
+
+    def checked(shared, drafts, hidden=False):
+        owned = {owner: sorted(shared.positions[shared.owners == owner].tolist()) for owner, _, _ in drafts}
+        assert owned == {owner: list(range(root)) for owner, root, _ in drafts}
+        assert (shared.owners != FREE).sum() == sum(root for _, root, _ in drafts), "none belongs to one that ended"
+        before = shared.owners.copy()
+        outputs = forward(shared, drafts, hidden)
+        written = np.concatenate([columns for _, columns in outputs])
+        assert len({*written.tolist()}) == len(written) == sum(len(draft.tree) for _, _, draft in drafts)
+        assert (before[written[written < len(before)]] == FREE).all() and (shared.owners[written] == FREE).all()
+        return outputs
+
+    def unchecked_trial(target, most):
+        pass
+
+    monkeypatch.setattr(SharedCache, "forward", checked)
+    monkeypatch.setattr("model.engine.batch.check_batch", unchecked_trial)
+
+
+@pytest.mark.parametrize("architecture", [*CONFIGS, *(f"windowed {name}" for name in WINDOWED)])
+def test_every_architecture(architecture, columns):
+    """Also where the context ends, and where windows and chunks do."""
+    windowed = architecture.removeprefix("windowed ")
+    torch.manual_seed(0)
+    of = toy_model(architecture) if architecture in CONFIGS else sharpened(Auto.from_config(WINDOWED[windowed]).eval())
+    rng, target = random.Random(1), Target(of)
+    texts = [[7], [5, 6, 7, 8] * 60, *([rng.randrange(3, V) for _ in range(length)] for length in (20, 3, 33))]
+    answers = {tuple(text): greedy(of, text, min(30, 256 - len(text))) for text in texts}
+    drafters = {name: make(name, target, {}) for name in ("vanilla", "recycling", "dynamic")}
+    for size in (2, 3, 8):
+        for name, drafter in (drafters | {"oracle": Oracles(answers, size)}).items():
+            outs = together(target, drafter, size, [(text, Request(max_new_tokens=30)) for text in texts])
+            assert [out.tokens for out in outs] == list(answers.values()), name
+            assert outs[1].stop == "context"
+    assert max(len(out.steps) for out in outs) < 16, "the oracle must get paths accepted"
+
+
+def fuzz(count, seed):
+    rng, target = random.Random(seed), Target(model(), context=120)
+    texts = {tuple(prompt): longest(tuple(prompt)) for prompt in prompts()}
+    companionless = ["vanilla", "recycling", "dynamic", "suffix", "suffix_recycling", "spine", "pld", "lookahead"]
+    for _ in range(count):
+        asked = [rng.choice(prompts()) for _ in range(rng.randrange(1, 9))]
+        requests = mixed(len(asked), rng)
+        kind = rng.choice([*companionless, "oracles", "oracles"])
+        drafter = Oracles(texts, rng.random()) if kind == "oracles" else drawn(kind, target, rng)
+        outs = together(target, drafter, rng.randrange(1, 6), zip(asked, requests, strict=True))
+        for out, prompt, request in zip(outs, asked, requests, strict=True):
+            expected = cut(texts[tuple(prompt)], min(request.max_new_tokens, 120 - len(prompt)), request.eos)
+            assert out.tokens == expected and sum(out.accept_lengths) == len(out.tokens)
+
+
+def drawn(kind, target, rng):
+    """A drafter; sometimes the size of its drafts is learnt while decoding."""
+    by_auto = kind in ("recycling", "dynamic", "suffix", "suffix_recycling", "spine") and rng.random() < 0.4
+    return make_method(kind, target, nodes="auto:16") if by_auto else make(kind, target, {})
+
+
+def test_fuzzed_batches(columns):
+    fuzz(25, 0)
+
+
+@pytest.mark.slow
+def test_many_fuzzed_batches(columns):
+    fuzz(1000, 1)
+
+
+@pytest.mark.parametrize(
+    "wrong", ["all see all", "another's columns", "columns in another order", "positions of another"]
+)
+def test_a_wrong_mask_is_noticed(wrong, monkeypatch):
+    """By the trial, and without it by the texts."""
+    forward = Target.forward_static
+
+    def changed(target, cache, tokens, mask, positions, write_at, **more):
+        if wrong == "all see all":
+            mask = torch.zeros_like(mask)
+        elif wrong == "another's columns":
+            mask = mask.roll(1, 0)
+        elif wrong == "columns in another order":
+            write_at = write_at.flip(0)
+        else:
+            positions = positions.flip(0)
+        return forward(target, cache, tokens, mask, positions, write_at, **more)
+
+    monkeypatch.setattr(Target, "forward_static", changed)
+    target, asked = Target(model()), [(prompt, Request(max_new_tokens=30)) for prompt in prompts()[2:6]]
+    with pytest.raises(UserError, match="logits of a batch's rows are .* away"):
+        together(target, Vanilla(target.device), 4, asked)
+    monkeypatch.setattr("model.engine.batch.check_batch", lambda target, most: None)
+    outs = together(target, Vanilla(target.device), 4, asked)
+    assert [out.tokens for out in outs] != [longest(tuple(prompt))[:30] for prompt, _ in asked]
+
+
+def test_what_cannot_be_a_batch_is_refused_by_name(llama):
+    target, asked = Target(llama), [([5, 6], Request(max_new_tokens=3))]
+    for size in (0, 2.5, "8"):
+        with pytest.raises(UserError, match=f"^batch={size}: must be a number of sequences, at least 1$"):
+            together(target, Vanilla(target.device), size, asked)
+    with pytest.raises(UserError, match="^execution=static: steps of a batch are eager"):
+        together(target, Vanilla(target.device), 2, [([5], Request(max_new_tokens=3, execution="static"))])
+    with pytest.raises(UserError, match="^max_new_tokens=0: must"):
+        together(target, Vanilla(target.device), 2, [*asked, ([5], Request(max_new_tokens=0))])
+    sizes = SIZES | NARROW | dict(num_key_value_heads=2, attn_layer_indices=[1])
+    states = Target(Auto.from_config(BambaConfig(**sizes, **STATES)).eval())
+    with pytest.raises(UserError, match="keeps recurrent states; decode its prompts one by one"):
+        together(states, Vanilla(states.device), 2, asked)
+    neo = GPTNeoConfig(
+        vocab_size=61, hidden_size=32, num_layers=2, num_heads=4, attention_types=[[["global"], 2]],
+        max_position_embeddings=256,
+    )  # fmt: skip
+    counting = Target(sharpened(Auto.from_config(neo).eval()))
+    with pytest.raises(UserError, match="logits of a batch's rows are"):
+        check_batch(counting, 4096)
+
+
+def test_an_abandoned_batch_closes_its_sessions(llama):
+    target = Target(llama)
+    drafter = make("dynamic", target, {})
+    steps = decode_batch(target, drafter, [(prompt, Request(max_new_tokens=30)) for prompt in prompts()], 3)
+    for _ in range(7):
+        next(steps)
+    assert drafter.history.borrowed_length is not None
+    steps.close()
+    assert drafter.history.borrowed_length is None
+    assert generate(target, drafter, prompts()[3], max_new_tokens=30).tokens == longest(tuple(prompts()[3]))[:30]
+
+
+def test_columns_are_found_again_and_room_is_made(llama):
+    """Of forty answers in turn, three at a time, no more columns are used than three need."""
+    target, used = Target(llama), []
+    batch = Batch(target, Vanilla(target.device), 3)
+    assert len(batch.cache.owners) == batch.cache.cache.capacity == 1024
+    forward = SharedCache.forward
+
+    def noted(shared, drafts, hidden=False):
+        outputs = forward(shared, drafts, hidden)
+        used.append(shared.cache.length)
+        return outputs
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(SharedCache, "forward", noted)
+        together(target, Vanilla(target.device), 3, [([5, 6, 7, 8], Request(max_new_tokens=20))] * 40)
+        assert max(used) <= 3 * 24
+        outs = together(target, Vanilla(target.device), 8, [(prompts()[6] * 3, Request(max_new_tokens=20))] * 8)
+    assert max(used) > 8 * 180 and len({tuple(out.tokens) for out in outs}) == 1
+    assert outs[0].tokens == greedy(llama, prompts()[6] * 3, 20)
