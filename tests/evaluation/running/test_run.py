@@ -14,6 +14,7 @@ import pandas as pd
 import pytest
 import torch
 
+from evaluation.answerers import Answerer
 from evaluation.configuration.fingerprint import recorded_threads
 from evaluation.records.questions import Question
 from evaluation.records.runs import read_runs
@@ -52,7 +53,8 @@ def test_an_experiment_keeps_its_threads_whatever_else_is_at_work_later(evaluate
         assert "threads: 1, as 1 of" in outcome.err and torch.get_num_threads() == 2, "given back to the caller"
         (run,) = read_runs(tmp_path / "results/another")
         assert run.metadata["threads"] == 1 and "cores were free" in run.metadata["threads_why"]
-        (folder / "summary.json").unlink()
+        for summary in folder.parent.glob("*/summary.json"):
+            summary.unlink()
         shutil.copytree(run.folder, folder.with_name("finished"))
         assert recorded_threads({"run_dir": None, "results_dir": tmp_path / "results", "name": "one"}) == 2
         monkeypatch.setenv("OMP_NUM_THREADS", "1")
@@ -188,6 +190,7 @@ def test_tree_auto_finds_sizes_while_decoding_and_gives_the_same_text(evaluate, 
         for p in tmp_path.rglob("answers.jsonl")
     }
     assert len(texts) == 1
+    assert Answerer(None, None, {"name": "x", "tree": "auto"}, "eager", "cold").label == "x (auto, cold)"
 
 
 def test_the_noise_of_an_answer_is_its_questions_and_its_choices_own():
