@@ -90,8 +90,8 @@ def _question(row: Any, where: str) -> Question:
     kinds: Schema = {"question_id": (0, (int, str)), "category": (0, (str,)), "turns": (1, (str,))}
     if why := misfit(row, kinds, tuple(kinds)):  # as records take it
         raise UserError(f"{where}: {why}")
-    if not row["turns"] or not all(map(str.strip, row["turns"])):
-        raise UserError(f"{where}: turns: must hold one or more texts that are not empty")
+    if not all(map(str.strip, row["turns"])):
+        raise UserError(f"{where}: turns: must hold no empty text")
     question = Question(row["question_id"], row["category"], tuple(row["turns"]))
     if SURROGATE.search(f"{question.question_id} {question.category} {' '.join(question.turns)}"):
         raise UserError(f"{where}: holds a lone surrogate, which is no text")

@@ -59,7 +59,7 @@ def test_a_folder_holds_its_question_file(tmp_path):
         ({"question_id": 2, "category": "qa", "turns": ["\ud800"]}, "q.jsonl:2: holds a lone surrogate"),
         ("[1]", "q.jsonl:2: not a JSON object"),
         ({"question_id": 2, "category": "qa"}, "q.jsonl:2: turns: must be a list of str"),
-        ({"question_id": 2, "category": "qa", "turns": []}, "q.jsonl:2: turns: must hold"),
+        ({"question_id": 2, "category": "qa", "turns": []}, "q.jsonl:2: turns: must be a list of str"),
         ({"question_id": 2, "category": "qa", "turns": ["  "]}, "q.jsonl:2: turns: must hold"),
         ({"question_id": 2, "turns": ["a"]}, "q.jsonl:2: category: must be str"),
         (GOOD, "q.jsonl:2: question_id 1 is that of .*q.jsonl:1"),
