@@ -11,7 +11,7 @@ import re
 
 from model.files import ROOT
 from model.picture import Picture
-from tools.document_results import Experiment
+from tools.document_results import Shipped
 
 FILE = ROOT / "docs/figures/answer.svg"
 QUESTION, NODES = 402, 24
@@ -31,7 +31,7 @@ def test_the_shipped_drawing_is_of_the_recorded_answer():
     svg = FILE.read_text()
     picture = kept(svg)
     assert picture.svg(*NOTES) == svg
-    plain = Experiment("dynamic_tree").find({"method": "vanilla"}).first_answers
+    plain = Shipped("dynamic_tree").find({"method": "vanilla"}).first_answers
     assert [picture.ids] == [row["choices"][0]["output_ids"][0] for row in plain if row["question_id"] == QUESTION]
     assert sum(picture.lengths) == sum(length for _, length in picture.pieces) == len(picture.ids)
     assert 2 <= sum(ok for _, _, ok in picture.nodes) <= len(picture.nodes) == 1 + NODES

@@ -48,19 +48,20 @@ def test_what_holds_no_token_ids_is_not_passed(tmp_path):
 
 def test_the_words_of_each_type(tmp_path):
     same = made("pld", VANILLA.answers)
-    said = "Lossless in float32: all 4 turns equal vanilla's, token for token (1 configuration, 9 tokens)."
+    said = "Lossless in float32: all 5 turns equal vanilla's, token for token (1 configuration, 10 tokens)."
     assert wording(audit_table(audits(pools([VANILLA, same])), {}), tmp_path) == [said]
     half = [made(r.label, r.answers, model={"dtype": "float16"}, folder=str(r.folder)) for r in (VANILLA, OTHER)]
     lines = wording(audit_table(audits(pools([VANILLA, same, *half])), {}), tmp_path)
     assert (
-        lines[1].startswith("Not identical in float16: 1 of 3 turns (33.33 %)")
+        lines[1].startswith("Not identical in float16: 1 of 4 turns (25.00 %)")
         and f"python -m evaluation.audit {tmp_path}" in lines[1]
     )
     gaps = {("other", "1", "0", "0", "2"): 0.25, ("other", "3", "0", "0", "1"): 0.125}
+    gaps |= {("other", "4", "0", "0", "0"): 0.0}
     measured = wording(audit_table(audits(pools([VANILLA, same, *half])), gaps), tmp_path)[1]
     assert "two largest logits are at most 0.25 apart" in measured
     (wrong,) = wording(audit_table(audits(pools([VANILLA, OTHER])), gaps), tmp_path)
-    assert "in float32: 1 of 3 turns (33.33 %)" in wrong and "Lossless" not in wrong, "a difference is not lossless"
+    assert "in float32: 1 of 4 turns (25.00 %)" in wrong and "Lossless" not in wrong, "a difference is not lossless"
 
 
 def test_without_vanilla_there_is_no_audit(tmp_path, call):
