@@ -66,8 +66,8 @@ def test_placeholders_are_refused_counted_or_left_out(tmp_path):
     ("row", "says"),
     [
         ({"question_id": 1, "category": "translation", "turns": ["a"]}, "'translation' is none of SPEED-Bench's"),
-        ({"question_id": "1", "category": "qa", "messages": [{"role": "user"}]}, "q.jsonl:1: turns: must be a list of str"),
-        ({"question_id": "1", "category": "qa", "messages": "text"}, "q.jsonl:1: turns: must be a list of str"),
+        ({"question_id": "1", "category": "qa", "messages": [{"role": "user"}]}, "q.jsonl:1: turns: must be a list"),
+        ({"question_id": "1", "category": "qa", "messages": "text"}, "q.jsonl:1: turns: must be a list"),
         ({"question_id": "1", "category": "qa", "messages": SYSTEM}, "q.jsonl:1: a message's role is not user"),
         ([1], "q.jsonl:1: not a JSON object"),
     ],
