@@ -17,6 +17,7 @@ from packaging.markers import Marker
 
 from evaluation.loading.bench import load_bench
 from evaluation.loading.settings import ModelSettings
+from evaluation.records.provenance import ANSWERING
 from model.recycling import build_template
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -143,6 +144,17 @@ def test_files_functions_and_folders_fit_on_a_few_screens():
     assert not [
         folder for folder in folders if len(list(folder.glob("*.py"))) > 17
     ]  # of methods there may be any number
+
+
+def test_all_code_that_answers_is_in_the_digest_of_the_sources():
+    """`evaluation/answerers.py` was not: a run could be resumed with another one."""
+    digested = {path for pattern in ANSWERING for path in ROOT.glob(pattern)}
+    reached, names = set(), ["evaluation.running.runner", "evaluation.running.shared_text"]
+    for name in names:  # grows
+        if name not in reached and not name.startswith(("evaluation.statistics", "evaluation.errors")):
+            reached.add(name)
+            names += imported(MODULES[name]) & MODULES.keys()
+    assert {MODULES[name] for name in reached if MODULES[name].stat().st_size} <= digested
 
 
 def test_the_public_ci_runs_what_the_readme_says():

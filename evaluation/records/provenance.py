@@ -25,7 +25,10 @@ PACKAGES = (
     *("torch", "transformers", "tokenizers", "safetensors", "fschat", "accelerate"),
     *("hydra-core", "numba", "pandas", "matplotlib"),
 )
-ANSWERING = ("model", "evaluation/configuration", "evaluation/loading", "evaluation/records", "evaluation/running")
+ANSWERING = (
+    *("model/**/*.py", "evaluation/answerers.py"),
+    *(f"evaluation/{folder}/*.py" for folder in ("configuration", "loading", "records", "running")),
+)
 CONFIG = ("config.json", "generation_config.json", "adapter_config.json", "*.py")
 TOKENIZER = (
     *("tokenizer*", "special_tokens_map.json", "added_tokens.json", "chat_template*", "*.jinja"),
@@ -91,8 +94,8 @@ def commit(run: dict[str, Any]) -> str:
 
 @cache
 def sources_sha256() -> str:
-    """Hash the code that answers and measures: every Python file of these folders, with its name; not the page's."""
-    return _of_files(ROOT, (path for folder in ANSWERING for path in (ROOT / folder).rglob("*.py")))
+    """Hash the code that answers and measures: these files with their names; not the page's."""
+    return _of_files(ROOT, (path for pattern in ANSWERING for path in ROOT.glob(pattern)))
 
 
 def model_files(folder: Path, weights: Sequence[str]) -> dict[str, str]:
