@@ -282,7 +282,8 @@ class Generate:
                 if batched and drafter.stateful:
                     raise UserError("start=cold: forgets between answers what those of a batch share; use start=hot")
                 drafter.reset()
-            session = drafter.session()
+            if not batched:  # a batch opens one for each row
+                session = drafter.session()
         limit, most = min(target.context, self.context or target.context), config.max_length - input_ids.shape[1]
         tokens = [max(min(most, limit - len(row)), 1) for row in prompts]
         given = [row_settings(count, config, logits_processor or (), execution, batched) for count in tokens]

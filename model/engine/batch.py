@@ -1,7 +1,7 @@
 """Batches: several sequences in one forward, each with the text that it has alone.
 
 All sequences live in one cache. A column of it holds one token's states: of one sequence, at one position. A forward
-carries the drafts of all sequences as rows, and a row sees its own sequence's columns and its own ancestors. Accepted
+takes the drafts of all sequences as its rows, and a row sees its own sequence's columns and its own ancestors. Accepted
 nodes stay in the columns where they were written; the columns of rejected nodes are free again. A sequence that ends
 frees its columns, and the next prompt takes its place. Nothing is padded, and no step moves anything.
 """
