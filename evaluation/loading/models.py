@@ -171,7 +171,9 @@ def plain_greedy(model: Any) -> dict[str, Any]:
     """
     config, ids = model.generation_config, {key: getattr(model.generation_config, key) for key in SPECIAL_IDS}
     model.generation_config = GenerationConfig(**ids)
-    return changed(config, [key for key in vars(config) if key not in (*ids, "transformers_version") and key[0] != "_"])
+    names = [key for key in vars(config) if key not in (*ids, "transformers_version") and key[0] != "_"]
+    usual = GenerationConfig._get_default_generation_params()
+    return {key: value for key, value in changed(config, names).items() if value is not False or usual.get(key)}
 
 
 def _located(settings: ModelSettings) -> tuple[str, dict[str, str] | None]:
