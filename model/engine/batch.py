@@ -109,16 +109,14 @@ class Member:
     start: float = field(default_factory=time.perf_counter)
     sequence: Sequence = field(init=False)
 
-    def add(self, verification: Verification) -> bool:
-        """Add a step. Returns True if the answer goes on."""
+    def add(self, verification: Verification, batch: int = 1) -> bool:
+        """Add a step, forwarded with so many sequences. Returns True if the answer goes on."""
         out, sequence, request = self.out, self.sequence, self.request
         limit = len(out.tokens) + sequence.left
-        goes_on = out.add(verification, limit, request.eos) and not sequence.ended
+        goes_on = out.add(verification, limit, request.eos, batch) and not sequence.ended
         sequence.text += verification.tokens
         out.ends_s.append(time.perf_counter() - self.start)
-        out.prefill_s = out.ends_s[0]
         if not goes_on:
-            out.decode_s = out.ends_s[-1] - out.prefill_s
             out.end(limit, request.max_new_tokens, request.eos, sequence.ended)
         return goes_on
 
@@ -154,6 +152,7 @@ class Batch:
                 self.end(member)
             else:
                 self.cache.take(number, member.sequence.cache)
+        member.out.prefill_s = time.perf_counter() - member.start
         return member
 
     def end(self, member: Member) -> None:
@@ -164,7 +163,8 @@ class Batch:
 
     def step(self) -> list[Member]:
         """Take a step of all members. Returns them."""
-        sizing, members, start = self.drafter.sizing, list(self.members), self._clock()
+        sizing, members = self.drafter.sizing, list(self.members)
+        began, start = time.perf_counter(), self._clock()
         is_plain = sizing is not None and sizing.begin_step(len(members))
         sessions = [self._plain if is_plain else member.session for member in members]
         drafts = [self._draft(member, session) for member, session in zip(members, sessions, strict=True)]
@@ -179,8 +179,14 @@ class Batch:
             self.cache.owners[columns[verification.path[: len(verification.tokens)]]] = member.number
             if is_plain:
                 member.session.skip(verification.tokens)
-            if not member.add(verification):
+            if not member.add(verification, len(members)):
                 self.end(member)
+        share = (time.perf_counter() - began) / len(members)
+        for member in members:
+            if len(member.out.steps) == 1:
+                member.out.prefill_s += share
+            else:
+                member.out.decode_s += share
         seconds = self._clock() - start
         if sizing is not None and seconds > 0:
             nodes, tokens = (
