@@ -87,7 +87,8 @@ class AnswerStore:
             stale.unlink()
         if not data:
             return {}
-        os.truncate(self.answers, sum(len(line) + 1 for line in data.split(b"\n")[:answered]))
+        if (whole := sum(len(line) + 1 for line in data.split(b"\n")[:answered])) < len(data):
+            os.truncate(self.answers, whole)
         rows, damage = read_answers(self.answers)
         if damage:
             raise UserError(

@@ -2,6 +2,7 @@
 
 import random
 from functools import cache, partial
+from itertools import count
 
 import numpy as np
 import pytest
@@ -114,6 +115,22 @@ def test_sampled_texts_of_every_method(name, companions):
 def plain_sampling(prompt, sampling):
     target = Target(model())
     return generate(target, Vanilla(target.device), list(prompt), max_new_tokens=20, sampling=sampling).tokens
+
+
+def test_shares_of_a_batch_add_up_to_the_whole(monkeypatch):
+    """By a clock that moves by one at each reading; each forward of several sequences is one of their steps."""
+    ticks, target, forwards = count(), Target(model()), []
+    monkeypatch.setattr("model.engine.batch.time.perf_counter", lambda: float(next(ticks)))
+    forward = SharedCache.forward
+    monkeypatch.setattr(SharedCache, "forward", lambda *given: forwards.append(len(given[1])) or forward(*given))
+    requests = [Request(max_new_tokens=limit) for limit in (3, 9, 5)]
+    outs = together(target, make("recycling", target, {}), 2, zip(prompts(), requests, strict=False))
+    steps = [step.batch for out in outs for step in out.steps]
+    assert sum(1 / size for size in steps) == pytest.approx(len(forwards)) and max(forwards) == max(steps) == 2
+    # a step reads the clock when it begins, after each of its sequences, and at its end; a beginning at both ends
+    spent = sum(size + 1 for size in forwards) + len(outs)
+    assert sum(out.prefill_s + out.decode_s for out in outs) == pytest.approx(spent)
+    assert all(out.prefill_s > 1 and out.decode_s > 0 for out in outs)
 
 
 def read(texts, ids, scores):
