@@ -21,11 +21,12 @@ from transformers import GenerationConfig
 from transformers.generation.streamers import BaseStreamer
 
 from model.engine import DeviceDrafter, Target, Tree
-from model.engine.batch import FREE, Batch, check_batch
+from model.engine.batch import Batch
 from model.engine.cache import TreeCache
 from model.engine.devices import without_cudnn
 from model.engine.linear import stock_linears
 from model.engine.loop import Request
+from model.engine.static_step import FREE
 from model.engine.step import Mark, Sequence, Step, unmarked
 from model.errors import UserError
 from model.methods.vanilla import Vanilla
@@ -217,15 +218,13 @@ class DraftedSteps:
 def batch_of(target: Target, prompt: list[int], size: int, nodes: int) -> Iterator[Batch]:
     """Begin a batch of sequences with the same prompt, with room for so many nodes each."""
     batch = Batch(target, drafter_of(target, nodes), size)
-    check_batch(target, batch.cache.most)
     with torch.inference_mode():
         for number in range(size):
             batch.begin(number, prompt, Request(max_new_tokens=target.context, reuse=True))
     try:
         yield batch
     finally:
-        for member in list(batch.members):
-            batch.end(member)
+        batch.close()
 
 
 class BatchedSteps:
