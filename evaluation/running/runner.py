@@ -165,7 +165,7 @@ class Runner:
             if answerer.keeps_state:
                 answerer.drafter.load_state_dict(self.store.last_state(len(rows)))
             else:  # the final state was not saved: answer again
-                answer(self._questions[-(len(rows) % self.size or self.size) :], [(answerer, self.config)])
+                answer(self._questions[-self.size :], [(answerer, self.config)])
         state, summary = answerer.drafter.state_dict(), measure(rows)
         summary["state_bytes"] = sum(t.numel() * t.element_size() for t in state.values())
         described = answerer.drafter.describe()

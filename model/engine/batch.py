@@ -83,7 +83,6 @@ class SharedCache:
             rows = next((size for size in ROWS if size >= n), -(-n // ROWS[-1]) * ROWS[-1])
         columns = self.free(rows)
         self.positions[columns[:n]] = np.concatenate([root + np.array(d.tree.depth_of) for _, root, d in drafts])
-        self.positions[columns[n:]] = 0
         self.cache.length = 1 + int(max(columns[-1], np.flatnonzero(self.owners != FREE).max(initial=-1)))
         if executor is None:
             width = -(-self.cache.length // ALIGNED) * ALIGNED

@@ -1,6 +1,7 @@
 """Runs with batch above 1: the texts of batch 1, whole batches kept or none, shares that add up."""
 
 import json
+import time
 
 import pytest
 
@@ -53,11 +54,15 @@ def test_texts_are_those_of_batch_1_and_shares_are_of_the_whole(evaluate, tmp_pa
     table = experiment.table.set_index(["method", "batch", "category"])["rows_per_forward"]
     assert table["vanilla", 1, "overall"] == 1 and 1 < table["vanilla", 3, "overall"] <= 3
     assert table["recycling (hot)", 3, "overall"] > table["recycling (hot)", 1, "overall"] > 3
-    (untimed,) = [
-        run for run in read_runs(tmp_path / "results/b") if run.label == "vanilla" and "batch" in run.settings
-    ]
-    assert evaluate("method=vanilla", "batch=3", "timed=false", "name=u").code == 0
-    assert core(read_runs(tmp_path / "results/u")[0].answers) == core(untimed.answers)
+    overall = experiment.table[experiment.table["category"] == "overall"].set_index(["method", "batch"])
+    for size in (1, 3):
+        assert overall["speedup_hf"]["hf", size] == overall["speedup_vanilla"]["vanilla", size] == 1, "of its own size"
+        hf, vanilla = (overall["tokens_per_second"][name, size] for name in ("hf", "vanilla"))
+        assert overall["speedup_hf"]["vanilla", size] == pytest.approx(vanilla / hf)
+    assert evaluate(*HOT, "batch=3", "timed=false", "name=u", "method=vanilla,recycling").code == 0
+    timed = {run.label: core(run.answers) for run in experiment.runs if "batch" in run.settings}
+    untimed = {run.label: core(run.answers) for run in read_runs(tmp_path / "results/u")}
+    assert len(untimed) == 2 and untimed.items() <= timed.items()
 
 
 @pytest.mark.parametrize("lines", [3, 4, 5])
@@ -94,7 +99,9 @@ def test_answers_of_a_padded_batch_end_at_their_own_end(monkeypatch):
     assert texts == [greedy(target.model, prompt, 24) for prompt in prompts]
     for eos in (frozenset({texts[0][5], texts[2][9]}), frozenset({texts[3][0]})):
         ending = TransformersGenerate(LoadedModel(None, target, None, "raw", eos), None, {}, "eager")
+        start = time.perf_counter()
         outs = ending.answer_batch(prompts, 24, own)
+        assert sum(out.decode_s for out in outs) <= time.perf_counter() - start
         assert [out.tokens for out in outs] == [ending.answer(prompt, 24).tokens for prompt in prompts]
         assert all((out.stop == "eos") == (out.tokens[-1] in eos) and len(out.steps) == len(out.tokens) for out in outs)
         assert len({len(out.tokens) for out in outs}) > 1 and len({out.decode_s for out in outs}) == 1
