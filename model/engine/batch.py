@@ -25,7 +25,7 @@ from .drafter import DeviceDrafter, Drafter, Session
 from .loop import ROOM, Generation, Request, first_forward, open_sequence, step_clock
 from .sampling import Choice, Sampling
 from .step import Forwarded, Sequence, conclude
-from .target import Outputs, Target
+from .target import Hidden, Outputs, Target
 from .tree import Draft, Tree
 from .verification import Verification
 
@@ -71,7 +71,7 @@ class SharedCache:
         self.owners[columns], self.positions[columns] = owner, np.arange(other.length)
         self.cache.length = max(self.cache.length, 1 + int(columns.max(initial=-1)))
 
-    def forward(self, drafts: list[Rows], hidden: bool = False) -> list[tuple[Outputs, NDArray[np.int64]]]:
+    def forward(self, drafts: list[Rows], hidden: Hidden = ()) -> list[tuple[Outputs, NDArray[np.int64]]]:
         """Forward drafts of several sequences. Returns each draft's outputs and columns, of which none is owned yet."""
         counts = [len(draft.tree) for _, _, draft in drafts]
         columns = self.free(sum(counts))

@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from ..engine import DeviceDrafter, DeviceSession, Needs, Target, Verification
+from ..engine import LAST, DeviceDrafter, DeviceSession, Needs, Target, Verification
 from ..errors import UserError
 from ..structures.heads import hidden_size, load_weights, open_head, read_weights, template
 
@@ -83,7 +83,7 @@ class Medusa(DeviceDrafter):
         tree_path: YAML of rank paths; default: the published 63 nodes, cut to the depth that there are heads for.
     """
 
-    needs = Needs(hidden=True)
+    needs = Needs(hidden=(LAST,))
 
     def __init__(self, target: Target, *, heads_path: str, tree_path: str | None = None) -> None:
         super().__init__(target.device, target.vocab_size)

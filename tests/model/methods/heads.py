@@ -8,7 +8,7 @@ from safetensors.torch import save_file
 from transformers import LlamaConfig, PreTrainedModel
 
 from model.methods.medusa import MedusaHeads
-from model.structures.heads import EagleHead
+from model.structures.heads import Eagle3Head, EagleHead, Head
 
 
 def write_medusa(folder: Path, hidden=32, vocab=61, heads=4, layers=1, shared=False, pickled=False, **config) -> str:
@@ -28,23 +28,62 @@ def write_medusa(folder: Path, hidden=32, vocab=61, heads=4, layers=1, shared=Fa
     return str(folder)
 
 
-def write_eagle(folder: Path, model: PreTrainedModel, pickled=False, embedding=None, bias=True, **config) -> str:
+def write_eagle(folder: Path, model: PreTrainedModel, pickled=False, embedding=None, biased=("fc",), **config) -> str:
     """A LLaMA-like head with grouped heads, in the published form if pickled; returns the folder."""
     torch.manual_seed(4)
     hidden, vocab = model.config.hidden_size, model.config.vocab_size
     values = dict(model_type="llama", hidden_size=hidden, num_hidden_layers=1, num_attention_heads=4)
     values |= dict(num_key_value_heads=2, intermediate_size=40, vocab_size=vocab, rope_theta=500.0, rms_norm_eps=1e-5)
-    made = EagleHead(LlamaConfig(**values), torch.zeros(vocab, hidden), bias=bias)
-    state = {
-        name: 1 + torch.rand_like(p) if "norm" in name else torch.randn_like(p) * 0.3
-        for name, p in made.state_dict().items()
-    }
+    state = random_state(EagleHead(LlamaConfig(**values), torch.zeros(vocab, hidden)))
+    for name in biased:
+        state[f"{name}.bias"] = torch.randn(len(state[f"{name}.weight"])) * 0.3
     if embedding is not None:
         state["embed_tokens.weight"] = embedding
+    return written(folder, state, values | config, pickled)
+
+
+def random_state(head: Head) -> dict[str, torch.Tensor]:
+    """Weights of which every one matters, without biases."""
+    return {
+        name: 1 + torch.rand_like(p) if "norm" in name else torch.randn_like(p) * 0.3
+        for name, p in head.state_dict().items()
+        if not name.endswith(".bias")
+    }
+
+
+def written(folder: Path, state: dict[str, torch.Tensor], config: dict, pickled: bool) -> str:
     folder.mkdir(parents=True, exist_ok=True)
     if pickled:
         torch.save(state, folder / "pytorch_model.bin")
     else:
         save_file(state, folder / "model.safetensors")
-    (folder / "config.json").write_text(json.dumps(values | config))
+    (folder / "config.json").write_text(json.dumps(config))
     return str(folder)
+
+
+def write_eagle3(
+    folder: Path, model: PreTrainedModel, rows=40, hidden=32, pickled=False, change=None, outputs=(-1, 0), **config
+) -> str:
+    """An EAGLE-3 head that reads the toy model's embeddings and first layer, for every so-manieth token.
+
+    Args:
+        hidden: of the head; another one than the model's takes an embedding along.
+        change: given the tensors before they are written.
+        outputs: of which layers it reads, as config.json names them.
+    """
+    torch.manual_seed(5)
+    width, vocab = model.config.hidden_size, model.config.vocab_size
+    values = dict(model_type="llama", hidden_size=hidden, num_hidden_layers=1, num_attention_heads=4)
+    values |= dict(num_key_value_heads=2, intermediate_size=40, vocab_size=vocab, draft_vocab_size=rows)
+    values |= {"eagle_config": {"eagle_aux_hidden_state_layer_ids": list(outputs)}} if outputs else {}
+    embedding = torch.randn(vocab, hidden)
+    sizes = dict(reads=(0,), width=len(outputs or "123") * width, rows=rows)
+    state = random_state(Eagle3Head(LlamaConfig(**values), embedding, **sizes))
+    if hidden != width:
+        values["target_hidden_size"], state["embed_tokens.weight"] = width, embedding
+    if rows != vocab:
+        ids = torch.arange(rows) * (vocab - 1) // (rows - 1)
+        state |= {"d2t": ids - torch.arange(rows), "t2d": torch.zeros(vocab).index_fill_(0, ids, 1).bool()}
+    if change is not None:
+        change(state)
+    return written(folder, state, values | config, pickled)
