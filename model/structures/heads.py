@@ -29,6 +29,7 @@ from ..engine.tree import read_tree
 from ..errors import UserError, one_line
 from ..files import located
 
+UNTRAINED = "no command here trains one; configs/companions names public ones"
 _TREES = Path(__file__).parent / "trees"  # as published with the heads
 
 
@@ -39,11 +40,11 @@ def open_head(path: str, kind: str, target: Target) -> tuple[Path, dict[str, Any
     """
     folder = located(path)
     if not folder.is_dir():
-        raise UserError(
-            f"no {kind} head in {path}: train one with `python -m tools.heads {kind} "
-            f"--model MODEL --text FILE --output {shlex.quote(path)}` "
+        trained = (
+            f"train one with `python -m tools.heads {kind} --model MODEL --text FILE --output {shlex.quote(path)}` "
             "(--model data/embedded --text embedded for the shipped model)"
         )
+        raise UserError(f"no {kind} head in {path}: {UNTRAINED if kind == 'hydra' else trained}")
     file = folder / "config.json"
     try:
         config = json.loads(file.read_text(encoding="utf-8"))
@@ -94,9 +95,16 @@ def hidden_size(target: Target) -> int:
     return int(target.model.get_output_embeddings().weight.shape[1])
 
 
-def template(name: str, path: str | None, vocab_size: int) -> Tree:
-    """The tree of a YAML file, or the published one of that name. Raises UserError if it has more ranks than tokens."""
+def template(name: str, path: str | None, vocab_size: int, *, heads: int | None = None) -> Tree:
+    """The tree of a YAML file, or the published one of that name, cut to the depth that there are heads for, if given.
+
+    Raises UserError if it has more ranks than tokens, or one from a file is deeper.
+    """
     tree = read_tree(_TREES / f"{name}.yaml" if path is None else path)
+    if heads is not None and tree.max_depth > heads:
+        if path is not None:
+            raise UserError(f"{path}: the tree is {tree.max_depth} deep, and there are {heads} heads")
+        tree = Tree.from_rank_paths(path for path in tree.rank_paths[1:] if len(path) <= heads)
     if tree.max_rank >= vocab_size:
         raise UserError(f"{name}: the tree's rank {tree.max_rank} is beyond the {vocab_size} tokens")
     return tree
@@ -106,6 +114,7 @@ WEIGHTS = "model.safetensors"
 PUBLIC_WEIGHTS = "pytorch_model.bin"
 EMBEDDING = "embed_tokens.weight"
 _ROPE = ("default", "linear", "llama3")  # angles that depend on the position alone
+_ANGLES = "rotary_emb.inv_freq"  # in old files; they follow from config.json
 AnyHead = TypeVar("AnyHead", bound="Head")
 
 
@@ -261,7 +270,11 @@ def load_head(path: str, target: Target) -> EagleHead:
     file, state = read_weights(folder, WEIGHTS, PUBLIC_WEIGHTS)
     config = head_config(values)
     head = EagleHead(config, _embedding(file, state, config, target))
-    return _filled(head, file, state, target)
+    for name, module in head.named_modules():
+        if isinstance(module, nn.Linear):  # has a bias if the file has one: of fc, and of q, k and v for Qwen2
+            bias = nn.Parameter(torch.zeros(module.out_features)) if f"{name}.bias" in state else None
+            module.register_parameter("bias", bias)
+    return filled(head, file, state, target)
 
 
 def load_eagle3_head(path: str, target: Target) -> Eagle3Head:
@@ -274,7 +287,7 @@ def load_eagle3_head(path: str, target: Target) -> Eagle3Head:
     ids, embedding = _draft_vocabulary(file, state, rows, target), _embedding(file, state, config, target)
     head = Eagle3Head(config, embedding, reads=reads, width=len(reads) * hidden_size(target), rows=rows)
     head.ids = ids
-    return _filled(head, file, state, target)
+    return filled(head, file, state, target)
 
 
 def layers_read(values: dict[str, Any], folder: Path, target: Target) -> tuple[int, ...]:
@@ -321,14 +334,9 @@ def _embedding(file: Path, state: dict[str, torch.Tensor], config: Any, target: 
     return own if given is own or torch.equal(given, own.to(target.dtype)) else given
 
 
-def _filled(head: AnyHead, file: Path, state: dict[str, torch.Tensor], target: Target) -> AnyHead:
-    """Load a head's weights and move it to the target. It has the biases that the file has."""
-    state = {name: tensor for name, tensor in state.items() if not name.endswith("rotary_emb.inv_freq")}
-    for name, module in head.named_modules():
-        if isinstance(module, nn.Linear):
-            bias = nn.Parameter(torch.zeros(module.out_features)) if f"{name}.bias" in state else None
-            module.register_parameter("bias", bias)
-    load_weights(head, file, state)
+def filled(head: AnyHead, file: Path, state: dict[str, torch.Tensor], target: Target) -> AnyHead:
+    """Load a head's weights and move it to the target. Raises UserError as `load_weights`."""
+    load_weights(head, file, {name: tensor for name, tensor in state.items() if not name.endswith(_ANGLES)})
     embedding = head.embedding
     head = head.to(target.device, target.dtype)
     head.embedding = embedding  # as it was

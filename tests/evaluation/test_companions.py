@@ -180,7 +180,7 @@ def test_weights_that_are_not_whole_are_missing(call, checkpoint, tmp_path):
 def test_prefetching_without_a_network(call, out_of_reach, tmp_path):
     outcome = call(prefetch.main, "experiment=table1", "preset=smoke", f"results_dir={tmp_path / 'results'}")
     assert outcome.code == 0, outcome.out
-    assert [line.split()[0] for line in outcome.out.splitlines()] == ["here"] * 7, "all of it ships"
+    assert [line.split()[0] for line in outcome.out.splitlines()] == ["here"] * 8, "all of it ships"
     assert not (tmp_path / "results").exists(), "no sweep was begun"
     outcome = call(prefetch.main, "model=vicuna-7b", "method=medusa")
     model, heads, bench = outcome.out.splitlines()

@@ -174,7 +174,7 @@ def columns(monkeypatch):
     """Before each forward: no column is shared, and each sequence owns one column a position of its text."""
     forward = SharedCache.forward
 
-    def checked(shared, drafts, hidden=False):
+    def checked(shared, drafts, hidden=()):
         owned = {owner: sorted(shared.positions[shared.owners == owner].tolist()) for owner, _, _ in drafts}
         assert owned == {owner: list(range(root)) for owner, root, _ in drafts}
         assert (shared.owners != FREE).sum() == sum(root for _, root, _ in drafts), "none belongs to one that ended"
@@ -308,7 +308,7 @@ def test_columns_are_found_again_and_room_is_made(llama):
     assert len(batch.cache.owners) == batch.cache.cache.capacity == 1024
     forward = SharedCache.forward
 
-    def noted(shared, drafts, hidden=False):
+    def noted(shared, drafts, hidden=()):
         outputs = forward(shared, drafts, hidden)
         used.append(shared.cache.length)
         return outputs

@@ -7,8 +7,12 @@ import torch
 from safetensors.torch import save_file
 from transformers import LlamaConfig, PreTrainedModel
 
+from model.methods.hydra import UNUSED, HydraHeads
 from model.methods.medusa import MedusaHeads
-from model.structures.heads import Eagle3Head, EagleHead, Head
+from model.structures.heads import Eagle3Head, EagleHead, Head, head_config
+
+HEAD_FILES = "model.safetensors", "pytorch_model.bin"
+HYDRA_FILES = "hydra_lm_head.safetensors", "hydra_lm_head.pt"
 
 
 def write_medusa(folder: Path, hidden=32, vocab=61, heads=4, layers=1, shared=False, pickled=False, **config) -> str:
@@ -42,21 +46,21 @@ def write_eagle(folder: Path, model: PreTrainedModel, pickled=False, embedding=N
     return written(folder, state, values | config, pickled)
 
 
-def random_state(head: Head) -> dict[str, torch.Tensor]:
-    """Weights of which every one matters, without biases."""
+def random_state(head: Head, *, biases: bool = False) -> dict[str, torch.Tensor]:
+    """Weights of which every one matters."""
     return {
         name: 1 + torch.rand_like(p) if "norm" in name else torch.randn_like(p) * 0.3
         for name, p in head.state_dict().items()
-        if not name.endswith(".bias")
+        if biases or not name.endswith(".bias")
     }
 
 
-def written(folder: Path, state: dict[str, torch.Tensor], config: dict, pickled: bool) -> str:
+def written(folder: Path, state: dict[str, torch.Tensor], config: dict, pickled: bool, files=HEAD_FILES) -> str:
     folder.mkdir(parents=True, exist_ok=True)
     if pickled:
-        torch.save(state, folder / "pytorch_model.bin")
+        torch.save(state, folder / files[1])
     else:
-        save_file(state, folder / "model.safetensors")
+        save_file(state, folder / files[0])
     (folder / "config.json").write_text(json.dumps(config))
     return str(folder)
 
@@ -87,3 +91,22 @@ def write_eagle3(
     if change is not None:
         change(state)
     return written(folder, state, values | config, pickled)
+
+
+def write_hydra(folder: Path, model: PreTrainedModel, heads=4, blocks=3, pickled=False, change=None, **config) -> str:
+    """Hydra heads for a LLaMA target; as public files have them, the blocks behind a head's first one are repeated."""
+    torch.manual_seed(6)
+    of_layer, embedding = head_config(model.config.to_dict() | {"num_hidden_layers": 1}), model.get_input_embeddings()
+    made = HydraHeads(of_layer, embedding.weight, heads=heads, blocks=blocks, vocab_size=model.config.vocab_size)
+    state = random_state(made, biases=True)
+    for name in state:
+        if name.startswith("hydra_mlp.") and int(name.split(".")[2]) > 3:
+            head, _, *rest = name.removeprefix("hydra_mlp.").split(".")
+            state[name] = state[".".join(["hydra_mlp", head, "3", *rest])].clone()
+    if pickled:
+        state |= dict.fromkeys(UNUSED, embedding.weight.detach())
+    if change is not None:
+        change(state)
+    values = {"hydra_num_heads": heads, "hydra_num_layers": blocks, "hydra_head_arch": "prefix-mlp"}
+    values |= {"grounded_heads": True, "hidden_state_offset": 0}
+    return written(folder, state, values | config, pickled, HYDRA_FILES)
