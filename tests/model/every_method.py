@@ -31,6 +31,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "racer": dict(nodes=12, trie_nodes=300),
     "eagle2": dict(nodes=12),
     "eagle3": dict(nodes=12),
+    "samd": dict(nodes=12, max_draft=12),
 }
 
 
@@ -46,6 +47,7 @@ def write_companions(model: PreTrainedModel, folder: Path) -> dict[str, dict[str
         "eagle2": {"head_path": eagle},
         "hydra": {"hydra_path": write_hydra(folder / "hydra", model)},
         "eagle3": {"eagle3_path": write_eagle3(folder / "eagle3", model)},
+        "samd": {"head_path": eagle},
         "sps": {"draft_path": str(folder / "draft")},
         "rest": {"datastore_path": str(folder / "datastore")},
     }

@@ -381,6 +381,7 @@ WRONG = {
     "dynamic": dict(nodes=[-1, 5000, 2.5, "auto:"], k=[0, V + 1], pairs=[1, 3, -4, 1000, 2.0, 2**25], calibrate=[[]]),
     "sps": dict(draft_tokens=[0, 10**9]),
     "eagle2": dict(depth=[0], top_k=[V + 1], nodes=[1.5]),
+    "samd": dict(min_match=[0], max_draft=[0, 2.5], depth=[0], top_k=[V + 1], nodes=[0]),
     "eagle3": dict(depth=[0], top_k=[41], nodes=[1.5]),  # of 40 tokens
 }
 

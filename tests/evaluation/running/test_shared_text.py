@@ -17,7 +17,7 @@ from tests.conftest import greedy, toy_model
 from tests.model.every_method import SETTINGS, V, make, write_companions
 from tests.model.sessions import comparable
 
-WITH_FILES = ("medusa", "hydra", "eagle", "eagle2", "eagle3", "sps", "rest")
+WITH_FILES = ("medusa", "hydra", "eagle", "eagle2", "eagle3", "samd", "sps", "rest")
 
 
 @pytest.mark.parametrize("kind", ["llama-grouped", "gpt2", "gpt-neox"])
