@@ -13,43 +13,11 @@ from torch import nn
 from ..engine import Draft, Target, Tree
 from ..engine.tree import breadth_first
 from ..structures import check_whole
-from ..structures.head_drafter import HeadDrafter, HeadSession, plan
+from ..structures.head_drafter import HeadDrafter, HeadSession, StaticTree, StaticTreeSession
 from ..structures.heads import Head, load_eagle3_head, load_head, template
 
 
-class EagleDrafter(HeadDrafter):
-    """The masks of drafted nodes, which the head continues."""
-
-    def mask_of(self, visible: torch.Tensor) -> torch.Tensor:
-        """Additive mask (w, capacity + m): zeros for what is committed, then which of m drafted nodes each sees."""
-        zeros = torch.zeros(visible.shape[0], self.capacity, dtype=self.dtype, device=self.device)
-        return torch.cat((zeros, torch.zeros_like(visible, dtype=zeros.dtype).masked_fill_(~visible, self.blocked)), 1)
-
-
-class EagleSession(HeadSession):
-    drafter: EagleDrafter
-
-    def continue_nodes(
-        self, features: torch.Tensor, tokens: torch.Tensor, depth: int, mask: torch.Tensor
-    ) -> torch.Tensor:
-        """Features predicted at w nodes of one depth: (w, H). They stay in the cache until the draft is done.
-
-        Args:
-            features: (w, H), predicted at the nodes' parents.
-            tokens: int64 (w,), of the nodes.
-            mask: which of the drafted nodes each attends to, as `mask_of` made it.
-        """
-        width, position = len(tokens), self._committed - 1 + depth
-        capacity, nodes = self.drafter.capacity, self.cache.length - self._committed + width
-        mask = mask[:, capacity - self._committed : capacity + nodes][None, None]  # (1, 1, w, past + nodes)
-        mask = mask.contiguous() if mask.is_cuda else mask  # CUDA's kernels want aligned rows
-        angles = self.drafter.cos[:, position : position + 1], self.drafter.sin[:, position : position + 1]
-        out: torch.Tensor = self.drafter.head(features[None], tokens[None], angles, mask, self.cache)[0]
-        self.cache.length += width
-        return out
-
-
-class Eagle(EagleDrafter):
+class Eagle(StaticTree):
     """Drafts a tree of fixed shape: a node's children are the best tokens of the feature predicted at it.
 
     Args:
@@ -57,34 +25,23 @@ class Eagle(EagleDrafter):
     """
 
     def __init__(self, target: Target, *, head_path: str, tree_path: str | None = None) -> None:
-        tree = template("eagle-25", tree_path, target.logits_size).on(target.device)
-        levels = plan(tree)
-        inner = sum(len(level.nodes) for level in levels[1:])
-        super().__init__(target, load_head(head_path, target), inner=inner, max_nodes=len(tree))
-        self.lm_head, self.template = target.model.get_output_embeddings(), tree
-        self.levels = [(level, self.mask_of(level.visible)) for level in levels]
+        super().__init__(target, load_head(head_path, target), template("eagle-25", tree_path, target.logits_size))
+        self.lm_head = target.model.get_output_embeddings()
+        self.masks = [self.mask_of(level.visible) for level in self.levels]
 
-    def session(self) -> EagleTreeSession:
-        return EagleTreeSession(self)
+    def session(self) -> EagleSession:
+        return EagleSession(self)
 
 
-class EagleTreeSession(EagleSession):
+class EagleSession(StaticTreeSession):
     drafter: Eagle
 
-    def expand(self, root: int, feature: torch.Tensor) -> Draft:
-        features, tokens = feature, torch.tensor([root], device=feature.device)
-        drafted = [tokens]
-        for depth, (level, mask) in enumerate(self.drafter.levels):
-            if depth:
-                continued = tokens.index_select(0, level.nodes)
-                features = self.continue_nodes(features.index_select(0, level.parents), continued, depth, mask)
-            candidates = self.drafter.lm_head(features).topk(level.candidates, dim=-1).indices  # (w, candidates)
-            tokens = candidates.view(-1).index_select(0, level.pick)
-            drafted.append(tokens)
-        return Draft(self.drafter.template, torch.cat(drafted))
+    def after(self, depth: int, state: torch.Tensor, tokens: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        features = self.continue_nodes(state, tokens, depth, self.drafter.masks[depth]) if depth else state
+        return features, self.drafter.lm_head(features)
 
 
-class ConfidenceTree(EagleDrafter):
+class ConfidenceTree(HeadDrafter):
     """Expands the best `top_k` nodes of each depth (2406.16858, 4.1), then keeps the best `nodes` of all seen (4.2).
 
     A node's value is the product of the head's probabilities along its path, which estimate acceptance rates.
@@ -140,7 +97,7 @@ class Eagle3(ConfidenceTree):
         super().__init__(target, head, lm_head, head.ids, depth=depth, top_k=top_k, nodes=nodes)
 
 
-class ConfidenceTreeSession(EagleSession):
+class ConfidenceTreeSession(HeadSession):
     drafter: ConfidenceTree
 
     def expand(self, root: int, feature: torch.Tensor) -> Draft:

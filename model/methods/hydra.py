@@ -12,9 +12,9 @@ import torch
 from torch import nn
 from transformers.models.llama.modeling_llama import LlamaDecoderLayer, LlamaRMSNorm
 
-from ..engine import Draft, Target
+from ..engine import Target
 from ..errors import UserError
-from ..structures.head_drafter import HeadDrafter, HeadSession, plan
+from ..structures.head_drafter import StaticTree, StaticTreeSession
 from ..structures.heads import Head, filled, head_config, open_head, read_weights, run_layer, template
 from .medusa import ResBlock
 
@@ -77,7 +77,7 @@ def load_heads(path: str, target: Target) -> HydraHeads:
     return filled(made, file, state, target)
 
 
-class Hydra(HeadDrafter):
+class Hydra(StaticTree):
     """Drafts a tree of fixed shape, a depth by each head: a node's children are the best tokens after its path.
 
     Nothing is kept between prompts.
@@ -91,25 +91,17 @@ class Hydra(HeadDrafter):
 
     def __init__(self, target: Target, *, hydra_path: str, tree_path: str | None = None) -> None:
         heads = load_heads(hydra_path, target)
-        tree = template("medusa-63", tree_path, target.logits_size, heads=len(heads.hydra_mlp)).on(target.device)
-        super().__init__(target, heads, inner=0, max_nodes=len(tree))
-        self.template, self.levels = tree, plan(tree)
+        tree = template("medusa-63", tree_path, target.logits_size, heads=len(heads.hydra_mlp))
+        super().__init__(target, heads, tree)
 
     def session(self) -> HydraSession:
         return HydraSession(self)
 
 
-class HydraSession(HeadSession):
+class HydraSession(StaticTreeSession):
     drafter: Hydra
 
-    def expand(self, root: int, feature: torch.Tensor) -> Draft:
-        heads, tokens = self.drafter.head, torch.tensor([root], device=feature.device)
-        drafted, inputs = [tokens], torch.cat((feature, heads.embed(tokens)), -1)  # (1, 2H)
-        for depth, level in enumerate(self.drafter.levels):
-            if depth:
-                embedded = heads.embed(tokens.index_select(0, level.nodes))  # (w, H)
-                inputs = torch.cat((inputs.index_select(0, level.parents), embedded), -1)  # (w, (depth + 2) H)
-            candidates = heads.logits(depth, inputs).topk(level.candidates, dim=-1).indices  # (w, candidates)
-            tokens = candidates.view(-1).index_select(0, level.pick)
-            drafted.append(tokens)
-        return Draft(self.drafter.template, torch.cat(drafted))
+    def after(self, depth: int, state: torch.Tensor, tokens: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        heads = self.drafter.head
+        inputs = torch.cat((state, heads.embed(tokens)), dim=-1)  # (w, (depth + 2) H)
+        return inputs, heads.logits(depth, inputs)

@@ -29,6 +29,11 @@ class HeadDrafter(Drafter):
         self.blocked, self.dtype = torch.finfo(target.dtype).min, target.dtype
         self.cos, self.sin = head.angles(self.capacity)
 
+    def mask_of(self, visible: torch.Tensor) -> torch.Tensor:
+        """Additive mask (w, capacity + m): zeros for what is committed, then which of m drafted nodes each sees."""
+        zeros = torch.zeros(visible.shape[0], self.capacity, dtype=self.dtype, device=self.device)
+        return torch.cat((zeros, torch.zeros_like(visible, dtype=zeros.dtype).masked_fill_(~visible, self.blocked)), 1)
+
 
 class HeadSession(Session):
     """Keeps the head's cache in step with the target's accepted tokens.
@@ -88,6 +93,25 @@ class HeadSession(Session):
         self._committed = self.cache.length
         return out[-1:]  # type: ignore[no-any-return]
 
+    def continue_nodes(
+        self, features: torch.Tensor, tokens: torch.Tensor, depth: int, mask: torch.Tensor
+    ) -> torch.Tensor:
+        """Features predicted at w nodes of one depth: (w, H). They stay in the cache until the draft is done.
+
+        Args:
+            features: (w, H), predicted at the nodes' parents.
+            tokens: int64 (w,), of the nodes.
+            mask: which of the drafted nodes each attends to, as `mask_of` made it.
+        """
+        width, position = len(tokens), self._committed - 1 + depth
+        capacity, nodes = self.drafter.capacity, self.cache.length - self._committed + width
+        mask = mask[:, capacity - self._committed : capacity + nodes][None, None]  # (1, 1, w, past + nodes)
+        mask = mask.contiguous() if mask.is_cuda else mask  # CUDA's kernels want aligned rows
+        angles = self.drafter.cos[:, position : position + 1], self.drafter.sin[:, position : position + 1]
+        out: torch.Tensor = self.drafter.head(features[None], tokens[None], angles, mask, self.cache)[0]
+        self.cache.length += width
+        return out
+
 
 @dataclass(frozen=True, slots=True)
 class Level:
@@ -121,3 +145,33 @@ def plan(tree: Tree) -> list[Level]:
         levels.append(Level(nodes, whose, visible, candidates, pick))
         above = inner
     return levels
+
+
+class StaticTree(HeadDrafter):
+    """Drafts a tree of fixed shape."""
+
+    def __init__(self, target: Target, head: Head, tree: Tree) -> None:
+        self.template = tree.on(target.device)
+        self.levels = plan(self.template)
+        inner = sum(len(level.nodes) for level in self.levels[1:])
+        super().__init__(target, head, inner=inner, max_nodes=len(tree))
+
+
+class StaticTreeSession(HeadSession):
+    drafter: StaticTree
+
+    def expand(self, root: int, feature: torch.Tensor) -> Draft:
+        drafted, state = [torch.tensor([root], device=feature.device)], feature
+        for depth, level in enumerate(self.drafter.levels):
+            tokens = drafted[-1].index_select(0, level.nodes)
+            state, logits = self.after(depth, state.index_select(0, level.parents), tokens)
+            candidates = logits.topk(level.candidates, dim=-1).indices  # (w, candidates)
+            drafted.append(candidates.view(-1).index_select(0, level.pick))
+        return Draft(self.drafter.template, torch.cat(drafted))
+
+    def after(self, depth: int, state: torch.Tensor, tokens: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return the state of w nodes, from their parents' (w, S) and their tokens (w,), and what logits (w, V) follow.
+
+        Depth 0 is the root, whose `state` is the feature predicted there.
+        """
+        raise NotImplementedError

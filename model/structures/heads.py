@@ -29,7 +29,7 @@ from ..engine.tree import read_tree
 from ..errors import UserError, one_line
 from ..files import located
 
-UNTRAINED = "no command here trains one; configs/companions names public ones"
+TRAINED, UNTRAINED = ("medusa", "eagle"), "no command here trains one; configs/companions names public ones"
 _TREES = Path(__file__).parent / "trees"  # as published with the heads
 
 
@@ -44,7 +44,7 @@ def open_head(path: str, kind: str, target: Target) -> tuple[Path, dict[str, Any
             f"train one with `python -m tools.heads {kind} --model MODEL --text FILE --output {shlex.quote(path)}` "
             "(--model data/embedded --text embedded for the shipped model)"
         )
-        raise UserError(f"no {kind} head in {path}: {UNTRAINED if kind == 'hydra' else trained}")
+        raise UserError(f"no {kind} head in {path}: {trained if kind in TRAINED else UNTRAINED}")
     file = folder / "config.json"
     try:
         config = json.loads(file.read_text(encoding="utf-8"))
@@ -278,7 +278,7 @@ def load_head(path: str, target: Target) -> EagleHead:
 
 
 def load_eagle3_head(path: str, target: Target) -> Eagle3Head:
-    """EAGLE-3's head, as `load_head` loads one; tensors of `midlayer` may be those of `layers.0`."""
+    """EAGLE-3's head from a folder, as `load_head` loads EAGLE's."""
     folder, values = open_head(path, "eagle3", target)
     if "draft_vocab_size" not in values:
         raise UserError(f"{folder}: config.json has no draft_vocab_size, as EAGLE-3's heads have: use method=eagle2")
