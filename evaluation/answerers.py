@@ -1,13 +1,14 @@
 """What answers prompts: a method on this engine, or transformers' own generate.
 
-A run knows an `Answerer` alone: another kind, as a server, is one more class here. Which conversations go on together,
-as methods that share forwards do, and a batch or a server's requests would, `running.answering.answer_turn` decides.
+A run knows an `Answerer` alone: another kind is one more class here. Which conversations go on together, those of a
+batch or of methods that share forwards, `running.answering.answer_turn` decides.
 """
 
 from __future__ import annotations
 
 import hashlib
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
@@ -16,8 +17,10 @@ import torch
 from transformers import GenerationConfig
 
 from model.engine import Drafter, Generation, StepRecord, generate
+from model.engine.batch import decode_batch
 from model.engine.devices import without_cudnn
 from model.engine.linear import stock_linears
+from model.engine.loop import Request, whole
 from model.engine.sampling import GREEDY, Sampling
 from model.engine.sizing import finds_size
 from model.engine.step import Mark, unmarked
@@ -73,6 +76,12 @@ class Answerer:
         """Answer a prompt; limit, sampling and mark as `generate` takes them."""
         raise NotImplementedError
 
+    def answer_batch(
+        self, prompts: Sequence[list[int]], max_new_tokens: int, samplings: Sequence[Sampling]
+    ) -> list[Generation]:
+        """Answer prompts together, each with its own sampling; seconds are shares, as `Generation` says."""
+        raise NotImplementedError
+
 
 class Method(Answerer):
     """A method on this engine."""
@@ -86,6 +95,13 @@ class Method(Answerer):
         asked: dict[str, Any] = dict(max_new_tokens=max_new_tokens, eos=self.loaded.eos, sampling=sampling, mark=mark)
         return generate(self.loaded.target, self.drafter, prompt, execution=self.execution, **asked)
 
+    def answer_batch(
+        self, prompts: Sequence[list[int]], max_new_tokens: int, samplings: Sequence[Sampling]
+    ) -> list[Generation]:
+        how: dict[str, Any] = {"max_new_tokens": max_new_tokens, "eos": self.loaded.eos, "execution": self.execution}
+        asked = ((prompt, Request(sampling=own, **how)) for prompt, own in zip(prompts, samplings, strict=True))
+        return whole(decode_batch(self.loaded.target, self.drafter, asked, len(prompts)))
+
 
 class TransformersGenerate(Answerer):
     """transformers' generate with torch's own linear layers: the paper's baseline. It draws with torch's generator."""
@@ -94,8 +110,16 @@ class TransformersGenerate(Answerer):
         self, prompt: list[int], max_new_tokens: int, sampling: Sampling = GREEDY, mark: Mark = unmarked
     ) -> Generation:
         """Answer a prompt. Each token is one step, and no phase is marked."""
-        target, eos = self.loaded.target, sorted(self.loaded.eos)
-        limit = target.token_budget(prompt, max_new_tokens)
+        return self.answer_batch([prompt], max_new_tokens, [sampling])[0]
+
+    def answer_batch(
+        self, prompts: Sequence[list[int]], max_new_tokens: int, samplings: Sequence[Sampling]
+    ) -> list[Generation]:
+        """Answer prompts as one batch, padded on the left. It draws by the first one's seed."""
+        target, eos, sampling, size = self.loaded.target, sorted(self.loaded.eos), samplings[0], len(prompts)
+        limit, width = min(target.token_budget(p, max_new_tokens) for p in prompts), max(map(len, prompts))
+        if limit < max_new_tokens and size > 1:  # the context would end all answers with the longest one's
+            return [self.answer(*each) for each in zip(prompts, [max_new_tokens] * size, samplings, strict=True)]
         drawn: dict[str, Any] = {}
         if sampling.temperature:
             torch.manual_seed(sampling.seed)
@@ -105,20 +129,25 @@ class TransformersGenerate(Answerer):
             do_sample=bool(sampling.temperature),
             repetition_penalty=sampling.repetition_penalty,
             eos_token_id=eos or None,
-            pad_token_id=eos[0] if eos else 0,
+            pad_token_id=(pad := eos[0] if eos else 0),
             **drawn,
         )
         with stock_linears(target.model), without_cudnn(target.device):
             target.synchronize()
             start = time.perf_counter()
-            ids = torch.tensor([prompt], device=target.device)
-            output = target.model.generate(ids, attention_mask=torch.ones_like(ids), generation_config=config)
-            tokens = output[0, len(prompt) :].tolist()
+            left = [width - len(prompt) for prompt in prompts]  # padding
+            ids = torch.tensor([[pad] * n + p for n, p in zip(left, prompts, strict=True)], device=target.device)
+            seen = torch.tensor([[0] * n + [1] * (width - n) for n in left], device=target.device)
+            rows = target.model.generate(ids, attention_mask=seen, generation_config=config)[:, width:].tolist()
             elapsed = time.perf_counter() - start
-        steps = [StepRecord([token], 1, ()) for token in tokens]
-        out = Generation(tokens, steps, forwards=len(tokens), decode_s=elapsed)
-        out.end(limit, max_new_tokens, self.loaded.eos)
-        return out
+        outs = []
+        for row in rows:
+            ends = [i for i, token in enumerate(row, start=1) if token in self.loaded.eos]
+            tokens = row[: ends[0]] if ends else row  # behind it is padding
+            steps = [StepRecord([token], 1, (), batch=size) for token in tokens]
+            outs.append(Generation(tokens, steps, forwards=len(tokens), decode_s=elapsed / size))
+            outs[-1].end(limit, max_new_tokens, self.loaded.eos)
+        return outs
 
 
 def build_answerer(

@@ -1,7 +1,8 @@
 """python -m evaluation.bench_step [model=NAME model.KEY=VALUE ...]: the time of a step by the number of drafted nodes.
 
 Times transformers' `generate`, plain decoding and recycling in turns: eager steps, with their parts, and, on CUDA,
-captured ones. Random weights of a known shape (--shape) give times but no acceptance. The last line is one JSON object.
+captured ones; with --batch, steps of several sequences in one forward. Random weights of a known shape (--shape) give
+times but no acceptance. The last line is one JSON object.
 """
 
 from __future__ import annotations
@@ -11,7 +12,8 @@ import dataclasses
 import json
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import torch
@@ -19,9 +21,12 @@ from transformers import GenerationConfig
 from transformers.generation.streamers import BaseStreamer
 
 from model.engine import DeviceDrafter, Target, Tree
+from model.engine.batch import Batch
 from model.engine.cache import TreeCache
 from model.engine.devices import without_cudnn
 from model.engine.linear import stock_linears
+from model.engine.loop import Request
+from model.engine.static_step import FREE
 from model.engine.step import Mark, Sequence, Step, unmarked
 from model.errors import UserError
 from model.methods.vanilla import Vanilla
@@ -40,7 +45,7 @@ from .statistics.rendering import aligned
 K = 8  # candidates per token
 STEPS = 8  # timed in a row; few, so that the context stays the one that was asked for
 WARM_UP = 1  # turns that are not counted: they allocate, call for the first time and capture
-MOST_NODES = 512
+MOST = 512  # nodes, and sequences
 PARTS = {"draft": "draft", "forward": "forward", "verify": "verify", "commit": "commit", "observe": "learn"}
 
 
@@ -50,17 +55,21 @@ def main() -> None:
     parser.add_argument("overrides", nargs="*", help="as for evaluation.run: model=NAME, model.path=...")
     parser.add_argument("--shape", help=f"random weights instead of a model: {', '.join(SHAPES)}")
     parser.add_argument("--nodes", default="1,2,4,8,16,24,32,48,64,80", help="sizes of drafts (default: %(default)s)")
+    parser.add_argument(
+        "--batch", default="1", help="sequences decoded together (default: %(default)s; several: 1,4,16)"
+    )
     parser.add_argument("--context", type=int, help="tokens before a step (default: 500, or half of the model's)")
     parser.add_argument("--rounds", type=int, default=5, help="turns of all sizes; medians are printed (default: 5)")
     given = parser.parse_intermixed_args()
     with user_errors("nothing was measured to its end"):
-        settings, sizes = model_settings(given.overrides, given.shape), draft_sizes(given.nodes)
+        settings, sizes = model_settings(given.overrides, given.shape), sorted({0, *numbers("--nodes", given.nodes)})
+        batches = sorted({*numbers("--batch", given.batch)})
         if given.rounds < 1:
             raise UserError(f"--rounds {given.rounds}: must be at least 1")
         with exclusive(settings) as settings:
             choose_threads()
             loaded = random_model(given.shape, settings) if given.shape else load_model(settings)
-            result = bench(loaded, sizes, given.context, given.rounds)
+            result = bench(loaded, sizes, batches, given.context, given.rounds)
         print(f"{table(result)}\n{json.dumps(result)}")
 
 
@@ -73,19 +82,22 @@ def model_settings(overrides: list[str], shape: str | None) -> ModelSettings:
     return ModelSettings(**model | ({"name": shape, "path": "random weights"} if shape else {}))
 
 
-def draft_sizes(text: str) -> list[int]:
-    """Parse --nodes and add 0, plain decoding. Raises UserError for anything but numbers."""
-    numbers = text.split(",")
-    if not all(part.strip().isdecimal() and int(part) <= MOST_NODES for part in numbers):
-        raise UserError(f"--nodes {text}: must be whole numbers up to {MOST_NODES} with commas between them")
-    return sorted({0, *map(int, numbers)})
+def numbers(flag: str, text: str) -> list[int]:
+    """Parse --nodes or --batch. Raises UserError for anything but numbers."""
+    parts, least = text.split(","), int(flag == "--batch")
+    if not all(part.strip().isdecimal() and least <= int(part) <= MOST for part in parts):
+        raise UserError(f"{flag} {text}: must be whole numbers from {least} to {MOST} with commas between them")
+    return [*map(int, parts)]
 
 
-def bench(loaded: LoadedModel, sizes: list[int], context: int | None, rounds: int) -> dict[str, Any]:
+def bench(
+    loaded: LoadedModel, sizes: list[int], batches: list[int], context: int | None, rounds: int
+) -> dict[str, Any]:
     """Measure and return everything that is printed.
 
     Args:
         sizes: nodes of the drafts; 0 is plain decoding.
+        batches: sequences decoded together.
         context: tokens before a step; None: 500, or half of the model's context.
     """
     target = loaded.target
@@ -107,20 +119,27 @@ def bench(loaded: LoadedModel, sizes: list[int], context: int | None, rounds: in
     if "graph" in executions:
         result["trial"] = choose_execution(target).why  # from here on they call compiled kernels, if it says so
         print(result["trial"], flush=True)
-    with target.cache(1 + max(sizes)) as cache:
+    with target.cache(1 + max(sizes)) as cache, ExitStack() as ends:
         target.prefill(cache, prompt)
         hf = HfSteps(target, prompt)
-        drafted = [DraftedSteps(target, cache, way, n, prompt[-1]) for way in executions for n in sizes]
-        timed: list[HfSteps | DraftedSteps] = [hf, *drafted]
+        drafted: list[DraftedSteps | BatchedSteps] = []
+        for size in batches:
+            if size == 1:
+                drafted += [DraftedSteps(target, cache, way, n, prompt[-1]) for way in executions for n in sizes]
+            else:
+                batch = ends.enter_context(batch_of(target, prompt, size, max(sizes)))
+                drafted += [BatchedSteps(target, batch, n) for n in sizes]
+        timed: list[HfSteps | DraftedSteps | BatchedSteps] = [hf, *drafted]
         for steps in timed * (WARM_UP + rounds):
             steps.take_turn()
     median = {steps: statistics.median(steps.seconds[WARM_UP:]) for steps in timed}
-    plain = {steps.execution: median[steps] for steps in drafted if not steps.nodes}
+    plain = {(steps.execution, steps.size): median[steps] for steps in drafted if not steps.nodes}
     result |= {"hf_s": median[hf], "steps": []}
     for own in drafted:
-        row = {"execution": own.execution, "nodes": own.nodes, "seconds": median[own]}
+        row = {"execution": own.execution, "batch": own.size, "nodes": own.nodes, "seconds": median[own]}
         parts = {part: statistics.median(times[WARM_UP:]) for part, times in own.parts.items()}
-        result["steps"].append(row | {"over_plain": median[own] / plain[own.execution], "parts_s": parts})
+        over_plain = median[own] / plain[own.execution, own.size]
+        result["steps"].append(row | {"over_plain": over_plain, "parts_s": parts})
     return result
 
 
@@ -148,16 +167,23 @@ class HfSteps(BaseStreamer):
         self.seconds.append((self.times[-1] - self.times[-1 - STEPS]) / STEPS)
 
 
+def drafter_of(target: Target, nodes: int) -> DeviceDrafter:
+    """Return what drafts the best n nodes; n = 0 is plain decoding."""
+    if not nodes:
+        return Vanilla(target.device)
+    tree = Tree.from_rank_paths(best_order(nodes, K))
+    return TokenRecycling(target.vocab_size, tree, k=K, device=target.device)
+
+
 class DraftedSteps:
     """Steps that verify the best n nodes behind the context that a cache holds; n = 0 is plain decoding."""
+
+    size = 1  # sequences
 
     def __init__(self, target: Target, cache: TreeCache, execution: str, nodes: int, root: int) -> None:
         self.target, self.cache, self.execution, self.nodes = target, cache, execution, nodes
         self.context, self.root = cache.length, root
-        self.drafter: DeviceDrafter = Vanilla(target.device)
-        if nodes:
-            tree = Tree.from_rank_paths(best_order(nodes, K))
-            self.drafter = TokenRecycling(target.vocab_size, tree, k=K, device=target.device)
+        self.drafter = drafter_of(target, nodes)
         self.seconds: list[float] = []  # of a step, by turn, without those to capture one
         self.parts: dict[str, list[float]] = {}  # of its parts; captured steps have none
 
@@ -188,21 +214,65 @@ class DraftedSteps:
         return (time.perf_counter() - start - (step.executor.setup_s - setup)) / STEPS
 
 
+@contextmanager
+def batch_of(target: Target, prompt: list[int], size: int, nodes: int) -> Iterator[Batch]:
+    """Begin a batch of sequences with the same prompt, with room for so many nodes each."""
+    batch = Batch(target, drafter_of(target, nodes), size)
+    with torch.inference_mode():
+        for number in range(size):
+            batch.begin(number, prompt, Request(max_new_tokens=target.context, reuse=True))
+    try:
+        yield batch
+    finally:
+        batch.close()
+
+
+class BatchedSteps:
+    """The same steps of all sequences of a batch in one forward."""
+
+    execution = "eager"
+
+    def __init__(self, target: Target, batch: Batch, nodes: int) -> None:
+        self.target, self.batch, self.nodes, self.size = target, batch, nodes, len(batch.members)
+        self.drafter, self.context = drafter_of(target, nodes), len(batch.members[0].sequence.text)
+        self.seconds: list[float] = []  # of a step, by turn
+        self.parts: dict[str, list[float]] = {}
+
+    @torch.inference_mode()
+    def take_turn(self) -> None:
+        """Time STEPS steps after one that is not counted, and take them back."""
+        batch, columns = self.batch, self.batch.cache
+        batch.drafter = self.drafter
+        for member in batch.members:
+            member.session = self.drafter.session()
+            member.session.choice = member.choice
+        batch.step()
+        self.target.synchronize()
+        start = time.perf_counter()
+        for _ in range(STEPS):
+            batch.step()
+        self.target.synchronize()
+        self.seconds.append((time.perf_counter() - start) / STEPS)
+        for member in batch.members:
+            del member.sequence.text[self.context :]
+        columns.owners[columns.positions >= self.context - 1] = FREE
+
+
 def table(result: dict[str, Any]) -> str:
     """Format the steps of each execution, a row for each number of nodes."""
     lines = []
-    for execution in dict.fromkeys(row["execution"] for row in result["steps"]):
-        steps = [row for row in result["steps"] if row["execution"] == execution]
+    for execution, batch in dict.fromkeys((row["execution"], row["batch"]) for row in result["steps"]):
+        steps = [row for row in result["steps"] if (row["execution"], row["batch"]) == (execution, batch)]
         hf = {"nodes": "hf", "seconds": result["hf_s"], "over_plain": result["hf_s"] / steps[0]["seconds"]}
         parts = [f"{part}, us" for part in steps[0]["parts_s"]]
         cells = [["nodes", "ms", "/ plain", *parts]]
-        for row in [hf | {"parts_s": {}}, *steps]:
+        for row in [*[hf | {"parts_s": {}}] * (batch == 1), *steps]:
             times = [f"{1e6 * seconds:.0f}" for seconds in row["parts_s"].values()] or [""] * len(parts)
             cells.append([str(row["nodes"]), f"{1e3 * row['seconds']:.3f}", f"{row['over_plain']:.2f}", *times])
-        lines += ["", f"{execution}:", *map(str.rstrip, aligned(cells))]
-    return "\n".join(
-        [*lines, "", "0 nodes is plain decoding. Drafts of n nodes pay where their MAT is above their time / plain."]
-    )
+        title = execution if batch == 1 else f"{execution}, batch {batch}"
+        lines += ["", f"{title}:", *map(str.rstrip, aligned(cells))]
+    break_even = "Drafts of n nodes pay where their MAT is above their time / plain, the break-even MAT."
+    return "\n".join([*lines, "", f"0 nodes is plain decoding. {break_even}"])
 
 
 if __name__ == "__main__":

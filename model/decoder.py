@@ -336,9 +336,8 @@ class Decoder:
             return
         if self.start == "cold" and self.method.stateful:
             raise UserError("start=cold: forgets between answers what those of a batch share; use hot, or batch=1")
-        execution = {"execution": "eager" if self.execution.why else self.execution.name}
         asked_of_each = (
-            (ids, Request(**self._settings(ids, **settings_of_one) | execution))
+            (ids, Request(**self._settings(ids, **settings_of_one)))
             for ids, settings_of_one in zip(rows, given, strict=True)
         )
         ended, count = dict[int, Generation](), 0  # answers that wait for earlier ones; answers that do not

@@ -286,7 +286,7 @@ class Generate:
                 session = drafter.session()
         limit, most = min(target.context, self.context or target.context), config.max_length - input_ids.shape[1]
         tokens = [max(min(most, limit - len(row)), 1) for row in prompts]
-        given = [row_settings(count, config, logits_processor or (), execution, batched) for count in tokens]
+        given = [row_settings(count, config, logits_processor or (), execution) for count in tokens]
         given = [dict(settings, eos=eos, ends=asked(criteria, input_ids.device)) for settings in given]
         answers: list[list[int]] = [[] for _ in prompts]
         if batched:
@@ -322,14 +322,13 @@ class Generate:
         return drafter
 
 
-def row_settings(tokens: int, config: Any, processors: Iterable[Any], how: Execution, batched: bool) -> dict[str, Any]:
+def row_settings(tokens: int, config: Any, processors: Iterable[Any], how: Execution) -> dict[str, Any]:
     """Return settings of a `Request` for a row of so many new tokens at most, drawn by a seed of its own."""
     if config.do_sample:
         sampling = drawn_by(processors, seed=int(torch.randint(1 << 62, (1,))))
     else:
         sampling = Sampling(processors=tuple(processors))
-    execution = "eager" if batched and how.why else how.under(sampling)
-    return dict(max_new_tokens=tokens, sampling=sampling, execution=execution)
+    return dict(max_new_tokens=tokens, sampling=sampling, execution=how.under(sampling))
 
 
 def unpadded(input_ids: torch.Tensor, mask: torch.Tensor | None) -> list[list[int]]:

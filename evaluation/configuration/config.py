@@ -27,7 +27,8 @@ from ..loading.settings import ModelSettings
 
 GROUPS: dict[str, Any] = {"model": ModelSettings, "bench": load_bench, "tree": build_template, "sampling": Sampling}
 NOT_SETTINGS = ("k", "seed", "processors")  # parameters of GROUPS set elsewhere: by the method, by the run, in code
-MINIMUM = {"max_new_tokens": 1, "num_choices": 1, "repeats": 1, "repeat": 0, "bench.begin": 0, "bench.end": 0}
+MINIMUM = {"max_new_tokens": 1, "num_choices": 1, "batch": 1, "repeats": 1, "repeat": 0}
+MINIMUM |= {"bench.begin": 0, "bench.end": 0}
 # A run's settings: the groups, and what configs/config.yaml has, of the types of the values there.
 SHIPPED = yaml.safe_load((ROOT / "configs/config.yaml").read_text(encoding="utf-8"))
 OR_NULL = {"repeat": int | None, "run_dir": str | None}
@@ -63,6 +64,8 @@ def checked_config(cfg: DictConfig) -> dict[str, Any]:
         raise UserError(f"run_dir={folder}: holds one run, but repeats={repeats}; leave out one of the two")
     if config["phases"] and not config["timed"]:
         raise UserError("phases=true: times the parts of a step, and timed=false takes no times; leave out one of both")
+    if config["phases"] and config["batch"] > 1:
+        raise UserError("phases=true: times the parts of one sequence's steps; use batch=1")
     Sampling(**config["sampling"])
     if config["tree"]["name"] == "auto" and not config["timed"]:
         raise UserError("tree=auto: sizes follow the times of steps, and timed=false takes none; use a fixed tree")

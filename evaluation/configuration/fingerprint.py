@@ -49,6 +49,7 @@ def run_settings(config: dict[str, Any], bench: Bench, answerer: Answerer) -> di
         "schema": SCHEMA,
         "sampling": sampling,
         **{key: config[key] for key in as_asked},
+        **({"batch": config["batch"]} if config["batch"] > 1 else {}),  # which earlier records have not
     }
 
 

@@ -36,13 +36,13 @@ from .comparisons import (
     speedup_over_hf,
     speedup_over_vanilla,
 )
-from .curves import budget, temperature, topk, tree_shape, tree_size
+from .curves import batch, budget, temperature, topk, tree_shape, tree_size
 from .figure_data import FigureData
 from .style import KINDS, save, styled
 
 FIGURES: tuple[Callable[[FigureData], Figure | None], ...] = (
     *(speedup_over_hf, speedup_over_vanilla, mat, accepted_lengths, acceptance_by_depth, mat_over_questions),
-    *(tree_size, topk, temperature, tree_shape, budget),
+    *(tree_size, topk, temperature, tree_shape, budget, batch),
 )
 ACROSS: tuple[Callable[[Sequence[FigureData]], Figure | None], ...] = (overhead, novelty)
 

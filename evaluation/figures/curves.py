@@ -16,11 +16,14 @@ from .style import INTERVAL, finish, grid, panels
 
 SHAPE = ["tree_depth", "tree_breadth"]
 REFERENCE = "recycling"  # the method whose MAT the others are divided by
+DOUBLED = ("k", "batch")  # settings that go up by factors of two
 TITLES = {
     "mat": "MAT\n(tokens per step)",
     "gain": f"MAT over\n{REFERENCE}'s",
     "step_ms": "step time (ms)",
     "state_mib": "state (MiB)",
+    "rows_per_forward": "rows a forward",
+    "tokens_per_second_total": "tokens/s\nof the batch",
 }
 SPEEDS = {f"speedup_{name}": f"speedup\nover {name}" for name in reversed(BASELINES)}  # the best known one is drawn
 SPEEDS["tokens_per_second"] = "tokens/s"
@@ -35,18 +38,20 @@ def tree_size(data: FigureData) -> Figure | None:
 def topk(data: FigureData) -> Figure | None:
     """MAT, speed and the matrix's memory by k, the number of candidates kept per token."""
     lines, label = data.lines("k", "tree_nodes", *SHAPE), "candidates kept per token, k"
-    figure = _curves(data, lines, "k", label, ("mat", "speed", "state_mib"))
-    if figure:
-        values = sorted({int(row["k"]) for line in lines for row in line})
-        figure.axes[-1].set_xscale("log", base=2)  # of all panels, which share it
-        figure.axes[-1].set_xticks(values, [str(value) for value in values])
-    return figure
+    return _curves(data, lines, "k", label, ("mat", "speed", "state_mib"))
 
 
 def temperature(data: FigureData) -> Figure | None:
     """MAT and speed by temperature."""
     lines = data.lines("temperature")
     return _curves(data, lines, "temperature", "temperature (0: greedy)", ("mat", "step_ms", "speed"))
+
+
+def batch(data: FigureData) -> Figure | None:
+    """Speed of all sequences together, MAT and rows a forward, by the number of sequences decoded together."""
+    lines = data.lines("batch", baselines=True)
+    columns = ("tokens_per_second_total", "mat", "rows_per_forward")
+    return _curves(data, lines, "batch", "sequences in a batch", columns)
 
 
 def budget(data: FigureData) -> Figure | None:
@@ -99,6 +104,10 @@ def _curves(
                 panel.annotate(f"{at[0]:.0f}", at, fontsize=6.5, **above)
         if column.startswith("speedup"):
             panel.axhline(1.0, color="#777777", linewidth=0.7)
+    if setting in DOUBLED:
+        values = sorted({int(value) for value in rows[setting]})
+        axes[-1].set_xscale("log", base=2)  # of all panels, which share it
+        axes[-1].set_xticks(values, [str(value) for value in values])
     return finish(figure, f"shaded: {INTERVAL}; " * shaded + note + data.note(rows))
 
 

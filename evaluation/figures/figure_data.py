@@ -63,7 +63,7 @@ class FigureData:
             lines = largest([line for line in lines if line[0]["method"] not in BASELINES], most)
         return [row for (row,) in lines]
 
-    def lines(self, setting: str, *follow: str) -> list[Line]:
+    def lines(self, setting: str, *follow: str, baselines: bool = False) -> list[Line]:
         """Group drafting runs that differ in one setting only, by their other settings; at least three points a line.
 
         Runs that share a value of the setting give no line, as trees of one size and several depths. A line's name is
@@ -72,9 +72,10 @@ class FigureData:
         Args:
             setting: a column with numbers.
             follow: settings that change with it.
+            baselines: draw lines of the baselines, too.
         """
         groups: dict[tuple[str, frozenset[tuple[str, str]]], Line] = {}
-        for row in self.drafting:
+        for row in self.overall if baselines else self.drafting:
             if pd.notna(row.get(setting)) and not (setting in SIZES and row["tree"] == "shape"):
                 facets = row["pool"].identity.facets.items()
                 fixed = {key: str(value) for key, value in facets if key not in (setting, *follow)}

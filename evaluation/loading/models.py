@@ -192,7 +192,7 @@ def locate(settings: ModelSettings) -> str:
     transformers_logging.disable_progress_bar()
     path, folder = settings.path, located(settings.path)
     if settings.weights is not None and not gguf.is_gguf(folder):
-        what = "is for a GGUF file; other checkpoints keep the weights that they have"
+        what = "is for a GGUF file; other checkpoints keep the weights that they have: model.weights=null"
         raise UserError(f"model.weights={settings.weights}: {what}")
     if not folder.exists():
         if not hub.is_name(path):

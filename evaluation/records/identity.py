@@ -22,7 +22,7 @@ SAMPLING_COLUMNS = {
 }
 # Names of other columns of a table, next to what is measured.
 _TAKEN = {"dtype", "device", "model", "bench", "method", "variant", "seed", "execution", "timed", "phases", "order"}
-_TAKEN |= {*SAMPLING_COLUMNS.values()}
+_TAKEN |= {"batch", *SAMPLING_COLUMNS.values()}
 
 
 def fingerprint(settings: Settings) -> Settings:
@@ -102,6 +102,7 @@ class Identity:
         if self.bench.get("order", "file") != "file":
             facets["order"] = self.bench["order"]
         facets |= {key: decoding[key] for key in ("execution", "seed", "timed") if key in decoding}
+        facets["batch"] = decoding.get("batch", 1)
         # what is not greedy decoding's, and the temperature: 0 in runs from before sampling existed
         facets |= {"temperature": 0.0} | {SAMPLING_COLUMNS[k]: v for k, v in decoding.get("sampling", {}).items()}
         return facets | {"phases": bool(decoding.get("phases")) and method["name"] != "hf"}  # hf's steps have no parts

@@ -1,14 +1,14 @@
 """The store of a run: one JSON line a question, in Spec-Bench's answer format; survives a kill at any point.
 
-Order of writing, after each question: first the drafter's state as it is after it, then the question's line, each
-flushed to the disk. So whatever line is there, its state is there too, and a run goes on from exactly that state.
+Order of writing, after each question or batch of them: first the drafter's state as it is after it, then the lines,
+flushed to the disk. So whatever lines are there, their state is there too, and a run goes on from exactly that state.
 """
 
 from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -45,7 +45,7 @@ class AnswerStore:
             yield
 
     def begin(self, metadata: dict[str, Any]) -> dict[Any, Row]:
-        """Start or go on: write the metadata, mend a torn last line, return the answers that are there already.
+        """Start or go on: write the metadata, cut off what a kill left unfinished, return the answers that are there.
 
         Args:
             metadata: `settings` decide what is answered, `circumstances` how fast; `questions`: how many there are.
@@ -57,6 +57,8 @@ class AnswerStore:
         path = self.folder / "metadata.json"
         data = self.answers.read_bytes() if self.answers.exists() else b""
         answered = data.count(b"\n")
+        if answered < metadata["questions"]:  # killed while a batch was written: it is answered again
+            answered -= answered % metadata["settings"].get("batch", 1)
         if path.exists():
             try:
                 recorded = json.loads(path.read_text(encoding="utf-8"))
@@ -85,8 +87,8 @@ class AnswerStore:
             stale.unlink()
         if not data:
             return {}
-        if not data.endswith(b"\n"):  # killed in the middle of a line: that question was not finished
-            os.truncate(self.answers, data.rfind(b"\n") + 1)
+        if (whole := sum(len(line) + 1 for line in data.split(b"\n")[:answered])) < len(data):
+            os.truncate(self.answers, whole)
         rows, damage = read_answers(self.answers)
         if damage:
             raise UserError(
@@ -107,26 +109,26 @@ class AnswerStore:
         path = self._state_path(answered)
         return load_state(path if path.exists() else self.folder / "state.safetensors")
 
-    def append(self, row: Row, state: dict[str, torch.Tensor], answered: int) -> None:
-        """Keep question number `answered` (from 1) with the state after it: both or neither."""
+    def append(self, rows: Sequence[Row], state: dict[str, torch.Tensor], answered: int) -> None:
+        """Keep the answers up to number `answered` (from 1) with the state after them: all or none."""
         if state:
             save_state(state, self._state_path(answered))
-        line = json.dumps(row, ensure_ascii=False).encode() + b"\n"
+        lines = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows).encode()
         self.answers.parent.mkdir(parents=True, exist_ok=True)
         with self.answers.open("ab", buffering=0) as handle:  # no buffer that would try again when closed
             size, written = handle.tell(), 0
             try:
-                while written < len(line):
-                    written += handle.write(line[written:])
+                while written < len(lines):
+                    written += handle.write(lines[written:])
                 os.fsync(handle.fileno())
             except OSError as error:
                 handle.truncate(size)
                 raise UserError(
-                    f"{self.answers}: cannot be written ({error.strerror}); {answered - 1} answers are kept, "
+                    f"{self.answers}: cannot be written ({error.strerror}); {answered - len(rows)} answers are kept, "
                     "make room and give the same command again"
                 ) from None
         if state:
-            self._state_path(answered - 1).unlink(missing_ok=True)
+            self._state_path(answered - len(rows)).unlink(missing_ok=True)
 
     def finish(self, summary: dict[str, Any], state: dict[str, torch.Tensor], answered: int) -> None:
         """Write the summary; the last state stays as `state.safetensors`, to start another run from."""

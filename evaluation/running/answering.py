@@ -1,4 +1,4 @@
-"""Answer a question turn by turn, `num_choices` times: by one method, or by several in shared forwards."""
+"""Answer turn by turn, `num_choices` times: a question by one method or by several in shared forwards, or a batch."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ from ..records.rows import SCHEMA, Row, between, repeated_ngrams
 from .shared_text import generate_together
 
 
-def answer(question: Question, answerers: Sequence[tuple[Answerer, dict[str, Any]]]) -> list[Row]:
-    """Return a row in Spec-Bench's answer format of each of these answerers.
+def answer(questions: Sequence[Question], answerers: Sequence[tuple[Answerer, dict[str, Any]]]) -> list[Row]:
+    """Return the rows in Spec-Bench's answer format: of one question by each answerer, or of several by one as a batch.
 
     Args:
         answerers: each with its configuration; several are untimed, and have the same `num_choices`.
@@ -35,23 +35,31 @@ def answer(question: Question, answerers: Sequence[tuple[Answerer, dict[str, Any
     restart_peak(devices)
     choices: list[list[Conversation]] = []
     for index in range(config["num_choices"]):
-        choices.append([Conversation(question, *configured, index) for configured in answerers])
-        for _ in question.turns:
-            answer_turn(choices[-1])
+        choices.append([Conversation(q, *configured, index) for q in questions for configured in answerers])
+        while unfinished := [one for one in choices[-1] if len(one.answers) < len(one.question.turns)]:
+            answer_turn(unfinished)
     peak = peak_bytes(devices) if config["timed"] else None
-    return [build_row(question, conversations, peak) for conversations in zip(*choices, strict=True)]
+    return [build_row(conversations, peak) for conversations in zip(*choices, strict=True)]
 
 
 def answer_turn(conversations: Sequence[Conversation]) -> None:
     """Answer the next turn of each. Untimed ones of one prompt, limit and sampling share forwards on this engine."""
     sharing: dict[tuple[Any, ...], list[Conversation]] = {}
+    batch: list[Conversation] = []
     for one in conversations:
         if not one.fits_next_prompt():  # a later turn after long answers: recorded, the run goes on
             one.add(Generation(stop="context"))
+        elif one.batched:
+            batch.append(one)
         elif one.timed or not one.answerer.on_engine:
             one.add(one.answerer.answer(one.prompt, mark=one.mark, **one.asked))
         else:
             sharing.setdefault((*one.asked.values(), *one.prompt), []).append(one)
+    if batch:
+        prompts, samplings = [one.prompt for one in batch], [one.asked["sampling"] for one in batch]
+        answers = batch[0].answerer.answer_batch(prompts, batch[0].asked["max_new_tokens"], samplings)
+        for one, generation in zip(batch, answers, strict=True):
+            one.add(generation)
     for together in sharing.values():
         for one in together:
             one.answerer.begin()
@@ -74,6 +82,7 @@ class Conversation:
     def __init__(self, question: Question, answerer: Answerer, config: dict[str, Any], index: int) -> None:
         self.question, self.answerer = question, answerer
         self.timed, self.in_phases = bool(config["timed"]), bool(config["phases"] and answerer.on_engine)
+        self.batched = config["batch"] > 1
         sampling = sampling_of(config, question, index)
         self.asked: dict[str, Any] = {"max_new_tokens": config["max_new_tokens"], "sampling": sampling}
         self.answers: list[str] = []
@@ -113,6 +122,7 @@ class Conversation:
                 "step_nodes": [step.nodes for step in steps],
                 "step_paths": [list(step.rank_path) for step in steps],
                 "step_sources": [step.source for step in steps],
+                **({"step_batch": [step.batch for step in steps]} if self.batched else {}),  # sequences in its forward
                 "phase_time": dict(self.clock.seconds) if self.clock else {},  # seconds by phase of its steps
             }
         )
@@ -130,9 +140,9 @@ class Conversation:
         return {"index": index, "turns": self.answers, "accept_lengths": self.accept_lengths, **columns}
 
 
-def build_row(question: Question, choices: Sequence[Conversation], peak: int | None) -> Row:
+def build_row(choices: Sequence[Conversation], peak: int | None) -> Row:
     """Build a question's record: Spec-Bench's keys and this project's."""
-    answerer = choices[0].answerer
+    question, answerer = choices[0].question, choices[0].answerer
     return {
         "question_id": question.question_id,
         "schema": SCHEMA,

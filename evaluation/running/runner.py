@@ -1,4 +1,4 @@
-"""One run, a question at a time: its settings, its resumed state, its answers, its summary.
+"""One run, a question or a batch of them at a time: its settings, its resumed state, its answers, its summary.
 
 A runner does nothing between two answers, so that the runs of a sweep can be interleaved (`scheduling.py`).
 """
@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from model.engine.sampling import Sampling
+from model.engine.sampling import GREEDY, Sampling
 from model.errors import UserError
 from model.files import ROOT, write_text
 from model.tuning import Load, threads_why
@@ -53,10 +53,15 @@ class Runner:
         self._questions = ordered(bench.questions, order := config["bench"]["order"])
         self.config, self.loaded = config, load_model(model)
         check_prompts(bench, self.loaded)
-        reads_text = Sampling(**config["sampling"]).reads_text
+        reads_text, self.size = Sampling(**config["sampling"]).reads_text, config["batch"]
         self.execution = choose_execution(str(config["execution"]), self.loaded, config["timed"], reads_text)
         self.saved = config["start"] == SAVED
         self.answerer = self._build(HOT if self.saved else str(config["start"]))
+        if self.size > 1 and self.answerer.start in (COLD, CATEGORY):
+            raise UserError(
+                f"start={self.answerer.start}: forgets between prompts what those of a batch share; use start=hot, or "
+                "batch=1"
+            )
         if self.answerer.keeps_state:  # else there is one record for all orders
             bench = replace(bench, questions=self._questions, order=order)
         self.settings = run_settings(config, bench, self.answerer)
@@ -92,7 +97,10 @@ class Runner:
             turns, loaded = read_questions(WARM_UP)[0].turns, self.loaded
             prompt = prompt_ids(loaded.template, loaded.tokenizer, [turns[0]], [])
             prompt = prompt[: max(loaded.target.context // 2, 1)]
-            self.answerer.answer(prompt, 48)
+            if self.size > 1:
+                self.answerer.answer_batch([prompt] * self.size, 48, [GREEDY] * self.size)
+            else:
+                self.answerer.answer(prompt, 48)
             self.answerer.prepare()
         torch.manual_seed(self.config["seed"])
         if self.done and self.answerer.keeps_state:
@@ -128,13 +136,14 @@ class Runner:
             if subtask(self.pending[0].category) != subtask(str(last["category"])):
                 self.answerer.prepare()
 
-    def keep(self, row: Row) -> None:
-        """Save the answer of the next question, and the state after it."""
-        self.done[row["question_id"]] = row
+    def keep(self, rows: Sequence[Row]) -> None:
+        """Save the answers of the next questions, and the state after them."""
+        self.done |= {row["question_id"]: row for row in rows}
         state = self.answerer.drafter.state_dict() if self.answerer.keeps_state else {}
-        self.store.append(row, state, len(self.done))
-        self._count(row)
-        del self.pending[0]
+        self.store.append(rows, state, len(self.done))
+        for row in rows:
+            self._count(row)
+        del self.pending[: len(rows)]
 
     def _count(self, row: Row) -> None:
         self.tokens += new_tokens(row)
@@ -156,7 +165,7 @@ class Runner:
             if answerer.keeps_state:
                 answerer.drafter.load_state_dict(self.store.last_state(len(rows)))
             else:  # the final state was not saved: answer again
-                answer(self._questions[-1], [(answerer, self.config)])
+                answer(self._questions[-(len(rows) % self.size or self.size) :], [(answerer, self.config)])
         state, summary = answerer.drafter.state_dict(), measure(rows)
         summary["state_bytes"] = sum(t.numel() * t.element_size() for t in state.values())
         described = answerer.drafter.describe()
@@ -169,13 +178,15 @@ class Runner:
         self.store.finish(summary, state if answerer.keeps_state else {}, len(rows))
 
 
-def answer_next(sharing: Sequence[Runner]) -> None:
-    """Answer the next question, the same for all these runs."""
+def answer_next(sharing: Sequence[Runner]) -> int:
+    """Answer the next question, the same for all these runs, or a run's next batch. Returns the number of rows."""
     for runner in sharing:
         runner.forget_other_subtask()
-    rows = answer(sharing[0].pending[0], [(runner.answerer, runner.config) for runner in sharing])
-    for runner, row in zip(sharing, rows, strict=True):
-        runner.keep(row)
+    questions = sharing[0].pending[: sharing[0].size]
+    rows = answer(questions, [(runner.answerer, runner.config) for runner in sharing])
+    for i, runner in enumerate(sharing):
+        runner.keep(rows[i * len(questions) : (i + 1) * len(questions)])
+    return len(rows)
 
 
 def check_prompts(bench: Bench, loaded: LoadedModel) -> None:

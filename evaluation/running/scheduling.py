@@ -132,10 +132,10 @@ class _Turns:
                 position = min(len(runner.done) for runner in self.jobs)
                 for sharing in group_by_question([r for r in self.jobs if len(r.done) == position]):
                     with self._catch_errors(*sharing):
-                        answer_next(sharing)
+                        count = answer_next(sharing)
                         label = f"{sharing[0].answerer.label}: " if len(labels) > 1 else ""
                         progress.set_postfix_str(label + sharing[0].figures, refresh=False)
-                        progress.update(len(sharing))
+                        progress.update(count)
                         for runner in sharing:
                             self._complete(runner)
 
@@ -165,11 +165,11 @@ class _Turns:
 
 
 def group_by_question(runners: Sequence[Runner]) -> list[list[Runner]]:
-    """Group the runs that share forwards: untimed ones whose next question is the same. A timed one is alone."""
+    """Group the runs that share forwards: untimed ones whose next question is the same; not timed or batched ones."""
     groups: dict[Any, list[Runner]] = {}
     for runner in runners:
         shared = json.dumps([runner.pending[0].key, runner.config["num_choices"]])
-        groups.setdefault(runner if runner.config["timed"] else shared, []).append(runner)
+        groups.setdefault(runner if runner.config["timed"] or runner.size > 1 else shared, []).append(runner)
     return list(groups.values())
 
 

@@ -108,13 +108,17 @@ class Audit:
 def audits(pooled: Sequence[Pool], bases: Sequence[str] = ("vanilla",)) -> list[Audit]:
     """Audit every configuration against the first of these baselines that it has; the last of them is audited by none.
 
-    An answer is compared with the same repeat's, where the baseline has the question there, else with any repeat's.
+    A batch's answers are compared with the baseline's of batch 1 if it has them, its own with these, too. An answer is
+    compared with the same repeat's, where the baseline has the question there, else with any repeat's.
     Where tokens are drawn, transformers' own noise is another one: its answers are compared with none.
     """
     audited = []
     for pool in pooled:
-        base = next((base for name in bases if name != pool.label and (base := pool.baselines[name])), None)
-        if base is None or pool.label == bases[-1]:
+        batched = pool.identity.facets["batch"] > 1
+        alone = (pool.closest(name, batch=1) if batched else None for name in bases)
+        own = (None if name == pool.label else pool.baselines[name] for name in bases)
+        base = next((base for base in (*alone, *own) if base is not None), None)
+        if base is None or (pool.label == bases[-1] and not batched):
             continue
         if pool.identity.facets.get("temperature") and "hf" in (pool.label, base.label):
             continue

@@ -46,6 +46,7 @@ def measure(rows: Sequence[Row]) -> dict[str, Any]:
         "decode_ms": 1e3 * mean(decode),
         "time_to_first_token_ms": 1e3 * (mean(prompt) + mean(prefill)),  # both over the same turns
         "step_ms": 1e3 * sum(decode) / later_steps if decode and later_steps else math.nan,
+        "rows_per_forward": _rows_per_forward(rows),
         **percentiles("time_to_first_token_ms", [sum(pair) for pair in zip(prompt, prefill, strict=False)]),
         **percentiles("inter_token_latency_ms", between_tokens(rows)),
         "peak_memory_mib": float(max(peaks)) / 2**20 if peaks and None not in peaks else math.nan,
@@ -94,6 +95,18 @@ def _complete(choice: Row, key: str) -> bool:
     """Return whether a choice has a number for each of its turns."""
     values = choice.get(key)
     return values is not None and None not in values and len(values) == len(choice["new_tokens"])
+
+
+def _rows_per_forward(rows: Sequence[Row]) -> float:
+    """Return the draft nodes and roots over the forwards that they were in; NaN unless every row knows its steps."""
+    nodes, forwards = 0, 0.0
+    for choice in (choice for row in rows for choice in row["choices"]):
+        if choice.get("step_nodes") is None:
+            return math.nan
+        nodes += sum(map(sum, choice["step_nodes"]))
+        batch = choice.get("step_batch") or [[1] * len(turn) for turn in choice["step_nodes"]]
+        forwards += sum(1 / size for turn in batch for size in turn)
+    return nodes / forwards if forwards else math.nan
 
 
 def _decode_speed(rows: Sequence[Row]) -> float:

@@ -66,22 +66,24 @@ def table_notes(table: pd.DataFrame, intervals: bool) -> list[str]:
 
 def heading(runs: Sequence[Run]) -> list[str]:
     """Say what ran on what, one line a device and setting, and which generation settings were left out."""
+    batches = sorted({run.settings.get("batch", 1) for run in runs})
     lines = [
         f"{run.model} ({run.precision}) on {run.metadata['device']}; torch {run.metadata['versions']['torch']}, "
-        f"transformers {run.metadata['versions']['transformers']}; {decoding(run)}"
+        f"transformers {run.metadata['versions']['transformers']}; {decoding(run, batches)}"
         for run in runs
     ]
     lines += filter(None, map(generation_left_out, runs))
     return list(dict.fromkeys(lines))
 
 
-def decoding(run: Run) -> str:
-    """Say how tokens were chosen, and up to how many."""
+def decoding(run: Run, batches: Sequence[int] = ()) -> str:
+    """Say how tokens were chosen, up to how many, and in batches of which sizes; default: the run's own."""
     settings, choices = run.settings, run.settings.get("num_choices") or 1
     sampling: dict[str, Any] = settings.get("sampling", {})
     chosen = [] if sampling.get("temperature") else ["greedy"]
     chosen += [f"{key} {value}" for key, value in sampling.items()]
-    words = f"{', '.join(chosen)}, batch 1, max_new_tokens {settings['max_new_tokens']}"
+    sizes = ", ".join(map(str, batches or [settings.get("batch", 1)]))
+    words = f"{', '.join(chosen)}, batch {sizes}, max_new_tokens {settings['max_new_tokens']}"
     words += f", {choices} answers a question" if choices > 1 else ""
     return words if settings.get("timed", True) else f"{words}; not timed"
 

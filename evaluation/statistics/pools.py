@@ -25,7 +25,8 @@ from .metrics import OVERALL, grouped
 GROUP = ("model", "dtype", "bench", "bench_questions", "questions_sha256", "max_new_tokens", "device")
 BASELINES = ("hf", "vanilla")
 SAMPLED = tuple(SAMPLING_COLUMNS.values())  # how a run's tokens were chosen
-COMPARED = ("execution", "phases", "timed", *SAMPLED)  # and how its steps were taken, and whether their time counts
+# And how its steps were taken, and whether their time counts.
+COMPARED = ("execution", "phases", "timed", "batch", *SAMPLED)
 MANY = 3  # settings that are named of each run of a label; of more only what is unusual there
 BUDGETS = ("nodes", "tree_nodes", "max_draft")  # settings that say how many nodes a step drafts at most
 
@@ -171,15 +172,18 @@ class Pool:
         They have the same model, bench file, device and COMPARED settings, but for the execution of hf.
         """
         found = {name: self.closest(name) for name in BASELINES}
-        return found | {"hf": found["hf"] or self.closest("hf", ("phases", *SAMPLED))}
+        return found | {"hf": found["hf"] or self.closest("hf", ("phases", "batch", *SAMPLED))}
 
-    def closest(self, label: str, alike: Iterable[str] = COMPARED) -> Pool | None:
+    def closest(self, label: str, alike: Iterable[str] = COMPARED, **other_facets: Any) -> Pool | None:
         """Return the configuration of this label, with these facets alike, that has most questions in common.
 
         Of equals the one with fewest questions; None where nobody has any in common.
+
+        Args:
+            other_facets: values that its facets have instead of those alike.
         """
         questions = self.cells.questions
-        facets, ranked = self.identity.facets, list[tuple[int, int, Pool]]()
+        facets, ranked = self.identity.facets | other_facets, list[tuple[int, int, Pool]]()
         for other in (pool for pool in self.among if pool.label == label):
             same = all(facets.get(key) == other.identity.facets.get(key) for key in alike)
             if same and other.identity.comparable == self.identity.comparable:

@@ -16,6 +16,7 @@ import pandas as pd
 import yaml
 
 from ..records.rows import Row
+from ..records.runs import row_key
 from .acceptance import by_depth
 from .intervals import Floats, deviation, finite_mean, quotient_interval, row_means, speed_interval
 from .metrics import OVERALL, by_subtask, measure
@@ -83,6 +84,7 @@ def main_table(pooled: Sequence[Pool]) -> pd.DataFrame:
             }
             for name, base in pool.baselines.items():
                 row |= _speedups(name, cells, base)
+            row["break_even_mat"] = _break_even_mat(answers, pool.baselines["vanilla"])
             row["state_bytes"] = pool.first.summary.get("state_bytes", math.nan)
             facets = {f"method_{key}" if key in row else key: value for key, value in pool.identity.facets.items()}
             row |= facets | {"execution": pool.first.execution}
@@ -140,6 +142,16 @@ def _speedups(name: str, cells: Cells, base: Pool | None) -> dict[str, float]:
         speeds, base_speeds = (row_means(c.speed)[:, None] for c in (cells, base_cells))
     value = speedup(speeds, base_speeds)
     return dict(zip(keys, (value, deviation(ratios), *speed_interval(speeds, base_speeds)), strict=True))
+
+
+def _break_even_mat(answers: Sequence[Row], plain: Pool | None) -> float:
+    """Return the time of these answers' steps over that of plain steps for the same questions; NaN where not timed."""
+    keys = {row_key(row) for row in answers}
+    theirs = [row for row in plain.rows if row_key(row) in keys] if plain else []
+    keys = {row_key(row) for row in theirs}
+    common = [row for row in answers if row_key(row) in keys]
+    step_ms, plain_ms = (measure(rows)["step_ms"] if rows else math.nan for rows in (common, theirs))
+    return float(step_ms / plain_ms)
 
 
 def speedup(speeds: Floats, base: Floats) -> float:

@@ -3,7 +3,7 @@
 All sequences live in one cache. A column of it holds one token's states: of one sequence, at one position. A forward
 takes the drafts of all sequences as its rows, and a row sees its own sequence's columns and its own ancestors. Accepted
 nodes stay in the columns where they were written; the columns of rejected nodes are free again. A sequence that ends
-frees its columns, and the next prompt takes its place. Nothing is padded, and no step moves anything.
+frees its columns, and the next prompt takes its place. Nothing is moved, and only static steps are padded.
 """
 
 from __future__ import annotations
@@ -23,14 +23,12 @@ from .checks import PAST_END, TRIAL, check_error, refusing_errors
 from .devices import without_cudnn
 from .drafter import DeviceDrafter, Drafter, Session
 from .loop import ROOM, Generation, Request, first_forward, open_sequence, step_clock
-from .sampling import Choice, Sampling
-from .step import Forwarded, Sequence, conclude
-from .target import Hidden, Outputs, Target
+from .sampling import GREEDY, Choice, Sampling, argmax, candidates_of
+from .static_step import FREE, ROWS, WARM_UP, BatchForward, Rows, Setup
+from .step import Executor, Forwarded, Sequence, conclude, unmarked
+from .target import Outputs, Target
 from .tree import Draft, Tree
 from .verification import Verification
-
-FREE = -1  # owner of a free column
-Rows = tuple[int, int, Draft]  # the owner of a draft, the position of its root, and the draft
 
 
 class SharedCache:
@@ -48,6 +46,8 @@ class SharedCache:
         self.target, self.most = target, most
         self.cache: TreeCache = target.caches.make(ROOM)
         self.owners, self.positions = np.full(ROOM, FREE, dtype=np.int32), np.zeros(ROOM, dtype=np.int64)
+        self.owners[0] = WARM_UP
+        self._choice = Choice(GREEDY, target.device)
 
     def free(self, count: int) -> NDArray[np.int64]:
         """Return the first so many free columns, int64; make room if there are fewer."""
@@ -71,30 +71,30 @@ class SharedCache:
         self.owners[columns], self.positions[columns] = owner, np.arange(other.length)
         self.cache.length = max(self.cache.length, 1 + int(columns.max(initial=-1)))
 
-    def forward(self, drafts: list[Rows], hidden: Hidden = ()) -> list[tuple[Outputs, NDArray[np.int64]]]:
-        """Forward drafts of several sequences. Returns each draft's outputs and columns, of which none is owned yet."""
-        counts = [len(draft.tree) for _, _, draft in drafts]
-        columns = self.free(sum(counts))
-        self.positions[columns] = np.concatenate([root + np.array(draft.tree.depth_of) for _, root, draft in drafts])
+    def forward(
+        self, drafts: list[Rows], drafter: Drafter, executor: Executor | None = None
+    ) -> tuple[Outputs, NDArray[np.int64]]:
+        """Forward drafts of several sequences; with an executor in its static steps, rows and columns rounded up.
+
+        Returns the outputs of their n rows, and the rows' columns (n,), of which none is owned yet.
+        """
+        n = rows = sum(len(draft.tree) for _, _, draft in drafts)
+        if executor is not None:
+            rows = next((size for size in ROWS if size >= n), -(-n // ROWS[-1]) * ROWS[-1])
+        columns = self.free(rows)
+        self.positions[columns[:n]] = np.concatenate([root + np.array(d.tree.depth_of) for _, root, d in drafts])
+        self.positions[columns[n:]] = 0
         self.cache.length = 1 + int(max(columns[-1], np.flatnonzero(self.owners != FREE).max(initial=-1)))
-        width = -(-self.cache.length // ALIGNED) * ALIGNED
-        visible = np.repeat([owner for owner, _, _ in drafts], counts)[:, None] == self.owners[:width]  # (n, width)
-        parts = np.split(columns, np.cumsum(counts)[:-1])
-        for part, of_draft, (_, _, draft) in zip(parts, np.split(visible, np.cumsum(counts)[:-1]), drafts, strict=True):
-            of_draft[:, part] = draft.tree.host_ancestors.numpy()
-        target, device = self.target, self.target.device
-        mask = torch.zeros(visible.shape, dtype=target.dtype, device=device)
-        logits, states = target.forward_static(
-            self.cache,
-            torch.cat([draft.tokens.to(device) for _, _, draft in drafts]),
-            mask.masked_fill_(torch.from_numpy(~visible).to(device), torch.finfo(target.dtype).min),
-            torch.from_numpy(self.positions[columns]).to(device),
-            torch.from_numpy(columns).to(device),
-            columns=torch.from_numpy(self.positions[:width]).to(device),
-            hidden=hidden,
-        )
-        of_drafts = [None] * len(drafts) if states is None else torch.split(states, counts)
-        return list(zip(map(Outputs, torch.split(logits, counts), of_drafts), parts, strict=True))
+        if executor is None:
+            width = -(-self.cache.length // ALIGNED) * ALIGNED
+            step = BatchForward(Setup(self.target, self.cache, width, self._choice), drafter, rows)
+            launch = step.run
+        else:
+            step, launch = executor.made(BatchForward, drafter, (rows, "batch"), 0, self.cache, unmarked)
+        step.feed(drafts, columns, self.owners, self.positions)
+        launch()
+        logits, hidden = step.outputs
+        return Outputs(logits[:n], None if hidden is None else hidden[:n]), columns[:n]
 
 
 @dataclass(eq=False)
@@ -105,20 +105,18 @@ class Member:
     session: Session
     request: Request
     choice: Choice
+    start: float
     out: Generation = field(default_factory=Generation)
-    start: float = field(default_factory=time.perf_counter)
     sequence: Sequence = field(init=False)
 
-    def add(self, verification: Verification) -> bool:
-        """Add a step. Returns True if the answer goes on."""
+    def add(self, verification: Verification, batch: int = 1) -> bool:
+        """Add a step, forwarded with so many sequences. Returns True if the answer goes on."""
         out, sequence, request = self.out, self.sequence, self.request
         limit = len(out.tokens) + sequence.left
-        goes_on = out.add(verification, limit, request.eos) and not sequence.ended
+        goes_on = out.add(verification, limit, request.eos, batch) and not sequence.ended
         sequence.text += verification.tokens
         out.ends_s.append(time.perf_counter() - self.start)
-        out.prefill_s = out.ends_s[0]
         if not goes_on:
-            out.decode_s = out.ends_s[-1] - out.prefill_s
             out.end(limit, request.max_new_tokens, request.eos, sequence.ended)
         return goes_on
 
@@ -128,7 +126,9 @@ class Batch:
 
     def __init__(self, target: Target, drafter: Drafter, size: int) -> None:
         self.target, self.drafter, self.members = target, drafter, list[Member]()
-        self.cache = SharedCache(target, size * (target.context + drafter.max_nodes))
+        most = size * (target.context + drafter.max_nodes) + ROWS[-1]
+        self.cache = target.idle_batch or SharedCache(target, most)  # the last one, with its captured steps
+        self.cache.most, target.idle_batch = max(self.cache.most, most), None
         self._plain = DeviceDrafter(target.device).session()
         self._choices: dict[Sampling, Choice] = {}  # by settings, without seed and processors: they share noise
         self._clock = step_clock(target)
@@ -138,22 +138,23 @@ class Batch:
 
         The member has a first step if its session began with a chain, and no place in the batch if that ended it.
         """
-        if request.execution != "eager":
-            raise UserError(f"execution={request.execution}: steps of a batch are eager; use eager or auto")
+        check_batch(self.target, self.cache.most, request.execution)
         choice = Choice(rule := replace(request.sampling, seed=0), self.target.device)
         if not rule.processors:
             choice = self._choices.setdefault(rule, choice)
-        member = Member(number, self.drafter.session(), request, choice)
+        member = Member(number, self.drafter.session(), request, choice, start=time.perf_counter())
         self.members.append(member)  # now it is closed, whatever happens
         member.session.choice = choice
         choice.set_seed(request.sampling.seed)
         with ExitStack() as ends:
-            member.sequence = open_sequence(self.target, member.session, prompt, request, member.out, ends)
+            alone = replace(request, execution="eager")
+            member.sequence = open_sequence(self.target, member.session, prompt, alone, member.out, ends)
             verification = first_forward(member.sequence, choice, member.out)
             if verification is not None and not member.add(verification):
                 self.end(member)
             else:
                 self.cache.take(number, member.sequence.cache)
+        member.out.prefill_s = time.perf_counter() - member.start
         return member
 
     def end(self, member: Member) -> None:
@@ -162,35 +163,72 @@ class Batch:
         self.cache.release(member.number)
         member.session.close()
 
+    def close(self) -> None:
+        """End all members, and keep the cache for the next batch."""
+        for member in list(self.members):
+            self.end(member)
+        self.target.idle_batch = self.cache
+
     def step(self) -> list[Member]:
         """Take a step of all members. Returns them."""
-        sizing, members, start = self.drafter.sizing, list(self.members), self._clock()
+        sizing, members = self.drafter.sizing, list(self.members)
+        began, start = time.perf_counter(), self._clock()
         is_plain = sizing is not None and sizing.begin_step(len(members))
         sessions = [self._plain if is_plain else member.session for member in members]
         drafts = [self._draft(member, session) for member, session in zip(members, sessions, strict=True)]
-        forwarded = self.cache.forward(drafts, self.drafter.needs.hidden)
-        for member, session, (_, _, draft), (outputs, columns) in zip(
-            members, sessions, drafts, forwarded, strict=True
-        ):
-            sequence, every = member.sequence, session.drafter.needs.choices
-            member.choice.set_seed(sequence.sampling.seed)
-            choices = member.choice.after(outputs.logits, draft, sequence.text, every=every, over=sequence.over)
-            verification = conclude(session, draft, Forwarded(choices, *outputs), over=sequence.over)
-            self.cache.owners[columns[verification.path[: len(verification.tokens)]]] = member.number
+        executor = self._executor()
+        setup_before = executor.setup_s if executor else 0.0
+        outputs, columns = self.cache.forward(drafts, sessions[0].drafter, executor)
+        setup_s = executor.setup_s - setup_before if executor else 0.0
+        greedy = self._greedy(outputs.logits, sessions[0].drafter, drafts[0][2])
+        end = 0
+        for member, session, (_, _, draft) in zip(members, sessions, drafts, strict=True):
+            rows = slice(end, end := end + len(draft.tree))
+            sequence, needs = member.sequence, session.drafter.needs
+            logits, hidden = outputs.logits[rows], None if outputs.hidden is None else outputs.hidden[rows]
+            if greedy is not None:
+                choices, top, log_probs = (None if part is None else part[rows] for part in greedy)
+                assert choices is not None
+                forwarded = Forwarded(choices, logits, hidden, (top, log_probs))
+            else:
+                member.choice.set_seed(sequence.sampling.seed)
+                text, over = sequence.text, sequence.over
+                choices = member.choice.after(logits, draft, text, every=needs.choices, over=over)
+                forwarded = Forwarded(choices, logits, hidden)
+            verification = conclude(session, draft, forwarded, over=sequence.over)
+            self.cache.owners[columns[rows][verification.path[: len(verification.tokens)]]] = member.number
             if is_plain:
                 member.session.skip(verification.tokens)
-            if not member.add(verification):
+            if not member.add(verification, len(members)):
                 self.end(member)
+        share = (time.perf_counter() - began - setup_s) / len(members)
+        for member in members:
+            member.out.setup_s += setup_s / len(members)
+            if len(member.out.steps) == 1:
+                member.out.prefill_s += share
+            else:
+                member.out.decode_s += share
         seconds = self._clock() - start
-        if sizing is not None and seconds > 0:
-            nodes, tokens = (
-                sum(counts) / len(members)
-                for counts in zip(
-                    *((m.out.steps[-1].nodes - 1, m.out.steps[-1].accepted) for m in members), strict=True
-                )
-            )
+        if sizing is not None and seconds > 0 and not setup_s:
+            last = [member.out.steps[-1] for member in members]
+            nodes = sum(step.nodes - 1 for step in last) / len(last)
+            tokens = sum(step.accepted for step in last) / len(last)
             sizing.observe(min(sizing.sizes, key=lambda size: abs(size - nodes)), tokens, seconds)
         return members
+
+    def _executor(self) -> Executor | None:
+        """Return what executes static steps; None if all sequences take eager ones."""
+        for member in self.members:
+            if (execution := member.request.execution) != "eager":
+                return Executor.of(Sequence(self.target, self.cache.cache, member.session, [], execution=execution))
+        return None
+
+    def _greedy(self, logits: torch.Tensor, drafter: Drafter, draft: Draft) -> list[torch.Tensor | None] | None:
+        """Return choices, candidates and log-probs of all rows, where trees are; None if a sequence is not greedy."""
+        if not all(member.choice.greedy for member in self.members):
+            return None
+        candidates = candidates_of(logits, drafter.needs.candidates, drafter.needs.log_probs)
+        return [None if part is None else part.to(draft.tree.device) for part in (argmax(logits), *candidates)]
 
     def _draft(self, member: Member, session: Session) -> Rows:
         """Return a draft with tokens of its own, as a drafter may write the next draft into the same tensor."""
@@ -222,10 +260,10 @@ def decode_batch(
     """
     if not isinstance(size, int) or size < 1:
         raise UserError(f"batch={size}: must be a number of sequences, at least 1")
-    batch, waiting, outs = Batch(target, drafter, size), iter(asked), list[Generation]()
+    waiting, outs = iter(asked), list[Generation]()
+    with target.turns:
+        batch = Batch(target, drafter, size)
     try:
-        with target.turns:
-            check_batch(target, batch.cache.most)
         while True:
             following = next(waiting, None) if len(batch.members) < size else None
             if following is None and not batch.members:
@@ -236,12 +274,11 @@ def decode_batch(
             yield from ((member.number, member.out) for member in stepped if member.out.steps)
     finally:
         with target.turns:
-            for member in list(batch.members):
-                batch.end(member)
+            batch.close()
 
 
 @torch.inference_mode()
-def check_batch(target: Target, most: int) -> None:
+def check_batch(target: Target, most: int, execution: str = "eager") -> None:
     """Refuse a model that cannot decode batches: by rules, then by a trial of two texts, whose columns are mixed.
 
     Args:
@@ -251,18 +288,19 @@ def check_batch(target: Target, most: int) -> None:
         why = "keeps recurrent states" if target.recurrent else "is spread over several devices"
         raise UserError(f"{target.name}: {why}; decode its prompts one by one, without a batch")
     half = min(TRIAL, target.context) // 2
-    if most <= target.batch_columns or not half:
+    if most <= target.batch_columns.get(execution, 0) or not half:
         return
     ids = torch.tensor([(3 + 7 * i) % min(97, target.vocab_size) for i in range(4 * half)]).view(2, -1)
-    shared, chain = SharedCache(target, most), Tree.chain(half - 1)
+    shared, chain, plain = SharedCache(target, most), Tree.chain(half - 1), DeviceDrafter(target.device)
     shared.cache.cursor.ahead = most + PAST_END
     # Later tokens lie in front of earlier ones, and no column behind them is free.
-    shared.owners[: 2 * half + -4 * half % ALIGNED] = 2
+    shared.owners[1 : 1 + 2 * half + -(4 * half + 1) % ALIGNED] = 2
+    sequence = Sequence(target, shared.cache, plain.session(), [], execution=execution)
+    executor = None if execution == "eager" else Executor.of(sequence)
     with refusing_errors(target.name):
-        for text, (_, columns) in enumerate(shared.forward([(i, 0, Draft(chain, ids[i, :half])) for i in (0, 1)])):
-            shared.owners[columns] = text
+        _, columns = shared.forward([(i, 0, Draft(chain, ids[i, :half])) for i in (0, 1)], plain, executor)
+        shared.owners[columns] = np.repeat([0, 1], half)
         shared.release(2)
-        rest = shared.forward([(i, half, Draft(chain, ids[i, half:])) for i in (1, 0)])
-        logits = torch.stack([outputs.logits for outputs, _ in rest])
-        check_error(target, logits, ids.flip(0).to(target.device), "a batch's rows")
-    target.batch_columns = most
+        rest, _ = shared.forward([(i, half, Draft(chain, ids[i, half:])) for i in (1, 0)], plain, executor)
+        check_error(target, rest.logits.view(2, half, -1), ids.flip(0).to(target.device), "a batch's rows")
+    target.batch_columns[execution] = most

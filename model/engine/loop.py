@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Collection, Generator
 from contextlib import ExitStack
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
@@ -20,6 +20,7 @@ from .tree import RankPath
 from .verification import Verification
 
 Clock = Callable[[], float]
+Answers = TypeVar("Answers")
 ROOM = 1024  # tokens of an answer that a cache has room for at first
 
 
@@ -31,6 +32,7 @@ class StepRecord:
     nodes: int  # that were forwarded, root included
     rank_path: RankPath  # ranks of the accepted nodes from the root down
     source: str | None = None  # where the draft came from, for a drafter with several sources
+    batch: int = 1  # sequences in its forward
 
     @property
     def accepted(self) -> int:
@@ -40,7 +42,11 @@ class StepRecord:
 
 @dataclass(slots=True)
 class Generation:
-    """One answer. Other seconds leave setup_s out."""
+    """One answer. Other seconds leave setup_s out.
+
+    In a batch, a step's seconds are divided equally among its sequences, so that sums over answers are the whole's;
+    `ends_s` is what each sequence waited.
+    """
 
     tokens: list[int] = field(default_factory=list)  # new ones, EOS included if it came
     steps: list[StepRecord] = field(default_factory=list)
@@ -51,19 +57,19 @@ class Generation:
     prefill_s: float = 0.0  # until the first step's tokens are known
     decode_s: float = 0.0  # from then on
     setup_s: float = 0.0  # spent on static steps of a shape not met before, capturing included; 0 if eager
-    ends_s: list[float] = field(default_factory=list)  # until each step's tokens were known; the first is prefill_s
+    ends_s: list[float] = field(default_factory=list)  # until each step's tokens were known
 
     @property
     def accept_lengths(self) -> list[int]:
         return [step.accepted for step in self.steps]
 
-    def add(self, verification: Verification, limit: int, eos: Collection[int]) -> bool:
+    def add(self, verification: Verification, limit: int, eos: Collection[int], batch: int = 1) -> bool:
         """Add a step's tokens, which are cut at the answer's end. Returns True if the answer goes on."""
         draft, tokens = verification.draft, verification.tokens
         path = draft.tree.rank_path(verification.node)[: len(tokens)]
         self.tokens += tokens
         self.forwards += 1
-        self.steps.append(StepRecord(tokens, len(draft.tree), path, draft.source))
+        self.steps.append(StepRecord(tokens, len(draft.tree), path, draft.source, batch))
         return not (tokens[-1] in eos or len(self.tokens) == limit)
 
     def end(self, limit: int, max_new_tokens: int, eos: Collection[int], ended: bool = False) -> None:
@@ -193,13 +199,13 @@ def generate(target: Target, drafter: Drafter, prompt: list[int], **settings: An
     return whole(decode(target, session, prompt, **settings))
 
 
-def whole(steps: Generator[StepRecord, None, Generation]) -> Generation:
-    """Run a stream to its end and return the answer."""
+def whole(steps: Generator[Any, None, Answers]) -> Answers:
+    """Run a stream to its end and return the answer, or a batch's answers."""
     while True:
         try:
             next(steps)
         except StopIteration as end:
-            out: Generation = end.value
+            out: Answers = end.value
             return out
 
 

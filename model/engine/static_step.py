@@ -1,16 +1,18 @@
 """Static steps: of fixed shape, all on the device, so that each can be captured as one CUDA graph and replayed.
 
 All of a DeviceDrafter's step is static (`StaticStep`). For other drafters the forward with the target's choices is
-(`StaticForward`): drafts of any tree are padded and fed in.
+(`StaticForward`): drafts of any tree are padded and fed in. Of a batch the forward alone is (`BatchForward`).
 """
 
 from __future__ import annotations
 
 import weakref
-from typing import NamedTuple
+from collections.abc import Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from .cache import TreeCache
 from .devices import on_host_like, synchronize
@@ -20,6 +22,9 @@ from .target import Hidden, Outputs, Target
 from .tree import Draft, Tree
 from .verification import Commit
 
+Array = NDArray[np.integer[Any]]
+Rows = tuple[int, int, Draft]  # the owner of a draft, the position of its root, and the draft
+FREE, WARM_UP, NOBODY = -1, -2, -3  # owners of free columns, of column 0, of unused rows
 WORD = 64  # bits of an int64, in which a tree is packed
 BUCKET = 256  # a static step attends over the context rounded up to a multiple of this; of a long one to more
 # Rows of a StaticForward: the smallest of these that holds the draft, so that a few forwards serve all drafts.
@@ -214,6 +219,75 @@ class StaticForward:
         """Return the same on the device, without a transfer."""
         candidates, log_probs = (None if part is None else part[:n] for part in self._candidates)
         return self.choices[:n], (candidates, log_probs)
+
+    def state(self) -> dict[str, torch.Tensor]:
+        """Return the tensors that a run writes and that outlive it."""
+        return {}
+
+
+class BatchForward:
+    """Forwards up to n rows of several sequences over the first columns of a cache, always with the same shapes.
+
+    What it reads lies in one buffer that stays where it is: of each row token, owner, position and column; of each
+    column owner and position; and the rows' ancestors as `packed` has them. Unused rows are of no sequence. Runs before
+    the first `feed`, which warm up, write to column 0 alone.
+
+    Attributes, of the last run:
+        outputs: of all n rows.
+    """
+
+    def __init__(self, setup: Setup, drafter: Drafter, rows: int) -> None:
+        self.target, cache, self.width, _ = setup
+        self._cache, self.rows, self._hidden = weakref.ref(cache), rows, drafter.needs.hidden
+        self._sizes = [rows] * 4 + [self.width] * 2 + [rows * -(-rows // WORD)]
+        device = self.target.device
+        self.input = torch.zeros(sum(self._sizes), dtype=torch.long, device=device)
+        self._host = on_host_like(self.input)
+        *_, words = torch.split(self.input, self._sizes)
+        words.view(rows, -1).copy_(packed(torch.ones(1, 1, dtype=torch.bool), rows))  # for warm-up runs
+        nodes = torch.arange(rows, device=device)
+        self._word, self._bit = nodes // WORD, nodes % WORD
+        self.length = torch.zeros((), dtype=torch.long, device=device)  # an executor sets it; no batch has one
+        self.choice = setup.choice
+        self.outputs = Outputs(self.input, None)
+
+    def feed(self, drafts: Sequence[Rows], columns: Array, owners: Array, positions: Array) -> None:
+        """Write the next run's rows.
+
+        Args:
+            columns: (n,), where each of the n rows is written; unused ones come last.
+            owners, positions: (c,) of the cache's columns, those of the rows with their positions.
+        """
+        counts = [len(draft.tree) for _, _, draft in drafts]
+        n, seen = sum(counts), np.eye(self.rows, dtype=bool)
+        for at, (_, _, draft) in zip(np.cumsum([0, *counts[:-1]]), drafts, strict=True):
+            seen[at : at + len(draft.tree), at : at + len(draft.tree)] = draft.tree.host_ancestors.numpy()
+        parts = torch.split(self._host, self._sizes)
+        tokens, of_rows, at, written, of_columns, column_positions, words = (part.numpy() for part in parts)
+        of_rows[:n], of_rows[n:] = np.repeat([owner for owner, _, _ in drafts], counts), NOBODY
+        at[:], written[:] = positions[columns], columns
+        of_columns[:], column_positions[:] = owners[: self.width], positions[: self.width]
+        words[:] = packed(torch.from_numpy(seen), self.rows).view(-1)
+        drafted = torch.cat([draft.tokens for _, _, draft in drafts])
+        tokens[n:] = 0
+        if drafted.device.type == "cpu":
+            tokens[:n] = drafted
+        self.input.copy_(self._host, non_blocking=True)
+        if drafted.device.type != "cpu":  # drafted on the device: copied without waiting
+            self.input[:n].copy_(drafted)
+
+    def run(self) -> None:
+        """Forward. Reads no host value."""
+        target, cache = self.target, self._cache()
+        assert cache is not None
+        tokens, owners, positions, at, of_columns, column_positions, words = torch.split(self.input, self._sizes)
+        seen = (words.view(self.rows, -1).index_select(1, self._word) >> self._bit & 1).bool()  # (n, n)
+        visible = (owners[:, None] == of_columns).index_copy_(1, at, seen)  # (n, w)
+        mask = torch.zeros(visible.shape, dtype=target.dtype, device=target.device)
+        mask.masked_fill_(~visible, torch.finfo(target.dtype).min)
+        self.outputs = target.forward_static(
+            cache, tokens, mask, positions, at, columns=column_positions, hidden=self._hidden
+        )
 
     def state(self) -> dict[str, torch.Tensor]:
         """Return the tensors that a run writes and that outlive it."""

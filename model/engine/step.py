@@ -23,7 +23,7 @@ from .devices import free_bytes, without_cudnn
 from .drafter import DeviceDrafter, DeviceSession, Drafter, Session
 from .layers import mode_of
 from .sampling import GREEDY, Candidates, Choice, Sampling, candidates_of
-from .static_step import ROWS, Setup, StaticForward, StaticStep, bucket_of
+from .static_step import ROWS, BatchForward, Setup, StaticForward, StaticStep, bucket_of
 from .target import Target
 from .tree import Draft
 from .verification import Verification, verify
@@ -36,7 +36,7 @@ MIN_FREE = 1 << 29  # free bytes of a GPU below which a step is dropped before a
 MIN_STEPS = 8  # unless so few are left: all sizes over one bucket, which would be captured again and again
 Mark = Callable[[str], None]
 Ends = Callable[[list[int]], bool]
-AnyStatic = TypeVar("AnyStatic", StaticStep, StaticForward)
+AnyStatic = TypeVar("AnyStatic", StaticStep, StaticForward, BatchForward)
 
 
 def unmarked(phase: str) -> None:
@@ -253,16 +253,16 @@ class Executor:
     ) -> tuple[StaticStep, Callable[[], None]]:
         """Return the step for the drafter's current tree and source, and the function that runs it."""
         tree = drafter.tree
-        return self._made(StaticStep, drafter, (tree, drafter.source), len(tree), cache, mark)
+        return self.made(StaticStep, drafter, (tree, drafter.source), len(tree), cache, mark)
 
     def static_forward(
         self, cache: TreeCache, nodes: int, drafter: Drafter, mark: Mark
     ) -> tuple[StaticForward, Callable[[], None]]:
         """Return a forward that holds a draft of `nodes` nodes, and the function that runs it."""
         rows = min(next((n for n in ROWS if n >= nodes), drafter.max_nodes), drafter.max_nodes)
-        return self._made(StaticForward, drafter, (rows, None), rows, cache, mark)
+        return self.made(StaticForward, drafter, (rows, None), rows, cache, mark)
 
-    def _made(
+    def made(
         self, kind: type[AnyStatic], drafter: Any, shape: tuple[Any, Any], nodes: int, cache: TreeCache, mark: Mark
     ) -> tuple[AnyStatic, Callable[[], None]]:
         """Return the step or forward of this shape after what the cache holds; make it if there is none."""
@@ -290,7 +290,7 @@ class Executor:
         """True if a GPU has too little free memory, torch's own reserve included, for one more graph."""
         return self.target.device.type == "cuda" and free_bytes(self.target.device) < MIN_FREE
 
-    def _capture(self, step: StaticStep | StaticForward, length: int) -> Callable[[], None]:
+    def _capture(self, step: StaticStep | StaticForward | BatchForward, length: int) -> Callable[[], None]:
         """Capture a graph. Warming up runs it, which writes the drafter's state: that is restored."""
         before = {name: tensor.clone() for name, tensor in step.state().items()}
         step.length.fill_(length)

@@ -96,7 +96,8 @@ class Target:
         self.masks = TreeMasks(self.dtype, self.device)
         self.graphs = Graphs(self.device)
         self._form = form_of(model)
-        self.batch_columns = 0  # of the largest batch that was tried; see `batch.check_batch`
+        self.batch_columns: dict[str, int] = {}  # by execution, of the largest batch tried; see `batch.check_batch`
+        self.idle_batch: Any = None  # the cache of the last batch; see `batch.Batch`
         check_draft(self, TreeCache(self._shapes, TRIAL_ROOM, self._states))
 
     def __getstate__(self) -> dict[str, Any]:

@@ -48,6 +48,7 @@ def test_a_table_and_one_json_object(call, model):
         (["model.dtype=float8"], "model.dtype=float8: use one of auto, float32"),
         (["bench=sample"], "bench=sample: only model=NAME and model.KEY=VALUE count here"),
         (["--nodes", "1,x"], "--nodes 1,x: must be whole numbers"),
+        (["--batch", "0"], "--batch 0: must be whole numbers from 1 to 512"),
         (["model.context=0"], "context=0: must be at least 2"),
         (["--rounds", "0"], "--rounds 0: must be at least 1"),
         (["--shape", "tiny", "--context", "4096"], "--context 4096: must be from 2 to "),
@@ -85,6 +86,22 @@ def test_a_turn_stays_behind_its_context_and_is_of_its_size(tiny, execution):
             assert 3 + 9 <= cache.length <= 3 + 9 * 5, "three tokens, and nine steps behind them"
         assert set(rows) == {5} and len(rows) == 2 * 9 * (1 + (execution == "eager"))
     assert len(steps.seconds) == 2 and bool(steps.parts) == (execution == "eager")
+
+
+def test_a_batchs_turn_is_taken_back_and_of_its_size(tiny):
+    rows, prompt = [], [5, 6, 7, 8]
+    with bench_step.batch_of(tiny, prompt, 3, 4) as batch:
+        tiny.model.register_forward_pre_hook(
+            lambda module, args, given: rows.append(given["input_ids"].shape[1]), with_kwargs=True
+        )
+        for nodes in (4, 0, 4):
+            steps = bench_step.BatchedSteps(tiny, batch, nodes)
+            rows.clear()
+            steps.take_turn()
+            assert rows == [3 * (nodes + 1)] * 9 and steps.seconds[0] > 0
+            assert [member.sequence.text for member in batch.members] == [prompt] * 3
+            owned = batch.cache.owners >= 0
+            assert owned.sum() == 3 * 3 and {*batch.cache.positions[owned]} == {0, 1, 2}
 
 
 def test_hf_goes_past_an_end_of_sequence(tiny):

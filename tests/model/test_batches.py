@@ -16,7 +16,6 @@ from model.decoder import Decoder
 from model.engine.sampling import Sampling
 from model.errors import UserError
 from model.generate import Generate
-from model.tuning import Execution
 from tests.checkpoint import write_tokenizer
 from tests.conftest import greedy, toy_model
 from tests.model.test_decoder import Letters
@@ -90,11 +89,6 @@ def test_what_a_decoder_refuses_of_a_batch(model):
         decoder.generate_all(PROMPTS, batch=0, progress=False)
     with pytest.raises(UserError, match="^prompt 7: prompt: has no tokens"):
         decoder.generate_all([*PROMPTS, []], batch=2, progress=False)
-    decoder.execution = Execution("static")
-    with pytest.raises(UserError, match="^execution=static: steps of a batch are eager; use eager or auto$"):
-        decoder.generate_all(PROMPTS, batch=2, progress=False)
-    decoder.execution = Execution("static", "as a trial says")
-    assert len(decoder.generate_all(PROMPTS, batch=2, progress=False, max_new_tokens=3)) == len(PROMPTS)
 
 
 def padded(prompts):

@@ -33,10 +33,14 @@ def recycling(start="hot", fast=1, tree=TREE, tree_name="best", **method):
     return made(f"recycling ({start})", questions(fast), method=settings, draft_tree=tree)
 
 
-def drawn_at(temperature):
+def decided(**settings):
     run = recycling()
-    run.metadata["settings"] |= {"sampling": {"temperature": temperature} if temperature else {}}
+    run.metadata["settings"] |= settings
     return run
+
+
+def drawn_at(temperature):
+    return decided(sampling={"temperature": temperature} if temperature else {})
 
 
 def names(runs):
@@ -65,6 +69,7 @@ VARIED = {
     "temperature": [drawn_at(t) for t in (0.0, 0.5, 1.0)],
     "budget": [recycling(tree=TREE[:n], tree_nodes=n) for n in (1, 2, 3)]
     + [made("spine (hot)", questions(2), method={"nodes": n}) for n in (1, 2, 3)],
+    "batch": [decided(batch=n) for n in (1, 2, 4)],
     "tree_shape": [
         recycling(tree=tree, tree_name="shape", tree_nodes=len(tree))
         for tree in ([[0]], [[0], [1]], [[0], [0, 0]], [[0], [1], [0, 0]])

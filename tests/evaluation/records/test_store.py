@@ -32,7 +32,7 @@ def test_an_answer_with_unusual_line_ends_is_one_record(tmp_path, call):
     with store.locked():
         metadata = shard("vanilla", [row]).metadata | {"circumstances": {"device": "a machine"}}
         store.begin(metadata)
-        store.append(row, {}, 1)
+        store.append([row], {}, 1)
     rows, damage = read_answers(store.answers)
     assert rows == {question.question_id: row} and not damage
     (run,) = read_runs(tmp_path)
@@ -46,7 +46,7 @@ def test_a_torn_last_line_is_cut_off_and_the_rest_kept(tmp_path):
     store = AnswerStore(tmp_path)
     assert store.begin(about({"a": 1})) == {}
     for n, row in enumerate(ROWS, start=1):
-        store.append(row, {}, n)
+        store.append([row], {}, n)
     whole = store.answers.read_bytes()
     store.answers.write_bytes(whole + b'{"question_id": 3, "cho')
     assert list(store.begin(about({"a": 1}))) == [1, 2]
@@ -57,7 +57,7 @@ def test_the_state_after_each_answer_is_there_and_only_that(tmp_path):
     store = AnswerStore(tmp_path)
     store.begin(about({}))
     for n, row in enumerate(ROWS, start=1):
-        store.append(row, {"candidates": torch.full((2, 2), n)}, n)
+        store.append([row], {"candidates": torch.full((2, 2), n)}, n)
         assert store.state_at(n)["candidates"].tolist() == [[n, n], [n, n]]
     assert [p.name for p in tmp_path.glob("state*")] == ["state-2.safetensors"]
     store.finish({}, {"candidates": torch.zeros(1)}, 2)
@@ -84,7 +84,7 @@ def test_an_unfinished_run_goes_on_under_the_same_circumstances_alone(tmp_path):
     store = AnswerStore(tmp_path)
     store.begin(about({}, linear="torch"))
     assert store.begin(about({}, linear="onednn")) == {}, "nothing was answered yet"
-    store.append(ROWS[0], {}, 1)
+    store.append([ROWS[0]], {}, 1)
     files = {path: path.read_bytes() for path in tmp_path.iterdir()}
     with pytest.raises(UserError, match=r"1 answers given under other circumstances: linear is onednn there and torch"):
         store.begin(about({}, linear="torch"))
@@ -93,7 +93,7 @@ def test_an_unfinished_run_goes_on_under_the_same_circumstances_alone(tmp_path):
     assert {path: path.read_bytes() for path in tmp_path.iterdir()} == files
     assert list(store.begin(about({}, linear="onednn"))) == [1]
     for number in (2, 3):
-        store.append(ROWS[1] | {"question_id": number}, {}, number)
+        store.append([ROWS[1] | {"question_id": number}], {}, number)
     store.finish({}, {}, 3)
     files = {path: path.read_bytes() for path in tmp_path.iterdir()}
     store.begin(about({}, linear="anything"))

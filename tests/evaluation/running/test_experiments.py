@@ -34,7 +34,7 @@ def test_every_experiment_composes_for_vicuna_and_states_its_command(name):
         "smollm2": "spec_bench",
         "curves": "vicuna-7b-spec_bench",
     }  # in their names
-    suffixes |= dict.fromkeys(("dynamic_tree", "rivals", "speed"), suffixes["curves"])
+    suffixes |= dict.fromkeys(("batch", "dynamic_tree", "rivals", "speed"), suffixes["curves"])
     folder = f"{name}-{suffixes[name]}" if name in suffixes else name
     assert (cfg.name, cfg.repeats, cfg.model.name, cfg.model.path) == (folder, 3, "vicuna-7b", "here")
     assert (smoke.repeats, smoke.bench.per_category, smoke.max_new_tokens) == (1, 1, 48)
@@ -59,6 +59,7 @@ FIGURE = {
     "tree_size": "tree_size", "tree_shape": "tree_shape", "topk": "topk", "start": "mat", "update": "mat",
     "order": "mat", "overhead": "overhead", "novelty": "novelty", "precision": "mat-",
     "table1": "speedup_over_hf", "budget": "budget", "temperature": "temperature", "paper": "speedup_over_hf",
+    "batch": "batch",
 }  # fmt: skip
 
 
@@ -73,11 +74,11 @@ def test_every_experiment_runs_and_draws_its_figure(evaluate, drawn, tmp_path, n
         f"experiment={name}", "preset=smoke", "max_new_tokens=12", "model.context=256", *few.get(name, [])
     )
     assert outcome.code == 0, outcome.err
-    folder = tmp_path / "results" / ("paper-toy-file" if name == "paper" else name)
+    folder = tmp_path / "results" / (f"{name}-toy-file" if name in ("batch", "paper") else name)
     made = sorted(p.name for p in (folder / "figures").iterdir() if p.stem.startswith(FIGURE[name]))
     assert made and {Path(p).suffix for p in made} == {".svg"}, made
     assert (folder / "tables/audit.csv").exists() and (folder / "tables/main.csv").exists()
-    assert (folder / "tables/table1.tex").exists() == (name in ("table1", "paper", "temperature"))
+    assert (folder / "tables/table1.tex").exists() == (name in ("batch", "table1", "paper", "temperature"))
     sweep = json.loads((folder / "sweep.json").read_text())
     assert all(job[0] == "repeat=0" for job in sweep["jobs"]) and not missing_jobs(folder)
     if name == "budget":

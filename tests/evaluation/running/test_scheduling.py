@@ -70,10 +70,10 @@ def test_methods_take_turns_and_an_interrupted_sweep_goes_on_to_the_same_answers
 def test_one_that_fails_leaves_the_others_alone_and_is_told_at_the_end(evaluate, tmp_path, monkeypatch):
     real = runner.answer
 
-    def failing(question, methods):
-        if methods[0][0].settings["name"] == "pld" and question.question_id == 11:
+    def failing(questions, methods):
+        if methods[0][0].settings["name"] == "pld" and questions[0].question_id == 11:
             raise UserError("pld has had enough")
-        return real(question, methods)
+        return real(questions, methods)
 
     monkeypatch.setattr(runner, "answer", failing)
     sweep = ("-m", "method=vanilla,pld,recycling", "method.k=4,8", "bench.end=3", "max_new_tokens=8")
@@ -83,7 +83,7 @@ def test_one_that_fails_leaves_the_others_alone_and_is_told_at_the_end(evaluate,
     done = {run.label: len(run.answers) for run in read_runs(tmp_path / "results/f")}
     assert done == {"vanilla": 3, "pld": 1, "recycling (cold)": 3}
     assert missing_jobs(tmp_path / "results/f").startswith("missing: 1 of ")
-    monkeypatch.setattr(runner, "answer", lambda question, methods: {}["a defect of ours"])
+    monkeypatch.setattr(runner, "answer", lambda questions, methods: {}["a defect of ours"])
     with pytest.raises(KeyError, match="a defect of ours"):
         evaluate(*sweep, "interleave=true", "name=defect")
 

@@ -82,6 +82,16 @@ def test_times_and_memory_by_hand():
     assert math.isnan(lacking["peak_memory_mib"]) and lacking["step_ms"] == figures["step_ms"]
 
 
+def test_rows_a_forward_by_hand():
+    """A batch of two, whose second answer ends after its second step, and one that recorded no steps."""
+    first = answer(1, "qa", [([1, 2, 1], 1.0)], step_nodes=[[1, 5, 9]], step_batch=[[1, 2, 1]])
+    second = answer(2, "qa", [([1, 1], 1.0)], step_nodes=[[1, 3]], step_batch=[[1, 2]])
+    assert measure([first, second])["rows_per_forward"] == pytest.approx((1 + 1 + (5 + 3) + 9) / 4)
+    alone = answer(3, "qa", [([1, 2], 1.0), ([3], 1.0)], step_nodes=[[1, 5], [9]])
+    assert measure([alone])["rows_per_forward"] == 5
+    assert math.isnan(measure([alone, answer(4, "qa", [([1], 1.0)])])["rows_per_forward"])
+
+
 def test_latencies_by_hand():
     """Percentiles linear between neighbours; a step is an interval, however many tokens it adds."""
     times = {"prefill_time": [0.2, 0.4], "prompt_time": [0.0, 0.1]}

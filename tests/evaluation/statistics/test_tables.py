@@ -64,6 +64,20 @@ def test_a_speedup_and_its_interval_are_of_the_same_repeats():
     assert row["speedup_vanilla"] == pytest.approx((3 + 3 * 4 + 4 * 8) / (3 + 3 * 2 + 4 * 4))
 
 
+def test_break_even_mat_by_hand():
+    """Steps behind the first: two in 3 s, plain ones three in 3 s; only of the question that both have."""
+
+    def timed(i, lengths, seconds):
+        return answer(i, "qa", [(lengths, 1.0 + seconds)], decode_time=[seconds])
+
+    plain = made("vanilla", [timed(1, [1, 1, 1, 1], 3.0), timed(2, [1, 1], 9.0)])
+    run = made("pld", [timed(1, [2, 1, 1], 3.0), timed(3, [2, 1], 90.0)])
+    untimed = made("suffix", [answer(1, "qa", [([2, 2], 0.0)])])
+    table = Experiment([plain, run, untimed]).table.set_index(["method", "category"])["break_even_mat"]
+    assert table["pld", "overall"] == pytest.approx((3.0 / 2) / (3.0 / 3)) and table["vanilla", "overall"] == 1
+    assert math.isnan(table["suffix", "overall"])
+
+
 def test_a_speedup_that_may_be_none_is_marked_and_explained():
     slow = made("pld", eight([3, 1], [4, 4], 8.0, 4 / 3))  # 0.5 and 6 tokens/s
     runs = [VANILLA[0], slow]

@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import torch
 
 from model.engine import Target
-from model.engine.static_step import StaticForward, StaticStep
+from model.engine.static_step import BatchForward, StaticForward, StaticStep
 
 
 class FakeGraphs:
@@ -39,16 +39,18 @@ class FakeGraphs:
             self.empty_cache()
             graphs.alive[pool] += 1
             weakref.finalize(graph, graphs.drop, pool)
-            whole, fed = StaticStep.run, StaticForward.run
+            real = {kind: kind.run for kind in (StaticStep, StaticForward, BatchForward)}
 
             def record(step):
-                graph.step, graph.run = step, partial(whole if isinstance(step, StaticStep) else fed, step)
+                graph.step, graph.run = step, partial(real[type(step)], step)
                 graph.source = step.drafter.source if isinstance(step, StaticStep) else None
                 graph.workspace = graphs.multiply(pool)
 
-            StaticStep.run = StaticForward.run = record  # not by monkeypatch, which keeps what it replaces: the graph
+            for kind in real:
+                kind.run = record  # not by monkeypatch, which keeps what it replaces: the graph
             yield
-            StaticStep.run, StaticForward.run = whole, fed
+            for kind, run in real.items():
+                kind.run = run
             if hasattr(graph, "step"):  # not the one that only keeps the pool open
                 graphs.captured.append(weakref.ref(graph))
 

@@ -1,22 +1,25 @@
 """Batches: each text is that of its sequence alone, whoever else is in the batch."""
 
 import random
+from dataclasses import replace
 from functools import cache, partial
+from itertools import count
 
-import numpy as np
 import pytest
 import torch
 from transformers import AutoModelForCausalLM as Auto
 from transformers import BambaConfig, GPTNeoConfig
 
 from model.engine import Drafter, Target, generate
-from model.engine.batch import FREE, Batch, SharedCache, check_batch, decode_batch
+from model.engine.batch import Batch, SharedCache, check_batch, decode_batch
 from model.engine.loop import Request
 from model.engine.sampling import Sampling
+from model.engine.static_step import FREE
 from model.errors import UserError
 from model.methods import make_method
 from model.methods.vanilla import Vanilla
 from tests.conftest import CONFIGS, NARROW, SIZES, greedy, sharpened, toy_model
+from tests.model.engine.fake_graphs import FakeGraphs
 from tests.model.every_method import SETTINGS, Oracle, OracleSession, V, make, write_companions
 from tests.model.sessions import comparable
 from tests.model.test_layers import STATES, WINDOWED
@@ -69,10 +72,10 @@ def cut(text, limit, eos=()):
     return text[: next((i + 1 for i, token in enumerate(text) if token in eos), limit)]
 
 
-def mixed(count, rng):
+def mixed(count, rng, execution="eager"):
     """Requests of different limits, and ends of answers at different steps."""
-    eos = {*rng.sample(range(3, V), 2)}
-    return [Request(max_new_tokens=rng.choice([1, 2, 7, 24, 40]), eos=eos) for _ in range(count)]
+    how = {"eos": {*rng.sample(range(3, V), 2)}, "execution": execution}
+    return [Request(max_new_tokens=rng.choice([1, 2, 7, 24, 40]), **how) for _ in range(count)]
 
 
 @pytest.mark.parametrize("name", SETTINGS)
@@ -86,7 +89,8 @@ def test_greedy_texts_of_every_method(name, companions):
             cut(longest(tuple(prompt)), min(request.max_new_tokens, 100 - len(prompt)), request.eos)
             for prompt, request in zip(prompts(), requests, strict=True)
         ]
-        for _ in range(2):  # hot: what is drafted goes past the end
+        for execution in ("eager", "static"):  # the second is hot: what is drafted goes past the end
+            requests = [replace(request, execution=execution) for request in requests]
             outs = together(target, drafter, size, zip(prompts(), requests, strict=True))
             assert [out.tokens for out in outs] == expected
             for out, prompt, request in zip(outs, prompts(), requests, strict=True):
@@ -103,9 +107,9 @@ def test_sampled_texts_of_every_method(name, companions):
     target = Target(model())
     ways = [Sampling(temperature=0.8, top_p=0.9, seed=seed) for seed in range(4)]
     ways += [Sampling(temperature=1.0, repetition_penalty=1.2, seed=7), Sampling()]
-    requests = [Request(max_new_tokens=20, sampling=sampling) for sampling in ways]
     expected = [plain_sampling(tuple(prompt), way) for prompt, way in zip(prompts()[2:], ways, strict=False)]
-    for size in (3, 6):
+    for size, execution in ((3, "eager"), (6, "static")):
+        requests = [Request(max_new_tokens=20, sampling=sampling, execution=execution) for sampling in ways]
         outs = together(target, make(name, target, companions), size, zip(prompts()[2:], requests, strict=False))
         assert [out.tokens for out in outs] == expected
 
@@ -114,6 +118,24 @@ def test_sampled_texts_of_every_method(name, companions):
 def plain_sampling(prompt, sampling):
     target = Target(model())
     return generate(target, Vanilla(target.device), list(prompt), max_new_tokens=20, sampling=sampling).tokens
+
+
+def test_shares_of_a_batch_add_up_to_the_whole(monkeypatch):
+    """By a clock that moves by one at each reading; each forward of several sequences is one of their steps."""
+    ticks, target, forwards = count(), Target(model()), []
+    drafter = make("recycling", target, {})
+    together(target, drafter, 2, [([5], Request(max_new_tokens=2))])  # the trial, by another clock
+    monkeypatch.setattr("model.engine.batch.time.perf_counter", lambda: float(next(ticks)))
+    forward = SharedCache.forward
+    monkeypatch.setattr(SharedCache, "forward", lambda *given: forwards.append(len(given[1])) or forward(*given))
+    requests = [Request(max_new_tokens=limit) for limit in (3, 9, 5)]
+    outs = together(target, drafter, 2, zip(prompts(), requests, strict=False))
+    steps = [step.batch for out in outs for step in out.steps]
+    assert sum(1 / size for size in steps) == pytest.approx(len(forwards)) and max(forwards) == max(steps) == 2
+    # a step reads the clock when it begins, after each of its sequences, and at its end; a beginning at both ends
+    spent = sum(size + 1 for size in forwards) + len(outs)
+    assert sum(out.prefill_s + out.decode_s for out in outs) == pytest.approx(spent)
+    assert all(out.prefill_s > 1 and out.decode_s > 0 for out in outs)
 
 
 def read(texts, ids, scores):
@@ -174,22 +196,18 @@ def columns(monkeypatch):
     """Before each forward: no column is shared, and each sequence owns one column a position of its text."""
     forward = SharedCache.forward
 
-    def checked(shared, drafts, hidden=()):
+    def checked(shared, drafts, *how):
         owned = {owner: sorted(shared.positions[shared.owners == owner].tolist()) for owner, _, _ in drafts}
         assert owned == {owner: list(range(root)) for owner, root, _ in drafts}
-        assert (shared.owners != FREE).sum() == sum(root for _, root, _ in drafts), "none belongs to one that ended"
+        assert (shared.owners >= 0).sum() == sum(root for _, root, _ in drafts), "none belongs to one that ended"
         before = shared.owners.copy()
-        outputs = forward(shared, drafts, hidden)
-        written = np.concatenate([columns for _, columns in outputs])
+        outputs, written = forward(shared, drafts, *how)
         assert len({*written.tolist()}) == len(written) == sum(len(draft.tree) for _, _, draft in drafts)
         assert (before[written[written < len(before)]] == FREE).all() and (shared.owners[written] == FREE).all()
-        return outputs
-
-    def unchecked_trial(target, most):
-        pass
+        return outputs, written
 
     monkeypatch.setattr(SharedCache, "forward", checked)
-    monkeypatch.setattr("model.engine.batch.check_batch", unchecked_trial)
+    monkeypatch.setattr("model.engine.batch.check_batch", lambda *trial: None)
 
 
 @pytest.mark.parametrize("architecture", [*CONFIGS, *(f"windowed {name}" for name in WINDOWED)])
@@ -204,7 +222,8 @@ def test_every_architecture(architecture, columns):
     drafters = {name: make(name, target, {}) for name in ("vanilla", "recycling", "dynamic")}
     for size in (2, 3, 8):
         for name, drafter in (drafters | {"oracle": Oracles(answers, size)}).items():
-            outs = together(target, drafter, size, [(text, Request(max_new_tokens=30)) for text in texts])
+            request = Request(max_new_tokens=30, execution="static" if size == 3 else "eager")
+            outs = together(target, drafter, size, [(text, request) for text in texts])
             assert [out.tokens for out in outs] == list(answers.values()), name
             assert outs[1].stop == "context"
     assert max(len(out.steps) for out in outs) < 16, "the oracle must get paths accepted"
@@ -216,7 +235,7 @@ def fuzz(count, seed):
     companionless = ["vanilla", "recycling", "dynamic", "suffix", "suffix_recycling", "spine", "pld", "lookahead"]
     for _ in range(count):
         asked = [rng.choice(prompts()) for _ in range(rng.randrange(1, 9))]
-        requests = mixed(len(asked), rng)
+        requests = mixed(len(asked), rng, rng.choice(["eager", "static"]))
         kind = rng.choice([*companionless, "oracles", "oracles"])
         drafter = Oracles(texts, rng.random()) if kind == "oracles" else drawn(kind, target, rng)
         outs = together(target, drafter, rng.randrange(1, 6), zip(asked, requests, strict=True))
@@ -262,7 +281,7 @@ def test_a_wrong_mask_is_noticed(wrong, monkeypatch):
     target, asked = Target(model()), [(prompt, Request(max_new_tokens=30)) for prompt in prompts()[2:6]]
     with pytest.raises(UserError, match="logits of a batch's rows are .* away"):
         together(target, Vanilla(target.device), 4, asked)
-    monkeypatch.setattr("model.engine.batch.check_batch", lambda target, most: None)
+    monkeypatch.setattr("model.engine.batch.check_batch", lambda *trial: None)
     outs = together(target, Vanilla(target.device), 4, asked)
     assert [out.tokens for out in outs] != [longest(tuple(prompt))[:30] for prompt, _ in asked]
 
@@ -272,8 +291,8 @@ def test_what_cannot_be_a_batch_is_refused_by_name(llama):
     for size in (0, 2.5, "8"):
         with pytest.raises(UserError, match=f"^batch={size}: must be a number of sequences, at least 1$"):
             together(target, Vanilla(target.device), size, asked)
-    with pytest.raises(UserError, match="^execution=static: steps of a batch are eager"):
-        together(target, Vanilla(target.device), 2, [([5], Request(max_new_tokens=3, execution="static"))])
+    with pytest.raises(UserError, match="^execution=graph: "):
+        together(target, Vanilla(target.device), 2, [([5], Request(max_new_tokens=3, execution="graph"))])
     with pytest.raises(UserError, match="^max_new_tokens=0: must"):
         together(target, Vanilla(target.device), 2, [*asked, ([5], Request(max_new_tokens=0))])
     sizes = SIZES | NARROW | dict(num_key_value_heads=2, attn_layer_indices=[1])
@@ -308,15 +327,29 @@ def test_columns_are_found_again_and_room_is_made(llama):
     assert len(batch.cache.owners) == batch.cache.cache.capacity == 1024
     forward = SharedCache.forward
 
-    def noted(shared, drafts, hidden=()):
-        outputs = forward(shared, drafts, hidden)
+    def noted(*given):
+        shared, outputs = given[0], forward(*given)
         used.append(shared.cache.length)
         return outputs
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(SharedCache, "forward", noted)
         together(target, Vanilla(target.device), 3, [([5, 6, 7, 8], Request(max_new_tokens=20))] * 40)
-        assert max(used) <= 3 * 24
+        assert max(used) <= 1 + 3 * 24
         outs = together(target, Vanilla(target.device), 8, [(prompts()[6] * 3, Request(max_new_tokens=20))] * 8)
     assert max(used) > 8 * 180 and len({tuple(out.tokens) for out in outs}) == 1
     assert outs[0].tokens == greedy(llama, prompts()[6] * 3, 20)
+
+
+@pytest.mark.parametrize("name", ["recycling", "suffix", "dynamic"])
+def test_captured_forwards_serve_all_steps_and_the_next_batches(name, monkeypatch):
+    graphs = FakeGraphs(monkeypatch)
+    target, asked = graphs.target(model()), [(p, Request(max_new_tokens=30, execution="graph")) for p in prompts()[2:8]]
+    drafter, captures = make(name, target, {}), []
+    for _ in range(3):
+        outs = together(target, drafter, 3, asked)
+        assert [out.tokens for out in outs] == [longest(tuple(prompt))[:30] for prompt, _ in asked]
+        assert all(out.decode_s > 0 and out.setup_s >= 0 for out in outs)
+        captures.append(len(graphs.captured))
+    steps = sum(1 / step.batch for out in outs for step in out.steps)
+    assert graphs.replays > 2 * steps > 3 * captures[0] > 0 and captures[2] <= captures[0] + 3, "few shapes, made once"

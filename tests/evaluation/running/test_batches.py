@@ -1,0 +1,102 @@
+"""Runs with batch above 1: the texts of batch 1, whole batches kept or none, shares that add up."""
+
+import json
+
+import pytest
+
+from evaluation.answerers import TransformersGenerate
+from evaluation.loading.models import LoadedModel
+from evaluation.records.runs import read_runs
+from evaluation.running import runner
+from evaluation.statistics.agreement import audits
+from evaluation.statistics.experiment import Experiment
+from model.engine import Target
+from model.engine.sampling import GREEDY
+from tests.conftest import greedy, toy_model
+from tests.evaluation.running.test_run import core
+
+HOT = ("-m", "method=hf,vanilla,recycling", "start=hot")
+
+
+def test_texts_are_those_of_batch_1_and_shares_are_of_the_whole(evaluate, tmp_path, monkeypatch):
+    sizes, real = [], runner.answer
+
+    def noting(questions, answerers):
+        sizes.append((answerers[0][0].label, len(questions)))
+        return real(questions, answerers)
+
+    monkeypatch.setattr(runner, "answer", noting)
+    outcome = evaluate(*HOT, "batch=1,3", "interleave=true", "name=b")
+    assert outcome.code == 0, outcome.err
+    for label in ("hf", "vanilla", "recycling (hot)"):
+        assert sorted(n for of, n in sizes if of == label) == [1] * 8 + [3, 3], "seven questions, by one and by three"
+    experiment = Experiment.read(tmp_path / "results/b")
+    (vanilla,) = (run for run in experiment.runs if (run.label, run.settings.get("batch")) == ("vanilla", None))
+    audited = audits(experiment.pools)
+    assert len(audited) == 5 and all(audit.base.first is vanilla for audit in audited), "batches next to batch 1"
+    assert all(audit.identical == len(audit.turns) == 8 for audit in audited)
+    for run in experiment.runs:
+        choices = [row["choices"][0] for row in run.answers]
+        assert ("step_batch" in choices[0]) == (run.settings.get("batch") == 3)
+        if run.settings.get("batch") == 3:
+            groups = [
+                [(c, 0) for c in choices[:3]],
+                [(choices[0], 1)],
+                [(c, 0) for c in choices[3:6]],
+                [(choices[6], 0)],
+            ]
+            for group in groups:
+                later = [c["step_batch"][turn][1:] for c, turn in group]  # behind the first, which may be the prompt's
+                if run.label != "hf":  # whose ended rows are forwarded on as padding
+                    assert sum(1 / size for sizes in later for size in sizes) == pytest.approx(max(map(len, later)))
+                assert max(max(sizes, default=1) for sizes in later) == len(group)
+    table = experiment.table.set_index(["method", "batch", "category"])["rows_per_forward"]
+    assert table["vanilla", 1, "overall"] == 1 and 1 < table["vanilla", 3, "overall"] <= 3
+    assert table["recycling (hot)", 3, "overall"] > table["recycling (hot)", 1, "overall"] > 3
+    (untimed,) = [
+        run for run in read_runs(tmp_path / "results/b") if run.label == "vanilla" and "batch" in run.settings
+    ]
+    assert evaluate("method=vanilla", "batch=3", "timed=false", "name=u").code == 0
+    assert core(read_runs(tmp_path / "results/u")[0].answers) == core(untimed.answers)
+
+
+@pytest.mark.parametrize("lines", [3, 4, 5])
+def test_a_run_cut_within_a_batch_answers_all_of_it_again(evaluate, tmp_path, lines):
+    folder = tmp_path / "runs/run"
+    command = ("method=recycling", "start=hot", "batch=3", f"run_dir={folder}")
+    assert evaluate(*command).code == 0
+    whole, state = read_runs(tmp_path)[0], (folder / "state.safetensors").read_bytes()
+    answers = folder / "answers.jsonl"
+    kept = answers.read_text().splitlines(keepends=True)[:lines]
+    (folder / "summary.json").unlink()
+    # the state after the first batch: of a run of three questions
+    assert evaluate(*command[:3], "bench.end=3", f"run_dir={tmp_path / 'three'}").code == 0
+    (tmp_path / "three/state.safetensors").rename(folder / "state-3.safetensors")
+    answers.write_text("".join(kept) + '{"question_id": 16, "cho')
+    outcome = evaluate(*command)
+    assert outcome.code == 0, outcome.err
+    again = read_runs(tmp_path)[0]
+    assert core(again.answers) == core(whole.answers) and (folder / "state.safetensors").read_bytes() == state
+    stamps = [[json.loads(line)["tstamp"] for line in text] for text in (kept, answers.read_text().splitlines())]
+    assert stamps[0][:3] == stamps[1][:3] and not {*stamps[0][3:]} & {*stamps[1]}, "and no other"
+    (folder / "summary.json").unlink()  # killed after the last answer: the last batch holds one question
+    assert evaluate(*command).code == 0
+    assert read_runs(tmp_path)[0].summary == again.summary
+
+
+def test_answers_of_a_padded_batch_end_at_their_own_end(monkeypatch):
+    """transformers pads rows that have ended, and goes on until all have."""
+    target = Target(toy_model("llama-grouped"), context=60)
+    monkeypatch.setattr(target.model.generation_config, "eos_token_id", None)
+    prompts, own = [[5, 6, 7], [9] * 20, [11, 4], [8, 30, 12, 44, 3]], [GREEDY] * 4
+    plain = TransformersGenerate(LoadedModel(None, target, None, "raw", frozenset()), None, {}, "eager")
+    texts = [out.tokens for out in plain.answer_batch(prompts, 24, own)]
+    assert texts == [greedy(target.model, prompt, 24) for prompt in prompts]
+    for eos in (frozenset({texts[0][5], texts[2][9]}), frozenset({texts[3][0]})):
+        ending = TransformersGenerate(LoadedModel(None, target, None, "raw", eos), None, {}, "eager")
+        outs = ending.answer_batch(prompts, 24, own)
+        assert [out.tokens for out in outs] == [ending.answer(prompt, 24).tokens for prompt in prompts]
+        assert all((out.stop == "eos") == (out.tokens[-1] in eos) and len(out.steps) == len(out.tokens) for out in outs)
+        assert len({len(out.tokens) for out in outs}) > 1 and len({out.decode_s for out in outs}) == 1
+    longest = plain.answer_batch(prompts, 50, own)
+    assert [len(out.tokens) for out in longest] == [50, 40, 50, 50], "the context ends the long one alone"
