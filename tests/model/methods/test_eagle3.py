@@ -102,6 +102,10 @@ def test_official_layers_and_those_that_a_target_does_not_have(tmp_path):
     assert load_eagle3_head(own, target_of_layers(5)).reads == (1, 2, 4)
     with pytest.raises(UserError, match=r"outputs of layers \[0, 1, 3\] .*of the 4 of"):
         load_eagle3_head(own, target_of_layers(4))
+    unlisted = target_of_layers(7)
+    unlisted.model.config.num_hidden_layers = 8
+    with pytest.raises(UserError, match="does not list its 8 layers"):
+        load_eagle3_head(folder, unlisted)
 
 
 def target_of_layers(count):
