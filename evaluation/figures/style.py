@@ -22,7 +22,8 @@ KINDS = ("png", "svg", "pdf")
 # A method has one colour, line style and marker in all figures, by its place here; others follow.
 ORDER = (
     *("hf", "vanilla", "recycling", "dynamic", "spine", "pld", "suffix_recycling", "eagle2", "medusa", "logitspec"),
-    *("suffix_decoding", "goose", "sps", "suffix", "racer", "eagle", "lookahead", "ngram_cache", "rest"),
+    *("suffix_decoding", "goose", "sps", "suffix", "racer", "eagle", "lookahead", "ngram_cache", "rest", "eagle3"),
+    *("hydra", "samd"),
 )
 # Okabe and Ito's colours, grey and black for the baselines first; each with a marker, so that colour is never alone.
 PALETTE = ("#777777", "#000000", "#E69F00", "#56B4E9", "#0072B2", "#009E73", "#D55E00", "#CC79A7")

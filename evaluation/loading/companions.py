@@ -12,7 +12,7 @@ from huggingface_hub import constants
 
 from model.errors import UserError
 from model.files import located
-from model.methods import medusa
+from model.methods import hydra, medusa
 from model.structures import heads
 
 from . import hub
@@ -31,7 +31,9 @@ _HEADS = "`python -m tools.heads {}` trains one"
 _DRAFT = "name a small model of the same vocabulary"
 KINDS = {  # by the method's setting
     "heads_path": Kind("medusa", "Medusa heads", _HEADS.format("medusa"), (medusa.WEIGHTS, medusa.PUBLIC_WEIGHTS)),
+    "hydra_path": Kind("hydra", "Hydra heads", heads.UNTRAINED, (hydra.WEIGHTS, hydra.PUBLIC_WEIGHTS)),
     "head_path": Kind("eagle", "EAGLE head", _HEADS.format("eagle"), (heads.WEIGHTS, heads.PUBLIC_WEIGHTS)),
+    "eagle3_path": Kind("eagle3", "EAGLE-3 head", heads.UNTRAINED, (heads.WEIGHTS, heads.PUBLIC_WEIGHTS)),
     "draft_path": Kind("draft", "draft model", _DRAFT, ("*.safetensors",)),
     "datastore_path": Kind("datastore", "datastore", "`python -m tools.datastore` builds one"),
 }

@@ -36,7 +36,7 @@ class Context:
     children: dict[int, Context] = field(default_factory=dict)  # the contexts that are one token longer
     choice: int | None = None  # the token that the target picks; None: not forwarded yet
     logits: Any = None  # (V,), if kept
-    hidden: Any = None  # (H,), if kept
+    hidden: Any = None  # (w H,), all that some method needs, if any does
     committed: bool = False  # True if its states are in the cache at its position: it is part of the text
 
     def child(self, token: int) -> Context:
@@ -61,14 +61,14 @@ class SharedText:
         readers = [session for session in sessions if session.drafter.needs.prompt_logits]
         needs = [session.drafter.needs for session in sessions]
         self.keeps_logits = bool(readers) or any(need.logits or need.candidates for need in needs)
-        self.hidden = any(need.hidden for need in needs)
+        self.hidden = tuple(sorted({number for need in needs for number in need.hidden}))
 
         def read(start: int, logits: torch.Tensor) -> None:
             for session in readers:
                 session.observe_prompt(prompt, start, logits)
 
         states = target.prefill(cache, prompt, rows=len(prompt) if readers else 0, read=read, hidden=self.hidden).hidden
-        self.prompt_hidden = [] if states is None else [*states]  # P - 1 of (H,)
+        self.prompt_hidden = [] if states is None else [*states]  # P - 1 of (w H,)
         self.tip = Context(len(prompt) - 2)  # the deepest committed one
         self.tip.choice, self.tip.committed = prompt[-1], True
 
@@ -157,7 +157,7 @@ class _Sequence:
         choices = torch.tensor([context.choice for context in nodes], device=draft.tokens.device)
         needs_logits = needs.logits or needs.candidates
         logits = torch.stack([context.logits for context in nodes]) if needs_logits else None
-        hidden = torch.stack([context.hidden for context in nodes]) if needs.hidden else None
+        hidden = self._hidden([context.hidden for context in nodes]) if needs.hidden else None
         forwarded = Forwarded(choices, logits, hidden)
         left = limit - len(self.out.tokens)
         verification = conclude(self.session, draft, forwarded, over=lambda new: new[-1] in eos or len(new) == left)
@@ -169,8 +169,13 @@ class _Sequence:
     def _observe_hidden(self, tokens: list[int], last: list[Context]) -> None:
         """The prompt's hidden states, with that of its last token if its chain is forwarded with it."""
         if tokens and self.session.drafter.needs.hidden:
-            hidden = torch.stack(self.text.prompt_hidden + [context.hidden for context in last])
+            hidden = self._hidden(self.text.prompt_hidden + [context.hidden for context in last])
             self.session.observe_prompt_hidden(tokens, hidden)
+
+    def _hidden(self, states: list[torch.Tensor]) -> torch.Tensor:
+        """Return what this method needs of the hidden states that are kept for all of them: (n, w H)."""
+        parts = torch.stack(states).chunk(len(self.text.hidden), -1)
+        return torch.cat([parts[self.text.hidden.index(number)] for number in self.session.drafter.needs.hidden], -1)
 
 
 @torch.inference_mode()

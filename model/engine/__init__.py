@@ -5,11 +5,12 @@ From outside: what is named here, and what a method is made with (`sampling`, `d
 
 from .drafter import DeviceDrafter, DeviceSession, Drafter, Needs, Session
 from .loop import Generation, StepRecord, decode, generate
-from .target import Target
+from .target import LAST, Target
 from .tree import Draft, Tree
 from .verification import Verification, verify
 
 __all__ = [
+    "LAST",
     "DeviceDrafter",
     "DeviceSession",
     "Draft",

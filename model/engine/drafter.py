@@ -32,8 +32,8 @@ class Needs:
     choices: bool = False  # of all nodes; False: sampling may give -1 for rejected nodes, which saves work
     prompt_logits: bool = False  # call `Session.observe_prompt`
     tree: bool = False  # verify all of a draft, however it branches; False: a chain of it will do
-    # Last hidden states, the inputs of the head: `Verification.hidden`, `set_hidden`, `observe_prompt_hidden`
-    hidden: bool = False
+    # Which hidden states (see `target.LAST`): `Verification.hidden`, `set_hidden`, `observe_prompt_hidden`
+    hidden: tuple[int, ...] = ()
 
 
 class Store(Protocol):
@@ -170,7 +170,7 @@ class Session:
         """
 
     def observe_prompt_hidden(self, prompt: list[int], hidden: torch.Tensor) -> None:
-        """Learn from the hidden states (m, H) of the same tokens, where `needs.hidden`. Called before `observe`."""
+        """Learn from the hidden states (m, w H) of the same tokens, where `needs.hidden`. Called before `observe`."""
 
     def close(self) -> None:
         """End the sequence: give back what it borrowed."""
@@ -211,7 +211,7 @@ class DeviceDrafter(Drafter):
         """
 
     def set_hidden(self, hidden: torch.Tensor) -> None:
-        """Store the hidden state (1, H) that chose the next root, if `needs.hidden`. Reads no host value."""
+        """Store the hidden states (1, w H) that chose the next root, if `needs.hidden`. Reads no host value."""
 
     def step_state(self) -> dict[str, torch.Tensor]:
         """Return all tensors that a step on the device writes; more than `state_dict` if some belong to a sequence."""

@@ -88,6 +88,15 @@ def probe_layers(
     return shapes, windows, states if any(states) else []
 
 
+def decoder_layers(model: Any, name: str) -> torch.nn.ModuleList:
+    """Return the layers between which there are hidden states. Raises UserError if the decoder does not list them."""
+    count = model.config.get_text_config(decoder=True).num_hidden_layers
+    for child in model.get_decoder().children():
+        if isinstance(child, torch.nn.ModuleList) and len(child) == count:
+            return child
+    raise UserError(f"{name}: does not list its {count} layers, so that no states between them can be read")
+
+
 def layer_types(model: Any) -> tuple[str, ...]:
     """Return the type of each layer, by which a model takes masks; () if it takes one for all."""
     return tuple(getattr(model.config.get_text_config(decoder=True), "layer_types", None) or ())

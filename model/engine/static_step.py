@@ -18,7 +18,7 @@ from .cache import TreeCache
 from .devices import on_host_like, synchronize
 from .drafter import DeviceDrafter, Drafter
 from .sampling import Candidates, Choice, candidates_of
-from .target import Outputs, Target
+from .target import Hidden, Outputs, Target
 from .tree import Draft, Tree
 from .verification import Commit
 
@@ -60,10 +60,10 @@ class TreeForward:
 
     Args:
         length: int64 (), the committed tokens; filled by the caller.
-        hidden: also return hidden states.
+        hidden: also return these hidden states.
     """
 
-    def __init__(self, setup: Setup, nodes: int, length: torch.Tensor, *, hidden: bool) -> None:
+    def __init__(self, setup: Setup, nodes: int, length: torch.Tensor, *, hidden: Hidden) -> None:
         self.target, cache, self.bucket, _ = setup
         self._cache, self.length, self._hidden = weakref.ref(cache), length, hidden
         device, dtype = self.target.device, self.target.dtype
@@ -156,7 +156,7 @@ class StaticForward:
     Attributes, of the last run:
         choices: int64 (n,).
         logits: (n, V), if the drafter reads them.
-        hidden: (n, H), if the drafter reads them.
+        hidden: (n, w H), if the drafter reads them.
     """
 
     def __init__(self, setup: Setup, drafter: Drafter, nodes: int) -> None:

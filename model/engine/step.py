@@ -49,7 +49,7 @@ class Forwarded:
 
     choices: torch.Tensor  # int64 (n,), the target's token after each node
     logits: torch.Tensor | None  # (n, V)
-    hidden: torch.Tensor | None = None  # (m, H), of the n nodes, preceded by a prompt's own if forwarded with it
+    hidden: torch.Tensor | None = None  # (m, w H), of the n nodes, preceded by a prompt's own if forwarded with it
     candidates: Candidates | None = None  # top-k and their log-probs, if the forward computed them already
 
 

@@ -19,7 +19,7 @@ from .cache import ALIGNED, CachePool, LayerShape, TreeCache, TreeMasks
 from .checks import TRIAL_ROOM, check_draft, check_model, check_training, unwrapped, warn_untried
 from .devices import Graphs, Turns, give_back, synchronize, turns_of
 from .kernels import Grouped
-from .layers import device_of, form_of, is_compiled, layer_types, mode_of, probe_layers
+from .layers import decoder_layers, device_of, form_of, is_compiled, layer_types, mode_of, probe_layers
 from .linear import OURS, PACKED, fingerprint, fuse_linears, is_held, pack_linears
 from .tree import Draft
 
@@ -29,6 +29,8 @@ MAX_PENDING = 16  # tokens that are forwarded again with a draft; more of them g
 # Additive (1, 1, n, c), by type of layer where these differ
 Masks = torch.Tensor | dict[str, torch.Tensor | None] | None
 Read = Callable[[int, torch.Tensor], None]
+Hidden = tuple[int, ...]  # hidden states of a forward by their numbers in transformers: i is what enters layer i, or
+LAST = -1  # what enters the model's own head, after the final norm
 EXECUTIONS = ("eager", "static", "graph")
 
 
@@ -36,7 +38,7 @@ class Outputs(NamedTuple):
     """What a forward returns for n tokens."""
 
     logits: torch.Tensor  # (n, V)
-    hidden: torch.Tensor | None = None  # (n, H), the inputs of the model's own head, if the forward was asked for them
+    hidden: torch.Tensor | None = None  # (n, w H), w hidden states side by side, if the forward was asked for them
 
 
 class Target:
@@ -202,7 +204,7 @@ class Target:
         rows: int = 0,
         kept: int = 0,
         read: Read = lambda start, logits: None,
-        hidden: bool = False,
+        hidden: Hidden = (),
     ) -> Outputs:
         """Start a sequence: a causal forward, without a mask, over all of the prompt (P tokens) but its last one.
 
@@ -215,7 +217,7 @@ class Target:
             rows: `read` is given the logits of so many of the prompt's last tokens, of its very last with a draft.
             kept: so many of the prompt's first tokens the cache has already (`TreeCache.keep`).
             read: called with the index of a token in the prompt, and the logits (m, V) of m tokens from there on.
-            hidden: also return hidden states.
+            hidden: also return these hidden states.
 
         Returns:
             Logits (n, V) after the draft's nodes; hidden states of all tokens that were forwarded.
@@ -244,7 +246,7 @@ class Target:
         return outputs
 
     def _forward_in_parts(
-        self, cache: TreeCache, tokens: torch.Tensor, readable: range, n: int, read: Read, hidden: bool
+        self, cache: TreeCache, tokens: torch.Tensor, readable: range, n: int, read: Read, hidden: Hidden
     ) -> Outputs:
         """Forward tokens and commit them, so many at a time that their logits are few. Returns the last n of logits."""
         count, kept = len(tokens), cache.length
@@ -266,11 +268,11 @@ class Target:
         return Outputs(logits[len(logits) - n :], states[0] if states else None)
 
     @torch.inference_mode()
-    def forward(self, cache: TreeCache, draft: Draft, *, hidden: bool = False) -> Outputs:
+    def forward(self, cache: TreeCache, draft: Draft, *, hidden: Hidden = ()) -> Outputs:
         """Forward a draft of n nodes after the committed tokens.
 
         Args:
-            hidden: also return hidden states.
+            hidden: also return these hidden states.
 
         Raises:
             UserError: the model keeps recurrent states and the draft is no chain.
@@ -286,7 +288,7 @@ class Target:
         masks = self._by_type(mask, positions, past)
         return self._run_model(cache, tokens, masks, self._within(positions, past + tree.max_depth), hidden)
 
-    def _forward_chain(self, cache: TreeCache, draft: Draft, hidden: bool) -> Outputs:
+    def _forward_chain(self, cache: TreeCache, draft: Draft, hidden: Hidden) -> Outputs:
         """The same for a model with recurrent states: accepted tokens that these have not read go with the draft."""
         if not draft.tree.is_chain:
             raise UserError(f"{self.name}: keeps recurrent states, for which a draft must be a chain")
@@ -299,7 +301,7 @@ class Target:
         logits, states = self._run_causal(cache, read, n, hidden)
         return Outputs(logits[-n:], None if states is None else states[-n:])
 
-    def _run_causal(self, cache: TreeCache, tokens: torch.Tensor, rows: int, hidden: bool = False) -> Outputs:
+    def _run_causal(self, cache: TreeCache, tokens: torch.Tensor, rows: int, hidden: Hidden = ()) -> Outputs:
         """Forward tokens after what the cache holds, without a mask. Returns at least the last `rows` of logits."""
         end = cache.length + len(tokens)
         positions = self._within(torch.arange(cache.length, end, device=self.device), end - 1)
@@ -315,7 +317,7 @@ class Target:
         positions: torch.Tensor,
         *,
         columns: torch.Tensor | None = None,
-        hidden: bool = False,
+        hidden: Hidden = (),
     ) -> Outputs:
         """Forward any n tokens after the committed ones.
 
@@ -323,7 +325,7 @@ class Target:
             tokens, positions: int64 (n,).
             mask: what each of them attends to, additive (n, past + n).
             columns: int64 (past + n,), the position of the token in each column of the cache; default: its index.
-            hidden: also return hidden states.
+            hidden: also return these hidden states.
         """
         at = cache.cursor.write_at
         masks = self._by_type(mask, positions, cache.length if at is None else at[:1], columns)
@@ -338,7 +340,7 @@ class Target:
         write_at: torch.Tensor,
         *,
         columns: torch.Tensor | None = None,
-        hidden: bool = False,
+        hidden: Hidden = (),
     ) -> Outputs:
         """Forward nodes whose position in the cache is a tensor on the device.
 
@@ -346,7 +348,7 @@ class Target:
             tokens, positions, write_at: int64 (n,); token ids, their positions, and where their states are written.
             mask: what each node attends to, additive (n, b); the first b positions of the cache are visible.
             columns: int64 (b,), as in `forward_masked`.
-            hidden: also return hidden states.
+            hidden: also return these hidden states.
         """
         cursor = cache.cursor
         cursor.write_at, cursor.bucket = write_at, mask.shape[-1]
@@ -398,34 +400,40 @@ class Target:
         return masks[""] if "" in masks else {kind: masks.get(kind, full) for kind in self._types}
 
     def _run_model(
-        self, cache: TreeCache, tokens: torch.Tensor, mask: Masks, positions: torch.Tensor, hidden: bool, **kwargs: int
+        self, cache: TreeCache, tokens: torch.Tensor, mask: Masks, positions: torch.Tensor, hidden: Hidden, **more: int
     ) -> Outputs:
         """Forward token ids (n,) at positions (n,).
 
         Args:
             mask: additive, one for each type of layer or for all of them; None: causal.
         """
-        inputs = {"attention_mask": mask, self._cache_name: cache, "use_cache": True} | kwargs
+        inputs = {"attention_mask": mask, self._cache_name: cache, "use_cache": True} | more
         if self._takes_positions:
             inputs["position_ids"] = positions[None]
-        states: list[torch.Tensor] = []
-        hook = self._store_hidden(states) if hidden else None
+        states: dict[int, torch.Tensor] = {}
+        hooks = [self._store_hidden(states, number) for number in hidden]
         outside, OURS.forward = OURS.forward, True
         try:
             with self._grouped, self._uncompiled():
                 logits: torch.Tensor = self.model(input_ids=tokens[None], **inputs).logits[0]
         finally:
             OURS.forward = outside
-            if hook is not None:
+            for hook in hooks:
                 hook.remove()
-        return Outputs(logits, states[-1].to(self.device) if states else None)
+        return Outputs(logits, torch.cat([states[i].to(self.device) for i in hidden], -1) if hidden else None)
 
-    def _store_hidden(self, states: list[torch.Tensor]) -> Any:
-        """Append the head's input (n, H) at each forward of this thread, until the returned hook is removed."""
+    def _store_hidden(self, states: dict[int, torch.Tensor], number: int) -> Any:
+        """Store hidden states (n, H) by number in each forward of this thread, until the returned hook is removed."""
         thread = get_ident()
 
-        def store(module: Any, args: Any, output: Any) -> None:
+        def after(module: Any, args: Any, output: Any) -> None:
             if get_ident() == thread:
-                states.append(output[0][0])  # the decoder's first output, after the final norm: (1, n, H)
+                states[number] = output[0][0]  # the decoder's first output: (1, n, H)
 
-        return self.model.get_decoder().register_forward_hook(store)
+        def before(module: Any, args: Any, kwargs: Any) -> None:
+            if get_ident() == thread:
+                states[number] = (args[0] if args else kwargs["hidden_states"])[0]
+
+        if number == LAST:
+            return self.model.get_decoder().register_forward_hook(after)
+        return decoder_layers(self.model, self.name)[number].register_forward_pre_hook(before, with_kwargs=True)

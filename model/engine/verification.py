@@ -27,7 +27,7 @@ class Verification:
     logits: torch.Tensor | None = None  # (n, V)
     candidates: torch.Tensor | None = None  # int64 (n, k)
     log_probs: torch.Tensor | None = None  # (n, k), as `sampling.top_k_log_probs` has them
-    hidden: torch.Tensor | None = None  # (n, H)
+    hidden: torch.Tensor | None = None  # (n, w H)
 
     @classmethod
     def of_report(cls, draft: Draft, choices: torch.Tensor, accepted: torch.Tensor, report: list[int]) -> Verification:

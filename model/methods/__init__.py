@@ -40,14 +40,17 @@ METHODS = {
     "dynamic": "dynamic.DynamicRecycling",
     "sps": "sps.Speculative",
     "medusa": "medusa.Medusa",
+    "hydra": "hydra.Hydra",
     "eagle": "eagle.Eagle",
     "eagle2": "eagle.Eagle2",
+    "eagle3": "eagle.Eagle3",
+    "samd": "samd.Samd",
 }
 DEFAULT = "dynamic"  # of the library: the fastest known on real text
 # In the order of tables and figures, transformers' own decoding first. Other methods come next, and recycling is last.
 FIRST_IN_TABLES = (
     *("hf", "vanilla", "lookahead", "pld", "ngram_cache", "rest", "suffix", "sps"),
-    *("medusa", "eagle", "eagle2"),
+    *("medusa", "hydra", "eagle", "eagle2", "eagle3", "samd"),
 )
 
 

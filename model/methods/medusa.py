@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from ..engine import DeviceDrafter, DeviceSession, Needs, Target, Verification
+from ..engine import LAST, DeviceDrafter, DeviceSession, Needs, Target, Verification
 from ..errors import UserError
 from ..structures.heads import hidden_size, load_weights, open_head, read_weights, template
 
@@ -19,16 +19,21 @@ PUBLIC_WEIGHTS = "medusa_lm_head.pt"
 
 
 class ResBlock(nn.Module):
-    """x + SiLU(W x + b); the identity-like start of the paper is W = 0 (section 2.1.1)."""
+    """x + SiLU(W x + b); the identity-like start of the paper is W = 0 (section 2.1.1).
 
-    def __init__(self, hidden: int) -> None:
+    Args:
+        width: of x, if not H: then it is projected before the sum (Hydra's first block).
+    """
+
+    def __init__(self, hidden: int, width: int | None = None) -> None:
         super().__init__()
-        self.linear = nn.Linear(hidden, hidden)
+        self.linear = nn.Linear(width or hidden, hidden)
+        self.res_connection = nn.Linear(width, hidden) if width else nn.Identity()
         nn.init.zeros_(self.linear.weight)
         nn.init.zeros_(self.linear.bias)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return x + F.silu(self.linear(x))
+        return self.res_connection(x) + F.silu(self.linear(x))  # type: ignore[no-any-return]
 
 
 class MedusaHeads(nn.ModuleList):
@@ -83,16 +88,12 @@ class Medusa(DeviceDrafter):
         tree_path: YAML of rank paths; default: the published 63 nodes, cut to the depth that there are heads for.
     """
 
-    needs = Needs(hidden=True)
+    needs = Needs(hidden=(LAST,))
 
     def __init__(self, target: Target, *, heads_path: str, tree_path: str | None = None) -> None:
         super().__init__(target.device, target.vocab_size)
         heads = load_heads(heads_path, target)
-        tree = template("medusa-63", tree_path, target.logits_size)
-        if tree_path is None and tree.max_depth > len(heads):
-            tree = type(tree).from_rank_paths(path for path in tree.rank_paths[1:] if len(path) <= len(heads))
-        if tree.max_depth > len(heads):
-            raise UserError(f"medusa: the tree is {tree.max_depth} deep, {heads_path} has {len(heads)} heads")
+        tree = template("medusa-63", tree_path, target.logits_size, heads=len(heads))
         target.prepare(heads)
         self.heads, self.lm_head = heads, target.model.get_output_embeddings()
         self.tree = tree.on(target.device)

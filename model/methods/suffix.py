@@ -13,7 +13,7 @@ from typing import Any, Literal
 
 import torch
 
-from ..engine import DeviceDrafter, DeviceSession, Draft, Tree, Verification
+from ..engine import DeviceDrafter, DeviceSession, Draft, Session, Tree, Verification
 from ..engine.sizing import Sizing, budget_of
 from ..errors import UserError
 from ..recycling import TokenRecycling
@@ -101,7 +101,11 @@ class SuffixSession(TextSession[SuffixAutomaton], DeviceSession):
             count = drafter.sizing.choose(drafter.likelihoods[min(text.length, len(ACCEPT_PROBS)) - 1][: 1 + count])
         drafter.tree = Tree.chain(count).on(drafter.device)
         if count:
-            drafter.line[1 : 1 + count] = torch.tensor(text.copy(text.end, count))
+            drafter.line[1 : 1 + count] = torch.tensor(self.copied(count))
+
+    def copied(self, count: int) -> list[int]:
+        """Return the tokens that are drafted after the match."""
+        return self.text.copy(self.text.end, count)
 
 
 class SuffixRecycling(DeviceDrafter):
@@ -143,12 +147,12 @@ class SuffixRecycling(DeviceDrafter):
         shared: dict[str, Any] = dict(nodes=nodes, sizing=self.sizing, device=device)
         copying: dict[str, Any] = dict(max_draft=max_draft, factor=factor, history_tokens=history_tokens)
         self.suffix = Suffix(vocab_size, min_match=min_match, **copying, **shared)
-        self.recycling = TokenRecycling(
+        self.partner = TokenRecycling(
             vocab_size, tree, k=k, recycle_prompt=recycle_prompt, dtype=dtype, eos=eos, **shared
         )
-        self.max_nodes = max(self.suffix.max_nodes, self.recycling.max_nodes)
-        self.needs, self.stores = self.recycling.needs, [*self.recycling.stores, self.suffix.history]
-        self.draft_with(self.recycling)
+        self.max_nodes = max(self.suffix.max_nodes, self.partner.max_nodes)
+        self.needs, self.stores = self.partner.needs, [*self.partner.stores, self.suffix.history]
+        self.draft_with(self.partner)
 
     def session(self) -> SuffixRecyclingSession:
         return SuffixRecyclingSession(self)
@@ -162,24 +166,39 @@ class SuffixRecycling(DeviceDrafter):
         return self.chosen.grow(root)
 
     def learn(self, tokens: torch.Tensor, candidates: torch.Tensor, accepted: torch.Tensor) -> None:
-        self.recycling.learn(tokens, candidates, accepted)
+        self.partner.learn(tokens, candidates, accepted)
 
     def step_state(self) -> dict[str, torch.Tensor]:
-        return self.recycling.step_state()
+        return self.partner.step_state()
 
 
-class SuffixRecyclingSession(DeviceSession):
-    """A session of each of the two methods; the text is the suffix session's."""
+class HybridSession(Session):
+    """A session of the drafter's `suffix`, whose text is the sequence's, and one of its `partner`."""
 
-    drafter: SuffixRecycling
-
-    def __init__(self, drafter: SuffixRecycling) -> None:
+    def __init__(self, drafter: Any) -> None:
         super().__init__(drafter)
-        self.suffix, self.recycling = drafter.suffix.session(), drafter.recycling.session()
+        self.suffix, self.partner = drafter.suffix.session(), drafter.partner.session()
 
     def begin(self, prompt: list[int]) -> Draft | None:
         self.suffix.begin(prompt)
-        return self.recycling.begin(prompt)
+        return self.partner.begin(prompt)  # type: ignore[no-any-return]
+
+    def skip(self, tokens: list[int]) -> None:
+        self.suffix.skip(tokens)
+
+    def observe_prompt(self, prompt: list[int], start: int, logits: torch.Tensor) -> None:
+        self.partner.observe_prompt(prompt, start, logits)
+
+    def observe_prompt_hidden(self, prompt: list[int], hidden: torch.Tensor) -> None:
+        self.partner.observe_prompt_hidden(prompt, hidden)
+
+    def close(self) -> None:
+        self.suffix.close()
+        self.partner.close()
+
+
+class SuffixRecyclingSession(HybridSession, DeviceSession):
+    drafter: SuffixRecycling
 
     def choose(self) -> None:
         drafter = self.drafter
@@ -187,19 +206,10 @@ class SuffixRecyclingSession(DeviceSession):
         if drafter.suffix.tree.max_depth > 0:
             drafter.draft_with(drafter.suffix)
         else:
-            self.recycling.choose()
-            drafter.draft_with(drafter.recycling)
+            self.partner.choose()
+            drafter.draft_with(drafter.partner)
 
     def account(self, verification: Verification) -> None:
         if verification.draft.source == "recycling":
-            self.recycling.account(verification)
+            self.partner.account(verification)
         self.suffix.account(verification)
-
-    def skip(self, tokens: list[int]) -> None:
-        self.suffix.skip(tokens)
-
-    def observe_prompt(self, prompt: list[int], start: int, logits: torch.Tensor) -> None:
-        self.recycling.observe_prompt(prompt, start, logits)
-
-    def close(self) -> None:
-        self.suffix.close()

@@ -1,9 +1,11 @@
-"""Learned heads: their files, and EAGLE's auto-regressive head (arXiv 2401.15077, 4.1).
+"""Learned heads: their files, and EAGLE's auto-regressive heads (arXiv 2401.15077, 4.1; EAGLE-3: 2503.01840).
 
 A head is a folder with config.json and weights, in the public layouts or as tools.heads writes. EAGLE's is one LLaMA
 decoder layer that continues the target's features. The feature of a position is the target's last hidden state there.
 From the feature f_t and the token t + 1 the head predicts f_(t+1), from which the target's own head gives the token
-t + 2. EAGLE-2 (2406.16858) uses the same head. Checkpoint layout: github.com/SafeAILab/EAGLE.
+t + 2. EAGLE-2 (2406.16858) uses the same head. EAGLE-3's features are three of the target's hidden states, projected,
+and then what the head itself puts out; it has an output matrix of its own, over part of the vocabulary.
+Checkpoint layout: github.com/SafeAILab/EAGLE.
 """
 
 from __future__ import annotations
@@ -11,40 +13,43 @@ from __future__ import annotations
 import json
 import shlex
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 import torch.nn.functional as F
 from safetensors.torch import load_file
 from torch import nn
 from transformers import LlamaConfig
-from transformers.models.llama.modeling_llama import LlamaDecoderLayer, LlamaRotaryEmbedding
+from transformers.models.llama.modeling_llama import LlamaDecoderLayer, LlamaRMSNorm, LlamaRotaryEmbedding
 
-from ..engine import Target, Tree
+from ..engine import LAST, Target, Tree
 from ..engine.cache import LayerShape, TreeCache
+from ..engine.layers import decoder_layers
 from ..engine.tree import read_tree
 from ..errors import UserError, one_line
 from ..files import located
 
+TRAINED, UNTRAINED = ("medusa", "eagle"), "no command here trains one; configs/companions names public ones"
 _TREES = Path(__file__).parent / "trees"  # as published with the heads
 
 
 def open_head(path: str, kind: str, target: Target) -> tuple[Path, dict[str, Any]]:
-    """Return the folder of a head, medusa or eagle, and its config.json.
+    """Return the folder of a head of this kind, and its config.json.
 
     Raises UserError if there is none, with the command that trains one, or it is of another hidden size or vocabulary.
     """
     folder = located(path)
     if not folder.is_dir():
-        raise UserError(
-            f"no {kind} head in {path}: train one with `python -m tools.heads {kind} "
-            f"--model MODEL --text FILE --output {shlex.quote(path)}` "
+        trained = (
+            f"train one with `python -m tools.heads {kind} --model MODEL --text FILE --output {shlex.quote(path)}` "
             "(--model data/embedded --text embedded for the shipped model)"
         )
+        raise UserError(f"no {kind} head in {path}: {trained if kind in TRAINED else UNTRAINED}")
     file = folder / "config.json"
     try:
         config = json.loads(file.read_text(encoding="utf-8"))
-        sizes = {"hidden_size": hidden_size(target), "vocab_size": target.logits_size}
+        width = "target_hidden_size" if config.get("target_hidden_size") else "hidden_size"
+        sizes = {width: hidden_size(target), "vocab_size": target.logits_size}
         wrong = {key: config[key] for key, size in sizes.items() if config.get(key, size) != size}
     except (OSError, ValueError, AttributeError) as error:
         reason = "missing" if isinstance(error, FileNotFoundError) else f"is not a readable JSON object ({error})"
@@ -90,9 +95,16 @@ def hidden_size(target: Target) -> int:
     return int(target.model.get_output_embeddings().weight.shape[1])
 
 
-def template(name: str, path: str | None, vocab_size: int) -> Tree:
-    """The tree of a YAML file, or the published one of that name. Raises UserError if it has more ranks than tokens."""
+def template(name: str, path: str | None, vocab_size: int, *, heads: int | None = None) -> Tree:
+    """The tree of a YAML file, or the published one of that name, cut to the depth that there are heads for, if given.
+
+    Raises UserError if it has more ranks than tokens, or one from a file is deeper.
+    """
     tree = read_tree(_TREES / f"{name}.yaml" if path is None else path)
+    if heads is not None and tree.max_depth > heads:
+        if path is not None:
+            raise UserError(f"{path}: the tree is {tree.max_depth} deep, and there are {heads} heads")
+        tree = Tree.from_rank_paths(path for path in tree.rank_paths[1:] if len(path) <= heads)
     if tree.max_rank >= vocab_size:
         raise UserError(f"{name}: the tree's rank {tree.max_rank} is beyond the {vocab_size} tokens")
     return tree
@@ -102,25 +114,32 @@ WEIGHTS = "model.safetensors"
 PUBLIC_WEIGHTS = "pytorch_model.bin"
 EMBEDDING = "embed_tokens.weight"
 _ROPE = ("default", "linear", "llama3")  # angles that depend on the position alone
+_ANGLES = "rotary_emb.inv_freq"  # in old files; they follow from config.json
+AnyHead = TypeVar("AnyHead", bound="Head")
 
 
-class EagleHead(nn.Module):
-    """fc over (embedding of the next token, feature), then one decoder layer without its input norm, as published.
+class Head(nn.Module):
+    """A decoder layer over hidden states of the target, with keys and values of its own; subclasses say how it is run.
 
-    The state dict is the public layout (`fc.weight`, `fc.bias`, `layers.0.*`) but for the frozen embedding, (V, H).
+    Args:
+        config: of the layer, see `head_config`.
+        embedding: (V, H) of the tokens, frozen.
+
+    Attributes:
+        reads: the hidden states of the target, by their numbers (`engine.target.LAST`).
     """
 
     embedding: torch.Tensor
+    reads: tuple[int, ...] = (LAST,)
 
-    def __init__(self, config: Any, embedding: torch.Tensor, *, bias: bool = True) -> None:
+    def __init__(self, config: Any, embedding: torch.Tensor) -> None:
         super().__init__()
-        self.config = config
-        self.fc = nn.Linear(2 * config.hidden_size, config.hidden_size, bias=bias)
-        layer = LlamaDecoderLayer(config, layer_idx=0)
-        layer.input_layernorm = nn.Identity()
-        self.layers = nn.ModuleList([layer])
-        self.rotary = LlamaRotaryEmbedding(config)
+        self.config, self.rotary = config, LlamaRotaryEmbedding(config)
         self.register_buffer("embedding", embedding, persistent=False)
+
+    def features(self, hidden: torch.Tensor) -> torch.Tensor:
+        """Return the features (..., H) of the target's hidden states (..., w H)."""
+        return hidden
 
     def forward(
         self,
@@ -139,59 +158,186 @@ class EagleHead(nn.Module):
             mask: additive (1, 1, n, past + n), or None where each attends to all before it and nothing is cached.
             cache: of the keys and values before these, which are added; it can take one sequence.
         """
-        embedded = F.embedding(tokens, self.embedding).to(features.dtype)  # rows may be held in 16 bits
-        x = self.fc(torch.cat((embedded, features), dim=-1))
-        out = self.layers[0](x, mask, None, cache, position_embeddings=angles)  # versions name the cache otherwise
-        return out[0] if isinstance(out, tuple) else out  # type: ignore[no-any-return]
+        return self._run(features, tokens, angles, mask, cache)
+
+    def _run(self, features: torch.Tensor, tokens: torch.Tensor, *attention: Any) -> torch.Tensor:
+        raise NotImplementedError
+
+    def embed(self, tokens: torch.Tensor) -> torch.Tensor:
+        """int64 (...) -> (..., H), in the head's type: rows may be held in 16 bits."""
+        return F.embedding(tokens, self.embedding).to(self._weight.dtype)
 
     def angles(self, count: int) -> tuple[torch.Tensor, torch.Tensor]:
         """Cosines and sines of rotary positions 0 to count - 1: (1, count, head_dim) each."""
-        weight = self.fc.weight
-        cos, sin = self.rotary(weight, torch.arange(count, device=weight.device)[None])
+        cos, sin = self.rotary(self._weight, torch.arange(count, device=self._weight.device)[None])
         return cos, sin
 
     def new_cache(self, capacity: int) -> TreeCache:
-        c, weight = self.config, self.fc.weight
+        c, weight = self.config, self._weight
         shape = LayerShape(c.num_key_value_heads, c.head_dim, c.head_dim, weight.dtype, weight.device)
         return TreeCache([shape], capacity)
+
+    @property
+    def _weight(self) -> torch.Tensor:
+        return next(self.parameters())
+
+
+def run_layer(layer: nn.Module, x: torch.Tensor, angles: Any, mask: Any, cache: Any) -> torch.Tensor:
+    """Run a LLaMA layer over (B, n, H); the rest is as `Head.forward` takes it."""
+    out = layer(x, mask, None, cache, position_embeddings=angles)  # versions name the cache otherwise
+    return out[0] if isinstance(out, tuple) else out  # type: ignore[no-any-return]
+
+
+class EagleHead(Head):
+    """fc over (embedding of the next token, feature), then one decoder layer without its input norm, as published.
+
+    The state dict is the public layout (`fc.weight`, `fc.bias`, `layers.0.*`) but for the frozen embedding, (V, H).
+    """
+
+    def __init__(self, config: Any, embedding: torch.Tensor) -> None:
+        super().__init__(config, embedding)
+        self.fc = nn.Linear(2 * config.hidden_size, config.hidden_size)
+        layer = LlamaDecoderLayer(config, layer_idx=0)
+        layer.input_layernorm = nn.Identity()
+        self.layers = nn.ModuleList([layer])
+
+    def _run(self, features: torch.Tensor, tokens: torch.Tensor, *attention: Any) -> torch.Tensor:
+        return run_layer(self.layers[0], self.fc(torch.cat((self.embed(tokens), features), dim=-1)), *attention)
+
+
+class Eagle3Head(Head):
+    """A decoder layer whose attention reads (embedding of the next token, feature), each behind a norm of its own.
+
+    The state dict is the public layout but for the embedding and the draft vocabulary.
+
+    Args:
+        reads: see `Head`.
+        width: of these states side by side.
+        rows: W, tokens of the draft vocabulary.
+
+    Attributes:
+        ids: int64 (W,), the target's ids of the draft vocabulary; None: it is the target's.
+    """
+
+    ids: torch.Tensor | None = None
+
+    def __init__(self, config: Any, embedding: torch.Tensor, *, reads: tuple[int, ...], width: int, rows: int) -> None:
+        super().__init__(config, embedding)
+        hidden, eps, self.reads = config.hidden_size, config.rms_norm_eps, reads
+        self.fc = nn.Linear(width, hidden, bias=False)
+        self.midlayer = layer = LlamaDecoderLayer(config, layer_idx=0)
+        layer.hidden_norm = LlamaRMSNorm(hidden, eps)
+        for name in ("q_proj", "k_proj", "v_proj"):
+            size = getattr(layer.self_attn, name).out_features
+            setattr(layer.self_attn, name, nn.Linear(2 * hidden, size, bias=False))
+        self.norm, self.lm_head = LlamaRMSNorm(hidden, eps), nn.Linear(hidden, rows, bias=False)
+
+    def features(self, hidden: torch.Tensor) -> torch.Tensor:
+        return self.fc(hidden)  # type: ignore[no-any-return]
+
+    def _run(self, features: torch.Tensor, tokens: torch.Tensor, *attention: Any) -> torch.Tensor:
+        layer = self.midlayer
+        x = torch.cat((layer.input_layernorm(self.embed(tokens)), layer.hidden_norm(features)), dim=-1)
+        out = features + layer.self_attn(x, *attention)[0]
+        return out + layer.mlp(layer.post_attention_layernorm(out))  # type: ignore[no-any-return]
 
 
 def head_config(values: dict[str, Any]) -> Any:
     """The configuration of a head from a LLaMA-like config.json. Raises UserError where no head can be made of it."""
     if values.get("num_hidden_layers", 1) != 1:
-        raise UserError(f"eagle: num_hidden_layers={values['num_hidden_layers']}; heads of one layer are supported")
+        raise UserError(f"head: num_hidden_layers={values['num_hidden_layers']}; heads of one layer are supported")
     fields = {*LlamaConfig().to_dict(), "rope_theta", "rope_scaling"} - {"torch_dtype", "dtype"}
     of_layer = {name: value for name, value in values.items() if name in fields} | {"num_hidden_layers": 1}
     try:
         config = LlamaConfig(**of_layer, attn_implementation="sdpa")
     except Exception as error:  # whatever transformers' own checks raise, which differs between its versions
-        raise UserError(f"eagle: config.json describes no LLaMA layer ({one_line(error)[:160]})") from None
+        raise UserError(f"head: config.json describes no LLaMA layer ({one_line(error)[:160]})") from None
     kind = config.rope_parameters["rope_type"]
     if kind not in _ROPE:
-        raise UserError(f"eagle: rope_type={kind}: there is {', '.join(_ROPE)}")
+        raise UserError(f"head: rope_type={kind}: there is {', '.join(_ROPE)}")
     return config
 
 
 def load_head(path: str, target: Target) -> EagleHead:
-    """A head from a folder: config.json and model.safetensors (ours, or public) or pytorch_model.bin (public).
+    """EAGLE's head from a folder: config.json and model.safetensors (ours, or public) or pytorch_model.bin (public).
 
     Without an embedding in the file, or with an equal one, the target's own is used. Raises UserError if it is missing,
     corrupt, of another kind, or made for another model.
     """
     folder, values = open_head(path, "eagle", target)
+    if "draft_vocab_size" in values:
+        raise UserError(f"{folder}: config.json has a draft_vocab_size, as EAGLE-3's heads have: use method=eagle3")
     file, state = read_weights(folder, WEIGHTS, PUBLIC_WEIGHTS)
-    state = {name: tensor for name, tensor in state.items() if not name.endswith("rotary_emb.inv_freq")}
-    target_embedding: torch.Tensor = target.model.get_input_embeddings().weight.detach()
-    embedding = state.pop(EMBEDDING, target_embedding)
-    if embedding is not target_embedding:
-        if embedding.shape != target_embedding.shape:
-            raise UserError(
-                f"{file}: {EMBEDDING} is {list(embedding.shape)}, the model's {list(target_embedding.shape)}"
-            )
-        embedding = embedding.to(target.device, target.dtype)
-        embedding = target_embedding if torch.equal(embedding, target_embedding.to(target.dtype)) else embedding
-    head = EagleHead(head_config(values), target_embedding, bias="fc.bias" in state)
-    load_weights(head, file, state)
+    config = head_config(values)
+    head = EagleHead(config, _embedding(file, state, config, target))
+    for name, module in head.named_modules():
+        if isinstance(module, nn.Linear):  # has a bias if the file has one: of fc, and of q, k and v for Qwen2
+            bias = nn.Parameter(torch.zeros(module.out_features)) if f"{name}.bias" in state else None
+            module.register_parameter("bias", bias)
+    return filled(head, file, state, target)
+
+
+def load_eagle3_head(path: str, target: Target) -> Eagle3Head:
+    """EAGLE-3's head from a folder, as `load_head` loads EAGLE's."""
+    folder, values = open_head(path, "eagle3", target)
+    if "draft_vocab_size" not in values:
+        raise UserError(f"{folder}: config.json has no draft_vocab_size, as EAGLE-3's heads have: use method=eagle2")
+    file, state = read_weights(folder, WEIGHTS, PUBLIC_WEIGHTS)
+    config, rows, reads = head_config(values), values["draft_vocab_size"], layers_read(values, folder, target)
+    ids, embedding = _draft_vocabulary(file, state, rows, target), _embedding(file, state, config, target)
+    head = Eagle3Head(config, embedding, reads=reads, width=len(reads) * hidden_size(target), rows=rows)
+    head.ids = ids
+    return filled(head, file, state, target)
+
+
+def layers_read(values: dict[str, Any], folder: Path, target: Target) -> tuple[int, ...]:
+    """Return the hidden states that an EAGLE-3 head reads, by number: a layer's output enters the next layer.
+
+    config.json names layers from 0 where SpecForge or NVIDIA wrote it; else they are 1, L // 2 - 1 and L - 4 of L.
+    Raises UserError if the target does not have them.
+    """
+    count = len(decoder_layers(target.model, target.name))
+    named = (values.get("eagle_config") or {}).get("eagle_aux_hidden_state_layer_ids")
+    outputs = named or [1, count // 2 - 1, count - 4]
+    numbers = sorted({1 + output for output in outputs if type(output) is int})
+    if len(numbers) < len(outputs) or numbers[0] < 0 or numbers[-1] >= count:
+        raise UserError(
+            f"{folder}: an EAGLE-3 head that reads the outputs of layers {outputs} (from 0), which must differ and be "
+            f"before the last of the {count} of {target.name}; a head trained on others names them in config.json "
+            "(eagle_config.eagle_aux_hidden_state_layer_ids)"
+        )
+    return tuple(numbers)
+
+
+def _draft_vocabulary(file: Path, state: dict[str, torch.Tensor], rows: int, target: Target) -> torch.Tensor | None:
+    """Return the target's ids of the draft vocabulary, from the differences in the file; None where it is whole."""
+    state.pop("t2d", None)
+    offsets = state.pop("d2t", None)
+    if offsets is None and rows == target.logits_size:
+        return None
+    if offsets is None or offsets.shape != (rows,):
+        raise UserError(f"{file}: d2t is {'missing' if offsets is None else list(offsets.shape)}, should be [{rows}]")
+    ids = torch.arange(rows) + offsets
+    if not 0 <= int(ids.min()) <= int(ids.max()) < target.logits_size:
+        raise UserError(f"{file}: d2t leads to ids outside the vocabulary of {target.logits_size}")
+    return ids.to(target.device)
+
+
+def _embedding(file: Path, state: dict[str, torch.Tensor], config: Any, target: Target) -> torch.Tensor:
+    """Take the embedding out of a file's tensors; return it, or the target's own where it is missing or equal."""
+    own: torch.Tensor = target.model.get_input_embeddings().weight.detach()
+    given, shape = state.pop(EMBEDDING, own), [len(own), config.hidden_size]
+    if list(given.shape) != shape:
+        which = f"has no {EMBEDDING}, and the target's" if given is own else EMBEDDING
+        raise UserError(f"{file}: {which} is {list(given.shape)} and should be {shape}")
+    given = given if given is own else given.to(target.device, target.dtype)
+    return own if given is own or torch.equal(given, own.to(target.dtype)) else given
+
+
+def filled(head: AnyHead, file: Path, state: dict[str, torch.Tensor], target: Target) -> AnyHead:
+    """Load a head's weights and move it to the target. Raises UserError as `load_weights`."""
+    load_weights(head, file, {name: tensor for name, tensor in state.items() if not name.endswith(_ANGLES)})
+    embedding = head.embedding
     head = head.to(target.device, target.dtype)
-    head.embedding = embedding
+    head.embedding = embedding  # as it was
     return head.eval().requires_grad_(False)

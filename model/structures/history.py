@@ -23,7 +23,7 @@ class History(Generic[T]):
 
     Args:
         history_tokens: at most so many tokens of earlier prompts and answers; 0: none. More than that is cut to the
-            newest half, so that a cut is rare: it reads that half again. A token takes 120 to 270 bytes, so
+            newest half, so that a cut is rare: it reads that half again. A token takes 120 to 280 bytes, so
             32768 of them 4 to 9 MB.
     """
 

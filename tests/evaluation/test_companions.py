@@ -23,6 +23,11 @@ COMPANIONS = [
     ("model=embedded method=eagle2", "head_path", "data/embedded/eagle"),
     ("model=vicuna-7b method=medusa", "heads_path", "FasterDecoding/medusa-vicuna-7b-v1.3"),
     ("model=vicuna-13b method=eagle", "head_path", "yuhuili/EAGLE-Vicuna-13B-v1.3"),
+    ("model=vicuna-13b method=eagle3", "eagle3_path", "yuhuili/EAGLE3-Vicuna1.3-13B"),
+    ("model=llama-3.1-8b method=eagle3", "eagle3_path", "yuhuili/EAGLE3-LLaMA3.1-Instruct-8B"),
+    ("model=llama-3.1-8b method=eagle2", "head_path", None),
+    ("model=vicuna-7b method=hydra", "hydra_path", "ankner/hydra-vicuna-7b-v1.3"),
+    ("model=vicuna-7b method=samd", "head_path", "yuhuili/EAGLE-Vicuna-7B-v1.3"),
     ("model=vicuna-33b method=eagle2", "head_path", "yuhuili/EAGLE-Vicuna-33B-v1.3"),
     ("model=vicuna-33b method=sps", "draft_path", "double7/vicuna-68m"),
     ("model=vicuna-7b method=rest", "datastore_path", None),
@@ -51,6 +56,7 @@ def out_of_reach(monkeypatch, tmp_path):
 def test_what_is_lacking_in_words(out_of_reach):
     for method, says in [
         ({"heads_path": None}, "no Medusa heads for toy (`python -m tools.heads medusa` trains one; companions."),
+        ({"hydra_path": None}, "no Hydra heads for toy (no command here trains one; configs/companions names public"),
         ({"head_path": "no/such/head"}, "method.head_path=no/such/head: no such folder;"),
         ({"head_path": "./head"}, "method.head_path=./head: no such folder;"),
         ({"draft_path": "owner/name"}, "method.draft_path=owner/name: no such folder, and https://"),
@@ -180,7 +186,7 @@ def test_weights_that_are_not_whole_are_missing(call, checkpoint, tmp_path):
 def test_prefetching_without_a_network(call, out_of_reach, tmp_path):
     outcome = call(prefetch.main, "experiment=table1", "preset=smoke", f"results_dir={tmp_path / 'results'}")
     assert outcome.code == 0, outcome.out
-    assert [line.split()[0] for line in outcome.out.splitlines()] == ["here"] * 6, "all of it ships"
+    assert [line.split()[0] for line in outcome.out.splitlines()] == ["here"] * 8, "all of it ships"
     assert not (tmp_path / "results").exists(), "no sweep was begun"
     outcome = call(prefetch.main, "model=vicuna-7b", "method=medusa")
     model, heads, bench = outcome.out.splitlines()

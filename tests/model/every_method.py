@@ -13,7 +13,7 @@ from model.methods import METHODS, make_method
 from model.structures.datastore import write_datastore
 from tests.conftest import greedy
 from tests.model.engine.test_tree import random_tree
-from tests.model.methods.heads import write_eagle, write_medusa
+from tests.model.methods.heads import write_eagle, write_eagle3, write_hydra, write_medusa
 
 V = 61
 SETTINGS: dict[str, dict[str, Any]] = {
@@ -30,6 +30,8 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "logitspec": dict(nodes=24),
     "racer": dict(nodes=12, trie_nodes=300),
     "eagle2": dict(nodes=12),
+    "eagle3": dict(nodes=12),
+    "samd": dict(nodes=12, max_draft=12),
 }
 
 
@@ -43,6 +45,9 @@ def write_companions(model: PreTrainedModel, folder: Path) -> dict[str, dict[str
         "medusa": {"heads_path": medusa},
         "eagle": {"head_path": eagle},
         "eagle2": {"head_path": eagle},
+        "hydra": {"hydra_path": write_hydra(folder / "hydra", model)},
+        "eagle3": {"eagle3_path": write_eagle3(folder / "eagle3", model)},
+        "samd": {"head_path": eagle},
         "sps": {"draft_path": str(folder / "draft")},
         "rest": {"datastore_path": str(folder / "datastore")},
     }

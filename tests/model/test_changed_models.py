@@ -10,7 +10,7 @@ import torch
 from accelerate import cpu_offload
 
 from model.decoder import Decoder
-from model.engine import Draft, Tree
+from model.engine import LAST, Draft, Tree
 from model.errors import UserError
 from model.generate import ATTRIBUTE, Generate
 from tests.conftest import greedy, toy_model
@@ -169,8 +169,8 @@ def test_what_is_compiled_answers_uncompiled_and_hidden_states_are_read(way):
     assert decoder.generate(PROMPT, max_new_tokens=20).ids == expected
     target = decoder.target
     with target.cache(1) as cache:
-        outputs = target.prefill(cache, PROMPT, Draft(Tree.chain(0), torch.tensor(PROMPT[-1:])), hidden=True)
-        assert outputs.hidden is not None and outputs.hidden.shape == (5, 32)
+        outputs = target.prefill(cache, PROMPT, Draft(Tree.chain(0), torch.tensor(PROMPT[-1:])), hidden=(1, LAST))
+        assert outputs.hidden is not None and outputs.hidden.shape == (5, 64)
 
 
 def test_offloaded_embeddings_are_driven_and_a_dynamically_quantised_head_is_refused():

@@ -68,6 +68,9 @@ def test_what_the_paper_lacks_comes_from_the_other_sources():
     assert overall("vicuna-7b", "hf") == [1.0, 1.0, PAPER]
     assert overall("vicuna-7b", "eagle2") == [4.34, 2.36, LEADERBOARD]
     assert overall("vicuna-13b", "sps") == [2.19, 1.54, LEADERBOARD]
+    assert overall("vicuna-7b", "samd") == [4.58, 2.73, LEADERBOARD]
+    (eagle3,) = rows("vicuna-13b", "eagle3", SPEC[:1]).to_dict("records")
+    assert not as_published(eagle3) and as_published(eagle3 | {"depth": 6}), "Spec-Bench's script grows six levels"
     assert overall("vicuna-7b", "recycling (cold)") == [2.55, 1.93, "smpanaro/token-recycling, A100-40GB"]
     assert overall("vicuna-7b", "suffix_recycling (hot)") == [3.03, 2.27, "SAM-Decoding, A6000"]
     # MBPP is in the paper's table only, and there without Medusa

@@ -10,7 +10,8 @@ from transformers import AutoModelForCausalLM as Auto
 from transformers import AutoModelForSeq2SeqLM as AutoSeq2Seq
 from transformers import LlamaConfig, MambaConfig, T5Config
 
-from model.engine import Needs, Target, decode, generate
+from model.engine import LAST, Draft, Needs, Target, Tree, decode, generate
+from model.engine.layers import mode_of
 from model.engine.loop import whole
 from model.errors import UserError
 from model.methods import make_method
@@ -19,14 +20,34 @@ from model.methods.medusa import Medusa
 from model.methods.spine import Spine
 from model.methods.vanilla import Vanilla
 from model.recycling import TokenRecycling, build_template
-from tests.conftest import greedy, toy_model
+from tests.conftest import CONFIGS, greedy, toy_model
 from tests.model.every_method import Oracle, V
 from tests.model.methods.heads import write_eagle, write_medusa
 from tests.model.sessions import each_session
 
 
 class NeedsHidden(Vanilla):
-    needs = Needs(hidden=True)
+    needs = Needs(hidden=(0, LAST))
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_hidden_states_are_transformers_own(name):
+    """Of a prompt and of a draft's two paths, in any order; and no hook is left."""
+    model, tokens = toy_model(name), [5, 9, 33, 12, 7]
+    target, tree = Target(model), Tree([0, 0, 0, 1, 2])
+    paths, numbers = ([5, 9, 33, 12, 8], [5, 9, 33, 13, 9]), (LAST, 0, 1)
+    with torch.no_grad():
+        states = [model(torch.tensor([path]), output_hidden_states=True).hidden_states for path in paths]
+    expected = [torch.cat([path_states[number][0] for number in numbers], -1) for path_states in states]
+    mode = mode_of(model)
+    with target.cache(len(tree)) as cache:
+        read = target.prefill(cache, tokens[:3], hidden=numbers).hidden
+        drafted = target.forward(cache, Draft(tree, torch.tensor([33, 12, 13, 8, 9])), hidden=numbers).hidden
+    close = dict(rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(read, expected[0][:2], **close)
+    for path, nodes in zip(expected, ([0, 1, 3], [0, 2, 4]), strict=True):
+        torch.testing.assert_close(drafted[nodes], path[2:], **close)
+    assert mode_of(model) == mode, "hooks are as before"
 
 
 def test_what_a_drafter_begins_with_is_a_chain_or_nothing(llama):

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 
 import torch
 
-from model.engine import Draft, Target, Tree
+from model.engine import LAST, Draft, Target, Tree
 from model.engine.devices import Turns, synchronize, turns_of
 from tests.conftest import toy_model
 
@@ -24,7 +24,7 @@ def test_hidden_states_are_those_of_the_threads_own_forward():
 
     model.lm_head.register_forward_hook(meanwhile)
     with ThreadPoolExecutor(1) as pool, target.cache(1) as cache:
-        hidden = target.prefill(cache, [5, 6, 7, 8], Draft(Tree.chain(0), torch.tensor([8])), hidden=True).hidden
+        hidden = target.prefill(cache, [5, 6, 7, 8], Draft(Tree.chain(0), torch.tensor([8])), hidden=(LAST,)).hidden
     torch.testing.assert_close(hidden, expected)
 
 

@@ -7,8 +7,12 @@ import torch
 from safetensors.torch import save_file
 from transformers import LlamaConfig, PreTrainedModel
 
+from model.methods.hydra import UNUSED, HydraHeads
 from model.methods.medusa import MedusaHeads
-from model.structures.heads import EagleHead
+from model.structures.heads import Eagle3Head, EagleHead, Head, head_config
+
+HEAD_FILES = "model.safetensors", "pytorch_model.bin"
+HYDRA_FILES = "hydra_lm_head.safetensors", "hydra_lm_head.pt"
 
 
 def write_medusa(folder: Path, hidden=32, vocab=61, heads=4, layers=1, shared=False, pickled=False, **config) -> str:
@@ -28,23 +32,81 @@ def write_medusa(folder: Path, hidden=32, vocab=61, heads=4, layers=1, shared=Fa
     return str(folder)
 
 
-def write_eagle(folder: Path, model: PreTrainedModel, pickled=False, embedding=None, bias=True, **config) -> str:
+def write_eagle(folder: Path, model: PreTrainedModel, pickled=False, embedding=None, biased=("fc",), **config) -> str:
     """A LLaMA-like head with grouped heads, in the published form if pickled; returns the folder."""
     torch.manual_seed(4)
     hidden, vocab = model.config.hidden_size, model.config.vocab_size
     values = dict(model_type="llama", hidden_size=hidden, num_hidden_layers=1, num_attention_heads=4)
     values |= dict(num_key_value_heads=2, intermediate_size=40, vocab_size=vocab, rope_theta=500.0, rms_norm_eps=1e-5)
-    made = EagleHead(LlamaConfig(**values), torch.zeros(vocab, hidden), bias=bias)
-    state = {
-        name: 1 + torch.rand_like(p) if "norm" in name else torch.randn_like(p) * 0.3
-        for name, p in made.state_dict().items()
-    }
+    state = random_state(EagleHead(LlamaConfig(**values), torch.zeros(vocab, hidden)))
+    for name in biased:
+        state[f"{name}.bias"] = torch.randn(len(state[f"{name}.weight"])) * 0.3
     if embedding is not None:
         state["embed_tokens.weight"] = embedding
+    return written(folder, state, values | config, pickled)
+
+
+def random_state(head: Head, *, biases: bool = False) -> dict[str, torch.Tensor]:
+    """Weights of which every one matters."""
+    return {
+        name: 1 + torch.rand_like(p) if "norm" in name else torch.randn_like(p) * 0.3
+        for name, p in head.state_dict().items()
+        if biases or not name.endswith(".bias")
+    }
+
+
+def written(folder: Path, state: dict[str, torch.Tensor], config: dict, pickled: bool, files=HEAD_FILES) -> str:
     folder.mkdir(parents=True, exist_ok=True)
     if pickled:
-        torch.save(state, folder / "pytorch_model.bin")
+        torch.save(state, folder / files[1])
     else:
-        save_file(state, folder / "model.safetensors")
-    (folder / "config.json").write_text(json.dumps(values | config))
+        save_file(state, folder / files[0])
+    (folder / "config.json").write_text(json.dumps(config))
     return str(folder)
+
+
+def write_eagle3(
+    folder: Path, model: PreTrainedModel, rows=40, hidden=32, pickled=False, change=None, outputs=(-1, 0), **config
+) -> str:
+    """An EAGLE-3 head that reads the toy model's embeddings and first layer, for every so-manieth token.
+
+    Args:
+        hidden: of the head; another one than the model's takes an embedding along.
+        change: given the tensors before they are written.
+        outputs: of which layers it reads, as config.json names them.
+    """
+    torch.manual_seed(5)
+    width, vocab = model.config.hidden_size, model.config.vocab_size
+    values = dict(model_type="llama", hidden_size=hidden, num_hidden_layers=1, num_attention_heads=4)
+    values |= dict(num_key_value_heads=2, intermediate_size=40, vocab_size=vocab, draft_vocab_size=rows)
+    values |= {"eagle_config": {"eagle_aux_hidden_state_layer_ids": list(outputs)}} if outputs else {}
+    embedding = torch.randn(vocab, hidden)
+    sizes = dict(reads=(0,), width=len(outputs or "123") * width, rows=rows)
+    state = random_state(Eagle3Head(LlamaConfig(**values), embedding, **sizes))
+    if hidden != width:
+        values["target_hidden_size"], state["embed_tokens.weight"] = width, embedding
+    if rows != vocab:
+        ids = torch.arange(rows) * (vocab - 1) // (rows - 1)
+        state |= {"d2t": ids - torch.arange(rows), "t2d": torch.zeros(vocab).index_fill_(0, ids, 1).bool()}
+    if change is not None:
+        change(state)
+    return written(folder, state, values | config, pickled)
+
+
+def write_hydra(folder: Path, model: PreTrainedModel, heads=4, blocks=3, pickled=False, change=None, **config) -> str:
+    """Hydra heads for a LLaMA target; as public files have them, the blocks behind a head's first one are repeated."""
+    torch.manual_seed(6)
+    of_layer, embedding = head_config(model.config.to_dict() | {"num_hidden_layers": 1}), model.get_input_embeddings()
+    made = HydraHeads(of_layer, embedding.weight, heads=heads, blocks=blocks, vocab_size=model.config.vocab_size)
+    state = random_state(made, biases=True)
+    for name in state:
+        if name.startswith("hydra_mlp.") and int(name.split(".")[2]) > 3:
+            head, _, *rest = name.removeprefix("hydra_mlp.").split(".")
+            state[name] = state[".".join(["hydra_mlp", head, "3", *rest])].clone()
+    if pickled:
+        state |= dict.fromkeys(UNUSED, embedding.weight.detach())
+    if change is not None:
+        change(state)
+    values = {"hydra_num_heads": heads, "hydra_num_layers": blocks, "hydra_head_arch": "prefix-mlp"}
+    values |= {"grounded_heads": True, "hidden_state_offset": 0}
+    return written(folder, state, values | config, pickled, HYDRA_FILES)

@@ -15,6 +15,7 @@ from tests.conftest import toy_model
 from tests.model.methods.heads import write_eagle
 from tests.model.sessions import each_session
 
+QKV = tuple(f"layers.0.self_attn.{name}_proj" for name in "qkv")
 HEADS, KV_HEADS, THETA, EPS = 4, 2, 500.0, 1e-5  # as tests.model.heads writes them
 
 
@@ -30,9 +31,11 @@ def reference(state, embedding, features, tokens):
         a, b = vectors[:, : dim // 2], vectors[:, dim // 2 :]
         return torch.cat((a * angle.cos() - b * angle.sin(), b * angle.cos() + a * angle.sin()), dim=1)
 
-    query = [rotate((w["self_attn.q_proj.weight"] @ x[t]).view(HEADS, dim), t) for t in range(n)]
-    key = [rotate((w["self_attn.k_proj.weight"] @ x[t]).view(KV_HEADS, dim), t) for t in range(n)]
-    value = [(w["self_attn.v_proj.weight"] @ x[t]).view(KV_HEADS, dim) for t in range(n)]
+    query, key, value = (
+        (x @ w[f"self_attn.{name}_proj.weight"].T + w.get(f"self_attn.{name}_proj.bias", 0.0)).view(n, -1, dim)
+        for name in "qkv"
+    )
+    query, key = ([rotate(vectors[t], t) for t in range(n)] for vectors in (query, key))
     out = []
     for t in range(n):
         heads = []
@@ -81,7 +84,7 @@ def drafts_of(drafter, target, prompt, new):
     each_session(drafter, watch)
     out = generate(target, drafter, prompt, max_new_tokens=new)
     ends = [len(prompt) + 1]
-    for step in out.steps[1:] if out.steps[0].accepted == 0 else out.steps:
+    for step in out.steps[1:]:
         ends.append(ends[-1] + step.accepted)
     return [((prompt + out.tokens)[:end], draft) for end, draft in zip(ends, seen, strict=False)], out
 
@@ -91,10 +94,13 @@ def tokens_by_path(draft):
     return {path: [tokens[i] for i in draft.tree.chain_of[node][1:]] for node, path in enumerate(draft.tree.rank_paths)}
 
 
-@pytest.mark.parametrize("name", ["llama-grouped", "gpt2"])
-def test_the_static_tree_is_the_heads_own_paths_computed_from_scratch(tmp_path, name):
+LAYOUTS = [("fc",), ("fc", *QKV), QKV, ()]  # the second and third are Qwen2's; none has a bias of o_proj
+
+
+@pytest.mark.parametrize("name, biased", [*(("llama-grouped", biased) for biased in LAYOUTS), ("gpt2", ("fc",))])
+def test_the_static_tree_is_the_heads_own_paths_computed_from_scratch(tmp_path, name, biased):
     model = toy_model(name)
-    folder = write_eagle(tmp_path, model)
+    folder = write_eagle(tmp_path, model, biased=biased)
     target, slow = Target(model), Reference(model, folder)
     seen, _ = drafts_of(Eagle(target, head_path=folder), target, [5, 9, 33, 12], 8)
     assert len(seen) >= 3
@@ -149,18 +155,18 @@ def test_the_dynamic_tree_is_the_best_by_cumulative_confidence(tmp_path, depth, 
 def test_both_layouts_are_read_alike(tmp_path):
     model = toy_model("llama")
     target = Target(model)
-    for bias in (True, False):
-        ours = load_head(write_eagle(tmp_path / f"ours {bias}", model, bias=bias), target)
+    for biased in LAYOUTS:
+        ours = load_head(write_eagle(tmp_path / f"ours {len(biased)}", model, biased=biased), target)
         folder = write_eagle(
-            tmp_path / f"public {bias}",
+            tmp_path / f"public {len(biased)}",
             model,
-            bias=bias,
+            biased=biased,
             pickled=True,
             embedding=model.get_input_embeddings().weight.detach().clone(),
         )
         public = load_head(folder, target)
         assert all(torch.equal(tensor, public.state_dict()[name]) for name, tensor in ours.state_dict().items())
-        assert ("fc.bias" in ours.state_dict()) == bias
+        assert {name[:-5] for name in ours.state_dict() if name.endswith(".bias")} == set(biased)
         embeddings = (public.embedding, ours.embedding, model.get_input_embeddings().weight)
         assert len({tensor.data_ptr() for tensor in embeddings}) == 1, "an equal one is not stored twice"
 

@@ -73,7 +73,7 @@ def test_a_tree_of_ones_own_and_fewer_heads(tmp_path):
     assert Medusa(target, heads_path=two).tree.max_depth == 2  # the published tree, as deep as there are heads
     own = tmp_path / "tree.yaml"
     own.write_text(yaml.safe_dump([[0], [1], [0, 1], [0, 1, 0]]))
-    with pytest.raises(UserError, match=r"3 deep.*has 2 heads"):
+    with pytest.raises(UserError, match=r"3 deep.*there are 2 heads"):
         Medusa(target, heads_path=two, tree_path=str(own))
     own.write_text("[[0], [60], [61]]")
     with pytest.raises(UserError, match="rank 61 is beyond the 61 tokens"):

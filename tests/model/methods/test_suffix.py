@@ -110,7 +110,7 @@ def test_the_hybrid_learns_from_copied_steps():
     target, start = Target(model), [5, 6, 7, 8]
     drafter = SuffixRecycling(V, build_template("best", nodes=8), min_match=1)
     generate(target, drafter, start + greedy(model, start, 40) + start, max_new_tokens=20)
-    assert drafter.recycling.matrix.candidates.any()
+    assert drafter.partner.matrix.candidates.any()
 
 
 def test_a_hybrid_that_never_matches_is_token_recycling():

@@ -1,0 +1,107 @@
+"""Hydra: Medusa's heads that see the candidate so far, behind a layer over the context (arXiv 2402.05109).
+
+Source: github.com/zankner/Hydra, for its published heads (`prefix-mlp`, grounded) and their tree, which is Medusa's.
+Verification is the engine's; typical acceptance, which changes sampled output, is not offered.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import nn
+from transformers.models.llama.modeling_llama import LlamaDecoderLayer, LlamaRMSNorm
+
+from ..engine import Target
+from ..errors import UserError
+from ..structures.head_drafter import StaticTree, StaticTreeSession
+from ..structures.heads import Head, filled, head_config, open_head, read_weights, run_layer, template
+from .medusa import ResBlock
+
+WEIGHTS, PUBLIC_WEIGHTS = "hydra_lm_head.safetensors", "hydra_lm_head.pt"
+UNUSED = ("prefix_embeding_layer.embed_tokens.weight", "input_embed_fn.weight")  # of a file; the latter is the target's
+SUPPORTED = {"hydra_head_arch": "prefix-mlp", "grounded_heads": True, "hidden_state_offset": 0}
+
+
+class HydraHeads(Head):
+    """Heads over (the layer's output at the last token before the root, root, drafted tokens of the path).
+
+    The state dict is the public layout. There all blocks behind a head's first one are a single module, so here, too.
+    """
+
+    def __init__(self, config: Any, embedding: torch.Tensor, *, heads: int, blocks: int, vocab_size: int) -> None:
+        super().__init__(config, embedding)
+        hidden, dropout = config.hidden_size, nn.Identity()
+        norm = LlamaRMSNorm(hidden, config.rms_norm_eps)
+        layers = nn.ModuleList([LlamaDecoderLayer(config, layer_idx=0)])
+        self.prefix_embeding_layer = nn.ModuleDict({"layers": layers, "norm": norm})
+        self.hydra_mlp, self.hydra_lm_head = nn.ModuleList(), nn.ModuleList()
+        for i in range(heads):
+            others = [dropout, ResBlock(hidden)] * (blocks - 1)
+            self.hydra_mlp.append(nn.Sequential(dropout, ResBlock(hidden, (i + 2) * hidden), *others))
+            self.hydra_lm_head.append(nn.Sequential(dropout, nn.Linear(hidden, vocab_size)))
+
+    def _run(self, features: torch.Tensor, tokens: torch.Tensor, *attention: Any) -> torch.Tensor:
+        prefix: Any = self.prefix_embeding_layer
+        return prefix["norm"](run_layer(prefix["layers"][0], features, *attention))  # type: ignore[no-any-return]
+
+    def logits(self, i: int, inputs: torch.Tensor) -> torch.Tensor:
+        """Return head i's logits (w, V) from (w, (i + 2) H)."""
+        return self.hydra_lm_head[i](self.hydra_mlp[i](inputs))  # type: ignore[no-any-return]
+
+
+def load_heads(path: str, target: Target) -> HydraHeads:
+    """Heads from a folder: config.json and hydra_lm_head.safetensors, or hydra_lm_head.pt as published.
+
+    The layer has the target's own configuration; how many heads and blocks there are is read from the weights. Raises
+    UserError if they are missing, corrupt, of another kind, or made for another model.
+    """
+    folder, values = open_head(path, "hydra", target)
+    for key, value in SUPPORTED.items():
+        if values.get(key, value) != value:
+            raise UserError(
+                f"{folder}: {key}={values[key]} in config.json; of Hydra's heads those of {value} are supported"
+            )
+    file, state = read_weights(folder, WEIGHTS, PUBLIC_WEIGHTS)
+    state = {name: tensor for name, tensor in state.items() if name not in UNUSED}
+    try:
+        numbers = [[int(part) for part in name.split(".")[1:3]] for name in state if name.startswith("hydra_mlp.")]
+        heads, blocks = 1 + max(head for head, _ in numbers), (1 + max(block for _, block in numbers)) // 2
+    except ValueError:
+        raise UserError(
+            f"{file}: keys such as {sorted(state)[:2]} are not Hydra's (hydra_mlp.0.1.linear.weight)"
+        ) from None
+    config = head_config(target.model.config.get_text_config().to_dict() | {"num_hidden_layers": 1})
+    embedding = target.model.get_input_embeddings().weight.detach()
+    made = HydraHeads(config, embedding, heads=heads, blocks=blocks, vocab_size=target.logits_size)
+    return filled(made, file, state, target)
+
+
+class Hydra(StaticTree):
+    """Drafts a tree of fixed shape, a depth by each head: a node's children are the best tokens after its path.
+
+    Nothing is kept between prompts.
+
+    Args:
+        hydra_path: folder of the heads, see `load_heads`.
+        tree_path: YAML of rank paths; default: the published 63 nodes, cut to the depth that there are heads for.
+    """
+
+    head: HydraHeads
+
+    def __init__(self, target: Target, *, hydra_path: str, tree_path: str | None = None) -> None:
+        heads = load_heads(hydra_path, target)
+        tree = template("medusa-63", tree_path, target.logits_size, heads=len(heads.hydra_mlp))
+        super().__init__(target, heads, tree)
+
+    def session(self) -> HydraSession:
+        return HydraSession(self)
+
+
+class HydraSession(StaticTreeSession):
+    drafter: Hydra
+
+    def after(self, depth: int, state: torch.Tensor, tokens: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        heads = self.drafter.head
+        inputs = torch.cat((state, heads.embed(tokens)), dim=-1)  # (w, (depth + 2) H)
+        return inputs, heads.logits(depth, inputs)

@@ -1,0 +1,177 @@
+"""Drafting by a head with a cache of its own, and the steps by which a static tree is grown."""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+from dataclasses import dataclass
+
+import torch
+
+from ..engine import Draft, Drafter, Needs, Session, Target, Tree, Verification
+from ..engine.cache import CachePool
+from .heads import Head
+
+
+class HeadDrafter(Drafter):
+    """The head and its caches; a subclass says which tree its sequences grow.
+
+    Args:
+        inner: drafted nodes that are continued in one draft.
+        max_nodes: of a draft, root included.
+    """
+
+    def __init__(self, target: Target, head: Head, *, inner: int, max_nodes: int) -> None:
+        super().__init__(target.device, target.vocab_size)
+        self.head, self.max_nodes, self.needs = head, max_nodes, Needs(hidden=head.reads)
+        target.prepare(head)
+        self.capacity = target.context + inner + 1
+        self.caches = CachePool(head.new_cache)
+        self.blocked, self.dtype = torch.finfo(target.dtype).min, target.dtype
+        self.cos, self.sin = head.angles(self.capacity)
+
+    def mask_of(self, visible: torch.Tensor) -> torch.Tensor:
+        """Additive mask (w, capacity + m): zeros for what is committed, then which of m drafted nodes each sees."""
+        zeros = torch.zeros(visible.shape[0], self.capacity, dtype=self.dtype, device=self.device)
+        return torch.cat((zeros, torch.zeros_like(visible, dtype=zeros.dtype).masked_fill_(~visible, self.blocked)), 1)
+
+
+class HeadSession(Session):
+    """Keeps the head's cache in step with the target's accepted tokens.
+
+    Pair t is (hidden states of token t, token t + 1); the head's output at the last pair, whose token is the root, is
+    the feature predicted at the root. Keys and values of drafted nodes are dropped after each draft and those of
+    accepted tokens are computed from the target's own states, as in the public code. Nothing is kept between prompts.
+    """
+
+    drafter: HeadDrafter
+
+    def __init__(self, drafter: HeadDrafter) -> None:
+        super().__init__(drafter)
+        self._borrowed = ExitStack()
+        self._committed = 0  # pairs in the cache, drafted nodes not counted
+        self._pairs: list[tuple[torch.Tensor, torch.Tensor]] = []  # states (m, w H), tokens (m,), not yet in the cache
+
+    def begin(self, prompt: list[int]) -> Draft:
+        self.cache = self._borrowed.enter_context(self.drafter.caches.borrowed(self.drafter.capacity))
+        return self.drafter.root_alone(prompt[-1])
+
+    def close(self) -> None:
+        self._borrowed.close()
+
+    def observe_prompt_hidden(self, prompt: list[int], hidden: torch.Tensor) -> None:
+        self._pairs.append((hidden[:-1], torch.tensor(prompt[1:], dtype=torch.long, device=hidden.device)))
+
+    def observe(self, verification: Verification) -> None:
+        tree, node = verification.draft.tree, verification.node
+        path = tree.paths[node, : tree.depth_of[node] + 1]
+        assert verification.hidden is not None
+        chosen = verification.choices.index_select(0, path)  # the token after each accepted node
+        self._pairs.append((verification.hidden.index_select(0, path), chosen))
+
+    def draft(self, root: int) -> Draft:
+        draft = self.expand(root, self.catch_up())
+        self.cache.length = self._committed
+        return draft
+
+    def expand(self, root: int, feature: torch.Tensor) -> Draft:
+        """Grow the draft below `root`, at which the head predicts `feature` (1, H)."""
+        raise NotImplementedError
+
+    def catch_up(self) -> torch.Tensor:
+        """Forward the new pairs into the head's cache. Returns the feature predicted at the last one, (1, H)."""
+        drafter = self.drafter
+        hidden, tokens = (torch.cat(tensors) for tensors in zip(*self._pairs, strict=True))
+        self._pairs = []
+        past, new = self.cache.length, len(tokens)
+        mask = None
+        if past and new > 1:
+            mask = torch.full((new, past + new), drafter.blocked, dtype=drafter.dtype, device=drafter.device)
+            mask = mask.triu_(past + 1)[None, None]
+        angles = drafter.cos[:, past : past + new], drafter.sin[:, past : past + new]
+        out = drafter.head(drafter.head.features(hidden)[None], tokens[None], angles, mask, self.cache)[0]  # (m, H)
+        self.cache.commit(new)
+        self._committed = self.cache.length
+        return out[-1:]  # type: ignore[no-any-return]
+
+    def continue_nodes(
+        self, features: torch.Tensor, tokens: torch.Tensor, depth: int, mask: torch.Tensor
+    ) -> torch.Tensor:
+        """Features predicted at w nodes of one depth: (w, H). They stay in the cache until the draft is done.
+
+        Args:
+            features: (w, H), predicted at the nodes' parents.
+            tokens: int64 (w,), of the nodes.
+            mask: which of the drafted nodes each attends to, as `mask_of` made it.
+        """
+        width, position = len(tokens), self._committed - 1 + depth
+        capacity, nodes = self.drafter.capacity, self.cache.length - self._committed + width
+        mask = mask[:, capacity - self._committed : capacity + nodes][None, None]  # (1, 1, w, past + nodes)
+        mask = mask.contiguous() if mask.is_cuda else mask  # CUDA's kernels want aligned rows
+        angles = self.drafter.cos[:, position : position + 1], self.drafter.sin[:, position : position + 1]
+        out: torch.Tensor = self.drafter.head(features[None], tokens[None], angles, mask, self.cache)[0]
+        self.cache.length += width
+        return out
+
+
+@dataclass(frozen=True, slots=True)
+class Level:
+    """How one depth of a static tree is continued: its w nodes that have children."""
+
+    nodes: torch.Tensor  # int64 (w,): which of this depth's nodes they are
+    parents: torch.Tensor  # int64 (w,): whose feature each continues, among the nodes continued one depth above
+    visible: torch.Tensor  # bool (w, m): which of the m nodes continued so far each is or descends from
+    candidates: int  # tokens wanted of each
+    pick: torch.Tensor  # int64 (children,): where the next depth's nodes find their tokens among (w * candidates)
+
+
+def plan(tree: Tree) -> list[Level]:
+    """The levels of a static tree, root first, the deepest leaves left out. Tensors are on the tree's device."""
+    parents, ranks = tree.parents.tolist(), tree.ranks.tolist()
+    levels: list[Level] = []
+    continued: list[int] = []  # below the root
+    above: list[int] = [0]
+    for (first, end), (below, below_end) in zip(tree.levels, tree.levels[1:], strict=False):
+        inner = [i for i in range(first, end) if i in set(parents[below:below_end])]
+        continued += inner if first else []
+        candidates = 1 + max(ranks[below:below_end])
+        row = {node: i for i, node in enumerate(inner)}
+        rows = [
+            [node - first for node in inner],
+            [above.index(parents[node]) for node in inner],
+            [row[parents[child]] * candidates + ranks[child] for child in range(below, below_end)],
+        ]
+        nodes, whose, pick = (torch.tensor(values, dtype=torch.long, device=tree.device) for values in rows)
+        visible = tree.ancestors[inner][:, continued]
+        levels.append(Level(nodes, whose, visible, candidates, pick))
+        above = inner
+    return levels
+
+
+class StaticTree(HeadDrafter):
+    """Drafts a tree of fixed shape."""
+
+    def __init__(self, target: Target, head: Head, tree: Tree) -> None:
+        self.template = tree.on(target.device)
+        self.levels = plan(self.template)
+        inner = sum(len(level.nodes) for level in self.levels[1:])
+        super().__init__(target, head, inner=inner, max_nodes=len(tree))
+
+
+class StaticTreeSession(HeadSession):
+    drafter: StaticTree
+
+    def expand(self, root: int, feature: torch.Tensor) -> Draft:
+        drafted, state = [torch.tensor([root], device=feature.device)], feature
+        for depth, level in enumerate(self.drafter.levels):
+            tokens = drafted[-1].index_select(0, level.nodes)
+            state, logits = self.after(depth, state.index_select(0, level.parents), tokens)
+            candidates = logits.topk(level.candidates, dim=-1).indices  # (w, candidates)
+            drafted.append(candidates.view(-1).index_select(0, level.pick))
+        return Draft(self.drafter.template, torch.cat(drafted))
+
+    def after(self, depth: int, state: torch.Tensor, tokens: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return the state of w nodes, from their parents' (w, S) and their tokens (w,), and what logits (w, V) follow.
+
+        Depth 0 is the root, whose `state` is the feature predicted there.
+        """
+        raise NotImplementedError
