@@ -1,4 +1,4 @@
-"""What answers prompts: a method on this engine, or transformers' own generate.
+"""What answers prompts: a method on this engine, transformers' own generate, or a server of any engine.
 
 A run knows an `Answerer` alone: another kind is one more class here. Which conversations go on together, those of a
 batch or of methods that share forwards, `running.answering.answer_turn` decides.
@@ -9,9 +9,10 @@ from __future__ import annotations
 import hashlib
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 import torch
 from transformers import GenerationConfig
@@ -29,8 +30,14 @@ from model.files import load_state
 from model.methods import AUTO, build_drafter, method_class, takes_tree
 
 from .loading.companions import path_of
+from .loading.engine_answers import tokenised
+from .loading.engines import Heard
 from .loading.models import LoadedModel
+from .loading.server import EngineName, Server
+from .records.identity import NO_SPECULATION, SERVER
 from .records.provenance import sha256_of
+from .records.rows import difference
+from .records.runs import SERVED
 
 COLD, HOT, CATEGORY = "cold", "hot", "category"
 
@@ -44,7 +51,9 @@ class Answerer:
     settings: dict[str, Any]  # all that decides the answers, for the run's identity; `name` is as in configs/method/
     execution: str  # of its steps, as `model.engine.decode` takes it
     start: str | None = None  # cold, hot, category, or the file of a saved state; None if no state is kept
-    on_engine: ClassVar[bool] = False  # True if answers have step records, phases and a prefill time
+    on_engine: ClassVar[bool] = False  # True if answers have step records and phases
+    streams: ClassVar[bool] = False  # True if answers have a prefill time, and the times at which tokens came
+    in_process: ClassVar[bool] = True  # False if it computes elsewhere
 
     @property
     def label(self) -> str:
@@ -86,7 +95,7 @@ class Answerer:
 class Method(Answerer):
     """A method on this engine."""
 
-    on_engine = True
+    on_engine = streams = True
 
     def answer(
         self, prompt: list[int], max_new_tokens: int, sampling: Sampling = GREEDY, mark: Mark = unmarked
@@ -159,6 +168,130 @@ class TransformersGenerate(Answerer):
         return outs
 
 
+@dataclass(slots=True)
+class ServedAnswer(Generation):
+    """An answer of a server, whose steps are known by their number at most."""
+
+    taken: int | None = None  # its steps, that of the first token included; None if the engine does not say
+    first_tokens: int = 0  # that came with the first event
+    said: str | None = None  # its text, where token ids had to be made from it
+    own: dict[str, tuple[float, float]] = field(default_factory=dict)  # the engine's own means: sum and count
+
+    def recorded(self) -> dict[str, Any]:
+        """What is recorded of it next to, or in place of, what is recorded of others."""
+        first = {"first_tokens": self.first_tokens, "first_token_time": self.ends_s[0]}
+        more = {"engine_means": self.own, "ids_remade": self.said is not None}
+        return {"decoding_steps": self.taken} | first | more
+
+
+@dataclass
+class Served(Answerer):
+    """A server of any engine: prompts go as token ids, or as text that it reads as the same ids."""
+
+    server: Server = field(kw_only=True)
+    described: dict[str, Any] = field(kw_only=True)  # by the server itself
+
+    streams = True
+    in_process = False
+
+    @property
+    def label(self) -> str:
+        """The engine, and how it speculates."""
+        engine, speculation = self.settings["engine"], self.settings["speculation"]
+        return str(engine) if speculation == NO_SPECULATION else f"{engine} ({speculation or 'speculation unknown'})"
+
+    def answer(
+        self, prompt: list[int], max_new_tokens: int, sampling: Sampling = GREEDY, mark: Mark = unmarked
+    ) -> ServedAnswer:
+        """Answer a prompt; no phase is marked. Raises UserError for a fault of the server's, and if it has changed."""
+        return self.answer_batch([prompt], max_new_tokens, [sampling])[0]
+
+    def answer_batch(
+        self, prompts: Sequence[list[int]], max_new_tokens: int, samplings: Sequence[Sampling]
+    ) -> list[ServedAnswer]:
+        """Answer prompts by as many requests at the same time."""
+        now = {key: said or self.described[key] for key, said in self.server.describe().items()}
+        if changed := difference(self.described, now, words=("before", "now")):
+            raise UserError(f"{self._where}: is another one now: {changed}")
+        asked = [self._as_taken(prompt) for prompt in prompts]
+        limits = [self.loaded.target.token_budget(prompt, max_new_tokens) for prompt in prompts]
+        alone = len(prompts) == 1  # then the server's counters are of this answer
+        before, start = self.server.counters() if alone else {}, time.perf_counter()
+        with ThreadPoolExecutor(len(prompts)) as pool:
+            replies = [*pool.map(self.server.ask, asked, limits)]
+        elapsed = time.perf_counter() - start
+        if alone:
+            after = self.server.counters()
+            self.server.engine.count({name: after[name] - before.get(name, 0.0) for name in after}, replies[0][0])
+        told = [*map(self._answer, replies, prompts, limits, [max_new_tokens] * len(prompts))]
+        if not alone:  # so that sums over answers are the whole's
+            share = elapsed / sum(one.prefill_s + one.decode_s for one in told)
+            for one in told:
+                one.prefill_s, one.decode_s = one.prefill_s * share, one.decode_s * share
+        return told
+
+    def _answer(
+        self, reply: tuple[Heard, list[float]], prompt: list[int], limit: int, max_new_tokens: int
+    ) -> ServedAnswer:
+        """Check what the server said to a prompt, and return it as token ids, cut at the answer's end."""
+        (heard, times), loaded = reply, self.loaded
+        if heard.prompt_tokens not in (None, len(prompt)):
+            raise UserError(f"{self._where}: read {heard.prompt_tokens} tokens where the prompt has {len(prompt)}")
+        if heard.speculation not in (None, self.described["speculation"]):
+            raise UserError(f"{self._where}: is another one now: speculation is {heard.speculation}")
+        row = {"id": "", "prompt_token_ids": prompt, "token_ids": heard.ids or None, "text": heard.text}
+        tokens = tokenised(self._where, row, loaded).ids
+        ended = bool(loaded.eos.intersection(tokens[-1:]))
+        if heard.finish == "stop" and not ended and loaded.eos:  # an end that it does not show
+            own = loaded.tokenizer.eos_token_id
+            tokens.append(own if own in loaded.eos else min(loaded.eos))
+        if heard.finish == "length" and not ended and (heard.tokens or limit) < limit:
+            raise UserError(f"{self._where}: stopped after {heard.tokens} tokens of {limit}; has it a shorter context?")
+        out = ServedAnswer(tokens[:limit], prefill_s=times[0], decode_s=times[-1] - times[0], ends_s=times)
+        out.taken, out.own, out.said = heard.steps, heard.own, None if heard.ids else heard.text
+        out.first_tokens, out.forwards = heard.first_tokens, heard.steps or 0
+        out.end(limit, max_new_tokens, loaded.eos)
+        return out
+
+    @property
+    def _where(self) -> str:
+        return f"server {self.server.url}"
+
+    def _as_taken(self, prompt: list[int]) -> list[int] | str:
+        """Return a prompt as the engine takes it. Raises UserError if it takes texts, and no text gives these ids."""
+        if self.server.engine.takes_ids:
+            return prompt
+        tokenizer = self.loaded.tokenizer
+        text = tokenizer.decode(prompt)
+        for exact in (text, text.removeprefix(tokenizer.bos_token or "")):  # most servers add BOS to a text
+            if list(tokenizer(exact).input_ids) == prompt:
+                return str(exact)
+        raise UserError(f"{self._where}: takes a prompt's text alone, and no text gives exactly this prompt's tokens")
+
+
+def connect(
+    *,
+    url: str | None,
+    model: str | None = None,
+    engine: EngineName = "auto",
+    speculation: str | None = None,
+    dtype: Literal["float32", "float16", "bfloat16"] | None = None,
+    timeout: float = 600.0,
+) -> Server:
+    """Connect to the server that a run's settings name.
+
+    Args:
+        speculation: how it speculates; `none`: it does not, and is the baseline of the others of its engine. None: as
+            the server says.
+        dtype: the type that it computes in, for the audit; None: the local model's.
+
+    Raises UserError if there is none.
+    """
+    if url is None:
+        raise UserError("method.url: has to be given: a server's address, as http://127.0.0.1:8000")
+    return Server(url, model, engine, timeout)
+
+
 def build_answerer(
     loaded: LoadedModel, method: dict[str, Any], tree: dict[str, Any], start: str, execution: str
 ) -> Answerer:
@@ -174,6 +307,8 @@ def build_answerer(
         UserError: unknown drafter, start, setting or value, a tree that does not fit k.
     """
     settings, options = dict(method), {key: value for key, value in method.items() if key not in ("name", "drafter")}
+    if method["drafter"] == SERVER:
+        return build_served(loaded, settings, connect(**options))
     if method["drafter"] is None:
         return TransformersGenerate(loaded, Drafter(loaded.target.device), settings, execution)
     files = {key: value for key, value in options.items() if key.endswith("path") and isinstance(value, str)}
@@ -206,3 +341,23 @@ def build_answerer(
     built = Method(loaded, drafter, settings, execution, start if drafter.stateful else None)
     built.prepare()  # raises now if a saved state does not fit
     return built
+
+
+def build_served(loaded: LoadedModel, settings: dict[str, Any], server: Server) -> Served:
+    """Build what asks a server, after one token that shows that it answers.
+
+    Raises UserError if it does not, if its context is shorter than the model's, or if it speculates and should not.
+    """
+    described, where = server.describe(), f"server {server.url}"
+    if (context := described["context"]) is not None and context < loaded.target.context:
+        most = f"has a context of {context} tokens, and the model {loaded.target.context}"
+        raise UserError(f"{where}: {most}; start it with a longer one, or say model.context={context}")
+    if server.engine.takes_ids:
+        described["speculation"] = server.ask([0], 1)[0].speculation or described["speculation"]
+    asked, spoken = settings.pop("speculation", None), described["speculation"]
+    if asked and spoken and (asked == NO_SPECULATION) != (spoken == NO_SPECULATION):
+        raise UserError(f"method.speculation={asked}: {where} says {spoken}")
+    settings |= {key: value for key, value in described.items() if key != "context"} | {"speculation": asked or spoken}
+    del settings["timeout"]  # decides no answer
+    nothing = Drafter(loaded.target.device)
+    return Served(loaded, nothing, settings, SERVED, server=server, described=described)

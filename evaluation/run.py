@@ -10,6 +10,7 @@ import argparse
 import shlex
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 
 from hydra.core.hydra_config import HydraConfig
 from hydra.core.plugins import Plugins
@@ -24,12 +25,13 @@ from .loading.devices import keep_devices
 from .records.identity import SAVED
 from .records.sweeps import available, write_down
 from .report import report
+from .running.judging import judge_served
 from .running.scheduling import Job, run_jobs
 
 
 def run_command(composed: Composed, words: Sequence[str]) -> list[str]:
     """Run the jobs of a command line, here or by a launcher, and report their experiments; return each user's error."""
-    jobs, config, failures = composed.jobs, composed.config, list[str]()
+    jobs, config, failures, finished = composed.jobs, composed.config, list[str](), list[Path]()
     if composed.is_sweep:
         if config.run_dir is None:
             write_down(jobs, f"bash eval.sh {shlex.join(words)}")
@@ -41,7 +43,7 @@ def run_command(composed: Composed, words: Sequence[str]) -> list[str]:
                 checked.append(Job(checked_config(job.config), job.overrides))
         for line in failures if checked else ():  # now, and not after hours
             print(f"left out: {line}", file=sys.stderr)
-        run_jobs(checked, failures)
+        finished = run_jobs(checked, failures)
     else:
         context = HydraContext(composed.loader, Callback())  # its methods are all that is used
         for saved in (False, True):  # those that start from what a hot run left come when all others are done
@@ -49,9 +51,16 @@ def run_command(composed: Composed, words: Sequence[str]) -> list[str]:
                 launcher = Plugins.instance().instantiate_launcher(context, launched_job, config)
                 for done in launcher.launch(batch, initial_job_idx=0):  # return_value raises what the job raised
                     failures += [line for line in done.return_value if line not in failures]
-    for folder in dict.fromkeys(job.folder for job in composed.jobs):
+    experiments, audit = dict.fromkeys(job.folder for job in composed.jobs), list[str]()
+    permitted = {key: bool(config.model[key]) for key in ("trust_remote_code", "allow_pickle")}
+    with noted(failures):
+        runs = {path for folder in experiments for path in folder.glob("runs/*")}
+        audit = judge_served(sorted(runs.union(finished)), permitted)
+    for folder in experiments:
         if config.run_dir is None and any(folder.glob("runs/*/answers.jsonl")):
             report(folder)
+    if audit:
+        print("\n".join(audit))
     return failures
 
 

@@ -20,10 +20,13 @@ from model.methods import check_method, method_class
 from model.recycling import build_template
 from model.settings import check_settings
 
+from ..answerers import connect
 from ..errors import config_errors
 from ..loading.bench import load_bench
 from ..loading.companions import fetch_companions
 from ..loading.settings import ModelSettings
+from ..records.identity import SERVER
+from .fingerprint import changed_sampling
 
 GROUPS: dict[str, Any] = {"model": ModelSettings, "bench": load_bench, "tree": build_template, "sampling": Sampling}
 NOT_SETTINGS = ("k", "seed", "processors")  # parameters of GROUPS set elsewhere: by the method, by the run, in code
@@ -70,8 +73,13 @@ def checked_config(cfg: DictConfig) -> dict[str, Any]:
     if config["tree"]["name"] == "auto" and not config["timed"]:
         raise UserError("tree=auto: sizes follow the times of steps, and timed=false takes none; use a fixed tree")
     fetch_companions(config["method"], config["model"]["name"])
+    options = {key: value for key, value in config["method"].items() if key not in ("name", "drafter")}
+    if config["method"]["drafter"] == SERVER:
+        check_settings(options, connect, "method.")
+        if sampling := changed_sampling(config):
+            raise UserError(f"sampling.{min(sampling)}: a server is asked for greedy answers; leave it out")
+        return config
     if (drafter := config["method"]["drafter"]) is not None:
-        options = {key: value for key, value in config["method"].items() if key not in ("name", "drafter")}
         check_method(method_class(drafter), options)
     return config
 

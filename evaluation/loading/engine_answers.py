@@ -79,6 +79,8 @@ def _turns(row: Row, questions: Mapping[Any, Question]) -> Iterator[Row]:
         raise UserError(f"question {number} has another text in this bench")
     for index, choice in enumerate(row["choices"]):
         messages, answers = list[Row](), choice.get("output_ids") or choice["turns"]
+        if remade := choice.get("ids_remade"):  # by a run of a server's, from texts
+            answers = [text if made else ids for text, ids, made in zip(choice["turns"], answers, remade, strict=True)]
         stops = choice.get("stop") or [""] * len(answers)
         if not len(answers) == len(stops) == len(question.turns):
             raise UserError(f"question {number} has {len(question.turns)} turns, and not each has its answer and stop")

@@ -13,6 +13,8 @@ Settings = dict[str, Any]
 
 NAMED = ("name", "drafter", "start", "tree", "tree_nodes")  # of a method: said by the label or by words of their own
 SAVED = "saved"  # start=saved: start from the state that the hot run of the same configuration saved
+SERVER = "server"  # in place of a drafter: a server of any engine answers
+NO_SPECULATION = "none"  # what a server says that does not speculate, or what its user says
 PART = ("split", "categories", "per_category", "spread")  # how questions were chosen: such parts are no shards of a run
 # The settings of sampling, by the names of their columns: a method may have a top_k of its own.
 SAMPLING_COLUMNS = {
@@ -105,7 +107,13 @@ class Identity:
         facets["batch"] = decoding.get("batch", 1)
         # what is not greedy decoding's, and the temperature: 0 in runs from before sampling existed
         facets |= {"temperature": 0.0} | {SAMPLING_COLUMNS[k]: v for k, v in decoding.get("sampling", {}).items()}
-        return facets | {"phases": bool(decoding.get("phases")) and method["name"] != "hf"}  # hf's steps have no parts
+        in_parts = method["name"] != "hf" and not self.is_served  # theirs have no parts
+        return facets | {"phases": bool(decoding.get("phases")) and in_parts}
+
+    @property
+    def is_served(self) -> bool:
+        """True if a server gave the answers."""
+        return bool(self.method.get("drafter") == SERVER)
 
     @property
     def files(self) -> dict[str, str]:

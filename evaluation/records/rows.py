@@ -22,6 +22,17 @@ def accept_lengths(row: Row) -> list[int]:
     return [n for choice in row["choices"] for n in choice.get("accept_lengths") or []]
 
 
+def tokens_and_steps(row: Row) -> tuple[int, int]:
+    """Count a question's tokens and the steps that they took; none of both where the steps are not known.
+
+    A server says how many steps an answer took at most, and not what each of them accepted.
+    """
+    if lengths := accept_lengths(row):
+        return sum(lengths), len(lengths)
+    turns = [steps for choice in row["choices"] if "engine_means" in choice for steps in choice["decoding_steps"]]
+    return (0, 0) if None in turns or not turns else (new_tokens(row), sum(turns))
+
+
 def new_tokens(row: Row) -> int:
     """Count the new tokens of a question, over choices and turns."""
     return sum(sum(choice["new_tokens"]) for choice in row["choices"])

@@ -22,16 +22,17 @@ from .questions import question_key, subtask
 from .rows import (
     Row,
     Schema,
-    accept_lengths,
     check_rows,
     check_schema,
     misfit,
     question_speed,
     read_answers,
     read_object,
+    tokens_and_steps,
 )
 
 GENERATE = "transformers generate"  # the execution of hf, which takes no steps of this engine
+SERVED = "served"  # and of a server
 _METHOD_OF_CLASS = {path.rpartition(".")[2]: name for name, path in METHODS.items()}
 UNKNOWN = "not recorded"
 # What metadata must be where tables and pages read it; a dot leads into a group. Names are needed.
@@ -109,11 +110,11 @@ class Run:
     @cached_property
     def by_question(self) -> pd.DataFrame:
         """By question, its id and hash: subtask, tokens, steps, speed (tokens/s)."""
-        lengths = [accept_lengths(row) for row in self.answers]
+        counts = [tokens_and_steps(row) for row in self.answers]
         data = {
             "subtask": [subtask(str(row.get("category", "unknown"))) for row in self.answers],
-            "tokens": [float(sum(steps)) for steps in lengths],
-            "steps": [float(len(steps)) for steps in lengths],
+            "tokens": [float(tokens) for tokens, _ in counts],
+            "steps": [float(steps) for _, steps in counts],
             "speed": [question_speed(row) for row in self.answers],
         }
         return pd.DataFrame(data, index=[row_key(row) for row in self.answers])

@@ -26,7 +26,7 @@ from ..loading.settings import ModelSettings
 from ..records.identity import SAVED, fingerprint
 from ..records.provenance import circumstances, collect
 from ..records.questions import FILE_ORDER, Question, read_questions, subtask
-from ..records.rows import Row, accept_lengths, new_tokens, wall_time
+from ..records.rows import Row, new_tokens, tokens_and_steps, wall_time
 from ..records.runs import GENERATE
 from ..records.store import AnswerStore
 from ..statistics.metrics import measure
@@ -113,7 +113,7 @@ class Runner:
         draft_tree = answerer.drafter.draft_tree
         more = {
             "label": answerer.label.replace("state)", f"{SAVED})") if self.saved else answerer.label,
-            "execution_used": answerer.execution if answerer.on_engine else GENERATE,
+            "execution_used": answerer.execution if answerer.on_engine or not answerer.in_process else GENERATE,
             **({"execution_why": self.execution.why} if self.execution.why and answerer.on_engine else {}),
             **({"cudnn_attention": False} if loaded.target.device.type == "cuda" else {}),
             "questions": len(self.bench.questions),
@@ -149,14 +149,14 @@ class Runner:
 
     def _count(self, row: Row) -> None:
         self.tokens += new_tokens(row)
-        self.steps += len(accept_lengths(row))
+        self.steps += tokens_and_steps(row)[1]
         self.seconds += wall_time(row)
 
     @property
     def figures(self) -> str:
         """MAT of the answers so far, and their speed if they are timed."""
         speed = f", {self.tokens / self.seconds:.0f} tokens/s" if self.seconds else ""
-        return f"MAT {self.tokens / max(self.steps, 1):.2f}{speed}"
+        return f"MAT {self.tokens / self.steps:.2f}{speed}" if self.steps else speed.removeprefix(", ")
 
     def finish(self) -> None:
         """Write the summary, and keep the last state for runs with start=saved; leave a finished run untouched."""

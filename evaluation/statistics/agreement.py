@@ -114,6 +114,8 @@ def audits(pooled: Sequence[Pool], bases: Sequence[str] = ("vanilla",)) -> list[
     """
     audited = []
     for pool in pooled:
+        if pool.identity.is_served:  # judged by itself: its arithmetic is another one
+            continue
         batched = pool.identity.facets["batch"] > 1
         alone = (pool.closest(name, batch=1) if batched else None for name in bases)
         own = (None if name == pool.label else pool.baselines[name] for name in bases)

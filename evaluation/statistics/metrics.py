@@ -11,7 +11,7 @@ import numpy as np
 
 from ..records.questions import OVERALL as OVERALL
 from ..records.questions import SUBTASKS, subtask
-from ..records.rows import Row, accept_lengths, new_tokens, question_speed, wall_time
+from ..records.rows import Row, new_tokens, question_speed, tokens_and_steps, wall_time
 
 PERCENTILES = (50, 95, 99)
 Item = TypeVar("Item")
@@ -26,9 +26,11 @@ def mean(values: Iterable[float]) -> float:
 
 def measure(rows: Sequence[Row]) -> dict[str, Any]:
     """Compute the figures of these answers, one row a question; NaN where the records lack what a figure needs."""
-    lengths = [accept_lengths(row) for row in rows]
+    counts = [tokens_and_steps(row) for row in rows]
+    counted, taken = (sum(column) for column in zip(*counts, strict=True)) if counts else (0, 0)
     seconds, tokens = sum(map(wall_time, rows)), sum(map(new_tokens, rows))
     prefill, decode, prompt = (per_turn(rows, f"{part}_time") for part in ("prefill", "decode", "prompt"))
+    waited = per_turn(rows, "first_token_time") or prefill  # a server's requests at the same time wait for each other
     steps = per_turn(rows, "decoding_steps")
     later_steps = sum(max(n - 1, 0) for n in steps)  # all but the first of each turn
     peaks: list[Any] = [row.get("peak_memory") for row in rows]
@@ -37,22 +39,32 @@ def measure(rows: Sequence[Row]) -> dict[str, Any]:
     return {
         "questions": len(rows),
         "turns": sum(len(choice["turns"]) for row in rows for choice in row["choices"]),
-        "steps": sum(map(len, lengths)),
+        "steps": taken,
         "new_tokens": tokens,
-        "mat": mean(n for of_question in lengths for n in of_question),
-        "mat_macro": mean(mean(of_question) for of_question in lengths if of_question),
+        "mat": counted / taken if taken else math.nan,
+        "mat_macro": mean(n / steps for n, steps in counts if steps),
         "tokens_per_second": mean(question_speed(row) for row in rows if wall_time(row) > 0),
         "tokens_per_second_total": tokens / seconds if seconds > 0 else math.nan,
         "tokens_per_second_decode": _decode_speed(rows),
         "prefill_ms": 1e3 * mean(prefill),
         "decode_ms": 1e3 * mean(decode),
-        "time_to_first_token_ms": 1e3 * (mean(prompt) + mean(prefill)),  # both over the same turns
+        "time_to_first_token_ms": 1e3 * (mean(prompt) + mean(waited)),  # both over the same turns
         "step_ms": 1e3 * sum(decode) / later_steps if decode and later_steps else math.nan,
         "rows_per_forward": _rows_per_forward(rows),
-        **percentiles("time_to_first_token_ms", [sum(pair) for pair in zip(prompt, prefill, strict=False)]),
+        **percentiles("time_to_first_token_ms", [sum(pair) for pair in zip(prompt, waited, strict=False)]),
         **percentiles("inter_token_latency_ms", between_tokens(rows)),
         "peak_memory_mib": float(max(peaks)) / 2**20 if peaks and None not in peaks else math.nan,
+        **engine_means(rows),
     }
+
+
+def engine_means(rows: Sequence[Row]) -> dict[str, float]:
+    """Return what servers' engines call their mean acceptance, by their names for it, over all turns."""
+    sums: dict[str, list[float]] = {}
+    for turn in (turn for row in rows for choice in row["choices"] for turn in choice.get("engine_means") or ()):
+        for name, pair in (turn or {}).items():
+            sums[name] = [a + b for a, b in zip(sums.get(name, [0.0, 0.0]), pair, strict=True)]
+    return {name: total / count for name, (total, count) in sums.items()}
 
 
 def repetition(row: Row) -> float:
@@ -116,7 +128,8 @@ def _decode_speed(rows: Sequence[Row]) -> float:
     tokens, seconds = 0, 0.0
     for row in rows:
         for choice in row["choices"]:
-            turns = lengths_by_turn(choice)
+            firsts = choice.get("first_tokens")  # of a server's turns: the tokens that came with the first event
+            turns = [[n or 0] for n in firsts] if firsts else lengths_by_turn(choice)
             if not turns or not _complete(choice, "decode_time"):
                 return math.nan
             tokens += sum(choice["new_tokens"]) - sum(lengths[0] for lengths in turns if lengths)

@@ -14,7 +14,7 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from ..records.identity import SAMPLING_COLUMNS, Identity
+from ..records.identity import SAMPLING_COLUMNS, SERVER, Identity
 from ..records.rows import Row
 from ..records.runs import Run, row_key
 from .acceptance import Accepted, accepted_paths
@@ -24,6 +24,7 @@ from .metrics import OVERALL, grouped
 # What rows of a table share that stand in one block, and figures that are drawn together.
 GROUP = ("model", "dtype", "bench", "bench_questions", "questions_sha256", "max_new_tokens", "device")
 BASELINES = ("hf", "vanilla")
+SERVED_ALIKE = ("method_model", "method_dtype", "timed", "batch")  # facets in which a server is like its baseline
 SAMPLED = tuple(SAMPLING_COLUMNS.values())  # how a run's tokens were chosen
 # And how its steps were taken, and whether their time counts.
 COMPARED = ("execution", "phases", "timed", "batch", *SAMPLED)
@@ -169,8 +170,12 @@ class Pool:
     def baselines(self) -> dict[str, Pool | None]:
         """By name, the baseline's runs to compare with; None where none have a question in common.
 
-        They have the same model, bench file, device and COMPARED settings, but for the execution of hf.
+        They have the same model, bench file, device and COMPARED settings, but for the execution of hf. A server's is
+        its engine without speculation, with the same type and model there.
         """
+        if self.identity.is_served:
+            engine = str(self.identity.method["engine"])
+            return dict.fromkeys(BASELINES) | {SERVER: self.closest(engine, (*SERVED_ALIKE, *SAMPLED))}
         found = {name: self.closest(name) for name in BASELINES}
         return found | {"hf": found["hf"] or self.closest("hf", ("phases", "batch", *SAMPLED))}
 

@@ -15,6 +15,7 @@ import numpy as np
 import pandas as pd
 import yaml
 
+from ..records.identity import SERVER
 from ..records.rows import Row
 from ..records.runs import row_key
 from .acceptance import by_depth
@@ -88,9 +89,18 @@ def main_table(pooled: Sequence[Pool]) -> pd.DataFrame:
             row["state_bytes"] = pool.first.summary.get("state_bytes", math.nan)
             facets = {f"method_{key}" if key in row else key: value for key, value in pool.identity.facets.items()}
             row |= facets | {"execution": pool.first.execution}
-            row |= {f"execution_{name}": base and base.first.execution for name, base in pool.baselines.items()}
+            compared = {name: base for name, base in pool.baselines.items() if name != SERVER}
+            row |= {f"execution_{name}": base and base.first.execution for name, base in compared.items()}
+            row |= _audited(pool) if category == OVERALL else {}
             rows.append(row | pool.group | {"complete": all(run.complete for run in pool.runs)})
     return pd.DataFrame(rows)
+
+
+def _audited(pool: Pool) -> dict[str, int]:
+    """Return how many tokens of a server's answers are the local model's own, where all its runs were audited."""
+    audits = [run.summary.get("audit") or {} for run in pool.runs]
+    names = ("tokens_equal", "near_ties", "tokens_wrong")
+    return {name: sum(audit[name] for audit in audits) for name in names if all(name in audit for audit in audits)}
 
 
 def depths_table(pooled: Sequence[Pool]) -> pd.DataFrame:
