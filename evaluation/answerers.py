@@ -202,13 +202,13 @@ class Served(Answerer):
 
     def answer(
         self, prompt: list[int], max_new_tokens: int, sampling: Sampling = GREEDY, mark: Mark = unmarked
-    ) -> ServedAnswer:
+    ) -> Generation:
         """Answer a prompt; no phase is marked. Raises UserError for a fault of the server's, and if it has changed."""
         return self.answer_batch([prompt], max_new_tokens, [sampling])[0]
 
     def answer_batch(
         self, prompts: Sequence[list[int]], max_new_tokens: int, samplings: Sequence[Sampling]
-    ) -> list[ServedAnswer]:
+    ) -> list[Generation]:
         """Answer prompts by as many requests at the same time."""
         now = {key: said or self.described[key] for key, said in self.server.describe().items()}
         if changed := difference(self.described, now, words=("before", "now")):
@@ -223,7 +223,7 @@ class Served(Answerer):
         if alone:
             after = self.server.counters()
             self.server.engine.count({name: after[name] - before.get(name, 0.0) for name in after}, replies[0][0])
-        told = [*map(self._answer, replies, prompts, limits, [max_new_tokens] * len(prompts))]
+        told: list[Generation] = [*map(self._answer, replies, prompts, limits, [max_new_tokens] * len(prompts))]
         if not alone:  # so that sums over answers are the whole's
             share = elapsed / sum(one.prefill_s + one.decode_s for one in told)
             for one in told:

@@ -18,6 +18,7 @@ from hydra.experimental.callback import Callback
 from hydra.types import HydraContext
 from omegaconf import DictConfig, OmegaConf
 
+from .audit import audit_served
 from .configuration.config import checked_config
 from .configuration.jobs import BASIC, Composed, compose
 from .errors import fail, noted, user_errors
@@ -25,7 +26,6 @@ from .loading.devices import keep_devices
 from .records.identity import SAVED
 from .records.sweeps import available, write_down
 from .report import report
-from .running.judging import judge_served
 from .running.scheduling import Job, run_jobs
 
 
@@ -55,7 +55,7 @@ def run_command(composed: Composed, words: Sequence[str]) -> list[str]:
     permitted = {key: bool(config.model[key]) for key in ("trust_remote_code", "allow_pickle")}
     with noted(failures):
         runs = {path for folder in experiments for path in folder.glob("runs/*")}
-        audit = judge_served(sorted(runs.union(finished)), permitted)
+        audit += audit_served(sorted(runs.union(finished)), permitted)
     for folder in experiments:
         if config.run_dir is None and any(folder.glob("runs/*/answers.jsonl")):
             report(folder)

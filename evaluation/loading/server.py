@@ -33,7 +33,8 @@ class Server:
 
     def __init__(self, url: str, model: str | None, engine: EngineName, timeout: float) -> None:
         self.url, self.timeout = url.rstrip("/").removesuffix("/v1"), timeout
-        self.client = httpx.Client(base_url=self.url, timeout=timeout)
+        fresh = httpx.Limits(max_keepalive_connections=0)  # servers close idle connections when they like
+        self.client = httpx.Client(base_url=self.url, timeout=timeout, limits=fresh)
         owner = str(self.card(model).get("owned_by"))
         found = OWNERS.get(owner, owner) if engine == "auto" else engine
         self.name = found if found in ENGINES else OTHER
