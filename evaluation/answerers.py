@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar
 
 import torch
 from transformers import GenerationConfig
@@ -33,7 +33,7 @@ from .loading.companions import path_of
 from .loading.engine_answers import tokenised
 from .loading.engines import Heard
 from .loading.models import LoadedModel
-from .loading.server import EngineName, Server
+from .loading.server import Server
 from .records.identity import NO_SPECULATION, SERVER
 from .records.provenance import sha256_of
 from .records.rows import difference
@@ -189,10 +189,9 @@ class Served(Answerer):
     """A server of any engine: prompts go as token ids, or as text that it reads as the same ids."""
 
     server: Server = field(kw_only=True)
-    described: dict[str, Any] = field(kw_only=True)  # by the server itself
-
-    streams = True
-    in_process = False
+    said: dict[str, Any] = field(kw_only=True)  # of the server by itself
+    streams: ClassVar[bool] = True
+    in_process: ClassVar[bool] = False
 
     @property
     def label(self) -> str:
@@ -210,9 +209,9 @@ class Served(Answerer):
         self, prompts: Sequence[list[int]], max_new_tokens: int, samplings: Sequence[Sampling]
     ) -> list[Generation]:
         """Answer prompts by as many requests at the same time."""
-        now = {key: said or self.described[key] for key, said in self.server.describe().items()}
-        if changed := difference(self.described, now, words=("before", "now")):
-            raise UserError(f"{self._where}: is another one now: {changed}")
+        now = {key: value or self.said[key] for key, value in self.server.describe().items()}
+        if changed := difference(self.said, now, words=("before", "now")):
+            raise UserError(f"{self.server.where}: is another one now: {changed}")
         asked = [self._as_taken(prompt) for prompt in prompts]
         limits = [self.loaded.target.token_budget(prompt, max_new_tokens) for prompt in prompts]
         alone = len(prompts) == 1  # then the server's counters are of this answer
@@ -234,28 +233,26 @@ class Served(Answerer):
         self, reply: tuple[Heard, list[float]], prompt: list[int], limit: int, max_new_tokens: int
     ) -> ServedAnswer:
         """Check what the server said to a prompt, and return it as token ids, cut at the answer's end."""
-        (heard, times), loaded = reply, self.loaded
+        (heard, times), loaded, where = reply, self.loaded, self.server.where
         if heard.prompt_tokens not in (None, len(prompt)):
-            raise UserError(f"{self._where}: read {heard.prompt_tokens} tokens where the prompt has {len(prompt)}")
-        if heard.speculation not in (None, self.described["speculation"]):
-            raise UserError(f"{self._where}: is another one now: speculation is {heard.speculation}")
+            raise UserError(f"{where}: read {heard.prompt_tokens} tokens where the prompt has {len(prompt)}")
+        if self.said["speculation"] == NO_SPECULATION and heard.accepted is None:
+            heard.accepted = 0
+        if heard.speculation not in (None, self.said["speculation"]):
+            raise UserError(f"{where}: is another one now: speculation is {heard.speculation}")
         row = {"id": "", "prompt_token_ids": prompt, "token_ids": heard.ids or None, "text": heard.text}
-        tokens = tokenised(self._where, row, loaded).ids
+        tokens = tokenised(where, row, loaded).ids
         ended = bool(loaded.eos.intersection(tokens[-1:]))
         if heard.finish == "stop" and not ended and loaded.eos:  # an end that it does not show
             own = loaded.tokenizer.eos_token_id
             tokens.append(own if own in loaded.eos else min(loaded.eos))
         if heard.finish == "length" and not ended and (heard.tokens or limit) < limit:
-            raise UserError(f"{self._where}: stopped after {heard.tokens} tokens of {limit}; has it a shorter context?")
+            raise UserError(f"{where}: stopped after {heard.tokens} tokens of {limit}; has it a shorter context?")
         out = ServedAnswer(tokens[:limit], prefill_s=times[0], decode_s=times[-1] - times[0], ends_s=times)
         out.taken, out.own, out.said = heard.steps, heard.own, None if heard.ids else heard.text
         out.first_tokens, out.forwards = heard.first_tokens, heard.steps or 0
         out.end(limit, max_new_tokens, loaded.eos)
         return out
-
-    @property
-    def _where(self) -> str:
-        return f"server {self.server.url}"
 
     def _as_taken(self, prompt: list[int]) -> list[int] | str:
         """Return a prompt as the engine takes it. Raises UserError if it takes texts, and no text gives these ids."""
@@ -266,30 +263,7 @@ class Served(Answerer):
         for exact in (text, text.removeprefix(tokenizer.bos_token or "")):  # most servers add BOS to a text
             if list(tokenizer(exact).input_ids) == prompt:
                 return str(exact)
-        raise UserError(f"{self._where}: takes a prompt's text alone, and no text gives exactly this prompt's tokens")
-
-
-def connect(
-    *,
-    url: str | None,
-    model: str | None = None,
-    engine: EngineName = "auto",
-    speculation: str | None = None,
-    dtype: Literal["float32", "float16", "bfloat16"] | None = None,
-    timeout: float = 600.0,
-) -> Server:
-    """Connect to the server that a run's settings name.
-
-    Args:
-        speculation: how it speculates; `none`: it does not, and is the baseline of the others of its engine. None: as
-            the server says.
-        dtype: the type that it computes in, for the audit; None: the local model's.
-
-    Raises UserError if there is none.
-    """
-    if url is None:
-        raise UserError("method.url: has to be given: a server's address, as http://127.0.0.1:8000")
-    return Server(url, model, engine, timeout)
+        raise UserError(f"{self.server.where}: takes texts alone, and no text gives exactly this prompt's tokens")
 
 
 def build_answerer(
@@ -308,7 +282,7 @@ def build_answerer(
     """
     settings, options = dict(method), {key: value for key, value in method.items() if key not in ("name", "drafter")}
     if method["drafter"] == SERVER:
-        return build_served(loaded, settings, connect(**options))
+        return build_served(loaded, settings, Server(**options))
     if method["drafter"] is None:
         return TransformersGenerate(loaded, Drafter(loaded.target.device), settings, execution)
     files = {key: value for key, value in options.items() if key.endswith("path") and isinstance(value, str)}
@@ -348,16 +322,15 @@ def build_served(loaded: LoadedModel, settings: dict[str, Any], server: Server) 
 
     Raises UserError if it does not, if its context is shorter than the model's, or if it speculates and should not.
     """
-    described, where = server.describe(), f"server {server.url}"
-    if (context := described["context"]) is not None and context < loaded.target.context:
+    said, asked = server.describe(), server.speculation
+    if (context := said["context"]) is not None and context < loaded.target.context:
         most = f"has a context of {context} tokens, and the model {loaded.target.context}"
-        raise UserError(f"{where}: {most}; start it with a longer one, or say model.context={context}")
+        raise UserError(f"{server.where}: {most}; start it with a longer one, or say model.context={context}")
     if server.engine.takes_ids:
-        described["speculation"] = server.ask([0], 1)[0].speculation or described["speculation"]
-    asked, spoken = settings.pop("speculation", None), described["speculation"]
-    if asked and spoken and (asked == NO_SPECULATION) != (spoken == NO_SPECULATION):
-        raise UserError(f"method.speculation={asked}: {where} says {spoken}")
-    settings |= {key: value for key, value in described.items() if key != "context"} | {"speculation": asked or spoken}
+        said["speculation"] = server.ask([0], 1)[0].speculation or said["speculation"]
+    if asked and said["speculation"] and (asked == NO_SPECULATION) != (said["speculation"] == NO_SPECULATION):
+        raise UserError(f"method.speculation={asked}: {server.where} says {said['speculation']}")
+    settings |= {key: value for key, value in said.items() if key != "context"}
+    settings |= {"speculation": asked or said["speculation"]}
     del settings["timeout"]  # decides no answer
-    nothing = Drafter(loaded.target.device)
-    return Served(loaded, nothing, settings, SERVED, server=server, described=described)
+    return Served(loaded, Drafter(loaded.target.device), settings, SERVED, server=server, said=said)

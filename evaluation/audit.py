@@ -13,7 +13,7 @@ import argparse
 import json
 import math
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -182,15 +182,15 @@ def audit_answers(path: Path, settings: ModelSettings, questions: dict[Any, Ques
     return all(one.places and not one.wrong for one in judged)
 
 
-def audit_served(folders: Iterable[Path], permitted: dict[str, bool]) -> Iterator[str]:
-    """Judge the answers of the finished runs of servers that were not judged yet, and note it in their summaries.
+def audit_served(folder: Path, permitted: dict[str, bool]) -> Iterator[str]:
+    """Judge the answers of an experiment's finished runs of servers once, and note it in their summaries.
 
     Args:
         permitted: as `measure_gaps` has it.
 
     Yields a line a run: how many tokens are the model's own, near ties, or wrong; and one an answer that differs.
     """
-    for run in runs_at(folder for folder in folders if (folder / "summary.json").exists()):
+    for run in runs_at(path.parent for path in folder.glob("runs/*/summary.json")):
         if not run.identity.is_served or "audit" in run.summary:
             continue
         settings = run.metadata["config"]["model"] | permitted | {"linear": "torch"}  # as in `main`

@@ -10,7 +10,6 @@ import argparse
 import shlex
 import sys
 from collections.abc import Sequence
-from pathlib import Path
 
 from hydra.core.hydra_config import HydraConfig
 from hydra.core.plugins import Plugins
@@ -31,7 +30,7 @@ from .running.scheduling import Job, run_jobs
 
 def run_command(composed: Composed, words: Sequence[str]) -> list[str]:
     """Run the jobs of a command line, here or by a launcher, and report their experiments; return each user's error."""
-    jobs, config, failures, finished = composed.jobs, composed.config, list[str](), list[Path]()
+    jobs, config, failures = composed.jobs, composed.config, list[str]()
     if composed.is_sweep:
         if config.run_dir is None:
             write_down(jobs, f"bash eval.sh {shlex.join(words)}")
@@ -43,7 +42,7 @@ def run_command(composed: Composed, words: Sequence[str]) -> list[str]:
                 checked.append(Job(checked_config(job.config), job.overrides))
         for line in failures if checked else ():  # now, and not after hours
             print(f"left out: {line}", file=sys.stderr)
-        finished = run_jobs(checked, failures)
+        run_jobs(checked, failures)
     else:
         context = HydraContext(composed.loader, Callback())  # its methods are all that is used
         for saved in (False, True):  # those that start from what a hot run left come when all others are done
@@ -51,16 +50,14 @@ def run_command(composed: Composed, words: Sequence[str]) -> list[str]:
                 launcher = Plugins.instance().instantiate_launcher(context, launched_job, config)
                 for done in launcher.launch(batch, initial_job_idx=0):  # return_value raises what the job raised
                     failures += [line for line in done.return_value if line not in failures]
-    experiments, audit = dict.fromkeys(job.folder for job in composed.jobs), list[str]()
+    audit = list[str]()
     permitted = {key: bool(config.model[key]) for key in ("trust_remote_code", "allow_pickle")}
-    with noted(failures):
-        runs = {path for folder in experiments for path in folder.glob("runs/*")}
-        audit += audit_served(sorted(runs.union(finished)), permitted)
-    for folder in experiments:
+    for folder in dict.fromkeys(job.folder for job in composed.jobs):
         if config.run_dir is None and any(folder.glob("runs/*/answers.jsonl")):
+            with noted(failures):
+                audit += audit_served(folder, permitted)
             report(folder)
-    if audit:
-        print("\n".join(audit))
+    print(*audit, sep="\n", end="\n" * bool(audit))
     return failures
 
 

@@ -20,10 +20,10 @@ from model.methods import check_method, method_class
 from model.recycling import build_template
 from model.settings import check_settings
 
-from ..answerers import connect
 from ..errors import config_errors
 from ..loading.bench import load_bench
 from ..loading.companions import fetch_companions
+from ..loading.server import Server
 from ..loading.settings import ModelSettings
 from ..records.identity import SERVER
 from .fingerprint import changed_sampling
@@ -75,7 +75,7 @@ def checked_config(cfg: DictConfig) -> dict[str, Any]:
     fetch_companions(config["method"], config["model"]["name"])
     options = {key: value for key, value in config["method"].items() if key not in ("name", "drafter")}
     if config["method"]["drafter"] == SERVER:
-        check_settings(options, connect, "method.")
+        check_settings(options, Server, "method.")
         if sampling := changed_sampling(config):
             raise UserError(f"sampling.{min(sampling)}: a server is asked for greedy answers; leave it out")
         return config

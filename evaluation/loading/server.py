@@ -1,4 +1,4 @@
-"""A connection to a server of an engine. Whatever goes wrong there is an error of one line, and the run resumes."""
+"""A connection to a server of any engine. Whatever goes wrong there is an error of one line, and the run resumes."""
 
 from __future__ import annotations
 
@@ -15,57 +15,65 @@ from model.errors import UserError, one_line
 
 from .engines import ENGINES, OTHER, OWNERS, Heard, counted
 
-EngineName = Literal["auto", "vllm", "sglang", "llamacpp", "tensorrt", "other"]
-
 
 class Server:
-    """A server, its engine, and the model that it is asked for.
+    """A server, its engine, and the model that it is asked for. The arguments are the settings of method=server.
 
     Args:
         url: as http://127.0.0.1:8000, with or without OpenAI's /v1.
         model: its name there; None: the only one that the server has.
         engine: auto: as the server's list of models says.
+        speculation: how it speculates, for its name; none: not at all, its engine's baseline; None: as it says.
+        dtype: the type that it computes in, for the audit; None: the local model's.
         timeout: the most seconds without a byte of an answer.
 
     Raises:
         UserError: it is not in reach, or does not have the model.
     """
 
-    def __init__(self, url: str, model: str | None, engine: EngineName, timeout: float) -> None:
-        self.url, self.timeout = url.rstrip("/").removesuffix("/v1"), timeout
+    def __init__(
+        self,
+        url: str | None,
+        model: str | None = None,
+        engine: Literal["auto", "vllm", "sglang", "llamacpp", "tensorrt", "other"] = "auto",
+        speculation: str | None = None,
+        dtype: Literal["float32", "float16", "bfloat16"] | None = None,
+        timeout: float = 600.0,
+    ) -> None:
+        if url is None:
+            raise UserError("method.url: has to be given: a server's address, as http://127.0.0.1:8000")
+        self.where, self.speculation, self.dtype, self.timeout = f"server {url}", speculation, dtype, timeout
         fresh = httpx.Limits(max_keepalive_connections=0)  # servers close idle connections when they like
-        self.client = httpx.Client(base_url=self.url, timeout=timeout, limits=fresh)
-        owner = str(self.card(model).get("owned_by"))
+        self.client = httpx.Client(base_url=url.rstrip("/").removesuffix("/v1"), timeout=timeout, limits=fresh)
+        card = self._card(model)
+        owner = str(card.get("owned_by"))
         found = OWNERS.get(owner, owner) if engine == "auto" else engine
-        self.name = found if found in ENGINES else OTHER
-        self.engine, self.model = ENGINES[self.name], str(self.card(model)["id"])
+        self.name, self.model = found if found in ENGINES else OTHER, str(card["id"])
+        self.engine = ENGINES[self.name]
 
-    def card(self, model: str | None) -> dict[str, Any]:
+    def _card(self, model: str | None) -> dict[str, Any]:
         """Return what the server says of this model, or of its only one. Raises UserError if it does not have it."""
         listed = self.get("/v1/models")
         if not isinstance(listed, dict) or not isinstance(listed.get("data"), list):
-            raise UserError(f"server {self.url}: has no list of models at /v1/models; is it an engine's?")
+            raise UserError(f"{self.where}: has no list of models at /v1/models; is it an engine's?")
         cards = {str(card["id"]): card for card in listed["data"]}
-        if model is None and len(cards) == 1:
-            return next(iter(cards.values()))
-        if model not in cards:
-            names = ", ".join(cards) or "none"
-            raise UserError(f"server {self.url}: method.model={model or 'null'}: name one of its models ({names})")
-        return cards[model]  # type: ignore[no-any-return]
+        name = next(iter(cards)) if model is None and len(cards) == 1 else model
+        if name is None or name not in cards:
+            raise UserError(f"{self.where}: method.model={name}: name one of its models ({', '.join(cards) or 'none'})")
+        return dict(cards[name])
 
     def describe(self) -> dict[str, Any]:
         """Return engine, model, version, speculation and context as the server says them; None where it does not."""
-        return {"engine": self.name, "model": self.model} | self.engine.describe(self.card(self.model), self.get)
+        return {"engine": self.name, "model": self.model} | self.engine.describe(self._card(self.model), self.get)
 
     def get(self, path: str) -> Any:
         """Return the JSON or text at a path; None if the server has no such path."""
         with self._faults():
             response = self.client.get(path)
-        if response.is_server_error and response.status_code != 501:  # llama.cpp's, without --metrics
-            raise UserError(f"server {self.url}: {path} answers {_said(response)}")
-        if response.is_error:
-            return None
-        return response.json() if "json" in response.headers.get("content-type", "") else response.text
+            if response.is_server_error and response.status_code != 501:  # llama.cpp's, without --metrics
+                raise UserError(f"{self.where}: {path} answers {_said(response)}")
+            is_json = "json" in response.headers.get("content-type", "")
+            return None if response.is_error else response.json() if is_json else response.text
 
     def counters(self) -> dict[str, float]:
         """Return the counters of the whole server; empty if it has none."""
@@ -79,26 +87,27 @@ class Server:
         """
         heard, times, now, start = Heard(), list[float](), 0.0, time.perf_counter()
         for event in self._events(self.engine.body(self.model, prompt, limit)):
-            now = time.perf_counter()
+            now, before = time.perf_counter(), (len(heard.ids), len(heard.text))
             if error := event.get("error"):
-                raise UserError(f"server {self.url}: {one_line(ValueError(str(error)))[:300]}")
+                raise UserError(f"{self.where}: {one_line(ValueError(str(error)))[:300]}")
             try:
-                if self.engine.read(event, heard):
-                    times.append(now - start)
-                    heard.first_tokens = heard.first_tokens or len(heard.ids) or 1
+                self.engine.read(event, heard)
             except (KeyError, TypeError, AttributeError) as wrong:
                 what = f"an event that {self.name} does not send ({one_line(wrong)})"
-                raise UserError(f"server {self.url}: {what}; is method.engine right?") from None
+                raise UserError(f"{self.where}: {what}; is method.engine right?") from None
+            if before != (len(heard.ids), len(heard.text)):
+                times.append(now - start)
+                heard.first_tokens = heard.first_tokens or len(heard.ids) or 1
         if heard.finish not in ("stop", "length"):
             why = f"the engine says {heard.finish}" if heard.finish else "the stream broke off"
-            raise UserError(f"server {self.url}: an answer has no end: {why}")
+            raise UserError(f"{self.where}: an answer has no end: {why}")
         return heard, times or [now - start]  # a text of no character: the end alone
 
     def _events(self, body: dict[str, Any]) -> Iterator[dict[str, Any]]:
         with self._faults(), connect_sse(self.client, "POST", self.engine.path, json=body) as source:
             if source.response.is_error:
                 source.response.read()
-                raise UserError(f"server {self.url}: answers {_said(source.response)}")
+                raise UserError(f"{self.where}: answers {_said(source.response)}")
             for event in source.iter_sse():
                 if event.data == "[DONE]":
                     return
@@ -110,11 +119,11 @@ class Server:
         try:
             yield
         except httpx.TimeoutException:
-            raise UserError(f"server {self.url}: silent for {self.timeout:g} s (method.timeout)") from None
+            raise UserError(f"{self.where}: silent for {self.timeout:g} s (method.timeout)") from None
         except httpx.ConnectError as error:
-            raise UserError(f"server {self.url}: not in reach ({one_line(error)}); is method.url right?") from None
+            raise UserError(f"{self.where}: not in reach ({one_line(error)}); is method.url right?") from None
         except (httpx.HTTPError, httpx.InvalidURL, SSEError, ValueError) as error:
-            raise UserError(f"server {self.url}: the connection broke ({one_line(error)[:200]})") from None
+            raise UserError(f"{self.where}: the connection broke ({one_line(error)[:200]})") from None
 
 
 def _said(response: httpx.Response) -> str:

@@ -35,6 +35,7 @@ CHOICE = (
     *("index", "turns", "decoding_steps", "new_tokens", "wall_time", "accept_lengths", "prompt_tokens", "prompt_time"),
     *("prefill_time", "decode_time", "setup_time", "forwards", "stop", "output_ids", "repeated_3grams", "step_nodes"),
     *("step_paths", "step_sources", "step_us", "step_batch", "phase_time"),
+    *("first_tokens", "first_token_time", "engine_means", "ids_remade"),
 )
 SENTENCES = ("execution_why", "not_available")  # fields of words, in which a path may occur; of them what is before it
 _PLAIN_WORD = re.compile(r"-m|[\w.]+=[\w.,+()\[\]-]*")  # a setting and its plain values

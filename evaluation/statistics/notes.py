@@ -10,7 +10,7 @@ import pandas as pd
 from model.engine.sizing import steps_in_words
 
 from ..records.rows import difference
-from ..records.runs import GENERATE, Run
+from ..records.runs import GENERATE, SERVED, Run
 from .intervals import spans_one
 from .metrics import OVERALL, grouped
 from .pools import BASELINES, COMPARED, Pool
@@ -100,7 +100,9 @@ def generation_left_out(run: Run) -> str:
 
 def executions(table: pd.DataFrame) -> list[str]:
     """Return this engine's executions, by the rows of the main table; each once."""
-    return [name for name in table.get("execution", pd.Series()).dropna().unique() if name not in ("", GENERATE)]
+    return [
+        name for name in table.get("execution", pd.Series()).dropna().unique() if name not in ("", GENERATE, SERVED)
+    ]
 
 
 def execution_words(table: pd.DataFrame) -> list[str]:
@@ -122,7 +124,7 @@ def not_compared(pooled: Sequence[Pool]) -> list[str]:
     """Say what has no speedup because vanilla ran in another execution only; one line for each pair of executions."""
     names: dict[tuple[str, str], list[str]] = {}
     for pool in pooled:
-        if pool.label in BASELINES or pool.baselines["vanilla"]:
+        if pool.label in BASELINES or pool.baselines["vanilla"] or pool.identity.is_served:
             continue
         if other := pool.closest("vanilla", set(COMPARED) - {"execution"}):
             names.setdefault((pool.first.execution, other.first.execution), []).append(pool.name)
@@ -130,6 +132,18 @@ def not_compared(pooled: Sequence[Pool]) -> list[str]:
         f"no speedup over vanilla for {'; '.join(of)}: execution {execution} here, {base} for vanilla"
         for (execution, base), of in names.items()
     ]
+
+
+def served(pooled: Sequence[Pool]) -> list[str]:
+    """Say of each server what answered, with how many requests at a time, and where its token ids were made here."""
+    lines = []
+    for pool in (pool for pool in pooled if pool.identity.is_served):
+        said, batch = pool.identity.method, pool.identity.facets["batch"]
+        of = f"{said['engine']} {said['version'] or 'of unknown version'}, model {said['model']}"
+        line = f"{pool.name}: {of}, {batch} at a time; threads, device and type are the server's own"
+        remade = any(made for row in pool.rows for choice in row["choices"] for made in choice.get("ids_remade") or ())
+        lines.append(line + "; token ids were made from its text" * remade)
+    return lines
 
 
 def mixed(runs: Sequence[Run]) -> list[str]:
