@@ -53,7 +53,7 @@ class Answerer:
     start: str | None = None  # cold, hot, category, or the file of a saved state; None if no state is kept
     on_engine: ClassVar[bool] = False  # True if answers have step records and phases
     streams: ClassVar[bool] = False  # True if answers have a prefill time, and the times at which tokens came
-    in_process: ClassVar[bool] = True  # False if it computes elsewhere
+    is_server: ClassVar[bool] = False  # True if another process computes
 
     @property
     def label(self) -> str:
@@ -170,18 +170,10 @@ class TransformersGenerate(Answerer):
 
 @dataclass(slots=True)
 class ServedAnswer(Generation):
-    """An answer of a server, whose steps are known by their number at most."""
+    """An answer of a server, of whose steps the number is known at most."""
 
-    taken: int | None = None  # its steps, that of the first token included; None if the engine does not say
-    first_tokens: int = 0  # that came with the first event
     said: str | None = None  # its text, where token ids had to be made from it
-    own: dict[str, tuple[float, float]] = field(default_factory=dict)  # the engine's own means: sum and count
-
-    def recorded(self) -> dict[str, Any]:
-        """What is recorded of it next to, or in place of, what is recorded of others."""
-        first = {"first_tokens": self.first_tokens, "first_token_time": self.ends_s[0]}
-        more = {"engine_means": self.own, "ids_remade": self.said is not None}
-        return {"decoding_steps": self.taken} | first | more
+    recorded: dict[str, Any] = field(default_factory=dict)  # next to, or in place of, what is recorded of others
 
 
 @dataclass
@@ -191,7 +183,7 @@ class Served(Answerer):
     server: Server = field(kw_only=True)
     said: dict[str, Any] = field(kw_only=True)  # of the server by itself
     streams: ClassVar[bool] = True
-    in_process: ClassVar[bool] = False
+    is_server: ClassVar[bool] = True
 
     @property
     def label(self) -> str:
@@ -219,27 +211,30 @@ class Served(Answerer):
         with ThreadPoolExecutor(len(prompts)) as pool:
             replies = [*pool.map(self.server.ask, asked, limits)]
         elapsed = time.perf_counter() - start
-        if alone:
-            after = self.server.counters()
-            self.server.engine.count({name: after[name] - before.get(name, 0.0) for name in after}, replies[0][0])
-        told: list[Generation] = [*map(self._answer, replies, prompts, limits, [max_new_tokens] * len(prompts))]
-        if not alone:  # so that sums over answers are the whole's
-            share = elapsed / sum(one.prefill_s + one.decode_s for one in told)
-            for one in told:
-                one.prefill_s, one.decode_s = one.prefill_s * share, one.decode_s * share
-        return told
+        after = self.server.counters() if alone else {}
+        moved = {name: value - before.get(name, 0.0) for name, value in after.items()}
+        share = 1.0 if alone else elapsed / sum(times[-1] for _, times in replies)  # so that sums are the whole's
+        outs = []
+        for prompt, limit, (heard, times) in zip(prompts, limits, replies, strict=True):
+            self.server.engine.count(moved, heard)
+            tokens = self._checked(heard, prompt, limit)
+            first, later = times[0] * share, (times[-1] - times[0]) * share
+            outs.append(ServedAnswer(tokens, prefill_s=first, decode_s=later, ends_s=times))
+            outs[-1].end(limit, max_new_tokens, self.loaded.eos)
+            outs[-1].said = None if heard.ids else heard.text
+            outs[-1].recorded |= {"decoding_steps": heard.steps, "engine_means": heard.own, "ids_remade": not heard.ids}
+            outs[-1].recorded |= {"first_tokens": heard.first_tokens, "first_token_time": times[0], "forwards": heard.steps}
+        return list[Generation](outs)
 
-    def _answer(
-        self, reply: tuple[Heard, list[float]], prompt: list[int], limit: int, max_new_tokens: int
-    ) -> ServedAnswer:
-        """Check what the server said to a prompt, and return it as token ids, cut at the answer's end."""
-        (heard, times), loaded, where = reply, self.loaded, self.server.where
+    def _checked(self, heard: Heard, prompt: list[int], limit: int) -> list[int]:
+        """Return an answer's token ids, cut at its end. Raises UserError if it is of another prompt, or cut short."""
+        loaded, where = self.loaded, self.server.where
         if heard.prompt_tokens not in (None, len(prompt)):
             raise UserError(f"{where}: read {heard.prompt_tokens} tokens where the prompt has {len(prompt)}")
-        if self.said["speculation"] == NO_SPECULATION and heard.accepted is None:
-            heard.accepted = 0
         if heard.speculation not in (None, self.said["speculation"]):
             raise UserError(f"{where}: is another one now: speculation is {heard.speculation}")
+        if self.said["speculation"] == NO_SPECULATION and heard.accepted is None:
+            heard.accepted = 0
         row = {"id": "", "prompt_token_ids": prompt, "token_ids": heard.ids or None, "text": heard.text}
         tokens = tokenised(where, row, loaded).ids
         ended = bool(loaded.eos.intersection(tokens[-1:]))
@@ -248,11 +243,7 @@ class Served(Answerer):
             tokens.append(own if own in loaded.eos else min(loaded.eos))
         if heard.finish == "length" and not ended and (heard.tokens or limit) < limit:
             raise UserError(f"{where}: stopped after {heard.tokens} tokens of {limit}; has it a shorter context?")
-        out = ServedAnswer(tokens[:limit], prefill_s=times[0], decode_s=times[-1] - times[0], ends_s=times)
-        out.taken, out.own, out.said = heard.steps, heard.own, None if heard.ids else heard.text
-        out.first_tokens, out.forwards = heard.first_tokens, heard.steps or 0
-        out.end(limit, max_new_tokens, loaded.eos)
-        return out
+        return tokens[:limit]
 
     def _as_taken(self, prompt: list[int]) -> list[int] | str:
         """Return a prompt as the engine takes it. Raises UserError if it takes texts, and no text gives these ids."""

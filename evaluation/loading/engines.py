@@ -10,11 +10,9 @@ import re
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from typing import Any
 
 from ..records.identity import NO_SPECULATION
-
-Get = Callable[[str], Any]  # returns what a path of the server holds, None if it has none
 
 
 @dataclass
@@ -41,19 +39,21 @@ class Heard:
         return None if self.accepted is None else 1 + max(self.tokens - 1 - self.accepted, self.drafts)
 
 
+@dataclass(frozen=True)
 class Engine:
-    """Any engine with OpenAI's /v1/completions: it may take a prompt's text alone, and counts no drafts."""
+    """An engine with OpenAI's /v1/completions. By default it takes texts alone, and counts no drafts."""
 
-    path: ClassVar[str] = "/v1/completions"
-    takes_ids: ClassVar[bool] = False
-    counters: ClassVar[str] = ""  # where those of the whole server are, in Prometheus' text format
-    drafting: ClassVar[str] = ""  # how the names of those of drafts begin
-    mean: ClassVar[str] = ""  # its name for 1 + accepted draft tokens over steps with a draft
+    path: str = "/v1/completions"
+    takes_ids: bool = False
+    also: dict[str, bool] = field(default_factory=dict)  # asked for next to what OpenAI's interface has
+    counters: str = ""  # where those of the whole server are, in Prometheus' text format
+    drafting: str = ""  # how the names of those of drafts begin
+    mean: str = ""  # its name for 1 + accepted draft tokens over steps with a draft
 
     def body(self, model: str, prompt: list[int] | str, limit: int) -> dict[str, Any]:
         """Return the request for a greedy streamed answer."""
-        usage = {"stream_options": {"include_usage": True}}
-        return {"model": model, "prompt": prompt, "max_tokens": limit, "temperature": 0.0, "stream": True} | usage
+        asked = {"model": model, "prompt": prompt, "max_tokens": limit, "temperature": 0.0}
+        return asked | {"stream": True, "stream_options": {"include_usage": True}} | self.also
 
     def read(self, event: dict[str, Any], heard: Heard) -> None:
         """Add an event of the stream."""
@@ -61,8 +61,12 @@ class Engine:
             heard.ids += choice.get("token_ids") or ()
             heard.text += choice.get("text") or ""
             heard.finish = choice.get("finish_reason") or heard.finish
+            if mean := choice.get("avg_decoded_tokens_per_iter"):  # TensorRT-LLM's
+                heard.own["avg_decoded_tokens_per_iter"] = (len(heard.ids), len(heard.ids) / mean)
         if usage := event.get("usage"):
             heard.tokens, heard.prompt_tokens = usage["completion_tokens"], usage["prompt_tokens"]
+        if said := (event.get("metrics") or {}).get("speculative_decoding"):  # vLLM's, if started to say so
+            heard.accepted, heard.drafts = said["num_accepted_draft_tokens"], said["num_spec_steps"]
 
     def count(self, moved: dict[str, float], heard: Heard) -> None:
         """Add by how much the server's counters rose meanwhile; none where it has none, or gave other answers too."""
@@ -72,32 +76,21 @@ class Engine:
         if heard.drafts:
             heard.own[self.mean] = (heard.drafts + (heard.accepted or 0), heard.drafts)
 
-    def describe(self, card: dict[str, Any], get: Get) -> dict[str, Any]:
-        """Return version, speculation and context as far as the server says them, `card` in its list of models."""
+    def describe(self, card: dict[str, Any], get: Callable[[str], Any]) -> dict[str, Any]:
+        """Return version, speculation and context as far as the server says them.
+
+        Args:
+            card: of the model in the server's list.
+            get: returns what a path of the server holds, None if it has none.
+        """
         counters, version = get(self.counters) if self.counters else None, get("/version")
         speculation = "speculative" if counters and self.drafting in counters else NO_SPECULATION  # else not counted
         said = {"version": version.get("version") if isinstance(version, dict) else None}
         return said | {"speculation": speculation if counters else None, "context": card.get("max_model_len")}
 
 
-class Vllm(Engine):
-    """vLLM, which counts drafts by answer if started with --per-request-spec-decode-metrics."""
-
-    takes_ids, counters, drafting, mean = True, "/metrics", "vllm:spec_decode_", "mean_acceptance_length"
-
-    def body(self, model: str, prompt: list[int] | str, limit: int) -> dict[str, Any]:
-        return super().body(model, prompt, limit) | {"return_token_ids": True}
-
-    def read(self, event: dict[str, Any], heard: Heard) -> None:
-        super().read(event, heard)
-        if said := (event.get("metrics") or {}).get("speculative_decoding"):
-            heard.accepted, heard.drafts = said["num_accepted_draft_tokens"], said["num_spec_steps"]
-
-
 class Sglang(Engine):
     """SGLang, by its own /generate: it verifies a draft in every step but the first, and counts these by answer."""
-
-    path, takes_ids = "/generate", True
 
     def body(self, model: str, prompt: list[int] | str, limit: int) -> dict[str, Any]:
         sampling = {"max_new_tokens": limit, "temperature": 0.0}
@@ -114,7 +107,7 @@ class Sglang(Engine):
         if steps and (mean := said.get("spec_accept_length")):
             heard.own["spec_accept_length"] = (mean * steps, steps)
 
-    def describe(self, card: dict[str, Any], get: Get) -> dict[str, Any]:
+    def describe(self, card: dict[str, Any], get: Callable[[str], Any]) -> dict[str, Any]:
         info = get("/server_info") or get("/get_server_info") or {}
         said = {"speculation": info.get("speculative_algorithm") or (NO_SPECULATION if info else None)}
         return said | {"version": info.get("version"), "context": info.get("context_length")}
@@ -122,9 +115,6 @@ class Sglang(Engine):
 
 class LlamaCpp(Engine):
     """llama.cpp's server, by its own /completion. Of speculation an answer's end is believed, and not /props."""
-
-    path, takes_ids, counters, drafting = "/completion", True, "/metrics", "llamacpp:spec_decode_"
-    mean = "mean_len"
 
     def body(self, model: str, prompt: list[int] | str, limit: int) -> dict[str, Any]:
         plain = {"prompt": prompt, "n_predict": limit, "temperature": 0.0, "stream": True}
@@ -140,27 +130,20 @@ class LlamaCpp(Engine):
             types = str(event["generation_settings"].get("speculative.types", NO_SPECULATION)).split(",")
             heard.speculation = ",".join(name for name in types if name != NO_SPECULATION) or NO_SPECULATION
 
-    def describe(self, card: dict[str, Any], get: Get) -> dict[str, Any]:
+    def describe(self, card: dict[str, Any], get: Callable[[str], Any]) -> dict[str, Any]:
         props, context = get("/props") or {}, (card.get("meta") or {}).get("n_ctx")
         return {"version": props.get("build_info"), "speculation": None, "context": context}
 
 
-class TensorRt(Engine):
-    """TensorRT-LLM's trtllm-serve. It gives ids in place of text, and counts accepted tokens of the whole server."""
-
-    takes_ids, counters, drafting = True, "/prometheus/metrics", "trtllm_spec_decode_"
-
-    def body(self, model: str, prompt: list[int] | str, limit: int) -> dict[str, Any]:
-        return super().body(model, prompt, limit) | {"detokenize": False}
-
-    def read(self, event: dict[str, Any], heard: Heard) -> None:
-        super().read(event, heard)
-        for mean in (choice.get("avg_decoded_tokens_per_iter") for choice in event.get("choices") or ()):
-            heard.own |= {"avg_decoded_tokens_per_iter": (n := len(heard.ids), n / mean)} if mean else {}
-
-
 OTHER = "other"
-ENGINES = {"vllm": Vllm(), "sglang": Sglang(), "llamacpp": LlamaCpp(), "tensorrt": TensorRt(), OTHER: Engine()}
+OPENAI, IDS = "/v1/completions", True
+ENGINES = {
+    "vllm": Engine(OPENAI, IDS, {"return_token_ids": True}, "/metrics", "vllm:spec_decode_", "mean_acceptance_length"),
+    "sglang": Sglang("/generate", IDS),
+    "llamacpp": LlamaCpp("/completion", IDS, {}, "/metrics", "llamacpp:spec_decode_", "mean_len"),
+    "tensorrt": Engine(OPENAI, IDS, {"detokenize": False}, "/prometheus/metrics", "trtllm_spec_decode_"),
+    OTHER: Engine(),
+}
 OWNERS = {"tensorrt_llm": "tensorrt"}  # of models in /v1/models, where it is not the engine's name here
 
 

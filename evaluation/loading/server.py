@@ -44,6 +44,7 @@ class Server:
             raise UserError("method.url: has to be given: a server's address, as http://127.0.0.1:8000")
         self.where, self.speculation, self.dtype, self.timeout = f"server {url}", speculation, dtype, timeout
         fresh = httpx.Limits(max_keepalive_connections=0)  # servers close idle connections when they like
+        self.name: str = engine
         self.client = httpx.Client(base_url=url.rstrip("/").removesuffix("/v1"), timeout=timeout, limits=fresh)
         card = self._card(model)
         owner = str(card.get("owned_by"))
@@ -70,10 +71,10 @@ class Server:
         """Return the JSON or text at a path; None if the server has no such path."""
         with self._faults():
             response = self.client.get(path)
-            if response.is_server_error and response.status_code != 501:  # llama.cpp's, without --metrics
-                raise UserError(f"{self.where}: {path} answers {_said(response)}")
-            is_json = "json" in response.headers.get("content-type", "")
-            return None if response.is_error else response.json() if is_json else response.text
+            if response.is_client_error or response.status_code == 501:  # llama.cpp's, without --metrics
+                return None
+            self._refuse(response)
+            return response.json() if "json" in response.headers.get("content-type", "") else response.text
 
     def counters(self) -> dict[str, float]:
         """Return the counters of the whole server; empty if it has none."""
@@ -83,49 +84,43 @@ class Server:
         """Return what the server says to a prompt, and the seconds until each event that brought tokens.
 
         Raises:
-            UserError: an error of the server's, a stream that hangs or breaks off.
+            UserError: an error of the server's, a stream that hangs or breaks off, or is not the engine's.
         """
-        heard, times, now, start = Heard(), list[float](), 0.0, time.perf_counter()
-        for event in self._events(self.engine.body(self.model, prompt, limit)):
-            now, before = time.perf_counter(), (len(heard.ids), len(heard.text))
-            if error := event.get("error"):
-                raise UserError(f"{self.where}: {one_line(ValueError(str(error)))[:300]}")
-            try:
-                self.engine.read(event, heard)
-            except (KeyError, TypeError, AttributeError) as wrong:
-                what = f"an event that {self.name} does not send ({one_line(wrong)})"
-                raise UserError(f"{self.where}: {what}; is method.engine right?") from None
-            if before != (len(heard.ids), len(heard.text)):
-                times.append(now - start)
-                heard.first_tokens = heard.first_tokens or len(heard.ids) or 1
+        heard, times, body, start = Heard(), [], self.engine.body(self.model, prompt, limit), time.perf_counter()
+        with self._faults(), connect_sse(self.client, "POST", self.engine.path, json=body) as source:
+            self._refuse(source.response)
+            for event in source.iter_sse():
+                if event.data == "[DONE]":
+                    break
+                now, before, said = time.perf_counter(), (len(heard.ids), len(heard.text)), json.loads(event.data)
+                if error := said.get("error"):
+                    raise UserError(f"{self.where}: {one_line(ValueError(str(error)))[:300]}")
+                self.engine.read(said, heard)
+                if before != (len(heard.ids), len(heard.text)):
+                    times.append(now - start)
+                    heard.first_tokens = heard.first_tokens or len(heard.ids) or 1
         if heard.finish not in ("stop", "length"):
             why = f"the engine says {heard.finish}" if heard.finish else "the stream broke off"
             raise UserError(f"{self.where}: an answer has no end: {why}")
         return heard, times or [now - start]  # a text of no character: the end alone
 
-    def _events(self, body: dict[str, Any]) -> Iterator[dict[str, Any]]:
-        with self._faults(), connect_sse(self.client, "POST", self.engine.path, json=body) as source:
-            if source.response.is_error:
-                source.response.read()
-                raise UserError(f"{self.where}: answers {_said(source.response)}")
-            for event in source.iter_sse():
-                if event.data == "[DONE]":
-                    return
-                yield json.loads(event.data)
+    def _refuse(self, response: httpx.Response) -> None:
+        """Raise UserError for a status of an error, with what the server says to it."""
+        if response.is_error:
+            said = one_line(ValueError(response.read().decode(errors="replace")))[:300]
+            raise UserError(f"{self.where}: answers {response.status_code} to {response.url.path}: {said}")
 
     @contextmanager
     def _faults(self) -> Iterator[None]:
-        """Raise what the connection has to say as a UserError."""
+        """Raise what goes wrong on the way as a UserError."""
         try:
             yield
         except httpx.TimeoutException:
             raise UserError(f"{self.where}: silent for {self.timeout:g} s (method.timeout)") from None
         except httpx.ConnectError as error:
             raise UserError(f"{self.where}: not in reach ({one_line(error)}); is method.url right?") from None
-        except (httpx.HTTPError, httpx.InvalidURL, SSEError, ValueError) as error:
+        except (httpx.HTTPError, httpx.InvalidURL) as error:
             raise UserError(f"{self.where}: the connection broke ({one_line(error)[:200]})") from None
-
-
-def _said(response: httpx.Response) -> str:
-    """Return an error's status and the beginning of its text."""
-    return f"{response.status_code}: {one_line(ValueError(response.text))[:300]}"
+        except (SSEError, ValueError, KeyError, TypeError, AttributeError) as error:
+            sent = f"sends what {self.name} does not ({type(error).__name__}: {one_line(error)[:200]})"
+            raise UserError(f"{self.where}: {sent}; is method.engine right?") from None

@@ -38,7 +38,7 @@ def answer(questions: Sequence[Question], answerers: Sequence[tuple[Answerer, di
         choices.append([Conversation(q, *configured, index) for q in questions for configured in answerers])
         while unfinished := [one for one in choices[-1] if len(one.answers) < len(one.question.turns)]:
             answer_turn(unfinished)
-    peak = peak_bytes(devices) if config["timed"] and first.in_process else None
+    peak = peak_bytes(devices) if config["timed"] and not first.is_server else None
     return [build_row(conversations, peak) for conversations in zip(*choices, strict=True)]
 
 
@@ -127,7 +127,7 @@ class Conversation:
                 **({"step_batch": [step.batch for step in steps]} if self.batched else {}),  # sequences in its forward
                 "phase_time": dict(self.clock.seconds) if self.clock else {},  # seconds by phase of its steps
             }
-            | (served.recorded() if served else {})
+            | (served.recorded if served else {})
         )
 
     def record(self, index: int) -> Row:

@@ -113,7 +113,7 @@ class Runner:
         draft_tree = answerer.drafter.draft_tree
         more = {
             "label": answerer.label.replace("state)", f"{SAVED})") if self.saved else answerer.label,
-            "execution_used": answerer.execution if answerer.on_engine or not answerer.in_process else GENERATE,
+            "execution_used": answerer.execution if answerer.on_engine or answerer.is_server else GENERATE,
             **({"execution_why": self.execution.why} if self.execution.why and answerer.on_engine else {}),
             **({"cudnn_attention": False} if loaded.target.device.type == "cuda" else {}),
             "questions": len(self.bench.questions),

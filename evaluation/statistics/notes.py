@@ -18,6 +18,7 @@ from .tables import blocks
 
 BUSY = 0.5  # cores taken by others from which timings are doubtful
 PLAIN = 1.005  # a MAT up to this is plain decoding's, which reads 1.00
+OTHERS = ("", GENERATE, SERVED)  # executions that are not this engine's
 UNSURE = "~"  # the mark of a speedup whose interval spans 1
 ONE_REPEAT = (
     "speeds are from one repeat: their intervals leave out how the machine drifts between runs (repeats=3 includes it)"
@@ -100,9 +101,7 @@ def generation_left_out(run: Run) -> str:
 
 def executions(table: pd.DataFrame) -> list[str]:
     """Return this engine's executions, by the rows of the main table; each once."""
-    return [
-        name for name in table.get("execution", pd.Series()).dropna().unique() if name not in ("", GENERATE, SERVED)
-    ]
+    return [name for name in table.get("execution", pd.Series()).dropna().unique() if name not in OTHERS]
 
 
 def execution_words(table: pd.DataFrame) -> list[str]:
@@ -135,14 +134,13 @@ def not_compared(pooled: Sequence[Pool]) -> list[str]:
 
 
 def served(pooled: Sequence[Pool]) -> list[str]:
-    """Say of each server what answered, with how many requests at a time, and where its token ids were made here."""
+    """Say of each server what answered, and where its token ids were made here."""
     lines = []
-    for pool in (pool for pool in pooled if pool.identity.is_served):
-        said, batch = pool.identity.method, pool.identity.facets["batch"]
+    for pool, said in ((pool, pool.identity.method) for pool in pooled if pool.identity.is_served):
         of = f"{said['engine']} {said['version'] or 'of unknown version'}, model {said['model']}"
-        line = f"{pool.name}: {of}, {batch} at a time; threads, device and type are the server's own"
-        remade = any(made for row in pool.rows for choice in row["choices"] for made in choice.get("ids_remade") or ())
-        lines.append(line + "; token ids were made from its text" * remade)
+        remade = any(any(choice["ids_remade"]) for row in pool.rows for choice in row["choices"])
+        made = "; token ids were made from its text" if remade else ""
+        lines.append(f"{pool.name}: {of}; threads, device and type are the server's own{made}")
     return lines
 
 

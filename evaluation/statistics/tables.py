@@ -15,7 +15,6 @@ import numpy as np
 import pandas as pd
 import yaml
 
-from ..records.identity import SERVER
 from ..records.rows import Row
 from ..records.runs import row_key
 from .acceptance import by_depth
@@ -89,8 +88,7 @@ def main_table(pooled: Sequence[Pool]) -> pd.DataFrame:
             row["state_bytes"] = pool.first.summary.get("state_bytes", math.nan)
             facets = {f"method_{key}" if key in row else key: value for key, value in pool.identity.facets.items()}
             row |= facets | {"execution": pool.first.execution}
-            compared = {name: base for name, base in pool.baselines.items() if name != SERVER}
-            row |= {f"execution_{name}": base and base.first.execution for name, base in compared.items()}
+            row |= {f"execution_{name}": base and base.first.execution for name, base in pool.baselines.items()}
             row |= _audited(pool) if category == OVERALL else {}
             rows.append(row | pool.group | {"complete": all(run.complete for run in pool.runs)})
     return pd.DataFrame(rows)
