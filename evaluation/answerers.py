@@ -195,18 +195,21 @@ class Served(Answerer):
         self, prompt: list[int], max_new_tokens: int, sampling: Sampling = GREEDY, mark: Mark = unmarked
     ) -> Generation:
         """Answer a prompt; no phase is marked. Raises UserError for a fault of the server's, and if it has changed."""
-        return self.answer_batch([prompt], max_new_tokens, [sampling])[0]
+        return self._answer([prompt], max_new_tokens, alone=True)[0]
 
     def answer_batch(
         self, prompts: Sequence[list[int]], max_new_tokens: int, samplings: Sequence[Sampling]
     ) -> list[Generation]:
         """Answer prompts by as many requests at the same time."""
+        return self._answer(prompts, max_new_tokens)
+
+    def _answer(self, prompts: Sequence[list[int]], max_new_tokens: int, alone: bool = False) -> list[Generation]:
+        """Answer prompts; `alone`: the counters of the whole server are of this one."""
         now = {key: value or self.said[key] for key, value in self.server.describe().items()}
         if changed := difference(self.said, now, words=("before", "now")):
             raise UserError(f"{self.server.where}: is another one now: {changed}")
         asked = [self._as_taken(prompt) for prompt in prompts]
         limits = [self.loaded.target.token_budget(prompt, max_new_tokens) for prompt in prompts]
-        alone = len(prompts) == 1  # then the server's counters are of this answer
         before, start = self.server.counters() if alone else {}, time.perf_counter()
         with ThreadPoolExecutor(len(prompts)) as pool:
             replies = [*pool.map(self.server.ask, asked, limits)]
@@ -223,7 +226,8 @@ class Served(Answerer):
             outs[-1].end(limit, max_new_tokens, self.loaded.eos)
             outs[-1].said = None if heard.ids else heard.text
             outs[-1].recorded |= {"decoding_steps": heard.steps, "engine_means": heard.own, "ids_remade": not heard.ids}
-            outs[-1].recorded |= {"first_tokens": heard.first_tokens, "first_token_time": times[0], "forwards": heard.steps}
+            outs[-1].recorded |= {"first_tokens": heard.first_tokens, "first_token_time": times[0]}
+            outs[-1].forwards = heard.steps or 0
         return list[Generation](outs)
 
     def _checked(self, heard: Heard, prompt: list[int], limit: int) -> list[int]:

@@ -92,9 +92,11 @@ class Server:
             for event in source.iter_sse():
                 if event.data == "[DONE]":
                     break
-                now, before, said = time.perf_counter(), (len(heard.ids), len(heard.text)), json.loads(event.data)
+                now, before = time.perf_counter(), (len(heard.ids), len(heard.text))
+                said = json.loads(event.data, strict=False)  # some errors have line breaks
                 if error := said.get("error"):
-                    raise UserError(f"{self.where}: {one_line(ValueError(str(error)))[:300]}")
+                    words = error.get("message") if isinstance(error, dict) else error
+                    raise UserError(f"{self.where}: {one_line(ValueError(words))[:300]}")
                 self.engine.read(said, heard)
                 if before != (len(heard.ids), len(heard.text)):
                     times.append(now - start)
@@ -115,6 +117,8 @@ class Server:
         """Raise what goes wrong on the way as a UserError."""
         try:
             yield
+        except UserError:
+            raise
         except httpx.TimeoutException:
             raise UserError(f"{self.where}: silent for {self.timeout:g} s (method.timeout)") from None
         except httpx.ConnectError as error:

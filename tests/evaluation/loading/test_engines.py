@@ -1,0 +1,121 @@
+"""What engines say, and what is made of it: streams recorded from llama.cpp and vLLM, others made from their code."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from evaluation.loading.engines import ENGINES, Heard, counted
+
+STREAMS = Path(__file__).with_name("streams")
+
+
+def heard(engine: str, events: list[dict], moved: dict[str, float] | None = None) -> Heard:
+    out = Heard()
+    for event in events:
+        ENGINES[engine].read(event, out)
+    ENGINES[engine].count(moved or {}, out)
+    return out
+
+
+def recorded(name: str) -> list[dict]:
+    lines = (line.removeprefix("data: ") for line in (STREAMS / f"{name}.sse").read_text().splitlines())
+    return [json.loads(line) for line in lines if line.startswith("{")]
+
+
+def test_llama_cpp_counted_one_draft_of_16_tokens_in_64_forwards():
+    """Recorded from its server with ngram-map-k; its n_decode_total rose by 64 meanwhile."""
+    moved = {"llamacpp:spec_decode_num_drafts_total": 1.0, "llamacpp:spec_decode_num_accepted_tokens_total": 16.0}
+    out = heard("llamacpp", recorded("llamacpp"), moved)
+    assert (out.tokens, len(out.ids), out.steps, out.finish) == (80, 80, 64, "length")
+    assert out.own == {"mean_len": (17, 1)}, "1 + 16 accepted over the one step that had a draft: no MAT"
+    assert out.ids[:3] == [19556, 28, 33662] and out.text.startswith("Hello, hello") and out.prompt_tokens == 37
+    assert out.speculation == "ngram-map-k"
+    without = heard("llamacpp", recorded("llamacpp"))
+    assert without.steps == 64 and not without.own, "without --metrics it does not say in how many steps it drafted"
+
+
+def test_vllm_counts_drafts_by_answer_or_for_the_server():
+    """Recorded from vLLM 0.32 with n-gram speculation: 17 tokens in 14 chunks, of which none was merged."""
+    events = recorded("vllm")
+    out = heard("vllm", events, {"vllm:spec_decode_num_drafts_total": 99.0})
+    assert (out.tokens, len(out.ids), out.ids[-1], out.steps) == (17, 17, 2, 14) and out.finish == "stop"
+    assert out.steps == sum(bool(event["choices"]) for event in events)
+    assert out.own == {"mean_acceptance_length": (8, 5)}, "1.6, as its own response says"
+    for event in events:
+        event.pop("metrics", None)
+    moved = {"vllm:spec_decode_num_drafts_total": 5.0, "vllm:spec_decode_num_accepted_tokens_total": 3.0}
+    assert heard("vllm", events, moved).steps == 14
+    assert heard("vllm", events, {"vllm:prompt_tokens_total": 22.0}).steps == 17, "it has no counters of drafts"
+    assert heard("vllm", events).steps is None, "and nothing is guessed from chunks"
+
+
+def test_tokens_accepted_behind_the_end_take_no_step_away():
+    """EAGLE drafts in each step: of the last one's 3 accepted tokens the answer ended at the first."""
+    metrics = {"num_accepted_draft_tokens": 3 + 3 + 3, "num_spec_steps": 3}
+    usage = {"prompt_tokens": 4, "completion_tokens": 1 + 4 + 4 + 1}
+    event = {"choices": [], "usage": usage, "metrics": {"speculative_decoding": metrics}}
+    assert heard("vllm", [event]).steps == 4, "and not 1 + (9 - 9)"
+
+
+@pytest.mark.parametrize("incremental", [False, True])
+def test_sglang_sends_all_ids_or_new_ones_and_counts_verifications(incremental):
+    ids, events = [5, 6, 7, 8, 8, 8, 9], []
+    for begin, end in ((0, 1), (1, 3), (3, 6), (6, 7)):
+        meta = {"prompt_tokens": 4, "completion_tokens": end, "finish_reason": None}
+        if end == 7:
+            meta |= {"finish_reason": {"type": "stop", "matched": 9}, "spec_verify_ct": 3}
+            meta |= {"spec_accept_length": 7 / 3, "spec_num_correct_drafts": 3, "spec_accepted_drafts": 3}
+        events.append({"text": "", "output_ids": ids[begin if incremental else 0 : end], "meta_info": meta})
+    out = heard("sglang", events)
+    assert (out.ids, out.steps, out.finish) == (ids, 4, "stop")
+    total, count = out.own["spec_accept_length"]
+    assert total / count == pytest.approx(7 / 3), "its own figure counts the first token and not its step: MAT is 7/4"
+
+
+def test_tensorrt_gives_ids_and_its_server_counts():
+    chunks = [[5], [6, 7, 8], [9]]
+    events = [
+        {"choices": [{"index": 0, "text": "", "token_ids": ids, "finish_reason": "stop" if ids == [9] else None}]}
+        for ids in chunks
+    ]
+    events[-1]["choices"][0]["avg_decoded_tokens_per_iter"] = 5 / 3
+    events.append({"choices": [], "usage": {"prompt_tokens": 4, "completion_tokens": 5}})
+    before = 'trtllm_spec_decode_num_accepted_tokens_total{model_name="a",engine_type="pytorch"} 40.0\n'
+    after = before.replace("40.0", "4.2e+01")
+    moved = {name: value - counted(before)[name] for name, value in counted(after).items()}
+    out = heard("tensorrt", events, moved)
+    assert (out.ids, out.steps) == ([5, 6, 7, 8, 9], 3)
+    total, count = out.own["avg_decoded_tokens_per_iter"]
+    assert (total, count) == (5, pytest.approx(3))
+    body = ENGINES["tensorrt"].body("m", [1, 2], 9)
+    assert body["detokenize"] is False and "return_token_ids" not in body, "it refuses fields that it does not know"
+
+
+def test_counters_are_summed_over_their_labels():
+    text = '# HELP a_total A.\n# TYPE a_total counter\na_total{engine="0"} 2.0\na_total{engine="1"} 3\nb_total 4\n'
+    assert counted(text) == {"a_total": 5.0, "b_total": 4.0} and counted(None) == {}
+
+
+@pytest.mark.parametrize(
+    "engine, paths, speculation, version, context",
+    [
+        (
+            "vllm",
+            {"/version": {"version": "0.32"}, "/metrics": "vllm:spec_decode_num_drafts_total 0\n"},
+            "speculative",
+            "0.32",
+            64,
+        ),
+        ("vllm", {"/metrics": "vllm:prompt_tokens_total 0.0\n"}, "none", None, 64),
+        ("vllm", {}, None, None, 64),
+        ("sglang", {"/server_info": {"speculative_algorithm": "EAGLE", "version": "0.5.12"}}, "EAGLE", "0.5.12", None),
+        ("sglang", {"/get_server_info": {"speculative_algorithm": None, "context_length": 32}}, "none", None, 32),
+        ("llamacpp", {"/props": {"build_info": "b1", "speculative.types": "none"}}, None, "b1", None),
+        ("tensorrt", {"/prometheus/metrics": "trtllm_spec_decode_acceptance_length 1.0\n"}, "speculative", None, 64),
+        ("other", {}, None, None, 64),
+    ],
+)
+def test_what_servers_say_of_themselves(engine, paths, speculation, version, context):
+    said = ENGINES[engine].describe({"id": "m", "max_model_len": 64}, paths.get)
+    assert said == {"version": version, "speculation": speculation, "context": context}

@@ -1,0 +1,102 @@
+"""A server that speaks as vLLM does and answers with a model's greedy tokens, faults on demand."""
+
+import json
+import threading
+import time
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+from transformers import AutoModelForCausalLM
+
+from tests.conftest import greedy
+
+
+class FakeEngine:
+    """`drafting`: each step but the first accepts one draft token; its answers' i-th tokens may be `changed`."""
+
+    def __init__(self, folder, *, drafting=False, owner="vllm"):
+        self.model = AutoModelForCausalLM.from_pretrained(folder).eval()
+        self.drafting, self.owner, self.name, self.context = drafting, owner, "toy", 512
+        self.steps = self.accepted = self.drafts = self.asked = self.now = self.most = 0
+        self.fault, self.changed, self.delay, self.lock = None, {}, 0.0, threading.Lock()
+        engine = self
+
+        class Handler(BaseHTTPRequestHandler):
+            def log_message(self, *_):
+                pass
+
+            def answer(self, what, code=200, kind="application/json"):
+                data = what.encode() if isinstance(what, str) else json.dumps(what).encode()
+                self.send_response(code)
+                self.send_header("Content-Type", kind)
+                self.send_header("Content-Length", str(len(data)))
+                self.end_headers()
+                self.wfile.write(data)
+
+            def do_GET(self):
+                if self.path == "/v1/models":
+                    card = {"id": engine.name, "owned_by": engine.owner, "max_model_len": engine.context}
+                    self.answer({"data": [card]})
+                elif self.path == "/version":
+                    self.answer({"version": "0"})
+                elif self.path == "/metrics":
+                    names = {"num_accepted_tokens": engine.accepted, "num_drafts": engine.drafts}
+                    spec = (f"vllm:spec_decode_{name}_total {n}\n" for name, n in names.items())
+                    self.answer("vllm:requests_total 0\n" + "".join(spec if engine.drafting else ()), kind="text/plain")
+                else:
+                    self.answer("no such path", 404, "text/plain")
+
+            def do_POST(self):
+                body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+                if self.path != "/v1/completions":
+                    return self.answer("no such path", 404, "text/plain")
+                with engine.lock:
+                    engine.asked += body["max_tokens"] > 1
+                    engine.now += 1
+                    engine.most = max(engine.most, engine.now)
+                try:
+                    engine.stream(self, body)
+                except BrokenPipeError:  # the client waits no longer
+                    pass
+                finally:
+                    engine.now -= 1
+                return None
+
+        self.server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self.url = f"http://127.0.0.1:{self.server.server_port}"
+        threading.Thread(target=self.server.serve_forever, daemon=True).start()
+
+    def stream(self, handler, body):
+        fault = self.fault if body["max_tokens"] > 1 else None
+        if fault == "refuses":
+            return handler.answer({"error": {"message": "The model does not exist."}}, 404)
+        if fault == "500":
+            return handler.answer("out of\nmemory", 500, "text/plain")
+        time.sleep(self.delay)
+        with self.lock:
+            ids = greedy(self.model, body["prompt"], body["max_tokens"], [2])
+        ids = [self.changed.get(i, token) for i, token in enumerate(ids)]
+        size = 2 if self.drafting else 1
+        chunks = [ids[:1]] + [ids[i : i + size] for i in range(1, len(ids), size)]
+        handler.send_response(200)
+        handler.send_header("Content-Type", "text/event-stream")
+        handler.end_headers()
+
+        def send(event):
+            handler.wfile.write(f"data: {json.dumps(event)}\n\n".encode())
+            handler.wfile.flush()
+
+        for i, chunk in enumerate(chunks):
+            if i == 2 and fault == "hangs":
+                time.sleep(2)
+            if i == 2 and fault == "breaks":
+                return None
+            if i == 2 and fault == "error":
+                return send({"error": {"message": "CUDA\nerror"}})
+            ended = i == len(chunks) - 1
+            finish = ("stop" if ids[-1] == 2 else "length") if ended else None
+            send({"choices": [{"index": 0, "text": "", "token_ids": chunk, "finish_reason": finish}]})
+        accepted, drafts = (len(chunks) - 1, len(chunks) - 1) if self.drafting else (0, 0)  # one may be behind the end
+        self.accepted, self.drafts = self.accepted + accepted, self.drafts + drafts
+        send({"choices": [], "usage": {"prompt_tokens": len(body["prompt"]), "completion_tokens": len(ids)}})
+        handler.wfile.write(b"data: [DONE]\n\n")
+        return None

@@ -1,0 +1,194 @@
+"""method=server: rows, faults and the audit by a server that this test runs; and transformers' own server."""
+
+import json
+import socket
+import subprocess
+import sys
+import time
+
+import httpx
+import pandas as pd
+import pytest
+
+from evaluation import run
+from evaluation.records.runs import read_runs
+from model.files import ROOT
+from tests.evaluation.conftest import answers_in
+from tests.evaluation.running.fake_engine import FakeEngine
+
+
+@pytest.fixture(scope="module")
+def plain(checkpoint):
+    return FakeEngine(checkpoint)
+
+
+@pytest.fixture
+def engine(plain):
+    """Without speculation and faults."""
+    plain.fault, plain.changed, plain.name, plain.context, plain.delay = None, {}, "toy", 512, 0.0
+    plain.asked = plain.most = 0
+    return plain
+
+
+@pytest.fixture(scope="module")
+def drafting(checkpoint):
+    return FakeEngine(checkpoint, drafting=True)
+
+
+@pytest.fixture
+def served(evaluate):
+    """A run of method=server, untyped settings by the fixture `evaluate`."""
+
+    def running(engine, *words, name="served"):
+        url = engine if isinstance(engine, str) else engine.url
+        return evaluate("method=server", f"method.url={url}", f"name={name}", "timed=true", *words)
+
+    return running
+
+
+def rows(tmp_path, name="served"):
+    table = pd.read_csv(tmp_path / f"results/{name}/tables/main.csv")
+    return table[table["category"] == "overall"].set_index("method")
+
+
+def test_a_server_is_a_row_next_to_methods_of_this_process(evaluate, served, engine, drafting, tmp_path):
+    assert evaluate("method=vanilla", "name=served").code == 0
+    assert served(engine).code == 0
+    outcome = served(f"{drafting.url}/v1/", "method.speculation=pairs")
+    assert outcome.code == 0, outcome.err
+    table = rows(tmp_path)
+    assert list(table.index) == ["vanilla", "vllm", "vllm (pairs)"]
+    assert list(table["mat"][:2]) == [1.0, 1.0] and list(table["new_tokens"]) == [table["new_tokens"].iloc[0]] * 3
+    answers = [choice for row in read_runs(tmp_path / "results/served")[2].answers for choice in row["choices"]]
+    by_hand = [1 + len(ids[1:]) // 2 + len(ids[1:]) % 2 for choice in answers for ids in choice["output_ids"]]
+    assert [steps for choice in answers for steps in choice["decoding_steps"]] == by_hand
+    mat = table["new_tokens"].iloc[0] / sum(by_hand)
+    assert table.loc["vllm (pairs)", "mat"] == pytest.approx(mat) and 1.5 < mat < 2
+    assert table.loc["vllm (pairs)", "mean_acceptance_length"] == 2.0, "vLLM's own"
+    assert table["speedup_server"].notna().tolist() == [False, True, True]
+    assert table["speedup_vanilla"].notna().tolist() == [True, False, False]
+    assert table["tokens_equal"].tolist()[1:] == [table["new_tokens"].iloc[0]] * 2 and table["tokens_wrong"].sum() == 0
+    assert table.loc["vllm", "time_to_first_token_ms_p50"] > 0 and table.loc["vllm", "inter_token_latency_ms_p50"] >= 0
+    assert "vllm (pairs): Lossless in float32" in outcome.out
+    assert "vllm 0, model toy; threads, device and type are the server's own" in outcome.out
+    assert "speedup over vanilla" not in outcome.out, "no baseline of this process is missed"
+    assert not (tmp_path / "results/served/tables/audit.csv").exists(), "which compares token by token with vanilla"
+
+
+def test_a_wrong_token_is_named_with_its_place_and_gap(served, engine, tmp_path):
+    engine.changed = {3: 9}
+    outcome = served(engine, "bench.categories=[qa]")
+    assert "Not lossless in float32: " in outcome.out and "token 4 is" in outcome.out and "(gap " in outcome.out
+    assert rows(tmp_path).loc["vllm", "tokens_wrong"] >= 1
+    summary = json.loads(next((tmp_path / "results/served").rglob("summary.json")).read_text())
+    assert summary["audit"]["words"][0].startswith("question 13, turn 1: ")
+    asked = engine.asked
+    assert "Not lossless" not in served(engine, "bench.categories=[qa]").out, "judged once"
+    assert engine.asked == asked + 0, "and a finished run asks nothing"
+
+
+@pytest.mark.parametrize(
+    "fault, line",
+    [
+        ("500", "answers 500 to /v1/completions: out of memory"),
+        ("refuses", "answers 404 to /v1/completions: {"),
+        ("breaks", "an answer has no end: the stream broke off"),
+        ("error", "CUDA error"),
+        ("hangs", "silent for 0.5 s (method.timeout)"),
+    ],
+)
+def test_a_fault_is_a_line_and_the_run_goes_on_from_there(served, engine, tmp_path, monkeypatch, fault, line):
+    words = ("max_new_tokens=8", "method.timeout=0.5")
+    ask = type(engine).stream
+
+    def failing(self, handler, body):
+        self.fault = fault if self.asked == 4 else None  # the warm-up's and two answers are there
+        return ask(self, handler, body)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(type(engine), "stream", failing)
+        outcome = served(engine, *words)
+    assert outcome.code == 2 and line in outcome.err and outcome.err.count(f"server {engine.url}") == 1
+    kept = answers_in(tmp_path / "results")
+    assert 0 < len(kept) < 7
+    engine.fault = None
+    assert served(engine, *words).code == 0
+    finished = answers_in(tmp_path / "results")
+    assert len(finished) == 7 and finished[: len(kept)] == kept
+
+
+def test_a_server_that_is_not_there_or_is_another_one(served, engine, tmp_path, monkeypatch):
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        outcome = served(f"http://127.0.0.1:{free.getsockname()[1]}")
+    assert outcome.code == 2 and "not in reach" in outcome.err and outcome.err.count("\n") == 1
+    for words, line in (
+        (["method.url=null"], "method.url: has to be given"),
+        (["method.model=other"], "method.model=other: name one of its models (toy)"),
+        (["method.engine=sglang"], "/generate: no such path"),
+        (["method.speculation=eagle"], f"method.speculation=eagle: server {engine.url} says none"),
+        (["method.speed=1"], "method.speed: no such setting"),
+        (["sampling.temperature=1"], "sampling.temperature: a server is asked for greedy answers"),
+    ):
+        outcome = served(engine, *words)
+        assert outcome.code == 2 and line in outcome.err, outcome.err
+    engine.context = 256
+    assert "has a context of 256 tokens, and the model 512" in served(engine).err
+    engine.context, ask = 512, type(engine).stream
+
+    def renamed(self, handler, body):
+        self.context = 1024 if self.asked == 3 else 512
+        return ask(self, handler, body)
+
+    monkeypatch.setattr(type(engine), "stream", renamed)
+    outcome = served(engine)
+    assert outcome.code == 2 and "is another one now: context is 512 before and 1024 now" in outcome.err
+    assert answers_in(tmp_path / "results"), "nothing is lost"
+
+
+def test_requests_at_the_same_time(served, drafting, tmp_path):
+    """Speeds are of the whole, latencies of each request; drafts of single answers are not known without the flag."""
+    drafting.delay, drafting.most = 0.2, 0
+    assert served(drafting, "batch=3", "max_new_tokens=8").code == 0
+    assert drafting.most == 3
+    row = rows(tmp_path).loc["vllm (speculative)"]
+    answers = [choice for answer in answers_in(tmp_path / "results") for choice in answer["choices"]]
+    seconds = sum(sum(choice["wall_time"]) for choice in answers)
+    assert 4 * 0.2 < seconds < 8 * 0.2, "eight turns, three at a time"
+    assert row["tokens_per_second_total"] == pytest.approx(row["new_tokens"] / seconds)
+    assert row["time_to_first_token_ms_p50"] > 200 and pd.isna(row["mat"])
+    drafting.delay = 0.0
+
+
+@pytest.fixture(scope="module")
+def transformers_serve():
+    """The address of `transformers serve` with the embedded model; it cannot stream the toy's text."""
+    pytest.importorskip("openai", reason="tests/requirements.txt")
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    words = ["serve", str(ROOT / "data/embedded"), "--port", str(port), "--device", "cpu", "--dtype", "float32"]
+    entry = "from transformers.cli.transformers import main; main()"
+    with subprocess.Popen([sys.executable, "-c", entry, *words], stderr=subprocess.DEVNULL) as process:
+        for _ in range(240):
+            try:
+                if httpx.get(f"http://127.0.0.1:{port}/health").status_code == 200:
+                    break
+            except httpx.HTTPError:
+                time.sleep(0.25)
+        yield f"http://127.0.0.1:{port}"
+        process.terminate()
+
+
+def test_transformers_serve(call, transformers_serve, tmp_path):
+    """It takes texts and gives texts: ids are made from these, and nothing is said of steps."""
+    words = ["name=served", f"results_dir={tmp_path / 'results'}", "bench.per_category=1", "max_new_tokens=48"]
+    assert call(run.main, "method=hf", *words).code == 0
+    outcome = call(run.main, "method=server", f"method.url={transformers_serve}", *words)
+    assert outcome.code == 0, outcome.err
+    table = rows(tmp_path)
+    row = table.loc["other (speculation unknown)"]
+    assert pd.isna(row["mat"]) and row["tokens_per_second"] > 0
+    assert row["new_tokens"] == table.loc["hf", "new_tokens"] and row["questions"] == table.loc["hf", "questions"]
+    assert "token ids were made from its text" in outcome.out and "there is text alone" in outcome.out
+    assert row["tokens_wrong"] == 0
