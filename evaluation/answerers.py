@@ -53,7 +53,6 @@ class Answerer:
     start: str | None = None  # cold, hot, category, or the file of a saved state; None if no state is kept
     on_engine: ClassVar[bool] = False  # True if answers have step records and phases
     streams: ClassVar[bool] = False  # True if answers have a prefill time, and the times at which tokens came
-    is_server: ClassVar[bool] = False  # True if another process computes
 
     @property
     def label(self) -> str:
@@ -183,7 +182,6 @@ class Served(Answerer):
     server: Server = field(kw_only=True)
     said: dict[str, Any] = field(kw_only=True)  # of the server by itself
     streams: ClassVar[bool] = True
-    is_server: ClassVar[bool] = True
 
     @property
     def label(self) -> str:
@@ -191,43 +189,42 @@ class Served(Answerer):
         engine, speculation = self.settings["engine"], self.settings["speculation"]
         return str(engine) if speculation == NO_SPECULATION else f"{engine} ({speculation or 'speculation unknown'})"
 
-    def answer(
-        self, prompt: list[int], max_new_tokens: int, sampling: Sampling = GREEDY, mark: Mark = unmarked
-    ) -> Generation:
+    def answer(self, prompt: list[int], max_new_tokens: int, *greedy: Any, **unmarked: Any) -> Generation:
         """Answer a prompt; no phase is marked. Raises UserError for a fault of the server's, and if it has changed."""
         return self._answer([prompt], max_new_tokens, alone=True)[0]
 
     def answer_batch(
-        self, prompts: Sequence[list[int]], max_new_tokens: int, samplings: Sequence[Sampling]
+        self, prompts: Sequence[list[int]], max_new_tokens: int, samplings: Sequence[Sampling] = ()
     ) -> list[Generation]:
         """Answer prompts by as many requests at the same time."""
         return self._answer(prompts, max_new_tokens)
 
     def _answer(self, prompts: Sequence[list[int]], max_new_tokens: int, alone: bool = False) -> list[Generation]:
         """Answer prompts; `alone`: the counters of the whole server are of this one."""
-        now = {key: value or self.said[key] for key, value in self.server.describe().items()}
+        server, where = self.server, self.server.where
+        now = {key: value or self.said[key] for key, value in server.describe().items()}
         if changed := difference(self.said, now, words=("before", "now")):
-            raise UserError(f"{self.server.where}: is another one now: {changed}")
+            raise UserError(f"{where}: is another one now: {changed}")
         asked = [self._as_taken(prompt) for prompt in prompts]
         limits = [self.loaded.target.token_budget(prompt, max_new_tokens) for prompt in prompts]
-        before, start = self.server.counters() if alone else {}, time.perf_counter()
+        before, start = server.counters() if alone else {}, time.perf_counter()
         with ThreadPoolExecutor(len(prompts)) as pool:
-            replies = [*pool.map(self.server.ask, asked, limits)]
-        elapsed = time.perf_counter() - start
-        after = self.server.counters() if alone else {}
+            replies = [*pool.map(server.ask, asked, limits)]
+        share = (time.perf_counter() - start) / sum(times[-1] for _, times in replies)  # so that sums are the whole's
+        after = server.counters() if alone else {}
         moved = {name: value - before.get(name, 0.0) for name, value in after.items()}
-        share = 1.0 if alone else elapsed / sum(times[-1] for _, times in replies)  # so that sums are the whole's
         outs = []
         for prompt, limit, (heard, times) in zip(prompts, limits, replies, strict=True):
-            self.server.engine.count(moved, heard)
-            tokens = self._checked(heard, prompt, limit)
-            first, later = times[0] * share, (times[-1] - times[0]) * share
-            outs.append(ServedAnswer(tokens, prefill_s=first, decode_s=later, ends_s=times))
-            outs[-1].end(limit, max_new_tokens, self.loaded.eos)
-            outs[-1].said = None if heard.ids else heard.text
-            outs[-1].recorded |= {"decoding_steps": heard.steps, "engine_means": heard.own, "ids_remade": not heard.ids}
-            outs[-1].recorded |= {"first_tokens": heard.first_tokens, "first_token_time": times[0]}
-            outs[-1].forwards = heard.steps or 0
+            if self.said["speculation"] == NO_SPECULATION and heard.accepted is None:
+                heard.accepted = 0
+            server.kind.count(moved, heard)
+            first, later = (seconds * (1.0 if alone else share) for seconds in (times[0], times[-1] - times[0]))
+            out = ServedAnswer(self._checked(heard, prompt, limit), prefill_s=first, decode_s=later, ends_s=times)
+            out.end(limit, max_new_tokens, self.loaded.eos)
+            out.forwards, out.said = heard.steps or 0, None if heard.ids else heard.text
+            out.recorded |= {"decoding_steps": heard.steps, "engine_means": heard.own, "ids_remade": not heard.ids}
+            out.recorded |= {"first_tokens": heard.first_tokens, "first_token_time": times[0]}
+            outs.append(out)
         return list[Generation](outs)
 
     def _checked(self, heard: Heard, prompt: list[int], limit: int) -> list[int]:
@@ -237,13 +234,10 @@ class Served(Answerer):
             raise UserError(f"{where}: read {heard.prompt_tokens} tokens where the prompt has {len(prompt)}")
         if heard.speculation not in (None, self.said["speculation"]):
             raise UserError(f"{where}: is another one now: speculation is {heard.speculation}")
-        if self.said["speculation"] == NO_SPECULATION and heard.accepted is None:
-            heard.accepted = 0
         row = {"id": "", "prompt_token_ids": prompt, "token_ids": heard.ids or None, "text": heard.text}
-        tokens = tokenised(where, row, loaded).ids
+        tokens, own = tokenised(where, row, loaded).ids, loaded.tokenizer.eos_token_id
         ended = bool(loaded.eos.intersection(tokens[-1:]))
         if heard.finish == "stop" and not ended and loaded.eos:  # an end that it does not show
-            own = loaded.tokenizer.eos_token_id
             tokens.append(own if own in loaded.eos else min(loaded.eos))
         if heard.finish == "length" and not ended and (heard.tokens or limit) < limit:
             raise UserError(f"{where}: stopped after {heard.tokens} tokens of {limit}; has it a shorter context?")
@@ -251,7 +245,7 @@ class Served(Answerer):
 
     def _as_taken(self, prompt: list[int]) -> list[int] | str:
         """Return a prompt as the engine takes it. Raises UserError if it takes texts, and no text gives these ids."""
-        if self.server.engine.takes_ids:
+        if self.server.kind.takes_ids:
             return prompt
         tokenizer = self.loaded.tokenizer
         text = tokenizer.decode(prompt)
@@ -321,11 +315,10 @@ def build_served(loaded: LoadedModel, settings: dict[str, Any], server: Server) 
     if (context := said["context"]) is not None and context < loaded.target.context:
         most = f"has a context of {context} tokens, and the model {loaded.target.context}"
         raise UserError(f"{server.where}: {most}; start it with a longer one, or say model.context={context}")
-    if server.engine.takes_ids:
+    if server.kind.takes_ids:
         said["speculation"] = server.ask([0], 1)[0].speculation or said["speculation"]
     if asked and said["speculation"] and (asked == NO_SPECULATION) != (said["speculation"] == NO_SPECULATION):
         raise UserError(f"method.speculation={asked}: {server.where} says {said['speculation']}")
-    settings |= {key: value for key, value in said.items() if key != "context"}
-    settings |= {"speculation": asked or said["speculation"]}
-    del settings["timeout"]  # decides no answer
+    settings |= said | {"speculation": asked or said["speculation"]}
+    del settings["timeout"], settings["context"]  # which decide no answer
     return Served(loaded, Drafter(loaded.target.device), settings, SERVED, server=server, said=said)

@@ -35,6 +35,7 @@ from .running.scheduling import Progress
 from .statistics.agreement import GAPS
 from .statistics.experiment import Experiment
 from .statistics.rendering import aligned, write_audit
+from .statistics.tables import AUDITED
 
 TYPES = ("float32", "float16", "bfloat16")
 SHOWN = 3  # places of an answer in words
@@ -70,7 +71,8 @@ def main() -> None:
         config = group_settings([*words, *given.words], "model", "bench")
         questions = load_bench(**config["bench"]).questions if given.bench else ()
         by_id = {question.question_id: question for question in questions}
-        sys.exit(int(not audit_answers(given.answers, ModelSettings(**config["model"]), by_id, given.made_in)))
+        judged = audit_answers(given.answers, ModelSettings(**config["model"]), by_id, given.made_in)
+        sys.exit(int(not all(one.places and not one.wrong for one in judged)))
 
 
 def audit_folder(folder: Path, permitted: dict[str, bool]) -> None:
@@ -175,39 +177,22 @@ def judge(answer: EngineAnswer, forced: Forced, tie: float, loaded: LoadedModel)
     return Judged(answer, len(said), close, ties, [forced.gaps[i] for i in wrong], "; ".join(words))
 
 
-def audit_answers(path: Path, settings: ModelSettings, questions: dict[Any, Question], made_in: Any = None) -> bool:
-    """Print how far the answers of a file are the model's own greedy ones; return whether each was read and is."""
-    heading, judged, dtype = judge_file(path, settings, questions, made_in)
-    print("\n".join([*heading, "", *table_of(judged), "", *verdict(judged, dtype)]))
-    return all(one.places and not one.wrong for one in judged)
-
-
-def audit_served(folder: Path, permitted: dict[str, bool]) -> Iterator[str]:
-    """Judge the answers of an experiment's finished runs of servers once, and note it in their summaries.
-
-    Args:
-        permitted: as `measure_gaps` has it.
-
-    Yields a line a run: how many tokens are the model's own, near ties, or wrong; and one an answer that differs.
-    """
+def audit_served(folder: Path, permitted: dict[str, bool]) -> None:
+    """Audit an experiment's finished runs of servers once, `permitted` as above; their summaries get the counts."""
     for run in runs_at(path.parent for path in folder.glob("runs/*/summary.json")):
         if not run.identity.is_served or "audit" in run.summary:
             continue
-        settings = run.metadata["config"]["model"] | permitted | {"linear": "torch"}  # as in `main`
-        made_in = run.settings["method"]["dtype"]
-        _, judged, dtype = judge_file(run.folder / "answers.jsonl", ModelSettings(**settings), _questions(run), made_in)
-        ties, wrong = (sum(len(getattr(one, kind)) for one in judged) for kind in ("ties", "wrong"))
-        equal = sum(one.places for one in judged) - ties - wrong
-        counts = {"tokens_equal": equal, "near_ties": ties, "tokens_wrong": wrong}
-        words = [f"question {one.answer.name}: {one.words}" for one in judged if one.words]
-        write_json(run.folder / "summary.json", run.summary | {"audit": counts | {"words": words}})
-        yield from (f"{run.label}: {line}" for line in [*verdict(judged, dtype), *words])
+        settings = ModelSettings(**run.metadata["config"]["model"] | permitted | {"linear": "torch"})  # as in `main`
+        file, made_in = run.folder / "answers.jsonl", run.settings["method"]["dtype"]
+        judged = audit_answers(file, settings, _questions(run), made_in)
+        counts = [(one.places - len(one.ties) - len(one.wrong), len(one.ties), len(one.wrong)) for one in judged]
+        audit = dict(zip(AUDITED, map(sum, zip(*counts, strict=True)), strict=True))
+        words = {one.answer.name: one.words for one in judged if one.words}
+        write_json(run.folder / "summary.json", run.summary | {"audit": audit | {"words": words}})
 
 
-def judge_file(
-    path: Path, settings: ModelSettings, questions: dict[Any, Question], made_in: Any = None
-) -> tuple[list[str], list[Judged], str]:
-    """Judge the answers of a file. Return what they are judged by in words, each judged, and the model's type.
+def audit_answers(path: Path, settings: ModelSettings, questions: dict[Any, Question], made_in: Any) -> list[Judged]:
+    """Print and return how far the answers of a file are the model's own greedy ones.
 
     Args:
         made_in: the type that the engine computed in; None: the model's.
@@ -235,7 +220,8 @@ def judge_file(
         f"near tie: a gap of at most {tie:.2g}, twice what two greatest logits moved against each other between one "
         f"forward and, in {types[0]}, a forward a token ({sum(len(one.own) for one in by_steps)} places)",
     ]
-    return heading, judged, types[1]
+    print("\n".join([*heading, "", *table_of(judged), "", *verdict(judged, types[1])]))
+    return judged
 
 
 def table_of(judged: Sequence[Judged]) -> list[str]:

@@ -50,14 +50,11 @@ def run_command(composed: Composed, words: Sequence[str]) -> list[str]:
                 launcher = Plugins.instance().instantiate_launcher(context, launched_job, config)
                 for done in launcher.launch(batch, initial_job_idx=0):  # return_value raises what the job raised
                     failures += [line for line in done.return_value if line not in failures]
-    audit = list[str]()
-    permitted = {key: bool(config.model[key]) for key in ("trust_remote_code", "allow_pickle")}
     for folder in dict.fromkeys(job.folder for job in composed.jobs):
         if config.run_dir is None and any(folder.glob("runs/*/answers.jsonl")):
             with noted(failures):
-                audit += audit_served(folder, permitted)
+                audit_served(folder, {key: bool(config.model[key]) for key in ("trust_remote_code", "allow_pickle")})
             report(folder)
-    print(*audit, sep="\n", end="\n" * bool(audit))
     return failures
 
 

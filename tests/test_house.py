@@ -97,9 +97,9 @@ def folders_of(module: str) -> set[str]:
 
 
 def test_arrows_run_one_way():
-    """And of the commands none but the report and the step bench are imported."""
+    """And of the commands none but the report, the audit and the step bench are imported."""
     for name, path in MODULES.items():
-        others = COMMANDS - {"evaluation.report", "evaluation.bench_step"}
+        others = COMMANDS - {"evaluation.report", "evaluation.audit", "evaluation.bench_step"}
         assert name.startswith("tests") or not imported(path) & others, name
     for room, places in MAY_IMPORT.items():
         allowed = {room, *places.split(), *EVERYWHERE}
@@ -167,7 +167,7 @@ def test_the_public_ci_runs_what_the_readme_says():
 
 def test_every_third_party_import_is_pinned():
     """Each imported top-level module belongs to the standard library, to us, or to a pinned requirement."""
-    provided_by = {"fastchat": "fschat", "hydra": "hydra-core", "yaml": "PyYAML", "PIL": "pillow"}
+    provided_by = {"fastchat": "fschat", "hydra": "hydra-core", "yaml": "PyYAML", "PIL": "pillow", "httpx_sse": "httpx-sse"}
     files = ("requirements.txt", "tests/requirements.txt", "tests/requirements-quantize.txt")
     pins = "".join((ROOT / file).read_text() for file in files)
     pinned = {line.split("==")[0].lower() for line in pins.splitlines() if "==" in line}

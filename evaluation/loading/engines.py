@@ -1,7 +1,6 @@
 """Serving engines: how each is asked for an answer, and what it says of the answer, its counters and itself.
 
-A step is counted as here: the forward that gives the first token is one, and so is each one after it. Most engines
-count what was drafted and accepted, so that the steps are the tokens without the accepted ones.
+Steps are counted as here, that of the first token included: mostly they are the tokens that were not accepted drafts.
 """
 
 from __future__ import annotations
@@ -27,15 +26,12 @@ class Heard:
     prompt_tokens: int | None = None
     accepted: int | None = None  # draft tokens, perhaps some behind the answer's end
     drafts: int = 0  # steps that had a draft
-    later_steps: int | None = None  # behind the first, where the engine counts all of them
     speculation: str | None = None
     own: dict[str, tuple[float, float]] = field(default_factory=dict)  # the engine's own mean: a sum and its count
 
     @property
     def steps(self) -> int | None:
         """The answer's steps; too few by the accepted tokens behind its end, if there was a step without a draft."""
-        if self.later_steps is not None:
-            return 1 + self.later_steps
         return None if self.accepted is None else 1 + max(self.tokens - 1 - self.accepted, self.drafts)
 
 
@@ -77,12 +73,7 @@ class Engine:
             heard.own[self.mean] = (heard.drafts + (heard.accepted or 0), heard.drafts)
 
     def describe(self, card: dict[str, Any], get: Callable[[str], Any]) -> dict[str, Any]:
-        """Return version, speculation and context as far as the server says them.
-
-        Args:
-            card: of the model in the server's list.
-            get: returns what a path of the server holds, None if it has none.
-        """
+        """Return version, speculation and context as the server's card of the model and its paths say them."""
         counters, version = get(self.counters) if self.counters else None, get("/version")
         speculation = "speculative" if counters and self.drafting in counters else NO_SPECULATION  # else not counted
         said = {"version": version.get("version") if isinstance(version, dict) else None}
@@ -93,8 +84,7 @@ class Sglang(Engine):
     """SGLang, by its own /generate: it verifies a draft in every step but the first, and counts these by answer."""
 
     def body(self, model: str, prompt: list[int] | str, limit: int) -> dict[str, Any]:
-        sampling = {"max_new_tokens": limit, "temperature": 0.0}
-        return {"input_ids": prompt, "sampling_params": sampling, "stream": True}
+        return {"input_ids": prompt, "sampling_params": {"max_new_tokens": limit, "temperature": 0.0}, "stream": True}
 
     def read(self, event: dict[str, Any], heard: Heard) -> None:
         said, ids = event["meta_info"], event.get("output_ids") or []
@@ -103,14 +93,14 @@ class Sglang(Engine):
             heard.ids += ids[-new:]
         heard.text = event.get("text") or heard.text
         heard.finish = (said.get("finish_reason") or {}).get("type", "")
-        heard.later_steps = steps = said.get("spec_verify_ct")
-        if steps and (mean := said.get("spec_accept_length")):
-            heard.own["spec_accept_length"] = (mean * steps, steps)
+        if (steps := said.get("spec_verify_ct")) is not None:
+            heard.accepted = heard.tokens - 1 - steps  # its own counts have had several names
+            heard.own |= {"spec_accept_length": (said.get("spec_accept_length", 0) * steps, steps)} if steps else {}
 
     def describe(self, card: dict[str, Any], get: Callable[[str], Any]) -> dict[str, Any]:
         info = get("/server_info") or get("/get_server_info") or {}
-        said = {"speculation": info.get("speculative_algorithm") or (NO_SPECULATION if info else None)}
-        return said | {"version": info.get("version"), "context": info.get("context_length")}
+        speculation = info.get("speculative_algorithm") or (NO_SPECULATION if info else None)
+        return {"version": info.get("version"), "speculation": speculation, "context": info.get("context_length")}
 
 
 class LlamaCpp(Engine):
@@ -136,15 +126,14 @@ class LlamaCpp(Engine):
 
 
 OTHER = "other"
-OPENAI, IDS = "/v1/completions", True
+IDS, RETURNED = True, {"return_token_ids": True}
 ENGINES = {
-    "vllm": Engine(OPENAI, IDS, {"return_token_ids": True}, "/metrics", "vllm:spec_decode_", "mean_acceptance_length"),
+    "vllm": Engine(Engine.path, IDS, RETURNED, "/metrics", "vllm:spec_decode_", "mean_acceptance_length"),
     "sglang": Sglang("/generate", IDS),
     "llamacpp": LlamaCpp("/completion", IDS, {}, "/metrics", "llamacpp:spec_decode_", "mean_len"),
-    "tensorrt": Engine(OPENAI, IDS, {"detokenize": False}, "/prometheus/metrics", "trtllm_spec_decode_"),
+    "tensorrt": Engine(Engine.path, IDS, {"detokenize": False}, "/prometheus/metrics", "trtllm_spec_decode_"),
     OTHER: Engine(),
 }
-OWNERS = {"tensorrt_llm": "tensorrt"}  # of models in /v1/models, where it is not the engine's name here
 
 
 def counted(text: str | None) -> dict[str, float]:

@@ -6,6 +6,7 @@ import json
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any, Literal
 
 import httpx
@@ -13,59 +14,44 @@ from httpx_sse import SSEError, connect_sse
 
 from model.errors import UserError, one_line
 
-from .engines import ENGINES, OTHER, OWNERS, Heard, counted
+from .engines import ENGINES, OTHER, Heard, counted
 
 
+@dataclass
 class Server:
-    """A server, its engine, and the model that it is asked for. The arguments are the settings of method=server.
+    """A server; the settings of method=server. Raises UserError if it is not in reach, or does not have the model."""
 
-    Args:
-        url: as http://127.0.0.1:8000, with or without OpenAI's /v1.
-        model: its name there; None: the only one that the server has.
-        engine: auto: as the server's list of models says.
-        speculation: how it speculates, for its name; none: not at all, its engine's baseline; None: as it says.
-        dtype: the type that it computes in, for the audit; None: the local model's.
-        timeout: the most seconds without a byte of an answer.
+    url: str | None  # as http://127.0.0.1:8000, with or without OpenAI's /v1
+    model: str | None = None  # its name there; None: the only one that the server has
+    engine: Literal["auto", "vllm", "sglang", "llamacpp", "tensorrt", "other"] = "auto"  # auto: as its list says
+    speculation: str | None = None  # how it drafts, for its name; none: not at all, the baseline; None: as it says
+    dtype: Literal["float32", "float16", "bfloat16"] | None = None  # it computes in, for the audit; None: the model's
+    timeout: float = 600.0  # the most seconds without a byte
 
-    Raises:
-        UserError: it is not in reach, or does not have the model.
-    """
-
-    def __init__(
-        self,
-        url: str | None,
-        model: str | None = None,
-        engine: Literal["auto", "vllm", "sglang", "llamacpp", "tensorrt", "other"] = "auto",
-        speculation: str | None = None,
-        dtype: Literal["float32", "float16", "bfloat16"] | None = None,
-        timeout: float = 600.0,
-    ) -> None:
-        if url is None:
+    def __post_init__(self) -> None:
+        if self.url is None:
             raise UserError("method.url: has to be given: a server's address, as http://127.0.0.1:8000")
-        self.where, self.speculation, self.dtype, self.timeout = f"server {url}", speculation, dtype, timeout
+        self.where, base = f"server {self.url}", self.url.rstrip("/").removesuffix("/v1")
         fresh = httpx.Limits(max_keepalive_connections=0)  # servers close idle connections when they like
-        self.name: str = engine
-        self.client = httpx.Client(base_url=url.rstrip("/").removesuffix("/v1"), timeout=timeout, limits=fresh)
-        card = self._card(model)
-        owner = str(card.get("owned_by"))
-        found = OWNERS.get(owner, owner) if engine == "auto" else engine
-        self.name, self.model = found if found in ENGINES else OTHER, str(card["id"])
-        self.engine = ENGINES[self.name]
+        self.client = httpx.Client(base_url=base, timeout=self.timeout, limits=fresh)
+        card = self._card()
+        owner = str(card.get("owned_by")).removesuffix("_llm")  # TensorRT-LLM's
+        self.name = self.engine if self.engine != "auto" else owner if owner in ENGINES else OTHER
+        self.kind, self.model = ENGINES[self.name], str(card["id"])
 
-    def _card(self, model: str | None) -> dict[str, Any]:
-        """Return what the server says of this model, or of its only one. Raises UserError if it does not have it."""
+    def _card(self) -> dict[str, Any]:
+        """Return what the server says of the model, or of its only one. Raises UserError if it does not have it."""
         listed = self.get("/v1/models")
-        if not isinstance(listed, dict) or not isinstance(listed.get("data"), list):
-            raise UserError(f"{self.where}: has no list of models at /v1/models; is it an engine's?")
-        cards = {str(card["id"]): card for card in listed["data"]}
-        name = next(iter(cards)) if model is None and len(cards) == 1 else model
+        cards = {str(card["id"]): card for card in listed.get("data") or ()} if isinstance(listed, dict) else {}
+        name = next(iter(cards)) if self.model is None and len(cards) == 1 else self.model
         if name is None or name not in cards:
-            raise UserError(f"{self.where}: method.model={name}: name one of its models ({', '.join(cards) or 'none'})")
+            names = ", ".join(cards) or "there is none at /v1/models"
+            raise UserError(f"{self.where}: method.model={name}: name one of its models ({names})")
         return dict(cards[name])
 
     def describe(self) -> dict[str, Any]:
         """Return engine, model, version, speculation and context as the server says them; None where it does not."""
-        return {"engine": self.name, "model": self.model} | self.engine.describe(self._card(self.model), self.get)
+        return {"engine": self.name, "model": self.model} | self.kind.describe(self._card(), self.get)
 
     def get(self, path: str) -> Any:
         """Return the JSON or text at a path; None if the server has no such path."""
@@ -78,16 +64,12 @@ class Server:
 
     def counters(self) -> dict[str, float]:
         """Return the counters of the whole server; empty if it has none."""
-        return counted(self.get(self.engine.counters)) if self.engine.counters else {}
+        return counted(self.get(self.kind.counters)) if self.kind.counters else {}
 
     def ask(self, prompt: list[int] | str, limit: int) -> tuple[Heard, list[float]]:
-        """Return what the server says to a prompt, and the seconds until each event that brought tokens.
-
-        Raises:
-            UserError: an error of the server's, a stream that hangs or breaks off, or is not the engine's.
-        """
-        heard, times, body, start = Heard(), [], self.engine.body(self.model, prompt, limit), time.perf_counter()
-        with self._faults(), connect_sse(self.client, "POST", self.engine.path, json=body) as source:
+        """Return what the server says to a prompt, and the seconds until each event that brought tokens."""
+        heard, times, body, start = Heard(), [], self.kind.body(str(self.model), prompt, limit), time.perf_counter()
+        with self._faults(), connect_sse(self.client, "POST", self.kind.path, json=body) as source:
             self._refuse(source.response)
             for event in source.iter_sse():
                 if event.data == "[DONE]":
@@ -97,7 +79,7 @@ class Server:
                 if error := said.get("error"):
                     words = error.get("message") if isinstance(error, dict) else error
                     raise UserError(f"{self.where}: {one_line(ValueError(words))[:300]}")
-                self.engine.read(said, heard)
+                self.kind.read(said, heard)
                 if before != (len(heard.ids), len(heard.text)):
                     times.append(now - start)
                     heard.first_tokens = heard.first_tokens or len(heard.ids) or 1
@@ -119,12 +101,10 @@ class Server:
             yield
         except UserError:
             raise
-        except httpx.TimeoutException:
-            raise UserError(f"{self.where}: silent for {self.timeout:g} s (method.timeout)") from None
-        except httpx.ConnectError as error:
-            raise UserError(f"{self.where}: not in reach ({one_line(error)}); is method.url right?") from None
-        except (httpx.HTTPError, httpx.InvalidURL) as error:
-            raise UserError(f"{self.where}: the connection broke ({one_line(error)[:200]})") from None
-        except (SSEError, ValueError, KeyError, TypeError, AttributeError) as error:
-            sent = f"sends what {self.name} does not ({type(error).__name__}: {one_line(error)[:200]})"
-            raise UserError(f"{self.where}: {sent}; is method.engine right?") from None
+        except httpx.HTTPError as error:
+            words = f"not in reach, or the connection broke ({one_line(error)[:200]})"
+            silent = f"silent for {self.timeout:g} s (method.timeout)"
+            raise UserError(f"{self.where}: {silent if isinstance(error, httpx.TimeoutException) else words}") from None
+        except (httpx.InvalidURL, SSEError, ValueError, KeyError, TypeError, AttributeError) as error:
+            sent = f"{type(error).__name__}: {one_line(error)[:200]}"
+            raise UserError(f"{self.where}: not what {self.engine} sends ({sent}); are url and engine right?") from None

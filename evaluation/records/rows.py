@@ -23,10 +23,7 @@ def accept_lengths(row: Row) -> list[int]:
 
 
 def tokens_and_steps(row: Row) -> tuple[int, int]:
-    """Count a question's tokens and the steps that they took; none of both where the steps are not known.
-
-    A server says how many steps an answer took at most, and not what each of them accepted.
-    """
+    """Count a question's tokens and the steps that they took; none of both where a server does not say the steps."""
     if lengths := accept_lengths(row):
         return sum(lengths), len(lengths)
     turns = [steps for choice in row["choices"] if "engine_means" in choice for steps in choice["decoding_steps"]]

@@ -16,7 +16,7 @@ from model.engine.loop import acceptance_record
 from model.engine.sampling import Sampling
 from model.engine.step import unmarked
 
-from ..answerers import Answerer, ServedAnswer
+from ..answerers import Answerer, Served, ServedAnswer
 from ..loading.bench import answer_text, prompt_ids
 from ..loading.devices import PhaseClock, peak_bytes, restart_peak
 from ..records.questions import Question
@@ -38,7 +38,7 @@ def answer(questions: Sequence[Question], answerers: Sequence[tuple[Answerer, di
         choices.append([Conversation(q, *configured, index) for q in questions for configured in answerers])
         while unfinished := [one for one in choices[-1] if len(one.answers) < len(one.question.turns)]:
             answer_turn(unfinished)
-    peak = peak_bytes(devices) if config["timed"] and not first.is_server else None
+    peak = peak_bytes(devices) if config["timed"] and not isinstance(first, Served) else None
     return [build_row(conversations, peak) for conversations in zip(*choices, strict=True)]
 
 
@@ -101,9 +101,8 @@ class Conversation:
     def add(self, generation: Generation) -> None:
         """Add the answer to the prompt."""
         loaded, steps, by_phase = self.answerer.loaded, generation.steps, self.timed and self.answerer.streams
-        served = generation if isinstance(generation, ServedAnswer) else None
-        said = served and served.said
-        self.answers.append(said or answer_text(loaded.template, loaded.tokenizer, generation.tokens))
+        text, more = (generation.said, generation.recorded) if isinstance(generation, ServedAnswer) else (None, {})
+        self.answers.append(text or answer_text(loaded.template, loaded.tokenizer, generation.tokens))
         self.accept_lengths += generation.accept_lengths
         self.turns.append(
             {
@@ -127,12 +126,12 @@ class Conversation:
                 **({"step_batch": [step.batch for step in steps]} if self.batched else {}),  # sequences in its forward
                 "phase_time": dict(self.clock.seconds) if self.clock else {},  # seconds by phase of its steps
             }
-            | (served.recorded if served else {})
+            | more
         )
 
     def record(self, index: int) -> Row:
         """Return Spec-Bench's keys of a choice and this project's, which have one entry per turn."""
-        keys = {key: None for turn in self.turns for key in turn}
+        keys = max(self.turns, key=len)  # one that the context left no room for has fewer
         columns: Row = {key: [turn.get(key) for turn in self.turns] for key in keys}
         there = {
             "step_paths": self.answerer.on_engine,

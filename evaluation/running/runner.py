@@ -18,7 +18,7 @@ from model.errors import UserError
 from model.files import ROOT, write_text
 from model.tuning import Load, threads_why
 
-from ..answerers import CATEGORY, COLD, HOT, Answerer, build_answerer
+from ..answerers import CATEGORY, COLD, HOT, Answerer, Served, build_answerer
 from ..configuration.fingerprint import default_folder, run_settings, saved_start
 from ..loading.bench import Bench, load_bench, ordered, prompt_ids, template_hash
 from ..loading.models import LoadedModel, choose_execution, devices_in_words, load_model
@@ -113,7 +113,7 @@ class Runner:
         draft_tree = answerer.drafter.draft_tree
         more = {
             "label": answerer.label.replace("state)", f"{SAVED})") if self.saved else answerer.label,
-            "execution_used": answerer.execution if answerer.on_engine or answerer.is_server else GENERATE,
+            "execution_used": answerer.execution if answerer.on_engine or isinstance(answerer, Served) else GENERATE,
             **({"execution_why": self.execution.why} if self.execution.why and answerer.on_engine else {}),
             **({"cudnn_attention": False} if loaded.target.device.type == "cuda" else {}),
             "questions": len(self.bench.questions),

@@ -60,11 +60,9 @@ def measure(rows: Sequence[Row]) -> dict[str, Any]:
 
 def engine_means(rows: Sequence[Row]) -> dict[str, float]:
     """Return what servers' engines call their mean acceptance, by their names for it, over all turns."""
-    sums: dict[str, list[float]] = {}
-    for turn in (turn for row in rows for choice in row["choices"] for turn in choice.get("engine_means") or ()):
-        for name, pair in (turn or {}).items():
-            sums[name] = [a + b for a, b in zip(sums.get(name, [0.0, 0.0]), pair, strict=True)]
-    return {name: total / count for name, (total, count) in sums.items()}
+    turns = (means for row in rows for choice in row["choices"] for means in choice.get("engine_means") or () if means)
+    by_name = grouped(((name, *pair) for means in turns for name, pair in means.items()), lambda mean: mean[0])
+    return {name: sum(a for _, a, _ in means) / sum(b for *_, b in means) for name, means in by_name.items()}
 
 
 def repetition(row: Row) -> float:

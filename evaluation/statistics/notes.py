@@ -139,8 +139,8 @@ def served(pooled: Sequence[Pool]) -> list[str]:
     for pool, said in ((pool, pool.identity.method) for pool in pooled if pool.identity.is_served):
         of = f"{said['engine']} {said['version'] or 'of unknown version'}, model {said['model']}"
         remade = any(any(choice["ids_remade"]) for row in pool.rows for choice in row["choices"])
-        made = "; token ids were made from its text" if remade else ""
-        lines.append(f"{pool.name}: {of}; threads, device and type are the server's own{made}")
+        own = "threads, device and type are its own" + "; token ids were made from its text" * remade
+        lines.append(f"{pool.name}: {of}; {own}")
     return lines
 
 

@@ -24,7 +24,6 @@ from .metrics import OVERALL, grouped
 # What rows of a table share that stand in one block, and figures that are drawn together.
 GROUP = ("model", "dtype", "bench", "bench_questions", "questions_sha256", "max_new_tokens", "device")
 BASELINES = ("hf", "vanilla")
-SERVED_ALIKE = ("method_model", "method_dtype", "timed", "batch")  # facets in which a server is like its baseline
 SAMPLED = tuple(SAMPLING_COLUMNS.values())  # how a run's tokens were chosen
 # And how its steps were taken, and whether their time counts.
 COMPARED = ("execution", "phases", "timed", "batch", *SAMPLED)
@@ -174,8 +173,8 @@ class Pool:
         its engine without speculation, with the same type and model there.
         """
         if self.identity.is_served:
-            engine = str(self.identity.method["engine"])
-            return dict.fromkeys(BASELINES) | {SERVER: self.closest(engine, (*SERVED_ALIKE, *SAMPLED))}
+            engine, alike = str(self.identity.method["engine"]), (*COMPARED, "method_model", "method_dtype")
+            return dict.fromkeys(BASELINES) | {SERVER: self.closest(engine, alike)}
         found = {name: self.closest(name) for name in BASELINES}
         return found | {"hf": found["hf"] or self.closest("hf", ("phases", "batch", *SAMPLED))}
 

@@ -22,6 +22,7 @@ from .intervals import Floats, deviation, finite_mean, quotient_interval, row_me
 from .metrics import OVERALL, by_subtask, measure
 from .pools import GROUP, Cells, Pool, paired
 
+AUDITED = ("tokens_equal", "near_ties", "tokens_wrong")  # of a server's answers
 TERMINAL, MARKDOWN, PAGE, SETUP = "terminal", "markdown", "page", "setup"  # where a column is shown
 
 
@@ -89,16 +90,10 @@ def main_table(pooled: Sequence[Pool]) -> pd.DataFrame:
             facets = {f"method_{key}" if key in row else key: value for key, value in pool.identity.facets.items()}
             row |= facets | {"execution": pool.first.execution}
             row |= {f"execution_{name}": base and base.first.execution for name, base in pool.baselines.items()}
-            row |= _audited(pool) if category == OVERALL else {}
+            audited = [run.summary.get("audit") or {} for run in pool.runs] if category == OVERALL else [{}]
+            row |= {name: sum(counts[name] for counts in audited) for name in AUDITED} if all(audited) else {}
             rows.append(row | pool.group | {"complete": all(run.complete for run in pool.runs)})
     return pd.DataFrame(rows)
-
-
-def _audited(pool: Pool) -> dict[str, int]:
-    """Return how many tokens of a server's answers are the local model's own, where all its runs were audited."""
-    audits = [run.summary.get("audit") or {} for run in pool.runs]
-    names = ("tokens_equal", "near_ties", "tokens_wrong")
-    return {name: sum(audit[name] for audit in audits) for name in names if all(name in audit for audit in audits)}
 
 
 def depths_table(pooled: Sequence[Pool]) -> pd.DataFrame:
