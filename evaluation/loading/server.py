@@ -9,8 +9,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Literal
 
-import httpx
-from httpx_sse import SSEError, connect_sse
+import httpx2
 
 from model.errors import UserError, one_line
 
@@ -32,8 +31,8 @@ class Server:
         if self.url is None:
             raise UserError("method.url: has to be given: a server's address, as http://127.0.0.1:8000")
         self.where, base = f"server {self.url}", self.url.rstrip("/").removesuffix("/v1")
-        fresh = httpx.Limits(max_keepalive_connections=0)  # servers close idle connections when they like
-        self.client = httpx.Client(base_url=base, timeout=self.timeout, limits=fresh)
+        fresh = httpx2.Limits(max_keepalive_connections=0)  # servers close idle connections when they like
+        self.client = httpx2.Client(base_url=base, timeout=self.timeout, limits=fresh)
         card = self._card()
         owner = str(card.get("owned_by")).removesuffix("_llm")  # TensorRT-LLM's
         self.name = self.engine if self.engine != "auto" else owner if owner in ENGINES else OTHER
@@ -69,9 +68,9 @@ class Server:
     def ask(self, prompt: list[int] | str, limit: int) -> tuple[Heard, list[float]]:
         """Return what the server says to a prompt, and the seconds until each event that brought tokens."""
         heard, times, body, start = Heard(), [], self.kind.body(str(self.model), prompt, limit), time.perf_counter()
-        with self._faults(), connect_sse(self.client, "POST", self.kind.path, json=body) as source:
+        with self._faults(), self.client.sse(self.kind.path, method="POST", json=body) as source:
             self._refuse(source.response)
-            for event in source.iter_sse():
+            for event in source:
                 if event.data == "[DONE]":
                     break
                 now, before = time.perf_counter(), (len(heard.ids), len(heard.text))
@@ -88,7 +87,7 @@ class Server:
             raise UserError(f"{self.where}: an answer has no end: {why}")
         return heard, times or [now - start]  # a text of no character: the end alone
 
-    def _refuse(self, response: httpx.Response) -> None:
+    def _refuse(self, response: httpx2.Response) -> None:
         """Raise UserError for a status of an error, with what the server says to it."""
         if response.is_error:
             said = one_line(ValueError(response.read().decode(errors="replace")))[:300]
@@ -101,10 +100,12 @@ class Server:
             yield
         except UserError:
             raise
-        except httpx.HTTPError as error:
+        except httpx2.HTTPError as error:
             words = f"not in reach, or the connection broke ({one_line(error)[:200]})"
             silent = f"silent for {self.timeout:g} s (method.timeout)"
-            raise UserError(f"{self.where}: {silent if isinstance(error, httpx.TimeoutException) else words}") from None
-        except (httpx.InvalidURL, SSEError, ValueError, KeyError, TypeError, AttributeError) as error:
+            raise UserError(
+                f"{self.where}: {silent if isinstance(error, httpx2.TimeoutException) else words}"
+            ) from None
+        except (httpx2.InvalidURL, ValueError, KeyError, TypeError, AttributeError) as error:
             sent = f"{type(error).__name__}: {one_line(error)[:200]}"
             raise UserError(f"{self.where}: not what {self.engine} sends ({sent}); are url and engine right?") from None

@@ -6,7 +6,7 @@ import subprocess
 import sys
 import time
 
-import httpx
+import httpx2
 import pandas as pd
 import pytest
 
@@ -172,9 +172,9 @@ def transformers_serve():
     with subprocess.Popen([sys.executable, "-c", entry, *words], stderr=subprocess.DEVNULL) as process:
         for _ in range(240):
             try:
-                if httpx.get(f"http://127.0.0.1:{port}/health").status_code == 200:
+                if httpx2.get(f"http://127.0.0.1:{port}/health").status_code == 200:
                     break
-            except httpx.HTTPError:
+            except httpx2.HTTPError:
                 time.sleep(0.25)
         yield f"http://127.0.0.1:{port}"
         process.terminate()
