@@ -100,12 +100,10 @@ class Server:
             yield
         except UserError:
             raise
+        except httpx2.TimeoutException:
+            raise UserError(f"{self.where}: silent for {self.timeout:g} s (method.timeout)") from None
         except httpx2.HTTPError as error:
-            words = f"not in reach, or the connection broke ({one_line(error)[:200]})"
-            silent = f"silent for {self.timeout:g} s (method.timeout)"
-            raise UserError(
-                f"{self.where}: {silent if isinstance(error, httpx2.TimeoutException) else words}"
-            ) from None
+            raise UserError(f"{self.where}: not in reach, or the connection broke ({one_line(error)[:200]})") from None
         except (httpx2.InvalidURL, ValueError, KeyError, TypeError, AttributeError) as error:
             sent = f"{type(error).__name__}: {one_line(error)[:200]}"
             raise UserError(f"{self.where}: not what {self.engine} sends ({sent}); are url and engine right?") from None

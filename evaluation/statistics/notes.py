@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import pandas as pd
@@ -18,7 +18,6 @@ from .tables import blocks
 
 BUSY = 0.5  # cores taken by others from which timings are doubtful
 PLAIN = 1.005  # a MAT up to this is plain decoding's, which reads 1.00
-OTHERS = ("", GENERATE, SERVED)  # executions that are not this engine's
 UNSURE = "~"  # the mark of a speedup whose interval spans 1
 ONE_REPEAT = (
     "speeds are from one repeat: their intervals leave out how the machine drifts between runs (repeats=3 includes it)"
@@ -101,7 +100,8 @@ def generation_left_out(run: Run) -> str:
 
 def executions(table: pd.DataFrame) -> list[str]:
     """Return this engine's executions, by the rows of the main table; each once."""
-    return [name for name in table.get("execution", pd.Series()).dropna().unique() if name not in OTHERS]
+    executed = table.get("execution", pd.Series()).dropna().unique()
+    return [name for name in executed if name not in ("", GENERATE, SERVED)]
 
 
 def execution_words(table: pd.DataFrame) -> list[str]:
@@ -133,15 +133,13 @@ def not_compared(pooled: Sequence[Pool]) -> list[str]:
     ]
 
 
-def served(pooled: Sequence[Pool]) -> list[str]:
+def served(pooled: Sequence[Pool]) -> Iterator[str]:
     """Say of each server what answered, and where its token ids were made here."""
-    lines = []
     for pool, said in ((pool, pool.identity.method) for pool in pooled if pool.identity.is_served):
         of = f"{said['engine']} {said['version'] or 'of unknown version'}, model {said['model']}"
         remade = any(any(choice["ids_remade"]) for row in pool.rows for choice in row["choices"])
         own = "threads, device and type are its own" + "; token ids were made from its text" * remade
-        lines.append(f"{pool.name}: {of}; {own}")
-    return lines
+        yield f"{pool.name}: {of}; {own}"
 
 
 def mixed(runs: Sequence[Run]) -> list[str]:

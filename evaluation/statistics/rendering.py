@@ -130,7 +130,7 @@ def main_view(experiment: Experiment, category: str = "") -> View:
     head = ["\n".join(notes.heading(runs)), *notes.execution_words(table)]
     footnotes = notes.table_notes(rows, any(block.has_intervals for block in drawn))
     footnotes += notes.not_compared(experiment.pools) + notes.incomplete(runs) + notes.mixed(runs)
-    footnotes += notes.doubts(experiment.pools) + notes.served(experiment.pools)
+    footnotes += [*notes.doubts(experiment.pools), *notes.served(experiment.pools)]
     if not category:
         footnotes += [*notes.executed(runs), *filter(None, [experiment.missing])]
     return View(drawn, "Main table", head, footnotes)
