@@ -88,7 +88,8 @@ def _turns(row: Row, questions: Mapping[Any, Question]) -> Iterator[Row]:
             messages = [*messages, {"role": "user", "content": asked}]
             name = f"{number}, turn {turn}" + f", answer {index + 1}" * (index > 0)
             kind = "text" if isinstance(said, str) else "token_ids"
-            yield from _choices({"id": name, "messages": messages, "stop": stop}, [{kind: said}])
+            if said or stop != "context":  # else the prompt had no room for an answer
+                yield from _choices({"id": name, "messages": messages, "stop": stop}, [{kind: said}])
             messages = [*messages, {"role": "assistant", "content": said}]
 
 

@@ -84,7 +84,7 @@ def test_a_wrong_token_is_named_with_its_place_and_gap(served, engine, tmp_path)
     assert "(gap " in summary["audit"]["words"]["13, turn 1"]
     asked = engine.asked
     assert "Not lossless" not in served(engine, "bench.categories=[qa]").out, "judged once"
-    assert engine.asked == asked + 0, "and a finished run asks nothing"
+    assert engine.asked == asked, "and a finished run asks nothing"
 
 
 @pytest.mark.parametrize(
@@ -144,6 +144,17 @@ def test_a_server_that_is_not_there_or_is_another_one(served, engine, tmp_path, 
     outcome = served(engine)
     assert outcome.code == 2 and "is another one now: context is 512 before and 1024 now" in outcome.err
     assert answers_in(tmp_path / "results"), "nothing is lost"
+
+
+def test_a_turn_without_room_is_recorded_as_that(served, drafting, tmp_path):
+    assert served(drafting, "bench.end=1").code == 0
+    (choice,) = answers_in(tmp_path / "results")[0]["choices"]
+    room = choice["prompt_tokens"][0] + 30  # the second turn's prompt has the first answer, too
+    assert served(drafting, "bench.end=1", f"model.context={room}", name="short").code == 0
+    (short,) = answers_in(tmp_path / "results/short")[0]["choices"]
+    assert short["stop"][1] == "context" and short["decoding_steps"] == [choice["decoding_steps"][0], 0]
+    mat = short["new_tokens"][0] / short["decoding_steps"][0]
+    assert rows(tmp_path, "short")["mat"].tolist() == [pytest.approx(mat)]
 
 
 def test_requests_at_the_same_time(served, drafting, tmp_path):
