@@ -257,8 +257,8 @@ def distinguish(runs: Sequence[Run]) -> list[str]:
     facets = [run.identity.facets | run.identity.loading for run in runs]
     keys = dict.fromkeys(key for settings in facets for key in settings)
     varied = [key for key in keys if len({str(settings.get(key)) for settings in facets}) > 1]
-    plain = [key for key in varied if key not in ("tree_depth", "tree_breadth")]
-    choices = [(plain, [plain] * len(runs)), (varied, [varied] * len(runs))]  # depth and breadth only where needed
+    plain = [key for key in varied if key not in ("tree_depth", "tree_breadth", "url")]
+    choices = [(plain, [plain] * len(runs)), (varied, [varied] * len(runs))]  # depth, breadth, url only where needed
     if len(plain) > MANY:
         counts = {key: Counter(str(settings.get(key)) for settings in facets).most_common(1)[0] for key in plain[1:]}
         usual = {key: value for key, (value, times) in counts.items() if 2 * times > len(runs)}

@@ -154,3 +154,12 @@ def test_only_settings_that_are_not_usual_are_named_where_many_differ():
     runs += [made("vanilla", rows([1]), repeat=repeat) for repeat in (0, 1)]
     variants = ["8 nodes, file order", "24 nodes, file order", "24 nodes, shuffled-1 order", ""]
     assert [pool.variant for pool in pools(runs)] == variants
+
+
+def test_servers_are_told_apart_by_their_address_only_where_nothing_else_does():
+    def served(**more):
+        method = {"drafter": "server", "engine": "vllm", "speculation": "none", "model": "m"} | more
+        return made("vllm", rows([1]), method=method)
+
+    assert distinguish([served(url="a"), served(url="b")]) == ["url=a", "url=b"]
+    assert distinguish([served(url="a"), served(url="b", model="n")]) == ["model=m", "model=n"]
