@@ -26,25 +26,26 @@ class Heard:
     prompt_tokens: int | None = None
     accepted: int | None = None  # draft tokens, perhaps some behind the answer's end
     drafts: int = 0  # steps that had a draft
+    forwards: int = 0  # that gave tokens, where these are counted
     speculation: str | None = None
     own: dict[str, tuple[float, float]] = field(default_factory=dict)  # the engine's own mean: a sum and its count
 
     @property
     def steps(self) -> int | None:
-        """The answer's steps; too few by the accepted tokens behind its end, if there was a step without a draft."""
-        return None if self.accepted is None else 1 + max(self.tokens - 1 - self.accepted, self.drafts)
+        """The answer's steps. By drafts alone they may be too few, as accepted tokens behind its end are counted."""
+        return None if self.accepted is None else max(self.tokens - self.accepted, 1 + self.drafts, self.forwards)
 
 
 @dataclass(frozen=True)
 class Engine:
     """An engine with OpenAI's /v1/completions. By default it takes texts alone, and counts no drafts."""
 
-    path: str = "/v1/completions"
     takes_ids: bool = False
     also: dict[str, bool] = field(default_factory=dict)  # asked for next to what OpenAI's interface has
     counters: str = ""  # where those of the whole server are, in Prometheus' text format
     drafting: str = ""  # how the names of those of drafts begin
     mean: str = ""  # its name for 1 + accepted draft tokens over steps with a draft
+    path: str = "/v1/completions"
 
     def body(self, model: str, prompt: list[int] | str, limit: int) -> dict[str, Any]:
         """Return the request for a greedy streamed answer."""
@@ -67,6 +68,7 @@ class Engine:
     def count(self, moved: dict[str, float], heard: Heard) -> None:
         """Add by how much the server's counters rose meanwhile; none where it has none, or gave other answers too."""
         accepted, drafts = (moved.get(f"{self.drafting}num_{of}_total", 0) for of in ("accepted_tokens", "drafts"))
+        heard.forwards = int(moved.get("vllm:iteration_tokens_total_count", 0))  # a histogram, whose entries are these
         if moved and not heard.drafts:
             heard.accepted, heard.drafts = int(accepted) if heard.accepted is None else heard.accepted, int(drafts)
         if heard.drafts:
@@ -125,14 +127,12 @@ class LlamaCpp(Engine):
         return {"version": props.get("build_info"), "speculation": None, "context": context}
 
 
-OTHER = "other"
-IDS, RETURNED = True, {"return_token_ids": True}
 ENGINES = {
-    "vllm": Engine(Engine.path, IDS, RETURNED, "/metrics", "vllm:spec_decode_", "mean_acceptance_length"),
-    "sglang": Sglang("/generate", IDS),
-    "llamacpp": LlamaCpp("/completion", IDS, {}, "/metrics", "llamacpp:spec_decode_", "mean_len"),
-    "tensorrt": Engine(Engine.path, IDS, {"detokenize": False}, "/prometheus/metrics", "trtllm_spec_decode_"),
-    OTHER: Engine(),
+    "vllm": Engine(True, {"return_token_ids": True}, "/metrics", "vllm:spec_decode_", "mean_acceptance_length"),
+    "sglang": Sglang(True, path="/generate"),
+    "llamacpp": LlamaCpp(True, {}, "/metrics", "llamacpp:spec_decode_", "mean_len", "/completion"),
+    "tensorrt": Engine(True, {"detokenize": False}, "/prometheus/metrics", "trtllm_spec_decode_"),
+    "other": Engine(),
 }
 
 

@@ -13,7 +13,7 @@ import httpx2
 
 from model.errors import UserError, one_line
 
-from .engines import ENGINES, OTHER, Heard, counted
+from .engines import ENGINES, Heard, counted
 
 
 @dataclass
@@ -35,7 +35,7 @@ class Server:
         self.client = httpx2.Client(base_url=base, timeout=self.timeout, limits=fresh)
         card = self._card()
         owner = str(card.get("owned_by")).removesuffix("_llm")  # TensorRT-LLM's
-        self.name = self.engine if self.engine != "auto" else owner if owner in ENGINES else OTHER
+        self.name = self.engine if self.engine != "auto" else owner if owner in ENGINES else "other"
         self.kind, self.model = ENGINES[self.name], str(card["id"])
 
     def _card(self) -> dict[str, Any]:

@@ -58,6 +58,15 @@ def test_tokens_accepted_behind_the_end_take_no_step_away():
     assert heard("vllm", [event]).steps == 4, "and not 1 + (9 - 9)"
 
 
+def test_vllm_accepts_tokens_behind_the_limit_which_its_count_of_iterations_shows():
+    """Read from vLLM 0.32 with n-gram speculation of 5: 97 tokens came in 22 chunks, and in no 97 - 79 steps."""
+    metrics = {"num_accepted_draft_tokens": 79, "num_spec_steps": 17}
+    usage = {"prompt_tokens": 37, "completion_tokens": 97}
+    event = {"choices": [], "usage": usage, "metrics": {"speculative_decoding": metrics}}
+    assert heard("vllm", [event], {"vllm:iteration_tokens_total_count": 22.0}).steps == 22
+    assert heard("vllm", [event]).steps == 18, "too few, where there is nothing but drafts to count"
+
+
 @pytest.mark.parametrize("incremental", [False, True])
 def test_sglang_sends_all_ids_or_new_ones_and_counts_verifications(incremental):
     ids, events = [5, 6, 7, 8, 8, 8, 9], []
