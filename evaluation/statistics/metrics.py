@@ -30,11 +30,11 @@ def measure(rows: Sequence[Row]) -> dict[str, Any]:
     counted, taken = (sum(column) for column in zip(*counts, strict=True)) if counts else (0, 0)
     seconds, tokens = sum(map(wall_time, rows)), sum(map(new_tokens, rows))
     prefill, decode, prompt = (per_turn(rows, f"{part}_time") for part in ("prefill", "decode", "prompt"))
-    waited = per_turn(rows, "first_token_time") or prefill  # a server's requests at the same time wait for each other
+    waited = per_turn(rows, "first_token_time") or prefill  # of a server's requests at the same time, what each waited
     steps = per_turn(rows, "decoding_steps")
     later_steps = sum(max(n - 1, 0) for n in steps)  # all but the first of each turn
     peaks: list[Any] = [row.get("peak_memory") for row in rows]
-    if any("step_batch" in choice for row in rows for choice in row["choices"]):
+    if waited is prefill and any("step_batch" in choice for row in rows for choice in row["choices"]):
         prompt = []  # prefill times are shares of a batch's: nobody waited so long for a first token
     return {
         "questions": len(rows),
