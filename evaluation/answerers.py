@@ -115,11 +115,20 @@ class TransformersGenerate(Answerer):
     def answer_batch(
         self, prompts: Sequence[list[int]], max_new_tokens: int, samplings: Sequence[Sampling]
     ) -> list[Generation]:
-        """Answer prompts as one batch, padded on the left. It draws by the first one's seed."""
+        """Answer prompts as one batch, padded on the left. It draws by the first one's seed.
+
+        A prompt with less room than `max_new_tokens` is answered alone: its context would end the others' answers.
+        """
         target, eos, sampling, size = self.loaded.target, sorted(self.loaded.eos), samplings[0], len(prompts)
-        limit, width = min(target.token_budget(p, max_new_tokens) for p in prompts), max(map(len, prompts))
-        if limit < max_new_tokens and size > 1:  # the context would end all answers with the longest one's
-            return [self.answer(*each) for each in zip(prompts, [max_new_tokens] * size, samplings, strict=True)]
+        limits, width = [target.token_budget(prompt, max_new_tokens) for prompt in prompts], max(map(len, prompts))
+        limit = min(limits)
+        if limit < max_new_tokens and size > 1:
+            asked = list(zip(prompts, samplings, limits, strict=True))
+            fitting = [each[:2] for each in asked if each[2] == max_new_tokens]
+            together = self.answer_batch([p for p, _ in fitting], max_new_tokens, [s for _, s in fitting])
+            rest = iter(together)
+            alone = [None if room == max_new_tokens else self.answer(p, max_new_tokens, s) for p, s, room in asked]
+            return [out or next(rest) for out in alone]
         drawn: dict[str, Any] = {}
         if sampling.temperature:
             torch.manual_seed(sampling.seed)

@@ -14,6 +14,7 @@ import statistics
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -128,7 +129,7 @@ def bench(
                 drafted += [DraftedSteps(target, cache, way, n, prompt[-1]) for way in executions for n in sizes]
             else:
                 batch = ends.enter_context(batch_of(target, prompt, size, max(sizes)))
-                drafted += [BatchedSteps(target, batch, n) for n in sizes]
+                drafted += [BatchedSteps(target, batch, way, n) for way in executions for n in sizes]
         timed: list[HfSteps | DraftedSteps | BatchedSteps] = [hf, *drafted]
         for steps in timed * (WARM_UP + rounds):
             steps.take_turn()
@@ -230,10 +231,9 @@ def batch_of(target: Target, prompt: list[int], size: int, nodes: int) -> Iterat
 class BatchedSteps:
     """The same steps of all sequences of a batch in one forward."""
 
-    execution = "eager"
-
-    def __init__(self, target: Target, batch: Batch, nodes: int) -> None:
+    def __init__(self, target: Target, batch: Batch, execution: str, nodes: int) -> None:
         self.target, self.batch, self.nodes, self.size = target, batch, nodes, len(batch.members)
+        self.execution = execution
         self.drafter, self.context = drafter_of(target, nodes), len(batch.members[0].sequence.text)
         self.seconds: list[float] = []  # of a step, by turn
         self.parts: dict[str, list[float]] = {}
@@ -246,13 +246,15 @@ class BatchedSteps:
         for member in batch.members:
             member.session = self.drafter.session()
             member.session.choice = member.choice
+            member.request = replace(member.request, execution=self.execution)
         batch.step()
         self.target.synchronize()
-        start = time.perf_counter()
+        setup_before, start = sum(member.out.setup_s for member in batch.members), time.perf_counter()
         for _ in range(STEPS):
             batch.step()
         self.target.synchronize()
-        self.seconds.append((time.perf_counter() - start) / STEPS)
+        setup_s = sum(member.out.setup_s for member in batch.members) - setup_before
+        self.seconds.append((time.perf_counter() - start - setup_s) / STEPS)
         for member in batch.members:
             del member.sequence.text[self.context :]
         columns.owners[columns.positions >= self.context - 1] = FREE

@@ -49,14 +49,14 @@ class FigureData:
     def shown(self, most: int | None = None) -> list[Row]:
         """Return all rows, or if there are too many to distinguish, of each label the one with the largest MAT.
 
-        These are of the lowest temperature alone: texts of two temperatures are not to be compared. With `most` only
-        so many drafting ones of the largest MAT.
+        These are of the lowest temperature and the smallest batch alone, as others have baselines of their own. With
+        `most` only so many drafting ones of the largest MAT.
         """
         rows = self.overall
         if len(rows) > MOST:
-            lowest = min(row["temperature"] for row in rows)
+            lowest = min((row["temperature"], row["batch"]) for row in rows)
             ranked = sorted(rows, key=lambda row: float(row["mat"]))
-            best = {row["method"]: row for row in ranked if row["temperature"] == lowest}
+            best = {row["method"]: row for row in ranked if (row["temperature"], row["batch"]) == lowest}
             rows = [row for row in rows if best.get(row["method"]) is row]
         lines = self._with_looks({row["name"]: [row] for row in rows})
         if most is not None:

@@ -57,12 +57,14 @@ class Runner:
         self.execution = choose_execution(str(config["execution"]), self.loaded, config["timed"], reads_text)
         self.saved = config["start"] == SAVED
         self.answerer = self._build(HOT if self.saved else str(config["start"]))
+        if self.size > len(self._questions):
+            raise UserError(f"batch={self.size}: there are {len(self._questions)} questions; use at most so many")
         if self.size > 1 and self.answerer.start in (COLD, CATEGORY):
             raise UserError(
                 f"start={self.answerer.start}: forgets between prompts what those of a batch share; use start=hot, or "
                 "batch=1"
             )
-        if self.answerer.keeps_state:  # else there is one record for all orders
+        if self.answerer.keeps_state or self.size > 1:  # else there is one record for all orders
             bench = replace(bench, questions=self._questions, order=order)
         self.settings = run_settings(config, bench, self.answerer)
         if self.saved and self.answerer.keeps_state:
@@ -165,7 +167,7 @@ class Runner:
             if answerer.keeps_state:
                 answerer.drafter.load_state_dict(self.store.last_state(len(rows)))
             else:  # the final state was not saved: answer again
-                answer(self._questions[-self.size :], [(answerer, self.config)])
+                answer(self._questions[-(len(rows) % self.size or self.size) :], [(answerer, self.config)])
         state, summary = answerer.drafter.state_dict(), measure(rows)
         summary["state_bytes"] = sum(t.numel() * t.element_size() for t in state.values())
         described = answerer.drafter.describe()

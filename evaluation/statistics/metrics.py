@@ -32,6 +32,8 @@ def measure(rows: Sequence[Row]) -> dict[str, Any]:
     steps = per_turn(rows, "decoding_steps")
     later_steps = sum(max(n - 1, 0) for n in steps)  # all but the first of each turn
     peaks: list[Any] = [row.get("peak_memory") for row in rows]
+    if any("step_batch" in choice for row in rows for choice in row["choices"]):
+        prompt = []  # prefill times are shares of a batch's: nobody waited so long for a first token
     return {
         "questions": len(rows),
         "turns": sum(len(choice["turns"]) for row in rows for choice in row["choices"]),

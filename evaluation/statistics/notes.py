@@ -37,8 +37,10 @@ def headlines(table: pd.DataFrame) -> list[str]:
             fastest = max(timed, key=lambda row: row["tokens_per_second"])
             others = [name for name in BASELINES if name != fastest["method"] and pd.notna(fastest[f"speedup_{name}"])]
             over = " and ".join(f"{fastest[f'speedup_{name}']:.2f} × {name}" for name in others)
+            alike = f" at batch {fastest['batch']}" if fastest["batch"] > 1 else ""
             who = "It" if drafts and fastest is most else _row_name(fastest)
-            text += f"{who} is fastest, {fastest['tokens_per_second']:,.0f} tokens/s{f' ({over})' if over else ''}."
+            over = f" ({over}{alike})" if over else ""
+            text += f"{who} is fastest, {fastest['tokens_per_second']:,.0f} tokens/s{over}."
         lines.append(text)
     return lines
 
@@ -66,11 +68,12 @@ def table_notes(table: pd.DataFrame, intervals: bool) -> list[str]:
 
 def heading(runs: Sequence[Run]) -> list[str]:
     """Say what ran on what, one line a device and setting, and which generation settings were left out."""
-    batches = sorted({run.settings.get("batch", 1) for run in runs})
     lines = [
         f"{run.model} ({run.precision}) on {run.metadata['device']}; torch {run.metadata['versions']['torch']}, "
         f"transformers {run.metadata['versions']['transformers']}; {decoding(run, batches)}"
-        for run in runs
+        for same in grouped(runs, lambda run: run.identity.comparable).values()
+        for batches in [sorted({run.settings.get("batch", 1) for run in same})]
+        for run in same
     ]
     lines += filter(None, map(generation_left_out, runs))
     return list(dict.fromkeys(lines))

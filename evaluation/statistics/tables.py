@@ -151,7 +151,7 @@ def _break_even_mat(answers: Sequence[Row], plain: Pool | None) -> float:
     keys = {row_key(row) for row in theirs}
     common = [row for row in answers if row_key(row) in keys]
     step_ms, plain_ms = (measure(rows)["step_ms"] if rows else math.nan for rows in (common, theirs))
-    return float(step_ms / plain_ms)
+    return float(step_ms / plain_ms) if plain_ms else math.nan
 
 
 def speedup(speeds: Floats, base: Floats) -> float:

@@ -23,10 +23,10 @@ from .checks import PAST_END, TRIAL, check_error, refusing_errors
 from .devices import without_cudnn
 from .drafter import DeviceDrafter, Drafter, Session
 from .loop import ROOM, Generation, Request, first_forward, open_sequence, step_clock
-from .sampling import GREEDY, Choice, Sampling, argmax, candidates_of
+from .sampling import GREEDY, Choice, Sampling
 from .static_step import FREE, ROWS, WARM_UP, BatchForward, Rows, Setup
 from .step import Executor, Forwarded, Sequence, conclude, unmarked
-from .target import Outputs, Target
+from .target import Target
 from .tree import Draft, Tree
 from .verification import Verification
 
@@ -43,7 +43,7 @@ class SharedCache:
     """
 
     def __init__(self, target: Target, most: int) -> None:
-        self.target, self.most = target, most
+        self.most = most
         self.cache: TreeCache = target.caches.make(ROOM)
         self.owners, self.positions = np.full(ROOM, FREE, dtype=np.int32), np.zeros(ROOM, dtype=np.int64)
         self.owners[0] = WARM_UP
@@ -72,28 +72,44 @@ class SharedCache:
         self.cache.length = max(self.cache.length, 1 + int(columns.max(initial=-1)))
 
     def forward(
-        self, drafts: list[Rows], drafter: Drafter, executor: Executor | None = None
-    ) -> tuple[Outputs, NDArray[np.int64]]:
-        """Forward drafts of several sequences; with an executor in its static steps, rows and columns rounded up.
+        self,
+        target: Target,
+        drafts: list[Rows],
+        drafter: Drafter,
+        session: Session,
+        execution: str = "eager",
+        greedy: bool = False,
+    ) -> tuple[BatchForward, NDArray[np.int64], float]:
+        """Forward drafts of several sequences; unless it is eager, with rows and columns rounded up.
 
-        Returns the outputs of their n rows, and the rows' columns (n,), of which none is owned yet.
+        Args:
+            drafter: drafted them all.
+            session: of one of them; its drafter keeps the static steps.
+            greedy: True if all sequences are.
+
+        Returns:
+            What the forward gave; the columns (n,) of its first n rows, which are the drafts', of which none is owned
+            yet; the seconds spent on a shape that was not met before.
         """
         n = rows = sum(len(draft.tree) for _, _, draft in drafts)
-        if executor is not None:
+        if execution != "eager":
             rows = next((size for size in ROWS if size >= n), -(-n // ROWS[-1]) * ROWS[-1])
         columns = self.free(rows)
         self.positions[columns[:n]] = np.concatenate([root + np.array(d.tree.depth_of) for _, root, d in drafts])
         self.cache.length = 1 + int(max(columns[-1], np.flatnonzero(self.owners != FREE).max(initial=-1)))
-        if executor is None:
+        shape, setup_s = (rows, greedy), 0.0
+        if execution == "eager":
             width = -(-self.cache.length // ALIGNED) * ALIGNED
-            step = BatchForward(Setup(self.target, self.cache, width, self._choice), drafter, rows)
-            launch = step.run
+            forward = BatchForward(Setup(target, self.cache, width, self._choice), drafter, shape)
+            launch = forward.run
         else:
-            step, launch = executor.made(BatchForward, drafter, (rows, "batch"), 0, self.cache, unmarked)
-        step.feed(drafts, columns, self.owners, self.positions)
+            executor = Executor.of(Sequence(target, self.cache, session, [], execution=execution))
+            setup_s -= executor.setup_s
+            forward, launch = executor.made(BatchForward, drafter, (shape, None), 0, self.cache, unmarked)
+            setup_s += executor.setup_s
+        forward.feed(drafts, columns, self.owners, self.positions)
         launch()
-        logits, hidden = step.outputs
-        return Outputs(logits[:n], None if hidden is None else hidden[:n]), columns[:n]
+        return forward, columns[:n], setup_s
 
 
 @dataclass(eq=False)
@@ -166,7 +182,9 @@ class Batch:
         """End all members, and keep the cache for the next batch."""
         for member in list(self.members):
             self.end(member)
-        self.target.idle_batch = self.cache
+        idle = self.target.idle_batch
+        if idle is None or idle.cache.capacity <= self.cache.cache.capacity:
+            self.target.idle_batch = self.cache
 
     def step(self) -> list[Member]:
         """Take a step of all members. Returns them."""
@@ -175,25 +193,21 @@ class Batch:
         is_plain = sizing is not None and sizing.begin_step(len(members))
         sessions = [self._plain if is_plain else member.session for member in members]
         drafts = [self._draft(member, session) for member, session in zip(members, sessions, strict=True)]
-        executor = self._executor()
-        setup_before = executor.setup_s if executor else 0.0
-        outputs, columns = self.cache.forward(drafts, sessions[0].drafter, executor)
-        setup_s = executor.setup_s - setup_before if executor else 0.0
-        greedy = self._greedy(outputs.logits, sessions[0].drafter, drafts[0][2])
+        executions = [member.request.execution for member in members]
+        execution = next((name for name in executions if name != "eager"), "eager")
+        greedy = all(member.choice.greedy for member in members)
+        forward, columns, setup_s = self.cache.forward(
+            self.target, drafts, sessions[0].drafter, members[0].session, execution, greedy
+        )
+        chosen = forward.choices, *forward.candidates
+        if all(draft.tree.device.type == "cpu" for _, _, draft in drafts):  # one transfer for all
+            chosen = tuple(None if part is None else part.cpu() for part in chosen)
         end = 0
         for member, session, (_, _, draft) in zip(members, sessions, drafts, strict=True):
             rows = slice(end, end := end + len(draft.tree))
-            sequence, needs = member.sequence, session.drafter.needs
-            logits, hidden = outputs.logits[rows], None if outputs.hidden is None else outputs.hidden[rows]
-            if greedy is not None:
-                choices, top, log_probs = (None if part is None else part[rows] for part in greedy)
-                assert choices is not None
-                forwarded = Forwarded(choices, logits, hidden, (top, log_probs))
-            else:
-                member.choice.set_seed(sequence.sampling.seed)
-                text, over = sequence.text, sequence.over
-                choices = member.choice.after(logits, draft, text, every=needs.choices, over=over)
-                forwarded = Forwarded(choices, logits, hidden)
+            member.start += setup_s
+            forwarded = self._forwarded(member, session, draft, (forward.logits, forward.hidden, *chosen), rows)
+            sequence = member.sequence
             verification = conclude(session, draft, forwarded, over=sequence.over)
             self.cache.owners[columns[rows][verification.path[: len(verification.tokens)]]] = member.number
             if is_plain:
@@ -215,19 +229,19 @@ class Batch:
             sizing.observe(min(sizing.sizes, key=lambda size: abs(size - nodes)), tokens, seconds)
         return members
 
-    def _executor(self) -> Executor | None:
-        """Return what executes static steps; None if all sequences take eager ones."""
-        for member in self.members:
-            if (execution := member.request.execution) != "eager":
-                return Executor.of(Sequence(self.target, self.cache.cache, member.session, [], execution=execution))
-        return None
-
-    def _greedy(self, logits: torch.Tensor, drafter: Drafter, draft: Draft) -> list[torch.Tensor | None] | None:
-        """Return choices, candidates and log-probs of all rows, where trees are; None if a sequence is not greedy."""
-        if not all(member.choice.greedy for member in self.members):
-            return None
-        candidates = candidates_of(logits, drafter.needs.candidates, drafter.needs.log_probs)
-        return [None if part is None else part.to(draft.tree.device) for part in (argmax(logits), *candidates)]
+    def _forwarded(
+        self, member: Member, session: Session, draft: Draft, parts: Iterable[torch.Tensor | None], rows: slice
+    ) -> Forwarded:
+        """Return a member's rows of logits, hidden states, choices, candidates and their log-probs."""
+        logits, hidden, *chosen = (None if part is None else part[rows] for part in parts)
+        choices, *candidates = (None if part is None else part.to(draft.tree.device) for part in chosen)
+        if choices is not None:
+            return Forwarded(choices, logits, hidden, (candidates[0], candidates[1]))
+        assert logits is not None
+        sequence, every = member.sequence, session.drafter.needs.choices
+        member.choice.set_seed(sequence.sampling.seed)
+        choices = member.choice.after(logits, draft, sequence.text, every=every, over=sequence.over)
+        return Forwarded(choices, logits, hidden)
 
     def _draft(self, member: Member, session: Session) -> Rows:
         """Return a draft with tokens of its own, as a drafter may write the next draft into the same tensor."""
@@ -294,12 +308,14 @@ def check_batch(target: Target, most: int, execution: str = "eager") -> None:
     shared.cache.cursor.ahead = most + PAST_END
     # Later tokens lie in front of earlier ones, and no column behind them is free.
     shared.owners[1 : 1 + 2 * half + -(4 * half + 1) % ALIGNED] = 2
-    sequence = Sequence(target, shared.cache, plain.session(), [], execution=execution)
-    executor = None if execution == "eager" else Executor.of(sequence)
+    session = plain.session()
     with refusing_errors(target.name):
-        _, columns = shared.forward([(i, 0, Draft(chain, ids[i, :half])) for i in (0, 1)], plain, executor)
-        shared.owners[columns] = np.repeat([0, 1], half)
+        first = [(i, 0, Draft(chain, ids[i, :half])) for i in (0, 1)]
+        shared.owners[shared.forward(target, first, plain, session, execution)[1]] = np.repeat([0, 1], half)
         shared.release(2)
-        rest, _ = shared.forward([(i, half, Draft(chain, ids[i, half:])) for i in (1, 0)], plain, executor)
-        check_error(target, rest.logits.view(2, half, -1), ids.flip(0).to(target.device), "a batch's rows")
+        rest = [(i, half, Draft(chain, ids[i, half:])) for i in (1, 0)]
+        logits = shared.forward(target, rest, plain, session, execution)[0].logits
+        assert logits is not None
+        rows = logits[: 2 * half].view(2, half, -1)
+        check_error(target, rows, ids.flip(0).to(target.device), "a batch's rows")
     target.batch_columns[execution] = most

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from .cache import TreeCache
 from .devices import on_host_like, synchronize
 from .drafter import DeviceDrafter, Drafter
-from .sampling import Candidates, Choice, candidates_of
+from .sampling import Candidates, Choice, argmax, candidates_of
 from .target import Hidden, Outputs, Target
 from .tree import Draft, Tree
 from .verification import Commit
@@ -232,13 +232,18 @@ class BatchForward:
     column owner and position; and the rows' ancestors as `packed` has them. Unused rows are of no sequence. Runs before
     the first `feed`, which warm up, write to column 0 alone.
 
+    Args:
+        shape: n, and whether all sequences are greedy.
+
     Attributes, of the last run:
-        outputs: of all n rows.
+        choices, candidates: of n rows, if all sequences are greedy.
+        logits: (n, V), if a sequence is not, or the drafter reads them.
+        hidden: (n, w H), if the drafter reads them.
     """
 
-    def __init__(self, setup: Setup, drafter: Drafter, rows: int) -> None:
-        self.target, cache, self.width, _ = setup
-        self._cache, self.rows, self._hidden = weakref.ref(cache), rows, drafter.needs.hidden
+    def __init__(self, setup: Setup, drafter: Drafter, shape: tuple[int, bool]) -> None:
+        (self.target, cache, self.width, self.choice), (rows, self.greedy) = setup, shape
+        self._cache, self.rows, self._needs = weakref.ref(cache), rows, drafter.needs
         self._sizes = [rows] * 4 + [self.width] * 2 + [rows * -(-rows // WORD)]
         device = self.target.device
         self.input = torch.zeros(sum(self._sizes), dtype=torch.long, device=device)
@@ -248,8 +253,10 @@ class BatchForward:
         nodes = torch.arange(rows, device=device)
         self._word, self._bit = nodes // WORD, nodes % WORD
         self.length = torch.zeros((), dtype=torch.long, device=device)  # an executor sets it; no batch has one
-        self.choice = setup.choice
-        self.outputs = Outputs(self.input, None)
+        self.choices: torch.Tensor | None = None
+        self.logits: torch.Tensor | None = None
+        self.hidden: torch.Tensor | None = None
+        self.candidates: Candidates = None, None
 
     def feed(self, drafts: Sequence[Rows], columns: Array, owners: Array, positions: Array) -> None:
         """Write the next run's rows.
@@ -268,26 +275,29 @@ class BatchForward:
         at[:], written[:] = positions[columns], columns
         of_columns[:], column_positions[:] = owners[: self.width], positions[: self.width]
         words[:] = packed(torch.from_numpy(seen), self.rows).view(-1)
-        drafted = torch.cat([draft.tokens for _, _, draft in drafts])
-        tokens[n:] = 0
-        if drafted.device.type == "cpu":
-            tokens[:n] = drafted
+        drafted, tokens[n:] = [draft.tokens for _, _, draft in drafts], 0
+        on_host = all(part.device.type == "cpu" for part in drafted)
+        if on_host:
+            tokens[:n] = torch.cat(drafted)
         self.input.copy_(self._host, non_blocking=True)
-        if drafted.device.type != "cpu":  # drafted on the device: copied without waiting
-            self.input[:n].copy_(drafted)
+        if not on_host:  # drafted on the device: copied without waiting; some methods draft now there, now here
+            self.input[:n].copy_(torch.cat([part.to(self.input.device) for part in drafted]))
 
     def run(self) -> None:
         """Forward. Reads no host value."""
-        target, cache = self.target, self._cache()
+        target, cache, needs = self.target, self._cache(), self._needs
         assert cache is not None
         tokens, owners, positions, at, of_columns, column_positions, words = torch.split(self.input, self._sizes)
         seen = (words.view(self.rows, -1).index_select(1, self._word) >> self._bit & 1).bool()  # (n, n)
         visible = (owners[:, None] == of_columns).index_copy_(1, at, seen)  # (n, w)
         mask = torch.zeros(visible.shape, dtype=target.dtype, device=target.device)
         mask.masked_fill_(~visible, torch.finfo(target.dtype).min)
-        self.outputs = target.forward_static(
-            cache, tokens, mask, positions, at, columns=column_positions, hidden=self._hidden
+        logits, self.hidden = target.forward_static(
+            cache, tokens, mask, positions, at, columns=column_positions, hidden=needs.hidden
         )
+        self.logits = logits if needs.logits or not self.greedy else None  # a graph would keep them in memory for good
+        if self.greedy:
+            self.choices, self.candidates = argmax(logits), candidates_of(logits, needs.candidates, needs.log_probs)
 
     def state(self) -> dict[str, torch.Tensor]:
         """Return the tensors that a run writes and that outlive it."""

@@ -94,11 +94,11 @@ def test_a_batchs_turn_is_taken_back_and_of_its_size(tiny):
         tiny.model.register_forward_pre_hook(
             lambda module, args, given: rows.append(given["input_ids"].shape[1]), with_kwargs=True
         )
-        for nodes in (4, 0, 4):
-            steps = bench_step.BatchedSteps(tiny, batch, nodes)
+        for nodes, execution, count in ((4, "eager", 15), (0, "eager", 3), (4, "static", 16)):
+            steps = bench_step.BatchedSteps(tiny, batch, execution, nodes)
             rows.clear()
             steps.take_turn()
-            assert rows == [3 * (nodes + 1)] * 9 and steps.seconds[0] > 0
+            assert rows[-9:] == [count] * 9 and steps.seconds[0] > 0
             assert [member.sequence.text for member in batch.members] == [prompt] * 3
             owned = batch.cache.owners >= 0
             assert owned.sum() == 3 * 3 and {*batch.cache.positions[owned]} == {0, 1, 2}

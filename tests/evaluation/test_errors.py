@@ -82,6 +82,7 @@ WRONG = {  # settings, and what the line names
     "+sampling.temprature=1": "did you mean temperature?",
     "repeats=2 run_dir=x": "holds one run",
     "repeats=0": "repeats=0",
+    "batch=8": "batch=8: there are 7 questions; use at most so many",
     "batch=0": "batch=0: must be a whole number, at least 1",
     "batch=2 phases=true": "phases=true: times the parts of one sequence's steps; use batch=1",
     "batch=2 method=recycling": "start=cold: forgets between prompts | use start=hot, or batch=1",

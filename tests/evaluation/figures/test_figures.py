@@ -204,6 +204,16 @@ def test_of_many_runs_those_of_one_temperature_are_compared():
     assert [row["temperature"] for row in data.shown()] == [0.0]
 
 
+def test_of_many_runs_those_of_the_smallest_batch_are_compared():
+    """Of each batch the baselines are its own; a figure had compared batch 16 with batch 1."""
+    runs = [decided(batch=n) for n in (4, 2, 1)]
+    for i, run in enumerate(runs):
+        run.answers[:] = questions(fast=i)[: 8 - i]
+    others = [made(f"m{i}", questions()) for i in range(8)]
+    (data,) = split(Experiment([*runs, *others])).values()
+    assert [row["batch"] for row in data.shown() if row["method"] == "recycling (hot)"] == [1]
+
+
 def test_a_figure_across_types_names_them_all():
     runs = [recycling(), made("suffix", questions(), model={"dtype": "float16"})]
     drawn = figures.novelty(list(split(Experiment(runs)).values()))

@@ -63,6 +63,8 @@ def test_texts_are_those_of_batch_1_and_shares_are_of_the_whole(evaluate, tmp_pa
     timed = {run.label: core(run.answers) for run in experiment.runs if "batch" in run.settings}
     untimed = {run.label: core(run.answers) for run in read_runs(tmp_path / "results/u")}
     assert len(untimed) == 2 and untimed.items() <= timed.items()
+    assert evaluate("method=vanilla", "batch=3", "bench.order=interleaved", "timed=false", "name=u").code == 0
+    assert len(read_runs(tmp_path / "results/u")) == 3, "other batches"
 
 
 @pytest.mark.parametrize("lines", [3, 4, 5])
@@ -107,3 +109,4 @@ def test_answers_of_a_padded_batch_end_at_their_own_end(monkeypatch):
         assert len({len(out.tokens) for out in outs}) > 1 and len({out.decode_s for out in outs}) == 1
     longest = plain.answer_batch(prompts, 50, own)
     assert [len(out.tokens) for out in longest] == [50, 40, 50, 50], "the context ends the long one alone"
+    assert [out.steps[0].batch for out in longest] == [3, 1, 3, 3], "which is answered alone"

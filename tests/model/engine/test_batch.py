@@ -1,6 +1,9 @@
 """Batches: each text is that of its sequence alone, whoever else is in the batch."""
 
+import gc
 import random
+import time
+import weakref
 from dataclasses import replace
 from functools import cache, partial
 from itertools import count
@@ -14,7 +17,7 @@ from model.engine import Drafter, Target, generate
 from model.engine.batch import Batch, SharedCache, check_batch, decode_batch
 from model.engine.loop import Request
 from model.engine.sampling import Sampling
-from model.engine.static_step import FREE
+from model.engine.static_step import FREE, BatchForward
 from model.errors import UserError
 from model.methods import make_method
 from model.methods.vanilla import Vanilla
@@ -127,7 +130,7 @@ def test_shares_of_a_batch_add_up_to_the_whole(monkeypatch):
     together(target, drafter, 2, [([5], Request(max_new_tokens=2))])  # the trial, by another clock
     monkeypatch.setattr("model.engine.batch.time.perf_counter", lambda: float(next(ticks)))
     forward = SharedCache.forward
-    monkeypatch.setattr(SharedCache, "forward", lambda *given: forwards.append(len(given[1])) or forward(*given))
+    monkeypatch.setattr(SharedCache, "forward", lambda *given: forwards.append(len(given[2])) or forward(*given))
     requests = [Request(max_new_tokens=limit) for limit in (3, 9, 5)]
     outs = together(target, drafter, 2, zip(prompts(), requests, strict=False))
     steps = [step.batch for out in outs for step in out.steps]
@@ -196,15 +199,15 @@ def columns(monkeypatch):
     """Before each forward: no column is shared, and each sequence owns one column a position of its text."""
     forward = SharedCache.forward
 
-    def checked(shared, drafts, *how):
+    def checked(shared, target, drafts, *how):
         owned = {owner: sorted(shared.positions[shared.owners == owner].tolist()) for owner, _, _ in drafts}
         assert owned == {owner: list(range(root)) for owner, root, _ in drafts}
         assert (shared.owners >= 0).sum() == sum(root for _, root, _ in drafts), "none belongs to one that ended"
         before = shared.owners.copy()
-        outputs, written = forward(shared, drafts, *how)
+        outputs, written, setup_s = forward(shared, target, drafts, *how)
         assert len({*written.tolist()}) == len(written) == sum(len(draft.tree) for _, _, draft in drafts)
         assert (before[written[written < len(before)]] == FREE).all() and (shared.owners[written] == FREE).all()
-        return outputs, written
+        return outputs, written, setup_s
 
     monkeypatch.setattr(SharedCache, "forward", checked)
     monkeypatch.setattr("model.engine.batch.check_batch", lambda *trial: None)
@@ -339,6 +342,27 @@ def test_columns_are_found_again_and_room_is_made(llama):
         outs = together(target, Vanilla(target.device), 8, [(prompts()[6] * 3, Request(max_new_tokens=20))] * 8)
     assert max(used) > 8 * 180 and len({tuple(out.tokens) for out in outs}) == 1
     assert outs[0].tokens == greedy(llama, prompts()[6] * 3, 20)
+
+
+def test_waiting_leaves_out_what_making_a_shape_takes(monkeypatch):
+    target, request, feed = Target(model()), Request(max_new_tokens=12, execution="static"), BatchForward.__init__
+    monkeypatch.setattr(BatchForward, "__init__", lambda *given: time.sleep(0.1) or feed(*given))
+    outs = together(target, make("recycling", target, {}), 2, [(prompts()[2], request), (prompts()[3], request)])
+    assert sum(out.setup_s for out in outs) > 0.1
+    assert all(max(out.ends_s[-1], out.prefill_s + out.decode_s) < 0.1 for out in outs)
+
+
+def test_a_batch_leaves_no_cycle_that_keeps_the_model():
+    own = toy_model("llama")
+    target = Target(own)
+    together(target, Vanilla(target.device), 2, [([5, 6], Request(max_new_tokens=3))] * 2)
+    gc.disable()
+    try:
+        gone = weakref.ref(target)
+        del target
+        assert gone() is None
+    finally:
+        gc.enable()
 
 
 @pytest.mark.parametrize("name", ["recycling", "suffix", "dynamic"])
