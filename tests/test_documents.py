@@ -11,9 +11,11 @@ from pathlib import Path
 
 import pytest
 import torch
+import yaml
 from hydra import compose, initialize_config_dir
 
 from evaluation import run as evaluation_run
+from model import __version__
 from model import cli as terminal
 from model.methods import METHODS
 from tests.evaluation.conftest import few_figures  # noqa: F401 - a fixture
@@ -167,7 +169,15 @@ def test_the_readmes_python_runs(clean_folder, capsys):
 
 def test_the_readme_fits_on_its_screens():
     text = README.read_text()
-    assert len(text.split()) <= 740 and len(text.splitlines()) <= 118
+    assert len(text.split()) <= 800 and len(text.splitlines()) <= 130
+
+
+def test_the_readme_cites_what_the_citation_file_does_in_the_package_s_version():
+    cited, entries = yaml.safe_load((ROOT / "CITATION.cff").read_text()), " ".join(blocks(README, "bibtex")[0].split())
+    assert cited["version"] == __version__ and f"version={{{__version__}}}" in entries
+    for work in (cited, *cited["references"]):
+        names = [author.get("name") or "{family-names}, {given-names}".format(**author) for author in work["authors"]]
+        assert f"title={{{work['title']}}}" in entries and " and ".join(names) in entries
 
 
 def test_a_method_of_ones_own_runs(clean_folder, monkeypatch, page=ROOT / "docs/extending.md"):
