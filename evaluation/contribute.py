@@ -33,7 +33,7 @@ python -m evaluation.report results/reference/quickstart                        
 python -m evaluation.report results/quickstart --against results/reference/quickstart    # do I get the same?
 ```
 
-How a run on another machine or model gets in: [extending](../docs/extending.md#results-of-your-machine). This file is
+How a run on another machine or model gets in: [recipes](../docs/recipes.md#publish-my-results). This file is
 written by `python -m evaluation.contribute`.
 """
 
