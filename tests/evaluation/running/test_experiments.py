@@ -37,6 +37,7 @@ def test_every_experiment_composes_for_vicuna_and_states_its_command(name):
     suffixes |= dict.fromkeys(("batch", "dynamic_tree", "rivals", "speed"), suffixes["curves"])
     folder = f"{name}-{suffixes[name]}" if name in suffixes else name
     assert (cfg.name, cfg.repeats, cfg.model.name, cfg.model.path) == (folder, 3, "vicuna-7b", "here")
+    assert cfg.model.weights is None, "which only a GGUF file takes"
     assert (smoke.repeats, smoke.bench.per_category, smoke.max_new_tokens) == (1, 1, 48)
     params = OmegaConf.to_container(cfg.hydra.sweeper.params, resolve=False)
     assert next(iter(params)) == "repeat" and "vanilla" in params["method"]
