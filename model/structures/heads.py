@@ -134,7 +134,7 @@ class Head(nn.Module):
 
     def __init__(self, config: Any, embedding: torch.Tensor) -> None:
         super().__init__()
-        self.config, self.rotary = config, LlamaRotaryEmbedding(config)
+        self.config = config
         self.register_buffer("embedding", embedding, persistent=False)
 
     def features(self, hidden: torch.Tensor) -> torch.Tensor:
@@ -169,7 +169,9 @@ class Head(nn.Module):
 
     def angles(self, count: int) -> tuple[torch.Tensor, torch.Tensor]:
         """Cosines and sines of rotary positions 0 to count - 1: (1, count, head_dim) each."""
-        cos, sin = self.rotary(self._weight, torch.arange(count, device=self._weight.device)[None])
+        weight = self._weight
+        rotary = LlamaRotaryEmbedding(self.config).to(weight.device)  # no part of the head, whose cast would round it
+        cos, sin = rotary(weight, torch.arange(count, device=weight.device)[None])
         return cos, sin
 
     def new_cache(self, capacity: int) -> TreeCache:
