@@ -224,6 +224,7 @@ def open_sequence(
         raise UserError(
             f"{target.name}: keeps recurrent states, so that drafts are chains; {type(drafter).__name__} needs its tree"
         )
+    target.check_hidden(needs.hidden)
     relearns_prompt = needs.prompt_logits and not drafter.stateful  # anew in each sequence
     reusable = prompt if request.reuse and not (relearns_prompt or needs.hidden) else ()
     reader = drafter if needs.prompt_logits else None  # reuse only what this drafter has read

@@ -125,6 +125,20 @@ class Target:
         if self.linear in PACKED:
             pack_linears(module, half=self.linear == "half")
 
+    @cached_property
+    def layers(self) -> torch.nn.ModuleList:
+        """Layers between which there are hidden states; `check_hidden` looks them up anew. Raises UserError if none."""
+        return decoder_layers(self.model, self.name)
+
+    def check_hidden(self, numbers: Hidden) -> None:
+        """Raise UserError if the model, as it is now, has no hidden state of one of these numbers."""
+        vars(self).pop("layers", None)
+        for number in numbers:
+            if number != LAST and not 0 <= number < len(self.layers):
+                raise UserError(
+                    f"{self.name}: has no hidden state {number}; there are 0 to {len(self.layers) - 1} and {LAST}"
+                )
+
     def check_execution(self, name: str) -> str:
         """Return the name of an execution. Raises UserError if this target cannot execute steps so."""
         if name not in EXECUTIONS:
@@ -411,9 +425,11 @@ class Target:
         if self._takes_positions:
             inputs["position_ids"] = positions[None]
         states: dict[int, torch.Tensor] = {}
-        hooks = [self._store_hidden(states, number) for number in hidden]
+        hooks: list[Any] = []
         outside, OURS.forward = OURS.forward, True
         try:
+            for number in hidden:
+                hooks.append(self._store_hidden(states, number))
             with self._grouped, self._uncompiled():
                 logits: torch.Tensor = self.model(input_ids=tokens[None], **inputs).logits[0]
         finally:
@@ -436,4 +452,4 @@ class Target:
 
         if number == LAST:
             return self.model.get_decoder().register_forward_hook(after)
-        return decoder_layers(self.model, self.name)[number].register_forward_pre_hook(before, with_kwargs=True)
+        return self.layers[number].register_forward_pre_hook(before, with_kwargs=True)

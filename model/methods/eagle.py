@@ -7,6 +7,8 @@ tree and the order of things: github.com/SafeAILab/EAGLE, whose 60 nodes include
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import nn
 
@@ -129,7 +131,8 @@ class ConfidenceTreeSession(HeadSession):
         """Log-probs and tokens of the children of nodes with these features (w, H), best first: (w, top_k) each."""
         drafter = self.drafter
         best = torch.log_softmax(drafter.lm_head(features).float(), dim=-1).topk(drafter.top_k, dim=-1)
-        return best.values, best.indices if drafter.ids is None else drafter.ids[best.indices]
+        values = best.values.nan_to_num(nan=-math.inf, neginf=-math.inf)  # a sort puts NaN first, before its parent
+        return values, best.indices if drafter.ids is None else drafter.ids[best.indices]
 
     def _breadth_first(self, root: int, kept: list[int], parents: list[int], tokens: list[int]) -> Draft:
         """The draft of the nodes kept: their numbers, their parents' numbers (-1: the root), their tokens."""

@@ -6,6 +6,7 @@ Verification is the engine's; typical acceptance, which changes sampled output, 
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import torch
@@ -15,11 +16,12 @@ from transformers.models.llama.modeling_llama import LlamaDecoderLayer, LlamaRMS
 from ..engine import Target
 from ..errors import UserError
 from ..structures.head_drafter import StaticTree, StaticTreeSession
-from ..structures.heads import Head, filled, head_config, open_head, read_weights, run_layer, template
+from ..structures.heads import Head, filled, head_config, hidden_size, open_head, read_weights, run_layer, template
 from .medusa import ResBlock
 
 WEIGHTS, PUBLIC_WEIGHTS = "hydra_lm_head.safetensors", "hydra_lm_head.pt"
-UNUSED = ("prefix_embeding_layer.embed_tokens.weight", "input_embed_fn.weight")  # of a file; the latter is the target's
+UNUSED, EMBEDDING = "prefix_embeding_layer.embed_tokens.weight", "input_embed_fn.weight"  # the latter is the target's
+LATER_BLOCK = re.compile(r"^(hydra_mlp\.\d+)\.(?!1\.)\d+\.")
 SUPPORTED = {"hydra_head_arch": "prefix-mlp", "grounded_heads": True, "hidden_state_offset": 0}
 
 
@@ -62,8 +64,20 @@ def load_heads(path: str, target: Target) -> HydraHeads:
             raise UserError(
                 f"{folder}: {key}={values[key]} in config.json; of Hydra's heads those of {value} are supported"
             )
+    of_target = target.model.config.get_text_config().to_dict()
+    if of_target.get("hidden_size") != hidden_size(target):
+        raise UserError(f"{target.name}: has no hidden_size in its config; Hydra's heads are of models like LLaMA")
     file, state = read_weights(folder, WEIGHTS, PUBLIC_WEIGHTS)
-    state = {name: tensor for name, tensor in state.items() if name not in UNUSED}
+    embedding = target.model.get_input_embeddings().weight.detach()
+    given, _ = state.pop(EMBEDDING, embedding), state.pop(UNUSED, None)
+    if given.shape == embedding.shape:
+        given, own = (matrix[::16].float().cpu() for matrix in (given, embedding))  # a sample of the rows
+        if (given - own).norm() > 0.02 * own.norm():  # 16-bit values are at most 0.4 % off
+            raise UserError(f"{file}: {EMBEDDING} is not the embedding of {target.name}; heads are of one model")
+    for name, tensor in state.items():
+        repeated = state.get(shared := LATER_BLOCK.sub(r"\1.3.", name), tensor)
+        if repeated is not tensor and not torch.equal(repeated, tensor):
+            raise UserError(f"{file}: {name} and {shared} differ; a head's later blocks are one block, repeated")
     try:
         numbers = [[int(part) for part in name.split(".")[1:3]] for name in state if name.startswith("hydra_mlp.")]
         heads, blocks = 1 + max(head for head, _ in numbers), (1 + max(block for _, block in numbers)) // 2
@@ -71,8 +85,7 @@ def load_heads(path: str, target: Target) -> HydraHeads:
         raise UserError(
             f"{file}: keys such as {sorted(state)[:2]} are not Hydra's (hydra_mlp.0.1.linear.weight)"
         ) from None
-    config = head_config(target.model.config.get_text_config().to_dict() | {"num_hidden_layers": 1})
-    embedding = target.model.get_input_embeddings().weight.detach()
+    config = head_config(of_target | {"num_hidden_layers": 1})
     made = HydraHeads(config, embedding, heads=heads, blocks=blocks, vocab_size=target.logits_size)
     return filled(made, file, state, target)
 

@@ -16,4 +16,4 @@ def check_whole(method: str, low: int, high: int = MAX_NODES, **settings: Any) -
     """Raise UserError if one of a method's settings is no whole number in a range."""
     for name, value in settings.items():
         if type(value) is not int or not low <= value <= high:
-            raise UserError(f"{method}: {name}={value} must be from {low} to {high}, a whole number")
+            raise UserError(f"{method}: {name}={value!r} must be from {low} to {high}, a whole number")

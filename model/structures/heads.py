@@ -28,6 +28,7 @@ from ..engine.layers import decoder_layers
 from ..engine.tree import read_tree
 from ..errors import UserError, one_line
 from ..files import located
+from . import check_whole
 
 TRAINED, UNTRAINED = ("medusa", "eagle"), "no command here trains one; configs/companions names public ones"
 _TREES = Path(__file__).parent / "trees"  # as published with the heads
@@ -134,7 +135,7 @@ class Head(nn.Module):
 
     def __init__(self, config: Any, embedding: torch.Tensor) -> None:
         super().__init__()
-        self.config, self.rotary = config, LlamaRotaryEmbedding(config)
+        self.config = config
         self.register_buffer("embedding", embedding, persistent=False)
 
     def features(self, hidden: torch.Tensor) -> torch.Tensor:
@@ -169,7 +170,9 @@ class Head(nn.Module):
 
     def angles(self, count: int) -> tuple[torch.Tensor, torch.Tensor]:
         """Cosines and sines of rotary positions 0 to count - 1: (1, count, head_dim) each."""
-        cos, sin = self.rotary(self._weight, torch.arange(count, device=self._weight.device)[None])
+        weight = self._weight
+        rotary = LlamaRotaryEmbedding(self.config).to(weight.device)  # no part of the head, whose cast would round it
+        cos, sin = rotary(weight, torch.arange(count, device=weight.device)[None])
         return cos, sin
 
     def new_cache(self, capacity: int) -> TreeCache:
@@ -282,6 +285,7 @@ def load_eagle3_head(path: str, target: Target) -> Eagle3Head:
     folder, values = open_head(path, "eagle3", target)
     if "draft_vocab_size" not in values:
         raise UserError(f"{folder}: config.json has no draft_vocab_size, as EAGLE-3's heads have: use method=eagle2")
+    check_whole(f"{folder / 'config.json'}", 1, target.logits_size, draft_vocab_size=values["draft_vocab_size"])
     file, state = read_weights(folder, WEIGHTS, PUBLIC_WEIGHTS)
     config, rows, reads = head_config(values), values["draft_vocab_size"], layers_read(values, folder, target)
     ids, embedding = _draft_vocabulary(file, state, rows, target), _embedding(file, state, config, target)
@@ -297,13 +301,14 @@ def layers_read(values: dict[str, Any], folder: Path, target: Target) -> tuple[i
     Raises UserError if the target does not have them.
     """
     count = len(decoder_layers(target.model, target.name))
-    named = (values.get("eagle_config") or {}).get("eagle_aux_hidden_state_layer_ids")
+    named = values.get("eagle_config") or {}
+    named = named.get("eagle_aux_hidden_state_layer_ids") if isinstance(named, dict) else named
     outputs = named or [1, count // 2 - 1, count - 4]
-    numbers = sorted({1 + output for output in outputs if type(output) is int})
-    if len(numbers) < len(outputs) or numbers[0] < 0 or numbers[-1] >= count:
+    numbers = sorted({1 + output for output in outputs if type(output) is int}) if isinstance(outputs, list) else []
+    if not numbers or len(numbers) < len(outputs) or numbers[0] < 0 or numbers[-1] >= count:
         raise UserError(
-            f"{folder}: an EAGLE-3 head that reads the outputs of layers {outputs} (from 0), which must differ and be "
-            f"before the last of the {count} of {target.name}; a head trained on others names them in config.json "
+            f"{folder}: an EAGLE-3 head that reads the outputs of layers {outputs!r} (from 0), which must differ and "
+            f"be before the last of the {count} of {target.name}; a head trained on others lists them in config.json "
             "(eagle_config.eagle_aux_hidden_state_layer_ids)"
         )
     return tuple(numbers)
@@ -311,15 +316,17 @@ def layers_read(values: dict[str, Any], folder: Path, target: Target) -> tuple[i
 
 def _draft_vocabulary(file: Path, state: dict[str, torch.Tensor], rows: int, target: Target) -> torch.Tensor | None:
     """Return the target's ids of the draft vocabulary, from the differences in the file; None where it is whole."""
-    state.pop("t2d", None)
-    offsets = state.pop("d2t", None)
+    used, offsets = state.pop("t2d", None), state.pop("d2t", None)
     if offsets is None and rows == target.logits_size:
         return None
-    if offsets is None or offsets.shape != (rows,):
-        raise UserError(f"{file}: d2t is {'missing' if offsets is None else list(offsets.shape)}, should be [{rows}]")
+    if offsets is None or offsets.shape != (rows,) or offsets.dtype not in (torch.int32, torch.int64):
+        found = "missing" if offsets is None else f"{list(offsets.shape)} of {offsets.dtype}"
+        raise UserError(f"{file}: d2t is {found}, should be [{rows}] of torch.int64")
     ids = torch.arange(rows) + offsets
     if not 0 <= int(ids.min()) <= int(ids.max()) < target.logits_size:
         raise UserError(f"{file}: d2t leads to ids outside the vocabulary of {target.logits_size}")
+    if used is not None and not torch.equal(used.nonzero().flatten(), ids.sort().values):
+        raise UserError(f"{file}: d2t leads to other ids than those that t2d marks")
     return ids.to(target.device)
 
 

@@ -1,5 +1,6 @@
 """The loop: what it refuses, yields, lends and leaves behind; its output is in test_contract."""
 
+import copy
 import gc
 import random
 import weakref
@@ -48,6 +49,27 @@ def test_hidden_states_are_transformers_own(name):
     for path, nodes in zip(expected, ([0, 1, 3], [0, 2, 4]), strict=True):
         torch.testing.assert_close(drafted[nodes], path[2:], **close)
     assert mode_of(model) == mode, "hooks are as before"
+
+
+def test_hidden_states_that_there_are_not_and_hooks_after_errors(monkeypatch):
+    """And a list of layers that its owner replaced is looked up anew."""
+    model = toy_model("llama")
+    target, mode = Target(model), mode_of(model)
+    for number in (-2, 2):
+        drafter = Vanilla(target.device)
+        drafter.needs = Needs(hidden=(0, number, LAST))
+        with pytest.raises(UserError, match=rf"has no hidden state {number}; there are 0 to 1 and -1"):
+            generate(target, drafter, [5, 9], max_new_tokens=2)
+    store, model.model.layers = target._store_hidden, copy.deepcopy(model.model.layers)
+    generate(target, NeedsHidden(target.device), [5, 9], max_new_tokens=2)
+    with monkeypatch.context() as patch, target.cache(1) as cache:
+        patch.setattr(target, "_store_hidden", lambda states, number: store(states, number) if number else 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            target.prefill(cache, [5, 9], hidden=(LAST, 0))
+    monkeypatch.setattr(model.lm_head, "forward", lambda hidden: 1 / 0)
+    with target.cache(1) as cache, pytest.raises(ZeroDivisionError):
+        target.prefill(cache, [5, 9], hidden=(LAST, 0))
+    assert mode_of(model) == mode
 
 
 def test_what_a_drafter_begins_with_is_a_chain_or_nothing(llama):

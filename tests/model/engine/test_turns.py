@@ -16,7 +16,7 @@ from tests.conftest import toy_model
 def test_hidden_states_are_those_of_the_threads_own_forward():
     """A forward of another thread's within it: the hook must not hear it."""
     model, ids = toy_model("llama"), torch.tensor([[5, 6, 7, 8]])
-    target, expected = Target(model), model.model(ids).last_hidden_state[0]
+    target, states = Target(model), model(ids, output_hidden_states=True).hidden_states
 
     def meanwhile(*_):
         if threading.current_thread() is threading.main_thread():
@@ -24,8 +24,8 @@ def test_hidden_states_are_those_of_the_threads_own_forward():
 
     model.lm_head.register_forward_hook(meanwhile)
     with ThreadPoolExecutor(1) as pool, target.cache(1) as cache:
-        hidden = target.prefill(cache, [5, 6, 7, 8], Draft(Tree.chain(0), torch.tensor([8])), hidden=(LAST,)).hidden
-    torch.testing.assert_close(hidden, expected)
+        hidden = target.prefill(cache, [5, 6, 7, 8], Draft(Tree.chain(0), torch.tensor([8])), hidden=(1, LAST)).hidden
+    torch.testing.assert_close(hidden, torch.cat((states[1], states[LAST]), -1)[0])
 
 
 def test_threads_progress_side_by_side():

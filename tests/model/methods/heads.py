@@ -7,7 +7,7 @@ import torch
 from safetensors.torch import save_file
 from transformers import LlamaConfig, PreTrainedModel
 
-from model.methods.hydra import UNUSED, HydraHeads
+from model.methods.hydra import HydraHeads
 from model.methods.medusa import MedusaHeads
 from model.structures.heads import Eagle3Head, EagleHead, Head, head_config
 
@@ -104,7 +104,8 @@ def write_hydra(folder: Path, model: PreTrainedModel, heads=4, blocks=3, pickled
             head, _, *rest = name.removeprefix("hydra_mlp.").split(".")
             state[name] = state[".".join(["hydra_mlp", head, "3", *rest])].clone()
     if pickled:
-        state |= dict.fromkeys(UNUSED, embedding.weight.detach())
+        state["prefix_embeding_layer.embed_tokens.weight"] = torch.randn_like(embedding.weight)
+        state["input_embed_fn.weight"] = embedding.weight.detach().half()
     if change is not None:
         change(state)
     values = {"hydra_num_heads": heads, "hydra_num_layers": blocks, "hydra_head_arch": "prefix-mlp"}

@@ -11,7 +11,7 @@ from model.engine import Target, generate
 from model.errors import UserError
 from model.methods.eagle import Eagle, Eagle2
 from model.structures.heads import load_head
-from tests.conftest import toy_model
+from tests.conftest import greedy, toy_model
 from tests.model.methods.heads import write_eagle
 from tests.model.sessions import each_session
 
@@ -100,7 +100,8 @@ LAYOUTS = [("fc",), ("fc", *QKV), QKV, ()]  # the second and third are Qwen2's; 
 @pytest.mark.parametrize("name, biased", [*(("llama-grouped", biased) for biased in LAYOUTS), ("gpt2", ("fc",))])
 def test_the_static_tree_is_the_heads_own_paths_computed_from_scratch(tmp_path, name, biased):
     model = toy_model(name)
-    folder = write_eagle(tmp_path, model, biased=biased)
+    embedding = torch.randn(61, 32) if name == "gpt2" else None  # the head's own
+    folder = write_eagle(tmp_path, model, biased=biased, embedding=embedding)
     target, slow = Target(model), Reference(model, folder)
     seen, _ = drafts_of(Eagle(target, head_path=folder), target, [5, 9, 33, 12], 8)
     assert len(seen) >= 3
@@ -169,6 +170,37 @@ def test_both_layouts_are_read_alike(tmp_path):
         assert {name[:-5] for name in ours.state_dict() if name.endswith(".bias")} == set(biased)
         embeddings = (public.embedding, ours.embedding, model.get_input_embeddings().weight)
         assert len({tensor.data_ptr() for tensor in embeddings}) == 1, "an equal one is not stored twice"
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_heads_of_16_bit_targets(tmp_path, dtype):
+    """Angles are rounded only as they are used, log-probs never; logits that are no numbers end no answer."""
+    model = toy_model("llama-grouped", dtype=dtype)
+    target, folder = Target(model), write_eagle(tmp_path, model)
+    drafter = Eagle2(target, head_path=folder, nodes=20)
+    expected = load_head(folder, Target(toy_model("llama-grouped"))).angles(200)
+    for angles, wide in zip(drafter.head.angles(200), expected, strict=True):
+        assert torch.equal(angles, wide.to(dtype))
+    shallow = Eagle2(target, head_path=folder, depth=1, top_k=2, nodes=2)
+    logits = torch.zeros(61, dtype=dtype).scatter(0, torch.tensor([7, 50]), torch.tensor([8.0, 0.01], dtype=dtype))
+    shallow.lm_head = lambda features: logits.expand(len(features), 61)
+    for _, draft in drafts_of(shallow, target, [5, 9], 4)[0]:
+        assert draft.tokens[1:].tolist() == [7, 50], "in 16 bits the log-probs of all but token 7 are equal"
+    lm_head, rows = drafter.lm_head, []
+
+    def overflowing(features):
+        rows.append(lm_head(features))
+        return rows[-1] if len(rows) % 2 else rows[-1] * math.nan
+
+    drafter.lm_head = overflowing
+    assert generate(target, drafter, [5, 9, 33, 12], max_new_tokens=20).tokens == greedy(model, [5, 9, 33, 12], 20)
+
+
+def test_a_heads_layers_multiply_as_the_targets_do(tmp_path):
+    model = toy_model("llama")
+    target, prepared = Target(model), []
+    target.prepare = prepared.append
+    assert Eagle(target, head_path=write_eagle(tmp_path, model)).head in prepared
 
 
 BROKEN = [

@@ -9,6 +9,8 @@ step, tokens and parents of some drafts, root first. `total_token` counts the ro
 
 import pytest
 import torch
+import torch.nn.functional as F
+from safetensors.torch import load_file
 from torch import nn
 from transformers import LlamaConfig, LlamaForCausalLM
 
@@ -108,6 +110,29 @@ def test_official_layers_and_those_that_a_target_does_not_have(tmp_path):
         load_eagle3_head(folder, unlisted)
 
 
+def test_the_layer_of_one_pair_worked_out_from_the_file(tmp_path):
+    """Attention to itself alone is its value, so that no angle matters; an epsilon that every norm shows."""
+    model, eps = toy_model("llama"), 0.5
+    folder = write_eagle3(tmp_path, model, rms_norm_eps=eps)
+    head = load_eagle3_head(folder, Target(model))
+    w = {name.removeprefix("midlayer."): tensor for name, tensor in load_file(f"{folder}/model.safetensors").items()}
+
+    def norm(x, name):
+        return x / ((x * x).mean() + eps).sqrt() * w[f"{name}.weight"]
+
+    states, token = torch.randn(64), 7
+    h = w["fc.weight"] @ states
+    x = torch.cat((norm(model.get_input_embeddings().weight[token], "input_layernorm"), norm(h, "hidden_norm")))
+    value = (w["self_attn.v_proj.weight"] @ x).view(2, 8).repeat_interleave(2, 0).flatten()
+    h = h + w["self_attn.o_proj.weight"] @ value
+    x = norm(h, "post_attention_layernorm")
+    h = h + w["mlp.down_proj.weight"] @ (F.silu(w["mlp.gate_proj.weight"] @ x) * (w["mlp.up_proj.weight"] @ x))
+    with torch.no_grad():
+        out = head(head.features(states)[None, None], torch.tensor([[token]]), head.angles(1))[0, 0]
+        torch.testing.assert_close(out, h)
+        torch.testing.assert_close(head.lm_head(head.norm(out)), w["lm_head.weight"] @ norm(h, "norm"))
+
+
 def target_of_layers(count):
     return Target(LlamaForCausalLM(LlamaConfig(**SIZES | NARROW | dict(num_hidden_layers=count))).eval())
 
@@ -127,9 +152,16 @@ def test_layouts_of_heads_draft(tmp_path, how):
 
 BROKEN = [
     (dict(change=lambda state: state.pop("d2t")), r"d2t is missing, should be \[40\]"),
-    (dict(change=lambda state: state.update(d2t=state["d2t"][:-1])), r"d2t is \[39\], should be \[40\]"),
+    (dict(change=lambda state: state.update(d2t=state["d2t"][:-1])), r"d2t is \[39\] of torch.int64, should be \[40\]"),
     (dict(change=lambda state: state.update(d2t=state["d2t"] + 22)), "d2t leads to ids outside the vocabulary of 61"),
-    (dict(draft_vocab_size=39), r"d2t is \[40\], should be \[39\]"),
+    (dict(change=lambda state: state.update(d2t=state["d2t"] - 1)), "d2t leads to ids outside the vocabulary of 61"),
+    (dict(change=lambda state: state.update(d2t=state["d2t"].float())), r"d2t is \[40\] of torch.float32, should be"),
+    (dict(change=lambda state: state["d2t"][1].add_(1)), "d2t leads to other ids than those that t2d marks"),
+    (dict(draft_vocab_size="40"), "config.json: draft_vocab_size='40' must be from 1 to 61, a whole number"),
+    (dict(draft_vocab_size=None), "draft_vocab_size=None must be"),
+    (dict(eagle_config="x"), "outputs of layers 'x' .*lists them in config.json"),
+    (dict(eagle_config={"eagle_aux_hidden_state_layer_ids": 5}), "outputs of layers 5 .*lists them in config.json"),
+    (dict(draft_vocab_size=39), r"d2t is \[40\] of torch.int64, should be \[39\]"),
     (
         dict(hidden=16, change=lambda state: state.pop("embed_tokens.weight")),
         r"has no embed_tokens.weight, and the target's is \[61, 32\] and should",

@@ -9,13 +9,13 @@ import pytest
 import torch
 import torch.nn.functional as F
 from safetensors.torch import load_file
-from transformers import LlamaModel
+from transformers import LlamaConfig, LlamaForCausalLM, LlamaModel
 
 from model.engine import Target, generate
 from model.errors import UserError
 from model.files import ROOT
 from model.methods.hydra import Hydra, load_heads
-from tests.conftest import toy_model
+from tests.conftest import NARROW, SIZES, sharpened, toy_model
 from tests.model.methods.heads import HYDRA_FILES, write_hydra, write_medusa
 from tests.model.methods.public_traces import SOME_OR_ALL, embedded, lines, retaken, watched
 
@@ -39,7 +39,9 @@ def test_every_step_and_draft_is_the_public_codes(execution, every):
 @pytest.mark.parametrize("blocks", [1, 3])
 def test_candidates_are_each_heads_best_tokens_after_its_path(tmp_path, blocks):
     """Every node's token worked out from the file, and the layer by transformers over the whole text."""
-    model = toy_model("llama-grouped")
+    torch.manual_seed(0)
+    config = LlamaConfig(**SIZES | NARROW, num_key_value_heads=2, rope_theta=20.0)  # the layer's base, too
+    model = sharpened(LlamaForCausalLM(config).eval())
     folder = write_hydra(tmp_path, model, blocks=blocks)
     state = load_file(f"{folder}/{HYDRA_FILES[0]}")
     prefix, start = LlamaModel(type(model.config)(**model.config.to_dict() | {"num_hidden_layers": 1})).eval(), 22
@@ -88,6 +90,14 @@ BROKEN = [
     (dict(grounded_heads=False), "grounded_heads=False"),
     (dict(hidden_state_offset=1), "hidden_state_offset=1"),
     (dict(change=lambda state: state.pop("hydra_mlp.1.3.linear.bias")), "hydra_mlp.1.3.linear.bias is missing"),
+    (
+        dict(change=lambda state: state["hydra_mlp.2.5.linear.weight"].add_(0.1)),
+        "hydra_mlp.2.5.linear.weight and hydra_mlp.2.3.linear.weight differ",
+    ),
+    (
+        dict(pickled=True, change=lambda state: state["input_embed_fn.weight"].mul_(1.1)),
+        "input_embed_fn.weight is not the embedding of LlamaForCausalLM",
+    ),
     (dict(change=lambda state: state.clear()), r"keys such as \[\] are not Hydra's"),
 ]
 
@@ -104,3 +114,5 @@ def test_bad_heads_are_refused_in_one_line(tmp_path):
         load_heads(str(tmp_path / "nowhere"), target)
     with pytest.raises(UserError, match="has no weights"):
         load_heads(write_medusa(tmp_path / "medusa"), target)
+    with pytest.raises(UserError, match="GPT2LMHeadModel: has no hidden_size in its config"):
+        load_heads(write_hydra(tmp_path / "gpt2", model), Target(toy_model("gpt2")))

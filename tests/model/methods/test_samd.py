@@ -99,7 +99,7 @@ def test_the_head_reads_later_what_copied_steps_added(tmp_path):
     """A copy is not drafted by the head; its next tree is that of a head that read all of the text."""
     model = toy_model("llama")
     target, prompt = Target(model), [5, 6, 7, 8] * 3
-    drafter = Samd(target, head_path=write_eagle(tmp_path, model), min_match=2, max_draft=6, nodes=12)
+    drafter = Samd(target, head_path=write_eagle(tmp_path, model), min_match=2, max_draft=40, nodes=12)
     drafts, read = watched(drafter), []
 
     def watch(session):
