@@ -1,0 +1,45 @@
+"""Shipped experiments measured again: by their own command, compared, replaced; one that stops is left."""
+
+import pytest
+
+from evaluation import contribute
+from evaluation import run as run_module
+from evaluation.records import compact
+from evaluation.statistics.experiment import Experiment
+from tests.evaluation.conftest import call
+from tools import document_results, measure_again
+
+__all__ = ["call"]
+WORDS = ("timed=false", "method=vanilla,pld", "bench.order=file", "bench.per_category=1", "max_new_tokens=24")
+
+
+@pytest.mark.slow
+def test_what_changed_is_named_and_replaced_and_what_stops_is_left(call, tmp_path, monkeypatch):
+    reference = tmp_path / "results/reference"
+    for module in (measure_again, document_results, contribute):
+        monkeypatch.setattr(module, "REFERENCE", reference)
+    monkeypatch.setattr(measure_again, "AGAIN", tmp_path / "again")
+    outcome = call(run_module.main, "experiment=order", *WORDS, "name=small", f"results_dir={tmp_path}")
+    assert outcome.code == 0, outcome.err
+    file = contribute.contribute(tmp_path / "small", "small") / compact.FILE
+    typed = {"command": ["python", "-m", "evaluation.run", "experiment=order", *WORDS, "name=small"]}  # not pytest's
+    runs = Experiment.read(file.parent).runs
+    rows = [(run.folder.name, run.metadata | {"summary": run.summary} | typed, run.answers) for run in runs]
+    whole = [[*row["choices"][0]["accept_lengths"]] for *_, answers in rows for row in answers]
+    (pld,) = (answers for _, metadata, answers in rows if metadata["label"] == "pld")
+    lengths = (row["choices"][0]["accept_lengths"] for row in pld)
+    next(own for own in lengths if own != own[::-1]).reverse()  # as another version of pld would have accepted
+    file.write_bytes(compact.packed(rows))
+    outcome = call(measure_again.main)
+    assert outcome.code == 0, outcome.err
+    (line,) = (line for line in outcome.out.splitlines() if line.startswith("| small |"))
+    assert "equal in 1 of 2 configurations" in line and ": pld" in line and "->" in line
+    runs = Experiment.read(file.parent).runs
+    assert [row["choices"][0]["accept_lengths"] for run in runs for row in run.answers] == whole
+    before = file.read_bytes()
+    monkeypatch.setattr(document_results, "CHANGED", {"small": ("method.nonsense=1",)})
+    document_results.Shipped.cache_clear()
+    outcome = call(measure_again.main, "small")
+    assert outcome.code == 2 and "small: its command stopped with exit code 2" in outcome.err
+    assert file.read_bytes() == before
+    assert "no such folder of results/reference" in call(measure_again.main, "nowhere").err

@@ -1,0 +1,79 @@
+"""python -m tools.measure_again [NAMES]: measure shipped experiments again with today's code; replace their records.
+
+Each runs from its own recorded command into results/again; what was begun there goes on. Without names: all untimed
+ones, whose accepted lengths any machine repeats. Afterwards: python -m tools.document_results writes the documents.
+"""
+
+import argparse
+import shlex
+import subprocess
+import sys
+from typing import Any
+
+from evaluation.contribute import contribute, overview
+from evaluation.errors import user_errors
+from evaluation.records.compact import FILE
+from evaluation.records.provenance import commit
+from evaluation.records.rows import difference
+from evaluation.report import REFERENCE, summary
+from evaluation.statistics.agreement import compare
+from evaluation.statistics.experiment import Experiment
+from evaluation.statistics.rendering import markdown
+from model.errors import UserError
+from model.files import ROOT, write_text
+
+from .document_results import Shipped
+
+AGAIN = ROOT / "results/again"
+
+
+def measure_again(name: str) -> tuple[str, str, str]:
+    """Run a shipped experiment again and replace its records. Returns its name, what differs, and which code made it.
+
+    Raises UserError if its command stops; the shipped records are left then.
+    """
+    shipped = Shipped(name)
+    words = shlex.split(shipped.command)[2:]  # behind "bash eval.sh"
+    done = subprocess.run([sys.executable, "-m", "evaluation.run", *words, f"results_dir={AGAIN}"], cwd=ROOT)
+    if done.returncode:
+        raise UserError(f"{name}: its command stopped with exit code {done.returncode}; the same command goes on")
+    here = Experiment.read(AGAIN / name)
+    comparisons, alone = compare(here.pools, shipped.experiment.pools)
+    before, now = (made_with(experiment) for experiment in (shipped.experiment, here))
+    note = next((run.metadata["note"] for run in shipped.experiment.runs if run.metadata.get("note")), "")
+    contribute(AGAIN / name, name, note)
+    other = difference(before[1], now[1])
+    return name, "; ".join([summary(comparisons), *alone]), f"{before[0]} -> {now[0]}{other and f'; {other}'}"
+
+
+def made_with(experiment: Experiment) -> tuple[str, dict[str, Any]]:
+    """Return the commits of an experiment's runs, and the versions and machine of the first."""
+    runs = [run.metadata for run in experiment.runs]
+    return ", ".join(sorted({commit(run) for run in runs})), runs[0]["versions"] | {"device": runs[0]["device"]}
+
+
+def untimed() -> list[str]:
+    """Return the names of the shipped experiments that took no times."""
+    names = sorted(path.parent.name for path in REFERENCE.glob(f"*/{FILE}"))
+    return [name for name in names if not any(run.settings["timed"] for run in Shipped(name).experiment.runs)]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m tools.measure_again", description=__doc__)
+    parser.add_argument("names", nargs="*", metavar="NAMES", help="folders of results/reference")
+    names: list[str] = parser.parse_args().names
+    with user_errors("what was measured is kept"):
+        for name in names:
+            if not (REFERENCE / name / FILE).is_file():
+                raise UserError(f"{name}: no such folder of results/reference with records")
+        rows = []
+        try:
+            for name in names or untimed():
+                rows.append(measure_again(name))
+        finally:  # also of those before one that stopped
+            write_text(REFERENCE.parent / "README.md", overview(REFERENCE))
+            print(markdown(("experiment", "now against shipped", "code, and what else changed"), rows))
+
+
+if __name__ == "__main__":
+    main()
