@@ -20,6 +20,9 @@ ROOT = Path(__file__).resolve().parents[3]
 EXPERIMENTS = sorted(p.stem for p in (ROOT / "configs/experiment").glob("*.yaml"))
 
 
+METHOD_FILES = [*(ROOT / "configs/method").glob("*.yaml")]
+
+
 @pytest.mark.parametrize("name", [name for name in EXPERIMENTS if name not in ("quickstart", "real")])
 def test_every_experiment_composes_for_vicuna_and_states_its_command(name):
     lines = (ROOT / f"configs/experiment/{name}.yaml").read_text().splitlines()
@@ -44,8 +47,10 @@ def test_every_experiment_composes_for_vicuna_and_states_its_command(name):
 
 
 def test_the_library_names_the_methods_that_the_harness_configures():
-    drafters = {p.stem: yaml.safe_load(p.read_text())["drafter"] for p in (ROOT / "configs/method").glob("*.yaml")}
-    assert drafters == {"hf": None, "server": "server"} | {name: name for name in METHODS} and {*FIRST_IN_TABLES} <= {*drafters}
+    drafters = {path.stem: yaml.safe_load(path.read_text())["drafter"] for path in METHOD_FILES}
+    assert drafters == {"hf": None, "server": "server"} | {name: name for name in METHODS} and {*FIRST_IN_TABLES} <= {
+        *drafters
+    }
     assert all(issubclass(method_class(name), Drafter) for name in METHODS)
 
 
@@ -53,7 +58,7 @@ def test_table1_goes_through_every_method_there_is():
     with initialize_config_dir(str(ROOT / "configs"), version_base=None):
         cfg = compose("config", overrides=["experiment=table1"], return_hydra_config=True)
     methods = str(OmegaConf.to_container(cfg.hydra.sweeper.params, resolve=False)["method"]).split(",")
-    assert sorted([*methods, "server"]) == sorted(p.stem for p in (ROOT / "configs/method").glob("*.yaml"))
+    assert sorted([*methods, "server"]) == sorted(path.stem for path in METHOD_FILES)
 
 
 FIGURE = {
@@ -101,7 +106,7 @@ def test_the_quickstart_is_short_and_preset_full_has_every_method():
         for preset in ("default", "full")
     )
     assert len(short) == 10 and {cfg.bench.per_category for cfg in short} == {4}
-    assert {cfg.method.name for cfg in full} | {"server"} == {path.stem for path in (ROOT / "configs/method").glob("*.yaml")}
+    assert {cfg.method.name for cfg in full} | {"server"} == {path.stem for path in METHOD_FILES}
     assert {cfg.start for cfg in full} == {"cold", "hot"} and {cfg.bench.per_category for cfg in full} == {None}
 
 
