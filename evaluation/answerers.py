@@ -7,9 +7,10 @@ batch or of methods that share forwards, `running.answering.answer_turn` decides
 from __future__ import annotations
 
 import hashlib
+import threading
 import time
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, as_completed
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar
@@ -25,7 +26,7 @@ from model.engine.loop import Request, whole
 from model.engine.sampling import GREEDY, Sampling
 from model.engine.sizing import finds_size
 from model.engine.step import Mark, unmarked
-from model.errors import UserError
+from model.errors import UserError, one_line
 from model.files import load_state
 from model.methods import AUTO, build_drafter, method_class, takes_tree
 
@@ -208,18 +209,19 @@ class Served(Answerer):
         asked = [self._as_taken(prompt) for prompt in prompts]
         limits = [self.loaded.target.token_budget(prompt, max_new_tokens) for prompt in prompts]
         before, start = server.counters() if alone else {}, time.perf_counter()
-        with ThreadPoolExecutor(len(prompts)) as pool:
-            replies = [*pool.map(server.ask, asked, limits)]
+        replies = self._ask(asked, limits)
         share = (time.perf_counter() - start) / sum(times[-1] for _, times in replies)  # so that sums are the whole's
         after = server.counters() if alone else {}
         moved = {name: value - before.get(name, 0.0) for name, value in after.items()}
         outs = []
         for prompt, limit, (heard, times) in zip(prompts, limits, replies, strict=True):
-            if self.said["speculation"] == NO_SPECULATION and heard.accepted is None:
+            if self.settings["speculation"] == NO_SPECULATION and heard.accepted is None:
                 heard.accepted = 0
             server.kind.count(moved, heard)
             first, later = (seconds * (1.0 if alone else share) for seconds in (times[0], times[-1] - times[0]))
-            out = ServedAnswer(self._checked(heard, prompt, limit), prefill_s=first, decode_s=later, ends_s=times)
+            tokens = self._checked(heard, prompt, limit)
+            heard.tokens = len(tokens)  # with an end that is not shown, which took a step, too
+            out = ServedAnswer(tokens, prefill_s=first, decode_s=later, ends_s=times)
             out.end(limit, max_new_tokens, self.loaded.eos)
             out.forwards, out.said = heard.steps or 0, None if heard.ids else heard.text
             out.recorded |= {"decoding_steps": heard.steps, "engine_means": heard.own, "ids_remade": not heard.ids}
@@ -227,21 +229,54 @@ class Served(Answerer):
             outs.append(out)
         return list[Generation](outs)
 
+    def _ask(self, asked: list[list[int] | str], limits: list[int]) -> list[tuple[Heard, list[float]]]:
+        """Ask for all at the same time; an error, or Ctrl-C, waits for no other."""
+        if len(asked) == 1:
+            return [self.server.ask(asked[0], limits[0])]
+        futures: list[Future[tuple[Heard, list[float]]]] = [Future() for _ in asked]
+
+        def ask(future: Future[Any], prompt: list[int] | str, limit: int) -> None:
+            try:
+                future.set_result(self.server.ask(prompt, limit))
+            except Exception as error:
+                future.set_exception(error)
+
+        for each in zip(futures, asked, limits, strict=True):
+            threading.Thread(target=ask, args=each, daemon=True).start()
+        for future in as_completed(futures):
+            future.result()
+        return [future.result() for future in futures]
+
     def _checked(self, heard: Heard, prompt: list[int], limit: int) -> list[int]:
-        """Return an answer's token ids, cut at its end. Raises UserError if it is of another prompt, or cut short."""
+        """Return an answer's ids up to its end. Raises UserError if prompt, end or ids are not those asked for."""
         loaded, where = self.loaded, self.server.where
         if heard.prompt_tokens not in (None, len(prompt)):
             raise UserError(f"{where}: read {heard.prompt_tokens} tokens where the prompt has {len(prompt)}")
         if heard.speculation not in (None, self.said["speculation"]):
             raise UserError(f"{where}: is another one now: speculation is {heard.speculation}")
+        self._complete(heard, prompt, limit)
         row = {"id": "", "prompt_token_ids": prompt, "token_ids": heard.ids or None, "text": heard.text}
-        tokens, own = tokenised(where, row, loaded).ids, loaded.tokenizer.eos_token_id
-        ended = bool(loaded.eos.intersection(tokens[-1:]))
+        read, own = tokenised(where, row, loaded), loaded.tokenizer.eos_token_id
+        tokens, ended = read.ids, bool(loaded.eos.intersection(read.ids[-1:]))
+        if read.behind:
+            raise UserError(f"{where}: {read.behind} tokens behind token {tokens[-1]}, which is EOS of the model here")
+        if heard.finish == "stop" and not ended and heard.stopped_by not in (None, *loaded.eos):
+            raise UserError(f"{where}: stopped at {one_line(ValueError(heard.stopped_by))[:40]}, which is no EOS here")
         if heard.finish == "stop" and not ended and loaded.eos:  # an end that it does not show
             tokens.append(own if own in loaded.eos else min(loaded.eos))
         if heard.finish == "length" and not ended and (heard.tokens or limit) < limit:
             raise UserError(f"{where}: stopped after {heard.tokens} tokens of {limit}; has it a shorter context?")
         return tokens[:limit]
+
+    def _complete(self, heard: Heard, prompt: list[int], limit: int) -> None:
+        """Get the ids that a stream left out, or leave all out for the text. Raises UserError if neither has all."""
+        if self.server.name == "llamacpp" and len(heard.ids) < heard.tokens:
+            heard.ids = self.server.whole_ids(prompt, limit)
+        hidden = heard.finish == "stop" and not self.loaded.eos.intersection(heard.ids[-1:])  # an end
+        if heard.ids and len(heard.ids) + hidden < heard.tokens:
+            if not heard.text or "\ufffd" in heard.text:  # bytes of no character
+                raise UserError(f"{self.server.where}: gives {len(heard.ids)} ids of {heard.tokens} tokens")
+            heard.ids = []
 
     def _as_taken(self, prompt: list[int]) -> list[int] | str:
         """Return a prompt as the engine takes it. Raises UserError if it takes texts, and no text gives these ids."""
@@ -319,6 +354,7 @@ def build_served(loaded: LoadedModel, settings: dict[str, Any], server: Server) 
         said["speculation"] = server.ask([0], 1)[0].speculation or said["speculation"]
     if asked and said["speculation"] and (asked == NO_SPECULATION) != (said["speculation"] == NO_SPECULATION):
         raise UserError(f"method.speculation={asked}: {server.where} says {said['speculation']}")
-    settings |= said | {"speculation": asked or said["speculation"]}
-    del settings["timeout"], settings["context"]  # which decide no answer
+    settings |= said | {"speculation": asked or said["speculation"], "url": server.url}
+    for decides_no_answer in ("timeout", "context", "dtype"):
+        del settings[decides_no_answer]
     return Served(loaded, Drafter(loaded.target.device), settings, SERVED, server=server, said=said)

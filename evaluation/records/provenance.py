@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import platform
+import re
 import subprocess
 import sys
 import time
@@ -156,11 +157,16 @@ def circumstances(device: str, linear: str, *packages: str) -> dict[str, Any]:
     }
 
 
+def without_user(text: str) -> str:
+    """Return a text whose addresses have no user and password before the host, which no record may keep."""
+    return re.sub(r"(?<=://)[^/\s]*@", "", text)
+
+
 def collect(settings: dict[str, Any], now: dict[str, Any], extra: dict[str, Any]) -> dict[str, Any]:
     """Collect the metadata of a run: settings, which decide the output, and circumstances, which decide the speed."""
     return {
         "settings": settings,
-        "command": [sys.executable, *sys.argv],
+        "command": [sys.executable, *map(without_user, sys.argv)],
         "started": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
         **{key: now[key] for key in ("device", "platform", "threads", "versions")},
         "git": git_state(),
