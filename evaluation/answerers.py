@@ -271,7 +271,8 @@ class Served(Answerer):
     def _complete(self, heard: Heard, prompt: list[int], limit: int) -> None:
         """Get the ids that a stream left out, or leave all out for the text. Raises UserError if neither has all."""
         if self.server.name == "llamacpp" and len(heard.ids) < heard.tokens:
-            heard.ids = self.server.whole_ids(prompt, limit)
+            again = self.server.whole(prompt, limit)
+            heard.ids = again.ids if again.text.startswith(heard.text) else heard.ids
         hidden = heard.finish == "stop" and not self.loaded.eos.intersection(heard.ids[-1:])  # an end
         if heard.ids and len(heard.ids) + hidden < heard.tokens:
             if not heard.text or "\ufffd" in heard.text:  # bytes of no character

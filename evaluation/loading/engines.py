@@ -48,7 +48,7 @@ class Engine:
     takes_ids: bool = False
     also: dict[str, float] = field(default_factory=dict)  # asked for next to what OpenAI's interface has
     counters: str = ""  # where those of the whole server are, in Prometheus' text format
-    drafting: str = ""  # how the names of those of drafts begin
+    own: str = ""  # how the names of those of the engine itself begin, which it may be started without
     mean: str = ""  # its name for 1 + accepted draft tokens over steps with a draft
     path: str = "/v1/completions"
 
@@ -73,24 +73,21 @@ class Engine:
 
     def count(self, moved: dict[str, float], heard: Heard) -> None:
         """Add by how much the server's counters rose meanwhile; none where it has none, or gave other answers too."""
-        accepted, drafts = (moved.get(f"{self.drafting}num_{of}_total", 0) for of in ("accepted_tokens", "drafts"))
+        accepted, drafts = (
+            moved.get(f"{self.own}spec_decode_num_{of}_total", 0) for of in ("accepted_tokens", "drafts")
+        )
         heard.forwards = int(moved.get("vllm:iteration_tokens_total_count", 0))  # a histogram, whose entries are these
         if any(name.startswith(self.own) for name in moved) and not heard.drafts:
             heard.accepted, heard.drafts = int(accepted) if heard.accepted is None else heard.accepted, int(drafts)
         if heard.drafts:
             heard.own[self.mean] = (heard.drafts + (heard.accepted or 0), heard.drafts)
 
-    @property
-    def own(self) -> str:
-        """How the names of its own counters begin, which it may be started without."""
-        return self.drafting.removesuffix("spec_decode_")
-
     def describe(self, card: dict[str, Any], get: Callable[[str], Any]) -> dict[str, Any]:
         """Return version, speculation and context as the server's card of the model and its paths say them."""
         counters, version = (get(self.counters) or "") if self.counters else "", get("/version")
-        undrafted = NO_SPECULATION if self.counters and self.own in counters else None
+        drafts = "speculative" if f"{self.own}spec_decode_" in counters else NO_SPECULATION
+        speculation = drafts if self.own and self.own in counters else None
         said = {"version": version.get("version") if isinstance(version, dict) else None}
-        speculation = "speculative" if undrafted and self.drafting in counters else undrafted
         return said | {"speculation": speculation, "context": card.get("max_model_len")}
 
 
@@ -131,6 +128,7 @@ class LlamaCpp(Engine):
         if event.get("stop"):
             heard.finish = {"eos": "stop", "limit": "length"}.get(event["stop_type"], event["stop_type"])
             heard.tokens, heard.prompt_tokens = event["tokens_predicted"], event["tokens_evaluated"]
+            heard.stopped_by = heard.ids[-1] if heard.ids and len(heard.ids) == heard.tokens else None
             heard.accepted = event["timings"].get("draft_n_accepted", 0)  # only there if something was drafted
             types = str(event["generation_settings"].get("speculative.types", NO_SPECULATION)).split(",")
             heard.speculation = visible(",".join(name for name in types if name != NO_SPECULATION)) or NO_SPECULATION
@@ -143,12 +141,10 @@ class LlamaCpp(Engine):
 # else vLLM takes these from the checkpoint's generation_config
 _PLAIN = {"repetition_penalty": 1.0, "presence_penalty": 0.0, "frequency_penalty": 0.0}
 ENGINES = {
-    "vllm": Engine(
-        True, {"return_token_ids": True, **_PLAIN}, "/metrics", "vllm:spec_decode_", "mean_acceptance_length"
-    ),
+    "vllm": Engine(True, {"return_token_ids": True, **_PLAIN}, "/metrics", "vllm:", "mean_acceptance_length"),
     "sglang": Sglang(True, path="/generate"),
-    "llamacpp": LlamaCpp(True, {}, "/metrics", "llamacpp:spec_decode_", "mean_len", "/completion"),
-    "tensorrt": Engine(True, {"detokenize": False}, "/prometheus/metrics", "trtllm_spec_decode_"),
+    "llamacpp": LlamaCpp(True, {}, "/metrics", "llamacpp:", "mean_len", "/completion"),
+    "tensorrt": Engine(True, {"detokenize": False}, "/prometheus/metrics", "trtllm_"),
     "other": Engine(),
 }
 

@@ -13,7 +13,7 @@ import httpx2
 
 from model.errors import UserError, one_line, visible
 
-from ..records.provenance import without_user
+from ..records.provenance import without_passwords
 from .engines import ENGINES, Heard, counted
 
 
@@ -32,7 +32,7 @@ class Server:
         if self.url is None:
             raise UserError("method.url: has to be given: a server's address, as http://127.0.0.1:8000")
         base = self.url.rstrip("/").removesuffix("/v1")
-        self.url = without_user(base)
+        self.url = without_passwords(base)
         self.where = f"server {self.url}"
         fresh = httpx2.Limits(max_keepalive_connections=0)  # servers close idle connections when they like
         with self._faults():  # no proxy of the environment's, which would be asked for 127.0.0.1, too
@@ -74,13 +74,14 @@ class Server:
         with self._faults():
             return counted(self.get(self.kind.counters)) if self.kind.counters else {}
 
-    def whole_ids(self, prompt: list[int], limit: int) -> list[int]:
-        """Return an answer's ids asked for again without a stream: llama.cpp streams none inside a character."""
+    def whole(self, prompt: list[int], limit: int) -> Heard:
+        """Ask for an answer again without a stream, for all its ids: llama.cpp streams none inside a character."""
         body = self.kind.body(str(self.model), prompt, limit) | {"stream": False}
         with self._faults():
             response = self.client.post(self.kind.path, json=body)
             self._refuse(response)
-            return list(response.json()["tokens"])
+            self.kind.read(response.json(), again := Heard())
+        return again
 
     def ask(self, prompt: list[int] | str, limit: int) -> tuple[Heard, list[float]]:
         """Return what the server says to a prompt, and the seconds until each event that brought tokens."""

@@ -157,16 +157,16 @@ def circumstances(device: str, linear: str, *packages: str) -> dict[str, Any]:
     }
 
 
-def without_user(text: str) -> str:
-    """Return a text whose addresses have no user and password before the host, which no record may keep."""
-    return re.sub(r"(?<=://)[^/\s]*@", "", text)
+def without_passwords(value: Any) -> Any:
+    """Return a JSON value, in whose addresses no user and password are before the host."""
+    return json.loads(re.sub(r'(?<=://)[^/\s"]*@', "", json.dumps(value)))
 
 
 def collect(settings: dict[str, Any], now: dict[str, Any], extra: dict[str, Any]) -> dict[str, Any]:
     """Collect the metadata of a run: settings, which decide the output, and circumstances, which decide the speed."""
     return {
         "settings": settings,
-        "command": [sys.executable, *map(without_user, sys.argv)],
+        "command": without_passwords([sys.executable, *sys.argv]),
         "started": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
         **{key: now[key] for key in ("device", "platform", "threads", "versions")},
         "git": git_state(),
