@@ -7,11 +7,10 @@ batch or of methods that share forwards, `running.answering.answer_turn` decides
 from __future__ import annotations
 
 import hashlib
-import threading
 import time
 from collections.abc import Sequence
-from concurrent.futures import Future, as_completed
 from dataclasses import dataclass, field
+from multiprocessing.pool import ThreadPool
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -209,7 +208,13 @@ class Served(Answerer):
         asked = [self._as_taken(prompt) for prompt in prompts]
         limits = [self.loaded.target.token_budget(prompt, max_new_tokens) for prompt in prompts]
         before, start = server.counters() if alone else {}, time.perf_counter()
-        replies = self._ask(asked, limits)
+        if len(prompts) == 1:
+            replies = [server.ask(asked[0], limits[0])]
+        else:
+            with ThreadPool(len(prompts)) as pool:  # an error, or Ctrl-C, leaves it, and waits for no other request
+                places = zip(range(len(prompts)), asked, limits, strict=True)
+                done = pool.imap_unordered(lambda each: (each[0], server.ask(*each[1:])), places)
+                replies = [reply for _, reply in sorted(done, key=lambda pair: pair[0])]
         share = (time.perf_counter() - start) / sum(times[-1] for _, times in replies)  # so that sums are the whole's
         after = server.counters() if alone else {}
         moved = {name: value - before.get(name, 0.0) for name, value in after.items()}
@@ -229,24 +234,6 @@ class Served(Answerer):
             outs.append(out)
         return list[Generation](outs)
 
-    def _ask(self, asked: list[list[int] | str], limits: list[int]) -> list[tuple[Heard, list[float]]]:
-        """Ask for all at the same time; an error, or Ctrl-C, waits for no other."""
-        if len(asked) == 1:
-            return [self.server.ask(asked[0], limits[0])]
-        futures: list[Future[tuple[Heard, list[float]]]] = [Future() for _ in asked]
-
-        def ask(future: Future[Any], prompt: list[int] | str, limit: int) -> None:
-            try:
-                future.set_result(self.server.ask(prompt, limit))
-            except Exception as error:
-                future.set_exception(error)
-
-        for each in zip(futures, asked, limits, strict=True):
-            threading.Thread(target=ask, args=each, daemon=True).start()
-        for future in as_completed(futures):
-            future.result()
-        return [future.result() for future in futures]
-
     def _checked(self, heard: Heard, prompt: list[int], limit: int) -> list[int]:
         """Return an answer's ids up to its end. Raises UserError if prompt, end or ids are not those asked for."""
         loaded, where = self.loaded, self.server.where
@@ -254,7 +241,14 @@ class Served(Answerer):
             raise UserError(f"{where}: read {heard.prompt_tokens} tokens where the prompt has {len(prompt)}")
         if heard.speculation not in (None, self.said["speculation"]):
             raise UserError(f"{where}: is another one now: speculation is {heard.speculation}")
-        self._complete(heard, prompt, limit)
+        if self.server.name == "llamacpp" and len(heard.ids) < heard.tokens:
+            if (again := self.server.whole(prompt, limit)).text.startswith(heard.text):
+                heard.ids = again.ids
+        hidden = heard.finish == "stop" and not loaded.eos.intersection(heard.ids[-1:])  # an end
+        if heard.ids and len(heard.ids) + hidden < heard.tokens:
+            if not heard.text or "\ufffd" in heard.text:  # bytes of no character
+                raise UserError(f"{where}: gives {len(heard.ids)} ids of {heard.tokens} tokens")
+            heard.ids = []
         row = {"id": "", "prompt_token_ids": prompt, "token_ids": heard.ids or None, "text": heard.text}
         read, own = tokenised(where, row, loaded), loaded.tokenizer.eos_token_id
         tokens, ended = read.ids, bool(loaded.eos.intersection(read.ids[-1:]))
@@ -267,17 +261,6 @@ class Served(Answerer):
         if heard.finish == "length" and not ended and (heard.tokens or limit) < limit:
             raise UserError(f"{where}: stopped after {heard.tokens} tokens of {limit}; has it a shorter context?")
         return tokens[:limit]
-
-    def _complete(self, heard: Heard, prompt: list[int], limit: int) -> None:
-        """Get the ids that a stream left out, or leave all out for the text. Raises UserError if neither has all."""
-        if self.server.name == "llamacpp" and len(heard.ids) < heard.tokens:
-            again = self.server.whole(prompt, limit)
-            heard.ids = again.ids if again.text.startswith(heard.text) else heard.ids
-        hidden = heard.finish == "stop" and not self.loaded.eos.intersection(heard.ids[-1:])  # an end
-        if heard.ids and len(heard.ids) + hidden < heard.tokens:
-            if not heard.text or "\ufffd" in heard.text:  # bytes of no character
-                raise UserError(f"{self.server.where}: gives {len(heard.ids)} ids of {heard.tokens} tokens")
-            heard.ids = []
 
     def _as_taken(self, prompt: list[int]) -> list[int] | str:
         """Return a prompt as the engine takes it. Raises UserError if it takes texts, and no text gives these ids."""

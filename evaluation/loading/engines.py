@@ -36,9 +36,8 @@ class Heard:
     @property
     def steps(self) -> int | None:
         """The answer's steps. By drafts alone they may be too few, as accepted tokens behind its end are counted."""
-        if self.accepted is None:
-            return None
-        return min(self.tokens, max(self.tokens - self.accepted, 1 + self.drafts, self.forwards))
+        steps = max(self.tokens - (self.accepted or 0), 1 + self.drafts, self.forwards)  # the last with others' answers
+        return None if self.accepted is None else min(self.tokens, steps)
 
 
 @dataclass(frozen=True)
@@ -138,8 +137,7 @@ class LlamaCpp(Engine):
         return {"version": props.get("build_info"), "speculation": None, "context": context}
 
 
-# else vLLM takes these from the checkpoint's generation_config
-_PLAIN = {"repetition_penalty": 1.0, "presence_penalty": 0.0, "frequency_penalty": 0.0}
+_PLAIN = {"repetition_penalty": 1.0, "presence_penalty": 0.0, "frequency_penalty": 0.0}  # else the checkpoint's own
 ENGINES = {
     "vllm": Engine(True, {"return_token_ids": True, **_PLAIN}, "/metrics", "vllm:", "mean_acceptance_length"),
     "sglang": Sglang(True, path="/generate"),

@@ -31,8 +31,7 @@ class Server:
     def __post_init__(self) -> None:
         if self.url is None:
             raise UserError("method.url: has to be given: a server's address, as http://127.0.0.1:8000")
-        base = self.url.rstrip("/").removesuffix("/v1")
-        self.url = without_passwords(base)
+        self.url = without_passwords(base := self.url.rstrip("/").removesuffix("/v1"))
         self.where = f"server {self.url}"
         fresh = httpx2.Limits(max_keepalive_connections=0)  # servers close idle connections when they like
         with self._faults():  # no proxy of the environment's, which would be asked for 127.0.0.1, too
@@ -60,10 +59,10 @@ class Server:
                 raise TypeError(f"context {said['context']}")
             return {key: visible(value) if isinstance(value, str) else value for key, value in said.items()}
 
-    def get(self, path: str) -> Any:
-        """Return the JSON or text at a path; None if the server has no such path."""
+    def get(self, path: str, body: Any = None) -> Any:
+        """Return the JSON or text at a path, or of its reply to a body; None if the server has no such path."""
         with self._faults():
-            response = self.client.get(path)
+            response = self.client.request("POST" if body else "GET", path, json=body)
             if response.status_code in (404, 405, 501):  # 501: llama.cpp's, without --metrics
                 return None
             self._refuse(response)
@@ -76,11 +75,9 @@ class Server:
 
     def whole(self, prompt: list[int], limit: int) -> Heard:
         """Ask for an answer again without a stream, for all its ids: llama.cpp streams none inside a character."""
-        body = self.kind.body(str(self.model), prompt, limit) | {"stream": False}
         with self._faults():
-            response = self.client.post(self.kind.path, json=body)
-            self._refuse(response)
-            self.kind.read(response.json(), again := Heard())
+            body = self.kind.body(str(self.model), prompt, limit) | {"stream": False}
+            self.kind.read(self.get(self.kind.path, body), again := Heard())
         return again
 
     def ask(self, prompt: list[int] | str, limit: int) -> tuple[Heard, list[float]]:
