@@ -241,9 +241,9 @@ class Served(Answerer):
             raise UserError(f"{where}: read {heard.prompt_tokens} tokens where the prompt has {len(prompt)}")
         if heard.speculation not in (None, self.said["speculation"]):
             raise UserError(f"{where}: is another one now: speculation is {heard.speculation}")
-        if self.server.name == "llamacpp" and len(heard.ids) < heard.tokens:
-            if (again := self.server.whole(prompt, limit)).text.startswith(heard.text):
-                heard.ids = again.ids
+        short = self.server.name == "llamacpp" and len(heard.ids) < heard.tokens
+        if short and (again := self.server.whole(prompt, limit)).text.startswith(heard.text):
+            heard.ids = again.ids
         hidden = heard.finish == "stop" and not loaded.eos.intersection(heard.ids[-1:])  # an end
         if heard.ids and len(heard.ids) + hidden < heard.tokens:
             if not heard.text or "\ufffd" in heard.text:  # bytes of no character
