@@ -52,13 +52,12 @@ def write_down(jobs: Sequence[Planned], command: str) -> None:
     """Write each experiment's jobs in its folder; mark those not available, and remove the marks of earlier ones."""
     for folder in dict.fromkeys(job.folder for job in jobs):
         planned = [job for job in jobs if job.folder == folder]
-        written = {"command": command, "jobs": [job.overrides for job in planned]}
-        write_json(folder / "sweep.json", without_passwords(written))
-        for overrides, config, why in planned:
+        names = without_passwords([job.overrides for job in planned])
+        write_json(folder / "sweep.json", {"command": without_passwords(command), "jobs": names})
+        for job, (overrides, config, why) in zip(names, planned, strict=True):
             about = {group: str(config[group].name) for group in ("model", "bench", "method")}
             if why:
-                mark = {"job": without_passwords(overrides), "not_available": why}
-                write_json(mark_of(folder, overrides), mark | about)
+                write_json(mark_of(folder, overrides), {"job": job, "not_available": why} | about)
             else:
                 mark_of(folder, overrides).unlink(missing_ok=True)
 
