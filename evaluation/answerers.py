@@ -9,8 +9,8 @@ from __future__ import annotations
 import hashlib
 import time
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from multiprocessing.pool import ThreadPool
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -25,7 +25,7 @@ from model.engine.loop import Request, whole
 from model.engine.sampling import GREEDY, Sampling
 from model.engine.sizing import finds_size
 from model.engine.step import Mark, unmarked
-from model.errors import UserError
+from model.errors import UserError, one_line
 from model.files import load_state
 from model.methods import AUTO, build_drafter, method_class, takes_tree
 
@@ -208,18 +208,25 @@ class Served(Answerer):
         asked = [self._as_taken(prompt) for prompt in prompts]
         limits = [self.loaded.target.token_budget(prompt, max_new_tokens) for prompt in prompts]
         before, start = server.counters() if alone else {}, time.perf_counter()
-        with ThreadPoolExecutor(len(prompts)) as pool:
-            replies = [*pool.map(server.ask, asked, limits)]
+        if len(prompts) == 1:
+            replies = [server.ask(asked[0], limits[0])]
+        else:
+            with ThreadPool(len(prompts)) as pool:  # an error, or Ctrl-C, leaves it, and waits for no other request
+                places = zip(range(len(prompts)), asked, limits, strict=True)
+                done = pool.imap_unordered(lambda each: (each[0], server.ask(*each[1:])), places)
+                replies = [reply for _, reply in sorted(done, key=lambda pair: pair[0])]
         share = (time.perf_counter() - start) / sum(times[-1] for _, times in replies)  # so that sums are the whole's
         after = server.counters() if alone else {}
         moved = {name: value - before.get(name, 0.0) for name, value in after.items()}
         outs = []
         for prompt, limit, (heard, times) in zip(prompts, limits, replies, strict=True):
-            if self.said["speculation"] == NO_SPECULATION and heard.accepted is None:
+            if self.settings["speculation"] == NO_SPECULATION and heard.accepted is None:
                 heard.accepted = 0
             server.kind.count(moved, heard)
             first, later = (seconds * (1.0 if alone else share) for seconds in (times[0], times[-1] - times[0]))
-            out = ServedAnswer(self._checked(heard, prompt, limit), prefill_s=first, decode_s=later, ends_s=times)
+            tokens = self._checked(heard, prompt, limit)
+            heard.tokens = len(tokens)  # with an end that is not shown, which took a step, too
+            out = ServedAnswer(tokens, prefill_s=first, decode_s=later, ends_s=times)
             out.end(limit, max_new_tokens, self.loaded.eos)
             out.forwards, out.said = heard.steps or 0, None if heard.ids else heard.text
             out.recorded |= {"decoding_steps": heard.steps, "engine_means": heard.own, "ids_remade": not heard.ids}
@@ -228,15 +235,27 @@ class Served(Answerer):
         return list[Generation](outs)
 
     def _checked(self, heard: Heard, prompt: list[int], limit: int) -> list[int]:
-        """Return an answer's token ids, cut at its end. Raises UserError if it is of another prompt, or cut short."""
+        """Return an answer's ids up to its end. Raises UserError if prompt, end or ids are not those asked for."""
         loaded, where = self.loaded, self.server.where
         if heard.prompt_tokens not in (None, len(prompt)):
             raise UserError(f"{where}: read {heard.prompt_tokens} tokens where the prompt has {len(prompt)}")
         if heard.speculation not in (None, self.said["speculation"]):
             raise UserError(f"{where}: is another one now: speculation is {heard.speculation}")
+        short = self.server.name == "llamacpp" and len(heard.ids) < heard.tokens
+        if short and (again := self.server.whole(prompt, limit)).text.startswith(heard.text):
+            heard.ids = again.ids
+        hidden = heard.finish == "stop" and not loaded.eos.intersection(heard.ids[-1:])  # an end
+        if heard.ids and len(heard.ids) + hidden < heard.tokens:
+            if not heard.text or "\ufffd" in heard.text:  # bytes of no character
+                raise UserError(f"{where}: gives {len(heard.ids)} ids of {heard.tokens} tokens")
+            heard.ids = []
         row = {"id": "", "prompt_token_ids": prompt, "token_ids": heard.ids or None, "text": heard.text}
-        tokens, own = tokenised(where, row, loaded).ids, loaded.tokenizer.eos_token_id
-        ended = bool(loaded.eos.intersection(tokens[-1:]))
+        read, own = tokenised(where, row, loaded), loaded.tokenizer.eos_token_id
+        tokens, ended = read.ids, bool(loaded.eos.intersection(read.ids[-1:]))
+        if read.behind:
+            raise UserError(f"{where}: {read.behind} tokens behind token {tokens[-1]}, which is EOS of the model here")
+        if heard.finish == "stop" and not ended and heard.stopped_by not in (None, *loaded.eos):
+            raise UserError(f"{where}: stopped at {one_line(ValueError(heard.stopped_by))[:40]}, which is no EOS here")
         if heard.finish == "stop" and not ended and loaded.eos:  # an end that it does not show
             tokens.append(own if own in loaded.eos else min(loaded.eos))
         if heard.finish == "length" and not ended and (heard.tokens or limit) < limit:
@@ -319,6 +338,7 @@ def build_served(loaded: LoadedModel, settings: dict[str, Any], server: Server) 
         said["speculation"] = server.ask([0], 1)[0].speculation or said["speculation"]
     if asked and said["speculation"] and (asked == NO_SPECULATION) != (said["speculation"] == NO_SPECULATION):
         raise UserError(f"method.speculation={asked}: {server.where} says {said['speculation']}")
-    settings |= said | {"speculation": asked or said["speculation"]}
-    del settings["timeout"], settings["context"]  # which decide no answer
+    settings |= said | {"speculation": asked or said["speculation"], "url": server.url}
+    for decides_no_answer in ("timeout", "context", "dtype"):
+        del settings[decides_no_answer]
     return Served(loaded, Drafter(loaded.target.device), settings, SERVED, server=server, said=said)

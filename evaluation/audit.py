@@ -30,7 +30,7 @@ from .loading.models import LoadedModel, devices_in_words, load_model
 from .loading.settings import ModelSettings
 from .records.questions import Question
 from .records.rows import difference
-from .records.runs import Run, runs_at
+from .records.runs import Run, is_served, runs_at
 from .running.scheduling import Progress
 from .statistics.agreement import GAPS
 from .statistics.experiment import Experiment
@@ -179,11 +179,11 @@ def judge(answer: EngineAnswer, forced: Forced, tie: float, loaded: LoadedModel)
 
 def audit_served(folder: Path, permitted: dict[str, bool]) -> None:
     """Audit an experiment's finished runs of servers once, `permitted` as above; their summaries get the counts."""
-    for run in runs_at(path.parent for path in folder.glob("runs/*/summary.json")):
-        if not run.identity.is_served or "audit" in run.summary:
+    for run in runs_at(filter(is_served, (path.parent for path in folder.glob("runs/*/summary.json")))):
+        if "audit" in run.summary:
             continue
         settings = ModelSettings(**run.metadata["config"]["model"] | permitted | {"linear": "torch"})  # as in `main`
-        file, made_in = run.folder / "answers.jsonl", run.settings["method"]["dtype"]
+        file, made_in = run.folder / "answers.jsonl", run.metadata["config"]["method"]["dtype"]
         judged = audit_answers(file, settings, _questions(run), made_in)
         counts = [(one.places - len(one.ties) - len(one.wrong), len(one.ties), len(one.wrong)) for one in judged]
         audit = dict(zip(AUDITED, map(sum, zip(*counts, strict=True)), strict=True))

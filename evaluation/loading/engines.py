@@ -11,6 +11,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
+from model.errors import visible
+
 from ..records.identity import NO_SPECULATION
 
 
@@ -22,6 +24,7 @@ class Heard:
     first_tokens: int = 0  # of the first event that brought some; 1 where it brought text alone
     text: str = ""
     finish: str = ""  # stop, length, or another word of the engine's
+    stopped_by: Any = None  # the token or text that ended it, where that may be no EOS
     tokens: int = 0  # the engine's own count
     prompt_tokens: int | None = None
     accepted: int | None = None  # draft tokens, perhaps some behind the answer's end
@@ -33,7 +36,8 @@ class Heard:
     @property
     def steps(self) -> int | None:
         """The answer's steps. By drafts alone they may be too few, as accepted tokens behind its end are counted."""
-        return None if self.accepted is None else max(self.tokens - self.accepted, 1 + self.drafts, self.forwards)
+        steps = max(self.tokens - (self.accepted or 0), 1 + self.drafts, self.forwards)  # the last with others' answers
+        return None if self.accepted is None else min(self.tokens, steps)
 
 
 @dataclass(frozen=True)
@@ -41,9 +45,9 @@ class Engine:
     """An engine with OpenAI's /v1/completions. By default it takes texts alone, and counts no drafts."""
 
     takes_ids: bool = False
-    also: dict[str, bool] = field(default_factory=dict)  # asked for next to what OpenAI's interface has
+    also: dict[str, float] = field(default_factory=dict)  # asked for next to what OpenAI's interface has
     counters: str = ""  # where those of the whole server are, in Prometheus' text format
-    drafting: str = ""  # how the names of those of drafts begin
+    own: str = ""  # how the names of those of the engine itself begin, which it may be started without
     mean: str = ""  # its name for 1 + accepted draft tokens over steps with a draft
     path: str = "/v1/completions"
 
@@ -58,6 +62,7 @@ class Engine:
             heard.ids += choice.get("token_ids") or ()
             heard.text += choice.get("text") or ""
             heard.finish = choice.get("finish_reason") or heard.finish
+            heard.stopped_by = choice.get("stop_reason", heard.stopped_by)
             if mean := choice.get("avg_decoded_tokens_per_iter"):  # TensorRT-LLM's
                 heard.own["avg_decoded_tokens_per_iter"] = (len(heard.ids), len(heard.ids) / mean)
         if usage := event.get("usage"):
@@ -67,19 +72,22 @@ class Engine:
 
     def count(self, moved: dict[str, float], heard: Heard) -> None:
         """Add by how much the server's counters rose meanwhile; none where it has none, or gave other answers too."""
-        accepted, drafts = (moved.get(f"{self.drafting}num_{of}_total", 0) for of in ("accepted_tokens", "drafts"))
+        accepted, drafts = (
+            moved.get(f"{self.own}spec_decode_num_{of}_total", 0) for of in ("accepted_tokens", "drafts")
+        )
         heard.forwards = int(moved.get("vllm:iteration_tokens_total_count", 0))  # a histogram, whose entries are these
-        if moved and not heard.drafts:
+        if any(name.startswith(self.own) for name in moved) and not heard.drafts:
             heard.accepted, heard.drafts = int(accepted) if heard.accepted is None else heard.accepted, int(drafts)
         if heard.drafts:
             heard.own[self.mean] = (heard.drafts + (heard.accepted or 0), heard.drafts)
 
     def describe(self, card: dict[str, Any], get: Callable[[str], Any]) -> dict[str, Any]:
         """Return version, speculation and context as the server's card of the model and its paths say them."""
-        counters, version = get(self.counters) if self.counters else None, get("/version")
-        speculation = "speculative" if counters and self.drafting in counters else NO_SPECULATION  # else not counted
+        counters, version = (get(self.counters) or "") if self.counters else "", get("/version")
+        drafts = "speculative" if f"{self.own}spec_decode_" in counters else NO_SPECULATION
+        speculation = drafts if self.own and self.own in counters else None
         said = {"version": version.get("version") if isinstance(version, dict) else None}
-        return said | {"speculation": speculation if counters else None, "context": card.get("max_model_len")}
+        return said | {"speculation": speculation, "context": card.get("max_model_len")}
 
 
 class Sglang(Engine):
@@ -94,7 +102,8 @@ class Sglang(Engine):
         if (new := heard.tokens - len(heard.ids)) > 0:  # an event has all ids so far, or if the server says so the last
             heard.ids += ids[-new:]
         heard.text = event.get("text") or heard.text
-        heard.finish = (said.get("finish_reason") or {}).get("type", "")
+        end = said.get("finish_reason") or {}
+        heard.finish, heard.stopped_by = end.get("type", ""), end.get("matched")
         if (steps := said.get("spec_verify_ct")) is not None:
             heard.accepted = heard.tokens - 1 - steps  # its own counts have had several names
             heard.own |= {"spec_accept_length": (said.get("spec_accept_length", 0) * steps, steps)} if steps else {}
@@ -118,20 +127,22 @@ class LlamaCpp(Engine):
         if event.get("stop"):
             heard.finish = {"eos": "stop", "limit": "length"}.get(event["stop_type"], event["stop_type"])
             heard.tokens, heard.prompt_tokens = event["tokens_predicted"], event["tokens_evaluated"]
+            heard.stopped_by = heard.ids[-1] if heard.ids and len(heard.ids) == heard.tokens else None
             heard.accepted = event["timings"].get("draft_n_accepted", 0)  # only there if something was drafted
             types = str(event["generation_settings"].get("speculative.types", NO_SPECULATION)).split(",")
-            heard.speculation = ",".join(name for name in types if name != NO_SPECULATION) or NO_SPECULATION
+            heard.speculation = visible(",".join(name for name in types if name != NO_SPECULATION)) or NO_SPECULATION
 
     def describe(self, card: dict[str, Any], get: Callable[[str], Any]) -> dict[str, Any]:
         props, context = get("/props") or {}, (card.get("meta") or {}).get("n_ctx")
         return {"version": props.get("build_info"), "speculation": None, "context": context}
 
 
+_PLAIN = {"repetition_penalty": 1.0, "presence_penalty": 0.0, "frequency_penalty": 0.0}  # else the checkpoint's own
 ENGINES = {
-    "vllm": Engine(True, {"return_token_ids": True}, "/metrics", "vllm:spec_decode_", "mean_acceptance_length"),
+    "vllm": Engine(True, {"return_token_ids": True, **_PLAIN}, "/metrics", "vllm:", "mean_acceptance_length"),
     "sglang": Sglang(True, path="/generate"),
-    "llamacpp": LlamaCpp(True, {}, "/metrics", "llamacpp:spec_decode_", "mean_len", "/completion"),
-    "tensorrt": Engine(True, {"detokenize": False}, "/prometheus/metrics", "trtllm_spec_decode_"),
+    "llamacpp": LlamaCpp(True, {}, "/metrics", "llamacpp:", "mean_len", "/completion"),
+    "tensorrt": Engine(True, {"detokenize": False}, "/prometheus/metrics", "trtllm_"),
     "other": Engine(),
 }
 

@@ -11,8 +11,9 @@ from typing import Any, Literal
 
 import httpx2
 
-from model.errors import UserError, one_line
+from model.errors import UserError, one_line, visible
 
+from ..records.provenance import without_passwords
 from .engines import ENGINES, Heard, counted
 
 
@@ -30,10 +31,12 @@ class Server:
     def __post_init__(self) -> None:
         if self.url is None:
             raise UserError("method.url: has to be given: a server's address, as http://127.0.0.1:8000")
-        self.where, base = f"server {self.url}", self.url.rstrip("/").removesuffix("/v1")
+        self.url = without_passwords(base := self.url.rstrip("/").removesuffix("/v1"))
+        self.where = f"server {self.url}"
         fresh = httpx2.Limits(max_keepalive_connections=0)  # servers close idle connections when they like
-        self.client = httpx2.Client(base_url=base, timeout=self.timeout, limits=fresh)
-        card = self._card()
+        with self._faults():  # no proxy of the environment's, which would be asked for 127.0.0.1, too
+            self.client = httpx2.Client(base_url=base, timeout=self.timeout, limits=fresh, trust_env=False)
+            card = self._card()
         owner = str(card.get("owned_by")).removesuffix("_llm")  # TensorRT-LLM's
         self.name = self.engine if self.engine != "auto" else owner if owner in ENGINES else "other"
         self.kind, self.model = ENGINES[self.name], str(card["id"])
@@ -44,26 +47,38 @@ class Server:
         cards = {str(card["id"]): card for card in listed.get("data") or ()} if isinstance(listed, dict) else {}
         name = next(iter(cards)) if self.model is None and len(cards) == 1 else self.model
         if name is None or name not in cards:
-            names = ", ".join(cards) or "there is none at /v1/models"
+            names = visible(", ".join(cards)) or "there is none at /v1/models"
             raise UserError(f"{self.where}: method.model={name}: name one of its models ({names})")
         return dict(cards[name])
 
     def describe(self) -> dict[str, Any]:
         """Return engine, model, version, speculation and context as the server says them; None where it does not."""
-        return {"engine": self.name, "model": self.model} | self.kind.describe(self._card(), self.get)
-
-    def get(self, path: str) -> Any:
-        """Return the JSON or text at a path; None if the server has no such path."""
         with self._faults():
-            response = self.client.get(path)
-            if response.is_client_error or response.status_code == 501:  # llama.cpp's, without --metrics
+            said = {"engine": self.name, "model": self.model} | self.kind.describe(self._card(), self.get)
+            if type(said["context"]) not in (int, type(None)):
+                raise TypeError(f"context {said['context']}")
+            return {key: visible(value) if isinstance(value, str) else value for key, value in said.items()}
+
+    def get(self, path: str, body: Any = None) -> Any:
+        """Return the JSON or text at a path, or of its reply to a body; None if the server has no such path."""
+        with self._faults():
+            response = self.client.request("POST" if body else "GET", path, json=body)
+            if response.status_code in (404, 405, 501):  # 501: llama.cpp's, without --metrics
                 return None
             self._refuse(response)
             return response.json() if "json" in response.headers.get("content-type", "") else response.text
 
     def counters(self) -> dict[str, float]:
         """Return the counters of the whole server; empty if it has none."""
-        return counted(self.get(self.kind.counters)) if self.kind.counters else {}
+        with self._faults():
+            return counted(self.get(self.kind.counters)) if self.kind.counters else {}
+
+    def whole(self, prompt: list[int], limit: int) -> Heard:
+        """Ask for an answer again without a stream, for all its ids: llama.cpp streams none inside a character."""
+        with self._faults():
+            body = self.kind.body(str(self.model), prompt, limit) | {"stream": False}
+            self.kind.read(self.get(self.kind.path, body), again := Heard())
+        return again
 
     def ask(self, prompt: list[int] | str, limit: int) -> tuple[Heard, list[float]]:
         """Return what the server says to a prompt, and the seconds until each event that brought tokens."""
@@ -82,14 +97,17 @@ class Server:
                 if before != (len(heard.ids), len(heard.text)):
                     times.append(now - start)
                     heard.first_tokens = heard.first_tokens or len(heard.ids) or 1
+            for number in (heard.tokens, heard.prompt_tokens, heard.accepted, heard.drafts, *heard.ids):
+                if type(number) not in (int, type(None)):
+                    raise TypeError(f"{number!r} where a whole number is due")
         if heard.finish not in ("stop", "length"):
             why = f"the engine says {heard.finish}" if heard.finish else "the stream broke off"
             raise UserError(f"{self.where}: an answer has no end: {why}")
         return heard, times or [now - start]  # a text of no character: the end alone
 
     def _refuse(self, response: httpx2.Response) -> None:
-        """Raise UserError for a status of an error, with what the server says to it."""
-        if response.is_error:
+        """Raise UserError for another status than success, with what the server says to it."""
+        if not response.is_success:  # a redirect, too
             said = one_line(ValueError(response.read().decode(errors="replace")))[:300]
             raise UserError(f"{self.where}: answers {response.status_code} to {response.url.path}: {said}")
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import platform
+import re
 import subprocess
 import sys
 import time
@@ -156,11 +157,16 @@ def circumstances(device: str, linear: str, *packages: str) -> dict[str, Any]:
     }
 
 
+def without_passwords(value: Any) -> Any:
+    """Return a JSON value, in whose addresses no user and password are before the host."""
+    return json.loads(re.sub(r'(?<=://)[^/\s"]*@', "", json.dumps(value)))
+
+
 def collect(settings: dict[str, Any], now: dict[str, Any], extra: dict[str, Any]) -> dict[str, Any]:
     """Collect the metadata of a run: settings, which decide the output, and circumstances, which decide the speed."""
     return {
         "settings": settings,
-        "command": [sys.executable, *sys.argv],
+        "command": without_passwords([sys.executable, *sys.argv]),
         "started": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
         **{key: now[key] for key in ("device", "platform", "threads", "versions")},
         "git": git_state(),

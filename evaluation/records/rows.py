@@ -168,6 +168,8 @@ _CHOICE: Schema = {
     **{"turns": (1, (str,)), "new_tokens": (1, _NUMBER), "wall_time": (1, _NUMBER), "accept_lengths": (1, (int,))},
     **dict.fromkeys(("decoding_steps", "prefill_time", "decode_time", "prompt_time"), (1, _MEASURED)),
     **dict.fromkeys(("output_ids", "step_nodes", "step_us", "step_batch"), (2, (int,))),
+    **dict.fromkeys(("first_tokens", "first_token_time"), (1, _MEASURED)),
+    **{"engine_means": (1, (dict, type(None))), "ids_remade": (1, (bool, type(None)))},
     **{"step_paths": (3, (int,)), "step_sources": (2, (str, type(None))), "repeated_3grams": (1, _MEASURED)},
 }
 _FILLED = ("choices", "turns")

@@ -17,7 +17,7 @@ from model.errors import UserError, one_line
 from model.methods import METHODS, table_place
 
 from . import compact
-from .identity import Identity
+from .identity import SERVER, Identity
 from .questions import question_key, subtask
 from .rows import (
     Row,
@@ -144,6 +144,11 @@ def read_runs(folder: Path) -> list[Run]:
 def runs_at(folders: Iterable[Path]) -> list[Run]:
     """Read the runs in these folders that have answers, methods in the tables' order."""
     return _of_this_schema(_read(sorted(folders)))
+
+
+def is_served(folder: Path) -> bool:
+    """Return whether a run is a server's; reads no answer."""
+    return bool(_inside(read_object(folder / "metadata.json"), "settings.method.drafter") == SERVER)
 
 
 def _read(folders: Iterable[Path]) -> Iterator[tuple[Path, dict[str, Any], list[Row]]]:

@@ -18,6 +18,7 @@ from omegaconf import DictConfig
 from model.errors import UserError
 from model.files import write_json
 
+from .provenance import without_passwords
 from .rows import fits, read_object
 
 
@@ -36,25 +37,27 @@ class Planned(NamedTuple):
 
 def mark_of(folder: Path, job: Sequence[str]) -> Path:
     """Return the file that marks a job as done or not available; the order of its overrides does not matter."""
-    return folder / "jobs" / f"{hashlib.sha256(json.dumps(sorted(job)).encode()).hexdigest()[:16]}.json"
+    name = json.dumps(sorted(without_passwords(job)))
+    return folder / "jobs" / f"{hashlib.sha256(name.encode()).hexdigest()[:16]}.json"
 
 
 def note_done(config: dict[str, Any], job: list[str], folders: Sequence[Path]) -> None:
     """Write down that this job of a sweep is done and where: several jobs may share a run."""
     folder = Path(config["results_dir"]) / str(config["name"])
     if (folder / "sweep.json").exists() and config["run_dir"] is None:
-        write_json(mark_of(folder, job), {"job": job, "runs": [path.name for path in folders]})
+        write_json(mark_of(folder, job), {"job": without_passwords(job), "runs": [path.name for path in folders]})
 
 
 def write_down(jobs: Sequence[Planned], command: str) -> None:
     """Write each experiment's jobs in its folder; mark those not available, and remove the marks of earlier ones."""
     for folder in dict.fromkeys(job.folder for job in jobs):
         planned = [job for job in jobs if job.folder == folder]
-        write_json(folder / "sweep.json", {"command": command, "jobs": [job.overrides for job in planned]})
-        for overrides, config, why in planned:
+        names = without_passwords([job.overrides for job in planned])
+        write_json(folder / "sweep.json", {"command": without_passwords(command), "jobs": names})
+        for job, (overrides, config, why) in zip(names, planned, strict=True):
             about = {group: str(config[group].name) for group in ("model", "bench", "method")}
             if why:
-                write_json(mark_of(folder, overrides), {"job": overrides, "not_available": why} | about)
+                write_json(mark_of(folder, overrides), {"job": job, "not_available": why} | about)
             else:
                 mark_of(folder, overrides).unlink(missing_ok=True)
 

@@ -24,7 +24,7 @@ from ..loading.bench import Bench, load_bench, ordered, prompt_ids, template_has
 from ..loading.models import LoadedModel, choose_execution, devices_in_words, load_model
 from ..loading.settings import ModelSettings
 from ..records.identity import SAVED, fingerprint
-from ..records.provenance import circumstances, collect
+from ..records.provenance import circumstances, collect, without_passwords
 from ..records.questions import FILE_ORDER, Question, read_questions, subtask
 from ..records.rows import Row, new_tokens, tokens_and_steps, wall_time
 from ..records.runs import GENERATE
@@ -125,7 +125,7 @@ class Runner:
             "cores_busy_elsewhere": Load().cores_busy() if self.config["timed"] and on_cpu else None,
             **({"threads_why": why} if on_cpu and (why := threads_why()) else {}),
             "draft_tree": " ".join(",".join(map(str, p)) for p in draft_tree.rank_paths[1:]) if draft_tree else None,
-            "config": self.config,
+            "config": without_passwords(self.config),
         }
         packages = ("torchao",) if loaded.settings.quantize else ()
         now = circumstances(devices_in_words(loaded), loaded.target.linear, *packages)

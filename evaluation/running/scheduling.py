@@ -165,11 +165,12 @@ class _Turns:
 
 
 def group_by_question(runners: Sequence[Runner]) -> list[list[Runner]]:
-    """Group the runs that share forwards: untimed ones whose next question is the same; not timed or batched ones."""
+    """Group the runs that share forwards: untimed ones of this engine whose next question is the same; not batched."""
     groups: dict[Any, list[Runner]] = {}
     for runner in runners:
         shared = json.dumps([runner.pending[0].key, runner.config["num_choices"]])
-        groups.setdefault(runner if runner.config["timed"] or runner.size > 1 else shared, []).append(runner)
+        alone = runner.config["timed"] or runner.size > 1 or not runner.answerer.on_engine
+        groups.setdefault(runner if alone else shared, []).append(runner)
     return list(groups.values())
 
 

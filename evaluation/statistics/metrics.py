@@ -76,9 +76,11 @@ def per_turn(rows: Sequence[Row], key: str) -> list[float]:
     values: list[float] = []
     for row in rows:
         for choice in row["choices"]:
-            if not _complete(choice, key):
+            turns = choice.get(key) or []
+            decoded = [value for value, tokens in zip(turns, choice["new_tokens"], strict=False) if tokens]
+            if len(turns) != len(choice["new_tokens"]) or None in decoded:
                 return []
-            values += [value for value, tokens in zip(choice[key], choice["new_tokens"], strict=True) if tokens]
+            values += decoded
     return values
 
 

@@ -9,6 +9,7 @@ import pandas as pd
 
 from model.engine.sizing import steps_in_words
 
+from ..records.identity import SERVER
 from ..records.rows import difference
 from ..records.runs import GENERATE, SERVED, Run
 from .intervals import spans_one
@@ -54,10 +55,11 @@ def table_notes(table: pd.DataFrame, intervals: bool) -> list[str]:
     notes = []
     if intervals:
         notes.append("[low, high]: 95 % bootstrap interval (MAT over questions, speeds over questions and repeats)")
-    ends = [(table[f"speedup_{b}_low"], table[f"speedup_{b}_high"]) for b in BASELINES]
+    over = [name for name in (*BASELINES, SERVER) if f"speedup_{name}_low" in table]
+    ends = [(table[f"speedup_{b}_low"], table[f"speedup_{b}_high"]) for b in over]
     if any(spans_one(low, high) for lows, highs in ends for low, high in zip(lows, highs, strict=True)):
         notes.append(f"{UNSURE}: the 95 % interval of this speedup includes 1, so neither of the two is clearly faster")
-    speeds = [c for c in ("tokens_per_second", *(f"speedup_{b}" for b in BASELINES)) if f"{c}_std" in table]
+    speeds = [c for c in ("tokens_per_second", *(f"speedup_{b}" for b in over)) if f"{c}_std" in table]
     if any((table[f"{c}_std"].isna() & (table[f"{c}_low"] < table[f"{c}_high"])).any() for c in speeds):
         notes.append(ONE_REPEAT)
     if "published_source" in table and (sources := table["published_source"].dropna().unique().tolist()):

@@ -170,10 +170,10 @@ class Pool:
         """By name, the baseline's runs to compare with; None where none have a question in common.
 
         They have the same model, bench file, device and COMPARED settings, but for the execution of hf. A server's is
-        its engine without speculation, with the same type and model there.
+        its engine without speculation, with the same model there.
         """
         if self.identity.is_served:
-            engine, alike = str(self.identity.method["engine"]), (*COMPARED, "method_model", "method_dtype")
+            engine, alike = str(self.identity.method["engine"]), (*COMPARED, "method_model")
             return dict.fromkeys(BASELINES) | {SERVER: self.closest(engine, alike)}
         found = {name: self.closest(name) for name in BASELINES}
         return found | {"hf": found["hf"] or self.closest("hf", ("phases", "batch", *SAMPLED))}

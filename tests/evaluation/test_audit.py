@@ -14,7 +14,7 @@ from evaluation.statistics.agreement import GAPS, audit_table, audits, read_gaps
 from evaluation.statistics.experiment import Experiment
 from evaluation.statistics.pools import pools
 from evaluation.statistics.rendering import write_audit
-from tests.evaluation.made_runs import answer, asked, made
+from tests.evaluation.made_runs import answer, asked, made, write
 
 
 def said(question_id, *turns):
@@ -34,6 +34,14 @@ def test_turn_by_turn_by_hand(tmp_path):
     row = audit_table(audits(pools([VANILLA, OTHER])), {("other", "1", "0", "0", "2"): 0.25}).iloc[0]
     assert row["identical_share"] == 1 / 4 and row["first_difference_question"] == 1
     assert row["gaps_known"] == 1 and row["largest_logit_gap"] == 0.25
+
+
+def test_the_audit_of_servers_reads_no_answers_of_other_runs(tmp_path, capsys):
+    folder = write(VANILLA, tmp_path)
+    (folder / "answers.jsonl").unlink()  # of which reading it would speak
+    (folder / "summary.json").write_text("{}")
+    audit.audit_served(tmp_path, {})
+    assert not capsys.readouterr().err
 
 
 def test_what_holds_no_token_ids_is_not_passed(tmp_path):

@@ -35,6 +35,12 @@ def test_llama_cpp_counted_one_draft_of_16_tokens_in_64_forwards():
     assert without.steps == 64 and not without.own, "without --metrics it does not say in how many steps it drafted"
 
 
+def test_llama_cpp_streams_no_id_inside_a_character():
+    """Recorded from its server: an emoji is three tokens, of which the stream has the last; the end has none."""
+    out = heard("llamacpp", recorded("llamacpp_emoji"))
+    assert (len(out.ids), out.tokens, out.text) == (8, 24, " 😊🎉" + 6 * "🐍") and out.stopped_by is None
+
+
 def test_vllm_counts_drafts_by_answer_or_for_the_server():
     """Recorded from vLLM 0.32 with n-gram speculation: 17 tokens in 14 chunks, of which none was merged."""
     events = recorded("vllm")
@@ -48,6 +54,10 @@ def test_vllm_counts_drafts_by_answer_or_for_the_server():
     assert heard("vllm", events, moved).steps == 14
     assert heard("vllm", events, {"vllm:prompt_tokens_total": 22.0}).steps == 17, "it has no counters of drafts"
     assert heard("vllm", events).steps is None, "and nothing is guessed from chunks"
+    assert heard("vllm", events, {"python_gc_total": 1.0}).steps is None, "nor from others', with --disable-log-stats"
+    moved["vllm:iteration_tokens_total_count"] = 500.0
+    assert heard("vllm", events, moved).steps == 17, "of other clients' iterations no more than a token each"
+    assert ENGINES["vllm"].body("m", [1], 9)["repetition_penalty"] == 1.0, "and not the checkpoint's"
 
 
 def test_tokens_accepted_behind_the_end_take_no_step_away():
@@ -118,6 +128,7 @@ def test_counters_are_summed_over_their_labels():
         ),
         ("vllm", {"/metrics": "vllm:prompt_tokens_total 0.0\n"}, "none", None, 64),
         ("vllm", {}, None, None, 64),
+        ("vllm", {"/metrics": "python_gc_total 0.0\n"}, None, None, 64),
         ("sglang", {"/server_info": {"speculative_algorithm": "EAGLE", "version": "0.5.12"}}, "EAGLE", "0.5.12", None),
         ("sglang", {"/get_server_info": {"speculative_algorithm": None, "context_length": 32}}, "none", None, 32),
         ("llamacpp", {"/props": {"build_info": "b1", "speculative.types": "none"}}, None, "b1", None),

@@ -41,6 +41,10 @@ BROKEN = {
     "step_nodes": ([[None], [1]],),
     "repeated_3grams": (["much", 0.1],),
     "step_paths": ([[0], [1]],),
+    "first_tokens": (["1", 1],),
+    "first_token_time": (["soon", 0.1],),
+    "engine_means": ([1, {}],),
+    "ids_remade": (["no", True],),
     "step_us": ([5], [[5, -1]], [[0.5]]),
     "peak_memory": ("much",),
 }

@@ -1,4 +1,4 @@
-"""A server that speaks as vLLM does and answers with a model's greedy tokens, faults on demand."""
+"""A server that speaks as vLLM or llama.cpp does and answers with a model's greedy tokens, faults on demand."""
 
 import json
 import threading
@@ -11,13 +11,17 @@ from tests.conftest import greedy
 
 
 class FakeEngine:
-    """`drafting`: each step but the first accepts one draft token; its answers' i-th tokens may be `changed`."""
+    """`drafting`: each step but the first accepts one draft token; its answers' i-th tokens may be `changed`.
+
+    `pages`: what it answers to a GET of a path, status and content type, in place of its own.
+    """
 
     def __init__(self, folder, *, drafting=False, owner="vllm"):
         self.model = AutoModelForCausalLM.from_pretrained(folder).eval()
         self.drafting, self.owner, self.name, self.context = drafting, owner, "toy", 512
         self.steps = self.accepted = self.drafts = self.asked = self.now = self.most = 0
         self.fault, self.changed, self.delay, self.lock = None, {}, 0.0, threading.Lock()
+        self.pages = {}
         engine = self
 
         class Handler(BaseHTTPRequestHandler):
@@ -33,7 +37,9 @@ class FakeEngine:
                 self.wfile.write(data)
 
             def do_GET(self):
-                if self.path == "/v1/models":
+                if self.path in engine.pages:
+                    self.answer(*engine.pages[self.path])
+                elif self.path == "/v1/models":
                     card = {"id": engine.name, "owned_by": engine.owner, "max_model_len": engine.context}
                     self.answer({"data": [card]})
                 elif self.path == "/version":
@@ -47,8 +53,10 @@ class FakeEngine:
 
             def do_POST(self):
                 body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-                if self.path != "/v1/completions":
+                if self.path != ("/completion" if engine.owner == "llamacpp" else "/v1/completions"):
                     return self.answer("no such path", 404, "text/plain")
+                if engine.owner == "llamacpp":
+                    body["max_tokens"] = body["n_predict"]
                 with engine.lock:
                     engine.asked += body["max_tokens"] > 1
                     engine.now += 1
@@ -75,6 +83,9 @@ class FakeEngine:
         with self.lock:
             ids = greedy(self.model, body["prompt"], body["max_tokens"], [2])
         ids = [self.changed.get(i, token) for i, token in enumerate(ids)]
+        if self.owner == "llamacpp" and not body["stream"]:
+            return handler.answer(llama_events(body["prompt"], ids, ids)[-1])
+        ids = ids[:4] if fault in ("hides", "stop word") else ids
         size = 2 if self.drafting else 1
         chunks = [ids[:1]] + [ids[i : i + size] for i in range(1, len(ids), size)]
         handler.send_response(200)
@@ -85,7 +96,13 @@ class FakeEngine:
             handler.wfile.write(f"data: {json.dumps(event)}\n\n".encode())
             handler.wfile.flush()
 
+        if self.owner == "llamacpp":
+            for event in llama_events(body["prompt"], ids, []):
+                send(event)
+            return None
         for i, chunk in enumerate(chunks):
+            if i == 2 and fault == "drops":
+                continue
             if i == 2 and fault == "hangs":
                 time.sleep(2)
             if i == 2 and fault == "breaks":
@@ -93,10 +110,19 @@ class FakeEngine:
             if i == 2 and fault == "error":
                 return send({"error": {"message": "CUDA\nerror"}})
             ended = i == len(chunks) - 1
-            finish = ("stop" if ids[-1] == 2 else "length") if ended else None
-            send({"choices": [{"index": 0, "text": "", "token_ids": chunk, "finish_reason": finish}]})
+            finish = ("stop" if ids[-1] == 2 or fault in ("hides", "stop word") else "length") if ended else None
+            choice = {"index": 0, "text": "", "token_ids": chunk, "finish_reason": finish}
+            send({"choices": [choice | ({"stop_reason": "###"} if fault == "stop word" else {})]})
         accepted, drafts = (len(chunks) - 1, len(chunks) - 1) if self.drafting else (0, 0)  # one may be behind the end
         self.accepted, self.drafts = self.accepted + accepted, self.drafts + drafts
-        send({"choices": [], "usage": {"prompt_tokens": len(body["prompt"]), "completion_tokens": len(ids)}})
+        count = str(len(ids)) if fault == "words" else len(ids)
+        send({"choices": [], "usage": {"prompt_tokens": len(body["prompt"]), "completion_tokens": count}})
         handler.wfile.write(b"data: [DONE]\n\n")
         return None
+
+
+def llama_events(prompt, ids, last):
+    """llama.cpp's events: inside a character (here each third token) it sends none, and of a stream `last` is empty."""
+    stop = {"stop": True, "stop_type": "eos" if ids[-1] == 2 else "limit", "timings": {}, "generation_settings": {}}
+    stop |= {"content": "", "tokens": last, "tokens_predicted": len(ids), "tokens_evaluated": len(prompt)}
+    return [{"content": "", "tokens": [token]} for i, token in enumerate(ids) if i % 3 != 1] + [stop]

@@ -26,7 +26,7 @@ def plain(checkpoint):
 def engine(plain):
     """Without speculation and faults."""
     plain.fault, plain.changed, plain.name, plain.context, plain.delay = None, {}, "toy", 512, 0.0
-    plain.asked = plain.most = 0
+    plain.asked, plain.most, plain.pages, plain.owner = 0, 0, {}, "vllm"
     return plain
 
 
@@ -51,11 +51,18 @@ def rows(tmp_path, name="served"):
     return table[table["category"] == "overall"].set_index("method")
 
 
-def test_a_server_is_a_row_next_to_methods_of_this_process(evaluate, served, engine, drafting, tmp_path):
+def test_a_server_is_a_row_next_to_methods_of_this_process(evaluate, served, engine, drafting, tmp_path, monkeypatch):
+    monkeypatch.setenv("HTTP_PROXY", "http://127.0.0.1:9")
     assert evaluate("method=vanilla", "name=served").code == 0
+    engine.pages = {"/version": ({"version": "0\x1b[2J"},)}
     assert served(engine).code == 0
-    outcome = served(f"{drafting.url}/v1/", "method.speculation=pairs")
+    with_password = drafting.url.replace("//", "//me:secret@")
+    outcome = served(f"{with_password}/v1/", "method.speculation=pairs", "method.dtype=float32")
     assert outcome.code == 0, outcome.err
+    asked = drafting.asked
+    assert served(drafting, "method.speculation=pairs").code == 0 and drafting.asked == asked, "one run"
+    written = [path.read_bytes() for path in (tmp_path / "results").rglob("*") if path.is_file()]
+    assert not any(b"secret" in data or b"\x1b" in data for data in written)
     table = rows(tmp_path)
     assert list(table.index) == ["vanilla", "vllm", "vllm (pairs)"]
     assert list(table["mat"][:2]) == [1.0, 1.0] and list(table["new_tokens"]) == [table["new_tokens"].iloc[0]] * 3
@@ -70,7 +77,7 @@ def test_a_server_is_a_row_next_to_methods_of_this_process(evaluate, served, eng
     assert table["tokens_equal"].tolist()[1:] == [table["new_tokens"].iloc[0]] * 2 and table["tokens_wrong"].sum() == 0
     assert table.loc["vllm", "time_to_first_token_ms_p50"] > 0 and table.loc["vllm", "inter_token_latency_ms_p50"] >= 0
     assert "Lossless in float32" in outcome.out
-    assert "vllm 0, model toy; threads, device and type are its own" in outcome.out
+    assert "vllm 0\\u001b[2J, model toy; threads, device and type are its own" in outcome.out
     assert "speedup over vanilla" not in outcome.out, "no baseline of this process is missed"
     assert not (tmp_path / "results/served/tables/audit.csv").exists(), "which compares token by token with vanilla"
 
@@ -95,6 +102,9 @@ def test_a_wrong_token_is_named_with_its_place_and_gap(served, engine, tmp_path)
         ("breaks", "an answer has no end: the stream broke off"),
         ("error", "CUDA error"),
         ("hangs", "silent for 0.5 s (method.timeout)"),
+        ("words", "'8' where a whole number is due"),
+        ("drops", "gives 7 ids of 8 tokens"),
+        ("stop word", "stopped at ###, which is no EOS here"),
     ],
 )
 def test_a_fault_is_a_line_and_the_run_goes_on_from_there(served, engine, tmp_path, monkeypatch, fault, line):
@@ -127,12 +137,24 @@ def test_a_server_that_is_not_there_or_is_another_one(served, engine, tmp_path, 
         (["method.model=other"], "method.model=other: name one of its models (toy)"),
         (["method.engine=sglang"], "/generate: no such path"),
         (["method.speculation=eagle"], f"method.speculation=eagle: server {engine.url} says none"),
+        (["method.url=http://127.0.0.1:80a"], "server http://127.0.0.1:80a: not what auto sends (InvalidURL: "),
         (["method.speed=1"], "method.speed: no such setting"),
         (["sampling.temperature=1"], "sampling.temperature: a server is asked for greedy answers"),
     ):
         outcome = served(engine, *words)
         assert outcome.code == 2 and line in outcome.err, outcome.err
-    engine.context = 256
+    for path, page, line in (
+        ("/v1/models", ({"data": [{"name": "x"}]},), "not what auto sends (KeyError: 'id')"),
+        ("/metrics", ({"requests": 1},), "not what auto sends (TypeError: "),
+        ("/metrics", ("<html>\nNot here\n", 200, "text/html"), "not what auto sends (ValueError: "),
+        ("/version", ("no key", 401, "text/plain"), "answers 401 to /version: no key"),
+        ("/version", ("elsewhere", 307, "text/plain"), "answers 307 to /version: elsewhere"),
+        ("/server_info", ("text", 200, "text/plain"), "not what sglang sends (AttributeError: "),
+    ):
+        engine.pages = {path: page}
+        outcome = served(engine, "method.engine=sglang" if path == "/server_info" else "method.engine=auto")
+        assert outcome.code == 2 and line in outcome.err and outcome.err.count("\n") == 1, outcome.err
+    engine.pages, engine.context = {}, 256
     assert "has a context of 256 tokens, and the model 512" in served(engine).err
     engine.context, ask = 512, type(engine).stream
 
@@ -169,6 +191,54 @@ def test_requests_at_the_same_time(served, drafting, tmp_path):
     assert row["tokens_per_second_total"] == pytest.approx(row["new_tokens"] / seconds)
     assert row["time_to_first_token_ms_p50"] > 200 and pd.isna(row["mat"])
     drafting.delay = 0.0
+
+
+def test_an_error_waits_for_no_other_request(served, engine, monkeypatch):
+    ask = type(engine).stream
+
+    def failing(self, handler, body):
+        if self.asked < 4:  # the warm-up's
+            return ask(self, handler, body)
+        self.fault = "500" if self.asked == 4 else "hangs"
+        if self.fault == "hangs":
+            time.sleep(30)
+        return ask(self, handler, body)
+
+    monkeypatch.setattr(type(engine), "stream", failing)
+    start = time.perf_counter()
+    outcome = served(engine, "batch=3", "max_new_tokens=8")
+    assert outcome.code == 2 and "answers 500" in outcome.err and time.perf_counter() - start < 25
+
+
+def test_a_fault_takes_no_other_method_along(evaluate, engine, tmp_path):
+    engine.fault = "500"
+    outcome = evaluate("-m", "method=server,vanilla", f"method.url={engine.url}", "timed=false", "name=served")
+    assert outcome.code == 2 and "answers 500" in outcome.err
+    assert [run.label for run in read_runs(tmp_path / "results/served") if run.complete] == ["vanilla"]
+
+
+def test_an_end_that_is_not_shown_took_a_step(served, engine, tmp_path):
+    """It is believed of a server that has no counters, too, if the user says that it does not speculate."""
+    engine.fault, engine.pages = "hides", {"/metrics": ("no such path", 404, "text/plain")}
+    assert served(engine, "method.speculation=none").code == 0
+    choices = [choice for answer in answers_in(tmp_path / "results") for choice in answer["choices"]]
+    assert all(ids[-1] == 2 and len(ids) == 5 for choice in choices for ids in choice["output_ids"])
+    assert all(choice["decoding_steps"] == choice["new_tokens"] for choice in choices)
+    engine.fault, engine.changed = None, {3: 2}
+    outcome = served(engine, "max_new_tokens=8", name="behind")
+    assert outcome.code == 2 and "4 tokens behind token 2, which is EOS of the model here" in outcome.err
+
+
+def test_llama_cpp_is_asked_again_for_ids_that_its_stream_lacks(evaluate, served, engine, tmp_path):
+    engine.owner = "llamacpp"
+    assert served(engine).code == 0
+    assert evaluate("method=vanilla", "name=plain").code == 0
+    ids, own = (
+        [choice["output_ids"] for answer in answers_in(tmp_path / "results" / name) for choice in answer["choices"]]
+        for name in ("served", "plain")
+    )
+    assert ids == own
+    assert rows(tmp_path)["mat"].tolist() == [1.0]
 
 
 @pytest.fixture(scope="module")

@@ -104,6 +104,9 @@ def test_latencies_by_hand():
     assert later == pytest.approx([20, 20 + 0.9 * 10, 20 + 0.98 * 10]), "of 10, 20 and 30"
     older = measure([row, answer(2, "qa", [([1], 0.1)], prefill_time=[0.3], prompt_time=[0.0])])
     assert math.isnan(older["inter_token_latency_ms_p50"]) and older["time_to_first_token_ms_p50"] == pytest.approx(300)
+    waited = {"first_tokens": [1, None], "first_token_time": [0.3, None], "step_batch": [[], []]}
+    full = answer(1, "qa", [([1], 0.1), ([], 0.0)], prefill_time=[0.1, 0.0], prompt_time=[0.1, 0.0], **waited)
+    assert measure([full])["time_to_first_token_ms_p50"] == pytest.approx(400), "a turn without room is left out"
     assert math.isnan(measure([answer(1, "qa", [([1], 0.1)])])["time_to_first_token_ms_p99"])
     for name in ("time_to_first_token_ms", "inter_token_latency_ms"):
         assert column(f"{name}_p95").shown == () and column(f"{name}_p95").unit == "ms", "hidden until asked for"

@@ -83,6 +83,16 @@ def test_a_speedup_that_may_be_none_is_marked_and_explained():
     runs = [VANILLA[0], slow]
     for text in (in_terminal(runs), on_paper(runs)):
         assert "1.08~" in text and "includes 1" in text and "1.00~" not in text
+    by = {"drafter": "server", "engine": "vllm", "version": "1", "model": "m"}
+    served = [
+        made(
+            label,
+            [row | {"choices": [c | {"ids_remade": [False]} for c in row["choices"]]} for row in run.answers],
+            method=by,
+        )
+        for label, run in (("vllm", VANILLA[0]), ("vllm (eagle)", slow))
+    ]
+    assert "1.08~" in in_terminal(served) and "includes 1" in in_terminal(served)
     calm = [*VANILLA, METHOD[0], made("pld", METHOD[0].answers, repeat=1)]  # twice the same
     assert "~" not in in_terminal(calm) and "| 3.00 [2." in on_paper(calm)
 
