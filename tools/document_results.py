@@ -48,6 +48,7 @@ FIGURES = {  # file in docs/figures: the experiment and the name of its figure
     "tree_size.png": ("curves", "tree_size"),
     "topk.png": ("curves", "topk"),
     "temperature.png": ("temperature", "temperature"),
+    "batch.png": ("batch", "batch"),
     "speed.png": ("speed", "budget"),
     "speed-dark.png": ("speed", "budget"),
 }
