@@ -31,8 +31,6 @@ def measure(rows: Sequence[Row]) -> dict[str, Any]:
     seconds, tokens = sum(map(wall_time, rows)), sum(map(new_tokens, rows))
     prefill, decode, prompt = (per_turn(rows, f"{part}_time") for part in ("prefill", "decode", "prompt"))
     waited = per_turn(rows, "first_token_time") or prefill  # of a server's requests at the same time, what each waited
-    steps = per_turn(rows, "decoding_steps")
-    later_steps = sum(max(n - 1, 0) for n in steps)  # all but the first of each turn
     peaks: list[Any] = [row.get("peak_memory") for row in rows]
     if waited is prefill and any("step_batch" in choice for row in rows for choice in row["choices"]):
         prompt = []  # prefill times are shares of a batch's: nobody waited so long for a first token
@@ -49,13 +47,19 @@ def measure(rows: Sequence[Row]) -> dict[str, Any]:
         "prefill_ms": 1e3 * mean(prefill),
         "decode_ms": 1e3 * mean(decode),
         "time_to_first_token_ms": 1e3 * (mean(prompt) + mean(waited)),  # both over the same turns
-        "step_ms": 1e3 * sum(decode) / later_steps if decode and later_steps else math.nan,
+        "step_ms": step_ms(rows),
         "rows_per_forward": _rows_per_forward(rows),
         **percentiles("time_to_first_token_ms", [sum(pair) for pair in zip(prompt, waited, strict=False)]),
         **percentiles("inter_token_latency_ms", between_tokens(rows)),
         "peak_memory_mib": float(max(peaks)) / 2**20 if peaks and None not in peaks else math.nan,
         **engine_means(rows),
     }
+
+
+def step_ms(rows: Sequence[Row]) -> float:
+    """Return all decoding time over all steps but the first of each turn; NaN where the records lack one of them."""
+    decode, later_steps = per_turn(rows, "decode_time"), sum(max(n - 1, 0) for n in per_turn(rows, "decoding_steps"))
+    return 1e3 * sum(decode) / later_steps if decode and later_steps else math.nan
 
 
 def engine_means(rows: Sequence[Row]) -> dict[str, float]:

@@ -19,7 +19,7 @@ from ..records.rows import Row
 from ..records.runs import row_key
 from .acceptance import by_depth
 from .intervals import Floats, deviation, finite_mean, quotient_interval, row_means, speed_interval
-from .metrics import OVERALL, by_subtask, measure
+from .metrics import OVERALL, by_subtask, measure, step_ms
 from .pools import GROUP, Cells, Pool, paired
 
 AUDITED = ("tokens_equal", "near_ties", "tokens_wrong")  # of a server's answers
@@ -149,12 +149,10 @@ def _speedups(name: str, cells: Cells, base: Pool | None) -> dict[str, float]:
 
 def _break_even_mat(answers: Sequence[Row], plain: Pool | None) -> float:
     """Return the time of these answers' steps over that of plain steps for the same questions; NaN where not timed."""
-    keys = {row_key(row) for row in answers}
-    theirs = [row for row in plain.rows if row_key(row) in keys] if plain else []
-    keys = {row_key(row) for row in theirs}
-    common = [row for row in answers if row_key(row) in keys]
-    step_ms, plain_ms = (measure(rows)["step_ms"] if rows else math.nan for rows in (common, theirs))
-    return float(step_ms / plain_ms) if plain_ms else math.nan
+    theirs = plain.rows if plain else []
+    both = {row_key(row) for row in answers} & {row_key(row) for row in theirs}
+    own_ms, plain_ms = (step_ms([row for row in rows if row_key(row) in both]) for rows in (answers, theirs))
+    return own_ms / plain_ms if plain_ms else math.nan
 
 
 def speedup(speeds: Floats, base: Floats) -> float:

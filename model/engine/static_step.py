@@ -82,7 +82,7 @@ class TreeForward:
         Unused nodes have depth 0 and attend to themselves.
         """
         self.depths.copy_(depths)
-        visible = (words.index_select(1, self._word) >> self._bit & 1).bool()  # (n, n)
+        visible = unpacked(words, self._word, self._bit)  # (n, n)
         self._mask[:, 1:-1].fill_(self._blocked).masked_fill_(visible, 0)
 
     def __call__(self, tokens: torch.Tensor) -> Outputs:
@@ -110,6 +110,15 @@ def packed(ancestors: torch.Tensor, n: int) -> torch.Tensor:
     m = len(ancestors)
     seen[:m, :m] = ancestors.cpu().numpy()
     return torch.from_numpy(np.packbits(seen, axis=1, bitorder="little").view(np.int64))
+
+
+def unpacked(words: torch.Tensor, word: torch.Tensor, bit: torch.Tensor) -> torch.Tensor:
+    """int64 (n, ceil(n / 64)), as `packed` has made them -> bool (n, n), on the device.
+
+    Args:
+        word, bit: int64 (n,), where node j's bit is: j // WORD and j % WORD.
+    """
+    return (words.index_select(1, word) >> bit & 1).bool()
 
 
 class StaticStep:
@@ -288,7 +297,7 @@ class BatchForward:
         target, cache, needs = self.target, self._cache(), self._needs
         assert cache is not None
         tokens, owners, positions, at, of_columns, column_positions, words = torch.split(self.input, self._sizes)
-        seen = (words.view(self.rows, -1).index_select(1, self._word) >> self._bit & 1).bool()  # (n, n)
+        seen = unpacked(words.view(self.rows, -1), self._word, self._bit)  # (n, n)
         visible = (owners[:, None] == of_columns).index_copy_(1, at, seen)  # (n, w)
         mask = torch.zeros(visible.shape, dtype=target.dtype, device=target.device)
         mask.masked_fill_(~visible, torch.finfo(target.dtype).min)
