@@ -1,12 +1,15 @@
 """Random heads for toy models, written in the public layouts."""
 
 import json
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
+import pytest
 import torch
 from safetensors.torch import save_file
 from transformers import LlamaConfig, PreTrainedModel
 
+from model.errors import UserError
 from model.methods.hydra import HydraHeads
 from model.methods.medusa import MedusaHeads
 from model.structures.heads import Eagle3Head, EagleHead, Head, head_config
@@ -111,3 +114,11 @@ def write_hydra(folder: Path, model: PreTrainedModel, heads=4, blocks=3, pickled
     values = {"hydra_num_heads": heads, "hydra_num_layers": blocks, "hydra_head_arch": "prefix-mlp"}
     values |= {"grounded_heads": True, "hidden_state_offset": 0}
     return written(folder, state, values | config, pickled, HYDRA_FILES)
+
+
+def check_refused(broken: Iterable[tuple[dict, str]], folder: Path, load: Callable[[Path, dict], object]) -> None:
+    """Each of these heads, given by how its files differ from good ones, is refused in one line that says so."""
+    for number, (how, says) in enumerate(broken):
+        with pytest.raises(UserError, match=says) as caught:
+            load(folder / str(number), how)
+        assert "\n" not in str(caught.value)

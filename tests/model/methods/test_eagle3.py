@@ -20,7 +20,7 @@ from model.files import ROOT
 from model.methods.eagle import ConfidenceTree, Eagle3
 from model.structures.heads import Head, head_config, load_eagle3_head, load_head
 from tests.conftest import NARROW, SIZES, greedy, toy_model
-from tests.model.methods.heads import write_eagle, write_eagle3
+from tests.model.methods.heads import check_refused, write_eagle, write_eagle3
 from tests.model.methods.public_traces import SOME_OR_ALL, embedded, lines, paths_of, retaken, watched
 
 TRACE = lines("eagle3_trace.jsonl")
@@ -177,10 +177,7 @@ def test_bad_heads_are_refused_in_one_line(tmp_path):
     """What all heads share is refused as in test_medusa."""
     model = toy_model("llama")
     target = Target(model)
-    for number, (how, says) in enumerate(BROKEN):
-        with pytest.raises(UserError, match=says) as caught:
-            load_eagle3_head(write_eagle3(tmp_path / str(number), model, **how), target)
-        assert "\n" not in str(caught.value)
+    check_refused(BROKEN, tmp_path, lambda folder, how: load_eagle3_head(write_eagle3(folder, model, **how), target))
     with pytest.raises(UserError, match="no draft_vocab_size.*method=eagle2"):
         load_eagle3_head(write_eagle(tmp_path / "eagle", model), target)
     with pytest.raises(UserError, match="has a draft_vocab_size.*method=eagle3"):

@@ -16,7 +16,7 @@ from model.errors import UserError
 from model.files import ROOT
 from model.methods.hydra import Hydra, load_heads
 from tests.conftest import NARROW, SIZES, sharpened, toy_model
-from tests.model.methods.heads import HYDRA_FILES, write_hydra, write_medusa
+from tests.model.methods.heads import HYDRA_FILES, check_refused, write_hydra, write_medusa
 from tests.model.methods.public_traces import SOME_OR_ALL, embedded, lines, retaken, watched
 
 
@@ -106,10 +106,7 @@ def test_bad_heads_are_refused_in_one_line(tmp_path):
     """What all heads share is refused as in test_medusa."""
     model = toy_model("llama")
     target = Target(model)
-    for number, (how, says) in enumerate(BROKEN):
-        with pytest.raises(UserError, match=says) as caught:
-            load_heads(write_hydra(tmp_path / str(number), model, **how), target)
-        assert "\n" not in str(caught.value)
+    check_refused(BROKEN, tmp_path, lambda folder, how: load_heads(write_hydra(folder, model, **how), target))
     with pytest.raises(UserError, match="no command here trains one"):
         load_heads(str(tmp_path / "nowhere"), target)
     with pytest.raises(UserError, match="has no weights"):
