@@ -3,13 +3,16 @@
 Greedy output is the target's own whatever is drafted, so methods that answer one prompt follow one text. They differ in
 where their steps begin and in what they draft, and much of that is the same, too. So accepted lengths, which do not
 depend on time, cost little more for many configurations than for a few. Times cannot be had this way.
+
+Methods that read nothing of rejected nodes (`Needs.rejected`: prompt look-up, for one) come last. Their accepted
+lengths follow from the text alone, so their drafts are not forwarded.
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -52,6 +55,10 @@ class SharedText:
     Args:
         cache: has room for the text and, behind it, all drafts of one forward.
         prompt: P tokens; all but the last are forwarded now, and `sessions` that want their logits observe them.
+
+    Attributes:
+        tip: the deepest committed context.
+        start: a context that is continued by the text alone, without what was rejected, for those who read nothing of it.
     """
 
     def __init__(
@@ -69,8 +76,10 @@ class SharedText:
 
         states = target.prefill(cache, prompt, rows=len(prompt) if readers else 0, read=read, hidden=self.hidden).hidden
         self.prompt_hidden = [] if states is None else [*states]  # P - 1 of (w H,)
-        self.tip = Context(len(prompt) - 2)  # the deepest committed one
-        self.tip.choice, self.tip.committed = prompt[-1], True
+        self.tip = Context(len(prompt) - 2, choice=prompt[-1], committed=True)
+        self.start = replace(self.tip, children={})
+        self._end = None if all(need.rejected for need in needs) else self.start  # of that text
+        self._rejected = Context(-1, choice=-1)  # stands for every rejected node where nobody reads it
 
     def forward(self, drafts: Sequence[tuple[Context, Draft]]) -> list[list[Context]]:
         """Return the context of every node of these drafts, below the contexts of their roots; forward the new ones."""
@@ -97,6 +106,22 @@ class SharedText:
             self._commit(rows)
         return contexts
 
+    def forget_rejected(self) -> None:
+        """Go on from `start`: after this only `follow` is called."""
+        if self._end is not None:
+            self.tip, self._end = self._end, None
+
+    def follow(self, root: Context, draft: Draft) -> list[Context]:
+        """Return the context of every accepted node of a draft; forward the text as far as they reach."""
+        nodes: list[Context] = []
+        for token, parent in zip(draft.tokens.tolist(), draft.tree.parent_of, strict=True):
+            accepted = not nodes or nodes[parent].choice == token
+            nodes.append((nodes[parent].child(token) if nodes else root) if accepted else self._rejected)
+            if accepted and nodes[-1].choice is None:
+                self._forward(rows := {nodes[-1]: 0}, [self.tip], [token])
+                self._commit(rows)
+        return nodes
+
     def _forward(self, rows: dict[Context, int], parents: list[Context], tokens: list[int]) -> None:
         target, past = self.target, self.cache.length
         visible = np.zeros((len(rows), past + len(rows)), dtype=bool)  # True where a row attends to a column
@@ -117,6 +142,10 @@ class SharedText:
                 context.choice = choice  # and copies, as a view would keep the whole forward's output alive
                 context.logits = row_logits.clone() if self.keeps_logits else None
                 context.hidden = None if hidden is None else hidden[rows[context]].clone()
+        if self._rejected.logits is None and self.keeps_logits:
+            self._rejected.logits = torch.zeros_like(logits[0])
+        if self._rejected.hidden is None and hidden is not None:
+            self._rejected.hidden = torch.zeros_like(hidden[0])
 
     def _commit(self, rows: dict[Context, int]) -> None:
         """Commit the states of contexts that are part of the text now."""
@@ -125,6 +154,9 @@ class SharedText:
             assert accepted is not None
             path.append(rows[accepted])
             accepted.committed = True
+            if self._end is not None:
+                copy = replace(accepted, children={})
+                self._end.children[self.tip.choice], self._end = copy, copy
             self.tip = accepted
         if path:
             source = torch.tensor(path, device=self.target.device) + past
@@ -137,11 +169,15 @@ class _Sequence:
 
     def __init__(self, session: Session, prompt: list[int], chain: Draft | None, text: SharedText) -> None:
         self.session, self.prompt, self.text = session, prompt, text
-        self.root, self.context, self.out = prompt[-1], text.tip.child(prompt[-1]), Generation()
-        self._first_draft = chain
+        self.root, self.out, self._first_draft = prompt[-1], Generation(), chain
+        self.context: Context  # of the root; only sequences hold contexts that may be rejected
         if chain is None:
             self.out.forwards = int(len(prompt) > 1)
             self._observe_hidden(prompt[:-1], [])
+
+    def begin_after(self, context: Context) -> _Sequence:
+        self.context = context.child(self.root)
+        return self
 
     def draft(self) -> Draft:
         return self._first_draft or self.session.draft(self.root)
@@ -217,7 +253,8 @@ def generate_together(
         chains = [session.begin(prompt) for session in sessions]
         text = SharedText(target, cache, prompt, choice, sessions)
         sequences = [_Sequence(session, prompt, chain, text) for session, chain in zip(sessions, chains, strict=True)]
-        unfinished = list(sequences)  # only sequences hold contexts
+        following = [sequence for sequence in sequences if not sequence.session.drafter.needs.rejected]
+        unfinished = [sequence.begin_after(text.tip) for sequence in sequences if sequence not in following]
         while unfinished:
             back = min(sequence.context.position for sequence in unfinished)
             turn = [sequence for sequence in unfinished if sequence.context.position == back]
@@ -225,6 +262,11 @@ def generate_together(
             for sequence, (_, draft), nodes in zip(turn, drafts, text.forward(drafts), strict=True):
                 if not sequence.learn(draft, nodes, limit, eos):
                     unfinished.remove(sequence)
+        text.forget_rejected()
+        for sequence in following:
+            sequence.begin_after(text.start)
+            while sequence.learn(draft := sequence.draft(), text.follow(sequence.context, draft), limit, eos):
+                pass
     for sequence in sequences:
         sequence.out.end(limit, max_new_tokens, eos)
     return [sequence.out for sequence in sequences]

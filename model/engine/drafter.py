@@ -34,6 +34,13 @@ class Needs:
     tree: bool = False  # verify all of a draft, however it branches; False: a chain of it will do
     # Which hidden states (see `target.LAST`): `Verification.hidden`, `set_hidden`, `observe_prompt_hidden`
     hidden: tuple[int, ...] = ()
+    accepted_only: bool = False  # True: logits and hidden states of rejected nodes are not read, so may be 0
+
+    @property
+    def rejected(self) -> bool:
+        """True if the drafter reads what the target gives after rejected nodes."""
+        everything = self.logits or bool(self.hidden)
+        return self.choices or self.candidates > 0 or (everything and not self.accepted_only)
 
 
 class Store(Protocol):

@@ -41,7 +41,7 @@ class LogitSpec(Drafter):
             0: the prompt's own alone.
     """
 
-    needs = Needs(logits=True)  # of the last accepted node alone, whose many candidates are wanted
+    needs = Needs(logits=True, accepted_only=True)  # of the last accepted node, whose many candidates are wanted
 
     def __init__(
         self, vocab_size: int, *, nodes: int = 63, history_tokens: int = 32768, device: torch.device | str = "cpu"

@@ -87,8 +87,8 @@ def test_what_nobody_can_reach_any_more_is_freed(llama, monkeypatch, sizes):
     made = []
     real = shared_text.Context.__init__
 
-    def noted(self, position):
-        real(self, position)
+    def noted(self, position, *rest, **more):
+        real(self, position, *rest, **more)
         made.append(weakref.ref(self))
 
     monkeypatch.setattr(shared_text.Context, "__init__", noted)
