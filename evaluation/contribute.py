@@ -1,7 +1,8 @@
 """python -m evaluation.contribute RESULTS NAME: an experiment's records as results/reference/NAME, to be kept in git.
 
 Tables, figures and the page are drawn from it as from the results themselves. Names of people, hosts and folders are
-left out. What is not finished is refused. Without arguments: write results/README.md again.
+left out. What is not finished is refused. With --add the other runs of NAME stay: an experiment may be measured in
+several sittings. Without arguments: write results/README.md again.
 """
 
 from __future__ import annotations
@@ -38,14 +39,15 @@ written by `python -m evaluation.contribute`.
 """
 
 
-def contribute(folder: Path, name: str, note: str = "") -> Path:
+def contribute(folder: Path, name: str, note: str = "", add: bool = False) -> Path:
     """Write an experiment's compact records as results/reference/NAME, and return that folder.
 
     Args:
         note: a remark for results/README.md, such as the machine.
+        add: keep the runs that were contributed earlier and are not in `folder`.
 
     Raises:
-        UserError: the name is no folder's, or something is not finished.
+        UserError: the name is no folder's, something is not finished, or the earlier records are damaged or missing.
     """
     if not re.fullmatch(r"[\w][\w.-]*", name):
         raise UserError(f"{name}: must be one folder's name of letters, digits, dots and dashes")
@@ -58,13 +60,17 @@ def contribute(folder: Path, name: str, note: str = "") -> Path:
     records = [(run.folder.name, metadata, run.answers) for run, metadata in more]
     marks = {path.name: mark for path in folder.glob("jobs/*.json") if "not_available" in (mark := read_object(path))}
     kept = {file: compact.without_paths({key: mark[key] for key in OF_MARK}) for file, mark in marks.items()}
-    target = REFERENCE / name
+    target, gaps = REFERENCE / name, read_gaps(folder)
+    if add:
+        names = {compact.published_name(run) for run, _, _ in records}
+        records = [run for run in compact.unpacked(target / compact.FILE) if run[0] not in names] + records
+        gaps = read_gaps(target) | gaps
     write_bytes(target / compact.FILE, compact.packed(records))
-    for old in [*target.glob("jobs/*.json"), *target.glob(GAPS)]:  # of what lay here before
+    for old in [*([] if add else target.glob("jobs/*.json")), *target.glob(GAPS)]:  # of what lay here before
         old.unlink()
     for file, mark in kept.items():
         write_json(target / "jobs" / file, mark)
-    if gaps := read_gaps(folder):
+    if gaps:
         entries = [{"at": [compact.published_name(run), *place], "gap": gap} for (run, *place), gap in gaps.items()]
         write_json(target / GAPS, entries)
     return target
@@ -112,12 +118,13 @@ def main() -> None:
     parser.add_argument("folder", type=Path, nargs="?", metavar="RESULTS", help="an experiment's results")
     parser.add_argument("name", nargs="?", metavar="NAME", help="of the folder: the experiment, or EXPERIMENT-MACHINE")
     parser.add_argument("--note", default="", help="a remark for results/README.md")
+    parser.add_argument("--add", action="store_true", help="keep the runs of NAME that RESULTS has not")
     given = parser.parse_args()
     with user_errors():
         if given.folder and not given.name:
             raise UserError("name the folder below results/reference, such as the experiment's own name")
         if given.folder:
-            file = contribute(given.folder, given.name, given.note) / compact.FILE
+            file = contribute(given.folder, given.name, given.note, given.add) / compact.FILE
             print(f"{file}: {file.stat().st_size / 2**10:.0f} KiB")
         write_text(REFERENCE.parent / "README.md", overview(REFERENCE))
         print(f"{REFERENCE.parent / 'README.md'}: written")

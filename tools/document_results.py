@@ -9,8 +9,8 @@
 E may be `definitions`: what the columns of the tables mean. Below a table are the commands of its records.
 
 Words: a method; a column of tables/main.csv (else MAT) or a setting, to print it; setting=value; category=qa;
-interval=no; repeated=10-30: answers with 10 to 30 % of repeated 3-grams; in=E: another experiment; over WORDS: MAT over
-another configuration's, which shares the settings not named again. Other settings are the method's defaults if it ran
+interval=no; repeated=10-30: answers with 10 to 30 % of repeated 3-grams; in=E: another experiment; over WORDS: MAT, or
+tokens_per_second, over another configuration's, which shares the settings not named again. Other settings are the method's defaults if it ran
 with these. A comma makes a row or column of each value, {nodes} in a title is its own.
 """
 
@@ -36,7 +36,7 @@ from evaluation.errors import user_errors
 from evaluation.figures import style
 from evaluation.records.rows import new_tokens
 from evaluation.report import REFERENCE
-from evaluation.statistics import intervals, metrics, notes, pools, published, rendering
+from evaluation.statistics import intervals, metrics, notes, pools, published, rendering, tables
 from evaluation.statistics.experiment import Experiment
 from evaluation.statistics.tables import COLUMNS
 from model.errors import UserError
@@ -109,8 +109,12 @@ class Shipped:
             base = self.find({k: v for k, v in wanted.items() if any(p.get(k, "null") != "null" for p in peers)} | over)
             if base is None:
                 return None
-            ratio = pools.mat_ratio(cells, base.cells.of(category))
-            row: dict[Any, Any] = dict(zip(("mat", "mat_low", "mat_high"), ratio, strict=True))
+            row: dict[Any, Any] = {}
+            if column == "tokens_per_second":
+                column, row = "speedup_vanilla", tables.speedups("vanilla", cells, base)
+            else:
+                ratio = pools.mat_ratio(cells, base.cells.of(category))
+                row = dict(zip(("mat", "mat_low", "mat_high"), ratio, strict=True))
         elif repeated:
             low, high = (int(end) / 100 for end in repeated.split("-"))
             answers = pool.answers_to_compare(0)

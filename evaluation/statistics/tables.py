@@ -84,7 +84,7 @@ def main_table(pooled: Sequence[Pool]) -> pd.DataFrame:
                 **_measures(cells, answers),
             }
             for name, base in pool.baselines.items():
-                row |= _speedups(name, cells, base)
+                row |= speedups(name, cells, base)
             row["break_even_mat"] = _break_even_mat(answers, pool.baselines["vanilla"])
             row["state_bytes"] = pool.first.summary.get("state_bytes", math.nan)
             facets = {f"method_{key}" if key in row else key: value for key, value in pool.identity.facets.items()}
@@ -132,7 +132,7 @@ def _measures(cells: Cells, answers: Sequence[Row]) -> dict[str, Any]:
     return measures
 
 
-def _speedups(name: str, cells: Cells, base: Pool | None) -> dict[str, float]:
+def speedups(name: str, cells: Cells, base: Pool | None) -> dict[str, float]:
     """Return the speedup over a baseline on the questions both have, over the repeats both have if several."""
     keys = [f"speedup_{name}{end}" for end in ("", "_std", "_low", "_high")]
     if base is None:

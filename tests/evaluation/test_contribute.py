@@ -180,6 +180,21 @@ def test_what_was_not_available_and_measured_gaps_come_along(results, reference)
     assert not [*target.glob("jobs/*")] and not (target / GAPS).exists()
 
 
+def test_an_experiment_is_contributed_in_several_sittings(results, reference, tmp_path, call):
+    whole = sorted(text_of(contribute.contribute(results, "whole")).splitlines())
+    second = tmp_path / "second"
+    (second / "runs").mkdir(parents=True)
+    later = next((results / "runs").iterdir()).rename(second / "runs" / "moved-01234567")
+    contribute.contribute(results, "study")
+    (reference / "study" / GAPS).write_text(json.dumps([{"at": ["run-76543210", "1", "0", "0", "2"], "gap": 0.5}]))
+    for _ in range(2):  # what is added again is replaced
+        assert call(contribute.main, second, "study", "--add").code == 0
+    parts = sorted(text_of(reference / "study").splitlines())
+    assert len(parts) == len(whole) == 4 and sum(a != b for a, b in zip(parts, whole, strict=True)) <= 1  # its name
+    assert json.loads((reference / "study" / GAPS).read_text())[0]["gap"] == 0.5
+    assert later.exists() and "not compact records" in call(contribute.main, second, "nothing", "--add").err
+
+
 def test_broken_records_and_wrong_folders_are_named(results, reference, call):
     for name in ("", "..", "a/b", "/abs", "-x y"):
         with pytest.raises(UserError, match="must be one folder's name"):

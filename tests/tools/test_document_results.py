@@ -153,6 +153,7 @@ def test_cells_and_without_columns_what_was_measured(experiment):
     assert experiment.cell("spine nodes=8 category=qa") == "2.00", "all the same: no interval"
     assert experiment.cell("spine nodes=8 category=qa over recycling start=hot") == "2.00"
     assert [experiment.cell(f"spine nodes=8 repeated={r} interval=no") for r in ("0-10", "40-60")] == ["2.00", "4.00"]
+    assert experiment.cell("spine nodes=8 tokens_per_second over recycling start=hot") == "2.00", "6 tokens/s over 3"
     assert experiment.cell("spine nodes=8 repeated=0-60 new_tokens") == "96"
     assert experiment.cell("spine") == experiment.cell("spine nodes=24"), "as configs/method/spine.yaml"
     for words in ("recycling", "spine width=8", "spine nodes=8 over recycling fast=1"):  # of several, of none
