@@ -1,4 +1,4 @@
 """The harness. Modules here are commands, `python -m evaluation.NAME`; the folders do the work.
 
-Imports `model/`, never the reverse.
+The harness imports `model/`, never the reverse.
 """

@@ -1,7 +1,7 @@
-"""What answers prompts: a method on this engine, transformers' own generate, or a server of any engine.
+"""Answer prompts: by a method on this engine, by transformers' own generate, or by a server of any engine.
 
-A run knows an `Answerer` alone: another kind is one more class here. Which conversations go on together, those of a
-batch or of methods that share forwards, `running.answering.answer_turn` decides.
+A run uses only the interface of `Answerer`, so a new kind is one more class here. `running.answering.answer_turn`
+decides which conversations are answered together: those of a batch, or those of methods that share forwards.
 """
 
 from __future__ import annotations
@@ -44,19 +44,19 @@ COLD, HOT, CATEGORY = "cold", "hot", "category"
 
 @dataclass
 class Answerer:
-    """What answers prompts, one after the other."""
+    """Base of all that answer prompts, one by one or as a batch."""
 
     loaded: LoadedModel
-    drafter: Drafter  # holds the state between prompts; on this engine it drafts, too
-    settings: dict[str, Any]  # all that decides the answers, for the run's identity; `name` is as in configs/method/
-    execution: str  # of its steps, as `model.engine.decode` takes it
+    drafter: Drafter  # keeps the state between prompts; on this engine it also drafts
+    settings: dict[str, Any]  # whatever decides the answers, for the run's identity; `name` as in configs/method/
+    execution: str  # how steps are executed, as `model.engine.decode` takes it
     start: str | None = None  # cold, hot, category, or the file of a saved state; None if no state is kept
     on_engine: ClassVar[bool] = False  # True if answers have step records and phases
-    streams: ClassVar[bool] = False  # True if answers have a prefill time, and the times at which tokens came
+    streams: ClassVar[bool] = False  # True if answers have a prefill time and the arrival times of tokens
 
     @property
     def label(self) -> str:
-        """The name in tables, with the start where state is kept; tree=auto is hot unless it says cold."""
+        """The name in tables, with the start if state is kept; tree=auto names its start only if it is not hot."""
         words = [AUTO] if self.settings.get("tree") == AUTO else []
         if self.start is not None and not (words and self.start == HOT):
             words.append(Path(self.start).stem)
@@ -68,13 +68,13 @@ class Answerer:
         return self.start not in (None, COLD)
 
     def prepare(self) -> None:
-        """Set the state at the start of a run. Raises UserError if a saved one does not fit."""
+        """Set the state for the start of a run. Raises UserError if a saved state does not fit."""
         self.drafter.reset()
         if self.start not in (None, COLD, HOT, CATEGORY):
             self.drafter.load_state_dict(load_state(Path(str(self.start))))
 
     def begin(self) -> None:
-        """Before each prompt: forget the ones before it if the start is cold."""
+        """Reset the state if the start is cold; called before each prompt."""
         if self.start == COLD:
             self.drafter.reset()
 
@@ -87,7 +87,7 @@ class Answerer:
     def answer_batch(
         self, prompts: Sequence[list[int]], max_new_tokens: int, samplings: Sequence[Sampling]
     ) -> list[Generation]:
-        """Answer prompts together, each with its own sampling; seconds are shares, as `Generation` says."""
+        """Answer prompts together, each with its own sampling; each gets its share of the seconds (`Generation`)."""
         raise NotImplementedError
 
 
@@ -112,7 +112,7 @@ class Method(Answerer):
 
 
 class TransformersGenerate(Answerer):
-    """transformers' generate with torch's own linear layers: the paper's baseline. It draws with torch's generator."""
+    """transformers' generate with torch's linear layers: the paper's baseline. It samples with torch's generator."""
 
     def answer(
         self, prompt: list[int], max_new_tokens: int, sampling: Sampling = GREEDY, mark: Mark = unmarked
@@ -123,9 +123,9 @@ class TransformersGenerate(Answerer):
     def answer_batch(
         self, prompts: Sequence[list[int]], max_new_tokens: int, samplings: Sequence[Sampling]
     ) -> list[Generation]:
-        """Answer prompts as one batch, padded on the left. It draws by the first one's seed.
+        """Answer prompts as one batch, padded on the left and sampled with the first prompt's seed.
 
-        A prompt with less room than `max_new_tokens` is answered alone: its context would end the others' answers.
+        A prompt with no room for `max_new_tokens` is answered alone, as it would shorten the others' answers.
         """
         target, eos, sampling, size = self.loaded.target, sorted(self.loaded.eos), samplings[0], len(prompts)
         limits, width = [target.token_budget(prompt, max_new_tokens) for prompt in prompts], max(map(len, prompts))
@@ -160,7 +160,7 @@ class TransformersGenerate(Answerer):
         outs = []
         for row in rows:
             ends = [i for i, token in enumerate(row, start=1) if token in self.loaded.eos]
-            tokens = row[: ends[0]] if ends else row  # behind it is padding
+            tokens = row[: ends[0]] if ends else row  # padding follows
             steps = [StepRecord([token], 1, (), batch=size) for token in tokens]
             outs.append(Generation(tokens, steps, forwards=len(tokens), decode_s=elapsed / size))
             outs[-1].end(limit, max_new_tokens, self.loaded.eos)
@@ -169,18 +169,18 @@ class TransformersGenerate(Answerer):
 
 @dataclass(slots=True)
 class ServedAnswer(Generation):
-    """An answer of a server, of whose steps the number is known at most."""
+    """An answer of a server, which reports at most the number of steps."""
 
-    said: str | None = None  # its text, where token ids had to be made from it
-    recorded: dict[str, Any] = field(default_factory=dict)  # next to, or in place of, what is recorded of others
+    said: str | None = None  # the answer's text, if its token ids had to be made from it
+    recorded: dict[str, Any] = field(default_factory=dict)  # entries that this answer's record adds or replaces
 
 
 @dataclass
 class Served(Answerer):
-    """A server of any engine: prompts go as token ids, or as text that it reads as the same ids."""
+    """A server of any engine: prompts are sent as token ids, or as text that gives the same ids."""
 
     server: Server = field(kw_only=True)
-    said: dict[str, Any] = field(kw_only=True)  # of the server by itself
+    said: dict[str, Any] = field(kw_only=True)  # what the server reported about itself at the start
     streams: ClassVar[bool] = True
 
     @property
@@ -190,17 +190,17 @@ class Served(Answerer):
         return str(engine) if speculation == NO_SPECULATION else f"{engine} ({speculation or 'speculation unknown'})"
 
     def answer(self, prompt: list[int], max_new_tokens: int, *greedy: Any, **unmarked: Any) -> Generation:
-        """Answer a prompt; no phase is marked. Raises UserError for a fault of the server's, and if it has changed."""
+        """Answer a prompt; no phase is marked. Raises UserError if the server fails or has changed."""
         return self._answer([prompt], max_new_tokens, alone=True)[0]
 
     def answer_batch(
         self, prompts: Sequence[list[int]], max_new_tokens: int, samplings: Sequence[Sampling] = ()
     ) -> list[Generation]:
-        """Answer prompts by as many requests at the same time."""
+        """Answer prompts by concurrent requests, one for each prompt."""
         return self._answer(prompts, max_new_tokens)
 
     def _answer(self, prompts: Sequence[list[int]], max_new_tokens: int, alone: bool = False) -> list[Generation]:
-        """Answer prompts; `alone`: the counters of the whole server are of this one."""
+        """Answer prompts; `alone`: there is one request, so the counters of the whole server are read as its own."""
         server, where = self.server, self.server.where
         now = {key: value or self.said[key] for key, value in server.describe().items()}
         if changed := difference(self.said, now, words=("before", "now")):
@@ -211,11 +211,11 @@ class Served(Answerer):
         if len(prompts) == 1:
             replies = [server.ask(asked[0], limits[0])]
         else:
-            with ThreadPool(len(prompts)) as pool:  # an error, or Ctrl-C, leaves it, and waits for no other request
+            with ThreadPool(len(prompts)) as pool:  # an error or Ctrl-C ends it without waiting for other requests
                 places = zip(range(len(prompts)), asked, limits, strict=True)
                 done = pool.imap_unordered(lambda each: (each[0], server.ask(*each[1:])), places)
                 replies = [reply for _, reply in sorted(done, key=lambda pair: pair[0])]
-        share = (time.perf_counter() - start) / sum(times[-1] for _, times in replies)  # so that sums are the whole's
+        share = (time.perf_counter() - start) / sum(times[-1] for _, times in replies)  # so sums are the elapsed time
         after = server.counters() if alone else {}
         moved = {name: value - before.get(name, 0.0) for name, value in after.items()}
         outs = []
@@ -225,7 +225,7 @@ class Served(Answerer):
             server.kind.count(moved, heard)
             first, later = (seconds * (1.0 if alone else share) for seconds in (times[0], times[-1] - times[0]))
             tokens = self._checked(heard, prompt, limit)
-            heard.tokens = len(tokens)  # with an end that is not shown, which took a step, too
+            heard.tokens = len(tokens)  # including an EOS that the server hides: it took a step, too
             out = ServedAnswer(tokens, prefill_s=first, decode_s=later, ends_s=times)
             out.end(limit, max_new_tokens, self.loaded.eos)
             out.forwards, out.said = heard.steps or 0, None if heard.ids else heard.text
@@ -235,7 +235,7 @@ class Served(Answerer):
         return list[Generation](outs)
 
     def _checked(self, heard: Heard, prompt: list[int], limit: int) -> list[int]:
-        """Return an answer's ids up to its end. Raises UserError if prompt, end or ids are not those asked for."""
+        """Return an answer's ids up to its end. Raises UserError if prompt, end or ids do not fit the request."""
         loaded, where = self.loaded, self.server.where
         if heard.prompt_tokens not in (None, len(prompt)):
             raise UserError(f"{where}: read {heard.prompt_tokens} tokens where the prompt has {len(prompt)}")
@@ -244,9 +244,9 @@ class Served(Answerer):
         short = self.server.name == "llamacpp" and len(heard.ids) < heard.tokens
         if short and (again := self.server.whole(prompt, limit)).text.startswith(heard.text):
             heard.ids = again.ids
-        hidden = heard.finish == "stop" and not loaded.eos.intersection(heard.ids[-1:])  # an end
+        hidden = heard.finish == "stop" and not loaded.eos.intersection(heard.ids[-1:])  # an EOS not shown
         if heard.ids and len(heard.ids) + hidden < heard.tokens:
-            if not heard.text or "\ufffd" in heard.text:  # bytes of no character
+            if not heard.text or "\ufffd" in heard.text:  # text from which no ids can be made
                 raise UserError(f"{where}: gives {len(heard.ids)} ids of {heard.tokens} tokens")
             heard.ids = []
         row = {"id": "", "prompt_token_ids": prompt, "token_ids": heard.ids or None, "text": heard.text}
@@ -256,14 +256,14 @@ class Served(Answerer):
             raise UserError(f"{where}: {read.behind} tokens behind token {tokens[-1]}, which is EOS of the model here")
         if heard.finish == "stop" and not ended and heard.stopped_by not in (None, *loaded.eos):
             raise UserError(f"{where}: stopped at {one_line(ValueError(heard.stopped_by))[:40]}, which is no EOS here")
-        if heard.finish == "stop" and not ended and loaded.eos:  # an end that it does not show
+        if heard.finish == "stop" and not ended and loaded.eos:  # an EOS that the server hides
             tokens.append(own if own in loaded.eos else min(loaded.eos))
         if heard.finish == "length" and not ended and (heard.tokens or limit) < limit:
             raise UserError(f"{where}: stopped after {heard.tokens} tokens of {limit}; has it a shorter context?")
         return tokens[:limit]
 
     def _as_taken(self, prompt: list[int]) -> list[int] | str:
-        """Return a prompt as the engine takes it. Raises UserError if it takes texts, and no text gives these ids."""
+        """Return a prompt as the engine takes it. Raises UserError if it takes text and no text gives these ids."""
         if self.server.kind.takes_ids:
             return prompt
         tokenizer = self.loaded.tokenizer
@@ -277,11 +277,11 @@ class Served(Answerer):
 def build_answerer(
     loaded: LoadedModel, method: dict[str, Any], tree: dict[str, Any], start: str, execution: str
 ) -> Answerer:
-    """Build what a run's settings name.
+    """Build the answerer that a run's settings name.
 
     Args:
-        method: `name`, `drafter` (a shipped method's name or an import path; None: transformers' own generate), and the
-            drafter's keyword arguments.
+        method: `name`, `drafter` (a shipped method's name, an import path or `server`; None: transformers' own
+            generate), and the drafter's or the server's keyword arguments.
         tree: `name` and parameters of a template, for methods that draft from one.
         start: cold | hot | category | path of a saved state; ignored by methods without state.
 
@@ -326,9 +326,9 @@ def build_answerer(
 
 
 def build_served(loaded: LoadedModel, settings: dict[str, Any], server: Server) -> Served:
-    """Build what asks a server, after one token that shows that it answers.
+    """Build the answerer of a server; a server that takes token ids is first asked for one token.
 
-    Raises UserError if it does not, if its context is shorter than the model's, or if it speculates and should not.
+    Raises UserError if the server fails, if its context is shorter than the model's, or if `speculation` is wrong.
     """
     said, asked = server.describe(), server.speculation
     if (context := said["context"]) is not None and context < loaded.target.context:

@@ -1,10 +1,10 @@
 """python -m evaluation.audit FOLDER: is the output still the model's own? Compares each method with vanilla by turn.
 
 Every report makes this comparison from the records (tables/audit.csv and .md). This command also loads the model and
-adds the target's top-2 logit gap where answers first differ, which tells a tie in float16 from a defect.
+adds the target's top-2 logit gap where answers first differ: it distinguishes a tie in float16 from a defect.
 
-With --answers FILE --model NAME instead of a folder: answers of any engine, each of their tokens next to the model's
-own choice behind the same text. Exit code 1 if one is wrong.
+With --answers FILE --model NAME instead of a folder: compares each token of any engine's answers with the model's own
+choice after the same text. Exit code 1 if a token is wrong or an answer is empty.
 """
 
 from __future__ import annotations
@@ -38,9 +38,9 @@ from .statistics.rendering import aligned, write_audit
 from .statistics.tables import AUDITED
 
 TYPES = ("float32", "float16", "bfloat16")
-SHOWN = 3  # places of an answer in words
-END = -1  # in place of a token: the end, which any EOS would be
-SAMPLES, SAMPLED = 4, 32  # answers in which noise is measured, and the first tokens of each
+SHOWN = 3  # differing positions of an answer that are put into words
+END = -1  # in place of a token's id: the end of an answer, whichever EOS it would be
+SAMPLES, SAMPLED = 4, 32  # number of answers in which noise is measured, and of their first tokens
 
 
 def main() -> None:
@@ -65,7 +65,7 @@ def main() -> None:
             audit_folder(Path(given.words[0]), permitted)
             return
         settings = named("model", given.model) | (named("bench", given.bench) if given.bench else {})
-        settings["model.linear"] = "torch"  # products as transformers has them
+        settings["model.linear"] = "torch"  # linear layers as in transformers
         words = [f"{key}={quoted(value)}" for key, value in settings.items()]
         words += [f"model.{key}=true" for key, granted in permitted.items() if granted]
         config = group_settings([*words, *given.words], "model", "bench")
@@ -86,19 +86,19 @@ def audit_folder(folder: Path, permitted: dict[str, bool]) -> None:
 
 
 def measure_gaps(experiment: Experiment, permitted: dict[str, bool]) -> Iterator[dict[str, Any]]:
-    """Measure the target's two largest logits where an answer first differs from vanilla's.
+    """Measure the gap between the target's two largest logits where an answer first differs from vanilla's.
 
     A folder's metadata name the model and bench, but grant no permissions, as anybody may have written them.
 
     Args:
-        permitted: of the model settings trust_remote_code and allow_pickle, what the user of this command grants.
+        permitted: whether the user of this command grants the model settings trust_remote_code and allow_pickle.
 
     Yields:
         `at` (run, question, choice, turn, token), `gap` (first minus second logit, in the run's own type), `picked`
         (how far the logit of the method's token is below the largest).
 
     Raises:
-        UserError: a run's model needs a permission; nothing is loaded then.
+        UserError: a run's model needs a permission (nothing is loaded then), or its files or questions have changed.
     """
     differing = [audit for audit in experiment.audits if audit.different]
     for first in (audit.pool.first for audit in differing):
@@ -108,13 +108,13 @@ def measure_gaps(experiment: Experiment, permitted: dict[str, bool]) -> Iterator
             raise UserError(f"{first.folder}: was run with model.{key}=true; {trusted}")
     for audit in differing:
         first = audit.pool.first
-        dtype = {"dtype": first.settings["model"]["dtype"]}  # the one that `auto` chose there
+        dtype = {"dtype": first.settings["model"]["dtype"]}  # the type that the run used
         settings = ModelSettings(**first.metadata["config"]["model"] | permitted | dtype)
         with exclusive(settings) as settings:
             loaded = load_model(settings)
             if first.identity.files and (other := difference(first.identity.files, loaded.files)):
                 raise UserError(f"{first.folder}: its model is no longer the one in {settings.path} ({other})")
-            for run in {id(turn.run): turn.run for turn in audit.different}.values():  # shards differ in questions
+            for run in {id(turn.run): turn.run for turn in audit.different}.values():  # shards have different questions
                 questions, rows = _questions(run), {row["question_id"]: row for row in run.answers}
                 for turn in (turn for turn in audit.different if turn.run is run):
                     token, choice = turn.differs_at or 0, rows[turn.question_id]["choices"][turn.choice]
@@ -129,7 +129,7 @@ def measure_gaps(experiment: Experiment, permitted: dict[str, bool]) -> Iterator
 
 
 def _questions(run: Run) -> dict[int | str, Question]:
-    """Return a run's questions by id. Nothing is fetched, as the folder's metadata name the path."""
+    """Return a run's questions by id. Nothing is fetched, as the address comes from the folder's metadata."""
     settings = run.metadata["config"]["bench"] | {"url": None}
     bench = load_bench(**settings)
     if bench.sha256 != run.settings["bench"]["sha256"]:
@@ -138,18 +138,18 @@ def _questions(run: Run) -> dict[int | str, Question]:
 
 
 class Judged(NamedTuple):
-    """An answer, place by place against the model's own tokens."""
+    """An answer, compared with the model's own tokens position by position."""
 
     answer: EngineAnswer
     places: int
-    close: int  # places at which there could be a near tie
+    close: int  # positions where the model's two largest logits are close enough for a near tie
     ties: list[float]  # the gaps of its near ties
-    wrong: list[float]  # and of the tokens that are wrong
+    wrong: list[float]  # the gaps of its wrong tokens
     words: str
 
 
 def judge(answer: EngineAnswer, forced: Forced, tie: float, loaded: LoadedModel) -> Judged:
-    """Judge each place of an answer, and its end if the engine says that EOS is there.
+    """Judge each position of an answer, and its end if the engine reports an EOS there.
 
     Args:
         tie: the largest gap of a near tie.
@@ -160,7 +160,7 @@ def judge(answer: EngineAnswer, forced: Forced, tie: float, loaded: LoadedModel)
 
     ended, ends = bool(loaded.eos.intersection(answer.ids[-1:])), forced.own[-1] in loaded.eos
     said = list(answer.ids)
-    if stops := answer.finish == "stop" and not ended:  # a place of its own, where EOS is not in the ids
+    if stops := answer.finish == "stop" and not ended:  # a position of its own, as EOS is not in the ids
         said.append(forced.own[-1] if ends else END)
     apart = [i for i, (one, own) in enumerate(zip(said, forced.own, strict=False)) if one != own]
     wrong = [i for i in apart if not forced.gaps[i] <= tie]  # NaN is wrong
@@ -178,7 +178,11 @@ def judge(answer: EngineAnswer, forced: Forced, tie: float, loaded: LoadedModel)
 
 
 def audit_served(folder: Path, permitted: dict[str, bool]) -> None:
-    """Audit an experiment's finished runs of servers once, `permitted` as above; their summaries get the counts."""
+    """Audit each finished server run of a folder once and add the counts to its summary.
+
+    Args:
+        permitted: as in `measure_gaps`.
+    """
     for run in runs_at(filter(is_served, (path.parent for path in folder.glob("runs/*/summary.json")))):
         if "audit" in run.summary:
             continue
@@ -192,7 +196,7 @@ def audit_served(folder: Path, permitted: dict[str, bool]) -> None:
 
 
 def audit_answers(path: Path, settings: ModelSettings, questions: dict[Any, Question], made_in: Any) -> list[Judged]:
-    """Print and return how far the answers of a file are the model's own greedy ones.
+    """Compare a file's answers with the model's own greedy choices; print and return the comparison.
 
     Args:
         made_in: the type that the engine computed in; None: the model's.
@@ -225,7 +229,7 @@ def audit_answers(path: Path, settings: ModelSettings, questions: dict[Any, Ques
 
 
 def table_of(judged: Sequence[Judged]) -> list[str]:
-    """Return a line an answer: its counts, and the first token that is not the model's."""
+    """Return a line for each answer: its counts, and its first tokens that are not the model's."""
     rows = [["question", "tokens", "equal", "near ties", "wrong"]]
     for one in judged:
         counts = (one.places, one.places - len(one.ties) - len(one.wrong), len(one.ties), len(one.wrong))
@@ -235,7 +239,7 @@ def table_of(judged: Sequence[Judged]) -> list[str]:
 
 
 def verdict(judged: Sequence[Judged], dtype: str) -> list[str]:
-    """Say whether the answers are the model's own, and what that rests on."""
+    """Say whether the answers are the model's own, and from how many tokens and near ties."""
     ties, wrong = ([gap for one in judged for gap in getattr(one, kind)] for kind in ("ties", "wrong"))
     places, close = sum(one.places for one in judged), sum(one.close for one in judged)
     empty, remade = sum(not one.places for one in judged), sum(one.answer.remade for one in judged)

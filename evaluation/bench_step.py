@@ -1,8 +1,8 @@
 """python -m evaluation.bench_step [model=NAME model.KEY=VALUE ...]: the time of a step by the number of drafted nodes.
 
-Times transformers' `generate`, plain decoding and recycling in turns: eager steps, with their parts, and, on CUDA,
-captured ones; with --batch, steps of several sequences in one forward. Random weights of a known shape (--shape) give
-times but no acceptance. The last line is one JSON object.
+Times transformers' `generate`, plain decoding and recycling in turns: eager steps with their parts and, on CUDA,
+captured steps. With --batch, a step decodes several sequences in one forward. Random weights of a known shape (--shape)
+give times but no acceptance. The last line is one JSON object.
 """
 
 from __future__ import annotations
@@ -44,9 +44,9 @@ from .records.provenance import git_state, versions
 from .statistics.rendering import aligned
 
 K = 8  # candidates per token
-STEPS = 8  # timed in a row; few, so that the context stays the one that was asked for
-WARM_UP = 1  # turns that are not counted: they allocate, call for the first time and capture
-MOST = 512  # nodes, and sequences
+STEPS = 8  # steps timed in a row; few, so that the context hardly grows
+WARM_UP = 1  # turns that are not counted: they allocate memory, load kernels and capture steps
+MOST = 512  # maximum number of nodes, and of sequences
 PARTS = {"draft": "draft", "forward": "forward", "verify": "verify", "commit": "commit", "observe": "learn"}
 
 
@@ -118,7 +118,7 @@ def bench(
     prompt = torch.randint(3, target.vocab_size, (context,), generator=torch.Generator().manual_seed(0)).tolist()
     executions = ("eager", "graph") if captures(target) else ("eager",)
     if "graph" in executions:
-        result["trial"] = choose_execution(target).why  # from here on they call compiled kernels, if it says so
+        result["trial"] = choose_execution(target).why  # from here on, steps use kernels that the trial chose
         print(result["trial"], flush=True)
     with target.cache(1 + max(sizes)) as cache, ExitStack() as ends:
         target.prefill(cache, prompt)
@@ -151,8 +151,8 @@ class HfSteps(BaseStreamer):
         self.target, self.ids = target, torch.tensor([prompt], device=target.device)
         most = 2 + STEPS
         self.config = GenerationConfig(max_new_tokens=most, min_new_tokens=most, do_sample=False, pad_token_id=0)
-        self.times: list[float] = []  # of each token's arrival on the host
-        self.seconds: list[float] = []  # of a step, by turn
+        self.times: list[float] = []  # when each token arrived on the host
+        self.seconds: list[float] = []  # per step, by turn
 
     def put(self, value: Any) -> None:
         self.times.append(time.perf_counter())
@@ -161,7 +161,7 @@ class HfSteps(BaseStreamer):
         pass
 
     def take_turn(self) -> None:
-        """Time STEPS steps, after the prompt and one that are not counted."""
+        """Time STEPS steps; the prompt and the first step are not counted."""
         given = {"attention_mask": torch.ones_like(self.ids), "generation_config": self.config, "streamer": self}
         with stock_linears(self.target.model), without_cudnn(self.target.device):
             self.target.model.generate(self.ids, **given)
@@ -169,7 +169,7 @@ class HfSteps(BaseStreamer):
 
 
 def drafter_of(target: Target, nodes: int) -> DeviceDrafter:
-    """Return what drafts the best n nodes; n = 0 is plain decoding."""
+    """Return a drafter of the best n nodes; n = 0 is plain decoding."""
     if not nodes:
         return Vanilla(target.device)
     tree = Tree.from_rank_paths(best_order(nodes, K))
@@ -177,7 +177,7 @@ def drafter_of(target: Target, nodes: int) -> DeviceDrafter:
 
 
 class DraftedSteps:
-    """Steps that verify the best n nodes behind the context that a cache holds; n = 0 is plain decoding."""
+    """Steps that verify the best n nodes after a cached context; n = 0 is plain decoding."""
 
     size = 1  # sequences
 
@@ -185,11 +185,11 @@ class DraftedSteps:
         self.target, self.cache, self.execution, self.nodes = target, cache, execution, nodes
         self.context, self.root = cache.length, root
         self.drafter = drafter_of(target, nodes)
-        self.seconds: list[float] = []  # of a step, by turn, without those to capture one
-        self.parts: dict[str, list[float]] = {}  # of its parts; captured steps have none
+        self.seconds: list[float] = []  # per step, by turn; capturing is not included
+        self.parts: dict[str, list[float]] = {}  # seconds per step of each part, by turn; captured steps have none
 
     def take_turn(self) -> None:
-        """Time STEPS steps, and STEPS more by part, with the device synchronised after each part."""
+        """Time STEPS steps. If they are eager, time STEPS more by part, synchronising the device after each part."""
         self.seconds.append(self._run(unmarked))
         if self.execution == "eager":
             clock = PhaseClock(self.target)
@@ -199,7 +199,7 @@ class DraftedSteps:
 
     @torch.inference_mode()
     def _run(self, mark: Mark, restart: Callable[[], None] = lambda: None) -> float:
-        """Take STEPS steps after one that is not counted; return the seconds of one."""
+        """Run STEPS steps after one that is not counted; return the seconds per step."""
         self.cache.length = self.context
         session = self.drafter.session()
         sequence = Sequence(self.target, self.cache, session, [self.root], execution=self.execution)
@@ -211,13 +211,13 @@ class DraftedSteps:
         setup, start = step.executor.setup_s, time.perf_counter()
         for _ in range(STEPS):
             sequence.text += step().tokens
-        self.target.synchronize()  # the device may still write
+        self.target.synchronize()  # the device may still be busy
         return (time.perf_counter() - start - (step.executor.setup_s - setup)) / STEPS
 
 
 @contextmanager
 def batch_of(target: Target, prompt: list[int], size: int, nodes: int) -> Iterator[Batch]:
-    """Begin a batch of sequences with the same prompt, with room for so many nodes each."""
+    """Begin a batch of `size` sequences with the same prompt, each with room for `nodes` draft nodes."""
     batch = Batch(target, drafter_of(target, nodes), size)
     with torch.inference_mode():
         for number in range(size):
@@ -229,18 +229,18 @@ def batch_of(target: Target, prompt: list[int], size: int, nodes: int) -> Iterat
 
 
 class BatchedSteps:
-    """The same steps of all sequences of a batch in one forward."""
+    """Steps as in `DraftedSteps`, for all sequences of a batch in one forward."""
 
     def __init__(self, target: Target, batch: Batch, execution: str, nodes: int) -> None:
         self.target, self.batch, self.nodes, self.size = target, batch, nodes, len(batch.members)
         self.execution = execution
         self.drafter, self.context = drafter_of(target, nodes), len(batch.members[0].sequence.text)
-        self.seconds: list[float] = []  # of a step, by turn
+        self.seconds: list[float] = []  # per step, by turn
         self.parts: dict[str, list[float]] = {}
 
     @torch.inference_mode()
     def take_turn(self) -> None:
-        """Time STEPS steps after one that is not counted, and take them back."""
+        """Time STEPS steps after one that is not counted, then remove their tokens again."""
         batch, columns = self.batch, self.batch.cache
         batch.drafter = self.drafter
         for member in batch.members:
@@ -261,7 +261,7 @@ class BatchedSteps:
 
 
 def table(result: dict[str, Any]) -> str:
-    """Format the steps of each execution, a row for each number of nodes."""
+    """Format a table for each execution and batch size, with a row for each number of nodes."""
     lines = []
     for execution, batch in dict.fromkeys((row["execution"], row["batch"]) for row in result["steps"]):
         steps = [row for row in result["steps"] if (row["execution"], row["batch"]) == (execution, batch)]

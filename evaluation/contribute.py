@@ -1,8 +1,8 @@
-"""python -m evaluation.contribute RESULTS NAME: an experiment's records as results/reference/NAME, to be kept in git.
+"""python -m evaluation.contribute RESULTS NAME: write an experiment's records to results/reference/NAME, for git.
 
-Tables, figures and the page are drawn from it as from the results themselves. Names of people, hosts and folders are
-left out. What is not finished is refused. With --add the other runs of NAME stay: an experiment may be measured in
-several sittings. Without arguments: write results/README.md again.
+Tables, figures and the page can be made from these records as from the results. Names of people, hosts and folders are
+left out. An unfinished experiment is refused. With --add the other runs of NAME are kept, so that an experiment can be
+measured in several sessions. Without arguments: write results/README.md again.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from .statistics.agreement import GAPS, read_gaps
 from .statistics.experiment import Experiment
 from .statistics.rendering import markdown
 
-OF_MARK = ("model", "bench", "method", "not_available")  # of a job that could not run, and why
+OF_MARK = ("model", "bench", "method", "not_available")  # fields kept of a job that could not run
 HEADING = """# Results that ship
 
 Records of the experiments that the documents quote, a folder each. Everything else below `results/` is yours and not in
@@ -47,7 +47,8 @@ def contribute(folder: Path, name: str, note: str = "", add: bool = False) -> Pa
         add: keep the runs that were contributed earlier and are not in `folder`.
 
     Raises:
-        UserError: the name is no folder's, something is not finished, or the earlier records are damaged or missing.
+        UserError: `name` is no folder's name, `folder` is unfinished or holds compact records, or the earlier records
+            are damaged or missing.
     """
     if not re.fullmatch(r"[\w][\w.-]*", name):
         raise UserError(f"{name}: must be one folder's name of letters, digits, dots and dashes")
@@ -66,7 +67,7 @@ def contribute(folder: Path, name: str, note: str = "", add: bool = False) -> Pa
         records = [run for run in compact.unpacked(target / compact.FILE) if run[0] not in names] + records
         gaps = read_gaps(target) | gaps
     write_bytes(target / compact.FILE, compact.packed(records))
-    for old in [*([] if add else target.glob("jobs/*.json")), *target.glob(GAPS)]:  # of what lay here before
+    for old in [*([] if add else target.glob("jobs/*.json")), *target.glob(GAPS)]:  # files of earlier records
         old.unlink()
     for file, mark in kept.items():
         write_json(target / "jobs" / file, mark)
@@ -77,7 +78,7 @@ def contribute(folder: Path, name: str, note: str = "", add: bool = False) -> Pa
 
 
 def unfinished(experiment: Experiment, folder: Path) -> str:
-    """Say what of an experiment is missing; empty if nothing is."""
+    """Say what an experiment lacks; empty if it is finished."""
     if experiment.missing:
         return experiment.missing
     runs = experiment.runs
@@ -91,7 +92,7 @@ def unfinished(experiment: Experiment, folder: Path) -> str:
 
 
 def overview(folder: Path) -> str:
-    """Return results/README.md: what ran on what and when, from the records of each folder."""
+    """Return results/README.md: each folder's models, benches, devices and dates, from its records."""
     rows = []
     for path in sorted(folder.glob(f"*/{compact.FILE}")):
         experiment = Experiment.read(path.parent)

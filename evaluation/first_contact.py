@@ -1,7 +1,7 @@
-"""python -m evaluation.first_contact [model=NAME ... | --shape SHAPE]: what to run first on a GPU, some five minutes.
+"""python -m evaluation.first_contact [model=NAME ... | --shape SHAPE]: check a new GPU, in about five minutes.
 
-Each line says what was found, what is expected, and what it means if not. results/first_contact.json has all of it.
-On a CPU steps are of the same fixed shapes, and not captured.
+Each check prints what was found, what is expected, and what a deviation means. results/first_contact.json has all
+results. On a CPU, steps have the same fixed shapes but are not captured.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from .records.provenance import git_state, versions
 
 OUTPUT = ROOT / "results/first_contact.json"
 ROWS, CONTEXTS, TURNS = (1, 25, 81), (300, 1000, 2000), 4
-# By name, in order: what is expected, and what it means if not
+# By check, in order: what is expected, and what a deviation means
 EXPECTED = {
     "machine": "driver 580 or later for CUDA 13; a C compiler, else nothing is compiled; SDPA's kernels in this order",
     "trial": "graph, with kernels compiled; else it says which logits or error made steps eager or uncompiled",
@@ -63,7 +63,7 @@ def main() -> None:
             except Exception as error:  # kernels and drivers raise what they like; the other checks go on
                 found[name] = f"FAILED: {type(error).__name__}: {one_line(error)[:300]}"
             print(f"{name}: {found[name]}\n    expected: {expected}", flush=True)
-            write_json(OUTPUT, found)  # after each, as the next one may end the process
+            write_json(OUTPUT, found)  # after each check, as the next one may end the process
 
 
 class Contact:
@@ -87,14 +87,14 @@ class Contact:
         return vars(choose_execution(self.target))
 
     def drop(self) -> list[float]:
-        """How far a step's logits moved after another one was dropped, and after transformers captured steps, too."""
+        """Return how far a step's logits move after another is freed, without and with a capture by transformers."""
         return [self._moved(lambda **settings: None), self._moved(self.target.model.generate)]
 
     @torch.inference_mode()
     def _moved(self, capture: Callable[..., Any]) -> float:
         ids = torch.tensor([self.prompt[:16]], device=self.device)
 
-        def logits(executor: Executor, rows: int) -> Any:  # (rows, V), of a step behind what the cache holds
+        def logits(executor: Executor, rows: int) -> Any:  # (rows, V), of a step after the cached text
             drafter = self._recycling(self.target, rows)
             drafter.needs = Needs(logits=True)
             step, launch = executor.static_forward(cache, rows, drafter, unmarked)
@@ -110,13 +110,13 @@ class Contact:
             del second
             gc.collect()
             capture(input_ids=ids, cache_implementation="static", max_new_tokens=8, do_sample=False, pad_token_id=0)
-            cache.length //= 2  # another part
+            cache.length //= 2  # the next step writes elsewhere
             logits(Executor(self.target, execution=self.way), 25)
-            self.target.prefill(cache, self.prompt)  # the last step wrote over its second half
+            self.target.prefill(cache, self.prompt)  # the last step wrote into the prompt's second half
             return float((logits(first, 25) - before).abs().max())
 
     def profile(self) -> dict[str, Any]:
-        """Kernels of a step and their ms; the ten longest."""
+        """Return the number and ms of a step's kernels, and the ten longest."""
         profiler, time = torch.profiler.profile(), "device" if self.device.type == "cuda" else "cpu"
         step_ms = self._ms(25, len(self.prompt) - 1, profiler)
         events = [(getattr(event, f"self_{time}_time_total"), event) for event in profiler.key_averages()]
@@ -125,7 +125,7 @@ class Contact:
         return total | {"longest": sorted(rows, reverse=True)[:10]}
 
     def steps(self) -> dict[str, float]:
-        """Ms of a step by rows and tokens of context."""
+        """Return the ms of a step by rows and tokens of context, without and with the chosen kernels."""
         compiled, found = self.target.kernels, dict[str, float]()
         for plain, rows, tokens in product((True, False), ROWS, CONTEXTS):
             self.target.kernels = nullcontext() if plain else compiled
@@ -134,7 +134,7 @@ class Contact:
         return found
 
     def _ms(self, rows: int, tokens: int, watched: Any = None) -> float:
-        """Ms of a step, without the turn that captures, and one more turn that is watched."""
+        """Return the median ms of a step, without the first turn, which captures. `watched` sees one more turn."""
         with torch.inference_mode(), self.target.cache(max(ROWS)) as cache:
             self.target.prefill(cache, self.prompt[: tokens + 1])
             steps = DraftedSteps(self.target, cache, self.way, rows - 1, 3)
@@ -145,14 +145,14 @@ class Contact:
         return 1e3 * statistics.median(steps.seconds[1:TURNS])
 
     def hf(self) -> list[float]:
-        """Ms of a step of transformers' generate, twice at the same lengths."""
+        """Return the ms of a step of transformers' generate, twice at the same lengths."""
         steps = HfSteps(self.target, self.prompt[:300])
         steps.take_turn()
         steps.take_turn()
         return [1e3 * seconds for seconds in steps.seconds]
 
     def setup(self) -> list[float]:
-        """Seconds that four answers spent on capturing."""
+        """Return the seconds that each of four answers spent on capturing."""
         drafter = self._recycling(self.target, 81)
         return [self._answer(self.target, drafter, [5, 6, 7, i]).setup_s for i in range(4)]
 
@@ -161,7 +161,7 @@ class Contact:
         return {"peak_bytes": peak_bytes(self.target.devices), "weights_bytes": weights}
 
     def threads(self) -> list[bool]:
-        """Whether two models in two threads say what each says alone."""
+        """Return whether two models in two threads give the same tokens as each alone."""
         targets = [self.target, random_model("tiny", self.loaded.settings).target]
 
         def text(target: Target) -> Any:

@@ -1,7 +1,7 @@
 """python -m evaluation.inference_recycling: the command line that Token Recycling's and Spec-Bench's users know.
 
-It calls `evaluation.run` and writes its records to --answer-file. The same command resumes an interrupted file; other
-settings are refused.
+It runs one job like `evaluation.run` and writes the answers to --answer-file. The same command resumes an interrupted
+file; a command with other settings is refused.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from .running.scheduling import Job, run_jobs
 
 
 def main() -> None:
-    """The command line: the flags of those commands, each with the setting that it gives."""
+    """The command line: the flags of Token Recycling and Spec-Bench, each with the setting that it sets."""
     parser = argparse.ArgumentParser(prog="python -m evaluation.inference_recycling", description=__doc__)
     flag = parser.add_argument
     flag("--model-path", dest="model.path", default="data/embedded", help="folder or hub name (default: %(default)s)")
@@ -42,7 +42,7 @@ def main() -> None:
 
 
 def infer(settings: dict[str, Any]) -> None:
-    """Run settings of the flags' names. Raises UserError for a wrong value."""
+    """Run with settings under the names of `main`'s flags. Raises UserError for a wrong value."""
     answer_file, path, bench = settings.pop("answer_file"), settings["model.path"], settings["bench.name"]
     model = settings["model.name"] = settings["model.name"] or Path(path).name
     answer_file = Path(answer_file or ROOT / "data" / bench / "model_answer" / f"{model}.jsonl")

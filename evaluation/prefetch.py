@@ -1,9 +1,9 @@
 """python -m evaluation.prefetch experiment=NAME [k=v ...]: fetch and check what an experiment needs, before it runs.
 
-Models, heads, draft models, datastores and benches of exactly the jobs that `evaluation.run` would start with the same
-arguments: for nodes without a network, run it where there is one. A line for each: `here`, complete and perhaps fetched
-just now, or `missing` and why. A null in configs/companions is reported without an error: its jobs are left out. Exit
-code 2 if something else is missing.
+It fetches the models, heads, draft models, datastores and benches of exactly the jobs that `evaluation.run` would start
+with the same arguments. For nodes without a network, run it where there is one. Each has a line: `here` if it is
+complete, or `missing` and why. A null in configs/companions is no error, as its jobs are left out. Exit code 2 if
+something else is missing.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from .loading.settings import ModelSettings
 
 
 def needs(configurations: Iterable[DictConfig]) -> dict[str, Callable[[], object] | None]:
-    """Return what the jobs need, each once: its name, and what fetches and checks it; None if nobody published it."""
+    """Return by name the functions that fetch and check what the jobs need; None if nobody published it."""
     fetchers: dict[str, Callable[[], object] | None] = {}
     for cfg in configurations:
         config: Any = OmegaConf.to_container(cfg, resolve=True, throw_on_missing=True)

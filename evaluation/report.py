@@ -1,7 +1,8 @@
 """python -m evaluation.report FOLDER: rebuild tables, figures and page of an experiment from its records.
 
 With --answers GLOB instead of a folder: the same table from answer files in Spec-Bench's format, of any method.
-With --against OTHER: token ids and accepted lengths next to those of another folder; exit code 1 if they differ.
+With --against OTHER: compare token ids and accepted lengths with another folder's. Exit code 1 if token ids differ, or
+if accepted lengths differ by more than their interval.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ from .statistics.rendering import (
 )
 
 FOREIGN = Path("results/report/tables/main.csv")
-REFERENCE = ROOT / "results" / "reference"  # records that ship, a folder an experiment
+REFERENCE = ROOT / "results" / "reference"  # shipped records, one folder per experiment
 
 
 def report(folder: Path) -> Experiment:
@@ -66,10 +67,10 @@ def report_answers(pattern: str, out: Path, baseline: Path | None = None) -> Non
 
 
 def against(folder: Path, other: Path) -> list[Comparison]:
-    """Print an experiment's token ids and accepted lengths next to another's.
+    """Compare an experiment's token ids and accepted lengths with another's; print and return the comparisons.
 
     Raises:
-        UserError: they have nothing in common.
+        UserError: they have no configuration in common on the same questions.
     """
     comparisons, alone = compare(Experiment.read(folder).pools, Experiment.read(other).pools)
     if not comparisons:
@@ -79,7 +80,7 @@ def against(folder: Path, other: Path) -> list[Comparison]:
 
 
 def in_words(comparisons: Sequence[Comparison]) -> list[str]:
-    """Word the comparison: a table, then where configurations differ first."""
+    """Format the comparisons: a table, then where each configuration first differs."""
     rows = [["method", "questions", "same text", "same lengths", "mat", "mat there", "ratio"]]
     for c in comparisons:
         interval = f" {interval_text(*c.ratio[1:])}" if math.isfinite(c.ratio[1]) else ""
@@ -102,14 +103,14 @@ def summary(comparisons: Sequence[Comparison]) -> str:
 def against_shipped(experiment: Experiment, folder: Path) -> str:
     """Say in one line how an experiment agrees with a shipped one; empty if there is none to compare.
 
-    Of those whose names begin with its first word (start: start-embedded) the one with most configurations in common is
-    taken, of equals one of the same limit of new tokens.
+    Candidates are shipped experiments whose name begins with the same word (start: start-embedded). The one with most
+    configurations in common is compared. Ties go to the same limit of new tokens, then to the same name.
     """
     if folder.resolve().parent == REFERENCE:
         return ""
     compared, kind = list[tuple[list[Comparison], Path]](), folder.name.partition("-")[0]
     peers = [path.parent for path in REFERENCE.glob(f"*/{FILE}") if path.parent.name.partition("-")[0] == kind]
-    for shipped in sorted(peers, key=lambda path: (path.name != folder.name, path.name)):  # of equals its own name
+    for shipped in sorted(peers, key=lambda path: (path.name != folder.name, path.name)):  # ties: its own name
         where = shipped.relative_to(Path.cwd()) if shipped.is_relative_to(Path.cwd()) else shipped  # as typed here
         try:
             compared.append((compare(experiment.pools, Experiment.read(shipped).pools)[0], where))

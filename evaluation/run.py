@@ -1,7 +1,7 @@
 """python -m evaluation.run model=... bench=... method=... tree=... start=...: one run; with -m and lists, a sweep.
 
 A sweep's jobs are written down (`sweep.json`) before the first one starts, so that a report can name what is missing.
-Jobs whose method lacks a companion are named, all together, and left out.
+Jobs whose method lacks a companion, or candidates for its tree, are listed at the start and left out.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from .running.scheduling import Job, run_jobs
 
 
 def run_command(composed: Composed, words: Sequence[str]) -> list[str]:
-    """Run the jobs of a command line, here or by a launcher, and report their experiments; return each user's error."""
+    """Run a command line's jobs, here or by a launcher, and report their experiments; return the user's errors."""
     jobs, config, failures = composed.jobs, composed.config, list[str]()
     if composed.is_sweep:
         if config.run_dir is None:
@@ -40,12 +40,12 @@ def run_command(composed: Composed, words: Sequence[str]) -> list[str]:
         for job in jobs:
             with noted(failures):
                 checked.append(Job(checked_config(job.config), job.overrides))
-        for line in failures if checked else ():  # now, and not after hours
+        for line in failures if checked else ():  # report these now, not after hours
             print(f"left out: {line}", file=sys.stderr)
         run_jobs(checked, failures)
     else:
-        context = HydraContext(composed.loader, Callback())  # its methods are all that is used
-        for saved in (False, True):  # those that start from what a hot run left come when all others are done
+        context = HydraContext(composed.loader, Callback())  # a callback that does nothing
+        for saved in (False, True):  # jobs with start=saved run last, as they read a hot run's state
             if batch := [job.overrides for job in jobs if (job.config.start == SAVED) is saved]:
                 launcher = Plugins.instance().instantiate_launcher(context, launched_job, config)
                 for done in launcher.launch(batch, initial_job_idx=0):  # return_value raises what the job raised

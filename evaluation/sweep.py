@@ -1,4 +1,4 @@
-"""The harness as a function: what a sweep's command line does, and its table as a frame.
+"""The harness as a function: run a sweep as the command line does, and return its table as a DataFrame.
 
 from evaluation.sweep import evaluate
 
@@ -33,23 +33,23 @@ def evaluate(
     results_dir: str | Path = "results",
     **settings: Any,
 ) -> pd.DataFrame:
-    """Measure methods on a bench, in turn, and return the rows of these runs as `tables/main.csv` has them.
+    """Measure methods on a bench, interleaved, and return the rows of these runs as `tables/main.csv` has them.
 
-    Runs are kept as a command's are: what was answered before is read and not run again, what was interrupted goes on.
+    Runs are stored as a command's are: finished runs are read and not repeated, interrupted runs are resumed.
 
     Args:
         model: a name of configs/model, or a folder or hub name.
         bench: a name of configs/bench, or a file of questions.
         method: names of configs/method, one or several.
         name: of the experiment; its results go to results_dir/name.
-        settings: any of configs/config.yaml; those of a group with two underscores for the dot (method__k=4) or in a
-            dictionary ({"method.k": 4}, by **; sampling={"temperature": 1.0}). A list is swept: every combination runs,
-            without what a method has not; what cannot run is named and left out, as on the command line. What is itself
-            a list stands in one (bench__categories=[["qa", "rag"]]).
-            An experiment's file and run_dir are for the command line.
+        settings: any setting of configs/config.yaml. A group's setting has two underscores for the dot (method__k=4) or
+            comes in a dictionary (**{"method.k": 4}, sampling={"temperature": 1.0}). A list is swept: every combination
+            runs, and a method without the setting runs once. Jobs that cannot run are named and left out, as on the
+            command line. A value that is itself a list is given inside a list (bench__categories=[["qa", "rag"]]).
+            `experiment` and `run_dir` are for the command line only.
 
     Raises:
-        UserError: whatever a user can mend; the runs before it are kept.
+        UserError: an error that the user can fix; finished runs are kept.
     """
     for key in ("experiment", "run_dir"):
         if settings.get(key) is not None:

@@ -27,10 +27,10 @@ from .statistics.pools import Pool, pools
 
 
 def pick(runs: Sequence[Run], label: str | None) -> Pool:
-    """Choose the repeats and shards of the one run to search in: it must have drafted from a fixed tree.
+    """Choose the run to search in, with its repeats and shards: it must have drafted from a fixed tree.
 
     Raises:
-        UserError: none or several have, and no label tells which.
+        UserError: no run has, or runs of several labels have and `label` names none of them.
     """
     fixed = [run for run in runs if fixed_tree(run) and label in (None, run.label)]
     if not fixed:
@@ -39,12 +39,12 @@ def pick(runs: Sequence[Run], label: str | None) -> Pool:
     names = sorted({run.label for run in fixed})
     if len(names) > 1:
         raise UserError(f"several runs with a tree; name one with --method: {', '.join(names)}")
-    # of one label the largest tree has tried most, and of its runs the one with most questions
+    # among runs of one label, the largest tree has tried most nodes; ties go to the run with most questions
     return max(pools(fixed), key=lambda pool: (len(pool.identity.draft_tree or []), pool.questions))
 
 
 def find_tree(folder: Path, nodes: int, method: str | None = None) -> dict[str, Any]:
-    """Return what is written to a tree's file: the nodes, and where they come from."""
+    """Return the content of a tree's file: its nodes, their source, and the expected number of accepted drafts."""
     if nodes < 1:
         raise UserError(f"--nodes {nodes}: must be at least 1")
     pool = pick(read_runs(folder), method)
@@ -74,7 +74,7 @@ def main() -> None:
         nodes = [f"- {node}\n" for node in tree.pop("nodes")]
         write_text(Path(given.output), "".join([yaml.safe_dump(tree, sort_keys=False), "nodes:\n", *nodes]))
         print(f"{given.output}: {len(nodes)} nodes, {tree['expected_accepted']:.2f} drafts accepted a step")
-        bare = re.fullmatch(r"[\w./-]+", given.output)  # of letters that Hydra's grammar reads without quotes
+        bare = re.fullmatch(r"[\w./-]+", given.output)  # only characters that Hydra's grammar reads without quotes
         path = given.output if bare else QuotedString(given.output, Quote.single).with_quotes()
         print(f"use it: tree=file {shlex.quote(f'tree.path={path}')}")
 

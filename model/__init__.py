@@ -1,8 +1,8 @@
 """The decoding library: one engine (`engine/`), the paper (`recycling/`), other methods (`methods/`).
 
-Imports itself relatively and knows neither Hydra nor the harness, so that it can be vendored under another name.
+All imports inside are relative, and none is of Hydra or the harness, so the library can be vendored under another name.
 
-From outside: what is named here, any class by its file; `errors` and `files` are everyone's.
+Import from outside only the names below, or a class by its file. All folders may import `errors` and `files`.
 """
 
 import importlib
@@ -20,7 +20,7 @@ _EXPORTS |= dict.fromkeys(("DeviceDrafter", "Draft", "Drafter", "Session", "Tree
 
 
 def __getattr__(name: str) -> Any:
-    """Import an exported name when it is first used: torch and transformers take seconds."""
+    """Import an exported name on first use, as torch and transformers take seconds to import."""
     if name not in _EXPORTS:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return getattr(importlib.import_module(f".{_EXPORTS[name]}", __name__), name)

@@ -24,18 +24,18 @@ from .methods import DEFAULT, METHODS, make_method
 from .prompts import RAW
 from .tuning import choose_threads
 
-# Of a step's text by its number of tokens, 1 to 5 and more: default to magenta
+# ANSI colours of a step's text for 1, 2, 3, 4, and 5 or more tokens: default, cyan, green, yellow, magenta
 COLOURS = ("39", "36", "32", "33", "35")
 HELP = """/method NAME [KEY=VALUE ...]  another method, e.g. /method dynamic nodes=24, /method recycling tree=best:24
 /temperature T                sampling temperature; 0 is greedy
 /reset                        forget the chat and the method's state
 /help, /quit                  Ctrl-C stops an answer, Ctrl-D ends the chat"""
-# What a decoder takes next to its method's settings: options of the command, if anything
+# Decoder arguments that are not method settings; the command has options for some of them
 NO_SETTINGS = {*inspect.signature(Decoder).parameters, *inspect.signature(Decoder.from_pretrained).parameters}
 
 
 class Chat:
-    """One chat, from lines in to text out; control characters in the model's text are printed as escapes.
+    """One chat: reads lines and writes answers. Control characters in the model's text are printed as escapes.
 
     Args:
         colours: colour the text of each step by its number of tokens, and print MAT and speed below each answer.
@@ -62,7 +62,7 @@ class Chat:
         except UserError as error:
             self._note(str(error))
         finally:
-            if self.turns and self.turns[-1]["role"] == "user":  # there is no answer, so the question goes, too
+            if self.turns and self.turns[-1]["role"] == "user":  # without an answer, drop the question
                 self.turns.pop()
         return True
 
@@ -96,7 +96,7 @@ class Chat:
             raise UserError(f"the chat has {len(prompt)} tokens, more than the context takes; /reset forgets it")
         sampling = replace(self.sampling, seed=self.sampling.seed + len(self.turns))
         steps = decoder.stream(prompt, sampling=sampling, **self.limits)
-        ended: Generation | None = None  # None if it was stopped
+        ended: Generation | None = None  # None if Ctrl-C stopped the answer
 
         def taken() -> Iterator[StepRecord]:
             nonlocal ended
@@ -185,7 +185,7 @@ def parser() -> argparse.ArgumentParser:
         command.add_argument("--linear", default="auto", help="auto, half, onednn, fused, torch")
         command.add_argument("--quantize", help="weights of int8 or int4, by torchao")
         command.add_argument("--trust-remote-code", action="store_true")
-    source = command.add_mutually_exclusive_group(required=True)  # of `generate`, the last one
+    source = command.add_mutually_exclusive_group(required=True)  # `command` is now `generate`
     source.add_argument("--prompt")
     source.add_argument("--file", type=Path, help="one prompt per line; - reads standard input")
     command.add_argument("--batch", type=int, default=1, help="so many prompts are decoded together")
@@ -204,7 +204,7 @@ def main(arguments: list[str] | None = None) -> None:
         sys.exit(2)
     except KeyboardInterrupt:
         sys.exit(130)
-    except BrokenPipeError:  # whoever read has gone
+    except BrokenPipeError:  # the reader closed the pipe
         sys.stderr.close()
         sys.exit(1)
 
@@ -219,7 +219,7 @@ def run(given: argparse.Namespace) -> None:
     logging.disable_progress_bar()
     if said := choose_threads(given.threads):
         print(said, file=sys.stderr)
-    gc.freeze()  # what is imported stays: looking through it for garbage took 0.3 s of loading
+    gc.freeze()  # imported modules stay alive; scanning them for garbage took 0.3 s of loading
     options = {name: value for name, value in vars(given).items() if name in NO_SETTINGS - {"model"}}
     decoder = Decoder.from_pretrained(given.model, **options, **settings_of(given.set, "--set"))
     limits = dict(max_new_tokens=given.max_new_tokens, sampling=sampling, stop=given.stop)
@@ -233,7 +233,7 @@ def run(given: argparse.Namespace) -> None:
 
 
 def generate(decoder: Decoder, prompts: list[str], given: argparse.Namespace, limits: dict[str, Any]) -> None:
-    """Print the answers, each as soon as it is there, and on standard error a line about all of them."""
+    """Print each answer as soon as it is complete, then a summary line on standard error."""
     if not given.raw and decoder.template == RAW:
         given.raw = True
         print(f"{decoder.target.name}: has no chat template; each prompt is continued as it is", file=sys.stderr)
@@ -247,12 +247,12 @@ def generate(decoder: Decoder, prompts: list[str], given: argparse.Namespace, li
 
 
 def summary(decoder: Decoder, answers: list[Answer], seconds: float, batch: int = 1) -> str:
-    """Say how fast the answers were and, where step times were learnt, what drafting gained or how steps were taken."""
+    """Return a line about the answers' speed and, where step times were learnt, the speedup over plain decoding."""
     tokens, steps = sum(len(a.ids) for a in answers), sum(len(a.accept_lengths) for a in answers)
     setup = sum(answer.setup_s for answer in answers)
     says = f"{tokens} tokens in {steps} steps: {tokens / steps:.2f} a step, {tokens / (seconds - setup):.1f} tokens/s"
     says += f" and {setup:.1f} s of setup" if setup else ""
-    described = decoder.method.describe() if batch == 1 else {}  # of a batch step times depend on its width
+    described = decoder.method.describe() if batch == 1 else {}  # a batch's step times depend on its width
     if gain := described.get("predicted_speedup"):
         says += f"; {'drafting paid' if gain > 1 else steps_in_words(described)}: about {gain:.2f} times plain decoding"
     return says
@@ -261,7 +261,7 @@ def summary(decoder: Decoder, answers: list[Answer], seconds: float, batch: int 
 def show(prompt: str, answer: Answer, given: argparse.Namespace) -> None:
     """Print an answer: exact, except that a terminal gets control characters as escapes."""
     if given.jsonl:
-        chat = {} if given.raw else {"messages": [{"role": "user", "content": prompt}]}  # got the template
+        chat = {} if given.raw else {"messages": [{"role": "user", "content": prompt}]}  # as the template got it
         print(visible(json.dumps({"prompt": prompt, **chat, **asdict(answer)}, ensure_ascii=False)), flush=True)
     else:
         print(visible(answer.text) if sys.stdout.isatty() else answer.text, flush=True)

@@ -29,7 +29,7 @@ from .prompts import CHAT, RAW, chat_ids, chat_text, default_template, one_row
 from .tuning import Load, choose_execution, choose_linear, described
 
 logger = logging.get_logger(__name__)
-# At a text's end: bytes of an unfinished character, and what clean_up_tokenization_spaces may yet join ("do n" + "'t")
+# An unsettled end: an unfinished character, or text that clean_up_tokenization_spaces may still join ("do n" + "'t")
 UNSETTLED = re.compile(r"(?:\ufffd|[ ']+(?:n'?|[vr])?)$")
 DTYPES = ("auto", "float32", "float16", "bfloat16")
 # Text; a chat; or ids: a list or an array (NumPy, torch) of one row, or a mapping with input_ids.
@@ -45,20 +45,20 @@ class Answer:
     ids: list[int]  # new tokens, EOS included if it came
     accept_lengths: list[int]  # tokens that each step added; they sum to the number of ids
     stop: str  # eos, length, context, or stop: a stop string, or the model's own max_time
-    setup_s: float = 0.0  # seconds spent on steps of a shape not met before, as on a GPU for the first answers
+    setup_s: float = 0.0  # seconds spent on preparing new step shapes, mostly in a GPU's first answers
     metrics: dict[str, Any] = field(default_factory=dict)  # speculative_decoding: as `acceptance_record` returns it
 
     @property
     def mat(self) -> float:
-        """Mean accepted tokens a step."""
+        """New tokens per forward, the bonus token included."""
         return len(self.ids) / len(self.accept_lengths)
 
 
 class Decoder:
     """Decodes with a method, whose state is kept between prompts.
 
-    Threads may share it, and the model. They take turns by steps: several answers at once are no faster than one after
-    the other.
+    Threads may share a decoder and its model. They take turns step by step, so simultaneous answers are no faster than
+    successive ones.
 
     Args:
         model: a transformers causal LM with full attention, by itself or inside peft's or torch.compile's wrapper.
@@ -66,7 +66,7 @@ class Decoder:
         method: a name of `methods.METHODS`, or a drafter; settings are the method's own. Default: the fastest on real
             text; the published one is "recycling".
         start: hot: keep what is learnt; cold: forget it before each prompt; or the file of a saved state.
-        eos: id or ids that end an answer; default: all that the model's configs and the tokenizer call so.
+        eos: id or ids that end an answer; default: every EOS id of the model's configs and the tokenizer.
         context: tokens of prompt and answer together; default: the model's limit, at most 4096.
         execution: auto, eager or graph; see `tuning.choose_execution`.
         chat_template_kwargs: given to the tokenizer's chat template, such as {"enable_thinking": False}.
@@ -74,7 +74,7 @@ class Decoder:
             model's linear layers, not what they compute, until `release`; half and onednn keep a copy of their weights.
 
     Attributes:
-        settings: what decides the speed, by name: what was asked for, or what auto chose and why.
+        settings: the speed settings that were chosen, and why.
 
     Raises:
         UserError: a model, method or setting that does not fit.
@@ -165,7 +165,7 @@ class Decoder:
         """Load a model from the hub or a folder, from safetensors alone. Raises UserError if it cannot be loaded.
 
         Args:
-            dtype: auto: float32 on a CPU, which holds weights of 16 bits as they are; the checkpoint's own elsewhere.
+            dtype: auto: on a CPU float32, with 16-bit weights kept in 16 bits; elsewhere the checkpoint's own.
             device: default: CUDA if available, else the CPU; refused if there is a GPU that torch cannot use.
             quantize: int8 or int4, by torchao; see `quantization`.
             settings: as the class takes them.
@@ -185,11 +185,11 @@ class Decoder:
 
     @property
     def template(self) -> str:
-        """Of chats: chat (the tokenizer's own), vicuna_v1.1 (a Vicuna's) or raw (there is none)."""
+        """The chat template: chat (the tokenizer's own), vicuna_v1.1 (of Vicuna) or raw (none)."""
         return default_template(self.tokenizer, self.target.name)
 
     def ids_of(self, prompt: Prompt) -> list[int]:
-        """Return the token ids of ids, of text, or of a chat (roles and contents) by `template`.
+        """Return the token ids of a prompt: ids, text, or a chat (roles and contents) by `template`.
 
         Raises:
             UserError: text without a tokenizer, a chat without a template, several rows, padding, or no ids.
@@ -220,7 +220,7 @@ class Decoder:
             if self.template == CHAT:
                 return chat_ids(self.tokenizer, prompt, **self.chat_template_kwargs)
             return list(self.tokenizer(chat_text(self.template, self.tokenizer, prompt))["input_ids"])
-        except Exception as error:  # whatever the template objects to, and jinja2's own
+        except Exception as error:  # the template's own errors, and jinja2's
             raise UserError(f"prompt: the chat template refuses it ({one_line(error)[:200]})") from None
 
     def stream(
@@ -233,11 +233,11 @@ class Decoder:
     ) -> Generator[StepRecord, None, Generation]:
         """Yield the answer's steps, each as soon as its tokens are known; return the whole answer.
 
-        What a cache still has of the prompt's beginning, as in a conversation, is not computed again.
+        If a cache still holds the prompt's beginning, as in a conversation, this part is not computed again.
 
         Args:
-            stop: texts that end an answer, which keeps the token that completes one, as in `generate`'s stop_strings.
-                Default: those of the model's own generation_config.
+            stop: texts that end an answer. As with `generate`'s stop_strings, the answer keeps the token that completes
+                one. Default: the stop strings of the model's own generation_config.
 
         Raises:
             UserError: as `ids_of` and `decode`, or the model was changed after this decoder was made.
@@ -288,7 +288,7 @@ class Decoder:
         strings = (stop,) if isinstance(stop, str) else tuple(stop or ())
         if strings and self.tokenizer is None:
             raise UserError("stop: needs a tokenizer, and this decoder has none")
-        if strings and strings != self._stop[0]:  # making one takes a look at all of the vocabulary
+        if strings and strings != self._stop[0]:  # making a criterion scans the whole vocabulary
             from transformers import StopStringCriteria
 
             try:
@@ -298,7 +298,7 @@ class Decoder:
         return [self._stop[1]] if strings else []
 
     def generate(self, prompt: Prompt, **settings: Any) -> Answer:
-        """Return the whole answer. Settings, and what is raised, as of `stream`."""
+        """Return the whole answer; settings and errors are those of `stream`."""
         return self._answer(whole(self.stream(prompt, **settings)))
 
     def _answer(self, out: Generation) -> Answer:
@@ -315,12 +315,12 @@ class Decoder:
         sampling: Sampling = GREEDY,
         **settings: Any,
     ) -> Iterator[Answer]:
-        """Yield the answers to several prompts in their order, each with its own noise; settings as of `stream`.
+        """Yield the answers to several prompts in order, each with noise of its own; settings as in `stream`.
 
-        Raises UserError before the first is answered if one cannot be.
+        Raises UserError before the first answer if one of the prompts does not fit.
 
         Args:
-            batch: so many are decoded together, in one forward a step; the text of each is the same.
+            batch: prompts decoded together, in one forward per step; each text is the same as alone.
         """
         rows = []
         for number, prompt in enumerate(prompts, 1):
@@ -340,7 +340,7 @@ class Decoder:
             (ids, Request(**self._settings(ids, **settings_of_one)))
             for ids, settings_of_one in zip(rows, given, strict=True)
         )
-        ended, count = dict[int, Generation](), 0  # answers that wait for earlier ones; answers that do not
+        ended, count = dict[int, Generation](), 0  # answers that wait for earlier ones; answers yielded so far
         with closing(decode_batch(self.target, self.method, asked_of_each, batch)) as steps:
             for number, out in steps:
                 if out.stop:
@@ -351,13 +351,13 @@ class Decoder:
 
     def generate_all(self, prompts: Sequence[Prompt], *, progress: bool = True, **settings: Any) -> list[Answer]:
         """Return what `answers` yields; show a bar on standard error."""
-        from tqdm.auto import tqdm  # transformers brings it
+        from tqdm.auto import tqdm  # transformers requires it
 
         return list(tqdm(self.answers(prompts, **settings), "", len(prompts), unit="prompt", disable=not progress))
 
     @property
     def probes(self) -> list[int]:
-        """For `pieces`: a byte of no character, where the tokenizer decodes a run of byte tokens as a whole."""
+        """Ids for `pieces`: byte 0xFF, part of no character, if the tokenizer decodes runs of byte tokens together."""
         byte = self.tokenizer.get_vocab().get("<0xFF>") if hasattr(self.tokenizer, "get_vocab") else None
         return [] if byte is None else [byte]
 
@@ -367,7 +367,7 @@ class Decoder:
 
 
 def seeded(sampling: Sampling, number: int) -> Sampling:
-    """Return the sampling of answer `number`: its seed, and so its noise, is its own."""
+    """Return the sampling of answer `number`, which has a seed and so noise of its own."""
     if not isinstance(sampling, Sampling):
         raise UserError(f"sampling={sampling}: must be a Sampling, such as Sampling(temperature=0.7)")
     return replace(sampling, seed=sampling.seed + number)
@@ -376,15 +376,15 @@ def seeded(sampling: Sampling, number: int) -> Sampling:
 def pieces(
     steps: Iterable[StepRecord], text_of: Callable[[list[int]], str], probes: Sequence[int] = ()
 ) -> Iterator[tuple[str, int]]:
-    """Yield a stream's text: what each step adds to it, and its accepted length. The pieces join to the whole text.
+    """Yield the text that each step adds, and the step's accepted length. The pieces join to the whole text.
 
     A character that a step leaves unfinished, or that later tokens may change, comes with a later step.
 
     Args:
-        probes: ids that no text settled may be changed by; see `Decoder.probes`.
+        probes: a text is settled only if appending one of these ids does not change it; see `Decoder.probes`.
     """
-    ids: list[int] = []  # of the last piece and what follows: the text before it has no say
-    shown, last, length = "", 0, 0  # their text; how many of them it took
+    ids: list[int] = []  # from the last piece on: earlier ids do not change the text that follows
+    shown, last, length = "", 0, 0  # the yielded part of their text; its number of ids; tokens not yet yielded
     for step in steps:
         ids += step.tokens
         length += step.accepted

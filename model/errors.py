@@ -1,4 +1,4 @@
-"""The one exception for a user's mistake, and text printed so that it cannot command the terminal."""
+"""The one exception for a user's mistake, and the escaping of control characters in printed text."""
 
 from __future__ import annotations
 
@@ -15,27 +15,27 @@ class UserError(ValueError):
     """A user's mistake, in one line: what is wrong, where, and what to do. Commands print it and exit with code 2."""
 
 
-# Shown and not sent: C0 but newline and tab, DEL, C1 (U+009B opens a sequence as ESC [ does), and what reorders the
-# text around it (bidirectional embeddings, overrides and isolates; the marks, which right-to-left text needs, stay).
+# Characters to escape: C0 except newline and tab, DEL, C1 (U+009B opens a sequence as ESC [ does), and bidirectional
+# embeddings, overrides and isolates, which reorder text. Bidirectional marks stay, as right-to-left text needs them.
 _CONTROLS = {*range(0x20), *range(0x7F, 0xA0), *range(0x202A, 0x202F), *range(0x2066, 0x206A)} - {0x09, 0x0A}
 _ESCAPES = {code: f"\\u{code:04x}" for code in sorted(_CONTROLS)}
 
 
 def visible(text: str) -> str:
-    """Write control characters out, such as \\u001b for ESC; newlines and tabs stay. JSON keeps its meaning."""
+    """Escape control characters except newlines and tabs, such as \\u001b for ESC. JSON keeps its meaning."""
     return text.translate(_ESCAPES)
 
 
-SURROGATE = re.compile("[\ud800-\udfff]")  # what a byte that could not be decoded becomes; no UTF-8 holds it
+SURROGATE = re.compile("[\ud800-\udfff]")  # an undecodable byte becomes a surrogate, which UTF-8 cannot encode
 
 
 def _escaped(error: Any) -> tuple[str, int]:
-    """Write what an encoding lacks as JSON does, so that JSON keeps its meaning, too."""
+    """Escape the characters that an encoding lacks as JSON does, so that JSON keeps its meaning."""
     return json.dumps(error.object[error.start : error.end])[1:-1], error.end
 
 
 def start_command(arguments: Sequence[str]) -> None:
-    """Let this process print any text, as \\u00e9 what the terminal's encoding lacks, and read any input.
+    """Let this process print any text and read any input. Characters that the terminal lacks print as \\u00e9.
 
     Raises UserError for an argument that could not be decoded.
     """

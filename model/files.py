@@ -1,4 +1,4 @@
-"""Files that are there whole or not at all, however many processes write them and wherever one is killed."""
+"""Write files atomically: with several writers, or a killed one, a file is complete or missing."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from safetensors.torch import load_file, save_file
 
 from .errors import UserError
 
-PARTIAL = ".*.part"  # what a killed writer leaves; the pattern finds it in the folder of its file
+PARTIAL = ".*.part"  # pattern of the files that killed writers leave next to their target
 
 
 @contextmanager
 def replaced(path: Path) -> Iterator[Path]:
-    """Yield a new name next to `path` to write to, which becomes `path` at the end; make the folder if it is missing.
+    """Yield a temporary path next to `path`, which is renamed to `path` at the end; make the folder if it is missing.
 
-    No other writer has the same name: the last one wins. A failure leaves the old file as it was, and no new one.
-    Raises UserError if the disk refuses it.
+    Each writer has a temporary path of its own, and the last one wins. A failure leaves the old file unchanged, and no
+    temporary file. Raises UserError if the file cannot be written.
     """
     if not path.name:
         raise UserError(f"{str(path)!r}: names no file")
@@ -40,7 +40,7 @@ def replaced(path: Path) -> Iterator[Path]:
 
 
 def write_bytes(path: Path, data: bytes) -> None:
-    """Write a file, whole or not at all. Raises UserError if the disk refuses it."""
+    """Write a file, whole or not at all. Raises UserError if it cannot be written."""
     with replaced(path) as partial:
         partial.write_bytes(data)
 

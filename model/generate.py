@@ -25,7 +25,7 @@ from .methods import DEFAULT, make_method
 from .tuning import Execution, choose_execution, choose_linear
 
 logger = logging.get_logger(__name__)
-# Of a GenerationConfig: what transformers turns into processors, some where tokens are drawn
+# Settings of a GenerationConfig that transformers turns into processors: DRAWS only when sampling, PROCESSORS always
 DRAWS = ("temperature", "top_k", "top_p", "top_h", "min_p", "typical_p", "epsilon_cutoff", "eta_cutoff")
 PROCESSORS = (
     *("min_length", "min_new_tokens", "repetition_penalty", "encoder_repetition_penalty", "no_repeat_ngram_size"),
@@ -33,12 +33,12 @@ PROCESSORS = (
     *("forced_bos_token_id", "forced_eos_token_id", "exponential_decay_length_penalty", "remove_invalid_values"),
     "renormalize_logits",
 )
-# What it turns into the prompt or criteria, or the loop reads itself
+# Settings that transformers turns into the prompt or criteria, or that the loop reads itself
 READ = (
     *("bos_token_id", "token_healing", "max_length", "max_new_tokens", "eos_token_id", "max_time", "stop_strings"),
     *("do_sample", "return_dict_in_generate"),
 )
-# What decides no token of one sequence decoded here: padding, caches, compilation, and parts of what is refused
+# Settings that change no token here: padding, caches, compilation, and details of refused features
 IRRELEVANT = (
     *("pad_token_id", "decoder_start_token_id", "continuous_batching_config", "low_memory", "transformers_version"),
     *("use_cache", "cache_config", "max_cache_len", "compile_config", "disable_compile"),
@@ -46,7 +46,7 @@ IRRELEVANT = (
     *("assistant_confidence_threshold", "assistant_ensemble_weight", "assistant_lookbehind", "target_lookbehind"),
     *("num_assistant_tokens", "num_assistant_tokens_schedule", "max_matching_ngram_size"),
 )
-# What is refused, and the values by which it is not asked for.
+# Refused settings, and the values that turn them off.
 REFUSED: dict[str, tuple[Any, ...]] = {
     **dict.fromkeys(("num_beams", "num_beam_groups", "num_return_sequences", "guidance_scale"), (None, 1)),
     **dict.fromkeys(("dola_layers", "constraints", "force_words_ids", "watermarking_config"), (None,)),
@@ -56,7 +56,7 @@ REFUSED: dict[str, tuple[Any, ...]] = {
     "penalty_alpha": (None, 0),
     "cache_implementation": (None, "dynamic", "hybrid", "static", "offloaded", "offloaded_static"),  # all but quantized
 }
-# Of a batch: what reads no more of a text than its ids. Others were prepared with the length of the padded prompts.
+# Processors and criteria that a batch may have: they read only a text's ids. Others know the padded prompts' length.
 READ_IDS = (
     *("RepetitionPenaltyLogitsProcessor", "NoRepeatNGramLogitsProcessor", "NoBadWordsLogitsProcessor"),
     *("SequenceBiasLogitsProcessor", "SuppressTokensLogitsProcessor", "InfNanRemoveLogitsProcessor"),
@@ -64,7 +64,7 @@ READ_IDS = (
     *("TopKLogitsWarper", "TopPLogitsWarper", "MinPLogitsWarper", "LogitNormalization"),
     *("StopStringCriteria", "MaxTimeCriteria"),
 )
-OUTPUTS = ("output_scores", "output_logits", "output_attentions", "output_hidden_states")  # refused with a dictionary
+OUTPUTS = ("output_scores", "output_logits", "output_attentions", "output_hidden_states")  # refused if returning a dict
 
 # Inputs of the model that `generate` prepares; some are checked below.
 PREPARED = {"attention_mask", "position_ids", "inputs_embeds", "use_cache", "logits_to_keep"}
@@ -72,11 +72,11 @@ PREPARED |= {*CACHE_NAMES, "cache_position", *OUTPUTS}
 
 
 def refuse(model: Any, input_ids: torch.Tensor, config: Any, kwargs: dict[str, Any]) -> None:
-    """Refuse by name what would change the output and is not done here, unknown settings in use included.
+    """Raise UserError that names the unsupported settings in use, unknown ones included, that change the output.
 
     Args:
         config: the GenerationConfig of the call.
-        kwargs: what `generate` hands to the model.
+        kwargs: the arguments that `generate` passes to the model.
     """
     caches = {name: kwargs[name] for name in CACHE_NAMES if kwargs.get(name) is not None}
     positions, mask = kwargs.get("position_ids"), kwargs.get("attention_mask")
@@ -97,20 +97,20 @@ def refuse(model: Any, input_ids: torch.Tensor, config: Any, kwargs: dict[str, A
         **dict.fromkeys(_given_by_peft(model), True),
     }
     if names := [name for name, in_use in cannot.items() if in_use]:
-        raise UserError(f"custom_generate: this decoding has no {', '.join(names)}; leave it out")
+        raise UserError(f"custom_generate: not supported: {', '.join(names)}; leave it out")
 
 
 def changed(config: Any, names: Collection[str]) -> dict[str, Any]:
-    """Return those of these settings that a GenerationConfig sets to something else than transformers' default."""
+    """Return the named settings to which a GenerationConfig gives other values than transformers' defaults."""
     defaults: dict[str, Any] = vars(type(config)()) | getattr(config, "_get_default_generation_params", dict)()
     values = {name: getattr(config, name, None) for name in names}
     return {name: v for name, v in values.items() if isinstance(v, torch.Tensor) or v not in (None, defaults.get(name))}
 
 
 def _refused(config: Any) -> dict[str, Any]:
-    """Return what is asked for and refused: settings of REFUSED, and those that nobody has looked at."""
+    """Return the settings in use that are refused: those of REFUSED, and those that no list above contains."""
     listed = {*DRAWS, *PROCESSORS, *READ, *IRRELEVANT, *REFUSED, *OUTPUTS}
-    fields = [name for name in vars(type(config)()) if not name.startswith("_")]  # others are a checkpoint's remarks
+    fields = [name for name in vars(type(config)()) if not name.startswith("_")]  # others are notes of a checkpoint
     values = {name: getattr(config, name, None) for name in REFUSED}
     refused = {name: value for name, value in values.items() if value not in REFUSED[name]}
     return refused | changed(config, [name for name in fields if name not in listed])
@@ -129,10 +129,10 @@ def with_own_settings(
     """Add the processors of the model's own GenerationConfig, as transformers prepares them for a prompt.
 
     Returns:
-        Also its criteria: `max_time`. Stop strings need a tokenizer and are the decoder's.
+        The sampling and the config's criteria (`max_time`). The decoder adds stop strings, which need a tokenizer.
 
     Raises:
-        UserError: transformers refuses its values.
+        UserError: transformers refuses the config's values.
     """
     prepared = dict[str, Any]()
     own = changed(target.model.generation_config, (*PROCESSORS, "max_time"))
@@ -143,11 +143,11 @@ def with_own_settings(
         prepared.update(kwargs)
         return input_ids
 
-    if sampling.repetition_penalty != 1:  # the caller's
+    if sampling.repetition_penalty != 1:  # the caller's replaces it
         own["repetition_penalty"] = 1.0
     own |= dict(eos_token_id=sorted(eos), pad_token_id=0, max_new_tokens=max_new_tokens)
     prompt = torch.tensor([ids], device=target.device)
-    model = copy.copy(target.model)  # a shallow one, whose config has nothing but these: `generate` adds all others
+    model = copy.copy(target.model)  # a shallow copy, so that `generate` applies no setting but these
     try:
         model.generation_config = type(model.generation_config)(**own)
         model.generate(prompt, custom_generate=prepare, attention_mask=torch.ones_like(prompt))
@@ -165,17 +165,17 @@ def _prepared_elsewhere(model: Any) -> bool:
 
 
 def _given_by_peft(model: Any) -> set[str]:
-    """Return what peft's hooks hand to the layers, computed for a call's rows: a draft tree has others."""
+    """Return the arguments that peft's hooks pass to the layers: they fit a call's rows, not a draft tree's."""
     hooks = [hook for module in model.modules() for hook in module._forward_pre_hooks.values()]
     theirs = [h for h in hooks if str(getattr(getattr(h, "func", h), "__module__", "")).startswith("peft.")]
     return {name for hook in theirs for name in getattr(hook, "keywords", ["arguments of peft's layers"])}
 
 
-ATTRIBUTE = "_token_recycling"  # of a model: holds its `ModelState`
+ATTRIBUTE = "_token_recycling"  # attribute of a model that holds its `ModelState`
 
 
 class ModelTarget(Target):
-    """A target kept with its model, which it references weakly: a cycle would outlive its last user."""
+    """A target that its model holds, and that references the model weakly: a cycle would outlive its last user."""
 
     @property
     def model(self) -> Any:
@@ -187,39 +187,39 @@ class ModelTarget(Target):
 
 
 class ModelState:
-    """State kept with a model: its targets by `linear`, and the drafters made for it. A copy of it gets none."""
+    """State kept with a model: its targets by `linear`, and the drafters made for it. A copy of the model has none."""
 
     def __init__(self) -> None:
         self.targets: dict[str, Target] = {}
         self.drafters: WeakKeyDictionary[Generate, tuple[Target, frozenset[int], Drafter]] = WeakKeyDictionary()
 
     def __reduce__(self) -> tuple[type[ModelState], tuple[()]]:
-        """For deep copies and pickles."""
+        """Return an empty state for deep copies and pickles."""
         return ModelState, ()
 
 
 class Generate:
     """A decoding method for `custom_generate`. What it learns is kept between calls, separately for each model.
 
-    Greedy output is the model's own. With `do_sample` each token is drawn from the distribution that transformers'
-    processors leave, by noise keyed by position: other draws than torch's own, from the same distribution.
-    `torch.manual_seed` decides them. Threads may share it and the model, as with `Decoder`.
+    Greedy output is the model's own. With `do_sample`, tokens are drawn with noise keyed by position from the
+    distribution that transformers' processors leave: torch's own distribution, but other draws. `torch.manual_seed`
+    seeds the noise. Threads may share this object and the model, as with `Decoder`.
 
-    transformers (5.24) keeps some arguments from a callable: `streamer` (give `token_streamer`, too) and `tokenizer`,
-    so that `stop_strings` becomes `stopping_criteria=[StopStringCriteria(tokenizer, [...])]`. Criteria get no scores.
-    An `assistant_model` is not seen and does nothing.
+    transformers (5.24) does not pass `streamer` and `tokenizer` to a callable. Give `token_streamer`, too, and instead
+    of `stop_strings` give `stopping_criteria=[StopStringCriteria(tokenizer, [...])]`. Criteria get no scores. An
+    `assistant_model` is ignored.
 
     Args:
         method, start, execution, settings: as `Decoder` takes them; `start` is hot or cold.
-        context: tokens of prompt and answer together at most; default: the positions that the model has. Where it ends
-            an answer a warning says so: stock `generate` goes on.
+        context: maximum tokens of prompt and answer together; default: the model's positions. A warning is logged if
+            the context ends an answer, where stock `generate` goes on.
         linear: auto packs the weights on a CPU where memory allows, until `release` or until this object is gone; see
-            `tuning.choose_linear`. torch leaves the model as it is. Whoever else calls the model uses its own weights.
+            `tuning.choose_linear`. torch leaves the model as it is. All other callers use the model's own weights.
 
-    A batch, padded on the left, is decoded in one forward a step; each row is what it is without the others.
+    A batch, padded on the left, is decoded in one forward per step; each row is the same as alone.
 
     Raises:
-        UserError: when called, for what it cannot do (beams, scores, other padding), by name.
+        UserError: when called, naming what is not supported (beams, scores, other padding).
     """
 
     def __init__(
@@ -240,11 +240,11 @@ class Generate:
             raise UserError("eos: is the eos_token_id of `generate`; leave it out")
         self.method, self.start, self.settings = method, start, settings
         self.execution, self.linear, self.context = execution, linear, context
-        models: WeakSet[Any] = WeakSet()  # whose layers are changed
+        models: WeakSet[Any] = WeakSet()  # models whose layers are changed
         self._models, weakref.finalize(self, _restore, models).atexit = models, False
 
     def release(self, model: Any) -> None:
-        """Give a model's linear layers their own layout back, and forget what was made for it."""
+        """Restore the layout of a model's linear layers, and drop its targets and drafters."""
         model = unwrapped(model)
         _restore([model])
         vars(model).pop(ATTRIBUTE, None)
@@ -262,7 +262,7 @@ class Generate:
         """Follow transformers' contract of a decoding method: ids (B, P) -> (B, P + new), or its output class.
 
         Args:
-            token_streamer: gets the new tokens; `streamer`, which transformers (5.24) hands to no callable, the prompt.
+            token_streamer: gets the new tokens; the prompt goes to `streamer`, which no callable gets (5.24).
         """
         config = generation_config
         refuse(model, input_ids, config, kwargs)
@@ -271,7 +271,7 @@ class Generate:
         batched = len(prompts) > 1 or len(prompts[0]) < input_ids.shape[1]
         if batched:
             logits_processor = of_rows(logits_processor or (), criteria, token_streamer)
-        inside = turns_of(model).held  # a processor of another answer's calls: its draft is still to be learnt from
+        inside = turns_of(model).held  # another answer's processor calls: that step is not yet observed
         with turns_of(model):
             target = target_of(model, config.max_length, self.linear, self.context)
             if target.linear != "torch":
@@ -282,7 +282,7 @@ class Generate:
                 if batched and drafter.stateful:
                     raise UserError("start=cold: forgets between answers what those of a batch share; use start=hot")
                 drafter.reset()
-            if not batched:  # a batch opens one for each row
+            if not batched:  # a batch opens a session for each row
                 session = drafter.session()
         limit, most = min(target.context, self.context or target.context), config.max_length - input_ids.shape[1]
         tokens = [max(min(most, limit - len(row)), 1) for row in prompts]
@@ -311,7 +311,7 @@ class Generate:
         return make_method(self.method, target, eos=eos, **self.settings)
 
     def _drafter(self, model: Any, target: Target, eos: frozenset[int]) -> Drafter:
-        """Return this method's drafter for a model; a new one for a new target or other ends inherits its state."""
+        """Return this method's drafter for a model; new, with the same state, for a new target or other EOS ids."""
         state: ModelState = vars(model)[ATTRIBUTE]
         *made_for, drafter = state.drafters.get(self, (None, None, None))
         if drafter is None or made_for != [target, eos]:
@@ -323,7 +323,7 @@ class Generate:
 
 
 def row_settings(tokens: int, config: Any, processors: Iterable[Any], how: Execution) -> dict[str, Any]:
-    """Return settings of a `Request` for a row of so many new tokens at most, drawn by a seed of its own."""
+    """Return the `Request` settings of a row of at most `tokens` new tokens; when sampling, with a seed of its own."""
     if config.do_sample:
         sampling = drawn_by(processors, seed=int(torch.randint(1 << 62, (1,))))
     else:
@@ -346,9 +346,9 @@ def padded(answers: list[list[int]], pad: int | None, eos: Collection[int]) -> t
 
 
 def of_rows(processors: Iterable[Any], criteria: Iterable[Any], streamer: Any) -> list[Any]:
-    """Return the processors of a padded batch for rows without padding; `generate` has its penalty leave that out.
+    """Return copies of a padded batch's processors for rows without padding: the penalty has no padding to leave out.
 
-    Raises UserError, by name, for what reads more of a batch than each row's own ids.
+    Raises UserError that names processors, criteria or a streamer that read more than each row's own ids.
     """
     bare = [copy.copy(processor) for processor in processors]
     for processor in bare:
@@ -363,21 +363,21 @@ def of_rows(processors: Iterable[Any], criteria: Iterable[Any], streamer: Any) -
 
 
 def output(ids: torch.Tensor) -> Any:
-    """Return ids (B, n) as transformers' class of outputs."""
+    """Return ids (B, n) in transformers' output class."""
     from transformers.generation import GenerateDecoderOnlyOutput
 
     return GenerateDecoderOnlyOutput(sequences=ids)
 
 
 def _restore(models: Iterable[Any]) -> None:
-    """Give linear layers their own layout back. A target that still packs does so again for its next answer."""
+    """Restore the layout of models' linear layers. A target that still packs them does so for its next answer."""
     for model in models:
         with turns_of(model):
             unpack_linears(model)
 
 
 def undecided(criteria: Iterable[Any], max_length: int, eos: Collection[int]) -> Any:
-    """Return, as a StoppingCriteriaList, those that the loop does not decide: each asks a GPU for every token."""
+    """Return a StoppingCriteriaList of what the loop does not decide: each criterion costs a GPU transfer per token."""
     from transformers.generation import EosTokenCriteria, MaxLengthCriteria, StoppingCriteriaList
 
     def decided(criterion: Any) -> bool:
@@ -389,7 +389,7 @@ def undecided(criteria: Iterable[Any], max_length: int, eos: Collection[int]) ->
 
 
 def asked(criteria: Iterable[Any], device: torch.device) -> Callable[[list[int]], bool] | None:
-    """Return what tells whether one of transformers' criteria ends a text, as `decode` asks it; None without any."""
+    """Return a function, as `Request.ends`, that is True if a criterion ends a text; None without criteria."""
     from transformers.generation import StoppingCriteriaList
 
     listed = StoppingCriteriaList(criteria)
@@ -407,10 +407,10 @@ def eos_ids(ids: Any) -> frozenset[int]:
 
 
 def target_of(model: Any, length: int, linear: str = "torch", most: int | None = None) -> Target:
-    """Return the model's target for texts of so many tokens, or `most`, or its positions; kept with the model.
+    """Return the model's target for texts of `length` tokens, at most `most` and the model's positions.
 
-    Made anew if the text is longer than its context, the model has changed (`Target.changed`) or is a copy. To be
-    called in a turn of the model's. Raises UserError as `Target` and `tuning.choose_linear` do.
+    The target is kept with the model. It is made anew if the text is longer than its context, or the model has changed
+    (`Target.changed`) or is a copy. Callers hold the model's turns. Raises UserError as `Target` and `choose_linear`.
     """
     state: ModelState = vars(model).get(ATTRIBUTE, ModelState())
     if any(target.model is not model or target.changed for target in state.targets.values()):
@@ -419,10 +419,10 @@ def target_of(model: Any, length: int, linear: str = "torch", most: int | None =
     length = length if limit is None else min(length, limit)
     if linear in state.targets and state.targets[linear].context >= length:
         return state.targets[linear]
-    context = max(DEFAULT_CONTEXT, 1 << (length - 1).bit_length())  # doubled, so that a target is rarely made anew
+    context = max(DEFAULT_CONTEXT, 1 << (length - 1).bit_length())  # a power of two: targets are rarely made anew
     context = context if limit is None else min(context, limit)
     chosen = choose_linear(unwrapped(model), linear)
-    if linear == "auto" and chosen == "fused":  # undone, it moves weights that captured steps have been given
+    if linear == "auto" and chosen == "fused":  # unfusing would move weights that graphs address
         chosen = "torch"
     state.targets[linear] = ModelTarget(model, context=context, linear=chosen)
     object.__setattr__(model, ATTRIBUTE, state)  # not by Module.__setattr__, which looks for parameters in it

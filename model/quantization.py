@@ -1,6 +1,6 @@
-"""Weights of 8 or 4 bits, by torchao: a step that waits for the memory reads a half or a quarter as much.
+"""Quantise weights to 8 or 4 bits with torchao: a memory-bound step reads a half or a quarter as much.
 
-Every method then reproduces the quantised model's own decoding. Embeddings stay as they are, and with int4 the head.
+Every method then reproduces the quantised model's own decoding. Embeddings, and with int4 the head, are not quantised.
 """
 
 from __future__ import annotations
@@ -12,18 +12,18 @@ import torch
 from .errors import UserError, one_line
 
 QUANTIZE = ("int8", "int4")
-GROUP_SIZE = 64  # weights of one scale with int4; divides the widths of all models in configs/model
-LEAST_SHARE = 0.9  # of the weights, embeddings and head not counted; a router may stay as it is
+GROUP_SIZE = 64  # weights per scale with int4; divides the widths of all models in configs/model
+LEAST_SHARE = 0.9  # least quantised share of the weights, without embeddings and head; a router may stay as it is
 
 
 def quantize(model: Any, to: str, device: torch.device) -> None:
-    """Quantise a model's linear layers in place, on the device, where the model is afterwards.
+    """Quantise a model's linear layers in place, on the device, and move the model there.
 
     Args:
-        to: int8: a scale for each output; int4: a scale for each 64 weights of it, torch's own kernel for CUDA.
+        to: int8: one scale per output; int4: one scale per 64 weights of an output, with torch's own CUDA kernel.
 
     Raises:
-        UserError: no torchao, or one that has nothing for this device and type.
+        UserError: torchao is missing, or supports nothing for this device and type.
     """
     if to not in QUANTIZE:
         raise UserError(f"quantize={to}: there is {', '.join(QUANTIZE)}")
@@ -47,7 +47,7 @@ def quantize(model: Any, to: str, device: torch.device) -> None:
 
 
 def _check_done(model: Any, to: str) -> None:
-    """Raise UserError if torchao left most of the model as it was: fused experts, other layers."""
+    """Raise UserError if torchao left more than a tenth of the weights unquantised, such as fused experts."""
     vocabulary = {id(module.weight) for module in (model.get_input_embeddings(), model.get_output_embeddings())}
     matrices = [p for p in model.parameters() if p.dim() > 1 and id(p) not in vocabulary]
     quantised = sum(p.numel() for p in matrices if hasattr(p, "__tensor_flatten__"))

@@ -24,7 +24,7 @@ def check_settings(
     """Check names and types of settings against the parameters of `taker`, and that none is missing.
 
     Args:
-        prefix: of their names in messages, as `model.`.
+        prefix: put before the settings' names in messages, such as `model.`.
         without: parameters of `taker` that are not settings.
         allow_extra: permit other keys, for interpolation, unless one looks like a misspelt setting.
 

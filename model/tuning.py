@@ -1,6 +1,6 @@
-"""What makes a model fast on this machine: how its steps are executed, and how its linear layers multiply.
+"""Choose what makes a model fast on this machine: how steps are executed, and how linear layers multiply.
 
-Both are chosen by `auto`, by the harness and by the library alike, and say why.
+`auto` chooses both, in the harness and in the library alike, and reports why.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ from .methods.vanilla import Vanilla
 from .recycling import TokenRecycling, build_template
 
 GRAPH = "graph"  # what auto tries on a CUDA device
-NODES = 12  # below the root of the trial's draft
-TOKENS = 24  # of the trial's answers
-RUNS = 20  # of the step whose logits are compared and whose time is taken
-# Tolerance for logits: so many times the difference of two eager forwards, and at least so many roundings
+NODES = 12  # nodes below the root of the trial's draft
+TOKENS = 24  # tokens of each of the trial's answers
+RUNS = 20  # runs of the step whose logits are compared and whose time is measured
+# Tolerance for logits: TIMES the difference of two eager forwards, and at least ROUNDINGS roundings
 TIMES, ROUNDINGS = 8, 4
 EXECUTIONS = ("auto", "eager", GRAPH)
 LINEAR = ("auto", "half", "onednn", "fused", "torch")
@@ -41,18 +41,18 @@ LINEAR = ("auto", "half", "onednn", "fused", "torch")
 
 @dataclass(frozen=True)
 class Execution:
-    """How steps are taken."""
+    """How steps are executed."""
 
     name: str  # as `decode` takes it
-    why: str = ""  # auto chose it, on one line; "" where it was asked for or nothing else could be
+    why: str = ""  # one line on why auto chose it; "" if the caller chose it or there was no choice
 
     def under(self, sampling: Sampling) -> str:
-        """Return the execution to decode with: eager where sampling reads the text and nobody asked for another."""
+        """Return the execution to decode with: eager if sampling reads the text, unless the caller chose another."""
         return "eager" if self.why and sampling.reads_text else self.name
 
 
 class Load:
-    """How many cores other processes keep busy, on average since this was made."""
+    """Measures how many cores other processes keep busy, on average since it was made."""
 
     def __init__(self) -> None:
         self._since = self._now()
@@ -64,7 +64,7 @@ class Load:
         return time.perf_counter(), times.user + times.system + getattr(times, "nice", 0.0) - time.process_time()
 
     def cores_busy(self, seconds: float = 0.2) -> float:
-        """Return the number; sleep until so many seconds have passed, as systems count in steps of 10 ms."""
+        """Return the number of busy cores, measured over `seconds` or more, as systems count in steps of 10 ms."""
         time.sleep(max(0.0, self._since[0] + seconds - time.perf_counter()))
         wall, computed = (now - then for now, then in zip(self._now(), self._since, strict=True))
         return max(0.0, computed / wall)
@@ -74,13 +74,13 @@ class Load:
         return max(1, round((psutil.cpu_count() or 1) - self.cores_busy()))
 
 
-_threads = 0, ""  # that `choose_threads` set, and why
+_threads = 0, ""  # the number that `choose_threads` set, and why
 
 
 def choose_threads(threads: int | None = None, why: str = "asked for") -> str:
     """Set torch's threads: this number, else OMP_NUM_THREADS, else as many as cores are free, at most torch's own.
 
-    Threads of one product wait for each other, so where one gets no core all are 20 to 100 times as slow.
+    The threads of one product wait for each other: if one of them gets no core, all are 20 to 100 times as slow.
 
     Returns:
         What to print if other processes leave fewer cores than torch would use, else "".
@@ -103,17 +103,17 @@ def choose_threads(threads: int | None = None, why: str = "asked for") -> str:
 
 
 def threads_why() -> str:
-    """Return why there are so many threads; "" if another than `choose_threads` has set them."""
+    """Return why torch has its number of threads; "" if `choose_threads` did not set it."""
     return _threads[1] if _threads[0] == torch.get_num_threads() else ""
 
 
-_chosen: WeakKeyDictionary[Target, Execution] = WeakKeyDictionary()  # by auto
+_chosen: WeakKeyDictionary[Target, Execution] = WeakKeyDictionary()  # auto's choices
 
 
 def choose_execution(target: Target, name: str = "auto") -> Execution:
-    """Return the execution that was asked for; auto is what a `trial` says on one CUDA device, elsewhere eager.
+    """Return the requested execution; auto runs a `trial` for a model on one CUDA device and is eager elsewhere.
 
-    Raises UserError: there is none of that name, or not for this target; a trial that left the device unusable.
+    Raises UserError if the name is unknown or impossible for this target, or the trial left the device unusable.
     """
     if name not in EXECUTIONS:
         raise UserError(f"execution={name}: there is {', '.join(EXECUTIONS)}")
@@ -127,10 +127,10 @@ def choose_execution(target: Target, name: str = "auto") -> Execution:
 def choose_linear(model: Any, name: str = "auto") -> str:
     """Return how linear layers multiply: half, onednn, fused or torch, as `Target` takes it.
 
-    auto packs where that can be and half the free memory holds the copies, which have 16 bits where the weights' values
-    do; on CUDA products are fused. Quantised weights stay as they are.
+    auto packs weights if that is possible and the copies fit into half of the free memory. Copies have 16 bits where
+    the values fit. On CUDA, auto fuses products. Quantised weights stay as they are.
 
-    Raises UserError: a layout that this model cannot have; or a name that there is not.
+    Raises UserError if the name is unknown, or this model cannot have the layout.
     """
     if name not in LINEAR:
         raise UserError(f"linear={name}: there is {', '.join(LINEAR)}")
@@ -166,7 +166,7 @@ def captures(target: Target) -> bool:
 
 
 def described(target: Target, execution: Execution, load: Load) -> dict[str, str]:
-    """Return the speed settings that were chosen, and why; `load` since the decoder was made."""
+    """Return the speed settings that were chosen, and why; `load` measures since the decoder was made."""
     why = execution.why or ("" if captures(target) else "graphs are for one CUDA device")
     copied = "" if is_held(target.model) else ", a second copy of them"
     linear = {
@@ -189,15 +189,15 @@ def described(target: Target, execution: Execution, load: Load) -> dict[str, str
 
 
 def trial(target: Target) -> Execution:
-    """Decode by some graphs, and compare the logits of a draft, and a text, with those of eager steps.
+    """Decode with graphs, and compare a draft's logits and the decoded text with those of eager steps.
 
-    What passes is tried once more with compiled kernels, which are kept if they are right and faster.
+    If graphs pass, compiled kernels are tried in them, and kept if they are right and faster.
 
     Returns:
         graph, or eager and what was wrong.
 
     Raises:
-        UserError: it failed in a way that later steps would not survive, either.
+        UserError: the trial left the device unusable.
     """
     steps = _Trial(target)
     if why := _failure(target, steps.difference):
@@ -206,7 +206,7 @@ def trial(target: Target) -> Execution:
 
 
 def _try_kernels(target: Target, steps: _Trial) -> str:
-    """Have graphs call compiled kernels if that is right and faster; return in words what came of it."""
+    """Let graphs call compiled kernels if these are right and faster; return the outcome in words."""
     names, plain_s = list[str](), steps.seconds
 
     def difference() -> str:
@@ -224,9 +224,9 @@ def _try_kernels(target: Target, steps: _Trial) -> str:
 def _failure(target: Target, difference: Callable[[], str]) -> str:
     """Return what is wrong with graphs, or "".
 
-    Any error at all counts: kernels, compilers and drivers raise what they like, and eager steps need none of them.
-    After an illegal access, or a capture that was broken off before torch 2.12, torch fails at whatever comes next:
-    here. Raises UserError then.
+    Every exception counts: kernels, compilers and drivers may raise any kind, and eager steps remain possible. After an
+    illegal access or, before torch 2.12, an interrupted capture, torch's next call fails, too. This function makes that
+    call, and raises UserError then.
     """
     try:
         why = difference()
@@ -234,7 +234,7 @@ def _failure(target: Target, difference: Callable[[], str]) -> str:
         why = f"{type(error).__name__}: {one_line(error)[:200]}"
     if why:
         target.caches.drop()
-    try:  # the error and all that its frames held is gone
+    try:  # by now the error and its frames are freed
         gc.collect()
         synchronize(target.device)
         give_back(target.device)
@@ -247,10 +247,10 @@ def _failure(target: Target, difference: Callable[[], str]) -> str:
 
 
 class _Trial:
-    """What graphs are compared by.
+    """The comparison of graphs with eager steps.
 
     Attributes:
-        seconds: of the last comparison's step, a forward over a draft.
+        seconds: time of the last comparison's graph step, a forward over a draft.
     """
 
     def __init__(self, target: Target) -> None:
@@ -259,7 +259,7 @@ class _Trial:
 
     @cached_property
     def _eager(self) -> tuple[float, Any, list[int]]:
-        """The tolerance for logits; eager steps' logits (n, V) of the draft; and their text."""
+        """The tolerance for logits, the draft's logits (n, V) by an eager step, and the text by eager steps."""
         target, prompt = self.target, self._prompt
         tolerance, logits = _tolerance(target, prompt), _logits(target, prompt, self._draft)
         return tolerance, logits, generate(target, Vanilla(target.device), prompt, max_new_tokens=TOKENS).tokens
@@ -274,7 +274,7 @@ class _Trial:
         target, prompt, (tolerance, expected, text) = self.target, self._prompt, self._eager
         logits, self.seconds = _graph_logits(target, prompt, self._draft)
         error = _error(logits, expected)
-        if not error <= tolerance:  # NaN is none
+        if not error <= tolerance:  # also if it is NaN
             limit = f"{tolerance:.1e} at most"
             return f"its logits are {error:.1e} of the greatest away from eager ones, which differ by {limit}"
         drafters = (Vanilla(target.device), TokenRecycling(target.vocab_size, self._draft.tree, device=target.device))
@@ -284,16 +284,16 @@ class _Trial:
 
 
 def _error(logits: Any, expected: Any) -> float:
-    """The largest error of logits (n, V) in any row, relative to the row's maximum: a few wrong rows count in full."""
+    """Return the largest error of logits (n, V) relative to its row's maximum: a few wrong rows count in full."""
     errors: Any = (logits - expected).abs().amax(1) / expected.abs().amax(1)
     return float(errors.amax())
 
 
 @torch.inference_mode()
 def _tolerance(target: Target, prompt: list[int]) -> float:
-    """Relative tolerance for logits, from two equivalent eager computations.
+    """Return the relative tolerance for logits, from two equivalent eager computations.
 
-    A chain after the prompt, under a tree's mask and, in one forward with the prompt, without a mask.
+    Both forward a chain after the prompt: under a tree's mask, and in one forward with the prompt without a mask.
     """
     chain = Tree.chain(NODES).on(target.device)
     draft = Draft(chain, torch.arange(3, 3 + len(chain), device=target.device))
@@ -323,14 +323,14 @@ def _logits(target: Target, prompt: list[int], draft: Draft) -> Any:
 
 @torch.inference_mode()
 def _graph_logits(target: Target, prompt: list[int], draft: Draft) -> tuple[Any, float]:
-    """Return the same by a graph, and the seconds of the fastest of a few runs."""
+    """Return the same logits by a graph, and the seconds of the fastest of RUNS runs."""
     n, times = len(draft.tree), list[float]()
     with target.cache(n) as cache:
         target.prefill(cache, prompt)
         drafter = TokenRecycling(target.vocab_size, draft.tree, device=target.device)
         drafter.needs = Needs(logits=True)
         forward, launch = Executor(target, execution=GRAPH).static_forward(cache, n, drafter, unmarked)
-        for _ in range(RUNS):  # a run sees what the one before it wrote
+        for _ in range(RUNS):  # each run sees what the previous one wrote
             forward.feed(draft, cache.length)
             target.synchronize()
             start = time.perf_counter()

@@ -1,7 +1,7 @@
 """python -m tools.datastore --model PATH --text FILE [FILE...] --output FILE: a datastore for `method=rest`.
 
-A .txt file is one document, a .jsonl file has one a line, {"text": ...}. Texts are split by the model's own tokenizer;
-the end-of-sequence token follows each, so that no draft runs on into the next.
+A .txt file is one document; a .jsonl file has one per line, {"text": ...}. The model's own tokenizer tokenises the
+documents. The end-of-sequence token follows each document, so that no draft continues into the next one.
 """
 
 from __future__ import annotations

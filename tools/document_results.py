@@ -1,17 +1,24 @@
 """python -m tools.document_results [--check]: write the tables and figures of README.md and docs/ from shipped records.
 
-    <!-- results: E                 E: a folder of results/reference/; below it YAML, without columns: the conditions
-    columns: {TITLE: WORDS, ...}    a cell is asked for by its row's words and its column's
-    rows: {TITLE: WORDS, ...}       WORDS may be a list, then each column's
-    first, more, gaps: ...          the first column's title; columns by hand; whether cells may be empty -->
+    <!-- results: E                 E: a folder of results/reference/; YAML follows; without rows: the conditions
+    columns: {TITLE: WORDS, ...}    a cell is found by the WORDS of its row and of its column
+    rows: {TITLE: WORDS, ...}       WORDS may be a list with an item for each column
+    first, more, gaps: ...          the first column's title; columns written by hand; whether cells may be empty -->
     ... <!-- end -->
 
-E may be `definitions`: what the columns of the tables mean. Below a table are the commands of its records.
+E may be `definitions`: what the columns of the tables mean. The commands of a table's records are printed below it.
 
-Words: a method; a column of tables/main.csv (else MAT) or a setting, to print it; setting=value; category=qa;
-interval=no; repeated=10-30: answers with 10 to 30 % of repeated 3-grams; in=E: another experiment; over WORDS: MAT, or
-tokens_per_second, over another configuration's, which shares the settings not named again. Other settings are the method's defaults if it ran
-with these. A comma makes a row or column of each value, {nodes} in a title is its own.
+WORDS, separated by spaces:
+
+- a method; a column of tables/main.csv (by default MAT), or a setting, to print
+- setting=value; category=qa; interval=no
+- repeated=10-30: only answers with 10 to 30 % of repeated 3-grams
+- tokens=0-256: only steps that begin in the answer's first 256 tokens; loops=no: only before an answer repeats itself
+- in=E: another experiment
+- over WORDS: the ratio of MATs, or of tokens_per_second, to another configuration's; it shares settings not named again
+
+Settings that are not named are the method's defaults, if it ran with these. A comma makes a row or column for each
+value; {nodes} in a title is replaced by the value of nodes.
 """
 
 import argparse
@@ -52,7 +59,7 @@ FIGURES = {  # file in docs/figures: the experiment and the name of its figure
     "speed.png": ("speed", "budget"),
     "speed-dark.png": ("speed", "budget"),
 }
-CHANGED = {"quickstart": ('quickstart.also=["method=recycling start=hot tree=auto"]',)}  # since it was recorded
+CHANGED = {"quickstart": ('quickstart.also=["method=recycling start=hot tree=auto"]',)}  # recorded, but changed since
 BLOCK = re.compile(r"^<!-- results: ([^<]*?)-->\n(?:(?!<!-- ).*\n)*?<!-- end -->$", flags=re.M)
 
 
@@ -70,7 +77,7 @@ class Shipped:
     def command(self) -> str:
         """The command of the run that began first, with results in a folder of the record's name.
 
-        Where its experiment goes through further methods today, or is CHANGED, the record's are named.
+        If the experiment's file has further methods today, the recorded methods are named. CHANGED settings are added.
         """
         command = min(self.experiment.runs, key=lambda run: str(run.metadata["started"])).metadata["command"]
         words = [word for word in command[3:] if not word.startswith(("name=", "results_dir="))]
@@ -85,7 +92,7 @@ class Shipped:
         return {k if eq else "method" if k in self.methods else "column": value or k for k, eq, value in parts}
 
     def find(self, wanted: dict[str, str]) -> pools.Pool | None:
-        """Return the configuration with these settings, by preference its method's defaults otherwise."""
+        """Return the configuration with these settings; prefer the method's defaults for the others."""
         usual = texts(published.default_settings(wanted.get("method", ""))) | wanted
         fitting = [(pool, values) for pool, values in self.configurations if wanted.items() <= values.items()]
         fitting = [pair for pair in fitting if all(pair[1].get(k, v) == v for k, v in usual.items())] or fitting
@@ -99,6 +106,7 @@ class Shipped:
         wanted, over = map(self.parsed, f" {words} ".partition(" over ")[::2])
         column, category = wanted.pop("column", "mat"), wanted.pop("category", metrics.OVERALL)
         interval, repeated = wanted.pop("interval", "yes") == "yes", wanted.pop("repeated", None)
+        tokens_between, loops = wanted.pop("tokens", None), wanted.pop("loops", "yes") == "yes"
         if (pool := self.find(wanted)) is None:
             return None
         cells = pool.cells.of(category)
@@ -115,11 +123,16 @@ class Shipped:
             else:
                 ratio = pools.mat_ratio(cells, base.cells.of(category))
                 row = dict(zip(("mat", "mat_low", "mat_high"), ratio, strict=True))
-        elif repeated:
-            low, high = (int(end) / 100 for end in repeated.split("-"))
+        elif repeated or tokens_between:
             answers = pool.answers_to_compare(0)
-            cells = cells.take(np.array([low <= metrics.repetition(answers[key]) < high for key in cells.questions]))
+            if repeated:
+                low, high = (int(end) / 100 for end in repeated.split("-"))
+                cells = cells.take(np.array([low <= metrics.repetition(answers[k]) < high for k in cells.questions]))
             tokens, steps = cells.mean_counts()
+            if tokens_between:
+                begin, end = map(int, tokens_between.split("-"))
+                counts = [metrics.counts_between(answers[key], begin, end, loops) for key in cells.questions]
+                tokens, steps = np.array(counts, dtype=np.float64).T
             row = {"mat": tokens.sum() / steps.sum(), "questions": len(tokens), "new_tokens": f"{tokens.sum():,.0f}"}
             row["mat_low"], row["mat_high"] = intervals.quotient_interval(tokens, steps)
         else:
@@ -130,7 +143,7 @@ class Shipped:
 
 
 def conditions(experiment: Experiment) -> str:
-    """Say in a paragraph what was measured on what."""
+    """Return a paragraph with an experiment's questions, repeats, models and devices."""
     benches: dict[str, str] = {}
     for pool in experiment.pools:
         rows, bench = pool.first_answers, pool.group["bench"]
@@ -150,7 +163,7 @@ def defined() -> list[tuple[str, str, str]]:
 
 
 def settings(pool: pools.Pool) -> dict[str, str]:
-    """Return by name what words may ask for of a configuration."""
+    """Return a configuration's settings that WORDS may name, as text."""
     return texts({"order": "file", **pool.group, **pool.identity.facets, "method": pool.method, "nodes": pool.budget})
 
 
@@ -159,7 +172,7 @@ def texts(values: dict[str, Any]) -> dict[str, str]:
 
 
 def expanded(entries: dict[str, Any]) -> Iterator[tuple[str, list[str]]]:
-    """Yield titles and words, those with commas written out."""
+    """Yield titles and words, with one entry for each of the values between commas."""
     for title, words in entries.items():
         parts = [] if isinstance(words, list) else [word.rpartition("=") for word in words.split()]
         for choice in itertools.product(*([key + eq + v for v in listed.split(",")] for key, eq, listed in parts)):

@@ -1,7 +1,7 @@
-# Sourced by eval.sh and test.sh: puts in $PYTHON the interpreter of .venv, which has what the given requirement files pin.
+# Sourced by eval.sh and test.sh. Sets $PYTHON to the interpreter of .venv, with the packages of the requirement files.
 #
-# .venv is made on first use, and brought up to date when a file has changed. PYTHON=/path/to/python in the environment
-# takes another one as it is.
+# .venv is made on first use, and brought up to date when a requirement file has changed. With PYTHON=/path/to/python in
+# the environment, that interpreter is used as it is.
 
 environment() {
     if [ -n "${PYTHON:-}" ]; then return; fi

@@ -137,8 +137,8 @@ def eagle_loss(
 ) -> torch.Tensor:
     """Smooth L1 to the next feature, plus CLASS_WEIGHT times the cross-entropy to the target's distribution.
 
-    It counts positions whose next feature predicts a wanted token. Noise on the features imitates the head's own errors
-    while drafting.
+    Only positions whose next feature predicts a wanted token count. Noise on the features imitates the head's own
+    errors while drafting.
     """
     noise = torch.rand(features.shape, generator=generator).to(features) - 0.5
     cos, sin = head.angles(ids.shape[1] - 1)
@@ -155,8 +155,8 @@ def sequences(text: str, tokenizer: Any, length: int, seed: int) -> Iterator[Enc
     """Yield token sequences forever, each at most `length` long.
 
     Args:
-        text: `embedded` for the dialogues that the shipped model was trained on, of which only answers are predicted.
-            Else a file as of `tools.datastore`, of which all is predicted.
+        text: `embedded` for the dialogues that the shipped model was trained on; only their answers are predicted. Else
+            a file as for `tools.datastore`; all of its tokens are predicted.
         tokenizer: of the target, transformers' own kind.
 
     Raises:
@@ -267,7 +267,7 @@ def main(arguments: list[str] | None = None) -> None:
         target = {"path": options.pop("model"), "device": options.pop("device"), "dtype": options.pop("dtype")}
         text, output = options.pop("text"), options.pop("output")
         recipe = Recipe(**options)
-        output.mkdir(parents=True, exist_ok=True)  # where that is not possible, before the training
+        output.mkdir(parents=True, exist_ok=True)  # may fail: better before the training
         loaded = load_model(ModelSettings("path", **target))
         heads = train(recipe, loaded.target, loaded.tokenizer, text)
         size = save(heads, recipe, loaded.target, output)

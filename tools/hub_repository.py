@@ -1,8 +1,9 @@
-"""python -m tools.hub_repository FOLDER: write a repository for the hub, by which `generate` drafts.
+"""python -m tools.hub_repository FOLDER: write a hub repository with which transformers' `generate` drafts.
 
     model.generate(..., custom_generate=FOLDER_OR_HUB_NAME, trust_remote_code=True)
 
-The layout is transformers' (5.23, `load_custom_generate`). It holds no code of the library: its requirements name it.
+The layout is transformers' (5.23, `load_custom_generate`). The repository holds no code of the library: its
+requirements.txt names the package.
 """
 
 import argparse
@@ -14,7 +15,7 @@ from model.files import ROOT
 
 
 def write_repository(folder: Path) -> None:
-    """Write the repository's files, over an older version's. Raises FileExistsError at another's README.md."""
+    """Write the repository's files over an older version's. Raises FileExistsError for another one's README.md."""
     own, card = ROOT / "custom_generate", folder / "README.md"
     if card.exists() and not (card.read_text().startswith("---") and "custom_generate" in card.read_text()):
         raise FileExistsError(f"{card} is another's; name a new folder or delete it")

@@ -1,7 +1,8 @@
 """python -m tools.measure_again [NAMES]: measure shipped experiments again with today's code; replace their records.
 
-Each runs from its own recorded command into results/again; what was begun there goes on. Without names: all untimed
-ones, whose accepted lengths any machine repeats. Afterwards: python -m tools.document_results writes the documents.
+Each runs from its recorded command into results/again; interrupted runs there are resumed. Without NAMES: all untimed
+experiments, as their accepted lengths are the same on any machine. Afterwards, python -m tools.document_results writes
+the documents.
 """
 
 import argparse
@@ -30,10 +31,10 @@ AGAIN = ROOT / "results/again"
 def measure_again(name: str) -> tuple[str, str, str]:
     """Run a shipped experiment again and replace its records. Returns its name, what differs, and which code made it.
 
-    Raises UserError if its command stops; the shipped records are left then.
+    Raises UserError if its command stops; the shipped records are unchanged then.
     """
     shipped = Shipped(name)
-    words = shlex.split(shipped.command)[2:]  # behind "bash eval.sh"
+    words = shlex.split(shipped.command)[2:]  # after "bash eval.sh"
     done = subprocess.run([sys.executable, "-m", "evaluation.run", *words, f"results_dir={AGAIN}"], cwd=ROOT)
     if done.returncode:
         raise UserError(f"{name}: its command stopped with exit code {done.returncode}; the same command goes on")
@@ -70,7 +71,7 @@ def main() -> None:
         try:
             for name in names or untimed():
                 rows.append(measure_again(name))
-        finally:  # also of those before one that stopped
+        finally:  # also if an experiment stopped
             write_text(REFERENCE.parent / "README.md", overview(REFERENCE))
             print(markdown(("experiment", "now against shipped", "code, and what else changed"), rows))
 

@@ -1,7 +1,7 @@
 """Check a configuration: an unknown setting, a wrong value, a missing companion is reported in one line with its key.
 
-Names and types of settings come from the signatures of the functions and classes that take them, a run's own from the
-values in configs/config.yaml.
+Names and types of a group's settings come from the signature of the function or class that takes them. Those of the
+run itself come from the values in configs/config.yaml.
 """
 
 from __future__ import annotations
@@ -32,19 +32,19 @@ GROUPS: dict[str, Any] = {"model": ModelSettings, "bench": load_bench, "tree": b
 NOT_SETTINGS = ("k", "seed", "processors")  # parameters of GROUPS set elsewhere: by the method, by the run, in code
 MINIMUM = {"max_new_tokens": 1, "num_choices": 1, "batch": 1, "repeats": 1, "repeat": 0}
 MINIMUM |= {"bench.begin": 0, "bench.end": 0}
-# A run's settings: the groups, and what configs/config.yaml has, of the types of the values there.
+# A run's settings: the groups, and the keys of configs/config.yaml with the types of their values there.
 SHIPPED = yaml.safe_load((ROOT / "configs/config.yaml").read_text(encoding="utf-8"))
 OR_NULL = {"repeat": int | None, "run_dir": str | None}
-NO_SETTINGS = ("defaults", "companions", "subject", "hydra")  # what Hydra reads, and what settings refer to
+NO_SETTINGS = ("defaults", "companions", "subject", "hydra")  # read by Hydra, or by other settings
 TYPES = {key: OR_NULL.get(key, type(value)) for key, value in SHIPPED.items() if key not in NO_SETTINGS}
 TYPES |= dict.fromkeys(("method", *GROUPS), dict)
 
-# ${plain:NAME} of configs/: a name as part of a folder's name; at import, so in every process of a launcher
+# ${plain:NAME} in configs/ makes a name fit for a folder. Registered at import, so in every process of a launcher.
 OmegaConf.register_new_resolver("plain", lambda name: re.sub(r"[^\w.-]+", "_", str(name)).strip("_."), replace=True)
 
 
 def checked_config(cfg: DictConfig) -> dict[str, Any]:
-    """Check and resolve a run's configuration and fetch its method's companions. Records hold what is returned.
+    """Check and resolve a run's configuration and fetch its method's companions. Records hold the returned dictionary.
 
     Raises UserError for a wrong setting, before anything is loaded or a device is waited for.
     """
@@ -85,7 +85,7 @@ def checked_config(cfg: DictConfig) -> dict[str, Any]:
 
 
 def check_groups(config: dict[str, Any]) -> None:
-    """Check the settings of all groups given but the method's, which are its drafter's parameters."""
+    """Check the settings of all given groups except `method`, whose settings are its drafter's parameters."""
     for group, what in (("model", "a folder, or a hub name"), ("bench", "a file of questions")):
         if group in config and config[group].get("path", "") is None:
             raise UserError(f"{group}.path: has to be given: {what}")

@@ -34,8 +34,8 @@ def run_settings(config: dict[str, Any], bench: Bench, answerer: Answerer) -> di
         "context": target.context,
         "files": loaded.files,
     }
-    del model["path"]  # its files' digests tell which it is, wherever it lies
-    for key in ("chat_template_kwargs", "weights"):  # which earlier records have not
+    del model["path"]  # the files' digests identify the model, wherever it is stored
+    for key in ("chat_template_kwargs", "weights"):  # earlier records lack these keys
         if not model[key]:
             del model[key]
     ids, sampling = [q.question_id for q in bench.questions], changed_sampling(config)
@@ -49,7 +49,7 @@ def run_settings(config: dict[str, Any], bench: Bench, answerer: Answerer) -> di
         "schema": SCHEMA,
         "sampling": sampling,
         **{key: config[key] for key in as_asked},
-        **({"batch": config["batch"]} if config["batch"] > 1 else {}),  # which earlier records have not
+        **({"batch": config["batch"]} if config["batch"] > 1 else {}),  # earlier records lack this key
     }
 
 
@@ -66,10 +66,10 @@ def runs_folder(config: dict[str, Any]) -> Path:
 
 
 def recorded_threads(config: dict[str, Any]) -> int | None:
-    """Return the threads of an experiment's runs on this processor, those of unfinished ones first.
+    """Return the number of threads that an experiment's runs used on this processor; unfinished runs come first.
 
-    So all configurations have one number, and a run is resumed with its own, whatever else is at work by then. None
-    where there is none yet, or where OMP_NUM_THREADS says it.
+    So all configurations use one number, and a run is resumed with its own, however busy the machine is then. None if
+    no run has recorded it, or if OMP_NUM_THREADS is set.
     """
     if os.environ.get("OMP_NUM_THREADS"):
         return None
@@ -90,12 +90,12 @@ def default_folder(config: dict[str, Any], settings: dict[str, Any], answerer: A
 
 
 def saved_start(config: dict[str, Any], settings: dict[str, Any], answerer: Answerer) -> str:
-    """Return the state file for start=saved: of the hot run of the same configuration in this experiment's folder.
+    """Return the state file for start=saved, from the hot run of the same configuration in this experiment's folder.
 
-    It is that of the same repeat, else of the first one; for another update rule that of the run with update=all.
+    The hot run of the same repeat is used, else that of the first repeat. Other update rules use the run of update=all.
 
     Args:
-        settings, answerer: of that hot run, from `run_settings`.
+        settings, answerer: the hot run's; `settings` as `run_settings` returns them.
 
     Raises:
         UserError: there is no such run yet.
@@ -113,7 +113,7 @@ def saved_start(config: dict[str, Any], settings: dict[str, Any], answerer: Answ
 
 
 def recorded_method(method: dict[str, Any], sampling: dict[str, Any]) -> dict[str, Any]:
-    """Return a method's settings as records hold them: share_noise only if tokens are drawn.
+    """Return a method's settings as records hold them: share_noise only if tokens are sampled.
 
     Args:
         sampling: from `changed_sampling`.

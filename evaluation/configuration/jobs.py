@@ -1,8 +1,8 @@
-"""Expand a command line and its experiment to jobs: a grid and further runs, each with what its method and tree have.
+"""Expand a command line and its experiment to jobs. Each job has only settings that its method and tree have.
 
-hydra.sweeper.params is the grid, in Hydra's form; those of its settings in hydra.sweeper.equal have one value in a job.
-hydra.sweeper.also lists further runs, each written as on a command line and taking what it does not name from the grid.
-What is typed replaces the grid's lists and narrows further runs.
+hydra.sweeper.params is the grid, in Hydra's form. Settings listed in hydra.sweeper.equal have the same value in a job.
+hydra.sweeper.also lists further runs, written as on a command line; their other settings are the grid's.
+Settings typed on the command line replace the grid's lists and narrow further runs.
 """
 
 from __future__ import annotations
@@ -38,18 +38,18 @@ from ..loading.companions import missing_companion
 from ..records.sweeps import Planned
 from .config import check_groups
 
-_header = ConfigSource._get_header_dict  # overlooks "# @package" behind a byte-order mark
+_header = ConfigSource._get_header_dict  # overlooks "# @package" after a byte-order mark
 ConfigSource._get_header_dict = staticmethod(lambda text: _header(text.removeprefix("\ufeff")))
 
-DEPENDENT = ("method.", "tree")  # which of their settings there are depends on the job's method and its tree
-ONE_VALUE = ("experiment", "preset", "launcher")  # choices that the list of jobs is made from
+DEPENDENT = ("method.", "tree")  # prefixes of settings that exist only for some methods and trees
+ONE_VALUE = ("experiment", "preset", "launcher")  # choices that decide the list of jobs
 BASIC = "basic"  # Hydra's own launcher: jobs run in this process, where they can be interleaved
 Words = list[str]  # overrides as they are typed
-Lists = dict[str, list[str]]  # the values that each key goes through
+Lists = dict[str, list[str]]  # the values of each key
 
 
 class Composed(NamedTuple):
-    """A command line as Hydra composes it; its configuration has Hydra's own settings."""
+    """A command line as Hydra composes it; `config` includes Hydra's own settings."""
 
     jobs: list[Planned]
     config: DictConfig
@@ -58,14 +58,14 @@ class Composed(NamedTuple):
 
 
 def compose(words: Sequence[str], *, multirun: bool = False, config_dir: str | None = None) -> Composed:
-    """Compose a command line: a sweep if it says so or names an experiment, else a single run.
+    """Compose a command line: a sweep with `multirun`, an experiment or another launcher; else a single run.
 
-    Raises UserError for what Hydra does not find, and for a setting that no job has.
+    Raises UserError for a choice that does not exist, and for a setting that no job has.
     """
     for word in words:
-        if re.match(r"[+~]*hydra\.(?!launcher|sweeper|searchpath|job\.env)", word):  # what is read of it
+        if re.match(r"[+~]*hydra\.(?!launcher|sweeper|searchpath|job\.env)", word):  # others have no effect
             raise UserError(f"{word}: has no effect; results go to results_dir=FOLDER, there to name=NAME")
-    words = [re.sub(r"^\+*k=", "method.k=", word) for word in words]  # the paper's name for it
+    words = [re.sub(r"^\+*k=", "method.k=", word) for word in words]  # the paper calls it k
     own = [f"hydra.searchpath=[{quoted(f'file://{_own_configs(config_dir)}')}]"] if config_dir else []
     with config_errors(), _own_hydra() as loader:
         typed = OverridesParser.create(config_loader=loader).parse_overrides([*words])
@@ -75,20 +75,20 @@ def compose(words: Sequence[str], *, multirun: bool = False, config_dir: str | N
                 raise UserError(f"{o.input_line}: must name a file of configs/{o.key_or_group}")
         if not multirun and not any(word.startswith("experiment=") for word in words):
             config = hydra.compose("config", [*words, *own], return_hydra_config=True)
-            if config.hydra.runtime.choices["hydra/launcher"] == BASIC:  # another makes a single run a sweep of one
+            if config.hydra.runtime.choices["hydra/launcher"] == BASIC:  # another one runs it as a sweep
                 for word in words:
                     if re.split(r"[.=]", word)[0] == "tree" and not drafts_from_tree(config.method, config.tree):
                         raise UserError(f"{word}: {config.method.name} drafts from no tree; leave it out")
                 settings = OmegaConf.masked_copy(config, [str(key) for key in config if key != "hydra"])
                 return Composed([Planned([], settings, "")], config, loader, is_sweep=False)
-        several = (o.is_sweep_override() or o.key_or_group.startswith(DEPENDENT) for o in typed)  # known of a job alone
+        several = (o.is_sweep_override() or o.key_or_group.startswith(DEPENDENT) for o in typed)  # decided by job
         common = [word for word, differs in zip(words, several, strict=True) if not differs]
         config = hydra.compose("config", [*common, *own], return_hydra_config=True)
         return Composed(plan(typed, config, loader), config, loader, is_sweep=True)
 
 
 def group_settings(words: Sequence[str], *groups: str) -> dict[str, dict[str, Any]]:
-    """Compose settings of these groups alone, and check them. Raises UserError for a wrong or unrelated one."""
+    """Compose and check the settings of these groups only. Raises UserError for a wrong or unrelated setting."""
     for word in words:
         if re.split(r"[.=]", word)[0] not in groups:
             count = " and ".join(f"{group}=NAME and {group}.KEY=VALUE" for group in groups)
@@ -110,7 +110,7 @@ def named(group: str, name: str) -> dict[str, str]:
 
 
 def quoted(value: Any) -> str:
-    """Return a value as a command line writes it. Text is in quotes: bare, 2024_06_01 is a number and null is none."""
+    """Return a value as written on a command line. Text is quoted: else 2024_06_01 is a number and null is None."""
     if value is None or isinstance(value, Number):
         return "null" if value is None else str(value).lower()
     if isinstance(value, list | tuple):
@@ -121,7 +121,7 @@ def quoted(value: Any) -> str:
 
 @contextmanager
 def _own_hydra() -> Iterator[ConfigLoader]:
-    """Initialize Hydra with configs/, and afterwards as the caller had it."""
+    """Initialize Hydra with configs/; restore the caller's Hydra afterwards."""
     instance = GlobalHydra.instance()
     callers, instance.hydra = instance.hydra, None
     try:
@@ -143,9 +143,9 @@ def _own_configs(config_dir: str) -> Path:
 
 
 def plan(typed: Sequence[Override], sweep: DictConfig, loader: ConfigLoader) -> list[Planned]:
-    """Return the jobs of a sweep, from what was typed and the configuration that all jobs share.
+    """Return the jobs of a sweep, from the typed overrides and the configuration that all jobs share.
 
-    Raises UserError if a setting was typed that none of the methods and trees has, or a list of what makes the jobs.
+    Raises UserError for a typed setting that no method or tree has, or for a list where all jobs need one value.
     """
     sweeper: Any = OmegaConf.to_container(sweep.hydra.sweeper, resolve=True)
     reads = str(OmegaConf.to_container(sweep.hydra.sweeper, resolve=False))
@@ -153,11 +153,12 @@ def plan(typed: Sequence[Override], sweep: DictConfig, loader: ConfigLoader) -> 
     for o in typed:
         if o.is_delete():
             raise UserError(f"{o.input_line}: a job of a sweep has all settings; give it a value")
-        if o.is_sweep_override() and (o.key_or_group in ONE_VALUE or f"${{{o.key_or_group}}}" in reads):
+        is_hydra = o.key_or_group.startswith("hydra.")
+        if o.is_sweep_override() and (is_hydra or o.key_or_group in ONE_VALUE or f"${{{o.key_or_group}}}" in reads):
             each = "a command for each, or lists of settings as model=A,B method=A,B"
             raise UserError(f"{o.input_line}: takes one value, as the list of jobs is made from it; give {each}")
 
-    @cache  # it takes a tenth of a second
+    @cache  # composing takes a tenth of a second
     def compose(*choices: str) -> Any:
         return hydra.compose("config", [*sweep.hydra.overrides.hydra, *choices])
 
@@ -180,21 +181,21 @@ def plan(typed: Sequence[Override], sweep: DictConfig, loader: ConfigLoader) -> 
 
 
 def lists(overrides: Sequence[Override]) -> Lists:
-    """Return the values that each key goes through, as they are written."""
+    """Return the values of each key, as they are written."""
     single = {o.get_key_element(): [str(o.input_line).partition("=")[2]] for o in overrides}
     return single | {o.get_key_element(): [*o.sweep_string_iterator()] for o in overrides if o.is_sweep_override()}
 
 
 def expand(grid: Lists, also: list[Lists], given: Lists, equal: Words, composed: Callable[[Words], Any]) -> list[Words]:
-    """Return the overrides of each job once, repeat by repeat, as the machine drifts between repeats.
+    """Return the overrides of each job once, in the order of repeats: the machine drifts between repeats.
 
     Args:
-        also: further runs; what they do not name is as in the grid.
+        also: further runs; settings that they do not name are the grid's.
         given: replaces lists of the grid; further runs with other values than these are left out.
-        equal: keys that have one value within a job, as settings of several methods that mean the same.
+        equal: keys that have the same value within a job, such as different methods' names for one budget.
         composed: returns the configuration of the choices among a job's overrides.
 
-    Raises UserError if no job has a given setting, and the grid knows none of this name.
+    Raises UserError for a given setting that neither the grid nor any job has.
     """
     unknown, grid = given.keys() - grid.keys(), grid | given
     jobs: dict[frozenset[tuple[str, str]], dict[str, str]] = {}
@@ -223,26 +224,26 @@ def own_settings(method: Any, tree: Any) -> set[str]:
     if drafts_from_tree(method, tree):
         names |= {"tree", *(f"tree.{key}" for key in PARAMETERS.get(tree.name, ()))}
         if tree.name == AUTO:
-            names = names - {"method.nodes"} | {"tree.nodes"}  # its budget
+            names = names - {"method.nodes"} | {"tree.nodes"}  # the budget
     return names
 
 
 def drafts_from_tree(method: Any, tree: Any) -> bool:
-    """True if a drafter takes a template, or this is tree=auto and it finds its size."""
+    """True if a method drafts from a template, or if it is given tree=auto and can find its size."""
     try:
         factory = method_class(method.drafter)
         return takes_tree(factory) or (tree.name == AUTO and finds_size(factory))
-    except (UserError, ValueError, TypeError):  # its job reports a drafter that there is not
+    except (UserError, ValueError, TypeError):  # the job itself reports an unknown drafter
         return False
 
 
 def too_wide(method: Any, tree: Any) -> str:
-    """Say that a template needs more candidates than the method keeps; empty if not, or where its job reports more."""
+    """Say that a template needs more candidates than the method keeps; empty if not, or if other settings are wrong."""
     k = method.get("k")
     if not isinstance(k, int) or tree.name == "best" or not drafts_from_tree(method, tree):
         return ""
     try:
         ranks = 1 + build_template(**tree, k=RANKS).max_rank
-    except (UserError, TypeError):  # no template, as auto, or a wrong one
+    except (UserError, TypeError):  # no template (tree=auto), or a wrong one
         return ""
     return f"tree={tree.name} needs method.k={ranks} or more, and here k={k}" if ranks > k else ""

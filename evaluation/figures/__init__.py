@@ -1,9 +1,9 @@
-"""Figures, drawn from records alone: each function draws what the runs vary in, or returns None where they do not.
+"""Draw figures from records only: each function draws one figure, or returns None if the runs lack its data.
 
 A figure is one function: add it to FIGURES (it gets one `FigureData`, the runs of a model and bench) or to ACROSS (it
 gets all of them). Its name is the file's name, its docstring the sentence that the report page prints below it.
 
-From outside: `draw_all`, and `style` to draw by hand. May import `records` and `statistics`.
+Others use `draw_all`, and `style` to draw by hand. This folder may import `records` and `statistics`.
 """
 
 from __future__ import annotations
@@ -48,9 +48,9 @@ ACROSS: tuple[Callable[[Sequence[FigureData]], Figure | None], ...] = (overhead,
 
 
 def draw_all(experiment: Experiment, folder: Path) -> list[Path]:
-    """Draw what the runs have to show below `folder`; returns the PNG files.
+    """Draw all figures of an experiment below `folder`; return the PNG files.
 
-    Figures of an earlier, other set of runs are removed first, so that the folder shows these runs only.
+    Earlier figures are removed first, so that the folder shows only these runs.
     """
     folder.mkdir(parents=True, exist_ok=True)
     for old in (path for kind in KINDS for path in folder.glob(f"*.{kind}")):
@@ -66,7 +66,7 @@ def draw_all(experiment: Experiment, folder: Path) -> list[Path]:
 
 
 def split(experiment: Experiment) -> dict[str, FigureData]:
-    """Group the configurations by what may be compared, each group with its rows of the table and what ran on what."""
+    """Group comparable configurations; each group has its rows of the table, and model, device and bench in words."""
     rows, datasets = blocks(experiment.table), {}
     for name, drawn in experiment.blocks.items():
         what = heading([pool.first for pool in drawn])[0].split(";")[0]

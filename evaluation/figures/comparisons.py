@@ -52,7 +52,7 @@ def _by_category(data: FigureData, column: str, label: str) -> Figure | None:
         cells = pd.DataFrame([part[column].tolist() for part in values], [row["name"] for row in rows], words)
         return grid(cells, label, data.note(rows), middle=1.0 if column.startswith("speedup") else None)
     figure, (axes,) = panels(label, "", height=0.8 + 0.27 * len(categories))
-    places, drawn = np.arange(len(categories))[::-1], False  # drawn: an interval that has a width
+    places, drawn = np.arange(len(categories))[::-1], False  # drawn: True if an interval has a width
     for i, (row, part) in enumerate(zip(rows, values, strict=True)):
         at, ends = places + 0.5 * ((len(rows) - 1) / 2 - i) / len(rows), (part[f"{column}_low"], part[f"{column}_high"])
         axes.hlines(at, *ends, color=row["look"]["color"], linewidth=0.8, alpha=0.8)

@@ -25,7 +25,7 @@ TITLES = {
     "rows_per_forward": "rows a forward",
     "tokens_per_second_total": "tokens/s\nof the batch",
 }
-SPEEDS = {f"speedup_{name}": f"speedup\nover {name}" for name in reversed(BASELINES)}  # the best known one is drawn
+SPEEDS = {f"speedup_{name}": f"speedup\nover {name}" for name in reversed(BASELINES)}  # the first known one is drawn
 SPEEDS["tokens_per_second"] = "tokens/s"
 
 
@@ -76,9 +76,9 @@ def budget(data: FigureData) -> Figure | None:
 def _curves(
     data: FigureData, lines: Sequence[Line], setting: str, label: str, columns: Sequence[str], note: str = ""
 ) -> Figure | None:
-    """Draw a panel for each column that has values, a line each configuration; bands are intervals.
+    """Draw a panel for each column that has values, with a line for each element of `lines`; bands are intervals.
 
-    The column `speed` is the speedup over vanilla, else over hf, else tokens a second.
+    The column `speed` is the speedup over vanilla, else over hf, else tokens per second.
     """
     if not lines:
         return None
@@ -106,7 +106,7 @@ def _curves(
             panel.axhline(1.0, color="#777777", linewidth=0.7)
     if setting in DOUBLED:
         values = sorted({int(value) for value in rows[setting]})
-        axes[-1].set_xscale("log", base=2)  # of all panels, which share it
+        axes[-1].set_xscale("log", base=2)  # for all panels, which share the x axis
         axes[-1].set_xticks(values, [str(value) for value in values])
     return finish(figure, f"shaded: {INTERVAL}; " * shaded + note + data.note(rows))
 
@@ -115,7 +115,7 @@ def tree_shape(data: FigureData) -> Figure | None:
     """MAT by depth and breadth of the draft tree; in brackets the nodes of trees that hold fewer."""
     rows = pd.DataFrame(data.drafting or None, columns=["tree", "tree_nodes", *SHAPE, "mat"])
     rows = rows[rows["tree"] == "shape"].sort_values("mat").astype(dict.fromkeys(SHAPE, int))
-    rows = rows.drop_duplicates(SHAPE, keep="last")  # of several starts the largest MAT
+    rows = rows.drop_duplicates(SHAPE, keep="last")  # keep the start with the largest MAT
     mats, nodes = (rows.pivot(index=SHAPE[1], columns=SHAPE[0], values=of)[::-1] for of in ("mat", "tree_nodes"))
     if min(mats.shape) < 2:
         return None

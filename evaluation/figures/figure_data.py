@@ -1,4 +1,4 @@
-"""What a figure is drawn from: the pooled runs of one model and bench, and their rows of the main table."""
+"""Data of a figure: the pooled runs of one model and bench, and their rows of the main table."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ from ..statistics.pools import BASELINES, Pool
 from .style import ORDER, look
 
 MOST = 8  # names that a figure can distinguish
-SIZES = ("tree_nodes", "budget")  # settings in which trees of given depth and breadth differ, next to their shape
+SIZES = ("tree_nodes", "budget")  # settings that runs of tree=shape change together with the shape
 Row = dict[str, Any]
 Line = list[Row]
 
 
 @dataclass(frozen=True)
 class FigureData:
-    """Runs that may be compared, repeats pooled. Rows that are drawn hold their line's options as `look`.
+    """Comparable runs, repeats pooled. Rows that are drawn hold their line's plot options as `look`.
 
     Attributes:
-        pools: one a configuration, in the tables' order.
+        pools: one for each configuration, in the tables' order.
         table: their rows of the main table, all categories.
-        measured: what ran on what.
+        measured: model, device and bench in words.
     """
 
     pools: list[Pool]
@@ -36,7 +36,7 @@ class FigureData:
 
     @cached_property
     def overall(self) -> list[Row]:
-        """The row of all categories together, one a pool, with `pool`, `name`, `budget`, `state_mib`."""
+        """A row for each pool, of all categories together, with `pool`, `name`, `budget`, `state_mib`."""
         rows: list[Row] = self.table[self.table["category"] == OVERALL].to_dict("records")  # type: ignore[assignment]
         for row, pool in zip(rows, self.pools, strict=True):
             row |= {"pool": pool, "name": pool.name, "budget": pool.budget, "state_mib": row["state_bytes"] / 2**20}
@@ -47,10 +47,10 @@ class FigureData:
         return [row for row in self.overall if row["method"] not in BASELINES]
 
     def shown(self, most: int | None = None) -> list[Row]:
-        """Return all rows, or if there are too many to distinguish, of each label the one with the largest MAT.
+        """Return all rows or, if there are too many to distinguish, each label's row with the largest MAT.
 
-        These are of the lowest temperature and the smallest batch alone, as others have baselines of their own. With
-        `most` only so many drafting ones of the largest MAT.
+        Of too many rows, only those of the lowest temperature and smallest batch count, as others have their own
+        baselines. With `most`, only the `most` drafting rows with the largest MAT are returned.
         """
         rows = self.overall
         if len(rows) > MOST:
@@ -64,14 +64,14 @@ class FigureData:
         return [row for (row,) in lines]
 
     def lines(self, setting: str, *follow: str, baselines: bool = False) -> list[Line]:
-        """Group drafting runs that differ in one setting only, by their other settings; at least three points a line.
+        """Group drafting runs that differ in one setting only into lines of at least three points.
 
-        Runs that share a value of the setting give no line, as trees of one size and several depths. A line's name is
-        its label and the settings that tell it from other lines of that label.
+        No line is returned where two runs share a value of the setting, such as trees of one size and several depths.
+        A line is named by its label and by the settings that distinguish it from other lines of that label.
 
         Args:
             setting: a column with numbers.
-            follow: settings that change with it.
+            follow: settings that change with `setting`.
             baselines: draw lines of the baselines, too.
         """
         groups: dict[tuple[str, frozenset[tuple[str, str]]], Line] = {}
@@ -89,7 +89,7 @@ class FigureData:
         return self._with_looks(lines)
 
     def _with_looks(self, lines: dict[str, Line]) -> list[Line]:
-        """Give each method its place and each of its variants among these lines another one; starts share both."""
+        """Give each method a colour and stroke, and each of its variants another marker; starts share all three."""
         methods = list(dict.fromkeys([*ORDER, *(pool.method for pool in self.pools)]))
         variants: dict[str, dict[str, int]] = {}
         drawn = []
@@ -102,7 +102,7 @@ class FigureData:
         return drawn
 
     def note(self, drawn: Collection[Any]) -> str:
-        """Say what ran on what, and how many configurations are left out where only these are drawn."""
+        """Name model, device and bench, and say how many configurations are drawn, if not all."""
         return self.measured + counted(len(drawn), len(self.overall))
 
 
@@ -112,7 +112,7 @@ def counted(drawn: int, of: int) -> str:
 
 
 def largest(lines: Sequence[Line], most: int = MOST) -> list[Line]:
-    """Return so many of these lines, those of the largest MAT, in their order."""
+    """Return the `most` lines with the largest MAT, in their original order."""
     mats = [max(float(np.nan_to_num(row["mat"])) for row in line) for line in lines]
     best = sorted(range(len(lines)), key=lambda i: -mats[i])[:most]
     return [lines[i] for i in sorted(best)]

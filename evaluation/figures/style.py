@@ -19,7 +19,7 @@ from model.files import replaced
 PAPER, DARK = (Path(__file__).with_name(f"{name}.mplstyle") for name in ("paper", "dark"))
 WIDTH = 3.3  # in, a column of a two-column paper
 KINDS = ("png", "svg", "pdf")
-# A method has one colour, line style and marker in all figures, by its place here; others follow.
+# A method has one colour, line style and marker in all figures, by its position here; other methods follow.
 ORDER = (
     *("hf", "vanilla", "recycling", "dynamic", "spine", "pld", "suffix_recycling", "eagle2", "medusa", "logitspec"),
     *("suffix_decoding", "goose", "sps", "suffix", "racer", "eagle", "lookahead", "ngram_cache", "rest", "eagle3"),
@@ -28,7 +28,7 @@ ORDER = (
 # Okabe and Ito's colours, grey and black for the baselines first; each with a marker, so that colour is never alone.
 PALETTE = ("#777777", "#000000", "#E69F00", "#56B4E9", "#0072B2", "#009E73", "#D55E00", "#CC79A7")
 MARKERS = "osD^vPX*<>"
-STROKES = ("-", "--", ":")  # one for each time that the colours are used
+STROKES = ("-", "--", ":")  # one for each pass through the colours
 FILLS = {"cold": "none", "category": "left", "saved": "bottom"}  # of markers, by start; hot ones are full
 INTERVAL = "95 % interval"
 
@@ -39,11 +39,11 @@ def styled(*, dark: bool = False) -> AbstractContextManager[None]:
 
 
 def panels(x: str, *y: str, height: float) -> tuple[Figure, list[Axes]]:
-    """Make a figure of a column's width: a panel for each y label, one below the other; height in inches, of all.
+    """Make a figure of a column's width, with a panel for each y label, one below the other.
 
-    Where a label is empty names stand along y, and the grid is that of x.
+    `height` is the figure's, in inches. If a label is empty, the y axis has names and grid lines belong to x.
     """
-    figure = Figure(figsize=(WIDTH, height), layout="constrained")  # not pyplot's: no window, and none is kept
+    figure = Figure(figsize=(WIDTH, height), layout="constrained")  # not pyplot's, which keeps figures and windows open
     drawn: list[Axes] = list(figure.subplots(len(y), 1, squeeze=False, sharex=True)[:, 0])
     for axes, label in zip(drawn, y, strict=True):
         axes.set_ylabel(label)
@@ -55,16 +55,16 @@ def panels(x: str, *y: str, height: float) -> tuple[Figure, list[Axes]]:
 
 def look(method: int, variant: int, start: object) -> dict[str, Any]:
     """Return a line's options: colour and stroke of the method, marker of its variant, filled by its start."""
-    cycle, hue = divmod(method - 2, len(PALETTE) - 2)  # the baselines' two are theirs alone
+    cycle, hue = divmod(method - 2, len(PALETTE) - 2)  # the first two colours are for baselines only
     ink = {"color": PALETTE[method if cycle < 0 else 2 + hue], "linestyle": STROKES[cycle % len(STROKES)]}
     marker = MARKERS[(method + variant) % len(MARKERS)]
     return ink | {"marker": marker, "fillstyle": FILLS.get(str(start), "full"), "markerfacecoloralt": "white"}
 
 
 def finish(figure: Figure, note: str) -> Figure:
-    """Put the lines' names above the panels and below them what was measured; returns the figure.
+    """Put a legend above the panels and the note below them; return the figure.
 
-    The figure grows by the lines of the legend, so that the panels keep theirs.
+    The figure grows by the height of the legend, so that the panels keep their height.
     """
     handles, labels = figure.axes[0].get_legend_handles_labels()
     if unique := dict(zip(labels, handles, strict=True)):
@@ -76,7 +76,7 @@ def finish(figure: Figure, note: str) -> Figure:
 
 
 def save(figure: Figure, path: Path) -> Path:
-    """Write the figure in every kind, laid out once; returns the PNG."""
+    """Write the figure in every file format, laid out once; return the PNG's path."""
     for kind in KINDS:
         # no date in the file: the same records give the same bytes
         metadata = {"svg": {"Date": None}, "pdf": {"CreationDate": None}}.get(kind)
@@ -95,23 +95,23 @@ def grid(
     words: Mapping[tuple[int, int], str] | None = None,
     **axis_labels: str,
 ) -> Figure:
-    """Draw the number of each row and column on its colour; NaN stays empty.
+    """Draw each cell's number on a colour; NaN stays empty.
 
     Marks for many methods would cover one another; numbers on colours stay readable.
 
     Args:
         middle: where the colours turn (no gain), darker purple above it and darker orange below; None: the lowest is
             the palest.
-        words: below the number of a cell, by row and column.
+        words: text below a cell's number, by row and column.
     """
     rows, columns = list(map(str, cells.index)), list(map(str, cells.columns))
     values, words = cells.to_numpy(dtype=float), words or {}
     figure, (axes,) = panels("", "", height=0.75 + (0.3 if words else 0.155) * len(rows))
-    figure.set_figwidth(WIDTH + 0.06 * max(0, *(len(name) - 16 for name in rows)))  # the cells keep theirs
+    figure.set_figwidth(WIDTH + 0.06 * max(0, *(len(name) - 16 for name in rows)))  # the cells keep their width
     norm, ticks = None, None
     if middle is not None:
         norm = TwoSlopeNorm(middle, min(np.nanmin(values), middle - 0.1), max(np.nanmax(values), middle + 0.1))
-        ticks = [norm.vmin, middle, norm.vmax]  # by itself the lower slope has none
+        ticks = [norm.vmin, middle, norm.vmax]  # by default, the lower half has no tick
     image = axes.imshow(values, cmap="PuOr" if norm else "Blues", norm=norm, aspect="auto")
     figure.colorbar(image, fraction=0.04, pad=0.02, ticks=ticks, format="%.2g").ax.tick_params(labelsize=5, length=2)
     for (row, column), value in np.ndenumerate(values):

@@ -1,4 +1,4 @@
 """Loading models and benches; devices, memory, locks.
 
-From outside: what the other folders call. May import `records`.
+Other folders may use all modules. This folder may import `records`.
 """

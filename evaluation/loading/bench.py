@@ -1,7 +1,7 @@
-"""Benches: questions of a file, fetched once by URL and hash; selected and ordered. And the prompts made of them.
+"""Load benches: fetch a file once by URL and hash, select and order its questions, and make prompts of them.
 
 SPEED-Bench's rows (NVIDIA, arXiv 2604.09557) are read as published, or as NVIDIA's prepare.py writes them. Licences
-keep the text of some out of the published parquet files: those prompts are placeholders until prepare.py fetches them.
+keep some prompts out of the published parquet files: these prompts are placeholders until prepare.py fetches them.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from model.files import ROOT, write_bytes
 
 from ..records.questions import FILE_ORDER, INTERLEAVED, SHUFFLED, Question, checked_questions, read_rows, subtask
 
-WORDS = {  # that load_bench takes; dev and held_out are the questions of even and odd numbers in their subtask
+WORDS = {  # values of settings; dev and held_out are the even and odd questions of each subtask, counted from 0
     "split": ("dev", "held_out"),
     "layout": ("spec_bench", "speed_bench"),
     "placeholders": ("refuse", "skip"),
@@ -73,11 +73,11 @@ def load_bench(
 
     Args:
         path: the question file, or a folder with `question.jsonl`; relative to the repository.
-        url, sha256: where to fetch it, and its hash, which the user's own file must have, too, but for JSONL prepared
-            from parquet. Without a hash that of what was fetched is printed.
+        url, sha256: where to fetch the file, and its hash. The user's own file must have this hash, too, unless it is
+            JSONL prepared from parquet. Without a hash, the fetched file's is printed.
         begin, end: slice of the file, as Spec-Bench's --question-begin and --question-end.
         per_category, spread: keep that many questions of each subtask, the first ones or evenly spread ones.
-        split: dev or held_out: every other question of each subtask, from its first or second on, so that what is
+        split: dev or held_out: every other question of each subtask, from the first or second on, so that settings
             chosen on one half can be reported on the other.
         categories: keep only these subtasks.
         order: file | interleaved (one of each subtask in turn) | shuffled, or shuffled-N with another seed than 0.
@@ -99,7 +99,7 @@ def load_bench(
     subtasks = {subtask(question.category) for question in questions}
     if unknown := [name for name in categories or () if name not in subtasks]:
         raise UserError(f"bench.categories={unknown[0]}: not in {file}, which has {', '.join(sorted(subtasks))}")
-    numbered = list(zip(questions, _numbers(questions), strict=True))[begin:end]  # a slice has the file's halves
+    numbered = list(zip(questions, _numbers(questions), strict=True))[begin:end]  # a slice keeps the file's halves
     part = [question for question, number in numbered if split is None or WORDS["split"][number % 2] == split]
     kept = set[Question]()
     for row in subtasks if categories is None else categories:
@@ -135,11 +135,11 @@ def ordered(questions: Sequence[Question], order: str) -> tuple[Question, ...]:
 
 
 def _fetch(file: Path, url: str | None, sha256: str | None) -> str:
-    """Download a file that is missing, whole and with its hash or not at all; return the sha256 of what is there."""
-    prepared = str(url).endswith(".parquet") and file.suffix != ".parquet"  # by the user, from what lies there
+    """Download a missing file, completely and with its hash or not at all; return the file's sha256."""
+    prepared = str(url).endswith(".parquet") and file.suffix != ".parquet"  # by the user, from the file at the URL
     inside = file.resolve().is_relative_to(ROOT)  # never write outside the repository
     if url is None or prepared or not inside or file.exists():
-        digest = hashlib.sha256(file.read_bytes()).hexdigest() if file.is_file() else ""  # its reader says what it is
+        digest = hashlib.sha256(file.read_bytes()).hexdigest() if file.is_file() else ""  # the reader reports it
         if digest and sha256 not in (None, digest) and not prepared:
             why = f"has sha256 {digest[:12]}..., the published one {str(sha256)[:12]}..."
             raise UserError(f"{file} {why}; delete it to fetch it again")
@@ -175,10 +175,10 @@ def _refuse_placeholders(questions: Sequence[Question], file: Path) -> None:
 
 
 def _speed_bench_rows(path: Path) -> Iterator[tuple[str, Any]]:
-    """Yield SPEED-Bench's rows in Spec-Bench's layout. Raises UserError naming file and row, or what reads parquet."""
+    """Yield SPEED-Bench's rows in Spec-Bench's layout. Raises UserError naming file and row, or the missing reader."""
     for where, row in _parquet_rows(path) if path.suffix == ".parquet" else read_rows(path):
         category = row.get("category") if isinstance(row, dict) else None
-        if not isinstance(category, str):  # said by the check of all layouts
+        if not isinstance(category, str):  # `checked_questions` reports it
             yield where, row
             continue
         if category not in SPEED_BENCH_CATEGORIES:
@@ -186,14 +186,14 @@ def _speed_bench_rows(path: Path) -> Iterator[tuple[str, Any]]:
             raise UserError(f"{where}: category {category!r} is none of SPEED-Bench's ({known}); is this its file?")
         if isinstance(row.get("messages"), list):
             said = [message if isinstance(message, dict) else {} for message in row["messages"]]
-            if any(message.get("role", "user") != "user" for message in said):  # it would be asked as a question
+            if any(message.get("role", "user") != "user" for message in said):  # else it would be asked
                 raise UserError(f"{where}: a message's role is not user; SPEED-Bench has no other; is this its file?")
             row |= {"turns": [message.get("content") for message in said]}
-        yield where, row | {"category": f"speed_{category}"}  # not Spec-Bench's of the same name
+        yield where, row | {"category": f"speed_{category}"}  # apart from Spec-Bench's of this name
 
 
 def _parquet_rows(path: Path) -> Iterator[tuple[str, Any]]:
-    """Yield the place of each row and the row, as `read_rows` does for JSONL."""
+    """Yield the file and number of each row, and the row, as `read_rows` does for JSONL."""
     if not path.is_file():
         raise UserError(f"question file {path} does not exist")
     try:
@@ -203,7 +203,7 @@ def _parquet_rows(path: Path) -> Iterator[tuple[str, Any]]:
             f"{path}: parquet is read by pyarrow, which is not installed; pip install pyarrow, or name a JSONL file of "
             f"{PREPARE} with bench.path="
         ) from None
-    except Exception as error:  # of many kinds, pandas' and pyarrow's, for a damaged file
+    except Exception as error:  # pandas and pyarrow raise many kinds for a damaged file
         raise UserError(f"question file {path} is no parquet ({one_line(error)[:200]})") from None
     for number, row in enumerate(json.loads(frame.to_json(orient="records")), start=1):
         yield f"{path}: row {number}", row
@@ -223,7 +223,7 @@ def choose_template(name: str | None, tokenizer: Any, model: str) -> str:
 
 
 def prompt_text(template: str, tokenizer: Any, turns: prompts.Turns) -> str:
-    """Return the text of a chat's turns, as `chat_text` does, by any template, those of fschat included."""
+    """Return the text of a chat's turns as `chat_text` does, also by fschat's templates."""
     if template in (prompts.CHAT, prompts.RAW, prompts.VICUNA):
         return prompts.chat_text(template, tokenizer, turns)
     conversation = get_conv_template(template)
@@ -236,13 +236,13 @@ def prompt_text(template: str, tokenizer: Any, turns: prompts.Turns) -> str:
 def prompt_ids(template: str, tokenizer: Any, turns: Sequence[str], answers: Sequence[str]) -> list[int]:
     """Return the token ids of the prompt for the next answer: a user's turns so far, the model's answers in between."""
     chat = chat_of(turns, answers)
-    if template == prompts.CHAT:  # by the tokenizer itself, as mistral-common's has no text of it
+    if template == prompts.CHAT:  # by the tokenizer itself, as mistral-common's gives no text
         return prompts.chat_ids(tokenizer, chat)
     return [int(i) for i in tokenizer(prompt_text(template, tokenizer, chat)).input_ids]
 
 
 def chat_of(turns: Sequence[str], answers: Sequence[str]) -> list[dict[str, str]]:
-    """Return a chat of a user's turns and the answers to them, of which the last may be missing."""
+    """Return a chat of a user's turns and the answers to them; the last answer may be missing."""
     texts = [text for pair in zip_longest(turns, answers) for text in pair if text is not None]
     return [{"role": prompts.ROLES[i % 2], "content": text} for i, text in enumerate(texts)]
 

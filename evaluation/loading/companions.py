@@ -1,4 +1,4 @@
-"""Companions: what a method needs next to the model, as heads, a draft model or a datastore.
+"""Companions: the heads, draft model or datastore that a method needs next to the model.
 
 configs/companions lists them by model. A job without its companion is reported before anything is loaded.
 """
@@ -23,7 +23,7 @@ class Kind(NamedTuple):
 
     name: str  # its key in configs/companions
     words: str  # its name in messages
-    how: str  # to get one
+    how: str  # how to get one
     weights: tuple[str, ...] = ()  # patterns of its weight files, best first; empty for a single file
 
 

@@ -1,8 +1,8 @@
-"""Devices: which of them a model takes, for itself alone while it is timed; memory and the parts of a step on them.
+"""Choose and lock the devices of a model; measure peak memory and the time of a step's parts.
 
 A timed run shares its device with no other timed run, and a GPU is never shared. Untimed runs on a CPU take no lock;
-the tables say which runs began while other processes kept cores busy. The locks are the system's, on files in the
-temporary folder, and end with the process that holds the weights.
+the tables say which runs began while other processes kept cores busy. The locks are the system's file locks, in the
+temporary folder. They end with the process that holds the weights.
 """
 
 from __future__ import annotations
@@ -26,18 +26,18 @@ from model.pretrained import choose_device
 
 from .settings import ModelSettings
 
-CPU = "cpu"  # the name of its lock
+CPU = "cpu"  # name of the CPU's lock
 POLL_SECONDS = 0.05
 
 # Called before GPUs are released, to free the weights on them.
 before_release: list[Callable[[], None]] = []
-_locks: dict[str, FileLock] = {}  # those held, by a device's name
+_locks: dict[str, FileLock] = {}  # this process's locks, by a device's name
 _depth = 0
 
 
 @contextmanager
 def keep_devices() -> Iterator[None]:
-    """Keep the devices locked inside until the outermost of these blocks ends: a command, or a single run."""
+    """Keep devices locked until the outermost of these nested blocks ends: that of a command or of a single run."""
     global _depth
     _depth += 1
     try:
@@ -52,11 +52,11 @@ def keep_devices() -> Iterator[None]:
 def exclusive(settings: ModelSettings, timed: bool = True) -> Iterator[ModelSettings]:
     """Lock the devices that these settings use on this host; yields the settings with the device chosen for auto.
 
-    The lock is held from before the model is loaded, which would disturb another run's timings, until its weights are
-    freed: at the end of the command, or when the process moves to another device.
+    The lock is taken before the model is loaded, as loading would disturb another run's timings. It is released when
+    the weights are freed: at the end of the command, or when the process moves to another device.
 
     Args:
-        timed: False if no clock matters to the run.
+        timed: False if the run takes no times; it does not lock the CPU.
     """
     count = torch.cuda.device_count() if torch.cuda.is_available() else 0
     gpus = {_identity(device): device for device in (torch.device("cuda", index) for index in range(count))}
@@ -122,7 +122,7 @@ _STATUS, _CLEAR = Path("/proc/self/status"), Path("/proc/self/clear_refs")
 
 
 def restart_peak(devices: Sequence[torch.device]) -> None:
-    """Reset the peak. A process's resident set is reset only where Linux permits it."""
+    """Reset the peak memory. On a CPU, this is the process's peak resident set, reset where Linux permits it."""
     for device in devices:
         if device.type == "cuda":
             torch.cuda.reset_peak_memory_stats(device)
@@ -132,7 +132,7 @@ def restart_peak(devices: Sequence[torch.device]) -> None:
 
 
 def peak_bytes(devices: Sequence[torch.device]) -> int | None:
-    """Return the peak bytes since `restart_peak`, weights and cache included; None on other devices than these.
+    """Return the peak bytes since `restart_peak`, weights and cache included; None on other devices.
 
     CUDA: allocated by tensors, summed over devices. CPU: the resident set of the process, on Linux.
     """

@@ -1,8 +1,8 @@
-"""Answers of any engine: from a JSONL file to token ids, and what a model says along them.
+"""Read answers of any engine from a JSONL file as token ids, and compute a model's choices along them.
 
-A line is an answer in Spec-Bench's format, as this project's records are, to a question of a bench; or it has a prompt
-(prompt_token_ids, messages or prompt) and what was said (token_ids or text, perhaps in choices), by the names of
-OpenAI's and vLLM's interfaces. Ids count where there are both; text alone is tokenised together with its prompt.
+A line is an answer to a bench's question in Spec-Bench's format, like this project's records. Or it has a prompt
+(prompt_token_ids, messages or prompt) and an answer (token_ids or text, perhaps in choices), named as in OpenAI's and
+vLLM's interfaces. If a line has ids and text, the ids are used. Text alone is tokenised together with its prompt.
 """
 
 from __future__ import annotations
@@ -33,23 +33,23 @@ FIELDS: Schema = {
 class EngineAnswer:
     """An answer as token ids."""
 
-    name: str  # of its question, as printed
+    name: str  # the question's name, as printed
     prompt: list[int]
-    ids: list[int]  # of the answer, up to its first EOS
-    behind: int  # how many more the file has
-    remade: bool  # the file has its text alone
+    ids: list[int]  # the answer's, up to its first EOS
+    behind: int  # number of tokens that the file has after that EOS
+    remade: bool  # True if the file has only the answer's text
     finish: str  # "stop" (the engine says that EOS ended it), "length", another word of the file's, or empty
-    limit: int | None  # the most new tokens that were asked for; None: unknown
+    limit: int | None  # the requested maximum of new tokens; None: unknown
 
 
 def read_requests(path: Path, questions: Mapping[Any, Question]) -> list[tuple[str, Row]]:
-    """Return file and line of each answer, and its prompt and what was said by the names of FIELDS.
+    """Return file and line of each answer, and its prompt and answer under the names of FIELDS.
 
     Args:
-        questions: by id, of the bench that answers in Spec-Bench's format are to.
+        questions: the bench's questions by id, for answers in Spec-Bench's format.
 
     Raises:
-        UserError: a line that cannot be audited, by file and line; no answer.
+        UserError: a line cannot be audited (names file and line), or there is no answer.
     """
     requests: list[tuple[str, Row]] = []
     for where, row in read_rows(path, "answer file", parsed):
@@ -79,7 +79,7 @@ def _turns(row: Row, questions: Mapping[Any, Question]) -> Iterator[Row]:
         raise UserError(f"question {number} has another text in this bench")
     for index, choice in enumerate(row["choices"]):
         messages, answers = list[Row](), choice.get("output_ids") or choice["turns"]
-        if remade := choice.get("ids_remade"):  # by a run of a server's, from texts
+        if remade := choice.get("ids_remade"):  # ids that a server's run made from texts
             answers = [text if made else ids for text, ids, made in zip(choice["turns"], answers, remade, strict=True)]
         stops = choice.get("stop") or [""] * len(answers)
         if not len(answers) == len(stops) == len(question.turns):
@@ -94,7 +94,7 @@ def _turns(row: Row, questions: Mapping[Any, Question]) -> Iterator[Row]:
 
 
 def _choices(row: Row, choices: list[Row]) -> Iterator[Row]:
-    """Yield each choice of a line with what the line says of all; a line without choices is its only one."""
+    """Yield each choice of a line, with the fields of the line; a line without choices is a single choice."""
     for index, choice in enumerate(choices):
         message = choice.get("message") or {}  # of chats
         request = row | {"text": message.get("content", row.get("text"))} | choice
@@ -120,14 +120,15 @@ def tokenised(where: str, request: Row, loaded: LoadedModel) -> EngineAnswer:
     """Return an answer's token ids.
 
     Raises:
-        UserError: messages that no template takes, ids outside the vocabulary, more tokens than the context.
+        UserError: the template refuses the messages, ids are outside the vocabulary, or there are more tokens than
+            max_tokens or the context allow.
     """
     prompt, ids = request.get("prompt_token_ids"), request["token_ids"]
     remade, tokenizer, whole = ids is None, loaded.tokenizer, list[int]()
     if prompt is None:
         text, with_answer, special = _texts(where, request, loaded)
         prompt, whole = (list(tokenizer(t, add_special_tokens=special).input_ids) for t in (text, with_answer))
-    if ids is None:  # an engine's answer begins with a token of its own
+    if ids is None:  # an engine's answer never continues the prompt's last token
         joined = whole[: len(prompt)] == prompt
         ids = whole[len(prompt) :] if joined else tokenizer(request["text"], add_special_tokens=False).input_ids
     limit, name = request.get("max_tokens"), one_line(ValueError(str(request["id"])))[:40]
@@ -139,7 +140,7 @@ def tokenised(where: str, request: Row, loaded: LoadedModel) -> EngineAnswer:
         raise UserError(f"{where}: its prompt is empty, or ids are outside the vocabulary of {known}")
     if len(prompt) + end > most:
         raise UserError(f"{where}: {len(prompt) + end} tokens, and the context has {most}; say model.context=N")
-    stop = request.get("stop")  # this project's word, or in a request to OpenAI the texts that were to end the answer
+    stop = request.get("stop")  # this project's stop reason, or the stop texts of a request to OpenAI
     finish = request.get("finish_reason") or {"eos": "stop", "length": "length"}.get(str(stop), "")
     if finish == "stop" and (request.get("stop_reason") is not None or (stop and stop != "eos")):
         finish = "a stop text, perhaps"
@@ -147,7 +148,7 @@ def tokenised(where: str, request: Row, loaded: LoadedModel) -> EngineAnswer:
 
 
 def _texts(where: str, request: Row, loaded: LoadedModel) -> tuple[str, str, bool]:
-    """Return a prompt's text, it and the answer's text, and whether the tokenizer adds special tokens (BOS) to it."""
+    """Return a prompt's text, prompt and answer as one text, and whether the tokenizer adds special tokens (BOS)."""
     tokenizer, template, said = loaded.tokenizer, loaded.template, request.get("text") or ""
     if (messages := request.get("messages")) is None:
         text, bos = request["prompt"], tokenizer.bos_token
@@ -162,7 +163,7 @@ def _texts(where: str, request: Row, loaded: LoadedModel) -> tuple[str, str, boo
         text = prompt_text(template, tokenizer, messages)
         if template != CHAT and len(messages) % 2 == 0:
             raise ValueError("its last turn is not a user's")
-    except Exception as error:  # whatever the template objects to, and jinja2's own
+    except Exception as error:  # the template's own errors, and jinja2's
         raise UserError(f"{where}: {template} refuses its messages ({one_line(error)[:200]})") from None
     apart = template == CHAT or not said or text[-1].isspace() or said[0].isspace()
     return text, text + " " * (not apart) + said, template != CHAT  # fschat's templates have a space there
@@ -170,21 +171,21 @@ def _texts(where: str, request: Row, loaded: LoadedModel) -> tuple[str, str, boo
 
 @dataclass
 class Forced:
-    """A model along an answer: at each of its n places, and at the place behind it."""
+    """A model's logits along an answer: at each of its n positions, and at the position after it."""
 
-    own: list[int] = field(default_factory=list)  # its arg-max (n + 1)
-    # by how much the answer's token is below it (n), and then the likeliest EOS: 0 if it is the greatest
+    own: list[int] = field(default_factory=list)  # the model's arg-max (n + 1)
+    # largest logit minus the logit of the answer's token (n), then minus that of the likeliest EOS (1)
     gaps: list[float] = field(default_factory=list)
-    margins: list[float] = field(default_factory=list)  # the greatest logit minus the second one (n + 1)
+    margins: list[float] = field(default_factory=list)  # largest logit minus the second largest (n + 1)
 
 
 def force(
     target: Target, prompt: list[int], ids: list[int], eos: Collection[int] = (), *, by_steps: bool = False
 ) -> Forced:
-    """Read the model's logits along an answer; at most `LOGITS_BYTES` of them are held.
+    """Read the model's logits along an answer; at most `LOGITS_BYTES` of logits are in memory at once.
 
     Args:
-        by_steps: forward a token at a time, as engines decode.
+        by_steps: forward one token at a time, as engines decode.
     """
     forced, ends = Forced(), sorted(eos)
 
@@ -212,6 +213,6 @@ def force(
 
 
 def noise(one: Forced, other: Forced) -> float:
-    """Return the most by which the two greatest logits of a place move against each other from one to the other."""
+    """Return the largest change from `one` to `other`, at any position, of the gap between the two largest logits."""
     pairs = zip(one.own, other.own, one.margins, other.margins, strict=True)
     return max(abs(a - b) if own == others else a + b for own, others, a, b in pairs)

@@ -1,6 +1,7 @@
-"""Serving engines: how each is asked for an answer, and what it says of the answer, its counters and itself.
+"""Serving engines: how each is asked for an answer, and how its answer, counters and properties are read.
 
-Steps are counted as here, that of the first token included: mostly they are the tokens that were not accepted drafts.
+Steps are counted as on this engine, the first token's step included. For most engines, their number is that of the
+tokens that were not accepted drafts.
 """
 
 from __future__ import annotations
@@ -18,37 +19,38 @@ from ..records.identity import NO_SPECULATION
 
 @dataclass
 class Heard:
-    """What a stream has said of its answer so far; None: the engine has not said it."""
+    """What a stream has reported about its answer so far; None: not reported."""
 
     ids: list[int] = field(default_factory=list)
-    first_tokens: int = 0  # of the first event that brought some; 1 where it brought text alone
+    first_tokens: int = 0  # tokens of the first event that had some; 1 if it had only text
     text: str = ""
     finish: str = ""  # stop, length, or another word of the engine's
-    stopped_by: Any = None  # the token or text that ended it, where that may be no EOS
+    stopped_by: Any = None  # the token or text that ended the answer, if it may be no EOS
     tokens: int = 0  # the engine's own count
     prompt_tokens: int | None = None
-    accepted: int | None = None  # draft tokens, perhaps some behind the answer's end
+    accepted: int | None = None  # accepted draft tokens, perhaps some after the answer's end
     drafts: int = 0  # steps that had a draft
-    forwards: int = 0  # that gave tokens, where these are counted
+    forwards: int = 0  # forwards that gave tokens, if the engine counts them
     speculation: str | None = None
     own: dict[str, tuple[float, float]] = field(default_factory=dict)  # the engine's own mean: a sum and its count
 
     @property
     def steps(self) -> int | None:
-        """The answer's steps. By drafts alone they may be too few, as accepted tokens behind its end are counted."""
-        steps = max(self.tokens - (self.accepted or 0), 1 + self.drafts, self.forwards)  # the last with others' answers
+        """The number of the answer's steps: the largest of three, as `accepted` may count tokens after the end."""
+        # `forwards` may include forwards for other answers
+        steps = max(self.tokens - (self.accepted or 0), 1 + self.drafts, self.forwards)
         return None if self.accepted is None else min(self.tokens, steps)
 
 
 @dataclass(frozen=True)
 class Engine:
-    """An engine with OpenAI's /v1/completions. By default it takes texts alone, and counts no drafts."""
+    """An engine with OpenAI's /v1/completions. By default it takes only text and counts no drafts."""
 
     takes_ids: bool = False
-    also: dict[str, float] = field(default_factory=dict)  # asked for next to what OpenAI's interface has
-    counters: str = ""  # where those of the whole server are, in Prometheus' text format
-    own: str = ""  # how the names of those of the engine itself begin, which it may be started without
-    mean: str = ""  # its name for 1 + accepted draft tokens over steps with a draft
+    also: dict[str, float] = field(default_factory=dict)  # request fields beyond OpenAI's interface
+    counters: str = ""  # path of the whole server's counters, in Prometheus' text format
+    own: str = ""  # prefix of the engine's own counters, which may be switched off
+    mean: str = ""  # its name for 1 + accepted draft tokens / steps with a draft
     path: str = "/v1/completions"
 
     def body(self, model: str, prompt: list[int] | str, limit: int) -> dict[str, Any]:
@@ -57,7 +59,7 @@ class Engine:
         return asked | {"stream": True, "stream_options": {"include_usage": True}} | self.also
 
     def read(self, event: dict[str, Any], heard: Heard) -> None:
-        """Add an event of the stream."""
+        """Add an event of the stream to `heard`."""
         for choice in event.get("choices") or ():
             heard.ids += choice.get("token_ids") or ()
             heard.text += choice.get("text") or ""
@@ -67,22 +69,22 @@ class Engine:
                 heard.own["avg_decoded_tokens_per_iter"] = (len(heard.ids), len(heard.ids) / mean)
         if usage := event.get("usage"):
             heard.tokens, heard.prompt_tokens = usage["completion_tokens"], usage["prompt_tokens"]
-        if said := (event.get("metrics") or {}).get("speculative_decoding"):  # vLLM's, if started to say so
+        if said := (event.get("metrics") or {}).get("speculative_decoding"):  # vLLM's, if set to report it
             heard.accepted, heard.drafts = said["num_accepted_draft_tokens"], said["num_spec_steps"]
 
     def count(self, moved: dict[str, float], heard: Heard) -> None:
-        """Add by how much the server's counters rose meanwhile; none where it has none, or gave other answers too."""
+        """Add the increase of the server's counters; `moved` is empty without counters or for concurrent requests."""
         accepted, drafts = (
             moved.get(f"{self.own}spec_decode_num_{of}_total", 0) for of in ("accepted_tokens", "drafts")
         )
-        heard.forwards = int(moved.get("vllm:iteration_tokens_total_count", 0))  # a histogram, whose entries are these
+        heard.forwards = int(moved.get("vllm:iteration_tokens_total_count", 0))  # entries of a histogram
         if any(name.startswith(self.own) for name in moved) and not heard.drafts:
             heard.accepted, heard.drafts = int(accepted) if heard.accepted is None else heard.accepted, int(drafts)
         if heard.drafts:
             heard.own[self.mean] = (heard.drafts + (heard.accepted or 0), heard.drafts)
 
     def describe(self, card: dict[str, Any], get: Callable[[str], Any]) -> dict[str, Any]:
-        """Return version, speculation and context as the server's card of the model and its paths say them."""
+        """Return version, speculation and context, from the server's model card and its other paths."""
         counters, version = (get(self.counters) or "") if self.counters else "", get("/version")
         drafts = "speculative" if f"{self.own}spec_decode_" in counters else NO_SPECULATION
         speculation = drafts if self.own and self.own in counters else None
@@ -91,7 +93,7 @@ class Engine:
 
 
 class Sglang(Engine):
-    """SGLang, by its own /generate: it verifies a draft in every step but the first, and counts these by answer."""
+    """SGLang, by its own /generate: it verifies a draft in every step but the first and reports their number."""
 
     def body(self, model: str, prompt: list[int] | str, limit: int) -> dict[str, Any]:
         return {"input_ids": prompt, "sampling_params": {"max_new_tokens": limit, "temperature": 0.0}, "stream": True}
@@ -99,13 +101,13 @@ class Sglang(Engine):
     def read(self, event: dict[str, Any], heard: Heard) -> None:
         said, ids = event["meta_info"], event.get("output_ids") or []
         heard.tokens, heard.prompt_tokens = said["completion_tokens"], said["prompt_tokens"]
-        if (new := heard.tokens - len(heard.ids)) > 0:  # an event has all ids so far, or if the server says so the last
+        if (new := heard.tokens - len(heard.ids)) > 0:  # an event has all ids so far or, if so set, the last
             heard.ids += ids[-new:]
         heard.text = event.get("text") or heard.text
         end = said.get("finish_reason") or {}
         heard.finish, heard.stopped_by = end.get("type", ""), end.get("matched")
         if (steps := said.get("spec_verify_ct")) is not None:
-            heard.accepted = heard.tokens - 1 - steps  # its own counts have had several names
+            heard.accepted = heard.tokens - 1 - steps  # SGLang's own count has had several names
             heard.own |= {"spec_accept_length": (said.get("spec_accept_length", 0) * steps, steps)} if steps else {}
 
     def describe(self, card: dict[str, Any], get: Callable[[str], Any]) -> dict[str, Any]:
@@ -115,7 +117,7 @@ class Sglang(Engine):
 
 
 class LlamaCpp(Engine):
-    """llama.cpp's server, by its own /completion. Of speculation an answer's end is believed, and not /props."""
+    """llama.cpp's server, by its own /completion. Speculation is read from an answer's last event, not from /props."""
 
     def body(self, model: str, prompt: list[int] | str, limit: int) -> dict[str, Any]:
         plain = {"prompt": prompt, "n_predict": limit, "temperature": 0.0, "stream": True}
@@ -128,7 +130,7 @@ class LlamaCpp(Engine):
             heard.finish = {"eos": "stop", "limit": "length"}.get(event["stop_type"], event["stop_type"])
             heard.tokens, heard.prompt_tokens = event["tokens_predicted"], event["tokens_evaluated"]
             heard.stopped_by = heard.ids[-1] if heard.ids and len(heard.ids) == heard.tokens else None
-            heard.accepted = event["timings"].get("draft_n_accepted", 0)  # only there if something was drafted
+            heard.accepted = event["timings"].get("draft_n_accepted", 0)  # missing if nothing was drafted
             types = str(event["generation_settings"].get("speculative.types", NO_SPECULATION)).split(",")
             heard.speculation = visible(",".join(name for name in types if name != NO_SPECULATION)) or NO_SPECULATION
 
@@ -137,7 +139,7 @@ class LlamaCpp(Engine):
         return {"version": props.get("build_info"), "speculation": None, "context": context}
 
 
-_PLAIN = {"repetition_penalty": 1.0, "presence_penalty": 0.0, "frequency_penalty": 0.0}  # else the checkpoint's own
+_PLAIN = {"repetition_penalty": 1.0, "presence_penalty": 0.0, "frequency_penalty": 0.0}  # else the checkpoint's apply
 ENGINES = {
     "vllm": Engine(True, {"return_token_ids": True, **_PLAIN}, "/metrics", "vllm:", "mean_acceptance_length"),
     "sglang": Sglang(True, path="/generate"),

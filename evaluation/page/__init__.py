@@ -1,6 +1,6 @@
-"""One page to read: `report.html` of an experiment, one file that needs no network and no script but its own.
+"""Write an experiment's page, `report.html`: one file that needs no network and no script but its own.
 
-From outside: `write_page`. May import `records`, `statistics` and `figures`.
+Others use `write_page`. This folder may import `records`, `statistics` and `figures`.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from ..statistics.rendering import page_view
 from . import facts, reader, tree_svg
 
 HERE = Path(__file__).parent
-COLUMN_WIDTH = 320  # points; figures up to this width stand two in a row
+COLUMN_WIDTH = 320  # points; figures up to this width are shown two in a row
 
 
 def write_page(experiment: Experiment, folder: Path) -> Path:

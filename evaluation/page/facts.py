@@ -1,4 +1,4 @@
-"""What ran on what, and the commands that did it, from the metadata of the runs."""
+"""Facts about an experiment's runs, such as model, device and command, from their metadata."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ TERMS: dict[str, Callable[[Pool, Run], str]] = {
 
 
 def facts(ran: Mapping[str, Pool]) -> dict[str, list[tuple[str, str]]]:
-    """Say what ran on what: the distinct values of each term, each with the configurations it holds for (none: all)."""
+    """Return the distinct values of each term, each with the configurations that have it; empty if all have it."""
     facts = {}
     for term, of in TERMS.items():
         values = _by_value([(of(pool, run), name) for name, pool in ran.items() for run in pool.runs])
@@ -39,7 +39,7 @@ def facts(ran: Mapping[str, Pool]) -> dict[str, list[tuple[str, str]]]:
 
 
 def _by_value(pairs: list[tuple[str, str]]) -> dict[str, list[str]]:
-    """Return the values, each with the names of the configurations that have it; none that are empty."""
+    """Return the values that are not empty, each with the names of the configurations that have it."""
     names: dict[str, dict[str, None]] = {}
     for value, name in pairs:
         if value:
@@ -60,6 +60,6 @@ def model_words(run: Run) -> str:
 
 
 def commands(ran: Mapping[str, Pool]) -> dict[str, list[str]]:
-    """Return what each of the recorded command lines ran."""
+    """Return the configurations that each recorded command line ran."""
     lines = [(run.metadata.get("command") or [], name) for name, pool in ran.items() for run in pool.runs]
     return _by_value([(shlex.join(module_command(line)), name) for line, name in lines])

@@ -1,4 +1,4 @@
-"""Single answers for the page's reader: the text of each token, by step, if the model's tokenizer is here."""
+"""Single answers for the page's reader: the text of each token, by step, if the tokenizer is on this machine."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ MOST_PROMPT = 600  # characters of a question's turn that are shown
 def collect(ran: dict[str, Pool]) -> dict[str, Any]:
     """Collect what the reader shows: `runs`, `questions`, `texts` (each once), `answers`; and what is left out.
 
-    Questions are taken from all subtasks in turn, each with the answers of all configurations. Of several answers to a
-    question, and of repeats, the first is taken. `failures` says of a model's path why its ids could not be decoded.
+    Questions are taken from all subtasks in turn, each with the answers of all configurations. Only the first repeat is
+    shown, and the first of several choices. `failures` says by a model's path why its ids could not be decoded.
     """
     pools = list(ran.values())
     rows = [next(iter(pool.answers.values())) for pool in pools]
     order, prompts = _in_turn(rows), _prompts([pool.first for pool in pools])
-    texts: dict[str | tuple[str, ...], int] = {}  # methods that are lossless share theirs
+    texts: dict[str | tuple[str, ...], int] = {}  # lossless methods share their texts
     failures: dict[str, str] = {}
     questions: list[dict[str, Any]] = []
     answers: list[dict[str, Any]] = []
@@ -90,7 +90,7 @@ def _decoded(run: Run, ids: list[int], failures: dict[str, str]) -> tuple[str, .
             if not folders:
                 raise FileNotFoundError(f"its GGUF file of sha256 {sha256[:12]} was not converted here")
             return pieces(load(folders[-1], model.get("revision")), tuple(ids))
-        except Exception as error:  # whatever a foreign tokenizer trips over: the page goes without, and says so
+        except Exception as error:  # a foreign tokenizer may raise anything; the page shows plain text, and why
             failures[path] = " ".join(f"{type(error).__name__}: {error}".split())[:200]
     return None
 
@@ -114,19 +114,19 @@ def load(path: str, revision: str | None = None) -> Tokenizer:
 def pieces(tokenizer: Tokenizer, ids: tuple[int, ...]) -> tuple[str, ...]:
     """Return the text that each id adds, special tokens included; the last id of a character adds all of it.
 
-    Of ids that are no text, as bytes that begin no character, the whole is one piece.
+    If ids are no text, such as bytes that begin no character, the whole answer is one piece.
     """
     whole, stream = tokenizer.decode(ids, skip_special_tokens=False), DecodeStream(skip_special_tokens=False)
     try:
         parts = [stream.step(tokenizer, token) or "" for token in ids]
-    except Exception:  # it raises no other
+    except Exception:  # DecodeStream raises no other class
         return (whole,)
     parts[-1] += whole[len("".join(parts)) :]  # a character that the limit cut
     return tuple(parts) if "".join(parts) == whole else (whole,)
 
 
 def _prompts(runs: Iterable[Run]) -> dict[str, list[str]]:
-    """Read the questions' own turns, by key, from the bench's file where it is still the one that was run."""
+    """Read the questions' own turns, by key, from the bench's file if it has not changed since the run."""
     prompts: dict[str, list[str]] = {}
     benches = [
         (str(run.identity.asked.get("bench", {}).get("path")), run.settings["bench"].get("sha256")) for run in runs

@@ -11,17 +11,17 @@ from model.engine.tree import RankPath, layout
 from ..statistics.acceptance import LEARNT, TREE_SOURCE, accepted_paths, by_node, fixed_tree
 from ..statistics.pools import Pool
 
-BOUNDS = (0, 1, 2, 5, 10, 20, 40, 70)  # %, upper ends of the colour classes; the last one is above all
+BOUNDS = (0, 1, 2, 5, 10, 20, 40, 70)  # %, upper bounds of the colour classes; the last class has none
 COLUMN, ROW, MARGIN, LEFT = 112, 13, 16, 48  # units of the drawing; LEFT is room for the word root
-MOST_EQUAL = 3  # ranks in a row that are spelled out
+MOST_EQUAL = 3  # longest run of equal ranks that is spelled out
 
 
 def draw(name: str, pool: Pool) -> dict[str, Any] | None:
     """Place the nodes of a configuration's draft tree, over all repeats, for the page.
 
     Returns:
-        `dots` as (node, its ranks, colour class, x, y, x and y of its parent) and what is said of all; None without a
-        tree, or if no step drafted from it.
+        `dots` as (node, its ranks, colour class, x, y, x and y of its parent) and figures of the whole tree; None
+        without a tree, or if no step drafted from it.
     """
     accepted, order = accepted_paths(pool.rows, TREE_SOURCE), fixed_tree(pool.first)
     tree, nodes = pool.first.settings["method"].get("tree"), by_node(accepted, order)

@@ -1,4 +1,4 @@
-"""What a run leaves and how it is read: answers, a run's folder, provenance, sweeps, other people's files.
+"""What a run writes and how it is read: answers, a run's folder, provenance, sweeps, other people's files.
 
-From outside: everything; it imports no other folder.
+Other folders may use everything. This folder imports no other one.
 """

@@ -1,7 +1,8 @@
 """Compact records: all runs of an experiment in one compressed file that is kept in git, without folders or links.
 
-One JSON line a run (its name, metadata, summary), then one an answer, each with the fields listed here. Token ids are
-kept, as equality is checked by them; the answers' text is not. The same runs give the same bytes by the same liblzma.
+Each run has one JSON line (its name, metadata and summary), then one line per answer, with the fields listed here.
+Token ids are kept, as audits compare them; the answers' text is not. With the same liblzma, the same runs give the same
+bytes.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from .provenance import module_command
 from .rows import Row, parse_answers, parsed
 
 FILE = "runs.jsonl.xz"
-# What is published of a run's metadata, of its configuration (the rest is in `settings`), of an answer and its choices.
+# Published fields of a run's metadata, of its configuration (the rest is in `settings`), of an answer and of a choice.
 METADATA = (
     *("settings", "started", "device", "platform", "threads", "versions", "git", "circumstances", "label"),
     *("execution_used", "execution_why", "cudnn_attention", "questions", "question_hashes", "template_sha256"),
@@ -37,14 +38,14 @@ CHOICE = (
     *("step_paths", "step_sources", "step_us", "step_batch", "phase_time"),
     *("first_tokens", "first_token_time", "engine_means", "ids_remade"),
 )
-SENTENCES = ("execution_why", "not_available")  # fields of words, in which a path may occur; of them what is before it
+SENTENCES = ("execution_why", "not_available")  # fields of prose, which are cut before the first path
 _PLAIN_WORD = re.compile(r"-m|[\w.]+=[\w.,+()\[\]-]*")  # a setting and its plain values
 _NAMES = ("results_dir=", "run_dir=", "name=")  # words that name the user's folders
 
 
 @cache
 def public_paths() -> frozenset[str]:
-    """Return the paths and names on the hub that configs/ holds."""
+    """Return the paths and hub names in configs/."""
     texts = [path.read_text(encoding="utf-8") for path in (ROOT / "configs").rglob("*.yaml")]
     return frozenset(path for text in texts for path in re.findall(r"[\w.-]+(?:/[\w.-]+)+", text))
 
@@ -61,7 +62,7 @@ def packed(runs: Iterable[tuple[str, dict[str, Any], Sequence[Row]]]) -> bytes:
 
 
 def unpacked(path: Path) -> Iterator[tuple[str, dict[str, Any], list[Row]]]:
-    """Yield the runs of such a file: name, metadata, answers. Raises UserError if it is broken."""
+    """Yield the runs of compact records: name, metadata, answers. Raises UserError if the file is broken."""
     try:
         lines = lzma.decompress(path.read_bytes()).decode().split("\n")
         begins = [i for i, line in enumerate(lines) if line.startswith('{"run":')]
@@ -78,20 +79,20 @@ def unpacked(path: Path) -> Iterator[tuple[str, dict[str, Any], list[Row]]]:
 
 
 def published_name(run: str) -> str:
-    """Return the name under which a run is published: its folder's hash, or one of the folder's name."""
+    """Return the name under which a run is published, by the hash in its folder's name, else by a hash of that name."""
     digest = run.rpartition("-")[2]
     return f"run-{digest if re.fullmatch('[0-9a-f]{8}', digest) else hashlib.sha256(run.encode()).hexdigest()[:8]}"
 
 
 def published(metadata: dict[str, Any]) -> dict[str, Any]:
-    """Return what is published of a run's metadata; of its command the words that set something to plain values."""
+    """Return the published part of a run's metadata. Its command keeps only words with plain or public values."""
     config = _only(metadata.get("config", {}), CONFIG)
     config |= {"bench": {k: v for k, v in config["bench"].items() if k != "url"}} if "bench" in config else {}
     command = module_command(metadata.get("command") or [])
     plain = [w for w in command[3:] if _PLAIN_WORD.fullmatch(w) or w.partition("=")[2] in public_paths()]
     words = [w for w in plain if not w.startswith(_NAMES)]
     kept: dict[str, Any] = without_paths(_only(metadata, METADATA) | {"config": config, "texts": False})
-    if "commit" in (metadata["settings"]["model"].get("files") or {}):  # of the hub, where everybody reads it
+    if "commit" in (metadata["settings"]["model"].get("files") or {}):  # on the hub, so the name is public
         kept["config"]["model"]["path"] = config["model"]["path"]
     return kept | {"command": command[:3] + words if command[1:2] == ["-m"] else [], "note": metadata.get("note", "")}
 
@@ -101,7 +102,7 @@ def _only(values: dict[str, Any], keys: Sequence[str]) -> dict[str, Any]:
 
 
 def without_paths(value: Any, key: str = "") -> Any:
-    """Return JSON data whose paths are cut to their last part, but for those that configs/ names."""
+    """Return JSON data whose paths are cut to their last part, except paths in configs/."""
     if isinstance(value, dict):
         return {key: without_paths(item, key) for key, item in value.items()}
     if isinstance(value, list):

@@ -1,4 +1,4 @@
-"""What ran on what: versions, device, code and files by their digests, so that every figure can be traced."""
+"""Provenance of a run: versions, device, and digests of code and files, so that every figure can be traced."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ TOKENIZER = (
 
 
 def describe_device(device: torch.device, threads: int | None = None) -> str:
-    """Name the device as it stands above every table; a CPU with its threads, by default torch's."""
+    """Name the device as printed above every table; a CPU with its threads, by default torch's."""
     if device.type == "cuda":
         properties = torch.cuda.get_device_properties(device)
         return f"{properties.name}, {properties.total_memory / 2**30:.0f} GiB"
@@ -87,7 +87,7 @@ def module_command(argv: Sequence[str]) -> list[str]:
 
 
 def commit(run: dict[str, Any]) -> str:
-    """Say at which commit a run's code was, from its metadata; empty if it is not known."""
+    """Return the commit of a run's code in words, from its metadata; empty if it is not known."""
     git = run.get("git") or {}
     changed = ", with uncommitted changes" if git.get("modified") else ""
     return f"{git['commit'][:12]}{changed}" if git.get("commit") else ""
@@ -95,7 +95,7 @@ def commit(run: dict[str, Any]) -> str:
 
 @cache
 def sources_sha256() -> str:
-    """Hash the code that answers and measures: these files with their names; not the page's."""
+    """Hash the files that answer and measure (ANSWERING), with their names."""
     return _of_files(ROOT, (path for pattern in ANSWERING for path in ROOT.glob(pattern)))
 
 
@@ -140,12 +140,12 @@ def _of_files(folder: Path, files: Iterable[Path]) -> str:
 
 
 def circumstances(device: str, linear: str, *packages: str) -> dict[str, Any]:
-    """Collect what decides a run's speed or its rounding and is no setting of it.
+    """Collect what decides a run's speed or rounding but is not a setting of the run.
 
     Args:
         device: in words, the number of threads of a CPU included.
-        linear: half, onednn, fused or torch; where nobody says which, the free memory decides.
-        packages: those of which the version counts, next to those of every run.
+        linear: half, onednn, fused or torch, as used: with auto, the free memory decides.
+        packages: further packages whose versions matter.
     """
     return {
         "device": device,
@@ -158,7 +158,7 @@ def circumstances(device: str, linear: str, *packages: str) -> dict[str, Any]:
 
 
 def without_passwords(value: Any) -> Any:
-    """Return a JSON value, in whose addresses no user and password are before the host."""
+    """Return a JSON value with users and passwords removed from its URLs."""
     return json.loads(re.sub(r'(?<=://)[^/\s"]*@', "", json.dumps(value)))
 
 

@@ -1,4 +1,4 @@
-"""Benches: questions in Spec-Bench's JSONL format, read from disk or fetched once by URL and hash."""
+"""Questions in Spec-Bench's JSONL format, read from disk and checked."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ SUBTASKS = ("mt_bench", "translation", "summarization", "qa", "math_reasoning", 
 
 
 def subtask(category: str) -> str:
-    """Return the row a question counts in; an unknown category is its own row, and never that of all questions."""
+    """Return the row that a question counts in; an unknown category has its own row, never that of all questions."""
     return "mt_bench" if category in MT_BENCH else f"{OVERALL} (category)" if category == OVERALL else category
 
 
@@ -35,7 +35,7 @@ class Question:
 
     @property
     def sha256(self) -> str:
-        """Of its category and turns, the first 16 digits: tells it from another question of the same id."""
+        """Hash of category and turns, first 16 digits; it distinguishes questions of the same id."""
         return hashlib.sha256(json.dumps([self.category, *self.turns]).encode()).hexdigest()[:16]
 
     @property
@@ -44,7 +44,7 @@ class Question:
 
 
 def question_key(question_id: int | str, sha256: str | None) -> str:
-    """Return what questions are paired by: id and hash, or the id alone where no hash was recorded."""
+    """Return the key that questions are paired by: id and hash, or only the id if no hash was recorded."""
     return f"{question_id}:{sha256}" if sha256 else str(question_id)
 
 
@@ -56,9 +56,9 @@ def read_questions(path: Path) -> tuple[Question, ...]:
 def read_rows(
     path: Path, kind: str = "question file", parse: Callable[[str], Any] = json.loads
 ) -> Iterator[tuple[str, Any]]:
-    """Yield the place of each line of a JSONL file, and what it holds. Raises UserError naming file and line."""
+    """Yield file and line number of each line of a JSONL file, and its value. Raises UserError naming both."""
     try:
-        lines = path.read_text(encoding="utf-8-sig").split("\n")  # not at U+2028 and others, which are text
+        lines = path.read_text(encoding="utf-8-sig").split("\n")  # no splitlines(): U+2028 and others are text
     except FileNotFoundError:
         raise UserError(f"{kind} {path} does not exist") from None
     except (OSError, UnicodeDecodeError) as error:
@@ -72,8 +72,8 @@ def read_rows(
 
 
 def checked_questions(rows: Iterable[tuple[str, Any]], path: Path) -> tuple[Question, ...]:
-    """Return the questions of rows, each given with its place. Raises UserError naming it."""
-    found: dict[str, tuple[Question, str]] = {}  # by the id's text: 1 and "1" are one
+    """Return the questions of rows, each given with its file and line. Raises UserError naming these."""
+    found: dict[str, tuple[Question, str]] = {}  # by the id's text: 1 and "1" are the same id
     for where, row in rows:
         question = _question(row, where)
         _, first = found.setdefault(str(question.question_id), (question, where))
@@ -88,7 +88,7 @@ def _question(row: Any, where: str) -> Question:
     if not isinstance(row, dict):
         raise UserError(f"{where}: not a JSON object")
     kinds: Schema = {"question_id": (0, (int, str)), "category": (0, (str,)), "turns": (1, (str,))}
-    if why := misfit(row, kinds, tuple(kinds)):  # as records take it
+    if why := misfit(row, kinds, tuple(kinds)):  # the check that records use
         raise UserError(f"{where}: {why}")
     if not all(map(str.strip, row["turns"])):
         raise UserError(f"{where}: turns: must hold no empty text")

@@ -1,4 +1,4 @@
-"""Answers as they are recorded, in Spec-Bench's format: what a row says, files of rows, how two of them differ."""
+"""Recorded answers in Spec-Bench's format: figures of a row, files of rows, and how two settings differ."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from typing import Any
 from model.errors import UserError
 
 Row = dict[str, Any]
-SCHEMA = 4  # of rows and of metadata, in every one of this project: raised when either changes its meaning
+SCHEMA = 4  # version of this project's rows and metadata, raised when either changes its meaning
 
 
 def accept_lengths(row: Row) -> list[int]:
@@ -23,7 +23,7 @@ def accept_lengths(row: Row) -> list[int]:
 
 
 def tokens_and_steps(row: Row) -> tuple[int, int]:
-    """Count a question's tokens and the steps that they took; none of both where a server does not say the steps."""
+    """Count a question's tokens and steps; (0, 0) if its steps are not known, as with some servers."""
     if lengths := accept_lengths(row):
         return sum(lengths), len(lengths)
     turns = [steps for choice in row["choices"] if "engine_means" in choice for steps in choice["decoding_steps"]]
@@ -47,14 +47,14 @@ def question_speed(row: Row) -> float:
 
 
 def repeated_ngrams(before: Sequence[int], tokens: Sequence[int], n: int = 3) -> float | None:
-    """Return the share of a text's n-grams that occur earlier, in it or in what is before it; None if it has none."""
+    """Return the share of n-grams of `tokens` that occur earlier, in `before` or `tokens`; None without n-grams."""
     seen = set(zip(*(before[i:] for i in range(n)), strict=False))
     grams = list(zip(*(tokens[i:] for i in range(n)), strict=False))
     return 1 - len(set(grams) - seen) / len(grams) if grams else None
 
 
 def between(ends: Sequence[float]) -> list[int]:
-    """Return the time of each step in whole microseconds, from the ends of all, in seconds from the first's begin."""
+    """Return each step's time in whole microseconds, from the steps' end times in seconds since the first began."""
     whole = [round(1e6 * end) for end in (0.0, *ends)]
     return [max(later - earlier, 0) for earlier, later in itertools.pairwise(whole)]
 
@@ -70,7 +70,7 @@ def check_schema(recorded: dict[str, Any], where: object) -> None:
 
 
 def check_rows(rows: Iterable[Row], where: object) -> None:
-    """Raise UserError as `check_schema` for rows that hold steps; other people's hold none."""
+    """Raise UserError as `check_schema` does, for rows with step records; other people's rows have none."""
     for row in rows:
         if any("step_nodes" in choice for choice in row["choices"]):
             check_schema(row, where)
@@ -105,15 +105,16 @@ def read_answers(path: Path) -> tuple[dict[Any, Row], str]:
     return parse_answers(lines)
 
 
-# A number that occurs in many answers is one object: a third of the memory of a large experiment.
+# Equal numbers share one object: a third of the memory of a large experiment.
 _number = lru_cache(maxsize=1 << 17)(int)
 
 
 def parse_answers(lines: Iterable[str]) -> tuple[dict[Any, Row], str]:
-    """Parse answers, one a line: rows by question id, and in words what was wrong, which is left out.
+    """Parse answers, one a line. Return the rows by question id, and a description of what is wrong with the file.
 
-    A line is broken if it is no JSON object with a question id and choices of turns with matching counts. A key that
-    Spec-Bench's own table of speeds does without (accept_lengths, decoding_steps, ...) may be missing or null.
+    Broken lines are left out. A line is broken if it is no JSON object with a question id and choices of turns with
+    matching counts. Keys that Spec-Bench's own table of speeds does not need (accept_lengths, decoding_steps, ...) may
+    be missing or null.
     """
     rows: dict[Any, Row] = {}
     broken: dict[int, str] = {}  # by line
@@ -127,7 +128,7 @@ def parse_answers(lines: Iterable[str]) -> tuple[dict[Any, Row], str]:
             continue
         try:
             row = parsed(line, decoder.decode)
-        except ValueError:  # no JSON, digits without end, brackets without end
+        except ValueError:  # no JSON, a number with too many digits, or nested too deep
             broken[number] = "not JSON, cut short?"
             continue
         if why := fault(row):
@@ -138,13 +139,13 @@ def parse_answers(lines: Iterable[str]) -> tuple[dict[Any, Row], str]:
             repeated[key] = None
         if any(choice.get("accept_lengths") is None for choice in row["choices"]):
             without_lengths.append(key)
-        for choice in row["choices"]:  # the same few paths, over and over
+        for choice in row["choices"]:  # equal paths share one list
             if choice.get("step_paths"):
                 choice["step_paths"] = [[rank_paths.setdefault(tuple(p), p) for p in t] for t in choice["step_paths"]]
         rows[key] = row
     damage = []
     if broken:
-        first = {why: number for number, why in reversed(broken.items())}  # a line for each reason
+        first = {why: number for number, why in reversed(broken.items())}  # each reason's first line
         reasons = "; ".join(f"line {number}: {why}" for why, number in reversed(first.items()))
         damage.append(f"{len(broken)} broken line(s): {_some(list(broken))} ({reasons})")
     if repeated:
@@ -160,7 +161,7 @@ def _some(items: list[Any], most: int = 8) -> str:
     return ", ".join(map(str, items[:most])) + more
 
 
-# What a value must be, by key: through how many lists, and of which types. Numbers are finite and from 0.
+# By key, in how many lists a value is nested, and its types. Numbers are finite and not negative.
 Schema = dict[str, tuple[int, tuple[type, ...]]]
 _NUMBER, _MEASURED = (int, float), (int, float, type(None))
 _ROW: Schema = {"question_id": (0, (int, str)), "choices": (1, (dict,)), "peak_memory": (0, _MEASURED)}
@@ -192,7 +193,7 @@ def fault(row: Any) -> str:
 
 
 def misfit(values: Row, schema: Schema, needed: Sequence[str] = _NEEDED) -> str:
-    """Say which value is of another type than its key has in the schema, or is missing; empty if none is."""
+    """Name the first value that is missing or whose type does not fit the schema; empty if there is none."""
     for key, (lists, kinds) in schema.items():
         value = values.get(key)
         if (value is not None or key in needed) and not (
@@ -203,14 +204,14 @@ def misfit(values: Row, schema: Schema, needed: Sequence[str] = _NEEDED) -> str:
 
 
 def fits(value: Any, lists: int, kinds: tuple[type, ...]) -> bool:
-    """Return whether a value is of these types, inside so many lists; numbers are finite and from 0."""
+    """Return whether a value is of these types, nested in `lists` lists; numbers are finite and not negative."""
     if lists:
         return isinstance(value, list) and all(fits(item, lists - 1, kinds) for item in value)
     return type(value) in kinds and (type(value) not in (int, float) or 0 <= value < 2**63)
 
 
 def difference(before: Any, now: Any, where: str = "", words: tuple[str, str] = ("there", "now")) -> str:
-    """Name the first setting in which two runs differ, values shortened and followed by these words; empty if none."""
+    """Name the first setting that differs, with both values shortened and followed by `words`; empty if none does."""
     if isinstance(before, dict) and isinstance(now, dict):
         keys = sorted(before.keys() | now.keys())
         inside = (difference(before.get(k), now.get(k), f"{where}.{k}" if where else k, words) for k in keys)

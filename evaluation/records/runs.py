@@ -1,4 +1,4 @@
-"""Runs as they lie on disk: those of an experiment, and other people's answer files in Spec-Bench's format."""
+"""Read runs from disk: those of an experiment, and other people's answer files in Spec-Bench's format."""
 
 from __future__ import annotations
 
@@ -31,11 +31,11 @@ from .rows import (
     tokens_and_steps,
 )
 
-GENERATE = "transformers generate"  # the execution of hf, which takes no steps of this engine
-SERVED = "served"  # and of a server
+GENERATE = "transformers generate"  # the execution of hf, which does not use this engine
+SERVED = "served"  # the execution of a server
 _METHOD_OF_CLASS = {path.rpartition(".")[2]: name for name, path in METHODS.items()}
 UNKNOWN = "not recorded"
-# What metadata must be where tables and pages read it; a dot leads into a group. Names are needed.
+# Types of the metadata that tables and pages read; a dot leads into a group. _NAMES must be present.
 _NAMES = (
     *("label", "device", "settings.model.name", "settings.model.dtype", "settings.bench.name", "settings.method.name"),
     *("versions.torch", "versions.transformers"),
@@ -56,7 +56,7 @@ _NUMBER = re.compile(r"(\d+(?:\.\d+)?)")
 
 @dataclass(frozen=True)
 class Run:
-    """A run as it lies on disk: its metadata and its answers in the order of the bench."""
+    """A run read from disk: its metadata, and its answers in the order of the bench."""
 
     folder: Path
     metadata: dict[str, Any]
@@ -75,7 +75,7 @@ class Run:
 
     @property
     def precision(self) -> str:
-        """What it computes in, and whether its linear layers read 16-bit weights for that."""
+        """The type that it computes in, and whether its linear layers read 16-bit weights."""
         held = (self.metadata.get("circumstances") or {}).get("linear") == "half"
         return f"{self.settings['model']['dtype']}{' from 16-bit weights' if held else ''}"
 
@@ -98,18 +98,18 @@ class Run:
 
     @property
     def execution(self) -> str:
-        """How its steps were taken: eager or graph; GENERATE for transformers' own decoding."""
+        """How steps were executed: eager or graph; GENERATE for transformers' own decoding, SERVED for a server."""
         requested = GENERATE if self.settings["method"]["name"] == "hf" else self.settings.get("execution")
         return str(self.metadata.get("execution_used", requested))
 
     @cached_property
     def summary(self) -> dict[str, Any]:
-        """What the run wrote at its end; empty if it is not there yet."""
+        """The summary that the run wrote at its end; empty before."""
         return self.metadata.get("summary") or read_object(self.folder / "summary.json")
 
     @cached_property
     def by_question(self) -> pd.DataFrame:
-        """By question, its id and hash: subtask, tokens, steps, speed (tokens/s)."""
+        """A row for each question, by id and hash: subtask, tokens, steps, speed (tokens/s)."""
         counts = [tokens_and_steps(row) for row in self.answers]
         data = {
             "subtask": [subtask(str(row.get("category", "unknown"))) for row in self.answers],
@@ -121,7 +121,7 @@ class Run:
 
 
 def row_key(row: Row) -> str:
-    """Return what an answer is paired by: its question's id and hash."""
+    """Return the key that an answer is paired by: its question's id and hash."""
     return question_key(row["question_id"], row.get("question_sha256"))
 
 
@@ -170,7 +170,7 @@ def _of_this_schema(records: Iterable[tuple[Path, dict[str, Any], list[Row]]]) -
             check_rows(rows, folder)
             if why := misfit({key: _inside(metadata, key) for key in _METADATA}, _METADATA, (*_NAMES, "questions")):
                 raise TypeError(why)
-            _order(Run(folder, metadata, rows))  # reads the rest
+            _order(Run(folder, metadata, rows))  # raises if the rest is broken
         except UserError as refused:
             print(f"left out: {refused}", file=sys.stderr)
             continue
@@ -186,14 +186,14 @@ def _of_this_schema(records: Iterable[tuple[Path, dict[str, Any], list[Row]]]) -
 
 
 def _inside(values: Any, key: str) -> Any:
-    """Return a value by its groups' names and its own; None if it is not there, ... if a group is none."""
+    """Return the value of a dotted key; None if it is missing, Ellipsis if a group on the way is no dictionary."""
     for part in key.split("."):
         values = values.get(part) if isinstance(values, dict) else None if values is None else ...
     return values
 
 
 def _order(run: Run) -> tuple[Any, ...]:
-    """Order runs by what is compared together, methods as in tables, numbers, then repeats, and shards within one."""
+    """Return a run's sort key: comparable runs together, then method as in tables, settings, repeat and shard."""
     method = run.settings["method"]
     numbers = [
         method.get(key) if isinstance(method.get(key), int | float) else 0
@@ -206,21 +206,21 @@ def _order(run: Run) -> tuple[Any, ...]:
 
 
 def natural(text: str) -> tuple[str | float, ...]:
-    """Split a text to sort by, its numbers as numbers: 60 before 480. Texts and numbers stand in turn."""
+    """Split a text for sorting, so that 60 comes before 480. Texts and numbers alternate."""
     return tuple(float(part) if i % 2 else part for i, part in enumerate(_NUMBER.split(text)))
 
 
-PLAIN_DECODING = {"vanilla", "baseline", "autoregressive"}  # words by which such files name it
+PLAIN_DECODING = {"vanilla", "baseline", "autoregressive"}  # words in the names of such files
 
 
 def read_foreign(pattern: str, baseline: Path | None = None) -> list[Run]:
-    """Read the files that match, one run each, named after the file; that of plain decoding as `vanilla`.
+    """Read the files that match, one run each, named after the file; the run of plain decoding is named `vanilla`.
 
-    Answers are as they were recorded: which model, device and settings they are of is not known and not guessed. They
-    are paired by their questions' hashes where all files have them, else by the questions' ids.
+    The answers' model, device and settings are not known and not guessed. Answers are paired by id and hash of their
+    questions if all have hashes, else by the questions' ids.
 
     Args:
-        baseline: the file of plain decoding; None: the only one whose name says so.
+        baseline: the file of plain decoding; None: the file whose name says so, if there is only one.
 
     Raises:
         UserError: no file matches, or one holds no answer.
@@ -230,7 +230,7 @@ def read_foreign(pattern: str, baseline: Path | None = None) -> list[Run]:
         raise UserError(f"--answers {pattern}: no such file")
     paths = sorted(map(Path, names | ({str(baseline)} if baseline else set())))
     plain = [path for path in paths if PLAIN_DECODING & set(re.split(r"[-_]", path.stem.lower()))]
-    if baseline or len(plain) > 1:  # several: which one is meant is not guessed
+    if baseline or len(plain) > 1:  # of several, none is guessed
         plain = [path for path in paths if path == baseline]
     stems = [path.stem for path in paths]
     runs = []
@@ -241,14 +241,14 @@ def read_foreign(pattern: str, baseline: Path | None = None) -> list[Run]:
         if not rows:
             raise UserError(f"{path}: holds no answer in Spec-Bench's format")
         for row in rows.values():
-            del row["choices"][1:]  # evaluation/speed.py there reads the first
+            del row["choices"][1:]  # Spec-Bench's evaluation/speed.py reads the first
         check_rows(rows.values(), path)
         name = path.stem if stems.count(path.stem) == 1 else str(path.with_suffix(""))
         runs.append(Run(path.parent, _unrecorded("vanilla" if path in plain else name), list(rows.values())))
     answers = [row for run in runs for row in run.answers]
     if not all(row.get("question_sha256") for row in answers):
         for row in answers:
-            row.pop("question_sha256", None)  # only some know their questions: ids stand in for all
+            row.pop("question_sha256", None)  # some have no hash, so ids are used for all
     most = max(len(run.answers) for run in runs)
     for run in runs:
         run.metadata["questions"] = run.metadata["settings"]["bench"]["questions"] = most
@@ -256,7 +256,7 @@ def read_foreign(pattern: str, baseline: Path | None = None) -> list[Run]:
 
 
 def _unrecorded(name: str) -> dict[str, Any]:
-    """Return the metadata of answers of which nothing but a name is known."""
+    """Return the metadata of answers of which only a name is known."""
     settings = {
         "model": {"name": "answers", "dtype": UNKNOWN},
         "bench": {"name": "files"},

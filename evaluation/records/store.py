@@ -1,7 +1,7 @@
 """The store of a run: one JSON line a question, in Spec-Bench's answer format; survives a kill at any point.
 
-Order of writing, after each question or batch of them: first the drafter's state as it is after it, then the lines,
-flushed to the disk. So whatever lines are there, their state is there too, and a run goes on from exactly that state.
+After each question or batch, the drafter's state is written first, then the answers' lines, flushed to the disk. So the
+state after the last line is always there, and a resumed run continues from exactly that state.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class AnswerStore:
             yield
 
     def begin(self, metadata: dict[str, Any]) -> dict[Any, Row]:
-        """Start or go on: write the metadata, cut off what a kill left unfinished, return the answers that are there.
+        """Start or resume: write the metadata, cut off an unfinished line or batch, and return the stored answers.
 
         Args:
             metadata: `settings` decide what is answered, `circumstances` how fast; `questions`: how many there are.
@@ -80,10 +80,10 @@ class AnswerStore:
             raise UserError(
                 f"{self.answers} holds answers of an unknown configuration (no metadata.json next to it); move it away"
             )
-        if not answered:  # nothing was measured under what is recorded, if it is
+        if not answered:  # no answer depends on earlier metadata
             write_json(path, metadata)
         states = set(self.folder.glob("state-*.safetensors")) - {self._state_path(answered)}
-        for stale in [*self.folder.glob(PARTIAL), *states]:  # a killed run's; this one has the directory for itself
+        for stale in [*self.folder.glob(PARTIAL), *states]:  # a killed run's; the directory is locked
             stale.unlink()
         if not data:
             return {}
@@ -101,16 +101,16 @@ class AnswerStore:
         return (self.folder / "summary.json").exists()
 
     def state_at(self, answered: int) -> dict[str, torch.Tensor]:
-        """Load the drafter's state after so many questions. Raises UserError if it is gone."""
+        """Load the drafter's state after `answered` questions. Raises UserError if it is gone."""
         return load_state(self._state_path(answered))
 
     def last_state(self, answered: int) -> dict[str, torch.Tensor]:
-        """Load the state after the last question, whether a kill came before or after it got its last name."""
+        """Load the state after the last question, whether a kill came before or after the file was renamed."""
         path = self._state_path(answered)
         return load_state(path if path.exists() else self.folder / "state.safetensors")
 
     def append(self, rows: Sequence[Row], state: dict[str, torch.Tensor], answered: int) -> None:
-        """Keep the answers up to number `answered` (from 1) with the state after them: all or none."""
+        """Write the state after answer number `answered` (from 1), and the answers up to it: all or none."""
         if state:
             save_state(state, self._state_path(answered))
         lines = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows).encode()

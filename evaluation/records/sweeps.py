@@ -1,7 +1,7 @@
-"""What a sweep was to do and what of it is done: jobs written down before the first starts, marked when finished.
+"""Keep track of a sweep: its jobs are written down before the first one starts, and marked when finished.
 
-A job whose method lacks a companion, or candidates for its tree, is marked then, with the reason, and never starts:
-nothing is missing that could be completed, and the tables have a row that says so.
+A job whose method lacks a companion, or candidates for its tree, is marked at the start with the reason and never runs.
+It does not count as missing, and the tables have a row that gives the reason.
 """
 
 from __future__ import annotations
@@ -42,14 +42,14 @@ def mark_of(folder: Path, job: Sequence[str]) -> Path:
 
 
 def note_done(config: dict[str, Any], job: list[str], folders: Sequence[Path]) -> None:
-    """Write down that this job of a sweep is done and where: several jobs may share a run."""
+    """Mark this job of a sweep as done, with the folders of its runs: several jobs may share a run."""
     folder = Path(config["results_dir"]) / str(config["name"])
     if (folder / "sweep.json").exists() and config["run_dir"] is None:
         write_json(mark_of(folder, job), {"job": without_passwords(job), "runs": [path.name for path in folders]})
 
 
 def write_down(jobs: Sequence[Planned], command: str) -> None:
-    """Write each experiment's jobs in its folder; mark those not available, and remove the marks of earlier ones."""
+    """Write each experiment's jobs to its folder; mark those not available, and remove old marks of the others."""
     for folder in dict.fromkeys(job.folder for job in jobs):
         planned = [job for job in jobs if job.folder == folder]
         names = without_passwords([job.overrides for job in planned])
@@ -75,7 +75,7 @@ def available(jobs: Sequence[Planned]) -> list[Planned]:
 
 
 def not_available(folder: Path) -> list[dict[str, str]]:
-    """Return what sweeps into this folder left out, by model, bench and method, each with `why`."""
+    """Return model, bench and method of the jobs that sweeps into this folder left out, each with `why`."""
     marks = [mark for path in sorted(folder.glob("jobs/*.json")) if (mark := read_object(path)).get("not_available")]
     groups = ("model", "bench", "method")
     reasons = {tuple(str(mark.get(group)) for group in groups): str(mark["not_available"]) for mark in marks}
@@ -83,11 +83,11 @@ def not_available(folder: Path) -> list[dict[str, str]]:
 
 
 def missing_jobs(folder: Path) -> str:
-    """Say what the last sweep into this folder has not finished, and what completes it; empty if all is done."""
+    """Name the jobs that the last sweep into this folder has not finished, and its command; empty if all are done."""
     sweep = read_object(folder / "sweep.json")
     jobs: list[list[str]] = sweep["jobs"] if fits(sweep.get("jobs"), 2, (str,)) else []
     left = []
-    for job in jobs:  # done: not available, or its mark is there and all its runs still are, finished
+    for job in jobs:  # done: not available, or marked and all its runs are still there and finished
         mark = read_object(mark_of(folder, job))
         runs = mark.get("runs")
         finished = isinstance(runs, list) and all((folder / f"runs/{run}/summary.json").exists() for run in runs)
@@ -95,8 +95,8 @@ def missing_jobs(folder: Path) -> str:
             left.append(job)
     if not left:
         return ""
-    common = set.intersection(*map(set, jobs)) if len(jobs) > 1 else set()  # the command says it
+    common = set.intersection(*map(set, jobs)) if len(jobs) > 1 else set()  # already in the command
     words = [" ".join(o for o in job if o not in common) for job in left[:4]]
     words += [f"and {len(left) - 4} more"] if len(left) > 4 else []
     missing = f"missing: {len(left)} of {len(jobs)} jobs ({'; '.join(words)})"
-    return f"{missing}; this completes the sweep: {sweep.get('command')}"
+    return f"{missing}; to complete the sweep: {sweep.get('command')}"

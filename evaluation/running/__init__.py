@@ -1,4 +1,4 @@
 """Running questions: one run, interleaved runs, progress, and the report at the end.
 
-From outside: what the commands call. May import `configuration`, `loading`, `records` and `statistics`.
+Commands may use all modules. This folder may import `configuration`, `loading`, `records` and `statistics`.
 """

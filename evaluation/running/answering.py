@@ -1,4 +1,4 @@
-"""Answer turn by turn, `num_choices` times: a question by one method or by several in shared forwards, or a batch."""
+"""Answer turn by turn, `num_choices` times: a question by one method, by several in shared forwards, or a batch."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def answer(questions: Sequence[Question], answerers: Sequence[tuple[Answerer, di
     """Return the rows in Spec-Bench's answer format: of one question by each answerer, or of several by one as a batch.
 
     Args:
-        answerers: each with its configuration; several are untimed, and have the same `num_choices`.
+        answerers: each with its configuration; if several, they are untimed and have the same `num_choices`.
     """
     first, config = answerers[0]
     devices = [torch.device(device) for device in first.loaded.target.devices]
@@ -43,11 +43,14 @@ def answer(questions: Sequence[Question], answerers: Sequence[tuple[Answerer, di
 
 
 def answer_turn(conversations: Sequence[Conversation]) -> None:
-    """Answer the next turn of each. Untimed ones of one prompt, limit and sampling share forwards on this engine."""
+    """Answer the next turn of each conversation.
+
+    On this engine, untimed conversations with the same prompt, limit and sampling share forwards.
+    """
     sharing: dict[tuple[Any, ...], list[Conversation]] = {}
     batch: list[Conversation] = []
     for one in conversations:
-        if not one.fits_next_prompt():  # a later turn after long answers: recorded, the run goes on
+        if not one.fits_next_prompt():  # a later turn after long answers: recorded as such
             one.add(Generation(stop="context"))
         elif one.batched:
             batch.append(one)
@@ -87,7 +90,7 @@ class Conversation:
         self.asked: dict[str, Any] = {"max_new_tokens": config["max_new_tokens"], "sampling": sampling}
         self.answers: list[str] = []
         self.accept_lengths: list[int] = []
-        self.turns: list[dict[str, Any]] = []  # what is recorded of each
+        self.turns: list[dict[str, Any]] = []  # the record of each turn
 
     def fits_next_prompt(self) -> bool:
         """Build the next turn's prompt, with the answers so far. Return True if it leaves room for an answer."""
@@ -99,7 +102,7 @@ class Conversation:
         return len(self.prompt) < loaded.target.context
 
     def add(self, generation: Generation) -> None:
-        """Add the answer to the prompt."""
+        """Add the answer to the current prompt and its record."""
         loaded, steps, by_phase = self.answerer.loaded, generation.steps, self.timed and self.answerer.streams
         text, more = (generation.said, generation.recorded) if isinstance(generation, ServedAnswer) else (None, {})
         self.answers.append(text or answer_text(loaded.template, loaded.tokenizer, generation.tokens))
@@ -131,7 +134,7 @@ class Conversation:
 
     def record(self, index: int) -> Row:
         """Return Spec-Bench's keys of a choice and this project's, which have one entry per turn."""
-        keys = max(self.turns, key=len)  # one that the context left no room for has fewer
+        keys = max(self.turns, key=len)  # a turn that has no room in the context has fewer
         columns: Row = {key: [turn.get(key) for turn in self.turns] for key in keys}
         there = {
             "step_paths": self.answerer.on_engine,
@@ -160,10 +163,10 @@ def build_row(choices: Sequence[Conversation], peak: int | None) -> Row:
 
 
 def acceptance_lines(row: Row, most: int) -> Iterator[str]:
-    """Yield a question's lines of acceptance.jsonl: of each turn `usage` and `metrics` as in a response of vLLM.
+    """Yield a question's lines of acceptance.jsonl: for each turn, `usage` and `metrics` as in a response of vLLM.
 
     Args:
-        most: the draft tokens that a step may have.
+        most: maximum number of draft tokens of a step.
     """
     for choice in row["choices"]:
         for turn, (nodes, paths) in enumerate(zip(choice["step_nodes"], choice["step_paths"], strict=True)):

@@ -49,7 +49,7 @@ class Runner:
 
     def __init__(self, config: dict[str, Any], model: ModelSettings, answer_file: Path | None = None) -> None:
         bench = load_bench(**config["bench"] | {"order": FILE_ORDER})  # a wrong one raises before weights are read
-        # In the order asked for, even if it changes no answer: interleaved runs stay at the same question.
+        # The order asked for is kept even if it changes no answer, so that interleaved runs stay at the same question.
         self._questions = ordered(bench.questions, order := config["bench"]["order"])
         self.config, self.loaded = config, load_model(model)
         check_prompts(bench, self.loaded)
@@ -64,7 +64,7 @@ class Runner:
                 f"start={self.answerer.start}: forgets between prompts what those of a batch share; use start=hot, or "
                 "batch=1"
             )
-        if self.answerer.keeps_state or self.size > 1:  # else there is one record for all orders
+        if self.answerer.keeps_state or self.size > 1:  # else all orders have the same record
             bench = replace(bench, questions=self._questions, order=order)
         self.settings = run_settings(config, bench, self.answerer)
         if self.saved and self.answerer.keeps_state:
@@ -171,7 +171,7 @@ class Runner:
         state, summary = answerer.drafter.state_dict(), measure(rows)
         summary["state_bytes"] = sum(t.numel() * t.element_size() for t in state.values())
         described = answerer.drafter.describe()
-        if answerer.start == COLD:  # reset before each prompt: it would be of the last prompt alone
+        if answerer.start == COLD:  # state is reset before each prompt: figures would be of the last one only
             described.pop("predicted_speedup", None)
         summary |= {"drafter": described} if described else {}
         if answerer.on_engine:

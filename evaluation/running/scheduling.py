@@ -36,7 +36,7 @@ class Job:
 
 
 def run_jobs(jobs: Sequence[Job], failures: list[str] | None = None, answer_file: Path | None = None) -> list[Path]:
-    """Run jobs alone first, then the interleaved ones question by question; at last those with start=saved.
+    """Run jobs that are not interleaved, then interleaved ones question by question; then those with start=saved.
 
     Args:
         failures: gets a line for each error that the user can fix, and the other jobs go on; None: it is raised.
@@ -46,7 +46,7 @@ def run_jobs(jobs: Sequence[Job], failures: list[str] | None = None, answer_file
     """
     folders: list[Path] = []
     with keep_devices():
-        for last in (False, True):  # they start from what a hot run left
+        for last in (False, True):  # start=saved reads a hot run's state
             for group in grouped([job for job in jobs if (job.config["start"] == SAVED) is last]):
                 with noted(failures):
                     folders += _run(group, failures, answer_file)
@@ -56,7 +56,7 @@ def run_jobs(jobs: Sequence[Job], failures: list[str] | None = None, answer_file
 def grouped(jobs: Sequence[Job]) -> list[list[Job]]:
     """Split jobs to single repeats and group them: each alone, or interleaved ones of a model, bench and repeat.
 
-    Untimed jobs are interleaved, and have one repeat, as the others would be the same.
+    Untimed jobs are interleaved and have one repeat, as further repeats would be the same.
     """
     alone, interleaved = list[list[Job]](), dict[str, list[Job]]()
     for job in jobs:
@@ -165,7 +165,7 @@ class _Turns:
 
 
 def group_by_question(runners: Sequence[Runner]) -> list[list[Runner]]:
-    """Group the runs that share forwards: untimed ones of this engine whose next question is the same; not batched."""
+    """Group the runs that share forwards: untimed, unbatched runs on this engine with the same next question."""
     groups: dict[Any, list[Runner]] = {}
     for runner in runners:
         shared = json.dumps([runner.pending[0].key, runner.config["num_choices"]])
@@ -175,9 +175,9 @@ def group_by_question(runners: Sequence[Runner]) -> list[list[Runner]]:
 
 
 class Progress(tqdm):
-    """Show what is done of a total, and `postfix`: tqdm's line in a terminal, elsewhere a line a minute."""
+    """Show progress, and `postfix`: tqdm's line in a terminal, elsewhere a line a minute."""
 
-    monitor_interval = 0  # no thread next to what is timed
+    monitor_interval = 0  # no monitor thread during timed runs
 
     def __init__(self, label: str, total: int, done: int = 0, unit: str = "answers") -> None:
         self.terminal = sys.stderr.isatty()

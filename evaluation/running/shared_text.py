@@ -1,8 +1,8 @@
 """Many methods on one text: one forward for all of them, and each context is forwarded once.
 
-Greedy output is the target's own whatever is drafted, so methods that answer one prompt follow one text. They differ in
-where their steps begin and in what they draft, and much of that is the same, too. So accepted lengths, which do not
-depend on time, cost little more for many configurations than for a few. Times cannot be had this way.
+Drafts do not change the target's output, so methods that answer one prompt follow one text. They differ in where their
+steps begin and in what they draft, but many draft nodes are the same. So accepted lengths, which do not depend on time,
+cost little more for many configurations than for a few. Times cannot be measured this way.
 
 Methods that read nothing of rejected nodes (`Needs.rejected`: prompt look-up, for one) come last. Their accepted
 lengths follow from the text alone, so their drafts are not forwarded.
@@ -39,7 +39,7 @@ class Context:
     children: dict[int, Context] = field(default_factory=dict)  # the contexts that are one token longer
     choice: int | None = None  # the token that the target picks; None: not forwarded yet
     logits: Any = None  # (V,), if kept
-    hidden: Any = None  # (w H,), all that some method needs, if any does
+    hidden: Any = None  # (w H,), all that any method needs; None if none does
     committed: bool = False  # True if its states are in the cache at its position: it is part of the text
 
     def child(self, token: int) -> Context:
@@ -53,12 +53,12 @@ class SharedText:
     """One prompt and its answer so far, and the contexts that sequences can still reach.
 
     Args:
-        cache: has room for the text and, behind it, all drafts of one forward.
+        cache: has room for the text and, after it, all drafts of one forward.
         prompt: P tokens; all but the last are forwarded now, and `sessions` that want their logits observe them.
 
     Attributes:
         tip: the deepest committed context.
-        start: a context that is continued by the text alone, without what was rejected, for those who read nothing of it.
+        start: a context that only the accepted text continues, for methods that read nothing of rejected nodes.
     """
 
     def __init__(
@@ -78,13 +78,13 @@ class SharedText:
         self.prompt_hidden = [] if states is None else [*states]  # P - 1 of (w H,)
         self.tip = Context(len(prompt) - 2, choice=prompt[-1], committed=True)
         self.start = replace(self.tip, children={})
-        self._end = None if all(need.rejected for need in needs) else self.start  # of that text
-        self._rejected = Context(-1, choice=-1)  # stands for every rejected node where nobody reads it
+        self._end = None if all(need.rejected for need in needs) else self.start  # end of `start`'s text
+        self._rejected = Context(-1, choice=-1)  # replaces every rejected node in `follow`
 
     def forward(self, drafts: Sequence[tuple[Context, Draft]]) -> list[list[Context]]:
         """Return the context of every node of these drafts, below the contexts of their roots; forward the new ones."""
         contexts: list[list[Context]] = []  # of each draft, by node
-        rows: dict[Context, int] = {}  # of the forward
+        rows: dict[Context, int] = {}  # rows of the forward
         row_parents: list[Context] = []
         row_tokens: list[int] = []
         for root, draft in drafts:
@@ -107,7 +107,7 @@ class SharedText:
         return contexts
 
     def forget_rejected(self) -> None:
-        """Go on from `start`: after this only `follow` is called."""
+        """Continue from the end of `start`'s text; after this, only `follow` may be called."""
         if self._end is not None:
             self.tip, self._end = self._end, None
 
@@ -139,7 +139,7 @@ class SharedText:
         choices = self.choice.among(logits, positions + 1).tolist()
         for context, row_logits, choice in zip(rows, logits, choices, strict=True):
             if context.choice is None:
-                context.choice = choice  # and copies, as a view would keep the whole forward's output alive
+                context.choice = choice  # clones below: a view would keep the whole forward's output alive
                 context.logits = row_logits.clone() if self.keeps_logits else None
                 context.hidden = None if hidden is None else hidden[rows[context]].clone()
         if self._rejected.logits is None and self.keeps_logits:
@@ -185,7 +185,7 @@ class _Sequence:
     def learn(self, draft: Draft, nodes: list[Context], limit: int, eos: Collection[int]) -> bool:
         """Finish a step after the forward. Returns True if the answer goes on."""
         needs = self.session.drafter.needs
-        if self._first_draft is not None:  # whose root's row is the prompt's last one
+        if self._first_draft is not None:  # its root is the prompt's last token
             self._first_draft = None
             if needs.prompt_logits:
                 self.session.observe_prompt(self.prompt, len(self.prompt) - 1, self.context.logits[None])
@@ -203,13 +203,13 @@ class _Sequence:
         return self.out.add(verification, limit, eos)
 
     def _observe_hidden(self, tokens: list[int], last: list[Context]) -> None:
-        """The prompt's hidden states, with that of its last token if its chain is forwarded with it."""
+        """Let the session observe the hidden states of `tokens`; `last` has the context of a prompt's last token."""
         if tokens and self.session.drafter.needs.hidden:
             hidden = self._hidden(self.text.prompt_hidden + [context.hidden for context in last])
             self.session.observe_prompt_hidden(tokens, hidden)
 
     def _hidden(self, states: list[torch.Tensor]) -> torch.Tensor:
-        """Return what this method needs of the hidden states that are kept for all of them: (n, w H)."""
+        """Return the hidden states that this method needs, from those kept for all methods: (n, w H)."""
         parts = torch.stack(states).chunk(len(self.text.hidden), -1)
         return torch.cat([parts[self.text.hidden.index(number)] for number in self.session.drafter.needs.hidden], -1)
 
@@ -224,19 +224,19 @@ def generate_together(
     eos: Collection[int] = (),
     sampling: Sampling = GREEDY,
 ) -> list[Generation]:
-    """Answer one prompt by each of several methods, with the steps that each takes alone, without times.
+    """Answer one prompt by each of several methods, with the steps that each would take alone; measure no times.
 
-    The sequence whose root is furthest back goes first, so that contexts that all have passed are freed. It takes some
-    twice as many forwards as all at once, as many rows, and a tenth of the contexts.
+    Sequences whose root is furthest back go first, so that contexts that all sequences have passed are freed. Compared
+    with all sequences at once, this takes about twice as many forwards, equally many rows, and a tenth of the contexts.
 
     Args:
         drafters: of any kind; no two of them may be one object.
         max_new_tokens, eos, sampling: as `generate` takes them.
 
     Raises:
-        UserError: as `generate`; what is sampled reads the text.
+        UserError: as `generate`; or sampling reads the text (a repetition penalty).
     """
-    if target.recurrent:  # whose text cannot branch
+    if target.recurrent:  # its state cannot branch
         settings = dict(max_new_tokens=max_new_tokens, eos=eos, sampling=sampling)
         return [generate(target, drafter, prompt, **settings) for drafter in drafters]
     limit = target.token_budget(prompt, max_new_tokens)

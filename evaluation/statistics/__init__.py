@@ -1,4 +1,4 @@
-"""What the records say: metrics, intervals, acceptance, audits, tables, and published figures next to them.
+"""Compute from records: metrics, intervals, acceptance, audits, tables, and published figures next to them.
 
-From outside: everything. May import `records`.
+Other folders may use everything. This folder may import `records`.
 """

@@ -1,4 +1,4 @@
-"""How deep the draft tree is accepted, and at which of its nodes: from step records alone."""
+"""Acceptance by depth and by node of the draft tree, from step records only."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from model.engine.tree import RankPath
 from ..records.rows import Row
 from ..records.runs import Run
 
-LEARNT = "auto"  # the order of its nodes is learnt, so which nodes a step tried is not known afterwards
-TREE_SOURCE = "recycling"  # the source whose steps draft from the fixed tree, where a method has others, too
+LEARNT = "auto"  # a tree whose nodes' order is learnt: records do not say which nodes a step tried
+TREE_SOURCE = "recycling"  # the source that drafts from the fixed tree, if a method has several sources
 
 
 Accepted = Counter[tuple[int, RankPath]]  # drafting steps by nodes forwarded, the root included, and path accepted
 
 
 def accepted_paths(rows: Iterable[Row], source: str | None = None) -> Accepted:
-    """Count the steps that drafted, of a method with several sources from this one; none if they are not recorded."""
+    """Count the steps that drafted, only from `source` if a method has several; none without step records."""
     accepted: Accepted = Counter()
     for choice in (choice for row in rows for choice in row["choices"]):
         turns = zip(choice.get("step_nodes") or [], choice.get("step_paths") or [], strict=False)
@@ -51,7 +51,7 @@ def by_depth(accepted: Accepted) -> list[Depth]:
 
 @dataclass(frozen=True)
 class Node:
-    """A node of the tree and how often it was accepted. Shares of nothing are 0."""
+    """A node of the tree and how often it was accepted. Without tries, shares are 0."""
 
     path: RankPath
     tried: int  # drafting steps whose tree had this node
@@ -75,11 +75,11 @@ def fixed_tree(run: Run) -> list[RankPath] | None:
 
 
 def by_node(accepted: Accepted, order: Sequence[RankPath] | None) -> list[Node]:
-    """Return the nodes of a tree, each behind its parent, and how often they were accepted.
+    """Return the nodes of a tree, each after its parent, and how often they were accepted.
 
     Args:
-        order: as `fixed_tree` returns it; of a smaller tree a step had the first nodes. None: only nodes that were once
-            accepted are returned, and every step counts as a try of each.
+        order: as `fixed_tree` returns it; a step with a smaller tree had the first nodes. None: only nodes that were
+            ever accepted are returned, and every step counts as a try of each.
     """
     fixed = order is not None
     if order is None:
@@ -95,7 +95,7 @@ def by_node(accepted: Accepted, order: Sequence[RankPath] | None) -> list[Node]:
 
 
 def most_accepted(nodes: Iterable[Node], most: int) -> list[Node]:
-    """Return the nodes most often on an accepted path, best first; of equals the shallower, then the better rank.
+    """Return the nodes most often on an accepted path, best first; ties go to the shallower, then the better rank.
 
     A node is accepted at most as often as its parent, so each comes after its parent.
     """

@@ -1,12 +1,13 @@
-"""Do answers agree? Each method's with vanilla's, turn by turn, and those of two experiments, question by question.
+"""Compare answers: each method's with vanilla's, turn by turn, and two experiments', question by question.
 
-Audit: is the output still the model's own? Token ids of the turns that both answered from the same prompt.
+Audit: is the output still the model's own? Token ids are compared in the turns that both answered from the same prompt.
 
-Two experiments: token ids must be the same in every turn: neither the machine nor a draft may change them. MATs agree
-if the 95 % interval of their ratio holds 1, on the questions that both answered from the same state: with state kept
-between prompts, those before which both were asked the same; with states saved from other questions, none. Accepted
-lengths decide nothing where there is no interval (fewer than FEWEST questions) or the clock sizes drafts. Of runs with
-different limits of new tokens the text is compared up to the smaller one, and no accepted lengths.
+Two experiments: token ids must be equal in every turn, as neither the machine nor a draft may change them. MATs agree
+if the 95 % interval of their ratio includes 1, on the questions that both answered from the same state. If state is
+kept between prompts, these are the questions before which both were asked the same ones. If the states were saved from
+other questions, there are none. Accepted lengths decide nothing without an interval (fewer than FEWEST questions), or
+if step times decide the draft size. Of runs with different limits of new tokens, only the text is compared, up to the
+smaller limit.
 """
 
 from __future__ import annotations
@@ -43,8 +44,8 @@ HOW = ("execution", "timed", "phases")  # facets that change neither text nor ac
 def common_turns(one: Row, other: Row) -> tuple[list[tuple[int, int, list[int], list[int]]], int]:
     """Return the turns answered from the same prompt: choice, turn, token ids of the one and of the other.
 
-    Also how many turns are left out: those behind an answer that differs, as their prompts differ too, those that one
-    of the two lacks, and those in which neither holds a token.
+    Also return how many turns are left out: those after an answer that differs, as their prompts differ, too; those
+    that one row lacks; and those in which neither row has a token.
     """
     turns = []
     for index, choices in enumerate(zip(one["choices"], other["choices"], strict=False)):
@@ -69,11 +70,11 @@ class Turn:
     choice: int
     turn: int
     tokens: int  # of the baseline's answer
-    differs_at: int | None  # the first new token, from 0, in which the run's differs from it; None: in none
+    differs_at: int | None  # index of the first new token that differs, from 0; None if none does
 
     @property
     def key(self) -> tuple[str, ...]:
-        """Where the two differ, as the file of gaps has it."""
+        """The turn and its first difference, as in the file of gaps."""
         return self.run.folder.name, *map(str, (self.question_id, self.choice, self.turn, self.differs_at))
 
     @property
@@ -84,12 +85,12 @@ class Turn:
 
 @dataclass
 class Audit:
-    """A configuration, all its repeats, against its baseline."""
+    """A configuration's turns, of all repeats, compared with its baseline's."""
 
     pool: Pool
     base: Pool
     turns: list[Turn] = field(default_factory=list)
-    left_out: int = 0  # turns behind one that differed, whose prompts differ, and those with no token ids on one side
+    left_out: int = 0  # turns after one that differed, as their prompts differ, and turns with no token ids on one side
 
     @property
     def different(self) -> list[Turn]:
@@ -101,20 +102,20 @@ class Audit:
 
     @property
     def tokens(self) -> int:
-        """The baseline's, in all turns."""
+        """The baseline's tokens, in all turns."""
         return sum(turn.tokens for turn in self.turns)
 
 
 def audits(pooled: Sequence[Pool], bases: Sequence[str] = ("vanilla",)) -> list[Audit]:
-    """Audit every configuration against the first of these baselines that it has; the last of them is audited by none.
+    """Audit each configuration against the first of these baselines that it has; the last baseline is not audited.
 
-    A batch's answers are compared with the baseline's of batch 1 if it has them, its own with these, too. An answer is
-    compared with the same repeat's, where the baseline has the question there, else with any repeat's.
-    Where tokens are drawn, transformers' own noise is another one: its answers are compared with none.
+    A batch is compared with the baseline's answers of batch 1, if there are any; so are the baseline's own batches. An
+    answer is compared with that of the same repeat if the baseline has it, else with any repeat's. With sampling,
+    hf is left out, as transformers draws its own noise.
     """
     audited = []
     for pool in pooled:
-        if pool.identity.is_served:  # judged by itself: its arithmetic is another one
+        if pool.identity.is_served:  # audited separately (evaluation.audit), as its arithmetic differs
             continue
         batched = pool.identity.facets["batch"] > 1
         alone = (pool.closest(name, batch=1) if batched else None for name in bases)
@@ -138,7 +139,7 @@ def audits(pooled: Sequence[Pool], bases: Sequence[str] = ("vanilla",)) -> list[
 
 
 def audit_table(audited: Sequence[Audit], gaps: Gaps) -> pd.DataFrame:
-    """Build one row a configuration, with the first difference and the largest gap at one, where gaps are known."""
+    """Build a row for each configuration, with its first difference and, where known, its largest logit gap."""
     rows = []
     for audit in audited:
         measured = [gaps[turn.key] for turn in audit.different if turn.key in gaps]
@@ -185,7 +186,7 @@ def wording(table: pd.DataFrame, folder: Path) -> list[str]:
 
 
 def read_gaps(folder: Path) -> Gaps:
-    """Read what the command has measured in this folder; nothing if it was not given yet."""
+    """Read the gaps that evaluation.audit has measured in this folder; empty if it has not run."""
     try:
         entries = parsed((folder / GAPS).read_text(encoding="utf-8"))
         return {tuple(map(str, entry["at"])): float(entry["gap"]) for entry in entries}
@@ -195,20 +196,20 @@ def read_gaps(folder: Path) -> Gaps:
 
 @dataclass(frozen=True)
 class Comparison:
-    """A configuration here and there."""
+    """A configuration of one experiment (here), compared with that of the other (there)."""
 
     name: str
-    questions: int  # how many both have answered
-    same_text: int  # of these, in every turn and repeat
-    same_lengths: int | None  # None: not compared
+    questions: int  # number that both have answered
+    same_text: int  # number of these with the same text in every turn and repeat
+    same_lengths: int | None  # number with the same accepted lengths; None: not compared
     mats: list[float]  # here and there
-    ratio: tuple[float, float, float]  # of the MATs, with its interval, on the questions that decide
+    ratio: tuple[float, float, float]  # ratio of the MATs with its interval, on the questions that decide
     verdict: str
-    first: str  # where token ids differ first, or else accepted lengths; empty if nowhere
+    first: str  # where token ids, or else accepted lengths, first differ; empty if nowhere
 
 
 def compare(here: Sequence[Pool], there: Sequence[Pool]) -> tuple[list[Comparison], list[str]]:
-    """Compare configurations of the same settings, limit or label, in this order; return lines on the rest, too."""
+    """Compare configurations paired by all settings, by all but the limit, or by label; also describe the rest."""
     pools_here, pools_there, comparisons = list(here), list(there), []
     keys = {id(pool): _keys(pool) for pool in (*here, *there)}
     for i in range(3):
@@ -228,8 +229,8 @@ def compare(here: Sequence[Pool], there: Sequence[Pool]) -> tuple[list[Compariso
 
 
 def _keys(pool: Pool) -> tuple[Any, Any, Any]:
-    """Return what pairs a configuration: all its settings, those but the limit of new tokens, its label."""
-    today, recorded = default_settings(pool.method), pool.first.settings["method"].keys()  # some have gone since
+    """Return the keys that pair a configuration: all settings, all but the limit of new tokens, the label."""
+    today, recorded = default_settings(pool.method), pool.first.settings["method"].keys()  # some were removed since
     left_out = {*HOW, *(f"{p}{key}" for key in recorded - today.keys() - {*NAMED} if today for p in ("", "method_"))}
     facets = {key: value for key, value in pool.identity.facets.items() if key not in left_out and value is not None}
     label = pool.group["model"], pool.group["bench"], pool.label
@@ -281,7 +282,7 @@ def _differences(here: Row, there: Row, most: int | None) -> Iterator[tuple[str,
     """Yield where the turns of two answers differ, in token ids or accepted lengths; numbers count from 1.
 
     Args:
-        most: compare so many tokens of turns that were answered from the same prompt, and no lengths; None: everything.
+        most: compare only this many tokens, in turns answered from the same prompt, and no lengths; None: everything.
     """
     if most is not None:
         for _, turn, ids, other_ids in common_turns(here, there)[0]:

@@ -1,4 +1,4 @@
-"""An experiment: the runs that are reported together, and what every report needs of them, each made once."""
+"""An experiment: the runs that are reported together, and the results that reports need, each computed once."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Experiment:
     """Runs in the tables' order.
 
     Args:
-        folder: of their experiment; None for runs from anywhere, whose sweeps are not known.
+        folder: the experiment's; None for runs from elsewhere, whose sweeps are not known.
     """
 
     def __init__(self, runs: Iterable[Run], folder: Path | None = None) -> None:
@@ -40,25 +40,25 @@ class Experiment:
 
     @cached_property
     def blocks(self) -> dict[str, list[Pool]]:
-        """By a block's name its configurations: those of one model, bench, limit and device."""
+        """The configurations of each block, by its name: those of one model, bench, limit and device."""
         names = block_names(tuple(pool.group.values()) for pool in self.pools)
         return grouped(self.pools, lambda pool: names[tuple(pool.group.values())])
 
     @cached_property
     def named(self) -> dict[str, Pool]:
-        """The configurations by the names of tables and figures, with their block's where two have the same."""
+        """The configurations by their names in tables and figures; names that are not unique include the block."""
         counts = Counter(pool.name for pool in self.pools)
         names = {id(pool): block for block, of_block in self.blocks.items() for pool in of_block}
         return {f"{p.name}, {names[id(p)]}" if counts[p.name] > 1 else p.name: p for p in self.pools}
 
     @cached_property
     def table(self) -> pd.DataFrame:
-        """The main table of what was measured, next to what was published of it."""
+        """The main table: measured figures, with published ones next to them."""
         return with_published(main_table(self.pools))
 
     @cached_property
     def not_available(self) -> list[dict[str, str]]:
-        """What its sweeps left out: model, bench, method, `why`."""
+        """Model, bench and method of the jobs that its sweeps left out, and `why`."""
         return not_available(self.folder) if self.folder else []
 
     @cached_property
@@ -68,10 +68,10 @@ class Experiment:
 
     @cached_property
     def missing(self) -> str:
-        """What its last sweep has not finished, in words; empty if all is done."""
+        """The jobs that its last sweep has not finished, in words; empty if all are done."""
         return missing_jobs(self.folder) if self.folder else ""
 
     @cached_property
     def audits(self) -> list[Audit]:
-        """Each configuration's answers next to vanilla's."""
+        """Each configuration's answers, compared with vanilla's."""
         return audits(self.pools)

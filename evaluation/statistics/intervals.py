@@ -1,12 +1,12 @@
-"""How sure a figure is: the standard deviation over repeats, and the 95 % bootstrap interval.
+"""Uncertainty of a figure: the standard deviation over repeats, and the 95 % bootstrap interval.
 
-A MAT hangs on which questions the bench happens to have: questions are drawn with replacement, each with all its
-repeats. A speed hangs on the machine, too, which drifts from run to run: repeats are drawn with replacement as well,
-a repeat of a method with the same repeat of its baseline. Of the resampled figures the 2.5th and 97.5th percentiles are
-the interval. With one repeat nothing is known of the drift, and the interval is over questions only.
+A MAT depends on the bench's questions: questions are drawn with replacement, each with all its repeats. A speed also
+depends on the machine, which drifts from run to run: repeats are drawn with replacement, too, and a method's repeat is
+paired with the same repeat of its baseline. The interval is from the 2.5th to the 97.5th percentile of the resampled
+figures. With one repeat, the drift is unknown and the interval is over questions only.
 
-A few questions or repeats tell roughly how much they vary, and draws from n of them spread less than they do. As in
-Student's t, what a draw deviates is scaled by `wider(n)`. Of fewer than FEWEST questions there is no interval.
+Draws from few questions or repeats vary less than questions or repeats do. So intervals are widened as in Student's t:
+a draw's deviation is scaled by `wider(n)`. With fewer than FEWEST questions there is no interval.
 """
 
 from __future__ import annotations
@@ -42,13 +42,13 @@ def repeat_draws(n: int) -> Floats:
 
 @lru_cache(maxsize=64)
 def wider(n: int) -> Floats:
-    """Draw by how much more n of anything deviate than draws from them: sqrt(n / chi squared of n - 1 degrees)."""
+    """Sample variance-inflation factors: sqrt(n / chi squared with n - 1 degrees of freedom), (RESAMPLES,)."""
     spread: Floats = np.sqrt(n / np.random.default_rng(SEED + 2).chisquare(n - 1, RESAMPLES))
-    return spread  # (RESAMPLES,)
+    return spread
 
 
 def _ends(figures: Floats) -> tuple[float, float]:
-    """Return the percentiles of the resampled figures; a resample without one (it drew no step) is left out."""
+    """Return the percentiles of the resampled figures; a resample without a figure (no step drawn) is left out."""
     finite = figures[np.isfinite(figures)]
     if not len(finite):
         return math.nan, math.nan
@@ -57,13 +57,14 @@ def _ends(figures: Floats) -> tuple[float, float]:
 
 
 def speed_interval(speeds: Floats, base: Floats) -> tuple[float, float]:
-    """Return the interval of a mean speed over another's, over questions and, from two repeats on, over repeats.
+    """Return the interval of a ratio of mean speeds, over questions and, with two repeats or more, over repeats.
 
     Args:
-        speeds, base: (n, R), a question's speed in each repeat, NaN if it has none. Ones for `base`: of `speeds`.
+        speeds, base: (n, R), a question's speed in each repeat, NaN if it has none. With a `base` of ones, the interval
+            is that of the mean of `speeds`.
 
     Returns:
-        (NaN, NaN) of fewer than FEWEST questions.
+        Both ends; (NaN, NaN) with fewer than FEWEST questions.
     """
     finite = np.isfinite(speeds) & np.isfinite(base)
     some = np.ix_(finite.any(axis=1), finite.any(axis=0))
@@ -71,7 +72,7 @@ def speed_interval(speeds: Floats, base: Floats) -> tuple[float, float]:
     questions, repeats = finite.shape
     if repeats < 2 or questions < FEWEST:
         return quotient_interval(speeds.ravel(), base.ravel()) if repeats == 1 else (math.nan, math.nan)
-    share = finite * (repeats / finite.sum(axis=1, keepdims=True))  # a question counts as one, whatever it lacks
+    share = finite * (repeats / finite.sum(axis=1, keepdims=True))  # all questions weigh the same
     cells = np.where(finite, np.stack([speeds, base]), 0.0) * share  # (2, n, R)
     by_question = draws(questions) @ cells  # (2, RESAMPLES, R)
     both = np.einsum("cbr,br->cb", by_question, repeat_draws(repeats))  # questions and repeats drawn: (2, RESAMPLES)
@@ -85,13 +86,13 @@ def speed_interval(speeds: Floats, base: Floats) -> tuple[float, float]:
 
 
 def quotient_interval(*columns: Floats) -> tuple[float, float]:
-    """Return the interval of sum a / sum b, or of (sum a / sum b) / (sum c / sum d): one value of each a question.
+    """Return the interval of sum a / sum b, or of (sum a / sum b) / (sum c / sum d), with one value per question.
 
-    MAT: tokens over steps. One method's MAT over another's, paired: the tokens and steps of both. Questions with a NaN
-    are left out.
+    For a MAT, the columns are tokens and steps. For the ratio of two paired MATs, they are tokens and steps of both.
+    Questions with a NaN are left out.
 
     Returns:
-        (NaN, NaN) of fewer than FEWEST questions, or where no resample has steps of both.
+        Both ends; (NaN, NaN) with fewer than FEWEST questions, or if no resample has a finite figure.
     """
     together = np.stack(columns, axis=1)  # (n, 2 or 4)
     together = together[np.isfinite(together).all(axis=1)]

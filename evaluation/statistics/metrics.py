@@ -30,10 +30,10 @@ def measure(rows: Sequence[Row]) -> dict[str, Any]:
     counted, taken = (sum(column) for column in zip(*counts, strict=True)) if counts else (0, 0)
     seconds, tokens = sum(map(wall_time, rows)), sum(map(new_tokens, rows))
     prefill, decode, prompt = (per_turn(rows, f"{part}_time") for part in ("prefill", "decode", "prompt"))
-    waited = per_turn(rows, "first_token_time") or prefill  # of a server's requests at the same time, what each waited
+    waited = per_turn(rows, "first_token_time") or prefill  # with concurrent requests to a server, each one's own wait
     peaks: list[Any] = [row.get("peak_memory") for row in rows]
     if waited is prefill and any("step_batch" in choice for row in rows for choice in row["choices"]):
-        prompt = []  # prefill times are shares of a batch's: nobody waited so long for a first token
+        prompt = []  # prefill times are shares of a batch's, not the time to a first token
     return {
         "questions": len(rows),
         "turns": sum(len(choice["turns"]) for row in rows for choice in row["choices"]),
@@ -57,13 +57,13 @@ def measure(rows: Sequence[Row]) -> dict[str, Any]:
 
 
 def step_ms(rows: Sequence[Row]) -> float:
-    """Return all decoding time over all steps but the first of each turn; NaN where the records lack one of them."""
+    """Return ms per step: decoding time over the steps after each turn's first; NaN if the records lack either."""
     decode, later_steps = per_turn(rows, "decode_time"), sum(max(n - 1, 0) for n in per_turn(rows, "decoding_steps"))
     return 1e3 * sum(decode) / later_steps if decode and later_steps else math.nan
 
 
 def engine_means(rows: Sequence[Row]) -> dict[str, float]:
-    """Return what servers' engines call their mean acceptance, by their names for it, over all turns."""
+    """Return the mean acceptance that servers' engines report, by their names for it, over all turns."""
     turns = (means for row in rows for choice in row["choices"] for means in choice.get("engine_means") or () if means)
     by_name = grouped(((name, *pair) for means in turns for name, pair in means.items()), lambda mean: mean[0])
     return {name: sum(a for _, a, _ in means) / sum(b for *_, b in means) for name, means in by_name.items()}
@@ -73,6 +73,34 @@ def repetition(row: Row) -> float:
     """Return the mean over a question's turns of the share of repeated 3-grams; NaN where the row does not say."""
     turns = [share for choice in row["choices"] for share in choice.get("repeated_3grams") or []]
     return mean(share for share in turns if share is not None)
+
+
+def counts_between(row: Row, begin: int, end: int, loops: bool = True) -> tuple[int, int]:
+    """Return the tokens and steps of a question's steps that begin between two positions of their answer.
+
+    Args:
+        begin, end: positions; a step that begins at `end` is not counted.
+        loops: False: an answer counts up to `loop_start` only.
+    """
+    tokens, steps = 0, 0
+    for choice in row["choices"]:
+        for lengths, ids in zip(lengths_by_turn(choice), choice["output_ids"], strict=True):
+            last = end if loops else min(end, loop_start(ids))
+            starts = itertools.accumulate(lengths, initial=0)
+            counted = [length for start, length in zip(starts, lengths, strict=False) if begin <= start < last]
+            tokens, steps = tokens + sum(counted), steps + len(counted)
+    return tokens, steps
+
+
+def loop_start(ids: Sequence[int], length: int = 64) -> int:
+    """Return the first position whose next `length` tokens occur earlier in the answer; the answer's length if none."""
+    seen: set[tuple[int, ...]] = set()
+    for position in range(len(ids) - length + 1):
+        run = tuple(ids[position : position + length])
+        if run in seen:
+            return position
+        seen.add(run)
+    return len(ids)
 
 
 def per_turn(rows: Sequence[Row], key: str) -> list[float]:
@@ -89,7 +117,7 @@ def per_turn(rows: Sequence[Row], key: str) -> list[float]:
 
 
 def between_tokens(rows: Sequence[Row]) -> list[float]:
-    """Return the seconds of all steps behind the first of their turn; empty if any row lacks them."""
+    """Return the seconds of all steps after the first of their turn; empty if any row lacks them."""
     turns = [choice.get("step_us") for row in rows for choice in row["choices"]]
     return [] if None in turns else [us / 1e6 for of_choice in turns for turn in of_choice for us in turn[1:]]
 
@@ -101,7 +129,7 @@ def percentiles(name: str, seconds: Sequence[float]) -> dict[str, float]:
 
 
 def lengths_by_turn(choice: Row) -> list[list[int]]:
-    """Return the accepted lengths of each turn's steps; nothing where the row does not say which turn a step is of."""
+    """Return the accepted lengths of each turn's steps; empty if the row does not say which turn a step belongs to."""
     lengths, counts = choice.get("accept_lengths"), choice.get("decoding_steps")
     if lengths is None or counts is None or None in counts or sum(counts) != len(lengths):
         return []
@@ -116,7 +144,7 @@ def _complete(choice: Row, key: str) -> bool:
 
 
 def _rows_per_forward(rows: Sequence[Row]) -> float:
-    """Return the draft nodes and roots over the forwards that they were in; NaN unless every row knows its steps."""
+    """Return the number of draft nodes and roots per forward; NaN unless every row has step records."""
     nodes, forwards = 0, 0.0
     for choice in (choice for row in rows for choice in row["choices"]):
         if choice.get("step_nodes") is None:
@@ -128,7 +156,7 @@ def _rows_per_forward(rows: Sequence[Row]) -> float:
 
 
 def _decode_speed(rows: Sequence[Row]) -> float:
-    """Return tokens per second behind the first step of each turn; NaN unless every row knows its times and steps."""
+    """Return tokens per second after the first step of each turn; NaN unless every row has times and steps."""
     tokens, seconds = 0, 0.0
     for row in rows:
         for choice in row["choices"]:

@@ -1,4 +1,4 @@
-"""The lines above a table, which say what ran on what, and the notes below it that a reader needs to judge it."""
+"""The lines above a table (model, device, versions), and the notes below it that a reader needs to judge it."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from .metrics import OVERALL, grouped
 from .pools import BASELINES, COMPARED, Pool
 from .tables import blocks
 
-BUSY = 0.5  # cores taken by others from which timings are doubtful
-PLAIN = 1.005  # a MAT up to this is plain decoding's, which reads 1.00
+BUSY = 0.5  # timings are doubtful if other processes use more cores than this
+PLAIN = 1.005  # a MAT up to this counts as plain decoding: it is printed as 1.00
 UNSURE = "~"  # the mark of a speedup whose interval spans 1
 ONE_REPEAT = (
     "speeds are from one repeat: their intervals leave out how the machine drifts between runs (repeats=3 includes it)"
@@ -69,7 +69,7 @@ def table_notes(table: pd.DataFrame, intervals: bool) -> list[str]:
 
 
 def heading(runs: Sequence[Run]) -> list[str]:
-    """Say what ran on what, one line a device and setting, and which generation settings were left out."""
+    """Name model, device, versions and decoding, one line for each combination, and unused generation settings."""
     lines = [
         f"{run.model} ({run.precision}) on {run.metadata['device']}; torch {run.metadata['versions']['torch']}, "
         f"transformers {run.metadata['versions']['transformers']}; {decoding(run, batches)}"
@@ -122,7 +122,7 @@ def execution_words(table: pd.DataFrame) -> list[str]:
 
 
 def not_compared(pooled: Sequence[Pool]) -> list[str]:
-    """Say what has no speedup because vanilla ran in another execution only; one line for each pair of executions."""
+    """Name what has no speedup because vanilla ran only in another execution; one line for each pair of executions."""
     names: dict[tuple[str, str], list[str]] = {}
     for pool in pooled:
         if pool.label in BASELINES or pool.baselines["vanilla"] or pool.identity.is_served:
@@ -136,7 +136,7 @@ def not_compared(pooled: Sequence[Pool]) -> list[str]:
 
 
 def served(pooled: Sequence[Pool]) -> Iterator[str]:
-    """Say of each server what answered, and where its token ids were made here."""
+    """Name each server's engine, version and model, and say if its token ids were made from its text."""
     for pool, said in ((pool, pool.identity.method) for pool in pooled if pool.identity.is_served):
         of = f"{said['engine']} {said['version'] or 'of unknown version'}, model {said['model']}"
         remade = any(any(choice["ids_remade"]) for row in pool.rows for choice in row["choices"])
@@ -147,7 +147,7 @@ def served(pooled: Sequence[Pool]) -> Iterator[str]:
 def mixed(runs: Sequence[Run]) -> list[str]:
     """Say which runs were not measured under the first one's conditions, a line for each difference.
 
-    Runs on other devices than the first are blocks of their own in every table, and no matter here.
+    Runs on other devices than the first one's are ignored, as they are in other blocks of every table.
     """
     others: dict[str, list[str]] = {}
     recorded = [run for run in runs if "circumstances" in run.metadata]
@@ -176,7 +176,7 @@ def doubts(pooled: Sequence[Pool]) -> list[str]:
 
 
 def executed(runs: Sequence[Run]) -> list[str]:
-    """Say what execution=auto took and why, why there are so many threads, and what CUDA goes without."""
+    """Say what execution=auto chose and why, how many threads ran and why, and that cuDNN's attention is off."""
     every = [run.metadata for run in runs]
     reasons = {m["execution_why"]: m["execution_used"] for m in every if m.get("execution_why")}
     lines = [f"execution=auto chose {used}: {why}" for why, used in reasons.items()]
@@ -187,19 +187,19 @@ def executed(runs: Sequence[Run]) -> list[str]:
 
 
 def auto_lines(pooled: Sequence[Pool]) -> list[str]:
-    """Word the size that the drafter of a run chose, and the speed that it predicted; one line a run of tree=auto."""
+    """Describe the draft size and predicted speedup of each run of tree=auto; one line for each run."""
     lines = []
     for pool, run in ((one, run) for one in pooled for run in one.runs):
         figures = run.summary.get("drafter") or {}
-        if figures.get("predicted_speedup") and "plain_steps" in figures:  # older records do not tell plain steps
+        if figures.get("predicted_speedup") and "plain_steps" in figures:  # older records do not count plain steps
             repeat = f", repeat {run.identity.repeat}" if len(pool.runs) > 1 else ""
-            predicted = f"decoding speed over vanilla {figures['predicted_speedup']:.2f} x predicted"
+            predicted = f"predicted decoding speed over vanilla: {figures['predicted_speedup']:.2f}"
             lines.append(f"{pool.name}{repeat} on {pool.group['bench']}: {steps_in_words(figures)}; {predicted}")
     return lines
 
 
 def incomplete(runs: Sequence[Run]) -> list[str]:
-    """Name the runs that are not done, a line for those that stopped at the same place."""
+    """Name the unfinished runs, one line for those that stopped after the same number of questions."""
     unfinished = [run for run in runs if not run.complete]
     stopped = grouped(unfinished, lambda run: f"{len(run.answers)} of {run.metadata['questions']} questions")
     return [f"incomplete: {_first_three(map(_repeat, same))}: {place}" for place, same in stopped.items()]

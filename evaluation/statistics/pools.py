@@ -21,34 +21,34 @@ from .acceptance import Accepted, accepted_paths
 from .intervals import Floats, quotient_interval
 from .metrics import OVERALL, grouped
 
-# What rows of a table share that stand in one block, and figures that are drawn together.
+# Columns that all rows of a table's block share, as do configurations in one figure.
 GROUP = ("model", "dtype", "bench", "bench_questions", "questions_sha256", "max_new_tokens", "device")
 BASELINES = ("hf", "vanilla")
 SAMPLED = tuple(SAMPLING_COLUMNS.values())  # how a run's tokens were chosen
-# And how its steps were taken, and whether their time counts.
+# Facets that a baseline must share: also how steps were executed, and whether they were timed.
 COMPARED = ("execution", "phases", "timed", "batch", *SAMPLED)
-MANY = 3  # settings that are named of each run of a label; of more only what is unusual there
+MANY = 3  # if runs of a label differ in more settings than this, only unusual values are named
 BUDGETS = ("nodes", "tree_nodes", "max_draft")  # settings that say how many nodes a step drafts at most
 
 
 @dataclass(frozen=True)
 class Cells:
-    """What was measured, by question and repeat: (n, R), NaN where the repeat has no answer."""
+    """Measured values by question and repeat: (n, R), NaN where the repeat has no answer."""
 
-    questions: pd.Index[str]  # their keys
-    subtasks: NDArray[np.object_]  # theirs: (n,)
-    repeats: tuple[int, ...]  # their numbers
+    questions: pd.Index[str]  # keys of the questions
+    subtasks: NDArray[np.object_]  # the questions' subtasks: (n,)
+    repeats: tuple[int, ...]  # numbers of the repeats
     tokens: Floats
     steps: Floats
     speed: Floats  # tokens/s
 
     def take(self, rows: NDArray[Any]) -> Cells:
-        """Return some of the questions: a mask (n,) or places (m,)."""
+        """Return the cells of some questions, given by a mask (n,) or positions (m,)."""
         measures = (values[rows] for values in (self.tokens, self.steps, self.speed))
         return Cells(self.questions[rows], self.subtasks[rows], self.repeats, *measures)
 
     def of(self, category: str) -> Cells:
-        """Return the questions of a subtask, or all."""
+        """Return the cells of a subtask's questions, or of all."""
         return self if category == OVERALL else self.take(self.subtasks == category)
 
     def mean_counts(self) -> tuple[Floats, Floats]:
@@ -57,13 +57,13 @@ class Cells:
 
 
 def paired(cells: Cells, others: Cells) -> tuple[Cells, Cells]:
-    """Return of both the questions that both have, in the order of the first."""
+    """Return the cells of the questions that both have, in the order of the first."""
     at = others.questions.get_indexer(cells.questions)
     return cells.take(at >= 0), others.take(at[at >= 0])
 
 
 def mat_ratio(cells: Cells, others: Cells) -> tuple[float, float, float]:
-    """Return MAT over the other's on the questions both have, and its paired interval."""
+    """Return the ratio of the two MATs on the questions that both have, and its paired interval."""
     columns = [column for both in paired(cells, others) for column in both.mean_counts()]
     tokens, steps, their_tokens, their_steps = (column.sum() for column in columns)
     with np.errstate(divide="ignore", invalid="ignore"):
@@ -73,11 +73,11 @@ def mat_ratio(cells: Cells, others: Cells) -> tuple[float, float, float]:
 
 @dataclass(frozen=True)
 class Pool:
-    """The repeats and shards of one configuration, and the words that tell it from others of the same label."""
+    """The repeats and shards of one configuration, and the words that distinguish it from others of the same label."""
 
     runs: tuple[Run, ...]
     variant: str = ""
-    among: list[Pool] = field(default_factory=list, compare=False, repr=False)  # all of its experiment
+    among: list[Pool] = field(default_factory=list, compare=False, repr=False)  # the experiment's
 
     @property
     def first(self) -> Run:
@@ -85,7 +85,7 @@ class Pool:
 
     @property
     def identity(self) -> Identity:
-        """Of its first run."""
+        """The identity of its first run."""
         return self.first.identity
 
     @property
@@ -99,12 +99,12 @@ class Pool:
 
     @property
     def name(self) -> str:
-        """As figures name it: unique within its block."""
+        """The name in figures, unique within its block."""
         return f"{self.label}, {self.variant}" if self.variant else self.label
 
     @property
     def budget(self) -> int | None:
-        """The most nodes, root not counted, that its settings let a step draft; None if they say none."""
+        """The maximum number of draft nodes per step, root not counted, by its settings; None if they set none."""
         method = self.first.settings["method"]
         return next((int(method[key]) for key in BUDGETS if method.get(key)), None)
 
@@ -115,13 +115,13 @@ class Pool:
 
     @property
     def questions(self) -> int:
-        """How many they are."""
+        """The number of questions that it is to answer."""
         unknown = self.first.settings["bench"].get("questions", len(self.first.answers))
         return len(self.selection) if self.identity.question_keys else int(unknown)
 
     @cached_property
     def group(self) -> dict[str, Any]:
-        """Its values of GROUP."""
+        """Its values of the columns in GROUP."""
         settings = self.first.settings
         questions = json.dumps([settings["bench"].get("sha256"), sorted(self.selection)]).encode()
         bench = settings["bench"]["name"], self.questions, hashlib.sha256(questions).hexdigest()[:8]
@@ -130,23 +130,23 @@ class Pool:
 
     @cached_property
     def repeats(self) -> dict[int, tuple[Run, ...]]:
-        """By repeat: the runs that are its shards, in the order of the bench."""
+        """The shards of each repeat, in the order of the bench."""
         shards: dict[int, tuple[Run, ...]] = {}
         for run in self.runs:
             place = run.identity.repeat
             while any(other.identity.selection == run.identity.selection for other in shards.get(place, ())):
-                place += 1  # the same run in two directories: a repeat all the same
+                place += 1  # the same run in two directories counts as another repeat
             shards[place] = (*shards.get(place, ()), run)
         return shards
 
     @cached_property
     def answers(self) -> dict[int, dict[str, Row]]:
-        """By repeat, its rows by question, in the order asked."""
+        """The rows of each repeat, by question, in the order asked."""
         repeats = self.repeats.items()
         return {repeat: {row_key(row): row for run in shards for row in run.answers} for repeat, shards in repeats}
 
     def answers_to_compare(self, repeat: int) -> dict[str, Row]:
-        """Return what this repeat of another configuration is compared with: the same repeat's rows, else any one's."""
+        """Return the rows to compare another configuration's repeat with: the same repeat's, else any repeat's."""
         every = {key: row for answers in reversed(self.answers.values()) for key, row in answers.items()}
         return every | self.answers.get(repeat, {})
 
@@ -167,10 +167,10 @@ class Pool:
 
     @cached_property
     def baselines(self) -> dict[str, Pool | None]:
-        """By name, the baseline's runs to compare with; None where none have a question in common.
+        """The pool of each baseline to compare with, by name; None if none has a question in common.
 
-        They have the same model, bench file, device and COMPARED settings, but for the execution of hf. A server's is
-        its engine without speculation, with the same model there.
+        It has the same model, bench file, device and COMPARED settings; only hf may have another execution. A server's
+        baseline is its engine without speculation, with the same model.
         """
         if self.identity.is_served:
             engine, alike = str(self.identity.method["engine"]), (*COMPARED, "method_model")
@@ -179,12 +179,12 @@ class Pool:
         return found | {"hf": found["hf"] or self.closest("hf", ("phases", "batch", *SAMPLED))}
 
     def closest(self, label: str, alike: Iterable[str] = COMPARED, **other_facets: Any) -> Pool | None:
-        """Return the configuration of this label, with these facets alike, that has most questions in common.
+        """Return the configuration of this label, with the facets `alike` equal, that has most questions in common.
 
-        Of equals the one with fewest questions; None where nobody has any in common.
+        Ties go to the one with fewest questions. None if no such configuration has a question in common.
 
         Args:
-            other_facets: values that its facets have instead of those alike.
+            other_facets: values that its facets must have instead of this pool's.
         """
         questions = self.cells.questions
         facets, ranked = self.identity.facets | other_facets, list[tuple[int, int, Pool]]()
@@ -194,12 +194,12 @@ class Pool:
                 others = other.cells.questions
                 common = len(questions) if questions.equals(others) else int((others.get_indexer(questions) >= 0).sum())
                 ranked.append((common, -len(others), other))
-        common, _, best = max(ranked, key=lambda entry: entry[:2], default=(0, 0, None))  # of equals the first
+        common, _, best = max(ranked, key=lambda entry: entry[:2], default=(0, 0, None))  # ties: the first
         return best if common else None
 
     @cached_property
     def cells(self) -> Cells:
-        """Its questions by its repeats."""
+        """Its measured values, by question and repeat."""
         frames = [pd.concat([run.by_question for run in shards]) for shards in self.repeats.values()]
         subtasks = pd.concat([frame["subtask"] for frame in frames])
         subtasks = subtasks[~subtasks.index.duplicated()]
@@ -212,9 +212,9 @@ class Pool:
 
 
 def pools(runs: Sequence[Run]) -> list[Pool]:
-    """Pool the repeats and shards of each configuration, under a name of its own in its block.
+    """Pool the repeats and shards of each configuration; each pool's name is unique in its block.
 
-    In the runs' order, but of what may be compared the pools of most questions come first.
+    Pools are in the runs' order, but among comparable pools those with most questions come first.
     """
     place = {id(run): i for i, run in enumerate(runs)}
     begins = {run.identity.comparable: place[id(run)] for run in reversed(runs)}
@@ -250,9 +250,10 @@ def joined(runs: Sequence[Run]) -> list[list[Run]]:
 
 
 def distinguish(runs: Sequence[Run]) -> list[str]:
-    """Word the settings in which runs of one label differ; empty where there is one run only.
+    """Name the settings in which runs of one label differ; empty for a single run.
 
-    Where they differ in many, what more than half of them have in common is left out, but the first setting is not.
+    If they differ in more than MANY settings, values that more than half of the runs share are left out, except those
+    of the first setting.
     """
     facets = [run.identity.facets | run.identity.loading for run in runs]
     keys = dict.fromkeys(key for settings in facets for key in settings)
@@ -271,7 +272,7 @@ def distinguish(runs: Sequence[Run]) -> list[str]:
         if len(set(words)) == len(runs):
             return words
     names = [run.folder.name for run in runs]
-    methods = [run.settings["method"] for run in runs]  # they differ in nothing else: files of one name, other contents
+    methods = [run.settings["method"] for run in runs]  # left to differ: files of one name with other contents
     digests = [m.get("start_sha256") or m.get("tree_sha256") or name for m, name in zip(methods, names, strict=True)]
     told_apart = len({(word, digest[-6:]) for word, digest in zip(words, digests, strict=True)}) == len(runs)
     marks = [f"#{mark[-6:]}" for mark in (digests if told_apart else names)]

@@ -1,7 +1,7 @@
-"""Published figures (data/reference/, facts with their sources): next to the measured ones, and as the paper's Table 1.
+"""Published figures (data/reference/, with their sources): next to measured ones, and as the paper's Table 1.
 
-A published figure stands only next to what it was published of: the whole bench, the paper's limit, a method as its
-configuration has it, Token Recycling with the tree 2.2.2.
+A published figure is shown only next to the same measurement: the whole bench, the paper's limit, a method with its
+default settings, Token Recycling with the tree 2.2.2.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def read_published(name: str) -> list[dict[str, Any]]:
     return rows
 
 
-# File of data/reference, its rows' device, our name for a source; and what a method of ours is called in it.
+# File of data/reference, device of its rows, our name for the source, and the source's names for our methods.
 SAM_NAMES = {"suffix": "sam", "suffix_recycling (hot)": "sam+recycling"}
 SOURCES: tuple[tuple[str, str | None, str, dict[str, str]], ...] = (
     ("paper_table1", None, "paper, A100-80GB", PAPER_NAMES | {"recycling (hot)": "recycling"}),
@@ -40,20 +40,20 @@ SOURCES: tuple[tuple[str, str | None, str, dict[str, str]], ...] = (
     ("specbench_leaderboard", "A100", "Spec-Bench leaderboard, A100", {"samd": "samd+eagle2"}),
     ("sam_decoding_a6000", "A6000", "SAM-Decoding, A6000", SAM_NAMES),
 )
-WHOLE = {"spec_bench": 480, "mbpp": 399}  # questions of the benches that figures were published of
-PUBLISHED_EXECUTION = "eager"  # of the steps that published figures are of, and of their baselines
+WHOLE = {"spec_bench": 480, "mbpp": 399}  # number of questions of the benches with published figures
+PUBLISHED_EXECUTION = "eager"  # execution of the published methods and of their baselines
 LIMIT = 1024  # new tokens a turn
 TREES = {"recycling": "2.2.2", "suffix_recycling": "2.2.2"}
 OTHERWISE: dict[str, dict[str, Any]] = {"eagle3": {"depth": 6}}  # settings of published figures that are no defaults
-ANY = ("name", "drafter", "dtype")  # of a method's settings: what alters none of its figures
+ANY = ("name", "drafter", "dtype")  # a method's settings that do not change its figures
 PAPER_COLUMNS = {subtask: column for column, subtask in PAPER_SUBTASKS.items()}
 
 
 def with_published(table: pd.DataFrame) -> pd.DataFrame:
     """Add `published_mat`, `published_speedup_hf` and `published_source` to the main table, where they were published.
 
-    A row of a part of a bench, of another variant of a method, or of runs that are not done has none. The speedups are
-    over transformers' own decoding on their device. A table of which nothing was published stays as it is.
+    Rows of a part of a bench, of another variant of a method or of unfinished runs have none. The speedups are over
+    transformers' own decoding on the source's device. A table without published figures is returned unchanged.
     """
     sources = []
     for name, device, words, names in SOURCES:
@@ -69,7 +69,7 @@ def with_published(table: pd.DataFrame) -> pd.DataFrame:
 
 
 def as_published(row: dict[Any, Any]) -> bool:
-    """Return whether a row of the main table measures what figures were published of."""
+    """Return whether a row of the main table measures the same as published figures do."""
     method = str(row["method"]).partition(" (")[0]
     return (
         row.get("bench_questions") == WHOLE.get(row["bench"])
@@ -91,7 +91,7 @@ def _cell(row: dict[Any, Any], column: str) -> Any:
 
 @lru_cache(maxsize=64)
 def default_settings(method: str) -> dict[str, Any]:
-    """Return a method's settings in configs/method, but for the weights, which belong to a model; {} if unknown."""
+    """Return a method's settings in configs/method, without those in ANY and paths of weights; {} if unknown."""
     try:
         settings = yaml.safe_load((ROOT / f"configs/method/{method}.yaml").read_text(encoding="utf-8"))
     except OSError:
@@ -108,7 +108,7 @@ def _published(row: dict[Any, Any], sources: list[Any]) -> tuple[float | None, f
     prefix = {"spec_bench": "specbench_", "mbpp": "mbpp_"}.get(bench)
     for rows, words, names in sources if prefix else ():
         figures = rows.get((row["model"], names.get(row["method"], row["method"])), {})
-        if "mat" in figures:  # all but the paper's table are of Spec-Bench alone
+        if "mat" in figures:  # sources other than the paper have only Spec-Bench
             figures = figures | {"specbench_mat": figures["mat"], "specbench_speedup": figures["speedup"]}
         speedup = figures.get(f"{prefix}speedup" if whole else PAPER_COLUMNS.get(category, ""))
         if speedup is not None and speedup == speedup:
@@ -124,15 +124,15 @@ PARTS = {"spec_bench": "specbench", "mbpp": "mbpp"}  # benches and the beginning
 COUNTS = [f"{part}_questions" for part in PARTS.values()]
 ABOUT = ("model", "method", "name", "source", "measured", "complete", "execution")
 PAPER_DTYPE = "float16"
-ALIKE = ["model", "dtype", "device", "max_new_tokens", "execution", "method", "variant"]  # what a measured row is of
+ALIKE = ["model", "dtype", "device", "max_new_tokens", "execution", "method", "variant"]  # they identify a measured row
 
 
 def table1(table: pd.DataFrame, left_out: Sequence[dict[str, str]] = ()) -> pd.DataFrame:
     """Build the paper's Table 1: published rows and those of the main table, in the paper's order.
 
-    Speedups are over `hf` (the paper's AR) and empty where the folder has no such run. What was left out (by model and
-    method, with `why`) has a row whose source says so. `measured` says of what a row was measured: benches, questions,
-    and what is not as published. Without any run on the paper's benches another one's rehearse the layout.
+    Speedups are over `hf` (the paper's AR), and empty without such a run. A method that was left out (by model and
+    method, with `why`) has a row whose source says so. `measured` names a row's benches and questions, and settings
+    that differ from the paper's. Without a run on the paper's benches, runs on another bench rehearse the layout.
     """
     rows = _measured(table)
     absent = {(entry["model"], entry["method"]): entry["why"] for entry in left_out}
@@ -154,9 +154,9 @@ def table1(table: pd.DataFrame, left_out: Sequence[dict[str, str]] = ()) -> pd.D
 
 
 def _measured(table: pd.DataFrame) -> list[dict[str, Any]]:
-    """Build one row a model, type, device, limit, execution and method: of each bench the run with most questions.
+    """Build a row for each combination of ALIKE, from the configurations with most questions of each bench.
 
-    `name` is what comes behind the method's: a start that is not the paper's, and the variant.
+    `name` is appended to the method's name: a start other than the paper's, and the variant.
     """
     rows: dict[Any, dict[str, Any]] = {}
     table = table[table["batch"] == 1]  # as the paper's
@@ -184,7 +184,7 @@ def _measured(table: pd.DataFrame) -> list[dict[str, Any]]:
 
 
 def _conditions(row: dict[Any, Any]) -> str:
-    """Say what a row of the main table is of: the bench, how many of its questions, whether all are answered."""
+    """Say what a row of the main table measured: the bench, how many of its questions, whether all are answered."""
     bench, questions, answered = row["bench"], row["bench_questions"], row["questions"]
     text = f"{bench}, {answered}{'' if answered == questions else f' of {questions}'} questions"
     if bench not in WHOLE:

@@ -1,4 +1,4 @@
-"""A table as people see it: cells made once from the rows, rendered for terminal, Markdown and LaTeX, and by the page.
+"""Render tables: cells are made once from the rows, then printed for terminal, Markdown, LaTeX and the page.
 
 CSV holds the rows with every digit.
 """
@@ -35,17 +35,17 @@ class Cell(NamedTuple):
 
     text: str
     interval: str = ""  # its 95 % interval as printed, where known
-    mark: str = ""  # of the footnote that it needs: `~` if the interval of a speedup spans 1
+    mark: str = ""  # points to a footnote: `~` if the interval of a speedup spans 1
     value: str = ""  # what to sort by; empty if there is none
 
     @property
     def printed(self) -> str:
-        """The value with its mark, and its interval behind it."""
+        """The value with its mark, followed by its interval."""
         return " ".join(filter(None, (self.text + self.mark, self.interval)))
 
 
 class Line(NamedTuple):
-    """A row: its cells in the order of the columns, and what it is filtered by."""
+    """A row: its cells in the order of the columns, and the method and category that it is filtered by."""
 
     cells: list[Cell]
     method: str
@@ -60,7 +60,7 @@ class Block:
     lines: list[Line]
     title: str = ""
     numbers: set[str] = field(default_factory=set)  # names of columns that the page sorts as numbers
-    extra: set[str] = field(default_factory=set)  # and of those that it hides until asked for
+    extra: set[str] = field(default_factory=set)  # names of columns that the page hides until asked for
 
     @property
     def configurations(self) -> list[list[Line]]:
@@ -85,7 +85,7 @@ class View:
 
 
 def shown(value: Any, form: str = ".2f") -> str:
-    """Print a value: floats in this form, counts with separators (not in form "g", a setting), nothing as a dash."""
+    """Format a value: floats by `form`, integers with separators unless `form` is "g", a missing value as a dash."""
     if pd.isna(value):
         return "-"
     if isinstance(value, float):
@@ -114,10 +114,10 @@ def cell(row: dict[Any, Any], name: str, *, with_interval: bool = True) -> Cell:
 
 
 def main_view(experiment: Experiment, category: str = "") -> View:
-    """View the main table on paper, one block a model and bench.
+    """Lay out the main table as text, one block for each model and bench.
 
     Args:
-        category: only these rows and in few columns, without intervals, for a terminal; empty: all.
+        category: only its rows, in few columns and without intervals, for a terminal; empty: all rows.
     """
     runs, table = experiment.runs, experiment.whole_table
     rows = table[table["category"] == category] if category else table
@@ -137,7 +137,10 @@ def main_view(experiment: Experiment, category: str = "") -> View:
 
 
 def _on_paper(column: Column, block: pd.DataFrame, output: str, several_executions: bool) -> bool:
-    """Return whether a block shows a column: it says something there, and not the same of every row."""
+    """Return whether a block shows a column.
+
+    The column needs values in the block; `repeats` needs one above 1, and `execution` several executions in the table.
+    """
     if output not in column.shown or column.name not in block:
         return False
     if column.name == "execution":
@@ -156,9 +159,10 @@ def _lines(table: pd.DataFrame, columns: Sequence[Column], *, with_intervals: bo
 
 
 def page_view(table: pd.DataFrame) -> View:
-    """View the main table on the page, in one block: every number, with the value to sort by.
+    """Lay out the main table for the page, in one block: every number, with the value to sort by.
 
-    What all rows share is above it, empty measures are left out. Of several models or benches a column says which.
+    Values that all rows share are above the table, and empty measures are left out. If there are several models or
+    benches, a column names them.
     """
     rows = pd.concat([rows.assign(block=title) for title, rows in blocks(table).items()])
     several = len(notes.executions(table)) > 1
@@ -182,7 +186,7 @@ def page_view(table: pd.DataFrame) -> View:
 
 
 def table1_view(table: pd.DataFrame, footnotes: Sequence[str] = ()) -> View:
-    """View Table 1 in the paper's layout, one block a model; speedups have an x behind them."""
+    """Lay out Table 1 as in the paper, one block for each model; speedups end in x."""
     head = (
         "Columns 3 to 8 are speedups by subtask; then Spec-Bench as a whole, then MBPP (the code subtask).\n"
         "Speedups are over AR: transformers' own generate. Published: A100-80GB, float16, 1,024 new tokens."
@@ -192,7 +196,7 @@ def table1_view(table: pd.DataFrame, footnotes: Sequence[str] = ()) -> View:
     for model, rows in table.groupby("model", sort=False):
         devices, lines = "; ".join(filter(None, rows["device"].unique())), []
         for row in rows.to_dict("records"):
-            how = "; ".join(filter(None, (row["measured"], row["execution"])))  # on what, and how its steps were taken
+            how = "; ".join(filter(None, (row["measured"], row["execution"])))  # bench and questions, then execution
             source = f"{MEASURED}: {how}" if row["source"] == MEASURED else str(row["source"])
             figures = {column.name: shown(row[column.name]) for column in TABLE1}
             texts = [f"{text}x" if name.endswith("speedup") and text != "-" else text for name, text in figures.items()]
@@ -226,7 +230,7 @@ def to_markdown(view: View) -> str:
 
 
 def markdown(columns: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
-    """Render a table's lines as Markdown, its head first; text of cells is no markup."""
+    """Render a table's lines as Markdown, the header first; `|` in cells is escaped."""
     head, *below = ([" ".join(cell.replace("|", "\\|").split()) for cell in cells] for cells in (columns, *rows))
     lines = [f"| {' | '.join(cells)} |" for cells in (head, *below)]
     return "\n".join([lines[0], "|" + "---|" * len(head), *lines[1:]])
@@ -262,7 +266,7 @@ def write_csv(path: Path, table: pd.DataFrame) -> None:
 
 
 def write_tables(experiment: Experiment, folder: Path) -> list[str]:
-    """Write main.csv (every digit), main.md (rounded) and what else the runs hold below `folder`.
+    """Write main.csv (every digit), main.md (rounded) and the other tables that the runs give, below `folder`.
 
     Returns:
         The audit in words.
@@ -273,7 +277,7 @@ def write_tables(experiment: Experiment, folder: Path) -> list[str]:
     if not depths.empty:
         write_csv(folder / "acceptance_by_depth.csv", depths)
     greedy = experiment.table[experiment.table["temperature"] == 0.0]  # as the paper's are
-    if (greedy["method"] == "hf").any():  # without it there is nothing that the paper's speedups are over
+    if (greedy["method"] == "hf").any():  # the baseline of the paper's speedups
         footnotes = notes.mixed(experiment.runs) + notes.doubts(experiment.pools)
         write_table1(greedy, folder, experiment.not_available, footnotes)
     return write_audit(experiment, folder)

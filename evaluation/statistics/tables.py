@@ -1,4 +1,4 @@
-"""Tables: the runs of an experiment as rows, repeats pooled, numbers kept as numbers; and what their columns mean.
+"""Build tables: the runs of an experiment as rows, repeats pooled, numbers kept as numbers; and columns' definitions.
 
 columns.yaml defines the columns for terminal, Markdown, LaTeX, page and documents.
 """
@@ -22,7 +22,7 @@ from .intervals import Floats, deviation, finite_mean, quotient_interval, row_me
 from .metrics import OVERALL, by_subtask, measure, step_ms
 from .pools import GROUP, Cells, Pool, paired
 
-AUDITED = ("tokens_equal", "near_ties", "tokens_wrong")  # of a server's answers
+AUDITED = ("tokens_equal", "near_ties", "tokens_wrong")  # columns of the audit of a server's answers
 TERMINAL, MARKDOWN, PAGE, SETUP = "terminal", "markdown", "page", "setup"  # where a column is shown
 
 
@@ -56,7 +56,7 @@ _BY_NAME = {column.name: column for column in COLUMNS}
 
 
 def column(name: str) -> Column:
-    """Return the column of this name; the deviation of a measure is one, and so is any setting of a method."""
+    """Return the column of this name; a measure's deviation (NAME_std) and any setting of a method are columns, too."""
     if name in _BY_NAME:
         return _BY_NAME[name]
     base, _, end = name.rpartition("_")
@@ -69,7 +69,7 @@ def column(name: str) -> Column:
 def main_table(pooled: Sequence[Pool]) -> pd.DataFrame:
     """Build one row for each model, bench, method and category; speedups are within the experiment.
 
-    columns.yaml defines the columns; behind the measures stand the settings of the method.
+    columns.yaml defines the columns; the method's settings follow the measures.
     """
     rows: list[dict[str, Any]] = []
     for pool in pooled:
@@ -107,7 +107,7 @@ def depths_table(pooled: Sequence[Pool]) -> pd.DataFrame:
 
 
 def identity(pool: Pool) -> dict[str, Any]:
-    """Return what names a configuration in the tables next to the main one."""
+    """Return the columns that identify a configuration in the tables other than the main one."""
     group = {key: pool.group[key] for key in ("model", "dtype", "bench", "bench_questions")}
     return group | {"method": pool.label, "variant": pool.variant}
 
@@ -116,7 +116,7 @@ def _measures(cells: Cells, answers: Sequence[Row]) -> dict[str, Any]:
     """Return the measures of a category, with deviation and interval of MAT and tokens/s."""
     measures = measure(answers)
     measures["questions"] = len(cells.questions)
-    measures["tokens_per_second"] = finite_mean(row_means(cells.speed))  # of the questions' means over repeats
+    measures["tokens_per_second"] = finite_mean(row_means(cells.speed))  # mean of the questions' means over repeats
     tokens, steps = np.nansum(cells.tokens, axis=1), np.nansum(cells.steps, axis=1)
     sums = zip(np.nansum(cells.tokens, axis=0), np.nansum(cells.steps, axis=0), strict=True)
     by_repeat = {
@@ -133,7 +133,7 @@ def _measures(cells: Cells, answers: Sequence[Row]) -> dict[str, Any]:
 
 
 def speedups(name: str, cells: Cells, base: Pool | None) -> dict[str, float]:
-    """Return the speedup over a baseline on the questions both have, over the repeats both have if several."""
+    """Return the speedup over a baseline on common questions, and on common repeats if there are several."""
     keys = [f"speedup_{name}{end}" for end in ("", "_std", "_low", "_high")]
     if base is None:
         return dict.fromkeys(keys, math.nan)
@@ -163,15 +163,15 @@ def speedup(speeds: Floats, base: Floats) -> float:
 
 
 def block_names(keys: Iterable[tuple[Any, ...]]) -> dict[tuple[Any, ...], str]:
-    """Name blocks, given by their values of GROUP: model and bench, and what else tells one from the others."""
+    """Name blocks, given by their values of GROUP: by model and bench, and by what else distinguishes them."""
     keys = list(dict.fromkeys(keys))
-    forms = {3: "{} questions", 4: "questions #{}", 5: "max_new_tokens {}"}  # by place in GROUP
+    forms = {3: "{} questions", 4: "questions #{}", 5: "max_new_tokens {}"}  # by index in GROUP
     names = {}
     for key in keys:
         words = [str(key[0]), str(key[2])]
         twins = [other for other in keys if other != key and (other[0], other[2]) == (key[0], key[2])]
         for i, value in enumerate(key):
-            if i == 4:  # said where their number does not tell them apart
+            if i == 4:  # the hash is named only if the number of questions is the same
                 twins = [other for other in twins if other[3] == key[3]]
             if any(other[i] != value for other in twins):
                 words.append(forms.get(i, "{}").format(value))
@@ -187,16 +187,16 @@ def blocks(table: pd.DataFrame) -> dict[str, pd.DataFrame]:
 
 
 def unavailable(why: str) -> str:
-    """Word what could not be measured, in every table: no companion for that model."""
+    """Return the words of every table for a job that could not run."""
     return f"not available: {why}"
 
 
 def with_unavailable(table: pd.DataFrame, left_out: Sequence[dict[str, str]]) -> pd.DataFrame:
     """Return the main table with a row for each method that a sweep left out, by its model, bench and method.
 
-    The row stands in the block of its model and bench; where they have several (another type or device), in each; where
-    they have none, in one of its own. Counts are 0, measures empty, the column `note` says why. A method that was
-    measured since has no such row. Without any the table stays as it is.
+    The row is in the block of its model and bench: in each block if there are several (another type or device), in its
+    own block if there is none. Counts are 0, measures are empty, and the column `note` says why. A method that was
+    measured since has no such row. Without such rows, the table is returned unchanged.
     """
     rows: list[dict[Any, Any]] = []
     empty_row = {name: {"b": False, "i": 0, "f": math.nan}.get(table[name].dtype.kind) for name in table.columns}

@@ -1,6 +1,6 @@
 """The one engine: tree, cache, target, verification, loop. It knows no method by name.
 
-From outside: what is named here, and what a method is made with (`sampling`, `devices`, `cache`).
+Import from outside only the names below, and modules that methods are made with (`sampling`, `devices`, `cache`).
 """
 
 from .drafter import DeviceDrafter, DeviceSession, Drafter, Needs, Session

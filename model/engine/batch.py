@@ -35,7 +35,7 @@ class SharedCache:
     """A cache whose columns belong to several sequences.
 
     Args:
-        most: columns that it may ever need.
+        most: maximum number of columns.
 
     Attributes:
         owners: int32 (c,), the number of the sequence that a column belongs to, or FREE.
@@ -50,7 +50,7 @@ class SharedCache:
         self._choice = Choice(GREEDY, target.device)
 
     def free(self, count: int) -> NDArray[np.int64]:
-        """Return the first so many free columns, int64; make room if there are fewer."""
+        """Return the first `count` free columns, int64; make room if there are fewer."""
         columns = np.flatnonzero(self.owners == FREE)
         if len(columns) < count:
             self.cache.make_room(len(self.owners) + count - len(columns), self.most)
@@ -65,7 +65,7 @@ class SharedCache:
         self.owners[self.owners == owner] = FREE
 
     def take(self, owner: int, other: TreeCache) -> None:
-        """Copy what a sequence has committed in a cache of its own."""
+        """Copy a sequence's committed tokens from a cache of its own."""
         columns = self.free(other.length)
         self.cache.copy_from(other, torch.from_numpy(columns))
         self.owners[columns], self.positions[columns] = owner, np.arange(other.length)
@@ -80,16 +80,16 @@ class SharedCache:
         execution: str = "eager",
         greedy: bool = False,
     ) -> tuple[BatchForward, NDArray[np.int64], float]:
-        """Forward drafts of several sequences; unless it is eager, with rows and columns rounded up.
+        """Forward drafts of several sequences; static steps round the rows and columns up to a few shapes.
 
         Args:
-            drafter: drafted them all.
-            session: of one of them; its drafter keeps the static steps.
-            greedy: True if all sequences are.
+            drafter: the drafter of all drafts.
+            session: the session of one sequence; its drafter keeps the static steps.
+            greedy: True if all sequences are greedy.
 
         Returns:
-            What the forward gave; the columns (n,) of its first n rows, which are the drafts', of which none is owned
-            yet; the seconds spent on a shape that was not met before.
+            The forward; the columns (n,) of the drafts' n rows, which come first and have no owner yet; the seconds
+            spent on preparing a new shape.
         """
         n = rows = sum(len(draft.tree) for _, _, draft in drafts)
         if execution != "eager":
@@ -114,7 +114,7 @@ class SharedCache:
 
 @dataclass(eq=False)
 class Member:
-    """A sequence of a batch; `number` is its prompt's."""
+    """A sequence of a batch; `number` is the index of its prompt."""
 
     number: int
     session: Session
@@ -137,28 +137,28 @@ class Member:
 
 
 class Batch:
-    """The sequences that are being decoded together, in the order in which they began: so they learn, too."""
+    """The sequences that are being decoded together, in the order in which they began. They learn in this order."""
 
     def __init__(self, target: Target, drafter: Drafter, size: int) -> None:
         self.target, self.drafter, self.members = target, drafter, list[Member]()
         most = size * (target.context + drafter.max_nodes) + ROWS[-1]
-        self.cache = target.idle_batch or SharedCache(target, most)  # the last one, with its captured steps
+        self.cache = target.idle_batch or SharedCache(target, most)  # the last batch's, with its captured steps
         self.cache.most, target.idle_batch = max(self.cache.most, most), None
         self._plain = DeviceDrafter(target.device).session()
-        self._choices: dict[Sampling, Choice] = {}  # by settings, without seed and processors: they share noise
+        self._choices: dict[Sampling, Choice] = {}  # by settings (seed 0, no processors), to share noise
         self._clock = step_clock(target)
 
     def begin(self, number: int, prompt: list[int], request: Request) -> Member:
         """Begin a sequence. Its prompt is forwarded alone, and its states are copied into the shared cache.
 
-        The member has a first step if its session began with a chain, and no place in the batch if that ended it.
+        If its session begins with a chain, the member has a first step. It leaves the batch if this ends the answer.
         """
         check_batch(self.target, self.cache.most, request.execution)
         choice = Choice(rule := replace(request.sampling, seed=0), self.target.device)
         if not rule.processors:
             choice = self._choices.setdefault(rule, choice)
         member = Member(number, self.drafter.session(), request, choice, start=time.perf_counter())
-        self.members.append(member)  # now it is closed, whatever happens
+        self.members.append(member)  # so that it is closed, whatever happens
         member.session.choice = choice
         choice.set_seed(request.sampling.seed)
         with ExitStack() as ends:
@@ -260,7 +260,7 @@ def decode_batch(
     Sequences that began together cannot learn from each other's past, so fewer drafts are accepted than one by one.
 
     Args:
-        asked: prompts, and what is asked of each; the next one is read when there is a place for it.
+        asked: prompts and their requests; the next one is read when there is a place for it.
 
     Yields:
         After each step of a sequence its prompt's index and its answer so far, whose `stop` is set once it ended.
@@ -295,7 +295,7 @@ def check_batch(target: Target, most: int, execution: str = "eager") -> None:
     """Refuse a model that cannot decode batches: by rules, then by a trial of two texts, whose columns are mixed.
 
     Args:
-        most: columns that a cache may have; attention that counts them differs in the trial.
+        most: maximum columns of a cache; attention that counts columns differs in the trial.
     """
     if not target.has_fixed_shapes:
         why = "keeps recurrent states" if target.recurrent else "is spread over several devices"
@@ -306,7 +306,7 @@ def check_batch(target: Target, most: int, execution: str = "eager") -> None:
     ids = torch.tensor([(3 + 7 * i) % min(97, target.vocab_size) for i in range(4 * half)]).view(2, -1)
     shared, chain, plain = SharedCache(target, most), Tree.chain(half - 1), DeviceDrafter(target.device)
     shared.cache.cursor.ahead = most + PAST_END
-    # Later tokens lie in front of earlier ones, and no column behind them is free.
+    # Later tokens lie in columns before earlier ones, and no column after them is free.
     shared.owners[1 : 1 + 2 * half + -(4 * half + 1) % ALIGNED] = 2
     session = plain.session()
     with refusing_errors(target.name):

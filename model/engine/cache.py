@@ -21,10 +21,10 @@ from .tree import Tree
 
 MAX_MASKS = 64  # trees whose masks are kept
 MAX_FREE = 3  # caches kept after simultaneous sequences
-MIN_SAVED = 32  # tokens of a text that is worth a copy
-ALIGNED = 16  # numbers: CUDA's kernels take rows that begin at a multiple of this, and copy all others once more
+MIN_SAVED = 32  # least tokens of a text that is worth a copy
+ALIGNED = 16  # numbers: CUDA's kernels take rows that begin at a multiple of this, and copy all others first
 
-# Of a layer without keys and values of its own: transformers' own, which older versions lack.
+# transformers' class for a layer without keys and values; older versions lack it.
 NoLayer: Any = getattr(cache_utils, "DummyLayer", DynamicLayer)
 
 
@@ -45,7 +45,7 @@ class Cursor:
     """Where the next forward writes; shared by a cache and its layers, as references to the cache would be a cycle."""
 
     length: int = 0  # committed tokens
-    ahead: int = 0  # by how much more the cache says to hold, in the load trial, which finds models that count by it
+    ahead: int = 0  # added to the reported length in the load trial, to find models that use it as a position
     write_at: torch.Tensor | None = None  # in static steps, int64 (n,): positions, as the host does not know the length
     bucket: int = 0  # in static steps, the positions that a step attends over; its mask hides unused ones
 
@@ -71,15 +71,15 @@ class TreeCacheLayer(CacheLayerMixin):
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Write the new states (1, heads, n, dim) after the committed tokens; return all that is in use.
 
-        A drafted node may overflow float16. No mask silences infinite states (0 x inf is NaN), so other nodes and, in
-        static steps, later ones would be lost with it: such states are written as zeros. Those of text that the model
-        itself overflows on are, too; its own output is NaN from there on.
+        A drafted node may overflow float16. No mask silences infinite states (0 x inf is NaN): other nodes and, in
+        static steps, later ones would become NaN. So infinite states are written as zeros, even those of text on which
+        the model itself overflows; its own output is NaN from there on.
         """
         assert self.keys is not None and self.values is not None
         return self._written(self.keys, key_states), self._written(self.values, value_states)
 
     def update_indexer(self, states: torch.Tensor) -> torch.Tensor:
-        """The same for index keys (1, n, index_dim)."""
+        """Write index keys (1, n, index_dim) as `update` does; return all that are in use."""
         return self._written(self.index_keys, states[:, None])[:, 0]
 
     def _written(self, buffer: torch.Tensor, states: torch.Tensor) -> torch.Tensor:
@@ -96,12 +96,12 @@ class TreeCacheLayer(CacheLayerMixin):
         return self.cursor.length + query_length, 0
 
     def get_seq_length(self) -> int:
-        stores = self.keys is not None and self.keys.shape[1] > 0  # what has no heads stores nothing
+        stores = self.keys is not None and self.keys.shape[1] > 0  # a layer without heads stores nothing
         return self.cursor.length + self.cursor.ahead if stores else 0
 
     @property
     def indexer_position_ids(self) -> torch.Tensor | None:
-        """Positions (d, 1, length) of what is committed, each at its cache index; d as in the last forward's."""
+        """Positions (d, 1, length) of the committed tokens, equal to their cache indices; d as in the last forward."""
         if self.cursor.length == 0 or self._positions is None:
             return None
         committed = torch.arange(self.cursor.length, device=self._positions.device)
@@ -142,7 +142,7 @@ class TreeCache(Cache):
     Attributes:
         recurrent: layers with recurrent states.
         pending: accepted tokens after `length`, which the states have not read.
-        forwarded: what the last forward read after `length`, pending tokens first; None: the states end there.
+        forwarded: tokens that the last forward read after `length`, pending ones first; None: states end at `length`.
     """
 
     def __init__(self, shapes: Sequence[LayerShape | None], capacity: int, states: Sequence[int] = ()) -> None:
@@ -168,7 +168,7 @@ class TreeCache(Cache):
         self._allocate(capacity)
 
     def _allocate(self, capacity: int) -> None:
-        """Allocate buffers, which take over what is committed, and point each layer at its rows."""
+        """Allocate buffers, copy the committed tokens into them, and point each layer at its rows."""
         former, buffers = iter(self._buffers), list[tuple[str, list[int], torch.Tensor]]()
         for shape, members in self._groups:
             kinds = (("keys", shape.key_dim), ("values", shape.value_dim), ("index_keys", shape.index_dim))
@@ -177,13 +177,13 @@ class TreeCache(Cache):
                 buffers.append((name, members, torch.zeros(size, dtype=shape.dtype, device=shape.device)))
                 if (committed := next(former, None)) is not None:
                     buffers[-1][2][:, :, : self.length] = committed[:, :, : self.length]
-        for name, members, buffer in buffers:  # all at once, as there may not have been memory for the last one
+        for name, members, buffer in buffers:  # only now, as memory may not have sufficed for the last one
             for row, i in enumerate(members):
                 setattr(self.layers[i], name, buffer[row : row + 1])
         self._buffers, self.capacity = [buffer for _, _, buffer in buffers], capacity
 
     def make_room(self, tokens: int, limit: int = 0) -> None:
-        """Hold so many tokens; if there is no room for them, twice as many as before, up to `limit`."""
+        """Make room for so many tokens. If the capacity is too small, double it, up to `limit`, or more if needed."""
         if tokens > self.capacity:
             self._allocate(-(-max(tokens, min(2 * self.capacity, limit)) // ALIGNED) * ALIGNED)
 
@@ -197,7 +197,7 @@ class TreeCache(Cache):
         self.cursor.length = tokens
 
     def reset(self) -> None:
-        """Forget all tokens; of keys and values nothing is zeroed, as nothing after `length` is ever attended to."""
+        """Forget all tokens. Keys and values are not zeroed, as nothing after `length` is ever attended to."""
         self.length = 0
         self.text, self.pending, self.forwarded = [], [], None
         self._reset_states()
@@ -209,7 +209,7 @@ class TreeCache(Cache):
             committed_by: method and weights; what others committed is forgotten.
 
         Returns:
-            How many tokens.
+            The number of tokens kept.
         """
         kept = common(self, prompt, committed_by)
         if not kept:
@@ -223,7 +223,7 @@ class TreeCache(Cache):
         return SavedText(self.text, self.committed_by, states)
 
     def load(self, saved: SavedText) -> None:
-        """Hold what was saved, and nothing else."""
+        """Replace the committed tokens by a saved text."""
         self.make_room(len(saved.text))
         self.text, self.committed_by, self.length = saved.text, saved.committed_by, len(saved.text)
         for buffer, states in zip(self._buffers, saved.states, strict=True):
@@ -248,7 +248,7 @@ class TreeCache(Cache):
         self.length += count
 
     def _commit_read(self, count: int) -> None:
-        """Keep the states if they have read pending and accepted tokens alone; else restore the copy."""
+        """Keep the states if they have read only pending and accepted tokens; else restore the copy."""
         assert self.forwarded is not None
         accepted = self.forwarded[: len(self.pending) + count]
         if len(accepted) == len(self.forwarded):
@@ -274,7 +274,7 @@ class TreeCache(Cache):
         return [state for state in states if state is not None] if read else []
 
     def will_read(self, tokens: list[int]) -> list[int]:
-        """Return what is to be forwarded for these n tokens, pending ones first; if n > 1 they are a draft."""
+        """Return the tokens to forward for these n tokens, pending ones first. Copy the states if n > 1: a draft."""
         self.forwarded = self.pending + tokens
         if len(tokens) > 1:
             states = self._states()
@@ -285,12 +285,12 @@ class TreeCache(Cache):
         return self.forwarded
 
     def record(self, text: list[int]) -> None:
-        """Note what is committed of the text of a sequence that ends: nothing if recurrent states have read more."""
+        """Note the committed part of an ending sequence's text; nothing if recurrent states have read more."""
         read_more = self.forwarded is not None or len(text) < self.length  # a step failed in its forward, or after it
         self.text = [] if self.recurrent and read_more else text[: self.length]
 
     def copy_from(self, other: TreeCache, columns: torch.Tensor) -> None:
-        """Copy what another cache of the same model has committed into these columns: int64 (its length,)."""
+        """Copy the committed tokens of another cache of the model into these columns: int64 (its length,)."""
         for buffer, states in zip(self._buffers, other._buffers, strict=True):
             buffer.index_copy_(2, columns.to(buffer.device), states[:, :, : other.length])
 
@@ -314,7 +314,7 @@ class SavedText:
 def common(committed: TreeCache | SavedText, prompt: Sequence[int], committed_by: tuple[Any, ...]) -> int:
     """Return how many tokens of a prompt's beginning, except its last one, a cache or a copy has committed.
 
-    Recurrent states serve a prompt that goes on from all of their text, and no other.
+    Recurrent states can be reused only by a prompt that continues all of their text.
     """
     if committed.committed_by != committed_by:
         return 0
@@ -324,15 +324,15 @@ def common(committed: TreeCache | SavedText, prompt: Sequence[int], committed_by
 
 
 class CachePool:
-    """Caches that sequences borrow: one for all in turn, one each for simultaneous ones, of which a few are kept.
+    """Caches that sequences borrow: successive sequences share one, simultaneous ones have one each; a few are kept.
 
-    A text that leaves its cache for another one is copied, so that a conversation goes on where it was.
+    A text that another one replaces in its cache is copied, so that its conversation is not forwarded again.
 
     Threads may share it: each list operation is atomic, and nothing is assumed between two of them.
 
     Args:
         make: makes a cache of this capacity in tokens.
-        max_saved: tokens of all copies.
+        max_saved: maximum tokens of all copies.
     """
 
     def __init__(self, make: Callable[[int], TreeCache], max_saved: int = 0) -> None:
@@ -352,7 +352,7 @@ class CachePool:
     def borrowed(
         self, capacity: int, prompt: Sequence[int] = (), committed_by: tuple[Any, ...] = ()
     ) -> Iterator[TreeCache]:
-        """A cache with room for so many tokens, empty but for what the last sequence on it had of this prompt.
+        """Yield a cache with room for so many tokens, empty except for a committed beginning of this prompt.
 
         Args:
             prompt, committed_by: see `TreeCache.keep`.
@@ -368,7 +368,7 @@ class CachePool:
             del self._free[:-MAX_FREE]
 
     def _exchange(self, cache: TreeCache, prompt: Sequence[int], committed_by: tuple[Any, ...]) -> None:
-        """Copy a cache's text if this prompt does not go on from it; load the copy that has most of the prompt."""
+        """Save a cache's text if this prompt does not continue it; load the saved text that has most of the prompt."""
         kept = common(cache, prompt, committed_by)
         best = max(self._saved, key=lambda saved: common(saved, prompt, committed_by), default=None)
         in_best = 0 if best is None else common(best, prompt, committed_by)
@@ -376,7 +376,7 @@ class CachePool:
             self._saved.append(cache.saved())
         if best is not None and in_best > kept:
             cache.load(best)
-            if 2 * in_best > len(best.text):  # the prompt goes on from it
+            if 2 * in_best > len(best.text):  # the prompt continues it
                 self._saved.remove(best)
         while sum(len(saved.text) for saved in self._saved) > self._max_saved:
             del self._saved[0]
@@ -384,7 +384,7 @@ class CachePool:
     def _pop(self, capacity: int, prompt: Sequence[int] = (), committed_by: tuple[Any, ...] = ()) -> TreeCache:
         """Take a cache of this capacity out of the pool, or a new one.
 
-        It is the one that has most of the prompt; of equals one that is large enough already, put back last.
+        The chosen cache has most of the prompt. Ties go to one that is large enough already, then to the last returned.
         """
         by_prompt = sorted(self._free, key=lambda c: (common(c, prompt, committed_by), c.capacity >= capacity))
         for cache in reversed(by_prompt):
@@ -398,10 +398,10 @@ class CachePool:
 
 
 class TreeMasks:
-    """Attention masks of trees after any number of committed tokens; no step builds one.
+    """Attention masks of trees after any number of committed tokens; only trees of one step (`once`) build one a step.
 
     Additive, not bool, as `eager` attention silently misreads a bool mask. A tree's buffer is (n, past_limit + n):
-    zeros, then the tree's own (n, n). A mask is a window on it; a longer past moves its left edge.
+    zeros, then the tree's own (n, n). A mask is a slice of it; a longer past moves the slice's left edge.
     """
 
     def __init__(self, dtype: torch.dtype, device: torch.device) -> None:

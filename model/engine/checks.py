@@ -1,4 +1,4 @@
-"""What the engine refuses of a model before a prompt is decoded: by rules, and by a trial of what no rule foresees."""
+"""Refuse models that the engine cannot drive, before a prompt is decoded: by rules, and by a trial for all the rest."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ DEFAULT_CONTEXT = 4096
 PAST_END = 128  # positions that a draft may take after the context
 TRIAL = 12  # tokens of the prompt
 TRIAL_ROOM = TRIAL + 6  # a root and five nodes follow the prompt
-# Largest allowed logit error in the trial, relative to the row's maximum. At toy size, float32 families of transformers
-# that are driven rightly differed by 4e-6 at most on a CPU, and wrong ones by 5e-4 or more.
+# Largest allowed logit error in the trial, relative to the row's maximum. At toy size on a CPU, float32 families of
+# transformers that the engine drives correctly differed by at most 4e-6, wrong ones by 5e-4 or more.
 TOLERANCE, TOLERANCE_GPU, TOLERANCE_HALF = 1e-4, 1e-3, 0.1  # GPUs may multiply float32 in less precision
 NEWEST_TRIED = (5, 24)  # version of transformers that the tests passed with
-# What `forward` calls its cache: since transformers 5.24; before it, and in code from a hub; of recurrent states alone
+# `forward`'s name of its cache: since transformers 5.24; before, and in hub code; in models of recurrent states alone
 CACHE_NAMES = ("cache", "past_key_values", "cache_params")
 
 
@@ -41,8 +41,8 @@ def unwrapped(model: Any) -> Any:
     """Return the transformers model inside torch.compile's or peft's wrapper. Adapters in its layers stay active.
 
     Raises:
-        UserError: an adapter that changes the inputs (prompt and prefix tuning), which a draft tree goes past, or acts
-            from some token of the text on (aLoRA).
+        UserError: an adapter that changes the inputs (prompt and prefix tuning), which a draft tree bypasses, or that
+            acts only from some token on (aLoRA).
     """
     while True:
         if hasattr(model, "_orig_mod"):
@@ -70,7 +70,7 @@ def check_model(model: Any, name: str, context: int | None) -> tuple[int, Collec
     """Refuse by rules what the engine cannot drive.
 
     Returns:
-        Tokens of prompt and answer together, the names of what `forward` takes, and the cache's among them.
+        The context in tokens, the names of `forward`'s parameters, and the name of the cache among them.
     """
     limit = position_limit(model)
     if context is not None and context < 2:
@@ -99,7 +99,7 @@ def check_training(model: Any, name: str) -> None:
 
 
 def check_forward(model: Any, name: str) -> tuple[Collection[str], str]:
-    """Refuse a `forward` or attention that cannot be driven; return what it takes, and its name of the cache."""
+    """Refuse a `forward` or attention that cannot be driven; return the names of its parameters, and of its cache."""
     if getattr(model.config, "is_encoder_decoder", False):
         raise UserError(f"{name}: an encoder-decoder model; the engine decodes causal language models only")
     check_training(model, name)
@@ -108,7 +108,7 @@ def check_forward(model: Any, name: str) -> tuple[Collection[str], str]:
         raise UserError(f"{name}: attention {kernel!r} takes no tree mask; load with attn_implementation='sdpa'")
     takes = inspect.signature(model.forward).parameters
     cache = next((known for known in CACHE_NAMES if known in takes), "")
-    # Of what reads tokens one after the other, models of recurrent states alone take no positions
+    # Models of recurrent states alone read tokens one after the other and take no positions
     positions = "position_ids" in takes or getattr(model, "_is_stateful", False)
     for needed, is_parameter in {"position_ids": positions, "cache": cache}.items():
         if not is_parameter:
@@ -136,8 +136,8 @@ def check_positions(config: Any, name: str, context: int) -> None:
 def check_cache_indices(config: Any, name: str, context: int) -> None:
     """Refuse attention that uses cache indices as positions; siblings sit in consecutive slots.
 
-    ALiBi does; windows of GPT-Neo's local layers, Doge's dynamic mask and Llama 4's temperature do once a text is
-    longer.
+    ALiBi always does; GPT-Neo's local windows, Doge's dynamic mask and Llama 4's temperature do once a text is longer
+    than the window.
     """
     if getattr(config, "alibi", False):
         raise UserError(f"{name}: ALiBi uses cache indices as positions, and a draft's siblings have consecutive ones")
@@ -153,7 +153,7 @@ def check_cache_indices(config: Any, name: str, context: int) -> None:
 
 @contextmanager
 def refusing_errors(name: str) -> Iterator[None]:
-    """Refuse a model whose forward fails on a cache or on masks of the kinds that it is given here."""
+    """Refuse a model whose forward fails on our cache or masks."""
     try:
         yield
     except UserError:
@@ -166,8 +166,8 @@ def refusing_errors(name: str) -> Iterator[None]:
 def check_draft(target: Any, cache: TreeCache) -> None:
     """Refuse a `Target` whose logits of a small tree differ from plain ones by more than rounding explains.
 
-    This trial guards what no rule foresees, such as attention that reads a prompt in both directions, or the cache's
-    length instead of positions.
+    This trial catches what no rule foresees, such as attention that reads a prompt in both directions, or that uses the
+    cache's length instead of positions.
 
     Args:
         cache: an empty one of the target's, for TRIAL_ROOM tokens.
@@ -179,7 +179,7 @@ def check_draft(target: Any, cache: TreeCache) -> None:
 
 
 def _trial(target: Any, cache: TreeCache, tokens: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Forward a small tree after a prompt of so many tokens; of recurrent states, chains.
+    """Forward a small tree after a prompt of so many tokens; chains if the model has recurrent states.
 
     Returns:
         The logits (2, 3, V) of its two paths, and the texts (2, tokens + 3) that end in these.
@@ -188,14 +188,14 @@ def _trial(target: Any, cache: TreeCache, tokens: int) -> tuple[torch.Tensor, to
     root, *drafted = ((5 + 11 * i) % min(97, target.vocab_size) for i in range(5))
     paths = [root, drafted[0], drafted[2]], [root, drafted[1], drafted[3]]
     target.prefill(cache, [*prompt, root])
-    if target.recurrent:  # the first path is rejected, and the second one read after it
+    if target.recurrent:  # the first path is rejected, then the second one is read
         first = target.forward(cache, Draft(Tree.chain(2), torch.tensor(paths[0]))).logits
         cache.commit(1)
         second = target.forward(cache, Draft(Tree.chain(1), torch.tensor(paths[1][1:]))).logits
         by_path = torch.stack((first, torch.cat((first[:1], second))))
     else:
         draft = Draft(Tree([0, 0, 0, 1, 2], once=True), torch.tensor([root, *drafted], device=target.device))
-        cache.cursor.ahead = target.context + PAST_END  # as much as a cache may ever hold
+        cache.cursor.ahead = target.context + PAST_END  # the most that a cache may ever hold
         by_path = target.forward(cache, draft).logits[torch.tensor([[0, 1, 3], [0, 2, 4]])]
     return by_path, torch.tensor([prompt + path for path in paths], device=target.device)
 

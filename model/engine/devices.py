@@ -13,15 +13,15 @@ import torch
 
 from ..errors import UserError
 
-_capturing = threading.RLock()  # the stream is the process's, and what else ran on it would be captured, too
+_capturing = threading.RLock()  # captures share a stream, and other work on it would be captured, too
 CUDA_12 = "https://download.pytorch.org/whl/cu126"  # wheels for drivers from 525 on
-WARM_UPS = 2  # runs before a capture: what plans or allocates does so outside the graph
+WARM_UPS = 2  # runs before a capture, so that planning and allocation happen outside the graph
 
 
 def synchronize(device: torch.device) -> None:
-    """Wait until the device has done what this thread asked for: of a GPU its current stream.
+    """Wait for this thread's work on the device; on a GPU, for the current stream.
 
-    To wait for all of a GPU would break off a capture of another thread.
+    Waiting for the whole GPU would interrupt another thread's capture.
     """
     if device.type == "cuda":
         torch.cuda.current_stream(device).synchronize()
@@ -30,7 +30,7 @@ def synchronize(device: torch.device) -> None:
 
 
 def default_device(key: str = "device") -> torch.device:
-    """CUDA if there is one, else the CPU.
+    """Return CUDA if available, else the CPU.
 
     Raises UserError if there is an NVIDIA GPU that torch cannot use: a large model would decode on the CPU for days.
     """
@@ -47,7 +47,7 @@ def default_device(key: str = "device") -> torch.device:
 
 
 def current(device: torch.device) -> AbstractContextManager[Any]:
-    """Inside, a GPU is the current one: where streams and graphs go."""
+    """Make a GPU the current device inside `with`, so that streams and graphs are made on it."""
     return torch.cuda.device(device) if device.type == "cuda" else nullcontext()
 
 
@@ -63,29 +63,29 @@ def fastest(tensor: torch.Tensor) -> Any:
 
 
 def on_host_like(tensor: torch.Tensor) -> torch.Tensor:
-    """Zeros of its shape and type in memory of the host that a GPU reads and writes without a detour."""
+    """Return zeros of a tensor's shape and type on the host, in pinned memory if the tensor is on a GPU."""
     return torch.zeros_like(tensor, device="cpu", pin_memory=tensor.is_cuda)
 
 
 def free_bytes(device: torch.device) -> int:
-    """Bytes of a GPU that can be allocated: what the device has free, and what torch holds and no tensor uses."""
+    """Return how many bytes of a GPU can be allocated: those free on the device, and those torch reserves unused."""
     unused = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
     return torch.cuda.mem_get_info(device)[0] + unused
 
 
 def give_back(device: torch.device) -> None:
-    """Give memory that torch holds and no tensor uses back to the device."""
+    """Give the memory that torch reserves and no tensor uses back to the device."""
     if device.type == "cuda":
         with current(device):
             torch.cuda.empty_cache()
 
 
 class Graphs:
-    """The graphs of one target, which share their memory: a step is read before the next one is replayed.
+    """The graphs of one target. They share memory, as a step's results are read before the next replay.
 
-    PyTorch frees the pool with its last graph, and opening it once more is an error or, worse, memory that is still in
-    use: a dummy graph keeps it alive. In one pool for all targets two threads would write over each other's steps, and
-    a model that is gone would not leave its memory to the next one.
+    PyTorch frees the pool with its last graph; using the pool again is an error or, worse, returns memory still in use.
+    So a dummy graph keeps it alive. With one pool for all targets, two threads would overwrite each other's steps, and
+    a deleted model would not free its memory for the next one.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -93,7 +93,7 @@ class Graphs:
         self._pool: tuple[Any, ...] = ()  # the pool, the dummy graph and its tensor
 
     def capture(self, run: Callable[[], None], warm_up: Callable[[], None]) -> Callable[[], None]:
-        """Run `warm_up` some times, then capture `run`, which does not run it. Returns what replays it."""
+        """Run `warm_up` WARM_UPS times, then capture `run` without running it. Return the function that replays it."""
         with _capturing, current(self.device):
             stream, now = _stream(self.device), torch.cuda.current_stream()
             stream.wait_stream(now)
@@ -109,7 +109,7 @@ class Graphs:
             return replay
 
     def _graph(self, run: Callable[[], None], stream: Any) -> Any:
-        """Capture. Other threads may go on with what a capture of their own would not allow."""
+        """Capture a graph. Other threads may continue with calls that a capture of their own would forbid."""
         if not self._pool:
             pool, dummy = torch.cuda.graph_pool_handle(), torch.cuda.CUDAGraph()
             with torch.cuda.graph(dummy, pool=pool, stream=stream, capture_error_mode="thread_local"):
@@ -123,7 +123,7 @@ class Graphs:
 
 @cache
 def _stream(device: torch.device) -> Any:
-    """A device's stream for warm-ups and captures alike: cuBLAS keeps 32 MiB for each stream that it has met."""
+    """Return a device's stream for all warm-ups and captures, as cuBLAS keeps 32 MiB for each stream."""
     return torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
 
 
@@ -132,9 +132,9 @@ def _clear_workspaces() -> None:
 
 
 class _CudnnAttention:
-    """cuDNN's attention is off inside `with`, in any thread: it plans anew for every shape, and each step has another.
+    """Turns cuDNN's attention off inside `with`, in all threads: it plans anew for every shape, and shapes vary.
 
-    It is on again after the last of them, if it was before the first.
+    The previous state returns when the last `with` ends.
     """
 
     def __init__(self) -> None:
@@ -158,7 +158,7 @@ _cudnn_off = _CudnnAttention()
 
 
 def without_cudnn(device: torch.device) -> AbstractContextManager[None]:
-    """Inside, attention on a GPU is not cuDNN's; elsewhere nothing changes."""
+    """Turn cuDNN's attention off inside `with` on a GPU; do nothing elsewhere."""
     return _cudnn_off if device.type == "cuda" else nullcontext()
 
 
@@ -196,7 +196,7 @@ _making = threading.RLock()
 def turns_of(model: Any) -> Turns:
     """Return the turns of a transformers model: one object for all its targets and shallow copies.
 
-    They are kept by the module that these have in common, the one whose hidden states are read.
+    They are stored by the module that targets and copies have in common: the decoder, whose hidden states are read.
     """
     with _making:
         return _turns.setdefault(model.get_decoder(), Turns())

@@ -26,19 +26,19 @@ from .verification import Verification
 class Needs:
     """What a drafter needs of the target, next to the new tokens."""
 
-    logits: bool = False  # `Verification.logits`; a shared text keeps them, too
+    logits: bool = False  # `Verification.logits`; shared forwards store them, too
     candidates: int = 0  # k of the top-k after each node: `Verification.candidates`, `learn`
     log_probs: bool = False  # also the log2 of their probabilities: `Verification.log_probs`
     choices: bool = False  # of all nodes; False: sampling may give -1 for rejected nodes, which saves work
     prompt_logits: bool = False  # call `Session.observe_prompt`
-    tree: bool = False  # verify all of a draft, however it branches; False: a chain of it will do
+    tree: bool = False  # verify the whole draft tree; False: verifying one chain of it suffices
     # Which hidden states (see `target.LAST`): `Verification.hidden`, `set_hidden`, `observe_prompt_hidden`
     hidden: tuple[int, ...] = ()
     accepted_only: bool = False  # True: logits and hidden states of rejected nodes are not read, so may be 0
 
     @property
     def rejected(self) -> bool:
-        """True if the drafter reads what the target gives after rejected nodes."""
+        """True if the drafter reads the target's outputs after rejected nodes."""
         everything = self.logits or bool(self.hidden)
         return self.choices or self.candidates > 0 or (everything and not self.accepted_only)
 
@@ -72,9 +72,9 @@ class Drafter:
         needs: of the target; constant.
         stateful: True if state is kept between prompts. Then cold and hot start differ.
         max_nodes: of the largest draft, root included; the cache reserves as many positions.
-        draft_tree: the tree that drafts are parts of; None: they may be any.
+        draft_tree: the tree that drafts are parts of; None: drafts may be any tree.
         sizing: learns the size of drafts while decoding; None: the drafter alone decides it.
-        vocab_size: of the targets that it drafts for, as its tables have so many rows; None: of any.
+        vocab_size: of the targets that it drafts for, as its tables have a row per token; None: any.
     """
 
     needs: Needs = Needs()
@@ -87,14 +87,14 @@ class Drafter:
     def __init__(self, device: torch.device, vocab_size: int | None = None) -> None:
         self.device, self.vocab_size = device, vocab_size
         self._alone = Tree.chain(0).on(device)
-        # By cache, written by the engine; they live as long as both.
+        # Executors by cache, written by the engine; each lives as long as its cache and this drafter.
         self.executors: WeakKeyDictionary[TreeCache, Any] = WeakKeyDictionary()
 
     def session(self) -> Session:
         """Open a session for one sequence, from `begin` to `close`. Several can be open and take steps in turns.
 
-        A step is draft, forward and observe. Other sessions may draft before it is observed: a caller that lets them
-        copies the draft's tokens, and what else a draft needs is its session's own.
+        A step is draft, forward and observe. Other sessions may draft before a step is observed: then the caller copies
+        the draft's tokens. All else that a draft needs must belong to its session.
         """
         raise NotImplementedError
 
@@ -115,7 +115,7 @@ class Drafter:
                 raise UserError(f"start: the saved {name} holds {state[name].dtype}, and should {before[name].dtype}")
         try:
             self._load(state)
-        except Exception as error:  # as damaged as it may be
+        except Exception as error:  # whatever a damaged state raises
             self._load(before)
             raise error if isinstance(error, UserError) else UserError(f"start: a damaged state ({error!r})") from None
 
@@ -143,9 +143,9 @@ class Session:
         """Start the sequence.
 
         Returns:
-            The first step's draft, if it is a chain: it goes through one forward with the prompt, whose last token is
-            its root. None: the prompt's other tokens go first, then a first step that is like all others. With a
-            `sizing` the first step has no draft, and this one is not used.
+            The first step's draft, a chain whose root is the prompt's last token: one forward takes prompt and draft.
+            None: the prompt's other tokens are forwarded first, and the first step is like all others. With a `sizing`,
+            the first step has no draft, and this one is not used.
         """
         return self.drafter.root_alone(prompt[-1])
 
@@ -156,7 +156,7 @@ class Session:
     def likeliest_chain(self, draft: Draft) -> Draft:
         """Return the chain of first children of the draft just made, for a target whose recurrent states cannot branch.
 
-        What is observed is this chain.
+        The step observes this chain.
         """
         path = draft.tree.first_path
         tree = Tree.chain(len(path) - 1).on(draft.tree.device)
@@ -171,9 +171,9 @@ class Session:
     def observe_prompt(self, prompt: list[int], start: int, logits: torch.Tensor) -> None:
         """Learn from the logits (m, V) after the prompt's m tokens from `start` on, where `needs.prompt_logits`.
 
-        A long prompt comes in parts, one after the other. The last part includes the prompt's last token where the
-        first step goes through one forward with the prompt. With a `sizing` there are the last tokens alone, and
-        `skip` was called with what follows them.
+        A long prompt comes in parts, one after the other. The last part includes the prompt's last token if one forward
+        takes the prompt and the first step. With a `sizing`, only the last tokens come, after `skip` was called with
+        the tokens that follow them.
         """
 
     def observe_prompt_hidden(self, prompt: list[int], hidden: torch.Tensor) -> None:
@@ -188,7 +188,7 @@ class DeviceDrafter(Drafter):
 
     Such a step can be captured once and replayed. So it may depend on two host values only, `tree` and `source`, which
     the session's `choose` sets before the step; all else that `grow`, `learn` and `set_hidden` use are tensors that
-    stay where they are. The base class drafts nothing: it is plain decoding.
+    are never reallocated. The base class drafts nothing: it is plain decoding.
     """
 
     tree: Tree  # of the next step, one of a few: each is captured separately

@@ -1,8 +1,8 @@
 """Replacements for attention, RMSNorm and rotary embedding, active only during our forwards.
 
-On a CPU attention that does not repeat keys and values which heads share; in graphs RMSNorm and rotary embedding as one
-kernel each: in float16 they are 26 of a Llama layer's 39 operators, and 3 then. In eager steps calling compiled code
-takes longer on the host than it gains.
+On a CPU, attention does not repeat keys and values that heads share. In graphs, RMSNorm and rotary embedding are one
+kernel each: in float16 they are 26 of a Llama layer's 39 operators, and 3 if compiled. In eager steps, calling compiled
+code costs more time on the host than it gains.
 """
 
 from __future__ import annotations
@@ -22,21 +22,21 @@ SDPA_GROUPED = "sdpa_grouped"
 SETTING = "_attn_implementation_internal"  # of a transformers config: the name that each layer looks up
 # Arguments by which models change what attention computes; torch's grouped kernel has none of them
 UNSUPPORTED = ("softcap", "s_aux", "position_bias", "head_mask")
-ROTARY = "apply_rotary_pos_emb"  # of transformers' modules of models, whose attention layers look it up by this name
-ROUNDS: dict[str, Any] = {"emulate_precision_casts": True}  # after each operator in half precision, as eager steps do
-RECOMPILE_LIMIT = 1 << 10  # of one function, by all models of a process
-_swapping = RLock()  # models of one family share that function
+ROTARY = "apply_rotary_pos_emb"  # a function of transformers' model files; attention layers look it up by this name
+ROUNDS: dict[str, Any] = {"emulate_precision_casts": True}  # round after each operator, as eager steps do
+RECOMPILE_LIMIT = 1 << 10  # compilations of one function, by all models of a process
+_swapping = RLock()  # models of one family share the rotary function
 
 
 class Grouped:
-    """Attention as fast as it can be, inside `with`.
+    """Switches to the fastest attention inside `with`.
 
-    On a GPU cuDNN's attention is off (`without_cudnn`). On a CPU shared keys and values are read where they are, if a
-    model attends by sdpa and its heads share.
+    On a GPU, cuDNN's attention is off (`without_cudnn`). On a CPU, keys and values that heads share are not copied, if
+    the model uses sdpa.
 
-    Where there is a mask, transformers' sdpa repeats them for every head before each product, as CUDA's kernels want
-    it. torch's kernel for the CPU need not, and gives the same numbers to the last bit: a forward over a draft takes
-    0.95 of the time (SmolLM2-135M, 9 heads on 3, 8 to 80 nodes after 200 and 600 tokens).
+    With a mask, transformers' sdpa repeats shared keys and values for every head before each product, as CUDA's kernels
+    need it. torch's CPU kernel does not, and its results are bit-identical: a forward over a draft takes 0.95 of the
+    time (SmolLM2-135M, 9 heads on 3, 8 to 80 nodes after 200 and 600 tokens).
 
     Outside `with` the model attends as before, and other threads' forwards inside it get the same numbers.
     """
@@ -46,7 +46,7 @@ class Grouped:
         heads, shared = (getattr(config, name, None) for name in ("num_attention_heads", "num_key_value_heads"))
         self._device = model.get_input_embeddings().weight.device
         on_cpu = self._device.type == "cpu"
-        self._settings = vars(config)  # written to as they are: a config's own way takes longer than the gain
+        self._settings = vars(config)  # written directly: a config's own setter takes longer than the gain
         self._for_it = on_cpu and shared not in (None, heads) and self._settings.get(SETTING) == "sdpa"
         if self._for_it:
             from transformers import AttentionInterface, AttentionMaskInterface  # not above: it loads torch's compiler
@@ -66,12 +66,12 @@ class Grouped:
 
 
 class GroupedAttention:
-    """A transformers attention implementation; where it has no gain of its own it is transformers' sdpa."""
+    """A transformers attention implementation; where it gains nothing, it calls transformers' sdpa."""
 
     def __init__(self) -> None:
         from transformers import AttentionInterface
 
-        # Looked up once: each layer of each forward calls
+        # Looked up once, as each layer of each forward calls it
         self._sdpa: Callable[..., tuple[torch.Tensor, None]] = AttentionInterface()["sdpa"]
 
     def __call__(
@@ -86,7 +86,7 @@ class GroupedAttention:
         **kwargs: Any,
     ) -> tuple[torch.Tensor, None]:
         """transformers' contract: query (1, H, n, D), key and value (1, Hkv, L, D) -> (1, n, H, D)."""
-        grouped = attention_mask is not None and query.shape[2] > 1 and query.device.type == "cpu"  # or spread
+        grouped = attention_mask is not None and query.shape[2] > 1 and query.device.type == "cpu"  # layers may differ
         if not grouped or any(kwargs.get(name) is not None for name in UNSUPPORTED):
             return self._sdpa(module, query, key, value, attention_mask, scaling=scaling, dropout=dropout, **kwargs)
         attended = torch.nn.functional.scaled_dot_product_attention(
@@ -103,8 +103,8 @@ def _call(compiled: Callable[..., Any], original: Callable[..., Any], *args: Any
 class CompiledKernels:
     """A model's RMSNorms and rotary embedding, compiled, inside `with` and for the thread that entered it.
 
-    torch compiles each once for one row and once for any other number of rows, and all layers of a kind share that.
-    Outside `with`, and in other threads, the model's own are called. A copy has none.
+    torch compiles each once for one row and once for any other number of rows, and all layers of a kind share the
+    result. Outside `with`, and in other threads, the model's own functions are called. A copy does nothing.
 
     Args:
         backend: of torch.compile.
@@ -114,9 +114,9 @@ class CompiledKernels:
     """
 
     def __init__(self, model: Any, backend: Any = "inductor") -> None:
-        self._swaps: list[tuple[dict[str, Any], str, Callable[..., Any]]] = []  # in which names, as what
-        self._replaced: list[list[Any]] = []  # before each `with`; None where there was nothing
-        self._limits: list[Any] = []  # of dynamo, inside each `with`
+        self._swaps: list[tuple[dict[str, Any], str, Callable[..., Any]]] = []  # names, name, replacement
+        self._replaced: list[list[Any]] = []  # originals, for each `with`; None where there was none
+        self._limits: list[Any] = []  # dynamo's limit, for each `with`
         compiled: dict[Any, Callable[..., Any]] = {}
 
         def swap(where: dict[str, Any], name: str, original: Any, *bound: Any) -> None:
@@ -138,7 +138,7 @@ class CompiledKernels:
 
     def __enter__(self) -> None:
         _swapping.acquire()
-        # Each hidden width takes two compilations of a norm: the eight that dynamo allows are four models' of a process
+        # Each hidden width compiles a norm twice: dynamo's limit of eight would allow four models in a process
         self._limits.append(torch._dynamo.config.patch(recompile_limit=RECOMPILE_LIMIT))
         self._limits[-1].__enter__()
         self._replaced.append([where.get(name) for where, name, _ in self._swaps])

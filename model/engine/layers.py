@@ -1,4 +1,4 @@
-"""What the layers of a model store and see, and what else of a model decides its answers."""
+"""Find out what a model's layers store and see, and what else decides its answers."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Window:
 
 
 def device_of(model: Any) -> torch.device:
-    """Return the device of a model's inputs; of offloaded embeddings that on which accelerate's hook runs them."""
+    """Return the device of a model's inputs; for offloaded embeddings, the one on which accelerate's hook runs them."""
     embeddings = model.get_input_embeddings()
     device: torch.device = embeddings.weight.device
     hook = getattr(embeddings, "_hf_hook", None)
@@ -42,7 +42,7 @@ def device_of(model: Any) -> torch.device:
 
 
 def is_compiled(module: Any) -> bool:
-    """True if its owner had a module's forward compiled in place."""
+    """True if the owner compiled a module's forward in place."""
     forward = vars(module).get("forward")
     return module._compiled_call_impl is not None or hasattr(forward, "_torchdynamo_orig_callable")
 
@@ -59,7 +59,7 @@ def probe_layers(
         each layer has, empty if none has any.
 
     Raises:
-        UserError: a layer keeps something else, or the model takes no mask a type.
+        UserError: a layer stores something else, or the model takes no mask per layer type.
     """
     probe, windows = DynamicCache(config=model.config), dict[str, Window]()
     config = model.config.get_text_config(decoder=True)
@@ -72,13 +72,13 @@ def probe_layers(
             windows[types[i] if types else ""] = Window(layer.sliding_window, chunked)
     token = torch.zeros(1, 1, dtype=torch.long, device=device)
     states = [getattr(layer, "number_of_states", 0) for layer in probe.layers]
-    mask = dict.fromkeys(types) if windows and types and not any(states) else None  # chains go without masks
+    mask = dict.fromkeys(types) if windows and types and not any(states) else None  # chains need no masks
     with refusing_errors(name):
         model(input_ids=token, attention_mask=mask, use_cache=True, **{cache_name: probe})
     shapes: list[LayerShape | None] = []
     for layer in probe.layers:
         keys, values = (getattr(layer, name, None) for name in ("keys", "values"))
-        if keys is None or values is None:  # an empty attention layer looks at pictures alone
+        if keys is None or values is None:  # an empty attention layer attends only to pictures
             empty = type(layer).__name__ == "DynamicLayer"
             shapes.append(LayerShape(0, 0, 0, model.dtype, device) if empty else None)
         else:
@@ -103,12 +103,12 @@ def layer_types(model: Any) -> tuple[str, ...]:
 
 
 def form_of(model: Any) -> tuple[Any, ...]:
-    """Return what a target knows of its model for good: its attention, and each weight's shape, type and device.
+    """Return what a target assumes never changes in its model: attention, and each weight's shape, type and device.
 
-    On CUDA its address, too, which graphs have been given.
+    On CUDA also each weight's address, which graphs contain.
     """
     attention = model.config.get_text_config()._attn_implementation
-    attention = "sdpa" if attention == SDPA_GROUPED else attention  # for a moment, by another model of the same config
+    attention = "sdpa" if attention == SDPA_GROUPED else attention  # set for a moment by a model of the same config
     weights = ((w.shape, w.dtype, w.device, w.data_ptr() if w.is_cuda else 0) for w in model.parameters())
     return (attention, *weights)
 

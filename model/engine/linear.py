@@ -2,17 +2,17 @@
 
 On a CPU torch multiplies float32 by MKL, whose small products are slow on a processor that is not Intel's. On an AMD
 EPYC (two threads), microseconds for 1, 9 and 81 rows: 192 x 2048 25, 101, 377 by MKL and 21, 32, 151 in oneDNN's
-layout; 4096 x 4096 2771, 7301 and 1281, 1570 (1 and 9 rows). bfloat16 gains, too: on an Intel Xeon that emulates it
-4096 x 4096 takes 1702 and 8733 (1 and 9 rows) and not 2758 and 10776, though in float32 it takes 4679 and 4366.
+layout; 4096 x 4096 2771, 7301 and 1281, 1570 (1 and 9 rows). bfloat16 gains, too: on an Intel Xeon that emulates it,
+4096 x 4096 takes 1702 and 8733 instead of 2758 and 10776 (1 and 9 rows); in float32 it takes 4679 and 4366.
 
 Most checkpoints have 16-bit weights. FBGEMM keeps these in 16 bits and widens them in registers: products and sums are
-of float32, and one row reads half the bytes. Where a weight's values are numbers of float16, times a power of two, this
-is the float32 product. Its sums round as float32 sums do, in an order of their own.
+of float32, and one row reads half the bytes. If a weight's values are float16 numbers times a power of two, the result
+is the float32 product. Its sums are rounded as in float32, but taken in another order.
 
 On a GPU layers that get the same tensor (queries, keys and values; gate and up) are one product: fewer launches.
 
-Gradients, autocast and compiled code use the layer's own weight, and so does whoever calls the model but us: what an
-owner writes is noticed at the start of our next answer (`fingerprint`).
+Gradients, autocast, compiled code and all other callers of the model use the layer's own weight. What the owner writes
+to it is noticed at the start of our next answer (`fingerprint`).
 """
 
 from __future__ import annotations
@@ -31,15 +31,15 @@ from torch import nn
 PACKED = ("half", "onednn")  # layouts that are copies of the weights
 HELD = "_weights_held"  # attribute of a model, see `holding`
 SMALL_PRODUCT = 1 << 19  # multiplications below which oneDNN's call, some 16 us, costs more than its product saves
-ROWS = 32  # for which oneDNN chooses its layout; it serves one row and a hundred alike
-CHUNK = 1 << 22  # elements of a weight that are looked at at a time
-SAMPLE = 1 << 12  # elements that tell in most cases that a weight has more than 16 bits
-TOP, TINY = 15, 2.0**-36  # exponent that a weight's greatest value is scaled to; error over a row's that is none
-SAMPLED = 48  # values of a parameter, about, by which a change is noticed
+ROWS = 32  # rows for which oneDNN chooses its layout; the layout serves one row and a hundred alike
+CHUNK = 1 << 22  # elements of a weight that are checked at a time
+SAMPLE = 1 << 12  # elements that mostly suffice to see that a weight has more than 16 bits
+TOP, TINY = 15, 2.0**-36  # exponent to which a weight's greatest value is scaled; tolerated error over a row's greatest
+SAMPLED = 48  # values of a parameter, about, that are compared to notice a change
 
 
 class _Ours(threading.local):
-    """Whether this thread is in a forward of the engine's."""
+    """True while this thread is in one of the engine's forwards."""
 
     forward = False
 
@@ -58,19 +58,19 @@ class Packed(_Uncopied):
     """A copy of a weight in a layout for fast products: of 16 bits where its values fit, else oneDNN's.
 
     Args:
-        values: the model's `fingerprint` then.
-        everywhere: for all who call the layer; False: in the engine's own forwards.
+        values: the model's `fingerprint` at this time.
+        everywhere: for all callers of the layer; False: in the engine's own forwards only.
         half: try 16 bits.
 
     Attributes:
-        weight: None if neither can be, as after a cast.
+        weight: None if neither layout is possible, as after a cast.
         exponent: the 16-bit values are the weight's times 2 ** exponent; None in oneDNN's layout.
     """
 
     def __init__(
         self, source: torch.Tensor, values: bytes = b"", *, everywhere: bool = True, half: bool = False
     ) -> None:
-        self.source, self.identity = source, identity(source)  # kept, so that its address is not another's
+        self.source, self.identity = source, identity(source)  # kept, so that its address is not reused
         self.values, self.everywhere = values, everywhere
         self.weight, self.exponent = None, _exponent(source) if half else None
         if self.exponent is not None:
@@ -98,12 +98,12 @@ class Packed(_Uncopied):
 
 
 class PackedLinear(nn.Linear):
-    """A linear layer that multiplies by a packed copy of its weight, until that was written or replaced.
+    """A linear layer that multiplies by a packed copy of its weight, until the weight is written or replaced.
 
-    The weight may be of 16 bits and the input of float32 (`holding`): then it is widened where no copy serves.
+    If the weight has 16 bits and the input is float32 (`holding`), the weight is widened where no copy can be used.
     """
 
-    packed: Packed | None  # None of a copy
+    packed: Packed | None  # None in a copy of the layer
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:
         packed: Packed | None = vars(self).get("packed")  # read once: another thread may replace or remove it meanwhile
@@ -152,7 +152,7 @@ class Fused:
 
 
 class Part(_Uncopied):
-    """A layer's part of a `Fused` product, and where its parameters were then."""
+    """A layer's part of a `Fused` product, and the addresses of its parameters at the time of fusing."""
 
     def __init__(self, fused: Fused, number: int, layer: nn.Linear) -> None:
         self.fused, self.number, self._addresses = fused, number, _addresses(layer)
@@ -165,7 +165,7 @@ class Part(_Uncopied):
 class FusedLinear(nn.Linear):
     """A linear layer whose product is a part of a `Fused` one, until its parameters are replaced, cast or moved."""
 
-    part: Part | None  # None of a copy
+    part: Part | None  # None in a copy of the layer
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:
         part = vars(self).get("part")  # another thread may remove it meanwhile
@@ -214,7 +214,7 @@ def halves() -> bool:
     try:
         one = torch.ops.quantized.linear_prepack_fp16(torch.ones(1, 1), None)
         return bool(torch.ops.quantized.linear_dynamic_fp16(torch.ones(1, 1), one) == 1)
-    except (AttributeError, RuntimeError, NotImplementedError):  # a torch without it, or another engine for it
+    except (AttributeError, RuntimeError, NotImplementedError):  # torch has no such product, or another engine for it
         return False
 
 
@@ -244,7 +244,7 @@ def pack_linears(module: nn.Module, values: bytes = b"", *, half: bool = False, 
     for layer in layers:
         packed = vars(layer).get("packed")
         if packed is not None and not packed.values and packed.is_of(layer.weight):
-            packed.values = values  # packed as it was loaded
+            packed.values = values  # packed at loading
         if packed is None or packed.values != values or not packed.is_of(layer.weight):
             fits = half and (layer.weight.dtype is not torch.bfloat16 or is_held(module))
             vars(layer)["packed"] = Packed(layer.weight, values, everywhere=everywhere, half=fits)
@@ -258,7 +258,7 @@ def is_held(model: nn.Module) -> bool:
 
 @torch.inference_mode(False)  # parameters must not become inference tensors
 def fuse_linears(module: nn.Module, forward: Callable[[], object]) -> None:
-    """Fuse plain linear layers of a module that get the same tensor; those that left their product since, anew.
+    """Fuse plain linear layers of a module that get the same tensor. Layers that left their product are fused anew.
 
     Args:
         forward: runs the module once, to find them.
@@ -277,7 +277,7 @@ def fuse_linears(module: nn.Module, forward: Callable[[], object]) -> None:
 def unpack_linears(module: nn.Module) -> None:
     """Undo the other functions: the layers are torch's again, each with its own weight and bias.
 
-    A model whose weights are held stays as it was loaded.
+    A model whose weights are kept in 16 bits (`holding`) stays as it was loaded.
     """
     if is_held(module):
         return
@@ -305,7 +305,7 @@ def linear_of(module: nn.Module) -> str:
 def stock_linears(module: nn.Module) -> Iterator[None]:
     """Within this block packed and fused layers multiply as torch's own, one by one; nothing is freed.
 
-    Layers whose weights are held in 16 bits alone (`holding`) have no product of torch's own, and stay.
+    Layers whose weights are kept only in 16 bits (`holding`) have no product of torch's own, and stay packed.
     """
     replaced = () if is_held(module) else (PackedLinear, FusedLinear)
     kinds = [(layer, type(layer)) for layer in module.modules() if isinstance(layer, replaced)]
@@ -340,10 +340,10 @@ def _fits_half(weight: torch.Tensor) -> bool:
 
 @torch.no_grad()
 def _exponent(weight: torch.Tensor) -> int | None:
-    """Return the exponent of a power of two that brings a weight's values to numbers of float16; None if none does.
+    """Return the exponent of a power of two that scales a weight's values to float16 numbers; None if there is none.
 
-    Bits that a value far below its row's greatest has too many are no hindrance: what is lost of it is below TINY of
-    the greatest, and a float32 sum with the greatest in it rounds at 2 ** -24.
+    A value far below its row's greatest may lose bits: the loss is below TINY of the greatest, while a float32 sum that
+    includes the greatest rounds at 2 ** -24.
 
     Args:
         weight: (out, in).

@@ -29,7 +29,7 @@ class StepRecord:
     """What one step added to the output; every metric derives from these records."""
 
     tokens: list[int]  # the accepted drafts and the target's own next token, cut at the answer's end
-    nodes: int  # that were forwarded, root included
+    nodes: int  # nodes forwarded, root included
     rank_path: RankPath  # ranks of the accepted nodes from the root down
     source: str | None = None  # where the draft came from, for a drafter with several sources
     batch: int = 1  # sequences in its forward
@@ -42,7 +42,7 @@ class StepRecord:
 
 @dataclass(slots=True)
 class Generation:
-    """One answer. Other seconds leave setup_s out.
+    """One answer. All other times exclude setup_s.
 
     In a batch, a step's seconds are divided equally among its sequences, so that sums over answers are the whole's;
     `ends_s` is what each sequence waited.
@@ -53,7 +53,7 @@ class Generation:
     stop: str = (
         ""  # eos | length (max_new_tokens) | context (the model's or the setting's limit) | stop (`Request.ends`)
     )
-    forwards: int = 0  # of the target: the steps, and the prompt's own where it is one more
+    forwards: int = 0  # forwards of the target: one per step, and the prompt's if separate
     prefill_s: float = 0.0  # until the first step's tokens are known
     decode_s: float = 0.0  # from then on
     setup_s: float = 0.0  # spent on static steps of a shape not met before, capturing included; 0 if eager
@@ -88,8 +88,8 @@ def acceptance_record(drafted: Collection[int], accepted: Collection[int], max_d
 
     Args:
         drafted: (S,) draft tokens of each step.
-        accepted: (S,) those of them that the answer kept; one cut at its end counts as what was kept.
-        max_drafted: the draft tokens that a step may have; the histogram has one bin more.
+        accepted: (S,) draft tokens of each step that the answer kept; of a step cut at the end, those before the cut.
+        max_drafted: maximum draft tokens of a step; the histogram has one bin more.
     """
     steps = [(draft, kept) for draft, kept in zip(drafted, accepted, strict=True) if draft]
     histogram = [0] * (max_drafted + 1)
@@ -111,17 +111,17 @@ def acceptance_record(drafted: Collection[int], accepted: Collection[int], max_d
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Request:
-    """What is asked of a decoding.
+    """The settings of one answer.
 
     Attributes:
-        max_new_tokens: at most so many new tokens.
+        max_new_tokens: maximum number of new tokens.
         eos: ids that end an answer (it is part of the output).
         sampling: how the next token is drawn; the target's choices are the same whatever is drafted.
         execution: how steps are executed: eager, static or graph; see `step.Executor`.
         mark: called with a phase's name when it ends: prefill, then for each step draft, forward, verify, commit,
             observe and loop; on the device setup (when a static step is made), step and loop.
-        reuse: what the last sequence committed of this prompt's beginning is not forwarded again (a conversation's
-            earlier turns), unless the drafter needs something of that forward which it did not keep.
+        reuse: do not forward again what the last sequence committed of the prompt's beginning (a conversation's earlier
+            turns), unless the drafter needs outputs of that forward and did not keep them.
         clock: times the steps for the drafter's `Sizing`; default: `step_clock`.
         ends: asked after each token, given prompt and answer so far: True if the answer ends there (stop strings).
     """
@@ -141,8 +141,8 @@ def decode(
 ) -> Generator[StepRecord, None, Generation]:
     """Decode a step at a time: the output is the target's own, whatever is drafted.
 
-    The root is the last token known, at first the prompt's last one. A step forwards it with a draft below it, commits
-    it with the accepted drafts, and puts out these and the target's own next token, which is the next root.
+    The root is the last known token, at first the prompt's last one. A step forwards the root with a draft below it,
+    commits the root and the accepted drafts, and outputs these drafts and the target's next token, the next root.
 
     Other sequences may be decoded between two steps, on the same target and drafter, too, and by other threads: the
     model's lock is held per step. Times include the consumer's work between steps, and waits for the lock.
@@ -161,7 +161,7 @@ def decode(
     turns, clock = target.turns, request.clock or step_clock(target)
     ends.callback(session.close)
     try:
-        with turns, torch.inference_mode():  # not while a step's consumer works
+        with turns, torch.inference_mode():  # released while the consumer works
             sequence = open_sequence(target, session, prompt, request, out, ends)
             step, limit = Step(sequence), sequence.left
             executor = step.executor
@@ -225,7 +225,7 @@ def open_sequence(
             f"{target.name}: keeps recurrent states, so that drafts are chains; {type(drafter).__name__} needs its tree"
         )
     target.check_hidden(needs.hidden)
-    relearns_prompt = needs.prompt_logits and not drafter.stateful  # anew in each sequence
+    relearns_prompt = needs.prompt_logits and not drafter.stateful  # each sequence anew
     reusable = prompt if request.reuse and not (relearns_prompt or needs.hidden) else ()
     reader = drafter if needs.prompt_logits else None  # reuse only what this drafter has read
     room = len(prompt) + min(limit, ROOM) if request.execution == "eager" else None
@@ -238,8 +238,8 @@ def open_sequence(
 def step_clock(target: Target) -> Clock:
     """Return the clock that times steps: on a CPU this thread's own, which stops while others run.
 
-    So what a draft costs is known from fewer steps: on two cores that three processes want, plain steps of 1 ms took
-    0.9 to 5 by the wall's.
+    So the cost of drafts is known from fewer steps: with three processes on two cores, plain steps of 1 ms took 0.9 to
+    5 ms by the wall clock.
     """
     elsewhere = any(device.type != "cpu" for device in target.devices)
     coarse = sys.platform == "win32"  # there a thread's clock moves by 16 ms at a time
@@ -260,10 +260,10 @@ def _timed(step: Step, clock: Clock) -> Verification:
 
 
 def first_forward(sequence: Sequence, choice: Choice, out: Generation) -> Verification | None:
-    """Forward the prompt; if the session begins with a chain, with the first step's draft, and return that step.
+    """Forward the prompt. If the session begins with a chain, forward this draft, too, and return the first step.
 
-    If the size of drafts is learnt while decoding, the chain is the root alone, as that forward gives a token whatever
-    drafts are worth here.
+    If the size of drafts is tuned while decoding, the chain is the root alone: this forward gives a token even where
+    drafts do not pay.
     """
     target, session, sizing = sequence.target, sequence.session, sequence.session.drafter.sizing
     prompt, needs, kept = list(sequence.text), session.drafter.needs, sequence.cache.length
@@ -271,7 +271,7 @@ def first_forward(sequence: Sequence, choice: Choice, out: Generation) -> Verifi
     if sizing is not None:
         rows, first_session = sizing.begin(), DeviceDrafter(target.device).session()
         chain = first_session.draft(prompt[-1])
-    later: list[tuple[int, torch.Tensor]] = []  # of the prompt, for a session that first reads the token after it
+    later: list[tuple[int, torch.Tensor]] = []  # the prompt's logits, for a session that observes them after `skip`
 
     def read(start: int, logits: torch.Tensor) -> None:
         if first_session is session:

@@ -29,7 +29,7 @@ LARGE_VOCAB = 16384  # from this vocabulary on, grouping columns pays
 GROUPS_OF_MAXIMA = 512  # groups of columns, about, whose maxima estimate the sum over all logits
 # Tokens and the log2 of their probabilities, (n, k) each; None if not needed
 Candidates = tuple[torch.Tensor | None, torch.Tensor | None]
-NOISE_BYTES = 64 << 20  # of cached noise; a row takes 4 V
+NOISE_BYTES = 64 << 20  # bytes of cached noise; a row takes 4 V bytes
 
 
 @dataclass(frozen=True)
@@ -38,7 +38,7 @@ class Sampling:
 
     Args:
         temperature: 0: the arg-max, without noise.
-        top_k, top_p, min_p: what is left of a distribution; 0, 1 and 0 leave all.
+        top_k, top_p, min_p: filters of the distribution; 0, 1 and 0 keep all tokens.
         repetition_penalty: on every token of the text so far; 1: none.
         seed: of the noise.
         processors: of logits, before the temperature, given each node's own path.
@@ -61,7 +61,7 @@ class Sampling:
             if name != "processors" and not isinstance(value, kind):
                 raise UserError(f"sampling.{name}={value}: must be a {'whole ' if kind is Integral else ''}number")
         right = {
-            "temperature": self.temperature == 0 or 1e-20 <= self.temperature < float("inf"),  # less overflows logits
+            "temperature": self.temperature == 0 or 1e-20 <= self.temperature < float("inf"),  # smaller: overflow
             "top_k": self.top_k >= 0,
             "top_p": 0 < self.top_p <= 1,
             "min_p": 0 <= self.min_p <= 1,
@@ -82,9 +82,9 @@ GREEDY = Sampling()
 
 
 def drawn_by(processors: Iterable[Any], seed: int) -> Sampling:
-    """Return the sampling of a `generate` that draws, by transformers' processors in its order.
+    """Return the sampling of a sampling `generate` from transformers' processors, given in `generate`'s order.
 
-    The warpers that come last are settings: such a choice does not depend on the text, so steps may be captured.
+    The last warpers become settings: choices then do not depend on the text, so steps may be captured.
     """
     rest, settings = list(processors), dict[str, Any](temperature=1.0)
     names = {"MinP": "min_p", "TopP": "top_p", "TopK": "top_k", "Temperature": "temperature"}
@@ -97,7 +97,7 @@ def drawn_by(processors: Iterable[Any], seed: int) -> Sampling:
 
 
 def changes_more(warper: Any) -> bool:
-    """True if a warper keeps more tokens than its setting says, or leaves those that it filters some probability."""
+    """True if a warper keeps more tokens than its setting says, or gives filtered tokens some probability."""
     return getattr(warper, "min_tokens_to_keep", 1) != 1 or getattr(warper, "filter_value", -math.inf) != -math.inf
 
 
@@ -110,9 +110,9 @@ class Choice:
 
     def __init__(self, sampling: Sampling, device: torch.device) -> None:
         self.sampling = sampling
-        self.seed = torch.zeros((), dtype=torch.long, device=device)  # stays where it is, for graphs
+        self.seed = torch.zeros((), dtype=torch.long, device=device)  # never reallocated, for graphs
         self._seed = 0
-        # Noise (V,) by seed and position, on a CPU; what was used last comes last.
+        # Noise (V,) by seed and position, on a CPU; the most recently used row is last.
         self._rows: dict[tuple[int, int], torch.Tensor] = {}
         self._processors, self._warpers = _processors(sampling), _warpers(sampling)
         self.set_seed(sampling.seed)
@@ -135,7 +135,7 @@ class Choice:
 
         Args:
             positions: int64 (n,), None for greedy decoding.
-            depths: int64 (n,): `positions` are those of each depth, as nodes of one depth have the same noise.
+            depths: int64 (n,), of the nodes; `positions` are then by depth, as nodes of one depth share their noise.
         """
         return argmax(self.scores(logits, positions, depths))
 
@@ -154,7 +154,7 @@ class Choice:
 
     @property
     def greedy(self) -> bool:
-        """True if a choice is the arg-max of its logits, so that all nodes have theirs at once."""
+        """True if every choice is the arg-max of its logits, so that all nodes are chosen at once."""
         return not self.draws and not self._processors
 
     def after(
@@ -168,11 +168,11 @@ class Choice:
     ) -> torch.Tensor:
         """Return the choices (n,) after each node of a draft, whose root is the text's last token.
 
-        Processors are called for accepted nodes before the answer's end alone, as some count their calls, or raise
+        Processors are called only for accepted nodes before the answer's end, as some count their calls, or raise
         where their grammar ends.
 
         Args:
-            every: False: other nodes may have -1. True: they have a choice, the arg-max where there are processors.
+            every: False: other nodes may have -1. True: they have a choice, with processors the arg-max.
             over: True if the answer ends with the last of these new tokens.
         """
         if self.greedy:
@@ -188,15 +188,15 @@ class Choice:
     ) -> torch.Tensor:
         """Return the choices of the accepted nodes before the end, from the root down: a row per depth, not n rows.
 
-        Of siblings with one token all are accepted, as one of them may have children that the others lack.
+        Siblings with the same token are all accepted, as one of them may have children that the others lack.
         """
         tree, tokens = draft.tree, draft.tokens.tolist()
         choices, nodes, new = [-1] * len(tokens), [0], list[int]()
-        while nodes:  # of one depth and one text
+        while nodes:  # they have one depth and one text
             row = logits[nodes[0] : nodes[0] + 1]
             if self._processors:  # row by row, as `generate` calls them
                 ids = torch.tensor([[*text, *new]], device=row.device)
-                row = row.float().clone()  # they may write into it, and the drafter learns from the model's own
+                row = row.float().clone()  # processors may write into it; drafters learn from the model's
                 for processor in self._processors:
                     row = processor(ids, row)
             new.append(int(self.among(row, torch.tensor([len(text) + len(new)], device=logits.device))))
@@ -217,7 +217,7 @@ class Choice:
         missing = [key for key in dict.fromkeys(keys) if key not in rows]
         if missing:
             drawn = gumbel(self.seed, torch.tensor([position for _, position in missing]), vocab)
-            rows |= zip(missing, (row.clone() for row in drawn), strict=True)  # a view would keep all of it alive
+            rows |= zip(missing, (row.clone() for row in drawn), strict=True)  # a view would keep all rows alive
         self._rows |= rows
         while len(self._rows) > max(NOISE_BYTES // (4 * vocab), len(rows)):  # least recently used first, none of these
             del self._rows[next(iter(self._rows))]
@@ -225,7 +225,7 @@ class Choice:
 
 
 def gumbel(seed: torch.Tensor, positions: torch.Tensor, vocab: int) -> torch.Tensor:
-    """Return Gumbel noise for each position and token: float32 (n, V), by integers up to the last logarithms.
+    """Return Gumbel noise for each position and token: float32 (n, V), in integers up to the last logarithms.
 
     Token and position are hashed (splitmix64 for the keys of a position, then twice lowbias32 of the token under them),
     so all devices draw the same and none keeps a state.
@@ -237,7 +237,7 @@ def gumbel(seed: torch.Tensor, positions: torch.Tensor, vocab: int) -> torch.Ten
     key = _splitmix(_splitmix(seed) ^ positions)[:, None]  # (n, 1)
     tokens = torch.arange(vocab, device=positions.device)  # (V,)
     drawn = _lowbias(_lowbias(tokens ^ (key & _HALF)) ^ (key >> 32 & _HALF))  # (n, V), 0 to 2^32 - 1
-    # in (0, 1): the small ones, which make the large noise, are exact; of the large ones some would round to 1
+    # in (0, 1): small values, which make large noise, are exact; some large values would round to 1
     share = ((drawn.float() + 0.5) * 2.0**-32).clamp(max=1 - 2.0**-24)
     return -torch.log(-torch.log1p(-share))
 
@@ -297,8 +297,8 @@ def _warpers(sampling: Sampling) -> list[Any]:
 def argmax(logits: torch.Tensor) -> torch.Tensor:
     """Return each row's arg-max, the first of equals: (n, V) -> (n,), exactly torch.argmax.
 
-    On the CPU torch's own is not vectorised along a row, NumPy's is: 106 us against 28 us for 81 x 2048; and of
-    bfloat16, which NumPy does not know, as float32: 252 us against 20 us for 1 x 49152.
+    On the CPU, torch's arg-max is not vectorised along a row, NumPy's is: 106 us against 28 us for 81 x 2048. bfloat16,
+    which NumPy lacks, is converted to float32: 252 us against 20 us for 1 x 49152.
     """
     if logits.device.type != "cpu":
         return logits.argmax(dim=-1)
@@ -311,7 +311,7 @@ def top_k(logits: torch.Tensor, k: int) -> torch.Tensor:
 
 
 def candidates_of(logits: torch.Tensor, k: int, log_probs: bool = False) -> Candidates:
-    """Return what a drafter needs of logits: top-k, and their log-probs; None for the rest."""
+    """Return a drafter's candidates: the top-k of logits and, if asked for, their log-probs; None for the rest."""
     if log_probs:
         return top_k_log_probs(logits, k)
     return top_k(logits, k) if k else None, None
@@ -338,8 +338,8 @@ def _greatest(logits: torch.Tensor, k: int) -> tuple[torch.Tensor, torch.Tensor,
     """Return each row's top-k logits and their columns, (n, k) each, and the maxima of groups of columns if computed.
 
     The columns are dealt to g groups. The top-k lie in the k groups with the greatest maxima, so that torch.topk only
-    has to search g maxima and k groups: 1377 us against 798 us for 81 x 32000 (a CPU, two threads). On CUDA it
-    reads long rows several times; unmeasured.
+    has to search g maxima and k groups: 1377 us against 798 us for 81 x 32000 (a CPU, two threads). On CUDA,
+    torch.topk reads long rows several times; the gain is unmeasured.
     """
     n, vocab = logits.shape
     groups = _groups(vocab, k)

@@ -1,17 +1,17 @@
 """The size of a draft, learnt while decoding: `nodes="auto"`.
 
-A drafter says how likely each node of its draft is accepted, best first, so n nodes promise 1 + (the sum of the first
-n) tokens. What a step of n nodes takes, T(n), is the median of its last steps, for a few sizes. A step takes the size
-with the greatest tokens - speed * T(n), where speed is tokens a second of late (Dinkelbach's way to the best quotient).
+A drafter estimates each node's acceptance probability, best first, so n nodes promise 1 + (the sum of the first n)
+tokens. T(n), the time of a step of n nodes, is the median of the last such steps, for a few sizes. A step takes the
+size with the greatest tokens - speed * T(n); speed is recent tokens per second (Dinkelbach's way to the best quotient).
 
 - Estimate unmeasured sizes by scaling the prior curve to the nearest measurement. T(n) is taken as optimistically as
   its samples allow, so sizes that may be better are tried, and others are not.
-- Where the newest steps all take longer than foreseen, or less, the machine is another one: sizes are measured anew.
+- If the newest steps take much more or less time than the steps before them, all sizes are measured anew.
 - Gains and losses are counted in plain-step times. An answer may lose `allowed` more than it won. Then steps are
   plain, and drafting is tried again from time to time: where drafts are worthless, 200 tokens lose about 3 % on a calm
   machine and 4 % at worst. With 30 % noise it is 3 %, too, but no bound holds: one answer of 1,600 lost 10 %, as step
   times that scatter so much cannot be distinguished in 200 steps (see the simulation in the tests).
-- Where drafts pay only once tables are full it does not find out: that takes more than `allowed`.
+- If drafts pay only once tables are full, this is not found out: filling the tables costs more than `allowed`.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ from numpy.typing import NDArray
 from ..errors import UserError
 
 MAX_AUTO = 80  # nodes of nodes=auto
-PROMPT_ROWS = 64  # of the prompt's last tokens; a row of logits takes a hundredth of a step of SmolLM2 on a CPU
-# A draft of n nodes also writes n rows, which later drafts live on: what is accepted with m rows a step is about
-# ((n + 1) / (m + 1)) ** FILLING of that once there are n. Measured on the embedded model, n from 4 to 80.
+PROMPT_ROWS = 64  # rows of the prompt's last tokens; a row of logits takes 1/100 of a step of SmolLM2 on a CPU
+# A draft of n nodes also writes n rows, which later drafts use: with n rows a step, acceptance is about
+# ((n + 1) / (m + 1)) ** FILLING times that with m rows. Measured on the embedded model, n from 4 to 80.
 FILLING = 0.2
 
 Likelihoods = Sequence[float] | NDArray[np.float64]  # of the root, 1, and of the nodes, best first
@@ -46,21 +46,21 @@ class Policy:
 
     sizes: tuple[int, ...]  # nodes below the root
     start: int  # the size of the first `min_samples` drafts, whatever they promise, so that the tables fill
-    slope: float  # what a node is believed to take before any sample, and
-    overhead: float = 0.02  # what drafting is
-    window: int = 32  # steps over which is averaged
-    min_samples: int = 8  # the newest of them, which can tell that it is another machine
+    slope: float  # estimated time of a node before any sample
+    overhead: float = 0.02  # estimated time of drafting
+    window: int = 32  # steps in an average
+    min_samples: int = 8  # newest samples that suffice to notice another machine
     uncertainty: float = 0.2  # relative error of unmeasured times; they change by more on another machine
     probe: int = 4  # steps between two plain ones, at first
-    rest: int = 16  # plain steps until drafting is tried again, at first,
-    rest_per_loss: int = 40  # and at least so many for each plain step lost
-    backoff: int = 16  # probe and rest double up to so many times as many
-    allowed: float = 3.0  # what an answer may lose
-    trial: float = 0.5  # what a trial after a rest may lose
-    saved: float = 16.0  # what counts as won at most
+    rest: int = 16  # plain steps until drafting is tried again, at first
+    rest_per_loss: int = 40  # least plain steps of a rest for each plain step lost
+    backoff: int = 16  # the greatest factor by which probe and rest grow
+    allowed: float = 3.0  # loss that an answer may have
+    trial: float = 0.5  # loss that a trial after a rest may have
+    saved: float = 16.0  # greatest gain that is counted
 
 
-# On CUDA sizes fill the tiles of its matrix units with the root, and are few, as each is captured by itself.
+# On CUDA, a size and the root fill the tiles of the matrix units, and sizes are few, as each is captured separately.
 POLICIES = {
     "cpu": Policy((0, 2, 4, 8, 12, 16, 24, 40), start=8, slope=0.03),
     "cuda": Policy((0, 3, 7, 15, 31, 63), start=31, slope=0.004),
@@ -94,14 +94,14 @@ class StepTimes:
             samples.clear()
 
     def observe(self, index: int, seconds: float) -> bool:
-        """Add a step. Returns True if by the newest ones the machine is another one, for which times begin anew."""
+        """Add a step. Return True if the newest steps show another machine; times are then measured anew."""
         newest = self._policy.min_samples
         if not self._latest:  # the prior was in plain steps, or is of another process
             self.restart([seconds / self.seconds[index] * t for t in self.seconds])
         self._add(index, seconds)
         self._fit()
         ratios = [seconds / self.seconds[index] for index, seconds in self._latest]
-        self._noise = 1.5 * median_low(abs(ratio - 1.0) for ratio in ratios)  # of a normal one the deviation
+        self._noise = 1.5 * median_low(abs(ratio - 1.0) for ratio in ratios)  # std if it is normal
         if len(ratios) < 2 * newest:
             return False
         change = median(ratios[-newest:]) / median(ratios[:-newest])
@@ -118,7 +118,7 @@ class StepTimes:
     def _add(self, index: int, seconds: float) -> None:
         self._latest.append((index, seconds))
         self._samples[index].append(seconds)
-        # the lower one of two: a size's first step also makes what all of them use
+        # of two samples the lower one: a size's first step also sets up what later ones use
         self._medians[index] = median_low(self._samples[index])
 
     def _fit(self) -> None:
@@ -150,7 +150,7 @@ class Sizing:
         resting: steps are plain for now.
 
     Raises:
-        UserError: another word.
+        UserError: `nodes` is another word.
     """
 
     def __init__(self, nodes: str, device: torch.device, *, filling: float = FILLING) -> None:
@@ -165,10 +165,10 @@ class Sizing:
         self.reset()
 
     def reset(self) -> None:
-        """Forget what was promised, chosen, won and lost; step times are the machine's and stay."""
+        """Forget expected tokens, chosen sizes, gains and losses; step times stay, as they are the machine's."""
         self.resting, self.balance = False, self._policy.allowed
-        self._left, self._rest = 0, self._policy.rest  # plain steps until the next trial; of the next rest
-        self._recent = [1.0, 1.0]  # tokens and plain steps of a step, lately
+        self._left, self._rest = 0, self._policy.rest  # plain steps until the next trial, and in the next rest
+        self._recent = [1.0, 1.0]  # a step's recent average of tokens, and of its time in plain steps
         self._promised = [1.0] * len(self.sizes)
         self._used, self._expected, self._tokens = [0] * (1 + len(self.sizes)), [0.0] * len(self.sizes), 0.0
 
@@ -188,10 +188,10 @@ class Sizing:
         return self._times.seconds
 
     def begin(self) -> int:
-        """Begin a sequence: whatever others won, it may lose no more than `allowed`.
+        """Begin a sequence: whatever others gained, it may lose no more than `allowed`.
 
         Returns:
-            Of how many of the prompt's last tokens logits are worth computing, for a drafter that learns from them.
+            For how many last tokens of the prompt logits are worth computing, if the drafter learns from them.
         """
         self.balance = min(self.balance, self._policy.allowed)
         return 0 if self.resting else PROMPT_ROWS
@@ -200,7 +200,7 @@ class Sizing:
         """Begin a step of so many sequences.
 
         Returns:
-            True if it is to be plain, to measure that or because drafting does not pay.
+            True if the step must be plain: to measure plain steps, or because drafting does not pay.
         """
         self._times = self._of_width(width)
         self._promised, self._since_plain = [1.0] * len(self.sizes), self._since_plain + 1
@@ -214,11 +214,11 @@ class Sizing:
         return self._plain
 
     def choose(self, likelihoods: Likelihoods, following: float = -1.0) -> int:
-        """Return the nodes of a draft. If these are more than the listed ones: grow it to so many, and ask again.
+        """Return the number of nodes to draft. If fewer are listed, grow the draft to this number, and call again.
 
         Args:
-            likelihoods: of the nodes listed: of all, or of a draft grown to one of `sizes`.
-            following: no further node is more likely; negative: there are none.
+            likelihoods: of the listed nodes: all nodes, or a draft grown to one of `sizes`.
+            following: upper bound for the likelihood of further nodes; negative: there are none.
         """
         sums: list[float] = np.cumsum(likelihoods)[np.minimum(self.sizes, len(likelihoods) - 1)].tolist()
         starting, end = self._drafts < self._policy.min_samples, bisect_left(self.sizes, len(likelihoods) - 1) + 1
@@ -238,7 +238,7 @@ class Sizing:
         return min(self.sizes[chosen], len(likelihoods) - 1)
 
     def observe(self, nodes: int, tokens: float, seconds: float) -> None:
-        """End a step: learn what its size takes, and count what it added, of a sequence."""
+        """End a step: learn the time of its size, and count its tokens (per sequence) as gain or loss."""
         size = min(bisect_left(self.sizes, nodes), len(self.sizes) - 1)
         index = 0 if self._plain else 1 + size
         if self._times.observe(index, seconds):
@@ -252,13 +252,13 @@ class Sizing:
             self._count(tokens - self.times[index] / self.times[0])
 
     def _worth(self, tokens: Sequence[float]) -> list[float]:
-        """Return tokens by size, with those that its rows add later, less those decoded in its time otherwise."""
+        """Return tokens by size, plus those that its rows add later, minus those otherwise decoded in its time."""
         mean, seconds = self._recent
         speed, later, times = mean / seconds / self.times[0], max(mean - 1.0, 0.0), self._times.optimistic[1:]
         return [n + later * f - speed * t for n, f, t in zip(tokens, self._filling, times, strict=True)]
 
     def _count(self, won: float) -> None:
-        """Count what a draft won; rest if too much was lost."""
+        """Add a draft's gain, in plain steps, to the balance; rest if too much was lost."""
         policy = self._policy
         self.balance = min(self.balance + won, policy.saved)
         if self.balance > policy.allowed:
@@ -268,7 +268,7 @@ class Sizing:
             self._rest = min(2 * self._rest, policy.backoff * policy.rest)
 
     def describe(self) -> dict[str, Any]:
-        """Return what was learnt, chosen and promised."""
+        """Return step times, chosen sizes and expected tokens."""
         steps, plain = sum(self._used), self.times[0]
         expected = [tokens / max(steps, 1) for tokens in self._expected]
         spent = sum(n * t for n, t in zip(self._used, self.times, strict=True))
@@ -301,7 +301,7 @@ class Sizing:
 
 
 def steps_in_words(described: dict[str, Any]) -> str:
-    """Word the shares of steps by size, largest first, down to a tenth of them, from what a sizing describes."""
+    """Return in words the shares of steps by size, largest first, down to a tenth, from `Sizing.describe`."""
     counts = dict(zip(described["sizes"], described["steps_by_size"], strict=True))
     counts[0] += described["plain_steps"]
     total, by_count = sum(counts.values()), sorted(counts, key=lambda n: -counts[n])
@@ -310,7 +310,7 @@ def steps_in_words(described: dict[str, Any]) -> str:
 
 
 def finds_size(drafter: Any) -> bool:
-    """True of the class of a drafter that takes `nodes="auto"`: these say so by a `sizing` of their own."""
+    """True for the class of a drafter that takes `nodes="auto"`: such a class defines `sizing` itself."""
     return "sizing" in vars(drafter)
 
 

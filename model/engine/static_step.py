@@ -1,7 +1,7 @@
-"""Static steps: of fixed shape, all on the device, so that each can be captured as one CUDA graph and replayed.
+"""Static steps have a fixed shape and run on the device, so that each can be captured as one CUDA graph and replayed.
 
-All of a DeviceDrafter's step is static (`StaticStep`). For other drafters the forward with the target's choices is
-(`StaticForward`): drafts of any tree are padded and fed in. Of a batch the forward alone is (`BatchForward`).
+A DeviceDrafter's whole step is static (`StaticStep`). For other drafters, the forward and the target's choices are
+static (`StaticForward`): drafts of any tree are padded and fed in. For a batch, only the forward is (`BatchForward`).
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ Array = NDArray[np.integer[Any]]
 Rows = tuple[int, int, Draft]  # the owner of a draft, the position of its root, and the draft
 FREE, WARM_UP, NOBODY = -1, -2, -3  # owners of free columns, of column 0, of unused rows
 WORD = 64  # bits of an int64, in which a tree is packed
-BUCKET = 256  # a static step attends over the context rounded up to a multiple of this; of a long one to more
+BUCKET = 256  # a static step attends over the context, rounded up to a multiple of this; see `bucket_of`
 # Rows of a StaticForward: the smallest of these that holds the draft, so that a few forwards serve all drafts.
 ROWS = (1, 8, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512)
 
@@ -44,7 +44,7 @@ def bucket_of(tokens: int) -> int:
 
 
 class Setup(NamedTuple):
-    """What a static step is made with."""
+    """Arguments with which a static step is made."""
 
     target: Target
     cache: TreeCache  # not kept alive, as a larger one may replace it
@@ -70,7 +70,7 @@ class TreeForward:
         self.depths = torch.zeros(nodes, dtype=torch.long, device=device)
         self._nodes = torch.arange(nodes, device=device)
         self._columns = torch.arange(self.bucket, device=device)
-        self._word, self._bit = self._nodes // WORD, self._nodes % WORD  # of a node in a row of packed ancestors
+        self._word, self._bit = self._nodes // WORD, self._nodes % WORD  # a node's place in packed rows
         self._blocked = torch.finfo(dtype).min
         # (n, n + 2): the tree's own mask between a column that all attend to and one that none does
         self._mask = torch.full((nodes, nodes + 2), self._blocked, dtype=dtype, device=device)
@@ -89,7 +89,7 @@ class TreeForward:
         """Forward token ids (n,). Reads no host value; all shapes are fixed."""
         cache = self._cache()
         assert cache is not None
-        # committed columns show node -1, the tree's columns its nodes, those after them node n
+        # mask column of each cache column: 0 if committed, 1 to n for the tree's nodes, n + 1 after them
         node = (self._columns - self.length + 1).clamp(0, len(self._nodes) + 1)  # (bucket,)
         return self.target.forward_static(
             cache,
@@ -102,9 +102,9 @@ class TreeForward:
 
 
 def packed(ancestors: torch.Tensor, n: int) -> torch.Tensor:
-    """bool (m, m) -> int64 (n, ceil(n / 64)) on the host: column j is bit j % WORD of word j // WORD.
+    """Pack bool (m, m) -> int64 (n, ceil(n / 64)) on the host: column j is bit j % WORD of word j // WORD.
 
-    Nodes from m on see themselves. On the host, where a tree of one step is: by NumPy, which takes a tenth of the time.
+    Nodes from m on see only themselves. NumPy takes a tenth of torch's time, and a tree of one step is on the host.
     """
     seen = np.eye(n, -(-n // WORD) * WORD, dtype=bool)
     m = len(ancestors)
@@ -113,7 +113,7 @@ def packed(ancestors: torch.Tensor, n: int) -> torch.Tensor:
 
 
 def unpacked(words: torch.Tensor, word: torch.Tensor, bit: torch.Tensor) -> torch.Tensor:
-    """int64 (n, ceil(n / 64)), as `packed` has made them -> bool (n, n), on the device.
+    """Unpack int64 (n, ceil(n / 64)), made by `packed`, -> bool (n, n), on the device.
 
     Args:
         word, bit: int64 (n,), where node j's bit is: j // WORD and j % WORD.
@@ -122,7 +122,7 @@ def unpacked(words: torch.Tensor, word: torch.Tensor, bit: torch.Tensor) -> torc
 
 
 class StaticStep:
-    """The step of one tree over one bucket of the cache. `run` reads and writes buffers that stay where they are."""
+    """The step of one tree over one bucket of the cache. `run` reads and writes buffers that are never reallocated."""
 
     def __init__(self, setup: Setup, drafter: DeviceDrafter, tree: Tree) -> None:
         self.target, self.choice, self._cache = setup.target, setup.choice, weakref.ref(setup.cache)
@@ -188,7 +188,7 @@ class StaticForward:
     def feed(self, draft: Draft, length: int) -> None:
         """Write the next run's draft and length. Unused nodes hold any tokens.
 
-        The last run has read its input by the time its report is read.
+        The input buffer is free: the last run's report has been read, so that run has read its input.
         """
         tree, n = draft.tree, len(draft.tree)
         host_length, tokens, depths, words = torch.split(self._host, self._sizes)
@@ -225,7 +225,7 @@ class StaticForward:
         )
 
     def on_device(self, n: int) -> tuple[torch.Tensor, Candidates]:
-        """Return the same on the device, without a transfer."""
+        """Return choices and candidates as `read` does, but on the device and without a transfer."""
         candidates, log_probs = (None if part is None else part[:n] for part in self._candidates)
         return self.choices[:n], (candidates, log_probs)
 
@@ -237,16 +237,16 @@ class StaticForward:
 class BatchForward:
     """Forwards up to n rows of several sequences over the first columns of a cache, always with the same shapes.
 
-    What it reads lies in one buffer that stays where it is: of each row token, owner, position and column; of each
-    column owner and position; and the rows' ancestors as `packed` has them. Unused rows are of no sequence. Runs before
-    the first `feed`, which warm up, write to column 0 alone.
+    All inputs are in one buffer that is never reallocated: token, owner, position and column of each row, owner and
+    position of each column, and the rows' packed ancestors. Unused rows belong to no sequence. Warm-up runs, before the
+    first `feed`, write only to column 0.
 
     Args:
         shape: n, and whether all sequences are greedy.
 
     Attributes, of the last run:
         choices, candidates: of n rows, if all sequences are greedy.
-        logits: (n, V), if a sequence is not, or the drafter reads them.
+        logits: (n, V), if a sequence is not greedy, or the drafter reads them.
         hidden: (n, w H), if the drafter reads them.
     """
 
@@ -261,7 +261,7 @@ class BatchForward:
         words.view(rows, -1).copy_(packed(torch.ones(1, 1, dtype=torch.bool), rows))  # for warm-up runs
         nodes = torch.arange(rows, device=device)
         self._word, self._bit = nodes // WORD, nodes % WORD
-        self.length = torch.zeros((), dtype=torch.long, device=device)  # an executor sets it; no batch has one
+        self.length = torch.zeros((), dtype=torch.long, device=device)  # an executor sets it; batches ignore it
         self.choices: torch.Tensor | None = None
         self.logits: torch.Tensor | None = None
         self.hidden: torch.Tensor | None = None
@@ -272,7 +272,7 @@ class BatchForward:
 
         Args:
             columns: (n,), where each of the n rows is written; unused ones come last.
-            owners, positions: (c,) of the cache's columns, those of the rows with their positions.
+            owners, positions: (c,), of the cache's columns; the rows' columns already have the rows' positions.
         """
         counts = [len(draft.tree) for _, _, draft in drafts]
         n, seen = sum(counts), np.eye(self.rows, dtype=bool)
@@ -289,7 +289,7 @@ class BatchForward:
         if on_host:
             tokens[:n] = torch.cat(drafted)
         self.input.copy_(self._host, non_blocking=True)
-        if not on_host:  # drafted on the device: copied without waiting; some methods draft now there, now here
+        if not on_host:  # drafted on the device: copied without waiting; a method may draft on either
             self.input[:n].copy_(torch.cat([part.to(self.input.device) for part in drafted]))
 
     def run(self) -> None:

@@ -28,12 +28,12 @@ from .target import Target
 from .tree import Draft
 from .verification import Verification, verify
 
-# Static steps kept for a drafter on a cache, the least recently used dropped first. All sizes of tree=auto over all
-# buckets of 4,096 tokens are fewer, so that none of these is captured twice.
+# Static steps kept for a drafter on a cache; the least recently used is dropped first. All sizes of nodes=auto over all
+# buckets of 4,096 tokens are fewer, so that none of them is captured twice.
 MAX_STEPS = 192
-MAX_SAMPLINGS = 3  # sampling settings whose steps are kept for it: conversations of several may go in turns
+MAX_SAMPLINGS = 3  # sampling settings whose steps are kept, as conversations with different settings may alternate
 MIN_FREE = 1 << 29  # free bytes of a GPU below which a step is dropped before another one is made,
-MIN_STEPS = 8  # unless so few are left: all sizes over one bucket, which would be captured again and again
+MIN_STEPS = 8  # unless fewer are left: all sizes over one bucket would be captured again and again
 Mark = Callable[[str], None]
 Ends = Callable[[list[int]], bool]
 AnyStatic = TypeVar("AnyStatic", StaticStep, StaticForward, BatchForward)
@@ -67,8 +67,8 @@ class Sequence:
     end: int = sys.maxsize  # limit of prompt and answer together
     eos: Collection[int] = ()  # ids that end an answer
     ends: Ends | None = None  # asked once after each token, given the text so far: True if the answer ends there
-    ended: bool = False  # True once it did
-    asked: int = 0  # the length of the text that it was last given
+    ended: bool = False  # True once `ends` was True
+    asked: int = 0  # the length of the text last given to `ends`
 
     @property
     def left(self) -> int:
@@ -104,7 +104,7 @@ def conclude(
     verification = verify(draft, forwarded.choices)
     mark("verify")
     verification.cut(over)
-    tree, count = draft.tree, len(verification.tokens)  # what is cut off is not committed
+    tree, count = draft.tree, len(verification.tokens)  # tokens that were cut are not committed
     if cache is not None:
         cache.commit(count, None if tree.is_chain else tree.below(verification.node)[: count - 1])
     mark("commit")
@@ -127,10 +127,10 @@ def conclude(
 class Step:
     """Takes a sequence's steps: draft, forward, verify, commit, observe.
 
-    Those of a `StaticStep` run on the device: root, length and draft stay there, and one small tensor is read back.
+    A `StaticStep` runs on the device: root, length and draft stay there, and one small tensor is read back.
 
     Raises:
-        UserError: what is sampled reads the text, and steps are to be of fixed shape.
+        UserError: the sampling reads the text, but the execution needs steps of fixed shape.
     """
 
     def __init__(self, sequence: Sequence) -> None:
@@ -143,7 +143,7 @@ class Step:
         sequence, sizing = self.sequence, self.sequence.session.drafter.sizing
         is_plain = sizing is not None and sizing.begin_step()
         session = self._plain if is_plain else sequence.session
-        self.executor.choice.set_seed(sequence.sampling.seed)  # as sequences of other seeds may step in between
+        self.executor.choice.set_seed(sequence.sampling.seed)  # sequences with other seeds may take steps in between
         verification = self._on_device(session) if self.on_device else self._on_host(session)
         if is_plain:
             sequence.session.skip(verification.tokens)
@@ -184,7 +184,7 @@ class Executor:
 
     Attributes:
         choice: the target's rule, for the sequence of the current step.
-        idle: drafts and learns nothing; takes the plain steps of a drafter whose drafts do not pay.
+        idle: a drafter that drafts and learns nothing, for the plain steps of another drafter.
         setup_s: seconds spent on making static steps so far, capturing included. They do not count as decoding:
             the first prompt pays for a shape, and a later one only after MAX_STEPS others.
 
@@ -194,7 +194,7 @@ class Executor:
 
     def __init__(self, target: Target, sampling: Sampling = GREEDY, execution: str = "eager") -> None:
         self.target, self.execution = target, target.check_execution(execution)
-        self.choice, self._choices = Choice(sampling, target.device), dict[Sampling, Choice]()  # by settings, no seed
+        self.choice, self._choices = Choice(sampling, target.device), dict[Sampling, Choice]()  # by settings, seed 0
         self.idle = DeviceDrafter(target.device)
         self.setup_s, self.made_for = 0.0, (0, "")  # capacity of the cache, mode of the model
         self._steps: dict[tuple[Any, ...], tuple[Any, Callable[[], None]]] = {}  # by drafter, tree or rows, ...
@@ -217,15 +217,15 @@ class Executor:
         executor, made_for = executors.get(sequence.cache), (sequence.cache.capacity, mode_of(sequence.target.model))
         if executor is None or executor.execution != execution or executor.made_for != made_for:
             executor = executors[sequence.cache] = Executor(sequence.target, sampling, execution)
-            executor.made_for = made_for  # buffers and layers are others since
+            executor.made_for = made_for  # buffers or layers were replaced
         executor._draw_by(sampling)
         return executor
 
     def _draw_by(self, sampling: Sampling) -> None:
-        """Take the rule of these settings and its steps; of those of earlier settings forget all but the last few."""
+        """Use the rule of these settings and its steps; drop the rules and steps of all but the last few settings."""
         rule = replace(sampling, seed=0)
         self.choice = self._choices.pop(rule) if rule in self._choices else Choice(sampling, self.target.device)
-        self._choices[rule] = self.choice  # the last one used
+        self._choices[rule] = self.choice  # now the most recently used
         self.choice.set_seed(sampling.seed)
         while len(self._choices) > MAX_SAMPLINGS:
             oldest = self._choices.pop(next(iter(self._choices)))
@@ -265,7 +265,7 @@ class Executor:
     def made(
         self, kind: type[AnyStatic], drafter: Any, shape: tuple[Any, Any], nodes: int, cache: TreeCache, mark: Mark
     ) -> tuple[AnyStatic, Callable[[], None]]:
-        """Return the step or forward of this shape after what the cache holds; make it if there is none."""
+        """Return the step or forward of this shape for the cache's present length; make it if there is none."""
         bucket = min(bucket_of(cache.length + nodes), cache.capacity)
         key = type(drafter), *shape, bucket, self.choice
         if key not in self._steps:
@@ -277,11 +277,11 @@ class Executor:
             self.target.synchronize()
             self.setup_s += time.perf_counter() - start
             mark("setup")
-        self._steps[key] = self._steps.pop(key)  # the last one used
+        self._steps[key] = self._steps.pop(key)  # now the most recently used
         return self._steps[key]
 
     def _drop_oldest(self) -> None:
-        """Drop a step if there are too many or a GPU's memory is short; no plain one, which is needed again."""
+        """Drop a step if there are too many or a GPU's memory is short. Plain steps stay, as they are needed again."""
         if len(self._steps) >= MAX_STEPS or (len(self._steps) >= MIN_STEPS and self._short_of_memory()):
             drafting = (key for key in self._steps if key[1] is not self.idle.tree and key[1] != 1)
             self._steps.pop(next(drafting, ()), None)
@@ -291,16 +291,16 @@ class Executor:
         return self.target.device.type == "cuda" and free_bytes(self.target.device) < MIN_FREE
 
     def _capture(self, step: StaticStep | StaticForward | BatchForward, length: int) -> Callable[[], None]:
-        """Capture a graph. Warming up runs it, which writes the drafter's state: that is restored."""
+        """Capture a graph. Warm-up runs write the drafter's state, which is restored afterwards."""
         before = {name: tensor.clone() for name, tensor in step.state().items()}
         step.length.fill_(length)
 
         def warm_up() -> None:
             step.run()
-            step.length.fill_(length)  # what it wrote lies after the committed tokens
+            step.length.fill_(length)  # the run's tokens lie after the committed ones
 
         try:
-            return self.target.graphs.capture(lambda: step.run(), warm_up)  # as it is when it is captured
+            return self.target.graphs.capture(lambda: step.run(), warm_up)  # `run` is looked up at capture
         finally:
             for name, tensor in step.state().items():
                 tensor.copy_(before[name])

@@ -23,14 +23,14 @@ from .layers import decoder_layers, device_of, form_of, is_compiled, layer_types
 from .linear import OURS, PACKED, fingerprint, fuse_linears, is_held, pack_linears
 from .tree import Draft
 
-# Of a prompt's logits that are in memory at a time; more on a GPU, where each part takes about as long as a step.
+# Bytes of a prompt's logits in memory at a time; more on a GPU, where each part takes about as long as a step.
 LOGITS_BYTES, LOGITS_BYTES_GPU = 64 << 20, 1 << 30
 MAX_PENDING = 16  # tokens that are forwarded again with a draft; more of them get a forward of their own
-# Additive (1, 1, n, c), by type of layer where these differ
+# Additive (1, 1, n, c), by type of layer if types have different masks
 Masks = torch.Tensor | dict[str, torch.Tensor | None] | None
 Read = Callable[[int, torch.Tensor], None]
-Hidden = tuple[int, ...]  # hidden states of a forward by their numbers in transformers: i is what enters layer i, or
-LAST = -1  # what enters the model's own head, after the final norm
+Hidden = tuple[int, ...]  # numbers of hidden states, as in transformers: i is the input of layer i, or
+LAST = -1  # the input of the model's own head, after the final norm
 EXECUTIONS = ("eager", "static", "graph")
 
 
@@ -42,17 +42,17 @@ class Outputs(NamedTuple):
 
 
 class Target:
-    """A stock transformers model with two verbs on a cache: `prefill`, and `forward` over a draft.
+    """A stock transformers model with two operations on a cache: `prefill`, and `forward` over a draft.
 
-    Sequences borrow caches: successive ones the same, simultaneous ones each its own. Threads that share the model, by
-    this target or another one, hold its `turns` for a step.
+    Sequences borrow caches: successive ones share one, simultaneous ones have one each. Threads that share the model,
+    by this target or another one, hold its `turns` for each step.
 
     Args:
-        model: a causal LM, by itself or inside what torch.compile or peft put around it; it stays as it is.
+        model: a causal LM, by itself or inside torch.compile's or peft's wrapper.
         context: tokens of prompt and answer together. Default: the model's own limit, at most 4096.
         linear: half: multiply by weights kept in 16 bits, where their values fit, and as onednn elsewhere; onednn: by
-            weights in oneDNN's layout (`linear.packable` says where that can be); fused: layers of one input are one
-            product; torch: torch's own. All but the last change the model's layers.
+            weights in oneDNN's layout (`linear.packable` says where that is possible); fused: layers with the same
+            input are one product; torch: torch's own. All but torch change the model's layers.
 
     Raises:
         UserError: the engine cannot drive the model; says why (see `checks`).
@@ -66,7 +66,7 @@ class Target:
             self._examine(context)
 
     def _uncompiled(self) -> AbstractContextManager[Any]:
-        """Run uncompiled what the owner compiled in place: drafts have many shapes, and recompiling has a limit."""
+        """Run eagerly what the owner compiled in place, as drafts have many shapes and recompilations are limited."""
         return torch.compiler.set_stance("force_eager") if self._is_compiled else nullcontext()
 
     def _examine(self, context: int | None) -> None:
@@ -86,7 +86,7 @@ class Target:
         self._weights()
         if self.linear == "fused":  # one forward finds what layers store and which share their input
             fuse_linears(model, self._probe)
-            give_back(self.device)  # the weights that were joined
+            give_back(self.device)  # memory of the weights before they were joined
         else:
             self._probe()
         self.recurrent = bool(self._states)  # drafts are chains
@@ -121,7 +121,7 @@ class Target:
         self._smallest_window = min((window.size for window in self._windows.values()), default=sys.maxsize)
 
     def prepare(self, module: torch.nn.Module) -> None:
-        """Make a module's linear layers, of a drafter's network, multiply as the target's do."""
+        """Make the linear layers of a drafter's network multiply as the target's do."""
         if self.linear in PACKED:
             pack_linears(module, half=self.linear == "half")
 
@@ -158,12 +158,12 @@ class Target:
     def cache(
         self, nodes: int, prompt: Sequence[int] = (), reader: object = None, *, tokens: int | None = None
     ) -> AbstractContextManager[TreeCache]:
-        """A cache for one sequence, with room for drafts of `nodes` nodes.
+        """Borrow a cache for one sequence, with room for drafts of `nodes` nodes.
 
         Args:
-            prompt: keep what is committed of it already, for `prefill`, if the model has not changed.
-            reader: and if this drafter has read it.
-            tokens: prompt and answer that it has room for at first; default: a full context, as static steps need.
+            prompt: keep its committed beginning for `prefill`, if the model has not changed.
+            reader: keep it only if this drafter has read it.
+            tokens: tokens of prompt and answer that fit at first; default: a full context, as static steps need.
         """
         check_training(self.model, self.name)
         values, read_by = self._weights(), None if reader is None else weakref.ref(reader)
@@ -171,7 +171,7 @@ class Target:
         return self.caches.borrowed(self._capacity(nodes, tokens), prompt, committed_by)
 
     def _weights(self) -> bytes:
-        """Return the weights' fingerprint; pack them anew if it is another one."""
+        """Return the weights' fingerprint; pack the weights anew if it has changed."""
         values = fingerprint(self.model)
         if self.linear in PACKED:
             pack_linears(self.model, values, half=self.linear == "half", everywhere=is_held(self.model))
@@ -228,8 +228,8 @@ class Target:
         Args:
             cache: whatever it holds after `kept` is forgotten.
             draft: a chain of n nodes that goes with them, its root the prompt's last token; None: n is 0.
-            rows: `read` is given the logits of so many of the prompt's last tokens, of its very last with a draft.
-            kept: so many of the prompt's first tokens the cache has already (`TreeCache.keep`).
+            rows: `read` gets the logits of so many last tokens of the prompt; of the very last one only with a draft.
+            kept: number of the prompt's first tokens that the cache has already (`TreeCache.keep`).
             read: called with the index of a token in the prompt, and the logits (m, V) of m tokens from there on.
             hidden: also return these hidden states.
 
@@ -244,12 +244,12 @@ class Target:
             raise UserError(f"{draft.tree}: what a drafter begins with is a chain, or None (see Session.begin)")
         if not kept:
             cache.reset()
-        if self.recurrent and draft is not None and n > 1:  # a draft may have to be taken back, a prompt not
+        if self.recurrent and draft is not None and n > 1:  # a draft may be undone, a prompt is not
             states = self.prefill(cache, prompt, rows=rows, kept=kept, read=read, hidden=hidden).hidden
             logits, drafted = self.forward(cache, draft, hidden=hidden)
             return Outputs(logits, drafted if states is None or drafted is None else torch.cat((states, drafted)))
         self._make_room(cache, past + n, n)
-        cache.forwarded = []  # until all of it is read
+        cache.forwarded = []  # until all tokens are read
         tokens = torch.tensor(prompt[kept:-1], dtype=torch.long, device=self.device)
         if draft is not None:
             tokens = torch.cat((tokens, draft.tokens.to(self.device)))
@@ -262,9 +262,9 @@ class Target:
     def _forward_in_parts(
         self, cache: TreeCache, tokens: torch.Tensor, readable: range, n: int, read: Read, hidden: Hidden
     ) -> Outputs:
-        """Forward tokens and commit them, so many at a time that their logits are few. Returns the last n of logits."""
+        """Forward and commit tokens in parts, so that few logits are in memory. Returns the last n rows of logits."""
         count, kept = len(tokens), cache.length
-        first_row = min(readable.start, count - max(n, 1)) if self._keeps_logits else 0  # of those that are computed
+        first_row = min(readable.start, count - max(n, 1)) if self._keeps_logits else 0  # of computed logits
         budget = LOGITS_BYTES_GPU if self.device.type == "cuda" else LOGITS_BYTES
         size = max(budget // (self.logits_size * self.dtype.itemsize), n, 1)
         ends, states = sorted(range(count, max(first_row, 0), -size)), list[torch.Tensor]()
@@ -297,13 +297,13 @@ class Target:
         self._make_room(cache, past + len(tree), len(tree))
         positions = tree.depths.to(self.device) + past
         tokens = draft.tokens.to(self.device)
-        # A root alone sees all there is: without a mask the fastest kernels take it, and shared heads are not repeated.
+        # A root alone sees all tokens: without a mask it gets the fastest kernels, and shared heads are not repeated.
         mask = self.masks.after(past, tree) if len(tree) > 1 else None
         masks = self._by_type(mask, positions, past)
         return self._run_model(cache, tokens, masks, self._within(positions, past + tree.max_depth), hidden)
 
     def _forward_chain(self, cache: TreeCache, draft: Draft, hidden: Hidden) -> Outputs:
-        """The same for a model with recurrent states: accepted tokens that these have not read go with the draft."""
+        """Forward a draft through a model with recurrent states, after the accepted tokens that these have not read."""
         if not draft.tree.is_chain:
             raise UserError(f"{self.name}: keeps recurrent states, for which a draft must be a chain")
         tokens, n = draft.tokens.tolist(), len(draft.tree)
@@ -378,7 +378,7 @@ class Target:
             synchronize(device)
 
     def _within(self, positions: torch.Tensor, last: int) -> torch.Tensor:
-        """Nodes beyond the context are never accepted, but must not index past a table."""
+        """Clamp positions to the context: nodes beyond it are never accepted, but must not index past a table."""
         return positions.clamp(max=self.context - 1) if last >= self.context else positions
 
     def _by_type(
@@ -404,7 +404,7 @@ class Target:
             mask = torch.zeros(len(positions), seen, dtype=self.dtype, device=self.device)
         if columns is None:
             columns = torch.arange(seen, device=self.device)
-            # after the nodes' columns no node sees anything
+            # no node sees the columns after the nodes' own
             columns.index_copy_(0, past + torch.arange(len(positions), device=self.device), positions)
         lowest = torch.finfo(self.dtype).min
         masks: dict[str, torch.Tensor | None] = {

@@ -142,7 +142,7 @@ class Tree:
         return tuple([self.rank_of[i] for i in self.chain_of[node][1:]])
 
     def _tensor(self, numbers: Sequence[int] | Sequence[Sequence[int]]) -> torch.Tensor:
-        """int64; by way of NumPy, which reads a list several times as fast."""
+        """Return an int64 tensor, made by NumPy, which reads a list several times as fast."""
         return torch.from_numpy(np.array(numbers, dtype=np.int64)).to(self.device)
 
     def __len__(self) -> int:
@@ -188,7 +188,7 @@ class Tree:
 
 
 def breadth_first(parents: Sequence[int]) -> tuple[list[int], list[int]]:
-    """Sort nodes breadth-first that were listed in any order, each after its parent.
+    """Sort nodes breadth-first. They may come in any order that has each node after its parent.
 
     Args:
         parents: of each node; 0 is the root, its own parent.
@@ -207,7 +207,7 @@ def breadth_first(parents: Sequence[int]) -> tuple[list[int], list[int]]:
 
 
 def layout(paths: Iterable[RankPath]) -> tuple[dict[RankPath, float], int]:
-    """Return for a drawing each node's row, the root () included, and how many rows there are.
+    """Return each node's row in a drawing, the root () included, and the number of rows.
 
     A leaf takes the next row, a parent the middle of its children.
     """
@@ -228,7 +228,7 @@ def layout(paths: Iterable[RankPath]) -> tuple[dict[RankPath, float], int]:
 class Draft:
     """A tree and its tokens, int64 (n,) on the tree's device; tokens[0] is the root.
 
-    That device is the target's, or the CPU for a draft that the host made: it is verified there.
+    The device is the target's, or the CPU if the host made the draft, which is then verified there.
 
     `source` names the origin of the tokens, for a drafter with several.
     """

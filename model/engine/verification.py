@@ -15,7 +15,7 @@ from .tree import Draft, Tree
 
 @dataclass(slots=True)
 class Verification:
-    """The outcome of one target forward over a draft of n nodes; None: the drafter does not need it."""
+    """The outcome of one target forward over a draft of n nodes; fields that the drafter does not need are None."""
 
     draft: Draft
     choices: torch.Tensor  # int64 (n,), the target's token after each node
@@ -76,8 +76,8 @@ def accepted_nodes(tree: Tree, tokens: Any, choices: Any, *, out: torch.Tensor |
                 deepest = node
         return accepted, deepest
     matches = tokens == choices.index_select(0, tree.parents)
-    whole: Any = torch.all(matches | tree.missing, -1, out=out)  # (n,): it and all its ancestors match
-    return whole, (tree.depths * whole).argmax(keepdim=True)  # (1,): an index of no dimension is read on the host
+    whole: Any = torch.all(matches | tree.missing, -1, out=out)  # (n,): node and ancestors match
+    return whole, (tree.depths * whole).argmax(keepdim=True)  # (1,): indexing with a 0-d tensor forces a device sync
 
 
 def verify(draft: Draft, choices: torch.Tensor) -> Verification:
@@ -104,10 +104,10 @@ def verify(draft: Draft, choices: torch.Tensor) -> Verification:
 
 
 class Commit:
-    """The end of steps with one tree of n nodes, all on the device; its buffers stay where they are, for captures.
+    """Ends steps with one tree of n nodes, all on the device; its buffers are never reallocated, for captures.
 
     Attributes:
-        root, length: int64 (1,) and (), the next ones once it was called.
+        root, length: int64 (1,) and (), the next root and length after a call.
         report: int64 (1 + max_depth + 1,), for the host: the deepest accepted node, and the choices along its path.
         accepted: bool (n,).
         source, to: int64 (max_depth + 1,): positions in the cache of the accepted path, and where to move them; padded
@@ -115,7 +115,7 @@ class Commit:
 
     Args:
         tree: on the device.
-        length: its attribute, the caller's.
+        length: the caller's tensor, kept as the attribute.
     """
 
     def __init__(self, tree: Tree, length: torch.Tensor) -> None:
@@ -126,7 +126,7 @@ class Commit:
         self.accepted = torch.zeros(n, dtype=torch.bool, device=device)
         self.source, self.to = (torch.zeros(depth + 1, dtype=torch.long, device=device) for _ in range(2))
         self._depths = torch.arange(depth + 1, device=device)
-        self._added = tree.depths + 1  # (n,): tokens that a step adds whose deepest accepted node is this
+        self._added = tree.depths + 1  # (n,): tokens that a step adds if this is its deepest accepted node
         self._host_report = on_host_like(self.report)
 
     def __call__(self, tokens: torch.Tensor, choices: torch.Tensor) -> None:

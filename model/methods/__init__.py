@@ -1,10 +1,10 @@
-"""The register of methods: each by its name, and where tables show it. configs/method/NAME.yaml holds its settings.
+"""The register of methods by name, and their order in tables. configs/method/NAME.yaml holds a method's settings.
 
-From outside: the register, and what builds a method by its name or import path; a class by its file. May import
-`engine`, `recycling`, `structures`.
+Import from outside only the register, the functions that build a method by name or import path, and a class by its
+file. May import `engine`, `recycling`, `structures`.
 
 A class raises UserError for a setting that is out of range, or a file that does not fit. Nothing heavy is imported
-before a method is made, so that what reads records can have the order alone.
+before a method is made, so that code that reads records can import the order cheaply.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from ..settings import check_settings
 if TYPE_CHECKING:
     from ..engine import Drafter, Target, Tree
 
-AUTO = "auto"  # nodes, tree: so many as pay, found while decoding
-OFFERED = ("target", "vocab_size", "device", "eos", "tree")  # what a method gets from who builds it, if it takes it
+AUTO = "auto"  # value of `nodes`, and of the harness's `tree`: the size is tuned while decoding
+OFFERED = ("target", "vocab_size", "device", "eos", "tree")  # arguments that a builder gives a method that takes them
 RANKS = 32  # children of a node that a template may have if its method has no k
 METHODS = {
     "vanilla": "vanilla.Vanilla",
@@ -84,7 +84,7 @@ def takes_tree(factory: Callable[..., Any]) -> bool:
 
 
 def is_sharded(target: Target) -> bool:
-    """True if processes share each layer (transformers' `tp_plan`): all must draft alike, whatever a clock says."""
+    """True if processes share each layer (transformers' `tp_plan`): all must draft alike, so no clock may decide."""
     return getattr(target.model, "tp_size", None) not in (None, 1)
 
 
@@ -94,9 +94,9 @@ def make_method(name: str, target: Target, /, *, eos: Collection[int] = (), **se
     Args:
         name: one of METHODS, or the import path of a class or function.
         eos: ids that end an answer; some methods do not draft beyond them.
-        settings: its own, see its class. `tree` may be a template's name or `best:N`. For methods with either setting
-            `nodes` defaults to `auto` if neither is set: as many as pay, found while decoding. Sharded models get a
-            fixed size.
+        settings: the method's own, see its class. `tree` may be a template's name or `best:N`. If the method can tune
+            its size and neither `nodes` nor `tree` is set, `nodes` is `auto`: the size is tuned while decoding. Sharded
+            models get a fixed size.
 
     Raises UserError: no such method, or a setting that it does not take.
     """
@@ -117,9 +117,9 @@ def build_drafter(factory: Callable[..., Any], target: Target, settings: dict[st
     Args:
         factory: as `method_class` returns it.
         settings: its arguments. A `tree` may be a `Tree`, a template's name, `best:N` or what `build_template` takes.
-        offered: also given if the signature names them, as are vocab_size, device and target.
+        offered: further arguments, passed if the signature names them, as are vocab_size, device and target.
 
-    Raises UserError: a setting that it does not take; what it makes is no drafter.
+    Raises UserError: a setting that the factory does not take, or the factory makes no drafter.
     """
     from ..engine import Drafter
 
@@ -146,7 +146,7 @@ def check_method(factory: Callable[..., Any], settings: dict[str, Any], offered:
 
 
 def _template(tree: Any, k: int) -> Tree:
-    """Return a draft tree of ranks below k: itself, or by its template's name, `best:N` or the template's settings."""
+    """Return a draft tree of ranks below k, given as a tree, a template's name, `best:N` or a template's settings."""
     from ..engine import Tree
     from ..recycling import build_template
 

@@ -2,7 +2,7 @@
 
 The paper asks whether dynamic trees can outperform its static one (2408.08696, limitations). Here a row keeps its
 candidates' probabilities, a second table has rows by pairs of tokens, text is copied (SAM-Decoding, 2411.10666), and
-the root has two sources that cost nothing: what followed its rejected siblings in the step before, and these siblings.
+the root has two free sources: its rejected siblings, and the tokens that followed these in the previous step.
 The acceptance probability of each kind of candidate is learnt (`weights`).
 """
 
@@ -33,15 +33,15 @@ class DynamicRecycling(Drafter):
     the newest text. Each step has a tree of its own; static steps pad it to a fixed shape.
 
     Args:
-        nodes: of every draft, the root not counted; fewer where nothing suggests so many. auto: as many as pay, found
+        nodes: of every draft, the root not counted; fewer if there are not enough candidates. auto: the size is tuned
             while decoding; `auto:N`: at most N.
-        k: candidates kept a row.
-        pairs: rows by pairs of tokens, a power of two; 0: none.
+        k: candidates kept per row.
+        pairs: number of rows by pairs of tokens, a power of two; 0: none.
         copy: also continue the longest match of text and path.
-        siblings: at the root also try its rejected siblings, and what followed these.
+        siblings: below the root, also try its rejected siblings, and the tokens that followed these.
         calibrate: learn the weights; False: they stay at the prior, or as saved.
-        history_tokens: earlier prompts and answers are copied from, too, up to so many tokens; 0: the prompt alone.
-        recycle_prompt: also keep rows of the prompt's own logits.
+        history_tokens: maximum tokens of earlier prompts and answers that are copied from, too; 0: the prompt alone.
+        recycle_prompt: also learn rows from the prompt's own logits.
         eos: ids that end an answer; nothing is drafted below them.
     """
 
@@ -87,7 +87,7 @@ class DynamicSession(TextSession[SuffixAutomaton]):
     drafter: DynamicRecycling
 
     def begin(self, prompt: list[int]) -> Draft | None:
-        """The first step is like all others: it drafts, and it learns."""
+        """Return None, so that the first step drafts and learns like all others."""
         super().begin(prompt)
         drafter = self.drafter
         self._prompt_at = len(self.text.tokens) - len(prompt)
@@ -96,9 +96,9 @@ class DynamicSession(TextSession[SuffixAutomaton]):
         return None
 
     def observe_prompt(self, prompt: list[int], start: int, logits: torch.Tensor) -> None:
-        """With `recycle_prompt`: keep rows of the prompt's tokens, and the siblings of the first root."""
+        """With `recycle_prompt`: write rows of the prompt's tokens, and note the siblings of the first root."""
         drafter, end = self.drafter, start + len(logits)
-        before = prompt[max(start - 1, 0)]  # of a prompt's first token: itself
+        before = prompt[max(start - 1, 0)]  # for the prompt's first token: itself
         following = self.text.tokens[self._prompt_at + end]
         outcome = np.array(prompt[start:end], dtype=np.int64), *on_host(*top_k_log_probs(logits, drafter.k))
         loops.learn_prompt(before, following, drafter.siblings, *outcome, self.growth, self.rows)
@@ -129,7 +129,7 @@ class DynamicSession(TextSession[SuffixAutomaton]):
         drafter, weights, node = self.drafter, self.drafter.weights, verification.node
         assert verification.candidates is not None and verification.log_probs is not None
         choices, accepted = verification.choices.numpy(), verification.accepted.numpy()
-        if self.choice is not None and not self.choice.greedy:  # of rejected nodes it may be unknown
+        if self.choice is not None and not self.choice.greedy:  # after rejected nodes it may be unknown
             choices = np.where(accepted, choices, NONE)
         outcome = (np.ascontiguousarray(choices), accepted, *on_host(verification.candidates, verification.log_probs))
         tables = self.growth, self.rows, (weights.seen, weights.accepted, weights.probs)
@@ -138,7 +138,7 @@ class DynamicSession(TextSession[SuffixAutomaton]):
         self.text.extend(verification.tokens)
 
     def skip(self, tokens: list[int]) -> None:
-        """Append the tokens and forget the siblings: a plain step says nothing of the next root's."""
+        """Append the tokens and forget the siblings: a plain step does not show the next root's siblings."""
         newest = [*self.text.tokens[-1:], *tokens]
         self._before = newest[-2]
         forget_siblings(self.growth)
@@ -148,7 +148,7 @@ class DynamicSession(TextSession[SuffixAutomaton]):
 def new_growth(nodes: int, rows: TokenRows) -> tuple[Any, ...]:
     """Return the fields of a `loops.Growth` of at most so many nodes below the root."""
     vocab_size, k = rows.ids.shape
-    limit = (1 + nodes) * (2 * k + 1) + 2 * k  # candidates: of each node two rows and a copy; the root's siblings
+    limit = (1 + nodes) * (2 * k + 1) + 2 * k  # two rows and a copy per node, and the root's siblings
     growth = loops.Growth(
         nodes=np.zeros(2 + nodes, dtype=loops.NODE),
         candidates=np.empty(limit, dtype=loops.CANDIDATE),
@@ -163,13 +163,13 @@ def new_growth(nodes: int, rows: TokenRows) -> tuple[Any, ...]:
 
 
 def forget_siblings(growth: tuple[Any, ...]) -> None:
-    """Let the next root have none."""
+    """Clear both sibling sources of the next root."""
     for guesses in (loops.Growth(*growth).sibling_children, loops.Growth(*growth).siblings):
         guesses["token"][0] = NONE
 
 
 def loop_rows(rows: TokenRows, pairs: PairRows, eos: Collection[int] = ()) -> tuple[Any, ...]:
-    """Return the fields of a `loops.Rows`, the tables' own memory."""
+    """Return the fields of a `loops.Rows`, which share the tables' memory."""
     by_token = rows.ids, rows.levels, rows.seen
     ends = np.zeros(rows.vocab_size, dtype=bool)
     ends[[end for end in eos if end < len(ends)]] = True

@@ -1,8 +1,8 @@
 """EAGLE, EAGLE-2 and EAGLE-3: features are drafted one after the other and tokens follow from them.
 
 `Eagle` drafts a static tree (arXiv 2401.15077), `Eagle2` one that follows the head's own confidence (arXiv 2406.16858),
-`Eagle3` the same with a head trained on its own drafts (arXiv 2503.01840). Verification is the engine's. Source of the
-tree and the order of things: github.com/SafeAILab/EAGLE, whose 60 nodes include the root; here `nodes` leave it out.
+`Eagle3` the same with a head trained on its own drafts (arXiv 2503.01840). Verification is the engine's. The tree and
+the order of operations are those of github.com/SafeAILab/EAGLE, whose 60 nodes include the root; `nodes` here do not.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ class ConfidenceTree(HeadDrafter):
 
 
 class Eagle2(ConfidenceTree):
-    """EAGLE's head: the target's own gives the tokens. Settings as `ConfidenceTree`."""
+    """EAGLE's head; the target's own head gives the tokens. Settings as `ConfidenceTree`."""
 
     def __init__(self, target: Target, *, head_path: str, depth: int = 6, top_k: int = 10, nodes: int = 60) -> None:
         head, lm_head = load_head(head_path, target), target.model.get_output_embeddings()
@@ -105,7 +105,7 @@ class ConfidenceTreeSession(HeadSession):
     def expand(self, root: int, feature: torch.Tensor) -> Draft:
         drafter, k = self.drafter, self.drafter.top_k
         value, token = (best.view(-1) for best in self._best(feature))  # of the nodes to expand: (k,)
-        whose, node = torch.zeros_like(drafter.children), drafter.children  # row of the parent's feature; number
+        whose, node = torch.zeros_like(drafter.children), drafter.children  # their parents' feature rows; their numbers
         values, tokens, parents = [value], [token], [whose - 1]  # of all nodes listed; -1 is the root
         visible = drafter.itself  # (k, expanded so far)
         features, listed = feature, k  # number of nodes listed so far
@@ -122,20 +122,20 @@ class ConfidenceTreeSession(HeadSession):
             token, whose, node = tokens[-1].index_select(0, flat), flat // k, flat + listed
             visible = torch.cat((visible.index_select(0, whose), drafter.itself), dim=1)
             listed += k * k
-        # A child's value is at most its parent's, and it comes later, so a stable sort keeps parents.
+        # A child's value is at most its parent's, and it comes later, so a stable sort puts every parent first.
         best_nodes = torch.cat(values).sort(descending=True, stable=True).indices[: drafter.nodes]
         nodes = torch.stack((best_nodes, torch.cat(parents)[best_nodes], torch.cat(tokens)[best_nodes]))
         return self._breadth_first(root, *nodes.tolist())  # one transfer
 
     def _best(self, features: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Log-probs and tokens of the children of nodes with these features (w, H), best first: (w, top_k) each."""
+        """Return log-probs and tokens of the children of nodes with features (w, H), best first: (w, top_k) each."""
         drafter = self.drafter
         best = torch.log_softmax(drafter.lm_head(features).float(), dim=-1).topk(drafter.top_k, dim=-1)
         values = best.values.nan_to_num(nan=-math.inf, neginf=-math.inf)  # a sort puts NaN first, before its parent
         return values, best.indices if drafter.ids is None else drafter.ids[best.indices]
 
     def _breadth_first(self, root: int, kept: list[int], parents: list[int], tokens: list[int]) -> Draft:
-        """The draft of the nodes kept: their numbers, their parents' numbers (-1: the root), their tokens."""
+        """Return the draft of the kept nodes, given their numbers, parents' numbers (-1: the root) and tokens."""
         device, nodes = self.drafter.device, [(-1, -1, root), *sorted(zip(kept, parents, tokens, strict=True))]
         index = {number: i for i, (number, _, _) in enumerate(nodes)}
         order, tree_parents = breadth_first([index[parent] for _, parent, _ in nodes])

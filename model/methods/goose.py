@@ -23,17 +23,17 @@ from ..structures import MAX_KEPT, MAX_NODES, check_whole
 from ..structures.ngram_index import NgramIndex
 
 # The public code's settings. Its sizes count the root.
-BASE, LARGEST = 60, 100  # nodes without confidence, and with all of it
-DEPTH = 6  # that branches of branches may reach
+BASE, LARGEST = 60, 100  # nodes of a tree at confidence 0 and 1
+DEPTH = 6  # maximum depth of branches of branches
 ROW_CANDIDATES = 10
-MIN_SCORE = 0.01  # of a candidate that is drafted
-SPINE_SHARE = 0.5  # of the branches, those that hang on the spine
+MIN_SCORE = 0.01  # least score of a drafted candidate
+SPINE_SHARE = 0.5  # share of the branches that hang on the spine
 NGRAMS = (5, 4, 3)
-MAX_COPY = 20  # tokens of one look-up, at most
+MAX_COPY = 20  # maximum tokens of one look-up
 LONG_COPY = 8  # tokens of a continuation that counts as long
 EXTEND_ABOVE = 0.6  # confidence above which the copy is extended
 NEWEST, OLDER, FIRST_AVERAGE = 0.3, 0.7, 0.5  # weights in the moving average of the spine's acceptance; its start
-SHARES = ((0.2, 0.15), (0.4, 0.30), (math.inf, 0.50))  # of the budget for the spine, below each average
+SHARES = ((0.2, 0.15), (0.4, 0.30), (math.inf, 0.50))  # the spine's share of the budget, for averages below each limit
 ROW_FIELDS = ("keys", "ids", "scores")  # of a saved state
 ScoredRow = tuple[list[int], list[float]]  # candidates, best first, and their scores
 HARMONIC = [0.0, *accumulate(1 / i for i in range(1, MAX_NODES + 1))]
@@ -48,10 +48,10 @@ class Goose(Drafter):
     Rank paths in step records: a node's rank is its index among its siblings; a spine node has rank 0.
 
     Args:
-        nodes: of every draft at most, the root not counted, whatever the confidence. None, as published: 59, and up to
-            100 with confidence.
-        history_pairs: rows by pairs of tokens that are kept for the next prompt, the newest; a row takes some 1.2 KB.
-            Within a prompt all are kept.
+        nodes: maximum nodes of a draft, the root not counted, at any confidence. None, as published: 59, and up to 100
+            with confidence.
+        history_pairs: maximum rows by pairs of tokens kept for the next prompt, the newest ones; a row takes some
+            1.2 KB. Within a prompt all are kept.
     """
 
     stateful = True
@@ -68,7 +68,7 @@ class Goose(Drafter):
             check_whole("goose", 1, nodes=nodes)
         check_whole("goose", 0, MAX_KEPT, history_pairs=history_pairs)
         super().__init__(torch.device(device), vocab_size)
-        # Sizes of a tree, root included: without confidence, and what all of it adds; and the limit below the root.
+        # A tree's size at confidence 0, root included; the nodes that confidence 1 adds; the limit below the root.
         self.base, self.growth, self.limit = (BASE, LARGEST - BASE, LARGEST) if nodes is None else (nodes + 1, 0, nodes)
         self.max_nodes = 1 + self.limit
         self.k = min(ROW_CANDIDATES, vocab_size)
@@ -100,7 +100,7 @@ class Rows:
         return self.by_pair.get(before * self.vocab_size + token) or self.by_token.get(token)
 
     def write(self, before: list[int], tokens: list[int], ids: torch.Tensor, scores: torch.Tensor) -> None:
-        """Write rows (m, k) for m tokens and the ones before them, in order: of equal ones the last counts.
+        """Write rows (m, k) for m tokens and the ones before them, in order: of equal tokens the last row wins.
 
         Args:
             before: -1: no row by pair is written.
@@ -117,7 +117,7 @@ class Rows:
                 by_pair[pair] = row, exact
 
     def forget_pairs(self, limit: int) -> None:
-        """Keep the newest rows by pair."""
+        """Keep the newest `limit` rows by pair."""
         for pair in list(islice(self.by_pair, max(len(self.by_pair) - limit, 0))):
             del self.by_pair[pair]
 
@@ -155,7 +155,7 @@ class GooseSession(Session):
         self._index = NgramIndex(NGRAMS)
         self._acceptance = FIRST_AVERAGE
         self._before = -1  # the token before the next root
-        self._drafted = False  # the first step has no draft: its rows are among the prompt's
+        self._drafted = False  # False in the first step: no draft, and its rows are the prompt's
 
     def begin(self, prompt: list[int]) -> Draft | None:
         self.drafter.rows.forget_pairs(self.drafter.history_pairs)
@@ -169,7 +169,7 @@ class GooseSession(Session):
 
     def draft(self, root: int) -> Draft:
         chain, unanimous = self._copied([])
-        pair_written = True  # the root's; not in a tree
+        pair_written = True  # whether the root's row by pair is written: not after a tree
         if self.drafter.rows.find(self._before, root) is None:
             tokens, parents = [root, *chain[: self.drafter.limit]], [0, *range(min(len(chain), self.drafter.limit))]
             spine = 0  # the acceptance of a bare chain is not counted
@@ -202,7 +202,7 @@ class GooseSession(Session):
                 break
 
     def _grow(self, root: int, chain: list[int], conf: float) -> tuple[list[int], list[int], int]:
-        """The tree: tokens, parents, and how many nodes after the root are the spine.
+        """Return the tree: tokens, parents, and the number of nodes after the root that are the spine.
 
         Nodes are the spine, the root's branches, the spine's branches, and branches of branches, in this order.
         """
@@ -216,7 +216,7 @@ class GooseSession(Session):
         def attach(
             parent: int, depth: int, row: ScoredRow | None, limit: int, spine_token: int | None, width: int
         ) -> int:
-            """Branches below a node: candidates but `spine_token`, of the best `width`; how many."""
+            """Add the best `width` candidates but `spine_token` below a node, at most `limit`. Return their number."""
             count = 0
             if row is not None and limit > 0:
                 for token, score in zip(row[0][:width], row[1], strict=False):
@@ -256,7 +256,7 @@ class GooseSession(Session):
             ids, logits = verification.candidates, verification.logits
             assert ids is not None and logits is not None
             built = torch.from_numpy(positions).to(ids.device)
-            scores = scores_of(logits, ids.to(logits.device)).to(ids.device)  # ids alone may have come to the host
+            scores = scores_of(logits, ids.to(logits.device)).to(ids.device)  # only ids may be on the host
             self.drafter.rows.write(before, tokens, ids[built], scores[built])
             if self._spine:
                 accepted = bisect_right([self._order[i] for i in draft.tree.chain_of[node]], self._spine) - 1
@@ -275,7 +275,7 @@ def confidence(length: int, unanimous: bool) -> float:
 
 
 def shares(branches: int, spine: int) -> list[int]:
-    """How many branches each node of the spine may have: by 1/depth, at least one as long as there are any."""
+    """Return how many branches each spine node may have: in proportion to 1/depth, at least one while any are left."""
     counts, left = list[int](), branches
     for depth in range(1, spine + 1):
         if left <= 0:

@@ -1,4 +1,4 @@
-"""Hydra: Medusa's heads that see the candidate so far, behind a layer over the context (arXiv 2402.05109).
+"""Hydra: Medusa's heads that also read the drafted path, after a layer over the context (arXiv 2402.05109).
 
 Source: github.com/zankner/Hydra, for its published heads (`prefix-mlp`, grounded) and their tree, which is Medusa's.
 Verification is the engine's; typical acceptance, which changes sampled output, is not offered.
@@ -28,7 +28,7 @@ SUPPORTED = {"hydra_head_arch": "prefix-mlp", "grounded_heads": True, "hidden_st
 class HydraHeads(Head):
     """Heads over (the layer's output at the last token before the root, root, drafted tokens of the path).
 
-    The state dict is the public layout. There all blocks behind a head's first one are a single module, so here, too.
+    The state dict is the public layout. As there, all blocks after a head's first one are a single module.
     """
 
     def __init__(self, config: Any, embedding: torch.Tensor, *, heads: int, blocks: int, vocab_size: int) -> None:
@@ -53,10 +53,10 @@ class HydraHeads(Head):
 
 
 def load_heads(path: str, target: Target) -> HydraHeads:
-    """Heads from a folder: config.json and hydra_lm_head.safetensors, or hydra_lm_head.pt as published.
+    """Load the heads from a folder: config.json and hydra_lm_head.safetensors, or hydra_lm_head.pt as published.
 
-    The layer has the target's own configuration; how many heads and blocks there are is read from the weights. Raises
-    UserError if they are missing, corrupt, of another kind, or made for another model.
+    The layer has the target's own configuration; the numbers of heads and blocks are read from the weights. Raises
+    UserError if the heads are missing, corrupt, of another kind, or made for another model.
     """
     folder, values = open_head(path, "hydra", target)
     for key, value in SUPPORTED.items():

@@ -1,9 +1,9 @@
-"""LogitSpec: drafts the runners-up of the last logits as the token after next, each with what followed it before.
+"""LogitSpec: drafts the last logits' runners-up as the token after next, each with the text that followed it before.
 
 Liu, Lv, Li, Gao, Sun, Sun: arXiv 2507.01449 (Findings of ACL 2026). The rules are those of the public code at its
 default settings, github.com/smart-lty/LogitSpec at 659bba9: accepted lengths of recorded turns are equal, shifted by a
-token. A step there commits its root and what is accepted, here what is accepted and the next root, so an answer that
-ends by EOS has a step less. `nodes=N` (a draft is cut at N) and `start=hot` are this project's.
+token. A step there commits its root and the accepted drafts, here the accepted drafts and the next root, so an answer
+that ends by EOS has one step less. `nodes=N` (a draft is cut at N) and `start=hot` are this project's.
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ from ..engine.tree import breadth_first
 from ..structures import check_whole
 from ..structures.history import History, TextSession
 
-NGRAM = 3  # the longest
-MAX_COPY = 20  # tokens of one continuation, at most
+NGRAM = 3  # tokens of the longest n-gram
+MAX_COPY = 20  # maximum tokens of one continuation
 REWRITTEN = 2 * MAX_COPY  # last positions whose continuations are written again after each step
 PATHS = ((8, 4), (32, 3))  # tokens of a path, by the highest rank of the candidate it begins with
 SHORTEST_PATH = 1  # tokens of a path that begins with any other candidate
 
 
 class LogitSpec(Drafter):
-    """Drafts a copied continuation of the root, then the candidates next to it, each with a short continuation.
+    """Drafts a copied continuation of the root, then the logits' other candidates, each with a short continuation.
 
     Paths are not merged: a token may be drafted twice below the root. In a cold start, as published, nothing is kept
     between prompts. Keeping the newest text, to copy from, is a variant of this project.
@@ -37,11 +37,11 @@ class LogitSpec(Drafter):
     Args:
         nodes: of every draft, the root not counted (published: 63, a capacity of 64). The draft is cut after so many
             nodes; the lengths of paths do not depend on it.
-        history_tokens: earlier prompts and answers are copied from, too, up to so many tokens of some 300 bytes each;
-            0: the prompt's own alone.
+        history_tokens: maximum tokens of earlier prompts and answers that are copied from, too, some 300 bytes each;
+            0: the prompt's own text alone.
     """
 
-    needs = Needs(logits=True, accepted_only=True)  # of the last accepted node, whose many candidates are wanted
+    needs = Needs(logits=True, accepted_only=True)  # many candidates are needed, but only of the last accepted node
 
     def __init__(
         self, vocab_size: int, *, nodes: int = 63, history_tokens: int = 32768, device: torch.device | str = "cpu"
@@ -58,10 +58,10 @@ class LogitSpec(Drafter):
 
 
 class Continuations:
-    """What followed the n-grams of a text that grows at its end: for each one continuation of at most MAX_COPY tokens.
+    """One continuation of at most MAX_COPY tokens for each n-gram of a text that grows at its end.
 
-    A continuation reaches as far as the text did when it was written, and gives way to one that is as long or longer.
-    So it is of the newest occurrence that had MAX_COPY tokens after it, and until there is one mostly of the oldest.
+    A continuation ends where the text ended when it was written, and is replaced by one as long or longer. So it
+    follows the newest occurrence that had MAX_COPY tokens after it; until there is one, mostly the oldest occurrence.
 
     Attributes:
         tokens: the text.

@@ -6,14 +6,14 @@ the authors' implementation, github.com/hao-ai-lab/LookaheadDecoding, which the 
 The lookahead branch is a tree. Write (l, i) for the token of level l in column i of the window; (0, 0) is the root. In
 the paper's mask (l, i) sees the root, the level-0 tokens up to column i, and its own column above it, at position
 i + l after the root: so level 0 is a chain, column i hangs from it at (0, i), and depth is the position. With N = 3
-levels and W = 3 columns (levels 0 and 1 are grams; what follows level 1 is computed):
+levels and W = 3 columns (levels 0 and 1 are kept; the tokens after level 1 are computed):
 
     root -- (0,1) -- (0,2)          a guess of the verification branch is one more chain from the root:
       |       |        |            root -- g1 -- g2
     (1,0)   (1,1)    (1,2)
 
-Both branches are one draft. The engine accepts the deepest node that is accepted, be it of the lookahead branch: such a
-token is the target's own choice, which the authors' code computes and leaves.
+Both branches are one draft. The engine takes the deepest accepted node, even one of the lookahead branch: such a token
+is the target's own choice. The authors' code computes it and does not use it.
 """
 
 from __future__ import annotations
@@ -38,10 +38,10 @@ class Lookahead(LayoutDrafter):
     Args:
         level: N; an n-gram has N tokens, its key included, and the window N - 1 levels.
         window: W, columns of the window.
-        guess: G; n-grams grams for one key, and verified in one step.
+        guess: G; maximum n-grams kept for one key, and verified in one step.
     """
 
-    needs = Needs(choices=True, tree=True)  # the window moves by them
+    needs = Needs(choices=True, tree=True)  # the window moves by all nodes' choices
 
     def __init__(self, *, level: int = 5, window: int = 7, guess: int = 7, device: torch.device | str = "cpu") -> None:
         check_whole("lookahead", 3, level=level)
@@ -49,7 +49,7 @@ class Lookahead(LayoutDrafter):
         check_whole("lookahead", 1, **{"(window + guess) * (level - 1)": (window + guess) * (level - 1)})
         super().__init__(torch.device(device))
         self.level, self.window = level, window
-        # As long as levels are missing the window is wider, by one column for each: a step costs every level one.
+        # While levels are missing, the window is wider by one column for each: a step takes a column of every level.
         self.layouts = {(f, 0): self._layout(f, window + level - 2 - f, 0) for f in range(level - 2)}
         self.layouts |= {(level - 2, g): self._layout(level - 2, window, g) for g in range(guess + 1)}
         self.max_nodes = max(len(layout.tree) for layout in self.layouts.values())
@@ -78,10 +78,10 @@ class LookaheadSession(DeviceSession):
         self.pool = NgramTable(1, drafter.level - 1, capacity=sys.maxsize, followers=drafter.guess)
         self._levels: list[list[int]] = []  # level 0 without its column 0, which is the root; the others whole
         self._tail: list[int] = []  # the text's last N - 1 tokens
-        self._layout = drafter.layouts[0, 0]  # of the draft
+        self._layout = drafter.layouts[0, 0]  # the draft's layout
 
     def begin(self, prompt: list[int]) -> Draft | None:
-        draw = random.Random(0)  # of the prompt alone, so that no answer depends on the ones before
+        draw = random.Random(0)  # from the prompt alone, so that no answer depends on earlier ones
         self._levels = [[draw.choice(prompt) for _ in range(self.drafter.window + self.drafter.level - 3)]]
         self._extend(prompt)
         return None  # as in the authors' code, the first step has the window and the root's n-grams already
@@ -94,7 +94,7 @@ class LookaheadSession(DeviceSession):
     def account(self, verification: Verification) -> None:
         """Collect the n-grams that this step completes, then move the window (paper, 3.2 and algorithm 2)."""
         choices, levels = verification.choices.tolist(), self._levels
-        # of the last level, by column; the root is level 0's column 0, which is not in the list
+        # choices after the last level, by column; the root is level 0's column 0, which is not in the list
         end = sum(map(len, levels)) + 1
         width = len(levels[-1]) + (len(levels) == 1)
         new = [choices[self._layout.node_at[index]] for index in range(end - width, end)]

@@ -22,7 +22,7 @@ class ResBlock(nn.Module):
     """x + SiLU(W x + b); the identity-like start of the paper is W = 0 (section 2.1.1).
 
     Args:
-        width: of x, if not H: then it is projected before the sum (Hydra's first block).
+        width: of x, if not H; then x is projected before the sum (Hydra's first block).
     """
 
     def __init__(self, hidden: int, width: int | None = None) -> None:
@@ -59,10 +59,10 @@ class MedusaHeads(nn.ModuleList):
 
 
 def load_heads(path: str, target: Target) -> MedusaHeads:
-    """Heads from a folder: config.json and medusa_lm_head.safetensors (ours) or medusa_lm_head.pt (public).
+    """Load the heads from a folder: config.json and medusa_lm_head.safetensors (ours) or medusa_lm_head.pt (public).
 
-    How many there are is read from the weights: a public configuration says 2 heads where the file has 5. Raises
-    UserError if they are missing, corrupt, or made for another model.
+    The number of heads is read from the weights: a public configuration says 2 heads where the file has 5. Raises
+    UserError if the heads are missing, corrupt, or made for another model.
     """
     folder, config = open_head(path, "medusa", target)
     file, state = read_weights(folder, WEIGHTS, PUBLIC_WEIGHTS)
@@ -83,7 +83,7 @@ class Medusa(DeviceDrafter):
     All parents at one depth share their children's tokens. Nothing is kept between prompts.
 
     Args:
-        target: whose hidden states they are.
+        target: the model whose hidden states the heads read.
         heads_path: folder of the heads, see `load_heads`.
         tree_path: YAML of rank paths; default: the published 63 nodes, cut to the depth that there are heads for.
     """
@@ -99,9 +99,9 @@ class Medusa(DeviceDrafter):
         self.tree = tree.on(target.device)
         self.max_nodes = len(tree)
         self._candidates = tree.max_rank + 1
-        # where a node below the root finds its token among the candidates (depths, ranks), flattened: (n - 1,)
+        # index of each node's token among the flattened candidates (depths, ranks), without the root: (n - 1,)
         self._pick = ((self.tree.depths - 1) * self._candidates + self.tree.ranks)[1:]
-        # (1, H), what chose the root, of the sequence that stepped last
+        # (1, H), the state that chose the root, of the sequence that stepped last
         self.hidden = torch.zeros(1, hidden_size(target), dtype=target.dtype, device=target.device)
         self.owner: MedusaSession | None = None
 

@@ -1,13 +1,13 @@
 """Cacheback: drafts what recently followed the last tokens, from tables of n-grams alone.
 
 Source: arXiv 2511.21699. A leader (the last few tokens) has followers (the few tokens after it), both kept in order of
-last use and bounded; a draft is the tree of the followers of the root's leader, of the followers of where each of them
-ends, and so on. The table learns from prompt and output; the paper's second one, frozen from a corpus, is left out.
-Lengths and capacities are this project's reading of the paper.
+last use and bounded. A draft is a tree: the followers of the root's leader, then the followers of the leader at each
+one's end, and so on. The table learns from prompt and output; the paper's second table, frozen from a corpus, is left
+out. Lengths and capacities are this project's reading of the paper.
 
-The tree is taken from a few fixed ones, so that no step builds one: a chain of nodes for each follower, by how many
-followers the root has. Followers that begin alike are drafted as they are, side by side. A slot that no follower fills
-repeats its parent's last token: it costs a node, and is accepted only if the target repeats the token.
+The tree is one of a few fixed ones, chosen by the root's number of followers, so that no step builds a tree. Each
+follower is a chain of nodes; followers that begin alike are not merged. A slot that no follower fills repeats its
+parent's last token: it costs its nodes, and is accepted only if the target repeats the token.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from ..structures import MAX_KEPT, check_whole
 from ..structures.layouts import Layout, LayoutDrafter
 from ..structures.ngram_table import Gram, NgramTable
 
-Slot = RankPath  # a follower's rank path: (2, 0) is the latest follower of where the root's third latest one ends
+Slot = RankPath  # a follower's rank path: (2, 0) is the latest follower at the end of the root's third latest one
 
 
 class NgramCache(LayoutDrafter):
@@ -31,9 +31,9 @@ class NgramCache(LayoutDrafter):
 
     Args:
         leader, follower: tokens in each (the paper's LL and FL).
-        capacity: leaders kept.
-        followers: kept for each leader.
-        nodes: drafted a step, the root not counted; `nodes // follower` followers fit.
+        capacity: maximum leaders kept.
+        followers: maximum followers kept for each leader.
+        nodes: maximum nodes drafted a step, the root not counted; `nodes // follower` followers fit.
     """
 
     stateful = True
@@ -66,7 +66,7 @@ class NgramCache(LayoutDrafter):
 
 
 class NgramCacheSession(DeviceSession):
-    """A sequence's last tokens: as many as the next n-gram begins with, at most."""
+    """A sequence's last tokens: at most as many as the next n-gram begins with."""
 
     drafter: NgramCache
 
@@ -75,7 +75,7 @@ class NgramCacheSession(DeviceSession):
         self._recent: list[int] = []
 
     def begin(self, prompt: list[int]) -> Draft:
-        self._extend(prompt)  # an earlier turn's again, too: the order of last use is then the same
+        self._extend(prompt)  # earlier turns again, too, so that they count as last used
         return self.drafter.root_alone(prompt[-1])
 
     def choose(self) -> None:
@@ -117,7 +117,7 @@ class _Shape(Layout):
     def __init__(self, slots: list[Slot], follower: int, device: torch.device) -> None:
         index = {slot: i for i, slot in enumerate(slots)}
         self.slots = [(index.get(slot[:-1], -1), slot[-1]) for slot in slots]
-        # A slot's first node has its rank among the nodes below its parent's last; those after it are rank 0.
+        # A slot's first node has the slot's rank below the parent slot's last node; its other nodes have rank 0.
         ends = [tuple(chain.from_iterable((rank, *[0] * (follower - 1)) for rank in slot)) for slot in slots]
         nodes: list[RankPath] = [()]
         for path in ends:
@@ -126,10 +126,10 @@ class _Shape(Layout):
 
 
 def best_slots(count: int, due: int, followers: int) -> list[Slot]:
-    """The `count` best slots where the root has `due` followers; each after its parent.
+    """List the `count` best slots if the root has `due` followers, each after its parent.
 
-    By the product of 0.25 / (rank + 1) along the way: a root's followers first, then those of where they end. With few
-    followers at the root the draft goes deeper, so that the budget is used.
+    Slots are ordered by the product of 0.25 / (rank + 1) along their rank path. With few followers at the root the
+    draft goes deeper, so that the budget is used.
     """
     frontier: list[tuple[float, Slot]] = [(-0.25 / (rank + 1), (rank,)) for rank in range(due)]
     best: list[Slot] = []

@@ -1,4 +1,4 @@
-"""Prompt look-up decoding: drafts what followed the last n-gram where it occurred before.
+"""Prompt look-up decoding: drafts the tokens that followed an earlier occurrence of the last n-gram.
 
 Source: github.com/apoorvumang/prompt-lookup-decoding; the rule is that of transformers' PromptLookupCandidateGenerator:
 the longest n-gram first, and of its earlier occurrences the first one in the text.
@@ -20,7 +20,7 @@ class PromptLookup(Drafter):
 
     Args:
         max_ngram: longest n-gram to match (transformers: 2, Spec-Bench: 3).
-        draft_tokens: at most so many are copied (10 in both).
+        draft_tokens: maximum tokens to copy (10 in both).
         eos: a copy stops before these, as in transformers.
     """
 

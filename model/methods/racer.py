@@ -1,9 +1,9 @@
 """RACER: retrieved n-grams and recycled candidates in one tree of fixed capacity (arXiv 2604.14885).
 
-Its public code (github.com/hkr04/RACER) is followed step by step, in the state in which the recycled part grows inside
-the merged tree, so that no node is wasted; recorded steps are met, cold and hot. Departures: the prefill's token is a
-step of its own; an answer ends at EOS and at the limit, so no step has EOS as its root (hot, its rows are missing:
-1,208 steps of the sample bench for 1,205); the tree does not shrink near the context's end.
+Its public code (github.com/hkr04/RACER) is followed step by step, in the variant whose recycled part grows inside the
+merged tree, so that no node is wasted; recorded steps are reproduced, cold and hot. Departures: the prefill's token is
+a step of its own. An answer ends at EOS and at the limit, so no step has EOS as its root (in a hot run its rows are
+missing: 1,208 steps of the sample bench, not 1,205). The tree does not shrink near the context's end.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ class Racer(Drafter):
 
     Args:
         nodes: of every draft, the root not counted; the public code's capacity of 64 counts it.
-        k: candidates kept a token, and children of the root.
+        k: candidates kept per token, and children of the root.
         ngram: n, the tokens of a stored n-gram.
-        trie_nodes: of the trie, its root included.
+        trie_nodes: maximum nodes of the trie, its root included.
         min_match: the least number of matched tokens, the root of the draft included, that is retrieved from.
-        eos: ids that end an answer; what is accepted after them is not inserted into the trie.
+        eos: ids that end an answer; tokens accepted after them are not inserted into the trie.
     """
 
     stateful = True
@@ -112,7 +112,7 @@ class RacerSession(Session):
     def __init__(self, drafter: Racer) -> None:
         super().__init__(drafter)
         self._trie, self._node = drafter.trie, drafter.trie.current
-        self._newest: list[int] = []  # n - 1 of them
+        self._newest: list[int] = []  # the last n - 1 tokens
         self._next: int | None = None  # the next root, if the answer goes on
         self._drafted = False
 
@@ -193,7 +193,7 @@ class MergedTree:
             node = self.add(node, token) if child is None else child
 
     def draft(self) -> Draft:
-        """List nodes breadth-first, siblings in hash order: of equal tokens the last node's candidates count."""
+        """Return the draft, breadth-first, siblings in hash order: for equal tokens, the last node's candidates win."""
         order, parents = [0], [0]
         for index, node in enumerate(order):  # grows while it is walked
             siblings = self.children[node]

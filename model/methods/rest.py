@@ -1,13 +1,13 @@
-"""REST: retrieval-based speculative decoding (arXiv 2311.08252). What followed the same words elsewhere follows here.
+"""REST: retrieval-based speculative decoding (arXiv 2311.08252) drafts what followed the same n-gram in a corpus.
 
 The longest n-gram that ends the context is looked up in a datastore; the continuations of all occurrences are merged
 into a trie, whose most frequent nodes are the draft tree (section 3 of the paper). The settings are the official code's
 (github.com/FasterDecoding/REST): n from 16 down to 2, 5,000 occurrences, 10 tokens of each, 64 nodes. Departures:
 
 - Of more than 5,000 occurrences the official code takes the first in lexicographic order; here they are evenly spread.
-- Of nodes of equal frequency the shallower goes first, then the first in lexicographic order; there, as a hash map
-  has it.
-- Nothing is drafted from the end of an answer on: no step would ever verify it.
+- Ties in frequency go to the shallower node, then to the first in lexicographic order; there, a hash map's order
+  decides.
+- Nothing is drafted from an answer's end on, as no step would ever verify it.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ class Rest(Drafter):
         vocab_size: width of the target's logits; the datastore must be of the same vocabulary.
         max_ngram, min_ngram: longest and shortest n-gram to match.
         nodes: most frequent nodes of the trie that are drafted, without the root.
-        depth: at most so many tokens after the root.
-        places: continuations that are merged; where there are more, so many, evenly spread.
+        depth: maximum tokens after the root.
+        places: maximum continuations to merge; of more, this many evenly spread ones are merged.
         eos: a continuation stops before these.
     """
 
@@ -89,15 +89,15 @@ class RestSession(Session):
 
 
 def most_frequent(continuations: NDArray[np.int64], nodes: int) -> tuple[list[int], list[int]]:
-    """The most frequent nodes of the trie of some continuations, as a tree's parents and its tokens below the root.
+    """Return the most frequent nodes of a trie of continuations, as a tree's parents and its tokens below the root.
 
     In lexicographic order the continuations that share a node are neighbours: a node is a run of rows, its frequency
-    the run's length. No node is more frequent than its parent, and of equals the shallower goes first: so what is
-    chosen is a tree.
+    the run's length. No node is more frequent than its parent, and ties go to the shallower node: so the chosen nodes
+    are a tree.
 
     Args:
         continuations: int64 (s, length) in lexicographic order; a row ends at its first -1.
-        nodes: at most so many are chosen.
+        nodes: maximum number of nodes to choose.
 
     Returns:
         parents (1 + m,), the root first, breadth-first, the more frequent of siblings first; tokens (m,).
@@ -105,7 +105,7 @@ def most_frequent(continuations: NDArray[np.int64], nodes: int) -> tuple[list[in
     s, length = continuations.shape
     differs = np.ones((s, length), dtype=bool)  # [i, d]: row i begins another node of depth d + 1 than row i - 1
     np.logical_or.accumulate(continuations[1:] != continuations[:-1], axis=1, out=differs[1:])
-    index = np.flatnonzero(differs.T)  # of every node: s times its depth, and the first row of its run
+    index = np.flatnonzero(differs.T)  # of every node: s * depth + the first row of its run
     depth, first = np.divmod(index, s)
     last = np.append(first[1:], 0)
     last[last == 0] = s  # a depth's last run ends with the rows; the next depth begins with row 0

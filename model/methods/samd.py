@@ -1,8 +1,8 @@
 """SAM-Decoding with EAGLE-2: a long match is copied, elsewhere EAGLE-2 drafts (arXiv 2411.10666, 3.4).
 
-As Spec-Bench runs it (github.com/hemingkx/Spec-Bench, model/samd), without its static automaton. There a head's pairs
-that no draft has read yet are left to the next request, which then drafts with foreign ones; here each sequence has its
-own.
+As Spec-Bench runs it (github.com/hemingkx/Spec-Bench, model/samd), without its static automaton. There, pairs that the
+head has not read by the end of a request are left to the next request, which then drafts from another text's pairs;
+here each sequence has its own pairs.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from .suffix import HybridSession, Suffix, SuffixSession
 
 
 class FirstSuffix(Suffix):
-    """Copies as the public code does: so many tokens always, from where the match occurred first."""
+    """Copies as the public code does: always `max_draft` tokens, from the match's first occurrence."""
 
     def session(self) -> FirstSuffixSession:
         return FirstSuffixSession(self)
@@ -31,8 +31,8 @@ class Samd(Drafter):
     prompts. In step records the source is `suffix` or `eagle2`.
 
     Args:
-        min_match: a match of so many tokens, the root among them, is copied from.
-        max_draft: so many tokens are copied; where the text has fewer, id 0 follows.
+        min_match: least tokens of a match that is copied from, the root included.
+        max_draft: number of tokens to copy; if the text has fewer, id 0 follows.
         others: as Eagle2.
     """
 

@@ -1,7 +1,7 @@
 """Spine: a copied continuation with recycled candidates as its branches, in one tree of a fixed number of nodes.
 
-RACER (2604.14885) and Goose (2604.02047) join retrieved and recycled drafts in one tree, too. How the nodes are shared
-between the two is this project's own: the most likely ones, by a prior of two parts (see `spine_tree`).
+RACER (2604.14885) and Goose (2604.02047) join retrieved and recycled drafts in one tree, too. This project's own part
+is the choice between the two: the most likely nodes of both, by a prior of two parts (see `spine_tree`).
 """
 
 from __future__ import annotations
@@ -27,17 +27,17 @@ from ..structures.suffix_automaton import SuffixAutomaton
 class Spine(TokenRecycling):
     """Token Recycling whose tree grows off the continuation of the longest suffix match in prompt and output.
 
-    There is one topology for each length of match, all built here; a step chooses one and fills in its tokens. Without
-    a match it is the published order's best nodes. Kept between prompts: the matrix and the newest text.
+    There is one topology for each length of match; a step chooses one and fills in its tokens. Without a match, it has
+    the best nodes of the published order. Kept between prompts: the matrix and the newest text.
 
     Rank paths in step records: a spine token has rank 0, and the other candidates of a node that the spine goes through
     have ranks 1, 2, ..., best first. Elsewhere ranks are the matrix's own.
 
     Args:
-        nodes: of every draft, the root not counted. auto: as many as pay, found while decoding; `auto:N`: at most N.
+        nodes: of every draft, the root not counted. auto: the size is tuned while decoding; `auto:N`: at most N.
         accept_probs: probability that the token that followed a match of 1, 2, 3, ... tokens follows it again; the last
             one holds for longer matches. 0: such a match is not copied from.
-        history_tokens: earlier prompts and answers are matched against, too, up to so many tokens; 0: the prompt alone.
+        history_tokens: maximum tokens of earlier prompts and answers that are matched, too; 0: the prompt alone.
         others: as TokenRecycling.
     """
 
@@ -102,9 +102,9 @@ class Spine(TokenRecycling):
         return self._topologies[match, nodes]
 
     def grow(self, root: torch.Tensor) -> torch.Tensor:
-        """Fill in the spine, then all children of its nodes at once, then theirs; off the spine as recycling does.
+        """Fill in the spine, then all other children of its nodes at once, then lower levels as recycling does.
 
-        A child of a spine node is one of its candidates other than the spine's next token, which is there already.
+        The other children of a spine node are its candidates except the spine's next token.
         """
         topology, cells, matrix = self._chosen, self._chosen.cells, self.matrix
         self._line_cells[:1] = fastest(root)
@@ -131,9 +131,9 @@ class SpineSession(TextSession[SuffixAutomaton], RecyclingSession):
 
 
 class Topology:
-    """A tree whose nodes (0,), (0, 0), ... down to depth `spine` are copied, with what its look-up needs.
+    """A tree whose nodes (0,), (0, 0), ... down to depth `spine` are copied, with the arrays of its look-up.
 
-    All but `tree` and `tokens` is NumPy's on the CPU, see `fastest`.
+    On the CPU all arrays but `tree` and `tokens` are NumPy's, see `fastest`.
     """
 
     def __init__(self, tree: Tree, spine: int) -> None:
@@ -155,7 +155,7 @@ class Topology:
             (numbers(nodes), fastest(tree.parents[nodes]), fastest(tree.ranks[nodes]))
             for _, nodes in sorted(generations.items())
         ]
-        # of the first generation's parents
+        # depths of the first generation's parents
         self.depths = numbers([len(tree.rank_paths[i]) - 1 for i in generations.get(1, [])])
         self.spine_ranks = numbers([-1] * (spine + 1))  # filled each step; -1 at the tip, which has no next token
         self.tokens = torch.zeros(len(tree), dtype=torch.long, device=tree.device)
@@ -163,15 +163,15 @@ class Topology:
 
 
 def spine_depth(path: RankPath, spine: int) -> int:
-    """Return how many nodes of a spine of that length a rank path follows."""
+    """Return how many nodes of a spine of this length a rank path follows."""
     return next((i for i, rank in enumerate(path[:spine]) if rank), min(len(path), spine))
 
 
 def spine_tree(match: int, nodes: int, k: int, accept_probs: Sequence[float]) -> tuple[Tree, int]:
     """Build the tree of the `nodes` most likely nodes for a match of `match` tokens; also return the spine's length.
 
-    The prior: after a match of m tokens the copied token is right with accept_probs(m); then the match is one longer.
-    Where it is wrong, the other candidates are right by the recycled ones' power law, `likelihood`; so is all below.
+    The prior: after a match of m tokens the copied token is right with probability accept_probs(m); then the match is
+    one longer. Otherwise, the other candidates and all nodes below them follow recycling's power law, `likelihood`.
     """
     listed = best_first(match, nodes, k, accept_probs)
     paths = [path for _, path, _ in listed]

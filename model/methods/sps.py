@@ -1,8 +1,8 @@
 """Speculative decoding: a small draft model proposes the next tokens one by one (arXiv 2211.17192).
 
-Greedily, or where tokens are drawn by the noise that the target draws by. With a fixed draft length it is, greedily,
-transformers' assisted generation (num_assistant_tokens_schedule="constant", assistant_confidence_threshold=0): same
-tokens, same number of target forwards. As there, the prefill verifies a draft.
+The draft model decodes greedily or, when sampling, with the target's own noise. Greedy decoding with a fixed draft
+length equals transformers' assisted generation (num_assistant_tokens_schedule="constant",
+assistant_confidence_threshold=0): same tokens, same number of target forwards. As there, the prefill verifies a draft.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class Speculative(Drafter):
         draft_path: folder of the draft model, a causal LM of the same vocabulary whose weights are in safetensors.
         draft_tokens: tokens drafted a step (gamma in the paper).
         eos: a draft stops before these.
-        share_noise: where tokens are drawn, the draft model draws, too (2.3 in the paper), by the target's own noise;
+        share_noise: when sampling, the draft model samples, too (2.3 in the paper), with the target's own noise;
             False: it drafts its arg-max.
     """
 
@@ -96,7 +96,7 @@ class SpeculativeSession(Session):
         drafter = self.drafter
         self.cache = self._borrowed.enter_context(drafter.model.cache(drafter.max_nodes))
         self._text = list(prompt)
-        if len(prompt) >= drafter.model.context:  # the draft model does not see so far
+        if len(prompt) >= drafter.model.context:  # beyond the draft model's context
             return drafter.root_alone(prompt[-1])
         known = [min(token, drafter.last) for token in prompt]
         logits = drafter.model.prefill(self.cache, known, drafter.root_alone(known[-1])).logits  # (1, V)
@@ -107,7 +107,7 @@ class SpeculativeSession(Session):
         drafter = self.drafter
         if len(self._text) >= drafter.model.context:
             return drafter.root_alone(root)
-        # The root, and where the last draft was accepted whole its last token, too: it was drafted and never forwarded.
+        # The root, and after a fully accepted draft also its last token, which was drafted but never forwarded.
         unseen = self._text[self.cache.length :]
         chain = Tree.chain(len(unseen) - 1).on(drafter.device)
         tokens = torch.tensor(unseen, device=drafter.device).clamp_(max=drafter.last)
@@ -124,7 +124,7 @@ class SpeculativeSession(Session):
         self._borrowed.close()
 
     def _propose(self, logits: torch.Tensor) -> Draft:
-        """The draft after the root, whose logits (1, V) these are. One transfer to the host, at the end."""
+        """Return the draft after the root, given the root's logits (1, V). One transfer to the host, at the end."""
         drafter, root = self.drafter, Tree.chain(0).on(self.drafter.device)
         drafts = [self._pick(logits, len(self._text))]  # (1,) each
         while len(drafts) < drafter.draft_tokens:
@@ -137,7 +137,7 @@ class SpeculativeSession(Session):
         return Draft(tree, torch.tensor([self._text[-1], *tokens], device=drafter.device))
 
     def _pick(self, logits: torch.Tensor, position: int) -> torch.Tensor:
-        """Return the draft token (1,) for a position of the text, by the draft model's logits as wide as the target's.
+        """Return the draft token (1,) for a position of the text, from logits padded to the target's width.
 
         When sampling, the target's noise for that position is added: two models of one distribution then draw the same
         token, and similar ones mostly (Daliri et al., arXiv 2408.07978). Tokens that top-k or top-p leaves out come

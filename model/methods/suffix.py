@@ -1,4 +1,4 @@
-"""Suffix drafts: what followed the longest suffix of the text before follows it again (SAM-Decoding, 2411.10666).
+"""Suffix drafts: copy what followed the text's longest suffix where it occurred before (SAM-Decoding, 2411.10666).
 
 By default the copy is 4 times as long as its match; the paper always copies 40 tokens (`factor=40`).
 """
@@ -21,23 +21,23 @@ from ..structures import MAX_NODES, check_whole
 from ..structures.history import History, TextSession
 from ..structures.suffix_automaton import SuffixAutomaton
 
-# Probability that the token that followed a match of 1, 2, 3, ... tokens follows it again, before that is learnt.
+# Prior probability that the token that followed a match of 1, 2, 3, ... tokens follows it again; it is not learnt.
 ACCEPT_PROBS = (0.1, 0.2, 0.45, 0.55, 0.65, 0.75, 0.85)
-MATCHES = range(1, len(ACCEPT_PROBS) + 1)  # lengths of a match, the last one and longer ones alike
+MATCHES = range(1, len(ACCEPT_PROBS) + 1)  # lengths of a match; the last one includes longer matches
 
 
 class Suffix(DeviceDrafter):
     """Drafts a chain copied from where the longest suffix of prompt and output occurred before.
 
-    The automaton over prompt and output is the prompt's own, as in the paper, unless `history_tokens` says otherwise.
+    By default, as in the paper, the automaton holds this prompt and its output alone; see `history_tokens`.
 
     Args:
         min_match: a match of fewer tokens drafts nothing.
-        max_draft: at most so many tokens are copied (paper: 40, for code 16).
+        max_draft: maximum tokens to copy (paper: 40, for code 16).
         factor: a match of m tokens drafts ceil(factor * m) tokens, at most max_draft (paper: max_draft always).
-        history_tokens: earlier prompts and answers are matched against, too, up to so many tokens (paper: 0).
-        nodes: auto: of these as many as pay, found while decoding; `auto:N`: at most N. None: as above.
-        sizing: what finds that number, if another drafter shares it.
+        history_tokens: maximum tokens of earlier prompts and answers that are matched, too (paper: 0).
+        nodes: auto: their number is tuned while decoding, within the above; `auto:N`: at most N. None: as above.
+        sizing: the `Sizing` that tunes this number, if another drafter shares it.
     """
 
     sizing: Sizing | None = None
@@ -111,14 +111,14 @@ class SuffixSession(TextSession[SuffixAutomaton], DeviceSession):
 class SuffixRecycling(DeviceDrafter):
     """Suffix drafts where the match is long, Token Recycling's tree elsewhere (the paper's hybrid, 3.4).
 
-    The matrix learns from every step, whichever drafted it. Kept between prompts: the matrix alone.
-    In step records the source is `suffix` or `recycling`; a copied chain's rank path is all zeros.
+    The matrix learns from every step, whichever part drafted it. Kept between prompts: Token Recycling's state, and the
+    text with `history_tokens`. In step records the source is `suffix` or `recycling`; a copied chain's ranks are all 0.
 
     Args:
         tree: the recycled tree; None with `nodes`.
-        min_match: a match of so many tokens is copied from (paper: 5).
+        min_match: least tokens of a match that is copied from (paper: 5).
         max_draft, factor, history_tokens: as Suffix.
-        nodes: auto: of both drafts as many as pay, found while decoding; `auto:N`: at most N. None: the tree's.
+        nodes: auto: the size of both drafts is tuned while decoding; `auto:N`: at most N. None: the tree's size.
         others: as TokenRecycling.
     """
 
@@ -158,7 +158,7 @@ class SuffixRecycling(DeviceDrafter):
         return SuffixRecyclingSession(self)
 
     def draft_with(self, chosen: Suffix | TokenRecycling) -> None:
-        """Draft the next step with this one of the two."""
+        """Draft the next step with this one of the two drafters."""
         self.chosen, self.tree = chosen, chosen.tree
         self.source = "suffix" if chosen is self.suffix else "recycling"
 

@@ -1,4 +1,4 @@
-"""SuffixDecoding: what most often followed the text's end, counted in this request and in all answers.
+"""SuffixDecoding: drafts what most often followed the text's end, counted in this request and in all answers.
 
 Oliaro, Jia, Campos, Qiao: arXiv 2411.04975 (NeurIPS 2025). The rules are those of the public code as vLLM drives it,
 github.com/snowflakedb/ArcticInference at 9d46438: drafts, scores and accepted lengths of recorded turns are equal, as
@@ -19,24 +19,24 @@ from ..errors import UserError
 from ..structures import MAX_KEPT, MAX_NODES, check_whole
 from ..structures.suffix_trie import Drafted, GrowingText, Limits, SuffixTrie
 
-BEGINS = -1  # in the log: not a token, the answer begins
+BEGINS = -1  # in the log, instead of a token: an answer begins
 
 
 class SuffixDecoding(Drafter):
     """Drafts from a trie of this request or from one of all answers, a chain by default.
 
-    Each trie is asked for every length of match. The draft with the greatest sum of estimated probabilities is
-    verified, the request's if both are equal. The trie of answers is kept between prompts; running answers are in it.
+    Each trie drafts for every length of match. The draft with the greatest sum of estimated probabilities is verified;
+    ties go to the request's trie. The trie of answers is kept between prompts and includes unfinished answers.
 
     In step records the source is `request` or `answers`, and siblings are ranked as they were drafted.
 
     Args:
-        nodes: of every draft at most, the root not counted.
-        depth: tokens of match and draft together, at most.
+        nodes: maximum nodes of a draft, the root not counted.
+        depth: maximum tokens of match and draft together.
         factor, offset: a match of m tokens drafts at most factor * m + offset tokens.
         min_token_prob: the least estimated probability of a drafted token, by the counts along its path.
         branches: draft trees, as the public code's simulator does; its engines draft chains.
-        cached_answers: in the trie of answers, the newest; 0: none, and no state is kept.
+        cached_answers: maximum answers in the trie of answers, the newest ones; 0: none, and no state is kept.
     """
 
     def __init__(
@@ -78,7 +78,7 @@ class Answers:
     """The trie of the newest answers.
 
     Attributes:
-        texts: the answers, by number, oldest first. Another object after each reset.
+        texts: the answers, by number, oldest first. A new object after each reset.
     """
 
     def __init__(self, depth: int, max_texts: int, vocab_size: int) -> None:
@@ -90,7 +90,7 @@ class Answers:
         self.trie = SuffixTrie(self.depth)
 
     def begin(self) -> int:
-        """Start an answer and return its number. The oldest one is forgotten if there are too many, even if it runs."""
+        """Start an answer and return its number. If there are too many, drop the oldest one, even an unfinished one."""
         number = next(reversed(self.texts), -1) + 1
         if self.max_texts:
             self.texts[number] = GrowingText()
@@ -104,10 +104,10 @@ class Answers:
             self.trie.extend(self.texts[number], tokens)
 
     def state_dict(self) -> dict[str, torch.Tensor]:
-        """`answers`, int32 (n, 2): the kept ones in turn, each token with its answer's number. `orders`, int32 (m,).
+        """`answers`, int32 (n, 2): the answers in turn, each token with its answer's number. `orders`, int32 (m,).
 
-        The order of equally frequent tokens depends on answers that are forgotten, too, so it is saved: as
-        `SuffixTrie.orders` lists it.
+        The order of equally frequent tokens also depends on dropped answers, so it is saved as `SuffixTrie.orders`
+        lists it.
         """
         if not self.max_texts:
             return {}
@@ -118,7 +118,7 @@ class Answers:
         }
 
     def load_state_dict(self, state: dict[str, torch.Tensor]) -> None:
-        """Read the answers again. A state of earlier versions has no `orders`, but all that was ever written."""
+        """Load the answers anew. A state of earlier versions has no `orders`, but has all answers ever written."""
         log = state.get("answers", torch.zeros(0))
         if self.max_texts and (log.dim() != 2 or log.shape[1] != 2 or log.is_floating_point()):
             raise UserError("start: the saved answers are no log of numbers and tokens")

@@ -1,6 +1,6 @@
 """Token Recycling (arXiv 2408.08696): adjacency matrix, tree templates, drafter; acceptance, for `nodes="auto"`.
 
-From outside: what is named here, and the prior of `templates`.
+Import from outside only the names below, and the prior of `templates`.
 """
 
 from .matrix import AdjacencyMatrix

@@ -17,7 +17,7 @@ PATH_PRIOR = 8.0  # visits that the share of a path's rank is worth in the path'
 RANK_PRIOR = 16.0  # visits that the power law is worth in a rank's share
 REORDERS = frozenset(32 * 4**i for i in range(12))  # the nodes are sorted anew at these steps
 LONGEST_CHAIN = 12  # chains of first candidates are considered down to this depth
-RENEW_EVERY = 4  # steps between two looks at what was accepted
+RENEW_EVERY = 4  # steps between two updates of the likelihoods
 
 
 class Acceptance:
@@ -30,7 +30,7 @@ class Acceptance:
 
     Args:
         paths: parents before children.
-        first: those that are drafted, most likely first, until their order is learnt.
+        first: the paths that are drafted, most likely first, until an order is learnt.
 
     Attributes:
         order: indices of the paths to draft, most likely first, each after its parent.
@@ -107,7 +107,7 @@ class Acceptance:
         }
 
     def load_state_dict(self, state: dict[str, torch.Tensor]) -> None:
-        """Load saved counts; none if the state has none. Of a state with another number of nodes no order is read.
+        """Load saved counts, if the state has any. The order is loaded only if it has the same number of nodes.
 
         Raises UserError if the state holds counts of other paths, a part of them, or impossible ones.
         """

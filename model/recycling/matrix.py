@@ -35,7 +35,7 @@ class AdjacencyMatrix:
         return self._array is not None
 
     def look_up(self, tokens: Any, ranks: Any) -> Any:
-        """Return M[token, rank] for pairs of int64 (m,): tensors or, on the CPU, NumPy arrays, as the result."""
+        """Return M[token, rank] for tokens and ranks, int64 (m,): tensors or, on the CPU, NumPy arrays, as given."""
         if isinstance(tokens, torch.Tensor):
             return self.candidates[tokens, ranks].long()  # an indexed write into int64 needs int64
         return self._array[tokens, ranks]

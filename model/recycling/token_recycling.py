@@ -28,21 +28,21 @@ UPDATES = ("all", "path", "root", "frozen")
 class TokenRecycling(DeviceDrafter):
     """Drafts by breadth-first look-up in the adjacency matrix, learns from every node of every step.
 
-    With `nodes="auto"` it drafts the best nodes, which are learnt. The order changes rarely, so that few topologies are
-    ever captured; within an order the trees are nested.
+    With `nodes="auto"` it drafts the best nodes by learnt acceptance. Their order changes rarely, so that few trees
+    are ever captured; the trees of one order are nested.
 
     Args:
         vocab_size: V, the width of the target's logits.
         tree: the template; needs ranks below k. None with `nodes`.
-        nodes: so many of the published order. auto: as many as pay, found while decoding; `auto:N`: at most N.
+        nodes: the number of nodes, from the published order. auto: tuned while decoding; `auto:N`: at most N.
         k: candidates kept per token.
         recycle_prompt: also write the prompt's own top-k (the paper does not).
         dtype: of the matrix, int64 or int32.
-        update: whose candidates a step writes back: all nodes (as published), the accepted path, the root, or none
+        update: the nodes whose candidates a step writes back: all (as published), the accepted path, the root, or none
             (frozen: the matrix stays as it was loaded).
-        eos: ids that end an answer. As in the official loop, a step in which a draft of these was accepted is not
-            written back.
-        sizing: what finds the number of nodes, if another drafter shares it.
+        eos: ids that end an answer. As in the official loop, a step that accepted one of them as a draft is not written
+            back.
+        sizing: the `Sizing` that tunes the number of nodes, if another drafter shares it.
     """
 
     stateful = True

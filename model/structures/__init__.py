@@ -1,19 +1,19 @@
-"""What methods share: rows of candidates, kept text, automata, n-gram tables, datastores, learned heads.
+"""Structures that methods share: rows of candidates, kept text, automata, n-gram tables, datastores, learned heads.
 
-From outside: checks of settings, which are here, and any class by its file. May import `engine`.
+Import from outside only the checks of settings below, and any class by its file. May import `engine`.
 """
 
 from typing import Any
 
 from ..errors import UserError
 
-MAX_NODES = 4096  # of a draft
+MAX_NODES = 4096  # nodes of a draft
 MAX_KEPT = 1 << 24  # n-grams, answers or nodes of a trie that are kept between prompts
 PADDING = 512  # vocabularies of one tokenizer, padded for different models, differ by fewer rows
 
 
 def check_whole(method: str, low: int, high: int = MAX_NODES, **settings: Any) -> None:
-    """Raise UserError if one of a method's settings is no whole number in a range."""
+    """Raise UserError if one of a method's settings is not a whole number from `low` to `high`."""
     for name, value in settings.items():
         if type(value) is not int or not low <= value <= high:
             raise UserError(f"{method}: {name}={value!r} must be from {low} to {high}, a whole number")

@@ -1,6 +1,6 @@
-"""Loops of drafting on the host, compiled by numba: how they are compiled, and how their arrays are laid out.
+"""Compile the host's loops of drafting with numba, and define the layout of their arrays.
 
-Loops take plain tuples of arrays, which numba reads in half the time of named ones, and give them their names.
+Loops take plain tuples of arrays, which numba reads in half the time of named tuples, and name the fields inside.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from ..errors import UserError
 try:
     import numba
     from numba.core import event
-except ImportError as error:  # not there, or it refuses this NumPy
+except ImportError as error:  # numba is missing, or refuses this NumPy
     python = ".".join(map(str, sys.version_info[:2]))
     raise UserError(
         f"numba compiles drafting and cannot be imported ({error}): pip install numba, under Python 3.11 to 3.15 (this "
@@ -29,14 +29,14 @@ except ImportError as error:  # not there, or it refuses this NumPy
 
 NONE = -1
 ODD = 0x9E3779B97F4A7C15  # Fibonacci hashing: 2^64 over the golden ratio, odd
-# Where loops are. One is compiled with those that it calls, and numba notices changes of its own file only.
+# Files with loops. A loop is compiled together with the loops it calls, but numba notices only changes of its own file.
 FILES = ("compiled.py", "suffix_automaton.py", "dynamic_loops.py")
 _VERSION = zlib.crc32(b"".join((Path(__file__).parent / name).read_bytes() for name in FILES))
 _say = cache(logging.getLogger(__package__).warning)  # once
 
 
 class _Notice(event.Listener):
-    """Says once that loops are compiled, as that begins. Nothing is said where they are loaded."""
+    """Logs once that loops are being compiled. Loading compiled loops logs nothing."""
 
     def on_start(self, event: Any) -> None:
         if event.data["dispatcher"].py_func.__module__.startswith(f"{__package__}."):
@@ -50,11 +50,11 @@ event.register("numba:compile", _Notice())  # type: ignore[no-untyped-call]
 
 
 def loop(function: Callable[..., Any]) -> Any:
-    """Compile at the first call, or load what an earlier process compiled, where a folder takes that.
+    """Compile a function at its first call, or load what an earlier process compiled, if a cache folder is writable.
 
-    What numba keeps names the module it was compiled in, and the package may be imported as token_recycling, too: its
-    name is part of the file's, so that neither loads the other's. No loop allocates memory, so numba's runtime is left
-    out: counting references to arrays took more than half of their time.
+    numba's cache names the module it was compiled in, and the package may be imported as token_recycling, too: the
+    package's name is part of the file's name, so that neither loads the other's files. No loop allocates memory, so
+    numba's runtime is left out: counting references to arrays took more than half of the loops' time.
     """
     function.__qualname__ = f"{__package__}.{_VERSION:08x}.{function.__qualname__}"
     try:
@@ -64,7 +64,7 @@ def loop(function: Callable[..., Any]) -> Any:
 
 
 def record(**fields: str) -> np.dtype[Any]:
-    """Return the type of an array's elements: names and types of their fields."""
+    """Return a structured NumPy type with fields of these names and types."""
     return np.dtype(list(fields.items()), align=True)
 
 

@@ -31,9 +31,9 @@ from . import PADDING
 
 
 def suffix_array(tokens: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Where the suffixes of `tokens` (n,) begin, in lexicographic order: int64 (n,). A prefix comes first."""
+    """Return where the suffixes of `tokens` (n,) begin, in lexicographic order: int64 (n,). A prefix comes first."""
     n, span = len(tokens), 1
-    rank = np.unique(tokens, return_inverse=True)[1]  # of each suffix by its first `span` tokens; equals share one
+    rank = np.unique(tokens, return_inverse=True)[1]  # by a suffix's first `span` tokens; ties share a rank
     while True:
         following = np.append(rank[span:] + 1, np.zeros(min(span, n), dtype=np.int64))  # 0 is the end
         keys = rank * (n + 1) + following
@@ -96,9 +96,9 @@ class Datastore:
         return best
 
     def continuations(self, first: int, last: int, *, skip: int, length: int, limit: int) -> NDArray[np.int64]:
-        """What follows the first `skip` tokens of the suffixes in rows first ... last - 1, in lexicographic order.
+        """Return the tokens after the first `skip` of each suffix in rows first ... last - 1, in lexicographic order.
 
-        Of more than `limit` suffixes so many, evenly spread. Raises UserError at a number that cannot be.
+        Of more than `limit` suffixes, `limit` evenly spread ones are read. Raises UserError if the file is corrupt.
 
         Returns:
             int64 (min(limit, last - first), length); -1 beyond the datastore's end.
@@ -130,7 +130,7 @@ class Datastore:
 def write_datastore(path: Path, tokens: NDArray[np.int64], vocab_size: int) -> None:
     """Build the suffix array of `tokens` (n,) and write the file.
 
-    Raises UserError if a token is outside the vocabulary, there are none or too many, or the disk refuses it.
+    Raises UserError if a token is outside the vocabulary, there are none or too many, or the file cannot be written.
     """
     if not 1 <= len(tokens) <= MAX_TOKENS:
         raise UserError(f"datastore {path}: {len(tokens)} tokens; there must be 1 to {MAX_TOKENS}")
@@ -165,7 +165,7 @@ def _digest(stream: BinaryIO, vocab_size: int, width: int, count: int) -> bytes:
 
 
 def _check(stream: BinaryIO, name: str, vocab_size: int) -> tuple[int, int]:
-    """Refuse what is not this model's datastore, whole; return the width of a token and their number."""
+    """Raise UserError unless this is a complete datastore of the vocabulary; return the tokens' width and number."""
     head = stream.read(HEADER.size)
     if len(head) < HEADER.size or not head.startswith(MAGIC):
         raise UserError(f"datastore {name}: not a datastore; build one with `python -m tools.datastore`")

@@ -1,4 +1,4 @@
-"""Dynamic recycling's loops: a draft grows best first, is arranged breadth-first, is learnt from."""
+"""Dynamic recycling's loops: grow a draft best first, arrange it breadth-first, and learn from it."""
 
 from __future__ import annotations
 
@@ -9,44 +9,44 @@ import numpy as np
 from .compiled import NONE, hashed, loop, record
 from .suffix_automaton import Text, following, transfer
 
-LEVELS = 16  # of estimated probability: level l is 2^-(l + 1) to 2^-l, the last one all below
+LEVELS = 16  # levels of estimated probability: level l is 2^-(l + 1) to 2^-l, the last level is all below
 UNLISTED = 8  # the level of a sibling that has left its parent's candidates
 
-# What the weight of a candidate depends on: its kind, the indices of an array of weights.
+# A candidate's weight depends on its kind: its indices in an array of weights.
 # Source. PAIR: the row of its parent's pair. TOKEN: the row of its parent's token, if the pair has no row. BACKOFF: the
 # row of the token, if the pair's row lacks the candidate. SIBLING_CHILD: what followed the root's rejected siblings.
-# SIBLING: these siblings themselves. COPIED: the text alone.
+# SIBLING: these siblings themselves. COPIED: only the copied text.
 PAIR, TOKEN, BACKOFF, SIBLING_CHILD, SIBLING, COPIED = np.arange(6, dtype=np.uint8)
-# If a sibling source suggests it as well, which one.
+# The sibling source that suggests the candidate as well, if any.
 ALONE, AND_SIBLING_CHILD, AND_SIBLING = np.arange(3, dtype=np.uint8)
-MATCHES = 8  # length of the match that is copied from: 0 (none), 1, 2, 3, 4, 5 to 7, 8 to 15, 16 and more tokens
+MATCHES = 8  # classes of the copied match's length: 0 (none), 1, 2, 3, 4, 5 to 7, 8 to 15, 16 and more tokens
 KINDS = (6, 3, MATCHES, 2, LEVELS)  # source, sibling source, match, copied or not, level
 
 NODE = record(
     token="i8",
     parent="i8",
     likelihood="f8",  # the product of the weights along its path
-    state="i8",  # the automaton's, at the longest match of text and path
-    match="i8",  # its length
-    first="i8",  # its first candidate; they end where the next node's begin
+    state="i8",  # the automaton's state at the longest match of text and path
+    match="i8",  # the length of this match
+    first="i8",  # its first candidate; its candidates end where the next node's begin
     child="i8",  # while nodes are arranged: its first child, and its next sibling
     sibling="i8",
 )
 CANDIDATE = record(token="i4", parent="i4", source="u1", suggested="u1", match="u1", copied="u1", level="u1")
 LISTED = record(worth="f8", number="i8")  # an element of a heap
-GUESS = record(token="i4", level="i4")  # a sibling of the next root, or what followed one
+GUESS = record(token="i4", level="i4")  # a sibling of the next root, or a token that followed one
 
 
 class Growth(NamedTuple):
-    """A draft of at most n nodes below the root, as it grows; it is good until the next one."""
+    """A growing draft of at most n nodes below the root; the next draft overwrites it."""
 
     nodes: Any  # NODE (2 + n,), in the order in which they were drafted, the root first
-    candidates: Any  # CANDIDATE, those of each node together
+    candidates: Any  # CANDIDATE, grouped by node
     heap: Any  # LISTED: candidates that are not drafted, the most likely one first
-    sibling_children: Any  # GUESS (k + 1,): what followed the root's rejected siblings; ends at token NONE
+    sibling_children: Any  # GUESS (k + 1,): tokens that followed the root's rejected siblings; ends at token NONE
     siblings: Any  # GUESS (k + 1,): these siblings; ends at token NONE
     mass: Any  # float64 (V,), all 0 between calls
-    met: Any  # int64 (n k,), for the tokens that have a mass
+    met: Any  # int64 (n k,), the tokens that have a mass
 
 
 class Rows(NamedTuple):
@@ -59,7 +59,7 @@ class Rows(NamedTuple):
     pair_levels: Any  # uint8 (p, k)
     pair_seen: Any  # bool (p,)
     pair_keys: Any  # int64 (p,): the first token times 2^32, and the second
-    pair_shift: Any  # of a pair's hash, which leaves its row
+    pair_shift: Any  # a pair's hash shifted right by this is its row
     ends: Any  # bool (V,): tokens that end an answer, below which nothing is drafted
 
 
@@ -77,10 +77,10 @@ def find_pair(keys: Any, seen: Any, shift: Any, before: int, token: int) -> Any:
 def grow(
     count: int, limit: int, before: int, root: int, copies: bool, growth: Any, rows: Any, text: Any, weights: Any
 ) -> Any:
-    """Take the most likely candidates until there are `limit` nodes below the root.
+    """Draft the most likely candidates until there are `limit` nodes below the root.
 
     Args:
-        count: 0 begins a draft; the number of its nodes continues one, to a larger limit.
+        count: 0 begins a draft; a draft's number of nodes continues it, to a larger limit.
         before: the token before the root.
         weights: the acceptance probability of each kind of candidates, float64 KINDS.
 
@@ -156,7 +156,7 @@ def _kind(candidate: Any) -> Any:
 
 @loop
 def _find(candidates: Any, first: int, end: int, token: int) -> Any:
-    """Return where a token is among the candidates from `first` to `end` - 1; `end` if it is not there."""
+    """Return the index of a token among the candidates from `first` to `end` - 1; `end` if it is not there."""
     for at in range(first, end):
         if candidates[at].token == token:
             return at
@@ -165,7 +165,7 @@ def _find(candidates: Any, first: int, end: int, token: int) -> Any:
 
 @loop
 def _add(candidates: Any, end: int, parent: int, token: int, source: int, match: int, level: int) -> Any:
-    """Add a candidate at the end. Return the end then."""
+    """Add a candidate at the end. Return the new end."""
     new = candidates[end]
     new.token, new.parent, new.source, new.suggested, new.match, new.copied = token, parent, source, ALONE, match, 0
     new.level = level
@@ -176,7 +176,7 @@ def _add(candidates: Any, end: int, parent: int, token: int, source: int, match:
 def _add_row(
     candidates: Any, first: int, end: int, parent: int, source: int, match: int, ids: Any, levels: Any, row: int
 ) -> Any:
-    """Add a row to a node's candidates from `first` on; one that is there becomes this row's. Return the end."""
+    """Add a row to a node's candidates from `first` on, and take over those already there. Return the new end."""
     for rank in range(ids.shape[1]):
         token, level = ids[row, rank], levels[row, rank]
         at = _find(candidates, first, end, token)
@@ -189,7 +189,7 @@ def _add_row(
 
 @loop
 def _add_guesses(candidates: Any, end: int, guesses: Any, source: int, suggested: int) -> Any:
-    """Add a sibling source to the root's candidates, or mark those that are there. Return the end."""
+    """Add a sibling source's tokens to the root's candidates, and mark those already there. Return the new end."""
     for guess in guesses:
         if guess.token == NONE:
             break
@@ -203,7 +203,7 @@ def _add_guesses(candidates: Any, end: int, guesses: Any, source: int, suggested
 
 @loop
 def _push(heap: Any, size: int, worth: float, number: int) -> None:
-    """Put a number into a heap of `size`, whose top has the greatest worth, of equals the least number."""
+    """Put a number into a heap of `size`. Its top has the greatest worth; ties go to the least number."""
     at = size
     while at:
         above = (at - 1) >> 1
@@ -216,7 +216,7 @@ def _push(heap: Any, size: int, worth: float, number: int) -> None:
 
 @loop
 def _pop(heap: Any, size: int) -> None:
-    """Take the top off a heap of `size`."""
+    """Remove the top of a heap of `size`."""
     size -= 1
     worth, number = heap[size].worth, heap[size].number
     at = 0
@@ -242,7 +242,7 @@ def arrange(nodes: Any, arranged: Any) -> None:
     """Sort the first n nodes breadth-first, siblings in the order in which they were drafted.
 
     Args:
-        arranged: int64 (3, n), filled: of each index the node, its parent's index, its token.
+        arranged: int64 (3, n), to fill: for each index the node, its parent's index and its token.
     """
     order, parents, tokens = arranged
     count = len(order)
@@ -269,12 +269,12 @@ def learn(
     before: int, node: int, learning: bool, guessing: bool, arranged: Any, outcome: Any, growth: Any, rows: Any,
     weights: Any,
 ) -> None:  # fmt: skip
-    """Learn from what the target says of a draft's n nodes.
+    """Learn from the target's outputs after a draft's n nodes.
 
     Args:
         before: the token before the root.
-        node: the deepest accepted one.
-        learning, guessing: True: learn weights; note the next root's siblings.
+        node: the deepest accepted node.
+        learning, guessing: True: learn weights; True: note the next root's siblings.
         arranged: as `arrange` fills it.
         outcome: choices int64 (n,), NONE where unknown; accepted bool (n,); candidates int64 (n, k) and their
             log-probs float32 (n, k).
@@ -336,7 +336,7 @@ def level_of(log_prob: Any) -> Any:
 
 @loop
 def _write_row(before: int, token: int, candidates: Any, log_probs: Any, row: int, rows: Rows) -> None:
-    """Keep the candidates (m, k) of a row after a token, and after its pair with the one before."""
+    """Store a row of the candidates (m, k) for a token, and for its pair with the token before it."""
     ids, levels, keys = rows.ids, rows.levels, rows.pair_keys
     for rank in range(ids.shape[1]):
         ids[token, rank], levels[token, rank] = candidates[row, rank], level_of(log_probs[row, rank])
@@ -352,7 +352,7 @@ def _write_row(before: int, token: int, candidates: Any, log_probs: Any, row: in
 
 @loop
 def _guess(node: int, root: int, tokens: Any, parents: Any, candidates: Any, log_probs: Any, draft: Growth) -> None:
-    """Note the siblings of the next root, and what followed those that were drafted and rejected.
+    """Note the siblings of the next root, and the tokens that followed its drafted and rejected siblings.
 
     Args:
         node: the parent of the next root.

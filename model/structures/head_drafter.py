@@ -1,4 +1,4 @@
-"""Drafting by a head with a cache of its own, and the steps by which a static tree is grown."""
+"""Draft with a head that has a cache of its own, and grow a static tree level by level."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ class HeadDrafter(Drafter):
     """The head and its caches; a subclass says which tree its sequences grow.
 
     Args:
-        inner: drafted nodes that are continued in one draft.
-        max_nodes: of a draft, root included.
+        inner: number of a draft's nodes that the head continues.
+        max_nodes: maximum nodes of a draft, root included.
     """
 
     def __init__(self, target: Target, head: Head, *, inner: int, max_nodes: int) -> None:
@@ -30,7 +30,7 @@ class HeadDrafter(Drafter):
         self.cos, self.sin = head.angles(self.capacity)
 
     def mask_of(self, visible: torch.Tensor) -> torch.Tensor:
-        """Additive mask (w, capacity + m): zeros for what is committed, then which of m drafted nodes each sees."""
+        """Return an additive mask (w, capacity + m): zeros for committed pairs, then which of m nodes each sees."""
         zeros = torch.zeros(visible.shape[0], self.capacity, dtype=self.dtype, device=self.device)
         return torch.cat((zeros, torch.zeros_like(visible, dtype=zeros.dtype).masked_fill_(~visible, self.blocked)), 1)
 
@@ -96,7 +96,7 @@ class HeadSession(Session):
     def continue_nodes(
         self, features: torch.Tensor, tokens: torch.Tensor, depth: int, mask: torch.Tensor
     ) -> torch.Tensor:
-        """Features predicted at w nodes of one depth: (w, H). They stay in the cache until the draft is done.
+        """Return the features predicted at w nodes of one depth: (w, H). The nodes stay cached until the draft is done.
 
         Args:
             features: (w, H), predicted at the nodes' parents.
@@ -115,17 +115,17 @@ class HeadSession(Session):
 
 @dataclass(frozen=True, slots=True)
 class Level:
-    """How one depth of a static tree is continued: its w nodes that have children."""
+    """The w nodes of one depth of a static tree that have children."""
 
-    nodes: torch.Tensor  # int64 (w,): which of this depth's nodes they are
-    parents: torch.Tensor  # int64 (w,): whose feature each continues, among the nodes continued one depth above
+    nodes: torch.Tensor  # int64 (w,): their indices among this depth's nodes
+    parents: torch.Tensor  # int64 (w,): their parents' indices among the nodes continued one depth above
     visible: torch.Tensor  # bool (w, m): which of the m nodes continued so far each is or descends from
-    candidates: int  # tokens wanted of each
-    pick: torch.Tensor  # int64 (children,): where the next depth's nodes find their tokens among (w * candidates)
+    candidates: int  # number of candidates needed per node
+    pick: torch.Tensor  # int64 (children,): index of each child's token among the (w * candidates) candidates
 
 
 def plan(tree: Tree) -> list[Level]:
-    """The levels of a static tree, root first, the deepest leaves left out. Tensors are on the tree's device."""
+    """Return the levels of a static tree, root first, without the deepest leaves. Tensors are on the tree's device."""
     parents, ranks = tree.parents.tolist(), tree.ranks.tolist()
     levels: list[Level] = []
     continued: list[int] = []  # below the root
@@ -170,8 +170,8 @@ class StaticTreeSession(HeadSession):
         return Draft(self.drafter.template, torch.cat(drafted))
 
     def after(self, depth: int, state: torch.Tensor, tokens: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return the state of w nodes, from their parents' (w, S) and their tokens (w,), and what logits (w, V) follow.
+        """Return the states of w nodes and the logits (w, V) after them, from parents' states (w, S) and tokens (w,).
 
-        Depth 0 is the root, whose `state` is the feature predicted there.
+        At depth 0, the root, `state` is the feature predicted at the root.
         """
         raise NotImplementedError

@@ -4,7 +4,7 @@ A head is a folder with config.json and weights, in the public layouts or as too
 decoder layer that continues the target's features. The feature of a position is the target's last hidden state there.
 From the feature f_t and the token t + 1 the head predicts f_(t+1), from which the target's own head gives the token
 t + 2. EAGLE-2 (2406.16858) uses the same head. EAGLE-3's features are three of the target's hidden states, projected,
-and then what the head itself puts out; it has an output matrix of its own, over part of the vocabulary.
+and at drafted nodes the head's own outputs. It has an output matrix of its own, over part of the vocabulary.
 Checkpoint layout: github.com/SafeAILab/EAGLE.
 """
 
@@ -61,9 +61,9 @@ def open_head(path: str, kind: str, target: Target) -> tuple[Path, dict[str, Any
 
 
 def read_weights(folder: Path, *names: str) -> tuple[Path, dict[str, torch.Tensor]]:
-    """The first of the named files that is there, on the CPU; a pickle is read as weights only, so it runs no code.
+    """Read the first of the named files that exists, onto the CPU; a pickle is read as weights only and runs no code.
 
-    Raises UserError if none is there or it is more or less than a file of weights.
+    Raises UserError if none exists, or the file is damaged or holds anything but weights.
     """
     file = next((folder / name for name in names if (folder / name).is_file()), None)
     if file is None:
@@ -92,14 +92,14 @@ def load_weights(module: nn.Module, file: Path, state: dict[str, torch.Tensor]) 
 
 
 def hidden_size(target: Target) -> int:
-    """H, the width of what enters the target's own head."""
+    """Return H, the input width of the target's own head."""
     return int(target.model.get_output_embeddings().weight.shape[1])
 
 
 def template(name: str, path: str | None, vocab_size: int, *, heads: int | None = None) -> Tree:
-    """The tree of a YAML file, or the published one of that name, cut to the depth that there are heads for, if given.
+    """Return the tree of a YAML file or, without a path, the published one of this name, cut to a depth of `heads`.
 
-    Raises UserError if it has more ranks than tokens, or one from a file is deeper.
+    Raises UserError if the tree has more ranks than there are tokens, or a file's tree is deeper than `heads`.
     """
     tree = read_tree(_TREES / f"{name}.yaml" if path is None else path)
     if heads is not None and tree.max_depth > heads:
@@ -115,7 +115,7 @@ WEIGHTS = "model.safetensors"
 PUBLIC_WEIGHTS = "pytorch_model.bin"
 EMBEDDING = "embed_tokens.weight"
 _ROPE = ("default", "linear", "llama3")  # angles that depend on the position alone
-_ANGLES = "rotary_emb.inv_freq"  # in old files; they follow from config.json
+_ANGLES = "rotary_emb.inv_freq"  # in old files; ignored, as config.json defines the angles
 AnyHead = TypeVar("AnyHead", bound="Head")
 
 
@@ -127,7 +127,7 @@ class Head(nn.Module):
         embedding: (V, H) of the tokens, frozen.
 
     Attributes:
-        reads: the hidden states of the target, by their numbers (`engine.target.LAST`).
+        reads: numbers of the target's hidden states that it reads (`engine.target.LAST`).
     """
 
     embedding: torch.Tensor
@@ -150,14 +150,14 @@ class Head(nn.Module):
         mask: torch.Tensor | None = None,
         cache: TreeCache | None = None,
     ) -> torch.Tensor:
-        """Predicted features (B, n, H), each of the position after its own.
+        """Return the predicted features (B, n, H), each for the position after its own.
 
         Args:
             features: (B, n, H), of n positions.
             tokens: int64 (B, n), the token after each.
-            angles: of the n positions, see `angles`; of one position where all share it.
+            angles: of the n positions, see `angles`; or of one position that all share.
             mask: additive (1, 1, n, past + n), or None where each attends to all before it and nothing is cached.
-            cache: of the keys and values before these, which are added; it can take one sequence.
+            cache: keys and values of earlier positions, to which these are added; it can hold one sequence.
         """
         return self._run(features, tokens, angles, mask, cache)
 
@@ -169,9 +169,9 @@ class Head(nn.Module):
         return F.embedding(tokens, self.embedding).to(self._weight.dtype)
 
     def angles(self, count: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """Cosines and sines of rotary positions 0 to count - 1: (1, count, head_dim) each."""
+        """Return cosines and sines of rotary positions 0 to count - 1: (1, count, head_dim) each."""
         weight = self._weight
-        rotary = LlamaRotaryEmbedding(self.config).to(weight.device)  # no part of the head, whose cast would round it
+        rotary = LlamaRotaryEmbedding(self.config).to(weight.device)  # outside the head, as casting it would round this
         cos, sin = rotary(weight, torch.arange(count, device=weight.device)[None])
         return cos, sin
 
@@ -187,7 +187,7 @@ class Head(nn.Module):
 
 def run_layer(layer: nn.Module, x: torch.Tensor, angles: Any, mask: Any, cache: Any) -> torch.Tensor:
     """Run a LLaMA layer over (B, n, H); the rest is as `Head.forward` takes it."""
-    out = layer(x, mask, None, cache, position_embeddings=angles)  # versions name the cache otherwise
+    out = layer(x, mask, None, cache, position_embeddings=angles)  # the cache's name depends on the version
     return out[0] if isinstance(out, tuple) else out  # type: ignore[no-any-return]
 
 
@@ -209,17 +209,17 @@ class EagleHead(Head):
 
 
 class Eagle3Head(Head):
-    """A decoder layer whose attention reads (embedding of the next token, feature), each behind a norm of its own.
+    """A decoder layer whose attention reads (embedding of the next token, feature), each after a norm of its own.
 
     The state dict is the public layout but for the embedding and the draft vocabulary.
 
     Args:
         reads: see `Head`.
-        width: of these states side by side.
+        width: of these states, concatenated.
         rows: W, tokens of the draft vocabulary.
 
     Attributes:
-        ids: int64 (W,), the target's ids of the draft vocabulary; None: it is the target's.
+        ids: int64 (W,), the target's ids of the draft vocabulary; None: the vocabulary is the target's.
     """
 
     ids: torch.Tensor | None = None
@@ -246,7 +246,7 @@ class Eagle3Head(Head):
 
 
 def head_config(values: dict[str, Any]) -> Any:
-    """The configuration of a head from a LLaMA-like config.json. Raises UserError where no head can be made of it."""
+    """Return the configuration of a head from a LLaMA-like config.json. Raises UserError if it describes none."""
     if values.get("num_hidden_layers", 1) != 1:
         raise UserError(f"head: num_hidden_layers={values['num_hidden_layers']}; heads of one layer are supported")
     fields = {*LlamaConfig().to_dict(), "rope_theta", "rope_scaling"} - {"torch_dtype", "dtype"}
@@ -262,7 +262,7 @@ def head_config(values: dict[str, Any]) -> Any:
 
 
 def load_head(path: str, target: Target) -> EagleHead:
-    """EAGLE's head from a folder: config.json and model.safetensors (ours, or public) or pytorch_model.bin (public).
+    """Load EAGLE's head from a folder: config.json and model.safetensors (ours, public) or pytorch_model.bin (public).
 
     Without an embedding in the file, or with an equal one, the target's own is used. Raises UserError if it is missing,
     corrupt, of another kind, or made for another model.
@@ -281,7 +281,7 @@ def load_head(path: str, target: Target) -> EagleHead:
 
 
 def load_eagle3_head(path: str, target: Target) -> Eagle3Head:
-    """EAGLE-3's head from a folder, as `load_head` loads EAGLE's."""
+    """Load EAGLE-3's head from a folder, as `load_head` loads EAGLE's."""
     folder, values = open_head(path, "eagle3", target)
     if "draft_vocab_size" not in values:
         raise UserError(f"{folder}: config.json has no draft_vocab_size, as EAGLE-3's heads have: use method=eagle2")
@@ -315,7 +315,7 @@ def layers_read(values: dict[str, Any], folder: Path, target: Target) -> tuple[i
 
 
 def _draft_vocabulary(file: Path, state: dict[str, torch.Tensor], rows: int, target: Target) -> torch.Tensor | None:
-    """Return the target's ids of the draft vocabulary, from the differences in the file; None where it is whole."""
+    """Return the target's ids of the draft vocabulary, from the file's differences; None if it is the whole one."""
     used, offsets = state.pop("t2d", None), state.pop("d2t", None)
     if offsets is None and rows == target.logits_size:
         return None
@@ -346,5 +346,5 @@ def filled(head: AnyHead, file: Path, state: dict[str, torch.Tensor], target: Ta
     load_weights(head, file, {name: tensor for name, tensor in state.items() if not name.endswith(_ANGLES)})
     embedding = head.embedding
     head = head.to(target.device, target.dtype)
-    head.embedding = embedding  # as it was
+    head.embedding = embedding  # the original, neither moved nor cast
     return head.eval().requires_grad_(False)

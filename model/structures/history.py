@@ -11,20 +11,20 @@ from ..engine import Draft, Drafter, Session, Verification
 from ..engine.drafter import check_ids
 from ..errors import UserError
 
-T = TypeVar("T", bound=Any)  # tokens, with the index by which a method copies from them
+T = TypeVar("T", bound=Any)  # a text with the index by which a method copies from it
 
 
 class History(Generic[T]):
     """The newest prompts and answers, to which a sequence appends its own.
 
-    A sequence borrows the text until it closes. One that begins meanwhile borrows a copy of the text as it was before,
-    which replaces it; the first one's tokens are appended when the text is next borrowed after its end. A sequence
-    whose prompt begins with the last one's text, as in a conversation, appends the rest of it alone.
+    A sequence borrows the text until it closes. A concurrent sequence gets a copy of the earlier text, and this copy
+    becomes the history. When the first sequence has closed, the next borrow appends its tokens. If a prompt begins with
+    the last sequence's text, as in a conversation, only the rest of the prompt is appended.
 
     Args:
-        history_tokens: at most so many tokens of earlier prompts and answers; 0: none. More than that is cut to the
-            newest half, so that a cut is rare: it reads that half again. A token takes 120 to 280 bytes, so
-            32768 of them 4 to 9 MB.
+        history_tokens: maximum tokens of earlier prompts and answers; 0: none. A longer text is cut to the newest half
+            of the maximum, so that cuts, which index this half again, are rare. A token takes 120 to 280 bytes, so
+            32768 tokens take 4 to 9 MB.
     """
 
     def __init__(self, history_tokens: int, text_of: Callable[[Iterable[int]], T], vocab_size: int) -> None:
@@ -37,16 +37,16 @@ class History(Generic[T]):
 
     def reset(self) -> None:
         self.text = self.text_of(())
-        self.borrowed_length: int | None = None  # tokens when it was borrowed; None: it is not
+        self.borrowed_length: int | None = None  # its tokens when it was borrowed; None: nobody borrows it
         self.pending: list[int] = []  # newest tokens of sequences whose text was replaced meanwhile
         self.last_length = 0  # tokens of the last sequence, at the text's end
-        self.version = object()  # another one after each reset
+        self.version = object()  # a new object after each reset
 
     def borrow(self) -> T:
         """Return the text for a new sequence."""
         if self.history_tokens == 0:
             return self.text_of(())
-        if self.borrowed_length is not None:  # by a sequence that may never end
+        if self.borrowed_length is not None:  # its borrower may never close
             self.text = self.text_of(self.text.tokens[: self.borrowed_length])
         if self.pending:
             self.text.extend(self.pending)
@@ -92,7 +92,7 @@ class TextSession(Session, Generic[T]):
         return super().begin(prompt)
 
     def account(self, verification: Verification) -> None:
-        """After a step on the device."""
+        """Append the tokens of a step on the device."""
         self.text.extend(verification.tokens)
 
     def skip(self, tokens: list[int]) -> None:

@@ -1,4 +1,4 @@
-"""Drafters that fill one of a few fixed trees anew each step, all on the host."""
+"""Drafters that choose one of a few fixed trees in each step, and fill in its tokens on the host."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class Layout:
         """`paths`: the nodes in the drafter's order, the root, (), first."""
         index = {path: i for i, path in enumerate(paths)}
         self.tree = Tree.from_rank_paths(paths[1:]).on(device)
-        # of each node its index in the list, and the reverse
+        # each node's index in `paths`, and the reverse
         self.order = [index[path] for path in self.tree.rank_paths]
         self.node_at = {index: node for node, index in enumerate(self.order)}
         self.tokens = torch.zeros_like(self.tree.depths)  # int64 (n,), filled anew every step

@@ -1,4 +1,4 @@
-"""Index of the first occurrence of each n-gram of a text, for methods that copy what followed there."""
+"""Index of the first occurrence of each n-gram of a text, for methods that copy the tokens after it."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from collections.abc import Iterable, Sequence
 class NgramIndex:
     """The first occurrence of each n-gram of a text that grows at its end.
 
-    An n-gram is indexed once a token follows it: the one at the text's end does not match itself.
+    An n-gram is indexed once a token follows it, so that the n-gram at the text's end does not match itself.
 
     Args:
-        lengths: of the n-grams, each at least 1.
+        lengths: the values of n, each at least 1.
 
     Attributes:
         tokens: the text.

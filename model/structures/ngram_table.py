@@ -13,13 +13,13 @@ Gram = tuple[int, ...]
 
 
 class NgramTable:
-    """Leaders of `leader` tokens, each with followers of `follower` tokens; the least recently seen goes first.
+    """Leaders of `leader` tokens, each with followers of `follower` tokens; the least recently seen is dropped first.
 
     Args:
         leader, follower: tokens in each.
-        capacity: leaders kept, at most.
-        followers: kept for each leader, at most.
-        vocab_size: of a saved table.
+        capacity: maximum leaders kept.
+        followers: maximum followers kept for each leader.
+        vocab_size: the ids of a saved table must be below it.
     """
 
     def __init__(self, leader: int, follower: int, *, capacity: int, followers: int, vocab_size: int = 0) -> None:
@@ -69,7 +69,7 @@ class NgramTable:
         }
 
     def load_state_dict(self, state: dict[str, torch.Tensor]) -> None:
-        """Load a table. Raises UserError if it is of other n-grams or another vocabulary, larger, or not there."""
+        """Load a table. Raises UserError if it is missing, too large, or of other n-grams or another vocabulary."""
         leaders, counts, followers = (state.get(name, torch.zeros(0)) for name in ("leaders", "counts", "followers"))
         sizes = counts.flatten().tolist()
         fits = (

@@ -1,8 +1,8 @@
 """The bounded Aho-Corasick trie of n-grams from which RACER retrieves (arXiv 2604.14885).
 
-Its public code is followed in what looks like chance, too, as accepted lengths depend on it:
+Three details of its public code look arbitrary but are reproduced, as accepted lengths depend on them:
 
-- A full trie reuses the node that was touched longest ago, even one with children.
+- A full trie reuses the least recently touched node, even one with children.
 - Fail links are built once a prompt; a node made later links to the root.
 - Siblings come in the order of libstdc++'s hash map.
 """
@@ -25,19 +25,19 @@ _FIELDS = ("parent", "fail", "token", "freq", "depth", "buckets")
 
 
 class NgramTrie:
-    """n-grams, how often each prefix was inserted, and the automaton that follows a text through them.
+    """n-grams with a count of each prefix, and the automaton that follows a text through them.
 
-    Nodes are numbered as they are first made, the root is 0. The public code's addresses run the other way, which shows
-    only in how ties are broken. A node that is reused for another n-gram keeps its number; whatever else still refers
-    to the number then means the new node.
+    Nodes are numbered in the order in which they are first made; the root is 0. The public code's addresses run the
+    other way, which matters only for ties. A node that is reused for another n-gram keeps its number, and older
+    references to the number then mean the new node.
 
     Attributes:
         current: the node where the last sequence ended, from which the next one goes on.
 
     Args:
         length: n, the tokens of every n-gram.
-        max_nodes: nodes, the root included.
-        shortest: the least depth of a node from which is retrieved.
+        max_nodes: maximum nodes, the root included.
+        shortest: the least depth of a node that is retrieved from.
     """
 
     def __init__(self, length: int, max_nodes: int, shortest: int) -> None:
@@ -45,7 +45,7 @@ class NgramTrie:
         self.children: list[dict[int, int]] = [{}]  # in hash order from depth `shortest` on, where order counts
         self.parent, self.fail, self.token, self.freq, self.depth = [ROOT_NODE], [ROOT_NODE], [0], [0], [0]
         self.buckets = [1]  # of each node's hash map; a reused node keeps them
-        self.recency: OrderedDict[int, None] = OrderedDict({ROOT_NODE: None})  # touched longest ago first
+        self.recency: OrderedDict[int, None] = OrderedDict({ROOT_NODE: None})  # least recently touched first
 
     def insert(self, ngram: Iterable[int]) -> None:
         """Insert or count an n-gram. Each node is touched before its child, so a prefix is older than its extension."""
@@ -65,7 +65,7 @@ class NgramTrie:
         return [tokens[end - self.length : end] for end in range(self.length, len(tokens) + 1)]
 
     def _make(self, parent: int, token: int) -> int:
-        """A new child of `parent`: as long as there are fewer than `max_nodes` a new node, then the oldest one."""
+        """Return a new child of `parent`: a new node, or with `max_nodes` of them the least recently touched one."""
         if len(self.parent) < self.max_nodes:
             node = len(self.parent)
             self.children.append({})
@@ -103,7 +103,7 @@ class NgramTrie:
         children, fail = self.children, self.fail
         for node in children[ROOT_NODE].values():
             fail[node] = ROOT_NODE
-        # of each node in breadth-first order: its children, and where its own link leads
+        # for each node in breadth-first order: its children, and the node that it links to
         below, links = [children[node] for node in children[ROOT_NODE].values()], [ROOT_NODE] * len(children[ROOT_NODE])
         for siblings, suffix in zip(below, links, strict=True):  # both grow while they are walked
             suffix_children = children[suffix]
@@ -122,8 +122,8 @@ class NgramTrie:
         """Follow the token from `node` and from the suffixes that its fail links lead to.
 
         Returns:
-            The node of the longest match, or `node` if none of them goes on with the token; and the nodes of all
-            matches from depth `shortest` on, longest first. Their prefixes are touched and their fail links lost.
+            The node of the longest match, or `node` if the token continues none of them; and the nodes of all matches
+            from depth `shortest` on, longest first. Their prefixes are touched, and link to the root from now on.
         """
         children, fail, depth = self.children, self.fail, self.depth
         matches: list[int] = []
@@ -163,19 +163,19 @@ class NgramTrie:
         touch(ROOT_NODE)
 
     def continuations(self, borders: Sequence[int], limit: int) -> list[list[int]]:
-        """The most frequent nodes in the subtrees of some borders, the borders included.
+        """Select the most frequent nodes in the subtrees of some borders, the borders included.
 
-        A node in two of the subtrees counts twice. Candidates are offered breadth-first: one enters if there are fewer
-        than `limit`, or it is more frequent than the least frequent one. That one leaves; of several the deepest, of
-        these the one with the lowest number.
+        A node in two of the subtrees counts twice. Nodes are visited breadth-first: a node is selected if there are
+        fewer than `limit`, or if it is more frequent than the least frequent selected node, which then leaves. Of
+        several such nodes the deepest leaves, of these the one with the lowest number.
 
         Returns:
-            The paths to the selected ones without a selected child, each as the tokens below its border, those with
-            the highest numbers first.
+            The paths to the selected nodes without a selected child, each as the tokens below its border, the highest
+            node numbers first.
         """
         children, freq, depth, token = self.children, self.freq, self.depth, self.token
         selected: list[tuple[int, int, int, int, int]] = []  # a heap: freq, -depth, node, border, serial
-        above: list[int] = []  # of each that ever entered, by serial: its parent's serial; -1: it is the border
+        above: list[int] = []  # by serial of each node ever selected: its parent's serial; -1: a border
         nodes: list[int] = []
         layer = [(border, border, -1) for border in borders]
         while layer:
@@ -191,7 +191,7 @@ class NgramTrie:
                 entered.append((node, border, len(nodes)))
                 above.append(parent)
                 nodes.append(node)
-            # children of a node that did not enter are no more frequent than it: they would not enter either
+            # children of a node that was not selected are no more frequent: they would not be selected either
             layer = [(child, border, serial) for node, border, serial in entered for child in children[node].values()]
         inner = {above[serial] for *_, serial in selected}
         ends = sorted(((node, border, serial) for *_, node, border, serial in selected if serial not in inner))
@@ -216,7 +216,7 @@ class NgramTrie:
         return {f"trie_{name}": torch.tensor(values, dtype=torch.int64) for name, values in numbers.items()}
 
     def load_state_dict(self, state: dict[str, torch.Tensor], vocab_size: int) -> None:
-        """Go on from a saved trie. Raises UserError if it is none, or of more nodes or another vocabulary."""
+        """Load a saved trie. Raises UserError if it is damaged, has more nodes, or is of another vocabulary."""
         names = (*_FIELDS, "children", "counts", "recency", "place")
         saved = {name: state.get(f"trie_{name}", torch.zeros(0)).tolist() for name in names}
         size = len(saved["parent"])
@@ -248,9 +248,9 @@ class NgramTrie:
 
 
 def _is_tree(saved: dict[str, list[int]]) -> bool:
-    """True if children are below their one parent, and parents and fail links lead to the root: nothing goes round.
+    """True if each child has one parent, and all parents and fail links lead to the root without a cycle.
 
-    And no child is more frequent than its parent, as `continuations` leaves children out with it.
+    Also, no child may be more frequent than its parent: `continuations` skips the children of a node not selected.
     """
     parents = [node for node, count in enumerate(saved["counts"]) for _ in range(count)]
     below = {(parent, saved["token"][child]) for parent, child in zip(parents, saved["children"], strict=True)}
@@ -270,17 +270,17 @@ def _is_tree(saved: dict[str, list[int]]) -> bool:
 
 
 def more_buckets(buckets: int) -> int:
-    """The next greater number of buckets; a new map says 1."""
+    """Return the next greater number of buckets; a new map reports 1."""
     return next((more for more in HASH_BUCKETS if more > buckets), 2 * buckets + 1)
 
 
 def add_in_hash_order(order: list[int], token: int, buckets: int) -> int:
-    """Add a token to those of a hash map, as libstdc++'s unordered_map<int> would list them.
+    """Add a token to a hash map's tokens in the order in which libstdc++'s unordered_map<int> lists them.
 
-    A token comes before the first one of its bucket; if the bucket was empty, before all others.
+    A token comes before the first token of its bucket; if the bucket was empty, before all others.
 
     Returns:
-        The buckets that the map has then. When they change, all tokens are placed anew in the order they had.
+        The map's number of buckets afterwards. If it changes, all tokens are inserted anew in the order they had.
     """
     if len(order) >= buckets or buckets == 1:
         buckets = more_buckets(buckets)

@@ -1,4 +1,4 @@
-"""What dynamic recycling learns.
+"""The tables that dynamic recycling learns.
 
 Rows: the target's top candidates after a token, and after a pair of tokens, when last seen there. Weights: the accepted
 share of candidates of each kind.
@@ -16,8 +16,8 @@ from ..errors import UserError
 from .dynamic_loops import BACKOFF, COPIED, KINDS, LEVELS, MATCHES, PAIR, SIBLING, SIBLING_CHILD, TOKEN
 
 MAX_PAIRS = 1 << 24
-# The prior, worth PRIOR candidates a kind: acceptance of a copied token by match (see MATCHES), and of a source's
-# candidates over the target's probability. From 48 questions of Spec-Bench on a real model, apart from those reported.
+# The prior counts as PRIOR candidates per kind: acceptance of a copied token by match (see MATCHES), and a source's
+# acceptance over the target's probability. From 48 questions of Spec-Bench on a real model, none of them reported.
 PRIOR = 4.0
 COPIED_SHARE = (0.0, 0.0, 0.2, 0.45, 0.55, 0.7, 0.85, 0.85)
 TRUST = {PAIR: 0.9, TOKEN: 0.6, BACKOFF: 0.1, SIBLING_CHILD: 0.3, SIBLING: 0.1, COPIED: 0.0}
@@ -35,9 +35,9 @@ def on_host(best: torch.Tensor, log_probs: torch.Tensor) -> tuple[Any, Any]:
 
 
 class TokenRows:
-    """A row a token: V x k candidates and their levels. Empty until the token was seen; the newest visit counts."""
+    """One row per token: V x k candidates and their levels. Empty until the token was seen; the newest visit counts."""
 
-    kind = "token"  # its tensors' names in a state begin with it
+    kind = "token"  # the names of its tensors in a saved state begin with this
     fields: tuple[str, ...] = ("ids", "levels", "seen")
 
     def __init__(self, vocab_size: int, k: int, rows: int | None = None) -> None:
@@ -68,11 +68,11 @@ class TokenRows:
 
 
 class PairRows(TokenRows):
-    """A row a pair of tokens, in a table of fixed size: the newest pair replaces any other with its hash.
+    """One row per pair of tokens, in a table of fixed size: a new pair replaces another one with its hash.
 
     Attributes:
-        keys: int64 (size,), the pair that a row is of: its first token times 2^32, and its second.
-        shift: of the pair's hash, which leaves the row.
+        keys: int64 (size,), the pair of each row: its first token times 2^32, and its second.
+        shift: a pair's hash shifted right by this is its row.
 
     Args:
         size: rows, a power of two, or 0; a row takes 9 + 5 k bytes.
@@ -89,9 +89,9 @@ class PairRows(TokenRows):
 
 
 def _guesses() -> Any:
-    """float64 KINDS."""
+    """Return the prior of the weights, float64 KINDS."""
     guesses = np.zeros(KINDS)
-    probs = np.array([2.0 ** -(level + 0.5) for level in range(LEVELS)])  # the target's
+    probs = np.array([2.0 ** -(level + 0.5) for level in range(LEVELS)])  # the target's, by level
     for source, trust in TRUST.items():
         for match in range(MATCHES):
             expected = (1 - COPIED_SHARE[match]) * trust * probs
@@ -101,7 +101,7 @@ def _guesses() -> Any:
 
 
 class Weights:
-    """The weight of every kind of candidates, which `loops` reads and learns, unless `learning` is False."""
+    """The weight of every kind of candidate. `dynamic_loops` reads the weights and, if `learning`, updates them."""
 
     _prior = _guesses()
 

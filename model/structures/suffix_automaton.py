@@ -15,15 +15,15 @@ from .compiled import NONE, hashed, loop, record
 MIN_CAPACITY = 64  # tokens
 
 # A state represents substrings that end at the same positions; its link leads to the longest of their suffixes that
-# ends elsewhere, too. The text's own match is the link of the whole text's state.
+# ends elsewhere, too. The text's longest match is the state to which the whole text's state links.
 STATE = record(
     link="i4",
     length="i4",  # of its longest substring
-    end="i4",  # the index after the newest occurrence at which it was the text's longest match; else its first one's
+    end="i4",  # the index after the newest occurrence that was the text's longest match; else after the first one
     first="i4",  # the index after its first occurrence
-    transitions="i4",  # its newest one, counted from 1; 0: none
+    transitions="i4",  # its newest transition, counted from 1; 0: none
 )
-TRANSITION = record(state="i4", token="i4", target="i4", next="i4")  # next: an older one of the state, counted from 1
+TRANSITION = record(state="i4", token="i4", target="i4", next="i4")  # next: the state's next older one, counted from 1
 COUNTS = record(
     tokens="i8",
     states="i8",
@@ -40,20 +40,20 @@ class Text(NamedTuple):
     tokens: Any  # int32
     states: Any  # STATE
     transitions: Any  # TRANSITION
-    slots: Any  # int32, a power of two of them: a hash table of the transitions, counted from 1; 0: an empty slot
+    slots: Any  # int32: a hash table of the transitions, counted from 1; 0: an empty slot. Its size is a power of two
     counts: Any  # COUNTS (1,)
 
 
 class SuffixAutomaton:
-    """Reads every substring of a text that grows at its end.
+    """Recognises every substring of a text that grows at its end.
 
-    Appending n tokens follows O(n) links. Takes 120 to 140 bytes a token of its capacity, at most twice the text.
+    Appending n tokens follows O(n) links. A token of the capacity, at most twice the text, takes 120 to 140 bytes.
 
     Attributes:
         tokens: the text.
-        length: of its longest suffix that occurred before; 0 if none did. The two may overlap.
-        end: the index after an earlier occurrence, where its continuation begins: the newest one that was the longest
-            match then, which need not be the newest of all, as in SAM-Decoding.
+        length: of its longest suffix that occurred before; 0 if none did. The two occurrences may overlap.
+        end: the index after an earlier occurrence, where its continuation begins. As in SAM-Decoding, it is the newest
+            occurrence that was the longest match at its time, which need not be the newest of all.
         arrays: the fields of `Text`; replaced when the text outgrows them.
     """
 
@@ -80,10 +80,10 @@ class SuffixAutomaton:
         return tokens if len(tokens) == count else (tokens * -(-count // len(tokens)))[:count]
 
     def copy_first(self, count: int) -> list[int]:
-        """Return the `count` tokens behind the match's first occurrence, filled up with 0, as SAM-Decoding's code does.
+        """Return the `count` tokens after the match's first occurrence, padded with 0, as SAM-Decoding's code does.
 
-        An occurrence with too few tokens behind it is given up for that of a shorter suffix, if there is one. The
-        text's last token, the root, ends the match and is not copied.
+        If too few tokens follow the occurrence, that of a shorter suffix is used, if there is one. The text's last
+        token, the root, ends the match and is not copied.
         """
         text, last = Text(*self.arrays), len(self.tokens) - 1
         links, first = text.states["link"], text.states["first"]
@@ -103,7 +103,7 @@ class SuffixAutomaton:
 
 
 def _room(capacity: int) -> Text:
-    """Return arrays for a text of so many tokens: they make fewer than 2n states and 3n transitions."""
+    """Return arrays for a text of so many tokens: n tokens make fewer than 2n states and 3n transitions."""
     return Text(
         tokens=np.zeros(capacity, dtype=np.int32),
         states=np.zeros(2 * capacity + 1, dtype=STATE),
@@ -145,12 +145,12 @@ def _append(text: Text, index: int) -> None:
             match = _split(text, match, state, token)
     states[new].link = match
     counts.whole, counts.match, counts.match_end = new, states[match].length, states[match].end
-    states[match].end = index + 1  # from now on this occurrence is continued; those of its own suffixes stay
+    states[match].end = index + 1  # later matches continue this occurrence; the match's own suffixes keep theirs
 
 
 @loop
 def _split(text: Text, long: int, state: Any, token: int) -> Any:
-    """Split off the substrings of `long` that end here as well: those up to `state` + token. Return their state."""
+    """Split off the substrings of `long` that end here, too: those up to `state` + token. Return their state."""
     states, transitions, slots, counts = text.states, text.transitions, text.slots, text.counts[0]
     short = counts.states
     counts.states = short + 1
@@ -227,7 +227,7 @@ def transfer(text: Text, state: Any, length: Any, token: int) -> Any:
 def following(text: Text, state: int, length: int) -> Any:
     """Return the token that followed a match before, and the length of the match that it followed; else NONE and 0.
 
-    A match that occurred at the text's end alone has no follower; then the text's own match is used.
+    A match that occurred only at the text's end has no follower: then the text's own match is used.
     """
     counts, end = text.counts[0], np.int64(text.states[state].end)
     if end == counts.tokens:

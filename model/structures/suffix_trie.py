@@ -1,7 +1,7 @@
-"""Counted suffixes, from which SuffixDecoding drafts (arXiv 2411.04975): what most often followed a string of tokens.
+"""A trie that counts suffixes: SuffixDecoding (arXiv 2411.04975) drafts what most often followed a string of tokens.
 
-Its public code is followed in the order of equals, too, as drafts depend on it: siblings by the rules of `_rise` and
-`remove`, a tree's queue as libstdc++'s heap; probabilities are float32, multiplied in the same order.
+Ties are ordered as in its public code, as drafts depend on the order: siblings by the rules of `_rise` and `remove`, a
+tree's queue as libstdc++'s heap. Probabilities are float32, multiplied in the same order.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ ONE = np.float32(1)
 
 
 class Limits(NamedTuple):
-    """What a draft may be: at most `nodes` tokens, and factor * m + offset after a match of m."""
+    """Limits of a draft: at most `nodes` tokens, and at most factor * m + offset after a match of m tokens."""
 
     nodes: int
     factor: np.float32
     offset: np.float32
-    min_prob: np.float32  # of a drafted token, by the counts along its path
-    branches: bool  # a tree; else a chain
+    min_prob: np.float32  # least probability of a drafted token, by the counts along its path
+    branches: bool  # True: drafts are trees; False: chains
 
 
 class Drafted(NamedTuple):
@@ -35,21 +35,21 @@ class Drafted(NamedTuple):
     score: np.float32  # the sum of the probabilities
 
 
-MANY = 8  # children beyond these are found by a dictionary, which takes more memory than two nodes
+MANY = 8  # a node with more children finds them by a dictionary, which takes more memory than two nodes
 
 
 class Node:
     """A string of tokens. Strings between it and its parent occur as often as it does, so they need no nodes.
 
-    A string that occurs once is part of a leaf of the trie's full depth, which grows with its text.
+    A string that occurs once is part of a leaf's string, which has the trie's full depth and grows with its text.
 
     Attributes:
         token: the first token after the parent's string.
         depth: tokens of the string.
-        text, end: an occurrence of it ends before the index `end` of this text, or will.
-        count: of its occurrences; not of the root.
+        text, end: an occurrence of it ends before index `end` of this text, or will once the text has grown.
+        count: its number of occurrences; unused for the root.
         ordered: its children, the most frequent first.
-        by_token: the same, if there are many.
+        by_token: its children by token, if there are many.
     """
 
     __slots__ = ("by_token", "count", "depth", "end", "ordered", "parent", "text", "token")
@@ -83,7 +83,7 @@ class Node:
             del self.by_token[child.token]
 
     def replace(self, child: Node, other: Node) -> None:
-        """Put another node of the same token and count for a child."""
+        """Replace a child by another node of the same token and count."""
         self.ordered[self.index_of(child)] = other
         if self.by_token is not None:
             self.by_token[child.token] = other
@@ -98,7 +98,7 @@ class Node:
 
     @property
     def known(self) -> int:
-        """Where what is known of the string ends in its text: that of a leaf may still grow."""
+        """The index in the text where the known part of the string ends: a leaf's string may still grow."""
         return min(self.end, len(self.text))
 
 
@@ -106,7 +106,7 @@ NONE: list[Node] = []  # the children of all leaves
 
 
 class GrowingText:
-    """A text of a trie. `suffixes` has a node for each of the last D tokens: of the text from there on."""
+    """A text of a trie. `suffixes` has, for each of the last D tokens, the node of the text from that token on."""
 
     def __init__(self) -> None:
         self.tokens: list[int] = []
@@ -114,7 +114,7 @@ class GrowingText:
 
 
 class SuffixTrie:
-    """How often each string of at most `depth` tokens occurs in some texts, which may grow in turns."""
+    """Counts how often each string of at most `depth` tokens occurs in some texts, which may grow in turns."""
 
     def __init__(self, depth: int) -> None:
         self.depth, self.root = depth, Node(None, -1, 0, [], 0, 0)
@@ -128,7 +128,7 @@ class SuffixTrie:
             if len(suffixes) > self.depth:
                 del suffixes[0]
             for i, node in enumerate(suffixes):
-                if node.depth < self.depth:  # else a leaf, which has the token by now
+                if node.depth < self.depth:  # else a leaf, whose string has the token already
                     suffixes[i] = self._follow(node, text.tokens)
 
     def _follow(self, node: Node, text: list[int]) -> Node:
@@ -153,7 +153,7 @@ class SuffixTrie:
     def _rise(self, node: Node, child: Node) -> None:
         """Count a child once more.
 
-        The first of its equals becomes the first of its new equals, another one the last.
+        The first of the siblings with its count becomes the first of those with the new count, any other one the last.
         """
         siblings = node.ordered
         if len(siblings) > 1:
@@ -165,14 +165,14 @@ class SuffixTrie:
         child.count += 1
 
     def _join(self, node: Node) -> None:
-        """Leave a node out where all of its occurrences go on to one child."""
+        """Remove a node if all of its occurrences continue to one child."""
         if node.parent is not None and len(node.ordered) == 1 and node.ordered[0].count == node.count:
             child = node.ordered[0]
             child.token = node.token
             node.parent.replace(node, child)
 
     def remove(self, text: GrowingText) -> None:
-        """Take back every occurrence of a text's strings. It must not grow any more."""
+        """Subtract every occurrence of a text's strings. The text must not grow any more."""
         for start in range(len(text.tokens)):
             node, end = self.root, min(start + self.depth, len(text.tokens))
             while start + node.depth < end:
@@ -184,13 +184,13 @@ class SuffixTrie:
                 del node.ordered[node.index_of(child)]
                 child.count -= 1
                 node.ordered.insert(_first(node.ordered, child.count), child)  # the first of its new equals
-                if child.text is text.tokens:  # others came by before it
+                if child.text is text.tokens:  # other occurrences need the string
                     child.text, child.end = child.text[child.end - child.depth : child.end], child.depth
                 node = child
             self._join(node)
 
     def orders(self) -> list[int]:
-        """List the tokens of all siblings, node by node from the root: the order of equals depends on what is gone."""
+        """List the tokens of all siblings, node by node from the root: the order of ties depends on removed texts."""
         tokens, waiting = list[int](), [self.root]
         while waiting:
             children = waiting.pop().ordered
@@ -200,7 +200,7 @@ class SuffixTrie:
         return tokens
 
     def reorder(self, orders: list[int]) -> bool:
-        """Bring siblings of equal counts into saved orders; return False if these are not of such a trie."""
+        """Put siblings of equal counts into saved orders; return False if the orders do not fit this trie."""
         tokens, waiting = iter(orders), [self.root]
         while waiting:
             node = waiting.pop()
@@ -214,9 +214,9 @@ class SuffixTrie:
         return next(tokens, None) is None
 
     def draft(self, context: list[int], limits: Limits) -> Drafted:
-        """Return what follows the context by the length of match, short of all of it, that has the greatest score.
+        """Return the draft with the greatest score over all lengths of match that are shorter than the context.
 
-        Of equal ones the longest counts.
+        Ties go to the longest match.
         """
         best, best_match = Drafted([], [], [], np.float32(0)), 0
         for bound, match, limit, node, at in sorted(self._matches(context, limits), key=lambda m: m[:2], reverse=True):
@@ -228,9 +228,9 @@ class SuffixTrie:
         return best
 
     def _matches(self, context: list[int], limits: Limits) -> Iterator[tuple[float, int, int, Node, int]]:
-        """Yield the lengths of the context's ends that occur and go on, where that is, and what to draft from there.
+        """Yield the matches: suffixes of the context that occur in the trie and are continued there, shortest first.
 
-        A bound of the score, the length, the limit of tokens, the node and the index in its text of what comes next.
+        Each has a bound of its score, its length, a limit of tokens, its node, and the next token's index in the text.
         """
         for match in range(1, len(context)):
             node, text, at, known = self.root, self.root.text, 0, 0
@@ -246,19 +246,19 @@ class SuffixTrie:
                     text, at, known = child.text, child.start(node.depth) + 1, child.known
                     node = child
             if at == known and not node.ordered:
-                return  # here the texts end, and so they do after longer matches
+                return  # the texts end here, and so they do after longer matches
             limit = max(min(limits.nodes, int(float(limits.factor * np.float32(match) + limits.offset) + 1e-6)), 0)
-            # the probabilities of one depth add up to 1, but for what is rounded
+            # the probabilities of one depth add up to 1, except for rounding
             yield min(limit, 1.0001 * (self.depth - match)), match, limit, node, at
 
 
 def _first(siblings: list[Node], count: int) -> int:
-    """The index of the first one that occurs so often or less."""
+    """Return the index of the first sibling that has this count or less."""
     return bisect_left(siblings, -count, key=lambda node: -node.count)
 
 
 def _chain(node: Node, at: int, left: int, limit: int, min_prob: np.float32) -> Drafted:
-    """Draft the most frequent child, of this its own, and so on: at most `limit` tokens, nor more than `left`."""
+    """Draft a chain of most frequent children: at most `limit` tokens, and at most `left`."""
     tokens, probs, prob, score = list[int](), list[np.float32](), ONE, np.float32(0)
     for _ in range(min(limit, left)):
         if at == node.known:
@@ -280,7 +280,7 @@ def _chain(node: Node, at: int, left: int, limit: int, min_prob: np.float32) -> 
 def _tree(node: Node, at: int, left: int, limit: int, min_prob: np.float32) -> Drafted:
     """Draft the most probable tokens.
 
-    The queue has strings to go on from. The last token of some is still due: it is drafted when their turn comes.
+    The queue has strings to continue. If `due`, a string's last token is not drafted before the string's turn comes.
     """
     tokens, parents, probs, score = list[int](), list[int](), list[np.float32](), np.float32(0)
     queue: list[tuple[Any, ...]] = []
@@ -311,7 +311,7 @@ def _tree(node: Node, at: int, left: int, limit: int, min_prob: np.float32) -> D
 
 
 def _push(queue: list[tuple[Any, ...]], item: tuple[Any, ...], hole: int = -1) -> None:
-    """Put an item at the end, or into this hole, and move it up while what is above has a smaller probability."""
+    """Put an item at the end, or into this hole, and move it up while its parent has a smaller probability."""
     if hole < 0:
         hole = len(queue)
         queue.append(item)

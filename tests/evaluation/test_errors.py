@@ -146,6 +146,7 @@ WRONG_WORDS = {
     "-m method=vanilla repeats=1,2": "repeats=1,2: takes one value",
     "hydra.sweep.dir=x": "hydra.sweep.dir=x: has no effect | results_dir",
     "hydra.job.chdir=true": "hydra.job.chdir=true: has no effect",
+    "experiment=budget hydra.sweeper.params.start=cold,hot": "params.start=cold,hot: takes one value | model=A,B",
     "--config-dir=nowhere method=hf": "--config-dir=nowhere: no such folder",
     f"--config-dir={ROOT / 'configs'} method=hf": "configs/ has a file of this name",
     "-m method=recycling method.k=2,4": "none of the 2 jobs can run: recycling: tree=2.2.2 needs method.k=8",

@@ -264,7 +264,7 @@ def test_what_peft_computes_for_a_call_is_refused(given):
     give.__module__ = "peft.tuners.lora.model"
     hook = partial(give, **given) if given else give
     handle = model.model.layers[0].self_attn.q_proj.register_forward_pre_hook(hook, with_kwargs=True)
-    with pytest.raises(UserError, match=f"this decoding has no {next(iter(given), 'arguments of peft')}"):
+    with pytest.raises(UserError, match=f"not supported: {next(iter(given), 'arguments of peft')}"):
         decoded(model, Generate())
     handle.remove()
     assert decoded(model, Generate()) == greedy(model, PROMPT, 20)

@@ -70,7 +70,7 @@ def test_what_is_not_done_or_would_not_be_seen_is_refused_by_name():
         *(({name: True, "return_dict_in_generate": True}, name) for name in OUTPUTS),
         ({"dola_layers": "low"}, "dola_layers"),
         ({"prompt_lookup_num_tokens": 3}, "prompt_lookup_num_tokens"),
-        ({"do_sample": True, "num_return_sequences": 2}, "this decoding has no num_return_sequences; leave"),
+        ({"do_sample": True, "num_return_sequences": 2}, "not supported: num_return_sequences; leave"),
         ({"position_ids": torch.arange(5)[None] + 3}, "position_ids"),
     ):
         with pytest.raises(UserError, match=says):

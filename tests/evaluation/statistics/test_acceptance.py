@@ -110,7 +110,7 @@ def test_what_tree_auto_chose_is_said_of_every_repeat_and_variant():
     for k, repeat, steps in ((4, 0, [5, 40, 0]), (4, 1, [0, 30, 25]), (8, 0, [90, 2, 0])):
         choice = {"drafter": {"sizes": [0, 8, 16], "plain_steps": 5, "steps_by_size": steps, "predicted_speedup": 1.5}}
         runs.append(made("recycling (auto)", [], repeat=repeat, method={"k": k, "tree": "auto"}, summary=choice))
-    said = "recycling (auto), k={} on file: steps: {} nodes; decoding speed over vanilla 1.50 x predicted"
+    said = "recycling (auto), k={} on file: steps: {} nodes; predicted decoding speed over vanilla: 1.50"
     first, second = "80 % of 8, 20 % of 0", "50 % of 8, 42 % of 16"
     assert auto_lines(pools(runs)) == [
         said.format("4, repeat 0", first),

@@ -162,7 +162,7 @@ def test_all_tables_are_written_and_read_again(tmp_path):
     write_tables(Experiment([*experiment.runs, *sampled], tmp_path), tmp_path / "tables")
     assert not (tmp_path / "tables/table1.csv").exists(), "which is of greedy runs"
     write_tables(experiment, tmp_path / "tables")
-    assert "this completes the sweep: again" in (tmp_path / "tables/main.md").read_text()
+    assert "to complete the sweep: again" in (tmp_path / "tables/main.md").read_text()
     depths = depths_table(experiment.pools)
     assert depths["joint_acceptance"].tolist() == [0.5, 0.5] and depths["conditional_acceptance"].tolist() == [0.5, 1.0]
     assert experiment.table["state_bytes"].tolist() == [6400, 6400]

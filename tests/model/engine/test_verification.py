@@ -48,7 +48,7 @@ def test_on_the_device_no_number_is_read():
         accepted_nodes(tree, torch.tensor([9, 4, 5, 6]), torch.tensor([4, 6, 1, 2]))
         assert reads.count == 0
         tree.paths[torch.tensor(1)]
-    assert reads.count == 1, "what an index of no dimension does"
+    assert reads.count == 1, "indexing with a 0-d tensor forces a device sync"
 
 
 @pytest.mark.parametrize("seed", range(8))
