@@ -229,7 +229,7 @@ class Served(Answerer):
             out = ServedAnswer(tokens, prefill_s=first, decode_s=later, ends_s=times)
             out.end(limit, max_new_tokens, self.loaded.eos)
             out.forwards, out.said = heard.steps or 0, None if heard.ids else heard.text
-            out.recorded |= {"decoding_steps": heard.steps, "engine_means": heard.own, "ids_remade": not heard.ids}
+            out.recorded |= {"decoding_steps": heard.steps, "engine_means": heard.means, "ids_remade": not heard.ids}
             out.recorded |= {"first_tokens": heard.first_tokens, "first_token_time": times[0]}
             outs.append(out)
         return list[Generation](outs)

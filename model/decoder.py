@@ -122,8 +122,11 @@ class Decoder:
 
     @property
     def settings(self) -> dict[str, str]:
-        left_out, most = not_applied(self.target.model.generation_config, self.tokenizer), self.method.max_nodes - 1
-        nodes = str(most) if self.method.sizing is None else f"auto, at most {most}"
+        left_out, max_draft = (
+            not_applied(self.target.model.generation_config, self.tokenizer),
+            self.method.max_nodes - 1,
+        )
+        nodes = str(max_draft) if self.method.sizing is None else f"auto, at most {max_draft}"
         speed = described(self.target, self.execution, self._load)
         chosen = {"method": type(self.method).__name__, "nodes": nodes, **speed}
         return chosen | ({"not applied of the model's generation_config": left_out} if left_out else {})

@@ -284,8 +284,8 @@ class Generate:
                 drafter.reset()
             if not batched:  # a batch opens a session for each row
                 session = drafter.session()
-        limit, most = min(target.context, self.context or target.context), config.max_length - input_ids.shape[1]
-        tokens = [max(min(most, limit - len(row)), 1) for row in prompts]
+        limit, max_new = min(target.context, self.context or target.context), config.max_length - input_ids.shape[1]
+        tokens = [max(min(max_new, limit - len(row)), 1) for row in prompts]
         given = [row_settings(count, config, logits_processor or (), execution) for count in tokens]
         given = [dict(settings, eos=eos, ends=asked(criteria, input_ids.device)) for settings in given]
         answers: list[list[int]] = [[] for _ in prompts]
@@ -300,7 +300,7 @@ class Generate:
                     answers[0] += step.tokens
                     for token in step.tokens if token_streamer is not None else ():
                         token_streamer.put(torch.tensor([token]))
-        if any(len(row) + len(new) == limit and len(new) < most for row, new in zip(prompts, answers, strict=True)):
+        if any(len(row) + len(new) == limit and len(new) < max_new for row, new in zip(prompts, answers, strict=True)):
             logger.warning_once(f"{target.name}: the answer ends at the {limit} tokens that its context has")
         ids = torch.cat((input_ids, padded(answers, config.pad_token_id, eos).to(input_ids.device)), 1)
         if token_streamer is not None:
@@ -406,8 +406,8 @@ def eos_ids(ids: Any) -> frozenset[int]:
     return frozenset(found)
 
 
-def target_of(model: Any, length: int, linear: str = "torch", most: int | None = None) -> Target:
-    """Return the model's target for texts of `length` tokens, at most `most` and the model's positions.
+def target_of(model: Any, length: int, linear: str = "torch", max_context: int | None = None) -> Target:
+    """Return the model's target for texts of `length` tokens, at most `max_context` and the model's positions.
 
     The target is kept with the model. It is made anew if the text is longer than its context, or the model has changed
     (`Target.changed`) or is a copy. Callers hold the model's turns. Raises UserError as `Target` and `choose_linear`.
@@ -415,7 +415,7 @@ def target_of(model: Any, length: int, linear: str = "torch", most: int | None =
     state: ModelState = vars(model).get(ATTRIBUTE, ModelState())
     if any(target.model is not model or target.changed for target in state.targets.values()):
         state = ModelState()
-    limit = min((limit for limit in (most, position_limit(model)) if limit is not None), default=None)
+    limit = min((limit for limit in (max_context, position_limit(model)) if limit is not None), default=None)
     length = length if limit is None else min(length, limit)
     if linear in state.targets and state.targets[linear].context >= length:
         return state.targets[linear]

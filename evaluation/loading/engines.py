@@ -32,7 +32,7 @@ class Heard:
     drafts: int = 0  # steps that had a draft
     forwards: int = 0  # forwards that gave tokens, if the engine counts them
     speculation: str | None = None
-    own: dict[str, tuple[float, float]] = field(default_factory=dict)  # the engine's own mean: a sum and its count
+    means: dict[str, tuple[float, float]] = field(default_factory=dict)  # the engine's own mean: a sum and its count
 
     @property
     def steps(self) -> int | None:
@@ -49,7 +49,7 @@ class Engine:
     takes_ids: bool = False
     also: dict[str, float] = field(default_factory=dict)  # request fields beyond OpenAI's interface
     counters: str = ""  # path of the whole server's counters, in Prometheus' text format
-    own: str = ""  # prefix of the engine's own counters, which may be switched off
+    prefix: str = ""  # of the engine's own counters, which may be switched off
     mean: str = ""  # its name for 1 + accepted draft tokens / steps with a draft
     path: str = "/v1/completions"
 
@@ -66,7 +66,7 @@ class Engine:
             heard.finish = choice.get("finish_reason") or heard.finish
             heard.stopped_by = choice.get("stop_reason", heard.stopped_by)
             if mean := choice.get("avg_decoded_tokens_per_iter"):  # TensorRT-LLM's
-                heard.own["avg_decoded_tokens_per_iter"] = (len(heard.ids), len(heard.ids) / mean)
+                heard.means["avg_decoded_tokens_per_iter"] = (len(heard.ids), len(heard.ids) / mean)
         if usage := event.get("usage"):
             heard.tokens, heard.prompt_tokens = usage["completion_tokens"], usage["prompt_tokens"]
         if said := (event.get("metrics") or {}).get("speculative_decoding"):  # vLLM's, if set to report it
@@ -75,19 +75,19 @@ class Engine:
     def count(self, moved: dict[str, float], heard: Heard) -> None:
         """Add the increase of the server's counters; `moved` is empty without counters or for concurrent requests."""
         accepted, drafts = (
-            moved.get(f"{self.own}spec_decode_num_{of}_total", 0) for of in ("accepted_tokens", "drafts")
+            moved.get(f"{self.prefix}spec_decode_num_{of}_total", 0) for of in ("accepted_tokens", "drafts")
         )
         heard.forwards = int(moved.get("vllm:iteration_tokens_total_count", 0))  # entries of a histogram
-        if any(name.startswith(self.own) for name in moved) and not heard.drafts:
+        if any(name.startswith(self.prefix) for name in moved) and not heard.drafts:
             heard.accepted, heard.drafts = int(accepted) if heard.accepted is None else heard.accepted, int(drafts)
         if heard.drafts:
-            heard.own[self.mean] = (heard.drafts + (heard.accepted or 0), heard.drafts)
+            heard.means[self.mean] = (heard.drafts + (heard.accepted or 0), heard.drafts)
 
     def describe(self, card: dict[str, Any], get: Callable[[str], Any]) -> dict[str, Any]:
         """Return version, speculation and context, from the server's model card and its other paths."""
         counters, version = (get(self.counters) or "") if self.counters else "", get("/version")
-        drafts = "speculative" if f"{self.own}spec_decode_" in counters else NO_SPECULATION
-        speculation = drafts if self.own and self.own in counters else None
+        drafts = "speculative" if f"{self.prefix}spec_decode_" in counters else NO_SPECULATION
+        speculation = drafts if self.prefix and self.prefix in counters else None
         said = {"version": version.get("version") if isinstance(version, dict) else None}
         return said | {"speculation": speculation, "context": card.get("max_model_len")}
 
@@ -108,7 +108,7 @@ class Sglang(Engine):
         heard.finish, heard.stopped_by = end.get("type", ""), end.get("matched")
         if (steps := said.get("spec_verify_ct")) is not None:
             heard.accepted = heard.tokens - 1 - steps  # SGLang's own count has had several names
-            heard.own |= {"spec_accept_length": (said.get("spec_accept_length", 0) * steps, steps)} if steps else {}
+            heard.means |= {"spec_accept_length": (said.get("spec_accept_length", 0) * steps, steps)} if steps else {}
 
     def describe(self, card: dict[str, Any], get: Callable[[str], Any]) -> dict[str, Any]:
         info = get("/server_info") or get("/get_server_info") or {}

@@ -35,15 +35,15 @@ class SharedCache:
     """A cache whose columns belong to several sequences.
 
     Args:
-        most: maximum number of columns.
+        max_columns: maximum number of columns.
 
     Attributes:
         owners: int32 (c,), the number of the sequence that a column belongs to, or FREE.
         positions: int64 (c,), of the column's token in its text.
     """
 
-    def __init__(self, target: Target, most: int) -> None:
-        self.most = most
+    def __init__(self, target: Target, max_columns: int) -> None:
+        self.max_columns = max_columns
         self.cache: TreeCache = target.caches.make(ROOM)
         self.owners, self.positions = np.full(ROOM, FREE, dtype=np.int32), np.zeros(ROOM, dtype=np.int64)
         self.owners[0] = WARM_UP
@@ -53,7 +53,7 @@ class SharedCache:
         """Return the first `count` free columns, int64; make room if there are fewer."""
         columns = np.flatnonzero(self.owners == FREE)
         if len(columns) < count:
-            self.cache.make_room(len(self.owners) + count - len(columns), self.most)
+            self.cache.make_room(len(self.owners) + count - len(columns), self.max_columns)
             more = self.cache.capacity - len(self.owners)
             self.owners = np.pad(self.owners, (0, more), constant_values=FREE)
             self.positions = np.pad(self.positions, (0, more))
@@ -141,9 +141,9 @@ class Batch:
 
     def __init__(self, target: Target, drafter: Drafter, size: int) -> None:
         self.target, self.drafter, self.members = target, drafter, list[Member]()
-        most = size * (target.context + drafter.max_nodes) + ROWS[-1]
-        self.cache = target.idle_batch or SharedCache(target, most)  # the last batch's, with its captured steps
-        self.cache.most, target.idle_batch = max(self.cache.most, most), None
+        max_columns = size * (target.context + drafter.max_nodes) + ROWS[-1]
+        self.cache = target.idle_batch or SharedCache(target, max_columns)  # the last batch's, with its captured steps
+        self.cache.max_columns, target.idle_batch = max(self.cache.max_columns, max_columns), None
         self._plain = DeviceDrafter(target.device).session()
         self._choices: dict[Sampling, Choice] = {}  # by settings (seed 0, no processors), to share noise
         self._clock = step_clock(target)
@@ -153,7 +153,7 @@ class Batch:
 
         If its session begins with a chain, the member has a first step. It leaves the batch if this ends the answer.
         """
-        check_batch(self.target, self.cache.most, request.execution)
+        check_batch(self.target, self.cache.max_columns, request.execution)
         choice = Choice(rule := replace(request.sampling, seed=0), self.target.device)
         if not rule.processors:
             choice = self._choices.setdefault(rule, choice)
@@ -291,21 +291,21 @@ def decode_batch(
 
 
 @torch.inference_mode()
-def check_batch(target: Target, most: int, execution: str = "eager") -> None:
+def check_batch(target: Target, max_columns: int, execution: str = "eager") -> None:
     """Refuse a model that cannot decode batches: by rules, then by a trial of two texts, whose columns are mixed.
 
     Args:
-        most: maximum columns of a cache; attention that counts columns differs in the trial.
+        max_columns: maximum columns of a cache; attention that counts columns differs in the trial.
     """
     if not target.has_fixed_shapes:
         why = "keeps recurrent states" if target.recurrent else "is spread over several devices"
         raise UserError(f"{target.name}: {why}; decode its prompts one by one, without a batch")
     half = min(TRIAL, target.context) // 2
-    if most <= target.batch_columns.get(execution, 0) or not half:
+    if max_columns <= target.batch_columns.get(execution, 0) or not half:
         return
     ids = torch.tensor([(3 + 7 * i) % min(97, target.vocab_size) for i in range(4 * half)]).view(2, -1)
-    shared, chain, plain = SharedCache(target, most), Tree.chain(half - 1), DeviceDrafter(target.device)
-    shared.cache.cursor.ahead = most + PAST_END
+    shared, chain, plain = SharedCache(target, max_columns), Tree.chain(half - 1), DeviceDrafter(target.device)
+    shared.cache.cursor.ahead = max_columns + PAST_END
     # Later tokens lie in columns before earlier ones, and no column after them is free.
     shared.owners[1 : 1 + 2 * half + -(4 * half + 1) % ALIGNED] = 2
     session = plain.session()
@@ -318,4 +318,4 @@ def check_batch(target: Target, most: int, execution: str = "eager") -> None:
         assert logits is not None
         rows = logits[: 2 * half].view(2, half, -1)
         check_error(target, rows, ids.flip(0).to(target.device), "a batch's rows")
-    target.batch_columns[execution] = most
+    target.batch_columns[execution] = max_columns

@@ -28,11 +28,11 @@ def test_llama_cpp_counted_one_draft_of_16_tokens_in_64_forwards():
     moved = {"llamacpp:spec_decode_num_drafts_total": 1.0, "llamacpp:spec_decode_num_accepted_tokens_total": 16.0}
     out = heard("llamacpp", recorded("llamacpp"), moved)
     assert (out.tokens, len(out.ids), out.steps, out.finish) == (80, 80, 64, "length")
-    assert out.own == {"mean_len": (17, 1)}, "1 + 16 accepted over the one step that had a draft: no MAT"
+    assert out.means == {"mean_len": (17, 1)}, "1 + 16 accepted over the one step that had a draft: no MAT"
     assert out.ids[:3] == [19556, 28, 33662] and out.text.startswith("Hello, hello") and out.prompt_tokens == 37
     assert out.speculation == "ngram-map-k"
     without = heard("llamacpp", recorded("llamacpp"))
-    assert without.steps == 64 and not without.own, "without --metrics it does not say in how many steps it drafted"
+    assert without.steps == 64 and not without.means, "without --metrics it does not say in how many steps it drafted"
 
 
 def test_llama_cpp_streams_no_id_inside_a_character():
@@ -47,7 +47,7 @@ def test_vllm_counts_drafts_by_answer_or_for_the_server():
     out = heard("vllm", events, {"vllm:spec_decode_num_drafts_total": 99.0})
     assert (out.tokens, len(out.ids), out.ids[-1], out.steps) == (17, 17, 2, 14) and out.finish == "stop"
     assert out.steps == sum(bool(event["choices"]) for event in events)
-    assert out.own == {"mean_acceptance_length": (8, 5)}, "1.6, as its own response says"
+    assert out.means == {"mean_acceptance_length": (8, 5)}, "1.6, as its own response says"
     for event in events:
         event.pop("metrics", None)
     moved = {"vllm:spec_decode_num_drafts_total": 5.0, "vllm:spec_decode_num_accepted_tokens_total": 3.0}
@@ -88,7 +88,7 @@ def test_sglang_sends_all_ids_or_new_ones_and_counts_verifications(incremental):
         events.append({"text": "", "output_ids": ids[begin if incremental else 0 : end], "meta_info": meta})
     out = heard("sglang", events)
     assert (out.ids, out.steps, out.finish) == (ids, 4, "stop")
-    total, count = out.own["spec_accept_length"]
+    total, count = out.means["spec_accept_length"]
     assert total / count == pytest.approx(7 / 3), "its own figure counts the first token and not its step: MAT is 7/4"
 
 
@@ -105,7 +105,7 @@ def test_tensorrt_gives_ids_and_its_server_counts():
     moved = {name: value - counted(before)[name] for name, value in counted(after).items()}
     out = heard("tensorrt", events, moved)
     assert (out.ids, out.steps) == ([5, 6, 7, 8, 9], 3)
-    total, count = out.own["avg_decoded_tokens_per_iter"]
+    total, count = out.means["avg_decoded_tokens_per_iter"]
     assert (total, count) == (5, pytest.approx(3))
     body = ENGINES["tensorrt"].body("m", [1, 2], 9)
     assert body["detokenize"] is False and "return_token_ids" not in body, "it refuses fields that it does not know"
