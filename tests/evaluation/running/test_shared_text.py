@@ -81,6 +81,22 @@ def test_nothing_is_asked_twice_but_what_stands_above_something_new(llama):
     assert len(forwards) < 0.6 * sum(step.nodes for out in alone for step in out.steps)
 
 
+def test_drafts_of_methods_that_read_nothing_of_rejected_nodes_are_not_forwarded(llama):
+    """But for drafts beyond the answer's end, whose acceptance the answer does not tell."""
+    target, prompt = Target(llama), [5, 6, 7, 8, 9, 10] * 3
+    recycling = TokenRecycling(V, build_template("best", nodes=12))
+    forwards = forwarded(target)
+    generate_together(target, [recycling], prompt, max_new_tokens=60)
+    alone = [*forwards]
+    forwards.clear()
+    recycling.reset()
+    followers = [make(name, target, {}) for name in ("pld", "suffix", "suffix_decoding", "logitspec", "ngram_cache")]
+    outs = generate_together(target, [*followers, recycling], prompt, max_new_tokens=60)
+    assert forwards[: len(alone)] == alone
+    assert all(len(path) == 1 and past >= len(prompt) - 1 + 60 for past, path in forwards[len(alone) :])
+    assert sum(step.nodes for out in outs[:-1] for step in out.steps) > 5 * 60, "they drafted"
+
+
 @pytest.mark.parametrize("sizes", [(4, 12), (0, 40)])
 def test_what_nobody_can_reach_any_more_is_freed(llama, monkeypatch, sizes):
     """Also where one takes many times the steps of another, which must not run ahead."""
