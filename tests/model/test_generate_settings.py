@@ -83,7 +83,7 @@ def test_a_cache_is_refused_by_its_name_once_it_holds_a_text(name):
     config, cache = GenerationConfig(max_length=20), DynamicCache(config=model.config)
     generate_settings.refuse(model, IDS, config, {name: cache})  # `generate` prepares an empty one
     cache.update(torch.zeros(1, 2, 3, 16), torch.zeros(1, 2, 3, 16), 0)
-    with pytest.raises(UserError, match=f"no {name}; leave it out"):
+    with pytest.raises(UserError, match=f"not supported: {name}; leave it out"):
         generate_settings.refuse(model, IDS, config, {name: cache})
 
 

@@ -292,5 +292,5 @@ def test_models_that_see_pictures_are_driven_with_text(family):
     decoder.eos = frozenset()
     assert [*PROMPT, *decoder.generate(PROMPT, max_new_tokens=30).ids] == own[0].tolist()
     for picture in ({"pixel_values": ids}, {"mm_encoder_outputs": {"image": ids}}):
-        with pytest.raises(UserError, match=f"has no {next(iter(picture))}"):
+        with pytest.raises(UserError, match=f"not supported: {next(iter(picture))}"):
             refuse(model, ids, model.generation_config, picture)

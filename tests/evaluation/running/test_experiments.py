@@ -37,7 +37,7 @@ def test_every_experiment_composes_for_vicuna_and_states_its_command(name):
         "smollm2": "spec_bench",
         "curves": "vicuna-7b-spec_bench",
     }  # in their names
-    suffixes |= dict.fromkeys(("batch", "dynamic_tree", "headline", "rivals", "speed"), suffixes["curves"])
+    suffixes |= dict.fromkeys(("batch", "dynamic_tree", "headline", "rivals", "speed", "whole"), suffixes["curves"])
     folder = f"{name}-{suffixes[name]}" if name in suffixes else name
     assert (cfg.name, cfg.repeats, cfg.model.name, cfg.model.path) == (folder, 3, "vicuna-7b", "here")
     assert cfg.model.weights is None, "which only a GGUF file takes"
