@@ -109,6 +109,7 @@ def test_a_last_line_says_how_fast_it_was_and_whether_drafting_paid(decoder, mon
     answers = [Answer("a", [1] * 9, [4, 5], "eos", 0.0), Answer("b", [2] * 3, [1, 1, 1], "eos", 1.5)]
     monkeypatch.setattr(decoder, "answers", lambda *_, **__: iter(answers))
     monkeypatch.setattr(decoder.method, "describe", lambda: {"predicted_speedup": 1.254})
+    monkeypatch.setattr("model.cli.choose_threads", lambda *_: "")  # which reads the clock if OMP_NUM_THREADS is unset
     arguments = ["generate", EMBEDDED, "--file", "-", "--raw"]
     for more, says in (
         (["--quiet"], ""),
