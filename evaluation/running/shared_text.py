@@ -79,7 +79,6 @@ class SharedText:
         self.tip = Context(len(prompt) - 2, choice=prompt[-1], committed=True)
         self.start = replace(self.tip, children={})
         self._end = None if all(need.rejected for need in needs) else self.start  # end of `start`'s text
-        self._rejected = Context(-1, choice=-1)  # replaces every rejected node in `follow`
 
     def forward(self, drafts: Sequence[tuple[Context, Draft]]) -> list[list[Context]]:
         """Return the context of every node of these drafts, below the contexts of their roots; forward the new ones."""
@@ -113,14 +112,22 @@ class SharedText:
 
     def follow(self, root: Context, draft: Draft) -> list[Context]:
         """Return the context of every accepted node of a draft; forward the text as far as they reach."""
-        nodes: list[Context] = []
-        for token, parent in zip(draft.tokens.tolist(), draft.tree.parent_of, strict=True):
-            accepted = not nodes or nodes[parent].choice == token
-            nodes.append((nodes[parent].child(token) if nodes else root) if accepted else self._rejected)
-            if accepted and nodes[-1].choice is None:
-                self._forward(rows := {nodes[-1]: 0}, [self.tip], [token])
-                self._commit(rows)
+        nodes, tokens = [root], draft.tokens.tolist()
+        self._extend(root, tokens[0])
+        rejected = replace(root, choice=-1)  # its logits and hidden states are not read
+        for token, parent in zip(tokens[1:], draft.tree.parent_of[1:], strict=True):
+            accepted = nodes[parent].choice == token
+            nodes.append(nodes[parent].child(token) if accepted else rejected)
+            if accepted:
+                self._extend(nodes[-1], token)
         return nodes
+
+    def _extend(self, context: Context, token: int) -> None:
+        """Forward and commit the text's next context, which ends in this token, unless that is done."""
+        if context.choice is None:
+            rows = {context: 0}
+            self._forward(rows, [self.tip], [token])
+            self._commit(rows)
 
     def _forward(self, rows: dict[Context, int], parents: list[Context], tokens: list[int]) -> None:
         target, past = self.target, self.cache.length
@@ -142,10 +149,6 @@ class SharedText:
                 context.choice = choice  # clones below: a view would keep the whole forward's output alive
                 context.logits = row_logits.clone() if self.keeps_logits else None
                 context.hidden = None if hidden is None else hidden[rows[context]].clone()
-        if self._rejected.logits is None and self.keeps_logits:
-            self._rejected.logits = torch.zeros_like(logits[0])
-        if self._rejected.hidden is None and hidden is not None:
-            self._rejected.hidden = torch.zeros_like(hidden[0])
 
     def _commit(self, rows: dict[Context, int]) -> None:
         """Commit the states of contexts that are part of the text now."""

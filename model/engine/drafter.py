@@ -34,7 +34,7 @@ class Needs:
     tree: bool = False  # verify the whole draft tree; False: verifying one chain of it suffices
     # Which hidden states (see `target.LAST`): `Verification.hidden`, `set_hidden`, `observe_prompt_hidden`
     hidden: tuple[int, ...] = ()
-    accepted_only: bool = False  # True: logits and hidden states of rejected nodes are not read, so may be 0
+    accepted_only: bool = False  # True: logits and hidden states of rejected nodes are not read, so may be wrong
 
     @property
     def rejected(self) -> bool:
