@@ -13,6 +13,7 @@ WORDS, separated by spaces:
 - a method; a column of tables/main.csv (by default MAT), or a setting, to print
 - setting=value; category=qa; interval=no
 - repeated=10-30: only answers with 10 to 30 % of repeated 3-grams
+- tokens=0-256: only steps that begin in the answer's first 256 tokens; loops=no: only before an answer repeats itself
 - in=E: another experiment
 - over WORDS: the ratio of MATs, or of tokens_per_second, to another configuration's; it shares settings not named again
 
@@ -105,6 +106,7 @@ class Shipped:
         wanted, over = map(self.parsed, f" {words} ".partition(" over ")[::2])
         column, category = wanted.pop("column", "mat"), wanted.pop("category", metrics.OVERALL)
         interval, repeated = wanted.pop("interval", "yes") == "yes", wanted.pop("repeated", None)
+        tokens_between, loops = wanted.pop("tokens", None), wanted.pop("loops", "yes") == "yes"
         if (pool := self.find(wanted)) is None:
             return None
         cells = pool.cells.of(category)
@@ -121,11 +123,16 @@ class Shipped:
             else:
                 ratio = pools.mat_ratio(cells, base.cells.of(category))
                 row = dict(zip(("mat", "mat_low", "mat_high"), ratio, strict=True))
-        elif repeated:
-            low, high = (int(end) / 100 for end in repeated.split("-"))
+        elif repeated or tokens_between:
             answers = pool.answers_to_compare(0)
-            cells = cells.take(np.array([low <= metrics.repetition(answers[key]) < high for key in cells.questions]))
+            if repeated:
+                low, high = (int(end) / 100 for end in repeated.split("-"))
+                cells = cells.take(np.array([low <= metrics.repetition(answers[k]) < high for k in cells.questions]))
             tokens, steps = cells.mean_counts()
+            if tokens_between:
+                begin, end = map(int, tokens_between.split("-"))
+                counts = [metrics.counts_between(answers[key], begin, end, loops) for key in cells.questions]
+                tokens, steps = np.array(counts, dtype=np.float64).T
             row = {"mat": tokens.sum() / steps.sum(), "questions": len(tokens), "new_tokens": f"{tokens.sum():,.0f}"}
             row["mat_low"], row["mat_high"] = intervals.quotient_interval(tokens, steps)
         else:

@@ -75,6 +75,34 @@ def repetition(row: Row) -> float:
     return mean(share for share in turns if share is not None)
 
 
+def counts_between(row: Row, begin: int, end: int, loops: bool = True) -> tuple[int, int]:
+    """Return the tokens and steps of a question's steps that begin between two positions of their answer.
+
+    Args:
+        begin, end: positions; a step that begins at `end` is not counted.
+        loops: False: an answer counts up to `loop_start` only.
+    """
+    tokens, steps = 0, 0
+    for choice in row["choices"]:
+        for lengths, ids in zip(lengths_by_turn(choice), choice["output_ids"], strict=True):
+            last = end if loops else min(end, loop_start(ids))
+            starts = itertools.accumulate(lengths, initial=0)
+            counted = [length for start, length in zip(starts, lengths, strict=False) if begin <= start < last]
+            tokens, steps = tokens + sum(counted), steps + len(counted)
+    return tokens, steps
+
+
+def loop_start(ids: Sequence[int], length: int = 64) -> int:
+    """Return the first position whose next `length` tokens occur earlier in the answer; the answer's length if none."""
+    seen: set[tuple[int, ...]] = set()
+    for position in range(len(ids) - length + 1):
+        run = tuple(ids[position : position + length])
+        if run in seen:
+            return position
+        seen.add(run)
+    return len(ids)
+
+
 def per_turn(rows: Sequence[Row], key: str) -> list[float]:
     """Return a key that holds one number a turn, over all turns that decoded; empty if any row lacks it."""
     values: list[float] = []

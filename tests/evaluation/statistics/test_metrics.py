@@ -7,7 +7,7 @@ import pytest
 from evaluation.records.questions import MT_BENCH, subtask
 from evaluation.records.rows import between, check_rows, repeated_ngrams
 from evaluation.records.runs import read_foreign, read_runs
-from evaluation.statistics.metrics import by_subtask, lengths_by_turn, measure
+from evaluation.statistics.metrics import by_subtask, counts_between, lengths_by_turn, loop_start, measure
 from evaluation.statistics.tables import column
 from model.errors import UserError
 from tests.evaluation.made_runs import answer, made, write
@@ -124,6 +124,15 @@ def test_repeated_ngrams_by_hand():
     # copied from the prompt: bca and cab stood there, abc at its edge did not and repeats itself once
     assert repeated_ngrams([2, 3, 1, 2], [1, 2, 3, 1, 2, 3]) == pytest.approx(3 / 4)
     assert repeated_ngrams([9, 1, 2], [3, 1, 2]) == 0.0, "a run across the edge is not the answer's"
+
+
+def test_steps_by_position_and_before_a_loop_by_hand():
+    assert [loop_start([1, 2, 3, 1, 2, 3, 1, 2], length) for length in (3, 5, 6)] == [3, 3, 8]
+    ids = [*range(70)] * 2
+    row = answer(1, "qa", [([4] * 35, 1.0), ([1, 2, 1], 1.0)], output_ids=[ids, [7, 7, 7, 7]])
+    assert counts_between(row, 0, 1000) == (144, 38)
+    assert counts_between(row, 1, 8) == (4 + 3, 1 + 2), "steps that begin at 4; and at 1 and 3"
+    assert counts_between(row, 0, 1000, loops=False) == (18 * 4 + 4, 18 + 3), "the last one begins at 68, before 70"
 
 
 def test_a_deviation_and_a_setting_without_a_row_are_columns():
