@@ -13,7 +13,7 @@ WORDS, separated by spaces:
 - a method; a column of tables/main.csv (by default MAT), or a setting, to print
 - setting=value; category=qa; interval=no
 - repeated=10-30: only answers with 10 to 30 % of repeated 3-grams
-- tokens=0-256: only steps that begin in the answer's first 256 tokens; loops=no: only before an answer repeats itself
+- tokens=0-256: only steps that begin in the first 256 tokens; loops=no: only those before 64 tokens occur again
 - in=E: another experiment
 - over WORDS: the ratio of MATs, or of tokens_per_second, to another configuration's; it shares settings not named again
 
@@ -27,6 +27,7 @@ import itertools
 import json
 import re
 import shlex
+import sys
 import textwrap
 from collections.abc import Iterator
 from functools import cache, cached_property, partial
@@ -123,16 +124,14 @@ class Shipped:
             else:
                 ratio = pools.mat_ratio(cells, base.cells.of(category))
                 row = dict(zip(("mat", "mat_low", "mat_high"), ratio, strict=True))
-        elif repeated or tokens_between:
+        elif repeated or tokens_between or not loops:
             answers = pool.answers_to_compare(0)
             if repeated:
                 low, high = (int(end) / 100 for end in repeated.split("-"))
                 cells = cells.take(np.array([low <= metrics.repetition(answers[k]) < high for k in cells.questions]))
-            tokens, steps = cells.mean_counts()
-            if tokens_between:
-                begin, end = map(int, tokens_between.split("-"))
-                counts = [metrics.counts_between(answers[key], begin, end, loops) for key in cells.questions]
-                tokens, steps = np.array(counts, dtype=np.float64).T
+            begin, end = map(int, (tokens_between or f"0-{sys.maxsize}").split("-"))
+            counts = [metrics.counts_between(answers[key], begin, end, loops) for key in cells.questions]
+            tokens, steps = np.array(counts, dtype=np.float64).T
             row = {"mat": tokens.sum() / steps.sum(), "questions": len(tokens), "new_tokens": f"{tokens.sum():,.0f}"}
             row["mat_low"], row["mat_high"] = intervals.quotient_interval(tokens, steps)
         else:

@@ -84,8 +84,9 @@ def counts_between(row: Row, begin: int, end: int, loops: bool = True) -> tuple[
     """
     tokens, steps = 0, 0
     for choice in row["choices"]:
-        for lengths, ids in zip(lengths_by_turn(choice), choice["output_ids"], strict=True):
-            last = end if loops else min(end, loop_start(ids))
+        turns = lengths_by_turn(choice)
+        lasts = [end] * len(turns) if loops else [min(end, loop_start(ids)) for ids in choice["output_ids"]]
+        for lengths, last in zip(turns, lasts, strict=True):
             starts = itertools.accumulate(lengths, initial=0)
             counted = [length for start, length in zip(starts, lengths, strict=False) if begin <= start < last]
             tokens, steps = tokens + sum(counted), steps + len(counted)

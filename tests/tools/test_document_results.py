@@ -106,7 +106,10 @@ def experiment(monkeypatch):
 
     def run(name, nodes, steps, start="hot"):
         kinds = (("qa", steps[0], 0.0), ("rag", steps[1], 0.5)) * 8
-        answers = [asked(i, c, [([n] * 2, 1.0)], repeated_3grams=[share]) for i, (c, n, share) in enumerate(kinds)]
+        answers = [
+            asked(i, c, [([n] * 2, 1.0)], repeated_3grams=[share], output_ids=[[7] * 2 * n])
+            for i, (c, n, share) in enumerate(kinds)
+        ]
         key = "tree_nodes" if name == "recycling" else "nodes"
         more = {"started": f"2026-{nodes}", "command": ["python", "-m", "evaluation.run", *command, "results_dir=x"]}
         method = {key: nodes, "depth": 3}
@@ -148,13 +151,16 @@ def test_what_was_not_measured_is_a_gap_only_where_gaps_are_meant_and_commas_mak
         block(spec)
 
 
-def test_cells_and_without_columns_what_was_measured(experiment):
+def test_cells_and_without_columns_what_was_measured(experiment, monkeypatch):
     assert "16 questions of file (16 turns, 48 tokens); 1 repeat; toy (float32) on a machine;" in block("")
     assert experiment.cell("spine nodes=8 category=qa") == "2.00", "all the same: no interval"
     assert experiment.cell("spine nodes=8 category=qa over recycling start=hot") == "2.00"
     assert [experiment.cell(f"spine nodes=8 repeated={r} interval=no") for r in ("0-10", "40-60")] == ["2.00", "4.00"]
     assert experiment.cell("spine nodes=8 tokens_per_second over recycling start=hot") == "2.00", "6 tokens/s over 3"
     assert experiment.cell("spine nodes=8 repeated=0-60 new_tokens") == "96"
+    assert experiment.cell("spine nodes=8 tokens=1-3 new_tokens") == "16", "the second step of qa; rag's begins at 4"
+    monkeypatch.setattr(document_results.metrics, "loop_start", lambda ids: 1)
+    assert experiment.cell("spine nodes=8 loops=no new_tokens") == "48", "first steps"
     assert experiment.cell("spine") == experiment.cell("spine nodes=24"), "as configs/method/spine.yaml"
     for words in ("recycling", "spine width=8", "spine nodes=8 over recycling fast=1"):  # of several, of none
         with pytest.raises(UserError, match="e: .* fits"):
