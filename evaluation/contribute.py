@@ -26,8 +26,8 @@ from .statistics.rendering import markdown
 OF_MARK = ("model", "bench", "method", "not_available")  # fields kept of a job that could not run
 HEADING = """# Results that ship
 
-Records of the experiments that the documents quote, a folder each. Everything else below `results/` is yours and not in
-git. Nothing of this needs a model or a network:
+Records that ship, a folder for each experiment; `eval.sh` compares yours with them. All else below `results/` is yours
+and not in git. Nothing of this needs a model or a network:
 
 ```bash
 python -m evaluation.report results/reference/quickstart                                 # tables, figures and page

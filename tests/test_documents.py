@@ -76,7 +76,8 @@ def test_a_table_of_measured_figures_says_what_made_it():
 
 def commands() -> list[str]:
     """Every command of the shell blocks once, without its comment."""
-    lines = [line for page in (README, *PAGES) for block in blocks(page, "bash") for line in block.replace("\\\n", "").splitlines()]
+    shell = (block.replace("\\\n", "") for page in (README, *PAGES) for block in blocks(page, "bash"))
+    lines = [line for block in shell for line in block.splitlines()]
     parts = [part.strip() for line in lines for part in re.split(r"(?:^|\s+)#(?: |$)", line)[0].split(" && ")]
     return list(dict.fromkeys(filter(None, parts)))
 

@@ -14,6 +14,7 @@ WORDS, separated by spaces:
 - setting=value; category=qa; interval=no
 - repeated=10-30: only answers with 10 to 30 % of repeated 3-grams
 - tokens=0-256: only steps that begin in the first 256 tokens; loops=no: only those before 64 tokens occur again
+- half=held_out: only this half of the questions (bench.split), of a record of the whole bench
 - in=E: another experiment
 - over WORDS: the ratio of MATs, or of tokens_per_second, to another configuration's; it shares settings not named again
 
@@ -29,6 +30,7 @@ import re
 import shlex
 import sys
 import textwrap
+from collections import Counter
 from collections.abc import Iterator
 from functools import cache, cached_property, partial
 from pathlib import Path
@@ -42,6 +44,8 @@ from matplotlib.ticker import FixedLocator
 from evaluation import figures
 from evaluation.errors import user_errors
 from evaluation.figures import style
+from evaluation.loading.bench import WORDS
+from evaluation.records.questions import subtask
 from evaluation.records.rows import new_tokens
 from evaluation.report import REFERENCE
 from evaluation.statistics import intervals, metrics, notes, pools, published, rendering, tables
@@ -108,9 +112,10 @@ class Shipped:
         column, category = wanted.pop("column", "mat"), wanted.pop("category", metrics.OVERALL)
         interval, repeated = wanted.pop("interval", "yes") == "yes", wanted.pop("repeated", None)
         tokens_between, loops = wanted.pop("tokens", None), wanted.pop("loops", "yes") == "yes"
+        half = wanted.pop("half", None)
         if (pool := self.find(wanted)) is None:
             return None
-        cells = pool.cells.of(category)
+        cells = halved(pool, half).of(category)
         if column in self.setting_names:
             return settings(pool)[column]
         if over:
@@ -122,9 +127,9 @@ class Shipped:
             if column == "tokens_per_second":
                 column, row = "speedup_vanilla", tables.speedups("vanilla", cells, base)
             else:
-                ratio = pools.mat_ratio(cells, base.cells.of(category))
+                ratio = pools.mat_ratio(cells, halved(base, half).of(category))
                 row = dict(zip(("mat", "mat_low", "mat_high"), ratio, strict=True))
-        elif repeated or tokens_between or not loops:
+        elif repeated or tokens_between or half or not loops:
             answers = pool.answers_to_compare(0)
             if repeated:
                 low, high = (int(end) / 100 for end in repeated.split("-"))
@@ -139,6 +144,17 @@ class Shipped:
             table = self.experiment.table
             (row,) = table[(table[list(named)] == list(named.values())).all(axis=1)].to_dict("records")
         return rendering.cell(row, column, with_interval=interval).printed
+
+
+def halved(pool: pools.Pool, half: str | None) -> pools.Cells:
+    """Return the cells of the questions that bench.split=`half` chooses from all questions; None: of every question."""
+    if half is None:
+        return pool.cells
+    numbers, found = dict[str, int](), Counter[str]()
+    for key, row in sorted(pool.answers_to_compare(0).items(), key=lambda item: item[1]["question_id"]):
+        name = subtask(row["category"])
+        numbers[key], found[name] = found[name], found[name] + 1
+    return pool.cells.take(np.array([WORDS["split"][numbers[key] % 2] == half for key in pool.cells.questions]))
 
 
 def conditions(experiment: Experiment) -> str:

@@ -159,6 +159,9 @@ def test_cells_and_without_columns_what_was_measured(experiment, monkeypatch):
     assert experiment.cell("spine nodes=8 tokens_per_second over recycling start=hot") == "2.00", "6 tokens/s over 3"
     assert experiment.cell("spine nodes=8 repeated=0-60 new_tokens") == "96"
     assert experiment.cell("spine nodes=8 tokens=1-3 new_tokens") == "16", "the second step of qa; rag's begins at 4"
+    dev = document_results.halved(experiment.find({"method": "spine", "nodes": "8"}), "dev").questions
+    assert sorted(int(key.partition(":")[0]) for key in dev) == [0, 1, 4, 5, 8, 9, 12, 13], "every other of qa, of rag"
+    assert experiment.cell("spine nodes=8 half=dev new_tokens") == "48"
     monkeypatch.setattr(document_results.metrics, "loop_start", lambda ids: 1)
     assert experiment.cell("spine nodes=8 loops=no new_tokens") == "48", "first steps"
     assert experiment.cell("spine") == experiment.cell("spine nodes=24"), "as configs/method/spine.yaml"
