@@ -6,8 +6,8 @@ Two experiments: token ids must be equal in every turn, as neither the machine n
 if the 95 % interval of their ratio includes 1, on the questions that both answered from the same state. If state is
 kept between prompts, these are the questions before which both were asked the same ones. If the states were saved from
 other questions, there are none. Accepted lengths decide nothing without an interval (fewer than FEWEST questions), or
-if step times decide the draft size. Of runs with different limits of new tokens, only the text is compared, up to the
-smaller limit.
+if step times decide the draft size, or if the settings differ. Of runs with different limits of new tokens, only the
+text is compared, up to the smaller limit.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ GAPS = "audit_gaps.json"
 Gaps = dict[tuple[str, ...], float]
 EQUAL, SIZES, WITHIN = "equal", "text equal, sizes differ", "text equal, lengths differ within the interval"
 OPEN, APART, TEXT = "text equal, lengths not decided", "text equal, LENGTHS DIFFER", "ANOTHER TEXT"
-CUT = "text equal up to the smaller limit"
+CUT, UNLIKE = "text equal up to the smaller limit", "text equal, other settings"
 WRONG = (APART, TEXT)
 HOW = ("execution", "timed", "phases")  # facets that change neither text nor accepted lengths
 
@@ -219,7 +219,7 @@ def compare(here: Sequence[Pool], there: Sequence[Pool]) -> tuple[list[Compariso
             twins = sum(keys[id(other)][i] == key for other in pools_here)
             if peers and (i < 2 or len(peers) == twins == 1):  # by the label alone only where it is unique
                 other = max(peers, key=lambda peer: len(_common(pool, peer)))
-                comparisons.append(_compare(pool, other))
+                comparisons.append(_compare(pool, other, same_settings=i < 2))
                 pools_here.remove(pool)
                 pools_there.remove(other)
     alone = [f"only here: {pool.name}" for pool in pools_here] + [f"only there: {pool.name}" for pool in pools_there]
@@ -242,7 +242,7 @@ def _common(here: Pool, there: Pool) -> set[str]:
     return set(here.cells.questions) & set(there.cells.questions)
 
 
-def _compare(here: Pool, there: Pool) -> Comparison:
+def _compare(here: Pool, there: Pool, same_settings: bool) -> Comparison:
     """Compare two configurations with questions in common, each repeat with the same one if it is there."""
     common, first = _common(here, there), dict[str, str]()
     limits = {pool.group["max_new_tokens"] for pool in (here, there)}
@@ -268,6 +268,8 @@ def _compare(here: Pool, there: Pool) -> Comparison:
         verdict = TEXT if text else EQUAL if most is None else CUT
     elif any(method.get("tree") == LEARNT for method in methods):
         verdict = SIZES
+    elif not same_settings:
+        verdict = UNLIKE
     elif not lengths & decided or (ratio != 1.0 and math.isnan(low)):
         verdict = OPEN
     else:
