@@ -34,7 +34,6 @@ def test_every_experiment_composes_for_vicuna_and_states_its_command(name):
         smoke = compose("config", overrides=[f"experiment={name}", "preset=smoke"], return_hydra_config=True)
     suffixes = {
         "paper": "vicuna-7b-sample",
-        "smollm2": "spec_bench",
         "curves": "vicuna-7b-spec_bench",
     }  # in their names
     suffixes |= dict.fromkeys(("batch", "dynamic_tree", "headline", "rivals", "speed", "whole"), suffixes["curves"])
