@@ -88,7 +88,7 @@ class Shipped:
         If the experiment's file has further methods today, the recorded methods are named. CHANGED settings are added.
         """
         command = min(self.experiment.runs, key=lambda run: str(run.metadata["started"])).metadata["command"]
-        words = [word for word in command[3:] if not word.startswith(("name=", "results_dir="))]
+        words = [word for word in command[3:] if not word.startswith(("name=", "results_dir=", "-m", "--multirun"))]
         experiment = yaml.safe_load((ROOT / f"configs/{words[0].replace('=', '/')}.yaml").read_text())
         grid = {*experiment["hydra"]["sweeper"]["params"]["method"].split(",")}
         if grid > self.methods and not any(word.startswith("method=") for word in words):
