@@ -66,14 +66,15 @@ def versions(*more: str) -> dict[str, str]:
 
 
 def git_state() -> dict[str, Any]:
-    """Return the commit and whether files differ from it; empty outside a checkout."""
+    """Return the commit and whether files other than records differ from it; empty outside a checkout."""
 
     def git(*words: str) -> str:
         done = subprocess.run(["git", *words], cwd=ROOT, capture_output=True, text=True, timeout=10, check=True)
         return done.stdout.strip()
 
     try:
-        return {"commit": git("rev-parse", "HEAD"), "modified": bool(git("status", "--porcelain"))}
+        changed = git("status", "--porcelain", "--", ".", ":!results")  # measure_again replaces records as it goes
+        return {"commit": git("rev-parse", "HEAD"), "modified": bool(changed)}
     except (OSError, subprocess.SubprocessError):
         return {}
 
