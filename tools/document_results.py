@@ -30,7 +30,6 @@ import re
 import shlex
 import sys
 import textwrap
-from collections import Counter
 from collections.abc import Iterator
 from functools import cache, cached_property, partial
 from pathlib import Path
@@ -44,8 +43,7 @@ from matplotlib.ticker import FixedLocator
 from evaluation import figures
 from evaluation.errors import user_errors
 from evaluation.figures import style
-from evaluation.loading.bench import WORDS
-from evaluation.records.questions import subtask
+from evaluation.loading.bench import WORDS, numbers
 from evaluation.records.rows import new_tokens
 from evaluation.report import REFERENCE
 from evaluation.statistics import intervals, metrics, notes, pools, published, rendering, tables
@@ -150,11 +148,9 @@ def halved(pool: pools.Pool, half: str | None) -> pools.Cells:
     """Return the cells of the questions that bench.split=`half` chooses from all questions; None: of every question."""
     if half is None:
         return pool.cells
-    numbers, found = dict[str, int](), Counter[str]()
-    for key, row in sorted(pool.answers_to_compare(0).items(), key=lambda item: item[1]["question_id"]):
-        name = subtask(row["category"])
-        numbers[key], found[name] = found[name], found[name] + 1
-    return pool.cells.take(np.array([WORDS["split"][numbers[key] % 2] == half for key in pool.cells.questions]))
+    rows = dict(sorted(pool.answers_to_compare(0).items(), key=lambda item: item[1]["question_id"]))  # as in the file
+    number = dict(zip(rows, numbers(row["category"] for row in rows.values()), strict=True))
+    return pool.cells.take(np.array([WORDS["split"][number[key] % 2] == half for key in pool.cells.questions]))
 
 
 def conditions(experiment: Experiment) -> str:

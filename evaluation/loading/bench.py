@@ -12,7 +12,7 @@ import random
 import sys
 import urllib.request
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import count, zip_longest
 from pathlib import Path
@@ -99,7 +99,8 @@ def load_bench(
     subtasks = {subtask(question.category) for question in questions}
     if unknown := [name for name in categories or () if name not in subtasks]:
         raise UserError(f"bench.categories={unknown[0]}: not in {file}, which has {', '.join(sorted(subtasks))}")
-    numbered = list(zip(questions, _numbers(questions), strict=True))[begin:end]  # a slice keeps the file's halves
+    of_file = numbers(question.category for question in questions)  # so that a slice keeps the file's halves
+    numbered = list(zip(questions, of_file, strict=True))[begin:end]
     part = [question for question, number in numbered if split is None or WORDS["split"][number % 2] == split]
     kept = set[Question]()
     for row in subtasks if categories is None else categories:
@@ -113,10 +114,10 @@ def load_bench(
     return Bench(name, ordered(chosen, order), digest, order)
 
 
-def _numbers(questions: Sequence[Question]) -> list[int]:
-    """Number the questions of each subtask from 0."""
-    numbers: defaultdict[str, Iterator[int]] = defaultdict(count)
-    return [next(numbers[subtask(question.category)]) for question in questions]
+def numbers(categories: Iterable[str]) -> list[int]:
+    """Number the questions of each subtask from 0, from the category of each question."""
+    next_numbers: defaultdict[str, Iterator[int]] = defaultdict(count)
+    return [next(next_numbers[subtask(category)]) for category in categories]
 
 
 def ordered(questions: Sequence[Question], order: str) -> tuple[Question, ...]:
@@ -125,7 +126,7 @@ def ordered(questions: Sequence[Question], order: str) -> tuple[Question, ...]:
     if order == FILE_ORDER:
         return tuple(questions)
     if order == INTERLEAVED:
-        pairs = zip(_numbers(questions), questions, strict=True)
+        pairs = zip(numbers(q.category for q in questions), questions, strict=True)
         return tuple(question for _, question in sorted(pairs, key=lambda pair: pair[0]))
     if kind == SHUFFLED and (seed.isdigit() or order == SHUFFLED):
         shuffled = list(questions)
