@@ -10,6 +10,7 @@ import hashlib
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from multiprocessing.pool import ThreadPool
 from pathlib import Path
 from typing import Any, ClassVar
@@ -17,7 +18,7 @@ from typing import Any, ClassVar
 import torch
 from transformers import GenerationConfig
 
-from model.engine import Drafter, Generation, StepRecord, generate
+from model.engine import Drafter, Generation, StepRecord, Target, generate
 from model.engine.batch import decode_batch
 from model.engine.devices import without_cudnn
 from model.engine.linear import stock_linears
@@ -27,6 +28,7 @@ from model.engine.sizing import finds_size
 from model.engine.step import Mark, unmarked
 from model.errors import UserError, one_line
 from model.files import load_state
+from model.generate import Generate
 from model.methods import AUTO, build_drafter, method_class, takes_tree
 
 from .loading.companions import path_of
@@ -37,7 +39,7 @@ from .loading.server import Server
 from .records.identity import NO_SPECULATION, SERVER
 from .records.provenance import sha256_of
 from .records.rows import difference
-from .records.runs import SERVED
+from .records.runs import INSIDE, SERVED
 
 COLD, HOT, CATEGORY = "cold", "hot", "category"
 
@@ -109,6 +111,50 @@ class Method(Answerer):
         how: dict[str, Any] = {"max_new_tokens": max_new_tokens, "eos": self.loaded.eos, "execution": self.execution}
         asked = ((prompt, Request(sampling=own, **how)) for prompt, own in zip(prompts, samplings, strict=True))
         return whole(decode_batch(self.loaded.target, self.drafter, asked, len(prompts)))
+
+
+class InsideGenerate(Method):
+    """A method inside transformers' generate, by `custom_generate=Generate(...)`; greedy, one answer at a time."""
+
+    @cached_property
+    def custom_generate(self) -> Generate:
+        return _GenerateOfRun(self.loaded.target, self.drafter)
+
+    def answer(
+        self, prompt: list[int], max_new_tokens: int, sampling: Sampling = GREEDY, mark: Mark = unmarked
+    ) -> Generation:
+        """Answer a prompt. What transformers does before and after the steps counts as prefill; no phase is marked."""
+        self.begin()
+        target, eos = self.loaded.target, sorted(self.loaded.eos)
+        limit = target.token_budget(prompt, max_new_tokens)
+        config = GenerationConfig(
+            max_new_tokens=limit,
+            do_sample=False,
+            eos_token_id=eos or None,
+            pad_token_id=eos[0] if eos else 0,
+            return_dict_in_generate=True,
+        )
+        start = time.perf_counter()
+        ids = torch.tensor([prompt], device=target.device)
+        asked: dict[str, Any] = dict(attention_mask=torch.ones_like(ids), custom_generate=self.custom_generate)
+        out: Generation = target.model.generate(ids, generation_config=config, **asked).generations[0]
+        out.prefill_s = time.perf_counter() - start - out.decode_s - out.setup_s
+        out.end(limit, max_new_tokens, self.loaded.eos)
+        return out
+
+
+class _GenerateOfRun(Generate):
+    """Decodes with a run's target, which the other methods use, too, and its drafter, whose state the run keeps."""
+
+    def __init__(self, target: Target, drafter: Drafter) -> None:
+        super().__init__()
+        self._target_of_run, self._drafter_of_run = target, drafter
+
+    def _target(self, *_: Any) -> Target:
+        return self._target_of_run
+
+    def _drafter(self, *_: Any) -> Drafter:
+        return self._drafter_of_run
 
 
 class TransformersGenerate(Answerer):
@@ -320,7 +366,8 @@ def build_answerer(
             if not Path(start).is_file():
                 raise UserError(f"start={start}: must be cold, hot, category or the file of a saved state")
             settings["start_sha256"] = sha256_of(Path(start))
-    built = Method(loaded, drafter, settings, execution, start if drafter.stateful else None)
+    answers_by = InsideGenerate if execution == INSIDE else Method
+    built = answers_by(loaded, drafter, settings, execution, start if drafter.stateful else None)
     built.prepare()  # raises now if a saved state does not fit
     return built
 

@@ -18,7 +18,7 @@ from .engine.batch import decode_batch
 from .engine.checks import CACHE_NAMES, DEFAULT_CONTEXT, position_limit, unwrapped
 from .engine.devices import turns_of
 from .engine.linear import unpack_linears
-from .engine.loop import Request
+from .engine.loop import Generation, Request, StepRecord, whole
 from .engine.sampling import Sampling, drawn_by
 from .errors import UserError, one_line
 from .methods import DEFAULT, make_method
@@ -273,9 +273,7 @@ class Generate:
             logits_processor = of_rows(logits_processor or (), criteria, token_streamer)
         inside = turns_of(model).held  # another answer's processor calls: that step is not yet observed
         with turns_of(model):
-            target = target_of(model, config.max_length, self.linear, self.context)
-            if target.linear != "torch":
-                self._models.add(target.model)
+            target = self._target(model, config.max_length)
             execution = choose_execution(target, self.execution)
             drafter = self._drafter(model, target, eos) if not inside else self._made(target, eos)
             if self.start == "cold":
@@ -288,24 +286,31 @@ class Generate:
         tokens = [max(min(max_new, limit - len(row)), 1) for row in prompts]
         given = [row_settings(count, config, logits_processor or (), execution) for count in tokens]
         given = [dict(settings, eos=eos, ends=asked(criteria, input_ids.device)) for settings in given]
-        answers: list[list[int]] = [[] for _ in prompts]
+
+        def stream(step: StepRecord) -> None:
+            for token in step.tokens if token_streamer is not None else ():
+                token_streamer.put(torch.tensor([token]))
+
         if batched:
             requests = ((row, Request(**settings)) for row, settings in zip(prompts, given, strict=True))
             with closing(decode_batch(target, drafter, requests, len(prompts))) as steps_of_all:
-                for number, out in steps_of_all:
-                    answers[number] = out.tokens
+                generations = whole(steps_of_all)
         else:
             with closing(decode(target, session, prompts[0], **given[0])) as steps:
-                for step in steps:
-                    answers[0] += step.tokens
-                    for token in step.tokens if token_streamer is not None else ():
-                        token_streamer.put(torch.tensor([token]))
+                generations = [whole(steps, stream)]
+        answers = [out.tokens for out in generations]
         if any(len(row) + len(new) == limit and len(new) < max_new for row, new in zip(prompts, answers, strict=True)):
             logger.warning_once(f"{target.name}: the answer ends at the {limit} tokens that its context has")
         ids = torch.cat((input_ids, padded(answers, config.pad_token_id, eos).to(input_ids.device)), 1)
         if token_streamer is not None:
             token_streamer.end()
-        return output(ids) if config.return_dict_in_generate else ids
+        return output(ids, generations) if config.return_dict_in_generate else ids
+
+    def _target(self, model: Any, length: int) -> Target:
+        target = target_of(model, length, self.linear, self.context)
+        if target.linear != "torch":
+            self._models.add(target.model)
+        return target
 
     def _made(self, target: Target, eos: frozenset[int]) -> Drafter:
         return make_method(self.method, target, eos=eos, **self.settings)
@@ -362,11 +367,13 @@ def of_rows(processors: Iterable[Any], criteria: Iterable[Any], streamer: Any) -
     return bare
 
 
-def output(ids: torch.Tensor) -> Any:
-    """Return ids (B, n) in transformers' output class."""
+def output(ids: torch.Tensor, generations: list[Generation]) -> Any:
+    """Return ids (B, n) in transformers' output class, with the rows' answers and their steps as `generations`."""
     from transformers.generation import GenerateDecoderOnlyOutput
 
-    return GenerateDecoderOnlyOutput(sequences=ids)
+    found = GenerateDecoderOnlyOutput(sequences=ids)
+    found["generations"] = generations
+    return found
 
 
 def _restore(models: Iterable[Any]) -> None:

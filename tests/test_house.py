@@ -82,7 +82,7 @@ MAY_IMPORT = {
     "evaluation.page": "evaluation.records evaluation.statistics evaluation.figures model.engine.tree",
     "evaluation.loading": "evaluation.records model.engine model.tuning model.quantization model.decoder "
     "model.pretrained model.prompts model.generate model.methods model.structures",
-    "evaluation.answerers": "evaluation.loading evaluation.records model.engine model.methods",
+    "evaluation.answerers": "evaluation.loading evaluation.records model.engine model.methods model.generate",
     "evaluation.configuration": "evaluation.answerers evaluation.loading evaluation.records model",
     "evaluation.running": "evaluation.answerers evaluation.configuration evaluation.loading evaluation.records "
     "evaluation.statistics model.engine model.tuning",

@@ -27,6 +27,7 @@ from model.settings import check_settings
 
 from ..records.provenance import describe_device, model_files
 from ..records.rows import read_object
+from ..records.runs import INSIDE
 from . import gguf, hub
 from .bench import choose_template
 from .devices import before_release
@@ -241,4 +242,6 @@ def choose_execution(name: str, loaded: LoadedModel, timed: bool = True, reads_t
         )
     if name == "auto" and (not timed or reads_text):
         return tuning.Execution("eager")
+    if name == INSIDE:
+        return tuning.Execution(INSIDE)
     return tuning.choose_execution(loaded.target, name)

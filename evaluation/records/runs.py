@@ -32,6 +32,7 @@ from .rows import (
 )
 
 GENERATE = "transformers generate"  # the execution of hf, which does not use this engine
+INSIDE = "custom_generate"  # the execution of this engine inside transformers' generate, by `Generate`
 SERVED = "served"  # the execution of a server
 _METHOD_OF_CLASS = {path.rpartition(".")[2]: name for name, path in METHODS.items()}
 UNKNOWN = "not recorded"

@@ -11,7 +11,7 @@ from model.engine.sizing import steps_in_words
 
 from ..records.identity import SERVER
 from ..records.rows import difference
-from ..records.runs import GENERATE, SERVED, Run
+from ..records.runs import GENERATE, INSIDE, SERVED, Run
 from .intervals import spans_one
 from .metrics import OVERALL, grouped
 from .pools import BASELINES, COMPARED, Pool
@@ -114,7 +114,8 @@ def execution_words(table: pd.DataFrame) -> list[str]:
     compared = {name for name in BASELINES if table.loc[table["method"] != name, f"speedup_{name}"].notna().any()}
     clauses = [f"execution: {names[0]}" if len(names) == 1 else "execution: see its column"]
     if len(names) > 1 and "vanilla" in compared:
-        clauses.append("speedup_vanilla compares with vanilla in the same execution")
+        other = f", {INSIDE} with any" if INSIDE in names else ""
+        clauses.append(f"speedup_vanilla compares with vanilla in the same execution{other}")
     if (table["method"] == "hf").any():
         over = ", so speedup_hf also includes the difference between the two engines" if "hf" in compared else ""
         clauses.append(f"hf is transformers' own generate{over}")

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from ..records.identity import SAMPLING_COLUMNS, SERVER, Identity
 from ..records.rows import Row
-from ..records.runs import Run, row_key
+from ..records.runs import INSIDE, Run, row_key
 from .acceptance import Accepted, accepted_paths
 from .intervals import Floats, quotient_interval
 from .metrics import OVERALL, grouped
@@ -169,13 +169,16 @@ class Pool:
     def baselines(self) -> dict[str, Pool | None]:
         """The pool of each baseline to compare with, by name; None if none has a question in common.
 
-        It has the same model, bench file, device and COMPARED settings; only hf may have another execution. A server's
-        baseline is its engine without speculation, with the same model.
+        It has the same model, bench file, device and COMPARED settings; only hf, and a baseline of what ran inside
+        transformers' generate, may have another execution. A server's baseline is its engine without speculation, with
+        the same model.
         """
         if self.identity.is_served:
             engine, alike = str(self.identity.method["engine"]), (*COMPARED, "method_model")
             return dict.fromkeys(BASELINES) | {SERVER: self.closest(engine, alike)}
-        found = {name: self.closest(name) for name in BASELINES}
+        inside = self.identity.facets.get("execution") == INSIDE
+        executed = COMPARED[1:] if inside else COMPARED
+        found = {name: self.closest(name, executed) for name in BASELINES}
         return found | {"hf": found["hf"] or self.closest("hf", ("phases", "batch", *SAMPLED))}
 
     def closest(self, label: str, alike: Iterable[str] = COMPARED, **other_facets: Any) -> Pool | None:

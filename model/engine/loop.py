@@ -199,11 +199,11 @@ def generate(target: Target, drafter: Drafter, prompt: list[int], **settings: An
     return whole(decode(target, session, prompt, **settings))
 
 
-def whole(steps: Generator[Any, None, Answers]) -> Answers:
-    """Run a stream to its end and return the answer, or a batch's answers."""
+def whole(steps: Generator[Any, None, Answers], seen: Callable[[Any], None] = lambda step: None) -> Answers:
+    """Run a stream to its end and return the answer, or a batch's answers; `seen` is called with what it yields."""
     while True:
         try:
-            next(steps)
+            seen(next(steps))
         except StopIteration as end:
             out: Answers = end.value
             return out

@@ -57,6 +57,8 @@ WRONG = {  # settings, and what the line names
     "bench.categories=[qa,summarisation]": "bench.categories=summarisation | translation",
     "seed=123456789012345678901234567890": "seed=1234 | 9223372036854775807",
     "execution=magic": "execution=magic | auto, eager, graph",
+    "execution=custom_generate batch=2 start=hot": "execution=custom_generate | batch=1",
+    "execution=custom_generate sampling.temperature=1": "execution=custom_generate | greedy",
     "tree=auto tree.nodes=-4": "tree=auto | -4",
     "tree=auto tree.depth=3": "tree=auto | depth",
     "bench.path=nowhere.jsonl": "nowhere.jsonl | does not exist",

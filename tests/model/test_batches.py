@@ -117,7 +117,9 @@ def test_padded_rows_inside_generate_are_those_of_one_by_one_and_padded_as_stock
     ours = Generate(method, linear="torch")
     ids, mask = padded(PROMPTS)
     mine = rows(model, ids, mask, custom_generate=ours, **settings)
-    mine = mine.sequences if "return_dict_in_generate" in settings else mine
+    if "return_dict_in_generate" in settings:
+        answers, mine = [out.tokens for out in mine.generations], mine.sequences
+        assert all(row[LONGEST : LONGEST + len(new)] == new for row, new in zip(mine.tolist(), answers, strict=True))
     stock = {name: value for name, value in settings.items() if name != "return_dict_in_generate"}
     assert mine.equal(rows(model, ids, mask, **stock)), "of a toy model padding changes no token"
     for row, prompt in zip(mine.tolist(), PROMPTS, strict=True):

@@ -158,6 +158,9 @@ def test_what_is_honoured_does_what_it_does_in_generate():
     assert {name for name, text in expected.items() if text.tolist() == plain} == WITHOUT_EFFECT
     output = answer({"return_dict_in_generate": True}, model, custom_generate=ours)
     assert output.sequences.tolist() == plain
+    (generation,) = output.generations
+    assert generation.tokens == plain[0][-len(generation.tokens) :] and generation.forwards >= len(generation.steps)
+    assert sum(generation.accept_lengths) == len(generation.tokens) > len(generation.steps), "drafts were accepted"
 
 
 DRAWN = {

@@ -19,6 +19,8 @@ from evaluation.configuration.fingerprint import recorded_threads
 from evaluation.records.questions import Question
 from evaluation.records.runs import read_runs
 from evaluation.running.answering import sampling_of
+from evaluation.statistics.agreement import audits
+from evaluation.statistics.pools import pools
 from model.tuning import Load
 from tests.evaluation.conftest import CATEGORIES, answers_in
 
@@ -191,6 +193,19 @@ def test_tree_auto_finds_sizes_while_decoding_and_gives_the_same_text(evaluate, 
     }
     assert len(texts) == 1
     assert Answerer(None, None, {"name": "x", "tree": "auto"}, "eager", "cold").label == "x (auto, cold)"
+
+
+def test_inside_transformers_generate_a_method_accepts_the_same(evaluate, tmp_path):
+    sweep = ("-m", "method=vanilla,recycling,pld", "start=hot,cold", "interleave=true", "max_new_tokens=24", "name=g")
+    assert evaluate(*sweep, "execution=eager,custom_generate").code == 0
+    runs = {(run.label, run.execution): run for run in read_runs(tmp_path / "results/g")}
+    labels = {label for label, _ in runs}
+    assert len(labels) == 4 and len(runs) == 8
+    for label in labels:
+        assert core(runs[label, "custom_generate"].answers) == core(runs[label, "eager"].answers), label
+    pooled = pools(list(runs.values()))
+    inside = [pool for pool in pooled if pool.first.execution == "custom_generate" and pool.label != "vanilla"]
+    assert len(inside) == 3 and all(len(audit.turns) == 8 for audit in audits(inside)), "each against a vanilla"
 
 
 def test_the_noise_of_an_answer_is_its_questions_and_its_choices_own():
