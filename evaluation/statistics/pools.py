@@ -177,7 +177,7 @@ class Pool:
             engine, alike = str(self.identity.method["engine"]), (*COMPARED, "method_model")
             return dict.fromkeys(BASELINES) | {SERVER: self.closest(engine, alike)}
         inside = self.identity.facets.get("execution") == INSIDE
-        executed = COMPARED[1:] if inside else COMPARED
+        executed = tuple(key for key in COMPARED if not (inside and key == "execution"))
         found = {name: self.closest(name, executed) for name in BASELINES}
         return found | {"hf": found["hf"] or self.closest("hf", ("phases", "batch", *SAMPLED))}
 
