@@ -95,7 +95,13 @@ class Shipped:
         return {k if eq else "method" if k in self.methods else "column": value or k for k, eq, value in parts}
 
     def find(self, wanted: dict[str, str]) -> pools.Pool | None:
-        """Return the configuration with these settings; prefer the method's defaults for the others."""
+        """Return the configuration with these settings; prefer the method's defaults for the others.
+
+        A method without state has one configuration for each start.
+        """
+        own = [values for _, values in self.configurations if values["method"] == wanted.get("method")]
+        if all(values.get("start", "null") == "null" for values in own):
+            wanted = {key: value for key, value in wanted.items() if key != "start"}
         usual = texts(published.default_settings(wanted.get("method", ""))) | wanted
         fitting = [(pool, values) for pool, values in self.configurations if wanted.items() <= values.items()]
         fitting = [pair for pair in fitting if all(pair[1].get(k, v) == v for k, v in usual.items())] or fitting
