@@ -67,6 +67,7 @@ OWN: dict[str, dict[str, Any]] = {
     "dory": dict(n_input_layers=1, n_recurrent_layers=2, n_output_layers=1),
     "granitemoehybrid": dict(layer_types=["mamba", "attention"] * 2),
     "gpt_neo": dict(num_layers=4, attention_types=[[["global", "local"], 2]], window_size=8),
+    "lfm2": dict(layer_types=["conv", "full_attention"] * 2),
     "lfm2_moe": dict(layer_types=["conv", "full_attention"] * 2, num_dense_layers=2),
     "mamba2": dict(num_heads=8, head_dim=8, expand=2, n_groups=1),
     "zamba": dict(attn_layer_period=2, attn_layer_offset=1, n_mamba_heads=2, num_key_value_heads=4),
