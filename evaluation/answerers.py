@@ -51,7 +51,7 @@ class Answerer:
     loaded: LoadedModel
     drafter: Drafter  # keeps the state between prompts; on this engine it also drafts
     settings: dict[str, Any]  # whatever decides the answers, for the run's identity; `name` as in configs/method/
-    execution: str  # how steps are executed, as `model.engine.decode` takes it
+    execution: str  # how steps are executed, as `model.engine.decode` takes it, or INSIDE
     start: str | None = None  # cold, hot, category, or the file of a saved state; None if no state is kept
     on_engine: ClassVar[bool] = False  # True if answers have step records and phases
     streams: ClassVar[bool] = False  # True if answers have a prefill time and the arrival times of tokens
@@ -126,20 +126,19 @@ class InsideGenerate(Method):
         """Answer a prompt. What transformers does before and after the steps counts as prefill; no phase is marked."""
         self.begin()
         target, eos = self.loaded.target, sorted(self.loaded.eos)
-        limit = target.token_budget(prompt, max_new_tokens)
         config = GenerationConfig(
-            max_new_tokens=limit,
+            max_new_tokens=max_new_tokens,
             do_sample=False,
             eos_token_id=eos or None,
             pad_token_id=eos[0] if eos else 0,
             return_dict_in_generate=True,
         )
+        target.synchronize()
         start = time.perf_counter()
         ids = torch.tensor([prompt], device=target.device)
         asked: dict[str, Any] = dict(attention_mask=torch.ones_like(ids), custom_generate=self.custom_generate)
         out: Generation = target.model.generate(ids, generation_config=config, **asked).generations[0]
         out.prefill_s = time.perf_counter() - start - out.decode_s - out.setup_s
-        out.end(limit, max_new_tokens, self.loaded.eos)
         return out
 
 
@@ -366,7 +365,7 @@ def build_answerer(
             if not Path(start).is_file():
                 raise UserError(f"start={start}: must be cold, hot, category or the file of a saved state")
             settings["start_sha256"] = sha256_of(Path(start))
-    answers_by = InsideGenerate if execution == INSIDE else Method
+    answers_by = InsideGenerate if execution in INSIDE.values() else Method
     built = answers_by(loaded, drafter, settings, execution, start if drafter.stateful else None)
     built.prepare()  # raises now if a saved state does not fit
     return built

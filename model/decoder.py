@@ -61,10 +61,10 @@ class Decoder:
     successive ones.
 
     Args:
-        model: a transformers causal LM with full attention, by itself or inside peft's or torch.compile's wrapper.
+        model: a causal LM of transformers, by itself or inside the wrapper of peft or torch.compile.
         tokenizer: its tokenizer; None: ids in, ids out.
         method: a name of `methods.METHODS`, or a drafter; settings are the method's own. Default: the fastest on real
-            text; the published one is "recycling".
+            text; the published one is "recycling" with `tree="2.2.2"`.
         start: hot: keep what is learnt; cold: forget it before each prompt; or the file of a saved state.
         eos: id or ids that end an answer; default: every EOS id of the model's configs and the tokenizer.
         context: tokens of prompt and answer together; default: the model's limit, at most 4096.

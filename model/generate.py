@@ -216,7 +216,8 @@ class Generate:
         linear: auto packs the weights on a CPU where memory allows, until `release` or until this object is gone; see
             `tuning.choose_linear`. torch leaves the model as it is. All other callers use the model's own weights.
 
-    A batch, padded on the left, is decoded in one forward per step; each row is the same as alone.
+    A batch, padded on the left, is decoded in one forward per step; each row is the same as alone. The output of
+    `return_dict_in_generate` has the attribute `generations`: each row's `Generation`, with its steps.
 
     Raises:
         UserError: when called, naming what is not supported (beams, scores, other padding).
@@ -299,7 +300,9 @@ class Generate:
             with closing(decode(target, session, prompts[0], **given[0])) as steps:
                 generations = [whole(steps, stream)]
         answers = [out.tokens for out in generations]
-        if any(len(row) + len(new) == limit and len(new) < max_new for row, new in zip(prompts, answers, strict=True)):
+        for out, count in zip(generations, tokens, strict=True):
+            out.stop = "context" if out.stop == "length" and count < max_new else out.stop
+        if any(out.stop == "context" for out in generations):
             logger.warning_once(f"{target.name}: the answer ends at the {limit} tokens that its context has")
         ids = torch.cat((input_ids, padded(answers, config.pad_token_id, eos).to(input_ids.device)), 1)
         if token_streamer is not None:
@@ -371,8 +374,8 @@ def output(ids: torch.Tensor, generations: list[Generation]) -> Any:
     """Return ids (B, n) in transformers' output class, with the rows' answers and their steps as `generations`."""
     from transformers.generation import GenerateDecoderOnlyOutput
 
-    found = GenerateDecoderOnlyOutput(sequences=ids)
-    found["generations"] = generations
+    found: Any = GenerateDecoderOnlyOutput(sequences=ids)
+    found.generations = generations  # no field, which would be one of the output's tuple, too
     return found
 
 

@@ -97,10 +97,10 @@ class Shipped:
     def find(self, wanted: dict[str, str]) -> pools.Pool | None:
         """Return the configuration with these settings; prefer the method's defaults for the others.
 
-        A method without state has one configuration for each start.
+        A method without state has one configuration, which fits every start.
         """
         own = [values for _, values in self.configurations if values["method"] == wanted.get("method")]
-        if all(values.get("start", "null") == "null" for values in own):
+        if own and all(values.get("start", "null") == "null" for values in own):
             wanted = {key: value for key, value in wanted.items() if key != "start"}
         usual = texts(published.default_settings(wanted.get("method", ""))) | wanted
         fitting = [(pool, values) for pool, values in self.configurations if wanted.items() <= values.items()]

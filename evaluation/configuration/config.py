@@ -26,6 +26,7 @@ from ..loading.companions import fetch_companions
 from ..loading.server import Server
 from ..loading.settings import ModelSettings
 from ..records.identity import SERVER
+from ..records.runs import INSIDE
 from .fingerprint import changed_sampling
 
 GROUPS: dict[str, Any] = {"model": ModelSettings, "bench": load_bench, "tree": build_template, "sampling": Sampling}
@@ -81,6 +82,9 @@ def checked_config(cfg: DictConfig) -> dict[str, Any]:
         return config
     if (drafter := config["method"]["drafter"]) is not None:
         check_method(method_class(drafter), options)
+        inside = config["execution"] == INSIDE["eager"]
+        if inside and (config["batch"] > 1 or config["phases"] or changed_sampling(config)):
+            raise UserError(f"execution={config['execution']}: is for greedy answers, batch=1 and phases=false")
     return config
 
 

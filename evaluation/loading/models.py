@@ -234,14 +234,17 @@ def choose_execution(name: str, loaded: LoadedModel, timed: bool = True, reads_t
         reads_text: True if sampling depends on the text, which only eager steps provide.
 
     Raises:
-        UserError: timed=false with an execution other than auto or eager; or as `tuning.choose_execution`.
+        UserError: unknown, timed=false with an execution other than auto or eager, or as `tuning.choose_execution`.
     """
+    if name not in (names := (*tuning.EXECUTIONS, INSIDE["eager"])):
+        raise UserError(f"execution={name}: there is {', '.join(names)}")
     if not timed and name not in ("auto", "eager"):
         raise UserError(
             f"execution={name}: with timed=false the methods share eager forwards; leave out one of the two"
         )
     if name == "auto" and (not timed or reads_text):
         return tuning.Execution("eager")
-    if name == INSIDE:
-        return tuning.Execution(INSIDE)
+    if name == INSIDE["eager"]:
+        steps = tuning.choose_execution(loaded.target)
+        return tuning.Execution(INSIDE[steps.name], steps.why)
     return tuning.choose_execution(loaded.target, name)

@@ -32,7 +32,8 @@ from .rows import (
 )
 
 GENERATE = "transformers generate"  # the execution of hf, which does not use this engine
-INSIDE = "custom_generate"  # the execution of this engine inside transformers' generate, by `Generate`
+# executions of this engine inside transformers' generate (`Generate`), by the execution of their steps
+INSIDE = {"eager": "custom_generate", "graph": "custom_generate, graph"}
 SERVED = "served"  # the execution of a server
 _METHOD_OF_CLASS = {path.rpartition(".")[2]: name for name, path in METHODS.items()}
 UNKNOWN = "not recorded"
@@ -99,7 +100,7 @@ class Run:
 
     @property
     def execution(self) -> str:
-        """How steps were executed: eager or graph; GENERATE for transformers' own decoding, SERVED for a server."""
+        """How steps ran: eager, graph or INSIDE; GENERATE for transformers' own decoding, SERVED for a server."""
         requested = GENERATE if self.settings["method"]["name"] == "hf" else self.settings.get("execution")
         return str(self.metadata.get("execution_used", requested))
 

@@ -19,7 +19,7 @@ from model.files import ROOT, write_text
 from model.tuning import Load, threads_why
 
 from ..answerers import CATEGORY, COLD, HOT, Answerer, Served, build_answerer
-from ..configuration.fingerprint import changed_sampling, default_folder, run_settings, saved_start
+from ..configuration.fingerprint import default_folder, run_settings, saved_start
 from ..loading.bench import Bench, load_bench, ordered, prompt_ids, template_hash
 from ..loading.models import LoadedModel, choose_execution, devices_in_words, load_model
 from ..loading.settings import ModelSettings
@@ -27,7 +27,7 @@ from ..records.identity import SAVED, fingerprint
 from ..records.provenance import circumstances, collect, without_passwords
 from ..records.questions import FILE_ORDER, Question, read_questions, subtask
 from ..records.rows import Row, new_tokens, tokens_and_steps, wall_time
-from ..records.runs import GENERATE, INSIDE
+from ..records.runs import GENERATE
 from ..records.store import AnswerStore
 from ..statistics.metrics import measure
 from .answering import acceptance_lines, answer
@@ -55,8 +55,6 @@ class Runner:
         check_prompts(bench, self.loaded)
         reads_text, self.size = Sampling(**config["sampling"]).reads_text, config["batch"]
         self.execution = choose_execution(str(config["execution"]), self.loaded, config["timed"], reads_text)
-        if self.execution.name == INSIDE and (self.size > 1 or config["phases"] or changed_sampling(config)):
-            raise UserError(f"execution={INSIDE}: is for greedy answers, batch=1 and phases=false")
         self.saved = config["start"] == SAVED
         self.answerer = self._build(HOT if self.saved else str(config["start"]))
         if self.size > len(self._questions):

@@ -114,7 +114,7 @@ def execution_words(table: pd.DataFrame) -> list[str]:
     compared = {name for name in BASELINES if table.loc[table["method"] != name, f"speedup_{name}"].notna().any()}
     clauses = [f"execution: {names[0]}" if len(names) == 1 else "execution: see its column"]
     if len(names) > 1 and "vanilla" in compared:
-        other = f", {INSIDE} with any" if INSIDE in names else ""
+        other = f" ({INSIDE['eager']}: that of its steps)" if {*names} & {*INSIDE.values()} else ""
         clauses.append(f"speedup_vanilla compares with vanilla in the same execution{other}")
     if (table["method"] == "hf").any():
         over = ", so speedup_hf also includes the difference between the two engines" if "hf" in compared else ""

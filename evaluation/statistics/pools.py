@@ -169,16 +169,17 @@ class Pool:
     def baselines(self) -> dict[str, Pool | None]:
         """The pool of each baseline to compare with, by name; None if none has a question in common.
 
-        It has the same model, bench file, device and COMPARED settings; only hf, and a baseline of what ran inside
-        transformers' generate, may have another execution. A server's baseline is its engine without speculation, with
-        the same model.
+        It has the same model, bench file, device and COMPARED settings; only hf may have another execution, and for
+        what ran inside transformers' generate a baseline may have the steps' own. A server's baseline is its engine
+        without speculation, with the same model.
         """
         if self.identity.is_served:
             engine, alike = str(self.identity.method["engine"]), (*COMPARED, "method_model")
             return dict.fromkeys(BASELINES) | {SERVER: self.closest(engine, alike)}
-        inside = self.identity.facets.get("execution") == INSIDE
-        executed = tuple(key for key in COMPARED if not (inside and key == "execution"))
-        found = {name: self.closest(name, executed) for name in BASELINES}
+        found = {name: self.closest(name) for name in BASELINES}
+        for steps, inside in INSIDE.items():
+            if self.identity.facets.get("execution") == inside:
+                found = {name: pool or self.closest(name, execution=steps) for name, pool in found.items()}
         return found | {"hf": found["hf"] or self.closest("hf", ("phases", "batch", *SAMPLED))}
 
     def closest(self, label: str, alike: Iterable[str] = COMPARED, **other_facets: Any) -> Pool | None:

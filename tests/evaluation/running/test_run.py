@@ -203,9 +203,12 @@ def test_inside_transformers_generate_a_method_accepts_the_same(evaluate, tmp_pa
     assert len(labels) == 4 and len(runs) == 8
     for label in labels:
         assert core(runs[label, "custom_generate"].answers) == core(runs[label, "eager"].answers), label
+    del runs["vanilla", "custom_generate"]
     pooled = pools(list(runs.values()))
-    inside = [pool for pool in pooled if pool.first.execution == "custom_generate" and pool.label != "vanilla"]
-    assert len(inside) == 3 and all(len(audit.turns) == 8 for audit in audits(inside)), "each against a vanilla"
+    inside = [pool for pool in pooled if pool.first.execution == "custom_generate"]
+    audited = audits(inside)
+    assert len(audited) == len(inside) == 3 and all(len(audit.turns) == 8 for audit in audited)
+    assert all(audit.base.first.execution == "eager" for audit in audited), "the execution of their steps"
 
 
 def test_the_noise_of_an_answer_is_its_questions_and_its_choices_own():

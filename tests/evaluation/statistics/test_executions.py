@@ -39,6 +39,10 @@ def test_pairs_are_of_one_execution_and_without_phases():
     of_baselines = rows["execution_vanilla"].tolist()
     assert of_baselines[1:5] == rows["execution"].tolist()[1:5] and pd.isna(of_baselines[5])
     assert rows["speedup_vanilla"].notna().tolist() == [True] * 5 + [False]
+    inside = [*MIXED, ran("vanilla", "graph"), ran("pld", "custom_generate"), ran("pld", "custom_generate, graph")]
+    named = overall(inside).loc["pld"].set_index("execution")["execution_vanilla"]
+    assert [named["custom_generate"], named["custom_generate, graph"]] == ["eager", "graph"], "as their steps ran"
+    assert "in the same execution (custom_generate: that of its steps);" in execution_words(Experiment(inside).table)[0]
     assert not_compared(pools(MIXED)) == [ALONE] and not_compared(pools(ALIKE)) == []
     assert execution_words(Experiment(ALIKE[:1]).table) == []
     rows = overall([ran("hf"), *(ran(label, phases=True) for label in ("hf", "vanilla", "pld"))]).droplevel(1)
