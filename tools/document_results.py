@@ -62,7 +62,17 @@ FIGURES = {  # file in docs/figures: the experiment and the name of its figure
     "speed.png": ("speed", "budget"),
     "speed-dark.png": ("speed", "budget"),
 }
-CHANGED = {"quickstart": ('quickstart.also=["method=recycling start=hot tree=auto"]',)}  # recorded, but changed since
+CHANGED = {  # settings that the experiment's file has changed since, or that records leave out (values with quotes)
+    "quickstart": ('quickstart.also=["method=recycling start=hot tree=auto"]',),
+    "whole-mbpp": (
+        'hydra.sweeper.also=["method=suffix_decoding method.nodes=64","method=recycling tree=2.2.2 start=hot",'
+        '"method=lookahead","method=dynamic method.nodes=80 start=hot"]',
+    ),
+    "topk-whole": (
+        'hydra.sweeper.also=["method=recycling","method=recycling tree=shape method.k=4 tree.branching=4",'
+        '"method=recycling tree=shape","method=recycling tree=shape method.k=16 tree.branching=16"]',
+    ),
+}
 BLOCK = re.compile(r"^<!-- results: ([^<]*?)-->\n(?:(?!<!-- ).*\n)*?<!-- end -->$", flags=re.M)
 
 
@@ -86,7 +96,8 @@ class Shipped:
         words = [word for word in command[3:] if not word.startswith(("name=", "results_dir=", "-m", "--multirun"))]
         experiment = yaml.safe_load((ROOT / f"configs/{words[0].replace('=', '/')}.yaml").read_text())
         grid = {*experiment["hydra"]["sweeper"]["params"]["method"].split(",")}
-        if grid > self.methods and not any(word.startswith("method=") for word in words):
+        named = any(word.startswith(("method=", "hydra.sweeper.params.method=")) for word in words)
+        if grid > self.methods and not named:
             words.append(f"method={','.join(sorted(self.methods))}")
         return shlex.join(["bash", "eval.sh", *words, *CHANGED.get(self.name, ()), f"name={self.name}"])
 
