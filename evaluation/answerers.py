@@ -125,14 +125,8 @@ class InsideGenerate(Method):
     ) -> Generation:
         """Answer a prompt. What transformers does before and after the steps counts as prefill; no phase is marked."""
         self.begin()
-        target, eos = self.loaded.target, sorted(self.loaded.eos)
-        config = GenerationConfig(
-            max_new_tokens=max_new_tokens,
-            do_sample=False,
-            eos_token_id=eos or None,
-            pad_token_id=eos[0] if eos else 0,
-            return_dict_in_generate=True,
-        )
+        target = self.loaded.target
+        config = generation_config(self.loaded, max_new_tokens, do_sample=False, return_dict_in_generate=True)
         target.synchronize()
         start = time.perf_counter()
         ids = torch.tensor([prompt], device=target.device)
@@ -172,7 +166,7 @@ class TransformersGenerate(Answerer):
 
         A prompt with no room for `max_new_tokens` is answered alone, as it would shorten the others' answers.
         """
-        target, eos, sampling, size = self.loaded.target, sorted(self.loaded.eos), samplings[0], len(prompts)
+        target, sampling, size = self.loaded.target, samplings[0], len(prompts)
         limits, width = [target.token_budget(prompt, max_new_tokens) for prompt in prompts], max(map(len, prompts))
         limit = min(limits)
         if limit < max_new_tokens and size > 1:
@@ -186,18 +180,12 @@ class TransformersGenerate(Answerer):
         if sampling.temperature:
             torch.manual_seed(sampling.seed)
             drawn = {key: getattr(sampling, key) for key in ("temperature", "top_k", "top_p", "min_p")}
-        config = GenerationConfig(
-            max_new_tokens=limit,
-            do_sample=bool(sampling.temperature),
-            repetition_penalty=sampling.repetition_penalty,
-            eos_token_id=eos or None,
-            pad_token_id=(pad := eos[0] if eos else 0),
-            **drawn,
-        )
+        drawn |= {"do_sample": bool(sampling.temperature), "repetition_penalty": sampling.repetition_penalty}
+        config = generation_config(self.loaded, limit, **drawn)
         with stock_linears(target.model), without_cudnn(target.device):
             target.synchronize()
             start = time.perf_counter()
-            left = [width - len(prompt) for prompt in prompts]  # padding
+            left, pad = [width - len(prompt) for prompt in prompts], config.pad_token_id
             ids = torch.tensor([[pad] * n + p for n, p in zip(left, prompts, strict=True)], device=target.device)
             seen = torch.tensor([[0] * n + [1] * (width - n) for n in left], device=target.device)
             rows = target.model.generate(ids, attention_mask=seen, generation_config=config)[:, width:].tolist()
@@ -210,6 +198,13 @@ class TransformersGenerate(Answerer):
             outs.append(Generation(tokens, steps, forwards=len(tokens), decode_s=elapsed / size))
             outs[-1].end(limit, max_new_tokens, self.loaded.eos)
         return outs
+
+
+def generation_config(loaded: LoadedModel, max_new_tokens: int, **settings: Any) -> GenerationConfig:
+    """Return settings for transformers' generate that end an answer and pad a batch by the model's EOS ids."""
+    eos = sorted(loaded.eos)
+    ends = {"eos_token_id": eos or None, "pad_token_id": eos[0] if eos else 0}
+    return GenerationConfig(max_new_tokens=max_new_tokens, **ends, **settings)
 
 
 @dataclass(slots=True)
