@@ -53,7 +53,6 @@ from model.errors import UserError
 from model.files import ROOT, replaced, write_text
 
 FIGURES = {  # file in docs/figures: the experiment and the name of its figure
-    "speedup.png": ("quickstart", "speedup_over_vanilla"),
     "budget.png": ("dynamic_tree", "budget"),
     "tree_size.png": ("curves", "tree_size"),
     "topk.png": ("curves", "topk"),
