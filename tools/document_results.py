@@ -55,7 +55,7 @@ from model.files import ROOT, replaced, write_text
 FIGURES = {  # file in docs/figures: the experiment and the name of its figure
     "budget.png": ("dynamic_tree", "budget"),
     "tree_size.png": ("curves", "tree_size"),
-    "topk.png": ("curves", "topk"),
+    "topk.png": ("topk-whole", "topk"),
     "temperature.png": ("temperature", "temperature"),
     "batch.png": ("batch", "batch"),
     "speed.png": ("speed", "budget"),
