@@ -225,6 +225,7 @@ def rendered(block: re.Match[str]) -> str:
         rows.append([title.strip(), *(cell or "" for cell in cells), *(str(m.get(title, "")) for m in more.values())])
     if rows:
         body = rendering.markdown([spec.get("first", "method"), *(title for title, _ in columns), *more], rows)
+        body = re.sub(r"(?<=\d), (?=[\d.]+\])", ",\N{NO-BREAK SPACE}", body)  # keeps an interval on one line
         body += "\n\n" + ";\n".join(f"`{Shipped(name).command}`" for name in used)
     elif spec["results"] == "definitions":
         body = rendering.markdown(("name", "unit", "definition"), defined())
