@@ -68,7 +68,7 @@ def budget(data: FigureData) -> Figure | None:
             known = row["budget"] in cells
             ratio = mat_ratio(row["pool"].cells, cells[row["budget"]]) if known else (math.nan,) * 3
             row |= dict(zip(("gain", "gain_low", "gain_high"), ratio, strict=True))
-    note = f"{REFERENCE} is that of the same start, on the same questions; "
+    note = f"ratios to {REFERENCE}: of the same start (hot or cold) and questions; "
     label = "nodes that a step drafts at most, root not counted"
     return _curves(data, lines, "budget", label, ("mat", "gain", "speed"), note)
 
