@@ -150,7 +150,7 @@ def test_a_budgets_line_has_trees_of_one_kind_and_intervals_are_named_where_draw
         return [*trees, *(made("spine (hot)", rows, method={"nodes": n}) for n in (1, 2, 3))]
 
     assert len(drawn("budget", runs(questions()[0]))["recycling (hot)"]) == 3, "none of another kind's tree"
-    for first, words in ((questions()[0], "recycling is"), (questions(9)[0], "shaded: 95 % interval; recycling is")):
+    for first, words in ((questions()[0], "ratios to recycling"), (questions(9)[0], "shaded: 95 % interval; ratio")):
         (data,) = split(Experiment(runs(first))).values()
         assert figures.budget(data).get_supxlabel().startswith(words), "an interval without a width is none"
     joint = figures.acceptance_by_depth(data).axes[0]
