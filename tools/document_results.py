@@ -63,10 +63,6 @@ FIGURES = {  # file in docs/figures: the experiment and the name of its figure
 }
 CHANGED = {  # settings that the experiment's file has changed since, or that records leave out (values with quotes)
     "quickstart": ('quickstart.also=["method=recycling start=hot tree=auto"]',),
-    "whole-mbpp": (
-        'hydra.sweeper.also=["method=suffix_decoding method.nodes=64","method=recycling tree=2.2.2 start=hot",'
-        '"method=lookahead","method=dynamic method.nodes=80 start=hot"]',
-    ),
     "topk-whole": (
         'hydra.sweeper.also=["method=recycling","method=recycling tree=shape method.k=4 tree.branching=4",'
         '"method=recycling tree=shape","method=recycling tree=shape method.k=16 tree.branching=16"]',
