@@ -154,7 +154,7 @@ def test_too_little_memory_is_said_as_that_alone(tmp_path, monkeypatch):
     monkeypatch.setattr(holding, "MARGIN", 0)
     monkeypatch.setattr(holding.psutil, "virtual_memory", lambda: SimpleNamespace(available=1000))
     for load_it in (
-        Decoder.from_pretrained,
+        lambda path: Decoder.from_pretrained(path, device="cpu"),
         lambda path: models._load(models.ModelSettings("toy", path, device="cpu")),
     ):
         with pytest.raises(UserError, match=r"^model \S+: takes 0.0 GB of memory on a CPU"):

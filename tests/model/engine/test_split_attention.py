@@ -1,0 +1,83 @@
+"""Attention that reads the cache in parts: sdpa's numbers, for every shape that graphs have."""
+
+import threading
+
+import pytest
+import torch
+from transformers import AttentionInterface
+
+from model.engine import generate, kernels
+from model.engine.kernels import SETTING, CompiledKernels, SplitAttention, merged, parts_of
+from model.recycling import TokenRecycling, build_template
+from tests.conftest import greedy, toy_model
+from tests.model.engine.fake_graphs import FakeGraphs
+
+PROCESSORS = 132
+
+
+@pytest.fixture(autouse=True)
+def gpu(monkeypatch):
+    monkeypatch.setattr(kernels, "_processors", lambda device: PROCESSORS)
+
+
+def test_numbers_of_parts():
+    """A power of two: as many as the device has room for, of 128 columns or more and multiples of 8."""
+    assert [parts_of(32, columns, 264) for columns in (128, 255, 256, 512, 1024, 4096)] == [1, 1, 2, 4, 8, 8]
+    assert [parts_of(blocks, 4096, 264) for blocks in (3, 64, 132, 133)] == [32, 4, 2, 1]
+    assert [parts_of(8, columns, 264) for columns in (1000, 1008, 1024)] == [1, 2, 8]
+
+
+@pytest.mark.parametrize(("heads", "shared", "width"), [(4, 4, 16), (6, 2, 8), (4, 1, 8)])
+@pytest.mark.parametrize("n", [1, 5, 81])
+@pytest.mark.parametrize(("seen", "columns"), [(30, 256), (500, 768), (1023, 1024)])
+def test_results_are_sdpas(heads, shared, width, n, seen, columns):
+    """Columns that a row sees lie in any part, and some parts have none."""
+    torch.manual_seed(seen)
+    module, sdpa, split = torch.nn.Module(), AttentionInterface()["sdpa"], SplitAttention(merged)
+    module.num_key_value_groups = heads // shared
+    calls, attend = [], kernels._attend
+    query = torch.randn(1, n, heads, width).transpose(1, 2)
+    key, value = (torch.randn(1, shared, columns + 40, width)[:, :, :columns] for _ in range(2))
+    mask = torch.full((1, 1, n, columns), torch.finfo(torch.float32).min)
+    mask[..., :seen].masked_fill_(torch.rand(n, seen) < 0.5, 0)
+    mask[..., seen - 1] = 0
+    given = module, query, key, value, mask
+    expected = sdpa(*given, scaling=0.3)[0]
+    with pytest.MonkeyPatch.context() as patch, kernels._swapping:
+        patch.setattr(kernels, "_attend", lambda *args: calls.append(len(args[1])) or attend(*args))
+        output = split(*given, scaling=0.3)[0]
+    assert len(calls) == 1 and calls[0] > 1
+    assert output.is_contiguous() and torch.allclose(output, expected, atol=1e-6)
+
+
+def test_what_it_is_not_made_for_goes_to_sdpa():
+    """And what other threads forward."""
+    split, seen = SplitAttention(merged), []
+    split._sdpa = lambda *args, **kwargs: seen.append(kwargs) or (args[1], None)
+    query, key, mask = torch.randn(1, 4, 3, 8), torch.randn(1, 2, 256, 8), torch.zeros(1, 1, 3, 256)
+    odd = torch.randn(1, 4, 3, 6), *2 * (torch.randn(1, 2, 256, 6),)
+    with kernels._swapping:
+        split(torch.nn.Module(), query, key, key, None)
+        split(torch.nn.Module(), query, key, key, mask, softcap=30.0)
+        split(torch.nn.Module(), query, key, key, mask.expand(-1, 4, -1, -1))
+        split(torch.nn.Module(), *odd, mask)
+        assert len(seen) == 4
+        split(torch.nn.Module(), query, key, key, mask)
+        other = threading.Thread(target=split, args=(torch.nn.Module(), query, key, key, mask))
+        other.start()
+        other.join()
+    assert len(seen) == 5
+
+
+@pytest.mark.parametrize("kind", ["llama", "llama-grouped", "gpt2", "mistral"])
+def test_captured_steps_attend_in_parts_and_decode_the_same_text(kind, monkeypatch):
+    model, graphs, calls = toy_model(kind), FakeGraphs(monkeypatch), []
+    target, attend = graphs.target(model), kernels._attend
+    monkeypatch.setattr(torch, "compile", lambda own, **how: own)
+    monkeypatch.setattr(kernels, "_attend", lambda *args: calls.append(len(args[1])) or attend(*args))
+    target.kernels = CompiledKernels(model)
+    assert target.kernels.names[-1] == "attention in parts"
+    drafter, prompt = TokenRecycling(61, build_template("best", nodes=9)), [5, 6, 7] * 30
+    out = generate(target, drafter, prompt, max_new_tokens=40, execution="graph")
+    assert out.tokens == greedy(model, prompt, 40) and set(calls) == {2}
+    assert vars(model.config)[SETTING] == "sdpa"
