@@ -11,7 +11,8 @@ size with the greatest tokens - speed * T(n); speed is recent tokens per second 
   plain, and drafting is tried again from time to time: where drafts are worthless, 200 tokens lose about 3 % on a calm
   machine and 4 % at worst. With 30 % noise it is 3 %, too, but no bound holds: one answer of 1,600 lost 10 %, as step
   times that scatter so much cannot be distinguished in 200 steps (see the simulation in the tests).
-- If drafts pay only once tables are full, this is not found out: filling the tables costs more than `allowed`.
+- Drafts may pay only once tables are full, and filling them by drafts can cost more than `allowed`. So if plain steps
+  can teach at next to no cost (`teaches`), the steps of a rest are drafts without nodes: their one row is learnt.
 """
 
 from __future__ import annotations
@@ -63,7 +64,7 @@ class Policy:
 # On CUDA, a size and the root fill the tiles of the matrix units, and sizes are few, as each is captured separately.
 POLICIES = {
     "cpu": Policy((0, 2, 4, 8, 12, 16, 24, 40), start=8, slope=0.03),
-    "cuda": Policy((0, 3, 7, 15, 31, 63), start=31, slope=0.004),
+    "cuda": Policy((0, 3, 7, 15, 31, 63), start=31, slope=0.004, trial=2.0),
 }
 
 
@@ -144,6 +145,7 @@ class Sizing:
         nodes: auto, or auto:N for at most N.
         device: of the target; its kind says which sizes are tried.
         filling: see FILLING; 0 where a draft's nodes teach nothing.
+        teaches: the steps of a rest draft 0 nodes, so that the drafter learns from them, and are not plain.
 
     Attributes:
         sizes: nodes below the root, ascending from 0.
@@ -153,12 +155,13 @@ class Sizing:
         UserError: `nodes` is another word.
     """
 
-    def __init__(self, nodes: str, device: torch.device, *, filling: float = FILLING) -> None:
+    def __init__(self, nodes: str, device: torch.device, *, filling: float = FILLING, teaches: bool = False) -> None:
         limit, self._policy = budget_of(nodes), POLICIES["cuda" if device.type == "cuda" else "cpu"]
         policy = self._policy
         self.sizes = [n for n in policy.sizes if n < limit] + [limit]
         self._start = min(bisect_left(self.sizes, policy.start), len(self.sizes) - 1)
         self._filling = [filling * math.log1p(n) for n in self.sizes]
+        self._teaches, self._at_rest = teaches, False
         self._times_of: dict[int, StepTimes] = {}  # by width
         self._times = self._of_width(1)
         self._since_plain, self._probe, self._drafts = policy.probe, policy.probe, 0
@@ -204,8 +207,9 @@ class Sizing:
         """
         self._times = self._of_width(width)
         self._promised, self._since_plain = [1.0] * len(self.sizes), self._since_plain + 1
-        self._plain = self.resting or self._since_plain > self._probe
-        if self.resting:
+        self._at_rest = self.resting  # in this step
+        self._plain = (self._at_rest and not self._teaches) or self._since_plain > self._probe
+        if self._at_rest:
             self._left -= 1
             if self._left <= 0:
                 self.resting, self.balance = False, max(self.balance, self._policy.trial)
@@ -220,6 +224,8 @@ class Sizing:
             likelihoods: of the listed nodes: all nodes, or a draft grown to one of `sizes`.
             following: upper bound for the likelihood of further nodes; negative: there are none.
         """
+        if self._at_rest:
+            return 0
         sums: list[float] = np.cumsum(likelihoods)[np.minimum(self.sizes, len(likelihoods) - 1)].tolist()
         starting, end = self._drafts < self._policy.min_samples, bisect_left(self.sizes, len(likelihoods) - 1) + 1
         if following >= 0 and end < len(self.sizes):
@@ -248,7 +254,7 @@ class Sizing:
         self._expected = [a + b for a, b in zip(self._expected, self._promised, strict=True)]
         if self._plain:
             self._since_plain = 0
-        else:
+        elif not self._at_rest:
             self._count(tokens - self.times[index] / self.times[0])
 
     def _worth(self, tokens: Sequence[float]) -> list[float]:

@@ -69,7 +69,7 @@ class Spine(TokenRecycling):
         matches = range(len(accept_probs) + 1)  # lengths of a match, each with topologies of its own
         self._topologies: dict[tuple[int, int], Topology] = {}  # by kind and nodes
         if isinstance(sized, str):
-            self.sizing = Sizing(sized, device)
+            self.sizing = Sizing(sized, device, teaches=True)
             listed = [best_first(match, nodes, k, accept_probs) for match in matches]
             self._likelihoods = [[1.0, *(prob for prob, _, _ in best)] for best in listed]
         else:
@@ -89,7 +89,7 @@ class Spine(TokenRecycling):
         """Choose the topology by the length of the text's match, and copy its continuation into the spine."""
         match = min(text.length, len(self.accept_probs))
         nodes = self.nodes if self.sizing is None else self.sizing.choose(self._likelihoods[match])
-        chosen = self._chosen = self._topology(match, nodes)
+        chosen = self._chosen = self._topology(match if nodes else 0, nodes)
         self.tree = chosen.tree
         if chosen.spine:
             self._line[1 : 1 + chosen.spine] = torch.tensor(text.copy(text.end, chosen.spine))

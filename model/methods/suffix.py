@@ -143,7 +143,7 @@ class SuffixRecycling(DeviceDrafter):
     ) -> None:
         super().__init__(torch.device(device), vocab_size)
         if isinstance(nodes, str):
-            self.sizing = Sizing(nodes, self.device)
+            self.sizing = Sizing(nodes, self.device, teaches=True)
         shared: dict[str, Any] = dict(nodes=nodes, sizing=self.sizing, device=device)
         copying: dict[str, Any] = dict(max_draft=max_draft, factor=factor, history_tokens=history_tokens)
         self.suffix = Suffix(vocab_size, min_match=min_match, **copying, **shared)

@@ -56,8 +56,16 @@ class Acceptance:
         self._renew()
 
     def update(self, tree: Tree, node: int) -> None:
-        """Count a step: `node` of `tree` was the deepest that was accepted."""
+        """Count a step: `node` of `tree` was the deepest that was accepted.
+
+        A step without a draft teaches the matrix, so what was seen before it counts less from then on.
+        """
         keep = 1 - 1 / MEMORY_VISITS
+        if len(tree) == 1:
+            self._visits, self._accepted = ([keep * n for n in counts] for counts in (self._visits, self._accepted))
+            for rank, prior in enumerate(self._priors):
+                self._rank_visits[rank] += (RANK_PRIOR - self._rank_visits[rank]) / MEMORY_VISITS
+                self._rank_accepted[rank] += (RANK_PRIOR * prior - self._rank_accepted[rank]) / MEMORY_VISITS
         children = self._children_of(tree)
         chain = tree.chain_of[node]
         for parent, accepted in zip(chain, [*chain[1:], -1], strict=True):

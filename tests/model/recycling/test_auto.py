@@ -52,6 +52,21 @@ def test_what_hangs_below_a_fallen_node_is_not_counted():
     ]
 
 
+def test_steps_without_a_draft_lead_back_to_the_law():
+    """They teach the matrix, and what an empty one let fall says nothing about a full one."""
+    acceptance, root = Acceptance([(0,), (0, 0)]), Tree.from_rank_paths([])
+    before, tree = acceptance.probabilities(), Tree.from_rank_paths([(0,), (0, 0)])
+    for _ in range(50):
+        acceptance.update(tree, 0)
+    low = acceptance.probabilities()[0]
+    for _ in range(int(MEMORY_VISITS)):
+        acceptance.update(root, 0)
+    assert low < 0.3 * before[0] and acceptance.probabilities()[0] > 2 * low
+    for _ in range(3000):
+        acceptance.update(root, 0)
+    assert acceptance.probabilities() == pytest.approx(before, rel=1e-3)
+
+
 def test_it_starts_with_the_published_trees_nodes():
     largest = TokenRecycling(V, nodes="auto").draft_tree
     assert set(largest.rank_paths[1:]) == set(best_order(80, 8)) == set(build_template("2.2.2").rank_paths[1:])
