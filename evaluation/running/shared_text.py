@@ -20,6 +20,7 @@ import torch
 
 from model.engine.cache import TreeCache
 from model.engine.drafter import Drafter, Session
+from model.engine.kernels import blocked
 from model.engine.loop import Generation, generate
 from model.engine.sampling import GREEDY, Choice, Sampling
 from model.engine.step import Forwarded, conclude
@@ -139,7 +140,7 @@ class SharedText:
                 visible[row, : parent.position + 1] = True
             visible[row, past + row] = True
         mask = torch.zeros(visible.shape, dtype=target.dtype, device=target.device)
-        mask.masked_fill_(torch.from_numpy(~visible).to(target.device), torch.finfo(target.dtype).min)
+        mask.masked_fill_(torch.from_numpy(~visible).to(target.device), blocked(target.dtype))
         positions = torch.tensor([context.position for context in rows], device=target.device)
         ids = torch.tensor(tokens, device=target.device)
         logits, hidden = target.forward_masked(self.cache, ids, mask, positions, hidden=self.hidden)

@@ -17,6 +17,7 @@ import torch
 from transformers import cache_utils
 from transformers.cache_utils import Cache, CacheLayerMixin, DynamicLayer, LinearAttentionLayer
 
+from .kernels import blocked
 from .tree import Tree
 
 MAX_MASKS = 64  # trees whose masks are kept
@@ -429,7 +430,7 @@ class TreeMasks:
 
     def _build(self, tree: Tree, past: int) -> torch.Tensor:
         mask = self._empty(len(tree), past + len(tree)).zero_()
-        mask[:, past:].masked_fill_(~tree.ancestors.to(self.device), torch.finfo(self.dtype).min)
+        mask[:, past:].masked_fill_(~tree.ancestors.to(self.device), blocked(self.dtype))
         return mask
 
     def _empty(self, rows: int, columns: int) -> torch.Tensor:

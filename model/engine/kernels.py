@@ -31,6 +31,15 @@ LEAST_COLUMNS = 128  # of a part; smaller parts cost more to merge than they gai
 _swapping = RLock()  # models of one family share the rotary function
 
 
+def blocked(dtype: torch.dtype) -> float:
+    """Return what a mask adds to the score of a column that a row does not see: half of the least number.
+
+    CUDA's kernel multiplies scores by log2(e), which makes -inf of the least bfloat16 or float32 number. Of a part
+    without any visible column it then says that its sum of exponentials is 1, and `merged` would count it.
+    """
+    return torch.finfo(dtype).min / 2
+
+
 class Grouped:
     """Switches to the fastest attention inside `with`.
 
@@ -173,12 +182,8 @@ def _attend(
     query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mask: torch.Tensor, scaling: float | None
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Attend and return also the logarithm of each row's sum of exponentials, float32 (S, Hkv, rows or more)."""
-    if query.device.type == "cpu":
-        flash = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
-        output, log_sums = flash(query, key, value, attn_mask=mask, scale=scaling)
-    else:
-        efficient = torch.ops.aten._scaled_dot_product_efficient_attention
-        output, log_sums, *_ = efficient(query, key, value, mask, True, scale=scaling)
+    efficient = torch.ops.aten._scaled_dot_product_efficient_attention
+    output, log_sums, *_ = efficient(query, key, value, mask, True, scale=scaling)
     return output, log_sums
 
 

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from .cache import TreeCache
 from .devices import on_host_like, synchronize
 from .drafter import DeviceDrafter, Drafter
+from .kernels import blocked
 from .sampling import Candidates, Choice, argmax, candidates_of
 from .target import Hidden, Outputs, Target
 from .tree import Draft, Tree
@@ -71,7 +72,7 @@ class TreeForward:
         self._nodes = torch.arange(nodes, device=device)
         self._columns = torch.arange(self.bucket, device=device)
         self._word, self._bit = self._nodes // WORD, self._nodes % WORD  # a node's place in packed rows
-        self._blocked = torch.finfo(dtype).min
+        self._blocked = blocked(dtype)
         # (n, n + 2): the tree's own mask between a column that all attend to and one that none does
         self._mask = torch.full((nodes, nodes + 2), self._blocked, dtype=dtype, device=device)
         self._mask[:, 0] = 0
@@ -300,7 +301,7 @@ class BatchForward:
         seen = unpacked(words.view(self.rows, -1), self._word, self._bit)  # (n, n)
         visible = (owners[:, None] == of_columns).index_copy_(1, at, seen)  # (n, w)
         mask = torch.zeros(visible.shape, dtype=target.dtype, device=target.device)
-        mask.masked_fill_(~visible, torch.finfo(target.dtype).min)
+        mask.masked_fill_(~visible, blocked(target.dtype))
         logits, self.hidden = target.forward_static(
             cache, tokens, mask, positions, at, columns=column_positions, hidden=needs.hidden
         )

@@ -18,7 +18,7 @@ from ..errors import UserError
 from .cache import ALIGNED, CachePool, LayerShape, TreeCache, TreeMasks
 from .checks import TRIAL_ROOM, check_draft, check_model, check_training, unwrapped, warn_untried
 from .devices import Graphs, Turns, give_back, synchronize, turns_of
-from .kernels import Grouped
+from .kernels import Grouped, blocked
 from .layers import decoder_layers, device_of, form_of, is_compiled, layer_types, mode_of, probe_layers
 from .linear import OURS, PACKED, fingerprint, fuse_linears, is_held, pack_linears
 from .tree import Draft
@@ -406,9 +406,8 @@ class Target:
             columns = torch.arange(seen, device=self.device)
             # no node sees the columns after the nodes' own
             columns.index_copy_(0, past + torch.arange(len(positions), device=self.device), positions)
-        lowest = torch.finfo(self.dtype).min
         masks: dict[str, torch.Tensor | None] = {
-            kind: mask.masked_fill(window.hides(positions, columns), lowest)[None, None]
+            kind: mask.masked_fill(window.hides(positions, columns), blocked(self.dtype))[None, None]
             for kind, window in self._windows.items()
         }
         return masks[""] if "" in masks else {kind: masks.get(kind, full) for kind in self._types}

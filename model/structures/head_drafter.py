@@ -9,6 +9,7 @@ import torch
 
 from ..engine import Draft, Drafter, Needs, Session, Target, Tree, Verification
 from ..engine.cache import CachePool
+from ..engine.kernels import blocked
 from .heads import Head
 
 
@@ -26,7 +27,7 @@ class HeadDrafter(Drafter):
         target.prepare(head)
         self.capacity = target.context + inner + 1
         self.caches = CachePool(head.new_cache)
-        self.blocked, self.dtype = torch.finfo(target.dtype).min, target.dtype
+        self.blocked, self.dtype = blocked(target.dtype), target.dtype
         self.cos, self.sin = head.angles(self.capacity)
 
     def mask_of(self, visible: torch.Tensor) -> torch.Tensor:

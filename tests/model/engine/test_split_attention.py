@@ -1,5 +1,6 @@
 """Attention that reads the cache in parts: sdpa's numbers, for every shape that graphs have."""
 
+import math
 import threading
 
 import pytest
@@ -7,17 +8,33 @@ import torch
 from transformers import AttentionInterface
 
 from model.engine import generate, kernels
-from model.engine.kernels import SETTING, CompiledKernels, SplitAttention, merged, parts_of
+from model.engine.kernels import SETTING, CompiledKernels, SplitAttention, blocked, merged, parts_of
 from model.recycling import TokenRecycling, build_template
 from tests.conftest import greedy, toy_model
 from tests.model.engine.fake_graphs import FakeGraphs
 
-PROCESSORS = 132
+LOG2_E = 1 / math.log(2)
+
+
+def attend(query, key, value, mask, scaling):
+    """What CUDA's kernel computes: exponentials to base 2, and 0 for rows that see nothing (log_sums are padded)."""
+    exponents = (query @ key.transpose(2, 3) * (scaling or query.shape[3] ** -0.5) + mask) * LOG2_E
+    most = exponents.amax(3, keepdim=True)
+    most = most.masked_fill(most == -math.inf, 0)
+    exponentials = torch.exp2(exponents - most)
+    sums = exponentials.sum(3, keepdim=True)
+    sums = sums.masked_fill(sums == 0, 1)
+    log_sums = (most / LOG2_E + sums.log())[..., 0]
+    return exponentials / sums @ value, torch.nn.functional.pad(log_sums, (0, -query.shape[2] % 32), value=math.inf)
 
 
 @pytest.fixture(autouse=True)
-def gpu(monkeypatch):
-    monkeypatch.setattr(kernels, "_processors", lambda device: PROCESSORS)
+def calls(monkeypatch):
+    """A GPU of 132 multiprocessors; the numbers of parts that were attended to."""
+    calls = []
+    monkeypatch.setattr(kernels, "_processors", lambda device: 132)
+    monkeypatch.setattr(kernels, "_attend", lambda *args: calls.append(len(args[1])) or attend(*args))
+    return calls
 
 
 def test_numbers_of_parts():
@@ -30,21 +47,19 @@ def test_numbers_of_parts():
 @pytest.mark.parametrize(("heads", "shared", "width"), [(4, 4, 16), (6, 2, 8), (4, 1, 8)])
 @pytest.mark.parametrize("n", [1, 5, 81])
 @pytest.mark.parametrize(("seen", "columns"), [(30, 256), (500, 768), (1023, 1024)])
-def test_results_are_sdpas(heads, shared, width, n, seen, columns):
+def test_results_are_sdpas(heads, shared, width, n, seen, columns, calls):
     """Columns that a row sees lie in any part, and some parts have none."""
     torch.manual_seed(seen)
     module, sdpa, split = torch.nn.Module(), AttentionInterface()["sdpa"], SplitAttention(merged)
     module.num_key_value_groups = heads // shared
-    calls, attend = [], kernels._attend
     query = torch.randn(1, n, heads, width).transpose(1, 2)
     key, value = (torch.randn(1, shared, columns + 40, width)[:, :, :columns] for _ in range(2))
-    mask = torch.full((1, 1, n, columns), torch.finfo(torch.float32).min)
+    mask = torch.full((1, 1, n, columns), blocked(torch.float32))
     mask[..., :seen].masked_fill_(torch.rand(n, seen) < 0.5, 0)
     mask[..., seen - 1] = 0
     given = module, query, key, value, mask
     expected = sdpa(*given, scaling=0.3)[0]
-    with pytest.MonkeyPatch.context() as patch, kernels._swapping:
-        patch.setattr(kernels, "_attend", lambda *args: calls.append(len(args[1])) or attend(*args))
+    with kernels._swapping:
         output = split(*given, scaling=0.3)[0]
     assert len(calls) == 1 and calls[0] > 1
     assert output.is_contiguous() and torch.allclose(output, expected, atol=1e-6)
@@ -70,11 +85,10 @@ def test_what_it_is_not_made_for_goes_to_sdpa():
 
 
 @pytest.mark.parametrize("kind", ["llama", "llama-grouped", "gpt2", "mistral"])
-def test_captured_steps_attend_in_parts_and_decode_the_same_text(kind, monkeypatch):
-    model, graphs, calls = toy_model(kind), FakeGraphs(monkeypatch), []
-    target, attend = graphs.target(model), kernels._attend
+def test_captured_steps_attend_in_parts_and_decode_the_same_text(kind, calls, monkeypatch):
+    model, graphs = toy_model(kind), FakeGraphs(monkeypatch)
+    target = graphs.target(model)
     monkeypatch.setattr(torch, "compile", lambda own, **how: own)
-    monkeypatch.setattr(kernels, "_attend", lambda *args: calls.append(len(args[1])) or attend(*args))
     target.kernels = CompiledKernels(model)
     assert target.kernels.names[-1] == "attention in parts"
     drafter, prompt = TokenRecycling(61, build_template("best", nodes=9)), [5, 6, 7] * 30
