@@ -14,6 +14,7 @@ import subprocess
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
+from dataclasses import replace
 from itertools import product
 from typing import Any
 
@@ -38,6 +39,7 @@ ROWS, CONTEXTS, TURNS = (1, 25, 81), (300, 1000, 2000), 4
 EXPECTED = {
     "machine": "driver 580 or later for CUDA 13; a C compiler, else nothing is compiled; SDPA's kernels in this order",
     "trial": "graph, with kernels compiled; else it says which logits or error made steps eager or uncompiled",
+    "types": "graph in each of three types, with attention in parts; float16 alone was right on the first GPU",
     "drop": "0.0 twice; else captured steps use memory that torch gave back: take execution=eager, and report it",
     "profile": "kernels take most of the step; else the device waits between them. The longest are matrix products",
     "steps": "ms grow little with rows and tokens, and compiled ones are fewer; else drafts pay less than estimated",
@@ -85,6 +87,14 @@ class Contact:
 
     def trial(self) -> dict[str, str]:
         return vars(choose_execution(self.target))
+
+    def types(self) -> dict[str, str]:
+        """Return what the trial of a tiny model says, by the type of its numbers."""
+        found = {}
+        for dtype in ("float16", "bfloat16", "float32"):
+            execution = choose_execution(random_model("tiny", replace(self.loaded.settings, dtype=dtype)).target)
+            found[dtype] = f"{execution.name}: {execution.why}"
+        return found
 
     def drop(self) -> list[float]:
         """Return how far a step's logits move after another is freed, without and with a capture by transformers."""
