@@ -20,7 +20,7 @@ import torch
 
 from .engine import Draft, Needs, Target, Tree, generate
 from .engine.devices import give_back, synchronize
-from .engine.kernels import CompiledKernels
+from .engine.kernels import IN_PARTS, CompiledKernels
 from .engine.linear import has_half, is_held, linear_bytes, linear_of, packable
 from .engine.sampling import Sampling
 from .engine.step import Executor, unmarked
@@ -31,7 +31,9 @@ from .recycling import TokenRecycling, build_template
 
 GRAPH = "graph"  # what auto tries on a CUDA device
 NODES = 12  # nodes below the root of the trial's draft
-PROMPT = 520  # tokens of the trial's prompt, or half of the context: attention reads a part that no row sees, too
+# Tokens of the trial's prompt, the first that leave room for drafts: of the cache, attention in parts then reads 768 or
+# 256 columns, the last part of which no row sees
+PROMPTS = 520, 100
 TOKENS = 24  # tokens of each of the trial's answers
 RUNS = 20  # runs of the step whose logits are compared and whose time is measured
 # Tolerance for logits: TIMES the difference of two eager forwards, and at least ROUNDINGS roundings
@@ -207,19 +209,29 @@ def trial(target: Target) -> Execution:
 
 
 def _try_kernels(target: Target, steps: _Trial) -> str:
-    """Let graphs call compiled kernels if these are right and faster; return the outcome in words."""
-    names, plain_s = list[str](), steps.seconds
+    """Let graphs call faster kernels if these are right; return the outcome in words.
 
-    def difference() -> str:
-        target.kernels = kernels = CompiledKernels(target.model)
-        names.extend(kernels.names)
-        return steps.difference() if names else ""
+    Attention in parts is tried with the others. If that fails, the others are tried alone.
+    """
+    plain_s, outcome = steps.seconds, ""
+    for parts in (True, False):
+        names = list[str]()
 
-    why = _failure(target, difference)
-    if names and not why and steps.seconds < plain_s:
-        return f"; {', '.join(names)} compiled, {steps.seconds / plain_s:.1f} of the time"
-    target.kernels = nullcontext()
-    return f"; nothing compiled: {why or 'it is no faster'}" if names or why else ""
+        def difference(parts: bool = parts, names: list[str] = names) -> str:
+            target.kernels = kernels = CompiledKernels(target.model, parts=parts)
+            names.extend(kernels.names)
+            return steps.difference() if names else ""
+
+        why = _failure(target, difference)
+        if names and not why and steps.seconds < plain_s:
+            compiled = ", ".join(name for name in names if name != IN_PARTS)
+            what = [f"{compiled} compiled"] * bool(compiled) + [IN_PARTS] * (IN_PARTS in names)
+            return f"{outcome}; {', '.join(what)}, {steps.seconds / plain_s:.1f} of the time"
+        target.kernels = nullcontext()
+        if IN_PARTS not in names:
+            break
+        outcome = f"; no {IN_PARTS}: {why or 'it is no faster'}"
+    return outcome + (f"; nothing compiled: {why or 'it is no faster'}" if names or why else "")
 
 
 def _failure(target: Target, difference: Callable[[], str]) -> str:
@@ -256,7 +268,8 @@ class _Trial:
 
     def __init__(self, target: Target) -> None:
         self.target, self.seconds = target, 0.0
-        self._prompt = [3 + i % 40 for i in range(min(PROMPT, target.context // 2))]
+        length = next((n for n in PROMPTS if 2 * n <= target.context), target.context // 2)
+        self._prompt = [3 + i % 40 for i in range(length)]
 
     @cached_property
     def _eager(self) -> tuple[float, Any, list[int]]:

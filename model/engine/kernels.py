@@ -18,13 +18,14 @@ import torch
 
 from .devices import without_cudnn
 
-SDPA_GROUPED, SDPA_SPLIT = "sdpa_grouped", "sdpa_split"
+OURS = SDPA_GROUPED, SDPA_SPLIT = "sdpa_grouped", "sdpa_split"  # what a config says instead of sdpa for a moment
 SETTING = "_attn_implementation_internal"  # of a transformers config: the name that each layer looks up
 # Arguments by which models change what attention computes; torch's grouped kernel has none of them
 UNSUPPORTED = ("softcap", "s_aux", "position_bias", "head_mask")
 ROTARY = "apply_rotary_pos_emb"  # a function of transformers' model files; attention layers look it up by this name
 ROUNDS: dict[str, Any] = {"emulate_precision_casts": True}  # round after each operator, as eager steps do
 RECOMPILE_LIMIT = 1 << 10  # compilations of one function, by all models of a process
+IN_PARTS = "attention in parts"  # what a trial calls `SplitAttention`
 ROWS_OF_BLOCK = 64  # rows that one block of CUDA's kernel for masked attention computes, for one head
 BLOCKS = 2  # such blocks for each multiprocessor; more parts than that gain nothing
 LEAST_COLUMNS = 128  # of a part; smaller parts cost more to merge than they gain
@@ -144,10 +145,11 @@ class SplitAttention:
         rows = heads // shared * n
         parts = parts_of(shared * -(-rows // ROWS_OF_BLOCK), columns, BLOCKS * _processors(query.device))
         entered = _swapping._is_owned()  # type: ignore[attr-defined]
-        fits = attention_mask is not None and attention_mask.shape == (1, 1, n, columns) and not width % 8
+        aligned = not width % 8 and not value.shape[3] % 8
+        fits = attention_mask is not None and attention_mask.shape == (1, 1, n, columns) and not dropout and aligned
         if parts == 1 or not (entered and fits) or any(kwargs.get(name) is not None for name in UNSUPPORTED):
             return self._sdpa(module, query, key, value, attention_mask, scaling=scaling, dropout=dropout, **kwargs)
-        assert attention_mask is not None
+        assert attention_mask is not None and attention_mask.dtype == query.dtype
         query = query.reshape(1, shared, rows, width).expand(parts, -1, -1, -1)
         # (S, Hkv, L / S, D), not copied, and (S, rows, L / S)
         key, value = (x.view(shared, parts, -1, x.shape[3]).transpose(0, 1) for x in (key, value))
@@ -204,17 +206,19 @@ class CompiledKernels:
 
     If the model is on a GPU and uses sdpa, it attends by `SplitAttention` there.
 
-    torch compiles each once for one row and once for any other number of rows, and all layers of a kind share the
-    result. Outside `with`, and in other threads, the model's own functions are called. A copy does nothing.
+    torch compiles norms and rotary embedding once for one row and once for any other number of rows, and all layers of
+    a kind share the result. Outside `with`, and in other threads, the model's own functions are called. A copy does
+    nothing.
 
     Args:
         backend: of torch.compile.
+        parts: False: attention stays as it is.
 
     Attributes:
-        names: what is compiled; empty if the model has none of it.
+        names: what is replaced; empty if the model has none of it.
     """
 
-    def __init__(self, model: Any, backend: Any = "inductor") -> None:
+    def __init__(self, model: Any, backend: Any = "inductor", *, parts: bool = True) -> None:
         self._swaps: list[tuple[dict[str, Any], str, Any]] = []  # names, name, replacement
         self._replaced: list[list[Any]] = []  # originals, for each `with`; None where there was none
         self._limits: list[Any] = []  # dynamo's limit, for each `with`
@@ -235,16 +239,17 @@ class CompiledKernels:
             for module in {sys.modules[type(module).__module__] for module in model.modules()}:
                 if callable(original := vars(module).get(ROTARY)):
                     swap(vars(module), ROTARY, original)
-        self.names = sorted(original.__qualname__.removesuffix(".forward") for original in compiled)
-        config = getattr(model, "config", None)
-        settings = {} if config is None else vars(config.get_text_config())
-        if settings.get(SETTING) == "sdpa" and _processors(model.get_input_embeddings().weight.device) > 1:
-            from transformers import AttentionInterface, AttentionMaskInterface  # not above, as in `Grouped`
+            self.names = sorted(original.__qualname__.removesuffix(".forward") for original in compiled)
+            config = getattr(model, "config", None)
+            settings = {} if config is None else vars(config.get_text_config())
+            on_gpu = parts and config is not None and _processors(model.get_input_embeddings().weight.device) > 1
+            if on_gpu and settings.get(SETTING) == "sdpa":
+                from transformers import AttentionInterface, AttentionMaskInterface  # not above, as in `Grouped`
 
-            AttentionInterface.register(SDPA_SPLIT, SplitAttention(once(merged)))
-            AttentionMaskInterface.register(SDPA_SPLIT, AttentionMaskInterface()["sdpa"])
-            self._swaps.append((settings, SETTING, SDPA_SPLIT))
-            self.names.append("attention in parts")
+                AttentionInterface.register(SDPA_SPLIT, SplitAttention(once(merged)))
+                AttentionMaskInterface.register(SDPA_SPLIT, AttentionMaskInterface()["sdpa"])
+                self._swaps.append((settings, SETTING, SDPA_SPLIT))
+                self.names.append(IN_PARTS)
 
     def __reduce__(self) -> tuple[type[nullcontext[None]], tuple[()]]:
         return nullcontext, ()

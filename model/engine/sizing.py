@@ -9,10 +9,11 @@ size with the greatest tokens - speed * T(n); speed is recent tokens per second 
 - If the newest steps take much more or less time than the steps before them, all sizes are measured anew.
 - Gains and losses are counted in plain-step times. An answer may lose `allowed` more than it won. Then steps are
   plain, and drafting is tried again from time to time: where drafts are worthless, 200 tokens lose about 3 % on a calm
-  machine and 4 % at worst. With 30 % noise it is 3 %, too, but no bound holds: one answer of 1,600 lost 10 %, as step
+  CPU and 5 % at worst; on an H200 4 % and 7 %. With 30 % noise no bound holds: one answer of 1,600 lost 10 %, as step
   times that scatter so much cannot be distinguished in 200 steps (see the simulation in the tests).
 - Drafts may pay only once tables are full, and filling them by drafts can cost more than `allowed`. So if plain steps
-  can teach at next to no cost (`teaches`), the steps of a rest are drafts without nodes: their one row is learnt.
+  can teach (`teaches`), the steps of a rest are drafts without nodes, whose one row is learnt, while that costs 3 % or
+  less.
 """
 
 from __future__ import annotations
@@ -53,18 +54,20 @@ class Policy:
     min_samples: int = 8  # newest samples that suffice to notice another machine
     uncertainty: float = 0.2  # relative error of unmeasured times; they change by more on another machine
     probe: int = 4  # steps between two plain ones, at first
-    rest: int = 16  # plain steps until drafting is tried again, at first
-    rest_per_loss: int = 40  # least plain steps of a rest for each plain step lost
+    rest: int = 16  # steps until drafting is tried again, at first
+    rest_per_loss: int = 40  # least steps of a rest for each plain step lost
     backoff: int = 16  # the greatest factor by which probe and rest grow
     allowed: float = 3.0  # loss that an answer may have
-    trial: float = 0.5  # loss that a trial after a rest may have
+    trial: float = 0.5  # loss that a trial after a rest may have,
+    taught_trial: float = 0.5  # and after a rest that taught the drafter: it may pay now
+    taught: float = 1.03  # greatest time of a step of a rest that teaches
     saved: float = 16.0  # greatest gain that is counted
 
 
 # On CUDA, a size and the root fill the tiles of the matrix units, and sizes are few, as each is captured separately.
 POLICIES = {
     "cpu": Policy((0, 2, 4, 8, 12, 16, 24, 40), start=8, slope=0.03),
-    "cuda": Policy((0, 3, 7, 15, 31, 63), start=31, slope=0.004, trial=2.0),
+    "cuda": Policy((0, 3, 7, 15, 31, 63), start=31, slope=0.004, taught_trial=2.0),
 }
 
 
@@ -145,11 +148,11 @@ class Sizing:
         nodes: auto, or auto:N for at most N.
         device: of the target; its kind says which sizes are tried.
         filling: see FILLING; 0 where a draft's nodes teach nothing.
-        teaches: the steps of a rest draft 0 nodes, so that the drafter learns from them, and are not plain.
+        teaches: the steps of a rest draft 0 nodes, so that the drafter learns from them, but for a few plain ones.
 
     Attributes:
         sizes: nodes below the root, ascending from 0.
-        resting: steps are plain for now.
+        resting: drafting pauses for now.
 
     Raises:
         UserError: `nodes` is another word.
@@ -162,6 +165,7 @@ class Sizing:
         self._start = min(bisect_left(self.sizes, policy.start), len(self.sizes) - 1)
         self._filling = [filling * math.log1p(n) for n in self.sizes]
         self._teaches, self._at_rest = teaches, False
+        self._trial = policy.taught_trial if teaches else policy.trial
         self._times_of: dict[int, StepTimes] = {}  # by width
         self._times = self._of_width(1)
         self._since_plain, self._probe, self._drafts = policy.probe, policy.probe, 0
@@ -170,7 +174,7 @@ class Sizing:
     def reset(self) -> None:
         """Forget expected tokens, chosen sizes, gains and losses; step times stay, as they are the machine's."""
         self.resting, self.balance = False, self._policy.allowed
-        self._left, self._rest = 0, self._policy.rest  # plain steps until the next trial, and in the next rest
+        self._left, self._rest = 0, self._policy.rest  # steps until the next trial, and in the next rest
         self._recent = [1.0, 1.0]  # a step's recent average of tokens, and of its time in plain steps
         self._promised = [1.0] * len(self.sizes)
         self._used, self._expected, self._tokens = [0] * (1 + len(self.sizes)), [0.0] * len(self.sizes), 0.0
@@ -208,11 +212,12 @@ class Sizing:
         self._times = self._of_width(width)
         self._promised, self._since_plain = [1.0] * len(self.sizes), self._since_plain + 1
         self._at_rest = self.resting  # in this step
-        self._plain = (self._at_rest and not self._teaches) or self._since_plain > self._probe
+        is_taught = self._teaches and self._times.optimistic[1] <= self._policy.taught * self.times[0]
+        self._plain = (self._at_rest and not is_taught) or self._since_plain > self._probe
         if self._at_rest:
             self._left -= 1
             if self._left <= 0:
-                self.resting, self.balance = False, max(self.balance, self._policy.trial)
+                self.resting, self.balance = False, max(self.balance, self._trial)
         elif self._plain:
             self._probe = min(2 * self._probe, self._policy.backoff * self._policy.probe)
         return self._plain

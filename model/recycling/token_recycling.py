@@ -74,7 +74,7 @@ class TokenRecycling(DeviceDrafter):
         if (tree is None) == (nodes is None):
             raise UserError(f"recycling: takes a tree, or a number of nodes (nodes={nodes}), and not both")
         if isinstance(nodes, str):
-            self.sizing = sizing or Sizing(nodes, self.device, teaches=True)
+            self.sizing = sizing or Sizing(nodes, self.device, teaches=update != "frozen")
             self.acceptance = Acceptance(considered_paths(k), best_order(self.sizing.sizes[-1], k))
             self.stores = [self.matrix, self.acceptance, self.sizing]
             self._trees: dict[tuple[int, ...], Tree] = {}

@@ -10,13 +10,14 @@ from evaluation.loading.models import LoadedModel, choose_execution
 from evaluation.loading.settings import ModelSettings
 from evaluation.statistics.notes import executed
 from model import tuning
-from model.engine import Target, generate
+from model.engine import Target, generate, kernels
 from model.engine.static_step import StaticForward, StaticStep
 from model.engine.verification import Commit
 from model.errors import UserError
 from model.recycling import TokenRecycling, build_template
 from model.tuning import Execution, trial
 from tests.conftest import greedy, toy_model
+from tests.model.engine.test_split_attention import attend
 
 V = 61
 AGREED = "a trial gave eager steps' logits and text"
@@ -27,7 +28,7 @@ KERNELS = tuning.CompiledKernels
 def captured(monkeypatch):
     """Captured steps are static ones, and no kernel is compiled unless a test says so."""
     monkeypatch.setattr(tuning, "GRAPH", "static")
-    monkeypatch.setattr(tuning, "CompiledKernels", lambda model: KERNELS(torch.nn.Module()))
+    monkeypatch.setattr(tuning, "CompiledKernels", lambda model, **parts: KERNELS(torch.nn.Module()))
 
 
 @pytest.fixture
@@ -130,6 +131,33 @@ def test_kernels_stay_compiled_where_that_is_right_and_faster(do, took, why, loa
     drafter = TokenRecycling(V, build_template("best", nodes=9))
     out = generate(loaded.target, drafter, [5, 6, 7], max_new_tokens=30, execution=chosen.name)
     assert out.tokens == greedy(loaded.target.model, [5, 6, 7], 30)
+
+
+@pytest.mark.parametrize(
+    ("fault", "why"),
+    [
+        (None, "; LlamaRMSNorm, apply_rotary_pos_emb compiled, attention in parts, 0.5 of the time"),
+        (
+            RuntimeError("no kernel"),
+            "; no attention in parts: RuntimeError: no kernel; LlamaRMSNorm, apply_rotary_pos_emb",
+        ),
+    ],
+)
+def test_attention_in_parts_is_tried_with_them_and_left_out_if_it_fails(fault, why, loaded, monkeypatch):
+    """A part of the trial's cache is seen by no row: on the first GPU, it counted in float32."""
+    empty = []
+
+    def attended(query, key, value, mask, scaling):
+        if fault is not None:
+            raise fault
+        empty.append(bool((mask[-1] < -1e9).all()))
+        return attend(query, key, value, mask, scaling)
+
+    kernels_that(torch.clone, monkeypatch, (0.02, *[0.01] * (fault is None), 0.01))
+    monkeypatch.setattr(kernels, "_processors", lambda device: 132)
+    monkeypatch.setattr(kernels, "_attend", attended)
+    chosen = trial(loaded.target)
+    assert chosen.why.startswith(AGREED + why) and (fault or (empty and all(empty[:2])))
 
 
 def test_a_tie_may_fall_either_way(loaded, monkeypatch):

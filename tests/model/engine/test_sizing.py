@@ -7,6 +7,8 @@ import pytest
 import torch
 
 from model.engine import Target, decode, generate, sizing
+from model.engine.batch import decode_batch
+from model.engine.loop import Request
 from model.engine.sizing import POLICIES, Sizing, finds_size
 from model.engine.static_step import StaticStep
 from model.errors import UserError
@@ -142,15 +144,13 @@ def test_it_follows_a_machine_that_changes_and_changes_back(before, after, scale
 @pytest.mark.parametrize("hoped", [0.0, 1.5])
 @pytest.mark.parametrize("teaches", [False, True])
 def test_worthless_drafts_lose_little_of_200_tokens_whatever_the_method_promises(times, noise, least, hoped, teaches):
-    def taking(n):
-        return 1.01 if n == 0 and teaches else times(n)  # to learn a row takes a hundredth of a step
-
     for seed in range(4):
         settings = dict(seed=seed, noise=noise, spikes=noise / 10, teaches=teaches)
-        machine = Machine(taking, accepting(0, 1), promised=accepting(hoped, 4), **settings)
+        machine = Machine(times, accepting(0, 1), promised=accepting(hoped, 4), **settings)
         speeds = [machine.answer(200) for _ in range(4)]
-        assert min(speeds) > least - 0.01 * teaches and speeds[-1] > least + 0.01, (seed, speeds)
-    assert machine.sizes.count(0 if teaches else PLAIN) > 100, "nothing else is learnt"
+        assert min(speeds) > least - 0.015 * teaches and speeds[-1] > least + 0.01 - 0.015 * teaches, (seed, speeds)
+    resting = (PLAIN, 0) if teaches and (noise or times(0) < 1.03) else (PLAIN,)
+    assert sum(map(machine.sizes.count, resting)) > 100, "a rest costs next to nothing"
 
 
 H200 = {  # step times there
@@ -260,6 +260,15 @@ class Clock:
         return self.now
 
 
+def run_to_end(steps):
+    """Return what a generator returns."""
+    while True:
+        try:
+            next(steps)
+        except StopIteration as end:
+            return end.value
+
+
 def prompts():
     rng = random.Random(3)
     return [[rng.randrange(3, V) for _ in range(6 + 10 * i)] * 2 for i in range(3)]
@@ -290,6 +299,23 @@ def test_a_methods_state_holds_what_was_found(method, llama):
     assert half.sizing.times == whole.sizing.times, "a cold start forgets texts, not the machine"
     described = half.describe()
     assert sum(described["steps_by_size"]) > 0 and described["sizes"] == half.sizing.sizes
+
+
+@pytest.mark.parametrize("method", ["recycling", "spine", "suffix_recycling"])
+@pytest.mark.parametrize("execution", ["eager", "static", "batch"])
+def test_a_rest_fills_the_matrix(method, execution, llama):
+    target = Target(llama)
+    drafter, clock = make_method(method, target), Clock(target, 0.0)
+    sizing, matrix = drafter.sizing, getattr(drafter, "partner", drafter).matrix
+    sizing.resting, sizing._left = True, 10_000
+    if execution == "batch":
+        request = Request(max_new_tokens=30, clock=clock)
+        outs = run_to_end(decode_batch(target, drafter, [([5, 6, 7], request), ([8, 9], request)], 2))
+    else:
+        outs = [generate(target, drafter, [5, 6, 7], max_new_tokens=30, execution=execution, clock=clock)]
+    assert [out.tokens for out in outs] == [greedy(llama, prompt, 30) for prompt in ([5, 6, 7], [8, 9])[: len(outs)]]
+    assert {step.nodes for out in outs for step in out.steps} == {1} and matrix.candidates.any()
+    assert execution == "batch" or sizing.describe()["steps_by_size"][0] > 10
 
 
 def test_a_consumer_that_takes_its_time_is_not_measured(llama):

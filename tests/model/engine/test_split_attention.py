@@ -7,7 +7,7 @@ import pytest
 import torch
 from transformers import AttentionInterface
 
-from model.engine import generate, kernels
+from model.engine import Target, generate, kernels
 from model.engine.kernels import SETTING, CompiledKernels, SplitAttention, blocked, merged, parts_of
 from model.recycling import TokenRecycling, build_template
 from tests.conftest import greedy, toy_model
@@ -65,7 +65,7 @@ def test_results_are_sdpas(heads, shared, width, n, seen, columns, calls):
     assert output.is_contiguous() and torch.allclose(output, expected, atol=1e-6)
 
 
-def test_what_it_is_not_made_for_goes_to_sdpa():
+def test_what_it_is_not_made_for_goes_to_sdpa(calls):
     """And what other threads forward."""
     split, seen = SplitAttention(merged), []
     split._sdpa = lambda *args, **kwargs: seen.append(kwargs) or (args[1], None)
@@ -76,12 +76,15 @@ def test_what_it_is_not_made_for_goes_to_sdpa():
         split(torch.nn.Module(), query, key, key, mask, softcap=30.0)
         split(torch.nn.Module(), query, key, key, mask.expand(-1, 4, -1, -1))
         split(torch.nn.Module(), *odd, mask)
-        assert len(seen) == 4
+        split(torch.nn.Module(), query, key, key[..., :6], mask)
+        split(torch.nn.Module(), query, key, key, mask, dropout=0.1)
+        assert len(seen) == 6 and not calls
         split(torch.nn.Module(), query, key, key, mask)
+        assert len(seen) == 6 and calls == [2]
         other = threading.Thread(target=split, args=(torch.nn.Module(), query, key, key, mask))
         other.start()
         other.join()
-    assert len(seen) == 5
+    assert len(seen) == 7
 
 
 @pytest.mark.parametrize("kind", ["llama", "llama-grouped", "gpt2", "mistral"])
@@ -95,3 +98,12 @@ def test_captured_steps_attend_in_parts_and_decode_the_same_text(kind, calls, mo
     out = generate(target, drafter, prompt, max_new_tokens=40, execution="graph")
     assert out.tokens == greedy(model, prompt, 40) and set(calls) == {2}
     assert vars(model.config)[SETTING] == "sdpa"
+
+
+def test_another_model_of_the_config_is_not_refused_meanwhile(monkeypatch):
+    model = toy_model("llama")
+    other = type(model)(model.config).eval()
+    target = Target(other)
+    with CompiledKernels(model, lambda graph, inputs, options: graph.forward):
+        assert vars(model.config)[SETTING] == "sdpa_split" and not target.changed
+        Target(type(model)(model.config).eval())
