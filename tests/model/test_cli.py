@@ -137,6 +137,7 @@ def test_a_prompt_ends_with_its_line_alone(tmp_path, said):
         assert [row["prompt"] for row in rows] == prompts
 
 
+@pytest.mark.slow  # compiles the loops of drafting anew
 def test_what_a_code_page_lacks_is_escaped_and_what_is_no_text_is_one_line(tmp_path):
     """In real processes: streams have their encoding before anything runs. All of these had ended in a traceback."""
 

@@ -6,6 +6,8 @@ import subprocess
 import sys
 import tomllib
 
+import pytest
+
 from evaluation.records import provenance
 from model import __version__
 from model.files import ROOT
@@ -34,6 +36,7 @@ def test_exports_are_imported_when_they_are_asked_for():
     assert done.returncode == 0, done.stderr[-2000:]
 
 
+@pytest.mark.slow  # compiles the loops of drafting anew
 def test_loops_that_were_compiled_under_one_name_of_the_package_run_under_the_other(tmp_path):
     """The notebook in a checkout imports model/ as token_recycling; the harness had failed after that."""
     shutil.copytree(ROOT / "model", tmp_path / "model", ignore=shutil.ignore_patterns("__pycache__"))
