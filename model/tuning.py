@@ -214,24 +214,34 @@ def _try_kernels(target: Target, steps: _Trial) -> str:
     Attention in parts is tried with the others. If that fails, the others are tried alone.
     """
     plain_s, outcome = steps.seconds, ""
-    for parts in (True, False):
-        names = list[str]()
+    names, why = _kernels(target, steps, plain_s, parts=True)
+    if why and IN_PARTS in names:
+        outcome = f"; no {IN_PARTS}: {why}"
+        names, why = _kernels(target, steps, plain_s, parts=False)
+    if why:
+        return f"{outcome}; nothing compiled: {why}"
+    if not names:
+        return outcome
+    compiled = ", ".join(name for name in names if name != IN_PARTS)
+    what = [f"{compiled} compiled"] * bool(compiled) + [IN_PARTS] * (IN_PARTS in names)
+    return f"{outcome}; {', '.join(what)}, {steps.seconds / plain_s:.1f} of the time"
 
-        def difference(parts: bool = parts, names: list[str] = names) -> str:
-            target.kernels = kernels = CompiledKernels(target.model, parts=parts)
-            names.extend(kernels.names)
-            return steps.difference() if names else ""
 
-        why = _failure(target, difference)
-        if names and not why and steps.seconds < plain_s:
-            compiled = ", ".join(name for name in names if name != IN_PARTS)
-            what = [f"{compiled} compiled"] * bool(compiled) + [IN_PARTS] * (IN_PARTS in names)
-            return f"{outcome}; {', '.join(what)}, {steps.seconds / plain_s:.1f} of the time"
+def _kernels(target: Target, steps: _Trial, plain_s: float, *, parts: bool) -> tuple[list[str], str]:
+    """Let graphs call these kernels if they are right and faster; return their names, and what is wrong or ""."""
+    names = list[str]()
+
+    def difference() -> str:
+        target.kernels = kernels = CompiledKernels(target.model, parts=parts)
+        names.extend(kernels.names)
+        return steps.difference() if names else ""
+
+    why = _failure(target, difference)
+    if names and not why and steps.seconds >= plain_s:
+        why = "it is no faster"
+    if why or not names:
         target.kernels = nullcontext()
-        if IN_PARTS not in names:
-            break
-        outcome = f"; no {IN_PARTS}: {why or 'it is no faster'}"
-    return outcome + (f"; nothing compiled: {why or 'it is no faster'}" if names or why else "")
+    return names, why
 
 
 def _failure(target: Target, difference: Callable[[], str]) -> str:

@@ -63,14 +63,14 @@ FIGURES = {  # file in docs/figures: the experiment and the name of its figure
 }
 TOPK = (
     '"method=recycling tree=shape method.k=4 tree.branching=4","method=recycling tree=shape",'
-    '"method=recycling tree=shape method.k=16 tree.branching=16"]'
+    '"method=recycling tree=shape method.k=16 tree.branching=16"'
 )
 CHANGED = {  # settings that the experiment's file has changed since, or that records leave out (values with quotes)
     "quickstart": ('quickstart.also=["method=recycling start=hot tree=auto"]',),
     "headline-h200": ('hydra.sweeper.also=["method=recycling,spine,dynamic tree=auto tree.nodes=64","method=pld"]',),
-    "topk-whole": (f'hydra.sweeper.also=["method=recycling",{TOPK}',),
-    "topk-order-0": (f"hydra.sweeper.also=[{TOPK}",),
-    "topk-order-1": (f"hydra.sweeper.also=[{TOPK}",),
+    "topk-whole": (f'hydra.sweeper.also=["method=recycling",{TOPK}]',),
+    "topk-order-0": (f"hydra.sweeper.also=[{TOPK}]",),
+    "topk-order-1": (f"hydra.sweeper.also=[{TOPK}]",),
 }
 BLOCK = re.compile(r"^<!-- results: ([^<]*?)-->\n(?:(?!<!-- ).*\n)*?<!-- end -->$", flags=re.M)
 

@@ -18,7 +18,7 @@ import torch
 
 from .devices import without_cudnn
 
-OURS = SDPA_GROUPED, SDPA_SPLIT = "sdpa_grouped", "sdpa_split"  # what a config says instead of sdpa for a moment
+OUR_SDPA = SDPA_GROUPED, SDPA_SPLIT = "sdpa_grouped", "sdpa_split"  # what a config says instead of sdpa for a moment
 SETTING = "_attn_implementation_internal"  # of a transformers config: the name that each layer looks up
 # Arguments by which models change what attention computes; torch's grouped kernel has none of them
 UNSUPPORTED = ("softcap", "s_aux", "position_bias", "head_mask")
@@ -62,10 +62,7 @@ class Grouped:
         self._settings = vars(config)  # written directly: a config's own setter takes longer than the gain
         self._for_it = on_cpu and shared not in (None, heads) and self._settings.get(SETTING) == "sdpa"
         if self._for_it:
-            from transformers import AttentionInterface, AttentionMaskInterface  # not above: it loads torch's compiler
-
-            AttentionInterface.register(SDPA_GROUPED, GroupedAttention())
-            AttentionMaskInterface.register(SDPA_GROUPED, AttentionMaskInterface()["sdpa"])  # so that padding works
+            GroupedAttention().register(SDPA_GROUPED)
 
     def __enter__(self) -> None:
         if self._for_it and self._settings[SETTING] == "sdpa":
@@ -78,8 +75,8 @@ class Grouped:
             self._settings[SETTING] = "sdpa"
 
 
-class GroupedAttention:
-    """A transformers attention implementation; where it gains nothing, it calls transformers' sdpa."""
+class Attention:
+    """A transformers attention implementation; where its own `attend` gains nothing, it calls transformers' sdpa."""
 
     def __init__(self) -> None:
         from transformers import AttentionInterface
@@ -87,6 +84,13 @@ class GroupedAttention:
         # Looked up once, as each layer of each forward calls it
         self._sdpa: Callable[..., tuple[torch.Tensor, None]] = AttentionInterface()["sdpa"]
 
+    def register(self, name: str) -> None:
+        """Let transformers find it by this name."""
+        from transformers import AttentionInterface, AttentionMaskInterface  # not above: it loads torch's compiler
+
+        AttentionInterface.register(name, self)
+        AttentionMaskInterface.register(name, AttentionMaskInterface()["sdpa"])  # so that padding works
+
     def __call__(
         self,
         module: torch.nn.Module,
@@ -99,17 +103,47 @@ class GroupedAttention:
         **kwargs: Any,
     ) -> tuple[torch.Tensor, None]:
         """transformers' contract: query (1, H, n, D), key and value (1, Hkv, L, D) -> (1, n, H, D)."""
-        grouped = attention_mask is not None and query.shape[2] > 1 and query.device.type == "cpu"  # layers may differ
-        if not grouped or any(kwargs.get(name) is not None for name in UNSUPPORTED):
-            return self._sdpa(module, query, key, value, attention_mask, scaling=scaling, dropout=dropout, **kwargs)
+        if attention_mask is not None and all(kwargs.get(name) is None for name in UNSUPPORTED):
+            attended = self.attend(query, key, value, attention_mask, scaling, dropout)
+            if attended is not None:
+                return attended, None
+        return self._sdpa(module, query, key, value, attention_mask, scaling=scaling, dropout=dropout, **kwargs)
+
+    def attend(
+        self,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        mask: torch.Tensor,
+        scaling: float | None,
+        dropout: float,
+    ) -> torch.Tensor | None:
+        """Attend under a mask; None: this gains nothing here."""
+        raise NotImplementedError
+
+
+class GroupedAttention(Attention):
+    """Attention that does not repeat keys and values that heads share; see `Grouped`."""
+
+    def attend(
+        self,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        mask: torch.Tensor,
+        scaling: float | None,
+        dropout: float,
+    ) -> torch.Tensor | None:
+        if query.shape[2] == 1 or query.device.type != "cpu":  # layers may differ
+            return None
         attended = torch.nn.functional.scaled_dot_product_attention(
-            query, key, value, attn_mask=attention_mask, dropout_p=dropout, scale=scaling, enable_gqa=True
+            query, key, value, attn_mask=mask, dropout_p=dropout, scale=scaling, enable_gqa=True
         )
-        return attended.transpose(1, 2).contiguous(), None
+        return attended.transpose(1, 2).contiguous()
 
 
-class SplitAttention:
-    """A transformers attention implementation for graphs: attends to S parts of the cache and merges the results.
+class SplitAttention(Attention):
+    """Attention for graphs: attends to S parts of the cache and merges the results.
 
     CUDA's kernel for masked attention has one block per head and 64 rows, which reads the whole cache alone: with 32
     heads most of the GPU waits. As in Flash-Decoding (https://crfm.stanford.edu/2023/10/12/flashdecoding.html), parts
@@ -117,45 +151,37 @@ class SplitAttention:
     attend to 2,048 columns in 47 us instead of 95 (81 rows) and in 26 instead of 87 (one row). Heads that share keys
     are further rows of one head, so keys and values are not repeated.
 
-    Where it gains nothing, and for threads outside `CompiledKernels`, it calls transformers' sdpa.
+    For threads outside `CompiledKernels` it is sdpa, too.
 
     Args:
         merge: `merged`, compiled.
     """
 
     def __init__(self, merge: Callable[..., torch.Tensor]) -> None:
-        from transformers import AttentionInterface
-
-        self._sdpa: Callable[..., tuple[torch.Tensor, None]] = AttentionInterface()["sdpa"]
+        super().__init__()
         self._merge = merge
 
-    def __call__(
+    def attend(
         self,
-        module: torch.nn.Module,
         query: torch.Tensor,
         key: torch.Tensor,
         value: torch.Tensor,
-        attention_mask: torch.Tensor | None,
-        scaling: float | None = None,
-        dropout: float = 0.0,
-        **kwargs: Any,
-    ) -> tuple[torch.Tensor, None]:
-        """transformers' contract: query (1, H, n, D), key and value (1, Hkv, L, D) -> (1, n, H, D)."""
+        mask: torch.Tensor,
+        scaling: float | None,
+        dropout: float,
+    ) -> torch.Tensor | None:
         (heads, n, width), (shared, columns) = query.shape[1:], key.shape[1:3]
         rows = heads // shared * n
         parts = parts_of(shared * -(-rows // ROWS_OF_BLOCK), columns, BLOCKS * _processors(query.device))
-        entered = _swapping._is_owned()  # type: ignore[attr-defined]
-        aligned = not width % 8 and not value.shape[3] % 8
-        fits = attention_mask is not None and attention_mask.shape == (1, 1, n, columns) and not dropout and aligned
-        if parts == 1 or not (entered and fits) or any(kwargs.get(name) is not None for name in UNSUPPORTED):
-            return self._sdpa(module, query, key, value, attention_mask, scaling=scaling, dropout=dropout, **kwargs)
-        assert attention_mask is not None and attention_mask.dtype == query.dtype
+        fits = mask.shape == (1, 1, n, columns) and mask.dtype == query.dtype and not (width % 8 or value.shape[3] % 8)
+        if parts == 1 or not fits or dropout or not _entered():
+            return None
         query = query.reshape(1, shared, rows, width).expand(parts, -1, -1, -1)
         # (S, Hkv, L / S, D), not copied, and (S, rows, L / S)
         key, value = (x.view(shared, parts, -1, x.shape[3]).transpose(0, 1) for x in (key, value))
-        mask = attention_mask[0, 0].repeat(rows // n, 1).view(rows, parts, -1).transpose(0, 1)
+        mask = mask[0, 0].repeat(rows // n, 1).view(rows, parts, -1).transpose(0, 1)
         output, log_sums = _attend(query, key, value, mask[:, None].expand(-1, shared, -1, -1), scaling)
-        return self._merge(output, log_sums, heads), None
+        return self._merge(output, log_sums, heads)
 
 
 def parts_of(blocks: int, columns: int, most: int) -> int:
@@ -196,9 +222,13 @@ def merged(output: torch.Tensor, log_sums: torch.Tensor, heads: int) -> torch.Te
     return every.view(1, heads, -1, output.shape[3]).transpose(1, 2).contiguous()
 
 
+def _entered() -> bool:
+    """Return whether this thread is inside a `CompiledKernels`."""
+    return bool(_swapping._is_owned())  # type: ignore[attr-defined]  # as threading.Condition asks
+
+
 def _call(compiled: Callable[..., Any], original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    entered = _swapping._is_owned()  # type: ignore[attr-defined]  # by this thread, as threading.Condition asks
-    return (compiled if entered else original)(*args, **kwargs)
+    return (compiled if _entered() else original)(*args, **kwargs)
 
 
 class CompiledKernels:
@@ -244,10 +274,7 @@ class CompiledKernels:
             settings = {} if config is None else vars(config.get_text_config())
             on_gpu = parts and config is not None and _processors(model.get_input_embeddings().weight.device) > 1
             if on_gpu and settings.get(SETTING) == "sdpa":
-                from transformers import AttentionInterface, AttentionMaskInterface  # not above, as in `Grouped`
-
-                AttentionInterface.register(SDPA_SPLIT, SplitAttention(once(merged)))
-                AttentionMaskInterface.register(SDPA_SPLIT, AttentionMaskInterface()["sdpa"])
+                SplitAttention(once(merged)).register(SDPA_SPLIT)
                 self._swaps.append((settings, SETTING, SDPA_SPLIT))
                 self.names.append(IN_PARTS)
 

@@ -11,7 +11,7 @@ from transformers.cache_utils import DynamicCache
 from ..errors import UserError
 from .cache import LayerShape
 from .checks import refusing_errors
-from .kernels import OURS
+from .kernels import OUR_SDPA
 
 # Kinds of transformers' layers that the engine can drive, by name, as older versions lack some.
 WINDOWED = ("DynamicSlidingWindowLayer", "LinearAttentionAndSlidingWindowAttentionLayer")
@@ -108,7 +108,7 @@ def form_of(model: Any) -> tuple[Any, ...]:
     On CUDA also each weight's address, which graphs contain.
     """
     attention = model.config.get_text_config()._attn_implementation
-    attention = "sdpa" if attention in OURS else attention  # set for a moment by a model of the same config
+    attention = "sdpa" if attention in OUR_SDPA else attention  # set for a moment by a model of the same config
     weights = ((w.shape, w.dtype, w.device, w.data_ptr() if w.is_cuda else 0) for w in model.parameters())
     return (attention, *weights)
 

@@ -100,7 +100,7 @@ def test_captured_steps_attend_in_parts_and_decode_the_same_text(kind, calls, mo
     assert vars(model.config)[SETTING] == "sdpa"
 
 
-def test_another_model_of_the_config_is_not_refused_meanwhile(monkeypatch):
+def test_another_model_of_the_config_is_not_refused_meanwhile():
     model = toy_model("llama")
     other = type(model)(model.config).eval()
     target = Target(other)
