@@ -159,6 +159,7 @@ class Batch:
             choice = self._choices.setdefault(rule, choice)
         member = Member(number, self.drafter.session(), request, choice, start=time.perf_counter())
         self.members.append(member)  # so that it is closed, whatever happens
+        self._clock = request.clock or self._clock
         member.session.choice = choice
         choice.set_seed(request.sampling.seed)
         with ExitStack() as ends:

@@ -122,7 +122,7 @@ class Request:
             observe and loop; on the device setup (when a static step is made), step and loop.
         reuse: do not forward again what the last sequence committed of the prompt's beginning (a conversation's earlier
             turns), unless the drafter needs outputs of that forward and did not keep them.
-        clock: times the steps for the drafter's `Sizing`; default: `step_clock`.
+        clock: times the steps for the drafter's `Sizing`; default: `step_clock`. A batch takes its last request's.
         ends: asked after each token, given prompt and answer so far: True if the answer ends there (stop strings).
     """
 
