@@ -30,6 +30,7 @@ def test_the_documents_say_what_the_records_say(monkeypatch):
 
 def test_a_changed_cell_and_figure_are_found_and_mended(monkeypatch, tmp_path, capsys):
     (tmp_path / "docs/figures").mkdir(parents=True)
+    (tmp_path / "configs").symlink_to(ROOT / "configs")
     page = tmp_path / "README.md"
     right = (ROOT / "README.md").read_text()
     page.write_text(re.sub(r"(\| goose[^|]*\| )\d\.\d\d", r"\g<1>9.99", right))
