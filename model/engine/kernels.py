@@ -8,8 +8,9 @@ operators, and 3 if compiled. In eager steps, calling compiled code costs more t
 from __future__ import annotations
 
 import sys
+import warnings
 from collections.abc import Callable
-from contextlib import nullcontext
+from contextlib import ExitStack, nullcontext
 from functools import cache, partial
 from threading import RLock
 from typing import Any
@@ -25,6 +26,8 @@ UNSUPPORTED = ("softcap", "s_aux", "position_bias", "head_mask")
 ROTARY = "apply_rotary_pos_emb"  # a function of transformers' model files; attention layers look it up by this name
 ROUNDS: dict[str, Any] = {"emulate_precision_casts": True}  # round after each operator, as eager steps do
 RECOMPILE_LIMIT = 1 << 10  # compilations of one function, by all models of a process
+# Of no use to users: what torch's compiler makes of our functions; in torch 2.11 "\nOnline softmax is disabled ..."
+COMPILERS_WARNINGS = {"message": r"\s*Online softmax"}, {"module": r"torch\._(dynamo|inductor)\."}
 IN_PARTS = "attention in parts"  # what a trial calls `SplitAttention`
 ROWS_OF_BLOCK = 64  # rows that one block of CUDA's kernel for masked attention computes, for one head
 BLOCKS = 2  # such blocks for each multiprocessor; more parts than that gain nothing
@@ -251,7 +254,7 @@ class CompiledKernels:
     def __init__(self, model: Any, backend: Any = "inductor", *, parts: bool = True) -> None:
         self._swaps: list[tuple[dict[str, Any], str, Any]] = []  # names, name, replacement
         self._replaced: list[list[Any]] = []  # originals, for each `with`; None where there was none
-        self._limits: list[Any] = []  # dynamo's limit, for each `with`
+        self._compiling: list[ExitStack] = []  # dynamo's limit and silence about what it does, for each `with`
         compiled: dict[Any, Callable[..., Any]] = {}
 
         def once(original: Any) -> Callable[..., Any]:
@@ -283,9 +286,12 @@ class CompiledKernels:
 
     def __enter__(self) -> None:
         _swapping.acquire()
+        self._compiling.append(compiling := ExitStack())
         # Each hidden width compiles a norm twice: dynamo's limit of eight would allow four models in a process
-        self._limits.append(torch._dynamo.config.patch(recompile_limit=RECOMPILE_LIMIT))
-        self._limits[-1].__enter__()
+        compiling.enter_context(torch._dynamo.config.patch(recompile_limit=RECOMPILE_LIMIT))
+        compiling.enter_context(warnings.catch_warnings())
+        for which in COMPILERS_WARNINGS:
+            warnings.filterwarnings("ignore", **which)
         self._replaced.append([where.get(name) for where, name, _ in self._swaps])
         for where, name, call in self._swaps:
             where[name] = call
@@ -296,5 +302,5 @@ class CompiledKernels:
                 del where[name]
             else:
                 where[name] = replaced
-        self._limits.pop().__exit__(None, None, None)
+        self._compiling.pop().close()
         _swapping.release()
