@@ -13,7 +13,7 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
-from .errors import UserError, one_line
+from .errors import UserError
 
 PARTIAL = ".*.part"  # pattern of the files that killed writers leave next to their target
 
@@ -73,29 +73,19 @@ def write_json(path: Path, data: Any) -> None:
     write_text(path, json.dumps(data, indent=2, ensure_ascii=False) + "\n")
 
 
-def weight_files(folder: Path, kind: str) -> list[Path]:
-    """Return a checkpoint's weight files: those that transformers would load, which need not exist, or else all.
+def weight_files(folder: Path) -> list[Path]:
+    """Return the weight files of a folder that transformers reads; others may be there, too.
 
-    Mistral's consolidated.safetensors, for example, repeats the weights under other names.
-
-    Args:
-        kind: a pattern, as *.safetensors.
-
-    Raises:
-        UserError: the index is broken.
+    Raises ValueError, KeyError or OSError if their index is broken.
     """
-    for stem in ("model", "pytorch_model"):
-        whole = folder / kind.replace("*", stem)
-        index = whole.with_name(f"{whole.name}.index.json")
-        if whole.is_file():
-            return [whole]
+    for whole in ("model.safetensors", "pytorch_model.bin"):
+        index = folder / f"{whole}.index.json"
+        if (folder / whole).is_file():
+            return [folder / whole]
         if index.is_file():
-            try:
-                shards = json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()
-                return [folder / name for name in sorted(set(shards))]
-            except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-                raise UserError(f"{index.name} is cut short or broken ({one_line(error)[:80]})") from None
-    return [*folder.glob(kind)]
+            shards = json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()
+            return [folder / shard for shard in sorted(set(shards))]
+    return []
 
 
 ROOT = Path(__file__).resolve().parent.parent

@@ -12,6 +12,7 @@ from typing import Any
 from weakref import WeakKeyDictionary, WeakSet
 
 import torch
+from torch.nn.utils.rnn import pad_sequence
 from transformers.utils import logging
 
 from .engine import Drafter, Target, decode
@@ -311,8 +312,9 @@ class Generate:
             out.stop = "context" if out.stop == "length" and count < max_new else out.stop
         if any(out.stop == "context" for out in generations):
             logger.warning_once(f"{target.name}: the answer ends at the {limit} tokens that its context has")
-        pad = config._pad_token_tensor  # as transformers prepared it: the first of several EOS ids if there is no other
-        ids = torch.cat((input_ids, padded(answers, 0 if pad is None else int(pad)).to(input_ids.device)), 1)
+        filler = config._pad_token_tensor  # transformers' own: without a pad id, the first of the EOS ids
+        new = pad_sequence([*map(torch.tensor, answers)], True, 0 if filler is None else int(filler))  # (B, n)
+        ids = torch.cat((input_ids, new.to(input_ids.device)), 1)
         if token_streamer is not None:
             token_streamer.end()
         return output(ids, generations) if config.return_dict_in_generate else ids
@@ -352,12 +354,6 @@ def unpadded(input_ids: torch.Tensor, mask: torch.Tensor | None) -> list[list[in
     rows: list[list[int]] = input_ids.tolist()
     padding = [0] * len(rows) if mask is None else (mask == 0).sum(-1).tolist()
     return [row[count:] for row, count in zip(rows, padding, strict=True)]
-
-
-def padded(answers: list[list[int]], pad: int) -> torch.Tensor:
-    """Return answers as ids (B, n), padded on the right."""
-    longest = max(map(len, answers))
-    return torch.tensor([answer + [pad] * (longest - len(answer)) for answer in answers])
 
 
 def of_rows(processors: Iterable[Any], criteria: Iterable[Any], streamer: Any, rows: str) -> list[Any]:

@@ -64,8 +64,7 @@ def load(loader: Callable[..., Any], source: str, revision: str | None = None) -
 
 def needed_bytes(folder: Path) -> int:
     """Return the memory that a checkpoint takes on a CPU, without caches: its weights, and 0.5 GB for the process."""
-    files = weight_files(folder, "*.safetensors") or weight_files(folder, "*.bin")
-    return int(1.06 * sum(path.stat().st_size for path in files if path.is_file())) + MARGIN
+    return int(1.06 * sum(path.stat().st_size for path in weight_files(folder))) + MARGIN
 
 
 def check_memory(folder: Path, times: int = 1) -> None:

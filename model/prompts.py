@@ -61,7 +61,7 @@ def chat_ids(tokenizer: Any, turns: Turns, **options: Any) -> list[int]:
 def several(prompts: Any) -> list[Any]:
     """Return several prompts as a list. Raises UserError for a text, a mapping, or what holds no prompts at all."""
     rows = prompts.tolist() if hasattr(prompts, "tolist") else prompts
-    if isinstance(rows, str | bytes) or hasattr(rows, "keys") or not isinstance(rows, Iterable):
+    if isinstance(rows, str) or hasattr(rows, "keys") or not isinstance(rows, Iterable):
         raise UserError(f"prompts: is of type {type(rows).__name__}; give a list of texts, chats or rows of token ids")
     return list(rows)
 

@@ -5,6 +5,7 @@ The hub's client checks sizes, and a file appears in a snapshot only when it is 
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Sequence
 from pathlib import Path
@@ -15,11 +16,9 @@ from huggingface_hub.errors import HfHubHTTPError
 from safetensors import SafetensorError, safe_open
 
 from model.errors import UserError, one_line
-from model.files import weight_files
 from model.pretrained import is_reachable as is_reachable
 
 SMALL = ("*.json", "*.txt", "*.model", "*.jinja", "*.py")  # the files of a repository that are not weights
-REPEATED = "consolidated"  # Mistral's second copy of the weights, which transformers does not read
 
 
 def is_name(path: str) -> bool:
@@ -52,9 +51,8 @@ def fetch_snapshot(name: str, weights: Sequence[str], revision: str | None = Non
         raise UserError(f"{name}: {constants.ENDPOINT} is not in reach, and this machine holds no copy")
     try:
         files = huggingface_hub.list_repo_files(name, revision=revision)
-        read = [file for file in files if not Path(file).name.startswith(REPEATED)]
-        found = [[file for file in read if Path(file).match(kind)] for kind in weights]
-        patterns = [*SMALL, *next(filter(None, found), [])]
+        kinds = [kind for kind in weights if any(Path(file).match(kind) for file in files)]
+        patterns = [*SMALL, *kinds[:1]]
         folder = Path(huggingface_hub.snapshot_download(name, revision=revision, allow_patterns=patterns))
     except (OSError, ValueError, HfHubHTTPError) as error:
         raise UserError(f"{name}: cannot be fetched ({one_line(error)[:300]})") from None
@@ -67,20 +65,21 @@ def missing_weights(folder: Path, weights: Sequence[str]) -> str:
     """Name the missing or broken weights of a folder; empty if one kind is complete, with every file of its index."""
     problems = []
     for kind in weights:
+        files, file = {path.name for path in folder.glob(kind)}, ""
         try:
-            files = sorted(weight_files(folder, kind))
-            for file in files:
+            for index in folder.glob(f"{kind}.index.json"):
+                file = index.name
+                files |= set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values())
+            for file in sorted(files):
                 if kind.endswith(".safetensors"):  # whose header gives the file's length
-                    with safe_open(file, "pt"):
+                    with safe_open(folder / file, "pt"):
                         pass
                 else:
-                    file.stat()
-        except UserError as error:
-            problems.append(str(error))
+                    (folder / file).stat()
         except FileNotFoundError:
-            problems.append(f"{file.name} is missing")
-        except (OSError, SafetensorError, ValueError) as error:
-            problems.append(f"{file.name} is cut short or broken ({one_line(error)[:80]})")
+            problems.append(f"{file} is missing")
+        except (OSError, SafetensorError, ValueError, KeyError, AttributeError) as error:
+            problems.append(f"{file} is cut short or broken ({one_line(error)[:80]})")
         else:
             if files:
                 return ""

@@ -19,7 +19,7 @@ import torch
 
 from model import __version__
 from model.errors import UserError
-from model.files import ROOT, weight_files
+from model.files import ROOT
 
 CONVERTED = ROOT / "data/.models"  # GGUF files as safetensors, in folders NAME-SHA256-REVISION
 PACKAGES = (
@@ -106,11 +106,12 @@ def model_files(folder: Path, weights: Sequence[str]) -> dict[str, str]:
     Args:
         weights: patterns of weight files, best first; the first that matches is the one that is loaded.
     """
-    kind = next((pattern for pattern in weights if weight_files(folder, pattern)), weights[0])
-    patterns_of = {"weights": (f"{kind}.index.json",), "config": CONFIG, "tokenizer": TOKENIZER}
-    files = {name: {path for one in patterns for path in folder.glob(one)} for name, patterns in patterns_of.items()}
-    files["weights"].update(weight_files(folder, kind))
-    return {name: _of_files(folder, paths) for name, paths in files.items()}
+    kind = next((pattern for pattern in weights if any(folder.glob(pattern))), weights[0])
+    patterns_of = {"weights": (kind, f"{kind}.index.json"), "config": CONFIG, "tokenizer": TOKENIZER}
+    return {
+        name: _of_files(folder, {path for pattern in patterns for path in folder.glob(pattern)})
+        for name, patterns in patterns_of.items()
+    }
 
 
 def sha256_of(path: Path) -> str:

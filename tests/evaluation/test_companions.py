@@ -12,7 +12,7 @@ import pytest
 from evaluation import prefetch, report, run
 from evaluation.configuration.jobs import compose
 from evaluation.loading import hub, models
-from evaluation.loading.companions import missing_companion
+from evaluation.loading.companions import KINDS, missing_companion
 from evaluation.records.provenance import model_files
 from evaluation.records.sweeps import missing_jobs
 from evaluation.running import runner, scheduling
@@ -182,14 +182,15 @@ def test_a_second_copy_of_the_weights_is_not_looked_at(checkpoint, monkeypatch, 
     for name in ("list_repo_files", "snapshot_download"):
         monkeypatch.setattr(f"huggingface_hub.{name}", getattr(client, name))
     monkeypatch.setattr("model.pretrained.answers", lambda *_: True)
-    folder = hub.fetch_snapshot("owner/model", ["*.safetensors"])
+    for weights in (KINDS["draft_path"].weights, models.ModelSettings("m", "m", allow_pickle=True).weight_files):
+        folder = hub.fetch_snapshot("owner/model", weights)
     assert "owner/model/consolidated.safetensors" not in client.fetched
     assert len([*folder.glob("*.safetensors")]) == len([*checkpoint.glob("*.safetensors")]) > 1
-    before = model_files(folder, ["*.safetensors"])
+    before = model_files(folder, weights)
     shutil.copy(second, folder)
-    assert model_files(folder, ["*.safetensors"]) == before and not hub.missing_weights(folder, ["*.safetensors"])
+    assert model_files(folder, weights) == before and not hub.missing_weights(folder, weights)
     (folder / "model.safetensors.index.json").write_text("{}")
-    assert hub.missing_weights(folder, ["*.safetensors"]).startswith("model.safetensors.index.json is cut short or")
+    assert hub.missing_weights(folder, weights).startswith("model.safetensors.index.json is cut short or broken")
 
 
 def test_weights_that_are_not_whole_are_missing(call, checkpoint, tmp_path):

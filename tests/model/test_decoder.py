@@ -150,7 +150,7 @@ SEVERAL = [
 ]
 NOT_SEVERAL = [
     ("hello", "prompts: is of type str; give a list of"),
-    (b"hello", "prompts: is of type bytes"),
+    (b"hello", "prompt 1: prompt: is of type int"),
     (None, "prompts: is of type NoneType"),
     (5, "prompts: is of type int"),
     (torch.tensor(5), "prompts: is of type int"),
