@@ -248,7 +248,9 @@ class Generate:
 
     def __reduce__(self) -> tuple[partial[Generate], tuple[()]]:
         """Return one with the same settings that has learnt nothing, for copies and pickles."""
-        options = dict(start=self.start, execution=self.execution, linear=self.linear, context=self.context)
+        options: dict[str, Any] = dict(
+            start=self.start, execution=self.execution, linear=self.linear, context=self.context
+        )
         return partial(type(self), self.method, **options, **self.settings), ()
 
     def release(self, model: Any) -> None:

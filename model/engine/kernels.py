@@ -26,8 +26,6 @@ UNSUPPORTED = ("softcap", "s_aux", "position_bias", "head_mask")
 ROTARY = "apply_rotary_pos_emb"  # a function of transformers' model files; attention layers look it up by this name
 ROUNDS: dict[str, Any] = {"emulate_precision_casts": True}  # round after each operator, as eager steps do
 RECOMPILE_LIMIT = 1 << 10  # compilations of one function, by all models of a process
-# Of no use to users: what torch's compiler makes of our functions; in torch 2.11 "\nOnline softmax is disabled ..."
-COMPILERS_WARNINGS = {"message": r"\s*Online softmax"}, {"module": r"torch\._(dynamo|inductor)\."}
 IN_PARTS = "attention in parts"  # what a trial calls `SplitAttention`
 ROWS_OF_BLOCK = 64  # rows that one block of CUDA's kernel for masked attention computes, for one head
 BLOCKS = 2  # such blocks for each multiprocessor; more parts than that gain nothing
@@ -290,8 +288,8 @@ class CompiledKernels:
         # Each hidden width compiles a norm twice: dynamo's limit of eight would allow four models in a process
         compiling.enter_context(torch._dynamo.config.patch(recompile_limit=RECOMPILE_LIMIT))
         compiling.enter_context(warnings.catch_warnings())
-        for which in COMPILERS_WARNINGS:
-            warnings.filterwarnings("ignore", **which)
+        warnings.filterwarnings("ignore", r"\s*Online softmax")  # of torch 2.11, seven times
+        warnings.filterwarnings("ignore", module=r"torch\._(dynamo|inductor)\.")  # of no use to users, either
         self._replaced.append([where.get(name) for where, name, _ in self._swaps])
         for where, name, call in self._swaps:
             where[name] = call
