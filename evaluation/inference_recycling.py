@@ -1,7 +1,8 @@
 """python -m evaluation.inference_recycling: the command line that Token Recycling's and Spec-Bench's users know.
 
 It runs one job like `evaluation.run` and writes the answers to --answer-file. The same command resumes an interrupted
-file; a command with other settings is refused.
+file; a command with other settings is refused. As in theirs, prompts are fschat's vicuna_v1.1 for every model, unless
+--template names another.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from model.files import ROOT
+from model.prompts import VICUNA
 
 from .configuration.config import checked_config
 from .configuration.jobs import compose, quoted
@@ -31,6 +33,8 @@ def main() -> None:
     flag("--answer-file", help="default: data/BENCH/model_answer/MODEL_ID.jsonl")
     flag("--max-new-tokens", dest="max_new_tokens", type=int, default=1024)
     flag("--num-choices", dest="num_choices", type=int, default=1)
+    template_help = "of prompts: one of fschat's, chat: the tokenizer's own, or raw: none (default: %(default)s)"
+    flag("--template", dest="model.template", default=VICUNA, help=template_help)
     flag("--dtype", dest="model.dtype", default="auto", help="auto, float32, float16, bfloat16")
     flag("--output-id-topk", dest="method.k", type=int, default=8, help="candidates kept per token (k)")
     tree_help = "template, or a YAML file of rank paths"
@@ -53,6 +57,7 @@ def infer(settings: dict[str, Any]) -> None:
         settings["bench"] = bench
     if settings["tree.name"].endswith((".yaml", ".yml")):
         settings |= {"tree.name": "file", "tree.path": settings["tree.name"]}
+    print(f"prompts: template {settings['model.template']} (--template names another)")
     (job,) = compose([f"{key}={quoted(value)}" for key, value in settings.items()]).jobs
     run_jobs([Job(checked_config(job.config))], answer_file=answer_file)
     print(f"answers: {answer_file}")

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from . import __version__
-from .decoder import Answer, Decoder, pieces
+from .decoder import Answer, Decoder, pieces, seeded
 from .engine import Generation, StepRecord
 from .engine.sampling import Sampling
 from .engine.sizing import steps_in_words
@@ -94,7 +94,7 @@ class Chat:
         prompt = decoder.ids_of(self.turns)
         if len(prompt) >= decoder.target.context and len(self.turns) > 1:
             raise UserError(f"the chat has {len(prompt)} tokens, more than the context takes; /reset forgets it")
-        sampling = replace(self.sampling, seed=self.sampling.seed + len(self.turns))
+        sampling = seeded(self.sampling, len(self.turns) // 2)
         steps = decoder.stream(prompt, sampling=sampling, **self.limits)
         ended: Generation | None = None  # None if Ctrl-C stopped the answer
 

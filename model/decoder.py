@@ -19,13 +19,13 @@ from .engine.batch import decode_batch
 from .engine.checks import unwrapped
 from .engine.linear import linear_of, unpack_linears
 from .engine.loop import Request, acceptance_record, whole
-from .engine.sampling import GREEDY, Sampling
+from .engine.sampling import GREEDY, Sampling, hashed_seed
 from .errors import SURROGATE, UserError, one_line
 from .files import load_state, save_state
 from .generate import asked, eos_ids, not_applied, with_own_settings
 from .methods import DEFAULT, make_method
 from .pretrained import choose_device, load_pretrained
-from .prompts import CHAT, RAW, chat_ids, chat_text, default_template, one_row
+from .prompts import CHAT, RAW, chat_ids, chat_text, default_template, one_row, several
 from .tuning import Load, choose_execution, choose_linear, described
 
 logger = logging.get_logger(__name__)
@@ -318,15 +318,18 @@ class Decoder:
         sampling: Sampling = GREEDY,
         **settings: Any,
     ) -> Iterator[Answer]:
-        """Yield the answers to several prompts in order, each with noise of its own; settings as in `stream`.
+        """Yield the answers to several prompts in order; settings as in `stream`.
 
-        Raises UserError before the first answer if one of the prompts does not fit.
+        When sampling, the first answer has the noise of `sampling.seed`, as if `generate` gave it. The noise of each
+        other answer is keyed by that seed and the answer's index.
+
+        Raises UserError before the first answer if one of the prompts does not fit, or for one prompt by itself.
 
         Args:
             batch: prompts decoded together, in one forward per step; each text is the same as alone.
         """
         rows = []
-        for number, prompt in enumerate(prompts, 1):
+        for number, prompt in enumerate(several(prompts), 1):
             try:
                 rows.append(self.ids_of(prompt))
                 self.target.token_budget(rows[-1], max_new_tokens)
@@ -352,11 +355,12 @@ class Decoder:
                     yield self._answer(ended.pop(count))
                     count += 1
 
-    def generate_all(self, prompts: Sequence[Prompt], *, progress: bool = True, **settings: Any) -> list[Answer]:
+    def generate_all(self, prompts: Iterable[Prompt], *, progress: bool = True, **settings: Any) -> list[Answer]:
         """Return what `answers` yields; show a bar on standard error."""
         from tqdm.auto import tqdm  # transformers requires it
 
-        return list(tqdm(self.answers(prompts, **settings), "", len(prompts), unit="prompt", disable=not progress))
+        listed = several(prompts)
+        return list(tqdm(self.answers(listed, **settings), "", len(listed), unit="prompt", disable=not progress))
 
     @property
     def probes(self) -> list[int]:
@@ -370,10 +374,10 @@ class Decoder:
 
 
 def seeded(sampling: Sampling, number: int) -> Sampling:
-    """Return the sampling of answer `number`, which has a seed and so noise of its own."""
+    """Return the sampling of answer `number`: 0 has the given seed, the others have noise independent of all seeds'."""
     if not isinstance(sampling, Sampling):
         raise UserError(f"sampling={sampling}: must be a Sampling, such as Sampling(temperature=0.7)")
-    return replace(sampling, seed=sampling.seed + number)
+    return replace(sampling, seed=hashed_seed(sampling.seed, number)) if number else sampling
 
 
 def pieces(

@@ -73,6 +73,21 @@ def write_json(path: Path, data: Any) -> None:
     write_text(path, json.dumps(data, indent=2, ensure_ascii=False) + "\n")
 
 
+def weight_files(folder: Path) -> list[Path]:
+    """Return the weight files of a folder that transformers reads; others may be there, too.
+
+    Raises ValueError, KeyError or OSError if their index is broken.
+    """
+    for whole in ("model.safetensors", "pytorch_model.bin"):
+        index = folder / f"{whole}.index.json"
+        if (folder / whole).is_file():
+            return [folder / whole]
+        if index.is_file():
+            shards = json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()
+            return [folder / shard for shard in sorted(set(shards))]
+    return []
+
+
 ROOT = Path(__file__).resolve().parent.parent
 
 

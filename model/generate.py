@@ -7,10 +7,12 @@ import weakref
 from collections.abc import Callable, Collection, Iterable
 from contextlib import closing
 from dataclasses import replace
+from functools import partial
 from typing import Any
 from weakref import WeakKeyDictionary, WeakSet
 
 import torch
+from torch.nn.utils.rnn import pad_sequence
 from transformers.utils import logging
 
 from .engine import Drafter, Target, decode
@@ -244,6 +246,13 @@ class Generate:
         models: WeakSet[Any] = WeakSet()  # models whose layers are changed
         self._models, weakref.finalize(self, _restore, models).atexit = models, False
 
+    def __reduce__(self) -> tuple[partial[Generate], tuple[()]]:
+        """Return one with the same settings that has learnt nothing, for copies and pickles."""
+        options: dict[str, Any] = dict(
+            start=self.start, execution=self.execution, linear=self.linear, context=self.context
+        )
+        return partial(type(self), self.method, **options, **self.settings), ()
+
     def release(self, model: Any) -> None:
         """Restore the layout of a model's linear layers, and drop its targets and drafters."""
         model = unwrapped(model)
@@ -269,9 +278,10 @@ class Generate:
         refuse(model, input_ids, config, kwargs)
         prompts, eos = unpadded(input_ids, kwargs.get("attention_mask")), eos_ids(config.eos_token_id)
         criteria = undecided(stopping_criteria or (), config.max_length, eos)
-        batched = len(prompts) > 1 or len(prompts[0]) < input_ids.shape[1]
-        if batched:
-            logits_processor = of_rows(logits_processor or (), criteria, token_streamer)
+        batched = len(prompts) > 1
+        if batched or len(prompts[0]) < input_ids.shape[1]:
+            rows = "a batch" if batched else "a padded row"
+            logits_processor = of_rows(logits_processor or (), criteria, token_streamer if batched else None, rows)
         inside = turns_of(model).held  # another answer's processor calls: that step is not yet observed
         with turns_of(model):
             target = self._target(model, config.max_length)
@@ -304,7 +314,9 @@ class Generate:
             out.stop = "context" if out.stop == "length" and count < max_new else out.stop
         if any(out.stop == "context" for out in generations):
             logger.warning_once(f"{target.name}: the answer ends at the {limit} tokens that its context has")
-        ids = torch.cat((input_ids, padded(answers, config.pad_token_id, eos).to(input_ids.device)), 1)
+        filler = config._pad_token_tensor  # transformers' own: without a pad id, the first of the EOS ids
+        new = pad_sequence([*map(torch.tensor, answers)], True, 0 if filler is None else int(filler))  # (B, n)
+        ids = torch.cat((input_ids, new.to(input_ids.device)), 1)
         if token_streamer is not None:
             token_streamer.end()
         return output(ids, generations) if config.return_dict_in_generate else ids
@@ -346,17 +358,11 @@ def unpadded(input_ids: torch.Tensor, mask: torch.Tensor | None) -> list[list[in
     return [row[count:] for row, count in zip(rows, padding, strict=True)]
 
 
-def padded(answers: list[list[int]], pad: int | None, eos: Collection[int]) -> torch.Tensor:
-    """Return answers as ids (B, n), padded on the right as transformers does."""
-    filler = pad if pad is not None else min(eos, default=0)
-    longest = max(map(len, answers))
-    return torch.tensor([answer + [filler] * (longest - len(answer)) for answer in answers])
+def of_rows(processors: Iterable[Any], criteria: Iterable[Any], streamer: Any, rows: str) -> list[Any]:
+    """Return copies of the processors of padded rows for rows without padding: the penalty has none to leave out.
 
-
-def of_rows(processors: Iterable[Any], criteria: Iterable[Any], streamer: Any) -> list[Any]:
-    """Return copies of a padded batch's processors for rows without padding: the penalty has no padding to leave out.
-
-    Raises UserError that names processors, criteria or a streamer that read more than each row's own ids.
+    Raises UserError that names processors, criteria or a streamer that read more than each row's own ids. `rows` says
+    in words what they are.
     """
     bare = [copy.copy(processor) for processor in processors]
     for processor in bare:
@@ -366,7 +372,7 @@ def of_rows(processors: Iterable[Any], criteria: Iterable[Any], streamer: Any) -
     names = [name for name in names if name not in READ_IDS] + ["token_streamer"] * (streamer is not None)
     names += ["prompt_ignore_length" for one in bare if getattr(one, "prompt_ignore_length", None) is not None]
     if names:
-        raise UserError(f"custom_generate: a batch has no {', '.join(names)}; leave it out, or decode row by row")
+        raise UserError(f"custom_generate: {rows} has no {', '.join(names)}; leave it out, or give rows one by one")
     return bare
 
 

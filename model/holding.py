@@ -25,6 +25,7 @@ from transformers.utils import cached_file
 
 from .engine.linear import HELD, Packed, PackedLinear, halves, plain_linears
 from .errors import UserError
+from .files import weight_files
 
 NARROW = (torch.float16, torch.bfloat16)
 MARGIN = 500_000_000  # bytes of a process without a model
@@ -63,8 +64,7 @@ def load(loader: Callable[..., Any], source: str, revision: str | None = None) -
 
 def needed_bytes(folder: Path) -> int:
     """Return the memory that a checkpoint takes on a CPU, without caches: its weights, and 0.5 GB for the process."""
-    files = [*folder.glob("*.safetensors")] or [*folder.glob("*.bin")]
-    return int(1.06 * sum(path.stat().st_size for path in files)) + MARGIN
+    return int(1.06 * sum(path.stat().st_size for path in weight_files(folder))) + MARGIN
 
 
 def check_memory(folder: Path, times: int = 1) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from .errors import UserError
@@ -58,6 +58,14 @@ def chat_ids(tokenizer: Any, turns: Turns, **options: Any) -> list[int]:
     return [int(i) for i in ids]
 
 
+def several(prompts: Any) -> list[Any]:
+    """Return several prompts as a list. Raises UserError for a text, a mapping, or what holds no prompts at all."""
+    rows = prompts.tolist() if hasattr(prompts, "tolist") else prompts
+    if isinstance(rows, str) or hasattr(rows, "keys") or not isinstance(rows, Iterable):
+        raise UserError(f"prompts: is of type {type(rows).__name__}; give a list of texts, chats or rows of token ids")
+    return list(rows)
+
+
 def one_row(prompt: Any) -> list[Any]:
     """Return a prompt's ids as Python numbers, or the turns of its chat. Raises UserError unless it is a single row."""
     if isinstance(prompt, Mapping):
@@ -68,10 +76,8 @@ def one_row(prompt: Any) -> list[Any]:
             raise UserError(f"prompt: attention_mask leaves {row.count(0)} of {len(row)} tokens out; give ids unpadded")
         return one_row(prompt["input_ids"])
     numbers = prompt.tolist() if hasattr(prompt, "tolist") else prompt
-    if isinstance(numbers, int):  # a 0-d tensor
-        return [numbers]
     if not isinstance(numbers, Sequence) or isinstance(numbers, str | bytes):
-        raise UserError(f"prompt: is of type {type(prompt).__name__}; give text, a chat or token ids")
+        raise UserError(f"prompt: is of type {type(numbers).__name__}; give text, a chat or a list of token ids")
     numbers = [number.tolist() if hasattr(number, "tolist") else number for number in numbers]
     rows = [row for row in numbers if isinstance(row, Sequence) and not isinstance(row, str)]
     if rows and len(numbers) > 1:

@@ -128,7 +128,7 @@ def ordered(questions: Sequence[Question], order: str) -> tuple[Question, ...]:
     if order == INTERLEAVED:
         pairs = zip(numbers(q.category for q in questions), questions, strict=True)
         return tuple(question for _, question in sorted(pairs, key=lambda pair: pair[0]))
-    if kind == SHUFFLED and (seed.isdigit() or order == SHUFFLED):
+    if kind == SHUFFLED and (seed.isdecimal() or order == SHUFFLED):
         shuffled = list(questions)
         random.Random(int(seed or 0)).shuffle(shuffled)
         return tuple(shuffled)

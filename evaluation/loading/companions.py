@@ -16,6 +16,7 @@ from model.methods import hydra, medusa
 from model.structures import heads
 
 from . import hub
+from .settings import SAFETENSORS
 
 
 class Kind(NamedTuple):
@@ -34,7 +35,7 @@ KINDS = {  # by the method's setting
     "hydra_path": Kind("hydra", "Hydra heads", heads.UNTRAINED, (hydra.WEIGHTS, hydra.PUBLIC_WEIGHTS)),
     "head_path": Kind("eagle", "EAGLE head", _HEADS.format("eagle"), (heads.WEIGHTS, heads.PUBLIC_WEIGHTS)),
     "eagle3_path": Kind("eagle3", "EAGLE-3 head", heads.UNTRAINED, (heads.WEIGHTS, heads.PUBLIC_WEIGHTS)),
-    "draft_path": Kind("draft", "draft model", _DRAFT, ("*.safetensors",)),
+    "draft_path": Kind("draft", "draft model", _DRAFT, (SAFETENSORS,)),
     "datastore_path": Kind("datastore", "datastore", "`python -m tools.datastore` builds one"),
 }
 

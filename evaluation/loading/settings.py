@@ -7,6 +7,8 @@ from typing import Any, Literal
 
 from model.errors import UserError
 
+SAFETENSORS = "model*.safetensors"  # others may be there: Mistral's consolidated.safetensors repeats the weights
+
 
 @dataclass(frozen=True)
 class ModelSettings:
@@ -42,5 +44,5 @@ class ModelSettings:
 
     @property
     def weight_files(self) -> tuple[str, ...]:
-        """Patterns of weight files, best first."""
-        return ("*.safetensors", "*.bin") if self.allow_pickle else ("*.safetensors",)
+        """Patterns of the weight files that transformers reads, best first."""
+        return (SAFETENSORS, "pytorch_model*.bin") if self.allow_pickle else (SAFETENSORS,)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import time
 import uuid
@@ -13,7 +12,7 @@ import torch
 
 from model.engine import Generation
 from model.engine.loop import acceptance_record
-from model.engine.sampling import Sampling
+from model.engine.sampling import Sampling, hashed_seed
 from model.engine.step import unmarked
 
 from ..answerers import Answerer, Served, ServedAnswer
@@ -75,8 +74,7 @@ def answer_turn(conversations: Sequence[Conversation]) -> None:
 
 def sampling_of(config: dict[str, Any], question: Question, index: int) -> Sampling:
     """Return the sampling of one choice: its noise differs by choice and is the same for all methods and turns."""
-    name = f"{config['seed']} {question.key} {index}".encode()
-    return Sampling(**config["sampling"], seed=int.from_bytes(hashlib.sha256(name).digest()[:7], "big"))
+    return Sampling(**config["sampling"], seed=hashed_seed(config["seed"], question.key, index))
 
 
 class Conversation:

@@ -8,8 +8,9 @@ operators, and 3 if compiled. In eager steps, calling compiled code costs more t
 from __future__ import annotations
 
 import sys
+import warnings
 from collections.abc import Callable
-from contextlib import nullcontext
+from contextlib import ExitStack, nullcontext
 from functools import cache, partial
 from threading import RLock
 from typing import Any
@@ -251,7 +252,7 @@ class CompiledKernels:
     def __init__(self, model: Any, backend: Any = "inductor", *, parts: bool = True) -> None:
         self._swaps: list[tuple[dict[str, Any], str, Any]] = []  # names, name, replacement
         self._replaced: list[list[Any]] = []  # originals, for each `with`; None where there was none
-        self._limits: list[Any] = []  # dynamo's limit, for each `with`
+        self._compiling: list[ExitStack] = []  # dynamo's limit and silence about what it does, for each `with`
         compiled: dict[Any, Callable[..., Any]] = {}
 
         def once(original: Any) -> Callable[..., Any]:
@@ -283,9 +284,12 @@ class CompiledKernels:
 
     def __enter__(self) -> None:
         _swapping.acquire()
+        self._compiling.append(compiling := ExitStack())
         # Each hidden width compiles a norm twice: dynamo's limit of eight would allow four models in a process
-        self._limits.append(torch._dynamo.config.patch(recompile_limit=RECOMPILE_LIMIT))
-        self._limits[-1].__enter__()
+        compiling.enter_context(torch._dynamo.config.patch(recompile_limit=RECOMPILE_LIMIT))
+        compiling.enter_context(warnings.catch_warnings())
+        warnings.filterwarnings("ignore", r"\s*Online softmax")  # of torch 2.11, seven times
+        warnings.filterwarnings("ignore", module=r"torch\._(dynamo|inductor)\.")  # of no use to users, either
         self._replaced.append([where.get(name) for where, name, _ in self._swaps])
         for where, name, call in self._swaps:
             where[name] = call
@@ -296,5 +300,5 @@ class CompiledKernels:
                 del where[name]
             else:
                 where[name] = replaced
-        self._limits.pop().__exit__(None, None, None)
+        self._compiling.pop().close()
         _swapping.release()

@@ -10,6 +10,7 @@ with the same seed.
 
 from __future__ import annotations
 
+import hashlib
 import math
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
@@ -79,6 +80,12 @@ class Sampling:
 
 
 GREEDY = Sampling()
+
+
+def hashed_seed(*key: object) -> int:
+    """Return a seed of 56 bits for a key such as (seed, index): other keys give independent noise."""
+    name = " ".join(map(str, key)).encode()
+    return int.from_bytes(hashlib.sha256(name).digest()[:7], "big")
 
 
 def drawn_by(processors: Iterable[Any], seed: int) -> Sampling:

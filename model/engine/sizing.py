@@ -330,6 +330,6 @@ def budget_of(nodes: int | str) -> int:
     if not isinstance(nodes, str):
         return nodes
     word, _, limit = nodes.partition(":")
-    if word != "auto" or (limit and not limit.isdigit()) or nodes.endswith(":"):
+    if word != "auto" or (limit and not limit.isdecimal()) or nodes.endswith(":"):
         raise UserError(f"nodes={nodes}: must be a number, auto, or auto:N for at most N")
     return int(limit) if limit else MAX_AUTO

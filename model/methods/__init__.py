@@ -155,6 +155,6 @@ def _template(tree: Any, k: int) -> Tree:
     if isinstance(tree, Mapping):
         return build_template(**tree, k=k)
     template, _, nodes = str(tree).partition(":")
-    if nodes and not nodes.isdigit():
+    if nodes and not nodes.isdecimal():
         raise UserError(f"tree={tree}: what follows the colon must be a number of nodes")
     return build_template(template, k=k, nodes=int(nodes) if nodes else None)

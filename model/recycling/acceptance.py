@@ -17,6 +17,7 @@ PATH_PRIOR = 8.0  # visits that the share of a path's rank is worth in the path'
 RANK_PRIOR = 16.0  # visits that the power law is worth in a rank's share
 REORDERS = frozenset(32 * 4**i for i in range(12))  # the nodes are sorted anew at these steps
 LONGEST_CHAIN = 12  # chains of first candidates are considered down to this depth
+CONSIDERED = 2 * MAX_AUTO  # paths of the power law among which nodes are chosen, and so the most that `auto:N` may have
 RENEW_EVERY = 4  # steps between two updates of the likelihoods
 
 
@@ -149,5 +150,5 @@ def considered_paths(k: int) -> tuple[RankPath, ...]:
     """List the rank paths among which nodes are chosen: the most likely by the power law, and chains of rank 0."""
     chains = [(0,) * depth for depth in range(1, LONGEST_CHAIN + 1)]
     ends = [(*path, rank) for path in chains for rank in range(min(2, k))]
-    paths = {*best_order(2 * MAX_AUTO, k), *chains, *ends}
+    paths = {*best_order(CONSIDERED, k), *chains, *ends}
     return tuple(sorted(paths, key=lambda path: (len(path), path)))

@@ -18,7 +18,7 @@ from ..engine.devices import fastest
 from ..engine.sampling import top_k
 from ..engine.sizing import Sizing
 from ..errors import UserError
-from .acceptance import Acceptance, considered_paths
+from .acceptance import CONSIDERED, Acceptance, considered_paths
 from .matrix import AdjacencyMatrix
 from .templates import best_order, build_template
 
@@ -34,7 +34,8 @@ class TokenRecycling(DeviceDrafter):
     Args:
         vocab_size: V, the width of the target's logits.
         tree: the template; needs ranks below k. None with `nodes`.
-        nodes: the number of nodes, from the published order. auto: tuned while decoding; `auto:N`: at most N.
+        nodes: the number of nodes, from the published order. auto: tuned while decoding; `auto:N`: at most N,
+            which is at most 160.
         k: candidates kept per token.
         recycle_prompt: also write the prompt's own top-k (the paper does not).
         dtype: of the matrix, int64 or int32.
@@ -75,6 +76,8 @@ class TokenRecycling(DeviceDrafter):
             raise UserError(f"recycling: takes a tree, or a number of nodes (nodes={nodes}), and not both")
         if isinstance(nodes, str):
             self.sizing = sizing or Sizing(nodes, self.device, teaches=update != "frozen")
+            if self.sizing.sizes[-1] > CONSIDERED:
+                raise UserError(f"recycling: nodes={nodes}: auto takes at most {CONSIDERED}; a number may be larger")
             self.acceptance = Acceptance(considered_paths(k), best_order(self.sizing.sizes[-1], k))
             self.stores = [self.matrix, self.acceptance, self.sizing]
             self._trees: dict[tuple[int, ...], Tree] = {}

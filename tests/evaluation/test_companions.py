@@ -12,7 +12,8 @@ import pytest
 from evaluation import prefetch, report, run
 from evaluation.configuration.jobs import compose
 from evaluation.loading import hub, models
-from evaluation.loading.companions import missing_companion
+from evaluation.loading.companions import KINDS, missing_companion
+from evaluation.records.provenance import model_files
 from evaluation.records.sweeps import missing_jobs
 from evaluation.running import runner, scheduling
 from tests.evaluation.test_errors import check
@@ -168,6 +169,28 @@ def test_a_model_and_a_head_by_hub_name_are_fetched_once_safetensors_first(call,
     (client.cache / "owner/eagle/model.safetensors").write_bytes(b"half")
     outcome = call(prefetch.main, *arguments)
     assert outcome.code == 2 and "no EAGLE head for owner/model (method.head_path=owner/eagle" in outcome.out
+
+
+def test_a_second_copy_of_the_weights_is_not_looked_at(checkpoint, monkeypatch, tmp_path):
+    """Nor fetched, hashed or required: Mistral's repositories have consolidated.safetensors, which is not loaded."""
+    files = {path.name: path for path in checkpoint.iterdir()}
+    second = tmp_path / "consolidated.safetensors"
+    second.write_bytes(b"half")
+    index = tmp_path / "consolidated.safetensors.index.json"
+    index.write_text('{"weight_map": {"a": "consolidated-00001.safetensors"}}')
+    client = Hub(tmp_path / "cache", model=files | {second.name: second, index.name: index})
+    for name in ("list_repo_files", "snapshot_download"):
+        monkeypatch.setattr(f"huggingface_hub.{name}", getattr(client, name))
+    monkeypatch.setattr("model.pretrained.answers", lambda *_: True)
+    for weights in (KINDS["draft_path"].weights, models.ModelSettings("m", "m", allow_pickle=True).weight_files):
+        folder = hub.fetch_snapshot("owner/model", weights)
+    assert "owner/model/consolidated.safetensors" not in client.fetched
+    assert len([*folder.glob("*.safetensors")]) == len([*checkpoint.glob("*.safetensors")]) > 1
+    before = model_files(folder, weights)
+    shutil.copy(second, folder)
+    assert model_files(folder, weights) == before and not hub.missing_weights(folder, weights)
+    (folder / "model.safetensors.index.json").write_text("{}")
+    assert hub.missing_weights(folder, weights).startswith("model.safetensors.index.json is cut short or broken")
 
 
 def test_weights_that_are_not_whole_are_missing(call, checkpoint, tmp_path):

@@ -60,6 +60,7 @@ WRONG = {  # settings, and what the line names
     "execution=custom_generate batch=2 start=hot": "execution=custom_generate | batch=1",
     "execution=custom_generate sampling.temperature=1": "execution=custom_generate | greedy",
     "tree=auto tree.nodes=-4": "tree=auto | -4",
+    "tree=auto tree.nodes=200": "nodes=auto:200 | at most 160",
     "tree=auto tree.depth=3": "tree=auto | depth",
     "bench.path=nowhere.jsonl": "nowhere.jsonl | does not exist",
     "bench.begin=7": "no question is left",

@@ -19,6 +19,7 @@ from model.generate import Generate
 from tests.checkpoint import write_tokenizer
 from tests.conftest import greedy, toy_model
 from tests.model.test_decoder import Letters
+from tests.model.test_generate_settings import Heard
 
 PROMPTS = [[5, 9, 7, 5, 9, 7, 11], [8], [30, 31, 32] * 9, [5, 9, 7, 5], [40, 3], [12, 13, 14, 15, 16]]
 LONGEST = max(map(len, PROMPTS))
@@ -127,7 +128,20 @@ def test_padded_rows_inside_generate_are_those_of_one_by_one_and_padded_as_stock
         answer = alone[len(prompt) :]
         assert row[LONGEST : LONGEST + len(answer)] == answer
     one = rows(model, ids[1:2], mask[1:2], custom_generate=ours, **stock)
-    assert one.equal(rows(model, ids[1:2], mask[1:2], **stock)), "one padded row is a batch, too"
+    assert one.equal(rows(model, ids[1:2], mask[1:2], **stock)), "one padded row, too"
+
+
+@pytest.mark.parametrize("eos", [[47, 36], [36, 47, 9], torch.tensor([47, 36]), 36, None], ids=str)
+@pytest.mark.parametrize("pad", [None, 60])
+def test_ended_rows_are_filled_with_the_id_that_stock_takes(eos, pad):
+    """Without a pad id that is the first EOS id as they are listed; it was the smallest."""
+    model, (ids, mask) = toy_model("llama-grouped"), padded(PROMPTS)
+    model.generation_config.pad_token_id = None
+    settings = dict(eos_token_id=eos, pad_token_id=pad)
+    stock = rows(model, ids, mask, **settings)
+    assert rows(model, ids, mask, custom_generate=Generate("pld", linear="torch"), **settings).equal(stock)
+    ends = {47, 36} if eos is not None else set()
+    assert bool(torch.isin(stock[:, LONGEST:], torch.tensor([*ends])).any()) == bool(ends)
 
 
 def test_rows_are_drawn_with_the_seeds_of_one_by_one(model):
@@ -165,6 +179,17 @@ def test_what_generate_refuses_of_a_batch(model):
         rows(model, ids, mask, position_ids=torch.arange(LONGEST).repeat(len(PROMPTS), 1), **ours)
     with pytest.raises(UserError, match="^start=cold: forgets between answers what those of a batch share"):
         rows(model, ids, mask, custom_generate=Generate(start="cold", linear="torch"))
+
+
+def test_a_padded_row_is_one_sequence(model):
+    """It was refused a cold start and a streamer as "a batch" is."""
+    (ids, mask), heard = padded(PROMPTS[1:2]), Heard()
+    cold = Generate("recycling", start="cold", linear="torch")
+    for more in ({}, {"token_streamer": heard}):
+        assert rows(model, ids, mask, custom_generate=cold, **more).equal(rows(model, ids, mask))
+    assert heard.tokens == rows(model, ids, mask)[0, LONGEST:].tolist()
+    with pytest.raises(UserError, match="^custom_generate: a padded row has no MinLengthLogitsProcessor, .*; leave it"):
+        rows(model, ids, mask, min_new_tokens=5, eos_token_id=54, custom_generate=cold)
 
 
 def test_a_context_ends_each_row_by_its_own_length(model, caplog):

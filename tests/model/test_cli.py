@@ -16,7 +16,7 @@ from model import __version__
 from model.cli import Chat, main, summary, talk
 from model.decoder import Answer, Decoder
 from model.engine import StepRecord
-from model.engine.sampling import GREEDY
+from model.engine.sampling import GREEDY, Sampling
 from model.errors import UserError
 from model.files import ROOT
 from model.tuning import Execution
@@ -335,6 +335,20 @@ def test_ctrl_c_stops_the_answer_and_not_the_chat(decoder, monkeypatch):
     assert chat.turns[1]["content"] == out.getvalue().rstrip("\n") != ""
     monkeypatch.undo()
     assert chat.say("And now?") and len(chat.turns) == 4
+
+
+def test_a_turn_of_each_seed_has_noise_of_its_own(decoder, monkeypatch):
+    """Seed 0's second answer had the seed of the first of seed 2."""
+    seeds = []
+    stream = decoder.stream
+    monkeypatch.setattr(decoder, "stream", lambda *a, **way: seeds.append(way["sampling"].seed) or stream(*a, **way))
+    for seed in range(4):
+        sampling = Sampling(temperature=1.0, seed=seed)
+        chat = Chat(decoder, io.StringIO(), colours=False, max_new_tokens=2, sampling=sampling)
+        for line in ("Hello there.", "And now?", "And then?"):
+            chat.say(line)
+        assert seeds[3 * seed] == seed, "as `generate` of the same seed"
+    assert len(set(seeds)) == 4 * 3
 
 
 FROM_THE_HUB = """

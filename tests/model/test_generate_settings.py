@@ -1,5 +1,9 @@
 """Inside transformers' generate: every setting is honoured, decides nothing, or is refused by name."""
 
+import copy
+import io
+import pickle
+
 import pytest
 import torch
 from transformers import (
@@ -224,6 +228,29 @@ def test_a_streamer_hears_every_token_once_also_in_the_hubs_layout():
         streamer = way.get("token_streamer", Heard())
         assert answer({}, model, **way, streamer=streamer).equal(expected)
         assert streamer.tokens == expected[0].tolist() and streamer.ended == 1
+
+
+@pytest.mark.parametrize("way", ["folder", "object"])
+def test_a_copy_of_a_model_that_decoded_decodes(way):
+    """pickle and torch.save met the object that a folder's call leaves with the model: cannot pickle a weakref."""
+    model = toy_model("llama-grouped")
+    expected = answer({}, model)
+    ours = Generate("recycling", start="cold", nodes=6, context=100, execution="eager", linear="torch")
+    folder = dict(custom_generate=str(ROOT), trust_remote_code=True, method="pld")
+    decoding = folder if way == "folder" else dict(custom_generate=ours)
+    answer({}, model, **decoding)
+    saved = io.BytesIO()
+    torch.save(model, saved)
+    saved.seek(0)
+    copies = [torch.load(saved, weights_only=False), pickle.loads(pickle.dumps(model)), copy.deepcopy(model)]
+    if way == "object":
+        same = [pickle.loads(pickle.dumps(ours)), copy.deepcopy(ours)]
+        for one in same:
+            assert {**vars(one), "_models": None} == {**vars(ours), "_models": None}
+            assert answer({}, model, custom_generate=one).equal(expected)
+    for another in copies:
+        assert answer({}, another).equal(expected) and answer({}, another, **decoding).equal(expected)
+    assert answer({}, model, **decoding).equal(expected)
 
 
 def drafter_in(model, generate):

@@ -129,6 +129,24 @@ def test_generate_on_a_users_own_model_copies_its_weights_in_16_bits(saved):
         assert (linear_of(model) == "half") == (dtype is not torch.bfloat16) and not is_held(model)
 
 
+@pytest.mark.parametrize("size", ["5GB", "30KB"])
+def test_a_second_copy_of_the_weights_takes_no_memory(tmp_path, size):
+    """Mistral's consolidated.safetensors was counted, too: refused for memory although it fits."""
+    toy_model("llama-grouped").save_pretrained(tmp_path, max_shard_size=size)
+    files = [*tmp_path.glob("*.safetensors")]
+    assert (len(files) > 1) == (size == "30KB")
+    needed = holding.needed_bytes(tmp_path)
+    assert needed == int(1.06 * sum(path.stat().st_size for path in files)) + holding.MARGIN
+    weights = b"".join(path.read_bytes() for path in files)
+    for name in ("consolidated.safetensors", "model.fp16.safetensors", "pytorch_model.bin", "adapter.safetensors"):
+        (tmp_path / name).write_bytes(weights)
+    (tmp_path / "consolidated.safetensors.index.json").write_text('{"weight_map": {"a": "consolidated-1.safetensors"}}')
+    assert holding.needed_bytes(tmp_path) == needed
+    if len(files) > 1:  # the whole file is read where there are both
+        (tmp_path / "model.safetensors").write_bytes(b"0" * 7)
+        assert holding.needed_bytes(tmp_path) == int(1.06 * 7) + holding.MARGIN
+
+
 def test_a_checkpoint_larger_than_the_free_memory_is_refused_before_it_is_loaded(saved, monkeypatch):
     """Twice as large if it cannot be held."""
     folder, loaded = saved("gemma"), []

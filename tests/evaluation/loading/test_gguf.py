@@ -25,10 +25,11 @@ def permuted(weight, heads):
 
 
 def write(path, merge='! "', pieces=None, fields=None, tensors=None, without=(), theta=10000.0, architecture="llama",
-          turn_end=None):  # fmt: skip
+          turn_end=None, word=None, kind="gpt2"):  # fmt: skip
     """A toy model's weights as a GGUF file, with one merge and a rule by which text is cut; returns the model.
 
-    `fields`, `tensors`: further ones; `without`: names of tensors that are left out.
+    `word`: a token that no merge makes. `fields`, `tensors`: further ones. `without`: names of tensors that are left
+    out.
     """
     model = toy_model("llama-grouped")
     writer = library.GGUFWriter(path, architecture)
@@ -42,9 +43,11 @@ def write(path, merge='! "', pieces=None, fields=None, tensors=None, without=(),
     writer.add_rope_freq_base(theta)
     writer.add_layer_norm_rms_eps(1e-6)
     writer.add_vocab_size(61)
-    writer.add_tokenizer_model("gpt2")
-    writer.add_token_list(["<s>", "</s>", *WORDS, merge.replace(" ", "")])
+    writer.add_tokenizer_model(kind)
+    writer.add_token_list(["<s>", "</s>", *WORDS[:-1], word or WORDS[-1], merge.replace(" ", "")])
     writer.add_token_merges([merge])
+    if kind == "llama":
+        writer.add_token_scores([0.0] * 61)
     if pieces is not None:
         writer.add_tokenizer_pre(pieces)
     writer.add_bos_token_id(0)
@@ -109,14 +112,42 @@ def test_the_end_of_a_turn_ends_an_answer(tmp_path, cache):
         assert models._load(models.ModelSettings("toy", str(tmp_path / f"{turn_end}.gguf"), device="cpu")).eos == ends
 
 
-def test_digits_are_pieces_of_their_own_where_the_file_says_so(tmp_path, cache):
-    """A merge of two digits is then never made. (On 879 prompts the ids are llama.cpp's: docs/design.md.)"""
-    pieces_of = {}
-    for pieces in (None, "smollm"):
-        write(tmp_path / f"{pieces}.gguf", merge="1 2", pieces=pieces)
+# A rule, a merge or a word that only it can use, and a text: what GPT-2's rule makes of it, and the rule
+CUT = {
+    "smollm": (dict(merge="1 2"), "A12", ["A", "12"], ["A", "1", "2"]),
+    "qwen2": (dict(merge="1 2"), "A12", ["A", "12"], ["A", "1", "2"]),
+    "llama-bpe": (dict(merge="( A"), "(A", ["(", "A"], ["(A"]),
+    "tekken": (dict(merge="( A"), "(A", ["(", "A"], ["(A"]),
+    "llama3": (dict(word="ABC"), "ABC", ["A", "B", "C"], ["ABC"]),
+    "gpt-2": (dict(merge="1 2"), "A12", ["A", "12"], ["A", "12"]),
+}
+
+
+@pytest.mark.parametrize("rule", CUT)
+def test_text_is_cut_by_the_rule_that_the_file_names(tmp_path, rule):
+    """With smollm's, the ids of 879 prompts are llama.cpp's."""
+    given, text, *expected = CUT[rule]
+    for pieces, tokens in zip((None, rule), expected, strict=True):
+        write(tmp_path / f"{pieces}.gguf", pieces=pieces, **given)
         tokenizer = AutoTokenizer.from_pretrained(gguf.convert(tmp_path / f"{pieces}.gguf"))
-        pieces_of[pieces] = tokenizer.convert_ids_to_tokens(tokenizer.encode("A12", add_special_tokens=False))
-    assert pieces_of == {None: ["A", "12"], "smollm": ["A", "1", "2"]}
+        assert tokenizer.convert_ids_to_tokens(tokenizer.encode(text, add_special_tokens=False)) == tokens, pieces
+
+
+@pytest.mark.parametrize("rule", ["seed-coder", "viking", "default", "deepseek-llm", "falcon", "my-own"])
+def test_a_rule_that_is_not_known_is_refused_by_name(tmp_path, cache, monkeypatch, rule):
+    """It was cut by GPT-2's rule in silence. (llama.cpp's "default" is another one.)"""
+    monkeypatch.setattr(gguf, "load_pretrained", lambda *_, **__: pytest.fail("nothing is loaded"))
+    write(tmp_path / "toy.gguf", pieces=rule)
+    with pytest.raises(UserError, match=rf"model .*toy\.gguf: tokenizer\.ggml\.pre={rule}: .* not known"):
+        gguf.convert(tmp_path / "toy.gguf")
+    assert not cache.exists()
+
+
+def test_the_rule_counts_for_byte_level_bpe_alone(tmp_path):
+    """SentencePiece's files say "default", and have no such rule."""
+    write(tmp_path / "toy.gguf", pieces="default", kind="llama")
+    tokenizer = AutoTokenizer.from_pretrained(gguf.convert(tmp_path / "toy.gguf"))
+    assert tokenizer.convert_ids_to_tokens(tokenizer.encode('A!"', add_special_tokens=False))[-2:] == ["A", '!"']
 
 
 def test_what_is_no_whole_gguf_file_is_one_line(tmp_path, cache):

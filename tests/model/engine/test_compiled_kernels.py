@@ -4,6 +4,7 @@ import contextlib
 import copy
 import shutil
 import threading
+import warnings
 
 import pytest
 import torch
@@ -131,6 +132,32 @@ def test_captured_steps_call_them_and_nobody_else_does(compiled, monkeypatch):
     assert set(seen) == {(False,) * 6, (True,) * 6}, "of the prompt, and of captured steps"
     assert modeling_llama.apply_rotary_pos_emb is own and not any("forward" in vars(norm) for norm in norms)
     assert compiled.calls and type(copy.deepcopy(target.kernels)).__name__ == "nullcontext"
+
+
+def test_what_the_compiler_says_of_our_functions_reaches_no_user():
+    """On a GPU seven lines "Online softmax is disabled on the fly" came before the first answer."""
+    torch._dynamo.reset()
+    softmax = "\nOnline softmax is disabled on the fly since Inductor decides to\nsplit the reduction."
+
+    def backend(graph, inputs, options=None):
+        warnings.warn(softmax, stacklevel=1)
+        warnings.warn_explicit("TF32 is off", UserWarning, "compile_fx.py", 1, module="torch._inductor.compile_fx")
+        warnings.warn("the user's", stacklevel=1)
+        return graph.forward
+
+    model = toy_model("llama")
+    target, kernels = Target(model), CompiledKernels(model, backend)
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        before = list(warnings.filters)
+        with kernels:
+            forwarded(target, 13, kernels)
+        assert {str(one.message) for one in told} == {"the user's"} and list(warnings.filters) == before
+        torch.compile(lambda x: x + 1, backend=backend)(torch.ones(2))
+    assert [str(one.message) for one in told][-3:] == [softmax, "TF32 is off", "the user's"], (
+        "of the user's own functions"
+    )
+    torch._dynamo.reset()
 
 
 def test_an_error_inside_leaves_the_model_as_it_was(compiled):

@@ -365,6 +365,10 @@ def test_the_library_finds_sizes_unless_told():
         drafter = make_method(name, target)
         assert isinstance(drafter.sizing, Sizing) and drafter.sizing.sizes[-1] <= 80, name
         assert make_method(name, target, nodes="auto:12").sizing.sizes[-1] == 12
+        assert make_method(name, target, nodes="auto:160").max_nodes == (41 if name == "suffix" else 161)
+        if "recycling" in name:  # the paths whose acceptance is learnt are listed once
+            with pytest.raises(UserError, match="nodes=auto:161: auto takes at most 160"):
+                make_method(name, target, nodes="auto:161")
     assert make_method("recycling", target, tree="2.2.2").sizing is None
     assert type(make_method("recycling", target, nodes=6)) is TokenRecycling
     assert make_method("recycling", target, nodes=6).max_nodes == 7
