@@ -225,7 +225,9 @@ LOADED = {  # what the file is like; each changes the sums, or takes other names
     "linear rope": dict(rope_scaling={"type": "linear", "factor": 4.0}, rope_theta=30.0),
     "rope_parameters": dict(rope_parameters={"rope_type": "default", "rope_theta": 30.0}, rope_theta=None),
     "mrope": dict(rope_scaling={"type": "mrope", "mrope_section": [1, 1, 2]}, rope_theta=30.0),
-    "nulls": dict(attention_bias=None, mlp_bias=None, rope_scaling=None, sliding_window=None, fc_norm=None),
+    "nulls": dict(
+        attention_bias=None, mlp_bias=None, rope_scaling=None, sliding_window=None, fc_norm=None, no_rope_layers=[]
+    ),
     "unused window": dict(sliding_window=512, use_sliding_window=False, max_window_layers=28, model_type="phi3"),
     "full attention": dict(layer_types=["full_attention"], logit_scale=1.0, partial_rotary_factor=1.0),
     "harmless": dict(torch_dtype="bfloat16", transformers_version="4.51.0", pretraining_tp=1, training_steps=7),
@@ -325,6 +327,8 @@ BROKEN = [
     (dict(target_hidden_size=48), "target_hidden_size of 48, .* has 32"),
     (dict(num_hidden_layers=2), "num_hidden_layers=2"),
     (dict(use_aux_hidden_state=False), "use_aux_hidden_state=False changes"),
+    (dict(rope_scaling={"rope_type": "default", "factor": 3.0}), r"rope_type=default with \['factor'\]"),
+    (dict(truncated_vocab_size=40), "truncated_vocab_size of 40, .* has 61"),
     (dict(speculators_model_type="peagle"), "speculators_model_type=peagle changes .*those of eagle3 are supported"),
     (dict(norm_before_fc=True), r"fc_norm.0.weight is missing and should be \[64\]"),
     (dict(change=added(input_norm=64)), r"fc_norm.0.weight is \[64\] and has no place in such a head"),
