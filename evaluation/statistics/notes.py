@@ -177,11 +177,13 @@ def doubts(pooled: Sequence[Pool]) -> list[str]:
 
 
 def executed(runs: Sequence[Run]) -> list[str]:
-    """Say what execution=auto chose and why, how many threads ran and why, and that cuDNN's attention is off."""
+    """Say what execution=auto chose and why, how many threads ran and why, what a head reads, if cuDNN's is off."""
     every = [run.metadata for run in runs]
     reasons = {m["execution_why"]: m["execution_used"] for m in every if m.get("execution_why")}
     lines = [f"execution=auto chose {used}: {why}" for why, used in reasons.items()]
     lines += dict.fromkeys(f"threads: {m['threads']} ({m['threads_why']})" for m in every if m.get("threads_why"))
+    read = [(run.label, run.summary.get("drafter", {}).get("hidden_states")) for run in runs]
+    lines += dict.fromkeys(f"{label} reads hidden states {states}" for label, states in read if states)
     if any(metadata.get("cudnn_attention") is False for metadata in every):
         lines.append("cuDNN's attention is off, for hf as well: it plans anew for each new shape of an eager step")
     return lines

@@ -8,6 +8,7 @@ the order of operations are those of github.com/SafeAILab/EAGLE, whose 60 nodes 
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import torch
 from torch import nn
@@ -16,7 +17,7 @@ from ..engine import Draft, Target, Tree
 from ..engine.tree import breadth_first
 from ..structures import check_whole
 from ..structures.head_drafter import HeadDrafter, HeadSession, StaticTree, StaticTreeSession
-from ..structures.heads import Head, load_eagle3_head, load_head, template
+from ..structures.heads import Eagle3Head, Head, load_eagle3_head, load_head, template
 
 
 class Eagle(StaticTree):
@@ -51,7 +52,7 @@ class ConfidenceTree(HeadDrafter):
     Args:
         lm_head: features (m, H) -> logits (m, W).
         ids: int64 (W,), the target's ids of these logits; None: they are the target's own.
-        depth: of the deepest node.
+        depth: of the deepest node, one more than the public code's, which counts the passes after the first.
         top_k: nodes expanded a depth, and children of each.
         nodes: drafted nodes kept, root not counted.
     """
@@ -91,12 +92,33 @@ class Eagle2(ConfidenceTree):
 
 
 class Eagle3(ConfidenceTree):
-    """EAGLE-3's head, which gives the tokens itself. Settings as `ConfidenceTree`; Spec-Bench runs it with depth 6."""
+    """EAGLE-3's head, which gives the tokens itself. Spec-Bench runs it with depth 6, which its code calls 5.
 
-    def __init__(self, target: Target, *, eagle3_path: str, depth: int = 8, top_k: int = 10, nodes: int = 59) -> None:
-        head = load_eagle3_head(eagle3_path, target)
-        lm_head = nn.Sequential(head.norm, head.lm_head)
+    Args:
+        layers: numbers of the hidden states that the head reads, in place of those in its config.json: 0 is the
+            embedding's output, i enters layer i (from 0).
+        others: as `ConfidenceTree`.
+    """
+
+    head: Eagle3Head
+
+    def __init__(
+        self,
+        target: Target,
+        *,
+        eagle3_path: str,
+        layers: list[int] | None = None,
+        depth: int = 8,
+        top_k: int = 10,
+        nodes: int = 59,
+    ) -> None:
+        head = load_eagle3_head(eagle3_path, target, layers)
+        norm = nn.Identity() if "norm_output" in head.asked else head.norm
+        lm_head = nn.Sequential(norm, head.lm_head or target.model.get_output_embeddings())
         super().__init__(target, head, lm_head, head.ids, depth=depth, top_k=top_k, nodes=nodes)
+
+    def describe(self) -> dict[str, Any]:
+        return super().describe() | {"hidden_states": f"{self.head.reads} ({self.head.source})"}
 
 
 class ConfidenceTreeSession(HeadSession):

@@ -7,6 +7,7 @@ Verification is the engine's; typical acceptance, which changes sampled output, 
 from __future__ import annotations
 
 import re
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -16,7 +17,18 @@ from transformers.models.llama.modeling_llama import LlamaDecoderLayer, LlamaRMS
 from ..engine import Target
 from ..errors import UserError
 from ..structures.head_drafter import StaticTree, StaticTreeSession
-from ..structures.heads import Head, filled, head_config, hidden_size, open_head, read_weights, run_layer, template
+from ..structures.heads import (
+    LAYER_KEYS,
+    Head,
+    filled,
+    flat,
+    head_config,
+    hidden_size,
+    open_head,
+    read_weights,
+    run_layer,
+    template,
+)
 from .medusa import ResBlock
 
 WEIGHTS, PUBLIC_WEIGHTS = "hydra_lm_head.safetensors", "hydra_lm_head.pt"
@@ -58,13 +70,9 @@ def load_heads(path: str, target: Target) -> HydraHeads:
     The layer has the target's own configuration; the numbers of heads and blocks are read from the weights. Raises
     UserError if the heads are missing, corrupt, of another kind, or made for another model.
     """
-    folder, values = open_head(path, "hydra", target)
-    for key, value in SUPPORTED.items():
-        if values.get(key, value) != value:
-            raise UserError(
-                f"{folder}: {key}={values[key]} in config.json; of Hydra's heads those of {value} are supported"
-            )
-    of_target = target.model.config.get_text_config().to_dict()
+    of_target = flat(Path(target.name), target.model.config.get_text_config().to_dict())
+    of_layer = {key: value for key, value in of_target.items() if LAYER_KEYS.fullmatch(str(key))}
+    folder, _ = open_head(path, "hydra", target, of_layer | SUPPORTED)
     if of_target.get("hidden_size") != hidden_size(target):
         raise UserError(f"{target.name}: has no hidden_size in its config; Hydra's heads are of models like LLaMA")
     file, state = read_weights(folder, WEIGHTS, PUBLIC_WEIGHTS)

@@ -64,7 +64,7 @@ def load_heads(path: str, target: Target) -> MedusaHeads:
     The number of heads is read from the weights: a public configuration says 2 heads where the file has 5. Raises
     UserError if the heads are missing, corrupt, or made for another model.
     """
-    folder, config = open_head(path, "medusa", target)
+    folder, config = open_head(path, "medusa", target, {"hidden_act": "silu"}, ("shared_lm_head", "sliding_window"))
     file, state = read_weights(folder, WEIGHTS, PUBLIC_WEIGHTS)
     shared = bool(config.get("shared_lm_head", False))
     try:

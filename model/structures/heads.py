@@ -11,7 +11,9 @@ Checkpoint layout: github.com/SafeAILab/EAGLE.
 from __future__ import annotations
 
 import json
+import re
 import shlex
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -32,12 +34,39 @@ from . import check_whole
 
 TRAINED, UNTRAINED = ("medusa", "eagle"), "no command here trains one; configs/companions names public ones"
 _TREES = Path(__file__).parent / "trees"  # as published with the heads
+LAYER_KEYS = re.compile(  # of a LLaMA layer
+    "attention_bias|head_dim|hidden_act|hidden_size|intermediate_size|max_position_embeddings|"
+    "mlp_bias|num_(attention|key_value)_heads|rms_norm_eps|rope_theta"
+)
+_LABELS = re.compile(  # what nested configurations may state differently
+    "architectures|model_type|tie_word_embeddings|transformers_version|(torch_)?dtype|_name_or_path|use_cache|"
+    "(bos|eos|pad)_token_id|initializer_range"
+)
+_CHANGES_SUMS = re.compile(  # what a true key of such a name asks for must be computed, whatever it is
+    "(?!m?rope_(type|scaling|parameters|section|interleaved)$|_?attn_implementation$|attention_dropout$|"
+    "max_window_layers$|chunk_size_feed_forward$).*"
+    "(norm|bias|scal|multiplier|rope|rotary|attention|attn|alibi|causal|window|chunk|sink|clip|residual|cap(ping)?$|"
+    "layer_types|layer_ids|act(ivation)?(_fn|_function)?$|head_dim|lm_head|quant|parallel_draft(ing|_step))"
+)
+_LAYER_IDS = "eagle_aux_hidden_state_layer_ids"
+_ALIASES = {"type": "rope_type", "fusion_bias": "bias", "aux_hidden_state_layer_ids": _LAYER_IDS}
+_NEUTRAL = {
+    **{"is_causal": True, "logit_scale": 1, "partial_rotary_factor": 1, "parallel_draft_step": 1},
+    "layer_types": ["full_attention"],
+}
 
 
-def open_head(path: str, kind: str, target: Target) -> tuple[Path, dict[str, Any]]:
-    """Return the folder of a head of this kind, and its config.json.
+def open_head(
+    path: str, kind: str, target: Target, only: Mapping[str, Any], computed: Collection[str] = ()
+) -> tuple[Path, dict[str, Any]]:
+    """Return the folder of a head of this kind, and its config.json, `flat`.
 
-    Raises UserError if there is none, with the command that trains one, or it is of another hidden size or vocabulary.
+    Args:
+        only: the one value that is supported, by key.
+        computed: keys that are computed, next to those of a LLaMA layer.
+
+    Raises UserError if there is none, with the command that trains one, it is of another hidden size or vocabulary, or
+    it has a key that changes its sums and is not computed.
     """
     folder = located(path)
     if not folder.is_dir():
@@ -48,16 +77,44 @@ def open_head(path: str, kind: str, target: Target) -> tuple[Path, dict[str, Any
         raise UserError(f"no {kind} head in {path}: {trained if kind in TRAINED else UNTRAINED}")
     file = folder / "config.json"
     try:
-        config = json.loads(file.read_text(encoding="utf-8"))
-        width = "target_hidden_size" if config.get("target_hidden_size") else "hidden_size"
-        sizes = {width: hidden_size(target), "vocab_size": target.logits_size}
-        wrong = {key: config[key] for key, size in sizes.items() if config.get(key, size) != size}
+        config = dict(json.loads(file.read_text(encoding="utf-8")).items())
     except (OSError, ValueError, AttributeError) as error:
         reason = "missing" if isinstance(error, FileNotFoundError) else f"is not a readable JSON object ({error})"
         raise UserError(f"{file}: {reason}; a head is a folder with config.json and weights") from None
+    config = flat(file, config)
+    width = "target_hidden_size" if config.get("target_hidden_size") else "hidden_size"
+    sizes = {width: hidden_size(target), "vocab_size": target.logits_size}
+    sizes["truncated_vocab_size"] = target.logits_size
+    wrong = {key: config[key] for key, size in sizes.items() if config.get(key, size) != size}
     for key, size in wrong.items():
         raise UserError(f"{folder}: made for a {key} of {size}, {target.name} has {sizes[key]}")
+    if config.get("use_sliding_window") is False:
+        config.pop("sliding_window", None)
+    only = {**_NEUTRAL, "speculators_model_type": kind, **only}
+    for key, value in config.items():
+        known = key in computed or LAYER_KEYS.fullmatch(key) or not _CHANGES_SUMS.match(key)
+        supported = only.get(key, value if known or not value else False)
+        if value != supported:
+            raise UserError(f"{file}: {key}={value} changes a head's sums; those of {supported} are supported")
     return folder, config
+
+
+def flat(file: Path, config: dict[str, Any]) -> dict[str, Any]:
+    """Return a configuration with those nested in it, of each its true keys, too; without nulls.
+
+    Raises UserError if they contradict each other.
+    """
+    values: dict[str, Any] = {}
+    parts = [config]
+    for part in parts:  # grows
+        for name, value in part.items():
+            key = _ALIASES.get(name, name)
+            if isinstance(value, dict):
+                parts.append(value)
+                value = [inner for inner in value if value[inner]]
+            if value is not None and values.setdefault(key, value) != value and not _LABELS.fullmatch(key):
+                raise UserError(f"{file}: {key} is {values[key]} and {value}")
+    return values
 
 
 def read_weights(folder: Path, *names: str) -> tuple[Path, dict[str, torch.Tensor]]:
@@ -84,9 +141,9 @@ def load_weights(module: nn.Module, file: Path, state: dict[str, torch.Tensor]) 
     shapes, given = ({name: list(t.shape) for name, t in s.items()} for s in (module.state_dict(), state))
     if wrong := [name for name in shapes | given if shapes.get(name) != given.get(name)]:
         name = wrong[0]
+        wanted = f"should be {shapes[name]}" if name in shapes else "has no place in such a head"
         raise UserError(
-            f"{file}: cut short, or not of this kind or model: {name} is {given.get(name, 'missing')} and should be "
-            f"{shapes.get(name, 'missing')}; {len(wrong)} of {len(shapes)} tensors differ"
+            f"{file}: {name} is {given.get(name, 'missing')} and {wanted}; {len(wrong)} of {len(shapes)} tensors differ"
         )
     module.load_state_dict(state)
 
@@ -114,7 +171,14 @@ def template(name: str, path: str | None, vocab_size: int, *, heads: int | None 
 WEIGHTS = "model.safetensors"
 PUBLIC_WEIGHTS = "pytorch_model.bin"
 EMBEDDING = "embed_tokens.weight"
-_ROPE = ("default", "linear", "llama3")  # angles that depend on the position alone
+_ROPE = {  # angles that depend on the position alone, and their parameters; for text, mrope is the default
+    **{"default": (), "mrope": (), "linear": ("factor",)},
+    "llama3": ("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings"),
+}
+_LLAMA = re.compile("llama|qwen[23]|mistral|mixtral|phi3|eagle3?|speculator.*")  # layers as LLaMA's, but for tensors
+_BIASES = dict.fromkeys(("gate_proj", "up_proj", "down_proj"), "mlp_bias") | {"fc": "bias"}  # by layers
+_BIASES |= dict.fromkeys(("q_proj", "k_proj", "v_proj"), "attention_bias")  # o_proj: only LLaMA's has one then
+NORMS = ("norm_before_residual", "norm_output", "norm_before_fc", "fc_norm")
 _ANGLES = "rotary_emb.inv_freq"  # in old files; ignored, as config.json defines the angles
 AnyHead = TypeVar("AnyHead", bound="Head")
 
@@ -217,16 +281,33 @@ class Eagle3Head(Head):
         reads: see `Head`.
         width: of these states, concatenated.
         rows: W, tokens of the draft vocabulary.
+        asked: those of NORMS in its config.json: the residual is the normed feature, drafted nodes' features are normed
+            outputs, a norm over all states before fc, one over each.
 
     Attributes:
         ids: int64 (W,), the target's ids of the draft vocabulary; None: the vocabulary is the target's.
+        lm_head: None: the target's.
+        source: where the numbers in `reads` come from.
     """
 
     ids: torch.Tensor | None = None
+    lm_head: nn.Linear | None
+    source: str
 
-    def __init__(self, config: Any, embedding: torch.Tensor, *, reads: tuple[int, ...], width: int, rows: int) -> None:
+    def __init__(
+        self,
+        config: Any,
+        embedding: torch.Tensor,
+        *,
+        reads: tuple[int, ...],
+        width: int,
+        rows: int,
+        asked: Collection[str] = (),
+    ) -> None:
         super().__init__(config, embedding)
         hidden, eps, self.reads = config.hidden_size, config.rms_norm_eps, reads
+        self.asked, norms = asked, 1 if "norm_before_fc" in asked else len(reads) * ("fc_norm" in asked)
+        self.fc_norm = nn.ModuleList(LlamaRMSNorm(width // norms, eps) for _ in range(norms))
         self.fc = nn.Linear(width, hidden, bias=False)
         self.midlayer = layer = LlamaDecoderLayer(config, layer_idx=0)
         layer.hidden_norm = LlamaRMSNorm(hidden, eps)
@@ -236,28 +317,38 @@ class Eagle3Head(Head):
         self.norm, self.lm_head = LlamaRMSNorm(hidden, eps), nn.Linear(hidden, rows, bias=False)
 
     def features(self, hidden: torch.Tensor) -> torch.Tensor:
+        if self.fc_norm:
+            parts = zip(self.fc_norm, hidden.chunk(len(self.fc_norm), dim=-1), strict=True)
+            hidden = torch.cat([norm(part) for norm, part in parts], dim=-1)
         return self.fc(hidden)  # type: ignore[no-any-return]
 
     def _run(self, features: torch.Tensor, tokens: torch.Tensor, *attention: Any) -> torch.Tensor:
-        layer = self.midlayer
-        x = torch.cat((layer.input_layernorm(self.embed(tokens)), layer.hidden_norm(features)), dim=-1)
-        out = features + layer.self_attn(x, *attention)[0]
-        return out + layer.mlp(layer.post_attention_layernorm(out))  # type: ignore[no-any-return]
+        layer, normed = self.midlayer, self.midlayer.hidden_norm(features)
+        x = torch.cat((layer.input_layernorm(self.embed(tokens)), normed), dim=-1)
+        out = layer.self_attn(x, *attention)[0] + (normed if "norm_before_residual" in self.asked else features)
+        out = out + layer.mlp(layer.post_attention_layernorm(out))
+        return self.norm(out) if "norm_output" in self.asked else out  # type: ignore[no-any-return]
 
 
 def head_config(values: dict[str, Any]) -> Any:
-    """Return the configuration of a head from a LLaMA-like config.json. Raises UserError if it describes none."""
+    """Return the configuration of a head from a LLaMA-like config.json, `flat`. Raises UserError if it has none."""
     if values.get("num_hidden_layers", 1) != 1:
         raise UserError(f"head: num_hidden_layers={values['num_hidden_layers']}; heads of one layer are supported")
-    fields = {*LlamaConfig().to_dict(), "rope_theta", "rope_scaling"} - {"torch_dtype", "dtype"}
-    of_layer = {name: value for name, value in values.items() if name in fields} | {"num_hidden_layers": 1}
+    if not _LLAMA.fullmatch(str(values.get("model_type", "llama"))):
+        raise UserError(f"head: model_type={values['model_type']}: its layers are not LLaMA's, as heads' are")
+    kind, rope = values.get("rope_type", "default"), {*_ROPE["llama3"]} & values.keys()
+    if kind not in _ROPE or rope - {*_ROPE[kind], "original_max_position_embeddings"}:
+        raise UserError(f"head: rope_type={kind} with {sorted(rope)}: there is {', '.join(_ROPE)}")
+    of_layer = {key: value for key, value in values.items() if LAYER_KEYS.fullmatch(str(key))}
+    angles = {key: values[key] for key in ("rope_theta", *_ROPE[kind]) if key in values}
+    angles["rope_type"] = kind if _ROPE[kind] else "default"
     try:
-        config = LlamaConfig(**of_layer, attn_implementation="sdpa")
+        config = LlamaConfig(**of_layer, rope_parameters=angles, num_hidden_layers=1, attn_implementation="sdpa")
+        with torch.device("meta"):  # a trial without arithmetic
+            x, position = torch.zeros(1, 1, config.hidden_size), torch.zeros(1, 1)
+            run_layer(LlamaDecoderLayer(config, 0), x, LlamaRotaryEmbedding(config)(x, position), None, None)
     except Exception as error:  # whatever transformers' own checks raise, which differs between its versions
         raise UserError(f"head: config.json describes no LLaMA layer ({one_line(error)[:160]})") from None
-    kind = config.rope_parameters["rope_type"]
-    if kind not in _ROPE:
-        raise UserError(f"head: rope_type={kind}: there is {', '.join(_ROPE)}")
     return config
 
 
@@ -267,51 +358,88 @@ def load_head(path: str, target: Target) -> EagleHead:
     Without an embedding in the file, or with an equal one, the target's own is used. Raises UserError if it is missing,
     corrupt, of another kind, or made for another model.
     """
-    folder, values = open_head(path, "eagle", target)
+    only = {"use_aux_hidden_state": False, "transformer_layer_architecture": "LlamaDecoderLayer"}
+    only |= {"skip_prenorm": True, "skip_output_norm": True}
+    folder, values = open_head(path, "eagle", target, only, ("bias", "qkv_bias", _LAYER_IDS))
     if "draft_vocab_size" in values:
         raise UserError(f"{folder}: config.json has a draft_vocab_size, as EAGLE-3's heads have: use method=eagle3")
     file, state = read_weights(folder, WEIGHTS, PUBLIC_WEIGHTS)
+    state = renamed(state, {"model.": "", "fusion_fc.": "fc.", "transformer.": "layers.0."})
     config = head_config(values)
     head = EagleHead(config, _embedding(file, state, config, target))
-    for name, module in head.named_modules():
-        if isinstance(module, nn.Linear):  # has a bias if the file has one: of fc, and of q, k and v for Qwen2
-            bias = nn.Parameter(torch.zeros(module.out_features)) if f"{name}.bias" in state else None
-            module.register_parameter("bias", bias)
+    fit_biases(head, values, file, state)
     return filled(head, file, state, target)
 
 
-def load_eagle3_head(path: str, target: Target) -> Eagle3Head:
-    """Load EAGLE-3's head from a folder, as `load_head` loads EAGLE's."""
-    folder, values = open_head(path, "eagle3", target)
-    if "draft_vocab_size" not in values:
-        raise UserError(f"{folder}: config.json has no draft_vocab_size, as EAGLE-3's heads have: use method=eagle2")
-    check_whole(f"{folder / 'config.json'}", 1, target.logits_size, draft_vocab_size=values["draft_vocab_size"])
+def load_eagle3_head(path: str, target: Target, layers: list[int] | None = None) -> Eagle3Head:
+    """Load EAGLE-3's head from a folder, as `load_head` loads EAGLE's; `layers` as in `layers_read`."""
+    only = dict.fromkeys(("use_aux_hidden_state", "use_input_layernorm_in_first_layer", "use_last_layernorm"), True)
+    folder, values = open_head(path, "eagle3", target, only, (*NORMS, "bias", "qkv_bias", _LAYER_IDS))
     file, state = read_weights(folder, WEIGHTS, PUBLIC_WEIGHTS)
-    config, rows, reads = head_config(values), values["draft_vocab_size"], layers_read(values, folder, target)
+    state = renamed(state, {"model.": "", "layers.0.": "midlayer.", "input_norm.": "fc_norm.0."})
+    if "draft_vocab_size" not in values and "midlayer.hidden_norm.weight" not in state:
+        raise UserError(f"{folder}: config.json has no draft_vocab_size, as EAGLE-3's heads have: use method=eagle2")
+    rows = values.get("draft_vocab_size", target.logits_size)
+    check_whole(f"{folder / 'config.json'}", 1, target.logits_size, draft_vocab_size=rows)
+    config, asked = head_config(values), [key for key in NORMS if values.get(key)]
+    reads, source = layers_read(values, folder, target, layers)
     ids, embedding = _draft_vocabulary(file, state, rows, target), _embedding(file, state, config, target)
-    head = Eagle3Head(config, embedding, reads=reads, width=len(reads) * hidden_size(target), rows=rows)
-    head.ids = ids
+    width = len(reads) * hidden_size(target)
+    head = Eagle3Head(config, embedding, reads=reads, width=width, rows=rows, asked=asked)
+    head.ids, head.source = ids, source
+    shared = target.model.config.get_text_config().tie_word_embeddings or not values.get("tie_word_embeddings")
+    sizes = (target.logits_size, hidden_size(target))
+    if "lm_head.weight" not in state and shared and (rows, config.hidden_size) == sizes:
+        head.lm_head = None
+    fit_biases(head, values, file, state)
     return filled(head, file, state, target)
 
 
-def layers_read(values: dict[str, Any], folder: Path, target: Target) -> tuple[int, ...]:
-    """Return the hidden states that an EAGLE-3 head reads, by number: a layer's output enters the next layer.
+def renamed(state: dict[str, torch.Tensor], names: dict[str, str]) -> dict[str, torch.Tensor]:
+    """Return tensors by other names, given which parts of names become which; as they are if two would become one."""
+    new = state
+    for old, ours in names.items():
+        new = {name.replace(old, ours): tensor for name, tensor in new.items()}
+    return new if len(new) == len(state) else state
 
-    config.json names layers from 0 where SpecForge or NVIDIA wrote it; else they are 1, L // 2 - 1 and L - 4 of L.
+
+def fit_biases(head: Head, values: dict[str, Any], file: Path, state: dict[str, torch.Tensor]) -> None:
+    """Give a linear layer a bias if the file has one. Raises UserError if config.json says otherwise."""
+    for name, module in head.named_modules():
+        if isinstance(module, nn.Linear):
+            biased = f"{name}.bias" in state
+            key = _BIASES.get(name.rpartition(".")[2], "")
+            key = "qkv_bias" if key == "attention_bias" and "qkv_bias" in values else key  # as in vLLM
+            if values.get(key, biased) != biased:
+                raise UserError(f"{file}: {key}={values[key]} in config.json, and {name}.bias in the file: {biased}")
+            module.register_parameter("bias", nn.Parameter(torch.zeros(module.out_features)) if biased else None)
+
+
+def layers_read(
+    values: dict[str, Any], folder: Path, target: Target, layers: list[int] | None
+) -> tuple[tuple[int, ...], str]:
+    """Return the hidden states that an EAGLE-3 head reads, by number, and where the numbers come from.
+
+    State 0 is the embedding's output, state i enters layer i (from 0), as in transformers. `layers` decides, if given.
+    In config.json, `eagle_config` lists layers whose outputs are read (SpecForge, SGLang); ids elsewhere are numbers of
+    states (speculators, vLLM). Without any they are 2, L // 2 and L - 3 of L, as in the public code.
+
     Raises UserError if the target does not have them.
     """
-    count = len(decoder_layers(target.model, target.name))
-    named = values.get("eagle_config") or {}
-    named = named.get("eagle_aux_hidden_state_layer_ids") if isinstance(named, dict) else named
-    outputs = named or [1, count // 2 - 1, count - 4]
-    numbers = sorted({1 + output for output in outputs if type(output) is int}) if isinstance(outputs, list) else []
-    if not numbers or len(numbers) < len(outputs) or numbers[0] < 0 or numbers[-1] >= count:
+    count, ids, more, source = len(decoder_layers(target.model, target.name)), layers, 0, "method.layers"
+    if ids is None:
+        ids, source = values.get(_LAYER_IDS), "config.json: numbers of hidden states"
+        if not ids:
+            ids, source = [2, count // 2, count - 3], "the public code's"
+        elif _LAYER_IDS in values.get("eagle_config", ()):
+            more, source = 1, f"eagle_config: layers whose outputs are read, {ids}"
+    numbers = sorted({more + i for i in ids if type(i) is int}) if isinstance(ids, list) else []
+    if not numbers or len(numbers) < len(ids) or numbers[0] < 0 or numbers[-1] >= count:
         raise UserError(
-            f"{folder}: an EAGLE-3 head that reads the outputs of layers {outputs!r} (from 0), which must differ and "
-            f"be before the last of the {count} of {target.name}; a head trained on others lists them in config.json "
-            "(eagle_config.eagle_aux_hidden_state_layer_ids)"
+            f"{folder}: an EAGLE-3 head that reads hidden states {numbers} of {ids!r} ({source}), which must differ "
+            f"and be inputs of layers, below the {count} of {target.name}; method.layers= names those of its training"
         )
-    return tuple(numbers)
+    return tuple(numbers), source
 
 
 def _draft_vocabulary(file: Path, state: dict[str, torch.Tensor], rows: int, target: Target) -> torch.Tensor | None:

@@ -180,8 +180,8 @@ def test_auto_is_tried_once_a_model_and_only_on_cuda(loaded, monkeypatch):
 
 
 def test_what_auto_took_stands_below_the_table():
-    def run(**metadata):
-        return SimpleNamespace(metadata=metadata)
+    def run(drafter=None, **metadata):
+        return SimpleNamespace(label="eagle3", metadata=metadata, summary={"drafter": drafter} if drafter else {})
 
     runs = [run(execution_used="eager", execution_why="graph failed its trial: no memory")] * 2 + [
         run(execution_used="eager")
@@ -189,6 +189,8 @@ def test_what_auto_took_stands_below_the_table():
     assert executed(runs) == ["execution=auto chose eager: graph failed its trial: no memory"]
     (line,) = executed([run(cudnn_attention=False), run()])
     assert line.startswith("cuDNN's attention is off, for hf as well")
+    reads = run({"hidden_states": "(2, 4, 5) (method.layers)"})
+    assert executed([reads, reads, run()]) == ["eagle3 reads hidden states (2, 4, 5) (method.layers)"]
 
 
 def test_after_a_trial_that_raised_the_device_is_asked_whether_it_still_works(loaded, monkeypatch):

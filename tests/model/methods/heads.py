@@ -1,11 +1,13 @@
 """Random heads for toy models, written in the public layouts."""
 
 import json
+import math
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
 import pytest
 import torch
+import torch.nn.functional as F
 from safetensors.torch import save_file
 from transformers import LlamaConfig, PreTrainedModel
 
@@ -122,3 +124,62 @@ def check_refused(broken: Iterable[tuple[dict, str]], folder: Path, load: Callab
         with pytest.raises(UserError, match=says) as caught:
             load(folder / str(number), how)
         assert "\n" not in str(caught.value)
+
+
+ACTS = {"silu": F.silu, "relu": F.relu, "gelu": F.gelu}
+
+
+def sums(values: dict, state: dict, embedding: torch.Tensor, states: torch.Tensor, tokens: torch.Tensor):
+    """EAGLE's or EAGLE-3's head over a whole text, from the public specifications: no cache, no transformers.
+
+    Args:
+        values: config.json without nesting.
+        state: the file's tensors by public names.
+        states: (n, w H) of the target; tokens: (n,), those after each.
+
+    Returns outputs (n, H), which are the features of drafted nodes, and what the output matrix multiplies (n, H).
+    """
+    w = {name.removeprefix("midlayer.").removeprefix("layers.0."): tensor.double() for name, tensor in state.items()}
+    newer = "hidden_norm.weight" in w
+    eps, heads = values.get("rms_norm_eps", 1e-6), values["num_attention_heads"]
+    dim = values.get("head_dim") or values["hidden_size"] // heads
+    scaling = values.get("rope_scaling") or values.get("rope_parameters") or {}
+    theta = values.get("rope_theta", scaling.get("rope_theta", 10000.0))
+    stretch = scaling["factor"] if scaling.get("type", scaling.get("rope_type")) == "linear" else 1.0
+
+    def norm(x, name):
+        return x / (x.pow(2).mean(-1, keepdim=True) + eps).sqrt() * w[f"{name}.weight"]
+
+    def linear(x, name):
+        return x @ w[f"{name}.weight"].T + w.get(f"{name}.bias", 0.0)
+
+    def rotate(x):  # (n, heads, dim): pairs (i, i + dim / 2) turn by t / theta^(2 i / dim)
+        angle = torch.arange(len(x)).double()[:, None] / stretch / theta ** (torch.arange(0, dim, 2).double() / dim)
+        cos, sin, a, b = angle.cos()[:, None], angle.sin()[:, None], x[..., : dim // 2], x[..., dim // 2 :]
+        return torch.cat((a * cos - b * sin, b * cos + a * sin), -1)
+
+    states, embedded = states.double(), embedding[tokens].double()
+    if newer:
+        states = norm(states, "input_norm") if values.get("norm_before_fc") else states
+        if values.get("fc_norm"):
+            parts = states.split(len(w["fc_norm.0.weight"]), -1)
+            states = torch.cat([norm(part, f"fc_norm.{i}") for i, part in enumerate(parts)], -1)
+        feature = linear(states, "fc")
+        normed = norm(feature, "hidden_norm")
+        x = torch.cat((norm(embedded, "input_layernorm"), normed), -1)
+        residual = normed if values.get("norm_before_residual") else feature
+    else:
+        x = residual = linear(torch.cat((embedded, states), -1), "fc")
+    query, key, value = (linear(x, f"self_attn.{name}_proj").view(len(x), -1, dim) for name in "qkv")
+    query, key = rotate(query), rotate(key).repeat_interleave(heads // key.shape[1], 1)
+    value = value.repeat_interleave(heads // value.shape[1], 1)
+    scores = torch.einsum("thd,shd->hts", query, key) / math.sqrt(dim)
+    scores = scores.masked_fill(torch.ones(len(x), len(x)).triu(1).bool(), -math.inf).softmax(-1)
+    out = residual + linear(torch.einsum("hts,shd->thd", scores, value).flatten(1), "self_attn.o_proj")
+    z = norm(out, "post_attention_layernorm")
+    gated = ACTS[values.get("hidden_act", "silu")](linear(z, "mlp.gate_proj")) * linear(z, "mlp.up_proj")
+    out = out + linear(gated, "mlp.down_proj")
+    if newer:
+        last = norm(out, "norm")
+        return (last if values.get("norm_output") else out).float(), last.float()
+    return out.float(), out.float()

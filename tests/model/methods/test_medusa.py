@@ -8,9 +8,11 @@ from safetensors.torch import load_file
 
 from model.engine import Target, generate
 from model.errors import UserError
+from model.methods import hydra
 from model.methods.medusa import Medusa, load_heads
+from model.structures.heads import load_eagle3_head, load_head
 from tests.conftest import toy_model
-from tests.model.methods.heads import write_medusa
+from tests.model.methods.heads import write_eagle, write_eagle3, write_hydra, write_medusa
 from tests.model.sessions import each_session
 
 
@@ -131,3 +133,54 @@ def test_bad_files_are_refused_in_one_line(tmp_path, capsys):
         with pytest.raises(UserError, match=says) as caught:
             load_heads(str(folder / "nowhere" if how == "no folder" else folder), target)
         assert "\n" not in str(caught.value) and "must never run" not in capsys.readouterr().out
+
+
+HEADS = {
+    "medusa": (lambda folder, model, **config: write_medusa(folder, **config), load_heads),
+    "hydra": (write_hydra, hydra.load_heads),
+    "eagle": (write_eagle, load_head),
+    "eagle3": (write_eagle3, load_eagle3_head),
+}
+CHANGES = dict(  # sums, in a public loader or model, with no tensor that shows it
+    sliding_window=8,
+    layer_types=["sliding_attention"],
+    is_causal=False,
+    logit_scale=0.5,
+    residual_multiplier=0.2,
+    attn_logit_softcapping=30.0,
+    query_pre_attn_scalar=9,
+    use_qk_norm=True,
+    partial_rotary_factor=0.5,
+    hidden_activation="gelu",
+    quant_method="fp8",
+    parallel_drafting=True,
+    speculators_model_type="dflash",
+)
+OF_EAGLE3 = ("norm_before_residual", "norm_output", "norm_before_fc", "fc_norm")
+OF_LAYER = {"rope_scaling": {"rope_type": "yarn", "factor": 2.0}, "hidden_act": "tanh", "model_type": "gemma3_text"}
+
+
+@pytest.mark.parametrize("kind", HEADS)
+def test_keys_that_change_sums_are_refused_by_name(tmp_path, kind):
+    """Wherever they are nested; keys without effect are not."""
+    write, load = HEADS[kind]
+    model = toy_model("llama")
+    target, wrong = Target(model), dict(CHANGES) | {key: True for key in OF_EAGLE3 if kind != "eagle3"}
+    if kind == "medusa":  # has no layer; public configurations state the model's
+        load(write(tmp_path / "window", model, sliding_window=wrong.pop("sliding_window"), rope_theta=1.0), target)
+    wrong |= {"medusa": {"hidden_act": "gelu"}, "hydra": {"hidden_act": "gelu", "rms_norm_eps": 0.5}}.get(kind, {})
+    for number, (key, value) in enumerate(wrong.items()):
+        for inside in (None, "eagle_config", "transformer_layer_config", "unknown"):
+            config = {key: value} if inside is None else {inside: {key: value}}
+            with pytest.raises(UserError, match=f"{key}=.* changes a head's sums; those of .* are supported"):
+                load(write(tmp_path / f"{number} {inside}", model, **config), target)
+    for key, value in (OF_LAYER if kind.startswith("eagle") else {}).items():
+        with pytest.raises(UserError, match=r"rope_type=yarn|no LLaMA layer|model_type=gemma3_text"):
+            load(
+                write(tmp_path / key, model, **{key: value} | ({"hidden_act": "no"} if key == "hidden_act" else {})),
+                target,
+            )
+    harmless = dict(
+        training_steps=3, sliding_window=None, use_cache=True, attention_dropout=0.1, auto_map={"a": "norm"}
+    )
+    load(write(tmp_path / "harmless", model, **harmless), target)
