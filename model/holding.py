@@ -1,19 +1,19 @@
 """Load a checkpoint of 16-bit weights so that it computes in float32, without a float32 copy of them.
 
-If weights keep their type, transformers leaves them in the memory-mapped file. Linear layers multiply by a 16-bit copy
-(`engine.linear`), with products and sums in float32. Embeddings widen the rows that are looked up. Norms, biases and
-weights that fit no 16-bit copy are converted to float32. So the text is that of float32.
+If weights keep their type, transformers leaves them in the memory-mapped file. Linear layers widen their weights, and
+the engine's forwards multiply by 16-bit copies of them (`engine.linear`), with products and sums in float32. Embeddings
+widen the rows that are looked up. Norms, biases and tensors that have more bits in the file are float32. So the text is
+that of float32.
 """
 
 from __future__ import annotations
 
-import ctypes
-import mmap
-import sys
-from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+import math
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import psutil
 import torch
@@ -23,18 +23,17 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from transformers.utils import cached_file
 
-from .engine.linear import HELD, Packed, PackedLinear, halves, plain_linears
+from .engine.linear import NARROW, PackedLinear, WideEmbedding, halves, is_held, plain_linears
 from .errors import UserError
 
-NARROW = (torch.float16, torch.bfloat16)
+TYPES = {"F16": torch.float16, "BF16": torch.bfloat16, "F32": torch.float32, "F64": torch.float64}  # of safetensors
 MARGIN = 500_000_000  # bytes of a process without a model
 PROBE = 16  # tokens of the forward that shows whether a model computes in float32 throughout
 
 
 def may_hold(device: torch.device, dtype: Any, linear: str) -> bool:
-    """True if the settings and this machine allow weights to be kept in 16 bits."""
-    wide = str(dtype).removeprefix("torch.") in ("auto", "float32")
-    return device.type == "cpu" and wide and linear in ("auto", "half") and halves()
+    """True if the settings and this machine allow weights to be kept in 16 bits; an explicit dtype is that dtype."""
+    return device.type == "cpu" and dtype == "auto" and linear in ("auto", "half") and halves()
 
 
 def load(loader: Callable[..., Any], source: str, revision: str | None = None) -> Any:
@@ -47,17 +46,24 @@ def load(loader: Callable[..., Any], source: str, revision: str | None = None) -
     Raises:
         UserError: the model's files on this machine, if there are any, are larger than the free memory.
     """
-    if folder := _folder(source, revision):
-        check_memory(folder)
-    model = loader(dtype="auto")
-    if not any(parameter.dtype in NARROW for parameter in model.parameters()):
-        return model
-    folder = folder or _folder(source, revision)  # loading may have downloaded it
-    if folder is not None and not _narrowed(model, folder) and hold_weights(model):
+    folder = _folder(source, revision)
+    if folder is None:
+        loader(dtype="auto")  # downloads it
+        folder = _folder(source, revision)
+    if folder is None:
+        return loader(dtype=torch.float32)
+    check_memory(folder)
+    sizes = Counter[torch.dtype | None]()
+    for tensor in _tensors(folder):
+        sizes[tensor.dtype] += math.prod(tensor.shape)
+    narrow = max(NARROW, key=lambda dtype: sizes[dtype])
+    if not sizes[narrow]:
+        return loader(dtype=torch.float32)
+    model = loader(dtype=narrow)
+    if _read_wide(model, folder, narrow) and hold_weights(model):
         return model
     del model
-    if folder is not None:
-        check_memory(folder, 2)
+    check_memory(folder, 2)
     return loader(dtype=torch.float32)
 
 
@@ -94,34 +100,27 @@ def hold_weights(model: Any) -> bool:
     saved = model.state_dict().keys()
     if any(buffer.dtype in NARROW and name not in saved for name, buffer in model.named_buffers()):
         return False  # computed when the model was made, and rounded to 16 bits
-    with ThreadPoolExecutor(torch.get_num_threads()) as pool:  # torch packs in one thread
-        list(pool.map(_pack, [layer for layer in plain_linears(model) if layer.weight.dtype in NARROW]))
+    for layer in plain_linears(model):
+        layer.__class__ = PackedLinear
     for module in model.modules():
         for name, tensor in [*module.named_parameters(recurse=False), *module.named_buffers(recurse=False)]:
             if name == "weight" and type(module) is nn.Embedding and tensor.dtype in NARROW:
                 module.__class__ = WideEmbedding
-            elif tensor.dtype in NARROW and not (name == "weight" and isinstance(module, PackedLinear)):
+                wide = torch.zeros((), dtype=torch.float32, device=tensor.device)
+                module.register_buffer("wide", wide, persistent=False)
+            elif tensor.dtype in NARROW and not (name == "weight" and type(module) is PackedLinear):
                 tensor.data = tensor.data.float()
-    vars(model)[HELD] = True
+    model.register_forward_pre_hook(_widen_head)
     with torch.inference_mode(), _Widths() as widths:  # type: ignore[no-untyped-call]
         model(input_ids=torch.zeros(1, PROBE, dtype=torch.long), use_cache=False)
-    return not widths.narrow
+    return is_held(model) and not widths.narrow
 
 
-def _pack(layer: nn.Linear) -> None:
-    """Let a layer multiply by a 16-bit copy of its weight, if the values fit."""
-    packed = Packed(layer.weight, half=True)
-    if packed.exponent is not None:
-        vars(layer)["packed"] = packed
-        layer.__class__ = PackedLinear
-        _page_out(layer.weight)
-
-
-class WideEmbedding(nn.Embedding):
-    """An embedding of 16 bits whose rows are widened to float32 as they are looked up."""
-
-    def forward(self, input: torch.Tensor) -> torch.Tensor:
-        return super().forward(input).float()
+def _widen_head(model: Any, inputs: Any) -> None:
+    """Let a head that `resize_token_embeddings` made widen its weight, too; runs before each forward."""
+    head = model.get_output_embeddings()
+    if type(head) is nn.Linear:
+        head.__class__ = PackedLinear
 
 
 class _Widths(TorchDispatchMode):  # type: ignore[no-untyped-call]
@@ -138,25 +137,41 @@ class _Widths(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return out
 
 
-def _narrowed(model: Any, folder: Path) -> bool:
-    """True if a tensor has more bits in the files than in the model: config.json may name another type."""
-    now, wide = dict(model.named_parameters()) | dict(model.named_buffers()), list[str]()
+class _Tensor(NamedTuple):
+    """A tensor of a checkpoint's file."""
+
+    name: str
+    dtype: torch.dtype | None  # None if it is no float
+    shape: Sequence[int]
+    read: Callable[[], torch.Tensor]
+
+
+def _tensors(folder: Path) -> Iterator[_Tensor]:
+    """Yield the tensors of a checkpoint's files. Raises RuntimeError for pickled ones of torch before 1.6."""
     for path in folder.glob("*.safetensors"):
         with safe_open(path, "pt") as file:
-            wide += [name for name in file.keys() if file.get_slice(name).get_dtype() in ("F32", "F64")]  # noqa: SIM118
+            for name in file.keys():  # noqa: SIM118
+                saved = file.get_slice(name)
+                dtype = TYPES.get(saved.get_dtype())
+                yield _Tensor(name, dtype, saved.get_shape(), partial(file.get_tensor, name))
     for path in folder.glob("*.bin") if not any(folder.glob("*.safetensors")) else ():
-        try:
-            state = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
-        except RuntimeError:  # saved before torch 1.6
-            return True
-        wide += [name for name, tensor in state.items() if tensor.dtype in (torch.float32, torch.float64)]
-    return any(name not in now or now[name].dtype in NARROW for name in wide)
+        for name, saved in torch.load(path, map_location="cpu", weights_only=True, mmap=True).items():
+            yield _Tensor(name, saved.dtype if saved.dtype in TYPES.values() else None, saved.shape, saved.clone)
 
 
-def _page_out(tensor: torch.Tensor) -> None:
-    """Let the system page out a tensor of a mapped file that is not read soon; no contents are lost."""
-    page, pageout = mmap.PAGESIZE, 21  # MADV_PAGEOUT of Linux
-    if sys.platform == "linux":
-        start = -(-tensor.data_ptr() // page) * page
-        length = max(tensor.data_ptr() + tensor.nbytes - start, 0)
-        ctypes.CDLL(None).madvise(ctypes.c_void_p(start), ctypes.c_size_t(length), pageout)
+def _read_wide(model: Any, folder: Path, narrow: torch.dtype) -> bool:
+    """Read again, as float32, what has values in the files that the 16-bit type of the loaded model does not hold.
+
+    Returns:
+        False if such a tensor is not in the model by this name and shape.
+    """
+    loaded = dict(model.named_parameters()) | dict(model.named_buffers())
+    for tensor in _tensors(folder):
+        if tensor.dtype in (None, narrow):
+            continue
+        own = loaded.get(tensor.name)
+        if own is None or own.shape != torch.Size(tensor.shape):
+            return False
+        if own.dtype in NARROW:
+            own.data = tensor.read().float()
+    return True

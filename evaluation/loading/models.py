@@ -132,7 +132,7 @@ def _load(settings: ModelSettings) -> LoadedModel:
         warnings.simplefilter("ignore")
         model, tokenizer = load_pretrained(
             path,
-            dtype=choose_dtype(settings.dtype, device),
+            dtype="auto" if device.type == "cpu" and settings.dtype == "auto" else choose_dtype(settings.dtype, device),
             device=device,
             linear=settings.linear,
             quantize=settings.quantize,

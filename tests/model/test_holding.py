@@ -13,9 +13,9 @@ from transformers import AutoModelForCausalLM as Auto
 from evaluation.loading import models
 from model import holding
 from model.decoder import Decoder
-from model.engine.linear import PackedLinear, halves, is_held, linear_of
+from model.engine.linear import halves, is_held
 from model.errors import UserError
-from model.generate import Generate
+from model.generate import ATTRIBUTE, Generate
 from tests.checkpoint import write_checkpoint
 from tests.conftest import CONFIGS, greedy, toy_model
 
@@ -40,6 +40,11 @@ def load(folder, **settings):
     return holding.load(lambda dtype: Auto.from_pretrained(folder, dtype=dtype, **settings).eval(), str(folder))
 
 
+def kind(model, linear="auto"):
+    """How the target that `generate` made for a model multiplies."""
+    return vars(model)[ATTRIBUTE].targets[linear].copies.kind
+
+
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 @pytest.mark.parametrize("name", CONFIGS)
 def test_a_held_model_says_what_the_float32_model_says(name, dtype, saved):
@@ -48,12 +53,13 @@ def test_a_held_model_says_what_the_float32_model_says(name, dtype, saved):
     assert is_held(held) == (name not in NOT_HELD)
     expected = greedy(wide, PROMPT, 30)
     assert greedy(held, PROMPT, 30) == expected, "transformers' own loop"
-    assert Decoder(held, eos=()).generate(PROMPT, max_new_tokens=30).ids == expected
+    decoder = Decoder(held, eos=())
+    assert decoder.generate(PROMPT, max_new_tokens=30).ids == expected
     with torch.inference_mode():
         logits = [model(input_ids=torch.tensor([PROMPT])).logits for model in (held, wide)]
     torch.testing.assert_close(*logits, rtol=1e-5, atol=1e-5 * logits[1].abs().max().item())
     if is_held(held):
-        assert linear_of(held) == "half"
+        assert decoder.target.copies.kind == "half"
         for key, parameter in held.named_parameters():
             assert torch.equal(parameter.float(), wide.get_parameter(key)), key
             assert parameter.dtype is (torch.float32 if parameter.dim() == 1 else dtype) or name == "gpt2"
@@ -103,10 +109,13 @@ def test_a_weight_that_does_not_fit_is_widened(value, saved):
     state = load_file(shard)
     state[name][0, 0] = value
     save_file(state, shard, metadata={"format": "pt"})
-    model = load(folder)
+    model, wide = load(folder), Auto.from_pretrained(folder, dtype=torch.float32).eval()
     layer = model.get_submodule(name.removesuffix(".weight"))
-    assert is_held(model) and layer.weight.dtype is torch.float32 and type(layer) is not PackedLinear
-    assert torch.equal(layer.weight, state[name].float()) or value != value
+    copies = Decoder(model, eos=()).target.copies
+    assert is_held(model) and copies.by_layer[layer].exponent is None and copies.kind == "half"
+    x = torch.randn(1, 9, layer.in_features)
+    with torch.inference_mode(), copies.used():
+        torch.testing.assert_close(layer(x), wide.get_submodule(name.removesuffix(".weight"))(x), equal_nan=True)
 
 
 def test_a_truncated_shard_is_one_line(saved):
@@ -126,7 +135,7 @@ def test_generate_on_a_users_own_model_copies_its_weights_in_16_bits(saved):
         settings = dict(attention_mask=torch.ones_like(ids), max_new_tokens=20, do_sample=False, pad_token_id=0)
         text = model.generate(ids, custom_generate=generate, eos_token_id=None, **settings)[0, len(PROMPT) :].tolist()
         assert text == expected
-        assert (linear_of(model) == "half") == (dtype is not torch.bfloat16) and not is_held(model)
+        assert (kind(model) == "half") == (dtype is not torch.bfloat16) and not is_held(model)
 
 
 def test_a_checkpoint_larger_than_the_free_memory_is_refused_before_it_is_loaded(saved, monkeypatch):
@@ -140,7 +149,8 @@ def test_a_checkpoint_larger_than_the_free_memory_is_refused_before_it_is_loaded
         loaded.append(dtype)
         return Auto.from_pretrained(folder, dtype=dtype)
 
-    for free, dtypes in ((needed - 1, []), (needed, ["auto"]), (2 * needed, ["auto", torch.float32])):
+    once = [torch.bfloat16]
+    for free, dtypes in ((needed - 1, []), (needed, once), (2 * needed, [*once, torch.float32])):
         loaded.clear()
         monkeypatch.setattr(holding.psutil, "virtual_memory", lambda free=free: SimpleNamespace(available=free))
         with nullcontext() if len(dtypes) == 2 else pytest.raises(UserError, match="GB of memory on a CPU, and 0.0 GB"):
