@@ -374,8 +374,9 @@ def unpack_linears(model: nn.Module) -> None:
 
 @contextmanager
 def stock_linears(model: nn.Module) -> Iterator[None]:
-    """Within this block the layers of a model that is not held are torch's own; no copy is freed."""
-    layers = [layer for layer in model.modules() if type(layer) is PackedLinear]
+    """Within this block layers are torch's own, unless the model is held (`holding`); no copy is freed."""
+    changed = () if is_held(model) else model.modules()
+    layers = [layer for layer in changed if type(layer) is PackedLinear]
     for layer in layers:
         layer.__class__ = nn.Linear  # type: ignore[assignment]
     try:
