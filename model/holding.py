@@ -8,16 +8,15 @@ that of float32.
 
 from __future__ import annotations
 
-import math
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
-from functools import partial
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
+from zipfile import is_zipfile
 
 import psutil
 import torch
-from safetensors import safe_open
+from safetensors.torch import load_file
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
@@ -26,7 +25,6 @@ from transformers.utils import cached_file
 from .engine.linear import NARROW, PackedLinear, WideEmbedding, halves, is_held, plain_linears
 from .errors import UserError
 
-TYPES = {"F16": torch.float16, "BF16": torch.bfloat16, "F32": torch.float32, "F64": torch.float64}  # of safetensors
 MARGIN = 500_000_000  # bytes of a process without a model
 PROBE = 16  # tokens of the forward that shows whether a model computes in float32 throughout
 
@@ -41,21 +39,18 @@ def load(loader: Callable[..., Any], source: str, revision: str | None = None) -
 
     Args:
         loader: returns the model in a dtype, as `from_pretrained` takes it.
-        source, revision: the model's folder or hub name, and its revision.
+        source, revision: the model's folder or hub name, and its revision; config.json is on this machine.
 
     Raises:
-        UserError: the model's files on this machine, if there are any, are larger than the free memory.
+        UserError: the model's files are larger than the free memory.
     """
-    folder = _folder(source, revision)
-    if folder is None:
-        loader(dtype="auto")  # downloads it
-        folder = _folder(source, revision)
-    if folder is None:
-        return loader(dtype=torch.float32)
+    folder = Path(cached_file(source, "config.json", revision=revision, local_files_only=True)).parent
+    if not _files(folder):
+        loader(dtype="auto")  # downloads them
     check_memory(folder)
-    sizes = Counter[torch.dtype | None]()
-    for tensor in _tensors(folder):
-        sizes[tensor.dtype] += math.prod(tensor.shape)
+    sizes = Counter[torch.dtype]()
+    for _, tensor in _tensors(folder):
+        sizes[tensor.dtype] += tensor.numel()
     narrow = max(NARROW, key=lambda dtype: sizes[dtype])
     if not sizes[narrow]:
         return loader(dtype=torch.float32)
@@ -69,8 +64,7 @@ def load(loader: Callable[..., Any], source: str, revision: str | None = None) -
 
 def needed_bytes(folder: Path) -> int:
     """Return the memory that a checkpoint takes on a CPU, without caches: its weights, and 0.5 GB for the process."""
-    files = [*folder.glob("*.safetensors")] or [*folder.glob("*.bin")]
-    return int(1.06 * sum(path.stat().st_size for path in files)) + MARGIN
+    return int(1.06 * sum(path.stat().st_size for path in _files(folder))) + MARGIN
 
 
 def check_memory(folder: Path, times: int = 1) -> None:
@@ -81,14 +75,6 @@ def check_memory(folder: Path, times: int = 1) -> None:
             f"model {folder}: takes {needed / 1e9:.1f} GB of memory on a CPU, and {free / 1e9:.1f} GB are free; end "
             "other programs, or use a smaller model or a GPU"
         )
-
-
-def _folder(source: str, revision: str | None) -> Path | None:
-    """Return the folder of a checkpoint on this machine; None if it is not here, or not as files."""
-    try:
-        return Path(cached_file(source, "config.json", revision=revision, local_files_only=True)).parent
-    except OSError:
-        return None
 
 
 def hold_weights(model: Any) -> bool:
@@ -103,12 +89,12 @@ def hold_weights(model: Any) -> bool:
     for layer in plain_linears(model):
         layer.__class__ = PackedLinear
     for module in model.modules():
-        for name, tensor in [*module.named_parameters(recurse=False), *module.named_buffers(recurse=False)]:
-            if name == "weight" and type(module) is nn.Embedding and tensor.dtype in NARROW:
-                module.__class__ = WideEmbedding
-                wide = torch.zeros((), dtype=torch.float32, device=tensor.device)
-                module.register_buffer("wide", wide, persistent=False)
-            elif tensor.dtype in NARROW and not (name == "weight" and type(module) is PackedLinear):
+        if type(module) is nn.Embedding:
+            module.__class__ = WideEmbedding
+            module.register_buffer("wide", torch.zeros(()), persistent=False)
+        kept = module.weight if type(module) in (PackedLinear, WideEmbedding) else None
+        for tensor in (*module.parameters(recurse=False), *module.buffers(recurse=False)):
+            if tensor.dtype in NARROW and tensor is not kept:
                 tensor.data = tensor.data.float()
     model.register_forward_pre_hook(_widen_head)
     with torch.inference_mode(), _Widths() as widths:  # type: ignore[no-untyped-call]
@@ -137,41 +123,32 @@ class _Widths(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return out
 
 
-class _Tensor(NamedTuple):
-    """A tensor of a checkpoint's file."""
-
-    name: str
-    dtype: torch.dtype | None  # None if it is no float
-    shape: Sequence[int]
-    read: Callable[[], torch.Tensor]
+def _files(folder: Path) -> list[Path]:
+    """List a checkpoint's files of weights on this machine."""
+    return [*folder.glob("*.safetensors")] or [*folder.glob("pytorch_model*.bin")]
 
 
-def _tensors(folder: Path) -> Iterator[_Tensor]:
-    """Yield the tensors of a checkpoint's files. Raises RuntimeError for pickled ones of torch before 1.6."""
-    for path in folder.glob("*.safetensors"):
-        with safe_open(path, "pt") as file:
-            for name in file.keys():  # noqa: SIM118
-                saved = file.get_slice(name)
-                dtype = TYPES.get(saved.get_dtype())
-                yield _Tensor(name, dtype, saved.get_shape(), partial(file.get_tensor, name))
-    for path in folder.glob("*.bin") if not any(folder.glob("*.safetensors")) else ():
-        for name, saved in torch.load(path, map_location="cpu", weights_only=True, mmap=True).items():
-            yield _Tensor(name, saved.dtype if saved.dtype in TYPES.values() else None, saved.shape, saved.clone)
+def _tensors(folder: Path) -> Iterator[tuple[str, torch.Tensor]]:
+    """Yield the names and tensors of a checkpoint's files, mapped into memory and not read."""
+    for path in _files(folder):
+        if path.suffix == ".safetensors":
+            yield from load_file(path).items()
+        else:  # torch maps no file that was written before its version 1.6
+            yield from torch.load(path, map_location="cpu", weights_only=True, mmap=is_zipfile(path)).items()
 
 
 def _read_wide(model: Any, folder: Path, narrow: torch.dtype) -> bool:
-    """Read again, as float32, what has values in the files that the 16-bit type of the loaded model does not hold.
+    """Read again, as float32, what has values in the files that the model's 16-bit type does not hold.
 
     Returns:
         False if such a tensor is not in the model by this name and shape.
     """
     loaded = dict(model.named_parameters()) | dict(model.named_buffers())
-    for tensor in _tensors(folder):
-        if tensor.dtype in (None, narrow):
+    for name, tensor in _tensors(folder):
+        if not tensor.is_floating_point() or tensor.dtype is narrow or tensor.itemsize == 1:
             continue
-        own = loaded.get(tensor.name)
-        if own is None or own.shape != torch.Size(tensor.shape):
+        if name not in loaded or loaded[name].shape != tensor.shape:
             return False
-        if own.dtype in NARROW:
-            own.data = tensor.read().float()
+        if loaded[name].dtype in NARROW:
+            loaded[name].data = tensor.float()
     return True

@@ -107,10 +107,8 @@ def load_pretrained(
             common["revision"] = commit
         tokenizer = AutoTokenizer.from_pretrained(source, **common) if with_tokenizer else None
         held = quantize is None and holding.may_hold(device, dtype, linear)
-        if held:
-            model = holding.load(load, source, common.get("revision"))
-        else:
-            model = load(torch.float32 if dtype == "auto" and device.type == "cpu" else dtype)
+        dtype = torch.float32 if dtype == "auto" and device.type == "cpu" else dtype
+        model = holding.load(load, source, common.get("revision")) if held else load(dtype)
     except (UserError, torch.OutOfMemoryError):  # both are subclasses of FAILURES
         raise
     except FAILURES as error:

@@ -28,7 +28,10 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from dataclasses import dataclass
 from functools import cache
+from itertools import groupby
+from typing import Any
 from weakref import WeakKeyDictionary, WeakValueDictionary
 
 import torch
@@ -62,26 +65,20 @@ class Packed:
         self._source = weight.detach()  # keeps the storage, so that its address is not used again
         self._version = version(weight)
         self._takes = torch.float32 if wide else weight.dtype
-        self._is_widened = self._takes is not weight.dtype
         self.exponent = _exponent(weight) if half else None
         self.packed = None
+        self.kind = "onednn" if self.exponent is None else "half"
         if self.exponent is not None:
-            values = self._source.float()
-            values = values * 2.0**self.exponent if self.exponent else values
-            self.packed = torch.ops.quantized.linear_prepack_fp16(values, None)
+            scaled = self._source.float() * 2.0**self.exponent
+            self.packed = torch.ops.quantized.linear_prepack_fp16(scaled, None)
         elif packable(weight.device, self._takes):
             self.packed = torch.ops.mkldnn._reorder_linear_weight(self._source.to(self._takes), ROWS)
 
     def serves(self, input: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> bool:
         """True if this is a copy of the weight as it is now, and worth a call for this input (..., in)."""
-        large = self._is_widened or input.numel() * len(weight) >= SMALL_PRODUCT
-        return large and input.dtype is self._takes and self.is_of(weight)
-
-    def is_of(self, weight: torch.Tensor) -> bool:
-        """True if this weight is the one that was packed, and torch counted no write since."""
-        source = self._source
-        same = weight is self._owner and weight.data_ptr() == source.data_ptr() and weight.is_set_to(source)
-        return same and weight.dtype is source.dtype and version(weight) == self._version
+        large = weight.dtype is not self._takes or input.numel() * len(weight) >= SMALL_PRODUCT
+        same = weight is self._owner and weight.is_set_to(self._source)
+        return large and same and version(weight) == self._version and input.dtype is self._takes
 
     def product(self, input: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
         """Return the product (..., out) with an input (..., in), plus the bias."""
@@ -111,37 +108,35 @@ class Fused:
         self.widths = [layer.out_features for layer in layers]
         self.weight = _joined([layer.weight for layer in layers])  # (sum of widths, in)
         self.bias = None if layers[0].bias is None else _joined([layer.bias for layer in layers])  # (sum of widths,)
-        # An input, and the parts not yet returned
-        self._unread: tuple[torch.Tensor, list[torch.Tensor | None]] | None = None
+        self._input: torch.Tensor | None = None
+        self._unread: dict[int, torch.Tensor] = {}  # of its product, the parts not yet returned
 
     def output(self, number: int, input: torch.Tensor) -> torch.Tensor:
         """Return the part (..., out) of a layer by its number, for an input (..., in)."""
-        unread = self._unread  # read once: another thread may replace it meanwhile
-        if unread is None or unread[0] is not input or unread[1][number] is None:
+        if self._input is not input or number not in self._unread:
             products = _product(input, self.weight, self.bias)  # (..., sum of widths)
-            unread = self._unread = (input, list(torch.split(products, self.widths, dim=-1)))
-        product, unread[1][number] = unread[1][number], None
-        assert product is not None
-        if number == len(self.widths) - 1:
-            self._unread = None  # all parts were returned
-        return product
+            self._unread = dict(enumerate(torch.split(products, self.widths, dim=-1)))
+        part = self._unread.pop(number)
+        self._input = input if self._unread else None
+        return part
 
 
+@dataclass
 class Part:
     """A layer's part of a `Fused` product, and the addresses of its parameters at the time of fusing."""
 
-    def __init__(self, fused: Fused, number: int, layer: nn.Linear) -> None:
-        self.fused = fused
-        self._number = number
-        self._addresses = _addresses(layer.weight, layer.bias)
+    fused: Fused
+    number: int
+    addresses: tuple[int, int]
+    kind = "fused"
 
     def serves(self, input: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> bool:
         """True if the layer's parameters are still views of the product's."""
-        return self._addresses == _addresses(weight, bias)
+        return self.addresses == _addresses(weight, bias)
 
     def product(self, input: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
         """Return the layer's part (..., out) of the product with an input (..., in)."""
-        return self.fused.output(self._number, input)
+        return self.fused.output(self.number, input)
 
 
 class _Ours(threading.local):
@@ -162,8 +157,10 @@ class PackedLinear(nn.Linear):
     def forward(self, input: torch.Tensor) -> torch.Tensor:
         weight = self.weight  # read once: a parametrization computes it
         bias = self.bias
-        copy = None if torch.compiler.is_compiling() else OURS.copies.get(self)
-        if copy is not None and _replaceable(input) and copy.serves(input, weight, bias):
+        if torch.compiler.is_compiling() or torch.is_grad_enabled() or torch.is_autocast_enabled(input.device.type):
+            return _product(input, weight, bias)
+        copy = OURS.copies.get(self)
+        if copy is not None and copy.serves(input, weight, bias):
             return copy.product(input, bias)
         return _product(input, weight, bias)
 
@@ -191,7 +188,7 @@ class Copies:
 
     def __init__(self, layout: str) -> None:
         self.layout = layout
-        self.by_layer: dict[nn.Module, Packed | Part] = {}
+        self.by_layer: WeakKeyDictionary[nn.Module, Packed | Part] = WeakKeyDictionary()
         self._values: WeakKeyDictionary[nn.Module, bytes] = WeakKeyDictionary()  # fingerprints of what is packed
 
     @contextmanager
@@ -210,11 +207,8 @@ class Copies:
 
         Layers whose weights were replaced by others, as by `load_state_dict(assign=True)`, are fused no longer.
         """
-        copies = list(self.by_layer.values())
-        packed = [copy for copy in copies if isinstance(copy, Packed)]
-        if packed:
-            return "half" if any(copy.exponent is not None for copy in packed) else "onednn"
-        return "fused" if any(map(self._is_fused, plain_linears(*self._values))) else "torch"
+        kinds = [copy.kind for layer, copy in self.by_layer.items() if copy.kind != "fused" or self._is_fused(layer)]
+        return min(kinds, default="torch")  # half before onednn, which is for weights that do not fit
 
     def refresh(self, module: nn.Module, *, anew: bool = False) -> bytes:
         """Pack a module's layers, and all others that have changed since; return the module's fingerprint.
@@ -232,24 +226,24 @@ class Copies:
         return self._values[module]
 
     def _pack(self, module: nn.Module) -> None:
-        others = plain_linears(*(other for other in self._values if other is not module))
-        for gone in self.by_layer.keys() - set(others):  # before there are new ones, for the memory
-            del self.by_layer[gone]
         held = is_held(module)
+
+        def packed(layer: nn.Linear) -> Packed:
+            weight = layer.weight
+            self.by_layer.pop(layer, None)  # before there is a new one, for the memory
+            wide = held and weight.dtype in NARROW
+            half = self.layout == "half" and (wide or weight.dtype is not torch.bfloat16)
+            copy = Packed(weight, half=half, wide=wide)
+            if wide:
+                _page_out(weight)
+            return copy
+
         layers = plain_linears(module)
         with ThreadPoolExecutor(torch.get_num_threads()) as pool:  # torch packs in one thread
-            packed = list(pool.map(lambda layer: self._packed(layer.weight, held), layers))
-        for layer, copy in zip(layers, packed, strict=True):
-            if copy.packed is not None:
-                self.by_layer[layer] = copy
-                layer.__class__ = PackedLinear
-
-    def _packed(self, weight: torch.Tensor, held: bool) -> Packed:
-        wide = held and weight.dtype in NARROW
-        packed = Packed(weight, half=self.layout == "half" and (wide or weight.dtype is not torch.bfloat16), wide=wide)
-        if wide:
-            _page_out(weight)
-        return packed
+            for layer, copy in zip(layers, pool.map(packed, layers), strict=True):
+                if copy.packed is not None:
+                    self.by_layer[layer] = copy
+                    layer.__class__ = PackedLinear
 
     def fuse(self, module: nn.Module, forward: Callable[[], object]) -> None:
         """Fuse a module's layers that get the same tensor. Layers that left their product are fused anew.
@@ -261,24 +255,21 @@ class Copies:
         for together in _sharing_input(layers, forward):
             fused = Fused(together)
             for number, layer in enumerate(together):
-                self.by_layer[layer] = Part(fused, number, layer)
+                self.by_layer[layer] = Part(fused, number, _addresses(layer.weight, layer.bias))
                 layer.__class__ = PackedLinear
 
-    def _is_fused(self, layer: nn.Linear) -> bool:
+    def _is_fused(self, layer: Any) -> bool:
         part = self.by_layer.get(layer)
-        return isinstance(part, Part) and part.serves(torch.empty(0), layer.weight, layer.bias)
+        return isinstance(part, Part) and part.serves(layer.weight, layer.weight, layer.bias)
 
     def clear(self) -> None:
         """Free all copies, until they are packed for the next answer. Each layer has its own weight and bias again."""
-        fused = [layer for layer, copy in self.by_layer.items() if isinstance(copy, Part)]
-        for parameter in (parameter for layer in fused for parameter in layer.parameters()):
-            if parameter.untyped_storage().nbytes() > parameter.nbytes:
+        for layer, copy in self.by_layer.items():
+            for parameter in layer.parameters() if isinstance(copy, Part) else ():
                 with torch.inference_mode(parameter.is_inference()):
-                    own = parameter.detach().clone()
-                parameter.data = own
+                    parameter.data = parameter.detach().clone()
         self.by_layer.clear()
-        for module in self._values:
-            self._values[module] = b""
+        self._values.update(dict.fromkeys(self._values, b""))
 
 
 _copies: WeakKeyDictionary[nn.Module, WeakValueDictionary[str, Copies]] = WeakKeyDictionary()
@@ -286,10 +277,7 @@ _copies: WeakKeyDictionary[nn.Module, WeakValueDictionary[str, Copies]] = WeakKe
 
 def copies_of(model: nn.Module, layout: str) -> Copies:
     """Return a model's copies in this layout; they are freed with the last target that uses them."""
-    by_layout = _copies.setdefault(model, WeakValueDictionary())
-    copies = by_layout.get(layout) or Copies(layout)
-    by_layout[layout] = copies
-    return copies
+    return _copies.setdefault(model, WeakValueDictionary()).setdefault(layout, Copies(layout))
 
 
 def version(weight: torch.Tensor) -> int:
@@ -353,9 +341,8 @@ def linear_bytes(module: nn.Module, *, half: bool = False) -> int:
 
 def is_held(model: nn.Module) -> bool:
     """True if a model computes in float32 although some of its weights have 16 bits (`holding`)."""
-    embeddings = [module for module in model.modules() if isinstance(module, WideEmbedding)]
-    wide = any(embedding.wide.dtype is torch.float32 for embedding in embeddings)
-    return wide and any(parameter.dtype in NARROW for parameter in model.parameters())
+    wide = (each.wide.dtype for each in model.modules() if isinstance(each, WideEmbedding))
+    return torch.float32 in wide and any(parameter.dtype in NARROW for parameter in model.parameters())
 
 
 def is_packed(model: nn.Module) -> bool:
@@ -391,11 +378,6 @@ def _product(input: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | Non
     if weight.dtype in NARROW and input.dtype not in NARROW:
         weight = weight.to(input.dtype)
     return nn.functional.linear(input, weight, bias)
-
-
-def _replaceable(input: torch.Tensor) -> bool:
-    """True if another product may take the place of torch's own: no gradients, no autocast."""
-    return not (torch.is_grad_enabled() or torch.is_autocast_enabled(input.device.type))
 
 
 def _fits_half(weight: torch.Tensor, held: bool = False) -> bool:
@@ -464,12 +446,7 @@ def _sharing_input(layers: Sequence[nn.Linear], forward: Callable[[], object]) -
     finally:
         for hook in hooks:
             hook.remove()
-    runs: list[list[nn.Linear]] = []
-    for i, (layer, tensor) in enumerate(calls):
-        if i and tensor is calls[i - 1][1]:
-            runs[-1].append(layer)
-        else:
-            runs.append([layer])
+    runs = [[layer for layer, _ in run] for _, run in groupby(calls, lambda call: id(call[1]))]
     times = Counter(layer for layer, _ in calls)
     return [
         run
@@ -480,11 +457,10 @@ def _sharing_input(layers: Sequence[nn.Linear], forward: Callable[[], object]) -
     ]
 
 
-def plain_linears(*modules: nn.Module) -> list[nn.Linear]:
+def plain_linears(module: nn.Module) -> list[nn.Linear]:
     """List linear layers, packed or not: no other subclass, no parametrisation, no replaced forward."""
     return [
         layer
-        for module in modules
         for layer in module.modules()
         if isinstance(layer, nn.Linear)
         and type(layer) in (nn.Linear, PackedLinear)
