@@ -22,16 +22,11 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from transformers.utils import cached_file
 
-from .engine.linear import NARROW, PackedLinear, WideEmbedding, halves, is_held, plain_linears
+from .engine.linear import NARROW, PackedLinear, WideEmbedding, is_held, plain_linears
 from .errors import UserError
 
 MARGIN = 500_000_000  # bytes of a process without a model
 PROBE = 16  # tokens of the forward that shows whether a model computes in float32 throughout
-
-
-def may_hold(device: torch.device, dtype: Any, linear: str) -> bool:
-    """True if the settings and this machine allow weights to be kept in 16 bits; an explicit dtype is that dtype."""
-    return device.type == "cpu" and dtype == "auto" and linear in ("auto", "half") and halves()
 
 
 def load(loader: Callable[..., Any], source: str, revision: str | None = None) -> Any:
@@ -105,7 +100,7 @@ def hold_weights(model: Any) -> bool:
 def _widen_head(model: Any, inputs: Any) -> None:
     """Let a head that `resize_token_embeddings` made widen its weight, too; runs before each forward."""
     head = model.get_output_embeddings()
-    if type(head) is nn.Linear:
+    if type(head) is nn.Linear and head.weight.dtype in NARROW:
         head.__class__ = PackedLinear
 
 
@@ -150,5 +145,5 @@ def _read_wide(model: Any, folder: Path, narrow: torch.dtype) -> bool:
         if name not in loaded or loaded[name].shape != tensor.shape:
             return False
         if loaded[name].dtype in NARROW:
-            loaded[name].data = tensor.float()
+            loaded[name].data = tensor.to(torch.float32, copy=True)
     return True

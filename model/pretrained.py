@@ -16,6 +16,7 @@ from safetensors import SafetensorError
 
 from . import holding
 from .engine.devices import default_device
+from .engine.linear import halves
 from .errors import UserError, one_line
 from .quantization import quantize as quantize_model
 
@@ -106,9 +107,11 @@ def load_pretrained(
         if not is_local and (commit := AutoConfig.from_pretrained(source, **common)._commit_hash):
             common["revision"] = commit
         tokenizer = AutoTokenizer.from_pretrained(source, **common) if with_tokenizer else None
-        held = quantize is None and holding.may_hold(device, dtype, linear)
-        dtype = torch.float32 if dtype == "auto" and device.type == "cpu" else dtype
-        model = holding.load(load, source, common.get("revision")) if held else load(dtype)
+        wide = dtype == "auto" and device.type == "cpu"
+        if wide and quantize is None and linear in ("auto", "half") and halves():
+            model = holding.load(load, source, common.get("revision"))
+        else:
+            model = load(torch.float32 if wide else dtype)
     except (UserError, torch.OutOfMemoryError):  # both are subclasses of FAILURES
         raise
     except FAILURES as error:

@@ -173,7 +173,7 @@ def _pretrained(settings: ModelSettings, device: torch.device, path: str) -> tup
         warnings.simplefilter("ignore")
         return load_pretrained(
             path,
-            dtype="auto" if device.type == "cpu" and settings.dtype == "auto" else choose_dtype(settings.dtype, device),
+            dtype=settings.dtype if device.type == "cpu" else choose_dtype(settings.dtype, device),
             device=device,
             linear=settings.linear,
             quantize=settings.quantize,

@@ -157,12 +157,11 @@ class PackedLinear(nn.Linear):
     def forward(self, input: torch.Tensor) -> torch.Tensor:
         weight = self.weight  # read once: a parametrization computes it
         bias = self.bias
-        if torch.compiler.is_compiling() or torch.is_grad_enabled() or torch.is_autocast_enabled(input.device.type):
+        copy = None if torch.compiler.is_compiling() else OURS.copies.get(self)
+        other = torch.is_grad_enabled() or torch.is_autocast_enabled(input.device.type)
+        if copy is None or other or not copy.serves(input, weight, bias):
             return _product(input, weight, bias)
-        copy = OURS.copies.get(self)
-        if copy is not None and copy.serves(input, weight, bias):
-            return copy.product(input, bias)
-        return _product(input, weight, bias)
+        return copy.product(input, bias)
 
 
 class WideEmbedding(nn.Embedding):

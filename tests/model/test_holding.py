@@ -99,7 +99,7 @@ def test_weights_of_a_held_model_are_exact_wherever_they_are_read(saved, tmp_pat
 
 
 def _stored(folder, config=None, **types):
-    """Write a checkpoint again, with tensors (by a part of their names) of other types; `config`: what its file says."""
+    """Write tensors, by a part of their names, in other types; `config`: the type that the file says."""
     for path in folder.glob("*.safetensors"):
         state = load_file(path)
         for part, dtype in types.items():
