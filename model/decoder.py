@@ -17,7 +17,7 @@ from transformers.utils import logging
 from .engine import Drafter, Generation, StepRecord, Target, decode
 from .engine.batch import decode_batch
 from .engine.checks import unwrapped
-from .engine.linear import is_packed, unpack_linears
+from .engine.linear import packed_linears, unpack_linears
 from .engine.loop import Request, acceptance_record, whole
 from .engine.sampling import GREEDY, Sampling
 from .errors import SURROGATE, UserError, one_line
@@ -101,7 +101,7 @@ class Decoder:
         self.tokenizer, self.start, self.chat_template_kwargs = tokenizer, str(start), dict(chat_template_kwargs or {})
         self._stop: tuple[tuple[str, ...], Any] = ((), None)  # the last stop strings, and their criterion
         self._load = Load()
-        as_it_was = not is_packed(unwrapped(model))
+        as_it_was = not packed_linears(unwrapped(model))
         try:
             self.target = Target(model, context=context, linear=choose_linear(unwrapped(model), linear))
             self.execution = choose_execution(self.target, execution)

@@ -127,7 +127,7 @@ class Part:
 
     fused: Fused
     number: int
-    addresses: tuple[int, int]
+    addresses: list[int]
     kind = "fused"
 
     def serves(self, input: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> bool:
@@ -344,27 +344,26 @@ def is_held(model: nn.Module) -> bool:
     return torch.float32 in wide and any(parameter.dtype in NARROW for parameter in model.parameters())
 
 
-def is_packed(model: nn.Module) -> bool:
-    """True if a target has changed the class of a model's layers, and no one has undone it."""
-    return any(type(module) is PackedLinear for module in model.modules())
+def packed_linears(model: nn.Module) -> list[nn.Module]:
+    """List the layers that a target has made `PackedLinear`; none of a held model, whose layers must widen."""
+    layers = () if is_held(model) else model.modules()
+    return [layer for layer in layers if type(layer) is PackedLinear]
 
 
 def unpack_linears(model: nn.Module) -> None:
     """Free all copies of a model's weights. Its layers are torch's again; a held model's still widen (`holding`)."""
     for copies in _copies.get(model, {}).values():
         copies.clear()
-    for layer in model.modules() if not is_held(model) else ():
-        if type(layer) is PackedLinear:
-            layer.__class__ = nn.Linear  # type: ignore[assignment]
+    for layer in packed_linears(model):
+        layer.__class__ = nn.Linear
 
 
 @contextmanager
 def stock_linears(model: nn.Module) -> Iterator[None]:
     """Within this block layers are torch's own, unless the model is held (`holding`); no copy is freed."""
-    changed = () if is_held(model) else model.modules()
-    layers = [layer for layer in changed if type(layer) is PackedLinear]
+    layers = packed_linears(model)
     for layer in layers:
-        layer.__class__ = nn.Linear  # type: ignore[assignment]
+        layer.__class__ = nn.Linear
     try:
         yield
     finally:
@@ -426,9 +425,9 @@ def _joined(parameters: Sequence[torch.Tensor]) -> torch.Tensor:
     return joined
 
 
-def _addresses(weight: torch.Tensor, bias: torch.Tensor | None) -> tuple[int, int]:
-    """Return where a layer's weight and bias are; 0 for no bias."""
-    return weight.data_ptr(), 0 if bias is None else bias.data_ptr()
+def _addresses(*parameters: torch.Tensor | None) -> list[int]:
+    """Return where a layer's weight and bias are."""
+    return [parameter.data_ptr() for parameter in parameters if parameter is not None]
 
 
 def _sharing_input(layers: Sequence[nn.Linear], forward: Callable[[], object]) -> list[list[nn.Linear]]:
