@@ -220,6 +220,7 @@ def test_hf_measures_a_stock_model_loaded_once(monkeypatch):
     assert hf.answer(PROMPT, 20).tokens == expected
     stock, _ = loaded.stock, hf.answer(PROMPT, 5)
     assert loaded.stock is stock is not loaded.target.model and stock.dtype is torch.float32
+    monkeypatch.undo()
     wide = models._load(replace(loaded.settings, dtype="float32"))
     assert wide.stock is wide.target.model
 
