@@ -13,7 +13,8 @@ from torch import nn
 from evaluation.loading.models import random_model
 from evaluation.loading.settings import ModelSettings
 from model import tuning
-from model.engine import linear
+from model.engine import Target, generate, linear
+from model.engine.batch import decode_batch
 from model.engine.linear import (
     SMALL_PRODUCT,
     Copies,
@@ -24,7 +25,10 @@ from model.engine.linear import (
     packable,
     unpack_linears,
 )
+from model.engine.loop import Request, whole
 from model.errors import UserError
+from model.methods import make_method
+from model.recycling.token_recycling import TokenRecycling
 from model.tuning import choose_linear
 from tests.conftest import toy_model
 
@@ -277,6 +281,36 @@ def test_a_packed_copy_is_never_of_a_weight_that_is_gone():
             write(module)
             stale += copy.serves(torch.ones(300, 96), module.weight, None)
         assert not stale
+
+
+@needs_packing
+def test_a_drafters_network_is_packed_anew_at_the_models_next_answer():
+    model, network = (nn.Sequential(nn.Linear(512, 512)) for _ in range(2))
+    copies = packed(model)
+    copies.refresh(network)
+    unchanged = copies.by_layer[model[0]]
+    network[0].weight.data.mul_(2.0)
+    copies.refresh(model)
+    x = torch.randn(4, 512)
+    with torch.inference_mode(), copies.used():
+        ours = network(x)
+    torch.testing.assert_close(ours, network(x), rtol=1e-5, atol=1e-5)
+    assert copies.by_layer[model[0]] is unchanged
+
+
+@needs_packing
+@pytest.mark.parametrize("execution", ["eager", "static", "batch"])
+def test_drafters_multiply_by_the_targets_copies(execution, monkeypatch):
+    target = Target(toy_model("llama-grouped"), linear="onednn")
+    drafter, seen, grow = make_method("recycling", target, tree="best:8"), [], TokenRecycling.grow
+    monkeypatch.setattr(TokenRecycling, "grow", lambda *given: seen.append(linear.OURS.copies) or grow(*given))
+    if execution == "batch":
+        asked = [([5, 9, 13], Request(max_new_tokens=8))] * 2
+        whole(decode_batch(target, drafter, asked, 2))
+    else:
+        generate(target, drafter, [5, 9, 13], max_new_tokens=8, execution=execution)
+    assert seen and all(copies is target.copies.by_layer for copies in seen)
+    assert not linear.OURS.copies
 
 
 @ALL
