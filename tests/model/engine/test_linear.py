@@ -75,6 +75,7 @@ def test_products_of_16_bits_are_those_of_float32(values, scale, dtype, bias):
     expected = x.double() @ layer.weight.double().T + (layer.bias.double() if bias else 0)
     copies = packed(layer, "half")
     assert copies.by_layer[layer].exponent is not None
+    assert copies.by_layer[layer].serves(x, layer.weight, layer.bias)
     with copies.used():
         out = layer(x)
     assert out.dtype is layer.weight.dtype
@@ -334,6 +335,8 @@ def test_what_is_said_of_layers_is_what_they_do(how):
     assert COPIES[module].kind == ("torch" if how == "fused" else how), "packed anew, fused no longer"
     unpack_linears(module)
     assert COPIES[module].kind == "torch"
+    COPIES[module].refresh(module)
+    assert COPIES[module].kind == ("torch" if how == "fused" else how), "for another target's next answer"
 
 
 def _trained(module):
