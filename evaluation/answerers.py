@@ -151,7 +151,7 @@ class _GenerateOfRun(Generate):
 
 
 class TransformersGenerate(Answerer):
-    """transformers' generate with torch's linear layers: the paper's baseline. It samples with torch's generator."""
+    """transformers' generate on the stock model: the paper's baseline. It samples with torch's generator."""
 
     def answer(
         self, prompt: list[int], max_new_tokens: int, sampling: Sampling = GREEDY, mark: Mark = unmarked
@@ -182,13 +182,14 @@ class TransformersGenerate(Answerer):
             drawn = {key: getattr(sampling, key) for key in ("temperature", "top_k", "top_p", "min_p")}
         drawn |= {"do_sample": bool(sampling.temperature), "repetition_penalty": sampling.repetition_penalty}
         config = generation_config(self.loaded, limit, **drawn)
-        with stock_linears(target.model), without_cudnn(target.device):
+        model = self.loaded.stock
+        with stock_linears(model), without_cudnn(target.device):
             target.synchronize()
             start = time.perf_counter()
             left, pad = [width - len(prompt) for prompt in prompts], config.pad_token_id
             ids = torch.tensor([[pad] * n + p for n, p in zip(left, prompts, strict=True)], device=target.device)
             seen = torch.tensor([[0] * n + [1] * (width - n) for n in left], device=target.device)
-            rows = target.model.generate(ids, attention_mask=seen, generation_config=config)[:, width:].tolist()
+            rows = model.generate(ids, attention_mask=seen, generation_config=config)[:, width:].tolist()
             elapsed = time.perf_counter() - start
         outs = []
         for row in rows:

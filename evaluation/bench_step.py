@@ -122,7 +122,7 @@ def bench(
         print(result["trial"], flush=True)
     with target.cache(1 + max(sizes)) as cache, ExitStack() as ends:
         target.prefill(cache, prompt)
-        hf = HfSteps(target, prompt)
+        hf = HfSteps(loaded, prompt)
         drafted: list[DraftedSteps | BatchedSteps] = []
         for size in batches:
             if size == 1:
@@ -145,10 +145,11 @@ def bench(
 
 
 class HfSteps(BaseStreamer):
-    """Steps of transformers' generate, with torch's own linear layers as in `method=hf`; notes when tokens arrive."""
+    """Steps of transformers' generate on the stock model as in `method=hf`; notes when tokens arrive."""
 
-    def __init__(self, target: Target, prompt: list[int]) -> None:
-        self.target, self.ids = target, torch.tensor([prompt], device=target.device)
+    def __init__(self, loaded: LoadedModel, prompt: list[int]) -> None:
+        self.model = loaded.stock
+        self.ids = torch.tensor([prompt], device=loaded.target.device)
         most = 2 + STEPS
         self.config = GenerationConfig(max_new_tokens=most, min_new_tokens=most, do_sample=False, pad_token_id=0)
         self.times: list[float] = []  # when each token arrived on the host
@@ -163,8 +164,8 @@ class HfSteps(BaseStreamer):
     def take_turn(self) -> None:
         """Time STEPS steps; the prompt and the first step are not counted."""
         given = {"attention_mask": torch.ones_like(self.ids), "generation_config": self.config, "streamer": self}
-        with stock_linears(self.target.model), without_cudnn(self.target.device):
-            self.target.model.generate(self.ids, **given)
+        with stock_linears(self.model), without_cudnn(self.ids.device):
+            self.model.generate(self.ids, **given)
         self.seconds.append((self.times[-1] - self.times[-1 - STEPS]) / STEPS)
 
 

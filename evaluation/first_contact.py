@@ -156,7 +156,7 @@ class Contact:
 
     def hf(self) -> list[float]:
         """Return the ms of a step of transformers' generate, twice at the same lengths."""
-        steps = HfSteps(self.target, self.prompt[:300])
+        steps = HfSteps(self.loaded, self.prompt[:300])
         steps.take_turn()
         steps.take_turn()
         return [1e3 * seconds for seconds in steps.seconds]

@@ -17,7 +17,7 @@ from transformers.utils import logging
 from .engine import Drafter, Generation, StepRecord, Target, decode
 from .engine.batch import decode_batch
 from .engine.checks import unwrapped
-from .engine.linear import linear_of, unpack_linears
+from .engine.linear import packed_linears, unpack_linears
 from .engine.loop import Request, acceptance_record, whole
 from .engine.sampling import GREEDY, Sampling, hashed_seed
 from .errors import SURROGATE, UserError, one_line
@@ -101,7 +101,7 @@ class Decoder:
         self.tokenizer, self.start, self.chat_template_kwargs = tokenizer, str(start), dict(chat_template_kwargs or {})
         self._stop: tuple[tuple[str, ...], Any] = ((), None)  # the last stop strings, and their criterion
         self._load = Load()
-        as_it_was = linear_of(unwrapped(model)) == "torch"
+        as_it_was = not packed_linears(unwrapped(model))
         try:
             self.target = Target(model, context=context, linear=choose_linear(unwrapped(model), linear))
             self.execution = choose_execution(self.target, execution)
@@ -168,7 +168,8 @@ class Decoder:
         """Load a model from the hub or a folder, from safetensors alone. Raises UserError if it cannot be loaded.
 
         Args:
-            dtype: auto: on a CPU float32, with 16-bit weights kept in 16 bits; elsewhere the checkpoint's own.
+            dtype: auto: on a CPU float32, with 16-bit weights kept in 16 bits; elsewhere the checkpoint's own. Any
+                other is the type of all weights.
             device: default: CUDA if available, else the CPU; refused if there is a GPU that torch cannot use.
             quantize: int8 or int4, by torchao; see `quantization`.
             settings: as the class takes them.
@@ -178,7 +179,7 @@ class Decoder:
         placed = choose_device("auto" if device is None else device)
         model, tokenizer = load_pretrained(
             name_or_path,
-            dtype=torch.float32 if dtype == "auto" and placed.type == "cpu" else dtype,
+            dtype=dtype,
             device=placed,
             linear=settings.get("linear", "auto"),
             quantize=quantize,

@@ -16,6 +16,7 @@ from safetensors import SafetensorError
 
 from . import holding
 from .engine.devices import default_device
+from .engine.linear import halves
 from .errors import UserError, one_line
 from .quantization import quantize as quantize_model
 
@@ -80,9 +81,9 @@ def load_pretrained(
 
     Args:
         name: a folder, or a name on the hub.
-        dtype: "auto": the checkpoint's own.
+        dtype: "auto": the checkpoint's own; on a CPU float32, from weights kept in 16 bits where possible.
         called: the model's name in messages; default: model NAME.
-        linear: as `tuning.choose_linear` takes it; with auto or half, a CPU keeps 16-bit weights in 16 bits.
+        linear: as `tuning.choose_linear` takes it; weights are kept in 16 bits with auto and half alone.
         common, options: what transformers' `from_pretrained` takes for models and tokenizers, and for models alone.
             Weights come from safetensors by default; with a `device_map` they stay where the map puts them.
 
@@ -106,8 +107,11 @@ def load_pretrained(
         if not is_local and (commit := AutoConfig.from_pretrained(source, **common)._commit_hash):
             common["revision"] = commit
         tokenizer = AutoTokenizer.from_pretrained(source, **common) if with_tokenizer else None
-        held = quantize is None and holding.may_hold(device, dtype, linear)
-        model = holding.load(load, source, common.get("revision")) if held else load(dtype)
+        wide = dtype == "auto" and device.type == "cpu"
+        if wide and quantize is None and linear in ("auto", "half") and halves():
+            model = holding.load(load, source, common.get("revision"))
+        else:
+            model = load(torch.float32 if wide else dtype)
     except (UserError, torch.OutOfMemoryError):  # both are subclasses of FAILURES
         raise
     except FAILURES as error:

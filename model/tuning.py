@@ -21,7 +21,7 @@ import torch
 from .engine import Draft, Needs, Target, Tree, generate
 from .engine.devices import give_back, synchronize
 from .engine.kernels import IN_PARTS, CompiledKernels
-from .engine.linear import has_half, is_held, linear_bytes, linear_of, packable
+from .engine.linear import has_half, is_held, linear_bytes, packable
 from .engine.sampling import Sampling
 from .engine.step import Executor, unmarked
 from .errors import UserError, one_line
@@ -141,12 +141,10 @@ def choose_linear(model: Any, name: str = "auto") -> str:
         if name not in ("auto", "torch"):
             raise UserError(f"linear={name}: is for weights that are not quantised")
         return "torch"
-    if is_held(model):
-        if name not in ("auto", "half"):
-            raise UserError(f"linear={name}: this model's weights are held in 16 bits; load it with linear={name}")
-        return "half"
     weight = model.get_input_embeddings().weight
-    half, packs = has_half(model), packable(weight.device, weight.dtype)
+    held = is_held(model)
+    half = has_half(model)
+    packs = packable(weight.device, torch.float32 if held else weight.dtype)
     if (name == "onednn" and not packs) or (name == "half" and not half):
         what = {
             "onednn": "float32 and, where it gains, bfloat16",
@@ -158,7 +156,7 @@ def choose_linear(model: Any, name: str = "auto") -> str:
     if name != "auto":
         return name
     if half or packs:
-        fits = linear_bytes(model, half=half) < psutil.virtual_memory().available / 2
+        fits = held or linear_bytes(model, half=half) < psutil.virtual_memory().available / 2
         return "torch" if not fits else "half" if half else "onednn"
     return "fused" if weight.device.type == "cuda" else "torch"
 
@@ -184,7 +182,7 @@ def described(target: Target, execution: Execution, load: Load) -> dict[str, str
     return {
         "execution": f"{execution.name} ({why})" if why else execution.name,
         **({"threads": threads} if target.device.type == "cpu" else {}),
-        "linear": linear[linear_of(target.model)],
+        "linear": linear[target.copies.kind],
         "dtype": str(target.dtype).removeprefix("torch."),
         "device": ", ".join(map(str, target.devices)),
         "context": f"{target.context} tokens",

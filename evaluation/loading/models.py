@@ -5,11 +5,12 @@ from __future__ import annotations
 import gc
 import sys
 import warnings
-from dataclasses import dataclass, field
-from functools import partial
+from dataclasses import dataclass, field, replace
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
+import psutil
 import torch
 from transformers import AutoModelForCausalLM, GenerationConfig, LlamaConfig
 from transformers.utils import logging as transformers_logging
@@ -17,6 +18,7 @@ from transformers.utils import logging as transformers_logging
 from model import tuning
 from model.decoder import eos_of
 from model.engine import Target
+from model.engine.linear import is_held
 from model.errors import UserError
 from model.files import located
 from model.generate import changed
@@ -58,6 +60,29 @@ class LoadedModel:
     left_out: dict[str, Any] = field(default_factory=dict)
     converted_from: dict[str, Any] = field(default_factory=dict)  # of a GGUF file: name, hash and tensor types
     files: dict[str, str] = field(default_factory=dict)  # digests of the folder's files, or the hub's commit
+
+    @cached_property
+    def stock(self) -> Any:
+        """The model as transformers loads it, which `hf` measures.
+
+        It is the engine's own, unless that holds its weights in 16 bits: then it is another one, in float32.
+
+        Raises:
+            UserError: the free memory does not hold it.
+        """
+        model = self.target.model
+        if not is_held(model):
+            return model
+        needed = 4 * sum(parameter.numel() for parameter in model.parameters())
+        free = psutil.virtual_memory().available
+        if needed > free:
+            raise UserError(
+                f"hf: {self.settings.name} as transformers loads it takes {needed / 1e9:.1f} GB more in float32, and "
+                f"{free / 1e9:.1f} GB are free; leave hf out"
+            )
+        stock, _ = _pretrained(replace(self.settings, dtype="float32"), self.target.device, _located(self.settings)[0])
+        plain_greedy(stock)
+        return stock
 
 
 _loaded: LoadedModel | None = None
@@ -128,19 +153,7 @@ def _target(model: Any, settings: ModelSettings) -> Target:
 def _load(settings: ModelSettings) -> LoadedModel:
     device = _prepare_device(settings)
     path, files = _located(settings)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        model, tokenizer = load_pretrained(
-            path,
-            dtype=choose_dtype(settings.dtype, device),
-            device=device,
-            linear=settings.linear,
-            quantize=settings.quantize,
-            common=dict(revision=settings.revision, trust_remote_code=settings.trust_remote_code),
-            attn_implementation=settings.kernel,
-            use_safetensors=None if settings.allow_pickle else True,
-            device_map=settings.device_map,
-        )
+    model, tokenizer = _pretrained(settings, device, path)
     check_offloaded(model, settings)
     if files is None and (commit := model.config._commit_hash) is None:
         raise UserError(f"model {settings.path}: its commit is not known; fetch it, and name the folder")
@@ -153,6 +166,23 @@ def _load(settings: ModelSettings) -> LoadedModel:
         print(f"model {settings.path}: {raw}", file=sys.stderr)
     target, note = _target(model, settings), read_object(Path(path) / gguf.NOTE)
     return LoadedModel(settings, target, tokenizer, template, eos, left_out, note, files or {"commit": commit})
+
+
+def _pretrained(settings: ModelSettings, device: torch.device, path: str) -> tuple[Any, Any]:
+    """Load a model and its tokenizer from a folder or the hub."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return load_pretrained(
+            path,
+            dtype=settings.dtype if device.type == "cpu" else choose_dtype(settings.dtype, device),
+            device=device,
+            linear=settings.linear,
+            quantize=settings.quantize,
+            common=dict(revision=settings.revision, trust_remote_code=settings.trust_remote_code),
+            attn_implementation=settings.kernel,
+            use_safetensors=None if settings.allow_pickle else True,
+            device_map=settings.device_map,
+        )
 
 
 def check_offloaded(model: Any, settings: ModelSettings) -> None:

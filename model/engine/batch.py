@@ -20,7 +20,6 @@ from numpy.typing import NDArray
 from ..errors import UserError
 from .cache import ALIGNED, TreeCache
 from .checks import PAST_END, TRIAL, check_error, refusing_errors
-from .devices import without_cudnn
 from .drafter import DeviceDrafter, Drafter, Session
 from .loop import ROOM, Generation, Request, first_forward, open_sequence, step_clock
 from .sampling import GREEDY, Choice, Sampling
@@ -248,7 +247,7 @@ class Batch:
         """Return a draft with tokens of its own, as a drafter may write the next draft into the same tensor."""
         text = member.sequence.text
         member.choice.set_seed(member.sequence.sampling.seed)
-        with without_cudnn(self.target.device):
+        with self.target.drafting():
             draft = session.draft(text[-1])
         return member.number, len(text) - 1, Draft(draft.tree, draft.tokens.clone(), draft.source)
 

@@ -11,25 +11,34 @@ is the float32 product. Its sums are rounded as in float32, but taken in another
 
 On a GPU layers that get the same tensor (queries, keys and values; gate and up) are one product: fewer launches.
 
-Gradients, autocast, compiled code and all other callers of the model use the layer's own weight. What the owner writes
-to it is noticed at the start of our next answer (`fingerprint`).
+Copies belong to the targets that use them (`Copies`). All other callers of the model, gradients, autocast and compiled
+code multiply by the layer's own weight. What the owner writes to it is noticed at the start of our next answer
+(`fingerprint`).
 """
 
 from __future__ import annotations
 
+import ctypes
 import hashlib
 import math
+import mmap
+import sys
 import threading
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from dataclasses import dataclass
 from functools import cache
+from itertools import groupby
+from typing import Any
+from weakref import WeakKeyDictionary, WeakValueDictionary
 
 import torch
 from torch import nn
 
 PACKED = ("half", "onednn")  # layouts that are copies of the weights
-HELD = "_weights_held"  # attribute of a model, see `holding`
+NARROW = (torch.float16, torch.bfloat16)
 SMALL_PRODUCT = 1 << 19  # multiplications below which oneDNN's call, some 16 us, costs more than its product saves
 ROWS = 32  # rows for which oneDNN chooses its layout; the layout serves one row and a hundred alike
 CHUNK = 1 << 22  # elements of a weight that are checked at a time
@@ -38,86 +47,50 @@ TOP, TINY = 15, 2.0**-36  # exponent to which a weight's greatest value is scale
 SAMPLED = 48  # values of a parameter, about, that are compared to notice a change
 
 
-class _Ours(threading.local):
-    """True while this thread is in one of the engine's forwards."""
-
-    forward = False
-
-
-OURS = _Ours()
-
-
-class _Uncopied:
-    """What a layer keeps next to its parameters; copies and pickles of the layer have None in its place."""
-
-    def __reduce__(self) -> tuple[type[None], tuple[()]]:
-        return type(None), ()
-
-
-class Packed(_Uncopied):
+class Packed:
     """A copy of a weight in a layout for fast products: of 16 bits where its values fit, else oneDNN's.
 
     Args:
-        values: the model's `fingerprint` at this time.
-        everywhere: for all callers of the layer; False: in the engine's own forwards only.
+        weight: of a linear layer, (out, in).
         half: try 16 bits.
+        wide: the layer computes in float32 whatever the weight's type is (`holding`).
 
     Attributes:
-        weight: None if neither layout is possible, as after a cast.
+        packed: None if neither layout is possible.
         exponent: the 16-bit values are the weight's times 2 ** exponent; None in oneDNN's layout.
     """
 
-    def __init__(
-        self, source: torch.Tensor, values: bytes = b"", *, everywhere: bool = True, half: bool = False
-    ) -> None:
-        self.source, self.identity = source, identity(source)  # kept, so that its address is not reused
-        self.values, self.everywhere = values, everywhere
-        self.weight, self.exponent = None, _exponent(source) if half else None
+    def __init__(self, weight: torch.Tensor, *, half: bool, wide: bool = False) -> None:
+        self._owner = weight
+        self._source = weight.detach()  # keeps the storage, so that its address is not used again
+        self._version = version(weight)
+        self._takes = torch.float32 if wide else weight.dtype
+        self.exponent = _exponent(weight) if half else None
+        self.packed = None
+        self.kind = "onednn" if self.exponent is None else "half"
         if self.exponent is not None:
-            wide = source.detach().float()
-            wide = wide * 2.0**self.exponent if self.exponent else wide
-            self.weight = torch.ops.quantized.linear_prepack_fp16(wide, None)
-        elif packable(source.device, source.dtype):
-            self.weight = torch.ops.mkldnn._reorder_linear_weight(source.detach(), ROWS)
+            scaled = self._source.float() * 2.0**self.exponent
+            self.packed = torch.ops.quantized.linear_prepack_fp16(scaled, None)
+        elif packable(weight.device, self._takes):
+            self.packed = torch.ops.mkldnn._reorder_linear_weight(self._source.to(self._takes), ROWS)
 
-    def is_of(self, weight: torch.Tensor) -> bool:
-        """True if this weight is the one that was packed, and torch counted no write since."""
-        return self.source is weight and self.identity == identity(weight)
+    def serves(self, input: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> bool:
+        """True if this is a copy of the weight as it is now, and worth a call for this input (..., in)."""
+        large = weight.dtype is not self._takes or input.numel() * len(weight) >= SMALL_PRODUCT
+        same = weight is self._owner and weight.is_set_to(self._source)
+        return large and same and version(weight) == self._version and input.dtype is self._takes
 
     def product(self, input: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
         """Return the product (..., out) with an input (..., in), plus the bias."""
         product: torch.Tensor
         if self.exponent is None:
-            product = torch.ops.mkldnn._linear_pointwise.default(input, self.weight, bias, "none", [], "")
+            product = torch.ops.mkldnn._linear_pointwise.default(input, self.packed, bias, "none", [], "")
             return product
-        product = torch.ops.quantized.linear_dynamic_fp16(input.float(), self.weight)
+        product = torch.ops.quantized.linear_dynamic_fp16(input.float(), self.packed)
         if self.exponent:
             product.mul_(2.0**-self.exponent)
         product = product if bias is None else product.add_(bias)
         return product.to(input.dtype)
-
-
-class PackedLinear(nn.Linear):
-    """A linear layer that multiplies by a packed copy of its weight, until the weight is written or replaced.
-
-    If the weight has 16 bits and the input is float32 (`holding`), the weight is widened where no copy can be used.
-    """
-
-    packed: Packed | None  # None in a copy of the layer
-
-    def forward(self, input: torch.Tensor) -> torch.Tensor:
-        packed: Packed | None = vars(self).get("packed")  # read once: another thread may replace or remove it meanwhile
-        if (
-            packed is not None
-            and packed.weight is not None
-            and (OURS.forward or packed.everywhere)
-            and _replaceable(self, input)
-            and (self.weight.dtype is not input.dtype or input.numel() * self.out_features >= SMALL_PRODUCT)
-            and packed.is_of(self.weight)
-        ):
-            return packed.product(input, self.bias)
-        weight = self.weight if self.weight.dtype is input.dtype else self.weight.to(input.dtype)
-        return nn.functional.linear(input, weight, self.bias)
 
 
 class Fused:
@@ -127,57 +100,188 @@ class Fused:
     call gets an earlier one's product. Between these calls the tensor must not be changed in place.
 
     Args:
-        layers: plain linear layers of one width of input, all with a bias or none. Their parameters stay the same
-            objects; weights become views of one tensor, and biases too.
+        layers: linear layers of one width of input, all with a bias or none. Their parameters stay the same objects;
+            weights become views of one tensor, and biases too.
     """
 
     def __init__(self, layers: Sequence[nn.Linear]) -> None:
         self.widths = [layer.out_features for layer in layers]
         self.weight = _joined([layer.weight for layer in layers])  # (sum of widths, in)
         self.bias = None if layers[0].bias is None else _joined([layer.bias for layer in layers])  # (sum of widths,)
-        # An input, and the parts not yet returned
-        self._unread: tuple[torch.Tensor, list[torch.Tensor | None]] | None = None
+        self._input: torch.Tensor | None = None
+        self._unread: dict[int, torch.Tensor] = {}  # of its product, the parts not yet returned
 
     def output(self, number: int, input: torch.Tensor) -> torch.Tensor:
         """Return the part (..., out) of a layer by its number, for an input (..., in)."""
-        unread = self._unread  # read once: another thread may replace it meanwhile
-        if unread is None or unread[0] is not input or unread[1][number] is None:
-            products = nn.functional.linear(input, self.weight, self.bias)  # (..., sum of widths)
-            unread = self._unread = (input, list(torch.split(products, self.widths, dim=-1)))
-        product, unread[1][number] = unread[1][number], None
-        assert product is not None
-        if number == len(self.widths) - 1:
-            self._unread = None  # all parts were returned
-        return product
+        if self._input is not input or number not in self._unread:
+            products = _product(input, self.weight, self.bias)  # (..., sum of widths)
+            self._unread = dict(enumerate(torch.split(products, self.widths, dim=-1)))
+        part = self._unread.pop(number)
+        self._input = input if self._unread else None
+        return part
 
 
-class Part(_Uncopied):
+@dataclass
+class Part:
     """A layer's part of a `Fused` product, and the addresses of its parameters at the time of fusing."""
 
-    def __init__(self, fused: Fused, number: int, layer: nn.Linear) -> None:
-        self.fused, self.number, self._addresses = fused, number, _addresses(layer)
+    fused: Fused
+    number: int
+    addresses: list[int]
+    kind = "fused"
 
-    def is_of(self, layer: nn.Linear) -> bool:
+    def serves(self, input: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> bool:
         """True if the layer's parameters are still views of the product's."""
-        return self._addresses == _addresses(layer)
+        return self.addresses == _addresses(weight, bias)
+
+    def product(self, input: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+        """Return the layer's part (..., out) of the product with an input (..., in)."""
+        return self.fused.output(self.number, input)
 
 
-class FusedLinear(nn.Linear):
-    """A linear layer whose product is a part of a `Fused` one, until its parameters are replaced, cast or moved."""
+class _Ours(threading.local):
+    """The copies that linear layers multiply by while this thread is in one of the engine's forwards; else none."""
 
-    part: Part | None  # None in a copy of the layer
+    copies: Mapping[nn.Module, Packed | Part] = {}
+
+
+OURS = _Ours()
+
+
+class PackedLinear(nn.Linear):
+    """A linear layer that multiplies by a copy of its weight in the engine's forwards, and by its own in all others.
+
+    A weight of 16 bits is widened if the input is not (`holding`).
+    """
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:
-        part = vars(self).get("part")  # another thread may remove it meanwhile
-        if part is None or not _replaceable(self, input) or not part.is_of(self):
-            return nn.functional.linear(input, self.weight, self.bias)
-        product: torch.Tensor = part.fused.output(part.number, input)
-        return product
+        weight = self.weight  # read once: a parametrization computes it
+        bias = self.bias
+        copy = None if torch.compiler.is_compiling() else OURS.copies.get(self)
+        other = torch.is_grad_enabled() or torch.is_autocast_enabled(input.device.type)
+        if copy is None or other or not copy.serves(input, weight, bias):
+            return _product(input, weight, bias)
+        return copy.product(input, bias)
 
 
-def identity(weight: torch.Tensor) -> tuple[int, int]:
-    """Return a weight's address and how often it was written (0 where torch does not count)."""
-    return weight.data_ptr(), 0 if weight.is_inference() else weight._version
+class WideEmbedding(nn.Embedding):
+    """An embedding of 16 bits whose rows are widened as they are looked up, to the type of the buffer `wide`.
+
+    A cast of the model changes that type, too: `model.half()` computes in float16 as any other model then does.
+    """
+
+    wide: torch.Tensor  # a scalar
+
+    def forward(self, input: torch.Tensor) -> torch.Tensor:
+        return super().forward(input).to(self.wide.dtype)
+
+
+class Copies:
+    """The copies of the weights of a model's linear layers, and of drafters' networks, in one layout.
+
+    The targets of one model and layout share them (`copies_of`), and use them for their own forwards (`used`).
+
+    Args:
+        layout: half, onednn, fused or torch, as `Target` takes it. torch: no copies.
+    """
+
+    def __init__(self, layout: str) -> None:
+        self.layout = layout
+        self.by_layer: WeakKeyDictionary[nn.Module, Packed | Part] = WeakKeyDictionary()
+        self._values: WeakKeyDictionary[nn.Module, bytes] = WeakKeyDictionary()  # fingerprints of what is packed
+
+    @contextmanager
+    def used(self) -> Iterator[None]:
+        """Within this block, linear layers that this thread calls multiply by these copies."""
+        outside = OURS.copies
+        OURS.copies = self.by_layer
+        try:
+            yield
+        finally:
+            OURS.copies = outside
+
+    @property
+    def kind(self) -> str:
+        """How the layers multiply now: half, onednn, fused or torch.
+
+        Layers whose weights were replaced by others, as by `load_state_dict(assign=True)`, are fused no longer.
+        """
+        kinds = [copy.kind for layer, copy in self.by_layer.items() if copy.kind != "fused" or self._is_fused(layer)]
+        return min(kinds, default="torch")  # half before onednn, which is for weights that do not fit
+
+    def refresh(self, module: nn.Module, *, anew: bool = False) -> bytes:
+        """Pack a module's layers, and all others that have changed since; return the module's fingerprint.
+
+        Args:
+            module: the model, or a drafter's network.
+            anew: even if it has not changed, as far as its fingerprint tells.
+        """
+        self._values[module] = b"" if anew else self._values.get(module, b"")
+        for each in list(self._values):
+            values = fingerprint(each)
+            if self._values[each] != values and self.layout in PACKED:
+                self._pack(each)
+            self._values[each] = values
+        return self._values[module]
+
+    def _pack(self, module: nn.Module) -> None:
+        held = is_held(module)
+
+        def packed(layer: nn.Linear) -> Packed:
+            weight = layer.weight
+            self.by_layer.pop(layer, None)  # before there is a new one, for the memory
+            wide = held and weight.dtype in NARROW
+            half = self.layout == "half" and (wide or weight.dtype is not torch.bfloat16)
+            copy = Packed(weight, half=half, wide=wide)
+            if wide:
+                _page_out(weight)
+            return copy
+
+        layers = plain_linears(module)
+        with ThreadPoolExecutor(torch.get_num_threads()) as pool:  # torch packs in one thread
+            for layer, copy in zip(layers, pool.map(packed, layers), strict=True):
+                if copy.packed is not None:
+                    self.by_layer[layer] = copy
+                    layer.__class__ = PackedLinear
+
+    def fuse(self, module: nn.Module, forward: Callable[[], object]) -> None:
+        """Fuse a module's layers that get the same tensor. Layers that left their product are fused anew.
+
+        Args:
+            forward: runs the module once, to find them.
+        """
+        layers = [layer for layer in plain_linears(module) if not self._is_fused(layer)]
+        for together in _sharing_input(layers, forward):
+            fused = Fused(together)
+            for number, layer in enumerate(together):
+                self.by_layer[layer] = Part(fused, number, _addresses(layer.weight, layer.bias))
+                layer.__class__ = PackedLinear
+
+    def _is_fused(self, layer: Any) -> bool:
+        part = self.by_layer.get(layer)
+        return isinstance(part, Part) and part.serves(layer.weight, layer.weight, layer.bias)
+
+    def clear(self) -> None:
+        """Free all copies, until they are packed for the next answer. Each layer has its own weight and bias again."""
+        for layer, copy in self.by_layer.items():
+            for parameter in layer.parameters() if isinstance(copy, Part) else ():
+                with torch.inference_mode(parameter.is_inference()):
+                    parameter.data = parameter.detach().clone()
+        self.by_layer.clear()
+        self._values.update(dict.fromkeys(self._values, b""))
+
+
+_copies: WeakKeyDictionary[nn.Module, WeakValueDictionary[str, Copies]] = WeakKeyDictionary()
+
+
+def copies_of(model: nn.Module, layout: str) -> Copies:
+    """Return a model's copies in this layout; they are freed with the last target that uses them."""
+    return _copies.setdefault(model, WeakValueDictionary()).setdefault(layout, Copies(layout))
+
+
+def version(weight: torch.Tensor) -> int:
+    """Return how often a weight was written; 0 where torch does not count."""
+    return 0 if weight.is_inference() else weight._version
 
 
 def fingerprint(module: nn.Module) -> bytes:
@@ -187,7 +291,7 @@ def fingerprint(module: nn.Module) -> bytes:
     """
     stamps, samples = list[tuple[int, int]](), defaultdict[tuple[torch.device, torch.dtype], list[torch.Tensor]](list)
     for parameter in module.parameters():
-        stamps.append(identity(parameter))
+        stamps.append((parameter.data_ptr(), version(parameter)))
         if not (parameter.is_meta or hasattr(parameter, "__tensor_flatten__")):
             flat = parameter.detach().reshape(-1)
             samples[parameter.device, parameter.dtype].append(flat[:: flat.numel() // SAMPLED | 1])
@@ -218,9 +322,10 @@ def halves() -> bool:
         return False
 
 
-def has_half(module: nn.Module) -> bool:
+def has_half(model: nn.Module) -> bool:
     """True if weights of plain linear layers can be kept in 16 bits, as far as samples tell."""
-    return any(_fits_half(layer.weight) for layer in plain_linears(module))
+    held = is_held(model)
+    return any(_fits_half(layer.weight, held) for layer in plain_linears(model))
 
 
 def linear_bytes(module: nn.Module, *, half: bool = False) -> int:
@@ -233,109 +338,51 @@ def linear_bytes(module: nn.Module, *, half: bool = False) -> int:
     return sum(w.numel() * (2 if half and _fits_half(w) else w.element_size()) for w in weights)
 
 
-def pack_linears(module: nn.Module, values: bytes = b"", *, half: bool = False, everywhere: bool = True) -> None:
-    """Keep a packed copy of the weight of every plain linear layer of a module; pack anew what has changed.
-
-    Args:
-        half: of 16 bits where the values fit.
-        values, everywhere: as `Packed` takes them.
-    """
-    layers = [*plain_linears(module), *(layer for layer in module.modules() if isinstance(layer, PackedLinear))]
-    for layer in layers:
-        packed = vars(layer).get("packed")
-        if packed is not None and not packed.values and packed.is_of(layer.weight):
-            packed.values = values  # packed at loading
-        if packed is None or packed.values != values or not packed.is_of(layer.weight):
-            fits = half and (layer.weight.dtype is not torch.bfloat16 or is_held(module))
-            vars(layer)["packed"] = Packed(layer.weight, values, everywhere=everywhere, half=fits)
-            layer.__class__ = PackedLinear
-
-
 def is_held(model: nn.Module) -> bool:
-    """True if a model computes in float32 from weights of 16 bits (`holding`)."""
-    return HELD in vars(model)
+    """True if a model computes in float32 although some of its weights have 16 bits (`holding`)."""
+    wide = (each.wide.dtype for each in model.modules() if isinstance(each, WideEmbedding))
+    return torch.float32 in wide and any(parameter.dtype in NARROW for parameter in model.parameters())
 
 
-@torch.inference_mode(False)  # parameters must not become inference tensors
-def fuse_linears(module: nn.Module, forward: Callable[[], object]) -> None:
-    """Fuse plain linear layers of a module that get the same tensor. Layers that left their product are fused anew.
-
-    Args:
-        forward: runs the module once, to find them.
-    """
-    for layer in module.modules():
-        if isinstance(layer, FusedLinear) and not (layer.part and layer.part.is_of(layer)):
-            _restore(layer)
-    for layers in _sharing_input(plain_linears(module), forward):
-        fused = Fused(layers)
-        for number, layer in enumerate(layers):
-            vars(layer)["part"] = Part(fused, number, layer)
-            layer.__class__ = FusedLinear
+def packed_linears(model: nn.Module) -> list[nn.Module]:
+    """List the layers that a target has made `PackedLinear`; none of a held model, whose layers must widen."""
+    layers = () if is_held(model) else model.modules()
+    return [layer for layer in layers if type(layer) is PackedLinear]
 
 
-@torch.inference_mode(False)
-def unpack_linears(module: nn.Module) -> None:
-    """Undo the other functions: the layers are torch's again, each with its own weight and bias.
-
-    A model whose weights are kept in 16 bits (`holding`) stays as it was loaded.
-    """
-    if is_held(module):
-        return
-    for layer in module.modules():
-        if isinstance(layer, FusedLinear):
-            for parameter in layer.parameters(recurse=False):
-                parameter.data = parameter.detach().clone()
-        if isinstance(layer, PackedLinear | FusedLinear):
-            _restore(layer)
-
-
-def linear_of(module: nn.Module) -> str:
-    """Return how a module's linear layers multiply now: half, onednn, fused or torch.
-
-    Layers whose weights were replaced by others, as by `load_state_dict(assign=True)`, are fused no longer.
-    """
-    layers = list(module.modules())
-    fused = any(isinstance(layer, FusedLinear) and layer.part and layer.part.is_of(layer) for layer in layers)
-    packed = [layer.packed for layer in layers if isinstance(layer, PackedLinear)]
-    half = any(copy is not None and copy.exponent is not None for copy in packed)
-    return "half" if half else "onednn" if packed else "fused" if fused else "torch"
+def unpack_linears(model: nn.Module) -> None:
+    """Free all copies of a model's weights. Its layers are torch's again; a held model's still widen (`holding`)."""
+    for copies in _copies.get(model, {}).values():
+        copies.clear()
+    for layer in packed_linears(model):
+        layer.__class__ = nn.Linear
 
 
 @contextmanager
-def stock_linears(module: nn.Module) -> Iterator[None]:
-    """Within this block packed and fused layers multiply as torch's own, one by one; nothing is freed.
-
-    Layers whose weights are kept only in 16 bits (`holding`) have no product of torch's own, and stay packed.
-    """
-    replaced = () if is_held(module) else (PackedLinear, FusedLinear)
-    kinds = [(layer, type(layer)) for layer in module.modules() if isinstance(layer, replaced)]
-    for layer, _ in kinds:
-        layer.__class__ = nn.Linear  # type: ignore[assignment]
+def stock_linears(model: nn.Module) -> Iterator[None]:
+    """Within this block layers are torch's own, unless the model is held (`holding`); no copy is freed."""
+    layers = packed_linears(model)
+    for layer in layers:
+        layer.__class__ = nn.Linear
     try:
         yield
     finally:
-        for layer, kind in kinds:
-            layer.__class__ = kind
+        for layer in layers:
+            layer.__class__ = PackedLinear
 
 
-def _restore(layer: nn.Linear) -> None:
-    """Make a layer torch's own again; its parameters stay as they are."""
-    layer.__class__ = nn.Linear
-    vars(layer).pop("packed", None)
-    vars(layer).pop("part", None)
+def _product(input: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+    """Return torch's own product (..., out), of a weight that is widened if it has 16 bits and the input has not."""
+    if weight.dtype in NARROW and input.dtype not in NARROW:
+        weight = weight.to(input.dtype)
+    return nn.functional.linear(input, weight, bias)
 
 
-def _replaceable(layer: nn.Linear, input: torch.Tensor) -> bool:
-    """True if another product may take the place of torch's own: no gradients, no autocast, not being compiled."""
-    if torch.is_grad_enabled() or torch.compiler.is_compiling():
-        return False
-    fits = input.dtype is layer.weight.dtype or (input.dtype is torch.float32 and isinstance(layer, PackedLinear))
-    return fits and not torch.is_autocast_enabled(input.device.type)
-
-
-def _fits_half(weight: torch.Tensor) -> bool:
+def _fits_half(weight: torch.Tensor, held: bool = False) -> bool:
     """True if a sample of a weight fits; bfloat16 is left to torch, as its text changes with any other product."""
-    return weight.dtype is not torch.bfloat16 and _exponent(weight[: SAMPLE // weight.shape[1] + 1]) is not None
+    return (held or weight.dtype is not torch.bfloat16) and _exponent(
+        weight[: SAMPLE // weight.shape[1] + 1]
+    ) is not None
 
 
 @torch.no_grad()
@@ -370,15 +417,17 @@ def _exponent(weight: torch.Tensor) -> int | None:
 
 def _joined(parameters: Sequence[torch.Tensor]) -> torch.Tensor:
     """Concatenate parameters (n_i, ...) to (sum of n_i, ...), of which they become views."""
-    joined = torch.cat([parameter.detach() for parameter in parameters])
-    for parameter, view in zip(parameters, torch.split(joined, [len(p) for p in parameters]), strict=True):
+    with torch.inference_mode(parameters[0].is_inference()):  # parameters stay what they are
+        joined = torch.cat([parameter.detach() for parameter in parameters])
+        views = torch.split(joined, [len(parameter) for parameter in parameters])
+    for parameter, view in zip(parameters, views, strict=True):
         parameter.data = view  # the parameter stays the one that its owner's optimizer knows
     return joined
 
 
-def _addresses(layer: nn.Linear) -> tuple[int, int]:
-    """Return where a layer's weight and bias are; 0 for no bias."""
-    return layer.weight.data_ptr(), 0 if layer.bias is None else layer.bias.data_ptr()
+def _addresses(*parameters: torch.Tensor | None) -> list[int]:
+    """Return where a layer's weight and bias are."""
+    return [parameter.data_ptr() for parameter in parameters if parameter is not None]
 
 
 def _sharing_input(layers: Sequence[nn.Linear], forward: Callable[[], object]) -> list[list[nn.Linear]]:
@@ -395,12 +444,7 @@ def _sharing_input(layers: Sequence[nn.Linear], forward: Callable[[], object]) -
     finally:
         for hook in hooks:
             hook.remove()
-    runs: list[list[nn.Linear]] = []
-    for i, (layer, tensor) in enumerate(calls):
-        if i and tensor is calls[i - 1][1]:
-            runs[-1].append(layer)
-        else:
-            runs.append([layer])
+    runs = [[layer for layer, _ in run] for _, run in groupby(calls, lambda call: id(call[1]))]
     times = Counter(layer for layer, _ in calls)
     return [
         run
@@ -412,9 +456,21 @@ def _sharing_input(layers: Sequence[nn.Linear], forward: Callable[[], object]) -
 
 
 def plain_linears(module: nn.Module) -> list[nn.Linear]:
-    """List plain linear layers: no subclass, no parametrisation, no replaced forward."""
+    """List linear layers, packed or not: no other subclass, no parametrisation, no replaced forward."""
     return [
         layer
         for layer in module.modules()
-        if type(layer) is nn.Linear and type(layer.weight) is nn.Parameter and "forward" not in vars(layer)
+        if isinstance(layer, nn.Linear)
+        and type(layer) in (nn.Linear, PackedLinear)
+        and type(layer.weight) is nn.Parameter
+        and "forward" not in vars(layer)
     ]
+
+
+def _page_out(tensor: torch.Tensor) -> None:
+    """Let the system page out a tensor of a mapped file that is not read soon; no contents are lost."""
+    page, pageout = mmap.PAGESIZE, 21  # MADV_PAGEOUT of Linux
+    if sys.platform == "linux":
+        start = -(-tensor.data_ptr() // page) * page
+        length = max(tensor.data_ptr() + tensor.nbytes - start, 0)
+        ctypes.CDLL(None).madvise(ctypes.c_void_p(start), ctypes.c_size_t(length), pageout)

@@ -140,7 +140,8 @@ class StaticStep:
     def run(self) -> None:
         commit, cache = self.commit, self._cache()
         assert cache is not None
-        tokens = self.drafter.grow(self.root)  # (n,)
+        with self.target.drafting():
+            tokens = self.drafter.grow(self.root)  # (n,)
         logits, hidden = self.forward(tokens)
         positions = self._depths + self.length + 1 if self.choice.draws else None
         choices = self.choice.among(logits, positions, self.forward.depths)  # (n,)

@@ -19,7 +19,7 @@ import torch
 
 from ..errors import UserError
 from .cache import TreeCache
-from .devices import free_bytes, without_cudnn
+from .devices import free_bytes
 from .drafter import DeviceDrafter, DeviceSession, Drafter, Session
 from .layers import mode_of
 from .sampling import GREEDY, Candidates, Choice, Sampling, candidates_of
@@ -151,7 +151,7 @@ class Step:
 
     def _on_host(self, session: Session) -> Verification:
         sequence = self.sequence
-        with without_cudnn(sequence.target.device):  # a drafter's own network
+        with sequence.target.drafting():
             draft = session.draft(sequence.text[-1])
         if sequence.target.recurrent and not draft.tree.is_chain:
             draft = session.likeliest_chain(draft)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import sys
 import weakref
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import cached_property, partial
 from itertools import pairwise
 from numbers import Integral
@@ -17,10 +17,10 @@ import torch
 from ..errors import UserError
 from .cache import ALIGNED, CachePool, LayerShape, TreeCache, TreeMasks
 from .checks import TRIAL_ROOM, check_draft, check_model, check_training, unwrapped, warn_untried
-from .devices import Graphs, Turns, give_back, synchronize, turns_of
+from .devices import Graphs, Turns, give_back, synchronize, turns_of, without_cudnn
 from .kernels import Grouped, blocked
 from .layers import decoder_layers, device_of, form_of, is_compiled, layer_types, mode_of, probe_layers
-from .linear import OURS, PACKED, fingerprint, fuse_linears, is_held, pack_linears
+from .linear import Copies, copies_of, is_held
 from .tree import Draft
 
 # Bytes of a prompt's logits in memory at a time; more on a GPU, where each part takes about as long as a step.
@@ -52,7 +52,8 @@ class Target:
         context: tokens of prompt and answer together. Default: the model's own limit, at most 4096.
         linear: half: multiply by weights kept in 16 bits, where their values fit, and as onednn elsewhere; onednn: by
             weights in oneDNN's layout (`linear.packable` says where that is possible); fused: layers with the same
-            input are one product; torch: torch's own. All but torch change the model's layers.
+            input are one product; torch: torch's own. All but torch change the class of the model's layers; only this
+            target's forwards use the copies (`copies`).
 
     Raises:
         UserError: the engine cannot drive the model; says why (see `checks`).
@@ -62,7 +63,8 @@ class Target:
         warn_untried()
         self.model, self.linear = unwrapped(model), linear
         self._is_compiled = any(is_compiled(module) for module in self.model.modules())
-        with self.turns, self._uncompiled(), torch.autocast(device_of(self.model).type, enabled=False):
+        own = self.copies.used() if is_held(self.model) else nullcontext()  # their own widen all weights each time
+        with self.turns, self._uncompiled(), torch.autocast(device_of(self.model).type, enabled=False), own:
             self._examine(context)
 
     def _uncompiled(self) -> AbstractContextManager[Any]:
@@ -83,9 +85,9 @@ class Target:
         self._states: list[int] = []
         self._grouped = Grouped(model)
         self.kernels: AbstractContextManager[None] = nullcontext()  # of static steps: see CompiledKernels
-        self._weights()
+        self.copies.refresh(model, anew=True)
         if self.linear == "fused":  # one forward finds what layers store and which share their input
-            fuse_linears(model, self._probe)
+            self.copies.fuse(model, self._probe)
             give_back(self.device)  # memory of the weights before they were joined
         else:
             self._probe()
@@ -101,13 +103,18 @@ class Target:
         check_draft(self, TreeCache(self._shapes, TRIAL_ROOM, self._states))
 
     def __getstate__(self) -> dict[str, Any]:
-        """For deep copies: the copied model has turns of its own."""
-        return {name: value for name, value in vars(self).items() if name != "turns"}
+        """For deep copies: the copied model has turns and copies of its own."""
+        return {name: value for name, value in vars(self).items() if name not in ("turns", "copies")}
 
     @cached_property
     def turns(self) -> Turns:
         """Lock held for each step, so that threads can share the model and the methods made for it."""
         return turns_of(self.model)
+
+    @cached_property
+    def copies(self) -> Copies:
+        """What linear layers multiply by in this target's forwards."""
+        return copies_of(self.model, self.linear)
 
     @property
     def changed(self) -> bool:
@@ -121,9 +128,14 @@ class Target:
         self._smallest_window = min((window.size for window in self._windows.values()), default=sys.maxsize)
 
     def prepare(self, module: torch.nn.Module) -> None:
-        """Make the linear layers of a drafter's network multiply as the target's do."""
-        if self.linear in PACKED:
-            pack_linears(module, half=self.linear == "half")
+        """Make the linear layers of a drafter's network multiply as the target's do, inside `drafting`."""
+        self.copies.refresh(module)
+
+    @contextmanager
+    def drafting(self) -> Iterator[None]:
+        """Within this block a drafter's own network runs as the target's forwards do."""
+        with without_cudnn(self.device), self.copies.used():
+            yield
 
     @cached_property
     def layers(self) -> torch.nn.ModuleList:
@@ -166,16 +178,9 @@ class Target:
             tokens: tokens of prompt and answer that fit at first; default: a full context, as static steps need.
         """
         check_training(self.model, self.name)
-        values, read_by = self._weights(), None if reader is None else weakref.ref(reader)
+        values, read_by = self.copies.refresh(self.model), None if reader is None else weakref.ref(reader)
         committed_by = (read_by, values, mode_of(self.model)) if prompt else ()
         return self.caches.borrowed(self._capacity(nodes, tokens), prompt, committed_by)
-
-    def _weights(self) -> bytes:
-        """Return the weights' fingerprint; pack the weights anew if it has changed."""
-        values = fingerprint(self.model)
-        if self.linear in PACKED:
-            pack_linears(self.model, values, half=self.linear == "half", everywhere=is_held(self.model))
-        return values
 
     def reserve(self, nodes: int) -> None:
         """Allocate a cache for a full context now, unless there is one; the next sequence gets it."""
@@ -425,14 +430,12 @@ class Target:
             inputs["position_ids"] = positions[None]
         states: dict[int, torch.Tensor] = {}
         hooks: list[Any] = []
-        outside, OURS.forward = OURS.forward, True
         try:
             for number in hidden:
                 hooks.append(self._store_hidden(states, number))
-            with self._grouped, self._uncompiled():
+            with self._grouped, self._uncompiled(), self.copies.used():
                 logits: torch.Tensor = self.model(input_ids=tokens[None], **inputs).logits[0]
         finally:
-            OURS.forward = outside
             for hook in hooks:
                 hook.remove()
         return Outputs(logits, torch.cat([states[i].to(self.device) for i in hidden], -1) if hidden else None)

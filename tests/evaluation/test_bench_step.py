@@ -65,8 +65,8 @@ def test_hf_attends_without_cudnn(tiny, monkeypatch):
     for module in (bench_step, answerers):
         monkeypatch.setattr(module, "without_cudnn", lambda device: devices.without_cudnn(cuda))
     tiny.model.register_forward_pre_hook(lambda *given: seen.append(enabled()))
-    HfSteps(tiny, [5, 6, 7]).take_turn()
     loaded = LoadedModel(None, tiny, None, "raw", frozenset())
+    HfSteps(loaded, [5, 6, 7]).take_turn()
     answerers.TransformersGenerate(loaded, None, {}, "eager").answer([5, 6, 7], 4)
     assert len(seen) == 10 + 4 and not any(seen) and enabled()
 
@@ -109,7 +109,7 @@ def test_hf_goes_past_an_end_of_sequence(tiny):
     tiny.model.generation_config.eos_token_id = None
     said = tiny.model.generate(prompt, attention_mask=torch.ones_like(prompt), max_new_tokens=4, do_sample=False)
     tiny.model.generation_config.eos_token_id = said[0, 4:].tolist()
-    steps = HfSteps(tiny, [5, 6, 7])
+    steps = HfSteps(LoadedModel(None, tiny, None, "raw", frozenset()), [5, 6, 7])
     steps.take_turn()
     assert steps.seconds[0] > 0
 

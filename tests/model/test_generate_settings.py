@@ -314,7 +314,7 @@ def test_generate_packs_until_it_is_released_or_gone_where_it_does_not_fuse():
     model, plain = toy_model("llama-grouped"), {"Linear"}
     packed = {"PackedLinear"} if choose_linear(model) == "onednn" else plain
     expected = answer({}, model)
-    for more, types in (({}, packed), ({"linear": "torch"}, plain), ({"linear": "fused"}, {"FusedLinear", *plain})):
+    for more, types in (({}, packed), ({"linear": "torch"}, plain), ({"linear": "fused"}, {"PackedLinear", *plain})):
         ours = Generate(**more)
         for _ in range(2):
             assert answer({}, model, custom_generate=ours).equal(expected)

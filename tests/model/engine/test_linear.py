@@ -1,6 +1,8 @@
 """Packed and fused products: the same numbers as torch's own, only where they can be, and nowhere else."""
 
 import copy
+import weakref
+from contextlib import nullcontext
 
 import psutil
 import pytest
@@ -11,24 +13,35 @@ from torch import nn
 from evaluation.loading.models import random_model
 from evaluation.loading.settings import ModelSettings
 from model import tuning
-from model.engine import linear
+from model.engine import Target, generate, linear
+from model.engine.batch import decode_batch
 from model.engine.linear import (
     SMALL_PRODUCT,
+    Copies,
     PackedLinear,
-    fuse_linears,
+    copies_of,
     halves,
     linear_bytes,
-    pack_linears,
     packable,
     unpack_linears,
 )
+from model.engine.loop import Request, whole
 from model.errors import UserError
+from model.methods import make_method
+from model.recycling.token_recycling import TokenRecycling
 from model.tuning import choose_linear
 from tests.conftest import toy_model
 
 CPU = torch.device("cpu")
 needs_packing = pytest.mark.skipif(not packable(CPU, torch.float32), reason="no x86 processor with oneDNN")
 needs_half = pytest.mark.skipif(not halves(), reason="no x86 processor with FBGEMM")
+
+
+def packed(module, how="onednn") -> Copies:
+    """The module's copies, packed as a target does it."""
+    copies = copies_of(module, how)
+    copies.refresh(module)
+    return copies
 
 
 @needs_packing
@@ -40,9 +53,9 @@ def test_products_are_those_of_the_weight(rows, bias):
     layer = nn.Linear(257, 2050, bias=bias)
     x = torch.randn(1, rows, 257)
     expected = x.double() @ layer.weight.double().T + (layer.bias.double() if bias else 0)
-    pack_linears(layer)
-    assert type(layer) is PackedLinear and x.numel() * 2050 >= SMALL_PRODUCT
-    torch.testing.assert_close(layer(x), expected.float(), rtol=1e-5, atol=1e-5)
+    with packed(layer).used():
+        assert type(layer) is PackedLinear and x.numel() * 2050 >= SMALL_PRODUCT
+        torch.testing.assert_close(layer(x), expected.float(), rtol=1e-5, atol=1e-5)
 
 
 @needs_half
@@ -60,9 +73,11 @@ def test_products_of_16_bits_are_those_of_float32(values, scale, dtype, bias):
         parameter.data = (parameter * scale).to(getattr(torch, values)).to(dtype if scale == 1 else torch.float32)
     x = torch.randn(1, 9, 257).to(layer.weight.dtype)
     expected = x.double() @ layer.weight.double().T + (layer.bias.double() if bias else 0)
-    pack_linears(layer, half=True)
-    assert layer.packed.exponent is not None
-    out = layer(x)
+    copies = packed(layer, "half")
+    assert copies.by_layer[layer].exponent is not None
+    assert copies.by_layer[layer].serves(x, layer.weight, layer.bias)
+    with copies.used():
+        out = layer(x)
     assert out.dtype is layer.weight.dtype
     rounding = 2e-6 if out.dtype is torch.float32 else 1e-3
     torch.testing.assert_close(out.double(), expected, rtol=rounding, atol=rounding * expected.abs().max().item())
@@ -88,14 +103,20 @@ def test_what_fits_in_16_bits():
 @needs_packing
 def test_large_products_use_the_packed_weight_and_all_others_the_layers_own():
     layer = nn.Linear(512, 512, bias=False)
-    pack_linears(layer)
-    layer.packed.weight = torch.ops.mkldnn._reorder_linear_weight(torch.zeros(512, 512), 32)  # tells the two apart
-    with torch.no_grad():
+    copies = packed(layer)
+    zeros = torch.ops.mkldnn._reorder_linear_weight(torch.zeros(512, 512), 32)  # tells the two apart
+    copies.by_layer[layer].packed = zeros
+    with torch.no_grad(), copies.used():
         assert layer(torch.ones(2, 512)).eq(0).all(), "2 x 512 x 512 is not small"
         assert layer(torch.ones(1, 512)).ne(0).any()
         with torch.autocast("cpu", dtype=torch.bfloat16):
             assert layer(torch.ones(2, 512)).ne(0).any()
-    assert layer(torch.ones(2, 512)).ne(0).any(), "gradients"
+        with copies_of(layer, "torch").used():
+            assert layer(torch.ones(2, 512)).ne(0).any(), "another target's forward"
+    with torch.no_grad():
+        assert layer(torch.ones(2, 512)).ne(0).any(), "its owner's forward"
+    with copies.used():
+        assert layer(torch.ones(2, 512)).ne(0).any(), "gradients"
 
 
 class _Attention(nn.Module):
@@ -111,13 +132,21 @@ class _Attention(nn.Module):
         return self.out(q + torch.cat((k, v), dim=-1)) + (self.q(x) if self.again else 0)
 
 
+COPIES: weakref.WeakKeyDictionary[nn.Module, Copies] = weakref.WeakKeyDictionary()  # as a target holds them
+
+
 def change_layout(module, how):
     """Pack or fuse a module's layers; fused ones are found under the mode of the caller."""
-    if how != "fused":
-        pack_linears(module, half=how == "half")
-    else:
+    COPIES[module] = packed(module, how)
+    if how == "fused":
         with torch.no_grad():
-            fuse_linears(module, lambda: module(torch.ones(1, 1, 96)))
+            COPIES[module].fuse(module, lambda: module(torch.ones(1, 1, 96)))
+
+
+def ours(module, x):
+    """A forward as a target runs it."""
+    with COPIES[module].used() if module in COPIES else nullcontext():
+        return module(x)
 
 
 def _attention(how, **settings):
@@ -136,7 +165,8 @@ def _input(rows=300):
 
 def _same(module, stock, x):
     with torch.inference_mode():
-        torch.testing.assert_close(module(x), stock(x), rtol=1e-5, atol=1e-5)
+        torch.testing.assert_close(ours(module, x), stock(x), rtol=1e-5, atol=1e-5)
+        assert torch.equal(module(x), stock(x)), "its owner's forward"
 
 
 ALL = pytest.mark.parametrize(
@@ -147,16 +177,17 @@ ALL = pytest.mark.parametrize(
 @pytest.mark.parametrize("bias", [False, True])
 def test_layers_given_one_tensor_are_one_product(bias, monkeypatch):
     module, stock = _attention("fused", bias=bias)
-    assert module.q.part.fused is module.k.part.fused is module.v.part.fused
+    parts = COPIES[module].by_layer
+    assert parts[module.q].fused is parts[module.k].fused is parts[module.v].fused
     assert type(module.out) is nn.Linear, "a layer by itself stays as it is"
     for rows in (1, 9, 9, 300):  # a part of an earlier forward would show
         _same(module, stock, _input(rows))
     module.load_state_dict(stock.state_dict())  # the weights are views, and still whole parameters
-    assert module.k.weight.data_ptr() == module.k.part.fused.weight[96:].data_ptr(), "the weight is held once"
+    assert module.k.weight.data_ptr() == parts[module.k].fused.weight[96:].data_ptr(), "the weight is held once"
     widths, linear = [], nn.functional.linear
     monkeypatch.setattr(nn.functional, "linear", lambda x, w, b: widths.append(len(w)) or linear(x, w, b))
     with torch.inference_mode():
-        module(_input(9))
+        ours(module, _input(9))
     assert widths == [192, 96]
 
 
@@ -165,12 +196,13 @@ def test_parts_are_never_of_another_tensor():
     torch.manual_seed(0)
     module, stock = _attention("fused")
     x, y = torch.randn(2, 1, 5, 96)
-    module.q(x)  # a forward that ended here, by Ctrl-C for one
-    for layer, given in (("k", y), ("v", y), ("q", y), ("q", y), ("v", x), ("k", x), ("k", y)):
-        expected = getattr(stock, layer)(given)
-        torch.testing.assert_close(getattr(module, layer)(given), expected, rtol=1e-5, atol=1e-5)
+    with COPIES[module].used():
+        module.q(x)  # a forward that ended here, by Ctrl-C for one
+        for layer, given in (("k", y), ("v", y), ("q", y), ("q", y), ("v", x), ("k", x), ("k", y)):
+            expected = getattr(stock, layer)(given)
+            torch.testing.assert_close(getattr(module, layer)(given), expected, rtol=1e-5, atol=1e-5)
     x.mul_(2)
-    torch.testing.assert_close(module(x), stock(x), rtol=1e-5, atol=1e-5)
+    _same(module, stock, x)
 
 
 @ALL
@@ -179,8 +211,10 @@ def test_compiled_code_multiplies_by_the_layers_own_weights(how):
     module, stock = _attention(how)
     compiled = torch.compile(module, backend="eager", fullgraph=True)
     with torch.inference_mode():
-        assert torch.equal(compiled(_input()), stock(_input()))
-        _same(module, stock, _input())  # nothing is left from tracing
+        for copy_of in COPIES[module].by_layer.values():
+            copy_of.product = lambda input, bias: pytest.fail("a copy is used")
+        with COPIES[module].used():
+            assert torch.equal(compiled(_input()), stock(_input()))
     torch._dynamo.reset()
 
 
@@ -191,7 +225,7 @@ def test_only_plain_linear_layers_are_packed():
 
     module = nn.Sequential(nn.Linear(4, 4), Own(4, 4), nn.Embedding(4, 4))
     assert linear_bytes(module) == 4 * 4 * 4
-    pack_linears(module)
+    packed(module)
     assert [type(layer) for layer in module] == [PackedLinear, Own, nn.Embedding]
 
 
@@ -218,26 +252,66 @@ def test_which_layout_is_for_which_device(monkeypatch):
 
 
 @needs_packing
-def test_weights_are_packed_once():
+def test_weights_are_packed_once_and_anew_for_a_new_target():
+    """Also if the fingerprint does not see what was written."""
     module = nn.Linear(512, 512, bias=False)
-    pack_linears(module, b"values")
-    first = module.packed
-    pack_linears(module, b"values")
-    assert module.packed is first
-    pack_linears(module, b"others")
-    assert module.packed is not first
+    copies = packed(module)
+    first = copies.by_layer[module]
+    copies.refresh(module)
+    assert copies.by_layer[module] is first and copies_of(module, "onednn") is copies
+    module.weight.data[7, 7] = 5.0
+    copies.refresh(module, anew=True)
+    with torch.inference_mode(), copies.used():
+        x = torch.eye(512)[7:8].repeat(4, 1)
+        assert copies.by_layer[module] is not first and module(x)[0, 7] == 5.0
 
 
 @needs_packing
 def test_a_packed_copy_is_never_of_a_weight_that_is_gone():
-    """The next one may lie at its address."""
-    module = nn.Linear(512, 512, bias=False)
-    pack_linears(module)
-    old = module.weight.detach().clone()
-    packed = module.packed
-    module.weight = nn.Parameter(old)
-    packed.identity = linear.identity(module.weight)
-    assert not packed.is_of(module.weight)
+    """The next one may lie at its address, if the copy did not keep it."""
+    for write in (
+        lambda layer: setattr(layer, "weight", nn.Parameter(layer.weight.detach().clone())),
+        lambda layer: layer.bfloat16().float(),
+        lambda layer: setattr(layer.weight, "data", layer.weight.data.t()),
+        lambda layer: setattr(layer.weight, "data", layer.weight.data.view(torch.int32).view(torch.float32) * 2),
+    ):
+        stale = 0
+        for _ in range(60):
+            module = nn.Linear(96, 96, bias=False)
+            copy = packed(module).by_layer[module]
+            write(module)
+            stale += copy.serves(torch.ones(300, 96), module.weight, None)
+        assert not stale
+
+
+@needs_packing
+def test_a_drafters_network_is_packed_anew_at_the_models_next_answer():
+    model, network = (nn.Sequential(nn.Linear(512, 512)) for _ in range(2))
+    copies = packed(model)
+    copies.refresh(network)
+    unchanged = copies.by_layer[model[0]]
+    network[0].weight.data.mul_(2.0)
+    copies.refresh(model)
+    x = torch.randn(4, 512)
+    with torch.inference_mode(), copies.used():
+        ours = network(x)
+    torch.testing.assert_close(ours, network(x), rtol=1e-5, atol=1e-5)
+    assert copies.by_layer[model[0]] is unchanged
+
+
+@needs_packing
+@pytest.mark.parametrize("execution", ["eager", "static", "batch"])
+def test_drafters_multiply_by_the_targets_copies(execution, monkeypatch):
+    target = Target(toy_model("llama-grouped"), linear="onednn")
+    drafter, seen, grow = make_method("recycling", target, tree="best:8"), [], TokenRecycling.grow
+    monkeypatch.setattr(TokenRecycling, "grow", lambda *given: seen.append(linear.OURS.copies) or grow(*given))
+    if execution == "batch":
+        asked = [([5, 9, 13], Request(max_new_tokens=8))] * 2
+        whole(decode_batch(target, drafter, asked, 2))
+    else:
+        generate(target, drafter, [5, 9, 13], max_new_tokens=8, execution=execution)
+    assert seen and all(copies is target.copies.by_layer for copies in seen)
+    assert not linear.OURS.copies
 
 
 @ALL
@@ -245,18 +319,24 @@ def test_stock_products_for_a_while(how):
     """Within the block the layers are torch's own, to the last bit; behind it they are packed or fused again."""
     module, stock = _attention(how)
     with torch.inference_mode():
-        before = module(_input())
+        before = ours(module, _input())
         with pytest.raises(KeyError), linear.stock_linears(module):
-            assert torch.equal(module(_input()), stock(_input()))
+            assert {type(layer) for layer in module.children()} == {nn.Linear}
+            assert torch.equal(ours(module, _input()), stock(_input()))
             raise KeyError
-        assert torch.equal(module(_input()), before) and linear.linear_of(module) == how
+        assert torch.equal(ours(module, _input()), before) and COPIES[module].kind == how
 
 
 @ALL
 def test_what_is_said_of_layers_is_what_they_do(how):
     module, _ = _attention(how)
+    assert COPIES[module].kind == how
     _assigned(module)
-    assert linear.linear_of(module) == ("torch" if how == "fused" else how), "packed anew, fused no longer"
+    assert COPIES[module].kind == ("torch" if how == "fused" else how), "packed anew, fused no longer"
+    unpack_linears(module)
+    assert COPIES[module].kind == "torch"
+    COPIES[module].refresh(module)
+    assert COPIES[module].kind == ("torch" if how == "fused" else how), "for another target's next answer"
 
 
 def _trained(module):
