@@ -209,7 +209,9 @@ class Batch:
             forwarded = self._forwarded(member, session, draft, (forward.logits, forward.hidden, *chosen), rows)
             sequence = member.sequence
             verification = conclude(session, draft, forwarded, over=sequence.over)
-            self.cache.owners[columns[rows][verification.path[: len(verification.tokens)]]] = member.number
+            accepted = columns[rows][verification.path[: len(verification.tokens)]]
+            self.cache.owners[accepted] = member.number
+            sequence.settle(verification.tokens, self.cache.cache, accepted)
             if is_plain:
                 member.session.skip(verification.tokens)
             if not member.add(verification, len(members)):
@@ -309,6 +311,7 @@ def check_batch(target: Target, max_columns: int, execution: str = "eager") -> N
     # Later tokens lie in columns before earlier ones, and no column after them is free.
     shared.owners[1 : 1 + 2 * half + -(4 * half + 1) % ALIGNED] = 2
     session = plain.session()
+    target.copies.refresh(target.model)  # the trial's rows may use them
     with refusing_errors(target.name):
         first = [(i, 0, Draft(chain, ids[i, :half])) for i in (0, 1)]
         shared.owners[shared.forward(target, first, plain, session, execution)[1]] = np.repeat([0, 1], half)

@@ -72,9 +72,9 @@ class TreeCacheLayer(CacheLayerMixin):
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Write the new states (1, heads, n, dim) after the committed tokens; return all that is in use.
 
-        A drafted node may overflow float16. No mask silences infinite states (0 x inf is NaN): other nodes and, in
-        static steps, later ones would become NaN. So infinite states are written as zeros, even those of text on which
-        the model itself overflows; its own output is NaN from there on.
+        Infinite states and NaNs are written as zeros, in every type, as no mask silences them (0 x NaN is NaN): a
+        drafted token's would reach its siblings, a batch's other sequences and, in static steps, all later tokens.
+        The zeros are negative: see `TreeCache.sound`.
         """
         assert self.keys is not None and self.values is not None
         return self._written(self.keys, key_states), self._written(self.values, value_states)
@@ -84,13 +84,12 @@ class TreeCacheLayer(CacheLayerMixin):
         return self._written(self.index_keys, states[:, None])[:, 0]
 
     def _written(self, buffer: torch.Tensor, states: torch.Tensor) -> torch.Tensor:
-        if states.dtype == torch.float16:
-            states = torch.nan_to_num(states, nan=0.0, posinf=0.0, neginf=0.0)
+        states = states.to(buffer.dtype)  # under autocast another one
         if (at := self.cursor.write_at) is not None:
-            buffer.index_copy_(2, at, states)
+            buffer.index_copy_(2, at, torch.nan_to_num(states, nan=-0.0, posinf=-0.0, neginf=-0.0))
             return buffer[:, :, : self.cursor.bucket]
         start, end = self.cursor.length, self.cursor.length + states.shape[2]
-        buffer[:, :, start:end] = states
+        torch.nan_to_num(states, nan=-0.0, posinf=-0.0, neginf=-0.0, out=buffer[:, :, start:end])  # as fast as a copy
         return buffer[:, :, :end]
 
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
@@ -256,11 +255,15 @@ class TreeCache(Cache):
             self.length, self.pending = self.length + len(accepted), []
         else:
             self.pending = accepted
-            if self._copies:
-                torch._foreach_copy_(self._states(), self._copies)
-            else:  # there was nothing before the draft
-                self._reset_states()
+            self.restore()
         self.forwarded = None
+
+    def restore(self) -> None:
+        """Let the recurrent states forget the last draft."""
+        if self._copies:
+            torch._foreach_copy_(self._states(), self._copies)
+        else:  # there was nothing before the draft
+            self._reset_states()
 
     def _reset_states(self) -> None:
         for layer in self.recurrent:
@@ -289,6 +292,15 @@ class TreeCache(Cache):
         """Note the committed part of an ending sequence's text; nothing if recurrent states have read more."""
         read_more = self.forwarded is not None or len(text) < self.length  # a step failed in its forward, or after it
         self.text = [] if self.recurrent and read_more else text[: self.length]
+
+    def sound(self, columns: Any) -> int:
+        """Return how many of these columns (m,) come before the first one whose states were NaN in a late layer."""
+        if self.recurrent:  # its recurrent states keep the NaN
+            return len(columns)
+        states = max(self._buffers, key=torch.numel)[-1]  # (heads, capacity, dim), of the last layer of its shape
+        states = states.index_select(1, torch.as_tensor(columns, device=states.device).long())
+        lost = ((states == 0) & states.signbit()).all(2).all(0)  # zeros that are computed are mostly positive
+        return [*lost.tolist(), True].index(True)
 
     def copy_from(self, other: TreeCache, columns: torch.Tensor) -> None:
         """Copy the committed tokens of another cache of the model into these columns: int64 (its length,)."""
@@ -346,7 +358,7 @@ class CachePool:
         self._free.append(self._pop(capacity))
 
     def drop(self) -> None:
-        """Free the caches that are not borrowed: their unused part may contain NaNs."""
+        """Free the caches that are not borrowed, as after a failed graph, which may have written anything."""
         self._free.clear()
 
     @contextmanager

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,11 +13,13 @@ from ..errors import UserError
 from .cache import LayerShape
 from .checks import refusing_errors
 from .kernels import OUR_SDPA
+from .linear import PackedLinear
 
 # Kinds of transformers' layers that the engine can drive, by name, as older versions lack some.
 WINDOWED = ("DynamicSlidingWindowLayer", "LinearAttentionAndSlidingWindowAttentionLayer")
 ATTENTION = ("DynamicLayer", "DynamicIndexedLayer", "DummyLayer", *WINDOWED)
 DRIVEN = (*ATTENTION, "LinearAttentionLayer", "LinearAttentionAndFullAttentionLayer")
+NUMBERS = frozenset((bool, int, float))
 
 
 @dataclass(frozen=True)
@@ -103,20 +106,33 @@ def layer_types(model: Any) -> tuple[str, ...]:
 
 
 def form_of(model: Any) -> tuple[Any, ...]:
-    """Return what a target assumes never changes in its model: attention, and each weight's shape, type and device.
+    """Return what a target assumes never changes in its model: attention, modules, and its tensors' form.
 
-    On CUDA also each weight's address, which graphs contain.
+    Of a module: its class and what runs it, an instance's own forward included. Of a weight or buffer: shape, type,
+    device and, on CUDA, the address, which graphs contain.
     """
     attention = model.config.get_text_config()._attn_implementation
     attention = "sdpa" if attention in OUR_SDPA else attention  # set for a moment by a model of the same config
-    weights = ((w.shape, w.dtype, w.device, w.data_ptr() if w.is_cuda else 0) for w in model.parameters())
-    return (attention, *weights)
+    modules = list(model.modules())
+    classes = tuple(torch.nn.Linear if type(m) is PackedLinear else type(m) for m in modules)
+    forwards = tuple(kind.forward for kind in dict.fromkeys(classes))
+    own = (vars(m).get("forward", m._compiled_call_impl) for m in modules)
+    # by weak references, as a function may hold the model
+    replaced = tuple(None if function is None else weakref.ref(function) for function in own)
+    tensors = (*model.parameters(), *model.buffers())
+    forms = ((t.shape, t.dtype, t.device, t.data_ptr() if t.is_cuda else 0) for t in tensors)
+    return (attention, classes, forwards, replaced, *forms)
 
 
-def mode_of(model: Any) -> str:
-    """Return what decides a model's answers next to its weights: training mode, hooks, and how peft's adapters act."""
+def mode_of(model: Any) -> tuple[Any, ...]:
+    """Return what decides a model's answers next to its weights.
+
+    Training mode, hooks, how peft's adapters act, and the numbers of modules and config.
+    """
     modules = list(model.modules())
     hooks = [number for module in modules for number in (*module._forward_hooks, *module._forward_pre_hooks)]
     layers = [module for module in modules if hasattr(type(module), "merged_adapters")]
     adapters = [(layer.active_adapters, layer.disable_adapters, getattr(layer, "scaling", None)) for layer in layers]
-    return repr((model.training, hooks, adapters))
+    attributes = [vars(module) for module in (*modules, model.config.get_text_config())]
+    numbers = tuple(value for names in attributes for value in names.values() if type(value) in NUMBERS)
+    return (repr((model.training, hooks, adapters)), numbers)

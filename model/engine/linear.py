@@ -285,16 +285,16 @@ def version(weight: torch.Tensor) -> int:
 
 
 def fingerprint(module: nn.Module) -> bytes:
-    """Return a digest of all parameters: addresses, counted writes, and some values of each.
+    """Return a digest of all parameters and buffers: addresses, counted writes, and some values of each.
 
     Fused optimizers, NumPy and `.data` write without being counted, and an address may be used again.
     """
     stamps, samples = list[tuple[int, int]](), defaultdict[tuple[torch.device, torch.dtype], list[torch.Tensor]](list)
-    for parameter in module.parameters():
-        stamps.append((parameter.data_ptr(), version(parameter)))
-        if not (parameter.is_meta or hasattr(parameter, "__tensor_flatten__")):
-            flat = parameter.detach().reshape(-1)
-            samples[parameter.device, parameter.dtype].append(flat[:: flat.numel() // SAMPLED | 1])
+    for tensor in (*module.parameters(), *module.buffers()):
+        stamps.append((tensor.data_ptr(), version(tensor)))
+        if not (tensor.is_meta or hasattr(tensor, "__tensor_flatten__")):
+            flat = tensor.detach().reshape(-1)
+            samples[tensor.device, tensor.dtype].append(flat[:: flat.numel() // SAMPLED | 1])
     digest = hashlib.blake2b(repr(stamps).encode(), digest_size=16)
     for sample in samples.values():
         digest.update(torch.cat(sample).view(torch.uint8).cpu().numpy().data)

@@ -230,9 +230,10 @@ def open_sequence(
     reader = drafter if needs.prompt_logits else None  # reuse only what this drafter has read
     room = len(prompt) + min(limit, ROOM) if request.execution == "eager" else None
     cache = ends.enter_context(target.cache(drafter.max_nodes, reusable, reader, tokens=room))
-    ends.callback(lambda: cache.record(prompt + out.tokens))  # also if a step fails
     end, how = len(prompt) + limit, (request.sampling, request.execution, request.mark)
-    return Sequence(target, cache, session, list(prompt), *how, end, request.eos, request.ends)
+    sequence = Sequence(target, cache, session, list(prompt), *how, end, request.eos, request.ends)
+    ends.callback(lambda: cache.record([] if sequence.overflowed else prompt + out.tokens))  # also if a step fails
+    return sequence
 
 
 def step_clock(target: Target) -> Clock:
@@ -282,6 +283,8 @@ def first_forward(sequence: Sequence, choice: Choice, out: Generation) -> Verifi
     rows = rows if needs.prompt_logits else 0
     outputs = target.prefill(sequence.cache, prompt, chain, rows=rows, kept=kept, read=read, hidden=needs.hidden)
     logits, hidden = outputs
+    committed = range(kept, sequence.cache.length)
+    sequence.overflowed = sequence.cache.sound(committed) < len(committed)
     forwarded_prompt = prompt[kept:] if chain is not None else prompt[kept:-1]
     if forwarded_prompt and hidden is not None:  # (P - 1 + n, H)
         session.observe_prompt_hidden(forwarded_prompt, hidden[: len(forwarded_prompt)])
@@ -293,6 +296,9 @@ def first_forward(sequence: Sequence, choice: Choice, out: Generation) -> Verifi
     choices = choice.after(logits, chain, prompt, every=every, over=sequence.over)
     forwarded = Forwarded(choices, logits, hidden)
     verification = conclude(first_session, chain, forwarded, over=sequence.over, cache=sequence.cache)
+    sequence.settle(
+        verification.tokens, sequence.cache, range(committed.stop, committed.stop + len(verification.tokens))
+    )
     if first_session is not session:
         session.skip(verification.tokens)
         for start, of_prompt in later:

@@ -338,7 +338,8 @@ def top_k_log_probs(logits: torch.Tensor, k: int) -> tuple[torch.Tensor, torch.T
         width = min(vocab & -vocab, 1 << max((vocab // GROUPS_OF_MAXIMA).bit_length() - 1, 0))
         maxima = logits.reshape(n, width, -1).amax(1)  # (n, V / width)
     mass = torch.logsumexp(maxima.float(), 1, keepdim=True)  # (n, 1)
-    return best, (greatest.float() - mass) / math.log(2)
+    log_probs = (greatest.float() - mass) / math.log(2)
+    return best, log_probs.nan_to_num(-math.inf, neginf=-math.inf)  # of logits that are NaN
 
 
 def _greatest(logits: torch.Tensor, k: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:

@@ -21,7 +21,6 @@ from ..errors import UserError
 from .cache import TreeCache
 from .devices import free_bytes
 from .drafter import DeviceDrafter, DeviceSession, Drafter, Session
-from .layers import mode_of
 from .sampling import GREEDY, Candidates, Choice, Sampling, candidates_of
 from .static_step import ROWS, BatchForward, Setup, StaticForward, StaticStep, bucket_of
 from .target import Target
@@ -69,11 +68,25 @@ class Sequence:
     ends: Ends | None = None  # asked once after each token, given the text so far: True if the answer ends there
     ended: bool = False  # True once `ends` was True
     asked: int = 0  # the length of the text last given to `ends`
+    overflowed: bool = False  # True once a token of the text had states that are NaN
 
     @property
     def left(self) -> int:
         """Tokens that the answer may still have."""
         return self.end - len(self.text)
+
+    def settle(self, tokens: list[int], cache: TreeCache, columns: Any) -> None:
+        """Make a step's tokens 0 from where the model itself overflows on.
+
+        A plain forward's logits are all NaN after a token whose states are NaN, and their arg-max is 0.
+
+        Args:
+            columns: where the cache has the tokens after which these were chosen.
+        """
+        sound = cache.sound(columns) if 0 in tokens else len(tokens)
+        sound = 0 if self.overflowed else sound
+        self.overflowed = sound < len(tokens)
+        tokens[sound:] = [0] * (len(tokens) - sound)
 
     def over(self, new: list[int]) -> bool:
         """True if the answer ends with the last of a step's new tokens."""
@@ -144,7 +157,9 @@ class Step:
         is_plain = sizing is not None and sizing.begin_step()
         session = self._plain if is_plain else sequence.session
         self.executor.choice.set_seed(sequence.sampling.seed)  # sequences with other seeds may take steps in between
+        start = sequence.cache.length
         verification = self._on_device(session) if self.on_device else self._on_host(session)
+        sequence.settle(verification.tokens, sequence.cache, range(start, start + len(verification.tokens)))
         if is_plain:
             sequence.session.skip(verification.tokens)
         return verification
@@ -196,7 +211,7 @@ class Executor:
         self.target, self.execution = target, target.check_execution(execution)
         self.choice, self._choices = Choice(sampling, target.device), dict[Sampling, Choice]()  # by settings, seed 0
         self.idle = DeviceDrafter(target.device)
-        self.setup_s, self.made_for = 0.0, (0, "")  # capacity of the cache, mode of the model
+        self.setup_s, self.made_for = 0.0, (0, ())  # capacity of the cache, mode of the model
         self._steps: dict[tuple[Any, ...], tuple[Any, Callable[[], None]]] = {}  # by drafter, tree or rows, ...
 
     @staticmethod
@@ -214,7 +229,7 @@ class Executor:
                 f"not {execution}"
             )
         executors = sequence.session.drafter.executors
-        executor, made_for = executors.get(sequence.cache), (sequence.cache.capacity, mode_of(sequence.target.model))
+        executor, made_for = executors.get(sequence.cache), (sequence.cache.capacity, sequence.target.mode)
         if executor is None or executor.execution != execution or executor.made_for != made_for:
             executor = executors[sequence.cache] = Executor(sequence.target, sampling, execution)
             executor.made_for = made_for  # buffers or layers were replaced

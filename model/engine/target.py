@@ -97,7 +97,7 @@ class Target:
         self.caches = CachePool(partial(TreeCache, self._shapes, states=self._states), self.context)
         self.masks = TreeMasks(self.dtype, self.device)
         self.graphs = Graphs(self.device)
-        self._form = form_of(model)
+        self._form, self.mode = form_of(model), mode_of(model)
         self.batch_columns: dict[str, int] = {}  # by execution, of the largest batch tried; see `batch.check_batch`
         self.idle_batch: Any = None  # the cache of the last batch; see `batch.Batch`
         check_draft(self, TreeCache(self._shapes, TRIAL_ROOM, self._states))
@@ -178,8 +178,10 @@ class Target:
             tokens: tokens of prompt and answer that fit at first; default: a full context, as static steps need.
         """
         check_training(self.model, self.name)
-        values, read_by = self.copies.refresh(self.model), None if reader is None else weakref.ref(reader)
-        committed_by = (read_by, values, mode_of(self.model)) if prompt else ()
+        values = self.copies.refresh(self.model)
+        read_by = None if reader is None else weakref.ref(reader)
+        self.mode = mode_of(self.model)
+        committed_by = (read_by, values, self.mode) if prompt else ()
         return self.caches.borrowed(self._capacity(nodes, tokens), prompt, committed_by)
 
     def reserve(self, nodes: int) -> None:
@@ -265,13 +267,17 @@ class Target:
         return outputs
 
     def _forward_in_parts(
-        self, cache: TreeCache, tokens: torch.Tensor, readable: range, n: int, read: Read, hidden: Hidden
+        self, cache: TreeCache, tokens: torch.Tensor, readable: range, n: int, read: Read, hidden: Hidden, size: int = 0
     ) -> Outputs:
-        """Forward and commit tokens in parts, so that few logits are in memory. Returns the last n rows of logits."""
+        """Forward and commit tokens in parts, so that few logits are in memory. Returns the last n rows of logits.
+
+        Args:
+            size: tokens of a part; default: as many as LOGITS_BYTES allow.
+        """
         count, kept = len(tokens), cache.length
         first_row = min(readable.start, count - max(n, 1)) if self._keeps_logits else 0  # of computed logits
         budget = LOGITS_BYTES_GPU if self.device.type == "cuda" else LOGITS_BYTES
-        size = max(budget // (self.logits_size * self.dtype.itemsize), n, 1)
+        size = size or max(budget // (self.logits_size * self.dtype.itemsize), n, 1)
         ends, states = sorted(range(count, max(first_row, 0), -size)), list[torch.Tensor]()
         logits = torch.zeros(n, self.logits_size, dtype=self.dtype, device=self.device)
         for start, end in pairwise([0, *ends]):
@@ -318,6 +324,14 @@ class Target:
             cache.commit(0)
         read = torch.tensor(cache.will_read(tokens), device=self.device)
         logits, states = self._run_causal(cache, read, n, hidden)
+        if n > 1 and logits[-n, 0].isnan():
+            # A scan in chunks multiplies what a token does not see by 0: a draft token's NaN reached the root.
+            cache.restore()
+            rows, start = list[torch.Tensor](), cache.length
+            states = self._forward_in_parts(
+                cache, read, range(len(read)), 0, lambda at, row: rows.append(row), hidden, size=1
+            ).hidden
+            logits, cache.length = torch.cat(rows), start
         return Outputs(logits[-n:], None if states is None else states[-n:])
 
     def _run_causal(self, cache: TreeCache, tokens: torch.Tensor, rows: int, hidden: Hidden = ()) -> Outputs:

@@ -286,5 +286,8 @@ def shares(branches: int, spine: int) -> list[int]:
 
 
 def scores_of(logits: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
-    """Return the softmax over the candidates alone, in the logits' own type: (n, V) and (n, k) -> float32 (n, k)."""
-    return torch.softmax(logits.gather(1, ids), -1).float()
+    """Return the softmax over the candidates alone, in the logits' own type: (n, V) and (n, k) -> float32 (n, k).
+
+    Zero where a row's logits are NaN.
+    """
+    return torch.softmax(logits.gather(1, ids), -1).float().nan_to_num(0.0)

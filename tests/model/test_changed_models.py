@@ -10,9 +10,11 @@ import torch
 from accelerate import cpu_offload
 
 from model.decoder import Decoder
-from model.engine import LAST, Draft, Tree
+from model.engine import LAST, Draft, Target, Tree
+from model.engine import generate as run
 from model.errors import UserError
 from model.generate import ATTRIBUTE, Generate
+from model.methods import make_method
 from tests.conftest import greedy, toy_model
 
 IDS = torch.tensor([[5, 9, 5, 9, 5]])
@@ -59,6 +61,121 @@ def test_a_model_that_changed_gets_a_target_of_its_own(change):
     with pytest.raises(UserError, match="make a new one"):
         decoder.generate(PROMPT, max_new_tokens=5)
     assert Decoder(model, eos=()).generate(PROMPT, max_new_tokens=20).ids == expected
+
+
+def other_frequencies(model):
+    model.model.rotary_emb.inv_freq.data.mul_(0.3)  # which torch does not count
+
+
+def replaced_frequencies(model):
+    model.model.rotary_emb.inv_freq = model.model.rotary_emb.inv_freq * 0.3
+
+
+def another_scaling(model):
+    model.model.layers[0].self_attn.scaling = 1.5
+
+
+def another_eps(model):
+    model.model.layers[1].input_layernorm.variance_epsilon = 20.0
+
+
+@pytest.mark.parametrize("method", ["dynamic", "vanilla"])
+@pytest.mark.parametrize("change", [other_frequencies, replaced_frequencies, another_scaling, another_eps])
+def test_buffers_and_numbers_may_change_between_two_answers(change, method):
+    """What a cache keeps of the prompt is of the old ones; a static step is made anew, as a graph has the numbers."""
+    model, prompt = toy_model("llama-grouped"), 6 * PROMPT
+    decoder, generate = Decoder(model, eos=(), method=method), Generate()
+    before = decoder.generate(prompt, max_new_tokens=20).ids
+    decoded(model, generate)
+    change(model)
+    expected = greedy(model, prompt, 20)
+    assert before != expected == decoder.generate(prompt, max_new_tokens=20).ids
+    assert decoded(model, generate) == greedy(model, PROMPT, 20)
+
+
+def another_number_of_the_config(model):
+    model.config.attention_dropout = 0.5
+
+
+def test_a_static_step_is_made_anew_after_a_number_changed():
+    model = toy_model("llama-grouped")
+    target, made = Target(model), set()
+    drafter = make_method("vanilla", target)
+    for change in (lambda model: None, lambda model: None, another_scaling, another_number_of_the_config):
+        change(model)
+        run(target, drafter, PROMPT, max_new_tokens=3, execution="static")
+        made.add(*drafter.executors.values())
+    assert len(made) == 3
+
+
+class Wrapped(torch.nn.Module):
+    def __init__(self, inner):
+        super().__init__()
+        self.inner = inner
+
+    def forward(self, *args, **kwargs):
+        return 3 * self.inner(*args, **kwargs)
+
+
+def a_wrapped_layer(model):
+    model.model.layers[0].mlp = Wrapped(model.model.layers[0].mlp)
+
+
+def a_forward_of_its_own(model):
+    layer = model.model.layers[0].mlp
+    layer.forward = lambda x: 3 * type(layer).forward(layer, x)
+
+
+def another_forward_of_its_own(model):
+    """Mostly at the old one's address."""
+    layer = model.model.layers[0].mlp
+    del layer.forward
+    layer.forward = lambda x: -2 * type(layer).forward(layer, x)
+
+
+def compiled(model):
+    model.model.layers[0].compile(backend=traced)
+
+
+def test_other_modules_and_forwards_need_a_new_decoder():
+    """Each is refused after the one before it was there at first."""
+    model, generate, answers = toy_model("llama-grouped"), Generate(), []
+    changes = (a_forward_of_its_own, another_forward_of_its_own, a_wrapped_layer, compiled)
+    for change in changes:
+        decoder = Decoder(model, eos=())
+        answers.append(decoder.generate(PROMPT, max_new_tokens=20).ids)
+        assert not decoder.target.changed, "its own packed layers are none"
+        change(model)
+        with pytest.raises(UserError, match="make a new one"):
+            decoder.generate(PROMPT, max_new_tokens=5)
+        if change is not compiled:
+            assert decoded(model, generate) == greedy(model, PROMPT, 20)
+    assert len({*map(tuple, answers)}) == len(changes)
+
+
+def test_another_class_or_a_class_with_another_forward_needs_a_new_decoder(monkeypatch):
+    model = toy_model("llama-grouped")
+    decoder, mlp = Decoder(model, eos=()), type(model.model.layers[0].mlp)
+    with monkeypatch.context() as patch:
+        patch.setattr(mlp, "forward", lambda self, x: x)
+        assert decoder.target.changed
+    assert not decoder.target.changed
+    norms = [module for module in model.modules() if type(module).__name__ == "LlamaRMSNorm"]
+    other = type("Other", (type(norms[0]),), {})
+    for norm in norms[:2]:  # the second one's class is known by then
+        norm.__class__ = other
+        assert decoder.target.changed
+        decoder = Decoder(model)
+
+
+def test_the_layouts_of_other_decoders_are_no_change_of_the_owner():
+    model = toy_model("llama-grouped")
+    decoder = Decoder(model, eos=(), linear="torch")
+    for linear in ("fused", "auto"):
+        other = Decoder(model, linear=linear)
+        assert decoder.generate(PROMPT, max_new_tokens=20).ids == greedy(model, PROMPT, 20)
+        other.release()
+        assert not decoder.target.changed
 
 
 def test_weights_may_change_and_be_tied_anew():
@@ -234,8 +351,9 @@ class Tuned(torch.nn.Linear):
 def test_what_acts_next_to_the_weights_is_noticed():
     """A prompt's keys and values were those of another adapter, or of a model without its owner's hook."""
     model = toy_model("llama-grouped")
-    decoder, layer = Decoder(model, eos=()), model.model.layers[0].self_attn.v_proj
+    layer = model.model.layers[0].self_attn.v_proj
     layer.__class__ = Tuned
+    decoder = Decoder(model, eos=())
     changes = (
         lambda: setattr(layer, "active_adapters", ("b",)),
         lambda: setattr(layer, "disable_adapters", True),

@@ -21,6 +21,7 @@ from model.engine.static_step import FREE, BatchForward
 from model.errors import UserError
 from model.methods import make_method
 from model.methods.vanilla import Vanilla
+from model.tuning import choose_linear
 from tests.conftest import CONFIGS, NARROW, SIZES, greedy, sharpened, toy_model
 from tests.model.engine.fake_graphs import FakeGraphs
 from tests.model.every_method import SETTINGS, Oracle, OracleSession, V, make, write_companions
@@ -309,6 +310,20 @@ def test_what_cannot_be_a_batch_is_refused_by_name(llama):
     counting = Target(sharpened(Auto.from_config(neo).eval()))
     with pytest.raises(UserError, match="logits of a batch's rows are"):
         check_batch(counting, 4096)
+
+
+def test_a_larger_batch_after_weights_were_written_uncounted(monkeypatch):
+    """The trial of its size ran on packed weights of before, and refused the model."""
+    monkeypatch.setattr("model.engine.linear.SMALL_PRODUCT", 0)
+    owned = toy_model("llama-grouped")
+    target = Target(owned, linear=choose_linear(owned))
+    drafter, asked = Vanilla(target.device), [(prompt, Request(max_new_tokens=12)) for prompt in prompts()[2:6]]
+    together(target, drafter, 2, asked)
+    for parameter in owned.parameters():
+        parameter.data.mul_(0.7)
+    expected = [greedy(owned, prompt, 12) for prompt, _ in asked]
+    assert target.linear != "torch"
+    assert [out.tokens for out in together(target, drafter, 4, asked)] == expected
 
 
 def test_an_abandoned_batch_closes_its_sessions(llama):

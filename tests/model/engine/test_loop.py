@@ -12,8 +12,9 @@ from transformers import AutoModelForSeq2SeqLM as AutoSeq2Seq
 from transformers import LlamaConfig, MambaConfig, T5Config
 
 from model.engine import LAST, Draft, Needs, Target, Tree, decode, generate
+from model.engine.batch import decode_batch
 from model.engine.layers import mode_of
-from model.engine.loop import whole
+from model.engine.loop import Request, whole
 from model.errors import UserError
 from model.methods import make_method
 from model.methods.eagle import Eagle
@@ -22,7 +23,8 @@ from model.methods.spine import Spine
 from model.methods.vanilla import Vanilla
 from model.recycling import TokenRecycling, build_template
 from tests.conftest import CONFIGS, greedy, toy_model
-from tests.model.every_method import Oracle, V
+from tests.model.every_method import SETTINGS, Oracle, OracleSession, V, make, write_companions
+from tests.model.families import toy
 from tests.model.methods.heads import write_eagle, write_medusa
 from tests.model.sessions import each_session
 
@@ -130,21 +132,22 @@ def test_positions_that_change_with_the_longest_are_refused():
         assert generate(target, drafter, prompt, max_new_tokens=40).tokens == free
 
 
-def overflowing(model, token):
-    """The model with one token whose states overflow float16 wherever it stands: keys and values become infinite."""
+def overflowing(model, *tokens, by=torch.inf):
+    """The model with tokens whose states overflow wherever they stand: keys and values are infinite or NaN."""
     with torch.no_grad():
-        model.get_input_embeddings().weight[token] = torch.inf
+        model.get_input_embeddings().weight[[*tokens]] = by
     return model
 
 
 @pytest.mark.parametrize("execution", ["eager", "static"])
 @pytest.mark.parametrize("kernel", ["sdpa", "eager"])
-def test_a_draft_that_overflows_float16_harms_nobody(execution, kernel):
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
+def test_a_draft_that_overflows_harms_nobody(execution, kernel, dtype):
     """No mask silences an infinite state: in the same step its neighbours were lost, in static steps all later ones."""
-    plain = toy_model("llama", dtype=torch.float16)
+    plain = toy_model("llama", dtype=dtype)
     plain.set_attn_implementation(kernel)
     prompt = [5, 6, 7, 8]
-    expected = generate(Target(plain), Vanilla(torch.device("cpu")), prompt, max_new_tokens=24).tokens
+    expected = generate(Target(plain), Vanilla(torch.device("cpu")), prompt, max_new_tokens=16).tokens
     poison = next(token for token in range(3, 61) if token not in expected + prompt)
 
     class Poisoner(TokenRecycling):
@@ -156,11 +159,93 @@ def test_a_draft_that_overflows_float16_harms_nobody(execution, kernel):
     target = Target(overflowing(plain, poison))
     drafter = Poisoner(61, build_template("2.2.2"))
     for _ in range(2):  # the second prompt has another length, and what was rejected in the first lies in its bucket
-        assert generate(target, drafter, prompt, max_new_tokens=24, execution=execution).tokens == expected
+        assert generate(target, drafter, prompt, max_new_tokens=16, execution=execution).tokens == expected
         assert (
-            generate(target, Vanilla(torch.device("cpu")), prompt, max_new_tokens=24, execution=execution).tokens
+            generate(target, Vanilla(torch.device("cpu")), prompt, max_new_tokens=16, execution=execution).tokens
             == expected
         )
+
+
+UNTRAINED = [name for name in SETTINGS if name not in ("rest", "samd")]
+TEXTS = [[5, 6, 7, 8, 5, 6, 7], [9, 11, 13, 9, 11, 13, 9], [20, 21, 22, 20, 21, 22]]
+
+
+def answers(target, drafter, execution, batch=0):
+    """Of TEXTS twice: one by one, or in batches, the second of which gets the columns of the first."""
+    settings = dict(max_new_tokens=24, execution=execution)
+    if not batch:
+        return [[generate(target, drafter, text, reuse=True, **settings).tokens for text in TEXTS] for _ in range(2)]
+    asked = [(text, Request(**settings)) for text in TEXTS]
+    return [[out.tokens for out in whole(decode_batch(target, drafter, asked, batch))] for _ in range(2)]
+
+
+@pytest.mark.parametrize("execution", ["eager", "static"])
+@pytest.mark.parametrize("method", UNTRAINED)
+def test_tokens_that_are_never_said_and_have_nan_states_change_no_text(method, execution, tmp_path):
+    """Each method drafts them, in the same forward as the text's own; and learns from their rows."""
+    model = toy_model("llama-grouped")
+    expected = [greedy(model, text, 24) for text in TEXTS]
+    companions = write_companions(model, tmp_path)
+    said = {token for text in (*expected, *TEXTS) for token in text}
+    overflowing(model, *(token for token in range(3, V) if token not in said), by=torch.nan)
+    for batch in (0, 3):
+        target = Target(model)
+        assert answers(target, make(method, target, companions), execution, batch) == [expected, expected]
+
+
+@pytest.mark.parametrize("batch", [0, 3])
+@pytest.mark.parametrize("execution", ["eager", "static"])
+@pytest.mark.parametrize("method", ["vanilla", "pld", "recycling", "dynamic"])
+def test_a_model_that_overflows_on_its_own_text_says_what_generate_says(method, execution, batch):
+    """Zeros from there on: the token is in the second prompt, or in its answer. Other texts are as they were."""
+    for token in (13, 46):
+        model = toy_model("llama-grouped")
+        healthy = [greedy(model, text, 24) for text in TEXTS]
+        overflowing(model, token, by=torch.nan)
+        expected = [greedy(model, text, 24) for text in TEXTS]
+        assert expected[1][-9:] == [0] * 9 and healthy[1] != expected[1] and healthy[::2] == expected[::2]
+        target = Target(model)
+        drafter = make(method, target, {})
+        assert answers(target, drafter, execution, batch) == [expected, expected]
+        settings = dict(execution=execution, reuse=True)
+        decoded = generate(target, Oracle(expected[1], 3), TEXTS[1], max_new_tokens=24, **settings)
+        assert decoded.tokens == expected[1], "a draft holds the token and zeros after it"
+        assert generate(target, drafter, TEXTS[1], max_new_tokens=24, **settings).tokens == expected[1]
+        continued = [*TEXTS[1], *expected[1], 5, 6]
+        out = generate(target, drafter, continued, max_new_tokens=6, **settings)
+        assert out.tokens == greedy(model, continued, 6), "nothing is kept of what overflowed"
+
+
+def test_a_text_that_begins_with_a_token_without_an_embedding_is_no_overflow():
+    """Its keys are zeros in all layers."""
+    model = overflowing(toy_model("llama-grouped"), 0, by=0.0)
+    for prompt in ([0], [0, 0, 5, 6]):
+        drafter = TokenRecycling(V, build_template("2.2.2"))
+        assert generate(Target(model), drafter, prompt, max_new_tokens=30).tokens == greedy(model, prompt, 30)
+
+
+@pytest.mark.parametrize("family", ["mamba2", "qwen3_next"])
+def test_a_nan_of_a_draft_does_not_reach_a_recurrent_models_root(family):
+    """Scans in chunks multiply what a token does not see by zero; hidden states and what is read later are right."""
+    model, prompt = toy(family), [5, 6, 7, 5, 6, 7]
+    expected, drafted = greedy(model, prompt, 24), []
+    poison = next(token for token in range(3, V) if token not in expected + prompt)
+    overflowing(model, poison, by=torch.nan)
+
+    class Poisoner(OracleSession):
+        def draft(self, root):
+            tokens = [root, *self.answer[self.at :][: self.at % 3], poison, 7]
+            drafted.append(len(tokens))
+            return Draft(Tree.chain(len(tokens) - 1), torch.tensor(tokens))
+
+        def observe(self, verification):
+            super().observe(verification)
+            hidden = verification.hidden[: len(verification.tokens)]
+            assert hidden.isfinite().all() and len(verification.hidden) == drafted[-1]
+
+    drafter = Oracle(expected)
+    drafter.needs, drafter.session = Needs(hidden=(LAST,)), lambda: Poisoner(drafter)
+    assert generate(Target(model), drafter, prompt, max_new_tokens=24).tokens == expected and len(drafted) > 8
 
 
 def test_nothing_outlives_its_owner(llama):

@@ -282,6 +282,18 @@ def test_top_k_is_torchs_also_with_ties_and_crowded_groups(monkeypatch):
         assert all(len(set(row)) == 8 for row in found.tolist())
 
 
+@pytest.mark.parametrize("large", [0, 1 << 30])
+def test_log_probs_of_logits_that_are_nan_are_the_least(large, monkeypatch):
+    """A drafter's levels and tables take no NaN; other rows are as without such a row."""
+    monkeypatch.setattr(sampling, "LARGE_VOCAB", large)
+    logits = torch.randn(2, 2048, generator=torch.Generator().manual_seed(0))
+    alone = sampling.top_k_log_probs(logits[:1], 8)
+    logits[1] = torch.nan
+    best, log_probs = sampling.top_k_log_probs(logits, 8)
+    assert torch.equal(best[0], alone[0][0]) and torch.equal(log_probs[0], alone[1][0])
+    assert log_probs[1].isneginf().all() and 0 <= best.min() <= best.max() < 2048
+
+
 def test_choices_are_the_arg_max_and_no_first_candidates():
     """Of equal logits top-k may name any first; the text must not depend on which."""
     logits = torch.randint(0, 3, (7, 32000), generator=torch.Generator().manual_seed(0)).half()
