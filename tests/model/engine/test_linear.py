@@ -363,7 +363,7 @@ def _loaded(module):
 
 
 def _assigned(module):
-    module.load_state_dict({name: tensor + 1.0 for name, tensor in module.state_dict().items()}, assign=True)
+    module.load_state_dict({name: 2.0 * tensor for name, tensor in module.state_dict().items()}, assign=True)
 
 
 CHANGES = {
