@@ -16,7 +16,7 @@ from evaluation.loading import models
 from model import holding
 from model.decoder import Decoder
 from model.engine import generate as decode_with
-from model.engine.linear import PackedLinear, halves, is_held
+from model.engine.linear import SAMPLED, PackedLinear, halves, is_held
 from model.errors import UserError
 from model.files import ROOT
 from model.generate import ATTRIBUTE, Generate
@@ -205,6 +205,21 @@ def test_a_weight_that_does_not_fit_is_widened(value, saved):
     x = torch.randn(1, 9, layer.in_features)
     with torch.inference_mode(), copies.used():
         torch.testing.assert_close(layer(x), wide.get_submodule(name.removesuffix(".weight"))(x), equal_nan=True)
+
+
+@pytest.mark.parametrize("released", [False, True])
+def test_a_new_decoder_packs_anew_what_samples_do_not_show(released, saved):
+    held = load(saved())
+    first = Decoder(held, eos=())
+    said = first.generate(PROMPT, max_new_tokens=1).ids[0]
+    weight = held.lm_head.weight
+    of_row = torch.arange(weight.numel()).view_as(weight)[said]
+    unseen = of_row[of_row % (weight.numel() // SAMPLED | 1) != 0]
+    weight.data.view(-1)[unseen] = 0
+    if released:
+        first.release()
+    text = Decoder(held, eos=()).generate(PROMPT, max_new_tokens=20).ids
+    assert text == greedy(held, PROMPT, 20) and text[0] != said
 
 
 def test_hf_measures_a_stock_model_loaded_once(monkeypatch):
