@@ -107,7 +107,7 @@ def bench(
     if not 2 <= context <= room:
         raise UserError(f"--context {context}: must be from 2 to {room} for {loaded.settings.name} and these --nodes")
     model = dataclasses.asdict(loaded.settings) | {"dtype": str(target.dtype).removeprefix("torch.")}
-    result: dict[str, Any] = {"model": model, "linear": target.linear, "device": devices_in_words(loaded)}
+    result: dict[str, Any] = {"model": model, "linear": str(target.linear), "device": devices_in_words(loaded)}
     result |= {"versions": versions(), "git": git_state(), "context": context, "rounds": rounds}
     kind = f"{model['dtype']}, weights in {model['quantize']}" if model["quantize"] else model["dtype"]
     used = ", ".join(f"{package} {result['versions'][package]}" for package in ("torch", "transformers"))

@@ -19,6 +19,7 @@ from .engine import Drafter, Target, decode
 from .engine.batch import decode_batch
 from .engine.checks import CACHE_NAMES, DEFAULT_CONTEXT, position_limit, unwrapped
 from .engine.devices import turns_of
+from .engine.layers import Layouts
 from .engine.linear import unpack_linears
 from .engine.loop import Generation, Request, StepRecord, whole
 from .engine.sampling import Sampling, drawn_by
@@ -323,7 +324,7 @@ class Generate:
 
     def _target(self, model: Any, length: int) -> Target:
         target = target_of(model, length, self.linear, self.context)
-        if target.linear != "torch":
+        if target.linear.copy != "torch":
             self._models.add(target.model)
         return target
 
@@ -438,8 +439,8 @@ def target_of(model: Any, length: int, linear: str = "torch", max_context: int |
     context = max(DEFAULT_CONTEXT, 1 << (length - 1).bit_length())  # a power of two: targets are rarely made anew
     context = context if limit is None else min(context, limit)
     chosen = choose_linear(unwrapped(model), linear)
-    if linear == "auto" and chosen == "fused":  # unfusing would move weights that graphs address
-        chosen = "torch"
+    if linear == "auto" and chosen.copy == "fused":  # unfusing would move weights that graphs address
+        chosen = Layouts(("torch",))
     state.targets[linear] = ModelTarget(model, context=context, linear=chosen)
     object.__setattr__(model, ATTRIBUTE, state)  # not by Module.__setattr__, which looks for parameters in it
     return state.targets[linear]

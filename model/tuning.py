@@ -18,9 +18,11 @@ from weakref import WeakKeyDictionary
 import psutil
 import torch
 
+from . import layouts
 from .engine import Draft, Needs, Target, Tree, generate
 from .engine.devices import give_back, synchronize
 from .engine.kernels import IN_PARTS, CompiledKernels
+from .engine.layers import Layouts
 from .engine.linear import has_half, is_held, linear_bytes, packable
 from .engine.sampling import Sampling
 from .engine.step import Executor, unmarked
@@ -127,11 +129,11 @@ def choose_execution(target: Target, name: str = "auto") -> Execution:
     return _chosen[target]
 
 
-def choose_linear(model: Any, name: str = "auto") -> str:
-    """Return how linear layers multiply: half, onednn, fused or torch, as `Target` takes it.
+def choose_linear(model: Any, name: str = "auto") -> Layouts:
+    """Return how linear layers multiply, as `Target` takes it.
 
-    auto packs weights if that is possible and the copies fit into half of the free memory. Copies have 16 bits where
-    the values fit. On CUDA, auto fuses products. Quantised weights stay as they are.
+    On a CPU, auto measures the layouts that are possible and whose copies fit into half of the free memory. On CUDA,
+    auto fuses products. Quantised weights stay as they are.
 
     Raises UserError if the name is unknown, or this model cannot have the layout.
     """
@@ -140,7 +142,7 @@ def choose_linear(model: Any, name: str = "auto") -> str:
     if any(hasattr(parameter, "__tensor_flatten__") for parameter in model.parameters()):
         if name not in ("auto", "torch"):
             raise UserError(f"linear={name}: is for weights that are not quantised")
-        return "torch"
+        return Layouts(("torch",))
     weight = model.get_input_embeddings().weight
     held = is_held(model)
     half = has_half(model)
@@ -154,11 +156,13 @@ def choose_linear(model: Any, name: str = "auto") -> str:
             f"linear={name}: is for one x86 processor, {what[name]}; this model is {weight.dtype} on {weight.device}"
         )
     if name != "auto":
-        return name
-    if half or packs:
-        fits = held or linear_bytes(model, half=half) < psutil.virtual_memory().available / 2
-        return "torch" if not fits else "half" if half else "onednn"
-    return "fused" if weight.device.type == "cuda" else "torch"
+        return Layouts((name,))
+    free = psutil.virtual_memory().available / 2
+    fit = ["half"] * (half and (held or linear_bytes(model, half=True) < free))
+    fit += ["onednn"] * (packs and not held and 0 < linear_bytes(model) < free)
+    if fit:
+        return layouts.choose(model, fit)
+    return Layouts(("fused" if weight.device.type == "cuda" else "torch",))
 
 
 def captures(target: Target) -> bool:
@@ -170,19 +174,22 @@ def described(target: Target, execution: Execution, load: Load) -> dict[str, str
     """Return the speed settings that were chosen, and why; `load` measures since the decoder was made."""
     why = execution.why or ("" if captures(target) else "graphs are for one CUDA device")
     copied = "" if is_held(target.model) else ", a second copy of them"
-    linear = {
-        "half": f"half (float32 from weights of 16 bits{copied})",
-        "onednn": "onednn (weights packed in oneDNN's layout, a second copy of them)",
-        "fused": "fused (layers of one input in one product)",
-        "torch": "torch (its own products)",
+    what = {
+        "half": f"float32 from weights of 16 bits{copied}",
+        "onednn": "weights packed in oneDNN's layout, a second copy of them",
+        "fused": "layers of one input in one product",
+        "torch": "its own products",
     }
+    kind = target.copies.kind
+    linear = kind if str(target.linear) == target.linear.copy else str(target.linear)
+    measured = target.linear.measured and f"; measured: {target.linear.measured}"
     threads = f"{torch.get_num_threads()}{f' ({because})' if (because := threads_why()) else ''}"
     if (free := load.threads()) < torch.get_num_threads():
         threads += f"; {free} of {psutil.cpu_count()} cores are free: OMP_NUM_THREADS={free} is faster"
     return {
         "execution": f"{execution.name} ({why})" if why else execution.name,
         **({"threads": threads} if target.device.type == "cpu" else {}),
-        "linear": linear[target.copies.kind],
+        "linear": f"{linear} ({what[kind]}{measured})",
         "dtype": str(target.dtype).removeprefix("torch."),
         "device": ", ".join(map(str, target.devices)),
         "context": f"{target.context} tokens",

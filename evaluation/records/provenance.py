@@ -145,7 +145,7 @@ def circumstances(device: str, linear: str, *packages: str) -> dict[str, Any]:
 
     Args:
         device: in words, the number of threads of a CPU included.
-        linear: half, onednn, fused or torch, as used: with auto, the free memory decides.
+        linear: half, onednn, fused or torch, by rows if two are used: with auto, a measurement decides.
         packages: further packages whose versions matter.
     """
     return {

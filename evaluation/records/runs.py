@@ -78,7 +78,7 @@ class Run:
     @property
     def precision(self) -> str:
         """The type that it computes in, and whether its linear layers read 16-bit weights."""
-        held = (self.metadata.get("circumstances") or {}).get("linear") == "half"
+        held = "half" in str((self.metadata.get("circumstances") or {}).get("linear"))
         return f"{self.settings['model']['dtype']}{' from 16-bit weights' if held else ''}"
 
     @property

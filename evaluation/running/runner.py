@@ -128,7 +128,7 @@ class Runner:
             "config": without_passwords(self.config),
         }
         packages = ("torchao",) if loaded.settings.quantize else ()
-        now = circumstances(devices_in_words(loaded), loaded.target.linear, *packages)
+        now = circumstances(devices_in_words(loaded), str(loaded.target.linear), *packages)
         return collect(self.settings, now, more)
 
     def forget_other_subtask(self) -> None:

@@ -39,8 +39,8 @@ from torch import nn
 
 PACKED = ("half", "onednn")  # layouts that are copies of the weights
 NARROW = (torch.float16, torch.bfloat16)
-SMALL_PRODUCT = 1 << 19  # multiplications below which oneDNN's call, some 16 us, costs more than its product saves
-ROWS = 32  # rows for which oneDNN chooses its layout; the layout serves one row and a hundred alike
+SMALL_PRODUCT = 1 << 18  # multiplications below which a call, some 16 us, costs more than its product saves
+PACKING_ROWS = 32  # for which oneDNN chooses its layout; the layout serves one row and a hundred alike
 CHUNK = 1 << 22  # elements of a weight that are checked at a time
 SAMPLE = 1 << 12  # elements that mostly suffice to see that a weight has more than 16 bits
 TOP, TINY = 15, 2.0**-36  # exponent to which a weight's greatest value is scaled; tolerated error over a row's greatest
@@ -72,7 +72,7 @@ class Packed:
             scaled = self._source.float() * 2.0**self.exponent
             self.packed = torch.ops.quantized.linear_prepack_fp16(scaled, None)
         elif packable(weight.device, self._takes):
-            self.packed = torch.ops.mkldnn._reorder_linear_weight(self._source.to(self._takes), ROWS)
+            self.packed = torch.ops.mkldnn._reorder_linear_weight(self._source.to(self._takes), PACKING_ROWS)
 
     def serves(self, input: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> bool:
         """True if this is a copy of the weight as it is now, and worth a call for this input (..., in)."""
@@ -114,7 +114,7 @@ class Fused:
     def output(self, number: int, input: torch.Tensor) -> torch.Tensor:
         """Return the part (..., out) of a layer by its number, for an input (..., in)."""
         if self._input is not input or number not in self._unread:
-            products = _product(input, self.weight, self.bias)  # (..., sum of widths)
+            products = own_product(input, self.weight, self.bias)  # (..., sum of widths)
             self._unread = dict(enumerate(torch.split(products, self.widths, dim=-1)))
         part = self._unread.pop(number)
         self._input = input if self._unread else None
@@ -160,7 +160,7 @@ class PackedLinear(nn.Linear):
         copy = None if torch.compiler.is_compiling() else OURS.copies.get(self)
         other = torch.is_grad_enabled() or torch.is_autocast_enabled(input.device.type)
         if copy is None or other or not copy.serves(input, weight, bias):
-            return _product(input, weight, bias)
+            return own_product(input, weight, bias)
         return copy.product(input, bias)
 
 
@@ -371,7 +371,7 @@ def stock_linears(model: nn.Module) -> Iterator[None]:
             layer.__class__ = PackedLinear
 
 
-def _product(input: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+def own_product(input: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
     """Return torch's own product (..., out), of a weight that is widened if it has 16 bits and the input has not."""
     if weight.dtype in NARROW and input.dtype not in NARROW:
         weight = weight.to(input.dtype)

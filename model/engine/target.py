@@ -19,7 +19,7 @@ from .cache import ALIGNED, CachePool, LayerShape, TreeCache, TreeMasks
 from .checks import TRIAL_ROOM, check_draft, check_model, check_training, unwrapped, warn_untried
 from .devices import Graphs, Turns, give_back, synchronize, turns_of, without_cudnn
 from .kernels import Grouped, blocked
-from .layers import decoder_layers, device_of, form_of, is_compiled, layer_types, mode_of, probe_layers
+from .layers import Layouts, decoder_layers, device_of, form_of, is_compiled, layer_types, mode_of, probe_layers
 from .linear import Copies, copies_of, is_held
 from .tree import Draft
 
@@ -52,16 +52,17 @@ class Target:
         context: tokens of prompt and answer together. Default: the model's own limit, at most 4096.
         linear: half: multiply by weights kept in 16 bits, where their values fit, and as onednn elsewhere; onednn: by
             weights in oneDNN's layout (`linear.packable` says where that is possible); fused: layers with the same
-            input are one product; torch: torch's own. All but torch change the class of the model's layers; only this
-            target's forwards use the copies (`copies`).
+            input are one product; torch: torch's own; `Layouts`: by number of rows. All but torch change the class of
+            the model's layers; only this target's forwards use the copies (`copies`).
 
     Raises:
         UserError: the engine cannot drive the model; says why (see `checks`).
     """
 
-    def __init__(self, model: Any, *, context: int | None = None, linear: str = "torch") -> None:
+    def __init__(self, model: Any, *, context: int | None = None, linear: str | Layouts = "torch") -> None:
         warn_untried()
-        self.model, self.linear = unwrapped(model), linear
+        self.model = unwrapped(model)
+        self.linear = linear if isinstance(linear, Layouts) else Layouts((linear,))
         self._is_compiled = any(is_compiled(module) for module in self.model.modules())
         own = self.copies.used() if is_held(self.model) else nullcontext()  # their own widen all weights each time
         with self.turns, self._uncompiled(), torch.autocast(device_of(self.model).type, enabled=False), own:
@@ -86,7 +87,7 @@ class Target:
         self._grouped = Grouped(model)
         self.kernels: AbstractContextManager[None] = nullcontext()  # of static steps: see CompiledKernels
         self.copies.refresh(model, anew=True)
-        if self.linear == "fused":  # one forward finds what layers store and which share their input
+        if self.linear.copy == "fused":  # one forward finds what layers store and which share their input
             self.copies.fuse(model, self._probe)
             give_back(self.device)  # memory of the weights before they were joined
         else:
@@ -114,7 +115,7 @@ class Target:
     @cached_property
     def copies(self) -> Copies:
         """What linear layers multiply by in this target's forwards."""
-        return copies_of(self.model, self.linear)
+        return copies_of(self.model, self.linear.copy)
 
     @property
     def changed(self) -> bool:
@@ -447,7 +448,8 @@ class Target:
         try:
             for number in hidden:
                 hooks.append(self._store_hidden(states, number))
-            with self._grouped, self._uncompiled(), self.copies.used():
+            own = self.linear.of(len(tokens)) == "torch"
+            with self._grouped, self._uncompiled(), nullcontext() if own else self.copies.used():
                 logits: torch.Tensor = self.model(input_ids=tokens[None], **inputs).logits[0]
         finally:
             for hook in hooks:

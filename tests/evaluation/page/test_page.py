@@ -76,9 +76,10 @@ def test_the_setup_names_the_models_folder_though_no_fingerprint_does():
     assert model_words(made("vanilla", [], config={"model": {"path": "there"}})).startswith("toy (there), ")
 
 
-def test_page_and_table_say_how_weights_were_rounded_and_are_held(tmp_path):
+@pytest.mark.parametrize("linear", ["half", "half for about [1, 9] rows, torch for others"])
+def test_page_and_table_say_how_weights_were_rounded_and_are_held(linear, tmp_path):
     rows = [answer(1, "qa", {"ids": [1]})]
-    write_run(tmp_path, "vanilla", rows, model={"weights": "float16"}, circumstances={"linear": "half"})
+    write_run(tmp_path, "vanilla", rows, model={"weights": "float16"}, circumstances={"linear": linear})
     (run,) = runs = read_runs(tmp_path)
     assert heading(runs)[0].startswith("toy rounded to float16 (float32 from 16-bit weights) on a <b>device</b>; ")
     assert model_words(run).startswith("toy rounded to float16 (nowhere/toy), float32 from 16-bit weights, ")

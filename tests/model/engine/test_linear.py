@@ -102,12 +102,12 @@ def test_what_fits_in_16_bits():
 
 @needs_packing
 def test_large_products_use_the_packed_weight_and_all_others_the_layers_own():
-    layer = nn.Linear(512, 512, bias=False)
+    layer = nn.Linear(512, 256, bias=False)
     copies = packed(layer)
-    zeros = torch.ops.mkldnn._reorder_linear_weight(torch.zeros(512, 512), 32)  # tells the two apart
+    zeros = torch.ops.mkldnn._reorder_linear_weight(torch.zeros(256, 512), 32)  # tells the two apart
     copies.by_layer[layer].packed = zeros
     with torch.no_grad(), copies.used():
-        assert layer(torch.ones(2, 512)).eq(0).all(), "2 x 512 x 512 is not small"
+        assert layer(torch.ones(2, 512)).eq(0).all(), "2 x 512 x 256 is not small"
         assert layer(torch.ones(1, 512)).ne(0).any()
         with torch.autocast("cpu", dtype=torch.bfloat16):
             assert layer(torch.ones(2, 512)).ne(0).any()
@@ -239,12 +239,12 @@ def test_which_layout_is_for_which_device(monkeypatch):
     monkeypatch.setattr(tuning, "packable", linear.packable)
     embedding = type("E", (), {"weight": type("W", (), {"device": torch.device("cuda"), "dtype": torch.float16})})
     model = type("M", (), {"get_input_embeddings": lambda self: embedding, "parameters": _none, "modules": _none})()
-    assert (choose_linear(model), choose_linear(model, "torch")) == ("fused", "torch")
+    assert [str(choose_linear(model, how)) for how in ("auto", "torch")] == ["fused", "torch"]
     small = toy_model("llama")
-    assert choose_linear(small) == "onednn"
-    assert choose_linear(toy_model("llama", dtype=torch.float16).float()) == ("half" if halves() else "onednn")
+    assert str(choose_linear(small)) == "onednn"
+    assert str(choose_linear(toy_model("llama", dtype=torch.float16).float())) == ("half" if halves() else "onednn")
     monkeypatch.setattr(psutil, "virtual_memory", lambda: type("Free", (), {"available": 1000})())
-    assert (choose_linear(small), choose_linear(small, "onednn")) == ("torch", "onednn")
+    assert [str(choose_linear(small, how)) for how in ("auto", "onednn")] == ["torch", "onednn"]
     with pytest.raises(UserError, match=r"linear=onednn: is for one x86 processor.*bfloat16"):
         choose_linear(toy_model("llama", dtype=torch.bfloat16), "onednn")
     with pytest.raises(UserError, match=r"model.linear=quick: use one of auto, half, onednn, fused, torch"):

@@ -1,0 +1,138 @@
+"""Choose by measurement how linear layers multiply on a CPU: which layout is fastest differs by processor and rows.
+
+A model's most frequent large layer is timed in each layout, once per processor, torch, threads, types and shape. The
+times are kept on disk, in $XDG_CACHE_HOME/token_recycling or ~/.cache/token_recycling.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import platform
+import statistics
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Sequence
+from contextlib import suppress
+from functools import partial
+from pathlib import Path
+
+import torch
+from torch import nn
+
+from .engine.layers import ROWS, Layouts
+from .engine.linear import Packed, is_held, own_product, plain_linears
+from .errors import UserError
+from .files import write_json
+
+SECONDS = 0.05  # for each number of ROWS, and at least RUNS of each layout
+RUNS = 4
+WEIGHTS = 1 << 19  # elements of a weight that are timed at most: a part of its outputs stands for all
+COPIES = 8  # of the weight, timed in turns, as a model's weights are not in the cache when their turn comes
+CALM = 1.3  # how much more than the lower quartile the median is at most if no other process disturbs
+IMPORTANCE = 8, 4, 2, 1  # of the times for ROWS: most steps are plain ones or short drafts
+GAIN = 0.5  # what a copy of the weights must save of the sum of IMPORTANCE
+Times = dict[str, list[float]]  # by layout: microseconds of a product for each number of ROWS
+
+
+def choose(model: nn.Module, possible: Sequence[str]) -> Layouts:
+    """Return the layouts that are fastest for a model on this machine: one that is a copy, torch's own elsewhere.
+
+    Args:
+        possible: names of copies.
+    """
+    layers = plain_linears(model)
+    counts = Counter(layer.weight.shape for layer in layers)
+    weight = max((layer.weight for layer in layers), key=lambda weight: counts[weight.shape] * weight.numel())
+    dtype = torch.float32 if is_held(model) else weight.dtype
+    conditions = _processor(), torch.__version__, torch.get_num_threads(), dtype, weight.dtype, weight.shape, possible
+    path = _folder() / f"{hashlib.sha256(repr(conditions).encode()).hexdigest()[:16]}.json"
+    return fastest(_kept(path, possible) or _measured(weight, dtype, possible, path))
+
+
+def _measured(weight: torch.Tensor, dtype: torch.dtype, possible: Sequence[str], path: Path) -> Times:
+    """Measure and keep the times; with one thread, and not kept, if other processes leave too few cores."""
+    outputs, inputs = weight.shape
+    size = COPIES, min(outputs, WEIGHTS // inputs + 1), inputs
+    weights = torch.full(size, 0.5, dtype=weight.dtype, device="cpu")
+    times, calm = measure(weights, dtype, possible)
+    if calm:
+        with suppress(UserError, OSError):  # if it cannot be written, the next process measures again
+            write_json(path, times)
+        return times
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        return measure(weights, dtype, possible)[0]
+    finally:
+        torch.set_num_threads(threads)
+
+
+def fastest(times: Times) -> Layouts:
+    """Return the copy that saves most, where it is faster than torch's own product."""
+    own = times["torch"]
+
+    def cost(name: str) -> float:
+        each = zip(IMPORTANCE, times[name], own, strict=True)
+        return sum(weight * min(seconds / plain, 1) for weight, seconds, plain in each) + GAIN * (name != "torch")
+
+    best = min(times, key=cost)
+    names = [best if seconds < plain else "torch" for seconds, plain in zip(times[best], own, strict=True)]
+    listed = "; ".join(f"{name} {seconds}" for name, seconds in times.items())
+    return Layouts(tuple(names), f"microseconds of a layer with {list(ROWS)} rows: {listed}")
+
+
+@torch.inference_mode()
+def measure(weights: torch.Tensor, dtype: torch.dtype, possible: Sequence[str]) -> tuple[Times, bool]:
+    """Time products with weights (COPIES, out, in) in turns, so that a weight has left the cache when its turn comes.
+
+    Returns:
+        The lower quartiles of the times; False if other processes disturbed them.
+    """
+    products = {"torch": [partial(own_product, weight=weight, bias=None) for weight in weights]}
+    for name in possible:
+        copies = [Packed(weight, half=name == "half", wide=weights.dtype is not dtype) for weight in weights]
+        if copies[0].packed is not None:
+            products[name] = [partial(copy.product, bias=None) for copy in copies]
+    times = {name: list[float]() for name in products}
+    calm = True
+    for rows in ROWS:
+        input = weights.new_ones(1, rows, weights.shape[2], dtype=dtype)
+        runs = {name: list[float]() for name in products}
+        end = time.perf_counter() + SECONDS
+        while len(runs["torch"]) < RUNS or time.perf_counter() < end:
+            for name, seconds in runs.items():
+                product = products[name][len(seconds) % COPIES]
+                start = time.perf_counter()
+                product(input)
+                seconds.append(time.perf_counter() - start)
+        for name, seconds in runs.items():
+            quartile, median, _ = statistics.quantiles(seconds)
+            times[name].append(round(1e6 * quartile, 1))
+            calm &= median < CALM * quartile
+    return times, calm
+
+
+def _processor() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:  # not Linux
+        lines = []
+    return next((line for line in lines if line.startswith("model name")), platform.processor())
+
+
+def _folder() -> Path:
+    home = os.environ.get("HOME") or tempfile.gettempdir()
+    return Path(os.environ.get("XDG_CACHE_HOME") or f"{home}/.cache", "token_recycling")
+
+
+def _kept(path: Path, possible: Sequence[str]) -> Times | None:
+    """Return the times that were kept; None if there are none, or the file is broken."""
+    try:
+        times: Times = json.loads(path.read_text())
+        whole = [len(times[name]) == len(ROWS) and min(times[name]) > 0 for name in ("torch", *possible)]
+    except (OSError, ValueError, LookupError, TypeError):
+        return None
+    return times if all(whole) else None
