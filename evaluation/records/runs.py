@@ -24,11 +24,14 @@ from .rows import (
     Schema,
     check_rows,
     check_schema,
+    later_steps,
     misfit,
+    new_tokens,
     question_speed,
     read_answers,
     read_object,
     tokens_and_steps,
+    wall_time,
 )
 
 GENERATE = "transformers generate"  # the execution of hf, which does not use this engine
@@ -37,6 +40,7 @@ INSIDE = {"eager": "custom_generate", "graph": "custom_generate, graph"}
 SERVED = "served"  # the execution of a server
 _METHOD_OF_CLASS = {path.rpartition(".")[2]: name for name, path in METHODS.items()}
 UNKNOWN = "not recorded"
+FLOATS = {"F32", "F16", "BF16"}  # types of a GGUF file's tensors that are not quantised
 # Types of the metadata that tables and pages read; a dot leads into a group. _NAMES must be present.
 _NAMES = (
     *("label", "device", "settings.model.name", "settings.model.dtype", "settings.bench.name", "settings.method.name"),
@@ -91,6 +95,17 @@ class Run:
         return bool(self.metadata.get("texts", True))
 
     @property
+    def quantized(self) -> str:
+        """What its weights are or were quantised to, by torchao or in a GGUF file; empty if nothing."""
+        types = (self.metadata.get("converted_from") or {}).get("tensor_types", {})
+        return self.settings["model"].get("quantize") or ", ".join(sorted(types.keys() - FLOATS))
+
+    @property
+    def batch(self) -> int:
+        """The number of questions answered together."""
+        return int(self.settings.get("batch") or 1)
+
+    @property
     def complete(self) -> bool:
         return len(self.answers) == int(self.metadata["questions"])
 
@@ -111,15 +126,25 @@ class Run:
 
     @cached_property
     def by_question(self) -> pd.DataFrame:
-        """A row for each question, by id and hash: subtask, tokens, steps, speed (tokens/s)."""
-        counts = [tokens_and_steps(row) for row in self.answers]
-        data = {
+        """A row for each question, by id and hash.
+
+        Columns: subtask; batch, the keys of the questions answered together, one a line; tokens and steps of MAT; all new
+        tokens, seconds, and speed (tokens/s); seconds and number of the steps after each turn's first.
+        """
+        keys, size = [row_key(row) for row in self.answers], self.batch
+        starts = [place - place % size for place in range(len(keys))]
+        data: dict[str, list[Any]] = {
             "subtask": [subtask(str(row.get("category", "unknown"))) for row in self.answers],
-            "tokens": [float(tokens) for tokens, _ in counts],
-            "steps": [float(steps) for _, steps in counts],
+            "batch": ["\n".join(keys[start : start + size]) for start in starts],
+            "new_tokens": [float(new_tokens(row)) for row in self.answers],
+            "seconds": [wall_time(row) for row in self.answers],
             "speed": [question_speed(row) for row in self.answers],
         }
-        return pd.DataFrame(data, index=[row_key(row) for row in self.answers])
+        pairs = {("tokens", "steps"): tokens_and_steps, ("later_seconds", "later_steps"): later_steps}
+        for names, count in pairs.items():
+            columns = zip(*map(count, self.answers), strict=True) if self.answers else ([], [])
+            data |= {name: [float(value) for value in values] for name, values in zip(names, columns, strict=True)}
+        return pd.DataFrame(data, index=keys)
 
 
 def row_key(row: Row) -> str:

@@ -18,7 +18,7 @@ from ..records.identity import SAMPLING_COLUMNS, SERVER, Identity
 from ..records.rows import Row
 from ..records.runs import INSIDE, Run, row_key
 from .acceptance import Accepted, accepted_paths
-from .intervals import Floats, quotient_interval
+from .intervals import Floats, quotient, quotient_interval, row_means
 from .metrics import OVERALL, grouped
 
 # Columns that all rows of a table's block share, as do configurations in one figure.
@@ -33,42 +33,65 @@ BUDGETS = ("nodes", "tree_nodes", "max_draft")  # settings that say how many nod
 
 @dataclass(frozen=True)
 class Cells:
-    """Measured values by question and repeat: (n, R), NaN where the repeat has no answer."""
+    """Measured values by question and repeat."""
 
     questions: pd.Index[str]  # keys of the questions
     subtasks: NDArray[np.object_]  # the questions' subtasks: (n,)
+    batches: NDArray[np.object_]  # the keys of the questions that were answered together, one a line: (n,)
     repeats: tuple[int, ...]  # numbers of the repeats
-    tokens: Floats
-    steps: Floats
-    speed: Floats  # tokens/s
+    size: int  # of a batch
+    values: dict[str, Floats]  # by a column of `Run.by_question`: (n, R), NaN where the repeat has no answer
+
+    def __getitem__(self, name: str) -> Floats:
+        return self.values[name]
 
     def take(self, rows: NDArray[Any]) -> Cells:
         """Return the cells of some questions, given by a mask (n,) or positions (m,)."""
-        measures = (values[rows] for values in (self.tokens, self.steps, self.speed))
-        return Cells(self.questions[rows], self.subtasks[rows], self.repeats, *measures)
+        values = {name: value[rows] for name, value in self.values.items()}
+        about = self.questions[rows], self.subtasks[rows], self.batches[rows]
+        return Cells(*about, self.repeats, self.size, values)
 
     def of(self, category: str) -> Cells:
         """Return the cells of a subtask's questions, or of all."""
         return self if category == OVERALL else self.take(self.subtasks == category)
 
-    def mean_counts(self) -> tuple[Floats, Floats]:
-        """Return each question's tokens and steps, the means over the repeats that have it: (n,) each."""
-        return np.nanmean(self.tokens, axis=1), np.nanmean(self.steps, axis=1)
+    def by_batch(self) -> Cells:
+        """Return sums over batches in place of questions, whose shares of a batch's time are not their own.
+
+        A batch without all of its questions has NaN. With batch 1 the cells stay as they are.
+        """
+        if self.size == 1:
+            return self
+        places, batches = pd.factorize(self.batches)
+        partial = np.bincount(places, minlength=len(batches)) <= [keys.count("\n") for keys in batches]
+        sums = {name: np.zeros((len(batches), len(self.repeats))) for name in ("new_tokens", "seconds")}
+        for name, total in sums.items():
+            np.add.at(total, places, self[name])
+            total[partial] = np.nan
+        return Cells(pd.Index(batches), batches, batches, self.repeats, self.size, sums)
 
 
-def paired(cells: Cells, others: Cells) -> tuple[Cells, Cells]:
-    """Return the cells of the questions that both have, in the order of the first."""
+def paired(cells: Cells, others: Cells, *names: str) -> list[Floats]:
+    """Return these values of the first, then of the other, where both have all of them; elsewhere NaN.
+
+    Pairs are of the same question and, if at least two repeats are in common, of the same repeat: (n, R). Otherwise a
+    question's value is the mean over the side's repeats: (n, 1).
+    """
     at = others.questions.get_indexer(cells.questions)
-    return cells.take(at >= 0), others.take(at[at >= 0])
+    both = [repeat for repeat in cells.repeats if repeat in others.repeats]
+    columns = []
+    for side in (cells.take(at >= 0), others.take(at[at >= 0])):
+        places = [side.repeats.index(repeat) for repeat in both]
+        values = (side[name] for name in names)
+        columns += [v[:, places] if len(both) > 1 else row_means(v)[:, None] for v in values]
+    known = np.isfinite(columns).all(axis=0)
+    return [np.where(known, column, np.nan) for column in columns]
 
 
 def mat_ratio(cells: Cells, others: Cells) -> tuple[float, float, float]:
-    """Return the ratio of the two MATs on the questions that both have, and its paired interval."""
-    columns = [column for both in paired(cells, others) for column in both.mean_counts()]
-    tokens, steps, their_tokens, their_steps = (column.sum() for column in columns)
-    with np.errstate(divide="ignore", invalid="ignore"):
-        ratio = float((tokens / steps) / (their_tokens / their_steps))
-    return ratio, *quotient_interval(*columns)
+    """Return the ratio of the two MATs on the questions and repeats that both have, and its paired interval."""
+    columns = [row_means(column) for column in paired(cells, others, "tokens", "steps")]
+    return quotient(*columns), *quotient_interval(*columns)
 
 
 @dataclass(frozen=True)
@@ -205,14 +228,15 @@ class Pool:
     def cells(self) -> Cells:
         """Its measured values, by question and repeat."""
         frames = [pd.concat([run.by_question for run in shards]) for shards in self.repeats.values()]
-        subtasks = pd.concat([frame["subtask"] for frame in frames])
-        subtasks = subtasks[~subtasks.index.duplicated()]
-        frames = [frame.reindex(subtasks.index) for frame in frames]
-        tokens, steps, speed = (
-            np.stack([f[column].to_numpy(dtype=np.float64) for f in frames], axis=1)
-            for column in ("tokens", "steps", "speed")
-        )
-        return Cells(subtasks.index, subtasks.to_numpy(dtype=object), tuple(self.repeats), tokens, steps, speed)
+        every = pd.concat(frames)
+        every = every[~every.index.duplicated()]  # each question as its first repeat has it
+        about = (every[name].to_numpy(dtype=object) for name in ("subtask", "batch"))
+        frames = [frame.reindex(every.index) for frame in frames]
+        values = {
+            name: np.stack([frame[name].to_numpy(dtype=np.float64) for frame in frames], axis=1)
+            for name in every.columns.difference(["subtask", "batch"])
+        }
+        return Cells(every.index, *about, tuple(self.repeats), self.first.batch, values)
 
 
 def pools(runs: Sequence[Run]) -> list[Pool]:

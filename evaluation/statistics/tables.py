@@ -16,10 +16,9 @@ import pandas as pd
 import yaml
 
 from ..records.rows import Row
-from ..records.runs import row_key
 from .acceptance import by_depth
-from .intervals import Floats, deviation, finite_mean, quotient_interval, row_means, speed_interval
-from .metrics import OVERALL, by_subtask, measure, step_ms
+from .intervals import Floats, deviation, quotient, quotient_interval, row_means, speed_interval
+from .metrics import OVERALL, by_subtask, mean, measure
 from .pools import GROUP, Cells, Pool, paired
 
 AUDITED = ("tokens_equal", "near_ties", "tokens_wrong")  # columns of the audit of a server's answers
@@ -85,10 +84,13 @@ def main_table(pooled: Sequence[Pool]) -> pd.DataFrame:
             }
             for name, base in pool.baselines.items():
                 row |= speedups(name, cells, base)
-            row["break_even_mat"] = _break_even_mat(answers, pool.baselines["vanilla"])
+            row["break_even_mat"] = _break_even_mat(cells, pool.baselines["vanilla"])
             row["state_bytes"] = pool.first.summary.get("state_bytes", math.nan)
             facets = {f"method_{key}" if key in row else key: value for key, value in pool.identity.facets.items()}
             row |= facets | {"execution": pool.first.execution}
+            choices = pool.first.settings.get("num_choices") or 1
+            row |= {"num_choices": choices} if choices > 1 else {}
+            row |= {"quantize": pool.first.quantized} if pool.first.quantized else {}
             row |= {f"execution_{name}": base and base.first.execution for name, base in pool.baselines.items()}
             audited = [run.summary.get("audit") or {} for run in pool.runs] if category == OVERALL else [{}]
             row |= {name: sum(counts[name] for counts in audited) for name in AUDITED} if all(audited) else {}
@@ -116,50 +118,54 @@ def _measures(cells: Cells, answers: Sequence[Row]) -> dict[str, Any]:
     """Return the measures of a category, with deviation and interval of MAT and tokens/s."""
     measures = measure(answers)
     measures["questions"] = len(cells.questions)
-    measures["tokens_per_second"] = finite_mean(row_means(cells.speed))  # mean of the questions' means over repeats
-    tokens, steps = np.nansum(cells.tokens, axis=1), np.nansum(cells.steps, axis=1)
-    sums = zip(np.nansum(cells.tokens, axis=0), np.nansum(cells.steps, axis=0), strict=True)
-    by_repeat = {
-        "mat": [t / s if s else math.nan for t, s in sums],
-        "tokens_per_second": [finite_mean(speeds) for speeds in cells.speed.T],
-    }
-    intervals = {
-        "mat": quotient_interval(np.where(steps > 0, tokens, np.nan), steps),
-        "tokens_per_second": speed_interval(cells.speed, np.ones_like(cells.speed)),
-    }
-    for key, (low, high) in intervals.items():
-        measures |= {f"{key}_std": deviation(by_repeat[key]), f"{key}_low": low, f"{key}_high": high}
+    tokens, steps = np.nansum(cells["tokens"], axis=1), np.nansum(cells["steps"], axis=1)
+    sums = zip(np.nansum(cells["tokens"], axis=0), np.nansum(cells["steps"], axis=0), strict=True)
+    measures["mat_macro"] = mean(t / s for t, s in zip(tokens.tolist(), steps.tolist(), strict=True) if s)
+    low, high = quotient_interval(np.where(steps > 0, tokens, np.nan), steps)
+    measures |= {"mat_std": deviation([t / s if s else math.nan for t, s in sums]), "mat_low": low, "mat_high": high}
+    units, names = cells.by_batch(), rate_columns(cells)
+    columns = [units[name] for name in names]
+    if cells.size == 1:
+        columns.append(np.where(np.isfinite(columns[0]), 1.0, np.nan))  # the mean of the speeds
+    measures |= rate("tokens_per_second", columns, alike=cells.size == 1)
+    if cells.size > 1:
+        measures["tokens_per_second_total"] = measures["tokens_per_second"]
     return measures
 
 
+def rate_columns(cells: Cells) -> tuple[str, ...]:
+    """Return the values that a rate is made of: questions' speeds, or of batches the sums, as they share their time."""
+    return ("speed",) if cells.size == 1 else ("new_tokens", "seconds")
+
+
+def rate(name: str, columns: Sequence[Floats], *, alike: bool) -> dict[str, float]:
+    """Return a rate, or a ratio of two, with its deviation over repeats and its interval, as columns of that name.
+
+    Args:
+        columns: two or four, (n, R), whose `quotient` is the rate.
+        alike: whether all questions weigh the same, however many repeats they have.
+    """
+
+    def figure(*values: Floats) -> float:
+        return quotient(*map(row_means, values)) if alike else quotient(*values)
+
+    by_repeat = [figure(*(column[:, [i]] for column in columns)) for i in range(columns[0].shape[1])]
+    low, high = speed_interval(*columns, alike=alike)
+    return {name: figure(*columns), f"{name}_std": deviation(by_repeat), f"{name}_low": low, f"{name}_high": high}
+
+
 def speedups(name: str, cells: Cells, base: Pool | None) -> dict[str, float]:
-    """Return the speedup over a baseline on common questions, and on common repeats if there are several."""
-    keys = [f"speedup_{name}{end}" for end in ("", "_std", "_low", "_high")]
-    if base is None:
-        return dict.fromkeys(keys, math.nan)
-    cells, base_cells = paired(cells, base.cells)
-    both = [repeat for repeat in cells.repeats if repeat in base_cells.repeats]
-    speeds, base_speeds = (c.speed[:, [c.repeats.index(repeat) for repeat in both]] for c in (cells, base_cells))
-    ratios = [speedup(speeds[:, [i]], base_speeds[:, [i]]) for i in range(len(both))]
-    if len(both) < 2:
-        speeds, base_speeds = (row_means(c.speed)[:, None] for c in (cells, base_cells))
-    value = speedup(speeds, base_speeds)
-    return dict(zip(keys, (value, deviation(ratios), *speed_interval(speeds, base_speeds)), strict=True))
+    """Return the speedup over a baseline of the same batch size, on the questions (whole batches) that both have."""
+    key, names = f"speedup_{name}", rate_columns(cells)
+    if base is None or base.cells.size != cells.size:
+        return dict.fromkeys([key, f"{key}_std", f"{key}_low", f"{key}_high"], math.nan)
+    columns = paired(cells.by_batch(), base.cells.by_batch(), *names)
+    return rate(key, columns, alike=cells.size == 1)
 
 
-def _break_even_mat(answers: Sequence[Row], plain: Pool | None) -> float:
-    """Return the time of these answers' steps over that of plain steps for the same questions; NaN where not timed."""
-    theirs = plain.rows if plain else []
-    both = {row_key(row) for row in answers} & {row_key(row) for row in theirs}
-    own_ms, plain_ms = (step_ms([row for row in rows if row_key(row) in both]) for rows in (answers, theirs))
-    return own_ms / plain_ms if plain_ms else math.nan
-
-
-def speedup(speeds: Floats, base: Floats) -> float:
-    """Return the mean speed over the other's, on the questions and repeats that have both: (n, R) and (n, R)."""
-    both = np.isfinite(speeds) & np.isfinite(base)
-    mean, base_mean = (finite_mean(row_means(np.where(both, values, np.nan))) for values in (speeds, base))
-    return mean / base_mean
+def _break_even_mat(cells: Cells, plain: Pool | None) -> float:
+    """Return the time of a step over that of a plain step, where both are timed; NaN if nowhere."""
+    return quotient(*paired(cells, plain.cells, "later_seconds", "later_steps")) if plain else math.nan
 
 
 def block_names(keys: Iterable[tuple[Any, ...]]) -> dict[tuple[Any, ...], str]:
