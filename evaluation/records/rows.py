@@ -59,9 +59,9 @@ def per_turn(rows: Sequence[Row], key: str) -> list[float]:
     return values
 
 
-def later_steps(row: Row) -> tuple[float, float]:
-    """Return the seconds and the number of a question's steps after each turn's first; NaN if the row lacks either."""
-    seconds, steps = per_turn([row], "decode_time"), per_turn([row], "decoding_steps")
+def later_steps(rows: Sequence[Row]) -> tuple[float, float]:
+    """Return the seconds and the number of the steps after each turn's first; NaN if a row lacks either."""
+    seconds, steps = per_turn(rows, "decode_time"), per_turn(rows, "decoding_steps")
     if not seconds or not steps:
         return math.nan, math.nan
     return sum(seconds), sum(max(count - 1, 0) for count in steps)

@@ -101,11 +101,6 @@ class Run:
         return self.settings["model"].get("quantize") or ", ".join(sorted(types.keys() - FLOATS))
 
     @property
-    def batch(self) -> int:
-        """The number of questions answered together."""
-        return int(self.settings.get("batch") or 1)
-
-    @property
     def complete(self) -> bool:
         return len(self.answers) == int(self.metadata["questions"])
 
@@ -128,23 +123,30 @@ class Run:
     def by_question(self) -> pd.DataFrame:
         """A row for each question, by id and hash.
 
-        Columns: subtask; batch, the keys of the questions answered together, one a line; tokens and steps of MAT; all new
-        tokens, seconds, and speed (tokens/s); seconds and number of the steps after each turn's first.
+        Columns: subtask; tokens and steps of MAT; all new tokens, seconds, and speed (tokens/s); seconds and number of
+        the steps after each turn's first.
         """
-        keys, size = [row_key(row) for row in self.answers], self.batch
-        starts = [place - place % size for place in range(len(keys))]
-        data: dict[str, list[Any]] = {
-            "subtask": [subtask(str(row.get("category", "unknown"))) for row in self.answers],
-            "batch": ["\n".join(keys[start : start + size]) for start in starts],
-            "new_tokens": [float(new_tokens(row)) for row in self.answers],
-            "seconds": [wall_time(row) for row in self.answers],
-            "speed": [question_speed(row) for row in self.answers],
-        }
-        pairs = {("tokens", "steps"): tokens_and_steps, ("later_seconds", "later_steps"): later_steps}
-        for names, count in pairs.items():
-            columns = zip(*map(count, self.answers), strict=True) if self.answers else ([], [])
-            data |= {name: [float(value) for value in values] for name, values in zip(names, columns, strict=True)}
-        return pd.DataFrame(data, index=keys)
+        names = ["subtask", "tokens", "steps", "new_tokens", "seconds", "speed", "later_seconds", "later_steps"]
+        values = []
+        for row in self.answers:
+            speed = new_tokens(row), wall_time(row), question_speed(row)
+            category = subtask(str(row.get("category", "unknown")))
+            values.append((category, *tokens_and_steps(row), *speed, *later_steps([row])))
+        return pd.DataFrame(values, index=[row_key(row) for row in self.answers], columns=names)
+
+    @property
+    def by_batch(self) -> pd.DataFrame:
+        """What a speed is made of: a row for each batch, by its questions' keys: subtasks, new tokens and seconds.
+
+        With batch 1 a row for each question: subtask and speed. A question's share of a batch's time is not its own.
+        """
+        frame, size = self.by_question, self.identity.facets["batch"]
+        if size == 1:
+            return frame[["subtask", "speed"]]
+        starts = [place - place % size for place in range(len(frame))]
+        batches = ["\n".join(frame.index[start : start + size]) for start in starts]
+        how: dict[str, Any] = dict(subtask=lambda names: "+".join(names.unique()), new_tokens="sum", seconds="sum")
+        return frame.groupby(batches, sort=False).agg(how)
 
 
 def row_key(row: Row) -> str:

@@ -28,9 +28,9 @@ from ..records.identity import NAMED
 from ..records.rows import Row, parsed
 from ..records.runs import Run, row_key
 from .acceptance import LEARNT
-from .intervals import quotient, row_means
+from .intervals import quotient
 from .metrics import lengths_by_turn
-from .pools import Pool, mat_ratio, paired
+from .pools import Pool, mat_counts, mat_ratio
 from .published import default_settings
 from .tables import identity
 
@@ -280,8 +280,8 @@ def _compare(here: Pool, there: Pool, same_settings: bool) -> Comparison:
         verdict = WITHIN if ratio == 1.0 or low <= 1.0 <= high else APART
     if any(pool.identity.is_served or pool.group["dtype"] != "float32" for pool in (here, there)):
         verdict = ROUNDED.get(verdict, verdict)
-    tokens, steps, *others = map(row_means, paired(cells, there.cells, "tokens", "steps"))
-    mats = [quotient(tokens, steps), quotient(*others)]
+    counts = mat_counts(cells, there.cells)
+    mats = [quotient(*counts[:2]), quotient(*counts[2:])]
     same = (len(common) - len(text), len(common) - len(lengths) if most is None else None)
     where = first.get("token ids") or first.get("accepted lengths", "")
     return Comparison(here.name, len(common), *same, mats, (ratio, low, high), verdict, where)

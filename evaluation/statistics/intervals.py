@@ -68,7 +68,7 @@ def speed_interval(*columns: Floats, alike: bool = True) -> tuple[float, float]:
     Returns:
         Both ends; (NaN, NaN) with fewer than FEWEST questions.
     """
-    finite = np.isfinite(columns).all(axis=0)
+    finite = np.all(np.isfinite(columns), axis=0)
     some = np.ix_(finite.any(axis=1), finite.any(axis=0))
     finite, kept = finite[some], [column[some] for column in columns]
     questions, repeats = finite.shape
@@ -112,13 +112,17 @@ def _quotient(sums: Floats) -> Any:
     return sums[0] / sums[1] / (sums[2] / sums[3] if len(sums) > 2 else 1.0)
 
 
-def quotient(*columns: Floats) -> float:
+def quotient(*columns: Floats, alike: bool = False) -> float:
     """Return sum a / sum b, or of four columns (sum a / sum b) / (sum c / sum d); NaN if that is no number.
 
     Values that are NaN are left out; where columns are paired, all of them have NaN there.
+
+    Args:
+        alike: sum the means of each row, so that all questions weigh the same, however many repeats they have.
     """
+    sums = np.array([np.nansum(row_means(column) if alike else column) for column in columns])
     with np.errstate(divide="ignore", invalid="ignore"):
-        value = float(_quotient(np.array([np.nansum(column) for column in columns])))
+        value = float(_quotient(sums))
     return value if math.isfinite(value) else math.nan
 
 

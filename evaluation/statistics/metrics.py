@@ -11,7 +11,7 @@ import numpy as np
 
 from ..records.questions import OVERALL as OVERALL
 from ..records.questions import SUBTASKS, subtask
-from ..records.rows import Row, new_tokens, per_turn, question_speed, tokens_and_steps, wall_time
+from ..records.rows import Row, later_steps, new_tokens, per_turn, question_speed, tokens_and_steps, wall_time
 
 PERCENTILES = (50, 95, 99)
 Item = TypeVar("Item")
@@ -33,6 +33,7 @@ def measure(rows: Sequence[Row]) -> dict[str, Any]:
     waited = per_turn(rows, "first_token_time") or prefill  # with concurrent requests to a server, each one's own wait
     peaks: list[Any] = [row.get("peak_memory") for row in rows]
     batched = any("step_batch" in choice for row in rows for choice in row["choices"])
+    later_seconds, later = later_steps(rows)
     total = tokens / seconds if seconds > 0 else math.nan
     if waited is prefill and batched:
         prompt = []  # prefill times are shares of a batch's, not the time to a first token
@@ -49,19 +50,13 @@ def measure(rows: Sequence[Row]) -> dict[str, Any]:
         "prefill_ms": 1e3 * mean(prefill),
         "decode_ms": 1e3 * mean(decode),
         "time_to_first_token_ms": 1e3 * (mean(prompt) + mean(waited)),  # both over the same turns
-        "step_ms": step_ms(rows),
+        "step_ms": 1e3 * later_seconds / later if later else math.nan,
         "rows_per_forward": _rows_per_forward(rows),
         **percentiles("time_to_first_token_ms", [sum(pair) for pair in zip(prompt, waited, strict=False)]),
         **percentiles("inter_token_latency_ms", between_tokens(rows)),
         "peak_memory_mib": float(max(peaks)) / 2**20 if peaks and None not in peaks else math.nan,
         **engine_means(rows),
     }
-
-
-def step_ms(rows: Sequence[Row]) -> float:
-    """Return ms per step: decoding time over the steps after each turn's first; NaN if the records lack either."""
-    decode, later_steps = per_turn(rows, "decode_time"), sum(max(n - 1, 0) for n in per_turn(rows, "decoding_steps"))
-    return 1e3 * sum(decode) / later_steps if decode and later_steps else math.nan
 
 
 def engine_means(rows: Sequence[Row]) -> dict[str, float]:

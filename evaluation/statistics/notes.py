@@ -25,8 +25,8 @@ ONE_REPEAT = (
 )
 
 BATCHES = (
-    "tokens/s and speedups of batches: all new tokens / all wall time, next to a baseline of the same batch; by subtask, of "
-    "the batches within it; compare batch sizes by tokens/s, total"
+    "tokens/s and speedups of batches: all new tokens / all wall time, over a baseline of the same batch; "
+    "by subtask, of the batches within it; compare batch sizes by tokens/s, total"
 )
 
 
@@ -204,8 +204,10 @@ def auto_lines(pooled: Sequence[Pool]) -> list[str]:
     lines = []
     for pool, run in ((one, run) for one in pooled for run in one.runs):
         figures = run.summary.get("drafter") or {}
-        batched = run.batch > 1
-        if "plain_steps" in figures and (batched or figures.get("predicted_speedup")):  # older records do not count them
+        batched = pool.identity.facets["batch"] > 1
+        if "plain_steps" in figures and (
+            batched or figures.get("predicted_speedup")
+        ):  # older records do not count them
             repeat = f", repeat {run.identity.repeat}" if len(pool.runs) > 1 else ""
             said = f"{pool.name}{repeat} on {pool.group['bench']}: {steps_in_words(figures)}"
             if not batched:

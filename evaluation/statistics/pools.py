@@ -35,40 +35,20 @@ BUDGETS = ("nodes", "tree_nodes", "max_draft")  # settings that say how many nod
 class Cells:
     """Measured values by question and repeat."""
 
-    questions: pd.Index[str]  # keys of the questions
+    questions: pd.Index[str]  # keys of the questions, or of batches
     subtasks: NDArray[np.object_]  # the questions' subtasks: (n,)
-    batches: NDArray[np.object_]  # the keys of the questions that were answered together, one a line: (n,)
     repeats: tuple[int, ...]  # numbers of the repeats
     size: int  # of a batch
-    values: dict[str, Floats]  # by a column of `Run.by_question`: (n, R), NaN where the repeat has no answer
-
-    def __getitem__(self, name: str) -> Floats:
-        return self.values[name]
+    values: dict[str, Floats]  # by a column of the runs' frames: (n, R), NaN where the repeat has no answer
 
     def take(self, rows: NDArray[Any]) -> Cells:
         """Return the cells of some questions, given by a mask (n,) or positions (m,)."""
         values = {name: value[rows] for name, value in self.values.items()}
-        about = self.questions[rows], self.subtasks[rows], self.batches[rows]
-        return Cells(*about, self.repeats, self.size, values)
+        return Cells(self.questions[rows], self.subtasks[rows], self.repeats, self.size, values)
 
     def of(self, category: str) -> Cells:
         """Return the cells of a subtask's questions, or of all."""
         return self if category == OVERALL else self.take(self.subtasks == category)
-
-    def by_batch(self) -> Cells:
-        """Return sums over batches in place of questions, whose shares of a batch's time are not their own.
-
-        A batch without all of its questions has NaN. With batch 1 the cells stay as they are.
-        """
-        if self.size == 1:
-            return self
-        places, batches = pd.factorize(self.batches)
-        partial = np.bincount(places, minlength=len(batches)) <= [keys.count("\n") for keys in batches]
-        sums = {name: np.zeros((len(batches), len(self.repeats))) for name in ("new_tokens", "seconds")}
-        for name, total in sums.items():
-            np.add.at(total, places, self[name])
-            total[partial] = np.nan
-        return Cells(pd.Index(batches), batches, batches, self.repeats, self.size, sums)
 
 
 def paired(cells: Cells, others: Cells, *names: str) -> list[Floats]:
@@ -78,19 +58,24 @@ def paired(cells: Cells, others: Cells, *names: str) -> list[Floats]:
     question's value is the mean over the side's repeats: (n, 1).
     """
     at = others.questions.get_indexer(cells.questions)
-    both = [repeat for repeat in cells.repeats if repeat in others.repeats]
+    both, *repeats = np.intersect1d(cells.repeats, others.repeats, return_indices=True)
     columns = []
-    for side in (cells.take(at >= 0), others.take(at[at >= 0])):
-        places = [side.repeats.index(repeat) for repeat in both]
-        values = (side[name] for name in names)
-        columns += [v[:, places] if len(both) > 1 else row_means(v)[:, None] for v in values]
-    known = np.isfinite(columns).all(axis=0)
+    for side, rows, kept in zip((cells, others), (at >= 0, at[at >= 0]), repeats, strict=True):
+        for name in names:
+            values = side.values[name][rows]
+            columns.append(values[:, kept] if len(both) > 1 else row_means(values)[:, None])
+    known = np.all(np.isfinite(columns), axis=0)
     return [np.where(known, column, np.nan) for column in columns]
+
+
+def mat_counts(cells: Cells, others: Cells) -> list[Floats]:
+    """Return each question's tokens and steps of the first, then of the other, as means over repeats: (n,) each."""
+    return [row_means(column) for column in paired(cells, others, "tokens", "steps")]
 
 
 def mat_ratio(cells: Cells, others: Cells) -> tuple[float, float, float]:
     """Return the ratio of the two MATs on the questions and repeats that both have, and its paired interval."""
-    columns = [row_means(column) for column in paired(cells, others, "tokens", "steps")]
+    columns = mat_counts(cells, others)
     return quotient(*columns), *quotient_interval(*columns)
 
 
@@ -227,16 +212,22 @@ class Pool:
     @cached_property
     def cells(self) -> Cells:
         """Its measured values, by question and repeat."""
-        frames = [pd.concat([run.by_question for run in shards]) for shards in self.repeats.values()]
-        every = pd.concat(frames)
-        every = every[~every.index.duplicated()]  # each question as its first repeat has it
-        about = (every[name].to_numpy(dtype=object) for name in ("subtask", "batch"))
-        frames = [frame.reindex(every.index) for frame in frames]
-        values = {
-            name: np.stack([frame[name].to_numpy(dtype=np.float64) for frame in frames], axis=1)
-            for name in every.columns.difference(["subtask", "batch"])
-        }
-        return Cells(every.index, *about, tuple(self.repeats), self.first.batch, values)
+        return self._cells("by_question")
+
+    @cached_property
+    def speeds(self) -> Cells:
+        """The values that its speed is made of, by batch and repeat: speed, or new tokens and seconds."""
+        return self._cells("by_batch")
+
+    def _cells(self, frame_name: str) -> Cells:
+        """Return the values of the runs' frames of that name."""
+        frames = [pd.concat([getattr(run, frame_name) for run in shards]) for shards in self.repeats.values()]
+        subtasks = pd.concat([frame.pop("subtask") for frame in frames])
+        subtasks = subtasks[~subtasks.index.duplicated()]
+        stacked = np.stack([f.reindex(subtasks.index).to_numpy(dtype=np.float64) for f in frames], axis=1)  # (n, R, m)
+        values = {name: stacked[:, :, column] for column, name in enumerate(frames[0])}
+        about = subtasks.index, subtasks.to_numpy(dtype=object), tuple(self.repeats)
+        return Cells(*about, self.identity.facets["batch"], values)
 
 
 def pools(runs: Sequence[Run]) -> list[Pool]:

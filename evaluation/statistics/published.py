@@ -76,8 +76,8 @@ def as_published(row: dict[Any, Any]) -> bool:
         and row.get("complete") is True
         and row.get("max_new_tokens") == LIMIT
         and _cell(row, "timed") is not False
-        and _cell(row, "batch") in (None, 1)
-        and not any(_cell(row, column) for column in (*SAMPLED, "phases", "quantize", "num_choices"))
+        and all(_cell(row, column) in (None, 1) for column in ("batch", "num_choices"))
+        and not any(_cell(row, column) for column in (*SAMPLED, "phases", "quantize"))
         and _cell(row, "order") in (None, FILE_ORDER)
         and _cell(row, "tree") == TREES.get(method)
         and all(_cell(row, key) == v for key, v in (default_settings(method) | OTHERWISE.get(method, {})).items())
@@ -192,6 +192,5 @@ def _conditions(row: dict[Any, Any]) -> str:
         text = f"rehearsal on {text}"
     elif questions < WHOLE[bench]:
         text += f" of its {WHOLE[bench]}"
-    text += ", phases timed" if _cell(row, "phases") else ""
-    text += "".join(f", {name} {row[name]}" for name in ("order", "quantize") if _cell(row, name))
+    text += "".join(f", {name} {row[name]}" for name in ("phases", "order", "quantize") if _cell(row, name))
     return text if row["complete"] else f"{text}, incomplete"

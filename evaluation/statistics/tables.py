@@ -17,7 +17,7 @@ import yaml
 
 from ..records.rows import Row
 from .acceptance import by_depth
-from .intervals import Floats, deviation, quotient, quotient_interval, row_means, speed_interval
+from .intervals import Floats, deviation, quotient, quotient_interval, speed_interval
 from .metrics import OVERALL, by_subtask, mean, measure
 from .pools import GROUP, Cells, Pool, paired
 
@@ -73,24 +73,22 @@ def main_table(pooled: Sequence[Pool]) -> pd.DataFrame:
     rows: list[dict[str, Any]] = []
     for pool in pooled:
         for category, answers in by_subtask(pool.rows).items():
-            cells = pool.cells.of(category)
+            cells, speeds = pool.cells.of(category), pool.speeds.of(category)
             row: dict[str, Any] = {
                 **{key: pool.group[key] for key in ("model", "bench")},
                 "method": pool.label,
                 "variant": pool.variant,
                 "category": category,
                 "repeats": len(pool.repeats),
-                **_measures(cells, answers),
+                **_measures(cells, speeds, answers),
             }
             for name, base in pool.baselines.items():
-                row |= speedups(name, cells, base)
+                row |= speedups(name, speeds, base)
             row["break_even_mat"] = _break_even_mat(cells, pool.baselines["vanilla"])
             row["state_bytes"] = pool.first.summary.get("state_bytes", math.nan)
             facets = {f"method_{key}" if key in row else key: value for key, value in pool.identity.facets.items()}
             row |= facets | {"execution": pool.first.execution}
-            choices = pool.first.settings.get("num_choices") or 1
-            row |= {"num_choices": choices} if choices > 1 else {}
-            row |= {"quantize": pool.first.quantized} if pool.first.quantized else {}
+            row |= {"num_choices": pool.first.settings.get("num_choices"), "quantize": pool.first.quantized}
             row |= {f"execution_{name}": base and base.first.execution for name, base in pool.baselines.items()}
             audited = [run.summary.get("audit") or {} for run in pool.runs] if category == OVERALL else [{}]
             row |= {name: sum(counts[name] for counts in audited) for name in AUDITED} if all(audited) else {}
@@ -114,53 +112,45 @@ def identity(pool: Pool) -> dict[str, Any]:
     return group | {"method": pool.label, "variant": pool.variant}
 
 
-def _measures(cells: Cells, answers: Sequence[Row]) -> dict[str, Any]:
+def _measures(cells: Cells, speeds: Cells, answers: Sequence[Row]) -> dict[str, Any]:
     """Return the measures of a category, with deviation and interval of MAT and tokens/s."""
     measures = measure(answers)
     measures["questions"] = len(cells.questions)
-    tokens, steps = np.nansum(cells["tokens"], axis=1), np.nansum(cells["steps"], axis=1)
-    sums = zip(np.nansum(cells["tokens"], axis=0), np.nansum(cells["steps"], axis=0), strict=True)
+    counts = [cells.values[name] for name in ("tokens", "steps")]
+    tokens, steps = (np.nansum(count, axis=1) for count in counts)
+    by_repeat = [quotient(*(count[:, i] for count in counts)) for i in range(len(cells.repeats))]
     measures["mat_macro"] = mean(t / s for t, s in zip(tokens.tolist(), steps.tolist(), strict=True) if s)
     low, high = quotient_interval(np.where(steps > 0, tokens, np.nan), steps)
-    measures |= {"mat_std": deviation([t / s if s else math.nan for t, s in sums]), "mat_low": low, "mat_high": high}
-    units, names = cells.by_batch(), rate_columns(cells)
-    columns = [units[name] for name in names]
-    if cells.size == 1:
+    measures |= {"mat_std": deviation(by_repeat), "mat_low": low, "mat_high": high}
+    columns = [*speeds.values.values()]
+    if speeds.size == 1:
         columns.append(np.where(np.isfinite(columns[0]), 1.0, np.nan))  # the mean of the speeds
-    measures |= rate("tokens_per_second", columns, alike=cells.size == 1)
-    if cells.size > 1:
+    measures |= rate("tokens_per_second", columns, alike=speeds.size == 1)
+    if speeds.size > 1:
         measures["tokens_per_second_total"] = measures["tokens_per_second"]
     return measures
 
 
-def rate_columns(cells: Cells) -> tuple[str, ...]:
-    """Return the values that a rate is made of: questions' speeds, or of batches the sums, as they share their time."""
-    return ("speed",) if cells.size == 1 else ("new_tokens", "seconds")
-
-
 def rate(name: str, columns: Sequence[Floats], *, alike: bool) -> dict[str, float]:
-    """Return a rate, or a ratio of two, with its deviation over repeats and its interval, as columns of that name.
+    """Return a `quotient` with its deviation over repeats and its interval, as columns of that name.
 
     Args:
-        columns: two or four, (n, R), whose `quotient` is the rate.
-        alike: whether all questions weigh the same, however many repeats they have.
+        columns: two or four, (n, R).
+        alike: as `quotient` takes it.
     """
-
-    def figure(*values: Floats) -> float:
-        return quotient(*map(row_means, values)) if alike else quotient(*values)
-
-    by_repeat = [figure(*(column[:, [i]] for column in columns)) for i in range(columns[0].shape[1])]
+    repeats = range(columns[0].shape[1])
+    by_repeat = [quotient(*(column[:, [i]] for column in columns)) for i in repeats]
     low, high = speed_interval(*columns, alike=alike)
-    return {name: figure(*columns), f"{name}_std": deviation(by_repeat), f"{name}_low": low, f"{name}_high": high}
+    value, spread = quotient(*columns, alike=alike), deviation(by_repeat)
+    return {name: value, f"{name}_std": spread, f"{name}_low": low, f"{name}_high": high}
 
 
-def speedups(name: str, cells: Cells, base: Pool | None) -> dict[str, float]:
+def speedups(name: str, speeds: Cells, base: Pool | None) -> dict[str, float]:
     """Return the speedup over a baseline of the same batch size, on the questions (whole batches) that both have."""
-    key, names = f"speedup_{name}", rate_columns(cells)
-    if base is None or base.cells.size != cells.size:
-        return dict.fromkeys([key, f"{key}_std", f"{key}_low", f"{key}_high"], math.nan)
-    columns = paired(cells.by_batch(), base.cells.by_batch(), *names)
-    return rate(key, columns, alike=cells.size == 1)
+    if base is None or base.speeds.size != speeds.size:
+        return dict.fromkeys([f"speedup_{name}{end}" for end in ("", "_std", "_low", "_high")], math.nan)
+    columns = paired(speeds, base.speeds, *speeds.values)
+    return rate(f"speedup_{name}", columns, alike=speeds.size == 1)
 
 
 def _break_even_mat(cells: Cells, plain: Pool | None) -> float:

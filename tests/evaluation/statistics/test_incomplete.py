@@ -15,8 +15,20 @@ from evaluation.statistics.intervals import FEWEST, quotient_interval, speed_int
 from tests.evaluation.made_runs import asked, made
 
 COUNT = 13  # questions
-NOT_MEASURED = {"model", "dtype", "bench", "bench_questions", "questions_sha256", "max_new_tokens", "device", "variant",
-                "complete", "seed", "batch", "temperature", "phases", "start", "tree", "tree_nodes"}  # fmt: skip
+NOT_MEASURED = {
+    *(
+        "model",
+        "dtype",
+        "bench",
+        "bench_questions",
+        "questions_sha256",
+        "max_new_tokens",
+        "device",
+        "variant",
+        "complete",
+    ),
+    *("seed", "batch", "temperature", "phases", "num_choices", "quantize", "start", "tree", "tree_nodes"),
+}
 
 
 def made_row(rng, number, label, size):
@@ -31,7 +43,7 @@ def made_row(rng, number, label, size):
     times = {"prompt_time": [0.01] * len(turns), "step_nodes": nodes}
     if label != "hf":
         times |= {"prefill_time": prefill, "decode_time": decode}
-        times |= {"step_us": [[int(1e6 * p), *(rng.randint(1, 99) for _ in turn[1:])] for p, turn in zip(prefill, turns, strict=True)]}  # fmt: skip
+        times |= {"step_us": [[1000, *(rng.randint(1, 99) for _ in turn[1:])] for turn in turns]}
     if size > 1:
         times["step_batch"] = [[rng.randint(1, size) for _ in turn] for turn in turns]
     walls = [a + b for a, b in zip(prefill, decode, strict=True)]
@@ -41,13 +53,14 @@ def made_row(rng, number, label, size):
 
 
 def made_runs(rng, size):
-    """Runs of three methods in up to three repeats, each with some of the questions, or the first batches."""
+    """Runs of four methods in up to three repeats, each with some of the questions, or the first batches."""
     runs = []
     for label in ("hf", "vanilla", "pld", "suffix"):
         for repeat in sorted(rng.sample(range(3), rng.randint(1, 3))):
             rows = [made_row(rng, number, label, size) for number in range(COUNT)]
-            kept = rng.sample(rows, rng.randint(1, COUNT)) if size == 1 else rows[: size * rng.randint(1, -(-COUNT // size))]
-            kept = rows if rng.random() < 0.3 else sorted(kept, key=lambda row: row["question_id"])
+            count = size * rng.randint(1, -(-COUNT // size))
+            some = sorted(rng.sample(range(COUNT), count)) if size == 1 else range(COUNT)[:count]
+            kept = rows if rng.random() < 0.3 else [rows[number] for number in some]
             run = made(label, kept, repeat=repeat, questions=COUNT, summary={"state_bytes": 7})
             run.metadata["settings"] |= {"batch": size}
             runs.append(run)
@@ -97,6 +110,7 @@ def pairs(own, other, repeats, others, value):
     both = [r for r in repeats if r in others]
     questions = [key for key in own if key in other]
     if len(both) < 2:
+
         def means(values):
             return tuple(map(fmean, zip(*values, strict=True)))
 
@@ -186,8 +200,12 @@ def reference(runs, label, category, size):
     choices = [row["choices"][0] for row in rows]
     turns = [(c, i) for c in choices for i in range(len(c["turns"]))]
     tokens, steps = sum(sum(c["new_tokens"]) for c in choices), sum(len(c["accept_lengths"]) for c in choices)
-    lengths = {key: [n for row in of.values() for n in row["choices"][0]["accept_lengths"]] for key, of in found.items()}
-    by_repeat = [[n for of in found.values() if r in of for n in of[r]["choices"][0]["accept_lengths"]] for r in repeats]
+    lengths = {
+        key: [n for row in of.values() for n in row["choices"][0]["accept_lengths"]] for key, of in found.items()
+    }
+    by_repeat = [
+        [n for of in found.values() if r in of for n in of[r]["choices"][0]["accept_lengths"]] for r in repeats
+    ]
     sums = np.array([(sum(of), len(of)) for of in lengths.values()], dtype=float).T
     mat_ends = quotient_interval(*sums)
     rate, rate_std, rate_ends = rate_columns(runs, label, category, size)
@@ -200,7 +218,7 @@ def reference(runs, label, category, size):
     later_steps = sum(n - 1 for c in choices for n in c["decoding_steps"])
     firsts = sum(turn_lengths(c, i)[0] for c, i in turns)
     nodes = sum(n for c in choices for turn in c["step_nodes"] for n in turn)
-    forwards = sum(1 / n for c in choices for turn in c.get("step_batch", c["step_nodes"]) for n in (turn if size > 1 else [1] * len(turn)))  # fmt: skip
+    forwards = sum(1 / n for c in choices for turn in c["step_batch"] for n in turn) if size > 1 else steps
     expected = {
         "method": label, "category": category, "repeats": len(repeats), "questions": len(found), "turns": len(turns),
         "steps": steps, "new_tokens": tokens, "mat": tokens / steps,
@@ -223,7 +241,9 @@ def reference(runs, label, category, size):
         known = {row_key(row) for run in runs if run.label == label for row in run.answers}
         common = known & set(cells_of(runs, base, "overall"))
         ends = "", "_std", "_low", "_high"
-        value, std, interval = speedup_columns(runs, label, base, category, size) if common else (math.nan,) * 2 + ((math.nan,) * 2,)  # fmt: skip
+        value, std, interval = math.nan, math.nan, (math.nan, math.nan)
+        if common:
+            value, std, interval = speedup_columns(runs, label, base, category, size)
         expected |= dict(zip((f"speedup_{base}{end}" for end in ends), (value, std, *interval), strict=True))
         expected[f"execution_{base}"] = {"hf": GENERATE, "vanilla": "eager"}[base] if common else None
     other = cells_of(runs, "vanilla", "overall")
