@@ -166,6 +166,8 @@ class TransformersGenerate(Answerer):
 
         A prompt with no room for `max_new_tokens` is answered alone, as it would shorten the others' answers.
         """
+        if not prompts:
+            return []
         target, sampling, size = self.loaded.target, samplings[0], len(prompts)
         limits, width = [target.token_budget(prompt, max_new_tokens) for prompt in prompts], max(map(len, prompts))
         limit = min(limits)

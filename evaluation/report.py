@@ -2,7 +2,7 @@
 
 With --answers GLOB instead of a folder: the same table from answer files in Spec-Bench's format, of any method.
 With --against OTHER: compare token ids and accepted lengths with another folder's. Exit code 1 if token ids differ, or
-if accepted lengths differ by more than their interval.
+if accepted lengths differ by more than their interval; rows of 16-bit numbers or of a server are named only.
 """
 
 from __future__ import annotations

@@ -139,7 +139,10 @@ class Shipped:
                 return None
             row: dict[Any, Any] = {}
             if column == "tokens_per_second":
-                column, row = "speedup_vanilla", tables.speedups("vanilla", cells, base)
+                speeds = pool.speeds.of(category)
+                if half:
+                    speeds = speeds.take(speeds.questions.isin(cells.questions))
+                column, row = "speedup_vanilla", tables.speedups("vanilla", speeds, base)
             else:
                 ratio = pools.mat_ratio(cells, halved(base, half).of(category))
                 row = dict(zip(("mat", "mat_low", "mat_high"), ratio, strict=True))

@@ -46,6 +46,27 @@ def question_speed(row: Row) -> float:
     return new_tokens(row) / seconds if seconds > 0 else math.nan
 
 
+def per_turn(rows: Sequence[Row], key: str) -> list[float]:
+    """Return a key that holds one number a turn, over all turns that decoded; empty if any row lacks it."""
+    values: list[float] = []
+    for row in rows:
+        for choice in row["choices"]:
+            turns = choice.get(key) or []
+            decoded = [value for value, tokens in zip(turns, choice["new_tokens"], strict=False) if tokens]
+            if len(turns) != len(choice["new_tokens"]) or None in decoded:
+                return []
+            values += decoded
+    return values
+
+
+def later_steps(rows: Sequence[Row]) -> tuple[float, float]:
+    """Return the seconds and the number of the steps after each turn's first; NaN if a row lacks either."""
+    seconds, steps = per_turn(rows, "decode_time"), per_turn(rows, "decoding_steps")
+    if not seconds or not steps:
+        return math.nan, math.nan
+    return sum(seconds), sum(max(count - 1, 0) for count in steps)
+
+
 def repeated_ngrams(before: Sequence[int], tokens: Sequence[int], n: int = 3) -> float | None:
     """Return the share of n-grams of `tokens` that occur earlier, in `before` or `tokens`; None without n-grams."""
     seen = set(zip(*(before[i:] for i in range(n)), strict=False))

@@ -24,11 +24,14 @@ from .rows import (
     Schema,
     check_rows,
     check_schema,
+    later_steps,
     misfit,
+    new_tokens,
     question_speed,
     read_answers,
     read_object,
     tokens_and_steps,
+    wall_time,
 )
 
 GENERATE = "transformers generate"  # the execution of hf, which does not use this engine
@@ -37,6 +40,7 @@ INSIDE = {"eager": "custom_generate", "graph": "custom_generate, graph"}
 SERVED = "served"  # the execution of a server
 _METHOD_OF_CLASS = {path.rpartition(".")[2]: name for name, path in METHODS.items()}
 UNKNOWN = "not recorded"
+FLOATS = {"F32", "F16", "BF16"}  # types of a GGUF file's tensors that are not quantised
 # Types of the metadata that tables and pages read; a dot leads into a group. _NAMES must be present.
 _NAMES = (
     *("label", "device", "settings.model.name", "settings.model.dtype", "settings.bench.name", "settings.method.name"),
@@ -91,6 +95,12 @@ class Run:
         return bool(self.metadata.get("texts", True))
 
     @property
+    def quantized(self) -> str:
+        """What its weights are or were quantised to, by torchao or in a GGUF file; empty if nothing."""
+        types = (self.metadata.get("converted_from") or {}).get("tensor_types", {})
+        return self.settings["model"].get("quantize") or ", ".join(sorted(types.keys() - FLOATS))
+
+    @property
     def complete(self) -> bool:
         return len(self.answers) == int(self.metadata["questions"])
 
@@ -111,15 +121,32 @@ class Run:
 
     @cached_property
     def by_question(self) -> pd.DataFrame:
-        """A row for each question, by id and hash: subtask, tokens, steps, speed (tokens/s)."""
-        counts = [tokens_and_steps(row) for row in self.answers]
-        data = {
-            "subtask": [subtask(str(row.get("category", "unknown"))) for row in self.answers],
-            "tokens": [float(tokens) for tokens, _ in counts],
-            "steps": [float(steps) for _, steps in counts],
-            "speed": [question_speed(row) for row in self.answers],
-        }
-        return pd.DataFrame(data, index=[row_key(row) for row in self.answers])
+        """A row for each question, by id and hash.
+
+        Columns: subtask; tokens and steps of MAT; all new tokens, seconds, and speed (tokens/s); seconds and number of
+        the steps after each turn's first.
+        """
+        names = ["subtask", "tokens", "steps", "new_tokens", "seconds", "speed", "later_seconds", "later_steps"]
+        values = []
+        for row in self.answers:
+            speed = new_tokens(row), wall_time(row), question_speed(row)
+            category = subtask(str(row.get("category", "unknown")))
+            values.append((category, *tokens_and_steps(row), *speed, *later_steps([row])))
+        return pd.DataFrame(values, index=[row_key(row) for row in self.answers], columns=names)
+
+    @property
+    def by_batch(self) -> pd.DataFrame:
+        """What a speed is made of: a row for each batch, by its questions' keys: subtasks, new tokens and seconds.
+
+        With batch 1 a row for each question: subtask and speed. A question's share of a batch's time is not its own.
+        """
+        frame, size = self.by_question, self.identity.facets["batch"]
+        if size == 1:
+            return frame[["subtask", "speed"]]
+        starts = [place - place % size for place in range(len(frame))]
+        batches = ["\n".join(frame.index[start : start + size]) for start in starts]
+        how: dict[str, Any] = dict(subtask=lambda names: "+".join(names.unique()), new_tokens="sum", seconds="sum")
+        return frame.groupby(batches, sort=False).agg(how)
 
 
 def row_key(row: Row) -> str:

@@ -171,8 +171,9 @@ class Runner:
         state, summary = answerer.drafter.state_dict(), measure(rows)
         summary["state_bytes"] = sum(t.numel() * t.element_size() for t in state.values())
         described = answerer.drafter.describe()
-        if answerer.start == COLD:  # state is reset before each prompt: figures would be of the last one only
-            described.pop("predicted_speedup", None)
+        if answerer.start == COLD or self.size > 1:  # would be of the last prompt only, or of the last batch's width
+            for key in ("predicted_speedup", "predicted_speedup_by_size"):
+                described.pop(key, None)
         summary |= {"drafter": described} if described else {}
         if answerer.on_engine:
             lines = (line for row in rows for line in acceptance_lines(row, answerer.drafter.max_nodes - 1))

@@ -7,7 +7,8 @@ if the 95 % interval of their ratio includes 1, on the questions that both answe
 kept between prompts, these are the questions before which both were asked the same ones. If the states were saved from
 other questions, there are none. Accepted lengths decide nothing without an interval (fewer than FEWEST questions), or
 if step times decide the draft size, or if the settings differ. Of runs with different limits of new tokens, only the
-text is compared, up to the smaller limit.
+text is compared, up to the smaller limit. Another processor rounds 16-bit numbers in its own way, and so does a server:
+if these differ, in text or accepted lengths, they are named, and nothing is decided.
 """
 
 from __future__ import annotations
@@ -27,8 +28,9 @@ from ..records.identity import NAMED
 from ..records.rows import Row, parsed
 from ..records.runs import Run, row_key
 from .acceptance import LEARNT
+from .intervals import quotient
 from .metrics import lengths_by_turn
-from .pools import Pool, mat_ratio
+from .pools import Pool, mat_counts, mat_ratio
 from .published import default_settings
 from .tables import identity
 
@@ -38,6 +40,8 @@ EQUAL, SIZES, WITHIN = "equal", "text equal, sizes differ", "text equal, lengths
 OPEN, APART, TEXT = "text equal, lengths not decided", "text equal, LENGTHS DIFFER", "ANOTHER TEXT"
 CUT, UNLIKE = "text equal up to the smaller limit", "text equal, other settings"
 WRONG = (APART, TEXT)
+# What a difference says where numbers of 16 bits, or a server's, are rounded otherwise.
+ROUNDED = {TEXT: "another text, as 16 bits may give", APART: "text equal, lengths differ, as 16 bits may give"}
 HOW = ("execution", "timed", "phases")  # facets that change neither text nor accepted lengths
 
 
@@ -261,9 +265,9 @@ def _compare(here: Pool, there: Pool, same_settings: bool) -> Comparison:
         decided = {a for a, _ in takewhile(lambda pair: pair[0] == pair[1], zip(*orders, strict=False))}
         if len({method.get("start_sha256") for method in methods}) > 1 and here.selection != there.selection:
             decided = set()  # the saved states are of other questions
-    cells = [pool.cells.take(pool.cells.questions.isin(list(common))) for pool in (here, there)]
-    deciding = decided if lengths & decided else common
-    ratio, low, high = mat_ratio(*(c.take(c.questions.isin(list(deciding))) for c in cells))
+    cells = here.cells
+    deciding = list(decided if lengths & decided else common)
+    ratio, low, high = mat_ratio(cells.take(cells.questions.isin(deciding)), there.cells)
     if text or not lengths:
         verdict = TEXT if text else EQUAL if most is None else CUT
     elif any(method.get("tree") == LEARNT for method in methods):
@@ -274,7 +278,10 @@ def _compare(here: Pool, there: Pool, same_settings: bool) -> Comparison:
         verdict = OPEN
     else:
         verdict = WITHIN if ratio == 1.0 or low <= 1.0 <= high else APART
-    mats = [float(tokens.sum() / steps.sum()) for tokens, steps in (c.mean_counts() for c in cells)]
+    if any(pool.identity.is_served or pool.group["dtype"] != "float32" for pool in (here, there)):
+        verdict = ROUNDED.get(verdict, verdict)
+    counts = mat_counts(cells, there.cells)
+    mats = [quotient(*counts[:2]), quotient(*counts[2:])]
     same = (len(common) - len(text), len(common) - len(lengths) if most is None else None)
     where = first.get("token ids") or first.get("accepted lengths", "")
     return Comparison(here.name, len(common), *same, mats, (ratio, low, high), verdict, where)

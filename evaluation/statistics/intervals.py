@@ -14,6 +14,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from functools import lru_cache
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -56,37 +57,39 @@ def _ends(figures: Floats) -> tuple[float, float]:
     return float(low), float(high)
 
 
-def speed_interval(speeds: Floats, base: Floats) -> tuple[float, float]:
-    """Return the interval of a ratio of mean speeds, over questions and, with two repeats or more, over repeats.
+def speed_interval(*columns: Floats, alike: bool = True) -> tuple[float, float]:
+    """Return the interval of a `quotient`, over questions and, with two repeats or more, over repeats.
 
     Args:
-        speeds, base: (n, R), a question's speed in each repeat, NaN if it has none. With a `base` of ones, the interval
-            is that of the mean of `speeds`.
+        columns: two or four, (n, R): a question's value in each repeat, NaN if it has none. Of two, with a second of
+            ones, the interval is that of the mean of the first.
+        alike: whether all questions weigh the same, however many repeats they have.
 
     Returns:
         Both ends; (NaN, NaN) with fewer than FEWEST questions.
     """
-    finite = np.isfinite(speeds) & np.isfinite(base)
+    finite = np.all(np.isfinite(columns), axis=0)
     some = np.ix_(finite.any(axis=1), finite.any(axis=0))
-    speeds, base, finite = speeds[some], base[some], finite[some]
+    finite, kept = finite[some], [column[some] for column in columns]
     questions, repeats = finite.shape
     if repeats < 2 or questions < FEWEST:
-        return quotient_interval(speeds.ravel(), base.ravel()) if repeats == 1 else (math.nan, math.nan)
-    share = finite * (repeats / finite.sum(axis=1, keepdims=True))  # all questions weigh the same
-    cells = np.where(finite, np.stack([speeds, base]), 0.0) * share  # (2, n, R)
-    by_question = draws(questions) @ cells  # (2, RESAMPLES, R)
-    both = np.einsum("cbr,br->cb", by_question, repeat_draws(repeats))  # questions and repeats drawn: (2, RESAMPLES)
+        flat = [column.ravel() for column in kept]
+        return quotient_interval(*flat) if repeats == 1 else (math.nan, math.nan)
+    share = finite * (repeats / finite.sum(axis=1, keepdims=True)) if alike else finite
+    cells = np.where(finite, np.stack(kept), 0.0) * share  # (2 or 4, n, R)
+    by_question = draws(questions) @ cells  # (2 or 4, RESAMPLES, R)
+    both = np.einsum("cbr,br->cb", by_question, repeat_draws(repeats))  # questions and repeats drawn
     drift = cells.sum(axis=1) @ repeat_draws(repeats).T  # repeats drawn alone
     choice = by_question.sum(axis=2)  # questions drawn alone
     with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
-        middle, figures = cells.sum(axis=(1, 2)), both[0] / both[1]
+        middle, figures = _quotient(cells.sum(axis=(1, 2))), _quotient(both)
         for alone, n in ((drift, repeats), (choice, questions)):
-            figures = figures * (alone[0] / alone[1] * middle[1] / middle[0]) ** (wider(n) - 1)
+            figures = figures * (_quotient(alone) / middle) ** (wider(n) - 1)
         return _ends(figures)
 
 
 def quotient_interval(*columns: Floats) -> tuple[float, float]:
-    """Return the interval of sum a / sum b, or of (sum a / sum b) / (sum c / sum d), with one value per question.
+    """Return the interval of a `quotient` of two or four columns, with one value per question.
 
     For a MAT, the columns are tokens and steps. For the ratio of two paired MATs, they are tokens and steps of both.
     Questions with a NaN are left out.
@@ -100,8 +103,27 @@ def quotient_interval(*columns: Floats) -> tuple[float, float]:
         return math.nan, math.nan
     sums = np.vstack([together.sum(axis=0), draws(len(together)) @ together]).T  # (2 or 4, 1 + RESAMPLES)
     with np.errstate(divide="ignore", invalid="ignore"):
-        figures = sums[0] / sums[1] / (sums[2] / sums[3] if len(columns) > 2 else 1.0)
+        figures = _quotient(sums)
         return _ends(figures[0] * (figures[1:] / figures[0]) ** wider(len(together)))
+
+
+def _quotient(sums: Floats) -> Any:
+    """Return a / b of two sums, (a / b) / (c / d) of four."""
+    return sums[0] / sums[1] / (sums[2] / sums[3] if len(sums) > 2 else 1.0)
+
+
+def quotient(*columns: Floats, alike: bool = False) -> float:
+    """Return sum a / sum b, or of four columns (sum a / sum b) / (sum c / sum d); NaN if that is no number.
+
+    Values that are NaN are left out; where columns are paired, all of them have NaN there.
+
+    Args:
+        alike: sum the means of each row, so that all questions weigh the same, however many repeats they have.
+    """
+    sums = np.array([np.nansum(row_means(column) if alike else column) for column in columns])
+    with np.errstate(divide="ignore", invalid="ignore"):
+        value = float(_quotient(sums))
+    return value if math.isfinite(value) else math.nan
 
 
 def finite_mean(values: Floats) -> float:

@@ -11,7 +11,7 @@ import numpy as np
 
 from ..records.questions import OVERALL as OVERALL
 from ..records.questions import SUBTASKS, subtask
-from ..records.rows import Row, new_tokens, question_speed, tokens_and_steps, wall_time
+from ..records.rows import Row, later_steps, new_tokens, per_turn, question_speed, tokens_and_steps, wall_time
 
 PERCENTILES = (50, 95, 99)
 Item = TypeVar("Item")
@@ -32,7 +32,10 @@ def measure(rows: Sequence[Row]) -> dict[str, Any]:
     prefill, decode, prompt = (per_turn(rows, f"{part}_time") for part in ("prefill", "decode", "prompt"))
     waited = per_turn(rows, "first_token_time") or prefill  # with concurrent requests to a server, each one's own wait
     peaks: list[Any] = [row.get("peak_memory") for row in rows]
-    if waited is prefill and any("step_batch" in choice for row in rows for choice in row["choices"]):
+    batched = any("step_batch" in choice for row in rows for choice in row["choices"])
+    later_seconds, later = later_steps(rows)
+    total = tokens / seconds if seconds > 0 else math.nan
+    if waited is prefill and batched:
         prompt = []  # prefill times are shares of a batch's, not the time to a first token
     return {
         "questions": len(rows),
@@ -41,25 +44,19 @@ def measure(rows: Sequence[Row]) -> dict[str, Any]:
         "new_tokens": tokens,
         "mat": counted / taken if taken else math.nan,
         "mat_macro": mean(n / steps for n, steps in counts if steps),
-        "tokens_per_second": mean(question_speed(row) for row in rows if wall_time(row) > 0),
-        "tokens_per_second_total": tokens / seconds if seconds > 0 else math.nan,
+        "tokens_per_second": total if batched else mean(question_speed(row) for row in rows if wall_time(row) > 0),
+        "tokens_per_second_total": total,
         "tokens_per_second_decode": _decode_speed(rows),
         "prefill_ms": 1e3 * mean(prefill),
         "decode_ms": 1e3 * mean(decode),
         "time_to_first_token_ms": 1e3 * (mean(prompt) + mean(waited)),  # both over the same turns
-        "step_ms": step_ms(rows),
+        "step_ms": 1e3 * later_seconds / later if later else math.nan,
         "rows_per_forward": _rows_per_forward(rows),
         **percentiles("time_to_first_token_ms", [sum(pair) for pair in zip(prompt, waited, strict=False)]),
         **percentiles("inter_token_latency_ms", between_tokens(rows)),
         "peak_memory_mib": float(max(peaks)) / 2**20 if peaks and None not in peaks else math.nan,
         **engine_means(rows),
     }
-
-
-def step_ms(rows: Sequence[Row]) -> float:
-    """Return ms per step: decoding time over the steps after each turn's first; NaN if the records lack either."""
-    decode, later_steps = per_turn(rows, "decode_time"), sum(max(n - 1, 0) for n in per_turn(rows, "decoding_steps"))
-    return 1e3 * sum(decode) / later_steps if decode and later_steps else math.nan
 
 
 def engine_means(rows: Sequence[Row]) -> dict[str, float]:
@@ -102,19 +99,6 @@ def loop_start(ids: Sequence[int], length: int = 64) -> int:
             return position
         seen.add(run)
     return len(ids)
-
-
-def per_turn(rows: Sequence[Row], key: str) -> list[float]:
-    """Return a key that holds one number a turn, over all turns that decoded; empty if any row lacks it."""
-    values: list[float] = []
-    for row in rows:
-        for choice in row["choices"]:
-            turns = choice.get(key) or []
-            decoded = [value for value, tokens in zip(turns, choice["new_tokens"], strict=False) if tokens]
-            if len(turns) != len(choice["new_tokens"]) or None in decoded:
-                return []
-            values += decoded
-    return values
 
 
 def between_tokens(rows: Sequence[Row]) -> list[float]:

@@ -24,6 +24,11 @@ ONE_REPEAT = (
     "speeds are from one repeat: their intervals leave out how the machine drifts between runs (repeats=3 includes it)"
 )
 
+BATCHES = (
+    "tokens/s and speedups of batches: all new tokens / all wall time, over a baseline of the same batch; "
+    "by subtask, of the batches within it; compare batch sizes by tokens/s, total"
+)
+
 
 def headlines(table: pd.DataFrame) -> list[str]:
     """Summarise the overall rows in a line per block of the table."""
@@ -35,13 +40,15 @@ def headlines(table: pd.DataFrame) -> list[str]:
         if drafts := most is not None and most["mat"] > PLAIN:
             text += f"{_row_name(most)} accepts most, {most['mat']:.2f} tokens per step (MAT). "
         if timed := [row for row in rows if pd.notna(row["tokens_per_second"])]:
-            fastest = max(timed, key=lambda row: row["tokens_per_second"])
+            batches = any(row["batch"] > 1 for row in rows)
+            speed = "tokens_per_second_total" if batches else "tokens_per_second"  # of one kind for every batch size
+            fastest = max(timed, key=lambda row: row[speed])
             others = [name for name in BASELINES if name != fastest["method"] and pd.notna(fastest[f"speedup_{name}"])]
             over = " and ".join(f"{fastest[f'speedup_{name}']:.2f} × {name}" for name in others)
-            alike = f" at batch {fastest['batch']}" if fastest["batch"] > 1 else ""
+            size = f" in total at batch {fastest['batch']}" if batches else ""
             who = "It" if drafts and fastest is most else _row_name(fastest)
-            over = f" ({over}{alike})" if over else ""
-            text += f"{who} is fastest, {fastest['tokens_per_second']:,.0f} tokens/s{over}."
+            over = f" ({over}{' of the same batch' * batches})" if over else ""
+            text += f"{who} is fastest, {fastest[speed]:,.0f} tokens/s{size}{over}."
         lines.append(text)
     return lines
 
@@ -62,6 +69,8 @@ def table_notes(table: pd.DataFrame, intervals: bool) -> list[str]:
     speeds = [c for c in ("tokens_per_second", *(f"speedup_{b}" for b in over)) if f"{c}_std" in table]
     if any((table[f"{c}_std"].isna() & (table[f"{c}_low"] < table[f"{c}_high"])).any() for c in speeds):
         notes.append(ONE_REPEAT)
+    if (table["batch"] > 1).any():
+        notes.append(BATCHES)
     if "published_source" in table and (sources := table["published_source"].dropna().unique().tolist()):
         names = "; ".join(sources)
         notes.append(f"published: {names} (data/reference), with speedups over transformers' own decoding")
@@ -190,14 +199,22 @@ def executed(runs: Sequence[Run]) -> list[str]:
 
 
 def auto_lines(pooled: Sequence[Pool]) -> list[str]:
-    """Describe the draft size and predicted speedup of each run of tree=auto; one line for each run."""
+    """Describe the draft size and predicted speedup of each run of tree=auto; one line for each run.
+
+    Of a batch no speedup is predicted: the step times are those of the last steps' number of sequences.
+    """
     lines = []
     for pool, run in ((one, run) for one in pooled for run in one.runs):
         figures = run.summary.get("drafter") or {}
-        if figures.get("predicted_speedup") and "plain_steps" in figures:  # older records do not count plain steps
+        batched = pool.identity.facets["batch"] > 1
+        if "plain_steps" in figures and (
+            batched or figures.get("predicted_speedup")
+        ):  # older records do not count them
             repeat = f", repeat {run.identity.repeat}" if len(pool.runs) > 1 else ""
-            predicted = f"predicted decoding speed over vanilla: {figures['predicted_speedup']:.2f}"
-            lines.append(f"{pool.name}{repeat} on {pool.group['bench']}: {steps_in_words(figures)}; {predicted}")
+            said = f"{pool.name}{repeat} on {pool.group['bench']}: {steps_in_words(figures)}"
+            if not batched:
+                said += f"; predicted decoding speed over vanilla: {figures['predicted_speedup']:.2f}"
+            lines.append(said)
     return lines
 
 

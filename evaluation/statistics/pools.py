@@ -18,7 +18,7 @@ from ..records.identity import SAMPLING_COLUMNS, SERVER, Identity
 from ..records.rows import Row
 from ..records.runs import INSIDE, Run, row_key
 from .acceptance import Accepted, accepted_paths
-from .intervals import Floats, quotient_interval
+from .intervals import Floats, quotient, quotient_interval, row_means
 from .metrics import OVERALL, grouped
 
 # Columns that all rows of a table's block share, as do configurations in one figure.
@@ -33,42 +33,50 @@ BUDGETS = ("nodes", "tree_nodes", "max_draft")  # settings that say how many nod
 
 @dataclass(frozen=True)
 class Cells:
-    """Measured values by question and repeat: (n, R), NaN where the repeat has no answer."""
+    """Measured values by question and repeat."""
 
-    questions: pd.Index[str]  # keys of the questions
+    questions: pd.Index[str]  # keys of the questions, or of batches
     subtasks: NDArray[np.object_]  # the questions' subtasks: (n,)
     repeats: tuple[int, ...]  # numbers of the repeats
-    tokens: Floats
-    steps: Floats
-    speed: Floats  # tokens/s
+    size: int  # of a batch
+    values: dict[str, Floats]  # by a column of the runs' frames: (n, R), NaN where the repeat has no answer
 
     def take(self, rows: NDArray[Any]) -> Cells:
         """Return the cells of some questions, given by a mask (n,) or positions (m,)."""
-        measures = (values[rows] for values in (self.tokens, self.steps, self.speed))
-        return Cells(self.questions[rows], self.subtasks[rows], self.repeats, *measures)
+        values = {name: value[rows] for name, value in self.values.items()}
+        return Cells(self.questions[rows], self.subtasks[rows], self.repeats, self.size, values)
 
     def of(self, category: str) -> Cells:
         """Return the cells of a subtask's questions, or of all."""
         return self if category == OVERALL else self.take(self.subtasks == category)
 
-    def mean_counts(self) -> tuple[Floats, Floats]:
-        """Return each question's tokens and steps, the means over the repeats that have it: (n,) each."""
-        return np.nanmean(self.tokens, axis=1), np.nanmean(self.steps, axis=1)
 
+def paired(cells: Cells, others: Cells, *names: str) -> list[Floats]:
+    """Return these values of the first, then of the other, where both have all of them; elsewhere NaN.
 
-def paired(cells: Cells, others: Cells) -> tuple[Cells, Cells]:
-    """Return the cells of the questions that both have, in the order of the first."""
+    Pairs are of the same question and, if at least two repeats are in common, of the same repeat: (n, R). Otherwise a
+    question's value is the mean over the side's repeats: (n, 1).
+    """
     at = others.questions.get_indexer(cells.questions)
-    return cells.take(at >= 0), others.take(at[at >= 0])
+    both, *repeats = np.intersect1d(cells.repeats, others.repeats, return_indices=True)
+    columns = []
+    for side, rows, kept in zip((cells, others), (at >= 0, at[at >= 0]), repeats, strict=True):
+        for name in names:
+            values = side.values[name][rows]
+            columns.append(values[:, kept] if len(both) > 1 else row_means(values)[:, None])
+    known = np.all(np.isfinite(columns), axis=0)
+    return [np.where(known, column, np.nan) for column in columns]
+
+
+def mat_counts(cells: Cells, others: Cells) -> list[Floats]:
+    """Return each question's tokens and steps of the first, then of the other, as means over repeats: (n,) each."""
+    return [row_means(column) for column in paired(cells, others, "tokens", "steps")]
 
 
 def mat_ratio(cells: Cells, others: Cells) -> tuple[float, float, float]:
-    """Return the ratio of the two MATs on the questions that both have, and its paired interval."""
-    columns = [column for both in paired(cells, others) for column in both.mean_counts()]
-    tokens, steps, their_tokens, their_steps = (column.sum() for column in columns)
-    with np.errstate(divide="ignore", invalid="ignore"):
-        ratio = float((tokens / steps) / (their_tokens / their_steps))
-    return ratio, *quotient_interval(*columns)
+    """Return the ratio of the two MATs on the questions and repeats that both have, and its paired interval."""
+    columns = mat_counts(cells, others)
+    return quotient(*columns), *quotient_interval(*columns)
 
 
 @dataclass(frozen=True)
@@ -204,15 +212,22 @@ class Pool:
     @cached_property
     def cells(self) -> Cells:
         """Its measured values, by question and repeat."""
-        frames = [pd.concat([run.by_question for run in shards]) for shards in self.repeats.values()]
-        subtasks = pd.concat([frame["subtask"] for frame in frames])
+        return self._cells("by_question")
+
+    @cached_property
+    def speeds(self) -> Cells:
+        """The values that its speed is made of, by batch and repeat: speed, or new tokens and seconds."""
+        return self._cells("by_batch")
+
+    def _cells(self, frame_name: str) -> Cells:
+        """Return the values of the runs' frames of that name."""
+        frames = [pd.concat([getattr(run, frame_name) for run in shards]) for shards in self.repeats.values()]
+        subtasks = pd.concat([frame.pop("subtask") for frame in frames])
         subtasks = subtasks[~subtasks.index.duplicated()]
-        frames = [frame.reindex(subtasks.index) for frame in frames]
-        tokens, steps, speed = (
-            np.stack([f[column].to_numpy(dtype=np.float64) for f in frames], axis=1)
-            for column in ("tokens", "steps", "speed")
-        )
-        return Cells(subtasks.index, subtasks.to_numpy(dtype=object), tuple(self.repeats), tokens, steps, speed)
+        stacked = np.stack([f.reindex(subtasks.index).to_numpy(dtype=np.float64) for f in frames], axis=1)  # (n, R, m)
+        values = {name: stacked[:, :, column] for column, name in enumerate(frames[0])}
+        about = subtasks.index, subtasks.to_numpy(dtype=object), tuple(self.repeats)
+        return Cells(*about, self.identity.facets["batch"], values)
 
 
 def pools(runs: Sequence[Run]) -> list[Pool]:

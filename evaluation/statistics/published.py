@@ -1,7 +1,7 @@
 """Published figures (data/reference/, with their sources): next to measured ones, and as the paper's Table 1.
 
-A published figure is shown only next to the same measurement: the whole bench, the paper's limit, a method with its
-default settings, Token Recycling with the tree 2.2.2.
+A published figure is shown only next to the same measurement: the whole bench, the paper's limit, batch 1, no phases,
+weights that are not quantised, a method with its default settings, Token Recycling with the tree 2.2.2.
 """
 
 from __future__ import annotations
@@ -76,7 +76,8 @@ def as_published(row: dict[Any, Any]) -> bool:
         and row.get("complete") is True
         and row.get("max_new_tokens") == LIMIT
         and _cell(row, "timed") is not False
-        and not any(_cell(row, column) for column in SAMPLED)
+        and all(_cell(row, column) in (None, 1) for column in ("batch", "num_choices"))
+        and not any(_cell(row, column) for column in (*SAMPLED, "phases", "quantize"))
         and _cell(row, "order") in (None, FILE_ORDER)
         and _cell(row, "tree") == TREES.get(method)
         and all(_cell(row, key) == v for key, v in (default_settings(method) | OTHERWISE.get(method, {})).items())
@@ -191,4 +192,5 @@ def _conditions(row: dict[Any, Any]) -> str:
         text = f"rehearsal on {text}"
     elif questions < WHOLE[bench]:
         text += f" of its {WHOLE[bench]}"
+    text += "".join(f", {name} {row[name]}" for name in ("phases", "order", "quantize") if _cell(row, name))
     return text if row["complete"] else f"{text}, incomplete"

@@ -139,14 +139,16 @@ def main_view(experiment: Experiment, category: str = "") -> View:
 def _on_paper(column: Column, block: pd.DataFrame, output: str, several_executions: bool) -> bool:
     """Return whether a block shows a column.
 
-    The column needs values in the block; `repeats` needs one above 1, and `execution` several executions in the table.
+    The column needs values in the block; `repeats` needs one above 1, the total speed a batch, and `execution` several
+    executions in the table.
     """
     if output not in column.shown or column.name not in block:
         return False
     if column.name == "execution":
         return several_executions
-    values = block[column.name]
-    return bool((values > 1).any() if column.name == "repeats" else (values.notna() & (values != "")).any())
+    values = block[{"tokens_per_second_total": "batch"}.get(column.name, column.name)]
+    above_one = column.name in ("repeats", "tokens_per_second_total")
+    return bool((values > 1).any() if above_one else (values.notna() & (values != "")).any())
 
 
 def _lines(table: pd.DataFrame, columns: Sequence[Column], *, with_intervals: bool = True) -> list[Line]:
@@ -179,7 +181,7 @@ def page_view(table: pd.DataFrame) -> View:
         elif values.notna().any():
             columns.append(about)
             numbers |= {name} if measure or about.form == "g" else set()
-            extra |= set() if PAGE in about.shown and (name != "execution" or several) else {name}
+            extra |= set() if _on_paper(about, rows, PAGE, several) else {name}
     columns.sort(key=lambda c: (c.name in extra, c.name != "method", c.name in numbers))  # names, numbers, extras
     block = Block(columns, _lines(rows, columns), numbers=numbers, extra=extra)
     return View([block], footnotes=notes.table_notes(rows, block.has_intervals), same=same)

@@ -16,10 +16,9 @@ import pandas as pd
 import yaml
 
 from ..records.rows import Row
-from ..records.runs import row_key
 from .acceptance import by_depth
-from .intervals import Floats, deviation, finite_mean, quotient_interval, row_means, speed_interval
-from .metrics import OVERALL, by_subtask, measure, step_ms
+from .intervals import Floats, deviation, quotient, quotient_interval, speed_interval
+from .metrics import OVERALL, by_subtask, mean, measure
 from .pools import GROUP, Cells, Pool, paired
 
 AUDITED = ("tokens_equal", "near_ties", "tokens_wrong")  # columns of the audit of a server's answers
@@ -74,21 +73,22 @@ def main_table(pooled: Sequence[Pool]) -> pd.DataFrame:
     rows: list[dict[str, Any]] = []
     for pool in pooled:
         for category, answers in by_subtask(pool.rows).items():
-            cells = pool.cells.of(category)
+            cells, speeds = pool.cells.of(category), pool.speeds.of(category)
             row: dict[str, Any] = {
                 **{key: pool.group[key] for key in ("model", "bench")},
                 "method": pool.label,
                 "variant": pool.variant,
                 "category": category,
                 "repeats": len(pool.repeats),
-                **_measures(cells, answers),
+                **_measures(cells, speeds, answers),
             }
             for name, base in pool.baselines.items():
-                row |= speedups(name, cells, base)
-            row["break_even_mat"] = _break_even_mat(answers, pool.baselines["vanilla"])
+                row |= speedups(name, speeds, base)
+            row["break_even_mat"] = _break_even_mat(cells, pool.baselines["vanilla"])
             row["state_bytes"] = pool.first.summary.get("state_bytes", math.nan)
             facets = {f"method_{key}" if key in row else key: value for key, value in pool.identity.facets.items()}
             row |= facets | {"execution": pool.first.execution}
+            row |= {"num_choices": pool.first.settings.get("num_choices"), "quantize": pool.first.quantized}
             row |= {f"execution_{name}": base and base.first.execution for name, base in pool.baselines.items()}
             audited = [run.summary.get("audit") or {} for run in pool.runs] if category == OVERALL else [{}]
             row |= {name: sum(counts[name] for counts in audited) for name in AUDITED} if all(audited) else {}
@@ -112,54 +112,50 @@ def identity(pool: Pool) -> dict[str, Any]:
     return group | {"method": pool.label, "variant": pool.variant}
 
 
-def _measures(cells: Cells, answers: Sequence[Row]) -> dict[str, Any]:
+def _measures(cells: Cells, speeds: Cells, answers: Sequence[Row]) -> dict[str, Any]:
     """Return the measures of a category, with deviation and interval of MAT and tokens/s."""
     measures = measure(answers)
     measures["questions"] = len(cells.questions)
-    measures["tokens_per_second"] = finite_mean(row_means(cells.speed))  # mean of the questions' means over repeats
-    tokens, steps = np.nansum(cells.tokens, axis=1), np.nansum(cells.steps, axis=1)
-    sums = zip(np.nansum(cells.tokens, axis=0), np.nansum(cells.steps, axis=0), strict=True)
-    by_repeat = {
-        "mat": [t / s if s else math.nan for t, s in sums],
-        "tokens_per_second": [finite_mean(speeds) for speeds in cells.speed.T],
-    }
-    intervals = {
-        "mat": quotient_interval(np.where(steps > 0, tokens, np.nan), steps),
-        "tokens_per_second": speed_interval(cells.speed, np.ones_like(cells.speed)),
-    }
-    for key, (low, high) in intervals.items():
-        measures |= {f"{key}_std": deviation(by_repeat[key]), f"{key}_low": low, f"{key}_high": high}
+    counts = [cells.values[name] for name in ("tokens", "steps")]
+    tokens, steps = (np.nansum(count, axis=1) for count in counts)
+    by_repeat = [quotient(*(count[:, i] for count in counts)) for i in range(len(cells.repeats))]
+    measures["mat_macro"] = mean(t / s for t, s in zip(tokens.tolist(), steps.tolist(), strict=True) if s)
+    low, high = quotient_interval(np.where(steps > 0, tokens, np.nan), steps)
+    measures |= {"mat_std": deviation(by_repeat), "mat_low": low, "mat_high": high}
+    columns = [*speeds.values.values()]
+    if speeds.size == 1:
+        columns.append(np.where(np.isfinite(columns[0]), 1.0, np.nan))  # the mean of the speeds
+    measures |= rate("tokens_per_second", columns, alike=speeds.size == 1)
+    if speeds.size > 1:
+        measures["tokens_per_second_total"] = measures["tokens_per_second"]
     return measures
 
 
-def speedups(name: str, cells: Cells, base: Pool | None) -> dict[str, float]:
-    """Return the speedup over a baseline on common questions, and on common repeats if there are several."""
-    keys = [f"speedup_{name}{end}" for end in ("", "_std", "_low", "_high")]
-    if base is None:
-        return dict.fromkeys(keys, math.nan)
-    cells, base_cells = paired(cells, base.cells)
-    both = [repeat for repeat in cells.repeats if repeat in base_cells.repeats]
-    speeds, base_speeds = (c.speed[:, [c.repeats.index(repeat) for repeat in both]] for c in (cells, base_cells))
-    ratios = [speedup(speeds[:, [i]], base_speeds[:, [i]]) for i in range(len(both))]
-    if len(both) < 2:
-        speeds, base_speeds = (row_means(c.speed)[:, None] for c in (cells, base_cells))
-    value = speedup(speeds, base_speeds)
-    return dict(zip(keys, (value, deviation(ratios), *speed_interval(speeds, base_speeds)), strict=True))
+def rate(name: str, columns: Sequence[Floats], *, alike: bool) -> dict[str, float]:
+    """Return a `quotient` with its deviation over repeats and its interval, as columns of that name.
+
+    Args:
+        columns: two or four, (n, R).
+        alike: as `quotient` takes it.
+    """
+    repeats = range(columns[0].shape[1])
+    by_repeat = [quotient(*(column[:, [i]] for column in columns)) for i in repeats]
+    low, high = speed_interval(*columns, alike=alike)
+    value, spread = quotient(*columns, alike=alike), deviation(by_repeat)
+    return {name: value, f"{name}_std": spread, f"{name}_low": low, f"{name}_high": high}
 
 
-def _break_even_mat(answers: Sequence[Row], plain: Pool | None) -> float:
-    """Return the time of these answers' steps over that of plain steps for the same questions; NaN where not timed."""
-    theirs = plain.rows if plain else []
-    both = {row_key(row) for row in answers} & {row_key(row) for row in theirs}
-    own_ms, plain_ms = (step_ms([row for row in rows if row_key(row) in both]) for rows in (answers, theirs))
-    return own_ms / plain_ms if plain_ms else math.nan
+def speedups(name: str, speeds: Cells, base: Pool | None) -> dict[str, float]:
+    """Return the speedup over a baseline of the same batch size, on the questions (whole batches) that both have."""
+    if base is None or base.speeds.size != speeds.size:
+        return dict.fromkeys([f"speedup_{name}{end}" for end in ("", "_std", "_low", "_high")], math.nan)
+    columns = paired(speeds, base.speeds, *speeds.values)
+    return rate(f"speedup_{name}", columns, alike=speeds.size == 1)
 
 
-def speedup(speeds: Floats, base: Floats) -> float:
-    """Return the mean speed over the other's, on the questions and repeats that have both: (n, R) and (n, R)."""
-    both = np.isfinite(speeds) & np.isfinite(base)
-    mean, base_mean = (finite_mean(row_means(np.where(both, values, np.nan))) for values in (speeds, base))
-    return mean / base_mean
+def _break_even_mat(cells: Cells, plain: Pool | None) -> float:
+    """Return the time of a step over that of a plain step, where both are timed; NaN if nowhere."""
+    return quotient(*paired(cells, plain.cells, "later_seconds", "later_steps")) if plain else math.nan
 
 
 def block_names(keys: Iterable[tuple[Any, ...]]) -> dict[tuple[Any, ...], str]:

@@ -110,3 +110,16 @@ def test_answers_of_a_padded_batch_end_at_their_own_end(monkeypatch):
     longest = plain.answer_batch(prompts, 50, own)
     assert [len(out.tokens) for out in longest] == [50, 40, 50, 50], "the context ends the long one alone"
     assert [out.steps[0].batch for out in longest] == [3, 1, 3, 3], "which is answered alone"
+    crowded = plain.answer_batch(prompts, 59, own)  # no prompt has room: IndexError
+    assert [(len(out.tokens), out.stop) for out in crowded] == [(60 - len(p), "context") for p in prompts]
+
+
+def test_no_speedup_is_predicted_of_a_batch(evaluate, tmp_path):
+    """The prediction was of the last batch's step times, whose width differs."""
+    command = ("-m", "method=dynamic", "start=hot", "tree=auto", "tree.nodes=8", "batch=1,3", "name=p")
+    outcome = evaluate(*command)
+    assert outcome.code == 0, outcome.err
+    alone, batch = (line for line in outcome.out.splitlines() if line.startswith("dynamic (auto)") and "steps:" in line)
+    assert "predicted" in alone and batch.endswith(" nodes")
+    drafted = {run.settings.get("batch", 1): run.summary["drafter"] for run in read_runs(tmp_path / "results/p")}
+    assert "predicted_speedup" in drafted[1] and not any("predicted" in key for key in drafted[3])

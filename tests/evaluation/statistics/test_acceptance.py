@@ -117,3 +117,6 @@ def test_what_tree_auto_chose_is_said_of_every_repeat_and_variant():
         said.format("4, repeat 1", second),
         said.format(8, "98 % of 0"),
     ]
+    older = made("recycling (auto)", [], method={"tree": "auto"}, summary=choice)  # a prediction of its last width
+    older.metadata["settings"]["batch"] = 4
+    assert auto_lines(pools([older])) == ["recycling (auto) on file: steps: 98 % of 0 nodes"]

@@ -11,6 +11,7 @@ from evaluation.statistics.agreement import (
     CUT,
     EQUAL,
     OPEN,
+    ROUNDED,
     SIZES,
     TEXT,
     UNLIKE,
@@ -53,6 +54,7 @@ def saved(state, lengths, count):
 AUTO, BEST = {"tree": "auto"}, {"tree": "best", "tree_nodes": 8}
 MIXED, LARGER = [BY_TWO, BY_THREE] * 10, [BY_TWO] * 2 + [BY_THREE] * 6
 OTHER_TEXT = [11, 12, 13, 99, 15, 16]
+SERVED = {"drafter": "server", "engine": "vllm", "version": "1", "model": "m"}
 
 
 @pytest.mark.parametrize(
@@ -74,6 +76,18 @@ OTHER_TEXT = [11, 12, 13, 99, 15, 16]
            "accepted lengths 0 1 1") for n in (1, 7)),
         # one of many with a step more is within the interval
         (run("x", [*MIXED[:19], [3, 2, 1]]), run("x", MIXED), WITHIN, 20, 19, "accepted lengths 19 1 2"),
+        # another processor rounds 16-bit numbers otherwise, and a server all numbers
+        *((run("hf", BY_ONE, ids=ids, model={"dtype": dtype}), run("hf", lengths, model={"dtype": "bfloat16"}),
+           ROUNDED[TEXT], 0, 8 * (ids is OTHER_TEXT), "token ids 0 1 4")
+          for dtype, ids, lengths in (("bfloat16", OTHER_TEXT, BY_ONE), ("float16", OTHER_TEXT, BY_ONE))),
+        (run("x", BY_ONE, ids=OTHER_TEXT, method=AUTO, model={"dtype": "float16"}),
+         run("x", BY_TWO, method=AUTO, model={"dtype": "float16"}), ROUNDED[TEXT], 0, 0, "token ids 0 1 4"),
+        (run("x", BY_ONE, method=AUTO, model={"dtype": "float16"}), run("x", BY_TWO, method=AUTO,
+         model={"dtype": "float16"}), SIZES, 8, 0, "accepted lengths 0 1 1"),
+        (run("pld", BY_ONE, model={"dtype": "bfloat16"}), run("pld", BY_TWO, model={"dtype": "bfloat16"}),
+         ROUNDED[APART], 8, 0, "accepted lengths 0 1 1"),
+        (run("vllm", BY_ONE, ids=OTHER_TEXT, method=SERVED), run("vllm", BY_ONE, method=SERVED), ROUNDED[TEXT], 0, 8,
+         "token ids 0 1 4"),
         # with state, what was answered behind other questions does not decide, the part before does
         *((run(f"x ({start})", [BY_TWO, *[BY_ONE] * 8], questions=range(0, 18, 2)), run(f"x ({start})", [BY_TWO] * 18),
            verdict, 9, 1, "accepted lengths 2 1 1") for start, verdict in (("cold", APART), ("hot", OPEN))),
@@ -174,9 +188,9 @@ def test_the_command_and_a_report_say_how_a_folder_agrees_with_a_shipped_one(tmp
     for module in (contribute, report):
         monkeypatch.setattr(module, "REFERENCE", tmp_path / "reference")
 
-    def results(where, lengths, ids=IDS, questions=range(8), name="study"):
-        folder = tmp_path / where / name
-        for one in (run("vanilla", BY_ONE, questions=questions), run("pld", lengths, ids=ids, questions=questions)):
+    def results(where, lengths, ids=IDS, questions=range(8), name="study", dtype="float32"):
+        folder, drafted = tmp_path / where / name, {"ids": ids, "model": {"dtype": dtype}}
+        for one in (run("vanilla", BY_ONE, questions=questions), run("pld", lengths, questions=questions, **drafted)):
             (write(one, folder) / "summary.json").write_text(json.dumps({"steps": 1}))
         return folder
 
@@ -188,9 +202,11 @@ def test_the_command_and_a_report_say_how_a_folder_agrees_with_a_shipped_one(tmp
         "sizes": results("sizes", BY_THREE),
         "text": results("text", BY_TWO, IDS[::-1]),
         "none": results("none", BY_TWO, questions=range(20, 22)),
+        "rounded": results("rounded", BY_TWO, IDS[::-1], dtype="bfloat16"),
     }
     outcomes = {name: call(report.main, folder, "--against", shipped) for name, folder in folders.items()}
-    assert [outcome.code for outcome in outcomes.values()] == [0, 0, 1, 1, 2]
+    assert [outcome.code for outcome in outcomes.values()] == [0, 0, 1, 1, 2, 0]
+    assert f"{ROUNDED[TEXT]}: pld" in outcomes["rounded"].out
     assert "equal in 2 of 2 configurations" in outcomes["same"].out and "questions: 4 here" in outcomes["half"].out
     assert "text equal, LENGTHS DIFFER: pld" in outcomes["sizes"].out
     assert "ANOTHER TEXT: pld" in outcomes["text"].out and "question 0, turn 1, step 1" in outcomes["text"].out

@@ -61,18 +61,17 @@ def drifting(rng, questions=40, repeats=3, drift=0.04):
     return speeds * np.exp(rng.normal(0, drift, repeats)), base * np.exp(rng.normal(0, drift, repeats))
 
 
-def slow_speed_interval(speeds, base, resamples):
+def slow_speed_interval(columns, resamples, alike):
     """The same figure draw by draw, question by question, repeat by repeat."""
-    questions, repeats = speeds.shape
-    both = np.isfinite(speeds) & np.isfinite(base)
+    questions, repeats = columns[0].shape
+    both = np.isfinite(sum(columns))
 
     def figure(by_question, by_repeat):
-        sums = [0.0, 0.0]
+        sums = [0.0] * len(columns)
         for q, r in zip(*np.nonzero(both), strict=True):
-            weight = by_question[q] * by_repeat[r] / both[q].sum()
-            sums[0] += weight * speeds[q, r]
-            sums[1] += weight * base[q, r]
-        return sums[0] / sums[1]
+            weight = by_question[q] * by_repeat[r] / (both[q].sum() if alike else 1)
+            sums = [total + weight * column[q, r] for total, column in zip(sums, columns, strict=True)]
+        return sums[0] / sums[1] / (sums[2] / sums[3] if len(sums) > 2 else 1)
 
     every = np.ones(questions), np.ones(repeats)
     middle, figures = figure(*every), []
@@ -84,16 +83,18 @@ def slow_speed_interval(speeds, base, resamples):
     return np.quantile(figures, [0.025, 0.975])
 
 
-@pytest.mark.parametrize("missing", [0, 3])
-def test_questions_and_repeats_are_drawn_together(monkeypatch, missing):
-    speeds, base = drifting(np.random.default_rng(4), questions=12)
+@pytest.mark.parametrize(("missing", "alike", "pairs"), [(0, True, 1), (3, True, 1), (3, False, 1), (3, False, 2)])
+def test_questions_and_repeats_are_drawn_together(monkeypatch, missing, alike, pairs):
+    rng = np.random.default_rng(4)
+    speeds, base, *more = (column for _ in range(pairs) for column in drifting(rng, questions=12))
     speeds.ravel()[:missing] = np.nan  # all of the first question
     speeds.ravel()[7 : 7 + missing] = np.nan
     kept = slice(bool(missing), None)
     for full in (draws, repeat_draws, wider):
         monkeypatch.setattr(intervals, full.__name__, lambda n, full=full: full(n)[:300])
-    slow = slow_speed_interval(speeds[kept], base[kept], 300)
-    assert speed_interval(speeds, base) == pytest.approx(slow, rel=1e-9)
+    columns = speeds, base, *more
+    slow = slow_speed_interval([column[kept] for column in columns], 300, alike)
+    assert speed_interval(*columns, alike=alike) == pytest.approx(slow, rel=1e-9)
 
 
 def test_repeats_are_drawn_and_widened_by_their_laws():

@@ -6,7 +6,8 @@ import pandas as pd
 import pytest
 
 from evaluation.statistics import published as module
-from evaluation.statistics.published import as_published, default_settings, with_published
+from evaluation.statistics.experiment import Experiment
+from evaluation.statistics.published import as_published, default_settings, table1, with_published
 from tests.evaluation.made_runs import answer, in_terminal, made
 
 SPEC = [("spec_bench", "mt_bench"), ("spec_bench", "qa"), ("spec_bench", "overall")]
@@ -28,6 +29,7 @@ def rows(model, method, cases=(*SPEC, ("mbpp", "code"), ("other", "qa")), **more
 OTHERS = {
     **{"tree": "best", "k": 4, "update": "path", "recycle_prompt": True, "order": "shuffled-1", "temperature": 0.7},
     **{"bench_questions": 60, "complete": False, "max_new_tokens": 64, "repetition_penalty": 1.3, "timed": False},
+    **{"batch": 8, "phases": True, "quantize": "int8", "num_choices": 2},
 }
 
 
@@ -76,6 +78,39 @@ def test_what_the_paper_lacks_comes_from_the_other_sources():
     # MBPP is in the paper's table only, and there without Medusa
     assert with_published(table := rows("vicuna-7b", "medusa", [("mbpp", "code"), ("mbpp", "overall")])) is table
     assert with_published(table := rows("embedded", "recycling (hot)")) is table
+
+
+GGUF = {"file": "vicuna.gguf", "sha256": "", "tensor_types": {"F32": 2, "F16": 3}}
+
+
+@pytest.mark.parametrize(
+    ("settings", "more", "shown"),
+    [
+        ({}, {}, True),
+        ({}, {"converted_from": GGUF}, True),
+        ({}, {"converted_from": GGUF | {"tensor_types": {"F32": 2, "Q4_1": 3}}}, False),
+        ({}, {"model": {"quantize": "int8"}}, False),
+        ({"phases": True}, {}, False),
+        ({"batch": 4}, {}, False),
+        ({"num_choices": 2}, {}, False),
+    ],
+)
+def test_runs_under_other_conditions_have_none(monkeypatch, settings, more, shown):
+    """Published figures of batch 1 had stood next to batches, runs with phases, and quantised models."""
+    monkeypatch.setattr(module, "WHOLE", {"spec_bench": 1})
+    own = default_settings("recycling") | {"tree": "2.2.2"}
+    model = {"name": "vicuna-7b"} | more.pop("model", {})
+    more |= {"model": model, "bench": {"name": "spec_bench"}}
+    rows = [answer(1, "qa", [([2, 1], 1.0)])]
+    runs = [made(label, rows, method=method, **more) for label, method in (("recycling (hot)", own), ("hf", {}))]
+    for run in runs:
+        run.metadata["settings"] |= {"max_new_tokens": 1024} | settings
+    table = Experiment(runs).table
+    drafted = table[table["method"] == "recycling (hot)"]
+    assert ("published_mat" in drafted and bool(drafted["published_mat"].notna().any())) is shown
+    measured = [text for text in table1(table)["measured"] if text]
+    assert all(("phases True" in text) is ("phases" in settings) for text in measured[-1:])
+    assert all(("quantize" in text) is ("quantize" in model or "Q4_1" in str(more)) for text in measured)
 
 
 def test_the_terminal_names_the_source_and_the_cells_say_what_executes(monkeypatch):

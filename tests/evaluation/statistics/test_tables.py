@@ -8,10 +8,10 @@ import pytest
 
 from evaluation.statistics.experiment import Experiment
 from evaluation.statistics.intervals import deviation, quotient_interval, speed_interval
-from evaluation.statistics.notes import ONE_REPEAT, doubts, mixed
-from evaluation.statistics.pools import pools
+from evaluation.statistics.notes import BATCHES, ONE_REPEAT, doubts, headlines, mixed
+from evaluation.statistics.pools import mat_ratio, pools
 from evaluation.statistics.rendering import page_view, write_tables
-from evaluation.statistics.tables import depths_table
+from evaluation.statistics.tables import depths_table, speedups
 from tests.evaluation.made_runs import answer, in_terminal, made, on_paper, write
 
 
@@ -62,6 +62,113 @@ def test_a_speedup_and_its_interval_are_of_the_same_repeats():
         Experiment([VANILLA[0], twice, METHOD[0], cut]).table.set_index(["method", "category"]).loc[("pld", "overall")]
     )
     assert row["speedup_vanilla"] == pytest.approx((3 + 3 * 4 + 4 * 8) / (3 + 3 * 2 + 4 * 4))
+
+
+def in_batches(label, *seconds, size=2, repeat=0, numbers=(1, 2, 3, 4), categories="qa rag qa qa", **more):
+    """Answers of 10, 100, 20 and 20 tokens to four questions, in these seconds, in batches."""
+    tokens, names = dict(zip((1, 2, 3, 4), (10, 100, 20, 20), strict=True)), categories.split()
+    rows = [answer(i, names[i - 1], [([1] * tokens[i], time)]) for i, time in zip(numbers, seconds, strict=False)]
+    run = made(label, rows, repeat=repeat, questions=len(rows), **more)
+    run.metadata["settings"]["batch"] = size
+    return run
+
+
+# hf gives each row an equal share of its batch's 22 and 4 s, the engine a share of the steps that the row was in.
+HF_BATCH, VANILLA_BATCH = in_batches("hf", 11, 11, 2, 2), in_batches("vanilla", 1, 19, 2, 2)
+ALONE = [in_batches("hf", 4, 40, 8, 8, size=1), in_batches("vanilla", 2, 20, 4, 4, size=1)]
+
+
+def test_speeds_of_batches_are_of_all_tokens_and_all_time():
+    """The mean of the questions' speeds was 1.17 of hf's where 150 tokens took 24 s for 26 s."""
+    table = Experiment([*ALONE, HF_BATCH, VANILLA_BATCH]).table.set_index(["method", "batch", "category"]).sort_index()
+    hf, ours = (table.loc[name, 2, "overall"] for name in ("hf", "vanilla"))
+    assert hf["tokens_per_second"] == hf["tokens_per_second_total"] == pytest.approx(150 / 26)
+    assert ours["tokens_per_second"] == pytest.approx(150 / 24) and ours["speedup_hf"] == pytest.approx(26 / 24)
+    assert table.loc["vanilla", 1, "overall"]["speedup_hf"] == pytest.approx(2.0), "of its own size"
+    by_subtask = table.loc["vanilla", 2].loc[["qa", "rag"], ["tokens_per_second", "speedup_hf"]]
+    assert by_subtask.loc["qa"].tolist() == [10.0, 1.0] and by_subtask.loc["rag"].isna().all(), "rag shares its batch"
+    again = [in_batches("hf", 22, 22, 4, 4, repeat=1), in_batches("vanilla", 1, 19, 8, 8, repeat=1)]
+    row = (
+        Experiment([HF_BATCH, VANILLA_BATCH, *again]).table.set_index(["method", "category"]).loc["vanilla", "overall"]
+    )
+    assert row["tokens_per_second"] == pytest.approx(300 / 60) and row["speedup_hf"] == pytest.approx(78 / 60)
+    assert row["speedup_hf_std"] == pytest.approx(deviation([26 / 24, 52 / 36]))
+    assert row["tokens_per_second_std"] == pytest.approx(deviation([150 / 24, 150 / 36]))
+
+
+@pytest.mark.parametrize(
+    ("hf", "speedup"),
+    [
+        (in_batches("hf", 11, 11, 2), 22 / 20),  # its last batch is another one
+        (in_batches("hf", 11, 11, numbers=(1, 2)), 22 / 20),
+        (in_batches("hf", 11, 2, 11, 2, numbers=(1, 3, 2, 4)), math.nan),
+        (in_batches("hf", 11, 11, 2, 2, size=4), math.nan),
+    ],
+)
+def test_batches_are_compared_whole(hf, speedup):
+    table = Experiment([hf, VANILLA_BATCH]).table.set_index(["method", "category"])
+    assert table.loc[("vanilla", "overall"), "speedup_hf"] == pytest.approx(speedup, nan_ok=True)
+    assert table.loc[("vanilla", "overall"), "tokens_per_second"] == pytest.approx(150 / 24)
+    one, other = (pool.speeds for pool in pools([ALONE[1], VANILLA_BATCH]))
+    for cells, base in ((one, VANILLA_BATCH), (other, ALONE[1])):
+        assert np.isnan([*speedups("hf", cells, pools([base])[0]).values()]).all(), "of two sizes there is no ratio"
+
+
+def test_intervals_of_batches_are_over_batches():
+    """Sixteen questions in eight batches, or in four; in two repeats."""
+
+    def run(size, repeat=0):
+        rows = [answer(i, "qa", [([1] * (1 + i % 5), 1.0 + i % 3 + repeat)]) for i in range(16)]
+        made_run = made("vanilla", rows, repeat=repeat)
+        made_run.metadata["settings"]["batch"] = size
+        return made_run
+
+    tokens, seconds = (np.array([of(i) + of(i + 1) for i in range(0, 16, 2)], float)
+                       for of in (lambda i: 1 + i % 5, lambda i: 1 + i % 3))  # fmt: skip
+    ends = "tokens_per_second_low", "tokens_per_second_high"
+    once, twice, four = (Experiment(runs).table[[*ends]].iloc[-1].tolist()
+                         for runs in ([run(2)], [run(2), run(2, 1)], [run(4)]))  # fmt: skip
+    assert once == pytest.approx(quotient_interval(tokens, seconds)) and np.isnan(four).all()
+    columns = np.stack([tokens, tokens], axis=1), np.stack([seconds, seconds + 2], axis=1)
+    assert twice == pytest.approx(speed_interval(*columns, alike=False))
+
+
+def test_tables_say_that_speeds_are_of_batches():
+    runs = [*ALONE, HF_BATCH, VANILLA_BATCH]
+    (line,) = headlines(Experiment(runs).table)
+    assert line.endswith("vanilla, batch=2 is fastest, 6 tokens/s in total at batch 2 (1.08 × hf of the same batch).")
+    slow = [
+        *ALONE,
+        in_batches("hf", 30, 30, 9, 9),
+        in_batches("vanilla", 1, 60, 1, 1),
+    ]  # 9 tokens/s as a mean, 2.4 in total
+    assert "vanilla, batch=1 is fastest, 5 tokens/s in total at batch 1 (2.00 ×" in headlines(Experiment(slow).table)[0]
+    uneven = [in_batches("vanilla", 0.5, 40, 4, 4, size=1), VANILLA_BATCH]  # 8.1 tokens/s as a mean, 3.1 in total
+    assert headlines(Experiment(uneven).table)[0].endswith("batch=2 is fastest, 6 tokens/s in total at batch 2.")
+    for text in (in_terminal(runs), on_paper(runs)):
+        assert BATCHES in text and "tokens/s, total" in text
+    for text in (in_terminal(ALONE), on_paper(ALONE)):
+        assert BATCHES not in text and "total" not in text
+    hidden = [("tokens_per_second_total" in page_view(Experiment(of).table).blocks[0].extra) for of in (runs, ALONE)]
+    assert hidden == [False, True]
+
+
+def test_pairs_are_of_the_same_question_and_repeat():
+    """Of incomplete repeats the break-even MAT had been 1.14: vanilla's slow answer, which pld lacks, had counted."""
+
+    def run(label, repeat, *timed):
+        rows = [answer(i, "qa", [(lengths, 9.0)], decode_time=[time]) for i, lengths, time in timed]
+        return made(label, rows, repeat=repeat, questions=2)
+
+    first, second = (1, [1] * 5, 4.0), (2, [1] * 3, 2.0)
+    plain = [run("vanilla", 0, first, second), run("vanilla", 1, (1, [1] * 5, 12.0), (2, [3], 20.0))]
+    drafts = [run("pld", 0, (1, [2, 2, 1], 4.0), (2, [1, 2], 2.0)), run("pld", 1, (1, [3, 1, 1], 12.0))]
+    own, base = pools([*drafts, *plain])
+    table = Experiment([*drafts, *plain]).table.set_index(["method", "category"])["break_even_mat"]
+    assert table["pld", "overall"] == pytest.approx((18 / 5) / (18 / 10))
+    assert mat_ratio(own.cells, base.cells)[0] == pytest.approx((5 + 3) / (3 + 2))
+    (once,) = pools([run("vanilla", 2, first, second)])  # without a common repeat: means over repeats
+    assert mat_ratio(base.cells, once.cells)[0] == pytest.approx((5 + 3) / (5 + 2))
 
 
 def test_break_even_mat_by_hand():
