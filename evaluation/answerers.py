@@ -32,7 +32,7 @@ from model.generate import Generate
 from model.methods import AUTO, build_drafter, method_class, takes_tree
 
 from .loading.companions import path_of
-from .loading.engine_answers import tokenised
+from .loading.engine_answers import continued, tokenised
 from .loading.engines import Heard
 from .loading.models import LoadedModel
 from .loading.server import Server
@@ -260,7 +260,7 @@ class Served(Answerer):
                 replies = [reply for _, reply in sorted(done, key=lambda pair: pair[0])]
         share = (time.perf_counter() - start) / sum(times[-1] for _, times in replies)  # so sums are the elapsed time
         after = server.counters() if alone else {}
-        moved = {name: value - before.get(name, 0.0) for name, value in after.items()}
+        moved = {name: value - before.get(name, 0.0) for name, value in after.items() if before}
         outs = []
         for prompt, limit, (heard, times) in zip(prompts, limits, replies, strict=True):
             if self.settings["speculation"] == NO_SPECULATION and heard.accepted is None:
@@ -268,17 +268,22 @@ class Served(Answerer):
             server.kind.count(moved, heard)
             first, later = (seconds * (1.0 if alone else share) for seconds in (times[0], times[-1] - times[0]))
             tokens = self._checked(heard, prompt, limit)
-            heard.tokens = len(tokens)  # including an EOS that the server hides: it took a step, too
             out = ServedAnswer(tokens, prefill_s=first, decode_s=later, ends_s=times)
-            out.end(limit, max_new_tokens, self.loaded.eos)
+            full = "length" if limit == max_new_tokens else "context"
+            out.stop = "eos" if heard.finish == "stop" else full
             out.forwards, out.said = heard.steps or 0, None if heard.ids else heard.text
             out.recorded |= {"decoding_steps": heard.steps, "engine_means": heard.means, "ids_remade": not heard.ids}
             out.recorded |= {"first_tokens": heard.first_tokens, "first_token_time": times[0]}
+            out.recorded["new_tokens"] = heard.tokens
             outs.append(out)
         return list[Generation](outs)
 
     def _checked(self, heard: Heard, prompt: list[int], limit: int) -> list[int]:
-        """Return an answer's ids up to its end. Raises UserError if prompt, end or ids do not fit the request."""
+        """Return an answer's ids up to its end, and set `heard.tokens` to their number.
+
+        There are no ids if they cannot be made from the answer's text; the number of tokens is then the engine's.
+        Raises UserError if prompt, end, ids or their number do not fit the request.
+        """
         loaded, where = self.loaded, self.server.where
         if heard.prompt_tokens not in (None, len(prompt)):
             raise UserError(f"{where}: read {heard.prompt_tokens} tokens where the prompt has {len(prompt)}")
@@ -287,22 +292,38 @@ class Served(Answerer):
         short = self.server.name == "llamacpp" and len(heard.ids) < heard.tokens
         if short and (again := self.server.whole(prompt, limit)).text.startswith(heard.text):
             heard.ids = again.ids
-        hidden = heard.finish == "stop" and not loaded.eos.intersection(heard.ids[-1:])  # an EOS not shown
-        if heard.ids and len(heard.ids) + hidden < heard.tokens:
-            if not heard.text or "\ufffd" in heard.text:  # text from which no ids can be made
-                raise UserError(f"{where}: gives {len(heard.ids)} ids of {heard.tokens} tokens")
+        shown = bool(loaded.eos.intersection(heard.ids[-1:]))  # EOS is among the ids
+        count = len(heard.ids)
+        heard.finish = heard.finish or ("stop" if shown else "length" if count >= limit else "")
+        if heard.finish not in ("stop", "length"):
+            why = f"the engine says {heard.finish}" if heard.finish else "the stream broke off"
+            raise UserError(f"{where}: an answer has no end: {why}")
+        hidden = heard.finish == "stop" and not shown and bool(loaded.eos)  # an EOS that is not among the ids
+        if heard.ids and heard.tokens not in (0, *range(count - shown, count + hidden + 1)):  # EOS counts, or not
+            if not heard.text or heard.tokens < count:
+                raise UserError(f"{where}: gives {count} ids of {heard.tokens} tokens")
             heard.ids = []
-        row = {"id": "", "prompt_token_ids": prompt, "token_ids": heard.ids or None, "text": heard.text}
-        read, own = tokenised(where, row, loaded), loaded.tokenizer.eos_token_id
-        tokens, ended = read.ids, bool(loaded.eos.intersection(read.ids[-1:]))
+        if hidden and heard.stopped_by not in (None, *loaded.eos):
+            raise UserError(f"{where}: stopped at {one_line(ValueError(heard.stopped_by))[:40]}, which is no EOS here")
+        if heard.finish == "length" and not shown and (heard.tokens or limit) < limit:
+            raise UserError(f"{where}: stopped after {heard.tokens} tokens of {limit}; has it a shorter context?")
+        tokenizer, ids = loaded.tokenizer, heard.ids
+        if not ids:
+            before = tokenizer.decode(prompt)  # some servers leave out the space between it and the answer
+            made = (continued(tokenizer, before, space + heard.text) for space in ("", " "))
+            fitting = [each for each in made if heard.tokens in (0, len(each), len(each) + hidden)]
+            if not fitting or "\ufffd" in heard.text or heard.other:
+                if not heard.tokens:
+                    raise UserError(f"{where}: gives no number of tokens, and no text that shows all of them")
+                return []
+            ids = fitting[0]
+        read = tokenised(where, {"id": "", "prompt_token_ids": prompt, "token_ids": ids}, loaded)
+        tokens, own = read.ids, tokenizer.eos_token_id
         if read.behind:
             raise UserError(f"{where}: {read.behind} tokens behind token {tokens[-1]}, which is EOS of the model here")
-        if heard.finish == "stop" and not ended and heard.stopped_by not in (None, *loaded.eos):
-            raise UserError(f"{where}: stopped at {one_line(ValueError(heard.stopped_by))[:40]}, which is no EOS here")
-        if heard.finish == "stop" and not ended and loaded.eos:  # an EOS that the server hides
+        if hidden:  # it took a step, too
             tokens.append(own if own in loaded.eos else min(loaded.eos))
-        if heard.finish == "length" and not ended and (heard.tokens or limit) < limit:
-            raise UserError(f"{where}: stopped after {heard.tokens} tokens of {limit}; has it a shorter context?")
+        heard.tokens = min(len(tokens), limit)
         return tokens[:limit]
 
     def _as_taken(self, prompt: list[int]) -> list[int] | str:
@@ -375,11 +396,13 @@ def build_served(loaded: LoadedModel, settings: dict[str, Any], server: Server) 
     Raises UserError if the server fails, if its context is shorter than the model's, or if `speculation` is wrong.
     """
     said, asked = server.describe(), server.speculation
+    if server.kind.takes_ids:
+        drafts = server.ask([0], 1)[0].speculation
+        said = server.describe()  # a router has loaded the model now
+        said["speculation"] = drafts or said["speculation"]
     if (context := said["context"]) is not None and context < loaded.target.context:
         most = f"has a context of {context} tokens, and the model {loaded.target.context}"
         raise UserError(f"{server.where}: {most}; start it with a longer one, or say model.context={context}")
-    if server.kind.takes_ids:
-        said["speculation"] = server.ask([0], 1)[0].speculation or said["speculation"]
     if asked and said["speculation"] and (asked == NO_SPECULATION) != (said["speculation"] == NO_SPECULATION):
         raise UserError(f"method.speculation={asked}: {server.where} says {said['speculation']}")
     settings |= said | {"speculation": asked or said["speculation"], "url": server.url}

@@ -178,21 +178,21 @@ def judge(answer: EngineAnswer, forced: Forced, tie: float, loaded: LoadedModel)
 
 
 def audit_served(folder: Path, permitted: dict[str, bool]) -> None:
-    """Audit each finished server run of a folder once and add the counts to its summary.
+    """Audit each finished server run of a folder once for a number type, and add the counts to its summary.
 
     Args:
         permitted: as in `measure_gaps`.
     """
     for run in runs_at(filter(is_served, (path.parent for path in folder.glob("runs/*/summary.json")))):
-        if "audit" in run.summary:
+        made_in = run.metadata["config"]["method"]["dtype"]
+        if run.summary.get("audit", {}).get("made_in", "none") == made_in:
             continue
         settings = ModelSettings(**run.metadata["config"]["model"] | permitted | {"linear": "torch"})  # as in `main`
-        file, made_in = run.folder / "answers.jsonl", run.metadata["config"]["method"]["dtype"]
-        judged = audit_answers(file, settings, _questions(run), made_in)
+        judged = audit_answers(run.folder / "answers.jsonl", settings, _questions(run), made_in)
         counts = [(one.places - len(one.ties) - len(one.wrong), len(one.ties), len(one.wrong)) for one in judged]
         audit = dict(zip(AUDITED, map(sum, zip(*counts, strict=True)), strict=True))
         words = {one.answer.name: one.words for one in judged if one.words}
-        write_json(run.folder / "summary.json", run.summary | {"audit": audit | {"words": words}})
+        write_json(run.folder / "summary.json", run.summary | {"audit": audit | {"words": words, "made_in": made_in}})
 
 
 def audit_answers(path: Path, settings: ModelSettings, questions: dict[Any, Question], made_in: Any) -> list[Judged]:

@@ -7,6 +7,7 @@ vLLM's interfaces. If a line has ids and text, the ids are used. Text alone is t
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -21,12 +22,15 @@ from model.prompts import CHAT
 from ..records.questions import Question, read_rows
 from ..records.rows import Row, Schema, fault, misfit, parsed
 from .bench import answer_text, prompt_text
+from .engines import other_part
 from .models import LoadedModel
 
 FIELDS: Schema = {
     **{"prompt_token_ids": (1, (int,)), "messages": (1, (dict,)), "prompt": (0, (str,))},
     **{"token_ids": (1, (int,)), "text": (0, (str,)), "max_tokens": (0, (int,)), "temperature": (0, (int, float))},
 }
+# Parts of an answer that a line without choices may have; its other keys are the user's own.
+_PART = re.compile("reasoning(_content|_details)?|thinking|refusal|tool_calls|function_call|audio")
 
 
 @dataclass(frozen=True)
@@ -37,7 +41,7 @@ class EngineAnswer:
     prompt: list[int]
     ids: list[int]  # the answer's, up to its first EOS
     behind: int  # number of tokens that the file has after that EOS
-    remade: bool  # True if the file has only the answer's text
+    remade: bool  # True if the ids were made from the answer's text
     finish: str  # "stop" (the engine says that EOS ended it), "length", another word of the file's, or empty
     limit: int | None  # the requested maximum of new tokens; None: unknown
 
@@ -79,18 +83,19 @@ def _turns(row: Row, questions: Mapping[Any, Question]) -> Iterator[Row]:
         raise UserError(f"question {number} has another text in this bench")
     for index, choice in enumerate(row["choices"]):
         messages, answers = list[Row](), choice.get("output_ids") or choice["turns"]
-        if remade := choice.get("ids_remade"):  # ids that a server's run made from texts
-            answers = [text if made else ids for text, ids, made in zip(choice["turns"], answers, remade, strict=True)]
+        remade = choice.get("ids_remade") or [False] * len(answers)  # True: a server's run made the ids from the text
         stops = choice.get("stop") or [""] * len(answers)
-        if not len(answers) == len(stops) == len(question.turns):
+        if {*map(len, (answers, stops, choice["turns"], remade))} != {len(question.turns)}:
             raise UserError(f"question {number} has {len(question.turns)} turns, and not each has its answer and stop")
-        for turn, (asked, said, stop) in enumerate(zip(question.turns, answers, stops, strict=True), start=1):
+        turns = zip(question.turns, answers, stops, choice["turns"], remade, strict=True)
+        for turn, (asked, said, stop, text, made) in enumerate(turns, start=1):
             messages = [*messages, {"role": "user", "content": asked}]
             name = f"{number}, turn {turn}" + f", answer {index + 1}" * (index > 0)
             kind = "text" if isinstance(said, str) else "token_ids"
-            if said or stop != "context":  # else the prompt had no room for an answer
-                yield from _choices({"id": name, "messages": messages, "stop": stop}, [{kind: said}])
-            messages = [*messages, {"role": "assistant", "content": said}]
+            if said or made or stop != "context":  # else the prompt had no room for an answer
+                end = stop if said else "length"  # without ids, no end is judged
+                yield from _choices({"id": name, "messages": messages, "stop": end, "ids_remade": made}, [{kind: said}])
+            messages = [*messages, {"role": "assistant", "content": text or said}]
 
 
 def _choices(row: Row, choices: list[Row]) -> Iterator[Row]:
@@ -110,9 +115,10 @@ def _choices(row: Row, choices: list[Row]) -> Iterator[Row]:
             raise UserError("has no prompt: prompt_token_ids, messages or prompt")
         if request.get("prompt_token_ids") is None and (request.get("tools") or request.get("chat_template_kwargs")):
             raise UserError("tools and options of a chat template are not rendered: give prompt_token_ids")
-        partial = request["text"] is None or message.get("tool_calls") or message.get("reasoning_content")
-        if partial and request["token_ids"] is None:
-            raise UserError("has neither token_ids nor an answer that is its text alone")
+        named = {key: value for key, value in row.items() if _PART.fullmatch(key)}
+        other = other_part(message | choice | named)
+        if (other or request["text"] is None) and request["token_ids"] is None:
+            raise UserError(f"has neither token_ids nor an answer that is its text alone {other}".rstrip())
         yield request
 
 
@@ -124,13 +130,13 @@ def tokenised(where: str, request: Row, loaded: LoadedModel) -> EngineAnswer:
             max_tokens or the context allow.
     """
     prompt, ids = request.get("prompt_token_ids"), request["token_ids"]
-    remade, tokenizer, whole = ids is None, loaded.tokenizer, list[int]()
+    remade, tokenizer, whole = ids is None or bool(request.get("ids_remade")), loaded.tokenizer, list[int]()
     if prompt is None:
         text, with_answer, special = _texts(where, request, loaded)
         prompt, whole = (list(tokenizer(t, add_special_tokens=special).input_ids) for t in (text, with_answer))
     if ids is None:  # an engine's answer never continues the prompt's last token
         joined = whole[: len(prompt)] == prompt
-        ids = whole[len(prompt) :] if joined else tokenizer(request["text"], add_special_tokens=False).input_ids
+        ids = whole[len(prompt) :] if joined else continued(tokenizer, tokenizer.decode(prompt), request["text"])
     limit, name = request.get("max_tokens"), one_line(ValueError(str(request["id"])))[:40]
     if limit is not None and not remade and len(ids) > limit:
         raise UserError(f"{where}: {len(ids)} tokens, and max_tokens is {limit}")
@@ -145,6 +151,21 @@ def tokenised(where: str, request: Row, loaded: LoadedModel) -> EngineAnswer:
     if finish == "stop" and (request.get("stop_reason") is not None or (stop and stop != "eos")):
         finish = "a stop text, perhaps"
     return EngineAnswer(name, prompt, list(ids[:end]), len(ids) - end, remade, str(finish), limit)
+
+
+def continued(tokenizer: Any, before: str, said: str) -> list[int]:
+    """Return the ids of an answer's text, tokenised together with the text before it.
+
+    Special words are plain text, as engines leave special tokens out. If the answer would merge with the last token
+    before it, which engines do not do, it is tokenised behind a line break.
+    """
+    head, whole = (
+        list(tokenizer(text, add_special_tokens=False, split_special_tokens=True).input_ids)
+        for text in (before, before + said)
+    )
+    if whole[: len(head)] != head:
+        return continued(tokenizer, "\n" if len(before) > 1 else "", said)
+    return whole[len(head) :]
 
 
 def _texts(where: str, request: Row, loaded: LoadedModel) -> tuple[str, str, bool]:

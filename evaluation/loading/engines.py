@@ -16,6 +16,22 @@ from model.errors import visible
 
 from ..records.identity import NO_SPECULATION
 
+# Keys of a choice or message that are its text, its ids or no part of the answer, as OpenAI, vLLM, SGLang, TensorRT-LLM
+# and llama.cpp name them. Any other may be a part of the answer: reasoning, thinking, refusal, tool_calls, audio, ...
+_NO_OTHER_PART = re.compile(
+    "role|name|content|text|message|index|id|token_ids|ids|prompt_token_ids|prompt|messages|stop|finish_reason|"
+    "stop_reason|matched_stop|native_finish_reason|logprobs|prompt_logprobs|hidden_states|routed_experts|"
+    "disaggregated_params|content_filter_results"
+)
+
+
+def other_part(said: dict[str, Any]) -> str:
+    """Name a part of an answer that is outside its text, as `reasoning`; empty if there is none."""
+    for key, value in said.items():
+        if value and isinstance(value, str | list | dict) and not _NO_OTHER_PART.fullmatch(key):
+            return key
+    return ""
+
 
 @dataclass
 class Heard:
@@ -24,6 +40,7 @@ class Heard:
     ids: list[int] = field(default_factory=list)
     first_tokens: int = 0  # tokens of the first event that had some; 1 if it had only text
     text: str = ""
+    other: str = ""  # the name of a part of the answer that is not in its text
     finish: str = ""  # stop, length, or another word of the engine's
     stopped_by: Any = None  # the token or text that ended the answer, if it may be no EOS
     tokens: int = 0  # the engine's own count
@@ -48,7 +65,7 @@ class Engine:
 
     takes_ids: bool = False
     also: dict[str, float] = field(default_factory=dict)  # request fields beyond OpenAI's interface
-    counters: str = ""  # path of the whole server's counters, in Prometheus' text format
+    counters: str = ""  # path of the whole server's counters, in Prometheus' text format; {}: the model's name
     prefix: str = ""  # of the engine's own counters, which may be switched off
     mean: str = ""  # its name for 1 + accepted draft tokens / steps with a draft
     path: str = "/v1/completions"
@@ -63,12 +80,13 @@ class Engine:
         for choice in event.get("choices") or ():
             heard.ids += choice.get("token_ids") or ()
             heard.text += choice.get("text") or ""
+            heard.other = heard.other or other_part(choice)
             heard.finish = choice.get("finish_reason") or heard.finish
             heard.stopped_by = choice.get("stop_reason", heard.stopped_by)
             if mean := choice.get("avg_decoded_tokens_per_iter"):  # TensorRT-LLM's
                 heard.means["avg_decoded_tokens_per_iter"] = (len(heard.ids), len(heard.ids) / mean)
         if usage := event.get("usage"):
-            heard.tokens, heard.prompt_tokens = usage["completion_tokens"], usage["prompt_tokens"]
+            heard.tokens, heard.prompt_tokens = usage["completion_tokens"] or 0, usage["prompt_tokens"]
         if said := (event.get("metrics") or {}).get("speculative_decoding"):  # vLLM's, if set to report it
             heard.accepted, heard.drafts = said["num_accepted_draft_tokens"], said["num_spec_steps"]
 
@@ -80,7 +98,7 @@ class Engine:
         heard.forwards = int(moved.get("vllm:iteration_tokens_total_count", 0))  # entries of a histogram
         if any(name.startswith(self.prefix) for name in moved) and not heard.drafts:
             heard.accepted, heard.drafts = int(accepted) if heard.accepted is None else heard.accepted, int(drafts)
-        if heard.drafts:
+        if heard.drafts and self.mean:
             heard.means[self.mean] = (heard.drafts + (heard.accepted or 0), heard.drafts)
 
     def describe(self, card: dict[str, Any], get: Callable[[str], Any]) -> dict[str, Any]:
@@ -143,7 +161,7 @@ _PLAIN = {"repetition_penalty": 1.0, "presence_penalty": 0.0, "frequency_penalty
 ENGINES = {
     "vllm": Engine(True, {"return_token_ids": True, **_PLAIN}, "/metrics", "vllm:", "mean_acceptance_length"),
     "sglang": Sglang(True, path="/generate"),
-    "llamacpp": LlamaCpp(True, {}, "/metrics", "llamacpp:", "mean_len", "/completion"),
+    "llamacpp": LlamaCpp(True, {}, "/metrics?model={}", "llamacpp:", "mean_len", "/completion"),
     "tensorrt": Engine(True, {"detokenize": False}, "/prometheus/metrics", "trtllm_"),
     "other": Engine(),
 }

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import os
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Literal
+from urllib.parse import quote
 
 import httpx2
 
@@ -31,11 +33,17 @@ class Server:
     def __post_init__(self) -> None:
         if self.url is None:
             raise UserError("method.url: has to be given: a server's address, as http://127.0.0.1:8000")
+        if not 0 < self.timeout < 1e6:
+            raise UserError(f"method.timeout={self.timeout}: must be more than 0 and less than a million seconds")
+        self.key = os.environ.get("OPENAI_API_KEY", "").strip()
+        headers = {"Authorization": f"Bearer {self.key}"} if self.key else {}
         self.url = without_passwords(base := self.url.rstrip("/").removesuffix("/v1"))
         self.where = f"server {self.url}"
         fresh = httpx2.Limits(max_keepalive_connections=0)  # servers close idle connections when they like
         with self._faults():  # trust_env=False: a proxy would be asked for 127.0.0.1, too
-            self.client = httpx2.Client(base_url=base, timeout=self.timeout, limits=fresh, trust_env=False)
+            self.client = httpx2.Client(
+                base_url=base, headers=headers, timeout=self.timeout, limits=fresh, trust_env=False
+            )
             card = self._card()
         owner = str(card.get("owned_by")).removesuffix("_llm")  # TensorRT-LLM's
         self.name = self.engine if self.engine != "auto" else owner if owner in ENGINES else "other"
@@ -63,15 +71,16 @@ class Server:
         """Return the JSON or text at a path, or of its reply to a body; None if the server has no such path."""
         with self._faults():
             response = self.client.request("POST" if body else "GET", path, json=body)
-            if response.status_code in (404, 405, 501):  # 501: llama.cpp's, without --metrics
-                return None
+            if response.status_code in (404, 405, 501) or ("/metrics" in path and not response.is_success):
+                return None  # of counters, llama.cpp's router answers 400, and 501 without --metrics
             self._refuse(response)
             return response.json() if "json" in response.headers.get("content-type", "") else response.text
 
     def counters(self) -> dict[str, float]:
         """Return the counters of the whole server; empty if it has none."""
         with self._faults():
-            return counted(self.get(self.kind.counters)) if self.kind.counters else {}
+            path = self.kind.counters.format(quote(str(self.model), safe=""))
+            return counted(self.get(path)) if path else {}
 
     def whole(self, prompt: list[int], limit: int) -> Heard:
         """Ask for an answer again without a stream, to get all ids: llama.cpp streams no ids inside a character."""
@@ -81,29 +90,29 @@ class Server:
         return again
 
     def ask(self, prompt: list[int] | str, limit: int) -> tuple[Heard, list[float]]:
-        """Return the server's answer to a prompt, and the seconds until each event with tokens."""
+        """Return the server's answer to a prompt, and the seconds until each event with tokens or the end."""
         heard, times, body, start = Heard(), [], self.kind.body(str(self.model), prompt, limit), time.perf_counter()
         with self._faults(), self.client.sse(self.kind.path, method="POST", json=body) as source:
             self._refuse(source.response)
             for event in source:
-                if event.data == "[DONE]":
+                data = event.data.strip()
+                if data == "[DONE]":
                     break
-                now, before = time.perf_counter(), (len(heard.ids), len(heard.text))
-                said = json.loads(event.data, strict=False)  # some errors have line breaks
+                said = json.loads(data, strict=False) if data else None  # some errors have line breaks
+                if not said:  # a frame that only keeps the connection
+                    continue
+                now, before = time.perf_counter(), (len(heard.ids), len(heard.text), heard.finish)
                 if error := said.get("error"):
                     words = error.get("message") if isinstance(error, dict) else error
                     raise UserError(f"{self.where}: {one_line(ValueError(words))[:300]}")
                 self.kind.read(said, heard)
-                if before != (len(heard.ids), len(heard.text)):
+                if before != (len(heard.ids), len(heard.text), heard.finish):
                     times.append(now - start)
                     heard.first_tokens = heard.first_tokens or len(heard.ids) or 1
             for number in (heard.tokens, heard.prompt_tokens, heard.accepted, heard.drafts, *heard.ids):
                 if type(number) not in (int, type(None)):
                     raise TypeError(f"{number!r} where a whole number is due")
-        if heard.finish not in ("stop", "length"):
-            why = f"the engine says {heard.finish}" if heard.finish else "the stream broke off"
-            raise UserError(f"{self.where}: an answer has no end: {why}")
-        return heard, times or [now - start]  # an empty answer: only its end
+        return heard, times or [time.perf_counter() - start]  # nothing was sent
 
     def _refuse(self, response: httpx2.Response) -> None:
         """Raise UserError with the server's message if the status is no success."""
@@ -116,8 +125,8 @@ class Server:
         """Raise errors of the connection, and of what the server sends, as a UserError."""
         try:
             yield
-        except UserError:
-            raise
+        except UserError as error:  # a server may repeat the key
+            raise UserError(str(error).replace(self.key or "\n", "...")) from None
         except httpx2.TimeoutException:
             raise UserError(f"{self.where}: silent for {self.timeout:g} s (method.timeout)") from None
         except httpx2.HTTPError as error:

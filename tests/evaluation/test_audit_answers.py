@@ -226,6 +226,13 @@ def test_texts_in_spec_benchs_format(audited, rows, tmp_path):
         ({"prompt": "x"}, "has neither token_ids nor an answer that is its text alone"),
         ({"prompt": "x", "choices": [{"message": {"content": "x", "tool_calls": [1]}}]}, "has neither token_ids"),
         ({"prompt": "x", "token_ids": [1, "2"]}, "token_ids: must be a list of int"),
+        *(
+            ({"prompt": "x", "choices": [{"message": {"content": "x", part: said}}]}, f"its text alone {part}")
+            for part, said in (("reasoning_content", "y"), ("reasoning", "y"), ("thinking", "y"), ("refusal", "y"))
+        ),
+        ({"prompt": "x", "choices": [{"message": {"content": "x", "audio": {"id": "y"}}}]}, "its text alone audio"),
+        ({"prompt": "x", "choices": [{"text": "x", "reasoning_details": [{"text": "y"}]}]}, "alone reasoning_details"),
+        ({"prompt": "x", "text": "x", "reasoning": "y"}, "its text alone reasoning"),
         ({"prompt": ["x"], "text": "x"}, "prompt_token_ids: must be a list of int"),
         ({"prompt": "x", "text": "x", "temperature": 0.7}, "temperature 0.7: an audit is of greedy answers"),
         ({"prompt": "x", "token_ids": [2048]}, "ids are outside the vocabulary of 2048"),
@@ -243,6 +250,22 @@ def test_a_line_that_cannot_be_audited_is_one_line(audited, rows, line, words):
     assert outcome.code == 2 and not outcome.out
     (said,) = outcome.err.strip().splitlines()
     assert "answers.jsonl:2: " in said and words in said
+
+
+def test_parts_that_are_empty_or_among_the_ids_refuse_no_answer(audited, rows):
+    empty = {"role": "assistant", "refusal": None, "reasoning": "", "tool_calls": [], "audio": None, "annotations": []}
+    known = {"index": 0, "finish_reason": "stop", "logprobs": {"content": [1]}, "stop_reason": None, "matched_stop": 2}
+    row = only(rows[0], "prompt", category="reasoning", reasoning_effort="low")
+    texts = row | {"choices": [known | {"message": empty | {"content": rows[0]["text"]}}]}
+    ids = row | {"choices": [{"message": {"content": "", "reasoning": "so"}, "token_ids": rows[0]["token_ids"]}]}
+    outcome = audited([texts, ids])
+    assert outcome.code == 0, outcome.err
+    assert "Of 1 answers there is text alone" in outcome.out
+
+
+def test_a_text_behind_prompt_ids_is_tokenised_with_them(audited, rows):
+    outcome = audited([only(rows[0], "prompt_token_ids", text=f"{rows[0]['text']} </s>")])
+    assert "tokens behind EOS" not in outcome.out, "a special word in a text is a word"
 
 
 def test_mistakes_on_the_command_line(audited, call, tmp_path):

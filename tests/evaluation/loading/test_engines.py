@@ -1,11 +1,17 @@
 """What engines say, and what is made of it: streams recorded from llama.cpp and vLLM, others made from their code."""
 
 import json
+import random
+import re
+from functools import partial
 from pathlib import Path
 
+import httpx2
 import pytest
 
 from evaluation.loading.engines import ENGINES, Heard, counted
+from evaluation.loading.server import Server
+from model.errors import UserError
 
 STREAMS = Path(__file__).with_name("streams")
 
@@ -139,3 +145,127 @@ def test_counters_are_summed_over_their_labels():
 def test_what_servers_say_of_themselves(engine, paths, speculation, version, context):
     said = ENGINES[engine].describe({"id": "m", "max_model_len": 64}, paths.get)
     assert said == {"version": version, "speculation": speculation, "context": context}
+
+
+PARTS = ("", "data: x", "\n\n", "[DONE]", "é\u2028\x85", " 😊", '{"a":1}', "</s>", "\ufffd", "id: 3")
+EMPTY = (
+    b"event: ping",
+    b"data:",
+    b"data: ",
+    b"id: 7",
+    b"retry: 10",
+    b": ping",
+    b"event: ping\ndata: {}",
+    b"data: null",
+)
+
+
+def made_stream(rng: random.Random, engine: str) -> bytes:
+    """A stream as servers write it: of any line ends and frames, perhaps cut, or with parts outside the text."""
+    ids = [rng.randrange(99) for _ in range(rng.randrange(9))]
+    texts = [rng.choice(PARTS) for _ in ids]
+    finish, usage = rng.choice(("stop", "length", None)), {"prompt_tokens": 4, "completion_tokens": len(ids)}
+    events, begin = [], 0
+    while begin < len(ids):
+        end = min(begin + rng.randrange(1, 4), len(ids))
+        last, text = finish if end == len(ids) and rng.random() < 0.5 else None, "".join(texts[begin:end])
+        if engine == "llamacpp":
+            events.append({"content": text, "tokens": ids[begin:end]})
+        elif engine == "sglang":
+            meta = {"prompt_tokens": 4, "completion_tokens": end, "finish_reason": last and {"type": last}}
+            events.append({"text": "".join(texts[:end]), "output_ids": ids[:end], "meta_info": meta})
+        else:
+            choice = {"text": text, "finish_reason": last} | ({"token_ids": ids[begin:end]} if engine == "vllm" else {})
+            key, value = rng.choice(("reasoning", "refusal", "tool_calls", "delta", "x9", "logprobs", "index")), None
+            value = rng.choice((None, "", [], {}, "so", [1], {"a": 1}, 3)) if rng.random() < 0.3 else None
+            events.append({"choices": [choice | {key: value}]})
+        begin = end
+    if engine == "llamacpp":
+        end = {"stop": True, "stop_type": "eos" if finish == "stop" else "limit", "timings": {}, "content": ""}
+        end |= {"tokens_predicted": len(ids), "tokens_evaluated": 4, "generation_settings": {}}
+        events += [end] if finish else []
+    elif engine != "sglang":
+        events += [{"choices": [{"text": "", "finish_reason": finish}]}, {"choices": [], "usage": usage}]
+    if rng.random() < 0.1:
+        events.insert(rng.randrange(len(events) + 1), {"error": rng.choice(({"message": "no room"}, "no room"))})
+    frames = []
+    for event in events:
+        frames += [rng.choice(EMPTY) for _ in range(rng.randrange(3))]
+        data = json.dumps(event, ensure_ascii=rng.random() < 0.5, indent=rng.choice((None, None, 1)))
+        frames.append("\n".join(f"data:{rng.choice((' ', ''))}{line}" for line in data.split("\n")).encode())
+    frames += [b"data: [DONE]", b"data: {"] if rng.random() < 0.7 else []
+    end = rng.choice((b"\n", b"\r\n", b"\r"))
+    stream = b"".join(frame.replace(b"\n", end) + 2 * end for frame in frames)
+    cut = stream[: rng.randrange(len(stream) + 1)].rstrip(b"\r")  # of half a line end, httpx2 makes two
+    return cut if rng.random() < 0.2 else stream
+
+
+def reference(stream: bytes, engine: str) -> dict:
+    """What a stream says, read as the standard describes it: the whole text, its lines, its events, then their keys."""
+    lines, data, events = re.split("\r\n|\n|\r", stream.decode(errors="replace"))[:-1], [], []
+    for line in lines:
+        if line == "":
+            events, data = [*events, "\n".join(data)], []
+        elif line.split(":")[0] == "data":
+            data.append(line.partition(":")[2].removeprefix(" "))
+    said = {"ids": [], "text": "", "finish": "", "tokens": 0, "prompt_tokens": None, "other": "", "times": 0}
+    for event in events:
+        if event.strip() == "[DONE]":
+            break
+        event = json.loads(event) if event.strip() else None
+        if not event:
+            continue
+        if "error" in event:
+            return {"error": True}
+        before = json.dumps([said[key] for key in ("ids", "text", "finish")])
+        if engine == "llamacpp":
+            said["ids"] += event.get("tokens", [])
+            said["text"] += event["content"]
+            if "stop" in event:
+                said |= {"finish": "stop" if event["stop_type"] == "eos" else "length"}
+                said |= {"tokens": event["tokens_predicted"], "prompt_tokens": 4}
+        elif engine == "sglang":
+            said |= {"ids": event["output_ids"], "text": event["text"] or said["text"], "prompt_tokens": 4}
+            said["tokens"] = event["meta_info"]["completion_tokens"]
+            said["finish"] = (event["meta_info"]["finish_reason"] or {"type": ""})["type"]
+        for choice in event.get("choices", []):
+            said["ids"] += choice.pop("token_ids", [])
+            said["text"] += choice.pop("text")
+            said["finish"] = choice.pop("finish_reason") or said["finish"]
+            parts = [
+                key for key, value in choice.items() if key not in ("logprobs", "index") and value not in (3, None)
+            ]
+            said["other"] = said["other"] or next((key for key in parts if choice[key]), "")
+        if "usage" in event:
+            said |= {"tokens": event["usage"]["completion_tokens"], "prompt_tokens": 4}
+        said["times"] += before != json.dumps([said[key] for key in ("ids", "text", "finish")])
+    return said | {"times": max(said["times"], 1)}
+
+
+@pytest.mark.parametrize("engine", ["vllm", "sglang", "llamacpp", "other"])
+@pytest.mark.parametrize("seed", [0, 1])
+def test_any_stream_is_read_as_the_standard_describes_it(monkeypatch, engine, seed):
+    rng, sent, seen = random.Random(f"{seed} {engine}"), {}, set()
+
+    def reply(request):
+        if request.method == "GET":
+            return httpx2.Response(200, json={"data": [{"id": "m"}]})
+        return httpx2.Response(200, headers={"Content-Type": "text/event-stream"}, content=iter(sent["parts"]))
+
+    monkeypatch.setattr(httpx2, "Client", partial(httpx2.Client, transport=httpx2.MockTransport(reply)))
+    server = Server("http://here", engine=engine)
+    for number in range(300):
+        stream = made_stream(rng, engine)
+        cuts = sorted(rng.randrange(len(stream) + 1) for _ in range(rng.randrange(8)))
+        sent["parts"] = [stream[a:b] for a, b in zip([0, *cuts], [*cuts, len(stream)], strict=True)]
+        expected = reference(stream, engine)
+        try:
+            heard, times = server.ask([1], 9)
+        except UserError as error:
+            assert "no room" in str(error) and expected == {"error": True}, (seed, number, stream)
+            seen.add("error")
+            continue
+        found = {key: getattr(heard, key) for key in expected if key != "times"} | {"times": len(times)}
+        assert found == expected, (seed, number, stream)
+        seen |= {key for key, value in found.items() if value} | {found["finish"]}
+    assert {"error", "ids" if engine != "other" else "other", "text", "tokens", "stop", "length", ""} <= seen

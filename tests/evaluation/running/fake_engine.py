@@ -13,7 +13,8 @@ from tests.conftest import greedy
 class FakeEngine:
     """`drafting`: each step but the first accepts one draft token; its answers' i-th tokens may be `changed`.
 
-    `pages`: what it answers to a GET of a path, status and content type, in place of its own.
+    `pages`: what it answers to a GET of a path, status and content type, in place of its own. `frames`: of a request's
+    body, the seconds before each part of a stream and its bytes, in place of the model's tokens. `key`: to be given.
     """
 
     def __init__(self, folder, *, drafting=False, owner="vllm"):
@@ -21,7 +22,7 @@ class FakeEngine:
         self.drafting, self.owner, self.name, self.context = drafting, owner, "toy", 512
         self.steps = self.accepted = self.drafts = self.asked = self.now = self.most = 0
         self.fault, self.changed, self.delay, self.lock = None, {}, 0.0, threading.Lock()
-        self.pages = {}
+        self.pages, self.frames, self.key = {}, None, ""
         engine = self
 
         class Handler(BaseHTTPRequestHandler):
@@ -37,7 +38,10 @@ class FakeEngine:
                 self.wfile.write(data)
 
             def do_GET(self):
-                if self.path in engine.pages:
+                given = self.headers["Authorization"]
+                if engine.key and given != f"Bearer {engine.key}":
+                    self.answer(f"{given} is not {engine.key}", 401, "text/plain")
+                elif self.path in engine.pages:
                     self.answer(*engine.pages[self.path])
                 elif self.path == "/v1/models":
                     card = {"id": engine.name, "owned_by": engine.owner, "max_model_len": engine.context}
@@ -79,6 +83,15 @@ class FakeEngine:
             return handler.answer({"error": {"message": "The model does not exist."}}, 404)
         if fault == "500":
             return handler.answer("out of\nmemory", 500, "text/plain")
+        if self.frames and body["max_tokens"] > 1:
+            handler.send_response(200)
+            handler.send_header("Content-Type", "text/event-stream")
+            handler.end_headers()
+            for seconds, frame in self.frames(body):
+                time.sleep(seconds)
+                handler.wfile.write(frame)
+                handler.wfile.flush()
+            return None
         time.sleep(self.delay)
         with self.lock:
             ids = greedy(self.model, body["prompt"], body["max_tokens"], [2])

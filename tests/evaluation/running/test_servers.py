@@ -9,6 +9,7 @@ import time
 import httpx2
 import pandas as pd
 import pytest
+from transformers import AutoTokenizer
 
 from evaluation import run
 from evaluation.records.runs import read_runs
@@ -27,6 +28,7 @@ def engine(plain):
     """Without speculation and faults."""
     plain.fault, plain.changed, plain.name, plain.context, plain.delay = None, {}, "toy", 512, 0.0
     plain.asked, plain.most, plain.pages, plain.owner = 0, 0, {}, "vllm"
+    plain.frames, plain.key = None, ""
     return plain
 
 
@@ -139,6 +141,8 @@ def test_a_server_that_is_not_there_or_is_another_one(served, engine, tmp_path, 
         (["method.speculation=eagle"], f"method.speculation=eagle: server {engine.url} says none"),
         (["method.url=http://127.0.0.1:80a"], "server http://127.0.0.1:80a: not what auto sends (InvalidURL: "),
         (["method.speed=1"], "method.speed: no such setting"),
+        *(([f"method.timeout={wrong}"], f"method.timeout={wrong}: must be more than 0") for wrong in ("0.0", "-1.0")),
+        *(([f"method.timeout={wrong}"], f"method.timeout={wrong}: must be more than 0") for wrong in ("nan", "inf")),
         (["sampling.temperature=1"], "sampling.temperature: a server is asked for greedy answers"),
     ):
         outcome = served(engine, *words)
@@ -239,6 +243,187 @@ def test_llama_cpp_is_asked_again_for_ids_that_its_stream_lacks(evaluate, served
     )
     assert ids == own
     assert rows(tmp_path)["mat"].tolist() == [1.0]
+
+
+def frame(event):
+    return f"data: {json.dumps(event)}\n\n".encode()
+
+
+def spoken(pieces, finish, tokens, *, wait=0.0, last=0.0, **more):
+    """A stream of a server that gives texts alone, and why it ends and the number of tokens in events of their own."""
+
+    def frames(body):
+        usage = {"prompt_tokens": None, "completion_tokens": tokens}
+        choices = [{"index": 0, "text": piece, "finish_reason": None} | more for piece in pieces]
+        yield from ((wait, frame({"choices": [choice]})) for choice in choices)
+        yield last, frame({"choices": [{"index": 0, "text": "", "finish_reason": finish}]})
+        yield 0.0, frame({"choices": [], "usage": usage}) + b"data: [DONE]\n\n"
+
+    return frames
+
+
+def choices_in(tmp_path, name="served"):
+    return [choice for answer in answers_in(tmp_path / "results" / name) for choice in answer["choices"]]
+
+
+ONE = ("bench.categories=[qa]", "method.speculation=none", "timed=false")
+MADE = [
+    ("an answer begins as the text before it ends", "(the answer", "length", 4),
+    ("with a space", " the answer", "length", 2),
+    ("a server leaves that out", "the answer", "length", 2),
+    ("none is there", "the answer", "length", 3),
+    ("special words are words", " the </s> answer", "length", 7),
+    ("EOS is counted", " the answer", "stop", 3),
+    ("EOS is not counted", " the answer", "stop", 2),
+    ("no number is given", " the answer", "stop", 0),
+]
+
+
+@pytest.mark.parametrize(("text", "finish", "tokens"), [case[1:] for case in MADE], ids=[case[0] for case in MADE])
+def test_ids_are_made_of_text_and_prompt_together(served, engine, checkpoint, tmp_path, text, finish, tokens):
+    """With a SentencePiece tokenizer an answer that began with no space had a token too many, and `</s>` was EOS."""
+    engine.owner, engine.frames = "other", spoken([text], finish, tokens)
+    outcome = served(engine, *ONE, f"max_new_tokens={tokens if finish == 'length' else 16}")
+    assert outcome.code == 0, outcome.err
+    (choice,) = choices_in(tmp_path)
+    (ids,), tokenizer = choice["output_ids"], AutoTokenizer.from_pretrained(checkpoint)
+    assert len(ids) == (tokens or 3) + (finish == "stop" and tokens == 2) and (ids[-1] == 2) is (finish == "stop")
+    assert 2 not in ids[:-1] and 1 not in ids and choice["turns"] == [text]
+    before = tokenizer("ASSISTANT:", add_special_tokens=False).input_ids
+    assert tokenizer.decode(before + ids, skip_special_tokens=True).endswith(f"ASSISTANT:{text}") is (
+        (text, tokens) != ("the answer", 2)
+    )
+    assert choice["new_tokens"] == choice["decoding_steps"] == [len(ids)] and choice["ids_remade"] == [True]
+
+
+@pytest.mark.parametrize(
+    ("text", "tokens", "more"),
+    [
+        (" the answer", 24, {}),
+        (" the answer\ufffd", 24, {}),  # cut inside a character
+        *((" the answer", 24, {part: "so"}) for part in ("reasoning", "thinking", "refusal", "x")),
+        ("", 24, {"delta": {"content": " the answer"}}),
+    ],
+)
+@pytest.mark.parametrize("finish", ["length", "stop"])
+def test_without_ids_tokens_and_steps_are_the_engines_and_nothing_is_judged(
+    served, engine, tmp_path, text, tokens, more, finish
+):
+    """MAT had mixed the ids made of a text with the engine's drafts, and a right answer was called not lossless."""
+    drafts = {"speculative_decoding": {"num_accepted_draft_tokens": 12, "num_spec_steps": 11}}
+
+    def frames(body):
+        yield from spoken(list(text) or [""], finish, tokens, **more)(body)
+
+    def measured(body):
+        *parts, (_, end) = frames(body)
+        yield from parts
+        yield 0.0, frame({"choices": [], "metrics": drafts}) + end
+
+    engine.owner, engine.frames = "other", measured
+    outcome = served(engine, "max_new_tokens=24", "batch=2", "timed=false")
+    assert outcome.code == 0, outcome.err
+    table = rows(tmp_path).iloc[0]
+    assert (table["mat"], table["new_tokens"]) == (2.0, 24 * 8)
+    assert "Not audited: 8 of 8 answers" in outcome.out and "ossless" not in outcome.out
+    assert all(choice["output_ids"] == [[]] * len(choice["turns"]) for choice in choices_in(tmp_path))
+    assert {stop for choice in choices_in(tmp_path) for stop in choice["stop"]} == {finish.replace("stop", "eos")}
+    header = (tmp_path / "results/served/tables/main.csv").read_text().splitlines()[0]
+    assert "" not in header.split(","), "drafts of an engine without a name for its mean had made a column without one"
+
+
+@pytest.mark.parametrize(("text", "more"), [(" the answer\ufffd", {}), (" the answer", {"reasoning": "so"})])
+def test_text_without_a_number_of_tokens_has_to_show_all(served, engine, text, more):
+    engine.owner, engine.frames = "other", spoken([text], "length", 0, **more)
+    outcome = served(engine, *ONE)
+    assert outcome.code == 2 and "gives no number of tokens, and no text that shows all of them" in outcome.err
+
+
+def test_more_ids_than_the_engine_counts_are_an_error(served, engine):
+    counted = frame({"choices": [], "usage": {"prompt_tokens": None, "completion_tokens": 2}})
+    ids = {"text": "a", "token_ids": [7, 7, 7, 7], "finish_reason": "length"}
+    engine.frames = lambda body: [(0.0, frame({"choices": [ids]}) + counted)]
+    outcome = served(engine, "max_new_tokens=4", *ONE)
+    assert outcome.code == 2 and "gives 4 ids of 2 tokens" in outcome.err
+
+
+@pytest.mark.parametrize("batch", [1, 2])
+def test_an_end_that_is_not_shown_took_its_time(served, engine, tmp_path, batch):
+    """Its step was counted and its time was not: 7 tokens in the time of 6."""
+    engine.owner, engine.frames = "other", spoken([" the"] * 3, "stop", 4, wait=0.05, last=0.5)
+    assert served(engine, f"batch={batch}", "method.speculation=none").code == 0
+    choices = choices_in(tmp_path)
+    assert all(ids[-1] == 2 for choice in choices for ids in choice["output_ids"])
+    assert all(seconds >= 0.6 / batch for choice in choices for seconds in choice["decode_time"])
+    assert all(len(turn) == 4 and turn[3] >= 5e5 for choice in choices for turn in choice["step_us"])
+
+
+@pytest.mark.parametrize("last", [2, 7])
+@pytest.mark.parametrize("ending", [b"data: [DONE]\n\n", b""])
+def test_an_end_without_a_reason(served, engine, tmp_path, last, ending):
+    """EOS or the limit is reached, and finish_reason stays null; before that, the stream broke off."""
+
+    def frames(body):
+        yield 0.0, frame({"choices": [{"text": "", "token_ids": [7, 8, last], "finish_reason": None}]}) + ending
+
+    engine.frames = frames
+    assert served(engine, "max_new_tokens=3", *ONE).code == 0
+    assert choices_in(tmp_path)[0]["stop"] == ["eos" if last == 2 else "length"]
+    outcome = served(engine, "max_new_tokens=4", *ONE, name="more")
+    assert outcome.code == (0 if last == 2 else 2) and ("the stream broke off" in outcome.err) is (last == 7)
+
+
+def test_a_number_type_that_is_named_later_counts(served, engine, tmp_path):
+    """It had been ignored in silence, and the first verdict stayed."""
+    assert "a forward a token" in served(engine, *ONE).out
+    asked, said = engine.asked, []
+    for dtype in ("bfloat16", "bfloat16", "null"):
+        outcome = served(engine, *ONE, f"method.dtype={dtype}")
+        assert outcome.code == 0, outcome.err
+        said.append([word for word in ("in bfloat16, a forward", "in float32, a forward") if word in outcome.out])
+        (run_,) = read_runs(tmp_path / "results/served")
+        assert run_.summary["audit"]["made_in"] == (None if dtype == "null" else dtype)
+    assert said == [["in bfloat16, a forward"], [], ["in float32, a forward"]] and engine.asked == asked
+
+
+def test_a_router_of_llama_cpp(served, engine, tmp_path):
+    """It wants the model's name for counters, knows the context when the model is loaded, and may have no counters."""
+    engine.owner, engine.name, loads = "llamacpp", "a/b c", type(engine).stream
+    counters = "llamacpp:spec_decode_num_drafts_total {n}\nllamacpp:spec_decode_num_accepted_tokens_total {n}\n"
+
+    def stream(self, handler, body):
+        self.pages["/v1/models"] = ({"data": [{"id": "a/b c", "owned_by": "llamacpp", "meta": {"n_ctx": 512}}]},)
+        self.pages["/metrics?model=a%2Fb%20c"] = (counters.format(n=self.asked + 1), 200, "text/plain")
+        return loads(self, handler, body)
+
+    for missing in (400, 501, 503, 200):
+        engine.pages = {"/v1/models": ({"data": [{"id": "a/b c", "owned_by": "llamacpp"}]},)}
+        engine.pages["/metrics"] = engine.pages["/metrics?model=a%2Fb%20c"] = ("model name is missing", missing)
+        if missing == 200:
+            engine.pages["/metrics?model=a%2Fb%20c"] = (counters.format(n=0), 200, "text/plain")
+            engine.pages["/metrics"] = ("model name is missing", 400)
+        patch = pytest.MonkeyPatch()
+        if missing == 200:
+            patch.setattr(type(engine), "stream", stream)
+        outcome = served(engine, name=str(missing))
+        patch.undo()
+        assert outcome.code == 0, outcome.err
+        table = rows(tmp_path, str(missing))
+        assert ("mean_len" in table and bool(table["mean_len"].notna().all())) is (missing == 200)
+
+
+def test_a_key_is_sent_and_kept_nowhere(served, engine, tmp_path, monkeypatch):
+    engine.key = "sk-12345.secret"
+    for given in ("", "sk-other.secret"):
+        monkeypatch.setenv("OPENAI_API_KEY", given)
+        outcome = served(engine)
+        assert outcome.code == 2 and "answers 401 to /v1/models" in outcome.err
+        assert not given or given not in outcome.err, "a server may repeat it"
+    monkeypatch.setenv("OPENAI_API_KEY", f"{engine.key}\n")
+    outcome = served(engine)
+    assert outcome.code == 0, outcome.err
+    written = [path.read_bytes() for path in (tmp_path / "results").rglob("*") if path.is_file()]
+    assert not any(b"secret" in data for data in (*written, outcome.out.encode(), outcome.err.encode()))
 
 
 @pytest.fixture(scope="module")
