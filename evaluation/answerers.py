@@ -295,7 +295,7 @@ class Served(Answerer):
         if read.behind:
             raise UserError(f"{where}: {read.behind} tokens behind token {tokens[-1]}, which is EOS of the model here")
         if heard.finish == "stop" and not ended and heard.stopped_by not in (None, *loaded.eos):
-            raise UserError(f"{where}: stopped at {one_line(ValueError(heard.stopped_by))[:40]}, which is no EOS here")
+            raise UserError(f"{where}: stopped at {one_line(str(heard.stopped_by))[:40]}, which is no EOS here")
         if heard.finish == "stop" and not ended and loaded.eos:  # an EOS that the server hides
             tokens.append(own if own in loaded.eos else min(loaded.eos))
         if heard.finish == "length" and not ended and (heard.tokens or limit) < limit:

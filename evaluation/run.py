@@ -25,7 +25,7 @@ from .loading.devices import keep_devices
 from .records.identity import SAVED
 from .records.sweeps import available, write_down
 from .report import report
-from .running.scheduling import Job, run_jobs
+from .running.scheduling import Job, report_early, run_jobs
 
 
 def run_command(composed: Composed, words: Sequence[str]) -> list[str]:
@@ -40,8 +40,7 @@ def run_command(composed: Composed, words: Sequence[str]) -> list[str]:
         for job in jobs:
             with noted(failures):
                 checked.append(Job(checked_config(job.config), job.overrides))
-        for line in failures if checked else ():  # report these now, not after hours
-            print(f"left out: {line}", file=sys.stderr)
+        report_early(failures if checked else [])
         run_jobs(checked, failures)
     else:
         context = HydraContext(composed.loader, Callback())  # a callback that does nothing
@@ -74,8 +73,8 @@ def main() -> None:
     parser.add_argument("-m", "--multirun", action="store_true", help="a sweep: settings may be lists")
     parser.add_argument("--config-dir", help="a further folder of configs")
     parser.add_argument("-c", "--cfg", choices=["job"], help="print the configuration of each job and run none")
-    given = parser.parse_intermixed_args()
     with user_errors(), keep_devices():
+        given = parser.parse_intermixed_args()
         composed = compose(given.overrides, multirun=given.multirun, config_dir=given.config_dir)
         if given.cfg:
             print("---\n".join(OmegaConf.to_yaml(job.config) for job in composed.jobs))

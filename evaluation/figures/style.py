@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from contextlib import AbstractContextManager
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +15,9 @@ from matplotlib import rc_context, rc_params_from_file
 from matplotlib.axes import Axes
 from matplotlib.colors import TwoSlopeNorm
 from matplotlib.figure import Figure
+from matplotlib.font_manager import findfont, get_font
 
+from model.errors import one_line
 from model.files import replaced
 
 PAPER, DARK = (Path(__file__).with_name(f"{name}.mplstyle") for name in ("paper", "dark"))
@@ -36,6 +40,21 @@ INTERVAL = "95 % interval"
 def styled(*, dark: bool = False) -> AbstractContextManager[None]:
     """Draw in this style inside, whatever the caller's is."""
     return rc_context(rc_params_from_file(DARK, use_default_template=False) if dark else None, PAPER)
+
+
+@cache
+def _glyphs() -> frozenset[int]:
+    """Return the characters of matplotlib's own font, which all figures use."""
+    return frozenset(get_font(findfont("DejaVu Sans")).get_charmap())
+
+
+def drawable(name: str) -> str:
+    """Return a name that any figure can show: on one line, characters without a glyph as \\u65e5."""
+    line = one_line(name)
+    if line.startswith("_"):
+        line = f" {line}"  # a legend leaves out labels that begin with an underscore
+    glyphs = _glyphs()
+    return "".join(c if ord(c) in glyphs else json.dumps(c)[1:-1] for c in line)
 
 
 def panels(x: str, *y: str, height: float) -> tuple[Figure, list[Axes]]:
@@ -71,7 +90,9 @@ def finish(figure: Figure, note: str) -> Figure:
         columns = max(1, min(len(unique), 62 // (max(map(len, unique)) + 7)))
         figure.legend(unique.values(), unique.keys(), loc="outside upper center", ncols=columns)
         figure.set_figheight(figure.get_figheight() + 0.135 * -(-len(unique) // columns))
-    figure.supxlabel(note, fontsize=6, color="#777777", x=0.99, ha="right", wrap=True)
+    escaped = note.replace("$", r"\$")  # matplotlib wraps by reading $ as mathematics in any case, but \$ as $
+    look: dict[str, Any] = {"fontsize": 6, "color": "#777777", "parse_math": True}
+    figure.supxlabel(escaped, x=0.99, ha="right", wrap=True, **look)
     return figure
 
 

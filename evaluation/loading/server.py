@@ -92,7 +92,7 @@ class Server:
                 said = json.loads(event.data, strict=False)  # some errors have line breaks
                 if error := said.get("error"):
                     words = error.get("message") if isinstance(error, dict) else error
-                    raise UserError(f"{self.where}: {one_line(ValueError(words))[:300]}")
+                    raise UserError(f"{self.where}: {one_line(str(words))[:300]}")
                 self.kind.read(said, heard)
                 if before != (len(heard.ids), len(heard.text)):
                     times.append(now - start)
@@ -108,7 +108,7 @@ class Server:
     def _refuse(self, response: httpx2.Response) -> None:
         """Raise UserError with the server's message if the status is no success."""
         if not response.is_success:  # a redirect, too
-            said = one_line(ValueError(response.read().decode(errors="replace")))[:300]
+            said = one_line(response.read().decode(errors="replace"))[:300]
             raise UserError(f"{self.where}: answers {response.status_code} to {response.url.path}: {said}")
 
     @contextmanager

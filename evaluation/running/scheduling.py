@@ -16,6 +16,7 @@ from tqdm import tqdm
 from model.errors import UserError
 from model.tuning import choose_threads
 
+from ..answerers import HOT
 from ..configuration.fingerprint import recorded_threads
 from ..errors import noted
 from ..loading.devices import exclusive, keep_devices
@@ -46,11 +47,45 @@ def run_jobs(jobs: Sequence[Job], failures: list[str] | None = None, answer_file
     """
     folders: list[Path] = []
     with keep_devices():
-        for last in (False, True):  # start=saved reads a hot run's state
-            for group in grouped([job for job in jobs if (job.config["start"] == SAVED) is last]):
-                with noted(failures):
-                    folders += _run(group, failures, answer_file)
+        groups = grouped([job for job in jobs if job.config["start"] != SAVED])
+        groups += grouped([job for job in jobs if job.config["start"] == SAVED])  # read hot runs' states
+        for group in possible(groups, failures):
+            with noted(failures):
+                folders += _run(group, failures, answer_file)
     return folders
+
+
+def possible(groups: Sequence[list[Job]], failures: list[str] | None) -> list[list[Job]]:
+    """Return the groups with the jobs that can run, so that an impossible one is reported before
+    another has run for hours. Each configuration's run is built once to find out, and not kept.
+
+    Of the first group one run is built, whose model stays loaded: its others are all built
+    before one of them answers.
+    """
+    known = {_configuration(job): True for job in (groups[0][len(groups) > 1 :] if groups else ())}
+    before = len(failures or ())
+    for job in (job for group in reversed(groups) for job in group):
+        if (name := _configuration(job)) not in known:
+            known[name] = False
+            with noted(failures):
+                config = job.config | ({"start": HOT} if job.config["start"] == SAVED else {})
+                with exclusive(ModelSettings(**config["model"]), config["timed"]) as model:
+                    Runner(config, model)
+                known[name] = True
+    report_early((failures or [])[before:])
+    left = [[job for job in group if known[_configuration(job)]] for group in groups]
+    return [group for group in left if group]
+
+
+def _configuration(job: Job) -> str:
+    """Name what is the same in all repeats of a job."""
+    return json.dumps(job.config | {"repeat": 0}, sort_keys=True)
+
+
+def report_early(lines: Sequence[str]) -> None:
+    """Print why jobs are left out while others go on; the command's last line says it again."""
+    for line in lines:
+        print(f"left out: {line}", file=sys.stderr, flush=True)
 
 
 def grouped(jobs: Sequence[Job]) -> list[list[Job]]:
@@ -79,10 +114,12 @@ def _run(group: Sequence[Job], failures: list[str] | None, answer_file: Path | N
         stack.callback(torch.set_num_threads, torch.get_num_threads())  # as the caller had it
         if said := choose_threads(recorded_threads(first), "as this experiment's other runs"):
             print(said, file=sys.stderr)
-        turns = _Turns(failures)
+        turns, before = _Turns(failures), len(failures or ())
         for job in group:
             turns.add(job, model, answer_file)
         turns.begin(stack)
+        if turns.jobs:
+            report_early((failures or [])[before:])
         turns.answer()
     return turns.folders
 

@@ -12,6 +12,7 @@ from ..engine.tree import RankPath
 from ..errors import UserError
 from .templates import best_order, likelihood
 
+MOST_AUTO = 2 * MAX_AUTO  # nodes of nodes=auto:N: any k has so many paths to consider
 MEMORY_VISITS = 256.0  # visits of a node over which its share is averaged
 PATH_PRIOR = 8.0  # visits that the share of a path's rank is worth in the path's own share
 RANK_PRIOR = 16.0  # visits that the power law is worth in a rank's share
@@ -149,5 +150,5 @@ def considered_paths(k: int) -> tuple[RankPath, ...]:
     """List the rank paths among which nodes are chosen: the most likely by the power law, and chains of rank 0."""
     chains = [(0,) * depth for depth in range(1, LONGEST_CHAIN + 1)]
     ends = [(*path, rank) for path in chains for rank in range(min(2, k))]
-    paths = {*best_order(2 * MAX_AUTO, k), *chains, *ends}
+    paths = {*best_order(MOST_AUTO, k), *chains, *ends}
     return tuple(sorted(paths, key=lambda path: (len(path), path)))

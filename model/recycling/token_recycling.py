@@ -16,9 +16,9 @@ import torch
 from ..engine import DeviceDrafter, DeviceSession, Draft, Needs, Tree, Verification
 from ..engine.devices import fastest
 from ..engine.sampling import top_k
-from ..engine.sizing import Sizing
+from ..engine.sizing import Sizing, budget_of
 from ..errors import UserError
-from .acceptance import Acceptance, considered_paths
+from .acceptance import MOST_AUTO, Acceptance, considered_paths
 from .matrix import AdjacencyMatrix
 from .templates import best_order, build_template
 
@@ -74,6 +74,8 @@ class TokenRecycling(DeviceDrafter):
         if (tree is None) == (nodes is None):
             raise UserError(f"recycling: takes a tree, or a number of nodes (nodes={nodes}), and not both")
         if isinstance(nodes, str):
+            if budget_of(nodes) > MOST_AUTO:
+                raise UserError(f"recycling: nodes={nodes}: at most auto:{MOST_AUTO}, the candidates it ranks")
             self.sizing = sizing or Sizing(nodes, self.device, teaches=update != "frozen")
             self.acceptance = Acceptance(considered_paths(k), best_order(self.sizing.sizes[-1], k))
             self.stores = [self.matrix, self.acceptance, self.sizing]

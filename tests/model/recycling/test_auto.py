@@ -4,6 +4,8 @@ import pytest
 import torch
 
 from model.engine import Draft, Tree, Verification
+from model.errors import UserError
+from model.methods.suffix import SuffixRecycling
 from model.recycling import TokenRecycling, build_template
 from model.recycling.acceptance import MEMORY_VISITS, PATH_PRIOR, RANK_PRIOR, REORDERS, Acceptance
 from model.recycling.templates import best_order, likelihood
@@ -79,3 +81,12 @@ def test_the_order_is_learnt():
         step(drafter, (1, 1))
     assert drafter.session().draft(5).tree.rank_paths[1:3] == [(1,), (1, 1)]
     assert sorted(REORDERS)[:4] == [32, 128, 512, 2048]
+
+
+@pytest.mark.parametrize("method", [TokenRecycling, SuffixRecycling])
+def test_a_budget_that_the_candidates_cannot_fill_is_refused(method):
+    """It was a KeyError of a rank path."""
+    for k in (1, 2, 8):
+        assert method(V, nodes="auto:160", k=k).max_nodes >= 161
+        with pytest.raises(UserError, match="nodes=auto:161: at most auto:160"):
+            method(V, nodes="auto:161", k=k)
