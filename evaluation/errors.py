@@ -26,8 +26,12 @@ def user_message(error: Exception) -> str | None:
 
 
 @contextmanager
-def noted(failures: list[str] | None) -> Iterator[None]:
-    """Add the line of an error that the user can fix to `failures`, so that other jobs go on; None: raise it."""
+def noted(failures: list[str] | None, *, early: bool = False) -> Iterator[None]:
+    """Add the line of an error that the user can fix to `failures`, so that other jobs go on; None: raise it.
+
+    Args:
+        early: also print it now, as the others may take hours.
+    """
     try:
         yield
     except Exception as error:
@@ -36,6 +40,8 @@ def noted(failures: list[str] | None) -> Iterator[None]:
             raise
         if message not in failures:
             failures.append(message)
+            if early:
+                print(f"left out: {message}", file=sys.stderr, flush=True)
 
 
 @contextmanager

@@ -25,7 +25,7 @@ from .loading.devices import keep_devices
 from .records.identity import SAVED
 from .records.sweeps import available, write_down
 from .report import report
-from .running.scheduling import Job, report_early, run_jobs
+from .running.scheduling import Job, run_jobs
 
 
 def run_command(composed: Composed, words: Sequence[str]) -> list[str]:
@@ -40,7 +40,8 @@ def run_command(composed: Composed, words: Sequence[str]) -> list[str]:
         for job in jobs:
             with noted(failures):
                 checked.append(Job(checked_config(job.config), job.overrides))
-        report_early(failures if checked else [])
+        for line in failures if checked else ():  # report these now, not after hours
+            print(f"left out: {line}", file=sys.stderr)
         run_jobs(checked, failures)
     else:
         context = HydraContext(composed.loader, Callback())  # a callback that does nothing

@@ -51,10 +51,7 @@ def start_command(arguments: Sequence[str]) -> None:
 
 
 # What writing to standard output raises: a disk or quota is full, a terminal or reader is gone.
-_UNWRITABLE = (
-    *(errno.ENOSPC, errno.EDQUOT, errno.EFBIG),
-    *(errno.EIO, errno.EBADF, errno.EPIPE),
-)
+_UNWRITABLE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EBADF, errno.EPIPE)
 
 
 @contextmanager
@@ -74,8 +71,7 @@ def complete_output() -> Iterator[None]:
     except OSError as error:
         if error.errno not in _UNWRITABLE or error.filename is not None:  # of a file
             raise
-        nowhere = os.open(os.devnull, os.O_WRONLY)
-        os.dup2(nowhere, sys.stdout.fileno())  # what is left in the buffer is lost
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # what is in the buffer is lost
         if isinstance(error, BrokenPipeError):
             raise
         raise UserError(f"standard output: cannot be written ({error.strerror})") from None

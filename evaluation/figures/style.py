@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from contextlib import AbstractContextManager
-from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +33,7 @@ PALETTE = ("#777777", "#000000", "#E69F00", "#56B4E9", "#0072B2", "#009E73", "#D
 MARKERS = "osD^vPX*<>"
 STROKES = ("-", "--", ":")  # one for each pass through the colours
 FILLS = {"cold": "none", "category": "left", "saved": "bottom"}  # of markers, by start; hot ones are full
+GLYPHS = get_font(findfont("DejaVu Sans")).get_charmap()  # of matplotlib's own font
 INTERVAL = "95 % interval"
 
 
@@ -42,19 +42,12 @@ def styled(*, dark: bool = False) -> AbstractContextManager[None]:
     return rc_context(rc_params_from_file(DARK, use_default_template=False) if dark else None, PAPER)
 
 
-@cache
-def _glyphs() -> frozenset[int]:
-    """Return the characters of matplotlib's own font, which all figures use."""
-    return frozenset(get_font(findfont("DejaVu Sans")).get_charmap())
-
-
 def drawable(name: str) -> str:
     """Return a name that any figure can show: on one line, characters without a glyph as \\u65e5."""
     line = one_line(name)
     if line.startswith("_"):
         line = f" {line}"  # a legend leaves out labels that begin with an underscore
-    glyphs = _glyphs()
-    return "".join(c if ord(c) in glyphs else json.dumps(c)[1:-1] for c in line)
+    return "".join(c if ord(c) in GLYPHS else json.dumps(c)[1:-1] for c in line)
 
 
 def panels(x: str, *y: str, height: float) -> tuple[Figure, list[Axes]]:
@@ -91,8 +84,7 @@ def finish(figure: Figure, note: str) -> Figure:
         figure.legend(unique.values(), unique.keys(), loc="outside upper center", ncols=columns)
         figure.set_figheight(figure.get_figheight() + 0.135 * -(-len(unique) // columns))
     escaped = note.replace("$", r"\$")  # matplotlib wraps by reading $ as mathematics in any case, but \$ as $
-    look: dict[str, Any] = {"fontsize": 6, "color": "#777777", "parse_math": True}
-    figure.supxlabel(escaped, x=0.99, ha="right", wrap=True, **look)
+    figure.supxlabel(escaped, parse_math=True, fontsize=6, color="#777777", x=0.99, ha="right", wrap=True)
     return figure
 
 

@@ -16,7 +16,6 @@ from tqdm import tqdm
 from model.errors import UserError
 from model.tuning import choose_threads
 
-from ..answerers import HOT
 from ..configuration.fingerprint import recorded_threads
 from ..errors import noted
 from ..loading.devices import exclusive, keep_devices
@@ -49,43 +48,29 @@ def run_jobs(jobs: Sequence[Job], failures: list[str] | None = None, answer_file
     with keep_devices():
         groups = grouped([job for job in jobs if job.config["start"] != SAVED])
         groups += grouped([job for job in jobs if job.config["start"] == SAVED])  # read hot runs' states
-        for group in possible(groups, failures):
-            with noted(failures):
-                folders += _run(group, failures, answer_file)
+        early = len(jobs) > 1
+        _check(groups, failures)
+        for group in groups:
+            with noted(failures, early=early):
+                folders += _run(group, failures, answer_file, early)
     return folders
 
 
-def possible(groups: Sequence[list[Job]], failures: list[str] | None) -> list[list[Job]]:
-    """Return the groups with the jobs that can run, so that an impossible one is reported before
-    another has run for hours. Each configuration's run is built once to find out, and not kept.
+def _check(groups: Sequence[list[Job]], failures: list[str] | None) -> None:
+    """Build the runs of the first repeat and drop them, so that an impossible job is reported before
+    another has run for hours.
 
-    Of the first group one run is built, whose model stays loaded: its others are all built
-    before one of them answers.
+    Of the first group one run is built, whose model stays loaded: its others are all built before
+    one of them answers.
     """
-    known = {_configuration(job): True for job in (groups[0][len(groups) > 1 :] if groups else ())}
-    before = len(failures or ())
-    for job in (job for group in reversed(groups) for job in group):
-        if (name := _configuration(job)) not in known:
-            known[name] = False
-            with noted(failures):
-                config = job.config | ({"start": HOT} if job.config["start"] == SAVED else {})
-                with exclusive(ModelSettings(**config["model"]), config["timed"]) as model:
-                    Runner(config, model)
-                known[name] = True
-    report_early((failures or [])[before:])
-    left = [[job for job in group if known[_configuration(job)]] for group in groups]
-    return [group for group in left if group]
-
-
-def _configuration(job: Job) -> str:
-    """Name what is the same in all repeats of a job."""
-    return json.dumps(job.config | {"repeat": 0}, sort_keys=True)
-
-
-def report_early(lines: Sequence[str]) -> None:
-    """Print why jobs are left out while others go on; the command's last line says it again."""
-    for line in lines:
-        print(f"left out: {line}", file=sys.stderr, flush=True)
+    for group in reversed(groups[1:] and groups):
+        for job in group[:1] if group is groups[0] else group:
+            config = job.config
+            if config["repeat"] == groups[0][0].config["repeat"] and config["start"] != SAVED:
+                with noted(failures, early=True):
+                    settings = ModelSettings(**config["model"])
+                    with exclusive(settings, config["timed"]) as model:
+                        Runner(config, model)
 
 
 def grouped(jobs: Sequence[Job]) -> list[list[Job]]:
@@ -107,19 +92,17 @@ def grouped(jobs: Sequence[Job]) -> list[list[Job]]:
     return alone + sorted(interleaved.values(), key=lambda group: group[0].config["repeat"])
 
 
-def _run(group: Sequence[Job], failures: list[str] | None, answer_file: Path | None) -> list[Path]:
+def _run(group: Sequence[Job], failures: list[str] | None, answer_file: Path | None, early: bool) -> list[Path]:
     """Answer the remaining questions of all runs in a group; return the folders of the finished ones."""
     first, timed = group[0].config, any(job.config["timed"] for job in group)
     with exclusive(ModelSettings(**first["model"]), timed) as model, ExitStack() as stack:
         stack.callback(torch.set_num_threads, torch.get_num_threads())  # as the caller had it
         if said := choose_threads(recorded_threads(first), "as this experiment's other runs"):
             print(said, file=sys.stderr)
-        turns, before = _Turns(failures), len(failures or ())
+        turns = _Turns(failures, early)
         for job in group:
             turns.add(job, model, answer_file)
         turns.begin(stack)
-        if turns.jobs:
-            report_early((failures or [])[before:])
         turns.answer()
     return turns.folders
 
@@ -130,8 +113,8 @@ class _Turns:
     Runs that share a forward fail together: each keeps its answers, and the same command resumes them.
     """
 
-    def __init__(self, failures: list[str] | None) -> None:
-        self.failures = failures
+    def __init__(self, failures: list[str] | None, early: bool) -> None:
+        self.failures, self.early = failures, early
         self.folders: list[Path] = []  # of finished runs
         self.jobs: dict[Runner, list[Job]] = {}  # of each unfinished run, which several jobs may share
 
@@ -192,7 +175,7 @@ class _Turns:
 
     @contextmanager
     def _catch_errors(self, *runners: Runner) -> Iterator[None]:
-        with noted(self.failures):
+        with noted(self.failures, early=self.early):
             try:
                 yield
             except Exception:
