@@ -48,11 +48,10 @@ def run_jobs(jobs: Sequence[Job], failures: list[str] | None = None, answer_file
     with keep_devices():
         groups = grouped([job for job in jobs if job.config["start"] != SAVED])
         groups += grouped([job for job in jobs if job.config["start"] == SAVED])  # read hot runs' states
-        early = len(jobs) > 1
         _check(groups, failures)
         for group in groups:
-            with noted(failures, early=early):
-                folders += _run(group, failures, answer_file, early)
+            with noted(failures):
+                folders += _run(group, failures, answer_file, early=len(jobs) > 1)
     return folders
 
 
