@@ -304,7 +304,7 @@ class Served(Answerer):
                 raise UserError(f"{where}: gives {count} ids of {heard.tokens} tokens")
             heard.ids = []
         if hidden and heard.stopped_by not in (None, *loaded.eos):
-            raise UserError(f"{where}: stopped at {one_line(ValueError(heard.stopped_by))[:40]}, which is no EOS here")
+            raise UserError(f"{where}: stopped at {one_line(str(heard.stopped_by))[:40]}, which is no EOS here")
         if heard.finish == "length" and not shown and (heard.tokens or limit) < limit:
             raise UserError(f"{where}: stopped after {heard.tokens} tokens of {limit}; has it a shorter context?")
         tokenizer, ids = loaded.tokenizer, heard.ids

@@ -54,9 +54,9 @@ def main() -> None:
     parser.add_argument("--made-in", choices=TYPES, help="--answers: the type they were computed in, if another one")
     parser.add_argument("--trust-remote-code", action="store_true", help="run code that comes with the model")
     parser.add_argument("--allow-pickle", action="store_true", help="also read *.bin weights (as weights only)")
-    given = parser.parse_intermixed_args()
-    permitted = {"trust_remote_code": given.trust_remote_code, "allow_pickle": given.allow_pickle}
     with user_errors("no gap was written"):
+        given = parser.parse_intermixed_args()
+        permitted = {"trust_remote_code": given.trust_remote_code, "allow_pickle": given.allow_pickle}
         if (given.answers is None) != (given.model is None) or (given.answers is None and len(given.words) != 1):
             raise UserError("name an experiment's folder, or --answers FILE and --model NAME")
         if given.answers is None and (given.bench or given.made_in):

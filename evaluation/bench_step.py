@@ -61,8 +61,8 @@ def main() -> None:
     )
     parser.add_argument("--context", type=int, help="tokens before a step (default: 500, or half of the model's)")
     parser.add_argument("--rounds", type=int, default=5, help="turns of all sizes; medians are printed (default: 5)")
-    given = parser.parse_intermixed_args()
     with user_errors("nothing was measured to its end"):
+        given = parser.parse_intermixed_args()
         settings, sizes = model_settings(given.overrides, given.shape), sorted({0, *numbers("--nodes", given.nodes)})
         batches = sorted({*numbers("--batch", given.batch)})
         if given.rounds < 1:

@@ -120,8 +120,8 @@ def main() -> None:
     parser.add_argument("name", nargs="?", metavar="NAME", help="of the folder: the experiment, or EXPERIMENT-MACHINE")
     parser.add_argument("--note", default="", help="a remark for results/README.md")
     parser.add_argument("--add", action="store_true", help="keep the runs of NAME that RESULTS has not")
-    given = parser.parse_args()
     with user_errors():
+        given = parser.parse_args()
         if given.folder and not given.name:
             raise UserError("name the folder below results/reference, such as the experiment's own name")
         if given.folder:

@@ -2,18 +2,13 @@
 
 from __future__ import annotations
 
-import os
-import re
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from hydra.errors import HydraException
-from omegaconf.errors import OmegaConfBaseException
+from model.errors import UserError, complete_output, one_line, start_command
 
-from model.errors import UserError, one_line, start_command
-
-__all__ = ["config_errors", "fail", "noted", "one_line", "user_errors"]
+__all__ = ["fail", "noted", "one_line", "user_errors"]
 
 
 def user_message(error: Exception) -> str | None:
@@ -31,8 +26,12 @@ def user_message(error: Exception) -> str | None:
 
 
 @contextmanager
-def noted(failures: list[str] | None) -> Iterator[None]:
-    """Add the line of an error that the user can fix to `failures`, so that other jobs go on; None: raise it."""
+def noted(failures: list[str] | None, *, early: bool = False) -> Iterator[None]:
+    """Add the line of an error that the user can fix to `failures`, so that other jobs go on; None: raise it.
+
+    Args:
+        early: also print it now, as the others may take hours.
+    """
     try:
         yield
     except Exception as error:
@@ -41,6 +40,8 @@ def noted(failures: list[str] | None) -> Iterator[None]:
             raise
         if message not in failures:
             failures.append(message)
+            if early:
+                print(f"left out: {message}", file=sys.stderr, flush=True)
 
 
 @contextmanager
@@ -51,35 +52,17 @@ def user_errors(kept: str = "what was finished is kept, and the same command goe
         kept: what is left where Ctrl-C stops the command.
     """
     try:
-        start_command(sys.argv)
-        yield
+        with complete_output():
+            start_command(sys.argv)
+            yield
     except KeyboardInterrupt:
         fail(f"stopped; {kept}", code=130)  # as a shell reports it
     except BrokenPipeError:  # `... | head` has closed the pipe
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(1)
     except Exception as error:
         if (message := user_message(error)) is None:
             raise
         fail(message)
-
-
-@contextmanager
-def config_errors() -> Iterator[None]:
-    """Raise Hydra's errors as a UserError, without hints about stack traces."""
-    try:
-        yield
-    except (HydraException, OmegaConfBaseException) as error:
-        text, key = one_line(error), getattr(error, "full_key", None)
-        if "hydra/launcher" in text:
-            raise UserError("this launcher is not installed; requirements-cluster.txt has its pip line") from None
-        hints = r"\s*(full_key: \S+|object_type=\S+|Config search path:.*|Set the environment variable.*)"
-        text = re.sub(hints, "", text)
-        if unknown := re.match(r"Could not override '([^']+)'|Key '(\w+)' is not in struct", text):
-            name = unknown[1] or unknown[2]
-            group = "" if "." in name else f" of a run; a group's has the group's name before it, as method.{name}"
-            raise UserError(f"{name}: no such setting{group}") from None
-        raise UserError(f"{key}: {text}" if key and key not in text else text) from None
 
 
 def fail(message: str, code: int = 2) -> None:

@@ -13,7 +13,7 @@ import statistics
 import subprocess
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import nullcontext
+from contextlib import ExitStack, nullcontext
 from dataclasses import replace
 from itertools import product
 from typing import Any
@@ -55,8 +55,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m evaluation.first_contact", description=__doc__)
     parser.add_argument("overrides", nargs="*", help="as for evaluation.run: model=NAME, model.path=...")
     parser.add_argument("--shape", help=f"random weights instead of a model: {', '.join(SHAPES)}")
-    given = parser.parse_intermixed_args()
-    with user_errors(f"{OUTPUT} has what was found"), exclusive(model_settings(given.overrides, given.shape)) as used:
+    with user_errors(f"{OUTPUT} has what was found"), ExitStack() as stack:
+        given = parser.parse_intermixed_args()
+        used = stack.enter_context(exclusive(model_settings(given.overrides, given.shape)))
         contact = Contact(random_model(given.shape, used) if given.shape else load_model(used))
         found: dict[str, Any] = {"model": used.name, "device": devices_in_words(contact.loaded), "git": git_state()}
         for name, expected in EXPECTED.items():

@@ -135,8 +135,8 @@ def main() -> None:
     parser.add_argument("--baseline", type=Path, metavar="FILE", help="--answers: the file of plain decoding")
     parser.add_argument("--out", type=Path, help=f"--answers: the table's file (default: {FOREIGN})")
     parser.add_argument("--against", type=Path, metavar="OTHER", help="another folder: are token ids the same?")
-    arguments = parser.parse_args()
     with user_errors():
+        arguments = parser.parse_args()
         folder: Path | None = arguments.folder
         if (folder is None) == (arguments.answers is None):
             raise UserError("name an experiment's folder, or answer files with --answers GLOB")

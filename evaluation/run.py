@@ -74,8 +74,8 @@ def main() -> None:
     parser.add_argument("-m", "--multirun", action="store_true", help="a sweep: settings may be lists")
     parser.add_argument("--config-dir", help="a further folder of configs")
     parser.add_argument("-c", "--cfg", choices=["job"], help="print the configuration of each job and run none")
-    given = parser.parse_intermixed_args()
     with user_errors(), keep_devices():
+        given = parser.parse_intermixed_args()
         composed = compose(given.overrides, multirun=given.multirun, config_dir=given.config_dir)
         if given.cfg:
             print("---\n".join(OmegaConf.to_yaml(job.config) for job in composed.jobs))

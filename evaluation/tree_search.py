@@ -68,8 +68,8 @@ def main() -> None:
     parser.add_argument("--nodes", type=int, required=True, help="of the tree, the root not counted")
     parser.add_argument("--output", required=True, help="the template's YAML file")
     parser.add_argument("--method", help="label of the run, where several drafted from a tree, e.g. 'recycling (hot)'")
-    given = parser.parse_args()
     with user_errors():
+        given = parser.parse_args()
         tree = find_tree(given.folder, given.nodes, given.method)
         nodes = [f"- {node}\n" for node in tree.pop("nodes")]
         write_text(Path(given.output), "".join([yaml.safe_dump(tree, sort_keys=False), "nodes:\n", *nodes]))

@@ -19,7 +19,7 @@ from .decoder import Answer, Decoder, pieces, seeded
 from .engine import Generation, StepRecord
 from .engine.sampling import Sampling
 from .engine.sizing import steps_in_words
-from .errors import UserError, one_line, start_command, visible
+from .errors import UserError, complete_output, one_line, start_command, visible
 from .methods import DEFAULT, METHODS, make_method
 from .prompts import RAW
 from .tuning import choose_threads
@@ -197,15 +197,15 @@ def parser() -> argparse.ArgumentParser:
 
 def main(arguments: list[str] | None = None) -> None:
     try:
-        start_command(sys.argv if arguments is None else arguments)
-        run(parser().parse_args(arguments))
+        with complete_output():
+            start_command(sys.argv if arguments is None else arguments)
+            run(parser().parse_args(arguments))
     except UserError as error:
         print(f"error: {one_line(error)}", file=sys.stderr)
         sys.exit(2)
     except KeyboardInterrupt:
         sys.exit(130)
     except BrokenPipeError:  # the reader closed the pipe
-        sys.stderr.close()
         sys.exit(1)
 
 

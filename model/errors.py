@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import codecs
+import errno
 import io
 import json
+import os
 import re
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 
@@ -47,6 +50,33 @@ def start_command(arguments: Sequence[str]) -> None:
         raise UserError(f"argument {argument}: is not {sys.getfilesystemencoding()}; PYTHONUTF8=1 reads UTF-8")
 
 
-def one_line(error: BaseException) -> str:
-    """Return the message of an exception on one line."""
-    return visible(" ".join(str(error).split()))
+# What writing to standard output raises: a disk or quota is full, a terminal or reader is gone.
+_UNWRITABLE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EBADF, errno.EPIPE)
+
+
+@contextmanager
+def complete_output() -> Iterator[None]:
+    """Write out all of standard output at the end, however the block ends: Python's own attempt
+    at exit would fail with a traceback.
+
+    Raises UserError if it cannot be written, BrokenPipeError if its reader has closed the pipe.
+    """
+    if sys.stdout is None:
+        raise UserError("standard output: is closed")
+    try:
+        try:
+            yield
+        finally:
+            sys.stdout.flush()
+    except OSError as error:
+        if error.errno not in _UNWRITABLE or error.filename is not None:  # of a file
+            raise
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # what is in the buffer is lost
+        if isinstance(error, BrokenPipeError):
+            raise
+        raise UserError(f"standard output: cannot be written ({error.strerror})") from None
+
+
+def one_line(text: BaseException | str) -> str:
+    """Return a text, or the message of an exception, on one line."""
+    return visible(" ".join(str(text).split()))

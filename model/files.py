@@ -13,7 +13,7 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
-from .errors import UserError
+from .errors import UserError, visible
 
 PARTIAL = ".*.part"  # pattern of the files that killed writers leave next to their target
 
@@ -46,8 +46,11 @@ def write_bytes(path: Path, data: bytes) -> None:
 
 
 def write_text(path: Path, text: str) -> None:
-    """Write a text file (UTF-8; a lone surrogate as "?"). Raises UserError as `write_bytes`."""
-    write_bytes(path, text.encode("utf-8", errors="replace"))
+    """Write a text file (UTF-8; control characters as escapes, a lone surrogate as "?").
+
+    Raises UserError as `write_bytes`.
+    """
+    write_bytes(path, visible(text).encode("utf-8", errors="replace"))
 
 
 def save_state(state: dict[str, torch.Tensor], path: Path) -> None:

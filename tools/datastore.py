@@ -101,8 +101,8 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--model", required=True, help="folder or hub name of the model whose tokenizer is used")
     parser.add_argument("--text", type=Path, nargs="+", required=True, help=".txt and .jsonl files")
     parser.add_argument("--output", type=Path, required=True, help="the file to write")
-    options = parser.parse_args(arguments)
     with user_errors("nothing was written"):
+        options = parser.parse_args(arguments)
         build(*load_tokenizer(options.model), documents(options.text), options.output)
 
 

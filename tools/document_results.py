@@ -262,8 +262,8 @@ def save_png(figure: Figure, path: Path, shown: str) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m tools.document_results", description="Write documents' results.")
     parser.add_argument("--check", action="store_true", help="write nothing; fail where a document is stale")
-    check, stale = parser.parse_args().check, []
     with user_errors():
+        check, stale = parser.parse_args().check, []
         for page in (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))):
             old = page.read_text(encoding="utf-8")
             new, blocks = BLOCK.subn(rendered, old)

@@ -262,8 +262,8 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
 
 def main(arguments: list[str] | None = None) -> None:
     """Load, train, save."""
-    options = vars(parse(arguments))
     with user_errors("nothing was written"):
+        options = vars(parse(arguments))
         target = {"path": options.pop("model"), "device": options.pop("device"), "dtype": options.pop("dtype")}
         text, output = options.pop("text"), options.pop("output")
         recipe = Recipe(**options)

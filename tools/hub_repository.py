@@ -10,6 +10,7 @@ import argparse
 import shutil
 from pathlib import Path
 
+from evaluation.errors import user_errors
 from model import __version__
 from model.files import ROOT
 
@@ -27,7 +28,5 @@ def write_repository(folder: Path) -> None:
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(prog="python -m tools.hub_repository", description="Write a hub repository.")
     parser.add_argument("folder", type=Path)
-    try:
+    with user_errors():
         write_repository(parser.parse_args().folder)
-    except OSError as error:
-        parser.error(str(error))

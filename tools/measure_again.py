@@ -62,8 +62,8 @@ def untimed() -> list[str]:
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m tools.measure_again", description=__doc__)
     parser.add_argument("names", nargs="*", metavar="NAMES", help="folders of results/reference")
-    names: list[str] = parser.parse_args().names
     with user_errors("what was measured is kept"):
+        names: list[str] = parser.parse_args().names
         for name in names:
             if not (REFERENCE / name / FILE).is_file():
                 raise UserError(f"{name}: no such folder of results/reference with records")

@@ -11,6 +11,7 @@ import json
 import random
 from pathlib import Path
 
+from evaluation.errors import user_errors
 from model.files import write_text
 
 FILE = Path(__file__).with_name("question.jsonl")
@@ -91,8 +92,9 @@ def questions(seed: int = 11) -> list[dict[str, object]]:
 
 
 def main() -> None:
-    write_text(FILE, "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in questions()))
-    print(FILE)
+    with user_errors():
+        write_text(FILE, "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in questions()))
+        print(FILE)
 
 
 if __name__ == "__main__":

@@ -6,21 +6,26 @@ run itself come from the values in configs/config.yaml.
 
 from __future__ import annotations
 
+import inspect
 import re
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import make_dataclass
 from typing import Any
 
 import yaml
+from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
 
 from model.engine.sampling import Sampling
-from model.errors import UserError
+from model.errors import UserError, one_line
 from model.files import ROOT
-from model.methods import check_method, method_class
+from model.methods import METHODS, OFFERED, check_method, method_class
 from model.recycling import build_template
 from model.settings import check_settings
 
-from ..errors import config_errors
 from ..loading.bench import load_bench
 from ..loading.companions import fetch_companions
 from ..loading.server import Server
@@ -44,6 +49,50 @@ TYPES |= dict.fromkeys(("method", *GROUPS), dict)
 OmegaConf.register_new_resolver("plain", lambda name: re.sub(r"[^\w.-]+", "_", str(name)).strip("_."), replace=True)
 
 
+@contextmanager
+def config_errors() -> Iterator[None]:
+    """Raise Hydra's errors as a UserError, without hints about stack traces."""
+    try:
+        yield
+    except (HydraException, OmegaConfBaseException) as error:
+        text, key = one_line(error), getattr(error, "full_key", None)
+        if "hydra/launcher" in text:
+            raise UserError("this launcher is not installed; requirements-cluster.txt has its pip line") from None
+        hints = r"\s*(full_key: \S+|object_type=\S+|Config search path:.*|Set the environment variable.*)"
+        text = re.sub(hints, "", text)
+        if unknown := re.match(r"Could not override '([^']+)'|Key '(\w+)' is not in struct", text):
+            name = unknown[1] or unknown[2]
+            of_run = "" if "." in name else " of a run"
+            raise UserError(f"{name}: no such setting{of_run}{meant(name)}") from None
+        raise UserError(f"{key}: {text}" if key and key not in text else text) from None
+    except AttributeError:
+        if not sys.flags.optimize:
+            raise
+        # Hydra's parser takes some steps inside assert statements, which python -O leaves out
+        what = "Hydra reads sweeps and mappings with Python's assertions, which this switches off"
+        raise UserError(f"PYTHONOPTIMIZE, or python -O: {what}; leave it out") from None
+
+
+def meant(name: str) -> str:
+    """Name the settings of a run and of all groups that end like an unknown one, as the end of its
+    message; empty if there is none."""
+    setting = name.rpartition(".")[2]
+    takers = [("method", taker) for taker in (Server, *map(method_class, METHODS))]
+    takers += GROUPS.items()
+    places = {group for group, taker in takers if setting in inspect.signature(taker).parameters}
+    if setting in NOT_SETTINGS:
+        places -= GROUPS.keys()
+    if setting in (*OFFERED, "sizing"):
+        places.discard("method")
+    if setting in SHIPPED["companions"]:
+        places.add("companions")
+    others = {f"{group}.{setting}" for group in places}
+    if setting in TYPES.keys() - {"method", *GROUPS}:
+        others.add(setting)
+    others.discard(name)
+    return f"; did you mean {' or '.join(sorted(others))}?" if others else ""
+
+
 def checked_config(cfg: DictConfig) -> dict[str, Any]:
     """Check and resolve a run's configuration and fetch its method's companions. Records hold the returned dictionary.
 
@@ -57,7 +106,7 @@ def checked_config(cfg: DictConfig) -> dict[str, Any]:
         raise UserError(f"method.{key}: a method needs this setting")
     for group in ("method", *GROUPS):
         for key in config[group].keys() & config.keys() - TYPES.keys():
-            raise UserError(f"{key}: no setting of a run; did you mean {group}.{key}?")
+            raise UserError(f"{key}: no setting of a run{meant(key)}")
     for key, least in MINIMUM.items():
         if (value := OmegaConf.select(cfg, key)) is not None and value < least:
             raise UserError(f"{key}={value}: must be a whole number, at least {least}")
@@ -80,7 +129,9 @@ def checked_config(cfg: DictConfig) -> dict[str, Any]:
         if sampling := changed_sampling(config):
             raise UserError(f"sampling.{min(sampling)}: a server is asked for greedy answers; leave it out")
         return config
-    if (drafter := config["method"]["drafter"]) is not None:
+    if (drafter := config["method"]["drafter"]) is None:  # transformers' own generate
+        check_settings(options, make_dataclass(str(config["method"]["name"]), ()), "method.")
+    else:
         check_method(method_class(drafter), options)
         inside = config["execution"] == INSIDE["eager"]
         if inside and (config["batch"] > 1 or config["phases"] or changed_sampling(config)):

@@ -33,10 +33,9 @@ from model.methods import AUTO, RANKS, method_class, takes_tree
 from model.recycling import build_template
 from model.recycling.templates import PARAMETERS
 
-from ..errors import config_errors
 from ..loading.companions import missing_companion
 from ..records.sweeps import Planned
-from .config import check_groups
+from .config import check_groups, config_errors, meant
 
 _header = ConfigSource._get_header_dict  # overlooks "# @package" after a byte-order mark
 ConfigSource._get_header_dict = staticmethod(lambda text: _header(text.removeprefix("\ufeff")))
@@ -210,7 +209,8 @@ def expand(grid: Lists, also: list[Lists], given: Lists, equal: Words, composed:
                 jobs.setdefault(frozenset(job.items()), job)
     for key in sorted(unknown):
         if ("." in key or key == "tree") and not any(key in job for job in jobs.values()):
-            raise UserError(f"{key}={given[key][0]}: none of the methods or trees of this sweep has this setting")
+            none = f"{key}={given[key][0]}: none of the methods or trees of this sweep has this setting"
+            raise UserError(none + meant(key))
     return [_words(job) for job in sorted(jobs.values(), key=lambda job: grid["repeat"].index(job["repeat"]))]
 
 

@@ -38,7 +38,7 @@ from .comparisons import (
 )
 from .curves import batch, budget, temperature, topk, tree_shape, tree_size
 from .figure_data import FigureData
-from .style import KINDS, save, styled
+from .style import KINDS, drawable, save, styled
 
 FIGURES: tuple[Callable[[FigureData], Figure | None], ...] = (
     *(speedup_over_hf, speedup_over_vanilla, mat, accepted_lengths, acceptance_by_depth, mat_over_questions),
@@ -70,5 +70,6 @@ def split(experiment: Experiment) -> dict[str, FigureData]:
     rows, datasets = blocks(experiment.table), {}
     for name, drawn in experiment.blocks.items():
         what = heading([pool.first for pool in drawn])[0].split(";")[0]
-        datasets[name] = FigureData(drawn, rows[name], f"{what}; {drawn[0].group['bench']}")
+        measured = drawable(f"{what}; {drawn[0].group['bench']}")
+        datasets[name] = FigureData(drawn, rows[name], measured)
     return datasets

@@ -15,7 +15,7 @@ from ..records.rows import accept_lengths
 from ..statistics.acceptance import by_depth
 from ..statistics.metrics import OVERALL, repetition
 from .figure_data import MOST, FigureData, Row, counted
-from .style import FILLS, INTERVAL, PALETTE, finish, grid, panels
+from .style import FILLS, INTERVAL, PALETTE, drawable, finish, grid, panels
 
 CATEGORIES = {"mt_bench": "MT-bench", "qa": "QA", "rag": "RAG", "math_reasoning": "math"}  # as axes print them
 FAR = 16  # accepted lengths from here on share the last point of a line
@@ -45,7 +45,8 @@ def _by_category(data: FigureData, column: str, label: str) -> Figure | None:
     if not rows:
         return None
     categories = list(dict.fromkeys(data.table["category"]))
-    words = [CATEGORIES.get(str(category), str(category).replace("_", " ")) for category in categories]
+    names = [drawable(str(category)) for category in categories]
+    words = [CATEGORIES.get(name, name.replace("_", " ")) for name in names]
     by_method = dict(iter(data.table.set_index("category").groupby(["method", "variant"])))
     values = [by_method[row["method"], row["variant"]].reindex(categories) for row in rows]
     if len(rows) > MOST:

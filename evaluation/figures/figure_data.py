@@ -12,7 +12,7 @@ import pandas as pd
 
 from ..statistics.metrics import OVERALL
 from ..statistics.pools import BASELINES, Pool
-from .style import ORDER, look
+from .style import ORDER, drawable, look
 
 MOST = 8  # names that a figure can distinguish
 SIZES = ("tree_nodes", "budget")  # settings that runs of tree=shape change together with the shape
@@ -39,7 +39,9 @@ class FigureData:
         """A row for each pool, of all categories together, with `pool`, `name`, `budget`, `state_mib`."""
         rows: list[Row] = self.table[self.table["category"] == OVERALL].to_dict("records")  # type: ignore[assignment]
         for row, pool in zip(rows, self.pools, strict=True):
-            row |= {"pool": pool, "name": pool.name, "budget": pool.budget, "state_mib": row["state_bytes"] / 2**20}
+            row |= {"pool": pool, "budget": pool.budget, "state_mib": row["state_bytes"] / 2**20}
+            names = {"name": pool.name, "model": row["model"], "bench": row["bench"]}
+            row |= {key: drawable(str(name)) for key, name in names.items()}
         return rows
 
     @property
@@ -58,7 +60,7 @@ class FigureData:
             ranked = sorted(rows, key=lambda row: float(row["mat"]))
             best = {row["method"]: row for row in ranked if (row["temperature"], row["batch"]) == lowest}
             rows = [row for row in rows if best.get(row["method"]) is row]
-        lines = self._with_looks({row["name"]: [row] for row in rows})
+        lines = self._with_looks({row["pool"].name: [row] for row in rows})
         if most is not None:
             lines = largest([line for line in lines if line[0]["method"] not in BASELINES], most)
         return [row for (row,) in lines]
@@ -97,7 +99,7 @@ class FigureData:
             method, start = rows[0]["pool"].method, rows[0]["start"]
             places = variants.setdefault(method, {})
             place = places.setdefault(name.replace(f" ({start})", "", 1), len(places))
-            options = look(methods.index(method), place, start) | {"label": name}
+            options = look(methods.index(method), place, start) | {"label": drawable(name)}
             drawn.append([row | {"look": options} for row in rows])
         return drawn
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from contextlib import AbstractContextManager
 from pathlib import Path
@@ -13,7 +14,9 @@ from matplotlib import rc_context, rc_params_from_file
 from matplotlib.axes import Axes
 from matplotlib.colors import TwoSlopeNorm
 from matplotlib.figure import Figure
+from matplotlib.font_manager import findfont, get_font
 
+from model.errors import one_line
 from model.files import replaced
 
 PAPER, DARK = (Path(__file__).with_name(f"{name}.mplstyle") for name in ("paper", "dark"))
@@ -30,12 +33,21 @@ PALETTE = ("#777777", "#000000", "#E69F00", "#56B4E9", "#0072B2", "#009E73", "#D
 MARKERS = "osD^vPX*<>"
 STROKES = ("-", "--", ":")  # one for each pass through the colours
 FILLS = {"cold": "none", "category": "left", "saved": "bottom"}  # of markers, by start; hot ones are full
+GLYPHS = get_font(findfont("DejaVu Sans")).get_charmap()  # of matplotlib's own font
 INTERVAL = "95 % interval"
 
 
 def styled(*, dark: bool = False) -> AbstractContextManager[None]:
     """Draw in this style inside, whatever the caller's is."""
     return rc_context(rc_params_from_file(DARK, use_default_template=False) if dark else None, PAPER)
+
+
+def drawable(name: str) -> str:
+    """Return a name that any figure can show: on one line, characters without a glyph as \\u65e5."""
+    line = one_line(name)
+    if line.startswith("_"):
+        line = f" {line}"  # a legend leaves out labels that begin with an underscore
+    return "".join(c if ord(c) in GLYPHS else json.dumps(c)[1:-1] for c in line)
 
 
 def panels(x: str, *y: str, height: float) -> tuple[Figure, list[Axes]]:
@@ -71,7 +83,8 @@ def finish(figure: Figure, note: str) -> Figure:
         columns = max(1, min(len(unique), 62 // (max(map(len, unique)) + 7)))
         figure.legend(unique.values(), unique.keys(), loc="outside upper center", ncols=columns)
         figure.set_figheight(figure.get_figheight() + 0.135 * -(-len(unique) // columns))
-    figure.supxlabel(note, fontsize=6, color="#777777", x=0.99, ha="right", wrap=True)
+    escaped = note.replace("$", r"\$")  # matplotlib wraps by reading $ as mathematics in any case, but \$ as $
+    figure.supxlabel(escaped, parse_math=True, fontsize=6, color="#777777", x=0.99, ha="right", wrap=True)
     return figure
 
 

@@ -137,7 +137,7 @@ def tokenised(where: str, request: Row, loaded: LoadedModel) -> EngineAnswer:
     if ids is None:  # an engine's answer never continues the prompt's last token
         joined = whole[: len(prompt)] == prompt
         ids = whole[len(prompt) :] if joined else continued(tokenizer, tokenizer.decode(prompt), request["text"])
-    limit, name = request.get("max_tokens"), one_line(ValueError(str(request["id"])))[:40]
+    limit, name = request.get("max_tokens"), one_line(str(request["id"]))[:40]
     if limit is not None and not remade and len(ids) > limit:
         raise UserError(f"{where}: {len(ids)} tokens, and max_tokens is {limit}")
     end = next((place for place, token in enumerate(ids, start=1) if token in loaded.eos), len(ids))

@@ -104,7 +104,7 @@ class Server:
                 now, before = time.perf_counter(), (len(heard.ids), len(heard.text), heard.finish)
                 if error := said.get("error"):
                     words = error.get("message") if isinstance(error, dict) else error
-                    raise UserError(f"{self.where}: {one_line(ValueError(words))[:300]}")
+                    raise UserError(f"{self.where}: {one_line(str(words))[:300]}")
                 self.kind.read(said, heard)
                 if before != (len(heard.ids), len(heard.text), heard.finish):
                     times.append(now - start)
@@ -117,7 +117,7 @@ class Server:
     def _refuse(self, response: httpx2.Response) -> None:
         """Raise UserError with the server's message if the status is no success."""
         if not response.is_success:  # a redirect, too
-            said = one_line(ValueError(response.read().decode(errors="replace")))[:300]
+            said = one_line(response.read().decode(errors="replace"))[:300]
             raise UserError(f"{self.where}: answers {response.status_code} to {response.url.path}: {said}")
 
     @contextmanager

@@ -46,11 +46,30 @@ def run_jobs(jobs: Sequence[Job], failures: list[str] | None = None, answer_file
     """
     folders: list[Path] = []
     with keep_devices():
-        for last in (False, True):  # start=saved reads a hot run's state
-            for group in grouped([job for job in jobs if (job.config["start"] == SAVED) is last]):
-                with noted(failures):
-                    folders += _run(group, failures, answer_file)
+        groups = grouped([job for job in jobs if job.config["start"] != SAVED])
+        groups += grouped([job for job in jobs if job.config["start"] == SAVED])  # read hot runs' states
+        _check(groups, failures)
+        for group in groups:
+            with noted(failures):
+                folders += _run(group, failures, answer_file, early=len(jobs) > 1)
     return folders
+
+
+def _check(groups: Sequence[list[Job]], failures: list[str] | None) -> None:
+    """Build the runs of the first repeat and drop them, so that an impossible job is reported before
+    another has run for hours.
+
+    Of the first group one run is built, whose model stays loaded: its others are all built before
+    one of them answers.
+    """
+    for group in reversed(groups[1:] and groups):
+        for job in group[:1] if group is groups[0] else group:
+            config = job.config
+            if config["repeat"] == groups[0][0].config["repeat"] and config["start"] != SAVED:
+                with noted(failures, early=True):
+                    settings = ModelSettings(**config["model"])
+                    with exclusive(settings, config["timed"]) as model:
+                        Runner(config, model)
 
 
 def grouped(jobs: Sequence[Job]) -> list[list[Job]]:
@@ -72,14 +91,14 @@ def grouped(jobs: Sequence[Job]) -> list[list[Job]]:
     return alone + sorted(interleaved.values(), key=lambda group: group[0].config["repeat"])
 
 
-def _run(group: Sequence[Job], failures: list[str] | None, answer_file: Path | None) -> list[Path]:
+def _run(group: Sequence[Job], failures: list[str] | None, answer_file: Path | None, early: bool) -> list[Path]:
     """Answer the remaining questions of all runs in a group; return the folders of the finished ones."""
     first, timed = group[0].config, any(job.config["timed"] for job in group)
     with exclusive(ModelSettings(**first["model"]), timed) as model, ExitStack() as stack:
         stack.callback(torch.set_num_threads, torch.get_num_threads())  # as the caller had it
         if said := choose_threads(recorded_threads(first), "as this experiment's other runs"):
             print(said, file=sys.stderr)
-        turns = _Turns(failures)
+        turns = _Turns(failures, early)
         for job in group:
             turns.add(job, model, answer_file)
         turns.begin(stack)
@@ -93,8 +112,8 @@ class _Turns:
     Runs that share a forward fail together: each keeps its answers, and the same command resumes them.
     """
 
-    def __init__(self, failures: list[str] | None) -> None:
-        self.failures = failures
+    def __init__(self, failures: list[str] | None, early: bool) -> None:
+        self.failures, self.early = failures, early
         self.folders: list[Path] = []  # of finished runs
         self.jobs: dict[Runner, list[Job]] = {}  # of each unfinished run, which several jobs may share
 
@@ -155,7 +174,7 @@ class _Turns:
 
     @contextmanager
     def _catch_errors(self, *runners: Runner) -> Iterator[None]:
-        with noted(self.failures):
+        with noted(self.failures, early=self.early):
             try:
                 yield
             except Exception:

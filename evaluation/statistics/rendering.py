@@ -6,6 +6,7 @@ CSV holds the rows with every digit.
 from __future__ import annotations
 
 import itertools
+import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -13,6 +14,7 @@ from typing import Any, NamedTuple
 
 import pandas as pd
 
+from model.errors import one_line
 from model.files import write_text
 
 from . import notes
@@ -227,7 +229,7 @@ def to_markdown(view: View) -> str:
     out = [f"# {view.title}", *view.head]
     for block in view.blocks:
         rows = ([cell.printed for cell in line.cells] for line in block.lines)
-        out += [f"## {block.title}", markdown((column.heading for column in block.columns), rows)]
+        out += [f"## {one_line(block.title)}", markdown((column.heading for column in block.columns), rows)]
     return "\n\n".join([*out, *view.footnotes]) + "\n"
 
 
@@ -244,7 +246,7 @@ def to_latex(view: View) -> str:
     heads = [("", "Model"), *(("", c.title) for c in view.blocks[0].columns[:2])]
     heads += zip(benches, (c.title for c in TABLE1), strict=True)
     rows = [
-        [block.title.partition(" (measured on ")[0], *(cell.text for cell in line.cells)]
+        [one_line(text) for text in (block.title.partition(" (measured on ")[0], *(cell.text for cell in line.cells))]
         for block in view.blocks
         for line in block.lines
     ]
@@ -259,7 +261,9 @@ def to_latex(view: View) -> str:
     for end in reversed([*ends]):
         lines.insert(head + 3 + end, r"\midrule")
     lines.insert(head + 1, r"\cmidrule(lr){4-12} \cmidrule(lr){13-15}")
-    return "".join(f"% {note}\n" for note in (*view.footnotes, "needs \\usepackage{booktabs}")) + "\n".join(lines)
+    rows_apart = re.sub(r"^(?=[*\[])", "{}", "\n".join(lines), flags=re.MULTILINE)  # else \\ takes it as an option
+    above = [*view.footnotes, r"needs \usepackage{booktabs}"]
+    return "".join(f"% {one_line(note)}\n" for note in above) + rows_apart
 
 
 def write_csv(path: Path, table: pd.DataFrame) -> None:

@@ -1,9 +1,13 @@
 """A user's mistakes: one line that names the culprit, exit code not 0, nothing overwritten, no traceback."""
 
 import copy
+import importlib
+import os
 import resource
 import shutil
 import signal
+import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -67,7 +71,10 @@ WRONG = {  # settings, and what the line names
     "bench.begin=-5": "bench.begin=-5: must be a whole number, at least 0",
     "bench.end=-5": "bench.end=-5: must be a whole number, at least 0",
     "+k=4": "k: no setting of a run; did you mean method.k?",
-    "+nodes=8": "nodes: no setting of a run; did you mean tree.nodes?",
+    "+nodes=8": "nodes: no setting of a run; did you mean method.nodes or tree.nodes?",
+    "+device=cuda": "device: no setting of a run; did you mean model.device?",
+    "method=hf +method.nodes=8": "method.nodes: no such setting; hf has none",
+    "tree=auto tree.nodes=161": "nodes=auto:161: at most auto:160",
     "model.context=20 model.template=vicuna_v1.1": "question 10 | context of 20",
     "+model.dtpye=float32": "model.dtpye: no such setting; did you mean dtype?",
     "+bench.sort=file": "bench.sort: no such setting | order",
@@ -141,8 +148,15 @@ WRONG_WORDS = {
     "-m ~seed": "~seed: a job of a sweep has all settings",
     "-m tree=5": "tree=5: must name a file of configs/tree",
     "nonsense": "nonsense",
-    "nodes=4": "nodes: no such setting of a run | as method.nodes",
-    "-m nodes=4,8": "nodes: no such setting of a run | as method.nodes",
+    "nodes=4": "nodes: no such setting of a run; did you mean method.nodes or tree.nodes?",
+    "-m nodes=4,8": "nodes: no such setting of a run; did you mean method.nodes or tree.nodes?",
+    "device=cuda": "device: no such setting of a run; did you mean model.device?",
+    "-m device=cuda,cpu": "device: no such setting of a run; did you mean model.device?",
+    "method.device=cuda": "method.device: no such setting; did you mean model.device?",
+    "-m method.device=cuda": "none of the methods | did you mean model.device?",
+    "top_k=3": "top_k: no such setting of a run; did you mean method.top_k or sampling.top_k?",
+    "model.seed=3": "model.seed: no such setting; did you mean seed?",
+    "medusa=x": "did you mean companions.medusa?",
     "k=x": "method.k=x: must be a whole number",
     "experiment=topk,update": "experiment=topk,update: takes one value",
     "experiment=table1 paper.models=embedded,vicuna-7b": "paper.models=embedded,vicuna-7b: takes one value | model=A,B",
@@ -244,6 +258,76 @@ def test_a_full_disk_stops_in_one_line_and_loses_nothing(evaluate, tmp_path):
     assert lines[-1] == b"" and 1 <= len(lines) - 1 < 7
     assert evaluate(f"run_dir={folder}", "max_new_tokens=96").code == 0
     assert len((folder / "answers.jsonl").read_bytes().splitlines()) == 7
+
+
+IMPOSSIBLE = {  # of a sweep: words, why a job cannot run, and the number of such jobs
+    "method=vanilla,pld,recycling,suffix,hf tree=auto tree.nodes=161": "nodes=auto:161: at most auto:160",
+    "method=vanilla,pld,recycling method.k=9999": "k=9999: must be from 1 to the vocabulary's size",
+    "method=vanilla,recycling,pld batch=2": "start=cold: forgets between prompts what those of a batch share",
+    "method=vanilla,recycling start=lukewarm": "start=lukewarm: must be cold, hot",
+    "method=vanilla,recycling start=hot,saved method.k=9999": "k=9999",
+    "method=pld,suffix method.factor=-1 interleave=true repeats=2": "factor=-1 must be a number above 0",
+    "method=pld model.context=256,512,99999": "99999",
+    "method=pld bench.end=2,-1 interleave=true": "bench.end=-1",
+    "method=pld model.path=nowhere,{checkpoint} interleave=true": "model nowhere: no such folder",
+}
+
+
+@pytest.mark.parametrize("words", IMPOSSIBLE)
+def test_an_impossible_job_is_reported_before_another_answers(words, evaluate, checkpoint, monkeypatch):
+    """Each line had come at the end of a sweep, after hours of other jobs."""
+
+    def stop(*runners):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("evaluation.running.scheduling.answer_next", stop)
+    outcome = evaluate("-m", *words.format(checkpoint=checkpoint).split())
+    lines = [line for line in outcome.err.splitlines() if "answers" not in line]
+    assert outcome.code == 130 and len(lines) == 2, outcome.err
+    assert lines[0].startswith("left out: ") and IMPOSSIBLE[words] in lines[0], lines[0]
+    assert lines[1].startswith("error: stopped")
+
+
+def commands():
+    """The modules that are commands, each by its main."""
+    for folder in ("evaluation", "model", "tools", "data"):
+        for path in sorted((ROOT / folder).rglob("*.py")):
+            text = path.read_text()
+            if "\nif __name__ == " in text and "ArgumentParser(" in text and "\ndef main(" in text:
+                yield ".".join(path.relative_to(ROOT).with_suffix("").parts)
+
+
+@pytest.mark.parametrize("name", [*commands()])
+def test_an_output_that_cannot_be_written_is_one_line(name, call, monkeypatch):
+    """Of a full disk, or nothing where the reader has closed the pipe; Python's attempt at exit was a traceback."""
+    main = importlib.import_module(name).main
+    reader, writer = os.pipe()
+    os.close(reader)
+    full = "error: standard output: cannot be written (No space left on device)\n"
+    for file, code, says in (("/dev/full", 2, full), (writer, 1, "")):
+        with open(file, "w") as out:  # noqa: PTH123 - also a descriptor
+            monkeypatch.setattr(sys, "stdout", out)
+            outcome = call(main, "--help")
+        monkeypatch.undo()
+        assert (outcome.code, outcome.err) == (code, says)
+
+
+def test_processes_end_in_one_line():
+    """What Python does at exit comes after that line; python -O leaves out steps of Hydra's parser."""
+    module = [sys.executable, "-m"]
+    answer = [*module, "model.cli", "generate", str(ROOT / "data/embedded"), "--method", "vanilla"]
+    answer += ["--prompt", "Hello", "--max-new-tokens", "2", "--quiet"]
+    sweep = [sys.executable, "-O", "-m", "evaluation.run", "--cfg", "job", "-m", "method.k=range(8,10)"]
+    closed = ["sh", "-c", 'exec "$@" >&-', "sh"]
+    for command, says in (
+        (answer, "standard output: cannot be written"),
+        ([*closed, *answer], "standard output: is closed"),
+        (sweep, "PYTHONOPTIMIZE, or python -O: Hydra reads sweeps"),
+    ):
+        with Path("/dev/full").open("w") as full:
+            done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, cwd=ROOT)
+        assert done.returncode == 2 and done.stderr.count("\n") == 1, done.stderr
+        assert done.stderr.startswith(f"error: {says}")
 
 
 def test_other_command_lines(call, tmp_path, bench_file):

@@ -81,7 +81,7 @@ def test_templates_of_ones_own_and_what_cannot_be(toy, tmp_path, capsys):
         ({"experiment": "order"}, "experiment: is for the command line"),
         ({"run_dir": "x"}, "run_dir: is for the command line"),
         ({"method": []}, "method: an empty list"),
-        ({"nodes": 4}, "nodes: no such setting of a run; a group's has the group's name before it, as method.nodes"),
+        ({"nodes": 4}, "nodes: no such setting of a run; did you mean method.nodes or tree.nodes?"),
     ],
 )
 def test_a_mistake_is_one_line(toy, settings, says):

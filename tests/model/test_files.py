@@ -52,3 +52,9 @@ def test_what_fails_leaves_the_old_file_and_nothing_else(tmp_path):
             write_json(below, {})
     with pytest.raises(UserError, match="x.safetensors: cannot be written"):
         save_state({"candidates": torch.zeros(1)}, path / "x.safetensors")
+
+
+def test_text_files_hold_no_control_characters(tmp_path):
+    """A model's name, from records of anyone, had set a terminal's title from main.md."""
+    write_text(tmp_path / "a", "é\ta\x1b]2;b\x07\r\u202e\ud800\n")
+    assert (tmp_path / "a").read_bytes() == "é\ta\\u001b]2;b\\u0007\\u000d\\u202e?\n".encode()

@@ -250,8 +250,8 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--sets", nargs="+", choices=["sample", "large"], default=["sample", "large"], help="held out")
     parser.add_argument("--show", action="store_true", help="print the answers that are wrong")
     parser.add_argument("--answers", type=Path, help="judge this file's answers to the sample bench instead")
-    options = parser.parse_args(arguments)
     with user_errors():
+        options = parser.parse_args(arguments)
         if options.answers is not None:
             tokenizer = AutoTokenizer.from_pretrained(options.model, local_files_only=True)
             questions = read_lines(ROOT / "data/sample/question.jsonl")

@@ -114,8 +114,8 @@ def main(arguments: list[str] | None = None) -> None:
     """Write the files."""
     parser = argparse.ArgumentParser(prog="python -m data.embedded.training.corpus", description=__doc__)
     parser.add_argument("--output", type=Path, default=ROOT / "data", help="folder to write to (default: data/)")
-    options = parser.parse_args(arguments)
     with user_errors():
+        options = parser.parse_args(arguments)
         for file, text in sample_files().items():
             write_text(options.output / "sample" / file, text)
             print(f"{options.output / 'sample' / file}: {text.count(chr(10))} questions")

@@ -212,8 +212,8 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--steps", type=int, help="optimizer steps (default: the recipe's)")
     parser.add_argument("--every", type=int, default=200, help="write a checkpoint every N steps (default %(default)s)")
     parser.add_argument("--draft", action="store_true", help="train the small draft model, with the model's tokenizer")
-    options = parser.parse_args(arguments)
     with user_errors():
+        options = parser.parse_args(arguments)
         recipe = DRAFT if options.draft else Recipe()
         recipe = recipe if options.steps is None else replace(recipe, steps=options.steps)
         output = options.output or (FOLDER / "draft" if options.draft else FOLDER)

@@ -1,8 +1,10 @@
 """Figures: each is drawn where the runs vary in its setting, and only there; one can be added by one function."""
 
+import copy
 import os
 import subprocess
 import sys
+from xml.dom import minidom
 
 import pytest
 
@@ -251,3 +253,41 @@ def test_the_same_records_give_the_same_files_and_nothing_else_stays(every_kind,
         assert {path.name for path in folder.iterdir()} == {f"mat_by_k.{kind}" for kind in ("pdf", "png", "svg")}
     for path in (tmp_path / "one").iterdir():
         assert path.read_bytes() == (tmp_path / "two" / path.name).read_bytes(), path.name
+
+
+# Mathematics, LaTeX, a legend's hidden label, two lines, no glyph, no XML, no UTF-8.
+ODD = "_a_$A_$B $C \\frac{% ^&#~\nnext 日🙂\x00\x1b[31m\x9b\u202e\ufffe\ud800"
+DRAWN = "_a_$A_$B $C \\frac{% ^&#~ next \\u65e5\\ud83d\\ude42\\u0000\\u001b[31m\\u009b\\u202e\\ufffe\\ud800"
+
+
+def test_any_name_can_be_drawn_in_every_figure(tmp_path, recwarn):
+    """A note with two $ ended in a traceback; a control character made a file that is no SVG."""
+    sets = VARIED | {
+        "mat": [made("vanilla", questions()), made("hf", questions()), recycling(fast=2)],
+        "overhead": [made(f"m{i} (hot)", questions()) for i in range(9)],  # as a grid of numbers
+    }
+    seen = set()
+    for what, runs in sets.items():
+        renamed = [copy.deepcopy(run) for run in runs]
+        for run in renamed:
+            settings, start = run.metadata["settings"], run.label.partition(" ")[2]
+            run.metadata["device"], settings["model"]["name"], settings["bench"]["name"] = ODD, ODD, ODD
+            if (name := settings["method"]["name"]) not in ("hf", "vanilla", "recycling"):
+                settings["method"]["name"] = f"{ODD}{name}"
+                run.metadata["label"] = f"{ODD}{name} {start}"
+            settings["method"]["drafter"] = f"{ODD}{settings['method'].get('k')}"
+            for row in run.answers:
+                row["category"] = f"{ODD} {row['category']}"
+                row["choices"][0] |= {"phase_time": [{"draft": 0.2, "forward": 0.4}], "forwards": [3]}
+        figures.draw_all(Experiment(renamed), tmp_path / what)
+        for path in (tmp_path / what).iterdir():
+            shown = minidom.parse(str(path)).toxml()
+            assert DRAWN.split()[0] in shown, "a name is a comment of its glyphs"
+            seen.add(path.stem)
+    assert seen == {draw.__name__ for draw in (*figures.FIGURES, *figures.ACROSS)}
+    assert not [str(warning.message) for warning in recwarn if "lyph" in str(warning.message)]
+    (data,) = split(Experiment(renamed)).values()
+    assert figures.mat(data).axes[0].get_yticklabels()[0].get_text() == f" {DRAWN}m0 (hot)"
+    (legend,) = figures.accepted_lengths(data).legends
+    assert [text.get_text() for text in legend.get_texts()] == [f" {DRAWN}m{i} (hot)" for i in range(8)]
+    assert data.measured == f" {DRAWN} (float32) on {DRAWN}; {DRAWN}"

@@ -104,3 +104,18 @@ def test_executions_are_rows_of_their_own_other_benches_none_and_what_is_left_ou
     assert (
         "vicuna-7b & REST & not available: why & -" in latex and "{c}{Spec-Bench} & \\multicolumn{3}{c}{MBPP}" in latex
     )
+
+
+def test_any_name_is_a_row_of_latex_on_one_line(tmp_path):
+    """Two lines moved the rules between models into a row, and what began with [ was the option of the row above."""
+    odd = "[4ex] *\n\nnext_$A$ 100%\x1b\u202e\ud800"
+    runs = pair(odd, 3, 3)
+    for run in runs:
+        run.metadata["settings"]["model"]["name"] = odd
+    write_table1(Experiment(runs).table, tmp_path, footnotes=[odd])
+    lines = (tmp_path / "table1.tex").read_text().splitlines()
+    assert lines[0] == "% [4ex] * next_$A$ 100%\\u001b\\u202e?"
+    start = lines.index("\\midrule") + 1
+    escaped = r"[4ex] * next\_\$A\$ 100\%\textbackslash u001b\textbackslash u202e?"
+    assert [line.count(escaped) for line in lines[start : start + 2]] == [2, 2]
+    assert [line[:8] for line in lines[start : start + 3]] == ["{}[4ex] ", "{}[4ex] ", "\\midrule"]
