@@ -83,6 +83,7 @@ class Packed:
     def product(self, input: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
         """Return the product (..., out) with an input (..., in), plus the bias."""
         product: torch.Tensor
+        bias = _widened(bias, input)
         if self.exponent is None:
             product = torch.ops.mkldnn._linear_pointwise.default(input, self.packed, bias, "none", [], "")
             return product
@@ -371,11 +372,16 @@ def stock_linears(model: nn.Module) -> Iterator[None]:
             layer.__class__ = PackedLinear
 
 
+def _widened(parameter: Any, input: torch.Tensor) -> Any:
+    """Return a weight or bias, in the input's type if the parameter has 16 bits and the input has not."""
+    if parameter is not None and parameter.dtype in NARROW and input.dtype not in NARROW:
+        return parameter.to(input.dtype)
+    return parameter
+
+
 def own_product(input: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
-    """Return torch's own product (..., out), of a weight that is widened if it has 16 bits and the input has not."""
-    if weight.dtype in NARROW and input.dtype not in NARROW:
-        weight = weight.to(input.dtype)
-    return nn.functional.linear(input, weight, bias)
+    """Return torch's own product (..., out), of a weight and bias that are widened."""
+    return nn.functional.linear(input, _widened(weight, input), _widened(bias, input))
 
 
 def _fits_half(weight: torch.Tensor, held: bool = False) -> bool:

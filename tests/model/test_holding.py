@@ -207,6 +207,22 @@ def test_a_weight_that_does_not_fit_is_widened(value, saved):
         torch.testing.assert_close(layer(x), wide.get_submodule(name.removesuffix(".weight"))(x), equal_nan=True)
 
 
+@pytest.mark.parametrize("family", ["llama", "phi"])  # phi's head has a bias
+@pytest.mark.parametrize("change", [4, -4])
+def test_a_held_model_can_be_resized(family, change, tmp_path):
+    toy(family).to(torch.bfloat16).save_pretrained(tmp_path)
+    held, stock = load(tmp_path), Auto.from_pretrained(tmp_path, dtype=torch.float32).eval()
+    for model in (held, stock):
+        model.resize_token_embeddings(model.config.vocab_size + change)
+    stock.load_state_dict(held.state_dict())
+    with torch.no_grad():
+        torch.testing.assert_close(held(IDS).logits, stock(IDS).logits)
+    for linear in ("half", "onednn", "torch"):
+        decoder = Decoder(held, eos=(), linear=linear)
+        assert decoder.generate(PROMPT, max_new_tokens=20).ids == greedy(stock, PROMPT, 20)
+    assert is_held(held)
+
+
 @pytest.mark.parametrize("released", [False, True])
 def test_a_new_decoder_packs_anew_what_samples_do_not_show(released, saved):
     held = load(saved())
