@@ -281,8 +281,7 @@ class Generate:
         criteria = undecided(stopping_criteria or (), config.max_length, eos)
         batched = len(prompts) > 1
         if batched or len(prompts[0]) < input_ids.shape[1]:
-            rows = "a batch" if batched else "a padded row"
-            logits_processor = of_rows(logits_processor or (), criteria, token_streamer if batched else None, rows)
+            logits_processor = of_rows(logits_processor or (), criteria, token_streamer, batched)
         inside = turns_of(model).held  # another answer's processor calls: that step is not yet observed
         with turns_of(model):
             target = self._target(model, config.max_length)
@@ -359,20 +358,21 @@ def unpadded(input_ids: torch.Tensor, mask: torch.Tensor | None) -> list[list[in
     return [row[count:] for row, count in zip(rows, padding, strict=True)]
 
 
-def of_rows(processors: Iterable[Any], criteria: Iterable[Any], streamer: Any, rows: str) -> list[Any]:
+def of_rows(processors: Iterable[Any], criteria: Iterable[Any], streamer: Any, batched: bool) -> list[Any]:
     """Return copies of the processors of padded rows for rows without padding: the penalty has none to leave out.
 
-    Raises UserError that names processors, criteria or a streamer that read more than each row's own ids. `rows` says
-    in words what they are.
+    Raises UserError that names processors, criteria or a batch's streamer that read more than each row's own ids.
     """
+    streamed = batched and streamer is not None
     bare = [copy.copy(processor) for processor in processors]
     for processor in bare:
         if isinstance(getattr(processor, "prompt_ignore_length", None), torch.Tensor):
             processor.prompt_ignore_length = None
     names = [type(other).__name__ for other in (*bare, *criteria)]
-    names = [name for name in names if name not in READ_IDS] + ["token_streamer"] * (streamer is not None)
+    names = [name for name in names if name not in READ_IDS] + ["token_streamer"] * streamed
     names += ["prompt_ignore_length" for one in bare if getattr(one, "prompt_ignore_length", None) is not None]
     if names:
+        rows = "a batch" if batched else "a padded row"
         raise UserError(f"custom_generate: {rows} has no {', '.join(names)}; leave it out, or give rows one by one")
     return bare
 

@@ -51,7 +51,7 @@ def run_jobs(jobs: Sequence[Job], failures: list[str] | None = None, answer_file
         _check(groups, failures)
         for group in groups:
             with noted(failures):
-                folders += _run(group, failures, answer_file, early=len(jobs) > 1)
+                folders += _run(group, failures, answer_file, len(jobs) > 1)
     return folders
 
 

@@ -60,6 +60,6 @@ def test_a_trees_overrides(folder, call):
 @pytest.mark.parametrize("name", NAMES)
 def test_how_to_train_a_head(name):
     with pytest.raises(UserError) as refused:
-        open_head(f"nowhere/{name}", "medusa", None)
+        open_head(f"nowhere/{name}", "medusa", None, {})
     command = re.search(r"`(python -m tools.*)` \(", str(refused.value))[1]
     assert words(command)[-2:] == ["--output", f"nowhere/{name}"]

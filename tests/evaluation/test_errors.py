@@ -74,7 +74,7 @@ WRONG = {  # settings, and what the line names
     "+nodes=8": "nodes: no setting of a run; did you mean method.nodes or tree.nodes?",
     "+device=cuda": "device: no setting of a run; did you mean model.device?",
     "method=hf +method.nodes=8": "method.nodes: no such setting; hf has none",
-    "tree=auto tree.nodes=161": "nodes=auto:161: at most auto:160",
+    "tree=auto tree.nodes=161": "nodes=auto:161: auto takes at most 160",
     "model.context=20 model.template=vicuna_v1.1": "question 10 | context of 20",
     "+model.dtpye=float32": "model.dtpye: no such setting; did you mean dtype?",
     "+bench.sort=file": "bench.sort: no such setting | order",
@@ -261,7 +261,7 @@ def test_a_full_disk_stops_in_one_line_and_loses_nothing(evaluate, tmp_path):
 
 
 IMPOSSIBLE = {  # of a sweep: words, why a job cannot run, and the number of such jobs
-    "method=vanilla,pld,recycling,suffix,hf tree=auto tree.nodes=161": "nodes=auto:161: at most auto:160",
+    "method=vanilla,pld,recycling,suffix,hf tree=auto tree.nodes=161": "nodes=auto:161: auto takes at most 160",
     "method=vanilla,pld,recycling method.k=9999": "k=9999: must be from 1 to the vocabulary's size",
     "method=vanilla,recycling,pld batch=2": "start=cold: forgets between prompts what those of a batch share",
     "method=vanilla,recycling start=lukewarm": "start=lukewarm: must be cold, hot",

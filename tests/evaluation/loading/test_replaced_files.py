@@ -145,7 +145,7 @@ def test_a_hub_model_is_its_commit(checkpoint, monkeypatch):
         monkeypatch.setattr(f"transformers.{kind.__name__}", reading(kind))
     monkeypatch.setattr("model.pretrained.answers", lambda *_: True)
     for commit in ("a" * 40, "b" * 40):
-        loaded = models._load(ModelSettings("toy", "owner/toy", revision="main", device="cpu"))
+        loaded = models._load(ModelSettings("toy", "owner/toy", revision="main", device="cpu", dtype="float32"))
         assert loaded.files == {"commit": commit} and reads[-3][1] == "main"
         assert reads[-2:] == [("owner/toy", commit)] * 2
 

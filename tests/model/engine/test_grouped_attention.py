@@ -7,7 +7,8 @@ import pytest
 import torch
 
 from model.decoder import Decoder
-from model.engine import Draft, Target, decode, devices, kernels, step
+from model.engine import Draft, Target, decode, devices, kernels
+from model.engine import target as engine_target
 from model.engine.kernels import SDPA_GROUPED, GroupedAttention
 from model.errors import UserError
 from model.methods.vanilla import Vanilla
@@ -56,7 +57,7 @@ def test_cudnns_attention_is_off_during_our_forwards_alone(before, monkeypatch):
     model, seen, enabled = toy_model("llama"), [], torch.backends.cuda.cudnn_sdp_enabled
     target, default = Target(model), enabled()
     drafter, cuda = Vanilla(target.device), devices.without_cudnn(torch.device("cuda"))
-    for module in (kernels, step):
+    for module in (kernels, engine_target):
         monkeypatch.setattr(module, "without_cudnn", lambda device: cuda)
 
     def watch(session):
