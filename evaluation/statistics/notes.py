@@ -193,6 +193,8 @@ def executed(runs: Sequence[Run]) -> list[str]:
     lines += dict.fromkeys(f"threads: {m['threads']} ({m['threads_why']})" for m in every if m.get("threads_why"))
     read = [(run.label, run.summary.get("drafter", {}).get("hidden_states")) for run in runs]
     lines += dict.fromkeys(f"{label} reads hidden states {states}" for label, states in read if states)
+    stock = [run for run in runs if run.execution == GENERATE and "16-bit" in run.precision]
+    lines += dict.fromkeys(f"{run.label} multiplies by {run.settings['model']['dtype']} weights" for run in stock)
     if any(metadata.get("cudnn_attention") is False for metadata in every):
         lines.append("cuDNN's attention is off, for hf as well: it plans anew for each new shape of an eager step")
     return lines

@@ -1,6 +1,6 @@
 """execution=auto on CUDA, told by stand-ins: captured steps where they give eager logits and text, and why not."""
 
-from types import SimpleNamespace
+from pathlib import Path
 
 import pytest
 import torch
@@ -8,6 +8,7 @@ from torch.utils._pytree import tree_map
 
 from evaluation.loading.models import LoadedModel, choose_execution
 from evaluation.loading.settings import ModelSettings
+from evaluation.records.runs import GENERATE, Run
 from evaluation.statistics.notes import executed
 from model import tuning
 from model.engine import Target, generate, kernels
@@ -181,7 +182,9 @@ def test_auto_is_tried_once_a_model_and_only_on_cuda(loaded, monkeypatch):
 
 def test_what_auto_took_stands_below_the_table():
     def run(drafter=None, **metadata):
-        return SimpleNamespace(label="eagle3", metadata=metadata, summary={"drafter": drafter} if drafter else {})
+        settings = {"model": {"dtype": "float32"}, "method": {"name": "eagle3"}}
+        summary = {"drafter": drafter or {}}
+        return Run(Path(), {"label": "eagle3", "settings": settings, "summary": summary} | metadata, [])
 
     runs = [run(execution_used="eager", execution_why="graph failed its trial: no memory")] * 2 + [
         run(execution_used="eager")
@@ -191,6 +194,9 @@ def test_what_auto_took_stands_below_the_table():
     assert line.startswith("cuDNN's attention is off, for hf as well")
     reads = run({"hidden_states": "(2, 4, 5) (method.layers)"})
     assert executed([reads, reads, run()]) == ["eagle3 reads hidden states (2, 4, 5) (method.layers)"]
+    held = {"circumstances": {"linear": "half"}}
+    of_hf = run(label="hf", execution_used=GENERATE, **held)
+    assert executed([run(**held), of_hf, of_hf, run(execution_used=GENERATE)]) == ["hf multiplies by float32 weights"]
 
 
 def test_after_a_trial_that_raised_the_device_is_asked_whether_it_still_works(loaded, monkeypatch):
