@@ -82,12 +82,10 @@ class AnswerStore:
             )
         if not answered:  # no answer depends on earlier metadata
             write_json(path, metadata)
-        else:
-            config = recorded.setdefault("config", {})
-            if config.get("method") != metadata["config"]["method"]:
-                # They differ in settings that decide no answer, as a server's type: the last command's count.
-                config["method"] = metadata["config"]["method"]
-                write_json(path, recorded)
+        elif "config" in recorded and recorded["config"]["method"] != metadata["config"]["method"]:
+            # They differ in settings that decide no answer, as a server's type: the last command's count.
+            recorded["config"]["method"] = metadata["config"]["method"]
+            write_json(path, recorded)
         states = set(self.folder.glob("state-*.safetensors")) - {self._state_path(answered)}
         for stale in [*self.folder.glob(PARTIAL), *states]:  # a killed run's; the directory is locked
             stale.unlink()
