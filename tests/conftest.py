@@ -93,7 +93,7 @@ def generated(
     return out[0, len(prompt) :].tolist(), forwards
 
 
-@pytest.fixture(scope="module", autouse=True)
+@pytest.fixture(scope="session", autouse=True)
 def modules_are_no_garbage() -> None:
     """A run collects garbage before it loads a model: most of its time, if each time all libraries are searched."""
     gc.collect()
