@@ -1,6 +1,7 @@
 """Toy models and small helpers. One thread: toy sizes gain nothing from more, and a busy machine stalls on them."""
 
 import copy
+import gc
 import os
 import tempfile
 from typing import Any
@@ -90,6 +91,13 @@ def generated(
     )
     handle.remove()
     return out[0, len(prompt) :].tolist(), forwards
+
+
+@pytest.fixture(scope="session", autouse=True)
+def modules_are_no_garbage() -> None:
+    """A run collects garbage before it loads a model: most of its time, if each time all libraries are searched."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -195,6 +195,7 @@ def test_a_method_of_ones_own_runs(clean_folder, monkeypatch, page=ROOT / "docs/
     assert list(clean_folder.glob("results/**/answers.jsonl"))
 
 
+@pytest.mark.slow
 def test_shipped_as_the_page_says_its_methods_pass_every_test_of_the_contract(tmp_path):
     for folder in ("model", "configs", "tests"):
         shutil.copytree(ROOT / folder, tmp_path / folder, ignore=shutil.ignore_patterns("__pycache__"))

@@ -312,22 +312,26 @@ def test_an_output_that_cannot_be_written_is_one_line(name, call, monkeypatch):
         assert (outcome.code, outcome.err) == (code, says)
 
 
-def test_processes_end_in_one_line():
+ANSWER = [sys.executable, "-m", "model.cli", "generate", str(ROOT / "data/embedded"), "--method", "vanilla"]
+ANSWER += ["--prompt", "Hello", "--max-new-tokens", "2", "--quiet"]
+CLOSED = ["sh", "-c", 'exec "$@" >&-', "sh", *ANSWER]
+SWEEP = [sys.executable, "-O", "-m", "evaluation.run", "--cfg", "job", "-m", "method.k=range(8,10)"]
+
+
+@pytest.mark.parametrize(
+    ("command", "says"),
+    [
+        pytest.param(ANSWER, "standard output: cannot be written", id="full"),
+        pytest.param(CLOSED, "standard output: is closed", marks=pytest.mark.slow, id="closed"),
+        pytest.param(SWEEP, "PYTHONOPTIMIZE, or python -O: Hydra reads", marks=pytest.mark.slow, id="-O"),
+    ],
+)
+def test_processes_end_in_one_line(command, says):
     """What Python does at exit comes after that line; python -O leaves out steps of Hydra's parser."""
-    module = [sys.executable, "-m"]
-    answer = [*module, "model.cli", "generate", str(ROOT / "data/embedded"), "--method", "vanilla"]
-    answer += ["--prompt", "Hello", "--max-new-tokens", "2", "--quiet"]
-    sweep = [sys.executable, "-O", "-m", "evaluation.run", "--cfg", "job", "-m", "method.k=range(8,10)"]
-    closed = ["sh", "-c", 'exec "$@" >&-', "sh"]
-    for command, says in (
-        (answer, "standard output: cannot be written"),
-        ([*closed, *answer], "standard output: is closed"),
-        (sweep, "PYTHONOPTIMIZE, or python -O: Hydra reads sweeps"),
-    ):
-        with Path("/dev/full").open("w") as full:
-            done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, cwd=ROOT)
-        assert done.returncode == 2 and done.stderr.count("\n") == 1, done.stderr
-        assert done.stderr.startswith(f"error: {says}")
+    with Path("/dev/full").open("w") as full:
+        done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, cwd=ROOT)
+    assert done.returncode == 2 and done.stderr.count("\n") == 1, done.stderr
+    assert done.stderr.startswith(f"error: {says}")
 
 
 def test_other_command_lines(call, tmp_path, bench_file):

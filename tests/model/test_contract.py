@@ -50,7 +50,7 @@ def _longest(prompt: tuple[int, ...]) -> list[int]:
 @cache
 def plain_sampling(prompt: tuple[int, ...], sampling: Sampling) -> list[int]:
     target = Target(model())
-    return generate(target, Vanilla(target.device), list(prompt), max_new_tokens=30, sampling=sampling).tokens
+    return generate(target, Vanilla(target.device), list(prompt), max_new_tokens=20, sampling=sampling).tokens
 
 
 def own_text(prompt, tokens, eos=()):
@@ -102,13 +102,14 @@ def test_sampled_text_is_plain_samplings(name, companions):
     for form in FORMS[:2]:
         target = Target(model())
         drafter = make(name, target, companions)
-        ways = [Sampling(temperature=0.5, top_p=0.9, seed=1), Sampling(temperature=1.0, top_p=0.9, seed=2)]
+        ways = [Sampling(temperature=1.0, top_p=0.9, seed=2)]
         if form == "eager":
+            ways.append(Sampling(temperature=0.5, top_p=0.9, seed=1))
             ways.append(Sampling(temperature=1.0, repetition_penalty=1.2, seed=3))
         for sampling in ways:
             for prompt in prompts()[:2]:
-                out = generate(target, drafter, prompt, max_new_tokens=30, sampling=sampling, execution=form)
-                assert out.tokens == plain_sampling(tuple(prompt), sampling) and sum(out.accept_lengths) == 30
+                out = generate(target, drafter, prompt, max_new_tokens=20, sampling=sampling, execution=form)
+                assert out.tokens == plain_sampling(tuple(prompt), sampling) and sum(out.accept_lengths) == 20
 
 
 @every_method
@@ -178,10 +179,10 @@ def test_a_processor_may_call_the_model_and_this_method_itself(name, companions)
             ids,
             custom_generate=ours,
             logits_processor=LogitsProcessorList([reads]),
-            **settings | dict(max_new_tokens=30),
+            **settings | dict(max_new_tokens=20),
         )
-        assert out[0, len(prompt) :].tolist() == own_text(prompt, 30)
-    assert len(inner) > 8 and all(tokens == own_text(prompts()[1], 8) for tokens in inner)
+        assert out[0, len(prompt) :].tolist() == own_text(prompt, 20)
+    assert len(inner) > 5 and all(tokens == own_text(prompts()[1], 8) for tokens in inner)
 
 
 @every_method
@@ -209,7 +210,7 @@ def test_sequences_in_turns_do_not_disturb_each_other(name, companions):
         target, rng = Target(model()), random.Random(2)
         drafter = make(name, target, companions)
         open_ = {
-            i: decode(target, drafter.session(), p, max_new_tokens=40, execution=form) for i, p in enumerate(prompts())
+            i: decode(target, drafter.session(), p, max_new_tokens=24, execution=form) for i, p in enumerate(prompts())
         }
         steps = {i: [] for i in open_}
         while open_:
@@ -218,23 +219,23 @@ def test_sequences_in_turns_do_not_disturb_each_other(name, companions):
                 del open_[i]
             else:
                 steps[i].append(step)
-        assert [text_of(steps[i]) for i in range(3)] == [own_text(prompt, 40) for prompt in prompts()]
+        assert [text_of(steps[i]) for i in range(3)] == [own_text(prompt, 24) for prompt in prompts()]
         if not drafter.stateful:
-            alone = [generate(target, drafter, prompt, max_new_tokens=40, execution=form).steps for prompt in prompts()]
+            alone = [generate(target, drafter, prompt, max_new_tokens=24, execution=form).steps for prompt in prompts()]
             assert [steps[i] for i in range(3)] == alone
         for every in (1, 3):
-            abandoned = decode(target, drafter.session(), prompts()[1], max_new_tokens=40, execution=form)
+            abandoned = decode(target, drafter.session(), prompts()[1], max_new_tokens=24, execution=form)
             next(abandoned)
             tokens = []
             for i, step in enumerate(
-                decode(target, drafter.session(), prompts()[2], max_new_tokens=30, execution=form)
+                decode(target, drafter.session(), prompts()[2], max_new_tokens=20, execution=form)
             ):
                 tokens += step.tokens
                 if i % every == 0:
                     drafter.reset()
                 if i == 4:
                     abandoned.close()
-            assert tokens == own_text(prompts()[2], 30)
+            assert tokens == own_text(prompts()[2], 20)
 
 
 @every_method

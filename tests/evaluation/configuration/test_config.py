@@ -1,6 +1,7 @@
 """What is told of a configuration before anything is loaded; what is right stays as it is, as do keys of one's own."""
 
 from collections.abc import Sequence
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any, Literal, Optional
 
@@ -14,7 +15,12 @@ from model.errors import UserError
 from model.settings import check_settings
 
 ROOT = Path(__file__).resolve().parents[3]
-CHOICES = [path for path in sorted((ROOT / "configs").glob("*/*.yaml")) if path.parent.name != "launcher"]
+TOGETHER = [{"bench", "method", "preset", "tree"}, {"experiment"}, {"companions"}, {"model"}]  # groups of one command
+CHOICES = [
+    paths
+    for names in TOGETHER
+    for paths in zip_longest(*(sorted((ROOT / "configs" / name).glob("*.yaml")) for name in sorted(names)))
+]
 
 
 def composed(*overrides: str):
@@ -22,11 +28,19 @@ def composed(*overrides: str):
         return compose("config", overrides=list(overrides))
 
 
-@pytest.mark.parametrize("path", CHOICES, ids=lambda path: f"{path.parent.name}={path.stem}")
-def test_every_shipped_choice_is_right_and_stays_as_it_is(path, monkeypatch):
+def test_every_group_is_looked_at():
+    assert set().union(*TOGETHER) == {path.parent.name for path in (ROOT / "configs").glob("*/*.yaml")} - {"launcher"}
+
+
+@pytest.mark.parametrize("paths", CHOICES)
+def test_every_shipped_choice_is_right_and_stays_as_it_is(paths, monkeypatch):
+    """One of each of these groups at a time, as long as it has some."""
     monkeypatch.setattr(config, "fetch_companions", lambda method, model: None)
-    needed = {"path": ["model.path=x"], "file": [f"{path.parent.name}.path=x"]}.get(path.stem, [])
-    cfg = composed(f"{path.parent.name}={path.stem}", *needed)
+    given = []
+    for path in filter(None, paths):
+        given.append(f"{path.parent.name}={path.stem}")
+        given += {"path": ["model.path=x"], "file": [f"{path.parent.name}.path=x"]}.get(path.stem, [])
+    cfg = composed(*given)
     assert checked_config(cfg) == OmegaConf.to_container(cfg, resolve=True)
 
 

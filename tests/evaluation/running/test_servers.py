@@ -96,33 +96,34 @@ def test_a_wrong_token_is_named_with_its_place_and_gap(served, engine, tmp_path)
     assert engine.asked == asked, "and a finished run asks nothing"
 
 
-@pytest.mark.parametrize(
-    "fault, line",
-    [
-        ("500", "answers 500 to /v1/completions: out of memory"),
-        ("refuses", "answers 404 to /v1/completions: {"),
-        ("breaks", "an answer has no end: the stream broke off"),
-        ("error", "CUDA error"),
-        ("hangs", "silent for 0.5 s (method.timeout)"),
-        ("words", "'8' where a whole number is due"),
-        ("drops", "gives 7 ids of 8 tokens"),
-        ("stop word", "stopped at ###, which is no EOS here"),
-    ],
-)
-def test_a_fault_is_a_line_and_the_run_goes_on_from_there(served, engine, tmp_path, monkeypatch, fault, line):
+FAULTS = {
+    "500": "answers 500 to /v1/completions: out of memory",
+    "refuses": "answers 404 to /v1/completions: {",
+    "breaks": "an answer has no end: the stream broke off",
+    "error": "CUDA error",
+    "hangs": "silent for 0.5 s (method.timeout)",
+    "words": "'8' where a whole number is due",
+    "drops": "gives 7 ids of 8 tokens",
+    "stop word": "stopped at ###, which is no EOS here",
+}
+
+
+def test_a_fault_is_a_line_and_the_run_goes_on_from_there(served, engine, tmp_path, monkeypatch):
     words = ("max_new_tokens=8", "method.timeout=0.5")
-    ask = type(engine).stream
+    ask, at, kept = type(engine).stream, 4, []  # the warm-up's and two answers are there; later on the warm-up's alone
 
     def failing(self, handler, body):
-        self.fault = fault if self.asked == 4 else None  # the warm-up's and two answers are there
+        self.fault = fault if self.asked == at else None
         return ask(self, handler, body)
 
     with monkeypatch.context() as patched:
         patched.setattr(type(engine), "stream", failing)
-        outcome = served(engine, *words)
-    assert outcome.code == 2 and line in outcome.err and outcome.err.count(f"server {engine.url}") == 1
-    kept = answers_in(tmp_path / "results")
-    assert 0 < len(kept) < 7
+        for fault, line in FAULTS.items():
+            engine.asked = 0
+            outcome = served(engine, *words)
+            assert outcome.code == 2 and line in outcome.err and outcome.err.count(f"server {engine.url}") == 1, fault
+            kept, at = kept or answers_in(tmp_path / "results"), 2
+            assert 0 < len(kept) < 7 and answers_in(tmp_path / "results") == kept, fault
     engine.fault = None
     assert served(engine, *words).code == 0
     finished = answers_in(tmp_path / "results")
@@ -305,7 +306,7 @@ def test_ids_are_made_of_text_and_prompt_together(served, engine, checkpoint, tm
         ("", 24, {"delta": {"content": " the answer"}}),
     ],
 )
-@pytest.mark.parametrize("finish", ["length", "stop"])
+@pytest.mark.parametrize("finish", [pytest.param("length", marks=pytest.mark.slow), "stop"])
 def test_without_ids_tokens_and_steps_are_the_engines_and_nothing_is_judged(
     served, engine, tmp_path, text, tokens, more, finish
 ):
@@ -351,15 +352,24 @@ def test_more_ids_than_the_engine_counts_are_an_error(served, engine):
 def test_an_end_that_is_not_shown_took_its_time(served, engine, tmp_path, batch):
     """Its step was counted and its time was not: 7 tokens in the time of 6."""
     engine.owner, engine.frames = "other", spoken([" the"] * 3, "stop", 4, wait=0.05, last=0.5)
-    assert served(engine, f"batch={batch}", "method.speculation=none").code == 0
+    words = ("bench.begin=1", "bench.end=3", "method.speculation=none")
+    assert served(engine, f"batch={batch}", *words).code == 0
     choices = choices_in(tmp_path)
+    assert len(choices) == 2
     assert all(ids[-1] == 2 for choice in choices for ids in choice["output_ids"])
     assert all(seconds >= 0.3 / batch for choice in choices for seconds in choice["decode_time"])
     assert all(len(turn) == 4 and turn[3] >= 3e5 for choice in choices for turn in choice["step_us"])
 
 
-@pytest.mark.parametrize("last", [2, 7])
-@pytest.mark.parametrize("ending", [b"data: [DONE]\n\n", b""])
+@pytest.mark.parametrize(
+    ("last", "ending"),
+    [
+        (2, b""),
+        (7, b"data: [DONE]\n\n"),
+        pytest.param(2, b"data: [DONE]\n\n", marks=pytest.mark.slow),
+        pytest.param(7, b"", marks=pytest.mark.slow),
+    ],
+)
 def test_an_end_without_a_reason(served, engine, tmp_path, last, ending):
     """EOS or the limit is reached, and finish_reason stays null; before that, the stream broke off."""
 
@@ -405,7 +415,7 @@ def test_a_router_of_llama_cpp(served, engine, tmp_path):
         patch = pytest.MonkeyPatch()
         if missing == 200:
             patch.setattr(type(engine), "stream", stream)
-        outcome = served(engine, name=str(missing))
+        outcome = served(engine, "bench.categories=[qa]", name=str(missing))
         patch.undo()
         assert outcome.code == 0, outcome.err
         table = rows(tmp_path, str(missing))
@@ -446,6 +456,7 @@ def transformers_serve():
         process.terminate()
 
 
+@pytest.mark.slow
 def test_transformers_serve(call, transformers_serve, tmp_path):
     """It takes texts and gives texts: ids are made from these, and nothing is said of steps."""
     words = ["name=served", f"results_dir={tmp_path / 'results'}", "bench.per_category=1", "max_new_tokens=48"]

@@ -29,10 +29,11 @@ def test_each_method_takes_the_steps_that_it_takes_alone(kind, tmp_path):
     alone, drafters = ([make(name, target, companions) for name in names] for _ in range(2))
     made = [[rng.randrange(3, V) for _ in range(1 + 17 * i)] * (1 + (i > 0)) for i in range(4)]
     for prompt in made:  # what is carried from one to the next is the same as well
+        text = greedy(model, prompt, 40, [7])
         expected = [generate(target, drafter, prompt, max_new_tokens=40, eos={7}) for drafter in alone]
         together = generate_together(target, drafters, prompt, max_new_tokens=40, eos={7})
         for name, one, other in zip(names, expected, together, strict=True):
-            assert one.tokens == greedy(model, prompt, 40, [7]), name
+            assert one.tokens == text, name
             assert (one.tokens, one.steps, one.stop, one.forwards) == (
                 other.tokens,
                 other.steps,

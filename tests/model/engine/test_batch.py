@@ -82,11 +82,12 @@ def mixed(count, rng, execution="eager"):
     return [Request(max_new_tokens=rng.choice([1, 2, 7, 24, 40]), **how) for _ in range(count)]
 
 
+@pytest.mark.parametrize("sizes", [(3,), pytest.param((2, 8), marks=pytest.mark.slow)])
 @pytest.mark.parametrize("name", SETTINGS)
-def test_greedy_texts_of_every_method(name, companions):
+def test_greedy_texts_of_every_method(name, sizes, companions):
     """Answers end by a token, at their limits and at the context's end; the queue is longer than the batch."""
     rng, target = random.Random(name), Target(model(), context=100)
-    for size in (2, 3, 8):
+    for size in sizes:
         requests = mixed(len(prompts()), rng)
         drafter = make(name, target, companions, eos=requests[0].eos)
         expected = [
@@ -214,8 +215,9 @@ def columns(monkeypatch):
     monkeypatch.setattr("model.engine.batch.check_batch", lambda *trial: None)
 
 
+@pytest.mark.parametrize("sizes", [(2, 3), pytest.param((2, 3, 8), marks=pytest.mark.slow)])
 @pytest.mark.parametrize("architecture", [*CONFIGS, *(f"windowed {name}" for name in WINDOWED)])
-def test_every_architecture(architecture, columns):
+def test_every_architecture(architecture, sizes, columns):
     """Also where the context ends, and where windows and chunks do."""
     windowed = architecture.removeprefix("windowed ")
     torch.manual_seed(0)
@@ -223,8 +225,9 @@ def test_every_architecture(architecture, columns):
     rng, target = random.Random(1), Target(of)
     texts = [[7], [5, 6, 7, 8] * 60, *([rng.randrange(3, V) for _ in range(length)] for length in (20, 3, 33))]
     answers = {tuple(text): greedy(of, text, min(30, 256 - len(text))) for text in texts}
-    drafters = {name: make(name, target, {}) for name in ("vanilla", "recycling", "dynamic")}
-    for size in (2, 3, 8):
+    names = ("vanilla", "recycling", "dynamic") if 8 in sizes else ("recycling",)
+    drafters = {name: make(name, target, {}) for name in names}
+    for size in sizes:
         for name, drafter in (drafters | {"oracle": Oracles(answers, size)}).items():
             request = Request(max_new_tokens=30, execution="static" if size == 3 else "eager")
             outs = together(target, drafter, size, [(text, request) for text in texts])

@@ -4,6 +4,7 @@ import copy
 import gc
 import random
 import weakref
+from functools import cache
 
 import pytest
 import torch
@@ -179,18 +180,37 @@ def answers(target, drafter, execution, batch=0):
     return [[out.tokens for out in whole(decode_batch(target, drafter, asked, batch))] for _ in range(2)]
 
 
-@pytest.mark.parametrize("execution", ["eager", "static"])
-@pytest.mark.parametrize("method", UNTRAINED)
-def test_tokens_that_are_never_said_and_have_nan_states_change_no_text(method, execution, tmp_path):
-    """Each method drafts them, in the same forward as the text's own; and learns from their rows."""
+@pytest.fixture(scope="module")
+def silent(tmp_path_factory):
+    """A model with NaN states of all tokens that it never says, its answers to TEXTS, and companions without NaN."""
     model = toy_model("llama-grouped")
     expected = [greedy(model, text, 24) for text in TEXTS]
-    companions = write_companions(model, tmp_path)
+    companions = write_companions(model, tmp_path_factory.mktemp("companions"))
     said = {token for text in (*expected, *TEXTS) for token in text}
     overflowing(model, *(token for token in range(3, V) if token not in said), by=torch.nan)
+    return model, expected, companions
+
+
+@pytest.mark.parametrize("execution", ["eager", "static"])
+@pytest.mark.parametrize("method", UNTRAINED)
+def test_tokens_that_are_never_said_and_have_nan_states_change_no_text(method, execution, silent):
+    """Each method drafts them, in the same forward as the text's own; and learns from their rows."""
+    model, expected, companions = silent
     for batch in (0, 3):
         target = Target(model)
         assert answers(target, make(method, target, companions), execution, batch) == [expected, expected]
+
+
+@cache
+def overflown(token):
+    """A model that overflows in the second text, its answers, a text that goes on from there, and its answer."""
+    model = toy_model("llama-grouped")
+    healthy = [greedy(model, text, 24) for text in TEXTS]
+    overflowing(model, token, by=torch.nan)
+    expected = [greedy(model, text, 24) for text in TEXTS]
+    assert expected[1][-9:] == [0] * 9 and healthy[1] != expected[1] and healthy[::2] == expected[::2]
+    continued = [*TEXTS[1], *expected[1], 5, 6]
+    return model, expected, continued, greedy(model, continued, 6)
 
 
 @pytest.mark.parametrize("batch", [0, 3])
@@ -199,11 +219,7 @@ def test_tokens_that_are_never_said_and_have_nan_states_change_no_text(method, e
 def test_a_model_that_overflows_on_its_own_text_says_what_generate_says(method, execution, batch):
     """Zeros from there on: the token is in the second prompt, or in its answer. Other texts are as they were."""
     for token in (13, 46):
-        model = toy_model("llama-grouped")
-        healthy = [greedy(model, text, 24) for text in TEXTS]
-        overflowing(model, token, by=torch.nan)
-        expected = [greedy(model, text, 24) for text in TEXTS]
-        assert expected[1][-9:] == [0] * 9 and healthy[1] != expected[1] and healthy[::2] == expected[::2]
+        model, expected, continued, after = overflown(token)
         target = Target(model)
         drafter = make(method, target, {})
         assert answers(target, drafter, execution, batch) == [expected, expected]
@@ -211,9 +227,8 @@ def test_a_model_that_overflows_on_its_own_text_says_what_generate_says(method, 
         decoded = generate(target, Oracle(expected[1], 3), TEXTS[1], max_new_tokens=24, **settings)
         assert decoded.tokens == expected[1], "a draft holds the token and zeros after it"
         assert generate(target, drafter, TEXTS[1], max_new_tokens=24, **settings).tokens == expected[1]
-        continued = [*TEXTS[1], *expected[1], 5, 6]
         out = generate(target, drafter, continued, max_new_tokens=6, **settings)
-        assert out.tokens == greedy(model, continued, 6), "nothing is kept of what overflowed"
+        assert out.tokens == after, "nothing is kept of what overflowed"
 
 
 def test_a_text_that_begins_with_a_token_without_an_embedding_is_no_overflow():
