@@ -84,9 +84,10 @@ class AnswerStore:
             write_json(path, metadata)
         else:
             config = recorded.setdefault("config", {})
-            if config.get("method") != metadata["config"]["method"]:
+            method = metadata.get("config", config).get("method")
+            if config.get("method") != method:
                 # They differ in settings that decide no answer, as a server's type: the last command's count.
-                config["method"] = metadata["config"]["method"]
+                config["method"] = method
                 write_json(path, recorded)
         states = set(self.folder.glob("state-*.safetensors")) - {self._state_path(answered)}
         for stale in [*self.folder.glob(PARTIAL), *states]:  # a killed run's; the directory is locked

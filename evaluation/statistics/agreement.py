@@ -21,13 +21,11 @@ from typing import Any
 
 import pandas as pd
 
-from ..records.identity import NAMED
 from ..records.rows import Row, parsed
 from ..records.runs import Run, row_key
 from .intervals import quotient
 from .metrics import lengths_by_turn
 from .pools import Pool, mat_counts, mat_ratio
-from .published import default_settings
 from .tables import identity
 
 GAPS = "audit_gaps.json"
@@ -227,9 +225,7 @@ def compare(here: Sequence[Pool], there: Sequence[Pool]) -> tuple[list[Compariso
 
 def _keys(pool: Pool) -> tuple[Any, Any, Any]:
     """Return the keys that pair a configuration: all settings, all but the limit of new tokens, the label."""
-    today, recorded = default_settings(pool.method), pool.first.settings["method"].keys()  # some were removed since
-    left_out = {*HOW, *(f"{p}{key}" for key in recorded - today.keys() - {*NAMED} if today for p in ("", "method_"))}
-    facets = {key: value for key, value in pool.identity.facets.items() if key not in left_out and value is not None}
+    facets = {key: value for key, value in pool.identity.facets.items() if key not in HOW and value is not None}
     label = pool.group["model"], pool.group["bench"], pool.label
     settings = label, pool.group["dtype"], facets
     return (*settings, pool.group["max_new_tokens"]), settings, label

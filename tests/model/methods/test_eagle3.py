@@ -111,7 +111,7 @@ class Table(Head):
         super().__init__(head_config(model.config.to_dict() | {"num_hidden_layers": 1}), torch.eye(rows))
         self.weight, self.asked = nn.Parameter(torch.zeros(1)), []
 
-    def _run(self, features, tokens, angles, mask, cache):
+    def forward(self, features, tokens, angles, mask=None, cache=None):
         seen = None if mask is None else (mask[0, 0, :, 4:] == 0).sum(-1).tolist()
         self.asked.append((tokens[0].tolist(), round(float(torch.acos(angles[0][0, -1, 0])), 3), seen))
         return self.embed(tokens)
