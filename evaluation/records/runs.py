@@ -110,7 +110,8 @@ class Run:
     @property
     def execution(self) -> str:
         """How steps ran: eager, graph or INSIDE; GENERATE for transformers' own decoding, SERVED for a server."""
-        return str(self.metadata.get("execution_used", UNKNOWN))
+        requested = GENERATE if self.settings["method"]["name"] == "hf" else self.settings.get("execution")
+        return str(self.metadata.get("execution_used", requested))
 
     @cached_property
     def summary(self) -> dict[str, Any]:

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from evaluation.records.questions import Question
 from evaluation.records.rows import SCHEMA
-from evaluation.records.runs import GENERATE, Run, row_key
+from evaluation.records.runs import Run, row_key
 from evaluation.statistics.experiment import Experiment
 from evaluation.statistics.rendering import main_view, to_markdown, to_text
 
@@ -37,7 +37,6 @@ def made(label, answers, *, repeat=0, method=None, questions=None, folder="run",
         "label": label,
         "device": "a machine",
         "questions": len(answers) if questions is None else questions,
-        "execution_used": GENERATE if name == "hf" else "eager",
         "versions": {"torch": "2", "transformers": "5"},
         "settings": {
             "schema": SCHEMA,
