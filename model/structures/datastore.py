@@ -52,11 +52,8 @@ class Datastore:
         try:
             with file.open("rb") as stream:
                 size, self._suffixes, self._tokens = (_mapped(stream) for _ in range(3))
-        except OSError as error:
-            reason = "no such file" if isinstance(error, FileNotFoundError) else f"cannot be read ({error.strerror})"
-            raise UserError(f"datastore {path}: {reason}; build one with `python -m tools.datastore`") from None
-        except ValueError:
-            why = "not a datastore of this version, or cut short"
+        except Exception as error:  # whatever numpy raises for a damaged header
+            why = error.strerror if isinstance(error, OSError) else "not a datastore of this version, or cut short"
             raise UserError(f"datastore {path}: {why}; build one with `python -m tools.datastore`") from None
         self._width, self._count = self._tokens.itemsize, len(self._tokens)
         if abs(size[0] - vocab_size) >= PADDING or vocab_size > 256**self._width:

@@ -65,13 +65,20 @@ def test_damaged_and_foreign_files_are_refused(tmp_path):
             Datastore(path, vocab_size=vocab)
         assert "\n" not in str(error.value)
 
-    refused(tmp_path / "absent", "no such file; build one")
-    refused(tmp_path, "cannot be read")
+    refused(tmp_path / "absent", "No such file or directory; build one")
+    refused(tmp_path, "Is a directory; build one")
     refused(good, "vocabulary has 50 tokens, the model's 562", vocab=562)
     assert Datastore(good, vocab_size=64).longest([3, 63], min_n=1, max_n=2) == (0, 0, 0), "padded rows of a tokenizer"
     store(tmp_path / "wide", [7] * 9, 2**16)
     refused(tmp_path / "wide", "the model's 65600", vocab=2**16 + 64)  # its ids have two bytes
-    for content in [b"", b'{"text": "a JSONL file"}' * 20, b"TOKENSFX" + bytes(200), data[:200], data[:-1]]:
+    for content in [
+        b"",
+        b'{"text": "a JSONL file"}' * 20,
+        b"TOKENSFX" + bytes(200),
+        data[:200],
+        data[:-1],
+        data[:90] + b"(" + data[91:],
+    ]:
         bad.write_bytes(content)
         refused(bad, "not a datastore of this version, or cut short")
 
