@@ -234,20 +234,24 @@ class Served(Answerer):
 
     def answer(self, prompt: list[int], max_new_tokens: int, *greedy: Any, **unmarked: Any) -> Generation:
         """Answer a prompt; no phase is marked. Raises UserError if the server fails or has changed."""
-        return self.answer_batch([prompt], max_new_tokens)[0]
+        return self._answer([prompt], max_new_tokens, alone=True)[0]
 
     def answer_batch(
         self, prompts: Sequence[list[int]], max_new_tokens: int, samplings: Sequence[Sampling] = ()
     ) -> list[Generation]:
-        """Answer prompts by concurrent requests; if there is one, the counters of the whole server are its own."""
-        server, where, alone = self.server, self.server.where, len(prompts) == 1
+        """Answer prompts by concurrent requests, one for each prompt."""
+        return self._answer(prompts, max_new_tokens)
+
+    def _answer(self, prompts: Sequence[list[int]], max_new_tokens: int, alone: bool = False) -> list[Generation]:
+        """Answer prompts; `alone`: there is one request, so the counters of the whole server are read as its own."""
+        server, where = self.server, self.server.where
         now = {key: value or self.said[key] for key, value in server.describe().items()}
         if changed := difference(self.said, now, words=("before", "now")):
             raise UserError(f"{where}: is another one now: {changed}")
         asked = [self._as_taken(prompt) for prompt in prompts]
         limits = [self.loaded.target.token_budget(prompt, max_new_tokens) for prompt in prompts]
         before, start = server.counters() if alone else {}, time.perf_counter()
-        if alone:
+        if len(prompts) == 1:
             replies = [server.ask(asked[0], limits[0])]
         else:
             with ThreadPool(len(prompts)) as pool:  # an error or Ctrl-C ends it without waiting for other requests
