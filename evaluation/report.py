@@ -1,8 +1,8 @@
 """python -m evaluation.report FOLDER: rebuild tables, figures and page of an experiment from its records.
 
 With --answers GLOB instead of a folder: the same table from answer files in Spec-Bench's format, of any method.
-With --against OTHER: compare token ids and accepted lengths with another folder's. Exit code 1 if token ids differ, or
-if accepted lengths differ by more than their interval; rows of 16-bit numbers or of a server are named only.
+With --against OTHER: compare token ids and accepted lengths with another folder's. Exit code 1 if token ids differ;
+rows of 16-bit numbers or of a server are named only.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from .figures import draw_all
 from .page import write_page
 from .records.compact import FILE
 from .records.runs import read_foreign
-from .statistics.agreement import EQUAL, WRONG, Comparison, compare
+from .statistics.agreement import EQUAL, TEXT, Comparison, compare
 from .statistics.experiment import Experiment
 from .statistics.metrics import OVERALL, grouped
 from .statistics.notes import auto_lines, headlines
@@ -147,7 +147,7 @@ def main() -> None:
         if folder is None:
             report_answers(arguments.answers, arguments.out or FOREIGN, arguments.baseline)
         elif arguments.against is not None:
-            sys.exit(int(any(c.verdict in WRONG for c in against(folder, arguments.against))))
+            sys.exit(int(any(c.verdict == TEXT for c in against(folder, arguments.against))))
         else:
             report(folder)
 

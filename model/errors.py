@@ -20,13 +20,12 @@ class UserError(ValueError):
 
 # Characters to escape: C0 except newline and tab, DEL, C1 (U+009B opens a sequence as ESC [ does), and bidirectional
 # embeddings, overrides and isolates, which reorder text. Bidirectional marks stay, as right-to-left text needs them.
-_CONTROLS = {*range(0x20), *range(0x7F, 0xA0), *range(0x202A, 0x202F), *range(0x2066, 0x206A)} - {0x09, 0x0A}
-_ESCAPES = {code: f"\\u{code:04x}" for code in sorted(_CONTROLS)}
+_CONTROLS = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
 
 
 def visible(text: str) -> str:
     """Escape control characters except newlines and tabs, such as \\u001b for ESC. JSON keeps its meaning."""
-    return text.translate(_ESCAPES)
+    return _CONTROLS.sub(lambda control: f"\\u{ord(control[0]):04x}", text)
 
 
 SURROGATE = re.compile("[\ud800-\udfff]")  # an undecodable byte becomes a surrogate, which UTF-8 cannot encode

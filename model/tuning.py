@@ -27,7 +27,6 @@ from .engine.linear import has_half, is_held, linear_bytes, packable
 from .engine.sampling import Sampling
 from .engine.step import Executor, unmarked
 from .errors import UserError, one_line
-from .methods import is_sharded
 from .methods.vanilla import Vanilla
 from .recycling import TokenRecycling, build_template
 
@@ -166,8 +165,8 @@ def choose_linear(model: Any, name: str = "auto") -> Layouts:
 
 
 def captures(target: Target) -> bool:
-    """True if static steps may be captured: the target is on one CUDA device, and no other process has a part of it."""
-    return target.device.type == "cuda" and target.has_fixed_shapes and not is_sharded(target)
+    """True if static steps may be captured: the target is on one CUDA device."""
+    return target.device.type == "cuda" and target.has_fixed_shapes
 
 
 def described(target: Target, execution: Execution, load: Load) -> dict[str, str]:

@@ -6,7 +6,6 @@ run itself come from the values in configs/config.yaml.
 
 from __future__ import annotations
 
-import inspect
 import re
 import sys
 from collections.abc import Iterator
@@ -22,7 +21,7 @@ from omegaconf.errors import OmegaConfBaseException
 from model.engine.sampling import Sampling
 from model.errors import UserError, one_line
 from model.files import ROOT
-from model.methods import METHODS, OFFERED, check_method, method_class
+from model.methods import check_method, method_class
 from model.recycling import build_template
 from model.settings import check_settings
 
@@ -77,16 +76,11 @@ def meant(name: str) -> str:
     """Name the settings of a run and of all groups that end like an unknown one, as the end of its
     message; empty if there is none."""
     setting = name.rpartition(".")[2]
-    takers = [("method", taker) for taker in (Server, *map(method_class, METHODS))]
-    takers += GROUPS.items()
-    places = {group for group, taker in takers if setting in inspect.signature(taker).parameters}
-    if setting in NOT_SETTINGS:
-        places -= GROUPS.keys()
-    if setting in (*OFFERED, "sizing"):
-        places.discard("method")
-    if setting in SHIPPED["companions"]:
-        places.add("companions")
-    others = {f"{group}.{setting}" for group in places}
+    others = {f"sampling.{setting}"} if setting in SHIPPED["sampling"] else set()
+    for file in (ROOT / "configs").glob("*/*.yaml"):
+        group = file.parent.name
+        if group in ("method", "companions", *GROUPS) and f"\n{setting}:" in file.read_text("utf-8"):
+            others.add(f"{group}.{setting}")
     if setting in TYPES.keys() - {"method", *GROUPS}:
         others.add(setting)
     others.discard(name)

@@ -23,7 +23,6 @@ from hydra.core.config_loader import ConfigLoader
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override, Quote, QuotedString
-from hydra.plugins.config_source import ConfigSource
 from omegaconf import DictConfig, OmegaConf
 
 from model.engine.sizing import finds_size
@@ -36,9 +35,6 @@ from model.recycling.templates import PARAMETERS
 from ..loading.companions import missing_companion
 from ..records.sweeps import Planned
 from .config import check_groups, config_errors, meant
-
-_header = ConfigSource._get_header_dict  # overlooks "# @package" after a byte-order mark
-ConfigSource._get_header_dict = staticmethod(lambda text: _header(text.removeprefix("\ufeff")))
 
 DEPENDENT = ("method.", "tree")  # prefixes of settings that exist only for some methods and trees
 ONE_VALUE = ("experiment", "preset", "launcher")  # choices that decide the list of jobs

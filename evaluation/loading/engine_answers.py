@@ -130,13 +130,12 @@ def tokenised(where: str, request: Row, loaded: LoadedModel) -> EngineAnswer:
             max_tokens or the context allow.
     """
     prompt, ids = request.get("prompt_token_ids"), request["token_ids"]
-    remade, tokenizer, whole = ids is None or bool(request.get("ids_remade")), loaded.tokenizer, list[int]()
+    remade, tokenizer, space = ids is None or bool(request.get("ids_remade")), loaded.tokenizer, ""
     if prompt is None:
-        text, with_answer, special = _texts(where, request, loaded)
-        prompt, whole = (list(tokenizer(t, add_special_tokens=special).input_ids) for t in (text, with_answer))
-    if ids is None:  # an engine's answer never continues the prompt's last token
-        joined = whole[: len(prompt)] == prompt
-        ids = whole[len(prompt) :] if joined else continued(tokenizer, tokenizer.decode(prompt), request["text"])
+        text, space, special = _prompt(where, request, loaded)
+        prompt = list(tokenizer(text, add_special_tokens=special).input_ids)
+    if ids is None:
+        ids = continued(tokenizer, tokenizer.decode(prompt), space + request["text"])
     limit, name = request.get("max_tokens"), one_line(str(request["id"]))[:40]
     if limit is not None and not remade and len(ids) > limit:
         raise UserError(f"{where}: {len(ids)} tokens, and max_tokens is {limit}")
@@ -168,12 +167,12 @@ def continued(tokenizer: Any, before: str, said: str) -> list[int]:
     return whole[len(head) :]
 
 
-def _texts(where: str, request: Row, loaded: LoadedModel) -> tuple[str, str, bool]:
-    """Return a prompt's text, prompt and answer as one text, and whether the tokenizer adds special tokens (BOS)."""
+def _prompt(where: str, request: Row, loaded: LoadedModel) -> tuple[str, str, bool]:
+    """Return a prompt's text, what is between it and the answer, and whether the tokenizer adds special tokens."""
     tokenizer, template, said = loaded.tokenizer, loaded.template, request.get("text") or ""
     if (messages := request.get("messages")) is None:
         text, bos = request["prompt"], tokenizer.bos_token
-        return text, text + said, not (bos and text.startswith(bos))
+        return text, "", not (bos and text.startswith(bos))
     messages = [
         turn | {"content": answer_text(template, tokenizer, turn["content"])}
         if turn.get("role") == "assistant" and isinstance(turn.get("content"), list)
@@ -187,7 +186,7 @@ def _texts(where: str, request: Row, loaded: LoadedModel) -> tuple[str, str, boo
     except Exception as error:  # the template's own errors, and jinja2's
         raise UserError(f"{where}: {template} refuses its messages ({one_line(error)[:200]})") from None
     apart = template == CHAT or not said or text[-1].isspace() or said[0].isspace()
-    return text, text + " " * (not apart) + said, template != CHAT  # fschat's templates have a space there
+    return text, " " * (not apart), template != CHAT  # fschat's templates have a space there
 
 
 @dataclass

@@ -55,7 +55,7 @@ class Server:
         cards = {str(card["id"]): card for card in listed.get("data") or ()} if isinstance(listed, dict) else {}
         name = next(iter(cards)) if self.model is None and len(cards) == 1 else self.model
         if name is None or name not in cards:
-            names = visible(", ".join(cards)) or "there is none at /v1/models"
+            names = ", ".join(cards) or "there is none at /v1/models"
             raise UserError(f"{self.where}: method.model={name}: name one of its models ({names})")
         return dict(cards[name])
 

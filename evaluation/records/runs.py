@@ -14,7 +14,7 @@ from typing import Any
 import pandas as pd
 
 from model.errors import UserError, one_line
-from model.methods import METHODS, table_place
+from model.methods import table_place
 
 from . import compact
 from .identity import SERVER, Identity
@@ -38,7 +38,6 @@ GENERATE = "transformers generate"  # the execution of hf, which does not use th
 # executions of this engine inside transformers' generate (`Generate`), by the execution of their steps
 INSIDE = {"eager": "custom_generate", "graph": "custom_generate, graph"}
 SERVED = "served"  # the execution of a server
-_METHOD_OF_CLASS = {path.rpartition(".")[2]: name for name, path in METHODS.items()}
 UNKNOWN = "not recorded"
 FLOATS = {"F32", "F16", "BF16"}  # types of a GGUF file's tensors that are not quantised
 # Types of the metadata that tables and pages read; a dot leads into a group. _NAMES must be present.
@@ -206,10 +205,6 @@ def _of_this_schema(records: Iterable[tuple[Path, dict[str, Any], list[Row]]]) -
         except (AttributeError, KeyError, TypeError, ValueError) as error:
             print(f"left out: {folder}: its metadata.json is broken ({one_line(error)})", file=sys.stderr)
             continue
-        method = metadata["settings"]["method"]
-        drafter = str(method.get("drafter"))
-        if drafter.startswith("model."):  # recorded by file and class, which have moved since
-            method["drafter"] = _METHOD_OF_CLASS.get(drafter.rpartition(".")[2], drafter)
         runs.append(Run(folder, metadata, rows))
     return sorted(runs, key=_order)
 

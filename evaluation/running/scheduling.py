@@ -19,6 +19,7 @@ from model.tuning import choose_threads
 from ..configuration.fingerprint import recorded_threads
 from ..errors import noted
 from ..loading.devices import exclusive, keep_devices
+from ..loading.models import locate
 from ..loading.settings import ModelSettings
 from ..records.identity import SAVED
 from ..records.sweeps import note_done
@@ -56,20 +57,20 @@ def run_jobs(jobs: Sequence[Job], failures: list[str] | None = None, answer_file
 
 
 def _check(groups: Sequence[list[Job]], failures: list[str] | None) -> None:
-    """Build the runs of the first repeat and drop them, so that an impossible job is reported before
-    another has run for hours.
-
-    Of the first group one run is built, whose model stays loaded: its others are all built before
-    one of them answers.
+    """Build the runs of the first repeat and drop them, so that an impossible job is reported before another has run
+    for hours. Of a further model, only the files are looked for: its jobs are mostly those of the first.
     """
-    for group in reversed(groups[1:] and groups):
-        for job in group[:1] if group is groups[0] else group:
-            config = job.config
-            if config["repeat"] == groups[0][0].config["repeat"] and config["start"] != SAVED:
+    for group in reversed(groups[1:] and groups):  # the first group's model is then loaded
+        for job in group:
+            config, first = job.config, groups[0][0].config
+            if config["repeat"] == first["repeat"] and config["start"] != SAVED:
                 with noted(failures, early=True):
                     settings = ModelSettings(**config["model"])
-                    with exclusive(settings, config["timed"]) as model:
-                        Runner(config, model)
+                    if settings.path != first["model"]["path"]:
+                        locate(settings)
+                    else:
+                        with exclusive(settings, config["timed"]) as model:
+                            Runner(config, model)
 
 
 def grouped(jobs: Sequence[Job]) -> list[list[Job]]:

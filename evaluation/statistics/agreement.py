@@ -2,13 +2,10 @@
 
 Audit: is the output still the model's own? Token ids are compared in the turns that both answered from the same prompt.
 
-Two experiments: token ids must be equal in every turn, as neither the machine nor a draft may change them. MATs agree
-if the 95 % interval of their ratio includes 1, on the questions that both answered from the same state. If state is
-kept between prompts, these are the questions before which both were asked the same ones. If the states were saved from
-other questions, there are none. Accepted lengths decide nothing without an interval (fewer than FEWEST questions), or
-if step times decide the draft size, or if the settings differ. Of runs with different limits of new tokens, only the
-text is compared, up to the smaller limit. Another processor rounds 16-bit numbers in its own way, and so does a server:
-if these differ, in text or accepted lengths, they are named, and nothing is decided.
+Two experiments: token ids must be equal in every turn, as neither the machine nor a draft may change them. Accepted
+lengths may differ: with the state kept between prompts, the sizes that step times choose, other settings. The ratio of
+the MATs and its interval say by how much. Of runs with different limits of new tokens, only the text is compared, up to
+the smaller limit. Another processor rounds 16-bit numbers in its own way, and so does a server: another text is named.
 """
 
 from __future__ import annotations
@@ -18,30 +15,24 @@ import shlex
 from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from itertools import accumulate, takewhile
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
 
-from ..records.identity import NAMED
 from ..records.rows import Row, parsed
 from ..records.runs import Run, row_key
-from .acceptance import LEARNT
 from .intervals import quotient
 from .metrics import lengths_by_turn
 from .pools import Pool, mat_counts, mat_ratio
-from .published import default_settings
 from .tables import identity
 
 GAPS = "audit_gaps.json"
 Gaps = dict[tuple[str, ...], float]
-EQUAL, SIZES, WITHIN = "equal", "text equal, sizes differ", "text equal, lengths differ within the interval"
-OPEN, APART, TEXT = "text equal, lengths not decided", "text equal, LENGTHS DIFFER", "ANOTHER TEXT"
-CUT, UNLIKE = "text equal up to the smaller limit", "text equal, other settings"
-WRONG = (APART, TEXT)
-# What a difference says where numbers of 16 bits, or a server's, are rounded otherwise.
-ROUNDED = {TEXT: "another text, as 16 bits may give", APART: "text equal, lengths differ, as 16 bits may give"}
+EQUAL, LENGTHS, TEXT = "equal", "text equal, lengths differ", "ANOTHER TEXT"
+CUT = "text equal up to the smaller limit"
+ROUNDED = "another text, as 16 bits may give"  # or a server
 HOW = ("execution", "timed", "phases")  # facets that change neither text nor accepted lengths
 
 
@@ -207,7 +198,7 @@ class Comparison:
     same_text: int  # number of these with the same text in every turn and repeat
     same_lengths: int | None  # number with the same accepted lengths; None: not compared
     mats: list[float]  # here and there
-    ratio: tuple[float, float, float]  # ratio of the MATs with its interval, on the questions that decide
+    ratio: tuple[float, float, float]  # ratio of the MATs with its interval
     verdict: str
     first: str  # where token ids, or else accepted lengths, first differ; empty if nowhere
 
@@ -223,7 +214,7 @@ def compare(here: Sequence[Pool], there: Sequence[Pool]) -> tuple[list[Compariso
             twins = sum(keys[id(other)][i] == key for other in pools_here)
             if peers and (i < 2 or len(peers) == twins == 1):  # by the label alone only where it is unique
                 other = max(peers, key=lambda peer: len(_common(pool, peer)))
-                comparisons.append(_compare(pool, other, same_settings=i < 2))
+                comparisons.append(_compare(pool, other))
                 pools_here.remove(pool)
                 pools_there.remove(other)
     alone = [f"only here: {pool.name}" for pool in pools_here] + [f"only there: {pool.name}" for pool in pools_there]
@@ -234,9 +225,7 @@ def compare(here: Sequence[Pool], there: Sequence[Pool]) -> tuple[list[Compariso
 
 def _keys(pool: Pool) -> tuple[Any, Any, Any]:
     """Return the keys that pair a configuration: all settings, all but the limit of new tokens, the label."""
-    today, recorded = default_settings(pool.method), pool.first.settings["method"].keys()  # some were removed since
-    left_out = {*HOW, *(f"{p}{key}" for key in recorded - today.keys() - {*NAMED} if today for p in ("", "method_"))}
-    facets = {key: value for key, value in pool.identity.facets.items() if key not in left_out and value is not None}
+    facets = {key: value for key, value in pool.identity.facets.items() if key not in HOW and value is not None}
     label = pool.group["model"], pool.group["bench"], pool.label
     settings = label, pool.group["dtype"], facets
     return (*settings, pool.group["max_new_tokens"]), settings, label
@@ -246,7 +235,7 @@ def _common(here: Pool, there: Pool) -> set[str]:
     return set(here.cells.questions) & set(there.cells.questions)
 
 
-def _compare(here: Pool, there: Pool, same_settings: bool) -> Comparison:
+def _compare(here: Pool, there: Pool) -> Comparison:
     """Compare two configurations with questions in common, each repeat with the same one if it is there."""
     common, first = _common(here, there), dict[str, str]()
     limits = {pool.group["max_new_tokens"] for pool in (here, there)}
@@ -258,33 +247,19 @@ def _compare(here: Pool, there: Pool, same_settings: bool) -> Comparison:
             for kind, where in _differences(rows[key], others[key], most):
                 (text if kind == "token ids" else lengths).add(key)
                 first.setdefault(kind, f"{kind} differ first at {where}")
-    decided = common
-    methods = [pool.first.settings["method"] for pool in (here, there)]
-    if any(method.get("start") not in (None, "cold") for method in methods):
-        orders = [max(pool.answers.values(), key=len) for pool in (here, there)]
-        decided = {a for a, _ in takewhile(lambda pair: pair[0] == pair[1], zip(*orders, strict=False))}
-        if len({method.get("start_sha256") for method in methods}) > 1 and here.selection != there.selection:
-            decided = set()  # the saved states are of other questions
-    cells = here.cells
-    deciding = list(decided if lengths & decided else common)
-    ratio, low, high = mat_ratio(cells.take(cells.questions.isin(deciding)), there.cells)
-    if text or not lengths:
-        verdict = TEXT if text else EQUAL if most is None else CUT
-    elif any(method.get("tree") == LEARNT for method in methods):
-        verdict = SIZES
-    elif not same_settings:
-        verdict = UNLIKE
-    elif not lengths & decided or (ratio != 1.0 and math.isnan(low)):
-        verdict = OPEN
+    if text:
+        exact = not any(pool.identity.is_served or pool.group["dtype"] != "float32" for pool in (here, there))
+        verdict = TEXT if exact else ROUNDED
+    elif most is not None:
+        verdict = CUT
     else:
-        verdict = WITHIN if ratio == 1.0 or low <= 1.0 <= high else APART
-    if any(pool.identity.is_served or pool.group["dtype"] != "float32" for pool in (here, there)):
-        verdict = ROUNDED.get(verdict, verdict)
-    counts = mat_counts(cells, there.cells)
+        verdict = LENGTHS if lengths else EQUAL
+    counts = mat_counts(here.cells, there.cells)
     mats = [quotient(*counts[:2]), quotient(*counts[2:])]
     same = (len(common) - len(text), len(common) - len(lengths) if most is None else None)
     where = first.get("token ids") or first.get("accepted lengths", "")
-    return Comparison(here.name, len(common), *same, mats, (ratio, low, high), verdict, where)
+    ratio = mat_ratio(here.cells, there.cells)
+    return Comparison(here.name, len(common), *same, mats, ratio, verdict, where)
 
 
 def _differences(here: Row, there: Row, most: int | None) -> Iterator[tuple[str, str]]:

@@ -83,11 +83,6 @@ def takes_tree(factory: Callable[..., Any]) -> bool:
     return "tree" in inspect.signature(factory).parameters
 
 
-def is_sharded(target: Target) -> bool:
-    """True if processes share each layer (transformers' `tp_plan`): all must draft alike, so no clock may decide."""
-    return getattr(target.model, "tp_size", None) not in (None, 1)
-
-
 def make_method(name: str, target: Target, /, *, eos: Collection[int] = (), **settings: Any) -> Drafter:
     """Make a method for a target.
 
@@ -95,8 +90,7 @@ def make_method(name: str, target: Target, /, *, eos: Collection[int] = (), **se
         name: one of METHODS, or the import path of a class or function.
         eos: ids that end an answer; some methods do not draft beyond them.
         settings: the method's own, see its class. `tree` may be a template's name or `best:N`. If the method can tune
-            its size and neither `nodes` nor `tree` is set, `nodes` is `auto`: the size is tuned while decoding. Sharded
-            models get a fixed size.
+            its size and neither `nodes` nor `tree` is set, `nodes` is `auto`: the size is tuned while decoding.
 
     Raises UserError: no such method, or a setting that it does not take.
     """
@@ -104,10 +98,7 @@ def make_method(name: str, target: Target, /, *, eos: Collection[int] = (), **se
 
     factory = method_class(name)
     if finds_size(factory) and settings.keys().isdisjoint({"tree", "nodes"}):
-        if not is_sharded(target):
-            settings["nodes"] = AUTO
-        elif takes_tree(factory):
-            settings["tree"] = "2.2.2"
+        settings["nodes"] = AUTO
     return build_drafter(factory, target, settings, eos=eos)
 
 

@@ -55,7 +55,7 @@ class HydraHeads(Head):
             self.hydra_mlp.append(nn.Sequential(dropout, ResBlock(hidden, (i + 2) * hidden), *others))
             self.hydra_lm_head.append(nn.Sequential(dropout, nn.Linear(hidden, vocab_size)))
 
-    def _run(self, features: torch.Tensor, tokens: torch.Tensor, *attention: Any) -> torch.Tensor:
+    def forward(self, features: torch.Tensor, tokens: torch.Tensor, *attention: Any) -> torch.Tensor:
         prefix: Any = self.prefix_embeding_layer
         return prefix["norm"](run_layer(prefix["layers"][0], features, *attention))  # type: ignore[no-any-return]
 

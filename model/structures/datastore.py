@@ -4,23 +4,18 @@ The file is mapped into memory, so that opening it costs the same at any size an
 are read. Tokens are stored big-endian: the order of their bytes is then the order of the tokens, and a comparison of
 two suffixes is one comparison of bytes.
 
-| bytes | what |
-|---|---|
-| 64 | header: magic, version, vocabulary, width of a token, number of tokens n, SHA-256 of this and of four samples |
-| n * width | tokens, unsigned, big-endian, 2 bytes each (4 where the vocabulary is larger than 65,536) |
-| 0 or 2 | padding to a multiple of 4 |
-| n * 4 | suffix array, unsigned, little-endian: where each suffix begins, in lexicographic order |
+The file holds three arrays as `np.save` writes them: the vocabulary's size (1,); the suffix array (n,), where each
+suffix begins, in lexicographic order, which is aligned here; and the tokens (n,), of 2 bytes each, or 4 where the
+vocabulary is larger than 65,536.
 """
 
 from __future__ import annotations
 
-import hashlib
-import mmap
 import struct
 from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 import numpy as np
 from numpy.typing import NDArray
@@ -45,31 +40,30 @@ def suffix_array(tokens: NDArray[np.int64]) -> NDArray[np.int64]:
         span *= 2
 
 
-MAGIC, VERSION = b"TOKENSFX", 1
-HEADER = struct.Struct("<8sIIQQ32s")  # magic, version, vocabulary, width, tokens, digest
-SAMPLE = 4096  # bytes of each end of the tokens and of the suffix array that the digest covers
 MAX_TOKENS = 2**32 - 1  # tokens: what four bytes can number
 
 
 class Datastore:
-    """An opened file. Raises UserError if it is no datastore, was changed, or is of another vocabulary."""
+    """An opened file. Raises UserError if it is no datastore, cut short, or of another vocabulary."""
 
     def __init__(self, path: str | Path, *, vocab_size: int) -> None:
         file = located(path)
         self.name = str(path)
         try:
             with file.open("rb") as stream:
-                width, count = _check(stream, self.name, vocab_size)
-                self._map = mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ)
-        except OSError as error:
-            reason = "no such file" if isinstance(error, FileNotFoundError) else f"cannot be read ({error.strerror})"
-            raise UserError(f"datastore {path}: {reason}; build one with `python -m tools.datastore`") from None
-        self.vocab_size, self._width, self._count = vocab_size, width, count
-        start, at = HEADER.size, _suffixes_at(width, count)
-        self._bytes = memoryview(self._map)[start : start + width * count]
-        self._order = memoryview(self._map)[at:].cast("I")  # (n,); reading one number of it costs 40 ns, numpy's 100
-        self._tokens = np.frombuffer(self._bytes, dtype=f">u{width}")  # (n,)
-        self._suffixes = np.frombuffer(self._map, dtype="<u4", offset=at)  # (n,)
+                size, self._suffixes, self._tokens = (_mapped(stream) for _ in range(3))
+        except Exception as error:  # whatever numpy raises for a damaged header
+            why = error.strerror if isinstance(error, OSError) else "not a datastore of this version, or cut short"
+            raise UserError(f"datastore {path}: {why}; build one with `python -m tools.datastore`") from None
+        self._width, self._count = self._tokens.itemsize, len(self._tokens)
+        if abs(size[0] - vocab_size) >= PADDING or vocab_size > 256**self._width:
+            raise UserError(
+                f"datastore {path}: its vocabulary has {size[0]} tokens, the model's {vocab_size}; "
+                "build one with this model's tokenizer (`python -m tools.datastore`)"
+            )
+        self.vocab_size = vocab_size
+        self._bytes = self._tokens.view(np.uint8).data
+        self._order = self._suffixes.data  # (n,); reading one number of it costs 40 ns, numpy's 100
 
     def __len__(self) -> int:
         return self._count
@@ -139,46 +133,17 @@ def write_datastore(path: Path, tokens: NDArray[np.int64], vocab_size: int) -> N
             f"datastore {path}: tokens {tokens.min()} to {tokens.max()}, but the vocabulary is {vocab_size}"
         )
     width = 2 if vocab_size <= 2**16 else 4
-    with replaced(path) as partial, partial.open("w+b") as stream:
-        stream.write(bytes(HEADER.size))
-        stream.write(tokens.astype(f">u{width}").data)
-        stream.write(bytes(_suffixes_at(width, len(tokens)) - stream.tell()))
-        stream.write(suffix_array(tokens).astype("<u4").data)
-        digest = _digest(stream, vocab_size, width, len(tokens))
-        stream.seek(0)
-        stream.write(HEADER.pack(MAGIC, VERSION, vocab_size, width, len(tokens), digest))
+    of_file = np.array([vocab_size], "<i8"), suffix_array(tokens).astype("<u4"), tokens.astype(f">u{width}")
+    with replaced(path) as partial, partial.open("wb") as stream:
+        for array in of_file:
+            np.save(stream, array)
 
 
-def _suffixes_at(width: int, count: int) -> int:
-    return -(-(HEADER.size + width * count) // 4) * 4
-
-
-def _digest(stream: BinaryIO, vocab_size: int, width: int, count: int) -> bytes:
-    """SHA-256 of the header's numbers and of both ends of the tokens and of the suffix array."""
-    digest = hashlib.sha256(struct.pack("<QQQQ", VERSION, vocab_size, width, count))
-    at = _suffixes_at(width, count)
-    for begin, end in ((HEADER.size, HEADER.size + width * count), (at, at + 4 * count)):
-        for offset in (begin, max(begin, end - SAMPLE)):
-            stream.seek(offset)
-            digest.update(stream.read(min(SAMPLE, end - offset)))
-    return digest.digest()
-
-
-def _check(stream: BinaryIO, name: str, vocab_size: int) -> tuple[int, int]:
-    """Raise UserError unless this is a complete datastore of the vocabulary; return the tokens' width and number."""
-    head = stream.read(HEADER.size)
-    if len(head) < HEADER.size or not head.startswith(MAGIC):
-        raise UserError(f"datastore {name}: not a datastore; build one with `python -m tools.datastore`")
-    _, version, vocabulary, width, count, digest = HEADER.unpack(head)
-    is_whole = width in (2, 4) and count > 0 and stream.seek(0, 2) == _suffixes_at(width, count) + 4 * count
-    if version != VERSION or not is_whole or _digest(stream, vocabulary, width, count) != digest:
-        raise UserError(
-            f"datastore {name}: cut short, changed, or of another version than {VERSION} ({version}); build it again "
-            "with `python -m tools.datastore`"
-        )
-    if abs(vocabulary - vocab_size) >= PADDING or vocab_size > 256**width:
-        raise UserError(
-            f"datastore {name}: its vocabulary has {vocabulary} tokens, the model's {vocab_size}; "
-            "build one with this model's tokenizer (`python -m tools.datastore`)"
-        )
-    return width, count
+def _mapped(stream: BinaryIO) -> NDArray[Any]:
+    """Map the next array of a file into memory. Raises ValueError if there is none."""
+    np.lib.format.read_magic(stream)
+    shape, _, dtype = np.lib.format.read_array_header_1_0(stream)
+    begin = stream.tell()
+    array = np.memmap(stream, dtype, "r", begin, shape)
+    stream.seek(begin + array.nbytes)
+    return np.asarray(array)

@@ -186,6 +186,12 @@ AnyHead = TypeVar("AnyHead", bound="Head")
 class Head(nn.Module):
     """A decoder layer over hidden states of the target, with keys and values of its own; subclasses say how it is run.
 
+    `forward(features, tokens, angles, mask, cache)` returns the predicted features (B, n, H), each for the position
+    after its own, from features (B, n, H) of n positions and tokens, int64 (B, n), the token after each. `angles` are
+    those of the n positions, or of one position that all share; `mask` is additive (1, 1, n, past + n), or None where
+    each attends to all before it and nothing is cached; `cache` has keys and values of earlier positions, to which
+    these are added; it can hold one sequence.
+
     Args:
         config: of the layer, see `head_config`.
         embedding: (V, H) of the tokens, frozen.
@@ -205,28 +211,6 @@ class Head(nn.Module):
     def features(self, hidden: torch.Tensor) -> torch.Tensor:
         """Return the features (..., H) of the target's hidden states (..., w H)."""
         return hidden
-
-    def forward(
-        self,
-        features: torch.Tensor,
-        tokens: torch.Tensor,
-        angles: tuple[torch.Tensor, torch.Tensor],
-        mask: torch.Tensor | None = None,
-        cache: TreeCache | None = None,
-    ) -> torch.Tensor:
-        """Return the predicted features (B, n, H), each for the position after its own.
-
-        Args:
-            features: (B, n, H), of n positions.
-            tokens: int64 (B, n), the token after each.
-            angles: of the n positions, see `angles`; or of one position that all share.
-            mask: additive (1, 1, n, past + n), or None where each attends to all before it and nothing is cached.
-            cache: keys and values of earlier positions, to which these are added; it can hold one sequence.
-        """
-        return self._run(features, tokens, angles, mask, cache)
-
-    def _run(self, features: torch.Tensor, tokens: torch.Tensor, *attention: Any) -> torch.Tensor:
-        raise NotImplementedError
 
     def embed(self, tokens: torch.Tensor) -> torch.Tensor:
         """int64 (...) -> (..., H), in the head's type: rows may be held in 16 bits."""
@@ -249,8 +233,8 @@ class Head(nn.Module):
         return next(self.parameters())
 
 
-def run_layer(layer: nn.Module, x: torch.Tensor, angles: Any, mask: Any, cache: Any) -> torch.Tensor:
-    """Run a LLaMA layer over (B, n, H); the rest is as `Head.forward` takes it."""
+def run_layer(layer: nn.Module, x: torch.Tensor, angles: Any, mask: Any = None, cache: Any = None) -> torch.Tensor:
+    """Run a LLaMA layer over (B, n, H); the rest is as a `Head` takes it."""
     out = layer(x, mask, None, cache, position_embeddings=angles)  # the cache's name depends on the version
     return out[0] if isinstance(out, tuple) else out  # type: ignore[no-any-return]
 
@@ -268,7 +252,7 @@ class EagleHead(Head):
         layer.input_layernorm = nn.Identity()
         self.layers = nn.ModuleList([layer])
 
-    def _run(self, features: torch.Tensor, tokens: torch.Tensor, *attention: Any) -> torch.Tensor:
+    def forward(self, features: torch.Tensor, tokens: torch.Tensor, *attention: Any) -> torch.Tensor:
         return run_layer(self.layers[0], self.fc(torch.cat((self.embed(tokens), features), dim=-1)), *attention)
 
 
@@ -322,10 +306,13 @@ class Eagle3Head(Head):
             hidden = torch.cat([norm(part) for norm, part in parts], dim=-1)
         return self.fc(hidden)  # type: ignore[no-any-return]
 
-    def _run(self, features: torch.Tensor, tokens: torch.Tensor, *attention: Any) -> torch.Tensor:
+    def forward(
+        self, features: torch.Tensor, tokens: torch.Tensor, angles: Any, mask: Any = None, cache: Any = None
+    ) -> torch.Tensor:
         layer, normed = self.midlayer, self.midlayer.hidden_norm(features)
         x = torch.cat((layer.input_layernorm(self.embed(tokens)), normed), dim=-1)
-        out = layer.self_attn(x, *attention)[0] + (normed if "norm_before_residual" in self.asked else features)
+        residual = normed if "norm_before_residual" in self.asked else features
+        out = residual + layer.self_attn(x, angles, mask, cache)[0]
         out = out + layer.mlp(layer.post_attention_layernorm(out))
         return self.norm(out) if "norm_output" in self.asked else out  # type: ignore[no-any-return]
 
@@ -346,7 +333,7 @@ def head_config(values: dict[str, Any]) -> Any:
         config = LlamaConfig(**of_layer, rope_parameters=angles, num_hidden_layers=1, attn_implementation="sdpa")
         with torch.device("meta"):  # a trial without arithmetic
             x, position = torch.zeros(1, 1, config.hidden_size), torch.zeros(1, 1)
-            run_layer(LlamaDecoderLayer(config, 0), x, LlamaRotaryEmbedding(config)(x, position), None, None)
+            run_layer(LlamaDecoderLayer(config, 0), x, LlamaRotaryEmbedding(config)(x, position))
     except Exception as error:  # whatever transformers' own checks raise, which differs between its versions
         raise UserError(f"head: config.json describes no LLaMA layer ({one_line(error)[:160]})") from None
     return config
@@ -433,11 +420,11 @@ def layers_read(
             ids, source = [2, count // 2, count - 3], "the public code's"
         elif _LAYER_IDS in values.get("eagle_config", ()):
             more, source = 1, f"eagle_config: layers whose outputs are read, {ids}"
-    numbers = sorted({more + i for i in ids if type(i) is int}) if isinstance(ids, list) else []
-    if not numbers or len(numbers) < len(ids) or numbers[0] < 0 or numbers[-1] >= count:
+    numbers = [number for number in range(count) if isinstance(ids, list) and number - more in ids]
+    if not numbers or len(numbers) != len(ids):
         raise UserError(
-            f"{folder}: an EAGLE-3 head that reads hidden states {numbers} of {ids!r} ({source}), which must differ "
-            f"and be inputs of layers, below the {count} of {target.name}; method.layers= names those of its training"
+            f"{folder}: an EAGLE-3 head that reads hidden states {ids!r} ({source}), which must differ and be inputs "
+            f"of layers, below the {count} of {target.name}; method.layers= names those of its training"
         )
     return tuple(numbers), source
 

@@ -270,6 +270,7 @@ IMPOSSIBLE = {  # of a sweep: words, why a job cannot run, and the number of suc
     "method=pld model.context=256,512,99999": "99999",
     "method=pld bench.end=2,-1 interleave=true": "bench.end=-1",
     "method=pld model.path=nowhere,{checkpoint} interleave=true": "model nowhere: no such folder",
+    "method=pld model.path={checkpoint},nowhere interleave=true": "model nowhere: no such folder",
 }
 
 

@@ -26,15 +26,6 @@ def jobs(grid, also=(), given=None, equal=()):
     return [" ".join(job).replace("method=", "") for job in expand(grid, also, given or {}, equal, composed)]
 
 
-def test_an_experiment_behind_a_byte_order_mark_is_the_one_that_was_written(tmp_path):
-    """Its package was overlooked, and with it all of its settings."""
-    (tmp_path / "experiment").mkdir()
-    text = "# @package _global_\nname: mine\n"
-    (tmp_path / "experiment/mine.yaml").write_text(text, encoding="utf-8-sig")
-    (job,) = compose(["experiment=mine"], config_dir=str(tmp_path)).jobs
-    assert job.config.name == "mine"
-
-
 def test_a_job_has_the_settings_of_its_method_alone_and_none_comes_twice():
     assert jobs(GRID | BUDGETS) == [
         "repeat=0 plain",

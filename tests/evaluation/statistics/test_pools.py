@@ -123,16 +123,12 @@ def test_a_shard_of_a_repeat_that_is_missing_is_no_guess():
     assert row["speedup_vanilla"] == pytest.approx(2.0) and row["speedup_vanilla_low"] == pytest.approx(2.0)
 
 
-def test_numbers_sort_as_numbers_and_a_drafter_recorded_by_its_class_is_the_registered_one(tmp_path):
-    """Runs had sorted as strings, 480 before 60; classes have moved since, and a repeat would be another method."""
+def test_numbers_sort_as_numbers(tmp_path):
+    """Runs had sorted as strings, 480 before 60."""
     assert natural("k=8 of 16") < natural("k=16 of 8") and natural("60") < natural("480") and natural("") < natural("a")
     for capacity in (16, 8, 128):
         write(made("ngram_cache", rows([1]), method={"capacity": capacity}), tmp_path / "sizes")
     assert [run.identity.facets["capacity"] for run in read_runs(tmp_path / "sizes")] == [8, 16, 128]
-    for repeat, drafter in enumerate(("model.copying.spine.Spine", "spine")):
-        write(shard("spine", rows(range(2)), repeat=repeat, method={"drafter": drafter}), tmp_path / "drafters")
-    (pool,) = pools(read_runs(tmp_path / "drafters"))
-    assert len(pool.repeats) == 2
 
 
 def test_only_settings_that_are_not_usual_are_named_where_many_differ():

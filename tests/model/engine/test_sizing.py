@@ -17,7 +17,6 @@ from model.methods.spine import Spine
 from model.methods.suffix import SuffixRecycling
 from model.methods.vanilla import Vanilla
 from model.recycling import TokenRecycling, build_template
-from model.tuning import captures
 from tests.conftest import greedy, toy_model
 
 V = 61
@@ -379,9 +378,3 @@ def test_the_library_finds_sizes_unless_told():
         make_method("recycling", target, tree="best:4", nodes=4)
     with pytest.raises(UserError, match="not both"):
         SuffixRecycling(V, build_template("best", nodes=4), nodes="auto")
-    target.model._tp_size = 2  # whose processes must draft alike
-    assert all(make_method(name, target).sizing is None for name in SIZED)
-    target.device = torch.device("cuda")
-    assert not captures(target)
-    target.model._tp_size = None
-    assert captures(target)

@@ -111,7 +111,7 @@ class Table(Head):
         super().__init__(head_config(model.config.to_dict() | {"num_hidden_layers": 1}), torch.eye(rows))
         self.weight, self.asked = nn.Parameter(torch.zeros(1)), []
 
-    def _run(self, features, tokens, angles, mask, cache):
+    def forward(self, features, tokens, angles, mask=None, cache=None):
         seen = None if mask is None else (mask[0, 0, :, 4:] == 0).sum(-1).tolist()
         self.asked.append((tokens[0].tolist(), round(float(torch.acos(angles[0][0, -1, 0])), 3), seen))
         return self.embed(tokens)
@@ -155,7 +155,9 @@ def test_official_layers_and_those_that_a_target_does_not_have(tmp_path):
     for layers, reads in {3: (0, 1, 2), 7: (2, 3, 4), 8: (2, 4, 5), 32: (2, 16, 29), 40: (2, 20, 37)}.items():
         assert load_eagle3_head(folder, target_of_layers(layers)).reads == reads
     for layers, states in {2: r"\[2, 1, -1\]", 4: r"\[2, 2, 1\]", 5: r"\[2, 2, 2\]", 6: r"\[2, 3, 3\]"}.items():
-        with pytest.raises(UserError, match=rf"of {states} \(the public code's\).* the {layers} of LlamaForCausalLM"):
+        with pytest.raises(
+            UserError, match=rf"hidden states {states} \(the public code's\).* the {layers} of LlamaForCausalLM"
+        ):
             load_eagle3_head(folder, target_of_layers(layers))
     own = write_eagle3(tmp_path / "own", toy_model("llama"), outputs=(0, 1, 3))
     assert load_eagle3_head(own, target_of_layers(5)).reads == (1, 2, 4)
