@@ -280,16 +280,13 @@ class _Trial:
         self.target, self.seconds = target, 0.0
         length = next((n for n in PROMPTS if 2 * n <= target.context), target.context // 2)
         self._prompt = [3 + i % 40 for i in range(length)]
+        tree = build_template("best", nodes=NODES).on(target.device)
+        self._draft = Draft(tree, torch.arange(3, 3 + len(tree), device=target.device))
 
     @cached_property
     def _eager(self) -> tuple[float, Any]:
         """The tolerance for logits, and the draft's logits (n, V) by an eager step."""
         return _tolerance(self.target, self._prompt), _logits(self.target, self._prompt, self._draft)
-
-    @cached_property
-    def _draft(self) -> Draft:
-        tree = build_template("best", nodes=NODES).on(self.target.device)
-        return Draft(tree, torch.arange(3, 3 + len(tree), device=self.target.device))
 
     def difference(self) -> str:
         """Describe where graphs differ from eager steps; "" if they do not."""
