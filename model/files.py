@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import platform
 import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -98,3 +99,13 @@ def located(path: str | Path) -> Path:
     """Return the path if it exists or is absolute; else relative to the repository, where shipped files are."""
     local = Path(path).expanduser()
     return local if local.exists() or local.is_absolute() else ROOT / local
+
+
+def processor() -> str:
+    """Return the processor's name; "" if the system does not say it."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+        names = [line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")]
+    except OSError:  # not Linux
+        names = [platform.processor()]
+    return next(iter(names), "")

@@ -9,7 +9,7 @@ from contextlib import closing
 from dataclasses import replace
 from functools import partial
 from typing import Any
-from weakref import WeakKeyDictionary, WeakSet
+from weakref import WeakKeyDictionary, WeakValueDictionary
 
 import torch
 from torch.nn.utils.rnn import pad_sequence
@@ -190,10 +190,14 @@ class ModelTarget(Target):
 
 
 class ModelState:
-    """State kept with a model: its targets by `linear`, and the drafters made for it. A copy of the model has none."""
+    """State kept with a model: its targets by `linear`, and the drafters made for it. A copy of the model has none.
+
+    A target with copies of weights is freed with the last `Generate` object that has a drafter for it.
+    """
 
     def __init__(self) -> None:
-        self.targets: dict[str, Target] = {}
+        self.targets: WeakValueDictionary[str, Target] = WeakValueDictionary()
+        self.without_copies: dict[str, Target] = {}  # those of them that are not freed
         self.drafters: WeakKeyDictionary[Generate, tuple[Target, frozenset[int], Drafter]] = WeakKeyDictionary()
 
     def __reduce__(self) -> tuple[type[ModelState], tuple[()]]:
@@ -216,8 +220,9 @@ class Generate:
         method, start, execution, settings: as `Decoder` takes them; `start` is hot or cold.
         context: maximum tokens of prompt and answer together; default: the model's positions. A warning is logged if
             the context ends an answer, where stock `generate` goes on.
-        linear: auto packs the weights on a CPU where memory allows, until `release` or until this object is gone; see
-            `tuning.choose_linear`. torch leaves the model as it is. All other callers use the model's own weights.
+        linear: auto packs the weights on a CPU where memory allows; the copies are freed by `release` or with this
+            object; see `tuning.choose_linear`. torch leaves the model as it is. All other callers use the model's own
+            weights.
 
     A batch, padded on the left, is decoded in one forward per step; each row is the same as alone. The output of
     `return_dict_in_generate` has the attribute `generations`: each row's `Generation`, with its steps.
@@ -244,8 +249,6 @@ class Generate:
             raise UserError("eos: is the eos_token_id of `generate`; leave it out")
         self.method, self.start, self.settings = method, start, settings
         self.execution, self.linear, self.context = execution, linear, context
-        models: WeakSet[Any] = WeakSet()  # models whose layers are changed
-        self._models, weakref.finalize(self, _restore, models).atexit = models, False
 
     def __reduce__(self) -> tuple[partial[Generate], tuple[()]]:
         """Return one with the same settings that has learnt nothing, for copies and pickles."""
@@ -257,7 +260,8 @@ class Generate:
     def release(self, model: Any) -> None:
         """Restore the layout of a model's linear layers, and drop its targets and drafters."""
         model = unwrapped(model)
-        _restore([model])
+        with turns_of(model):
+            unpack_linears(model)
         vars(model).pop(ATTRIBUTE, None)
 
     def __call__(
@@ -284,7 +288,7 @@ class Generate:
             logits_processor = of_rows(logits_processor or (), criteria, token_streamer, batched)
         inside = turns_of(model).held  # another answer's processor calls: that step is not yet observed
         with turns_of(model):
-            target = self._target(model, config.max_length)
+            target = target_of(model, config.max_length, self.linear, self.context)
             execution = choose_execution(target, self.execution)
             drafter = self._drafter(model, target, eos) if not inside else self._made(target, eos)
             if self.start == "cold":
@@ -320,12 +324,6 @@ class Generate:
         if token_streamer is not None:
             token_streamer.end()
         return output(ids, generations) if config.return_dict_in_generate else ids
-
-    def _target(self, model: Any, length: int) -> Target:
-        target = target_of(model, length, self.linear, self.context)
-        if target.linear.copy != "torch":
-            self._models.add(target.model)
-        return target
 
     def _made(self, target: Target, eos: frozenset[int]) -> Drafter:
         return make_method(self.method, target, eos=eos, **self.settings)
@@ -386,13 +384,6 @@ def output(ids: torch.Tensor, generations: list[Generation]) -> Any:
     return found
 
 
-def _restore(models: Iterable[Any]) -> None:
-    """Restore the layout of models' linear layers. A target that still packs them does so for its next answer."""
-    for model in models:
-        with turns_of(model):
-            unpack_linears(model)
-
-
 def undecided(criteria: Iterable[Any], max_length: int, eos: Collection[int]) -> Any:
     """Return a StoppingCriteriaList of what the loop does not decide: each criterion costs a GPU transfer per token."""
     from transformers.generation import EosTokenCriteria, MaxLengthCriteria, StoppingCriteriaList
@@ -434,13 +425,17 @@ def target_of(model: Any, length: int, linear: str = "torch", max_context: int |
         state = ModelState()
     limit = min((limit for limit in (max_context, position_limit(model)) if limit is not None), default=None)
     length = length if limit is None else min(length, limit)
-    if linear in state.targets and state.targets[linear].context >= length:
-        return state.targets[linear]
+    target = state.targets.get(linear)
+    if target is not None and target.context >= length:
+        return target
     context = max(DEFAULT_CONTEXT, 1 << (length - 1).bit_length())  # a power of two: targets are rarely made anew
     context = context if limit is None else min(context, limit)
     chosen = choose_linear(unwrapped(model), linear)
     if linear == "auto" and chosen.copy == "fused":  # unfusing would move weights that graphs address
         chosen = Layouts(("torch",))
-    state.targets[linear] = ModelTarget(model, context=context, linear=chosen)
+    target = ModelTarget(model, context=context, linear=chosen)
+    state.targets[linear] = target
+    if chosen.copy == "torch":
+        state.without_copies[linear] = target
     object.__setattr__(model, ATTRIBUTE, state)  # not by Module.__setattr__, which looks for parameters in it
-    return state.targets[linear]
+    return target

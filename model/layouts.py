@@ -9,7 +9,6 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import platform
 import statistics
 import tempfile
 import time
@@ -25,7 +24,7 @@ from torch import nn
 from .engine.layers import ROWS, Layouts
 from .engine.linear import Packed, is_held, own_product, plain_linears
 from .errors import UserError
-from .files import write_json
+from .files import processor, write_json
 
 SECONDS = 0.05  # for each number of ROWS, and at least RUNS of each layout
 RUNS = 4
@@ -47,27 +46,20 @@ def choose(model: nn.Module, possible: Sequence[str]) -> Layouts:
     counts = Counter(layer.weight.shape for layer in layers)
     weight = max((layer.weight for layer in layers), key=lambda weight: counts[weight.shape] * weight.numel())
     dtype = torch.float32 if is_held(model) else weight.dtype
-    conditions = _processor(), torch.__version__, torch.get_num_threads(), dtype, weight.dtype, weight.shape, possible
+    conditions = processor(), torch.__version__, torch.get_num_threads(), dtype, weight.dtype, weight.shape, possible
     path = _folder() / f"{hashlib.sha256(repr(conditions).encode()).hexdigest()[:16]}.json"
-    return fastest(_kept(path, possible) or _measured(weight, dtype, possible, path))
-
-
-def _measured(weight: torch.Tensor, dtype: torch.dtype, possible: Sequence[str], path: Path) -> Times:
-    """Measure and keep the times; with one thread, and not kept, if other processes leave too few cores."""
+    try:
+        kept = json.loads(path.read_text())
+        return fastest({name: kept[name] for name in ("torch", *possible)})
+    except (OSError, ValueError, LookupError, TypeError, ArithmeticError):
+        pass  # there are no times yet, or the file is broken
     outputs, inputs = weight.shape
     size = COPIES, min(outputs, WEIGHTS // inputs + 1), inputs
-    weights = torch.full(size, 0.5, dtype=weight.dtype, device="cpu")
-    times, calm = measure(weights, dtype, possible)
+    times, calm = measure(torch.full(size, 0.5, dtype=weight.dtype, device="cpu"), dtype, possible)
     if calm:
         with suppress(UserError, OSError):  # if it cannot be written, the next process measures again
             write_json(path, times)
-        return times
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        return measure(weights, dtype, possible)[0]
-    finally:
-        torch.set_num_threads(threads)
+    return fastest(times)
 
 
 def fastest(times: Times) -> Layouts:
@@ -115,24 +107,6 @@ def measure(weights: torch.Tensor, dtype: torch.dtype, possible: Sequence[str]) 
     return times, calm
 
 
-def _processor() -> str:
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-    except OSError:  # not Linux
-        lines = []
-    return next((line for line in lines if line.startswith("model name")), platform.processor())
-
-
 def _folder() -> Path:
     home = os.environ.get("HOME") or tempfile.gettempdir()
     return Path(os.environ.get("XDG_CACHE_HOME") or f"{home}/.cache", "token_recycling")
-
-
-def _kept(path: Path, possible: Sequence[str]) -> Times | None:
-    """Return the times that were kept; None if there are none, or the file is broken."""
-    try:
-        times: Times = json.loads(path.read_text())
-        whole = [len(times[name]) == len(ROWS) and min(times[name]) > 0 for name in ("torch", *possible)]
-    except (OSError, ValueError, LookupError, TypeError):
-        return None
-    return times if all(whole) else None

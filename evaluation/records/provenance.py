@@ -19,7 +19,7 @@ import torch
 
 from model import __version__
 from model.errors import UserError
-from model.files import ROOT
+from model.files import ROOT, processor
 
 CONVERTED = ROOT / "data/.models"  # GGUF files as safetensors, in folders NAME-SHA256-REVISION
 PACKAGES = (
@@ -46,12 +46,7 @@ def describe_device(device: torch.device, threads: int | None = None) -> str:
     if device.type == "mps":
         return f"Apple {platform.machine()} GPU (MPS)"
     threads = threads or torch.get_num_threads()
-    try:
-        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
-        names = [line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")]
-    except OSError:
-        names = [platform.processor()]
-    return f"{next(iter(names), '') or platform.machine()}, {threads} thread{'s' if threads > 1 else ''}"
+    return f"{processor() or platform.machine()}, {threads} thread{'s' if threads > 1 else ''}"
 
 
 def versions(*more: str) -> dict[str, str]:

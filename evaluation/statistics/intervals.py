@@ -126,12 +126,6 @@ def quotient(*columns: Floats, alike: bool = False) -> float:
     return value if math.isfinite(value) else math.nan
 
 
-def finite_mean(values: Floats) -> float:
-    """Return the mean of the finite values; NaN of none."""
-    finite = values[np.isfinite(values)]
-    return float(finite.mean()) if len(finite) else math.nan
-
-
 def row_means(values: Floats) -> Floats:
     """Return the mean of each row's finite values, NaN of none: (n, R) to (n,)."""
     finite = np.isfinite(values)

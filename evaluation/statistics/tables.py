@@ -118,10 +118,9 @@ def _measures(cells: Cells, speeds: Cells, answers: Sequence[Row]) -> dict[str, 
     measures["questions"] = len(cells.questions)
     counts = [cells.values[name] for name in ("tokens", "steps")]
     tokens, steps = (np.nansum(count, axis=1) for count in counts)
-    by_repeat = [quotient(*(count[:, i] for count in counts)) for i in range(len(cells.repeats))]
     measures["mat_macro"] = mean(t / s for t, s in zip(tokens.tolist(), steps.tolist(), strict=True) if s)
     low, high = quotient_interval(np.where(steps > 0, tokens, np.nan), steps)
-    measures |= {"mat_std": deviation(by_repeat), "mat_low": low, "mat_high": high}
+    measures |= rate("mat", counts, alike=False) | {"mat_low": low, "mat_high": high}  # over questions alone
     columns = [*speeds.values.values()]
     if speeds.size == 1:
         columns.append(np.where(np.isfinite(columns[0]), 1.0, np.nan))  # the mean of the speeds

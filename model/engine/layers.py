@@ -145,24 +145,23 @@ def form_of(model: Any) -> tuple[Any, ...]:
     attention = "sdpa" if attention in OUR_SDPA else attention  # set for a moment by a model of the same config
     modules = list(model.modules())
     classes = tuple(torch.nn.Linear if type(m) is PackedLinear else type(m) for m in modules)
-    forwards = tuple(kind.forward for kind in dict.fromkeys(classes))
-    own = (vars(m).get("forward", m._compiled_call_impl) for m in modules)
-    # by weak references, as a function may hold the model
-    replaced = tuple(None if function is None else weakref.ref(function) for function in own)
+    pairs = zip(modules, classes, strict=True)
+    functions = (vars(m).get("forward", m._compiled_call_impl) or kind.forward for m, kind in pairs)
+    forwards = tuple(map(weakref.ref, functions))  # weak references, as a function may hold the model
     tensors = (*model.parameters(), *model.buffers())
     forms = ((t.shape, t.dtype, t.device, t.data_ptr() if t.is_cuda else 0) for t in tensors)
-    return (attention, classes, forwards, replaced, *forms)
+    return (attention, classes, forwards, *forms)
 
 
 def mode_of(model: Any) -> tuple[Any, ...]:
     """Return what decides a model's answers next to its weights.
 
-    Training mode, hooks, how peft's adapters act, and the numbers of modules and config.
+    Hooks, how peft's adapters act, and the numbers of modules (training mode is one) and of the config.
     """
     modules = list(model.modules())
     hooks = [number for module in modules for number in (*module._forward_hooks, *module._forward_pre_hooks)]
     layers = [module for module in modules if hasattr(type(module), "merged_adapters")]
-    adapters = [(layer.active_adapters, layer.disable_adapters, getattr(layer, "scaling", None)) for layer in layers]
+    adapters = [(layer.active_adapters, getattr(layer, "scaling", None)) for layer in layers]
     attributes = [vars(module) for module in (*modules, model.config.get_text_config())]
     numbers = tuple(value for names in attributes for value in names.values() if type(value) in NUMBERS)
-    return (repr((model.training, hooks, adapters)), numbers)
+    return (repr((hooks, adapters)), numbers)

@@ -314,8 +314,6 @@ def packable(device: torch.device, dtype: torch.dtype) -> bool:
 @cache
 def halves() -> bool:
     """True if this torch and processor multiply float32 by 16-bit weights (FBGEMM's, on x86)."""
-    if not torch.backends.cpu.get_cpu_capability().startswith("AVX"):
-        return False
     try:
         one = torch.ops.quantized.linear_prepack_fp16(torch.ones(1, 1), None)
         return bool(torch.ops.quantized.linear_dynamic_fp16(torch.ones(1, 1), one) == 1)
@@ -323,20 +321,15 @@ def halves() -> bool:
         return False
 
 
-def has_half(model: nn.Module) -> bool:
-    """True if weights of plain linear layers can be kept in 16 bits, as far as samples tell."""
+def half_bytes(model: nn.Module) -> int:
+    """Return the bytes of 16-bit copies of the weights that fit, as far as samples tell; 0 if none does."""
     held = is_held(model)
-    return any(_fits_half(layer.weight, held) for layer in plain_linears(model))
+    return sum(2 * layer.weight.numel() for layer in plain_linears(model) if _fits_half(layer.weight, held))
 
 
-def linear_bytes(module: nn.Module, *, half: bool = False) -> int:
-    """Return the bytes that packing adds for the weights of all plain linear layers.
-
-    Args:
-        half: weights whose values fit are kept in 16 bits.
-    """
-    weights = [layer.weight for layer in plain_linears(module)]
-    return sum(w.numel() * (2 if half and _fits_half(w) else w.element_size()) for w in weights)
+def linear_bytes(module: nn.Module) -> int:
+    """Return the bytes of all plain linear layers' weights, and so of copies in their own type."""
+    return sum(layer.weight.nbytes for layer in plain_linears(module))
 
 
 def is_held(model: nn.Module) -> bool:
@@ -384,11 +377,10 @@ def own_product(input: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | 
     return nn.functional.linear(input, _widened(weight, input), _widened(bias, input))
 
 
-def _fits_half(weight: torch.Tensor, held: bool = False) -> bool:
+def _fits_half(weight: torch.Tensor, held: bool) -> bool:
     """True if a sample of a weight fits; bfloat16 is left to torch, as its text changes with any other product."""
-    return (held or weight.dtype is not torch.bfloat16) and _exponent(
-        weight[: SAMPLE // weight.shape[1] + 1]
-    ) is not None
+    sample = weight[: SAMPLE // weight.shape[1] + 1]
+    return (held or weight.dtype is not torch.bfloat16) and _exponent(sample) is not None
 
 
 @torch.no_grad()
@@ -404,8 +396,6 @@ def _exponent(weight: torch.Tensor) -> int | None:
     if not halves() or weight.device.type != "cpu" or not weight.is_floating_point() or weight.numel() == 0:
         return None
     chunks = torch.split(weight.detach(), max(CHUNK // weight.shape[1], 1))
-    if weight.dtype is torch.float16:
-        return 0 if all(chunk.isfinite().all() for chunk in chunks) else None
     top = max(chunk.abs().max().item() for chunk in chunks)
     if not math.isfinite(top):
         return None

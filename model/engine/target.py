@@ -64,8 +64,8 @@ class Target:
         self.model = unwrapped(model)
         self.linear = linear if isinstance(linear, Layouts) else Layouts((linear,))
         self._is_compiled = any(is_compiled(module) for module in self.model.modules())
-        own = self.copies.used() if is_held(self.model) else nullcontext()  # their own widen all weights each time
-        with self.turns, self._uncompiled(), torch.autocast(device_of(self.model).type, enabled=False), own:
+        without_autocast = torch.autocast(device_of(self.model).type, enabled=False)
+        with self.turns, self._uncompiled(), without_autocast, self.copies.used():  # the layers' own may be slow
             self._examine(context)
 
     def _uncompiled(self) -> AbstractContextManager[Any]:
