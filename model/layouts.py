@@ -18,6 +18,7 @@ from contextlib import suppress
 from functools import partial
 from pathlib import Path
 
+import numpy as np
 import torch
 from torch import nn
 
@@ -32,6 +33,7 @@ WEIGHTS = 1 << 19  # elements of a weight that are timed at most: a part of its 
 COPIES = 8  # of the weight, timed in turns, as a model's weights are not in the cache when their turn comes
 CALM = 1.3  # how much more than the lower quartile the median is at most if no other process disturbs
 IMPORTANCE = 8, 4, 2, 1  # of the times for ROWS: most steps are plain ones or short drafts
+WORTH = 0.8  # of torch's time is the most that a copy may take where it is used: a call's checks cost some, too
 GAIN = 0.5  # what a copy of the weights must save of the sum of IMPORTANCE
 Times = dict[str, list[float]]  # by layout: microseconds of a product for each number of ROWS
 
@@ -63,15 +65,18 @@ def choose(model: nn.Module, possible: Sequence[str]) -> Layouts:
 
 
 def fastest(times: Times) -> Layouts:
-    """Return the copy that saves most, where it is faster than torch's own product."""
-    own = times["torch"]
+    """Return the copy that saves most, where it is clearly faster than torch's own product."""
+    shares = {
+        name: [seconds / plain for seconds, plain in zip(each, times["torch"], strict=True)]
+        for name, each in times.items()
+    }
 
     def cost(name: str) -> float:
-        each = zip(IMPORTANCE, times[name], own, strict=True)
-        return sum(weight * min(seconds / plain, 1) for weight, seconds, plain in each) + GAIN * (name != "torch")
+        used = [share if share < WORTH else 1.0 for share in shares[name]]
+        return float(np.dot(IMPORTANCE, used)) + GAIN * (name != "torch")
 
     best = min(times, key=cost)
-    names = [best if seconds < plain else "torch" for seconds, plain in zip(times[best], own, strict=True)]
+    names = [best if share < WORTH else "torch" for share in shares[best]]
     listed = "; ".join(f"{name} {seconds}" for name, seconds in times.items())
     return Layouts(tuple(names), f"microseconds of a layer with {list(ROWS)} rows: {listed}")
 
