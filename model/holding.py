@@ -125,7 +125,8 @@ def _tensors(folder: Path) -> Iterator[tuple[str, torch.Tensor]]:
         if path.suffix == ".safetensors":
             yield from load_file(path).items()
         else:  # torch maps no file that was written before its version 1.6
-            yield from torch.load(path, map_location="cpu", weights_only=True, mmap=is_zipfile(path)).items()
+            state = torch.load(path, map_location="cpu", weights_only=True, mmap=is_zipfile(path))
+            yield from (item for item in state.items() if isinstance(item[1], torch.Tensor))
 
 
 def _read_wide(model: Any, folder: Path, narrow: torch.dtype) -> bool:

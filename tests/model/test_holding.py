@@ -150,7 +150,7 @@ def test_what_files_have_of_no_part_of_the_model_changes_nothing(pickled, tmp_pa
     expected, file = load(tmp_path)(IDS).logits, tmp_path / "model.safetensors"
     state = load_file(file) | {"model.layers.0.self_attn.rotary_emb.inv_freq": torch.rand(4)}
     if pickled:
-        torch.save(state, tmp_path / "pytorch_model.bin")
+        torch.save(state | {"note": "none of a tensor"}, tmp_path / "pytorch_model.bin")
         file.unlink()
     else:
         save_file(state, file, {"format": "pt"})
