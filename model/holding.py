@@ -125,7 +125,8 @@ def _tensors(folder: Path) -> Iterator[tuple[str, torch.Tensor]]:
         if path.suffix == ".safetensors":
             yield from load_file(path).items()
         else:  # torch maps no file that was written before its version 1.6
-            yield from torch.load(path, map_location="cpu", weights_only=True, mmap=is_zipfile(path)).items()
+            state = torch.load(path, map_location="cpu", weights_only=True, mmap=is_zipfile(path))
+            yield from (item for item in state.items() if isinstance(item[1], torch.Tensor))
 
 
 def _read_wide(model: Any, folder: Path, narrow: torch.dtype) -> bool:
@@ -135,8 +136,13 @@ def _read_wide(model: Any, folder: Path, narrow: torch.dtype) -> bool:
         False if such a tensor is not in the model by this name and shape.
     """
     loaded = dict(model.named_parameters()) | dict(model.named_buffers())
+    saved = model.state_dict().keys()
+    names = {name for name, _ in _tensors(folder)}
+    # With all of the model's tensors by their names, others are none of its: old files hold angles
+    others = names - saved if saved & loaded.keys() <= names else set[str]()
     for name, tensor in _tensors(folder):
-        if not tensor.is_floating_point() or tensor.dtype is narrow or tensor.itemsize == 1:
+        same = not tensor.is_floating_point() or tensor.dtype is narrow or tensor.itemsize == 1
+        if same or name in others:
             continue
         if name not in loaded or loaded[name].shape != tensor.shape:
             return False

@@ -43,7 +43,8 @@ _LABELS = re.compile(  # what nested configurations may state differently
     "(bos|eos|pad)_token_id|initializer_range"
 )
 _CHANGES_SUMS = re.compile(  # what a true key of such a name asks for must be computed, whatever it is
-    "(?!m?rope_(type|scaling|parameters|section|interleaved)$|_?attn_implementation$|attention_dropout$|"
+    "(?!rope_(type|scaling|parameters)$|mrope_(section|interleaved)$|_?attn_implementation(_autoset)?$|"
+    "attention_dropout$|"
     "max_window_layers$|chunk_size_feed_forward$).*"
     "(norm|bias|scal|multiplier|rope|rotary|attention|attn|alibi|causal|window|chunk|sink|clip|residual|cap(ping)?$|"
     "layer_types|layer_ids|act(ivation)?(_fn|_function)?$|head_dim|lm_head|quant|parallel_draft(ing|_step))"

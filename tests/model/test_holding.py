@@ -143,6 +143,21 @@ def test_wide_tensors_that_the_model_calls_otherwise_are_loaded_by_transformers(
     assert not is_held(model) and torch.equal(model(IDS).logits, wide(IDS).logits)
 
 
+@pytest.mark.parametrize("pickled", [False, True])
+def test_what_files_have_of_no_part_of_the_model_changes_nothing(pickled, tmp_path):
+    """Angles in float32, as in files of LLaMA and Vicuna."""
+    toy_model("llama-grouped").to(torch.bfloat16).save_pretrained(tmp_path)
+    expected, file = load(tmp_path)(IDS).logits, tmp_path / "model.safetensors"
+    state = load_file(file) | {"model.layers.0.self_attn.rotary_emb.inv_freq": torch.rand(4)}
+    if pickled:
+        torch.save(state | {"note": "none of a tensor"}, tmp_path / "pytorch_model.bin")
+        file.unlink()
+    else:
+        save_file(state, file, {"format": "pt"})
+    held = load(tmp_path, use_safetensors=not pickled)
+    assert is_held(held) and torch.equal(held(IDS).logits, expected)
+
+
 def test_a_saved_held_model_is_held_again(saved, tmp_path_factory):
     held, elsewhere = load(saved()), tmp_path_factory.mktemp("again")
     held.save_pretrained(elsewhere)

@@ -233,6 +233,7 @@ LOADED = {  # what the file is like; each changes the sums, or takes other names
     "unused window": dict(sliding_window=512, use_sliding_window=False, max_window_layers=28, model_type="phi3"),
     "full attention": dict(layer_types=["full_attention"], logit_scale=1.0, partial_rotary_factor=1.0),
     "harmless": dict(torch_dtype="bfloat16", transformers_version="4.51.0", pretraining_tp=1, training_steps=7),
+    "written by transformers 4.48": dict(_attn_implementation_autoset=True),
 }
 
 
@@ -330,6 +331,7 @@ BROKEN = [
     (dict(num_hidden_layers=2), "num_hidden_layers=2"),
     (dict(use_aux_hidden_state=False), "use_aux_hidden_state=False changes"),
     (dict(rope_scaling={"rope_type": "default", "factor": 3.0}), r"rope_type=default with \['factor'\]"),
+    (dict(rope_interleaved=True), "rope_interleaved=True changes"),
     (dict(truncated_vocab_size=40), "truncated_vocab_size of 40, .* has 61"),
     (dict(speculators_model_type="peagle"), "speculators_model_type=peagle changes .*those of eagle3 are supported"),
     (dict(norm_before_fc=True), r"fc_norm.0.weight is missing and should be \[64\]"),
