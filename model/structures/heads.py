@@ -112,7 +112,7 @@ def flat(file: Path, config: dict[str, Any]) -> dict[str, Any]:
             key = _ALIASES.get(name, name)
             if isinstance(value, dict):
                 parts.append(value)
-                value = [inner for inner in value if value[inner]]
+                value = [_ALIASES.get(inner, inner) for inner in value if value[inner]]
             if value is not None and values.setdefault(key, value) != value and not _LABELS.fullmatch(key):
                 raise UserError(f"{file}: {key} is {values[key]} and {value}")
     return values

@@ -283,6 +283,14 @@ def test_a_truncated_shard_is_one_line(saved):
     assert "\n" not in str(error.value)
 
 
+@pytest.mark.parametrize("linear", ["auto", "torch"])
+def test_an_index_that_is_none_is_one_line(saved, linear):
+    folder = saved()
+    (folder / "model.safetensors.index.json").write_text("[]")
+    with pytest.raises(UserError, match="cannot be loaded"):
+        Decoder.from_pretrained(str(folder), linear=linear)
+
+
 def test_generate_on_a_users_own_model_copies_its_weights_in_16_bits(saved):
     """float16 and float32 whose values fit; the model's own weights and forwards stay, bfloat16 as it was."""
     for dtype in (torch.float32, torch.float16, torch.bfloat16):

@@ -281,6 +281,7 @@ COUNTED = [  # config.json, method.layers, the hidden states read of eight layer
     ({}, None, (2, 4, 5)),
     ({"eagle_config": {IDS: [1, 3, 4]}}, None, (2, 4, 5)),
     ({"eagle_config": {IDS: [4, 1, 3]}}, None, (2, 4, 5)),
+    ({"eagle_config": {"aux_hidden_state_layer_ids": [1, 3, 4]}}, None, (2, 4, 5)),
     ({IDS: [2, 4, 5]}, None, (2, 4, 5)),
     ({"aux_hidden_state_layer_ids": [0, 1, 7]}, None, (0, 1, 7)),
     ({"transformer_layer_config": {}, IDS: [1, 3, 4]}, None, (1, 3, 4)),
