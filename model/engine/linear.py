@@ -83,7 +83,8 @@ class Packed:
     def product(self, input: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
         """Return the product (..., out) with an input (..., in), plus the bias."""
         product: torch.Tensor
-        bias = _widened(bias, input)
+        if self._source.dtype is not self._takes:
+            bias = _widened(bias, input)
         if self.exponent is None:
             product = torch.ops.mkldnn._linear_pointwise.default(input, self.packed, bias, "none", [], "")
             return product
@@ -158,7 +159,9 @@ class PackedLinear(nn.Linear):
     def forward(self, input: torch.Tensor) -> torch.Tensor:
         weight = self.weight  # read once: a parametrization computes it
         bias = self.bias
-        copy = None if torch.compiler.is_compiling() else OURS.copies.get(self)
+        if torch.compiler.is_compiling() or not OURS.copies:
+            return own_product(input, weight, bias)
+        copy = OURS.copies.get(self)
         other = torch.is_grad_enabled() or torch.is_autocast_enabled(input.device.type)
         if copy is None or other or not copy.serves(input, weight, bias):
             return own_product(input, weight, bias)
@@ -374,7 +377,10 @@ def _widened(parameter: Any, input: torch.Tensor) -> Any:
 
 def own_product(input: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
     """Return torch's own product (..., out), of a weight and bias that are widened."""
-    return nn.functional.linear(input, _widened(weight, input), _widened(bias, input))
+    if weight.dtype is not input.dtype:
+        weight = _widened(weight, input)
+        bias = _widened(bias, input)
+    return nn.functional.linear(input, weight, bias)
 
 
 def _fits_half(weight: torch.Tensor, held: bool) -> bool:
