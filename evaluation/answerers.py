@@ -307,7 +307,8 @@ class Served(Answerer):
             raise UserError(f"{where}: stopped at {one_line(str(heard.stopped_by))[:40]}, which is no EOS here")
         if heard.finish == "length" and not shown and (heard.tokens or limit) < limit:
             raise UserError(f"{where}: stopped after {heard.tokens} tokens of {limit}; has it a shorter context?")
-        tokenizer, ids = loaded.tokenizer, heard.ids
+        tokenizer = loaded.tokenizer
+        ids = heard.ids
         if not ids:
             before = tokenizer.decode(prompt)  # some servers leave out the space between it and the answer
             made = (continued(tokenizer, before, space + heard.text) for space in ("", " "))
@@ -318,7 +319,8 @@ class Served(Answerer):
                 return []
             ids = fitting[0]
         read = tokenised(where, {"id": "", "prompt_token_ids": prompt, "token_ids": ids}, loaded)
-        tokens, own = read.ids, tokenizer.eos_token_id
+        tokens = read.ids
+        own = tokenizer.eos_token_id
         if read.behind:
             raise UserError(f"{where}: {read.behind} tokens behind token {tokens[-1]}, which is EOS of the model here")
         if hidden:  # it took a step, too

@@ -54,7 +54,8 @@ def config_errors() -> Iterator[None]:
     try:
         yield
     except (HydraException, OmegaConfBaseException) as error:
-        text, key = one_line(error), getattr(error, "full_key", None)
+        text = one_line(error)
+        key = getattr(error, "full_key", None)
         if "hydra/launcher" in text:
             raise UserError("this launcher is not installed; requirements-cluster.txt has its pip line") from None
         hints = r"\s*(full_key: \S+|object_type=\S+|Config search path:.*|Set the environment variable.*)"

@@ -130,13 +130,16 @@ def tokenised(where: str, request: Row, loaded: LoadedModel) -> EngineAnswer:
             max_tokens or the context allow.
     """
     prompt, ids = request.get("prompt_token_ids"), request["token_ids"]
-    remade, tokenizer, space = ids is None or bool(request.get("ids_remade")), loaded.tokenizer, ""
+    remade = ids is None or bool(request.get("ids_remade"))
+    tokenizer = loaded.tokenizer
+    space = ""
     if prompt is None:
         text, space, special = _prompt(where, request, loaded)
         prompt = list(tokenizer(text, add_special_tokens=special).input_ids)
     if ids is None:
         ids = continued(tokenizer, tokenizer.decode(prompt), space + request["text"])
-    limit, name = request.get("max_tokens"), one_line(str(request["id"]))[:40]
+    limit = request.get("max_tokens")
+    name = one_line(str(request["id"]))[:40]
     if limit is not None and not remade and len(ids) > limit:
         raise UserError(f"{where}: {len(ids)} tokens, and max_tokens is {limit}")
     end = next((place for place, token in enumerate(ids, start=1) if token in loaded.eos), len(ids))

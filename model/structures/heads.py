@@ -291,7 +291,8 @@ class Eagle3Head(Head):
     ) -> None:
         super().__init__(config, embedding)
         hidden, eps, self.reads = config.hidden_size, config.rms_norm_eps, reads
-        self.asked, norms = asked, 1 if "norm_before_fc" in asked else len(reads) * ("fc_norm" in asked)
+        self.asked = asked
+        norms = 1 if "norm_before_fc" in asked else len(reads) * ("fc_norm" in asked)
         self.fc_norm = nn.ModuleList(LlamaRMSNorm(width // norms, eps) for _ in range(norms))
         self.fc = nn.Linear(width, hidden, bias=False)
         self.midlayer = layer = LlamaDecoderLayer(config, layer_idx=0)
@@ -310,7 +311,8 @@ class Eagle3Head(Head):
     def forward(
         self, features: torch.Tensor, tokens: torch.Tensor, angles: Any, mask: Any = None, cache: Any = None
     ) -> torch.Tensor:
-        layer, normed = self.midlayer, self.midlayer.hidden_norm(features)
+        layer = self.midlayer
+        normed = layer.hidden_norm(features)
         x = torch.cat((layer.input_layernorm(self.embed(tokens)), normed), dim=-1)
         residual = normed if "norm_before_residual" in self.asked else features
         out = residual + layer.self_attn(x, angles, mask, cache)[0]
@@ -324,7 +326,8 @@ def head_config(values: dict[str, Any]) -> Any:
         raise UserError(f"head: num_hidden_layers={values['num_hidden_layers']}; heads of one layer are supported")
     if not _LLAMA.fullmatch(str(values.get("model_type", "llama"))):
         raise UserError(f"head: model_type={values['model_type']}: its layers are not LLaMA's, as heads' are")
-    kind, rope = values.get("rope_type", "default"), {*_ROPE["llama3"]} & values.keys()
+    kind = values.get("rope_type", "default")
+    rope = {*_ROPE["llama3"]} & values.keys()
     if kind not in _ROPE or rope - {*_ROPE[kind], "original_max_position_embeddings"}:
         raise UserError(f"head: rope_type={kind} with {sorted(rope)}: there is {', '.join(_ROPE)}")
     of_layer = {key: value for key, value in values.items() if LAYER_KEYS.fullmatch(str(key))}
@@ -333,7 +336,8 @@ def head_config(values: dict[str, Any]) -> Any:
     try:
         config = LlamaConfig(**of_layer, rope_parameters=angles, num_hidden_layers=1, attn_implementation="sdpa")
         with torch.device("meta"):  # a trial without arithmetic
-            x, position = torch.zeros(1, 1, config.hidden_size), torch.zeros(1, 1)
+            x = torch.zeros(1, 1, config.hidden_size)
+            position = torch.zeros(1, 1)
             run_layer(LlamaDecoderLayer(config, 0), x, LlamaRotaryEmbedding(config)(x, position))
     except Exception as error:  # whatever transformers' own checks raise, which differs between its versions
         raise UserError(f"head: config.json describes no LLaMA layer ({one_line(error)[:160]})") from None
@@ -369,12 +373,15 @@ def load_eagle3_head(path: str, target: Target, layers: list[int] | None = None)
         raise UserError(f"{folder}: config.json has no draft_vocab_size, as EAGLE-3's heads have: use method=eagle2")
     rows = values.get("draft_vocab_size", target.logits_size)
     check_whole(f"{folder / 'config.json'}", 1, target.logits_size, draft_vocab_size=rows)
-    config, asked = head_config(values), [key for key in NORMS if values.get(key)]
+    config = head_config(values)
+    asked = [key for key in NORMS if values.get(key)]
     reads, source = layers_read(values, folder, target, layers)
-    ids, embedding = _draft_vocabulary(file, state, rows, target), _embedding(file, state, config, target)
+    ids = _draft_vocabulary(file, state, rows, target)
+    embedding = _embedding(file, state, config, target)
     width = len(reads) * hidden_size(target)
     head = Eagle3Head(config, embedding, reads=reads, width=width, rows=rows, asked=asked)
-    head.ids, head.source = ids, source
+    head.ids = ids
+    head.source = source
     shared = target.model.config.get_text_config().tie_word_embeddings or not values.get("tie_word_embeddings")
     sizes = (target.logits_size, hidden_size(target))
     if "lm_head.weight" not in state and shared and (rows, config.hidden_size) == sizes:
@@ -414,13 +421,19 @@ def layers_read(
 
     Raises UserError if the target does not have them.
     """
-    count, ids, more, source = len(decoder_layers(target.model, target.name)), layers, 0, "method.layers"
+    count = len(decoder_layers(target.model, target.name))
+    ids = layers
+    more = 0  # added to each id
+    source = "method.layers"
     if ids is None:
-        ids, source = values.get(_LAYER_IDS), "config.json: numbers of hidden states"
+        ids = values.get(_LAYER_IDS)
+        source = "config.json: numbers of hidden states"
         if not ids:
-            ids, source = [2, count // 2, count - 3], "the public code's"
+            ids = [2, count // 2, count - 3]
+            source = "the public code's"
         elif _LAYER_IDS in values.get("eagle_config", ()):
-            more, source = 1, f"eagle_config: layers whose outputs are read, {ids}"
+            more = 1
+            source = f"eagle_config: layers whose outputs are read, {ids}"
     numbers = [number for number in range(count) if isinstance(ids, list) and number - more in ids]
     if not numbers or len(numbers) != len(ids):
         raise UserError(
