@@ -27,7 +27,6 @@ from model.engine.cache import TreeCache
 from model.engine.devices import without_cudnn
 from model.engine.linear import stock_linears
 from model.engine.loop import Request
-from model.engine.static_step import FREE
 from model.engine.step import Mark, Sequence, Step, unmarked
 from model.errors import UserError
 from model.methods.vanilla import Vanilla
@@ -242,7 +241,7 @@ class BatchedSteps:
     @torch.inference_mode()
     def take_turn(self) -> None:
         """Time STEPS steps after one that is not counted, then remove their tokens again."""
-        batch, columns = self.batch, self.batch.cache
+        batch = self.batch
         batch.drafter = self.drafter
         for member in batch.members:
             member.session = self.drafter.session()
@@ -258,7 +257,7 @@ class BatchedSteps:
         self.seconds.append((time.perf_counter() - start - setup_s) / STEPS)
         for member in batch.members:
             del member.sequence.text[self.context :]
-        columns.owners[columns.positions >= self.context - 1] = FREE
+            batch.cache.lengths[member.stretch] = self.context - 1
 
 
 def table(result: dict[str, Any]) -> str:

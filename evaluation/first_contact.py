@@ -21,7 +21,7 @@ from typing import Any
 import torch
 
 from model.engine import Draft, Needs, Target, generate
-from model.engine.step import Executor, unmarked
+from model.engine.step import Executor
 from model.errors import one_line
 from model.files import ROOT, write_json
 from model.recycling import TokenRecycling, build_template
@@ -108,8 +108,8 @@ class Contact:
         def logits(executor: Executor, rows: int) -> Any:  # (rows, V), of a step after the cached text
             drafter = self._recycling(self.target, rows)
             drafter.needs = Needs(logits=True)
-            step, launch = executor.static_forward(cache, rows, drafter, unmarked)
-            step.feed(Draft(drafter.tree, torch.arange(3, 3 + rows, device=self.device)), cache.length)
+            draft = Draft(drafter.tree, torch.arange(3, 3 + rows, device=self.device))
+            step, launch = executor.static_forward(cache, [draft], [(0, cache.length)], drafter, rows)
             launch()
             return step.logits.float().clone()  # type: ignore[union-attr]
 

@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -20,17 +20,18 @@ import torch
 
 from . import layouts
 from .engine import Draft, Drafter, Needs, Target, Tree, generate
+from .engine.compiled_layers import CompiledLayers
 from .engine.devices import give_back, synchronize
-from .engine.kernels import IN_PARTS, CompiledKernels
 from .engine.layers import Layouts
 from .engine.linear import half_bytes, is_held, linear_bytes, packable
 from .engine.sampling import Sampling
-from .engine.step import Executor, unmarked
+from .engine.step import Executor
 from .errors import UserError, one_line
 from .methods.vanilla import Vanilla
 from .recycling import TokenRecycling, build_template
 
 GRAPH = "graph"  # what auto tries on a CUDA device
+TREE_KERNEL, COMPILED = "attention in a kernel of its own", "layers compiled whole"
 NODES = 12  # nodes below the root of the trial's draft
 # Tokens of the trial's prompt, the first that leave room for drafts: of the cache, attention in parts then reads 768 or
 # 256 columns, the last part of which no row sees
@@ -210,37 +211,32 @@ def trial(target: Target) -> Execution:
 def _try_kernels(target: Target, steps: _Trial) -> str:
     """Let graphs call faster kernels if these are right; return the outcome in words.
 
-    Attention in parts is tried with the others. If that fails, the others are tried alone.
+    The kernel for attention and compiled layers are tried together, then each alone.
     """
     plain_s = steps.seconds
-    outcome = ""
-    for parts in (True, False):
-        names, why = _kernels(target, steps, plain_s, parts=parts)
-        if not why or IN_PARTS not in names:
-            break
-        outcome = f"; no {IN_PARTS}: {why}"
-    if why:
-        return f"{outcome}; nothing compiled: {why}"
-    if not names:
-        return outcome
-    return f"{outcome}; with kernels of its own ({', '.join(names)}), {steps.seconds / plain_s:.1f} of the time"
-
-
-def _kernels(target: Target, steps: _Trial, plain_s: float, *, parts: bool) -> tuple[list[str], str]:
-    """Let graphs call these kernels if they are right and faster; return their names, and what is wrong or ""."""
-    names = list[str]()
-
-    def difference() -> str:
-        target.kernels = kernels = CompiledKernels(target.model, parts=parts)
-        names.extend(kernels.names)
-        return steps.difference() if names else ""
-
-    why = _failure(target, difference)
-    if names and not why and steps.seconds >= plain_s:
-        why = "it is no faster"
-    if why or not names:
+    said = ""
+    attends = [True, False] if target.can_attend_by_table else [False]
+    for by_table, compiles in [(by_table, True) for by_table in attends] + [(True, False)] * (len(attends) > 1):
+        names = [TREE_KERNEL] * by_table + [COMPILED] * compiles
+        why = _failure(target, partial(_with_kernels, target, steps, by_table, compiles))
+        if not why and steps.seconds >= plain_s:
+            why = "it is no faster"
+        if not why:
+            return f"{said}; with {' and '.join(names)}, {steps.seconds / plain_s:.1f} of the time"
+        said += f"; without {' and '.join(names)}: {why}"
+        target.attends_by_table = False
         target.kernels = nullcontext()
-    return names, why
+    return said
+
+
+def _with_kernels(target: Target, steps: _Trial, by_table: bool, compiles: bool) -> str:
+    """Let graphs call these kernels; return what is wrong with them, or ""."""
+    if by_table and target.device.type == "cuda":
+        from .engine import tree_kernel  # noqa: F401  # registers it
+    target.attends_by_table = by_table
+    if compiles:
+        target.kernels = CompiledLayers(target)
+    return steps.difference()
 
 
 def _failure(target: Target, difference: Callable[[], str]) -> str:
@@ -346,9 +342,10 @@ def _graph_logits(target: Target, prompt: list[int], draft: Draft) -> tuple[Any,
         target.prefill(cache, prompt)
         drafter = TokenRecycling(target.vocab_size, draft.tree, device=target.device)
         drafter.needs = Needs(logits=True)
-        forward, launch = Executor(target, execution=GRAPH).static_forward(cache, n, drafter, unmarked)
+        given = [draft], [(0, cache.length)]
+        forward, launch = Executor(target, execution=GRAPH).static_forward(cache, *given, drafter, n)
         for _ in range(RUNS):  # each run sees what the previous one wrote
-            forward.feed(draft, cache.length)
+            forward.feed(*given)
             target.synchronize()
             start = time.perf_counter()
             launch()

@@ -18,12 +18,13 @@ from typing import Any
 import numpy as np
 import torch
 
+from model.engine.attention import additive
 from model.engine.cache import TreeCache
 from model.engine.drafter import Drafter, Session
-from model.engine.kernels import blocked
 from model.engine.loop import Generation, generate
 from model.engine.sampling import GREEDY, Choice, Sampling
-from model.engine.step import Forwarded, conclude
+from model.engine.static_step import Forwarded
+from model.engine.step import conclude
 from model.engine.target import Target
 from model.engine.tree import Draft
 from model.errors import UserError
@@ -139,8 +140,7 @@ class SharedText:
             else:
                 visible[row, : parent.position + 1] = True
             visible[row, past + row] = True
-        mask = torch.zeros(visible.shape, dtype=target.dtype, device=target.device)
-        mask.masked_fill_(torch.from_numpy(~visible).to(target.device), blocked(target.dtype))
+        mask = additive(torch.from_numpy(visible).to(target.device), target.dtype)
         positions = torch.tensor([context.position for context in rows], device=target.device)
         ids = torch.tensor(tokens, device=target.device)
         logits, hidden = target.forward_masked(self.cache, ids, mask, positions, hidden=self.hidden)

@@ -1,9 +1,8 @@
 """Batches: several sequences in one forward, each with the text that it has alone.
 
-All sequences live in one cache. A column of it holds one token's states: of one sequence, at one position. A forward
-takes the drafts of all sequences as its rows, and a row sees its own sequence's columns and its own ancestors. Accepted
-nodes stay in the columns where they were written; the columns of rejected nodes are free again. A sequence that ends
-frees its columns, and the next prompt takes its place. Nothing is moved, and only static steps are padded.
+All sequences live in one cache, each in a stretch of columns of its own. A forward takes the drafts of all sequences as
+its rows, and a row sees its own sequence's committed columns and its own ancestors. Accepted nodes move to the end of
+their sequence's committed columns. A sequence that ends leaves its stretch to the next prompt.
 """
 
 from __future__ import annotations
@@ -13,109 +12,110 @@ from collections.abc import Generator, Iterable
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 
 from ..errors import UserError
-from .cache import ALIGNED, TreeCache
+from .attention import ALIGNED
+from .cache import TreeCache
 from .checks import PAST_END, TRIAL, check_error, refusing_errors
 from .drafter import DeviceDrafter, Drafter, Session
 from .loop import ROOM, Generation, Request, first_forward, open_sequence, step_clock
-from .sampling import GREEDY, Choice, Sampling
-from .static_step import FREE, ROWS, WARM_UP, BatchForward, Rows, Setup
-from .step import Executor, Forwarded, Sequence, conclude, unmarked
+from .sampling import Choice, Sampling
+from .static_step import ROWS, Forwarded, StaticForward
+from .step import Executor, Sequence, conclude, rows_of
 from .target import Target
 from .tree import Draft, Tree
 from .verification import Verification
 
 
 class SharedCache:
-    """A cache whose columns belong to several sequences.
+    """A cache with a stretch of columns for each sequence of a batch. The stretches are equally long and grow together.
 
     Args:
-        max_columns: maximum number of columns.
+        size: S, the number of sequences.
+        most: columns that a stretch may need at most.
 
     Attributes:
-        owners: int32 (c,), the number of the sequence that a column belongs to, or FREE.
-        positions: int64 (c,), of the column's token in its text.
+        lengths: of each stretch, its committed columns.
     """
 
-    def __init__(self, target: Target, max_columns: int) -> None:
-        self.max_columns = max_columns
-        self.cache: TreeCache = target.caches.make(ROOM)
-        self.owners, self.positions = np.full(ROOM, FREE, dtype=np.int32), np.zeros(ROOM, dtype=np.int64)
-        self.owners[0] = WARM_UP
-        self._choice = Choice(GREEDY, target.device)
+    def __init__(self, target: Target, size: int, most: int) -> None:
+        self.target, self.most = target, most
+        self.cache: TreeCache = target.caches.make(size * ROOM, stretches=size)
+        self.lengths = [0] * size
 
-    def free(self, count: int) -> NDArray[np.int64]:
-        """Return the first `count` free columns, int64; make room if there are fewer."""
-        columns = np.flatnonzero(self.owners == FREE)
-        if len(columns) < count:
-            self.cache.make_room(len(self.owners) + count - len(columns), self.max_columns)
-            more = self.cache.capacity - len(self.owners)
-            self.owners = np.pad(self.owners, (0, more), constant_values=FREE)
-            self.positions = np.pad(self.positions, (0, more))
-            columns = np.flatnonzero(self.owners == FREE)
-        return columns[:count]
+    @property
+    def room(self) -> int:
+        """Columns of a stretch."""
+        return self.cache.capacity // self.cache.stretches
 
-    def release(self, owner: int) -> None:
-        """Free a sequence's columns."""
-        self.owners[self.owners == owner] = FREE
+    def make_room(self, columns: int) -> None:
+        """Make room for so many columns in each stretch."""
+        if columns > self.room:
+            size = self.cache.stretches
+            room = max(columns, min(2 * self.room, self.most))
+            self.cache.make_room(size * -(-room // ALIGNED) * ALIGNED)
 
-    def take(self, owner: int, other: TreeCache) -> None:
+    def take(self, stretch: int, other: TreeCache) -> None:
         """Copy a sequence's committed tokens from a cache of its own."""
-        columns = self.free(other.length)
-        self.cache.copy_from(other, torch.from_numpy(columns))
-        self.owners[columns], self.positions[columns] = owner, np.arange(other.length)
-        self.cache.length = max(self.cache.length, 1 + int(columns.max(initial=-1)))
+        self.make_room(other.length)
+        self.cache.copy_from(other, stretch * self.room)
+        self.lengths[stretch] = other.length
 
     def forward(
         self,
-        target: Target,
-        drafts: list[Rows],
+        drafts: dict[int, Draft],
         drafter: Drafter,
         session: Session,
         execution: str = "eager",
+        *,
         greedy: bool = False,
-    ) -> tuple[BatchForward, NDArray[np.int64], float]:
-        """Forward drafts of several sequences; static steps round the rows and columns up to a few shapes.
+    ) -> tuple[StaticForward, float]:
+        """Forward drafts of several sequences; static steps round the number of rows up to a few shapes.
 
         Args:
+            drafts: by stretch.
             drafter: the drafter of all drafts.
             session: the session of one sequence; its drafter keeps the static steps.
             greedy: True if all sequences are greedy.
 
         Returns:
-            The forward; the columns (n,) of the drafts' n rows, which come first and have no owner yet; the seconds
-            spent on preparing a new shape.
+            The forward, whose first rows are the drafts'; the seconds spent on preparing a new shape.
         """
-        n = rows = sum(len(draft.tree) for _, _, draft in drafts)
-        if execution != "eager":
-            rows = next((size for size in ROWS if size >= n), -(-n // ROWS[-1]) * ROWS[-1])
-        columns = self.free(rows)
-        self.positions[columns[:n]] = np.concatenate([root + np.array(d.tree.depth_of) for _, root, d in drafts])
-        self.cache.length = 1 + int(max(columns[-1], np.flatnonzero(self.owners != FREE).max(initial=-1)))
-        shape, setup_s = (rows, greedy), 0.0
-        if execution == "eager":
-            width = -(-self.cache.length // ALIGNED) * ALIGNED
-            forward = BatchForward(Setup(target, self.cache, width, self._choice), drafter, shape)
-            launch = forward.run
-        else:
-            executor = Executor.of(Sequence(target, self.cache, session, [], execution=execution))
-            setup_s -= executor.setup_s
-            forward, launch = executor.made(BatchForward, drafter, (shape, None), 0, self.cache, unmarked)
-            setup_s += executor.setup_s
-        forward.feed(drafts, columns, self.owners, self.positions)
+        n = sum(len(draft.tree) for draft in drafts.values())
+        rows = n if execution == "eager" else rows_of(n)
+        *_, last = drafts
+        unused = dict.fromkeys(drafts, 0) | {last: rows - n}
+        self.make_room(max(self.lengths[at] + len(draft.tree) + unused[at] for at, draft in drafts.items()))
+        stretches = [(at * self.room, self.lengths[at]) for at in drafts]
+        executor = Executor.of(Sequence(self.target, self.cache, session, [], execution=execution))
+        setup_s = -executor.setup_s
+        forward, launch = executor.static_forward(
+            self.cache, list(drafts.values()), stretches, drafter, rows, greedy=greedy
+        )
+        setup_s += executor.setup_s
         launch()
-        return forward, columns[:n], setup_s
+        return forward, setup_s if execution != "eager" else 0.0
+
+    def commit(self, paths: dict[int, list[int]]) -> None:
+        """Keep the accepted nodes of each stretch's last draft, root first."""
+        source, to = list[int](), list[int]()
+        for stretch, path in paths.items():
+            first = stretch * self.room + self.lengths[stretch]
+            moved = [(node, i) for i, node in enumerate(path) if node != i]
+            source += [first + node for node, _ in moved]
+            to += [first + i for _, i in moved]
+            self.lengths[stretch] += len(path)
+        if source:
+            self.cache.move(torch.tensor(source), torch.tensor(to))
 
 
 @dataclass(eq=False)
 class Member:
-    """A sequence of a batch; `number` is the index of its prompt."""
+    """A sequence of a batch; `number` is the index of its prompt, `stretch` the place of its columns."""
 
     number: int
+    stretch: int
     session: Session
     request: Request
     choice: Choice
@@ -140,9 +140,11 @@ class Batch:
 
     def __init__(self, target: Target, drafter: Drafter, size: int) -> None:
         self.target, self.drafter, self.members = target, drafter, list[Member]()
-        max_columns = size * (target.context + drafter.max_nodes) + ROWS[-1]
-        self.cache = target.idle_batch or SharedCache(target, max_columns)  # the last batch's, with its captured steps
-        self.cache.max_columns, target.idle_batch = max(self.cache.max_columns, max_columns), None
+        most = target.context + drafter.max_nodes + ROWS[-1]
+        idle, target.idle_batch = target.idle_batch, None  # the last batch's, with its captured steps
+        fits = idle is not None and idle.cache.stretches == size
+        self.cache = idle if fits else SharedCache(target, size, most)
+        self.cache.most = max(self.cache.most, most)
         self._plain = DeviceDrafter(target.device).session()
         self._choices: dict[Sampling, Choice] = {}  # by settings (seed 0, no processors), to share noise
         self._clock = step_clock(target)
@@ -152,11 +154,13 @@ class Batch:
 
         If its session begins with a chain, the member has a first step. It leaves the batch if this ends the answer.
         """
-        check_batch(self.target, self.cache.max_columns, request.execution)
+        check_batch(self.target, self.cache.most, request.execution)
         choice = Choice(rule := replace(request.sampling, seed=0), self.target.device)
         if not rule.processors:
             choice = self._choices.setdefault(rule, choice)
-        member = Member(number, self.drafter.session(), request, choice, start=time.perf_counter())
+        taken = {member.stretch for member in self.members}
+        free = next(at for at in range(self.cache.cache.stretches) if at not in taken)
+        member = Member(number, free, self.drafter.session(), request, choice, start=time.perf_counter())
         self.members.append(member)  # so that it is closed, whatever happens
         self._clock = request.clock or self._clock
         member.session.choice = choice
@@ -168,23 +172,20 @@ class Batch:
             if verification is not None and not member.add(verification):
                 self.end(member)
             else:
-                self.cache.take(number, member.sequence.cache)
+                self.cache.take(member.stretch, member.sequence.cache)
         member.out.prefill_s = time.perf_counter() - member.start
         return member
 
     def end(self, member: Member) -> None:
-        """Close a member's session and free its columns."""
+        """Close a member's session and free its stretch."""
         self.members.remove(member)
-        self.cache.release(member.number)
         member.session.close()
 
     def close(self) -> None:
         """End all members, and keep the cache for the next batch."""
         for member in list(self.members):
             self.end(member)
-        idle = self.target.idle_batch
-        if idle is None or idle.cache.capacity <= self.cache.cache.capacity:
-            self.target.idle_batch = self.cache
+        self.target.idle_batch = self.cache
 
     def step(self) -> list[Member]:
         """Take a step of all members. Returns them."""
@@ -192,30 +193,33 @@ class Batch:
         began, start = time.perf_counter(), self._clock()
         is_plain = sizing is not None and sizing.begin_step(len(members))
         sessions = [self._plain if is_plain else member.session for member in members]
-        drafts = [self._draft(member, session) for member, session in zip(members, sessions, strict=True)]
+        drafts = {
+            member.stretch: self._draft(member, session) for member, session in zip(members, sessions, strict=True)
+        }
         executions = [member.request.execution for member in members]
         execution = next((name for name in executions if name != "eager"), "eager")
         greedy = all(member.choice.greedy for member in members)
-        forward, columns, setup_s = self.cache.forward(
-            self.target, drafts, sessions[0].drafter, members[0].session, execution, greedy
-        )
-        chosen = forward.choices, *forward.candidates
-        if all(draft.tree.device.type == "cpu" for _, _, draft in drafts):  # one transfer for all
-            chosen = tuple(None if part is None else part.cpu() for part in chosen)
-        end = 0
-        for member, session, (_, _, draft) in zip(members, sessions, drafts, strict=True):
-            rows = slice(end, end := end + len(draft.tree))
+        forward, setup_s = self.cache.forward(drafts, sessions[0].drafter, members[0].session, execution, greedy=greedy)
+        on_host = all(draft.tree.device.type == "cpu" for draft in drafts.values())
+        every = forward.forwarded(sum(len(draft.tree) for draft in drafts.values()), on_host=on_host)
+        first = 0
+        paths = dict[int, list[int]]()
+        for member, session, draft in zip(members, sessions, drafts.values(), strict=True):
             member.start += setup_s
-            forwarded = self._forwarded(member, session, draft, (forward.logits, forward.hidden, *chosen), rows)
+            count = len(draft.tree)
+            forwarded = self._chosen(member, session, draft, every.rows(slice(first, first + count)))
+            first += count
             sequence = member.sequence
             verification = conclude(session, draft, forwarded, over=sequence.over)
-            accepted = columns[rows][verification.path[: len(verification.tokens)]]
-            self.cache.owners[accepted] = member.number
-            sequence.settle(verification.tokens, self.cache.cache, accepted)
+            path = verification.path[: len(verification.tokens)]
+            paths[member.stretch] = path
+            base = member.stretch * self.cache.room + self.cache.lengths[member.stretch]
+            sequence.settle(verification.tokens, self.cache.cache, [base + node for node in path])
             if is_plain:
                 member.session.skip(verification.tokens)
             if not member.add(verification, len(members)):
                 self.end(member)
+        self.cache.commit(paths)
         share = (time.perf_counter() - began - setup_s) / len(members)
         for member in members:
             member.out.setup_s += setup_s / len(members)
@@ -231,27 +235,27 @@ class Batch:
             sizing.observe(min(sizing.sizes, key=lambda size: abs(size - nodes)), tokens, seconds)
         return members
 
-    def _forwarded(
-        self, member: Member, session: Session, draft: Draft, parts: Iterable[torch.Tensor | None], rows: slice
-    ) -> Forwarded:
-        """Return a member's rows of logits, hidden states, choices, candidates and their log-probs."""
-        logits, hidden, *chosen = (None if part is None else part[rows] for part in parts)
-        choices, *candidates = (None if part is None else part.to(draft.tree.device) for part in chosen)
-        if choices is not None:
-            return Forwarded(choices, logits, hidden, (candidates[0], candidates[1]))
-        assert logits is not None
-        sequence, every = member.sequence, session.drafter.needs.choices
-        member.choice.set_seed(sequence.sampling.seed)
-        choices = member.choice.after(logits, draft, sequence.text, every=every, over=sequence.over)
-        return Forwarded(choices, logits, hidden)
+    def _chosen(self, member: Member, session: Session, draft: Draft, forwarded: Forwarded) -> Forwarded:
+        """Return a member's rows with its choices, on its draft's device."""
+        if forwarded.choices is None:
+            assert forwarded.logits is not None
+            sequence, every = member.sequence, session.drafter.needs.choices
+            member.choice.set_seed(sequence.sampling.seed)
+            choices = member.choice.after(forwarded.logits, draft, sequence.text, every=every, over=sequence.over)
+            return Forwarded(choices, forwarded.logits, forwarded.hidden)
+        device = draft.tree.device
+        candidates, log_probs = (
+            None if part is None else part.to(device) for part in forwarded.candidates or (None, None)
+        )
+        return replace(forwarded, choices=forwarded.choices.to(device), candidates=(candidates, log_probs))
 
-    def _draft(self, member: Member, session: Session) -> Rows:
+    def _draft(self, member: Member, session: Session) -> Draft:
         """Return a draft with tokens of its own, as a drafter may write the next draft into the same tensor."""
         text = member.sequence.text
         member.choice.set_seed(member.sequence.sampling.seed)
         with self.target.drafting():
             draft = session.draft(text[-1])
-        return member.number, len(text) - 1, Draft(draft.tree, draft.tokens.clone(), draft.source)
+        return Draft(draft.tree, draft.tokens.clone(), draft.source)
 
 
 def decode_batch(
@@ -293,32 +297,31 @@ def decode_batch(
 
 
 @torch.inference_mode()
-def check_batch(target: Target, max_columns: int, execution: str = "eager") -> None:
-    """Refuse a model that cannot decode batches: by rules, then by a trial of two texts, whose columns are mixed.
+def check_batch(target: Target, most: int, execution: str = "eager") -> None:
+    """Refuse a model that cannot decode batches: by rules, then by a trial of two texts.
 
     Args:
-        max_columns: maximum columns of a cache; attention that counts columns differs in the trial.
+        most: maximum columns of a stretch; attention that counts columns differs in the trial.
     """
     if not target.has_fixed_shapes:
         why = "keeps recurrent states" if target.recurrent else "is spread over several devices"
         raise UserError(f"{target.name}: {why}; decode its prompts one by one, without a batch")
     half = min(TRIAL, target.context) // 2
-    if max_columns <= target.batch_columns.get(execution, 0) or not half:
+    if most <= target.batch_columns.get(execution, 0) or not half:
         return
     ids = torch.tensor([(3 + 7 * i) % min(97, target.vocab_size) for i in range(4 * half)]).view(2, -1)
-    shared, chain, plain = SharedCache(target, max_columns), Tree.chain(half - 1), DeviceDrafter(target.device)
-    shared.cache.cursor.ahead = max_columns + PAST_END
-    # Later tokens lie in columns before earlier ones, and no column after them is free.
-    shared.owners[1 : 1 + 2 * half + -(4 * half + 1) % ALIGNED] = 2
+    shared, chain, plain = SharedCache(target, 2, most), Tree.chain(half - 1), DeviceDrafter(target.device)
+    plain.max_nodes = 2 * half
+    shared.cache.cursor.ahead = most + PAST_END
     session = plain.session()
     target.copies.refresh(target.model)  # the trial's rows may use them
     with refusing_errors(target.name):
-        first = [(i, 0, Draft(chain, ids[i, :half])) for i in (0, 1)]
-        shared.owners[shared.forward(target, first, plain, session, execution)[1]] = np.repeat([0, 1], half)
-        shared.release(2)
-        rest = [(i, half, Draft(chain, ids[i, half:])) for i in (1, 0)]
-        logits = shared.forward(target, rest, plain, session, execution)[0].logits
+        first = {1: Draft(chain, ids[0, :half]), 0: Draft(chain, ids[1, :half])}
+        shared.forward(first, plain, session, execution)
+        shared.commit({0: [*range(half)], 1: [*range(half)]})
+        rest = {0: Draft(chain, ids[1, half:]), 1: Draft(chain, ids[0, half:])}
+        logits = shared.forward(rest, plain, session, execution)[0].logits
         assert logits is not None
         rows = logits[: 2 * half].view(2, half, -1)
         check_error(target, rows, ids.flip(0).to(target.device), "a batch's rows")
-    target.batch_columns[execution] = max_columns
+    target.batch_columns[execution] = most

@@ -1,4 +1,4 @@
-"""Preallocated KV cache that commits an accepted path in place, and the masks by which draft trees attend to it.
+"""Preallocated KV cache that commits an accepted path in place.
 
 Stock transformers caches cannot do this: DynamicCache reallocates by concatenation at every step, StaticCache keeps its
 own counter and attends over its whole capacity. Here a forward writes its n draft nodes after the committed tokens and
@@ -17,13 +17,10 @@ import torch
 from transformers import cache_utils
 from transformers.cache_utils import Cache, CacheLayerMixin, DynamicLayer, LinearAttentionLayer
 
-from .kernels import blocked
-from .tree import Tree
+from .attention import ALIGNED
 
-MAX_MASKS = 64  # trees whose masks are kept
 MAX_FREE = 3  # caches kept after simultaneous sequences
 MIN_SAVED = 32  # least tokens of a text that is worth a copy
-ALIGNED = 16  # numbers: CUDA's kernels take rows that begin at a multiple of this, and copy all others first
 
 # transformers' class for a layer without keys and values; older versions lack it.
 NoLayer: Any = getattr(cache_utils, "DummyLayer", DynamicLayer)
@@ -48,7 +45,7 @@ class Cursor:
     length: int = 0  # committed tokens
     ahead: int = 0  # added to the reported length in the load trial, to find models that use it as a position
     write_at: torch.Tensor | None = None  # in static steps, int64 (n,): positions, as the host does not know the length
-    bucket: int = 0  # in static steps, the positions that a step attends over; its mask hides unused ones
+    bucket: int = 0  # in static steps, the columns that a step attends over; what it sees of them is for its mask
 
 
 class TreeCacheLayer(CacheLayerMixin):
@@ -138,6 +135,7 @@ class TreeCache(Cache):
         shapes: one entry a layer; None for a layer without keys and values of its own.
         capacity: tokens; must hold a prompt, its answer and one draft. `make_room` makes it larger.
         states: how many recurrent states each layer has; () for a model without any.
+        stretches: equal parts of the columns that `make_room` keeps apart: a batch's sequences have one each.
 
     Attributes:
         recurrent: layers with recurrent states.
@@ -145,8 +143,11 @@ class TreeCache(Cache):
         forwarded: tokens that the last forward read after `length`, pending ones first; None: states end at `length`.
     """
 
-    def __init__(self, shapes: Sequence[LayerShape | None], capacity: int, states: Sequence[int] = ()) -> None:
+    def __init__(
+        self, shapes: Sequence[LayerShape | None], capacity: int, states: Sequence[int] = (), stretches: int = 1
+    ) -> None:
         self.cursor = Cursor()
+        self.stretches = stretches
         self.text: list[int] = []  # token ids that the last sequence committed
         self.committed_by: tuple[Any, ...] = ()  # by which method and weights
         self.pending: list[int] = []
@@ -165,6 +166,7 @@ class TreeCache(Cache):
                 layers.append(LinearAttentionLayer(number_of_states=count) if count else NoLayer())
         super().__init__(layers=layers)
         self.recurrent = [layer for layer in layers if isinstance(layer, LinearAttentionLayer)]
+        self.capacity = 0
         self._allocate(capacity)
 
     def _allocate(self, capacity: int) -> None:
@@ -175,8 +177,14 @@ class TreeCache(Cache):
             for name, dim in kinds[: 3 if shape.index_dim else 2]:
                 size = len(members), shape.heads if name != "index_keys" else 1, capacity, dim
                 buffers.append((name, members, torch.zeros(size, dtype=shape.dtype, device=shape.device)))
-                if (committed := next(former, None)) is not None:
-                    buffers[-1][2][:, :, : self.length] = committed[:, :, : self.length]
+                committed = next(former, None)
+                if committed is not None:
+                    kept = self.length if self.stretches == 1 else self.capacity // self.stretches
+                    after, before = (  # (layers, heads, stretches, columns, dim)
+                        each.view(*each.shape[:2], self.stretches, -1, each.shape[3])
+                        for each in (buffers[-1][2], committed)
+                    )
+                    after[:, :, :, :kept] = before[:, :, :, :kept]
         for name, members, buffer in buffers:  # only now, as memory may not have sufficed for the last one
             for row, i in enumerate(members):
                 setattr(self.layers[i], name, buffer[row : row + 1])
@@ -242,9 +250,7 @@ class TreeCache(Cache):
             return
         if nodes is not None and count > 1:
             first = self.length + 1
-            for buffer in self._buffers:
-                source = (nodes + self.length).to(buffer.device, non_blocking=True)
-                buffer[:, :, first : first + count - 1] = buffer.index_select(2, source)
+            self.move(nodes + self.length, torch.arange(first, first + count - 1, device=nodes.device))
         self.length += count
 
     def _commit_read(self, count: int) -> None:
@@ -302,13 +308,13 @@ class TreeCache(Cache):
         lost = ((states == 0) & states.signbit()).all(2).all(0)  # zeros that are computed are mostly positive
         return [*lost.tolist(), True].index(True)
 
-    def copy_from(self, other: TreeCache, columns: torch.Tensor) -> None:
-        """Copy the committed tokens of another cache of the model into these columns: int64 (its length,)."""
+    def copy_from(self, other: TreeCache, base: int) -> None:
+        """Copy the committed tokens of another cache of the model to the columns from `base` on."""
         for buffer, states in zip(self._buffers, other._buffers, strict=True):
-            buffer.index_copy_(2, columns.to(buffer.device), states[:, :, : other.length])
+            buffer[:, :, base : base + other.length] = states[:, :, : other.length]
 
     def move(self, source: torch.Tensor, target: torch.Tensor) -> None:
-        """Copy tokens from positions `source` (m,) to `target` (m,), all layers; the static form of `commit`."""
+        """Copy tokens from columns `source` (m,) to `target` (m,) in all layers."""
         for buffer in self._buffers:
             rows = buffer.index_select(2, source.to(buffer.device, non_blocking=True))
             buffer.index_copy_(2, target.to(buffer.device, non_blocking=True), rows)
@@ -348,7 +354,7 @@ class CachePool:
         max_saved: maximum tokens of all copies.
     """
 
-    def __init__(self, make: Callable[[int], TreeCache], max_saved: int = 0) -> None:
+    def __init__(self, make: Callable[..., TreeCache], max_saved: int = 0) -> None:
         self.make, self._max_saved = make, max_saved
         self._free: list[TreeCache] = []
         self._saved: list[SavedText] = []  # the newest last
@@ -408,44 +414,3 @@ class CachePool:
             cache.make_room(capacity)
             return cache
         return self.make(capacity)
-
-
-class TreeMasks:
-    """Attention masks of trees after any number of committed tokens; only trees of one step (`once`) build one a step.
-
-    Additive, not bool, as `eager` attention silently misreads a bool mask. A tree's buffer is (n, past_limit + n):
-    zeros, then the tree's own (n, n). A mask is a slice of it; a longer past moves the slice's left edge.
-    """
-
-    def __init__(self, dtype: torch.dtype, device: torch.device) -> None:
-        self.dtype, self.device, self.past_limit = dtype, device, 0
-        self._buffers: dict[int, tuple[Tree, torch.Tensor]] = {}  # by a tree's id
-
-    def allow_past(self, tokens: int) -> None:
-        """Allow so many committed tokens from now on."""
-        if tokens > self.past_limit:
-            self.past_limit = tokens
-            self._buffers.clear()
-
-    def after(self, past: int, tree: Tree) -> torch.Tensor:
-        """Return the additive mask (n, past + n) of a tree after `past` committed tokens."""
-        if tree.once:
-            return self._build(tree, past)
-        buffer = self._buffers.get(id(tree))
-        if buffer is None:
-            # with the tree, which is kept alive so that its id is not reused
-            buffer = self._buffers[id(tree)] = (tree, self._build(tree, self.past_limit))
-            if len(self._buffers) > MAX_MASKS:
-                del self._buffers[next(iter(self._buffers))]
-        mask = buffer[1][:, self.past_limit - past :]
-        return self._empty(*mask.shape).copy_(mask) if mask.is_cuda else mask
-
-    def _build(self, tree: Tree, past: int) -> torch.Tensor:
-        mask = self._empty(len(tree), past + len(tree)).zero_()
-        mask[:, past:].masked_fill_(~tree.ancestors.to(self.device), blocked(self.dtype))
-        return mask
-
-    def _empty(self, rows: int, columns: int) -> torch.Tensor:
-        """Return an empty (rows, columns) with aligned rows."""
-        width = -(-columns // ALIGNED) * ALIGNED
-        return torch.empty(rows, width, dtype=self.dtype, device=self.device)[:, :columns]

@@ -13,8 +13,8 @@ import torch
 import transformers
 
 from ..errors import UserError, one_line
+from .attention import NAME
 from .cache import TreeCache
-from .kernels import OUR_SDPA
 from .tree import Draft, Tree
 
 DEFAULT_CONTEXT = 4096
@@ -104,7 +104,7 @@ def check_forward(model: Any, name: str) -> tuple[Collection[str], str]:
         raise UserError(f"{name}: an encoder-decoder model; the engine decodes causal language models only")
     check_training(model, name)
     kernel = getattr(model.config, "_attn_implementation", "sdpa")
-    if kernel not in ("sdpa", "eager", *OUR_SDPA):
+    if kernel not in ("sdpa", "eager", NAME):
         raise UserError(f"{name}: attention {kernel!r} takes no tree mask; load with attn_implementation='sdpa'")
     takes = inspect.signature(model.forward).parameters
     cache = next((known for known in CACHE_NAMES if known in takes), "")

@@ -11,9 +11,9 @@ import torch
 from transformers.cache_utils import DynamicCache
 
 from ..errors import UserError
+from .attention import NAME
 from .cache import LayerShape
 from .checks import refusing_errors
-from .kernels import OUR_SDPA
 from .linear import PackedLinear
 
 # Kinds of transformers' layers that the engine can drive, by name, as older versions lack some.
@@ -142,7 +142,7 @@ def form_of(model: Any) -> tuple[Any, ...]:
     device and, on CUDA, the address, which graphs contain.
     """
     attention = model.config.get_text_config()._attn_implementation
-    attention = "sdpa" if attention in OUR_SDPA else attention  # set for a moment by a model of the same config
+    attention = "sdpa" if attention == NAME else attention  # set for a moment by a model of the same config
     modules = list(model.modules())
     classes = tuple(torch.nn.Linear if type(m) is PackedLinear else type(m) for m in modules)
     pairs = zip(modules, classes, strict=True)

@@ -31,6 +31,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
 from itertools import groupby
+from operator import itemgetter
 from typing import Any
 from weakref import WeakKeyDictionary, WeakValueDictionary
 
@@ -141,6 +142,41 @@ class Part:
         return self.fused.output(self.number, input)
 
 
+class Joined:
+    """A `Fused` product inside compiled code, which does not merge equal products: the first layer multiplies for all.
+
+    Attributes:
+        parts: of its product, until the last layer has taken its own.
+    """
+
+    def __init__(self, fused: Fused) -> None:
+        self.widths = list(fused.widths)
+        self.weight, self.bias = fused.weight, fused.bias
+        self.parts: tuple[torch.Tensor, ...] | None = None
+
+    @staticmethod
+    def of(copies: Copies) -> list[tuple[Joined, list[nn.Linear]]]:
+        """Return all fused products of these copies, each with its layers in the order of their calls."""
+        layers = defaultdict[Fused, list[tuple[int, Any]]](list)
+        for layer, copy in copies.by_layer.items():
+            if isinstance(copy, Part) and copies.is_fused(layer):
+                layers[copy.fused].append((copy.number, layer))
+        return [
+            (Joined(fused), [layer for _, layer in sorted(members, key=itemgetter(0))])
+            for fused, members in layers.items()
+        ]
+
+    def part(self, number: int, input: torch.Tensor) -> torch.Tensor:
+        """Return a layer's part (..., out) of the product with an input (..., in)."""
+        if number == 0:
+            self.parts = torch.split(own_product(input, self.weight, self.bias), self.widths, dim=-1)
+        assert self.parts is not None
+        part = self.parts[number]
+        if number == len(self.widths) - 1:
+            self.parts = None
+        return part
+
+
 class _Ours(threading.local):
     """The copies that linear layers multiply by while this thread is in one of the engine's forwards; else none."""
 
@@ -156,10 +192,17 @@ class PackedLinear(nn.Linear):
     A weight of 16 bits is widened if the input is not (`holding`).
     """
 
+    joined: tuple[Joined, int] | None = None  # in compiled layers of a captured step: its product, and its number in it
+
     def forward(self, input: torch.Tensor) -> torch.Tensor:
         weight = self.weight  # read once: a parametrization computes it
         bias = self.bias
-        if torch.compiler.is_compiling() or not OURS.copies:
+        if torch.compiler.is_compiling():
+            if self.joined is not None:
+                joined, number = self.joined
+                return joined.part(number, input)
+            return own_product(input, weight, bias)
+        if not OURS.copies:
             return own_product(input, weight, bias)
         copy = OURS.copies.get(self)
         other = torch.is_grad_enabled() or torch.is_autocast_enabled(input.device.type)
@@ -210,7 +253,7 @@ class Copies:
 
         Layers whose weights were replaced by others, as by `load_state_dict(assign=True)`, are fused no longer.
         """
-        kinds = [copy.kind for layer, copy in self.by_layer.items() if copy.kind != "fused" or self._is_fused(layer)]
+        kinds = [copy.kind for layer, copy in self.by_layer.items() if copy.kind != "fused" or self.is_fused(layer)]
         return min(kinds, default="torch")  # half before onednn, which is for weights that do not fit
 
     def refresh(self, module: nn.Module, *, anew: bool = False) -> bytes:
@@ -254,14 +297,15 @@ class Copies:
         Args:
             forward: runs the module once, to find them.
         """
-        layers = [layer for layer in plain_linears(module) if not self._is_fused(layer)]
+        layers = [layer for layer in plain_linears(module) if not self.is_fused(layer)]
         for together in _sharing_input(layers, forward):
             fused = Fused(together)
             for number, layer in enumerate(together):
                 self.by_layer[layer] = Part(fused, number, _addresses(layer.weight, layer.bias))
                 layer.__class__ = PackedLinear
 
-    def _is_fused(self, layer: Any) -> bool:
+    def is_fused(self, layer: Any) -> bool:
+        """True if a layer is part of a fused product, and its weight still is."""
         part = self.by_layer.get(layer)
         return isinstance(part, Part) and part.serves(layer.weight, layer.weight, layer.bias)
 

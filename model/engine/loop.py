@@ -14,7 +14,8 @@ import torch
 from ..errors import UserError
 from .drafter import DeviceDrafter, Drafter, Session
 from .sampling import GREEDY, Choice, Sampling
-from .step import Ends, Forwarded, Mark, Sequence, Step, conclude, unmarked
+from .static_step import Forwarded
+from .step import Ends, Mark, Sequence, Step, conclude, unmarked
 from .target import Target
 from .tree import RankPath
 from .verification import Verification

@@ -15,14 +15,12 @@ from collections.abc import Callable, Collection
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
-import torch
-
 from ..errors import UserError
 from .cache import TreeCache
 from .devices import free_bytes
 from .drafter import DeviceDrafter, DeviceSession, Drafter, Session
-from .sampling import GREEDY, Candidates, Choice, Sampling, candidates_of
-from .static_step import ROWS, BatchForward, Setup, StaticForward, StaticStep, bucket_of
+from .sampling import GREEDY, Choice, Sampling, candidates_of
+from .static_step import ROWS, Forwarded, Setup, StaticForward, StaticStep, bucket_of
 from .target import Target
 from .tree import Draft
 from .verification import Verification, verify
@@ -35,21 +33,11 @@ MIN_FREE = 1 << 29  # free bytes of a GPU below which a step is dropped before a
 MIN_STEPS = 8  # unless fewer are left: all sizes over one bucket would be captured again and again
 Mark = Callable[[str], None]
 Ends = Callable[[list[int]], bool]
-AnyStatic = TypeVar("AnyStatic", StaticStep, StaticForward, BatchForward)
+AnyStatic = TypeVar("AnyStatic", StaticStep, StaticForward)
 
 
 def unmarked(phase: str) -> None:
     """Do nothing: the default `mark`, without timing of phases."""
-
-
-@dataclass(slots=True)
-class Forwarded:
-    """The outputs of a forward over a draft of n nodes, as far as the drafter needs them."""
-
-    choices: torch.Tensor  # int64 (n,), the target's token after each node
-    logits: torch.Tensor | None  # (n, V)
-    hidden: torch.Tensor | None = None  # (m, w H), of the n nodes, preceded by a prompt's own if forwarded with it
-    candidates: Candidates | None = None  # top-k and their log-probs, if the forward computed them already
 
 
 @dataclass
@@ -114,6 +102,7 @@ def conclude(
     drafter = session.drafter
     if len(draft.tree) > drafter.max_nodes:
         raise UserError(f"{type(drafter).__name__}: a draft of {len(draft.tree)} nodes is over its max_nodes")
+    assert forwarded.choices is not None
     verification = verify(draft, forwarded.choices)
     mark("verify")
     verification.cut(over)
@@ -177,10 +166,17 @@ class Step:
     def _on_device(self, session: Any) -> Verification:
         sequence, drafter = self.sequence, session.drafter
         session.choose()
-        step, launch = self.executor.static_step(sequence.cache, drafter, sequence.mark)
-        if step is not self._last:
+
+        def place(step: StaticStep) -> None:
             step.root.fill_(sequence.text[-1])
             step.length.fill_(sequence.cache.length)
+
+        tree, choice = drafter.tree, self.executor.choice
+        step, launch = self.executor.made(
+            StaticStep, drafter, (tree, drafter.source), len(tree), sequence.cache, place, sequence.mark, choice
+        )
+        if step is not self._last:
+            place(step)
             self._last = step
         launch()
         draft = Draft(step.tree, step.tokens, drafter.source)
@@ -254,41 +250,69 @@ class Executor:
             every = drafter.needs.choices
             choices = self.choice.after(logits, draft, sequence.text, every=every, over=sequence.over)
             return Forwarded(choices, logits, hidden)
+        stretch = 0, sequence.cache.length
         n = len(draft.tree)
-        static, launch = self.static_forward(sequence.cache, n, drafter, sequence.mark)
-        static.feed(draft, sequence.cache.length)
+        rows = min(rows_of(n), drafter.max_nodes)
+        static, launch = self.static_forward(sequence.cache, [draft], [stretch], drafter, rows, sequence.mark)
         launch()
-        choices, candidates = static.read(n) if draft.tree.device.type == "cpu" else static.on_device(n)
+        forwarded = static.forwarded(n, on_host=draft.tree.device.type == "cpu")
         sequence.mark("forward")
-        hidden = None if static.hidden is None else static.hidden[:n]
-        return Forwarded(choices, None if static.logits is None else static.logits[:n], hidden, candidates)
-
-    def static_step(
-        self, cache: TreeCache, drafter: DeviceDrafter, mark: Mark
-    ) -> tuple[StaticStep, Callable[[], None]]:
-        """Return the step for the drafter's current tree and source, and the function that runs it."""
-        tree = drafter.tree
-        return self.made(StaticStep, drafter, (tree, drafter.source), len(tree), cache, mark)
+        return forwarded
 
     def static_forward(
-        self, cache: TreeCache, nodes: int, drafter: Drafter, mark: Mark
+        self,
+        cache: TreeCache,
+        drafts: list[Draft],
+        stretches: list[tuple[int, int]],
+        drafter: Drafter,
+        rows: int,
+        mark: Mark = unmarked,
+        *,
+        greedy: bool = True,
     ) -> tuple[StaticForward, Callable[[], None]]:
-        """Return a forward that holds a draft of `nodes` nodes, and the function that runs it."""
-        rows = min(next((n for n in ROWS if n >= nodes), drafter.max_nodes), drafter.max_nodes)
-        return self.made(StaticForward, drafter, (rows, None), rows, cache, mark)
+        """Return a forward of so many rows, fed with these drafts, and the function that runs it.
+
+        Args:
+            stretches: see `StaticForward.feed`.
+            greedy: of a batch, True if all its sequences are greedy.
+        """
+
+        def feed(forward: StaticForward) -> None:
+            forward.feed(drafts, stretches)
+
+        shape = rows, cache.stretches
+        choice = self.choice if greedy else None
+        forward, launch = self.made(StaticForward, drafter, (shape, None), rows, cache, feed, mark, choice)
+        feed(forward)
+        return forward, launch
 
     def made(
-        self, kind: type[AnyStatic], drafter: Any, shape: tuple[Any, Any], nodes: int, cache: TreeCache, mark: Mark
+        self,
+        kind: type[AnyStatic],
+        drafter: Any,
+        shape: tuple[Any, Any],
+        nodes: int,
+        cache: TreeCache,
+        feed: Callable[[AnyStatic], None],
+        mark: Mark,
+        choice: Choice | None,
     ) -> tuple[AnyStatic, Callable[[], None]]:
-        """Return the step or forward of this shape for the cache's present length; make it if there is none."""
+        """Return the step or forward of this shape for the cache's present length; make it if there is none.
+
+        Args:
+            feed: gives it an input, for its warm-up.
+        """
         bucket = min(bucket_of(cache.length + nodes), cache.capacity)
-        key = type(drafter), *shape, bucket, self.choice
+        if self.target.attends_by_table or cache.stretches > 1:  # a table reads no other columns than those seen
+            bucket = cache.capacity
+        key = type(drafter), *shape, bucket, choice
         if key not in self._steps:
             self._drop_oldest()
             self.target.synchronize()
             start = time.perf_counter()
-            step = kind(Setup(self.target, cache, bucket, self.choice), drafter, shape[0])
-            self._steps[key] = (step, step.run if self.execution == "static" else self._capture(step, cache.length))
+            step = kind(Setup(self.target, cache, bucket, choice), drafter, shape[0])
+            feed(step)
+            self._steps[key] = (step, self._capture(step) if self.execution == "graph" else step.run)
             self.target.synchronize()
             self.setup_s += time.perf_counter() - start
             mark("setup")
@@ -298,24 +322,31 @@ class Executor:
     def _drop_oldest(self) -> None:
         """Drop a step if there are too many or a GPU's memory is short. Plain steps stay, as they are needed again."""
         if len(self._steps) >= MAX_STEPS or (len(self._steps) >= MIN_STEPS and self._short_of_memory()):
-            drafting = (key for key in self._steps if key[1] is not self.idle.tree and key[1] != 1)
+            drafting = (key for key in self._steps if key[1] is not self.idle.tree and key[1] != (1, 1))
             self._steps.pop(next(drafting, ()), None)
 
     def _short_of_memory(self) -> bool:
         """True if a GPU has too little free memory, torch's own reserve included, for one more graph."""
         return self.target.device.type == "cuda" and free_bytes(self.target.device) < MIN_FREE
 
-    def _capture(self, step: StaticStep | StaticForward | BatchForward, length: int) -> Callable[[], None]:
-        """Capture a graph. Warm-up runs write the drafter's state, which is restored afterwards."""
+    def _capture(self, step: StaticStep | StaticForward) -> Callable[[], None]:
+        """Capture a graph. Warm-up runs write the drafter's state and the length, which are restored after each."""
         before = {name: tensor.clone() for name, tensor in step.state().items()}
-        step.length.fill_(length)
+
+        def restore() -> None:
+            for name, tensor in step.state().items():
+                tensor.copy_(before[name])
 
         def warm_up() -> None:
             step.run()
-            step.length.fill_(length)  # the run's tokens lie after the committed ones
+            restore()  # the run's tokens lie after the committed ones
 
         try:
             return self.target.graphs.capture(lambda: step.run(), warm_up)  # `run` is looked up at capture
         finally:
-            for name, tensor in step.state().items():
-                tensor.copy_(before[name])
+            restore()
+
+
+def rows_of(nodes: int) -> int:
+    """Return the rows of a static forward that holds so many nodes."""
+    return next((rows for rows in ROWS if rows >= nodes), -(-nodes // ROWS[-1]) * ROWS[-1])

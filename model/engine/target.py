@@ -15,10 +15,10 @@ from typing import Any, NamedTuple
 import torch
 
 from ..errors import UserError
-from .cache import ALIGNED, CachePool, LayerShape, TreeCache, TreeMasks
+from .attention import ALIGNED, LENGTH, Attending, Sight, additive
+from .cache import CachePool, LayerShape, TreeCache
 from .checks import TRIAL_ROOM, check_draft, check_model, check_training, unwrapped, warn_untried
 from .devices import Graphs, Turns, give_back, synchronize, turns_of, without_cudnn
-from .kernels import Grouped, blocked
 from .layers import Layouts, decoder_layers, device_of, form_of, is_compiled, layer_types, mode_of, probe_layers
 from .linear import Copies, copies_of, is_held
 from .tree import Draft
@@ -76,7 +76,7 @@ class Target:
         """Read shapes, device and limits of the model; refuse what the engine cannot drive."""
         model = self.model
         self.name = model.config.name_or_path or type(model).__name__
-        self.context, takes, self._cache_name = check_model(model, self.name, context)
+        self.context, takes, self.cache_name = check_model(model, self.name, context)
         self._keeps_logits, self._takes_positions = "logits_to_keep" in takes, "position_ids" in takes
         self.device = device_of(model)
         self.dtype: torch.dtype = torch.float32 if is_held(model) else model.get_input_embeddings().weight.dtype
@@ -84,8 +84,8 @@ class Target:
         self.logits_size: int = model.get_output_embeddings().weight.shape[0]
         self._shapes: list[LayerShape | None] = []
         self._states: list[int] = []
-        self._grouped = Grouped(model)
-        self.kernels: AbstractContextManager[None] = nullcontext()  # of static steps: see CompiledKernels
+        self._attending = Attending(model)
+        self.kernels: AbstractContextManager[None] = nullcontext()  # of static steps: see CompiledLayers
         self.copies.refresh(model, anew=True)
         if self.linear.copy == "fused":  # one forward finds what layers store and which share their input
             self.copies.fuse(model, self._probe)
@@ -96,7 +96,7 @@ class Target:
         stored_on = {shape.device for shape in self._shapes if shape is not None}
         self.devices = sorted({self.device, *stored_on}, key=str)  # layers may be spread
         self.caches = CachePool(partial(TreeCache, self._shapes, states=self._states), self.context)
-        self.masks = TreeMasks(self.dtype, self.device)
+        self.attends_by_table = self.device.type == "cpu" and self.can_attend_by_table
         self.graphs = Graphs(self.device)
         self._form, self.mode = form_of(model), mode_of(model)
         self.batch_columns: dict[str, int] = {}  # by execution, of the largest batch tried; see `batch.check_batch`
@@ -123,7 +123,7 @@ class Target:
         return form_of(self.model) != self._form
 
     def _probe(self) -> None:
-        layers = probe_layers(self.model, self.name, self.device, self._cache_name)
+        layers = probe_layers(self.model, self.name, self.device, self.cache_name)
         self._shapes, self._windows, self._states = layers
         self._types = layer_types(self.model)
         self._smallest_window = min((window.size for window in self._windows.values()), default=sys.maxsize)
@@ -168,6 +168,13 @@ class Target:
         """True if steps may have a fixed shape: a model on one device, without recurrent states."""
         return len(self.devices) == 1 and not self.recurrent
 
+    @property
+    def can_attend_by_table(self) -> bool:
+        """True if attention may take a `Sight` in place of a mask: by transformers' interface, to the whole text."""
+        by_interface = self._attending.is_sdpa and getattr(self.model, "_supports_attention_backend", False)
+        sparse = any(shape is not None and shape.index_dim for shape in self._shapes)
+        return by_interface and self.has_fixed_shapes and not sparse and self._smallest_window >= self.context
+
     def cache(
         self, nodes: int, prompt: Sequence[int] = (), reader: object = None, *, tokens: int | None = None
     ) -> AbstractContextManager[TreeCache]:
@@ -198,7 +205,6 @@ class Target:
     def _make_room(self, cache: TreeCache, tokens: int, nodes: int) -> None:
         """Make room for so many tokens before a forward, those of a draft of `nodes` nodes included."""
         cache.make_room(tokens, self._capacity(nodes))
-        self.masks.allow_past(cache.capacity)
 
     def token_budget(self, prompt: list[int], max_new_tokens: int) -> int:
         """Return how many new tokens may follow a prompt.
@@ -310,7 +316,7 @@ class Target:
         positions = tree.depths.to(self.device) + past
         tokens = draft.tokens.to(self.device)
         # A root alone sees all tokens: without a mask it gets the fastest kernels, and shared heads are not repeated.
-        mask = self.masks.after(past, tree) if len(tree) > 1 else None
+        mask = additive(tree.ancestors.to(self.device), self.dtype, past) if len(tree) > 1 else None
         masks = self._by_type(mask, positions, past)
         return self._run_model(cache, tokens, masks, self._within(positions, past + tree.max_depth), hidden)
 
@@ -350,7 +356,6 @@ class Target:
         mask: torch.Tensor,
         positions: torch.Tensor,
         *,
-        columns: torch.Tensor | None = None,
         hidden: Hidden = (),
     ) -> Outputs:
         """Forward any n tokens after the committed ones.
@@ -358,37 +363,42 @@ class Target:
         Args:
             tokens, positions: int64 (n,).
             mask: what each of them attends to, additive (n, past + n).
-            columns: int64 (past + n,), the position of the token in each column of the cache; default: its index.
             hidden: also return these hidden states.
         """
-        at = cache.cursor.write_at
-        masks = self._by_type(mask, positions, cache.length if at is None else at[:1], columns)
+        masks = self._by_type(mask, positions, cache.length)
         return self._run_model(cache, tokens, masks, positions.clamp(max=self.context - 1), hidden)
 
+    @torch.inference_mode()
     def forward_static(
         self,
         cache: TreeCache,
         tokens: torch.Tensor,
-        mask: torch.Tensor,
         positions: torch.Tensor,
         write_at: torch.Tensor,
+        sight: Sight,
+        bucket: int,
         *,
-        columns: torch.Tensor | None = None,
         hidden: Hidden = (),
     ) -> Outputs:
-        """Forward nodes whose position in the cache is a tensor on the device.
+        """Forward rows of one or more sequences, without reading a value on the host.
 
         Args:
             tokens, positions, write_at: int64 (n,); token ids, their positions, and where their states are written.
-            mask: what each node attends to, additive (n, b); the first b positions of the cache are visible.
-            columns: int64 (b,), as in `forward_masked`.
+            sight: who sees whom.
+            bucket: columns of the cache, from the first on, that hold all that is seen.
             hidden: also return these hidden states.
         """
         cursor = cache.cursor
-        cursor.write_at, cursor.bucket = write_at, mask.shape[-1]
+        cursor.write_at, cursor.bucket = write_at, bucket
+        masks: Masks = sight.as_mask
+        if not self.attends_by_table:
+            visible, index = sight.seen(bucket)
+            written = torch.zeros_like(index[0]).index_copy_(0, write_at, positions)  # (bucket,)
+            of_columns = torch.where(index < sight.table[:, LENGTH, None], index, written)  # (n, bucket)
+            masks = self._by_type(additive(visible, self.dtype), positions, of_columns)
         try:
             with self.kernels:
-                return self.forward_masked(cache, tokens, mask, positions, columns=columns, hidden=hidden)
+                return self._run_model(cache, tokens, masks, positions.clamp(max=self.context - 1), hidden)
         finally:
             cursor.write_at = None
 
@@ -401,33 +411,27 @@ class Target:
         """Clamp positions to the context: nodes beyond it are never accepted, but must not index past a table."""
         return positions.clamp(max=self.context - 1) if last >= self.context else positions
 
-    def _by_type(
-        self,
-        mask: torch.Tensor | None,
-        positions: torch.Tensor,
-        past: int | torch.Tensor,
-        columns: torch.Tensor | None = None,
-    ) -> Masks:
+    def _by_type(self, mask: torch.Tensor | None, positions: torch.Tensor, columns: torch.Tensor | int) -> Masks:
         """Return the mask, or masks by type of layer if some see less than the text.
 
         Args:
             mask: additive (n, c), of layers that see all of it; None: no mask.
-            positions: int64 (n,), of the n nodes, whose columns follow `past` committed tokens; in a static step `past`
-                is a tensor (1,).
-            columns: int64 (c,), the position of each column; None: its index, and after `past` the nodes' positions.
+            positions: int64 (n,), of the n nodes.
+            columns: int64 (n, c), the position of each column that a node may see; or the number of committed tokens,
+                whose columns come before the nodes' own.
         """
         full = None if mask is None else mask[None, None]
-        seen = int(past) + len(positions) if mask is None else mask.shape[-1]
+        n = len(positions)
+        seen = columns + n if isinstance(columns, int) else columns.shape[1]
         if seen <= self._smallest_window:
             return full
+        if isinstance(columns, int):
+            columns = torch.cat((torch.arange(columns, device=self.device), positions))
         if mask is None:
-            mask = torch.zeros(len(positions), seen, dtype=self.dtype, device=self.device)
-        if columns is None:
-            columns = torch.arange(seen, device=self.device)
-            # no node sees the columns after the nodes' own
-            columns.index_copy_(0, past + torch.arange(len(positions), device=self.device), positions)
+            mask = torch.zeros(n, seen, dtype=self.dtype, device=self.device)
+        hidden = torch.finfo(self.dtype).min
         masks: dict[str, torch.Tensor | None] = {
-            kind: mask.masked_fill(window.hides(positions, columns), blocked(self.dtype))[None, None]
+            kind: mask.masked_fill(window.hides(positions, columns), hidden)[None, None]
             for kind, window in self._windows.items()
         }
         return masks[""] if "" in masks else {kind: masks.get(kind, full) for kind in self._types}
@@ -440,7 +444,7 @@ class Target:
         Args:
             mask: additive, one for each type of layer or for all of them; None: causal.
         """
-        inputs = {"attention_mask": mask, self._cache_name: cache, "use_cache": True} | more
+        inputs = {"attention_mask": mask, self.cache_name: cache, "use_cache": True} | more
         if self._takes_positions:
             inputs["position_ids"] = positions[None]
         states: dict[int, torch.Tensor] = {}
@@ -449,7 +453,8 @@ class Target:
             for number in hidden:
                 hooks.append(self._store_hidden(states, number))
             own = self.linear.of(len(tokens)) == "torch"
-            with self._grouped, self._uncompiled(), nullcontext() if own else self.copies.used():
+            copies = nullcontext() if own else self.copies.used()
+            with self._attending.by(mask), self._uncompiled(), copies:
                 logits: torch.Tensor = self.model(input_ids=tokens[None], **inputs).logits[0]
         finally:
             for hook in hooks:

@@ -30,7 +30,6 @@ class Eagle(StaticTree):
     def __init__(self, target: Target, *, head_path: str, tree_path: str | None = None) -> None:
         super().__init__(target, load_head(head_path, target), template("eagle-25", tree_path, target.logits_size))
         self.lm_head = target.model.get_output_embeddings()
-        self.masks = [self.mask_of(level.visible) for level in self.levels]
 
     def session(self) -> EagleSession:
         return EagleSession(self)
@@ -40,7 +39,8 @@ class EagleSession(StaticTreeSession):
     drafter: Eagle
 
     def after(self, depth: int, state: torch.Tensor, tokens: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        features = self.continue_nodes(state, tokens, depth, self.drafter.masks[depth]) if depth else state
+        visible = self.drafter.levels[depth].visible
+        features = self.continue_nodes(state, tokens, depth, visible) if depth else state
         return features, self.drafter.lm_head(features)
 
 
@@ -76,7 +76,6 @@ class ConfidenceTree(HeadDrafter):
         inner = (depth - 1) * top_k
         super().__init__(target, head, inner=inner, max_nodes=1 + self.nodes)
         self.itself = torch.eye(top_k, dtype=torch.bool, device=self.device)
-        self.tree_mask = self.mask_of(torch.zeros(top_k, inner, dtype=torch.bool, device=self.device))
         self.children = torch.arange(top_k, device=self.device)
 
     def session(self) -> ConfidenceTreeSession:
@@ -132,9 +131,7 @@ class ConfidenceTreeSession(HeadSession):
         visible = drafter.itself  # (k, expanded so far)
         features, listed = feature, k  # number of nodes listed so far
         for depth in range(1, drafter.depth):
-            shown = drafter.tree_mask[:, drafter.capacity : drafter.capacity + visible.shape[1]]
-            shown.zero_().masked_fill_(~visible, drafter.blocked)
-            features = self.continue_nodes(features.index_select(0, whose), token, depth, drafter.tree_mask)  # (k, H)
+            features = self.continue_nodes(features.index_select(0, whose), token, depth, visible)  # (k, H)
             log_probs, best = self._best(features)
             below = (value[:, None] + log_probs).view(-1)  # (k * k,)
             values.append(below)

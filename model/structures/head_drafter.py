@@ -8,8 +8,8 @@ from dataclasses import dataclass
 import torch
 
 from ..engine import Draft, Drafter, Needs, Session, Target, Tree, Verification
+from ..engine.attention import additive
 from ..engine.cache import CachePool
-from ..engine.kernels import blocked
 from .heads import Head
 
 
@@ -27,13 +27,8 @@ class HeadDrafter(Drafter):
         target.prepare(head)
         self.capacity = target.context + inner + 1
         self.caches = CachePool(head.new_cache)
-        self.blocked, self.dtype = blocked(target.dtype), target.dtype
+        self.dtype = target.dtype
         self.cos, self.sin = head.angles(self.capacity)
-
-    def mask_of(self, visible: torch.Tensor) -> torch.Tensor:
-        """Return an additive mask (w, capacity + m): zeros for committed pairs, then which of m nodes each sees."""
-        zeros = torch.zeros(visible.shape[0], self.capacity, dtype=self.dtype, device=self.device)
-        return torch.cat((zeros, torch.zeros_like(visible, dtype=zeros.dtype).masked_fill_(~visible, self.blocked)), 1)
 
 
 class HeadSession(Session):
@@ -86,8 +81,8 @@ class HeadSession(Session):
         past, new = self.cache.length, len(tokens)
         mask = None
         if past and new > 1:
-            mask = torch.full((new, past + new), drafter.blocked, dtype=drafter.dtype, device=drafter.device)
-            mask = mask.triu_(past + 1)[None, None]
+            earlier = torch.ones(new, new, dtype=torch.bool, device=drafter.device).tril_()
+            mask = additive(earlier, drafter.dtype, past)[None, None]
         angles = drafter.cos[:, past : past + new], drafter.sin[:, past : past + new]
         out = drafter.head(drafter.head.features(hidden)[None], tokens[None], angles, mask, self.cache)[0]  # (m, H)
         self.cache.commit(new)
@@ -95,19 +90,17 @@ class HeadSession(Session):
         return out[-1:]  # type: ignore[no-any-return]
 
     def continue_nodes(
-        self, features: torch.Tensor, tokens: torch.Tensor, depth: int, mask: torch.Tensor
+        self, features: torch.Tensor, tokens: torch.Tensor, depth: int, visible: torch.Tensor
     ) -> torch.Tensor:
         """Return the features predicted at w nodes of one depth: (w, H). The nodes stay cached until the draft is done.
 
         Args:
             features: (w, H), predicted at the nodes' parents.
             tokens: int64 (w,), of the nodes.
-            mask: which of the drafted nodes each attends to, as `mask_of` made it.
+            visible: bool (w, m), which of the m nodes drafted so far, their own included, each attends to.
         """
         width, position = len(tokens), self._committed - 1 + depth
-        capacity, nodes = self.drafter.capacity, self.cache.length - self._committed + width
-        mask = mask[:, capacity - self._committed : capacity + nodes][None, None]  # (1, 1, w, past + nodes)
-        mask = mask.contiguous() if mask.is_cuda else mask  # CUDA's kernels want aligned rows
+        mask = additive(visible, self.drafter.dtype, self._committed)[None, None]  # (1, 1, w, past + m)
         angles = self.drafter.cos[:, position : position + 1], self.drafter.sin[:, position : position + 1]
         out: torch.Tensor = self.drafter.head(features[None], tokens[None], angles, mask, self.cache)[0]
         self.cache.length += width

@@ -1,0 +1,104 @@
+"""A model's own decoder layers, each compiled whole, for captured steps.
+
+In float16 a Llama layer is 39 operators, and a few kernels if compiled. The compiler traces the layer's own forward
+once for one row and once for any other number of rows, and all layers of a kind share the result. In eager steps,
+calling compiled code costs more time on the host than it gains.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+from contextlib import ExitStack, nullcontext
+from functools import partial
+from threading import RLock
+from typing import Any
+
+import torch
+
+from .linear import Joined
+from .target import Target
+
+ROUNDS: dict[str, Any] = {"emulate_precision_casts": True}  # round after each operator, as eager steps do
+# Of dynamo: compilations of one function, by all models of a process; and a layer's number is not a constant of it
+SETTINGS: dict[str, Any] = {"recompile_limit": 1 << 10, "allow_unspec_int_on_nn_module": True}
+_swapping = RLock()  # layers of one model, by its targets and threads
+
+
+def _entered() -> bool:
+    """Return whether this thread is inside a `CompiledLayers`."""
+    return bool(_swapping._is_owned())  # type: ignore[attr-defined]  # as threading.Condition asks
+
+
+class CompiledLayers:
+    """Compiled layers and the last norm of a model, inside `with` and for the thread that entered it.
+
+    Outside `with`, and in other threads, the model's own functions are called. A copy does nothing.
+
+    A layer gets its own part of the cache, as an index into all parts would be a constant of what is compiled. Linear
+    layers that share a product do so in what is compiled, too.
+
+    Args:
+        target: whose layers they are.
+        backend: of torch.compile.
+
+    Raises:
+        UserError: the model does not list its layers.
+    """
+
+    def __init__(self, target: Target, backend: Any = "inductor") -> None:
+        self._swaps: list[tuple[dict[str, Any], str, Any]] = []  # names, name, replacement
+        self._replaced: list[list[Any]] = []  # originals, for each `with`; None where there was none
+        self._compiling: list[ExitStack] = []  # dynamo's settings and silence, for each `with`
+        compiled: dict[Any, Callable[..., Any]] = {}
+        cache_name = target.cache_name
+
+        def once(original: Any) -> Callable[..., Any]:
+            if original not in compiled:
+                compiled[original] = torch.compile(original, dynamic=True, backend=backend, options=ROUNDS)
+            return compiled[original]
+
+        def layer(number: int, module: Any, *args: Any, **kwargs: Any) -> Any:
+            own = type(module).forward
+            if not _entered():
+                return own(module, *args, **kwargs)
+            cache = kwargs.get(cache_name)
+            if cache is not None:
+                kwargs[cache_name] = cache.layers[number]
+            return once(own)(module, *args, **kwargs)
+
+        def norm(module: Any, *args: Any) -> Any:
+            own = type(module).forward
+            return (once(own) if _entered() else own)(module, *args)
+
+        for number, module in enumerate(target.layers):
+            self._swaps.append((vars(module), "forward", partial(layer, number, module)))
+        for module in target.model.get_decoder().children():
+            if type(module).__name__.endswith("Norm"):
+                self._swaps.append((vars(module), "forward", partial(norm, module)))
+        for joined, members in Joined.of(target.copies):
+            for number, member in enumerate(members):
+                self._swaps.append((vars(member), "joined", (joined, number)))
+
+    def __reduce__(self) -> tuple[type[nullcontext[None]], tuple[()]]:
+        return nullcontext, ()
+
+    def __enter__(self) -> None:
+        _swapping.acquire()
+        self._compiling.append(compiling := ExitStack())
+        compiling.enter_context(torch._dynamo.config.patch(SETTINGS))
+        compiling.enter_context(warnings.catch_warnings())
+        warnings.filterwarnings("ignore", r"\s*Online softmax")  # of torch 2.11, seven times
+        warnings.filterwarnings("ignore", module=r"torch\._(dynamo|inductor)\.")  # of no use to users, either
+        self._replaced.append([where.get(name) for where, name, _ in self._swaps])
+        for where, name, replacement in self._swaps:
+            where[name] = replacement
+
+    def __exit__(self, *error: object) -> None:
+        for (where, name, _), replaced in zip(self._swaps, self._replaced.pop(), strict=True):
+            if replaced is None:
+                del where[name]
+            else:
+                where[name] = replaced
+        self._compiling.pop().close()
+        _swapping.release()

@@ -1,0 +1,215 @@
+"""The attention of `Sight` in Triton, for GPUs: split over the cache, then merged (Flash-Decoding).
+
+The first rows, lengths and ancestors are read on the device, so one captured step serves every length of text and every
+mix of drafts. Nothing behind a sequence's own columns is read. Heads that share keys and values are further rows of one
+tile: keys and values are read once for them.
+
+With TRITON_INTERPRET=1 it runs on a CPU, for tests (`bash test.sh --kernels`).
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+
+from .attention import BASE, COUNT, FIRST, LENGTH, WORDS
+
+LOG2_E = 1.4426950408889634
+BLOCKS = 2  # programs for each multiprocessor; more parts of a cache than that gain nothing
+LEAST_COLUMNS = 64  # of a part; smaller parts cost more to merge than they gain
+MOST_PARTS = 32
+# Constants that the kernel may read
+_FIRST, _COUNT, _BASE, _LENGTH, _WORDS = map(tl.constexpr, (FIRST, COUNT, BASE, LENGTH, WORDS))
+
+
+@triton.jit(do_not_specialize=["outputs", "parts"])
+def _attend(
+    query, key, value, table, partial, log_sums, scale, outputs, parts,
+    table_row, query_head, query_row, key_head, key_column, value_head, value_column,
+    GROUP: tl.constexpr, SEQUENCES: tl.constexpr, PADDED: tl.constexpr, SPLIT: tl.constexpr,
+    ROWS: tl.constexpr, COLUMNS: tl.constexpr,
+    WIDTH: tl.constexpr, WIDTH_2: tl.constexpr, VALUES: tl.constexpr, VALUES_2: tl.constexpr,
+) -> None:  # type: ignore[no-untyped-def]  # fmt: skip
+    """Attend from one tile of a sequence's rows, for one head of keys, to one part of the sequence's columns.
+
+    A tile has ROWS rows: node * GROUP + the head's number in its group. `outputs` is n * H. Exponents are to base 2.
+    """
+    head = tl.program_id(0)
+    tile = tl.program_id(1)
+    part = tl.program_id(2)
+    sequence = 0
+    if SEQUENCES > 1:  # tiles are numbered through all sequences
+        each = tl.arange(0, PADDED)
+        rows_of = tl.load(table + each * table_row + _COUNT, mask=each < SEQUENCES, other=0)
+        tiles_of = tl.cdiv(rows_of * GROUP, ROWS)
+        up_to = tl.sum(tl.where(each[None, :] <= each[:, None], tiles_of[None, :], 0), 1)
+        is_before = up_to <= tile
+        sequence = tl.sum(is_before.to(tl.int32), 0)
+        if sequence >= SEQUENCES:
+            return
+        tile -= tl.sum(tl.where(is_before, tiles_of, 0), 0).to(tl.int32)
+    first = tl.load(table + sequence * table_row + _FIRST)
+    count = tl.load(table + sequence * table_row + _COUNT).to(tl.int32)
+    base = tl.load(table + first * table_row + _BASE)
+    length = tl.load(table + first * table_row + _LENGTH).to(tl.int32)
+    if tile * ROWS >= count * GROUP:
+        return
+
+    end = length + count
+    size = tl.cdiv(tl.cdiv(end, parts), COLUMNS) * COLUMNS
+    start = part * size
+    end = tl.minimum(start + size, end)
+    row = tile * ROWS + tl.arange(0, ROWS)
+    node = first + row // GROUP
+    member = head * GROUP + row % GROUP
+    exists = row < count * GROUP
+    at = tl.arange(0, WIDTH_2)
+    at_value = tl.arange(0, VALUES_2)
+    rows = tl.load(
+        query + member[:, None] * query_head + node[:, None] * query_row + at[None, :],
+        mask=exists[:, None] & (at < WIDTH)[None, :],
+        other=0.0,
+    )
+
+    most = tl.full([ROWS], float("-inf"), tl.float32)
+    total = tl.zeros([ROWS], tl.float32)
+    attended = tl.zeros([ROWS, VALUES_2], tl.float32)
+    for column in range(start, end, COLUMNS):
+        columns = column + tl.arange(0, COLUMNS)
+        inside = columns < end
+        keys = tl.load(
+            key + head * key_head + (base + columns)[None, :] * key_column + at[:, None],
+            mask=inside[None, :] & (at < WIDTH)[:, None],
+            other=0.0,
+        )
+        scores = tl.dot(rows, keys, input_precision="ieee") * scale  # of float32; no TF32
+        if column + COLUMNS > length:  # the rows' own columns, or columns of nobody
+            drafted = columns - length
+            is_drafted = (drafted >= 0) & inside
+            words = tl.load(
+                table + node[:, None] * table_row + _WORDS + (drafted // 64)[None, :],
+                mask=exists[:, None] & is_drafted[None, :],
+                other=0,
+            )
+            is_ancestor = ((words >> (drafted % 64)[None, :].to(tl.int64)) & 1) != 0
+            scores = tl.where((drafted < 0)[None, :] | (is_ancestor & is_drafted[None, :]), scores, float("-inf"))
+        higher = tl.maximum(most, tl.max(scores, 1))
+        shift = tl.where(higher == float("-inf"), 0.0, higher)
+        weights = tl.exp2(scores - shift[:, None])
+        shrunk = tl.exp2(most - shift)
+        total = total * shrunk + tl.sum(weights, 1)
+        values = tl.load(
+            value + head * value_head + (base + columns)[:, None] * value_column + at_value[None, :],
+            mask=inside[:, None] & (at_value < VALUES)[None, :],
+            other=0.0,
+        )
+        attended = attended * shrunk[:, None]
+        attended += tl.dot(weights.to(values.dtype), values, input_precision="ieee")
+        most = higher
+
+    output = node * (tl.num_programs(0) * GROUP) + member  # of (n, H)
+    attended = attended / tl.where(total == 0.0, 1.0, total)[:, None]
+    to = (part * outputs + output)[:, None] * VALUES + at_value[None, :]
+    kept = exists[:, None] & (at_value < VALUES)[None, :]
+    tl.store(partial + to, attended.to(partial.dtype.element_ty), mask=kept)
+    if SPLIT:
+        log_sum = tl.where(total == 0.0, float("-inf"), most + tl.log2(tl.where(total == 0.0, 1.0, total)))
+        tl.store(log_sums + part * outputs + output, log_sum, mask=exists)
+
+
+@triton.jit(do_not_specialize=["outputs"])
+def _merge(
+    partial, log_sums, merged, outputs, PARTS: tl.constexpr, VALUES: tl.constexpr, VALUES_2: tl.constexpr
+) -> None:  # fmt: skip
+    """Merge the parts of one output: each counts by its sum of exponentials."""
+    output = tl.program_id(0)
+    part = tl.arange(0, PARTS)
+    at = tl.arange(0, VALUES_2)
+    log_sum = tl.load(log_sums + part * outputs + output)
+    weight = tl.exp2(log_sum - tl.max(log_sum, 0))
+    weight = weight / tl.sum(weight, 0)
+    to = (part * outputs + output)[:, None] * VALUES + at[None, :]
+    parts = tl.load(partial + to, mask=(at < VALUES)[None, :], other=0.0)
+    every = tl.sum(parts * weight[:, None], 0)
+    tl.store(merged + output * VALUES + at, every.to(merged.dtype.element_ty), mask=at < VALUES)
+
+
+def attend(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    table: torch.Tensor,
+    sequences: int,
+    scaling: float,
+    parts: int = 0,
+) -> torch.Tensor:
+    """Attend as a `Sight` says.
+
+    Args:
+        query: (1, H, n, D).
+        key, value: (1, Hkv, C, D) and (1, Hkv, C, Dv), the whole cache.
+        table, sequences: see `Sight`; all n rows belong to sequences.
+        parts: of a sequence's columns, a power of two; 0: as many as occupy the device.
+
+    Returns:
+        (1, n, H, Dv).
+    """
+    _, heads, n, width = query.shape
+    shared, columns = key.shape[1:3]
+    values, group = value.shape[3], heads // shared
+    query, key, value = (tensor if tensor.stride(3) == 1 else tensor.contiguous() for tensor in (query, key, value))
+    # Measured on an H100 for 1, 25 and 81 rows of widths 128
+    rows_of_one = -(-n // sequences) * group
+    rows = 16 if rows_of_one <= 16 else 32 if rows_of_one <= 32 else 64
+    wide = max(width, values) * query.element_size() > 256
+    tiles = -(-n * group // rows) + sequences - 1
+    parts = parts or _parts(shared * tiles, columns, _processors(query.device))
+    merged = query.new_empty(1, n, heads, values)
+    split = parts > 1
+    partial = query.new_empty(parts, n, heads, values, dtype=torch.float32) if split else merged
+    log_sums = query.new_empty(parts, n, heads, dtype=torch.float32) if split else merged
+    _attend[shared, tiles, parts](
+        query, key, value, table, partial, log_sums, scaling * LOG2_E, n * heads, parts, table.stride(0),
+        query.stride(1), query.stride(2), key.stride(1), key.stride(2), value.stride(1), value.stride(2),
+        GROUP=group, SEQUENCES=sequences, PADDED=triton.next_power_of_2(sequences), SPLIT=split,
+        ROWS=rows, COLUMNS=32 if wide else 64,
+        WIDTH=width, WIDTH_2=triton.next_power_of_2(width), VALUES=values, VALUES_2=triton.next_power_of_2(values),
+        num_warps=4, num_stages=2 if wide or rows == 64 else 3,
+    )  # fmt: skip
+    if split:
+        _merge[(n * heads,)](
+            partial, log_sums, merged, n * heads,
+            PARTS=parts, VALUES=values, VALUES_2=triton.next_power_of_2(values), num_warps=2,
+        )  # fmt: skip
+    return merged
+
+
+def _parts(blocks: int, columns: int, processors: int) -> int:
+    """Return the number of parts of a cache, a power of two: 1 if the tiles alone occupy the device."""
+    parts = 1
+    while parts < MOST_PARTS and 2 * parts * blocks <= BLOCKS * processors and columns >= 2 * parts * LEAST_COLUMNS:
+        parts *= 2
+    return parts
+
+
+@cache
+def _processors(device: torch.device) -> int:
+    """Return a GPU's number of multiprocessors; elsewhere an H100's, for tests."""
+    return torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 132
+
+
+@torch.library.custom_op("token_recycling::attend", mutates_args=())
+def attend_op(
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, table: torch.Tensor, sequences: int, scaling: float
+) -> torch.Tensor:
+    """`attend`, as one operator of compiled layers."""
+    return attend(query, key, value, table, sequences, scaling)
+
+
+@attend_op.register_fake
+def _(query: Any, key: Any, value: Any, table: Any, sequences: int, scaling: float) -> Any:
+    return query.new_empty(1, query.shape[2], query.shape[1], value.shape[3])
