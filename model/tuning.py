@@ -231,8 +231,6 @@ def _try_kernels(target: Target, steps: _Trial) -> str:
 
 def _with_kernels(target: Target, steps: _Trial, by_table: bool, compiles: bool) -> str:
     """Let graphs call these kernels; return what is wrong with them, or ""."""
-    if by_table and target.device.type == "cuda":
-        from .engine import tree_kernel  # noqa: F401  # registers it
     target.attends_by_table = by_table
     if compiles:
         target.kernels = CompiledLayers(target)

@@ -139,13 +139,11 @@ class TreeAttention:
         plain = not dropout and all(kwargs.get(name) is None for name in UNSUPPORTED)
         if attention_mask is not None and attention_mask.dtype == torch.long:
             sight = Sight(attention_mask[0, 0], attention_mask.shape[1])
-            if plain and on_cpu:
+            if plain and on_cpu and not torch.compiler.is_compiling():
                 return self._by_sequence(query, key, value, attention_mask, scaling), None
             if plain:
-                from .tree_kernel import attend_op
-
                 scaling = query.shape[3] ** -0.5 if scaling is None else scaling
-                return attend_op(query, key, value, *sight, scaling), None
+                return attend_by_table(query, key, value, *sight, scaling), None
             attention_mask = additive(sight.seen(key.shape[2])[0], query.dtype)[None, None]
         elif attention_mask is not None and plain and on_cpu and query.shape[2] > 1:
             return _attend(query, key, value, attention_mask, scaling), None
@@ -157,12 +155,18 @@ class TreeAttention:
         """Attend on a CPU: each sequence to its own stretch."""
         if self._parts[0] is not table:  # once a forward, not once a layer
             self._parts = table, parts_of(Sight(table[0, 0], table.shape[1]), query.dtype)
-        parts = self._parts[1]
-        attended = [
-            _attend(query[:, :, rows], key[:, :, columns], value[:, :, columns], mask, scaling)
-            for rows, columns, mask in parts
-        ]
-        return attended[0] if len(parts) == 1 else torch.cat(attended, 1)
+        return _attend_in_turn(query, key, value, self._parts[1], scaling)
+
+
+def _attend_in_turn(
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, parts: list[Any], scaling: float | None
+) -> torch.Tensor:
+    """Attend a sequence after the other; `parts` as `parts_of` has them."""
+    attended = [
+        _attend(query[:, :, rows], key[:, :, columns], value[:, :, columns], mask, scaling)
+        for rows, columns, mask in parts
+    ]
+    return attended[0] if len(parts) == 1 else torch.cat(attended, 1)
 
 
 def _attend(
@@ -188,6 +192,23 @@ def parts_of(sight: Sight, dtype: torch.dtype) -> list[tuple[slice, slice, torch
             mask = additive(visible, dtype, length)[None, None] if count > 1 else None
             parts.append((rows, slice(base, base + length + count), mask))
     return parts
+
+
+@torch.library.custom_op("token_recycling::attend", mutates_args=())
+def attend_by_table(
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, table: torch.Tensor, sequences: int, scaling: float
+) -> torch.Tensor:
+    """Attend as a `Sight` says, as one operator of compiled layers: (1, H, n, D), (1, Hkv, C, D) -> (1, n, H, Dv)."""
+    if query.device.type == "cpu":
+        return _attend_in_turn(query, key, value, parts_of(Sight(table, sequences), query.dtype), scaling)
+    from .tree_kernel import attend  # only on a GPU: it imports Triton
+
+    return attend(query, key, value, table, sequences, scaling)
+
+
+@attend_by_table.register_fake
+def _(query: Any, key: Any, value: Any, table: Any, sequences: int, scaling: float) -> Any:
+    return query.new_empty(1, query.shape[2], query.shape[1], value.shape[3])
 
 
 @cache

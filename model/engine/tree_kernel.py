@@ -10,7 +10,6 @@ With TRITON_INTERPRET=1 it runs on a CPU, for tests (`bash test.sh --kernels`).
 from __future__ import annotations
 
 from functools import cache
-from typing import Any
 
 import torch
 import triton
@@ -200,16 +199,3 @@ def _parts(blocks: int, columns: int, processors: int) -> int:
 def _processors(device: torch.device) -> int:
     """Return a GPU's number of multiprocessors; elsewhere an H100's, for tests."""
     return torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 132
-
-
-@torch.library.custom_op("token_recycling::attend", mutates_args=())
-def attend_op(
-    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, table: torch.Tensor, sequences: int, scaling: float
-) -> torch.Tensor:
-    """`attend`, as one operator of compiled layers."""
-    return attend(query, key, value, table, sequences, scaling)
-
-
-@attend_op.register_fake
-def _(query: Any, key: Any, value: Any, table: Any, sequences: int, scaling: float) -> Any:
-    return query.new_empty(1, query.shape[2], query.shape[1], value.shape[3])
