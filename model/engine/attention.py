@@ -115,13 +115,11 @@ class TreeAttention:
     """
 
     def __init__(self) -> None:
-        from transformers import AttentionInterface, AttentionMaskInterface  # not above: it loads torch's compiler
+        from transformers import AttentionInterface  # not above: it loads torch's compiler
 
         # Looked up once, as each layer of each forward calls it
         self._sdpa: Callable[..., tuple[torch.Tensor, None]] = AttentionInterface()["sdpa"]
         self._parts: tuple[Any, list[tuple[slice, slice, torch.Tensor | None]]] = None, []  # of the last table
-        AttentionInterface.register(NAME, self)
-        AttentionMaskInterface.register(NAME, AttentionMaskInterface()["sdpa"])  # so that padding works
 
     def __call__(
         self,
@@ -212,8 +210,12 @@ def _(query: Any, key: Any, value: Any, table: Any, sequences: int, scaling: flo
 
 
 @cache
-def _interface() -> TreeAttention:
-    return TreeAttention()
+def _register() -> None:
+    """Let transformers find our attention by its name."""
+    from transformers import AttentionInterface, AttentionMaskInterface
+
+    AttentionInterface.register(NAME, TreeAttention())
+    AttentionMaskInterface.register(NAME, AttentionMaskInterface()["sdpa"])  # so that padding works
 
 
 class Attending:
@@ -230,7 +232,7 @@ class Attending:
         self._shares = self._device.type == "cpu" and shared not in (None, heads)
         self.is_sdpa = self._settings.get(SETTING) == "sdpa"
         if self.is_sdpa:
-            _interface()
+            _register()
 
     @contextmanager
     def by(self, mask: Any) -> Iterator[None]:

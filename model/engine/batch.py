@@ -19,13 +19,15 @@ from .attention import ALIGNED
 from .cache import TreeCache
 from .checks import PAST_END, TRIAL, check_error, refusing_errors
 from .drafter import DeviceDrafter, Drafter, Session
-from .loop import ROOM, Generation, Request, first_forward, open_sequence, step_clock
+from .loop import Generation, Request, first_forward, open_sequence, step_clock
 from .sampling import Choice, Sampling
 from .static_step import ROWS, Forwarded, StaticForward
 from .step import Executor, Sequence, conclude, rows_of
 from .target import Target
 from .tree import Draft, Tree
 from .verification import Verification
+
+ROOM = 512  # columns of a stretch at first
 
 
 class SharedCache:
@@ -40,7 +42,7 @@ class SharedCache:
     """
 
     def __init__(self, target: Target, size: int, most: int) -> None:
-        self.target, self.most = target, most
+        self.most = most
         self.cache: TreeCache = target.caches.make(size * ROOM, stretches=size)
         self.lengths = [0] * size
 
@@ -64,6 +66,7 @@ class SharedCache:
 
     def forward(
         self,
+        target: Target,
         drafts: dict[int, Draft],
         drafter: Drafter,
         session: Session,
@@ -88,7 +91,7 @@ class SharedCache:
         unused = dict.fromkeys(drafts, 0) | {last: rows - n}
         self.make_room(max(self.lengths[at] + len(draft.tree) + unused[at] for at, draft in drafts.items()))
         stretches = [(at * self.room, self.lengths[at]) for at in drafts]
-        executor = Executor.of(Sequence(self.target, self.cache, session, [], execution=execution))
+        executor = Executor.of(Sequence(target, self.cache, session, [], execution=execution))
         setup_s = -executor.setup_s
         forward, launch = executor.static_forward(
             self.cache, list(drafts.values()), stretches, drafter, rows, greedy=greedy
@@ -199,7 +202,9 @@ class Batch:
         executions = [member.request.execution for member in members]
         execution = next((name for name in executions if name != "eager"), "eager")
         greedy = all(member.choice.greedy for member in members)
-        forward, setup_s = self.cache.forward(drafts, sessions[0].drafter, members[0].session, execution, greedy=greedy)
+        forward, setup_s = self.cache.forward(
+            self.target, drafts, sessions[0].drafter, members[0].session, execution, greedy=greedy
+        )
         on_host = all(draft.tree.device.type == "cpu" for draft in drafts.values())
         every = forward.forwarded(sum(len(draft.tree) for draft in drafts.values()), on_host=on_host)
         first = 0
@@ -317,10 +322,10 @@ def check_batch(target: Target, most: int, execution: str = "eager") -> None:
     target.copies.refresh(target.model)  # the trial's rows may use them
     with refusing_errors(target.name):
         first = {1: Draft(chain, ids[0, :half]), 0: Draft(chain, ids[1, :half])}
-        shared.forward(first, plain, session, execution)
+        shared.forward(target, first, plain, session, execution)
         shared.commit({0: [*range(half)], 1: [*range(half)]})
         rest = {0: Draft(chain, ids[1, half:]), 1: Draft(chain, ids[0, half:])}
-        logits = shared.forward(rest, plain, session, execution)[0].logits
+        logits = shared.forward(target, rest, plain, session, execution)[0].logits
         assert logits is not None
         rows = logits[: 2 * half].view(2, half, -1)
         check_error(target, rows, ids.flip(0).to(target.device), "a batch's rows")

@@ -156,9 +156,9 @@ def refusing_errors(name: str) -> Iterator[None]:
     """Refuse a model whose forward fails on our cache or masks."""
     try:
         yield
-    except UserError:
+    except (UserError, torch.OutOfMemoryError):
         raise
-    except (AssertionError, AttributeError, KeyError, TypeError, ValueError) as error:
+    except (AssertionError, AttributeError, KeyError, RuntimeError, TypeError, ValueError) as error:
         says = one_line(error) or type(error).__name__
         raise UserError(f"{name}: does not work with transformers' own cache and masks ({says})") from None
 

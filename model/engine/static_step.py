@@ -164,17 +164,17 @@ class StaticForward:
             rows = slice(first, first + count)
             positions[rows] = np.array(draft.tree.depth_of) + length
             columns[rows] = np.arange(base + length, base + length + count)
+            if draft.tokens.device.type == "cpu":
+                tokens[rows] = draft.tokens.numpy()
             first += count
         positions[first:] = length
         columns[first:] = columns[first - 1] + np.arange(1, 1 + self.rows - first)
         tokens[first:] = 0
-        drafted = [draft.tokens for draft in drafts]
-        on_host = all(part.device.type == "cpu" for part in drafted)
-        if on_host:
-            tokens[:first] = torch.cat(drafted)
         self._input.copy_(self._host, non_blocking=True)
-        if not on_host:  # drafted on the device: copied without waiting; a method may draft on either
-            self._input[:first].copy_(torch.cat([part.to(self._input.device) for part in drafted]))
+        drafted = [draft.tokens for draft in drafts]
+        if any(part.device.type != "cpu" for part in drafted):  # copied without waiting; a method may draft on either
+            on_device = [part.to(self._input.device) for part in drafted]
+            self._input[:first].copy_(torch.cat(on_device) if len(on_device) > 1 else on_device[0])
 
     def run(self) -> None:
         """Forward. Reads no host value."""

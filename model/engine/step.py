@@ -282,6 +282,10 @@ class Executor:
 
         shape = rows, cache.stretches
         choice = self.choice if greedy else None
+        if self.execution == "eager":
+            forward = StaticForward(Setup(self.target, cache, cache.capacity, choice), drafter, shape)
+            feed(forward)
+            return forward, forward.run
         forward, launch = self.made(StaticForward, drafter, (shape, None), rows, cache, feed, mark, choice)
         feed(forward)
         return forward, launch

@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import torch
 
 from model.engine import Target
-from model.engine.static_step import BatchForward, StaticForward, StaticStep
+from model.engine.static_step import StaticForward, StaticStep
 
 
 class FakeGraphs:
@@ -39,7 +39,7 @@ class FakeGraphs:
             self.empty_cache()
             graphs.alive[pool] += 1
             weakref.finalize(graph, graphs.drop, pool)
-            real = {kind: kind.run for kind in (StaticStep, StaticForward, BatchForward)}
+            real = {kind: kind.run for kind in (StaticStep, StaticForward)}
 
             def record(step):
                 graph.step, graph.run = step, partial(real[type(step)], step)

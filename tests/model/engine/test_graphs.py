@@ -169,5 +169,6 @@ def test_plain_steps_stay_however_many(monkeypatch):
     target, plain = graphs.target(toy_model("llama")), Vanilla(torch.device("cpu"))
     monkeypatch.setattr(Executor, "_short_of_memory", lambda executor: True)
     monkeypatch.setattr("model.engine.static_step.BUCKET", 8)
+    target.attends_by_table = False
     generate(target, plain, [5, 6, 7], max_new_tokens=250, execution="graph")
     assert len(graphs.captured) > MIN_STEPS and all(graph() is not None for graph in graphs.captured)

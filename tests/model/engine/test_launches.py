@@ -74,10 +74,10 @@ def test_a_draft_is_fed_in_one_transfer(device, monkeypatch):
     """And its tokens in a second one where the drafter has them on the device."""
     target, cache = on_meta(monkeypatch)
     drafter = DynamicRecycling(V, nodes=20)
-    step = StaticForward(Setup(target, cache, 256, Choice(GREEDY, META)), drafter, 24)
+    step = StaticForward(Setup(target, cache, 256, Choice(GREEDY, META)), drafter, (24, 1))
     draft = Draft(Tree([0, 0, 0, 1, 2], device=device), torch.zeros(5, dtype=torch.long, device=device))
     with torch.inference_mode():
         with Launches() as launches:
-            step.feed(draft, 40)
+            step.feed([draft], [(0, 40)])
         step.run()
     assert launches.counts.total() == 1 + (device == "meta"), launches.counts

@@ -36,25 +36,26 @@ def test_making_steps_is_not_decoding(monkeypatch):
     phases = []
     first = generate(target, drafter, [5, 6, 7], max_new_tokens=20, mark=phases.append, execution="static")
     again = generate(target, drafter, [5, 6, 8], max_new_tokens=20, execution="static")
-    assert made == [256] and phases.count("setup") == 1
+    assert len(made) == 1 and phases.count("setup") == 1
     assert 0.3 <= first.setup_s < 5 and first.decode_s < 0.3 and again.setup_s == 0
     assert generate(Target(toy_model("llama")), recycling(), [5, 6, 7], max_new_tokens=20).setup_s == 0
 
 
-def test_static_crosses_buckets_and_ends_at_the_context():
+@pytest.mark.parametrize("by_table", [True, False])
+def test_static_crosses_buckets_and_ends_at_the_context(by_table):
+    """Without masks there is one bucket: the cache."""
     model = toy_model("llama")
     outs = []
     for execution in ("eager", "static"):
         target = Target(model)
+        target.attends_by_table = by_table
         drafter = TokenRecycling(V, build_template("best", nodes=40))
         outs.append(generate(target, drafter, [5, 6, 7], max_new_tokens=400, execution=execution))
     assert outs[0].tokens == outs[1].tokens and outs[0].accept_lengths == outs[1].accept_lengths
     assert outs[1].stop == "context" and len(outs[1].tokens) == 253
     (steps,) = drafter.executors.values()
-    assert {bucket for *_, bucket, _ in steps._steps} == {
-        BUCKET,
-        256 + 48,
-    }  # the cache holds a draft of 41 behind a full context, and a multiple of 16
+    room = 256 + 48  # a draft of 41 behind a full context, and a multiple of 16
+    assert {bucket for *_, bucket, _ in steps._steps} == ({room} if by_table else {BUCKET, room})
 
 
 def test_what_drafts_as_it_likes_is_fed_into_steps_of_a_few_sizes():
@@ -67,7 +68,7 @@ def test_what_drafts_as_it_likes_is_fed_into_steps_of_a_few_sizes():
     answers = [generate(target, drafter, [5, 6, i], max_new_tokens=70, execution="static") for i in (7, 8, 9)]
     drafted = {step.nodes for answer in answers for step in answer.steps}
     (steps,) = drafter.executors.values()
-    rows = {rows for _, rows, *_ in steps._steps}
+    rows = {rows for _, (rows, _), *_ in steps._steps}
     assert rows <= {*ROWS, drafter.max_nodes} and max(rows) <= drafter.max_nodes
     assert rows == {min(next(n for n in ROWS if n >= nodes), drafter.max_nodes) for nodes in drafted} and len(rows) > 1
 

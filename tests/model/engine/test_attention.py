@@ -1,15 +1,16 @@
-"""Heads that share keys: the same numbers as transformers' sdpa, and whatever it is not made for stays sdpa's."""
+"""Attention by a table and of heads that share keys: sdpa's numbers; what it is not made for stays sdpa's."""
 
 import contextlib
 import random
 
+import numpy as np
 import pytest
 import torch
 
 from model.decoder import Decoder
-from model.engine import Draft, Target, decode, devices, kernels
+from model.engine import Draft, Target, attention, decode, devices
 from model.engine import target as engine_target
-from model.engine.kernels import SDPA_GROUPED, GroupedAttention
+from model.engine.attention import Sight, TreeAttention, fill_table
 from model.errors import UserError
 from model.methods.vanilla import Vanilla
 from model.recycling import TokenRecycling, build_template
@@ -22,19 +23,19 @@ from tests.model.sessions import each_session
 def test_logits_are_those_of_sdpa_to_the_last_bit(kind, monkeypatch):
     model, rng = toy_model(kind), random.Random(5)
     target, tree = Target(model), build_template("best", nodes=12)
-    calls, own = [], GroupedAttention.__call__
-    monkeypatch.setattr(GroupedAttention, "__call__", lambda *args, **kwargs: calls.append(1) or own(*args, **kwargs))
+    calls, own = [], TreeAttention.__call__
+    monkeypatch.setattr(TreeAttention, "__call__", lambda *args, **kwargs: calls.append(1) or own(*args, **kwargs))
     prompt = [rng.randrange(3, 61) for _ in range(30)]
     draft = Draft(tree, torch.tensor([rng.randrange(3, 61) for _ in range(13)]))
     found = {}
-    for name in (SDPA_GROUPED, "sdpa"):
+    for name in ("ours", "sdpa"):
         if name == "sdpa":
-            target._grouped = contextlib.nullcontext()
+            target._attending.by = lambda mask: contextlib.nullcontext()
         with target.cache(13) as cache:
             target.prefill(cache, prompt)
             found[name] = target.forward(cache, draft).logits
     assert len(calls) == 2 * model.config.num_hidden_layers, "a prefill and a forward of the first alone"
-    assert torch.equal(found[SDPA_GROUPED], found["sdpa"])
+    assert torch.equal(found["ours"], found["sdpa"])
 
 
 @pytest.mark.parametrize("execution", ["eager", "static"])
@@ -57,7 +58,7 @@ def test_cudnns_attention_is_off_during_our_forwards_alone(before, monkeypatch):
     model, seen, enabled = toy_model("llama"), [], torch.backends.cuda.cudnn_sdp_enabled
     target, default = Target(model), enabled()
     drafter, cuda = Vanilla(target.device), devices.without_cudnn(torch.device("cuda"))
-    for module in (kernels, engine_target):
+    for module in (attention, engine_target):
         monkeypatch.setattr(module, "without_cudnn", lambda device: cuda)
 
     def watch(session):
@@ -88,7 +89,7 @@ def test_cudnns_attention_stays_off_while_any_thread_is_inside():
 
 def test_what_is_not_on_a_cpu_or_changes_the_scores_goes_to_sdpa():
     """Layers may be spread over devices."""
-    grouped, seen = GroupedAttention(), []
+    grouped, seen = TreeAttention(), []
     grouped._sdpa = lambda *args, **kwargs: seen.append(args) or (args[1], None)
     query, shared = torch.empty(1, 4, 3, 8, device="meta"), torch.empty(1, 2, 5, 8, device="meta")
     grouped(torch.nn.Module(), query, shared, shared, torch.zeros(1, 1, 3, 5, device="meta"))
@@ -98,3 +99,30 @@ def test_what_is_not_on_a_cpu_or_changes_the_scores_goes_to_sdpa():
     assert len(seen) == 2
     grouped(torch.nn.Module(), query, shared, shared, torch.zeros(1, 1, 3, 5))
     assert len(seen) == 2, "it computes this one itself"
+
+
+def test_a_table_says_what_masks_say():
+    """Rows of nobody see themselves and what is committed; sdpa gets a mask for what changes scores."""
+    tree, chain = build_template("best", nodes=70).host_ancestors.numpy(), np.tri(3, dtype=bool)
+    stretches, n = [(200, 9), (0, 30)], 80
+    table = np.zeros((n, Sight.width(n)), dtype=np.int64)
+    fill_table(table, [tree, chain], stretches)
+    expected = np.zeros((n, 300), dtype=bool)
+    expected[:71, 200:209] = expected[71:, :30] = True
+    expected[:71, 209:280] = tree
+    expected[71:74, 30:33] = chain
+    expected[range(74, n), range(33, 39)] = True
+    sight = Sight(torch.from_numpy(table), 2)
+    assert sight.seen(300)[0].numpy().tolist() == expected.tolist()
+    torch.manual_seed(0)
+    query, key, value = torch.randn(1, 4, n, 8), torch.randn(1, 2, 300, 8), torch.randn(1, 2, 300, 8)
+    module, ours = torch.nn.Module(), TreeAttention()
+    module.num_key_value_groups = 2
+    mask = attention.additive(torch.from_numpy(expected), torch.float32)[None, None]
+    plain = ours._sdpa(module, query, key, value, mask, scaling=0.3)[0]
+    assert torch.allclose(ours(module, query, key, value, sight.as_mask, scaling=0.3)[0], plain, atol=1e-6)
+    by_operator = attention.attend_by_table(query, key, value, *sight, 0.3)
+    assert torch.allclose(by_operator, plain, atol=1e-6)
+    bias = torch.randn(1, 4, n, 300)
+    biased = ours(module, query, key, value, sight.as_mask, scaling=0.3, position_bias=bias)[0]
+    assert torch.allclose(biased, ours._sdpa(module, query, key, value, mask + bias, scaling=0.3)[0], atol=1e-5)

@@ -1,0 +1,167 @@
+"""Layers compiled whole: the same logits, few compilations, a model that is left as it was found."""
+
+import contextlib
+import copy
+import shutil
+import threading
+import warnings
+
+import numpy as np
+import pytest
+import torch
+
+from model.engine import Target, generate
+from model.engine.attention import NAME, SETTING, Sight, fill_table
+from model.engine.compiled_layers import CompiledLayers
+from model.recycling import TokenRecycling, build_template
+from tests.conftest import greedy, toy_model
+from tests.model.engine.fake_graphs import FakeGraphs
+
+SIZES = (13, 1, 2, 8, 24, 32, 81)  # of the trial first, then those of plain decoding and of trees
+
+
+@pytest.fixture
+def compiled():
+    """A backend of torch.compile that compiles nothing and notes each graph that it is given."""
+    torch._dynamo.reset()
+    calls = []
+
+    def backend(graph, inputs, options):
+        calls.append(graph)
+        return graph.forward
+
+    backend.calls = calls
+    yield backend
+    torch._dynamo.reset()
+
+
+def forwarded(target, n, kernels=None, past=20):
+    """Logits (n, V) of a step of fixed shape: a chain after a prompt."""
+    table = np.zeros((n, Sight.width(n)), dtype=np.int64)
+    fill_table(table, [np.tri(n, dtype=bool)], [(0, past)])
+    at = torch.arange(past, past + n)
+    target.kernels = kernels or contextlib.nullcontext()
+    with torch.inference_mode(), target.cache(96) as cache:
+        target.prefill(cache, list(range(3, past + 4)))
+        return target.forward_static(cache, at % 61, at, at, Sight(torch.from_numpy(table), 1), 128).logits
+
+
+def products(graph):
+    return sum(node.target in (torch._C._nn.linear, torch.nn.functional.linear) for node in graph.graph.nodes)
+
+
+@pytest.mark.parametrize("kind", ["llama", "llama-grouped", "qwen3", "gpt2", "gpt-neox", "phi3"])
+def test_two_compilations_serve_all_layers_and_sizes(kind, compiled):
+    """One for one row and one for any other number, of a layer and of the last norm; fused products are one product."""
+    target = Target(toy_model(kind), linear="fused")
+    kernels = CompiledLayers(target, compiled)
+    for n in SIZES:
+        assert torch.allclose(forwarded(target, n, kernels), forwarded(target, n), atol=1e-5)
+    kinds = {"gpt2": 3, "gpt-neox": 3}.get(kind, 2)  # graph breaks cut their layers in two
+    assert len(compiled.calls) == 2 * kinds
+    if kinds == 2:
+        assert [products(graph) for graph in compiled.calls] == [4, 0, 4, 0]
+
+
+def test_a_conversation_captures_each_size_once(monkeypatch):
+    """From 100 to 3,000 tokens: a captured step serves every length."""
+    graphs = FakeGraphs(monkeypatch)
+    model = toy_model("llama-grouped")
+    model.config.max_position_embeddings = 3200
+    target = graphs.target(model)
+    drafter = TokenRecycling(61, build_template("best", nodes=9))
+    for length in (100, 400, 1000, 3000):
+        generate(target, drafter, [5 + i % 40 for i in range(length)], max_new_tokens=4, execution="graph")
+    assert len(graphs.captured) == 1
+
+
+def swapped(model):
+    return ["forward" in vars(layer) for layer in (*model.model.layers, model.model.norm)]
+
+
+def test_captured_steps_call_them_and_nobody_else_does(compiled, monkeypatch):
+    """While a step is made, another thread's forward and what comes after it find the model's own."""
+    model, graphs, seen = toy_model("llama"), FakeGraphs(monkeypatch), []
+    target = graphs.target(model)
+    target.kernels = CompiledLayers(target, compiled)
+    run = Target._run_model
+
+    def watched(target, *args, **kwargs):
+        seen.append(set(swapped(model)))
+        if seen[-1] == {True} and len(seen) < 6:
+            before = len(compiled.calls)
+            other = threading.Thread(target=lambda: model(torch.tensor([[5, 6, 7]])))
+            other.start()
+            other.join()
+            assert len(compiled.calls) == before
+        return run(target, *args, **kwargs)
+
+    monkeypatch.setattr(Target, "_run_model", watched)
+    drafter = TokenRecycling(61, build_template("best", nodes=9))
+    out = generate(target, drafter, [5, 6, 7], max_new_tokens=30, execution="graph")
+    assert out.tokens == greedy(model, [5, 6, 7], 30)
+    assert {False} in seen and {True} in seen and {False, True} not in seen, "of the prompt, and of captured steps"
+    assert not any(swapped(model))
+    assert compiled.calls and type(copy.deepcopy(target.kernels)).__name__ == "nullcontext"
+
+
+def test_what_the_compiler_says_of_our_functions_reaches_no_user():
+    """On a GPU seven lines "Online softmax is disabled on the fly" came before the first answer."""
+    torch._dynamo.reset()
+    softmax = "\nOnline softmax is disabled on the fly since Inductor decides to\nsplit the reduction."
+
+    def backend(graph, inputs, options=None):
+        warnings.warn(softmax, stacklevel=1)
+        warnings.warn_explicit("TF32 is off", UserWarning, "compile_fx.py", 1, module="torch._inductor.compile_fx")
+        warnings.warn("the user's", stacklevel=1)
+        return graph.forward
+
+    target = Target(toy_model("llama"))
+    kernels = CompiledLayers(target, backend)
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        before = list(warnings.filters)
+        with kernels:
+            forwarded(target, 13, kernels)
+        assert {str(one.message) for one in told} == {"the user's"} and list(warnings.filters) == before
+        torch.compile(lambda x: x + 1, backend=backend)(torch.ones(2))
+    assert [str(one.message) for one in told][-3:] == [softmax, "TF32 is off", "the user's"], (
+        "of the user's own functions"
+    )
+    torch._dynamo.reset()
+
+
+@pytest.mark.parametrize("twice", [False, True], ids=["an error", "entered twice"])
+def test_the_model_is_left_as_it_was(twice, compiled):
+    """Also where a hook inside a captured step decodes with the same model."""
+    model = toy_model("llama")
+    kernels = CompiledLayers(Target(model), compiled)
+    with contextlib.suppress(RuntimeError), kernels:
+        with kernels if twice else contextlib.nullcontext():
+            assert all(swapped(model))
+        assert all(swapped(model))
+        model.lm_head(torch.zeros(1, 3))
+    assert not any(swapped(model))
+
+
+def test_another_model_of_the_config_is_not_refused_meanwhile(compiled):
+    model = toy_model("llama")
+    other = Target(type(model)(model.config).eval())
+    target = Target(model)
+    with target._attending.by(torch.zeros(1, 1, 1, 1, dtype=torch.long)), CompiledLayers(target, compiled):
+        assert vars(model.config)[SETTING] == NAME and not other.changed
+        Target(type(model)(model.config).eval())
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(shutil.which("g++") is None, reason="inductor needs a C++ compiler")
+@pytest.mark.parametrize("kind", ["llama-grouped", "qwen3"])
+@pytest.mark.parametrize(("dtype", "most"), [(torch.bfloat16, 0.0), (torch.float32, 1e-5)])
+def test_inductor_rounds_as_eager_steps_do(kind, dtype, most):
+    """In half precision to the last bit."""
+    torch._dynamo.reset()
+    target = Target(toy_model(kind, dtype=dtype))
+    kernels = CompiledLayers(target)
+    for n in (13, 1, 81):
+        plain = forwarded(target, n)
+        assert float((forwarded(target, n, kernels) - plain).abs().max() / plain.abs().max()) <= most
