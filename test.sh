@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # bash test.sh                      lint, types, tests; no GPU and no download of models or data
 # bash test.sh --slow               the tests that take long: processes that are killed, whole experiments
+# bash test.sh --kernels            the attention kernel in Triton's interpreter, on a CPU (downloads 0.2 GB)
 # bash test.sh --versions           the library's tests on the oldest and the newest torch and transformers (downloads 6 GB)
 # bash test.sh [pytest arguments]   lint, types, and the tests that these choose
 set -euo pipefail
@@ -11,6 +12,10 @@ environment requirements.txt tests/requirements.txt requirements-cluster.txt
 export PYTHON OMP_NUM_THREADS=1
 tests=("$PYTHON" -m pytest -n auto --maxprocesses 4 --dist worksteal) # a file stays with a worker, and so do its fixtures
 if [ "$*" = --slow ]; then exec "${tests[@]}" -m slow; fi
+if [ "$*" = --kernels ]; then
+    [ -d .kernels ] || "$PYTHON" -m pip install --quiet --no-deps --target .kernels triton==3.9.0
+    TRITON_INTERPRET=1 PYTHONPATH=.kernels exec "${tests[@]}" tests/model/engine/test_tree_kernel.py
+fi
 if [ "$*" = --versions ]; then
     oldest=$(grep -oE '(torch|transformers)>=[0-9.]+' pyproject.toml | sed 's/>=\(.*\)/==\1.*/')
     others=$(grep -vE '^(torch|transformers|huggingface_hub)==' requirements.txt)

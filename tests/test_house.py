@@ -133,18 +133,13 @@ def test_what_reads_records_loads_no_model():
         assert not {module.split(".")[0] for module in imported(MODULES[name], inside=False)} & heavy, name
 
 
-def test_files_functions_and_folders_fit_on_a_few_screens():
+def test_files_and_functions_fit_on_a_few_screens():
     too_long = [str(path) for path in PYTHON_FILES if len(path.read_text().splitlines()) > 500]
     for path in PYTHON_FILES:
         for node in ast.walk(tree(path)):
             if isinstance(node, ast.FunctionDef) and node.end_lineno - node.lineno >= 60:
                 too_long.append(f"{path}: {node.name}")
     assert not too_long
-    free = "tests", "model.methods"  # a method is a file
-    folders = {path.parent for name, path in MODULES.items() if not name.startswith(free)}
-    assert not [
-        folder for folder in folders if len(list(folder.glob("*.py"))) > 17
-    ]  # of methods there may be any number
 
 
 def test_all_code_that_answers_is_in_the_digest_of_the_sources():

@@ -4,38 +4,37 @@ from pathlib import Path
 
 import pytest
 import torch
-from torch.utils._pytree import tree_map
 
 from evaluation.loading.models import LoadedModel, choose_execution
 from evaluation.loading.settings import ModelSettings
 from evaluation.records.runs import GENERATE, Run
 from evaluation.statistics.notes import executed
 from model import tuning
-from model.engine import Target, generate, kernels
+from model.engine import Target, attention, generate
+from model.engine.compiled_layers import CompiledLayers
 from model.engine.static_step import StaticForward, StaticStep
 from model.engine.verification import Commit
 from model.errors import UserError
 from model.recycling import TokenRecycling, build_template
 from model.tuning import Execution, trial
 from tests.conftest import greedy, toy_model
-from tests.model.engine.test_split_attention import attend
 
 V = 61
 AGREED = "a trial gave eager steps' logits and text"
-KERNELS = tuning.CompiledKernels
 
 
 @pytest.fixture(autouse=True)
 def captured(monkeypatch):
-    """Captured steps are static ones, and no kernel is compiled unless a test says so."""
+    """Captured steps are static ones, and no kernels are tried unless a test says so."""
     monkeypatch.setattr(tuning, "GRAPH", "static")
-    monkeypatch.setattr(tuning, "CompiledKernels", lambda model, **parts: KERNELS(torch.nn.Module()))
+    monkeypatch.setattr(tuning, "_try_kernels", lambda target, steps: "")
 
 
 @pytest.fixture
 def loaded():
     """A target that calls itself a GPU's."""
     target = Target(toy_model("llama-grouped"))
+    target.attends_by_table = False
     return LoadedModel(ModelSettings("toy", ""), target, None, "chat", frozenset())
 
 
@@ -65,8 +64,8 @@ def refused_capture(step):
     raise RuntimeError("operation not permitted when stream is capturing")
 
 
-def one_column_less(step, draft, length):
-    FEED(step, draft, length - 1)
+def one_column_less(step, drafts, stretches):
+    FEED(step, drafts, [(base, length - 1) for base, length in stretches])
 
 
 def put_together_wrongly(commit, tokens, choices):
@@ -94,75 +93,52 @@ def test_a_step_that_is_wrong_is_refused(dtype, breaks, monkeypatch):
         assert chosen.name == "eager" and why in chosen.why
 
 
-def kernels_that(do, monkeypatch, took=(0.02, 0.01)):
-    """Trials in which what is compiled does `do` to its output, and steps take so many seconds, plain and compiled."""
-
-    def compiled(own, **how):
-        return lambda *args: tree_map(do, own(*args))
-
-    monkeypatch.setattr(torch, "compile", compiled)
-    monkeypatch.setattr(tuning, "CompiledKernels", KERNELS)
-    logits, seconds = tuning._graph_logits, iter(took)
-    monkeypatch.setattr(tuning, "_graph_logits", lambda *args: (logits(*args)[0], next(seconds)))
-
-
 def does_not_compile(output):
     raise RuntimeError("no C++ compiler\nand how to get one")
 
 
-NOT = f"{AGREED}; nothing compiled: "
+def wrong(output):
+    return output * 1.01
+
+
+def not_numbers(output):
+    return output * float("nan")
+
+
+BOTH, ATTENDS, COMPILED = f"{tuning.TREE_KERNEL} and {tuning.COMPILED}", tuning.TREE_KERNEL, tuning.COMPILED
 
 
 @pytest.mark.parametrize(
-    ("do", "took", "why"),
+    ("layer", "attends", "took", "why", "kept"),
     [
+        (torch.clone, torch.clone, [0.01], f"; with {BOTH}, 0.5 of the time", "both"),
+        (torch.clone, torch.clone, [0.02] * 3, f"; without {BOTH}: it is no faster; without {COMPILED}", "none"),
         (
-            torch.clone,
-            (0.02, 0.01),
-            f"{AGREED}; with kernels of its own (LlamaRMSNorm, apply_rotary_pos_emb), 0.5 of the time",
+            does_not_compile, torch.clone, [0.01],
+            f"; without {BOTH}: RuntimeError: no C++ compiler and how to get one; without {COMPILED}: Runtime", "table",
         ),
-        (torch.clone, (0.02, 0.02), f"{NOT}it is no faster"),
-        (does_not_compile, (0.02, 0.01), f"{NOT}RuntimeError: no C++ compiler"),
-        (lambda output: output * 1.01, (0.02, 0.01), f"{NOT}its logits are "),
-        (lambda output: output * float("nan"), (0.02, 0.01), f"{NOT}its logits are nan"),
+        (torch.clone, wrong, [0.01, 0.01], f"; without {BOTH}: its logits are ", "layers"),
+        (torch.clone, not_numbers, [0.01, 0.01], f"; without {BOTH}: its logits are nan", "layers"),
+        (wrong, wrong, [0.01] * 3, f"; without {BOTH}: its logits are ", "none"),
     ],
-    ids=["faster", "no faster", "does not compile", "wrong", "nan"],
-)
-def test_kernels_stay_compiled_where_that_is_right_and_faster(do, took, why, loaded, monkeypatch):
-    kernels_that(do, monkeypatch, took)
+    ids=["faster", "no faster", "does not compile", "wrong attention", "nan", "all wrong"],
+)  # fmt: skip
+def test_kernels_are_kept_where_they_are_right_and_faster(layer, attends, took, why, kept, loaded, monkeypatch):
+    """The two together, or one of them where the other one fails."""
+    monkeypatch.undo()
+    monkeypatch.setattr(tuning, "GRAPH", "static")
+    monkeypatch.setattr(torch, "compile", lambda own, **how: lambda *args, **kwargs: layer(own(*args, **kwargs)))
+    attend = attention._attend_in_turn
+    monkeypatch.setattr(attention, "_attend_in_turn", lambda *given: attends(attend(*given)))
+    logits, seconds = tuning._graph_logits, iter([0.02, *took])
+    monkeypatch.setattr(tuning, "_graph_logits", lambda *args: (logits(*args)[0], next(seconds)))
     chosen = trial(loaded.target)
-    assert chosen.name == "static" and chosen.why.startswith(why) and "\n" not in chosen.why
-    assert isinstance(loaded.target.kernels, KERNELS) == (not why.startswith(NOT))
+    assert chosen.name == "static" and chosen.why.startswith(AGREED + why) and "\n" not in chosen.why
+    assert loaded.target.attends_by_table == (kept in ("both", "table"))
+    assert isinstance(loaded.target.kernels, CompiledLayers) == (kept in ("both", "layers"))
     drafter = TokenRecycling(V, build_template("best", nodes=9))
     out = generate(loaded.target, drafter, [5, 6, 7], max_new_tokens=30, execution=chosen.name)
     assert out.tokens == greedy(loaded.target.model, [5, 6, 7], 30)
-
-
-@pytest.mark.parametrize(
-    ("fault", "why"),
-    [
-        (None, "; with kernels of its own (LlamaRMSNorm, apply_rotary_pos_emb, attention in parts), 0.5 of the time"),
-        (
-            RuntimeError("no kernel"),
-            "; no attention in parts: RuntimeError: no kernel; with kernels of its own (LlamaRMSNorm, apply",
-        ),
-    ],
-)
-def test_attention_in_parts_is_tried_with_them_and_left_out_if_it_fails(fault, why, loaded, monkeypatch):
-    """A part of the trial's cache is seen by no row: on the first GPU, it counted in float32."""
-    empty = []
-
-    def attended(query, key, value, mask, scaling):
-        if fault is not None:
-            raise fault
-        empty.append(bool((mask[-1] < -1e9).all()))
-        return attend(query, key, value, mask, scaling)
-
-    kernels_that(torch.clone, monkeypatch, (0.02, *[0.01] * (fault is None), 0.01))
-    monkeypatch.setattr(kernels, "_processors", lambda device: 132)
-    monkeypatch.setattr(kernels, "_attend", attended)
-    chosen = trial(loaded.target)
-    assert chosen.why.startswith(AGREED + why) and (fault or (empty and all(empty[:2])))
 
 
 def test_a_tie_may_fall_either_way(loaded, monkeypatch):
