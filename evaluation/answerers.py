@@ -20,8 +20,6 @@ from transformers import GenerationConfig
 
 from model.engine import Drafter, Generation, StepRecord, Target, generate
 from model.engine.batch import decode_batch
-from model.engine.devices import without_cudnn
-from model.engine.linear import stock_linears
 from model.engine.loop import Request, whole
 from model.engine.sampling import GREEDY, Sampling
 from model.engine.sizing import finds_size
@@ -36,6 +34,7 @@ from .loading.engine_answers import continued, tokenised
 from .loading.engines import Heard
 from .loading.models import LoadedModel
 from .loading.server import Server
+from .loading.stock import STATIC, stock_generate
 from .records.identity import NO_SPECULATION, SERVER
 from .records.provenance import sha256_of
 from .records.rows import difference
@@ -153,6 +152,11 @@ class _GenerateOfRun(Generate):
 class TransformersGenerate(Answerer):
     """transformers' generate on the stock model: the paper's baseline. It samples with torch's generator."""
 
+    @property
+    def label(self) -> str:
+        """The name in tables, and that it has a static cache; whether transformers then compiles is up to it."""
+        return f"{super().label} ({STATIC})" if self.settings.get("compiled") else super().label
+
     def answer(
         self, prompt: list[int], max_new_tokens: int, sampling: Sampling = GREEDY, mark: Mark = unmarked
     ) -> Generation:
@@ -168,31 +172,21 @@ class TransformersGenerate(Answerer):
         """
         if not prompts:
             return []
-        target, sampling, size = self.loaded.target, samplings[0], len(prompts)
-        limits, width = [target.token_budget(prompt, max_new_tokens) for prompt in prompts], max(map(len, prompts))
+        sampling, size = samplings[0], len(prompts)
+        limits = [self.loaded.target.token_budget(prompt, max_new_tokens) for prompt in prompts]
         limit = min(limits)
         if limit < max_new_tokens and size > 1:
             asked = list(zip(prompts, samplings, limits, strict=True))
             fitting = [each[:2] for each in asked if each[2] == max_new_tokens]
-            together = self.answer_batch([p for p, _ in fitting], max_new_tokens, [s for _, s in fitting])
-            rest = iter(together)
-            alone = [None if room == max_new_tokens else self.answer(p, max_new_tokens, s) for p, s, room in asked]
-            return [out or next(rest) for out in alone]
+            together = iter(self.answer_batch([p for p, _ in fitting], max_new_tokens, [s for _, s in fitting]))
+            return [next(together) if n == max_new_tokens else self.answer(p, max_new_tokens, s) for p, s, n in asked]
         drawn: dict[str, Any] = {}
         if sampling.temperature:
-            torch.manual_seed(sampling.seed)
             drawn = {key: getattr(sampling, key) for key in ("temperature", "top_k", "top_p", "min_p")}
         drawn |= {"do_sample": bool(sampling.temperature), "repetition_penalty": sampling.repetition_penalty}
         config = generation_config(self.loaded, limit, **drawn)
-        model = self.loaded.stock
-        with stock_linears(model), without_cudnn(target.device):
-            target.synchronize()
-            start = time.perf_counter()
-            left, pad = [width - len(prompt) for prompt in prompts], config.pad_token_id
-            ids = torch.tensor([[pad] * n + p for n, p in zip(left, prompts, strict=True)], device=target.device)
-            seen = torch.tensor([[0] * n + [1] * (width - n) for n in left], device=target.device)
-            rows = model.generate(ids, attention_mask=seen, generation_config=config)[:, width:].tolist()
-            elapsed = time.perf_counter() - start
+        compiled = self.settings.get("compiled", False)
+        rows, elapsed = stock_generate(self.loaded, prompts, config, compiled, sampling.seed)
         outs = []
         for row in rows:
             ends = [i for i, token in enumerate(row, start=1) if token in self.loaded.eos]

@@ -1,8 +1,9 @@
 """python -m evaluation.bench_step [model=NAME model.KEY=VALUE ...]: the time of a step by the number of drafted nodes.
 
 Times transformers' `generate`, plain decoding and recycling in turns: eager steps with their parts and, on CUDA,
-captured steps. With --batch, a step decodes several sequences in one forward. Random weights of a known shape (--shape)
-give times but no acceptance. The last line is one JSON object.
+captured steps, `generate` with compiled steps, and the floor: the time in which weights and cache can be read. With
+--batch, a step decodes several sequences in one forward. Random weights of a known shape (--shape) give times but no
+acceptance. The last line is one JSON object.
 """
 
 from __future__ import annotations
@@ -15,17 +16,17 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
+from torch.utils.benchmark import Timer
 from transformers import GenerationConfig
 from transformers.generation.streamers import BaseStreamer
 
 from model.engine import DeviceDrafter, Target, Tree
 from model.engine.batch import Batch
 from model.engine.cache import TreeCache
-from model.engine.devices import without_cudnn
-from model.engine.linear import stock_linears
 from model.engine.loop import Request
 from model.engine.step import Mark, Sequence, Step, unmarked
 from model.errors import UserError
@@ -39,12 +40,15 @@ from .errors import user_errors
 from .loading.devices import PhaseClock, exclusive
 from .loading.models import SHAPES, LoadedModel, devices_in_words, load_model, random_model
 from .loading.settings import ModelSettings
+from .loading.stock import stock_generate
 from .records.provenance import git_state, versions
 from .statistics.rendering import aligned
 
 K = 8  # candidates per token
 STEPS = 8  # steps timed in a row; few, so that the context hardly grows
 WARM_UP = 1  # turns that are not counted: they allocate memory, load kernels and capture steps
+LARGE = 1 << 30  # bytes; many times what a processor's own caches hold
+READS = 20  # of them in a row
 MOST = 512  # maximum number of nodes, and of sequences
 PARTS = {"draft": "draft", "forward": "forward", "verify": "verify", "commit": "commit", "observe": "learn"}
 
@@ -119,9 +123,18 @@ def bench(
     if "graph" in executions:
         result["trial"] = choose_execution(target).why  # from here on, steps use kernels that the trial chose
         print(result["trial"], flush=True)
+    stock = [HfSteps(loaded, prompt)]
     with target.cache(1 + max(sizes)) as cache, ExitStack() as ends:
         target.prefill(cache, prompt)
-        hf = HfSteps(loaded, prompt)
+        if "graph" in executions:
+            if not model["quantize"]:  # such weights do not say what they take
+                result["floor_s"] = floor_of(target, cache)
+            try:
+                stock.append(HfSteps(loaded, prompt, compiled=True))
+                stock[1].take_turn()
+            except UserError as error:  # no compiler is found, or a model has no such cache
+                del stock[1]
+                print(f"left out: {error}", flush=True)
         drafted: list[DraftedSteps | BatchedSteps] = []
         for size in batches:
             if size == 1:
@@ -129,12 +142,12 @@ def bench(
             else:
                 batch = ends.enter_context(batch_of(target, prompt, size, max(sizes)))
                 drafted += [BatchedSteps(target, batch, way, n) for way in executions for n in sizes]
-        timed: list[HfSteps | DraftedSteps | BatchedSteps] = [hf, *drafted]
+        timed: list[HfSteps | DraftedSteps | BatchedSteps] = [*stock, *drafted]
         for steps in timed * (WARM_UP + rounds):
             steps.take_turn()
     median = {steps: statistics.median(steps.seconds[WARM_UP:]) for steps in timed}
     plain = {(steps.execution, steps.size): median[steps] for steps in drafted if not steps.nodes}
-    result |= {"hf_s": median[hf], "steps": []}
+    result |= {f"{steps.name}_s": median[steps] for steps in stock} | {"steps": []}
     for own in drafted:
         row = {"execution": own.execution, "batch": own.size, "nodes": own.nodes, "seconds": median[own]}
         parts = {part: statistics.median(times[WARM_UP:]) for part, times in own.parts.items()}
@@ -143,12 +156,26 @@ def bench(
     return result
 
 
+def floor_of(target: Target, cache: TreeCache) -> dict[str, float]:
+    """Return the seconds in which a large read here would read the weights, and the cache of one sequence.
+
+    An embedding counts if it is the head, too. Of experts and windows a step reads fewer.
+    """
+    model, large = target.model, torch.ones(LARGE // 4, device=target.device)
+    weights = {*model.parameters()} - {model.get_input_embeddings().weight} | {model.get_output_embeddings().weight}
+    kept = (getattr(layer, name, None) for layer in cache.layers for name in ("keys", "values"))
+    cached = [states[:, :, : cache.length] for states in kept if states is not None]
+    byte_s = Timer("large.sum()", globals={"large": large}).timeit(READS).mean / large.nbytes
+    parts = {"weights": weights, "cache": cached}
+    return {name: byte_s * sum(tensor.nbytes for tensor in part) for name, part in parts.items()}
+
+
 class HfSteps(BaseStreamer):
     """Steps of transformers' generate on the stock model as in `method=hf`; notes when tokens arrive."""
 
-    def __init__(self, loaded: LoadedModel, prompt: list[int]) -> None:
-        self.model = loaded.stock
-        self.ids = torch.tensor([prompt], device=loaded.target.device)
+    def __init__(self, loaded: LoadedModel, prompt: list[int], compiled: bool = False) -> None:
+        self.name = "hf_compiled" if compiled else "hf"
+        self.generate = partial(stock_generate, loaded, [prompt], compiled=compiled, streamer=self)
         most = 2 + STEPS
         self.config = GenerationConfig(max_new_tokens=most, min_new_tokens=most, do_sample=False, pad_token_id=0)
         self.times: list[float] = []  # when each token arrived on the host
@@ -162,9 +189,7 @@ class HfSteps(BaseStreamer):
 
     def take_turn(self) -> None:
         """Time STEPS steps; the prompt and the first step are not counted."""
-        given = {"attention_mask": torch.ones_like(self.ids), "generation_config": self.config, "streamer": self}
-        with stock_linears(self.model), without_cudnn(self.ids.device):
-            self.model.generate(self.ids, **given)
+        self.generate(self.config)
         self.seconds.append((self.times[-1] - self.times[-1 - STEPS]) / STEPS)
 
 
@@ -265,12 +290,18 @@ def table(result: dict[str, Any]) -> str:
     lines = []
     for execution, batch in dict.fromkeys((row["execution"], row["batch"]) for row in result["steps"]):
         steps = [row for row in result["steps"] if (row["execution"], row["batch"]) == (execution, batch)]
-        hf = {"nodes": "hf", "seconds": result["hf_s"], "over_plain": result["hf_s"] / steps[0]["seconds"]}
+        stock = [key for key in ("hf", "hf_compiled") if f"{key}_s" in result]
+        rows = [{"nodes": key, "seconds": result[f"{key}_s"], "parts_s": {}} for key in stock]
+        over = {"/ plain": steps[0]["seconds"]}
+        if floor := result.get("floor_s"):
+            over["/ floor"] = floor["weights"] + batch * floor["cache"]
+            rows.append({"nodes": "floor", "seconds": over["/ floor"], "parts_s": {}})
         parts = [f"{part}, us" for part in steps[0]["parts_s"]]
-        cells = [["nodes", "ms", "/ plain", *parts]]
-        for row in [*[hf | {"parts_s": {}}] * (batch == 1), *steps]:
+        cells = [["nodes", "ms", *over, *parts]]
+        for row in [*rows * (batch == 1), *steps]:
             times = [f"{1e6 * seconds:.0f}" for seconds in row["parts_s"].values()] or [""] * len(parts)
-            cells.append([str(row["nodes"]), f"{1e3 * row['seconds']:.3f}", f"{row['over_plain']:.2f}", *times])
+            ratios = [f"{row['seconds'] / other:.2f}" for other in over.values()]
+            cells.append([str(row["nodes"]), f"{1e3 * row['seconds']:.3f}", *ratios, *times])
         title = execution if batch == 1 else f"{execution}, batch {batch}"
         lines += ["", f"{title}:", *map(str.rstrip, aligned(cells))]
     break_even = "Drafts of n nodes pay where their MAT is above their time / plain, the break-even MAT."

@@ -67,7 +67,10 @@ TOPK = (
 )
 CHANGED = {  # settings that the experiment's file has changed since, or that records leave out (values with quotes)
     "quickstart": ('quickstart.also=["method=recycling start=hot tree=auto"]',),
-    "headline-h200": ('hydra.sweeper.also=["method=recycling,spine,dynamic tree=auto tree.nodes=64","method=pld"]',),
+    "headline-h200": (
+        'hydra.sweeper.also=["method=recycling,spine,dynamic tree=auto tree.nodes=64","method=pld"]',
+        "hydra.sweeper.also_on_cuda=[]",
+    ),
     "topk-whole": (f'hydra.sweeper.also=["method=recycling",{TOPK}]',),
     "topk-order-0": (f"hydra.sweeper.also=[{TOPK}]",),
     "topk-order-1": (f"hydra.sweeper.also=[{TOPK}]",),

@@ -125,7 +125,8 @@ def checked_config(cfg: DictConfig) -> dict[str, Any]:
             raise UserError(f"sampling.{min(sampling)}: a server is asked for greedy answers; leave it out")
         return config
     if (drafter := config["method"]["drafter"]) is None:  # transformers' own generate
-        check_settings(options, make_dataclass(str(config["method"]["name"]), ()), "method.")
+        taker = make_dataclass(str(config["method"]["name"]), [("compiled", bool, False)])
+        check_settings(options, taker, "method.")
     else:
         check_method(method_class(drafter), options)
         inside = config["execution"] == INSIDE["eager"]

@@ -113,13 +113,14 @@ def saved_start(config: dict[str, Any], settings: dict[str, Any], answerer: Answ
 
 
 def recorded_method(method: dict[str, Any], sampling: dict[str, Any]) -> dict[str, Any]:
-    """Return a method's settings as records hold them: share_noise only if tokens are sampled, layers only if given.
+    """Return a method's settings as records hold them: share_noise only if tokens are sampled, layers only if given,
+    compiled only if true.
 
     Args:
         sampling: from `changed_sampling`.
     """
     needed = {"share_noise": method.get("share_noise") and sampling.get("temperature")}
-    needed["layers"] = method.get("layers")  # earlier records lack this key
+    needed |= {key: method.get(key) for key in ("layers", "compiled")}  # earlier records lack these keys
     return {key: value for key, value in method.items() if needed.get(key, True)}
 
 

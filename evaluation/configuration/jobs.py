@@ -1,7 +1,8 @@
 """Expand a command line and its experiment to jobs. Each job has only settings that its method and tree have.
 
 hydra.sweeper.params is the grid, in Hydra's form. Settings listed in hydra.sweeper.equal have the same value in a job.
-hydra.sweeper.also lists further runs, written as on a command line; their other settings are the grid's.
+hydra.sweeper.also lists further runs, written as on a command line; their other settings are the grid's. Those of
+hydra.sweeper.also_on_cuda are further runs where there is a GPU.
 Settings typed on the command line replace the grid's lists and narrow further runs.
 """
 
@@ -19,6 +20,7 @@ from shlex import split
 from typing import Any, NamedTuple
 
 import hydra
+import torch
 from hydra.core.config_loader import ConfigLoader
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.override_parser.overrides_parser import OverridesParser
@@ -171,7 +173,8 @@ def plan(typed: Sequence[Override], sweep: DictConfig, loader: ConfigLoader) -> 
     if not sweep.timed:
         given = {"repeat": ["0"]} | given  # the other repeats would be the same
     grid = lists(parse([f"{key}={values}" for key, values in sweeper["params"].items()]))
-    also = [lists(parse(split(run))) for run in sweeper["also"]]
+    on_cuda = torch.cuda.is_available() and sweep.model.device != "cpu"
+    also = [lists(parse(split(run))) for run in sweeper["also"] + sweeper["also_on_cuda"] * on_cuda]
     return [planned(job) for job in expand(grid, also, given, sweeper["equal"], composed)]
 
 

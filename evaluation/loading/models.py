@@ -12,7 +12,7 @@ from typing import Any
 
 import psutil
 import torch
-from transformers import AutoModelForCausalLM, GenerationConfig, LlamaConfig
+from transformers import AutoModelForCausalLM, GenerationConfig, LlamaConfig, StaticCache
 from transformers.utils import logging as transformers_logging
 
 from model import tuning
@@ -60,6 +60,8 @@ class LoadedModel:
     left_out: dict[str, Any] = field(default_factory=dict)
     converted_from: dict[str, Any] = field(default_factory=dict)  # of a GGUF file: name, hash and tensor types
     files: dict[str, str] = field(default_factory=dict)  # digests of the folder's files, or the hub's commit
+    # transformers' own, of `stock`, by sequences and tokens; see `stock_generate`
+    static_caches: dict[tuple[int, int], StaticCache] = field(default_factory=dict)
 
     @cached_property
     def stock(self) -> Any:

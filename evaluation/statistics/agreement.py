@@ -118,7 +118,7 @@ def audits(pooled: Sequence[Pool], bases: Sequence[str] = ("vanilla",)) -> list[
         base = next((base for base in (*alone, *own) if base is not None), None)
         if base is None or (pool.label == bases[-1] and not batched):
             continue
-        if pool.identity.facets.get("temperature") and "hf" in (pool.label, base.label):
+        if pool.identity.facets.get("temperature") and "hf" in (pool.method, base.method):
             continue
         audit = Audit(pool, base)
         for repeat, shards in pool.repeats.items():

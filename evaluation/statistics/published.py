@@ -71,6 +71,7 @@ def with_published(table: pd.DataFrame) -> pd.DataFrame:
 def as_published(row: dict[Any, Any]) -> bool:
     """Return whether a row of the main table measures the same as published figures do."""
     method = str(row["method"]).partition(" (")[0]
+    usual = default_settings(method) | OTHERWISE.get(method, {})  # a setting that is off may be in no record
     return (
         row.get("bench_questions") == WHOLE.get(row["bench"])
         and row.get("complete") is True
@@ -80,7 +81,7 @@ def as_published(row: dict[Any, Any]) -> bool:
         and not any(_cell(row, column) for column in (*SAMPLED, "phases", "quantize"))
         and _cell(row, "order") in (None, FILE_ORDER)
         and _cell(row, "tree") == TREES.get(method)
-        and all(_cell(row, key) == v for key, v in (default_settings(method) | OTHERWISE.get(method, {})).items())
+        and all((_cell(row, key) or None) == (v or None) for key, v in usual.items())
     )
 
 

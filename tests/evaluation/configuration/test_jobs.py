@@ -1,6 +1,7 @@
 """From lists of settings to jobs, by hand."""
 
 import pytest
+import torch
 from omegaconf import OmegaConf
 
 from evaluation.configuration.jobs import compose, expand, quoted
@@ -94,6 +95,14 @@ def test_jobs_of_the_shipped_methods_and_trees():
     assert expanded(*words) == ["method=vanilla", *own, "method=recycling tree=best"], "dropped, as its default is null"
     job = compose(["tree=shape", "tree.branching=${method.k}", "method.k=2,4"], multirun=True).jobs[1]
     assert job.config.tree.branching == 4 and job.config.repeat == 0 and "hydra" not in job.config
+
+
+@pytest.mark.parametrize("gpu, words, found", [(True, [], 3), (True, ["model.device=cpu"], 0), (False, [], 0)])
+def test_runs_for_cuda_alone_are_left_out_elsewhere(monkeypatch, gpu, words, found):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: gpu)
+    jobs = compose(["experiment=headline", *words]).jobs
+    compiled = [job.config.method.compiled for job in jobs if job.config.method.name == "hf"]
+    assert sum(compiled) == found and len(compiled) == 6 + found, "in float32 and bfloat16, three repeats"
 
 
 def test_settings_that_only_some_methods_have(tmp_path):

@@ -6,6 +6,7 @@ import time
 import pytest
 
 from evaluation.answerers import TransformersGenerate
+from evaluation.loading import stock
 from evaluation.loading.models import LoadedModel
 from evaluation.records.runs import read_runs
 from evaluation.running import runner
@@ -65,6 +66,31 @@ def test_texts_are_those_of_batch_1_and_shares_are_of_the_whole(evaluate, tmp_pa
     assert len(untimed) == 2 and untimed.items() <= timed.items()
     assert evaluate("method=vanilla", "batch=3", "bench.order=interleaved", "timed=false", "name=u").code == 0
     assert len(read_runs(tmp_path / "results/u")) == 3, "other batches"
+
+
+def test_generate_with_a_static_cache_is_a_row_next_to_hf_with_the_same_text(evaluate, tmp_path, monkeypatch):
+    words = ("-m", "method=hf,vanilla", "method.compiled=false,true", "batch=1,3", "bench.end=4", "name=s")
+    assert evaluate(*words).code == 0
+    experiment = Experiment.read(tmp_path / "results/s")
+    rows = [(pool.label, pool.identity.facets["batch"]) for pool in experiment.pools]
+    assert sorted(rows) == [(name, size) for name in ("hf", "hf (static cache)", "vanilla") for size in (1, 3)]
+    audited = audits(experiment.pools)
+    assert len(audited) == 5 and all(audit.identical == len(audit.turns) == 5 for audit in audited)
+    recorded = {run.label: run.settings["method"].get("compiled", "not recorded") for run in experiment.runs}
+    assert recorded == {"hf": "not recorded", "vanilla": "not recorded", "hf (static cache)": True}
+    assert all(pool.baselines["hf"].label == "hf" for pool in experiment.pools)
+    words = ("-m", "method=hf,vanilla", "method.compiled=false,true", "sampling.temperature=1.0", "num_choices=2")
+    assert evaluate(*words, "bench.end=2", "name=t").code == 0
+    sampled = Experiment.read(tmp_path / "results/t").pools
+    assert len(sampled) == 3 and audits(sampled) == [], "transformers draws its own noise"
+    drawn = [[c["output_ids"] for c in pool.rows[0]["choices"]] for pool in sampled if pool.method == "hf"]
+    assert drawn[0] == drawn[1] and drawn[0][0] != drawn[0][1], "by each choice's seed"
+    monkeypatch.setattr(stock, "StaticCache", lambda **settings: 1 / 0)
+    outcome = evaluate(
+        "-m", "method=hf,vanilla", "method.compiled=true", "bench.end=1", "batch=1", "max_new_tokens=2000"
+    )
+    assert outcome.code == 2 and "method.compiled=true: transformers fails on toy" in outcome.err
+    assert "Traceback" not in outcome.err and "vanilla" in outcome.out, "the other row is there"
 
 
 @pytest.mark.parametrize("lines", [3, 4, 5])

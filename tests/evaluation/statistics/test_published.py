@@ -52,6 +52,8 @@ def test_a_methods_weights_and_types_are_its_models_own():
     assert as_published(pld) and not as_published(pld | {"max_ngram": 2})
     (spine,) = rows("vicuna-7b", "spine", SPEC[:1]).to_dict("records")
     assert isinstance(spine["accept_probs"], str) and as_published(spine)
+    (hf,) = rows("vicuna-7b", "hf", SPEC[:1], compiled=None).to_dict("records")
+    assert as_published(hf) and not as_published(hf | {"compiled": True}), "records hold it only where it is on"
 
 
 def test_the_papers_own_figures_come_first():

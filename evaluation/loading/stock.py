@@ -1,0 +1,74 @@
+"""transformers' own generate on the stock model, as `method=hf` answers by it and `bench_step` times its steps."""
+
+from __future__ import annotations
+
+import time
+import warnings
+from collections.abc import Sequence
+from functools import partial
+from typing import Any
+
+import torch
+from torch._dynamo.utils import counters
+from torch.nn.utils.rnn import pad_sequence
+from transformers import GenerationConfig, StaticCache
+from transformers.generation.utils import ALL_CACHE_NAMES
+
+from model.engine.devices import synchronize, without_cudnn
+from model.engine.linear import stock_linears
+from model.errors import UserError, one_line
+
+from .models import LoadedModel
+
+STATIC = "static cache"  # in names of tables
+CACHE = ALL_CACHE_NAMES[0]  # the name of generate's cache: `cache`, and `past_key_values` in earlier versions
+
+
+def stock_generate(
+    loaded: LoadedModel,
+    prompts: Sequence[list[int]],
+    config: GenerationConfig,
+    compiled: bool = False,
+    seed: int = 0,
+    **given: Any,
+) -> tuple[list[list[int]], float]:
+    """Continue prompts as one batch, padded on the left. Return each row's new tokens, and the seconds.
+
+    Args:
+        compiled: give generate a static cache. With it transformers compiles its steps on a GPU and captures them as
+            CUDA graphs; on a CPU it compiles nothing. Graphs are of one size and read the whole cache, so there is a
+            cache for each number of sequences and each power of two of tokens. Compiling is in no returned time: all
+            is generated again if the cache was new, or if something was compiled, which torch limits.
+        seed: of torch's generator.
+        given: further arguments of generate; a streamer gets the tokens of each time.
+
+    Raises:
+        UserError: transformers fails with a static cache.
+    """
+    rows = [torch.tensor(prompt) for prompt in prompts]
+    padded = partial(pad_sequence, batch_first=True, padding_side="left")
+    ids, seen = padded(rows, padding_value=config.pad_token_id), padded([torch.ones_like(row) for row in rows])
+    size = len(prompts), 1 << (ids.shape[1] + config.max_new_tokens - 1).bit_length()
+    model, caches, device = loaded.stock, loaded.static_caches, loaded.target.device
+    given |= {"generation_config": config}
+    with stock_linears(model), without_cudnn(device), warnings.catch_warnings(action="ignore"):
+        while True:  # warnings are the compiler's, and of no use to users
+            before = size in caches, counters["stats"]["unique_graphs"]
+            torch.manual_seed(seed)
+            synchronize(device)
+            start = time.perf_counter()
+            try:
+                if compiled and size not in caches:
+                    caches[size] = given[CACHE] = StaticCache(config=model.config, max_cache_len=size[1])
+                elif compiled:
+                    given[CACHE] = caches[size]
+                    given[CACHE].reset()  # its address stays, as captured steps are bound to it
+                out = model.generate(ids.to(device), attention_mask=seen.to(device), **given)
+            except Exception as error:  # compilers, kernels and models' code raise what they like
+                if not compiled:
+                    raise
+                why = f"transformers fails on {loaded.settings.name} with its {STATIC}: {one_line(error)[:300]}"
+                raise UserError(f"method.compiled=true: {why}") from error
+            answers = out[:, ids.shape[1] :].tolist(), time.perf_counter() - start
+            if not compiled or before == (True, counters["stats"]["unique_graphs"]):
+                return answers

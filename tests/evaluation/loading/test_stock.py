@@ -1,0 +1,128 @@
+"""transformers' own generate with its static cache: compiling is timed in no answer, and texts are generate's."""
+
+import warnings
+from itertools import pairwise
+from types import SimpleNamespace
+
+import pytest
+import torch
+from torch._dynamo.utils import counters
+from transformers import AutoModelForCausalLM, CompileConfig, Gemma3TextConfig, GenerationConfig, LlamaConfig
+
+from evaluation.loading import stock
+from evaluation.loading.settings import ModelSettings
+from evaluation.loading.stock import stock_generate
+from model.errors import UserError
+
+SHAPE = dict(hidden_size=32, num_hidden_layers=1, num_attention_heads=4, intermediate_size=64, vocab_size=128)
+WINDOWS = dict(head_dim=8, sliding_window=48, layer_types=["sliding_attention"])
+CONFIGS = {
+    "llama": LlamaConfig(**SHAPE, num_key_value_heads=2),
+    "windows": Gemma3TextConfig(**SHAPE, **WINDOWS, num_key_value_heads=2),
+}
+SIZES = [
+    ((5,), 20),
+    ((9,), 10),
+    ((20,), 20),
+    ((20,), 40),
+    ((40,), 20),
+    ((5, 9), 20),
+    ((9, 9), 9),
+    ((4,), 1),
+]  # prompts, new
+
+
+def loaded_model(kind):
+    torch.manual_seed(0)
+    model = AutoModelForCausalLM.from_config(CONFIGS[kind]).eval()
+    settings = ModelSettings(kind, "random weights")
+    target = SimpleNamespace(device=torch.device("cpu"))
+    return SimpleNamespace(stock=model, target=target, settings=settings, static_caches={})
+
+
+def config(new, **more):
+    return GenerationConfig(max_new_tokens=new, pad_token_id=0, do_sample=False, **more)
+
+
+@pytest.fixture
+def compiling():
+    """Settings with which transformers compiles on a CPU, too, as it does by itself on a GPU."""
+    own = CompileConfig(backend="eager", mode=None)
+    own._compile_all_devices = True
+    return {"compile_config": own}
+
+
+@pytest.fixture
+def attempts(monkeypatch):
+    """For each attempt at an answer, how many graphs were compiled meanwhile."""
+    noted = []
+    monkeypatch.setattr(stock, "synchronize", lambda device: noted.append(counters["stats"]["unique_graphs"]))
+
+    def since() -> list[int]:
+        marks = [*noted, counters["stats"]["unique_graphs"]]
+        noted.clear()
+        return [after - before for before, after in pairwise(marks)]
+
+    return since
+
+
+@pytest.mark.parametrize("kind", CONFIGS)
+def test_compiling_is_in_no_answers_time_and_texts_are_generates(kind, compiling, attempts):
+    """A layer with a window compiles again where the window is full: in the middle of an answer."""
+    torch._dynamo.reset()
+    loaded, compiled, sizes = loaded_model(kind), [], set()
+    for lengths, new in SIZES * 2:
+        prompts = [torch.randint(3, 128, (length,)).tolist() for length in lengths]
+        expected, _ = stock_generate(loaded, prompts, config(new))
+        assert attempts() == [0] and expected == [
+            own for p in prompts for own in stock_generate(loaded, [p], config(new))[0]
+        ]
+        attempts()
+        rows, seconds = stock_generate(loaded, prompts, config(new, **compiling), compiled=True)
+        assert rows == expected and seconds > 0
+        *former, last = attempts()
+        size = len(lengths), 1 << (max(lengths) + new - 1).bit_length()
+        assert last == 0 and len(former) >= (size not in sizes), "the first of a size captures, too"
+        assert size not in sizes or all(former), "not without a reason"
+        compiled += [sum(former)] if size in sizes else []
+        sizes.add(size)
+    assert (sum(compiled) > 0 or kind == "llama") and sum(compiled[-4:]) == 0
+    assert {*loaded.static_caches} == sizes == {(1, 32), (1, 64), (2, 32), (1, 8)}
+
+
+def test_a_cache_stays_where_it_is_and_an_attempt_samples_as_the_one_before(compiling, attempts):
+    """Captured graphs read the cache by its address."""
+    loaded, addresses = loaded_model("windows"), []
+    drawn = dict(do_sample=True, temperature=1.0, top_k=0, max_new_tokens=60, pad_token_id=0)
+    expected, _ = stock_generate(loaded, [[5, 6, 7]], GenerationConfig(**drawn), seed=3)
+    for count in (2, 1):
+        attempts()
+        settings = GenerationConfig(**drawn, **compiling)
+        assert stock_generate(loaded, [[5, 6, 7]], settings, compiled=True, seed=3)[0] == expected
+        assert len(attempts()) >= count
+        addresses.append([layer.keys.data_ptr() for layer in loaded.static_caches[1, 64].layers])
+    assert addresses[0] == addresses[1]
+
+
+@pytest.mark.parametrize("error", [ValueError("no static\ncache"), KeyError("spiral")])
+def test_what_transformers_cannot_do_is_one_line(monkeypatch, error):
+    def fail(**settings):
+        raise error
+
+    monkeypatch.setattr(stock, "StaticCache", fail)
+    loaded = loaded_model("llama")
+    with pytest.raises(UserError) as raised:
+        stock_generate(loaded, [[5, 6, 7]], config(4), compiled=True)
+    said = "method.compiled=true: transformers fails on llama with its static cache: "
+    assert str(raised.value).startswith(said) and "\n" not in str(raised.value)
+    assert len(stock_generate(loaded, [[5, 6, 7]], config(4))[0][0]) == 4, "as it is, generate works"
+    monkeypatch.setattr(loaded.stock, "forward", fail)
+    with pytest.raises(type(error)):  # a defect, not the user's choice
+        stock_generate(loaded, [[5, 6, 7]], config(4))
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+def test_warnings_of_compilers_reach_nobody(recwarn, compiled):
+    loaded = loaded_model("llama")
+    loaded.stock.register_forward_pre_hook(lambda *given: warnings.warn("Online softmax is disabled", stacklevel=1))
+    assert stock_generate(loaded, [[5, 6, 7]], config(4), compiled) and not recwarn.list
