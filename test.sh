@@ -13,7 +13,7 @@ export PYTHON OMP_NUM_THREADS=1
 tests=("$PYTHON" -m pytest -n auto --maxprocesses 4 --dist worksteal) # a file stays with a worker, and so do its fixtures
 if [ "$*" = --slow ]; then exec "${tests[@]}" -m slow; fi
 if [ "$*" = --kernels ]; then
-    [ -d .kernels ] || "$PYTHON" -m pip install --quiet --no-deps --target .kernels triton==3.9.0
+    [ -d .kernels ] || "$PYTHON" -m pip install --quiet --no-deps --target .kernels -r tests/requirements-kernels.txt
     TRITON_INTERPRET=1 PYTHONPATH=.kernels exec "${tests[@]}" tests/model/engine/test_tree_kernel.py
 fi
 if [ "$*" = --versions ]; then

@@ -1,108 +1,25 @@
-"""Who sees whom in a forward over a cache, and attention that goes by it.
+"""Attention by a `Sight`: on CUDA in a kernel (`tree_kernel`), elsewhere a sequence at a time.
 
-Each sequence has a stretch of the cache of its own: its committed columns, then a column for each of its rows. A row
-sees its sequence's committed columns, itself and its ancestors. `Sight` says so in one table on the device. Captured
-steps and batches attend by the table: on CUDA in a kernel (`tree_kernel`), elsewhere a sequence at a time. All other
-attention gets `additive` masks.
+Captured steps and batches attend so where the model takes its attention from transformers' interface.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import cache
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 
 from .devices import without_cudnn
+from .sight import BASE, COUNT, LENGTH, WORDS, Sight, additive
 
 NAME = "sdpa_tree"  # what a config says instead of sdpa for a moment
 SETTING = "_attn_implementation_internal"  # of a transformers config: the name that each layer looks up
 # Arguments by which models change what attention computes
 UNSUPPORTED = ("softcap", "s_aux", "position_bias", "head_mask")
-WORD = 64  # bits of an int64, in which ancestors are packed
-# Columns of a table: of sequence s in row s its first row and number of rows; of each row its sequence's first column
-# and number of committed columns, and from WORDS on the row's ancestors among its sequence's rows
-FIRST, COUNT, BASE, LENGTH, WORDS = range(5)
-ALIGNED = 16  # numbers: CUDA's kernels take rows that begin at a multiple of this, and copy all others first
-
-
-class Sight(NamedTuple):
-    """Who sees whom: a row its sequence's committed columns, itself and its ancestors.
-
-    Attributes:
-        table: int64 (n, 4 + ceil(n / 64)), as the numbers above say, on the device. Each row is of one sequence.
-        sequences: S, at most n; those of no rows have zeros.
-    """
-
-    table: torch.Tensor
-    sequences: int
-
-    @staticmethod
-    def width(rows: int) -> int:
-        """Return the number of a table's columns."""
-        return WORDS - (-rows // WORD)
-
-    @property
-    def as_mask(self) -> torch.Tensor:
-        """The table in a form that transformers hands to each layer's attention unread: int64 (1, S, n, columns)."""
-        return self.table.expand(1, self.sequences, -1, -1)
-
-    def seen(self, columns: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return what each row sees of a cache's first columns, without reading a value on the host.
-
-        Returns:
-            bool (n, columns), which it sees; int64 (n, columns), which column of the row's own stretch each is.
-        """
-        table = self.table
-        index = torch.arange(columns, device=table.device) - table[:, BASE, None]
-        drafted = index - table[:, LENGTH, None]  # which of the sequence's rows, if not negative
-        bits = drafted.clamp(0, WORD * (table.shape[1] - WORDS) - 1)
-        is_ancestor = (table[:, WORDS:].gather(1, bits // WORD) >> bits % WORD & 1).bool() & (drafted == bits)
-        return (index >= 0) & ((drafted < 0) | is_ancestor), index
-
-
-def fill_table(
-    table: NDArray[np.int64], ancestors: Sequence[NDArray[np.bool_]], stretches: Sequence[tuple[int, int]]
-) -> None:
-    """Fill a table of n rows on the host.
-
-    Args:
-        ancestors: of each sequence, bool (m, m); the sum of m is at most n. Further rows are the last sequence's and
-            see no other row, as `Sight` has no rows of nobody.
-        stretches: of each sequence, its first column and number of committed ones.
-    """
-    n = len(table)
-    table[:] = 0
-    seen = np.zeros((n, (table.shape[1] - WORDS) * WORD), dtype=bool)
-    first = 0
-    for sequence, (of_rows, stretch) in enumerate(zip(ancestors, stretches, strict=True)):
-        drafted = len(of_rows)
-        count = drafted if sequence < len(ancestors) - 1 else n - first
-        rows = slice(first, first + count)
-        table[sequence, FIRST] = first
-        table[sequence, COUNT] = count
-        table[rows, BASE : LENGTH + 1] = stretch
-        seen[first : first + drafted, :drafted] = of_rows
-        padding = np.arange(drafted, count)
-        seen[first + padding, padding] = True
-        first += count
-    table[:, WORDS:] = np.packbits(seen, axis=1, bitorder="little").view(np.int64)
-
-
-def additive(visible: torch.Tensor, dtype: torch.dtype, past: int = 0) -> torch.Tensor:
-    """Return the additive mask (n, past + m) of rows that see `past` columns, and then these m: bool (n, m).
-
-    Additive, not bool, as `eager` attention silently misreads a bool mask.
-    """
-    columns = past + visible.shape[1]
-    aligned = -(-columns // ALIGNED) * ALIGNED
-    mask = torch.zeros(len(visible), aligned, dtype=dtype, device=visible.device)[:, :columns]
-    mask[:, past:].masked_fill_(~visible, torch.finfo(dtype).min)
-    return mask
 
 
 class TreeAttention:

@@ -15,12 +15,12 @@ from dataclasses import dataclass, field, replace
 import torch
 
 from ..errors import UserError
-from .attention import ALIGNED
 from .cache import TreeCache
 from .checks import PAST_END, TRIAL, check_error, refusing_errors
 from .drafter import DeviceDrafter, Drafter, Session
 from .loop import Generation, Request, first_forward, open_sequence, step_clock
 from .sampling import Choice, Sampling
+from .sight import ALIGNED
 from .static_step import ROWS, Forwarded, StaticForward
 from .step import Executor, Sequence, conclude, rows_of
 from .target import Target

@@ -17,7 +17,7 @@ import torch
 from transformers import cache_utils
 from transformers.cache_utils import Cache, CacheLayerMixin, DynamicLayer, LinearAttentionLayer
 
-from .attention import ALIGNED
+from .sight import ALIGNED
 
 MAX_FREE = 3  # caches kept after simultaneous sequences
 MIN_SAVED = 32  # least tokens of a text that is worth a copy

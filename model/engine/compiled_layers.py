@@ -8,15 +8,18 @@ calling compiled code costs more time on the host than it gains.
 from __future__ import annotations
 
 import warnings
+from collections import defaultdict
 from collections.abc import Callable
 from contextlib import ExitStack, nullcontext
 from functools import partial
+from operator import itemgetter
 from threading import RLock
 from typing import Any
 
 import torch
+from torch import nn
 
-from .linear import Joined
+from .linear import Copies, Fused, Part, own_product
 from .target import Target
 
 ROUNDS: dict[str, Any] = {"emulate_precision_casts": True}  # round after each operator, as eager steps do
@@ -28,6 +31,41 @@ _swapping = RLock()  # layers of one model, by its targets and threads
 def _entered() -> bool:
     """Return whether this thread is inside a `CompiledLayers`."""
     return bool(_swapping._is_owned())  # type: ignore[attr-defined]  # as threading.Condition asks
+
+
+class Joined:
+    """A `Fused` product inside compiled code, which does not merge equal products: the first layer multiplies for all.
+
+    Attributes:
+        parts: of its product, until the last layer has taken its own.
+    """
+
+    def __init__(self, fused: Fused) -> None:
+        self.widths = list(fused.widths)
+        self.weight, self.bias = fused.weight, fused.bias
+        self.parts: tuple[torch.Tensor, ...] | None = None
+
+    @staticmethod
+    def of(copies: Copies) -> list[tuple[Joined, list[nn.Linear]]]:
+        """Return all fused products of these copies, each with its layers in the order of their calls."""
+        layers = defaultdict[Fused, list[tuple[int, Any]]](list)
+        for layer, copy in copies.by_layer.items():
+            if isinstance(copy, Part) and copies.is_fused(layer):
+                layers[copy.fused].append((copy.number, layer))
+        return [
+            (Joined(fused), [layer for _, layer in sorted(members, key=itemgetter(0))])
+            for fused, members in layers.items()
+        ]
+
+    def part(self, number: int, input: torch.Tensor) -> torch.Tensor:
+        """Return a layer's part (..., out) of the product with an input (..., in)."""
+        if number == 0:
+            self.parts = torch.split(own_product(input, self.weight, self.bias), self.widths, dim=-1)
+        assert self.parts is not None
+        part = self.parts[number]
+        if number == len(self.widths) - 1:
+            self.parts = None
+        return part
 
 
 class CompiledLayers:

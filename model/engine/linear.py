@@ -31,7 +31,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
 from itertools import groupby
-from operator import itemgetter
 from typing import Any
 from weakref import WeakKeyDictionary, WeakValueDictionary
 
@@ -142,41 +141,6 @@ class Part:
         return self.fused.output(self.number, input)
 
 
-class Joined:
-    """A `Fused` product inside compiled code, which does not merge equal products: the first layer multiplies for all.
-
-    Attributes:
-        parts: of its product, until the last layer has taken its own.
-    """
-
-    def __init__(self, fused: Fused) -> None:
-        self.widths = list(fused.widths)
-        self.weight, self.bias = fused.weight, fused.bias
-        self.parts: tuple[torch.Tensor, ...] | None = None
-
-    @staticmethod
-    def of(copies: Copies) -> list[tuple[Joined, list[nn.Linear]]]:
-        """Return all fused products of these copies, each with its layers in the order of their calls."""
-        layers = defaultdict[Fused, list[tuple[int, Any]]](list)
-        for layer, copy in copies.by_layer.items():
-            if isinstance(copy, Part) and copies.is_fused(layer):
-                layers[copy.fused].append((copy.number, layer))
-        return [
-            (Joined(fused), [layer for _, layer in sorted(members, key=itemgetter(0))])
-            for fused, members in layers.items()
-        ]
-
-    def part(self, number: int, input: torch.Tensor) -> torch.Tensor:
-        """Return a layer's part (..., out) of the product with an input (..., in)."""
-        if number == 0:
-            self.parts = torch.split(own_product(input, self.weight, self.bias), self.widths, dim=-1)
-        assert self.parts is not None
-        part = self.parts[number]
-        if number == len(self.widths) - 1:
-            self.parts = None
-        return part
-
-
 class _Ours(threading.local):
     """The copies that linear layers multiply by while this thread is in one of the engine's forwards; else none."""
 
@@ -192,7 +156,7 @@ class PackedLinear(nn.Linear):
     A weight of 16 bits is widened if the input is not (`holding`).
     """
 
-    joined: tuple[Joined, int] | None = None  # in compiled layers of a captured step: its product, and its number in it
+    joined: tuple[Any, int] | None = None  # in compiled layers of a captured step: its product, and its number in it
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:
         weight = self.weight  # read once: a parametrization computes it
@@ -200,7 +164,8 @@ class PackedLinear(nn.Linear):
         if torch.compiler.is_compiling():
             if self.joined is not None:
                 joined, number = self.joined
-                return joined.part(number, input)
+                part: torch.Tensor = joined.part(number, input)
+                return part
             return own_product(input, weight, bias)
         if not OURS.copies:
             return own_product(input, weight, bias)

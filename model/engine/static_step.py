@@ -14,11 +14,11 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-from .attention import LENGTH, Sight, fill_table
 from .cache import TreeCache
 from .devices import on_host_like, synchronize
 from .drafter import DeviceDrafter, Drafter
 from .sampling import Candidates, Choice, candidates_of
+from .sight import LENGTH, Sight, fill_table
 from .target import Target
 from .tree import Draft, Tree
 from .verification import Commit

@@ -15,12 +15,13 @@ from typing import Any, NamedTuple
 import torch
 
 from ..errors import UserError
-from .attention import ALIGNED, LENGTH, Attending, Sight, additive
+from .attention import Attending
 from .cache import CachePool, LayerShape, TreeCache
 from .checks import TRIAL_ROOM, check_draft, check_model, check_training, unwrapped, warn_untried
 from .devices import Graphs, Turns, give_back, synchronize, turns_of, without_cudnn
 from .layers import Layouts, decoder_layers, device_of, form_of, is_compiled, layer_types, mode_of, probe_layers
 from .linear import Copies, copies_of, is_held
+from .sight import ALIGNED, LENGTH, Sight, additive
 from .tree import Draft
 
 # Bytes of a prompt's logits in memory at a time; more on a GPU, where each part takes about as long as a step.

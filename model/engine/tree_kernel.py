@@ -15,7 +15,7 @@ import torch
 import triton
 import triton.language as tl
 
-from .attention import BASE, COUNT, FIRST, LENGTH, WORDS
+from .sight import BASE, COUNT, FIRST, LENGTH, WORDS
 
 LOG2_E = 1.4426950408889634
 BLOCKS = 2  # programs for each multiprocessor; more parts of a cache than that gain nothing
@@ -25,6 +25,35 @@ MOST_PARTS = 32
 _FIRST, _COUNT, _BASE, _LENGTH, _WORDS = map(tl.constexpr, (FIRST, COUNT, BASE, LENGTH, WORDS))
 
 
+@triton.jit
+def _sequence_of(
+    table, table_row, tile, GROUP: tl.constexpr, SEQUENCES: tl.constexpr, PADDED: tl.constexpr, ROWS: tl.constexpr
+):  # fmt: skip
+    """Return the sequence of a tile, SEQUENCES if there is none, and the tile's number in it.
+
+    Tiles are numbered through all sequences.
+    """
+    sequence = 0
+    if SEQUENCES > 1:
+        each = tl.arange(0, PADDED)
+        rows_of = tl.load(table + each * table_row + _COUNT, mask=each < SEQUENCES, other=0)
+        tiles_of = tl.cdiv(rows_of * GROUP, ROWS)
+        up_to = tl.sum(tl.where(each[None, :] <= each[:, None], tiles_of[None, :], 0), 1)
+        is_before = (up_to <= tile) & (each < SEQUENCES)
+        sequence = tl.sum(is_before.to(tl.int32), 0)
+        tile -= tl.sum(tl.where(is_before, tiles_of, 0), 0).to(tl.int32)
+    return sequence, tile
+
+
+@triton.jit
+def _is_seen(words, drafted, exists, inside):
+    """Return which columns (COLUMNS,) each row (ROWS,) sees; `drafted` numbers its sequence's rows, `words` its own."""
+    is_drafted = (drafted >= 0) & inside
+    bits = tl.load(words[:, None] + (drafted // 64)[None, :], mask=exists[:, None] & is_drafted[None, :], other=0)
+    is_ancestor = ((bits >> (drafted % 64)[None, :].to(tl.int64)) & 1) != 0
+    return (drafted < 0)[None, :] | (is_ancestor & is_drafted[None, :])
+
+
 @triton.jit(do_not_specialize=["outputs", "parts"])
 def _attend(
     query, key, value, table, partial, log_sums, scale, outputs, parts,
@@ -32,25 +61,16 @@ def _attend(
     GROUP: tl.constexpr, SEQUENCES: tl.constexpr, PADDED: tl.constexpr, SPLIT: tl.constexpr,
     ROWS: tl.constexpr, COLUMNS: tl.constexpr,
     WIDTH: tl.constexpr, WIDTH_2: tl.constexpr, VALUES: tl.constexpr, VALUES_2: tl.constexpr,
-) -> None:  # type: ignore[no-untyped-def]  # fmt: skip
+) -> None:  # fmt: skip
     """Attend from one tile of a sequence's rows, for one head of keys, to one part of the sequence's columns.
 
     A tile has ROWS rows: node * GROUP + the head's number in its group. `outputs` is n * H. Exponents are to base 2.
     """
     head = tl.program_id(0)
-    tile = tl.program_id(1)
     part = tl.program_id(2)
-    sequence = 0
-    if SEQUENCES > 1:  # tiles are numbered through all sequences
-        each = tl.arange(0, PADDED)
-        rows_of = tl.load(table + each * table_row + _COUNT, mask=each < SEQUENCES, other=0)
-        tiles_of = tl.cdiv(rows_of * GROUP, ROWS)
-        up_to = tl.sum(tl.where(each[None, :] <= each[:, None], tiles_of[None, :], 0), 1)
-        is_before = up_to <= tile
-        sequence = tl.sum(is_before.to(tl.int32), 0)
-        if sequence >= SEQUENCES:
-            return
-        tile -= tl.sum(tl.where(is_before, tiles_of, 0), 0).to(tl.int32)
+    sequence, tile = _sequence_of(table, table_row, tl.program_id(1), GROUP, SEQUENCES, PADDED, ROWS)
+    if sequence >= SEQUENCES:
+        return
     first = tl.load(table + sequence * table_row + _FIRST)
     count = tl.load(table + sequence * table_row + _COUNT).to(tl.int32)
     base = tl.load(table + first * table_row + _BASE)
@@ -87,15 +107,8 @@ def _attend(
         )
         scores = tl.dot(rows, keys, input_precision="ieee") * scale  # of float32; no TF32
         if column + COLUMNS > length:  # the rows' own columns, or columns of nobody
-            drafted = columns - length
-            is_drafted = (drafted >= 0) & inside
-            words = tl.load(
-                table + node[:, None] * table_row + _WORDS + (drafted // 64)[None, :],
-                mask=exists[:, None] & is_drafted[None, :],
-                other=0,
-            )
-            is_ancestor = ((words >> (drafted % 64)[None, :].to(tl.int64)) & 1) != 0
-            scores = tl.where((drafted < 0)[None, :] | (is_ancestor & is_drafted[None, :]), scores, float("-inf"))
+            seen = _is_seen(table + node * table_row + _WORDS, columns - length, exists, inside)
+            scores = tl.where(seen, scores, float("-inf"))
         higher = tl.maximum(most, tl.max(scores, 1))
         shift = tl.where(higher == float("-inf"), 0.0, higher)
         weights = tl.exp2(scores - shift[:, None])

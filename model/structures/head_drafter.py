@@ -8,8 +8,8 @@ from dataclasses import dataclass
 import torch
 
 from ..engine import Draft, Drafter, Needs, Session, Target, Tree, Verification
-from ..engine.attention import additive
 from ..engine.cache import CachePool
+from ..engine.sight import additive
 from .heads import Head
 
 

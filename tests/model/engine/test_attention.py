@@ -10,7 +10,8 @@ import torch
 from model.decoder import Decoder
 from model.engine import Draft, Target, attention, decode, devices
 from model.engine import target as engine_target
-from model.engine.attention import Sight, TreeAttention, fill_table
+from model.engine.attention import TreeAttention
+from model.engine.sight import Sight, additive, fill_table
 from model.errors import UserError
 from model.methods.vanilla import Vanilla
 from model.recycling import TokenRecycling, build_template
@@ -118,7 +119,7 @@ def test_a_table_says_what_masks_say():
     query, key, value = torch.randn(1, 4, n, 8), torch.randn(1, 2, 300, 8), torch.randn(1, 2, 300, 8)
     module, ours = torch.nn.Module(), TreeAttention()
     module.num_key_value_groups = 2
-    mask = attention.additive(torch.from_numpy(expected), torch.float32)[None, None]
+    mask = additive(torch.from_numpy(expected), torch.float32)[None, None]
     plain = ours._sdpa(module, query, key, value, mask, scaling=0.3)[0]
     assert torch.allclose(ours(module, query, key, value, sight.as_mask, scaling=0.3)[0], plain, atol=1e-6)
     by_operator = attention.attend_by_table(query, key, value, *sight, 0.3)

@@ -14,10 +14,10 @@ from transformers import AutoModelForCausalLM as Auto
 from transformers import BambaConfig, GPTNeoConfig
 
 from model.engine import Drafter, Target, generate
-from model.engine.attention import LENGTH
 from model.engine.batch import ROOM, SharedCache, check_batch, decode_batch
 from model.engine.loop import Request
 from model.engine.sampling import Sampling
+from model.engine.sight import LENGTH
 from model.engine.static_step import StaticForward
 from model.errors import UserError
 from model.methods import make_method

@@ -11,8 +11,9 @@ import pytest
 import torch
 
 from model.engine import Target, generate
-from model.engine.attention import NAME, SETTING, Sight, fill_table
+from model.engine.attention import NAME, SETTING
 from model.engine.compiled_layers import CompiledLayers
+from model.engine.sight import Sight, fill_table
 from model.recycling import TokenRecycling, build_template
 from tests.conftest import greedy, toy_model
 from tests.model.engine.fake_graphs import FakeGraphs

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from model.engine.attention import Sight, fill_table
+from model.engine.sight import Sight, fill_table
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 pytestmark = pytest.mark.skipif(
