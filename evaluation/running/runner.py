@@ -7,13 +7,16 @@ from __future__ import annotations
 
 import json
 from collections.abc import Container, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import torch
 
 from model.engine.batch import check_batch
+from model.engine.checks import check_model
 from model.engine.sampling import GREEDY, Sampling
 from model.errors import UserError
 from model.files import ROOT, write_text
@@ -21,8 +24,8 @@ from model.tuning import Load, threads_why
 
 from ..answerers import CATEGORY, COLD, HOT, Answerer, Served, build_answerer
 from ..configuration.fingerprint import IDLE_IF_GREEDY, default_folder, run_settings, saved_start
-from ..loading.bench import Bench, load_bench, ordered, prompt_ids, template_hash
-from ..loading.models import LoadedModel, choose_execution, devices_in_words, load_model
+from ..loading.bench import Bench, choose_template, load_bench, ordered, prompt_ids, template_hash
+from ..loading.models import LoadedModel, choose_execution, devices_in_words, load_model, locate, pretrained
 from ..loading.settings import ModelSettings
 from ..records.identity import SAVED, fingerprint
 from ..records.provenance import circumstances, collect, without_passwords
@@ -208,6 +211,22 @@ def answer_next(sharing: Sequence[Runner]) -> int:
     for i, runner in enumerate(sharing):
         runner.keep(rows[i * len(questions) : (i + 1) * len(questions)])
     return len(rows)
+
+
+def check_unloaded(config: dict[str, Any], settings: ModelSettings) -> None:
+    """Raise UserError for a job that is impossible by its model's folder; weights are not read."""
+    if not Path(path := locate(settings)).is_dir():
+        return  # on the hub, and perhaps not here yet
+    on_meta = replace(settings, device="auto", device_map={"": "meta"}, quantize=None)
+    model, tokenizer = pretrained(on_meta, torch.device("meta"), path)
+    target: Any = SimpleNamespace(device=torch.device("cpu"))
+    target.context = check_model(model, model.config.name_or_path, settings.context)[0]
+    target.vocab_size = len(model.get_input_embeddings().weight)
+    template = choose_template(settings.template, tokenizer, f"{settings.name} {settings.path}")
+    loaded = LoadedModel(settings, target, tokenizer, template, frozenset())
+    check_prompts(load_bench(**config["bench"]), loaded)
+    with suppress(AttributeError):  # a method that needs more of the model, as heads do
+        build_answerer(loaded, config["method"], config["tree"], config["start"], "eager")
 
 
 def check_prompts(bench: Bench, loaded: LoadedModel) -> None:

@@ -20,11 +20,10 @@ from model.tuning import choose_threads
 from ..configuration.fingerprint import recorded_threads
 from ..errors import Failures, noted
 from ..loading.devices import exclusive, keep_devices
-from ..loading.models import locate
 from ..loading.settings import ModelSettings
 from ..records.identity import SAVED
 from ..records.sweeps import note_done
-from .runner import Runner, answer_next
+from .runner import Runner, answer_next, check_unloaded
 
 LOG_SECONDS = 60.0  # between two lines of progress in a log: more would fill it
 
@@ -65,8 +64,7 @@ def run_jobs(
 
 def _check(groups: Sequence[list[Job]], turns: _Turns) -> None:
     """Build the runs of the first repeat and drop them, so that an impossible job is reported before
-    another has run for hours. Of a further model, only the files are looked for: its jobs are mostly
-    those of the first.
+    another has run for hours. A further model's jobs are checked without its weights.
     """
     for group in reversed(groups[1:] and groups):  # the first group's model is then loaded
         for job in group:
@@ -75,7 +73,7 @@ def _check(groups: Sequence[list[Job]], turns: _Turns) -> None:
                 with noted(turns.failures):
                     settings = ModelSettings(**config["model"])
                     if settings.path != first["model"]["path"]:
-                        locate(settings)
+                        check_unloaded(config, settings)
                     else:
                         with exclusive(settings, config["timed"]) as model:
                             turns.add(job, model)

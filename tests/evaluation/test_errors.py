@@ -23,6 +23,7 @@ from evaluation.loading.settings import ModelSettings
 from evaluation.running.runner import Runner
 from model.engine import Target
 from model.errors import UserError
+from tests.checkpoint import write_checkpoint
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -272,12 +273,16 @@ IMPOSSIBLE = {  # of a sweep: words, why a job cannot run, and the number of suc
     "method=pld bench.end=2,-1 interleave=true": "bench.end=-1",
     "method=pld model.path=nowhere,{checkpoint} interleave=true": "model nowhere: no such folder",
     "method=pld model.path={checkpoint},nowhere interleave=true": "model nowhere: no such folder",
+    "method=pld,recycling model.path={checkpoint},{small} bench.end=2": "104 tokens does not fit the context of 48",
+    "method=pld,recycling model.path={checkpoint},{small} model.context=150": "is more than the 48 positions",
+    "method=pld,recycling model.path=data/embedded,{checkpoint} method.k=8,400 tree=best tree.nodes=9": "size (340)",
+    "method=pld,recycling model.path={checkpoint},{small} method.dtype=int32 model.template=nonesuch,raw": "nonesuch",
     "method=vanilla,pld batch=1,2": "decode its prompts one by one, without a batch",
 }
 
 
 @pytest.mark.parametrize("words", IMPOSSIBLE)
-def test_an_impossible_job_is_reported_before_another_answers(words, evaluate, checkpoint, monkeypatch):
+def test_an_impossible_job_is_reported_before_another_answers(words, evaluate, checkpoint, monkeypatch, tmp_path):
     """Each line had come at the end of a sweep, after hours of other jobs."""
 
     def stop(*runners):
@@ -285,7 +290,8 @@ def test_an_impossible_job_is_reported_before_another_answers(words, evaluate, c
 
     monkeypatch.setattr("evaluation.running.scheduling.answer_next", stop)
     monkeypatch.setattr(Target, "has_fixed_shapes", "batch=1,2" not in words)
-    outcome = evaluate("-m", *words.format(checkpoint=checkpoint).split())
+    small = write_checkpoint(tmp_path / "small", positions=48) if "{small}" in words else ""
+    outcome = evaluate("-m", *words.format(checkpoint=checkpoint, small=small).split())
     lines = [line for line in outcome.err.splitlines() if "answers" not in line and "ignored: " not in line]
     assert outcome.code == 130 and len(lines) == 2, outcome.err
     assert lines[0].startswith("left out: ") and IMPOSSIBLE[words] in lines[0], lines[0]
