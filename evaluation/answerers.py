@@ -294,7 +294,7 @@ class Served(Answerer):
             heard.ids = again.ids
         shown = bool(loaded.eos.intersection(heard.ids[-1:]))  # EOS is among the ids
         count = len(heard.ids)
-        heard.finish = heard.finish or ("stop" if shown else "length" if count >= limit else "")
+        heard.finish = heard.finish or ("stop" if shown else "length" if max(count, heard.tokens) >= limit else "")
         if heard.finish not in ("stop", "length"):
             why = f"the engine says {heard.finish}" if heard.finish else "the stream broke off"
             raise UserError(f"{where}: an answer has no end: {why}")
@@ -303,6 +303,8 @@ class Served(Answerer):
             if not heard.text or heard.tokens < count:
                 raise UserError(f"{where}: gives {count} ids of {heard.tokens} tokens")
             heard.ids = []
+        if (most := max(count, heard.tokens - hidden)) > limit:  # their time would be that of fewer
+            raise UserError(f"{where}: gives {most} tokens where {limit} were asked for")
         if hidden and heard.stopped_by not in (None, *loaded.eos):
             raise UserError(f"{where}: stopped at {one_line(str(heard.stopped_by))[:40]}, which is no EOS here")
         if heard.finish == "length" and not shown and (heard.tokens or limit) < limit:
@@ -312,12 +314,15 @@ class Served(Answerer):
         if not ids:
             before = tokenizer.decode(prompt)  # some servers leave out the space between it and the answer
             made = (continued(tokenizer, before, space + heard.text) for space in ("", " "))
-            fitting = [each for each in made if heard.tokens in (0, len(each), len(each) + hidden)]
+            short_enough = (each for each in made if len(each) <= limit)
+            fitting = [each for each in short_enough if heard.tokens in (0, len(each), len(each) + hidden)]
             if not fitting or "\ufffd" in heard.text or heard.other:
                 if not heard.tokens:
                     raise UserError(f"{where}: gives no number of tokens, and no text that shows all of them")
                 return []
             ids = fitting[0]
+            if not heard.tokens and heard.accepted:  # counted with the engine's ids, which may be others
+                heard.accepted = None
         read = tokenised(where, {"id": "", "prompt_token_ids": prompt, "token_ids": ids}, loaded)
         tokens = read.ids
         own = tokenizer.eos_token_id

@@ -340,12 +340,50 @@ def test_text_without_a_number_of_tokens_has_to_show_all(served, engine, text, m
     assert outcome.code == 2 and "gives no number of tokens, and no text that shows all of them" in outcome.err
 
 
-def test_more_ids_than_the_engine_counts_are_an_error(served, engine):
-    counted = frame({"choices": [], "usage": {"prompt_tokens": None, "completion_tokens": 2}})
-    ids = {"text": "a", "token_ids": [7, 7, 7, 7], "finish_reason": "length"}
-    engine.frames = lambda body: [(0.0, frame({"choices": [ids]}) + counted)]
+@pytest.mark.parametrize(
+    ("text", "count", "tokens", "finish", "line"),
+    [
+        ("a", 4, 2, "length", "gives 4 ids of 2 tokens"),
+        ("", 5, 5, "length", "gives 5 tokens where 4 were asked for"),  # 5 tokens' time was that of 4
+        ("", 5, 0, "stop", "gives 5 tokens where 4 were asked for"),
+        (" the answer the answer the", 0, 5, "length", "gives 5 tokens where 4 were asked for"),
+        (" the answer the answer the", 0, 0, "stop", "gives no number of tokens, and no text that shows"),
+        (" the\ufffd", 0, 6, "stop", "gives 5 tokens where 4 were asked for"),  # and an EOS that is counted
+    ],
+)
+def test_more_tokens_than_are_counted_or_asked_for_are_an_error(served, engine, text, count, tokens, finish, line):
+    usage = frame({"choices": [], "usage": {"prompt_tokens": None, "completion_tokens": tokens}})
+    choice = {"text": text, "finish_reason": finish} | ({"token_ids": [7] * count} if count else {})
+    engine.owner = "vllm" if count else "other"
+    engine.frames = lambda body: [(0.0, frame({"choices": [choice]}) + usage)]
     outcome = served(engine, "max_new_tokens=4", *ONE)
-    assert outcome.code == 2 and "gives 4 ids of 2 tokens" in outcome.err
+    assert outcome.code == 2 and line in outcome.err
+
+
+def test_drafts_without_a_number_of_tokens_give_no_steps(served, engine, tmp_path):
+    """They are counted with the engine's ids: ids made of the text had had a MAT of their own."""
+    drafts = {"choices": [], "metrics": {"speculative_decoding": {"num_accepted_draft_tokens": 2, "num_spec_steps": 1}}}
+    *parts, end = spoken([" the answer the answer"], "length", 0)(None)
+    engine.owner, engine.frames = "other", lambda body: [*parts, (0.0, frame(drafts)), end]
+    assert served(engine, *ONE[:1], "timed=false", "max_new_tokens=4").code == 0
+    (choice,) = choices_in(tmp_path)
+    assert choice["decoding_steps"] == [None] and choice["new_tokens"] == [4] and choice["ids_remade"] == [True]
+    assert pd.isna(rows(tmp_path)["mat"].item())
+
+
+def test_a_part_outside_the_text_takes_time_from_its_first_event_on(served, engine, tmp_path):
+    """All of the reasoning had been a part of the prefill."""
+
+    def frames(body):
+        for wait in (0.0, 0.3):
+            yield wait, frame({"choices": [{"index": 0, "text": "", "reasoning": "so", "finish_reason": None}]})
+        yield from spoken([" the answer"], "length", body["max_tokens"], wait=0.3)(body)
+
+    engine.owner, engine.frames = "other", frames
+    assert served(engine, "bench.categories=[qa]").code == 0
+    (choice,) = choices_in(tmp_path)
+    assert choice["first_token_time"][0] < 0.3 and choice["decode_time"][0] >= 0.6
+    assert len(choice["step_us"][0]) == 4, "two events of reasoning, one of text, and the end"
 
 
 @pytest.mark.parametrize("batch", [1, 2])
@@ -381,6 +419,14 @@ def test_an_end_without_a_reason(served, engine, tmp_path, last, ending):
     assert choices_in(tmp_path)[0]["stop"] == ["eos" if last == 2 else "length"]
     outcome = served(engine, "max_new_tokens=4", *ONE, name="more")
     assert outcome.code == (0 if last == 2 else 2) and ("the stream broke off" in outcome.err) is (last == 7)
+
+
+def test_a_text_up_to_the_limit_without_a_reason(served, engine, tmp_path):
+    engine.owner, engine.frames = "other", spoken([" the answer"], None, 2)
+    assert served(engine, "max_new_tokens=2", *ONE).code == 0
+    assert choices_in(tmp_path)[0]["stop"] == ["length"]
+    outcome = served(engine, "max_new_tokens=3", *ONE, name="more")
+    assert outcome.code == 2 and "the stream broke off" in outcome.err
 
 
 def test_a_number_type_that_is_named_later_counts(served, engine, tmp_path):
@@ -429,6 +475,10 @@ def test_a_key_is_sent_and_kept_nowhere(served, engine, tmp_path, monkeypatch):
         outcome = served(engine)
         assert outcome.code == 2 and "answers 401 to /v1/models" in outcome.err
         assert not given or given not in outcome.err, "a server may repeat it"
+    for given in ("sk-1\nsecret", "sk-secret\u00e9"):
+        monkeypatch.setenv("OPENAI_API_KEY", given)
+        outcome = served(engine)
+        assert outcome.code == 2 and "OPENAI_API_KEY: holds characters" in outcome.err and "secret" not in outcome.err
     monkeypatch.setenv("OPENAI_API_KEY", f"{engine.key}\n")
     outcome = served(engine)
     assert outcome.code == 0, outcome.err
