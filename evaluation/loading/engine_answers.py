@@ -136,8 +136,9 @@ def tokenised(where: str, request: Row, loaded: LoadedModel) -> EngineAnswer:
     if prompt is None:
         text, space, special = _prompt(where, request, loaded)
         prompt = list(tokenizer(text, add_special_tokens=special).input_ids)
+    cut = ids is None and "\ufffd" in request["text"]
     if ids is None:
-        ids = continued(tokenizer, tokenizer.decode(prompt), space + request["text"])
+        ids = [] if cut else continued(tokenizer, tokenizer.decode(prompt), space + request["text"])
     limit = request.get("max_tokens")
     name = one_line(str(request["id"]))[:40]
     if limit is not None and not remade and len(ids) > limit:
@@ -152,6 +153,8 @@ def tokenised(where: str, request: Row, loaded: LoadedModel) -> EngineAnswer:
     finish = request.get("finish_reason") or {"eos": "stop", "length": "length"}.get(str(stop), "")
     if finish == "stop" and (request.get("stop_reason") is not None or (stop and stop != "eos")):
         finish = "a stop text, perhaps"
+    if cut:  # its ids are not those of the text
+        finish = "cut inside a character"
     return EngineAnswer(name, prompt, list(ids[:end]), len(ids) - end, remade, str(finish), limit)
 
 

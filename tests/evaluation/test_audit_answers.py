@@ -161,6 +161,14 @@ def test_an_answer_without_tokens_is_not_passed(audited, rows):
     assert "Lossless" not in audited([nothing]).out
 
 
+@pytest.mark.parametrize("said", [{"finish_reason": "stop"}, {"finish_reason": "length", "max_tokens": 9}])
+def test_a_text_that_is_cut_inside_a_character_is_not_judged(audited, rows, said):
+    """Its ids are not the engine's, and a right answer was not lossless."""
+    outcome = audited([rows[0], only(rows[1], "prompt", text=f"{rows[1]['text'][:9]}\ufffd") | said])
+    assert outcome.code == 1 and "Not audited: 1 of 2 answers, which hold no token." in outcome.out
+    assert counts(outcome)[1] == (0, 0, 0, 0) and "ends early (cut inside a character)" in outcome.out
+
+
 def test_what_is_behind_eos_is_left_out(audited, rows):
     outcome = audited([rows[0] | {"token_ids": rows[0]["token_ids"] + [7, 7]}])
     assert outcome.code == 0 and "2 tokens behind EOS are left out" in outcome.out
