@@ -91,7 +91,9 @@ def main_table(pooled: Sequence[Pool]) -> pd.DataFrame:
             row |= {"num_choices": pool.first.settings.get("num_choices"), "quantize": pool.first.quantized}
             row |= {f"execution_{name}": base and base.first.execution for name, base in pool.baselines.items()}
             audited = [run.summary.get("audit") or {} for run in pool.runs] if category == OVERALL else [{}]
-            row |= {name: sum(counts[name] for counts in audited) for name in AUDITED} if all(audited) else {}
+            if all(audited):
+                counts = {name: sum(audit[name] for audit in audited) for name in AUDITED}
+                row |= counts if any(counts.values()) else {}  # of answers without ids nothing is judged
             rows.append(row | pool.group | {"complete": all(run.complete for run in pool.runs)})
     return pd.DataFrame(rows)
 
