@@ -258,7 +258,8 @@ class Served(Answerer):
                 places = zip(range(len(prompts)), asked, limits, strict=True)
                 done = pool.imap_unordered(lambda each: (each[0], server.ask(*each[1:])), places)
                 replies = [reply for _, reply in sorted(done, key=lambda pair: pair[0])]
-        share = (time.perf_counter() - start) / sum(times[-1] for _, times in replies)  # so sums are the elapsed time
+        elapsed = time.perf_counter() - start  # the sum of all answers' times
+        share = 1.0 if alone else elapsed / sum(times[-1] for _, times in replies)
         after = server.counters() if alone else {}
         moved = {name: value - before.get(name, 0.0) for name, value in after.items() if before}
         outs = []
@@ -266,15 +267,20 @@ class Served(Answerer):
             if self.settings["speculation"] == NO_SPECULATION and heard.accepted is None:
                 heard.accepted = 0
             server.kind.count(moved, heard)
-            first, later = (seconds * (1.0 if alone else share) for seconds in (times[0], times[-1] - times[0]))
             tokens = self._checked(heard, prompt, limit)
-            out = ServedAnswer(tokens, prefill_s=first, decode_s=later, ends_s=times)
             full = "length" if limit == max_new_tokens else "context"
-            out.stop = "eos" if heard.finish == "stop" else full
-            out.forwards, out.said = heard.steps or 0, None if heard.ids else heard.text
-            out.recorded |= {"decoding_steps": heard.steps, "engine_means": heard.means, "ids_remade": not heard.ids}
-            out.recorded |= {"first_tokens": heard.first_tokens, "first_token_time": times[0]}
-            out.recorded["new_tokens"] = heard.tokens
+            recorded: dict[str, Any] = {"new_tokens": heard.tokens, "engine_means": heard.means}
+            recorded |= {"decoding_steps": heard.steps, "ids_remade": not heard.ids}
+            out = ServedAnswer(
+                tokens,
+                prefill_s=times[0] * share,
+                decode_s=(times[-1] - times[0]) * share,
+                ends_s=times,
+                forwards=heard.steps or 0,
+                stop="eos" if heard.finish == "stop" else full,
+                said=None if heard.ids else heard.text,
+                recorded=recorded | {"first_tokens": heard.first_tokens, "first_token_time": times[0]},
+            )
             outs.append(out)
         return list[Generation](outs)
 
@@ -294,7 +300,8 @@ class Served(Answerer):
             heard.ids = again.ids
         shown = bool(loaded.eos.intersection(heard.ids[-1:]))  # EOS is among the ids
         count = len(heard.ids)
-        heard.finish = heard.finish or ("stop" if shown else "length" if max(count, heard.tokens) >= limit else "")
+        full = max(count, heard.tokens) >= limit
+        heard.finish = heard.finish or ("stop" if shown else "length" if full else "")
         if heard.finish not in ("stop", "length"):
             why = f"the engine says {heard.finish}" if heard.finish else "the stream broke off"
             raise UserError(f"{where}: an answer has no end: {why}")
@@ -314,14 +321,14 @@ class Served(Answerer):
         if not ids:
             before = tokenizer.decode(prompt)  # some servers leave out the space between it and the answer
             made = (continued(tokenizer, before, space + heard.text) for space in ("", " "))
-            short_enough = (each for each in made if len(each) <= limit)
-            fitting = [each for each in short_enough if heard.tokens in (0, len(each), len(each) + hidden)]
-            if not fitting or "\ufffd" in heard.text or heard.other:
+            possible = [each for each in made if len(each) <= limit]
+            fitting = [ids for ids in possible if heard.tokens in (0, len(ids), len(ids) + hidden)]
+            if not fitting or "\ufffd" in heard.text or heard.parts:
                 if not heard.tokens:
                     raise UserError(f"{where}: gives no number of tokens, and no text that shows all of them")
                 return []
             ids = fitting[0]
-            if not heard.tokens and heard.accepted:  # counted with the engine's ids, which may be others
+            if not heard.tokens and heard.accepted:  # of the engine's ids, which may be others
                 heard.accepted = None
         read = tokenised(where, {"id": "", "prompt_token_ids": prompt, "token_ids": ids}, loaded)
         tokens = read.ids

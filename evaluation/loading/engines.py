@@ -40,8 +40,7 @@ class Heard:
     ids: list[int] = field(default_factory=list)
     first_tokens: int = 0  # tokens of the first event that had some; 1 if it had only text
     text: str = ""
-    other: str = ""  # the name of a part of the answer that is not in its text
-    parts: int = 0  # events that held such a part
+    parts: int = 0  # number of events with a part of the answer that is not in its text
     finish: str = ""  # stop, length, or another word of the engine's
     stopped_by: Any = None  # the token or text that ended the answer, if it may be no EOS
     tokens: int = 0  # the engine's own count
@@ -86,9 +85,7 @@ class Engine:
         for choice in event.get("choices") or ():
             heard.ids += choice.get("token_ids") or ()
             heard.text += choice.get("text") or ""
-            if part := other_part(choice):
-                heard.other = heard.other or part
-                heard.parts += 1
+            heard.parts += bool(other_part(choice))
             heard.finish = choice.get("finish_reason") or heard.finish
             heard.stopped_by = choice.get("stop_reason", heard.stopped_by)
             if mean := choice.get("avg_decoded_tokens_per_iter"):  # TensorRT-LLM's

@@ -37,7 +37,7 @@ class Server:
             raise UserError(f"method.timeout={self.timeout}: must be more than 0 and less than a million seconds")
         self.key = os.environ.get("OPENAI_API_KEY", "").strip()
         if not (self.key.isascii() and self.key.isprintable()):
-            raise UserError("OPENAI_API_KEY: holds characters that no key can have; set another one, or none")
+            raise UserError("OPENAI_API_KEY: holds characters that no header can have; correct it")
         headers = {"Authorization": f"Bearer {self.key}"} if self.key else {}
         self.url = without_passwords(base := self.url.rstrip("/").removesuffix("/v1"))
         self.where = f"server {self.url}"

@@ -262,7 +262,7 @@ def _compare(here: Pool, there: Pool) -> Comparison:
 
 
 def _promised(pool: Pool) -> bool:
-    """Return whether every machine gives the same text: in float32 on this engine, with noise of its own."""
+    """Return whether every machine gives the same text, by this engine in float32."""
     drawn = pool.label == "hf" and pool.identity.facets["temperature"]  # by the device's generator
     return not (pool.identity.is_served or drawn or pool.group["dtype"] != "float32")
 

@@ -68,13 +68,6 @@ def paired(cells: Cells, others: Cells, *names: str) -> list[Floats]:
     return [np.where(known, column, np.nan) for column in columns]
 
 
-def common_questions(cells: Cells, others: Cells) -> int:
-    """Return the number of questions, or of batches, that both have."""
-    if cells.questions.equals(others.questions):
-        return len(cells.questions)
-    return int((others.questions.get_indexer(cells.questions) >= 0).sum())
-
-
 def mat_counts(cells: Cells, others: Cells) -> list[Floats]:
     """Return each question's tokens and steps of the first, then of the other, as means over repeats: (n,) each."""
     return [row_means(column) for column in paired(cells, others, "tokens", "steps")]
@@ -198,9 +191,9 @@ class Pool:
         return found | {"hf": found["hf"] or self.closest("hf", set(COMPARED) - {"execution"})}
 
     def closest(self, label: str, alike: Iterable[str] = COMPARED, **other_facets: Any) -> Pool | None:
-        """Return the configuration of this label, with the facets `alike` equal, that has most batches in common.
+        """Return the configuration of this label, with the facets `alike` equal, that shares most batches.
 
-        Ties go to most questions in common, then to fewest questions. None if none has a question in common.
+        Ties go to most questions in common, then to fewest questions. None if none is in common.
 
         Args:
             other_facets: values that its facets must have instead of this pool's.
@@ -209,10 +202,11 @@ class Pool:
         for other in (pool for pool in self.among if pool.label == label):
             same = all(facets.get(key) == other.identity.facets.get(key) for key in alike)
             if same and other.identity.comparable == self.identity.comparable:
-                common = common_questions(self.cells, other.cells)
-                batches = common if self.speeds.size == 1 else common_questions(self.speeds, other.speeds)
+                pairs = ((self.speeds, other.speeds), (self.cells, other.cells))
+                batches, common = (int(own.questions.isin(others.questions).sum()) for own, others in pairs)
                 ranked.append((batches, common, -len(other.cells.questions), other))
-        _, common, _, best = max(ranked, key=lambda entry: entry[:3], default=(0, 0, 0, None))  # ties: the first
+        # ties: the first
+        _, common, _, best = max(ranked, key=lambda entry: entry[:3], default=(0, 0, 0, None))
         return best if common else None
 
     @cached_property

@@ -44,8 +44,8 @@ WHOLE = {"spec_bench": 480, "mbpp": 399}  # number of questions of the benches w
 PUBLISHED_EXECUTION = "eager"  # execution of the published methods and of their baselines
 LIMIT = 1024  # new tokens a turn
 # Columns of the main table that name conditions, with their values in published figures
-CONDITIONS = {"batch": 1, "num_choices": 1, "timed": True, "phases": False, "quantize": "", "order": FILE_ORDER}
-CONDITIONS |= dict.fromkeys(SAMPLED, 0.0)
+CONDITIONS: dict[str, Any] = dict.fromkeys(SAMPLED, 0.0) | {"batch": 1, "num_choices": 1, "timed": True}
+CONDITIONS |= {"phases": False, "quantize": "", "order": FILE_ORDER}
 TREES = {"recycling": "2.2.2", "suffix_recycling": "2.2.2"}
 OTHERWISE: dict[str, dict[str, Any]] = {"eagle3": {"depth": 6}}  # settings of published figures that are no defaults
 ANY = ("name", "drafter", "dtype")  # a method's settings that do not change its figures
@@ -82,9 +82,9 @@ def as_published(row: dict[Any, Any]) -> bool:
 
 
 def departures(row: dict[Any, Any]) -> dict[str, Any]:
-    """Return conditions and settings of a row of the main table that published figures do not have; None: unknown."""
+    """Return conditions and settings of a row that published figures do not have; None: unknown."""
     method = str(row["method"]).partition(" (")[0]
-    usual: dict[str, Any] = {key: value for key, value in CONDITIONS.items() if _cell(row, key) is not None}
+    usual = {key: value for key, value in CONDITIONS.items() if _cell(row, key) is not None}
     usual |= {"tree": TREES.get(method)} | default_settings(method) | OTHERWISE.get(method, {})
     return {key: _cell(row, key) for key, value in usual.items() if _cell(row, key) != value}
 
@@ -198,5 +198,5 @@ def _conditions(row: dict[Any, Any]) -> str:
     elif questions < WHOLE[bench]:
         text += f" of its {WHOLE[bench]}"
     known = {name: value for name, value in departures(row).items() if value is not None}
-    text += "".join(f", {name} {value}".removesuffix(".0") for name, value in known.items())  # of whole numbers
+    text += "".join(f", {name} {value}".removesuffix(".0") for name, value in known.items())
     return text if row["complete"] else f"{text}, incomplete"

@@ -93,7 +93,7 @@ def main_table(pooled: Sequence[Pool]) -> pd.DataFrame:
             audited = [run.summary.get("audit") or {} for run in pool.runs] if category == OVERALL else [{}]
             if all(audited):
                 counts = {name: sum(audit[name] for audit in audited) for name in AUDITED}
-                row |= counts if any(counts.values()) else {}  # of answers without ids nothing is judged
+                row |= counts if any(counts.values()) else {}  # else nothing had ids to judge
             rows.append(row | pool.group | {"complete": all(run.complete for run in pool.runs)})
     return pd.DataFrame(rows)
 
@@ -120,8 +120,9 @@ def _measures(cells: Cells, speeds: Cells, answers: Sequence[Row]) -> dict[str, 
     measures["questions"] = len(cells.questions)
     counts = [cells.values[name] for name in ("tokens", "steps")]
     tokens, steps = (np.nansum(count, axis=1) for count in counts)
-    measures["mat_macro"] = mean(t / s for t, s in zip(tokens.tolist(), steps.tolist(), strict=True) if s)
-    low, high = quotient_interval(np.where(steps > 0, tokens, np.nan), steps)
+    steps[steps == 0] = np.nan  # not known in any repeat
+    measures["mat_macro"] = mean((tokens / steps)[steps > 0].tolist())
+    low, high = quotient_interval(tokens, steps)
     measures |= rate("mat", counts, alike=False) | {"mat_low": low, "mat_high": high}  # over questions alone
     columns = [*speeds.values.values()]
     if speeds.size == 1:
