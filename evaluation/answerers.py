@@ -11,6 +11,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from itertools import compress
 from multiprocessing.pool import ThreadPool
 from pathlib import Path
 from typing import Any, ClassVar
@@ -172,12 +173,11 @@ class TransformersGenerate(Answerer):
         limits, width = [target.token_budget(prompt, max_new_tokens) for prompt in prompts], max(map(len, prompts))
         limit = min(limits)
         if limit < max_new_tokens and size > 1:
-            asked = list(zip(prompts, samplings, limits, strict=True))
-            fitting = [each[:2] for each in asked if each[2] == max_new_tokens]
-            together = self.answer_batch([p for p, _ in fitting], max_new_tokens, [s for _, s in fitting])
-            rest = iter(together)
-            alone = [None if room == max_new_tokens else self.answer(p, max_new_tokens, s) for p, s, room in asked]
-            return [out or next(rest) for out in alone]
+            fits = [room == max_new_tokens for room in limits]
+            fitting = list(compress(prompts, fits))
+            together = iter(self.answer_batch(fitting, max_new_tokens, list(compress(samplings, fits))))
+            asked = zip(prompts, samplings, fits, strict=True)
+            return [next(together) if fit else self.answer(p, max_new_tokens, s) for p, s, fit in asked]
         drawn: dict[str, Any] = {}
         if sampling.temperature:
             torch.manual_seed(sampling.seed)

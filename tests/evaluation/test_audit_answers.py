@@ -140,7 +140,7 @@ def test_a_token_that_was_changed(audited, rows, tokenizer):
         ({"finish_reason": "length"}, 0, ""),
         ({"finish_reason": "length", "max_tokens": 6}, 0, ""),
         ({"finish_reason": "length", "max_tokens": 40}, 0, "ends early (length)"),
-        ({"stop": "length"}, 0, ""),
+        *(({"stop": full}, 0, "") for full in ("length", "context")),
         ({"finish_reason": "stop"}, 1, "token 7 is the end, the model's"),
         ({"stop": "eos"}, 1, "token 7 is the end"),
         ({"finish_reason": "stop", "stop": ["\n"]}, 0, "ends early (a stop text, perhaps)"),
