@@ -321,7 +321,8 @@ class Served(Answerer):
         if not ids:
             before = tokenizer.decode(prompt)  # some servers leave out the space between it and the answer
             made = (continued(tokenizer, before, space + heard.text) for space in ("", " "))
-            possible = [each for each in made if len(each) <= limit]
+            least = int(heard.finish == "length")
+            possible = [each for each in made if least <= len(each) <= limit]
             fitting = [ids for ids in possible if heard.tokens in (0, len(ids), len(ids) + hidden)]
             if not fitting or "\ufffd" in heard.text or heard.parts:
                 if not heard.tokens:

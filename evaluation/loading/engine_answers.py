@@ -150,7 +150,8 @@ def tokenised(where: str, request: Row, loaded: LoadedModel) -> EngineAnswer:
     if len(prompt) + end > most:
         raise UserError(f"{where}: {len(prompt) + end} tokens, and the context has {most}; say model.context=N")
     stop = request.get("stop")  # this project's stop reason, or the stop texts of a request to OpenAI
-    finish = request.get("finish_reason") or {"eos": "stop", "length": "length", "context": "length"}.get(str(stop), "")
+    own = {"eos": "stop", "length": "length", "context": "length"}.get(str(stop), "")
+    finish = request.get("finish_reason") or own
     if finish == "stop" and (request.get("stop_reason") is not None or (stop and stop != "eos")):
         finish = "a stop text, perhaps"
     if cut:  # its ids are not those of the text

@@ -333,7 +333,10 @@ def test_without_ids_tokens_and_steps_are_the_engines_and_nothing_is_judged(
     assert "" not in header.split(","), "drafts of an engine without a name for its mean had made a column without one"
 
 
-@pytest.mark.parametrize(("text", "more"), [(" the answer\ufffd", {}), (" the answer", {"reasoning": "so"})])
+@pytest.mark.parametrize(
+    ("text", "more"),
+    [(" the answer\ufffd", {}), (" the answer", {"reasoning": "so"}), ("", {"content": " the answer"})],
+)
 def test_text_without_a_number_of_tokens_has_to_show_all(served, engine, text, more):
     engine.owner, engine.frames = "other", spoken([text], "length", 0, **more)
     outcome = served(engine, *ONE)
