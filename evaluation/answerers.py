@@ -319,10 +319,10 @@ class Served(Answerer):
         tokenizer = loaded.tokenizer
         ids = heard.ids
         if not ids:
-            before = tokenizer.decode(prompt)  # some servers leave out the space between it and the answer
-            made = (continued(tokenizer, before, space + heard.text) for space in ("", " "))
-            least = int(heard.finish == "length")
-            possible = [each for each in made if least <= len(each) <= limit]
+            before = tokenizer.decode(prompt)
+            spaces = ("", " ") if heard.text else ("",)  # some servers leave out the one before it
+            made = (continued(tokenizer, before, space + heard.text) for space in spaces)
+            possible = [ids for ids in made if (ids or hidden) and len(ids) <= limit]
             fitting = [ids for ids in possible if heard.tokens in (0, len(ids), len(ids) + hidden)]
             if not fitting or "\ufffd" in heard.text or heard.parts:
                 if not heard.tokens:
