@@ -33,7 +33,7 @@ from model.generate import Generate
 from model.methods import AUTO, build_drafter, method_class, takes_tree
 
 from .loading.companions import path_of
-from .loading.engine_answers import continued, tokenised
+from .loading.engine_answers import continued, space_between, tokenised
 from .loading.engines import Heard
 from .loading.models import LoadedModel
 from .loading.server import Server
@@ -320,7 +320,8 @@ class Served(Answerer):
         ids = heard.ids
         if not ids:
             before = tokenizer.decode(prompt)
-            spaces = ("", " ") if heard.text else ("",)  # some servers leave out the one before it
+            likely = space_between(loaded.template, before, heard.text)  # some servers leave it out
+            spaces = dict.fromkeys((likely, "", " ") if heard.text else ("",))
             made = (continued(tokenizer, before, space + heard.text) for space in spaces)
             possible = [ids for ids in made if (ids or hidden) and len(ids) <= limit]
             fitting = [ids for ids in possible if heard.tokens in (0, len(ids), len(ids) + hidden)]

@@ -192,8 +192,13 @@ def _prompt(where: str, request: Row, loaded: LoadedModel) -> tuple[str, str, bo
             raise ValueError("its last turn is not a user's")
     except Exception as error:  # the template's own errors, and jinja2's
         raise UserError(f"{where}: {template} refuses its messages ({one_line(error)[:200]})") from None
-    apart = template == CHAT or not said or text[-1].isspace() or said[0].isspace()
-    return text, " " * (not apart), template != CHAT  # fschat's templates have a space there
+    return text, space_between(template, text, said), template != CHAT
+
+
+def space_between(template: str, before: str, said: str) -> str:
+    """Return the space that fschat's templates have between prompt and answer, if neither has it."""
+    apart = template == CHAT or not said or before[-1].isspace() or said[0].isspace()
+    return "" if apart else " "
 
 
 @dataclass

@@ -34,13 +34,18 @@ def choices_in(tmp_path, name="served"):
 MADE = [
     ("an answer begins as the text before it ends", "(the answer", "length", 4),
     ("with a space", " the answer", "length", 2),
-    ("a server leaves that out", "the answer", "length", 2),
+    ("left out by the server", "the answer", "length", 2),
     ("none is there", "the answer", "length", 3),
+    ("left out, and of one number with and without it", "one is", "length", 2),
+    ("left out, and EOS is counted", "the answer", "stop", 3),
     ("special words are words", " the </s> answer", "length", 7),
     ("EOS is counted", " the answer", "stop", 3),
     ("EOS is not counted", " the answer", "stop", 2),
     ("no number is given", " the answer", "stop", 0),
 ]
+
+
+LEFT_OUT = [case for name, *case in MADE if name.startswith("left out")]
 
 
 @pytest.mark.parametrize(("text", "finish", "tokens"), [case[1:] for case in MADE], ids=[case[0] for case in MADE])
@@ -55,7 +60,7 @@ def test_ids_are_made_of_text_and_prompt_together(served, engine, checkpoint, tm
     assert 2 not in ids[:-1] and 1 not in ids and choice["turns"] == [text]
     before = tokenizer("ASSISTANT:", add_special_tokens=False).input_ids
     assert tokenizer.decode(before + ids, skip_special_tokens=True).endswith(f"ASSISTANT:{text}") is (
-        (text, tokens) != ("the answer", 2)
+        [text, finish, tokens] not in LEFT_OUT
     )
     assert choice["new_tokens"] == choice["decoding_steps"] == [len(ids)] and choice["ids_remade"] == [True]
 
@@ -162,7 +167,22 @@ def test_an_end_that_is_not_shown_took_its_time(served, engine, tmp_path, batch)
     assert len(choices) == 2
     assert all(ids[-1] == 2 for choice in choices for ids in choice["output_ids"])
     assert all(seconds >= 0.3 / batch for choice in choices for seconds in choice["decode_time"])
-    assert all(len(turn) == 4 and turn[3] >= 3e5 for choice in choices for turn in choice["step_us"])
+    for choice in choices:
+        (first, *later), (prefill,), (decode,) = (*choice["step_us"], choice["prefill_time"], choice["decode_time"])
+        assert len(later) == 3 and later[-1] >= 3e5
+        assert decode / sum(later) == pytest.approx(prefill / first, rel=0.01), "one share for both"
+
+
+def test_answers_of_a_batch_are_those_of_their_questions(served, engine, tmp_path):
+    """The first one's is the last to come."""
+
+    def frames(body):
+        first = "question 1" in body["prompt"]
+        return spoken([" the" if first else " answer"], "stop", 1, last=0.3 * first)(body)
+
+    engine.owner, engine.frames = "other", frames
+    assert served(engine, "batch=2", "bench.begin=1", "bench.end=3", "timed=false").code == 0
+    assert [choice["turns"] for choice in choices_in(tmp_path)] == [[" the"], [" answer"]]
 
 
 @pytest.mark.parametrize(

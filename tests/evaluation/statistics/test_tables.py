@@ -134,6 +134,7 @@ def test_an_answer_of_unknown_steps_is_in_no_pair():
     def served(speculation, *steps):
         method = {"drafter": "server", "engine": "vllm", "speculation": speculation, "model": "m", "version": "1"}
         more = {"accept_lengths": [], "engine_means": [{}], "ids_remade": [False]}
+        more |= {"first_tokens": [4], "decode_time": [0.5]}
         rows = [
             answer(i, "qa", [([], 1.0)], **more | {"new_tokens": [10 * i * i], "decoding_steps": [taken]})
             for i, taken in enumerate(steps, start=1)
@@ -142,7 +143,10 @@ def test_an_answer_of_unknown_steps_is_in_no_pair():
 
     drafting, plain = pools([served("eagle", 5, None), served("none", 10, 10)])
     assert mat_ratio(drafting.cells, plain.cells)[0] == 2.0
-    assert Experiment(drafting.runs).table["mat"].iloc[-1] == 2.0
+    row = Experiment(drafting.runs).table.iloc[-1]
+    assert (row["mat"], row["tokens_per_second_decode"]) == (2.0, (10 + 40 - 2 * 4) / (2 * 0.5))
+    ends = [Experiment([served("eagle", *[5] * known, None)]).table["mat_low"].iloc[-1] for known in (7, 8)]
+    assert np.isfinite(ends).tolist() == [False, True], "of eight questions"
 
 
 def test_what_is_not_judged_has_no_count_of_wrong_tokens():
