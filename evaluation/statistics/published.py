@@ -197,6 +197,6 @@ def _conditions(row: dict[Any, Any]) -> str:
         text = f"rehearsal on {text}"
     elif questions < WHOLE[bench]:
         text += f" of its {WHOLE[bench]}"
-    known = {name: value for name, value in departures(row).items() if value is not None}
-    text += "".join(f", {name} {value}".removesuffix(".0") for name, value in known.items())
+    for name, value in departures(row).items():
+        text += f", {name} {value}".removesuffix(".0") * (value is not None)
     return text if row["complete"] else f"{text}, incomplete"
