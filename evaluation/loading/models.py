@@ -142,7 +142,7 @@ def _prepare_device(settings: ModelSettings) -> torch.device:
     """Check the settings and return the device; a GPU is made the current one, for streams, graphs and kernels."""
     check_settings(vars(settings), ModelSettings, "model.")  # before reading weights, which can take minutes
     device = choose_device(settings.device, "model.device")
-    if settings.device != "auto" and device.type == "cuda":
+    if device.type == "cuda" and device.index is not None:
         torch.cuda.set_device(device)
     return device
 
