@@ -11,6 +11,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from itertools import compress
 from multiprocessing.pool import ThreadPool
 from pathlib import Path
 from typing import Any, ClassVar
@@ -30,7 +31,7 @@ from model.generate import Generate
 from model.methods import AUTO, build_drafter, method_class, takes_tree
 
 from .loading.companions import path_of
-from .loading.engine_answers import continued, tokenised
+from .loading.engine_answers import continued, space_between, tokenised
 from .loading.engines import Heard
 from .loading.models import LoadedModel
 from .loading.server import Server
@@ -176,10 +177,11 @@ class TransformersGenerate(Answerer):
         limits = [self.loaded.target.token_budget(prompt, max_new_tokens) for prompt in prompts]
         limit = min(limits)
         if limit < max_new_tokens and size > 1:
-            asked = list(zip(prompts, samplings, limits, strict=True))
-            fitting = [each[:2] for each in asked if each[2] == max_new_tokens]
-            together = iter(self.answer_batch([p for p, _ in fitting], max_new_tokens, [s for _, s in fitting]))
-            return [next(together) if n == max_new_tokens else self.answer(p, max_new_tokens, s) for p, s, n in asked]
+            fits = [room == max_new_tokens for room in limits]
+            fitting = list(compress(prompts, fits))
+            together = iter(self.answer_batch(fitting, max_new_tokens, list(compress(samplings, fits))))
+            asked = zip(prompts, samplings, fits, strict=True)
+            return [next(together) if fit else self.answer(p, max_new_tokens, s) for p, s, fit in asked]
         drawn: dict[str, Any] = {}
         if sampling.temperature:
             drawn = {key: getattr(sampling, key) for key in ("temperature", "top_k", "top_p", "min_p")}
@@ -252,7 +254,8 @@ class Served(Answerer):
                 places = zip(range(len(prompts)), asked, limits, strict=True)
                 done = pool.imap_unordered(lambda each: (each[0], server.ask(*each[1:])), places)
                 replies = [reply for _, reply in sorted(done, key=lambda pair: pair[0])]
-        share = (time.perf_counter() - start) / sum(times[-1] for _, times in replies)  # so sums are the elapsed time
+        elapsed = time.perf_counter() - start  # the sum of all answers' times
+        share = 1.0 if alone else elapsed / sum(times[-1] for _, times in replies)
         after = server.counters() if alone else {}
         moved = {name: value - before.get(name, 0.0) for name, value in after.items() if before}
         outs = []
@@ -260,15 +263,20 @@ class Served(Answerer):
             if self.settings["speculation"] == NO_SPECULATION and heard.accepted is None:
                 heard.accepted = 0
             server.kind.count(moved, heard)
-            first, later = (seconds * (1.0 if alone else share) for seconds in (times[0], times[-1] - times[0]))
             tokens = self._checked(heard, prompt, limit)
-            out = ServedAnswer(tokens, prefill_s=first, decode_s=later, ends_s=times)
             full = "length" if limit == max_new_tokens else "context"
-            out.stop = "eos" if heard.finish == "stop" else full
-            out.forwards, out.said = heard.steps or 0, None if heard.ids else heard.text
-            out.recorded |= {"decoding_steps": heard.steps, "engine_means": heard.means, "ids_remade": not heard.ids}
-            out.recorded |= {"first_tokens": heard.first_tokens, "first_token_time": times[0]}
-            out.recorded["new_tokens"] = heard.tokens
+            recorded: dict[str, Any] = {"new_tokens": heard.tokens, "engine_means": heard.means}
+            recorded |= {"decoding_steps": heard.steps, "ids_remade": not heard.ids}
+            out = ServedAnswer(
+                tokens,
+                prefill_s=times[0] * share,
+                decode_s=(times[-1] - times[0]) * share,
+                ends_s=times,
+                forwards=heard.steps or 0,
+                stop="eos" if heard.finish == "stop" else full,
+                said=None if heard.ids else heard.text,
+                recorded=recorded | {"first_tokens": heard.first_tokens, "first_token_time": times[0]},
+            )
             outs.append(out)
         return list[Generation](outs)
 
@@ -288,7 +296,8 @@ class Served(Answerer):
             heard.ids = again.ids
         shown = bool(loaded.eos.intersection(heard.ids[-1:]))  # EOS is among the ids
         count = len(heard.ids)
-        heard.finish = heard.finish or ("stop" if shown else "length" if count >= limit else "")
+        full = max(count, heard.tokens) >= limit
+        heard.finish = heard.finish or ("stop" if shown else "length" if full else "")
         if heard.finish not in ("stop", "length"):
             why = f"the engine says {heard.finish}" if heard.finish else "the stream broke off"
             raise UserError(f"{where}: an answer has no end: {why}")
@@ -297,6 +306,8 @@ class Served(Answerer):
             if not heard.text or heard.tokens < count:
                 raise UserError(f"{where}: gives {count} ids of {heard.tokens} tokens")
             heard.ids = []
+        if (most := max(count, heard.tokens - hidden)) > limit:  # their time would be that of fewer
+            raise UserError(f"{where}: gives {most} tokens where {limit} were asked for")
         if hidden and heard.stopped_by not in (None, *loaded.eos):
             raise UserError(f"{where}: stopped at {one_line(str(heard.stopped_by))[:40]}, which is no EOS here")
         if heard.finish == "length" and not shown and (heard.tokens or limit) < limit:
@@ -304,14 +315,19 @@ class Served(Answerer):
         tokenizer = loaded.tokenizer
         ids = heard.ids
         if not ids:
-            before = tokenizer.decode(prompt)  # some servers leave out the space between it and the answer
-            made = (continued(tokenizer, before, space + heard.text) for space in ("", " "))
-            fitting = [each for each in made if heard.tokens in (0, len(each), len(each) + hidden)]
-            if not fitting or "\ufffd" in heard.text or heard.other:
+            before = tokenizer.decode(prompt)
+            likely = space_between(loaded.template, before, heard.text)  # some servers leave it out
+            spaces = dict.fromkeys((likely, "", " ") if heard.text else ("",))
+            made = (continued(tokenizer, before, space + heard.text) for space in spaces)
+            possible = [ids for ids in made if (ids or hidden) and len(ids) <= limit]
+            fitting = [ids for ids in possible if heard.tokens in (0, len(ids), len(ids) + hidden)]
+            if not fitting or "\ufffd" in heard.text or heard.parts:
                 if not heard.tokens:
                     raise UserError(f"{where}: gives no number of tokens, and no text that shows all of them")
                 return []
             ids = fitting[0]
+            if not heard.tokens and heard.accepted:  # of the engine's ids, which may be others
+                heard.accepted = None
         read = tokenised(where, {"id": "", "prompt_token_ids": prompt, "token_ids": ids}, loaded)
         tokens = read.ids
         own = tokenizer.eos_token_id

@@ -158,9 +158,9 @@ def judge(answer: EngineAnswer, forced: Forced, tie: float, loaded: LoadedModel)
     def spelt(token: int) -> str:
         return visible(json.dumps(loaded.tokenizer.decode([token]), ensure_ascii=False))[:40]
 
-    ended, ends = bool(loaded.eos.intersection(answer.ids[-1:])), forced.own[-1] in loaded.eos
+    ends, stops = forced.own[-1] in loaded.eos, answer.finish == "stop"
     said = list(answer.ids)
-    if stops := answer.finish == "stop" and not ended:  # a position of its own, as EOS is not in the ids
+    if stops:  # a position of its own
         said.append(forced.own[-1] if ends else END)
     apart = [i for i, (one, own) in enumerate(zip(said, forced.own, strict=False)) if one != own]
     wrong = [i for i in apart if not forced.gaps[i] <= tie]  # NaN is wrong
@@ -169,12 +169,19 @@ def judge(answer: EngineAnswer, forced: Forced, tie: float, loaded: LoadedModel)
         token = "the end" if said[i] == END else spelt(said[i])
         words.append(f"token {i + 1} is {token}, the model's {spelt(forced.own[i])} (gap {forced.gaps[i]:.3g})")
     at_limit = answer.finish == "length" if answer.limit is None else len(answer.ids) >= answer.limit
-    if not (ended or ends or stops or at_limit):
+    if not (ends or stops or at_limit):
         words.append(f"ends early ({visible(answer.finish)[:30] or 'no reason given'}), the model goes on")
     words += [f"{answer.behind} tokens behind EOS are left out"] if answer.behind else []
     close = sum(margin <= tie for margin in forced.margins[: len(said)])
     ties = [forced.gaps[i] for i in apart if i not in wrong]
     return Judged(answer, len(said), close, ties, [forced.gaps[i] for i in wrong], "; ".join(words))
+
+
+def without_eos(answer: EngineAnswer, loaded: LoadedModel) -> EngineAnswer:
+    """Return the answer without its EOS: of several, each is the end, and a server may hide which it was."""
+    if not loaded.eos.intersection(answer.ids[-1:]):
+        return answer
+    return replace(answer, ids=answer.ids[:-1], finish="stop")
 
 
 def audit_served(folder: Path, permitted: dict[str, bool]) -> None:
@@ -216,8 +223,9 @@ def audit_answers(path: Path, settings: ModelSettings, questions: dict[Any, Ques
         judged = []
         with Progress("audit", total, unit="tokens") as progress:
             for answer in answers:
-                forced = force(loaded.target, answer.prompt, answer.ids, loaded.eos)
-                judged.append(judge(answer, forced, tie, loaded))
+                bare = without_eos(answer, loaded)
+                forced = force(loaded.target, bare.prompt, bare.ids, loaded.eos)
+                judged.append(judge(bare, forced, tie, loaded))
                 progress.update(len(answer.prompt) + len(answer.ids))
     heading = [
         f"{path}: each token next to the greedy choice of {settings.name} in {types[1]}, {devices_in_words(loaded)}",

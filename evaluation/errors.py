@@ -8,7 +8,13 @@ from contextlib import contextmanager
 
 from model.errors import UserError, complete_output, one_line, start_command
 
-__all__ = ["fail", "noted", "one_line", "user_errors"]
+__all__ = ["Failures", "fail", "noted", "one_line", "user_errors"]
+
+
+class Failures(dict[str, bool]):
+    """Lines of errors that the user can fix, each with whether it is printed already."""
+
+    early = False  # True: a line is printed when it is added, as other jobs may take hours
 
 
 def user_message(error: Exception) -> str | None:
@@ -26,11 +32,10 @@ def user_message(error: Exception) -> str | None:
 
 
 @contextmanager
-def noted(failures: list[str] | None, *, early: bool = False) -> Iterator[None]:
-    """Add the line of an error that the user can fix to `failures`, so that other jobs go on; None: raise it.
+def noted(failures: Failures | None) -> Iterator[None]:
+    """Add the line of an error that the user can fix to `failures`, so that other jobs go on.
 
-    Args:
-        early: also print it now, as the others may take hours.
+    With None, the error is raised.
     """
     try:
         yield
@@ -39,8 +44,8 @@ def noted(failures: list[str] | None, *, early: bool = False) -> Iterator[None]:
         if message is None or failures is None:
             raise
         if message not in failures:
-            failures.append(message)
-            if early:
+            failures[message] = failures.early
+            if failures.early:
                 print(f"left out: {message}", file=sys.stderr, flush=True)
 
 

@@ -20,7 +20,7 @@ from omegaconf import DictConfig, OmegaConf
 from .audit import audit_served
 from .configuration.config import checked_config
 from .configuration.jobs import BASIC, Composed, compose
-from .errors import fail, noted, user_errors
+from .errors import Failures, fail, noted, user_errors
 from .loading.devices import keep_devices
 from .records.identity import SAVED
 from .records.sweeps import available, write_down
@@ -28,28 +28,28 @@ from .report import report
 from .running.scheduling import Job, run_jobs
 
 
-def run_command(composed: Composed, words: Sequence[str]) -> list[str]:
+def run_command(composed: Composed, words: Sequence[str]) -> Failures:
     """Run a command line's jobs, here or by a launcher, and report their experiments; return the user's errors."""
-    jobs, config, failures = composed.jobs, composed.config, list[str]()
+    jobs, config, failures = composed.jobs, composed.config, Failures()
     if composed.is_sweep:
         if config.run_dir is None:
             write_down(jobs, f"bash eval.sh {shlex.join(words)}")
         jobs = available(jobs)
+    failures.early = len(jobs) > 1
     if config.hydra.runtime.choices["hydra/launcher"] == BASIC:
         checked = []
         for job in jobs:
             with noted(failures):
                 checked.append(Job(checked_config(job.config), job.overrides))
-        for line in failures if checked else ():  # report these now, not after hours
-            print(f"left out: {line}", file=sys.stderr)
-        run_jobs(checked, failures)
+        run_jobs(checked, failures, given=composed.given)
     else:
         context = HydraContext(composed.loader, Callback())  # a callback that does nothing
         for saved in (False, True):  # jobs with start=saved run last, as they read a hot run's state
             if batch := [job.overrides for job in jobs if (job.config.start == SAVED) is saved]:
                 launcher = Plugins.instance().instantiate_launcher(context, launched_job, config)
                 for done in launcher.launch(batch, initial_job_idx=0):  # return_value raises what the job raised
-                    failures += [line for line in done.return_value if line not in failures]
+                    failures |= dict.fromkeys(done.return_value, False)
+    failures.early = False
     for folder in dict.fromkeys(job.folder for job in composed.jobs):
         if config.run_dir is None and any(folder.glob("runs/*/answers.jsonl")):
             with noted(failures):
@@ -60,15 +60,15 @@ def run_command(composed: Composed, words: Sequence[str]) -> list[str]:
 
 def launched_job(config: DictConfig) -> list[str]:
     """Run the job that a launcher started, perhaps in another process; return its error that the user can fix."""
-    failures: list[str] = []
+    failures = Failures()
     with noted(failures):
         run_jobs([Job(checked_config(config), [*HydraConfig.get().overrides.task])])
-    return failures
+    return [*failures]
 
 
 def main() -> None:
     """The command line."""
-    failures: list[str] = []
+    failures = Failures()
     parser = argparse.ArgumentParser(prog="python -m evaluation.run", description=__doc__, allow_abbrev=False)
     parser.add_argument("overrides", nargs="*", help="settings and choices, as method=recycling method.k=4")
     parser.add_argument("-m", "--multirun", action="store_true", help="a sweep: settings may be lists")
@@ -82,7 +82,8 @@ def main() -> None:
         else:
             failures = run_command(composed, sys.argv[1:])
     if failures:
-        fail("; ".join(failures))
+        unsaid = "; ".join(line for line in failures if not failures[line])
+        fail(unsaid or "what was left out is named above")
 
 
 if __name__ == "__main__":

@@ -21,6 +21,8 @@ from ..records.identity import fingerprint
 from ..records.provenance import describe_device
 from ..records.rows import SCHEMA, read_object
 
+IDLE_IF_GREEDY = ("top_k", "top_p", "min_p")  # sampling settings that do not change the arg-max
+
 
 def run_settings(config: dict[str, Any], bench: Bench, answerer: Answerer) -> dict[str, Any]:
     """Return the fingerprint: everything that decides a run's answers and measurements."""
@@ -56,7 +58,7 @@ def run_settings(config: dict[str, Any], bench: Bench, answerer: Answerer) -> di
 def changed_sampling(config: dict[str, Any]) -> dict[str, Any]:
     """Return the sampling settings that differ from plain greedy decoding."""
     greedy, sampling = asdict(Sampling()), config["sampling"]
-    idle = () if sampling.get("temperature") else ("top_k", "top_p", "min_p")  # they do not change the arg-max
+    idle = () if sampling.get("temperature") else IDLE_IF_GREEDY
     return {key: value for key, value in sampling.items() if value != greedy[key] and key not in idle}
 
 

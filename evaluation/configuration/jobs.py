@@ -52,6 +52,7 @@ class Composed(NamedTuple):
     config: DictConfig
     loader: ConfigLoader
     is_sweep: bool
+    given: set[str]  # names of the typed settings
 
 
 def compose(words: Sequence[str], *, multirun: bool = False, config_dir: str | None = None) -> Composed:
@@ -70,6 +71,7 @@ def compose(words: Sequence[str], *, multirun: bool = False, config_dir: str | N
             is_choice = o.key_or_group in ("", *loader.list_groups("")) and not (o.is_sweep_override() or o.is_delete())
             if is_choice and not isinstance(o.value(), str | dict):
                 raise UserError(f"{o.input_line}: must name a file of configs/{o.key_or_group}")
+        given = {o.key_or_group for o in typed}
         if not multirun and not any(word.startswith("experiment=") for word in words):
             config = hydra.compose("config", [*words, *own], return_hydra_config=True)
             if config.hydra.runtime.choices["hydra/launcher"] == BASIC:  # another one runs it as a sweep
@@ -77,11 +79,11 @@ def compose(words: Sequence[str], *, multirun: bool = False, config_dir: str | N
                     if re.split(r"[.=]", word)[0] == "tree" and not drafts_from_tree(config.method, config.tree):
                         raise UserError(f"{word}: {config.method.name} drafts from no tree; leave it out")
                 settings = OmegaConf.masked_copy(config, [str(key) for key in config if key != "hydra"])
-                return Composed([Planned([], settings, "")], config, loader, is_sweep=False)
+                return Composed([Planned([], settings, "")], config, loader, False, given)
         several = (o.is_sweep_override() or o.key_or_group.startswith(DEPENDENT) for o in typed)  # decided by job
         common = [word for word, differs in zip(words, several, strict=True) if not differs]
         config = hydra.compose("config", [*common, *own], return_hydra_config=True)
-        return Composed(plan(typed, config, loader), config, loader, is_sweep=True)
+        return Composed(plan(typed, config, loader), config, loader, True, given)
 
 
 def group_settings(words: Sequence[str], *groups: str) -> dict[str, dict[str, Any]]:

@@ -136,8 +136,9 @@ def tokenised(where: str, request: Row, loaded: LoadedModel) -> EngineAnswer:
     if prompt is None:
         text, space, special = _prompt(where, request, loaded)
         prompt = list(tokenizer(text, add_special_tokens=special).input_ids)
+    cut = ids is None and "\ufffd" in request["text"]
     if ids is None:
-        ids = continued(tokenizer, tokenizer.decode(prompt), space + request["text"])
+        ids = [] if cut else continued(tokenizer, tokenizer.decode(prompt), space + request["text"])
     limit = request.get("max_tokens")
     name = one_line(str(request["id"]))[:40]
     if limit is not None and not remade and len(ids) > limit:
@@ -149,9 +150,12 @@ def tokenised(where: str, request: Row, loaded: LoadedModel) -> EngineAnswer:
     if len(prompt) + end > most:
         raise UserError(f"{where}: {len(prompt) + end} tokens, and the context has {most}; say model.context=N")
     stop = request.get("stop")  # this project's stop reason, or the stop texts of a request to OpenAI
-    finish = request.get("finish_reason") or {"eos": "stop", "length": "length"}.get(str(stop), "")
+    own = {"eos": "stop", "length": "length", "context": "length"}.get(str(stop), "")
+    finish = request.get("finish_reason") or own
     if finish == "stop" and (request.get("stop_reason") is not None or (stop and stop != "eos")):
         finish = "a stop text, perhaps"
+    if cut:  # its ids are not those of the text
+        finish = "cut inside a character"
     return EngineAnswer(name, prompt, list(ids[:end]), len(ids) - end, remade, str(finish), limit)
 
 
@@ -188,8 +192,13 @@ def _prompt(where: str, request: Row, loaded: LoadedModel) -> tuple[str, str, bo
             raise ValueError("its last turn is not a user's")
     except Exception as error:  # the template's own errors, and jinja2's
         raise UserError(f"{where}: {template} refuses its messages ({one_line(error)[:200]})") from None
-    apart = template == CHAT or not said or text[-1].isspace() or said[0].isspace()
-    return text, " " * (not apart), template != CHAT  # fschat's templates have a space there
+    return text, space_between(template, text, said), template != CHAT
+
+
+def space_between(template: str, before: str, said: str) -> str:
+    """Return the space that fschat's templates have between prompt and answer, if neither has it."""
+    apart = template == CHAT or not said or before[-1].isspace() or said[0].isspace()
+    return "" if apart else " "
 
 
 @dataclass

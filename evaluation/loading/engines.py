@@ -40,7 +40,7 @@ class Heard:
     ids: list[int] = field(default_factory=list)
     first_tokens: int = 0  # tokens of the first event that had some; 1 if it had only text
     text: str = ""
-    other: str = ""  # the name of a part of the answer that is not in its text
+    parts: int = 0  # number of events with a part of the answer that is not in its text
     finish: str = ""  # stop, length, or another word of the engine's
     stopped_by: Any = None  # the token or text that ended the answer, if it may be no EOS
     tokens: int = 0  # the engine's own count
@@ -50,6 +50,11 @@ class Heard:
     forwards: int = 0  # forwards that gave tokens, if the engine counts them
     speculation: str | None = None
     means: dict[str, tuple[float, float]] = field(default_factory=dict)  # the engine's own mean: a sum and its count
+
+    @property
+    def progress(self) -> tuple[int, int, int, str]:
+        """What changes with an event that holds some of the answer, or its end."""
+        return len(self.ids), len(self.text), self.parts, self.finish
 
     @property
     def steps(self) -> int | None:
@@ -80,7 +85,7 @@ class Engine:
         for choice in event.get("choices") or ():
             heard.ids += choice.get("token_ids") or ()
             heard.text += choice.get("text") or ""
-            heard.other = heard.other or other_part(choice)
+            heard.parts += bool(other_part(choice))
             heard.finish = choice.get("finish_reason") or heard.finish
             heard.stopped_by = choice.get("stop_reason", heard.stopped_by)
             if mean := choice.get("avg_decoded_tokens_per_iter"):  # TensorRT-LLM's
@@ -124,9 +129,12 @@ class Sglang(Engine):
         heard.text = event.get("text") or heard.text
         end = said.get("finish_reason") or {}
         heard.finish, heard.stopped_by = end.get("type", ""), end.get("matched")
-        if (steps := said.get("spec_verify_ct")) is not None:
+        if steps := said.get("spec_verify_ct"):
             heard.accepted = heard.tokens - 1 - steps  # SGLang's own count has had several names
-            heard.means |= {"spec_accept_length": (said.get("spec_accept_length", 0) * steps, steps)} if steps else {}
+            if mean := said.get("spec_accept_length"):
+                heard.means["spec_accept_length"] = (mean * steps, steps)
+        elif steps == 0:  # nothing was drafted
+            heard.accepted = 0
 
     def describe(self, card: dict[str, Any], get: Callable[[str], Any]) -> dict[str, Any]:
         info = get("/server_info") or get("/get_server_info") or {}

@@ -82,7 +82,8 @@ class LoadedModel:
                 f"hf: {self.settings.name} as transformers loads it takes {needed / 1e9:.1f} GB more in float32, and "
                 f"{free / 1e9:.1f} GB are free; leave hf out"
             )
-        stock, _ = _pretrained(replace(self.settings, dtype="float32"), self.target.device, _located(self.settings)[0])
+        wide = replace(self.settings, dtype="float32")
+        stock, _ = pretrained(wide, self.target.device, _located(self.settings)[0])
         plain_greedy(stock)
         return stock
 
@@ -143,7 +144,7 @@ def _prepare_device(settings: ModelSettings) -> torch.device:
     """Check the settings and return the device; a GPU is made the current one, for streams, graphs and kernels."""
     check_settings(vars(settings), ModelSettings, "model.")  # before reading weights, which can take minutes
     device = choose_device(settings.device, "model.device")
-    if settings.device != "auto" and device.type == "cuda":
+    if device.type == "cuda" and device.index is not None:
         torch.cuda.set_device(device)
     return device
 
@@ -155,13 +156,11 @@ def _target(model: Any, settings: ModelSettings) -> Target:
 def _load(settings: ModelSettings) -> LoadedModel:
     device = _prepare_device(settings)
     path, files = _located(settings)
-    model, tokenizer = _pretrained(settings, device, path)
+    model, tokenizer = pretrained(settings, device, path)
     check_offloaded(model, settings)
     if files is None and (commit := model.config._commit_hash) is None:
         raise UserError(f"model {settings.path}: its commit is not known; fetch it, and name the folder")
     eos, left_out = eos_of(model, tokenizer), plain_greedy(model)
-    if settings.chat_template_kwargs:
-        tokenizer.apply_chat_template = partial(tokenizer.apply_chat_template, **settings.chat_template_kwargs)
     template = choose_template(settings.template, tokenizer, f"{settings.name} {settings.path}")
     if template == RAW != settings.template:
         raw = "has no chat template; each question's text is its prompt (model.template=vicuna_v1.1: Vicuna's template)"
@@ -170,11 +169,11 @@ def _load(settings: ModelSettings) -> LoadedModel:
     return LoadedModel(settings, target, tokenizer, template, eos, left_out, note, files or {"commit": commit})
 
 
-def _pretrained(settings: ModelSettings, device: torch.device, path: str) -> tuple[Any, Any]:
+def pretrained(settings: ModelSettings, device: torch.device, path: str) -> tuple[Any, Any]:
     """Load a model and its tokenizer from a folder or the hub."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        return load_pretrained(
+        model, tokenizer = load_pretrained(
             path,
             dtype=settings.dtype if device.type == "cpu" else choose_dtype(settings.dtype, device),
             device=device,
@@ -185,6 +184,9 @@ def _pretrained(settings: ModelSettings, device: torch.device, path: str) -> tup
             use_safetensors=None if settings.allow_pickle else True,
             device_map=settings.device_map,
         )
+    if settings.chat_template_kwargs:
+        tokenizer.apply_chat_template = partial(tokenizer.apply_chat_template, **settings.chat_template_kwargs)
+    return model, tokenizer
 
 
 def check_offloaded(model: Any, settings: ModelSettings) -> None:

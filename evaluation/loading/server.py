@@ -36,6 +36,8 @@ class Server:
         if not 0 < self.timeout < 1e6:
             raise UserError(f"method.timeout={self.timeout}: must be more than 0 and less than a million seconds")
         self.key = os.environ.get("OPENAI_API_KEY", "").strip()
+        if not (self.key.isascii() and self.key.isprintable()):
+            raise UserError("OPENAI_API_KEY: holds characters that no header can have; correct it")
         headers = {"Authorization": f"Bearer {self.key}"} if self.key else {}
         self.url = without_passwords(base := self.url.rstrip("/").removesuffix("/v1"))
         self.where = f"server {self.url}"
@@ -101,12 +103,12 @@ class Server:
                 said = json.loads(data, strict=False) if data else None  # some errors have line breaks
                 if not said:  # a frame that only keeps the connection
                     continue
-                now, before = time.perf_counter(), (len(heard.ids), len(heard.text), heard.finish)
+                now, before = time.perf_counter(), heard.progress
                 if error := said.get("error"):
                     words = error.get("message") if isinstance(error, dict) else error
                     raise UserError(f"{self.where}: {one_line(str(words))[:300]}")
                 self.kind.read(said, heard)
-                if before != (len(heard.ids), len(heard.text), heard.finish):
+                if before != heard.progress:
                     times.append(now - start)
                     heard.first_tokens = heard.first_tokens or len(heard.ids) or 1
             for number in (heard.tokens, heard.prompt_tokens, heard.accepted, heard.drafts, *heard.ids):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import glob
+import math
 import re
 import sys
 from collections.abc import Iterable, Iterator
@@ -130,7 +131,9 @@ class Run:
         for row in self.answers:
             speed = new_tokens(row), wall_time(row), question_speed(row)
             category = subtask(str(row.get("category", "unknown")))
-            values.append((category, *tokens_and_steps(row), *speed, *later_steps([row])))
+            tokens, steps = tokens_and_steps(row)
+            counts = (tokens, steps) if steps else (math.nan, math.nan)  # not known, so in no pair
+            values.append((category, *counts, *speed, *later_steps([row])))
         return pd.DataFrame(values, index=[row_key(row) for row in self.answers], columns=names)
 
     @property

@@ -6,22 +6,26 @@ A runner does nothing between two answers, so that the runs of a sweep can be in
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import torch
 
+from model.engine.batch import check_batch
+from model.engine.checks import check_model
 from model.engine.sampling import GREEDY, Sampling
 from model.errors import UserError
 from model.files import ROOT, write_text
 from model.tuning import Load, threads_why
 
 from ..answerers import CATEGORY, COLD, HOT, Answerer, Served, build_answerer
-from ..configuration.fingerprint import default_folder, run_settings, saved_start
-from ..loading.bench import Bench, load_bench, ordered, prompt_ids, template_hash
-from ..loading.models import LoadedModel, choose_execution, devices_in_words, load_model
+from ..configuration.fingerprint import IDLE_IF_GREEDY, default_folder, run_settings, saved_start
+from ..loading.bench import Bench, choose_template, load_bench, ordered, prompt_ids, template_hash
+from ..loading.models import LoadedModel, choose_execution, devices_in_words, load_model, locate, pretrained
 from ..loading.settings import ModelSettings
 from ..records.identity import SAVED, fingerprint
 from ..records.provenance import circumstances, collect, without_passwords
@@ -64,6 +68,8 @@ class Runner:
                 f"start={self.answerer.start}: forgets between prompts what those of a batch share; use start=hot, or "
                 "batch=1"
             )
+        if self.size > 1 and self.answerer.on_engine:
+            check_batch(self.loaded.target, 0)  # by rules; the trial comes with the first batch
         if self.answerer.keeps_state or self.size > 1:  # else all orders have the same record
             bench = replace(bench, questions=self._questions, order=order)
         self.settings = run_settings(config, bench, self.answerer)
@@ -81,6 +87,21 @@ class Runner:
 
     def _build(self, start: str) -> Answerer:
         return build_answerer(self.loaded, self.config["method"], self.config["tree"], start, self.execution.name)
+
+    def ignored(self, given: Container[str]) -> list[str]:
+        """Return the given settings that change nothing of this run, some with the reason."""
+        greedy = not self.config["sampling"].get("temperature")
+        settings = self.answerer.settings
+        nodes = self.config["tree"]["nodes"] or 0
+        ignored = {
+            "start": self.answerer.start is None,
+            "repeats at timed=false": not self.config["timed"],
+            "method.nodes at tree=auto": settings.get("tree") == "auto",
+            "tree.nodes (fewer fit)": nodes > settings.get("tree_nodes", nodes),
+            **dict.fromkeys(("execution", "phases", "model.linear"), not self.answerer.on_engine),
+            **{f"sampling.{key} at temperature 0": greedy for key in IDLE_IF_GREEDY},
+        }
+        return [key for key, holds in ignored.items() if holds and key.split()[0] in given]
 
     def resume(self) -> None:
         """Read the answers that the run's directory, now locked, has. Raises UserError if it holds another run."""
@@ -190,6 +211,22 @@ def answer_next(sharing: Sequence[Runner]) -> int:
     for i, runner in enumerate(sharing):
         runner.keep(rows[i * len(questions) : (i + 1) * len(questions)])
     return len(rows)
+
+
+def check_unloaded(config: dict[str, Any], settings: ModelSettings) -> None:
+    """Raise UserError for a job that is impossible by its model's folder; weights are not read."""
+    if not Path(path := locate(settings)).is_dir():
+        return  # on the hub, and perhaps not here yet
+    on_meta = replace(settings, device="auto", device_map={"": "meta"}, quantize=None)
+    model, tokenizer = pretrained(on_meta, torch.device("meta"), path)
+    target: Any = SimpleNamespace(device=torch.device("cpu"))
+    target.context = check_model(model, model.config.name_or_path, settings.context)[0]
+    target.vocab_size = len(model.get_input_embeddings().weight)
+    template = choose_template(settings.template, tokenizer, f"{settings.name} {settings.path}")
+    loaded = LoadedModel(settings, target, tokenizer, template, frozenset())
+    check_prompts(load_bench(**config["bench"]), loaded)
+    with suppress(AttributeError):  # a method that needs more of the model, as heads do
+        build_answerer(loaded, config["method"], config["tree"], config["start"], "eager")
 
 
 def check_prompts(bench: Bench, loaded: LoadedModel) -> None:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Iterator, Sequence
+from collections import defaultdict
+from collections.abc import Container, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -17,13 +18,12 @@ from model.errors import UserError
 from model.tuning import choose_threads
 
 from ..configuration.fingerprint import recorded_threads
-from ..errors import noted
+from ..errors import Failures, noted
 from ..loading.devices import exclusive, keep_devices
-from ..loading.models import locate
 from ..loading.settings import ModelSettings
 from ..records.identity import SAVED
 from ..records.sweeps import note_done
-from .runner import Runner, answer_next
+from .runner import Runner, answer_next, check_unloaded
 
 LOG_SECONDS = 60.0  # between two lines of progress in a log: more would fill it
 
@@ -36,41 +36,48 @@ class Job:
     overrides: list[str] = field(default_factory=list)
 
 
-def run_jobs(jobs: Sequence[Job], failures: list[str] | None = None, answer_file: Path | None = None) -> list[Path]:
+def run_jobs(
+    jobs: Sequence[Job],
+    failures: Failures | None = None,
+    answer_file: Path | None = None,
+    given: Container[str] = (),
+) -> list[Path]:
     """Run jobs that are not interleaved, then interleaved ones question by question; then those with start=saved.
 
     Args:
         failures: gets a line for each error that the user can fix, and the other jobs go on; None: it is raised.
+        given: names of settings; before the first answer, one line says which runs ignore which.
 
     Returns:
         The folders of the finished runs.
     """
-    folders: list[Path] = []
+    turns = _Turns(failures, given)
     with keep_devices():
         groups = grouped([job for job in jobs if job.config["start"] != SAVED])
         groups += grouped([job for job in jobs if job.config["start"] == SAVED])  # read hot runs' states
-        _check(groups, failures)
+        _check(groups, turns)
         for group in groups:
             with noted(failures):
-                folders += _run(group, failures, answer_file, len(jobs) > 1)
-    return folders
+                _run(group, turns, answer_file)
+    return turns.folders
 
 
-def _check(groups: Sequence[list[Job]], failures: list[str] | None) -> None:
-    """Build the runs of the first repeat and drop them, so that an impossible job is reported before another has run
-    for hours. Of a further model, only the files are looked for: its jobs are mostly those of the first.
+def _check(groups: Sequence[list[Job]], turns: _Turns) -> None:
+    """Build the runs of the first repeat and drop them, so that an impossible job is reported before
+    another has run for hours. A further model's jobs are checked without its weights.
     """
     for group in reversed(groups[1:] and groups):  # the first group's model is then loaded
         for job in group:
             config, first = job.config, groups[0][0].config
             if config["repeat"] == first["repeat"] and config["start"] != SAVED:
-                with noted(failures, early=True):
+                with noted(turns.failures):
                     settings = ModelSettings(**config["model"])
                     if settings.path != first["model"]["path"]:
-                        locate(settings)
+                        check_unloaded(config, settings)
                     else:
                         with exclusive(settings, config["timed"]) as model:
-                            Runner(config, model)
+                            turns.add(job, model)
+                turns.jobs.clear()  # a run keeps its model
 
 
 def grouped(jobs: Sequence[Job]) -> list[list[Job]]:
@@ -92,19 +99,21 @@ def grouped(jobs: Sequence[Job]) -> list[list[Job]]:
     return alone + sorted(interleaved.values(), key=lambda group: group[0].config["repeat"])
 
 
-def _run(group: Sequence[Job], failures: list[str] | None, answer_file: Path | None, early: bool) -> list[Path]:
-    """Answer the remaining questions of all runs in a group; return the folders of the finished ones."""
+def _run(group: Sequence[Job], turns: _Turns, answer_file: Path | None) -> None:
+    """Answer the remaining questions of all runs in a group."""
     first, timed = group[0].config, any(job.config["timed"] for job in group)
     with exclusive(ModelSettings(**first["model"]), timed) as model, ExitStack() as stack:
         stack.callback(torch.set_num_threads, torch.get_num_threads())  # as the caller had it
         if said := choose_threads(recorded_threads(first), "as this experiment's other runs"):
             print(said, file=sys.stderr)
-        turns = _Turns(failures, early)
+        turns.jobs.clear()
         for job in group:
             turns.add(job, model, answer_file)
+        if ignored := [f"{key} by {', '.join(by)}" for key, by in turns.ignored.items()]:
+            print(f"ignored: {'; '.join(ignored)}", file=sys.stderr)
+        turns.given = turns.ignored = {}  # said once: later groups were checked, or are repeats
         turns.begin(stack)
         turns.answer()
-    return turns.folders
 
 
 class _Turns:
@@ -113,15 +122,18 @@ class _Turns:
     Runs that share a forward fail together: each keeps its answers, and the same command resumes them.
     """
 
-    def __init__(self, failures: list[str] | None, early: bool) -> None:
-        self.failures, self.early = failures, early
+    def __init__(self, failures: Failures | None, given: Container[str]) -> None:
+        self.failures, self.given = failures, given
+        self.ignored: dict[str, Any] = defaultdict(dict)  # labels of runs, as keys, by setting
         self.folders: list[Path] = []  # of finished runs
         self.jobs: dict[Runner, list[Job]] = {}  # of each unfinished run, which several jobs may share
 
-    def add(self, job: Job, model: ModelSettings, answer_file: Path | None) -> None:
+    def add(self, job: Job, model: ModelSettings, answer_file: Path | None = None) -> None:
         """Build a job's run, unless another job has the same one."""
         with self._catch_errors():
             runner = Runner(job.config, model, answer_file)
+            for key in runner.ignored(self.given):
+                self.ignored[key][runner.answerer.label] = None
             same = next((other for other in self.jobs if other.identity == runner.identity), None)
             if (folder := job.config["run_dir"]) is not None and self.jobs and same is None:
                 raise UserError(f"run_dir={folder}: holds one run, and this sweep has several; leave it out")
@@ -175,7 +187,7 @@ class _Turns:
 
     @contextmanager
     def _catch_errors(self, *runners: Runner) -> Iterator[None]:
-        with noted(self.failures, early=self.early):
+        with noted(self.failures):
             try:
                 yield
             except Exception:

@@ -122,12 +122,6 @@ def lengths_by_turn(choice: Row) -> list[list[int]]:
     return [list(itertools.islice(rest, count)) for count in counts]
 
 
-def _complete(choice: Row, key: str) -> bool:
-    """Return whether a choice has a number for each of its turns."""
-    values = choice.get(key)
-    return values is not None and None not in values and len(values) == len(choice["new_tokens"])
-
-
 def _rows_per_forward(rows: Sequence[Row]) -> float:
     """Return the number of draft nodes and roots per forward; NaN unless every row has step records."""
     nodes, forwards = 0, 0.0
@@ -142,15 +136,13 @@ def _rows_per_forward(rows: Sequence[Row]) -> float:
 
 def _decode_speed(rows: Sequence[Row]) -> float:
     """Return tokens per second after the first step of each turn; NaN unless every row has times and steps."""
-    tokens, seconds = 0, 0.0
-    for row in rows:
-        for choice in row["choices"]:
-            firsts = choice.get("first_tokens")  # of a server's turns: the tokens that came with the first event
-            turns = [[n or 0] for n in firsts] if firsts else lengths_by_turn(choice)
-            if not turns or not _complete(choice, "decode_time"):
-                return math.nan
-            tokens += sum(choice["new_tokens"]) - sum(lengths[0] for lengths in turns if lengths)
-            seconds += sum(choice["decode_time"])
+    tokens, seconds = sum(map(new_tokens, rows)), sum(per_turn(rows, "decode_time"))
+    for choice in (choice for row in rows for choice in row["choices"]):
+        firsts = choice.get("first_tokens")  # of a server's turns: the tokens that came with the first event
+        turns = [[n or 0] for n in firsts] if firsts else lengths_by_turn(choice)
+        if not turns:
+            return math.nan
+        tokens -= sum(lengths[0] for lengths in turns if lengths)
     return tokens / seconds if seconds > 0 else math.nan
 
 

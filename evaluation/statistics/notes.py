@@ -209,14 +209,12 @@ def auto_lines(pooled: Sequence[Pool]) -> list[str]:
     for pool, run in ((one, run) for one in pooled for run in one.runs):
         figures = run.summary.get("drafter") or {}
         batched = pool.identity.facets["batch"] > 1
-        if "plain_steps" in figures and (
-            batched or figures.get("predicted_speedup")
-        ):  # older records do not count them
+        gain = None if batched else figures.get("predicted_speedup")
+        if "plain_steps" in figures and (batched or gain):  # older records do not count them
             repeat = f", repeat {run.identity.repeat}" if len(pool.runs) > 1 else ""
+            predicted = f"; predicted decoding speed over vanilla: {gain:.2f}" if gain else ""
             said = f"{pool.name}{repeat} on {pool.group['bench']}: {steps_in_words(figures)}"
-            if not batched:
-                said += f"; predicted decoding speed over vanilla: {figures['predicted_speedup']:.2f}"
-            lines.append(said)
+            lines.append(said + predicted)
     return lines
 
 

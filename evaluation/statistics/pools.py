@@ -188,25 +188,25 @@ class Pool:
         for steps, inside in INSIDE.items():
             if self.identity.facets.get("execution") == inside:
                 found = {name: pool or self.closest(name, execution=steps) for name, pool in found.items()}
-        return found | {"hf": found["hf"] or self.closest("hf", ("phases", "batch", *SAMPLED))}
+        return found | {"hf": found["hf"] or self.closest("hf", set(COMPARED) - {"execution"})}
 
     def closest(self, label: str, alike: Iterable[str] = COMPARED, **other_facets: Any) -> Pool | None:
-        """Return the configuration of this label, with the facets `alike` equal, that has most questions in common.
+        """Return the configuration of this label, with the facets `alike` equal, that shares most batches.
 
-        Ties go to the one with fewest questions. None if no such configuration has a question in common.
+        Ties go to most questions in common, then to fewest questions. None if none is in common.
 
         Args:
             other_facets: values that its facets must have instead of this pool's.
         """
-        questions = self.cells.questions
-        facets, ranked = self.identity.facets | other_facets, list[tuple[int, int, Pool]]()
+        facets, ranked = self.identity.facets | other_facets, list[tuple[int, int, int, Pool]]()
         for other in (pool for pool in self.among if pool.label == label):
             same = all(facets.get(key) == other.identity.facets.get(key) for key in alike)
             if same and other.identity.comparable == self.identity.comparable:
-                others = other.cells.questions
-                common = len(questions) if questions.equals(others) else int((others.get_indexer(questions) >= 0).sum())
-                ranked.append((common, -len(others), other))
-        common, _, best = max(ranked, key=lambda entry: entry[:2], default=(0, 0, None))  # ties: the first
+                pairs = ((self.speeds, other.speeds), (self.cells, other.cells))
+                batches, common = (int(own.questions.isin(others.questions).sum()) for own, others in pairs)
+                ranked.append((batches, common, -len(other.cells.questions), other))
+        # ties: the first
+        _, common, _, best = max(ranked, key=lambda entry: entry[:3], default=(0, 0, 0, None))
         return best if common else None
 
     @cached_property

@@ -43,6 +43,9 @@ SOURCES: tuple[tuple[str, str | None, str, dict[str, str]], ...] = (
 WHOLE = {"spec_bench": 480, "mbpp": 399}  # number of questions of the benches with published figures
 PUBLISHED_EXECUTION = "eager"  # execution of the published methods and of their baselines
 LIMIT = 1024  # new tokens a turn
+# Columns of the main table that name conditions, with their values in published figures
+CONDITIONS: dict[str, Any] = dict.fromkeys(SAMPLED, 0.0) | {"batch": 1, "num_choices": 1, "timed": True}
+CONDITIONS |= {"phases": False, "quantize": "", "order": FILE_ORDER}
 TREES = {"recycling": "2.2.2", "suffix_recycling": "2.2.2"}
 OTHERWISE: dict[str, dict[str, Any]] = {"eagle3": {"depth": 6}}  # settings of published figures that are no defaults
 ANY = ("name", "drafter", "dtype")  # a method's settings that do not change its figures
@@ -70,19 +73,21 @@ def with_published(table: pd.DataFrame) -> pd.DataFrame:
 
 def as_published(row: dict[Any, Any]) -> bool:
     """Return whether a row of the main table measures the same as published figures do."""
-    method = str(row["method"]).partition(" (")[0]
-    usual = default_settings(method) | OTHERWISE.get(method, {})  # a setting that is off may be in no record
     return (
         row.get("bench_questions") == WHOLE.get(row["bench"])
         and row.get("complete") is True
         and row.get("max_new_tokens") == LIMIT
-        and _cell(row, "timed") is not False
-        and all(_cell(row, column) in (None, 1) for column in ("batch", "num_choices"))
-        and not any(_cell(row, column) for column in (*SAMPLED, "phases", "quantize"))
-        and _cell(row, "order") in (None, FILE_ORDER)
-        and _cell(row, "tree") == TREES.get(method)
-        and all((_cell(row, key) or None) == (v or None) for key, v in usual.items())
+        and not departures(row)
     )
+
+
+def departures(row: dict[Any, Any]) -> dict[str, Any]:
+    """Return conditions and settings of a row that published figures do not have; None: unknown."""
+    method = str(row["method"]).partition(" (")[0]
+    usual = {key: value for key, value in CONDITIONS.items() if _cell(row, key) is not None}
+    usual |= {"tree": TREES.get(method)} | default_settings(method) | OTHERWISE.get(method, {})
+    cells = {key: _cell(row, key) for key in usual}  # a setting that is off may be in no record
+    return {key: cells[key] for key, value in usual.items() if (cells[key] or None) != (value or None)}
 
 
 def _cell(row: dict[Any, Any], column: str) -> Any:
@@ -193,5 +198,6 @@ def _conditions(row: dict[Any, Any]) -> str:
         text = f"rehearsal on {text}"
     elif questions < WHOLE[bench]:
         text += f" of its {WHOLE[bench]}"
-    text += "".join(f", {name} {row[name]}" for name in ("phases", "order", "quantize") if _cell(row, name))
+    for name, value in departures(row).items():
+        text += f", {name} {value}".removesuffix(".0") * (value is not None)
     return text if row["complete"] else f"{text}, incomplete"

@@ -91,7 +91,9 @@ def main_table(pooled: Sequence[Pool]) -> pd.DataFrame:
             row |= {"num_choices": pool.first.settings.get("num_choices"), "quantize": pool.first.quantized}
             row |= {f"execution_{name}": base and base.first.execution for name, base in pool.baselines.items()}
             audited = [run.summary.get("audit") or {} for run in pool.runs] if category == OVERALL else [{}]
-            row |= {name: sum(counts[name] for counts in audited) for name in AUDITED} if all(audited) else {}
+            if all(audited):
+                counts = {name: sum(audit[name] for audit in audited) for name in AUDITED}
+                row |= counts if any(counts.values()) else {}  # else nothing had ids to judge
             rows.append(row | pool.group | {"complete": all(run.complete for run in pool.runs)})
     return pd.DataFrame(rows)
 
@@ -118,8 +120,9 @@ def _measures(cells: Cells, speeds: Cells, answers: Sequence[Row]) -> dict[str, 
     measures["questions"] = len(cells.questions)
     counts = [cells.values[name] for name in ("tokens", "steps")]
     tokens, steps = (np.nansum(count, axis=1) for count in counts)
-    measures["mat_macro"] = mean(t / s for t, s in zip(tokens.tolist(), steps.tolist(), strict=True) if s)
-    low, high = quotient_interval(np.where(steps > 0, tokens, np.nan), steps)
+    steps[steps == 0] = np.nan  # not known in any repeat
+    measures["mat_macro"] = mean((tokens / steps)[steps > 0].tolist())
+    low, high = quotient_interval(tokens, steps)
     measures |= rate("mat", counts, alike=False) | {"mat_low": low, "mat_high": high}  # over questions alone
     columns = [*speeds.values.values()]
     if speeds.size == 1:

@@ -2,6 +2,7 @@
 
 import json
 import re
+import shutil
 
 import pytest
 import torch
@@ -140,7 +141,7 @@ def test_a_token_that_was_changed(audited, rows, tokenizer):
         ({"finish_reason": "length"}, 0, ""),
         ({"finish_reason": "length", "max_tokens": 6}, 0, ""),
         ({"finish_reason": "length", "max_tokens": 40}, 0, "ends early (length)"),
-        ({"stop": "length"}, 0, ""),
+        *(({"stop": full}, 0, "") for full in ("length", "context")),
         ({"finish_reason": "stop"}, 1, "token 7 is the end, the model's"),
         ({"stop": "eos"}, 1, "token 7 is the end"),
         ({"finish_reason": "stop", "stop": ["\n"]}, 0, "ends early (a stop text, perhaps)"),
@@ -159,6 +160,28 @@ def test_an_answer_without_tokens_is_not_passed(audited, rows):
     assert outcome.code == 1 and "Not audited: 1 of 2 answers, which hold no token." in outcome.out
     assert f"of {len(rows[0]['token_ids'])} tokens in 1 answers none is wrong" in outcome.out
     assert "Lossless" not in audited([nothing]).out
+
+
+def test_of_several_eos_each_is_the_end(audited, rows, tmp_path):
+    """A record of an EOS that a server hides has the tokenizer's, and the model's own was another: not lossless."""
+    folder = tmp_path / "two"
+    shutil.copytree(PATH, folder)
+    *ids, other = rows[0]["token_ids"][:7]
+    assert other not in ids
+    (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": [2, other]}))
+    answer = only(rows[0], "prompt_token_ids")
+    lines = [answer | {"token_ids": [*ids, end]} for end in (2, other)] + [answer | {"token_ids": ids}]
+    outcome = audited([*lines, answer | {"token_ids": [*ids[:3], 2]}], model=folder)
+    assert counts(outcome) == [(7, 7, 0, 0)] * 3 + [(4, 3, 0, 1)], outcome.out
+    assert "token 4 is the end, the model's" in outcome.out
+
+
+@pytest.mark.parametrize("said", [{"finish_reason": "stop"}, {"finish_reason": "length", "max_tokens": 9}])
+def test_a_text_that_is_cut_inside_a_character_is_not_judged(audited, rows, said):
+    """Its ids are not the engine's, and a right answer was not lossless."""
+    outcome = audited([rows[0], only(rows[1], "prompt", text=f"{rows[1]['text'][:9]}\ufffd") | said])
+    assert outcome.code == 1 and "Not audited: 1 of 2 answers, which hold no token." in outcome.out
+    assert counts(outcome)[1] == (0, 0, 0, 0) and "ends early (cut inside a character)" in outcome.out
 
 
 def test_what_is_behind_eos_is_left_out(audited, rows):

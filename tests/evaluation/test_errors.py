@@ -21,7 +21,9 @@ from evaluation import inference_recycling, report, run
 from evaluation.configuration.config import checked_config
 from evaluation.loading.settings import ModelSettings
 from evaluation.running.runner import Runner
+from model.engine import Target
 from model.errors import UserError
+from tests.checkpoint import write_checkpoint
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -272,22 +274,93 @@ IMPOSSIBLE = {  # of a sweep: words, why a job cannot run, and the number of suc
     "method=pld bench.end=2,-1 interleave=true": "bench.end=-1",
     "method=pld model.path=nowhere,{checkpoint} interleave=true": "model nowhere: no such folder",
     "method=pld model.path={checkpoint},nowhere interleave=true": "model nowhere: no such folder",
+    "method=pld,recycling model.path={checkpoint},{small} bench.end=2": "104 tokens does not fit the context of 48",
+    "method=pld,recycling model.path={checkpoint},{small} model.context=150": "is more than the 48 positions",
+    "method=pld,recycling model.path=data/embedded,{checkpoint} method.k=8,400 tree=best tree.nodes=9": "size (340)",
+    "method=pld,recycling model.path={checkpoint},{small} method.dtype=int32 model.template=nonesuch,raw": "nonesuch",
+    "method=vanilla,pld batch=1,2": "decode its prompts one by one, without a batch",
 }
 
 
 @pytest.mark.parametrize("words", IMPOSSIBLE)
-def test_an_impossible_job_is_reported_before_another_answers(words, evaluate, checkpoint, monkeypatch):
+def test_an_impossible_job_is_reported_before_another_answers(words, evaluate, checkpoint, monkeypatch, tmp_path):
     """Each line had come at the end of a sweep, after hours of other jobs."""
 
     def stop(*runners):
         raise KeyboardInterrupt
 
     monkeypatch.setattr("evaluation.running.scheduling.answer_next", stop)
-    outcome = evaluate("-m", *words.format(checkpoint=checkpoint).split())
-    lines = [line for line in outcome.err.splitlines() if "answers" not in line]
+    monkeypatch.setattr(Target, "has_fixed_shapes", "batch=1,2" not in words)
+    small = write_checkpoint(tmp_path / "small", positions=48) if "{small}" in words else ""
+    outcome = evaluate("-m", *words.format(checkpoint=checkpoint, small=small).split())
+    lines = [line for line in outcome.err.splitlines() if "answers" not in line and "ignored: " not in line]
     assert outcome.code == 130 and len(lines) == 2, outcome.err
     assert lines[0].startswith("left out: ") and IMPOSSIBLE[words] in lines[0], lines[0]
     assert lines[1].startswith("error: stopped")
+
+
+EVERY = "hf, pld, recycling (cold), vanilla"
+IGNORED = {  # a command's words, and the settings that are said to be ignored, each by whom
+    "-m method=hf,vanilla,pld,recycling start=hot": {"start": "hf, pld, vanilla"},
+    "-m method=hf,vanilla,recycling execution=eager phases=true model.linear=torch interleave=true": {
+        **dict.fromkeys(("execution", "phases", "model.linear"), "hf")
+    },
+    "-m method=suffix method.history_tokens=0,9 start=cold,hot repeats=2": {"start": "suffix"},
+    "-m method=hf,vanilla,pld,recycling sampling.top_k=5 sampling.min_p=0.1": {
+        "sampling.top_k at temperature 0": EVERY,
+        "sampling.min_p at temperature 0": EVERY,
+    },
+    "-m method=pld sampling.top_p=0.5,1 sampling.temperature=0,1": {"sampling.top_p at temperature 0": "pld"},
+    "-m method=recycling tree=balanced,shape tree.nodes=6,7 tree.branching=2 tree.depth=2": {
+        "tree.nodes (fewer fit)": "recycling (cold)"
+    },
+    "-m method=vanilla,recycling timed=false repeats=2": {
+        "repeats at timed=false": "recycling (cold), vanilla",
+    },
+    "method=dynamic tree=auto method.nodes=5": {"method.nodes at tree=auto": "dynamic (auto, cold)"},
+    "method=vanilla start=hot": {"start": "vanilla"},
+    "method=hf phases=true repeats=2": {"phases": "hf"},
+    # used, or not given: nothing is said
+    "-m method=hf,vanilla,recycling": {},
+    "-m method=recycling tree=balanced,shape tree.nodes=5,6 tree.branching=2 tree.depth=2 start=hot": {},
+    "-m method=vanilla,recycling execution=eager phases=true interleave=true repeats=2": {},
+    "method=pld sampling.temperature=1 sampling.top_k=5": {},
+    "experiment=start preset=smoke": {},
+    "experiment=temperature preset=smoke": {},
+    "experiment=tree_shape preset=smoke": {},
+    "experiment=whole preset=smoke method=vanilla,hf": {},
+}
+
+
+@pytest.mark.parametrize("words", IGNORED)
+def test_what_is_ignored_is_said_once_before_the_first_answer(words, evaluate, monkeypatch):
+    """Such a setting had no effect, in silence; one that an experiment of this project sets needs no line."""
+
+    def stop(*runners):
+        print("answering", file=sys.stderr)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("evaluation.running.scheduling.answer_next", stop)
+    lines = evaluate(*words.split()).err.partition("answering")[0].splitlines()
+    said = [line.removeprefix("ignored: ") for line in lines if line.startswith("ignored: ")]
+    parts = [part.partition(" by ") for line in said for part in line.split("; ")]
+    assert {key: ", ".join(sorted(labels.split(", "))) for key, _, labels in parts} == {
+        key: ", ".join(sorted(labels.split(", "))) for key, labels in IGNORED[words].items()
+    }
+    assert len(said) == bool(IGNORED[words])
+
+
+def test_a_line_is_printed_once(evaluate):
+    """It came twice, when the job was left out and at the end; of one job with repeats, too."""
+    wrong = "pld: max_ngram=0 must be from 1 to 64, a whole number"
+    check(evaluate("method=pld", "method.max_ngram=0", "repeats=2"), wrong)
+    outcome = evaluate("-m", "method=pld", "method.max_ngram=0,2", "bench.end=1", "start=hot", "repeats=2")
+    lines = [line for line in outcome.err.splitlines() if "answers" not in line]
+    left_out, ignored, end = f"left out: {wrong}", "ignored: start by pld", "error: what was left out is named above"
+    assert outcome.code == 2 and lines == [left_out, ignored, end]
+    wrong = "max_new_tokens=0: must be a whole number, at least 1"
+    outcome = evaluate("-m", "method=pld,vanilla", "max_new_tokens=0,1", "bench.end=1")
+    assert outcome.code == 2 and outcome.err.count(wrong) == 1 == outcome.err.count("error: ")
 
 
 def commands():

@@ -50,6 +50,11 @@ def test_the_command_and_the_function_measure_the_same(evaluate, toy, tmp_path):
     pd.testing.assert_frame_equal(again[COLUMNS], frame[COLUMNS])
 
 
+def test_the_function_says_what_is_ignored(toy, capsys):
+    toy(["vanilla", "recycling"], start="hot", bench__end=1)
+    assert capsys.readouterr().err.count("ignored: start by vanilla\n") == 1
+
+
 def test_a_callers_own_hydra_is_its_own_again(toy, tmp_path):
     """It was already initialized, which ended the measurement."""
     (tmp_path / "callers.yaml").write_text("answer: 42")

@@ -122,3 +122,13 @@ def test_jobs_in_processes_of_their_own(checkpoint, bench_file, tmp_path):
     assert len(runs) == 2 and all(run["questions"] == 3 for run in runs)
     assert (tmp_path / "default/tables/main.csv").exists()
     assert "recycling (cold)" in done.stdout
+
+
+@pytest.mark.parametrize(("name", "current"), [("cuda", []), ("cuda:1", [torch.device("cuda", 1)])])
+def test_a_gpu_without_a_number_is_the_current_one(name, current, monkeypatch):
+    """torch makes no device without an index the current one: `model.device=cuda` ended in its traceback."""
+    chosen = []
+    monkeypatch.setattr(models, "choose_device", lambda name, key: torch.device(name))
+    monkeypatch.setattr(torch.cuda, "set_device", chosen.append)
+    assert models._prepare_device(models.ModelSettings("toy", "", device=name)) == torch.device(name)
+    assert chosen == current

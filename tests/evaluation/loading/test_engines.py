@@ -98,6 +98,14 @@ def test_sglang_sends_all_ids_or_new_ones_and_counts_verifications(incremental):
     assert total / count == pytest.approx(7 / 3), "its own figure counts the first token and not its step: MAT is 7/4"
 
 
+@pytest.mark.parametrize(("more", "steps"), [({}, None), ({"spec_verify_ct": 0}, 3), ({"spec_verify_ct": 1}, 2)])
+def test_sglang_without_drafts_or_without_its_mean(more, steps):
+    """No verification at all had been one step, and a mean that was not reported 0."""
+    meta = {"prompt_tokens": 4, "completion_tokens": 3, "finish_reason": {"type": "length"}} | more
+    out = heard("sglang", [{"text": "", "output_ids": [5, 6, 7], "meta_info": meta}])
+    assert (out.steps, out.means) == (steps, {})
+
+
 def test_tensorrt_gives_ids_and_its_server_counts():
     chunks = [[5], [6, 7, 8], [9]]
     events = [
@@ -208,7 +216,7 @@ def reference(stream: bytes, engine: str) -> dict:
             events, data = [*events, "\n".join(data)], []
         elif line.split(":")[0] == "data":
             data.append(line.partition(":")[2].removeprefix(" "))
-    said = {"ids": [], "text": "", "finish": "", "tokens": 0, "prompt_tokens": None, "other": "", "times": 0}
+    said = {"ids": [], "text": "", "finish": "", "tokens": 0, "prompt_tokens": None, "parts": 0, "times": 0}
     for event in events:
         if event.strip() == "[DONE]":
             break
@@ -217,7 +225,7 @@ def reference(stream: bytes, engine: str) -> dict:
             continue
         if "error" in event:
             return {"error": True}
-        before = json.dumps([said[key] for key in ("ids", "text", "finish")])
+        before = json.dumps([said[key] for key in ("ids", "text", "finish", "parts")])
         if engine == "llamacpp":
             said["ids"] += event.get("tokens", [])
             said["text"] += event["content"]
@@ -235,10 +243,10 @@ def reference(stream: bytes, engine: str) -> dict:
             parts = [
                 key for key, value in choice.items() if key not in ("logprobs", "index") and value not in (3, None)
             ]
-            said["other"] = said["other"] or next((key for key in parts if choice[key]), "")
+            said["parts"] += any(choice[key] for key in parts)
         if "usage" in event:
             said |= {"tokens": event["usage"]["completion_tokens"], "prompt_tokens": 4}
-        said["times"] += before != json.dumps([said[key] for key in ("ids", "text", "finish")])
+        said["times"] += before != json.dumps([said[key] for key in ("ids", "text", "finish", "parts")])
     return said | {"times": max(said["times"], 1)}
 
 
@@ -268,4 +276,4 @@ def test_any_stream_is_read_as_the_standard_describes_it(monkeypatch, engine, se
         found = {key: getattr(heard, key) for key in expected if key != "times"} | {"times": len(times)}
         assert found == expected, (seed, number, stream)
         seen |= {key for key, value in found.items() if value} | {found["finish"]}
-    assert {"error", "ids" if engine != "other" else "other", "text", "tokens", "stop", "length", ""} <= seen
+    assert {"error", "ids" if engine != "other" else "parts", "text", "tokens", "stop", "length", ""} <= seen

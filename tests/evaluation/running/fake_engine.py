@@ -5,9 +5,18 @@ import threading
 import time
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
+import pandas as pd
 from transformers import AutoModelForCausalLM
 
 from tests.conftest import greedy
+
+ONE = ("bench.categories=[qa]", "method.speculation=none", "timed=false")
+
+
+def served_rows(tmp_path, name="served"):
+    """The overall rows of a run of method=server, by method."""
+    table = pd.read_csv(tmp_path / f"results/{name}/tables/main.csv")
+    return table[table["category"] == "overall"].set_index("method")
 
 
 class FakeEngine:

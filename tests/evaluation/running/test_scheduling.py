@@ -1,12 +1,15 @@
 """Runs that take turns question by question: the same answers as one after the other, wherever they were cut."""
 
+import gc
 import json
 import re
+import weakref
 from pathlib import Path
 
 import pytest
 import torch
 
+from evaluation.loading import models
 from evaluation.records.runs import read_runs
 from evaluation.records.sweeps import missing_jobs
 from evaluation.running import runner, scheduling
@@ -122,6 +125,22 @@ def test_no_room_for_the_cache_is_told_and_the_next_group_goes_on(evaluate, tmp_
     assert outcome.code == 2 and outcome.err.count("out of device memory") == 1
     finished = [path.parent / "metadata.json" for path in (tmp_path / "results/r").glob("runs/*/summary.json")]
     assert [json.loads(path.read_text())["config"]["repeat"] for path in finished] == [1, 1]
+
+
+def test_no_run_keeps_a_model_while_the_next_one_is_loaded(evaluate, monkeypatch):
+    """Two models need not fit into memory, neither while jobs are checked nor later."""
+    load, loaded = models._load, []
+
+    def alone(settings):
+        gc.collect()
+        assert not [model for model in loaded if model() is not None]
+        model = load(settings)
+        loaded.append(weakref.ref(model))
+        return model
+
+    monkeypatch.setattr(models, "_load", alone)
+    sweep = ("-m", "method=vanilla,recycling", "model.context=256,128,200", "bench.end=1", "max_new_tokens=4")
+    assert evaluate(*sweep, "name=alone").code == 0 and len(loaded) == 11
 
 
 def test_several_runs_want_several_folders(evaluate, tmp_path):

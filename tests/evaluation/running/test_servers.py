@@ -9,48 +9,12 @@ import time
 import httpx2
 import pandas as pd
 import pytest
-from transformers import AutoTokenizer
 
 from evaluation import run
 from evaluation.records.runs import read_runs
 from model.files import ROOT
 from tests.evaluation.conftest import answers_in
-from tests.evaluation.running.fake_engine import FakeEngine
-
-
-@pytest.fixture(scope="module")
-def plain(checkpoint):
-    return FakeEngine(checkpoint)
-
-
-@pytest.fixture
-def engine(plain):
-    """Without speculation and faults."""
-    plain.fault, plain.changed, plain.name, plain.context, plain.delay = None, {}, "toy", 512, 0.0
-    plain.asked, plain.most, plain.pages, plain.owner = 0, 0, {}, "vllm"
-    plain.frames, plain.key = None, ""
-    return plain
-
-
-@pytest.fixture(scope="module")
-def drafting(checkpoint):
-    return FakeEngine(checkpoint, drafting=True)
-
-
-@pytest.fixture
-def served(evaluate):
-    """A run of method=server, untyped settings by the fixture `evaluate`."""
-
-    def running(engine, *words, name="served"):
-        url = engine if isinstance(engine, str) else engine.url
-        return evaluate("method=server", f"method.url={url}", f"name={name}", "timed=true", *words)
-
-    return running
-
-
-def rows(tmp_path, name="served"):
-    table = pd.read_csv(tmp_path / f"results/{name}/tables/main.csv")
-    return table[table["category"] == "overall"].set_index("method")
+from tests.evaluation.running.fake_engine import ONE, served_rows
 
 
 def test_a_server_is_a_row_next_to_methods_of_this_process(evaluate, served, engine, drafting, tmp_path, monkeypatch):
@@ -65,7 +29,7 @@ def test_a_server_is_a_row_next_to_methods_of_this_process(evaluate, served, eng
     assert served(drafting, "method.speculation=pairs").code == 0 and drafting.asked == asked, "one run"
     written = [path.read_bytes() for path in (tmp_path / "results").rglob("*") if path.is_file()]
     assert not any(b"secret" in data or b"\x1b" in data for data in written)
-    table = rows(tmp_path)
+    table = served_rows(tmp_path)
     assert list(table.index) == ["vanilla", "vllm", "vllm (pairs)"]
     assert list(table["mat"][:2]) == [1.0, 1.0] and list(table["new_tokens"]) == [table["new_tokens"].iloc[0]] * 3
     answers = [choice for row in read_runs(tmp_path / "results/served")[2].answers for choice in row["choices"]]
@@ -88,7 +52,7 @@ def test_a_wrong_token_is_named_with_its_place_and_gap(served, engine, tmp_path)
     engine.changed = {3: 9}
     outcome = served(engine, "bench.categories=[qa]")
     assert "Not lossless in float32: " in outcome.out and "token 4 is" in outcome.out and "(gap " in outcome.out
-    assert rows(tmp_path).loc["vllm", "tokens_wrong"] >= 1
+    assert served_rows(tmp_path).loc["vllm", "tokens_wrong"] >= 1
     summary = json.loads(next((tmp_path / "results/served").rglob("summary.json")).read_text())
     assert "(gap " in summary["audit"]["words"]["13, turn 1"]
     asked = engine.asked
@@ -181,7 +145,7 @@ def test_a_turn_without_room_is_recorded_as_that(served, drafting, tmp_path):
     (short,) = answers_in(tmp_path / "results/short")[0]["choices"]
     assert short["stop"][1] == "context" and short["decoding_steps"] == [choice["decoding_steps"][0], 0]
     mat = short["new_tokens"][0] / short["decoding_steps"][0]
-    assert rows(tmp_path, "short")["mat"].tolist() == [pytest.approx(mat)]
+    assert served_rows(tmp_path, "short")["mat"].tolist() == [pytest.approx(mat)]
 
 
 def test_requests_at_the_same_time(served, drafting, tmp_path):
@@ -189,7 +153,7 @@ def test_requests_at_the_same_time(served, drafting, tmp_path):
     drafting.delay, drafting.most = 0.2, 0
     assert served(drafting, "batch=3", "max_new_tokens=8").code == 0
     assert drafting.most == 3
-    row = rows(tmp_path).loc["vllm (speculative)"]
+    row = served_rows(tmp_path).loc["vllm (speculative)"]
     answers = [choice for answer in answers_in(tmp_path / "results") for choice in answer["choices"]]
     seconds = sum(sum(choice["wall_time"]) for choice in answers)
     assert 4 * 0.2 < seconds < 8 * 0.2, "eight turns, three at a time"
@@ -243,144 +207,7 @@ def test_llama_cpp_is_asked_again_for_ids_that_its_stream_lacks(evaluate, served
         for name in ("served", "plain")
     )
     assert ids == own
-    assert rows(tmp_path)["mat"].tolist() == [1.0]
-
-
-def frame(event):
-    return f"data: {json.dumps(event)}\n\n".encode()
-
-
-def spoken(pieces, finish, tokens, *, wait=0.0, last=0.0, **more):
-    """A stream of a server that gives texts alone, and why it ends and the number of tokens in events of their own."""
-
-    def frames(body):
-        usage = {"prompt_tokens": None, "completion_tokens": tokens}
-        choices = [{"index": 0, "text": piece, "finish_reason": None} | more for piece in pieces]
-        yield from ((wait, frame({"choices": [choice]})) for choice in choices)
-        yield last, frame({"choices": [{"index": 0, "text": "", "finish_reason": finish}]})
-        yield 0.0, frame({"choices": [], "usage": usage}) + b"data: [DONE]\n\n"
-
-    return frames
-
-
-def choices_in(tmp_path, name="served"):
-    return [choice for answer in answers_in(tmp_path / "results" / name) for choice in answer["choices"]]
-
-
-ONE = ("bench.categories=[qa]", "method.speculation=none", "timed=false")
-MADE = [
-    ("an answer begins as the text before it ends", "(the answer", "length", 4),
-    ("with a space", " the answer", "length", 2),
-    ("a server leaves that out", "the answer", "length", 2),
-    ("none is there", "the answer", "length", 3),
-    ("special words are words", " the </s> answer", "length", 7),
-    ("EOS is counted", " the answer", "stop", 3),
-    ("EOS is not counted", " the answer", "stop", 2),
-    ("no number is given", " the answer", "stop", 0),
-]
-
-
-@pytest.mark.parametrize(("text", "finish", "tokens"), [case[1:] for case in MADE], ids=[case[0] for case in MADE])
-def test_ids_are_made_of_text_and_prompt_together(served, engine, checkpoint, tmp_path, text, finish, tokens):
-    """With a SentencePiece tokenizer an answer that began with no space had a token too many, and `</s>` was EOS."""
-    engine.owner, engine.frames = "other", spoken([text], finish, tokens)
-    outcome = served(engine, *ONE, f"max_new_tokens={tokens if finish == 'length' else 16}")
-    assert outcome.code == 0, outcome.err
-    (choice,) = choices_in(tmp_path)
-    (ids,), tokenizer = choice["output_ids"], AutoTokenizer.from_pretrained(checkpoint)
-    assert len(ids) == (tokens or 3) + (finish == "stop" and tokens == 2) and (ids[-1] == 2) is (finish == "stop")
-    assert 2 not in ids[:-1] and 1 not in ids and choice["turns"] == [text]
-    before = tokenizer("ASSISTANT:", add_special_tokens=False).input_ids
-    assert tokenizer.decode(before + ids, skip_special_tokens=True).endswith(f"ASSISTANT:{text}") is (
-        (text, tokens) != ("the answer", 2)
-    )
-    assert choice["new_tokens"] == choice["decoding_steps"] == [len(ids)] and choice["ids_remade"] == [True]
-
-
-@pytest.mark.parametrize(
-    ("text", "tokens", "more"),
-    [
-        (" the answer", 24, {}),
-        (" the answer\ufffd", 24, {}),  # cut inside a character
-        *((" the answer", 24, {part: "so"}) for part in ("reasoning", "thinking", "refusal", "x")),
-        ("", 24, {"delta": {"content": " the answer"}}),
-    ],
-)
-@pytest.mark.parametrize("finish", [pytest.param("length", marks=pytest.mark.slow), "stop"])
-def test_without_ids_tokens_and_steps_are_the_engines_and_nothing_is_judged(
-    served, engine, tmp_path, text, tokens, more, finish
-):
-    """MAT had mixed the ids made of a text with the engine's drafts, and a right answer was called not lossless."""
-    drafts = {"speculative_decoding": {"num_accepted_draft_tokens": 12, "num_spec_steps": 11}}
-
-    def frames(body):
-        yield from spoken(list(text) or [""], finish, tokens, **more)(body)
-
-    def measured(body):
-        *parts, (_, end) = frames(body)
-        yield from parts
-        yield 0.0, frame({"choices": [], "metrics": drafts}) + end
-
-    engine.owner, engine.frames = "other", measured
-    outcome = served(engine, "max_new_tokens=24", "batch=2", "timed=false")
-    assert outcome.code == 0, outcome.err
-    table = rows(tmp_path).iloc[0]
-    assert (table["mat"], table["new_tokens"]) == (2.0, 24 * 8)
-    assert "Not audited: 8 of 8 answers" in outcome.out and "ossless" not in outcome.out
-    assert all(choice["output_ids"] == [[]] * len(choice["turns"]) for choice in choices_in(tmp_path))
-    assert {stop for choice in choices_in(tmp_path) for stop in choice["stop"]} == {finish.replace("stop", "eos")}
-    header = (tmp_path / "results/served/tables/main.csv").read_text().splitlines()[0]
-    assert "" not in header.split(","), "drafts of an engine without a name for its mean had made a column without one"
-
-
-@pytest.mark.parametrize(("text", "more"), [(" the answer\ufffd", {}), (" the answer", {"reasoning": "so"})])
-def test_text_without_a_number_of_tokens_has_to_show_all(served, engine, text, more):
-    engine.owner, engine.frames = "other", spoken([text], "length", 0, **more)
-    outcome = served(engine, *ONE)
-    assert outcome.code == 2 and "gives no number of tokens, and no text that shows all of them" in outcome.err
-
-
-def test_more_ids_than_the_engine_counts_are_an_error(served, engine):
-    counted = frame({"choices": [], "usage": {"prompt_tokens": None, "completion_tokens": 2}})
-    ids = {"text": "a", "token_ids": [7, 7, 7, 7], "finish_reason": "length"}
-    engine.frames = lambda body: [(0.0, frame({"choices": [ids]}) + counted)]
-    outcome = served(engine, "max_new_tokens=4", *ONE)
-    assert outcome.code == 2 and "gives 4 ids of 2 tokens" in outcome.err
-
-
-@pytest.mark.parametrize("batch", [1, 2])
-def test_an_end_that_is_not_shown_took_its_time(served, engine, tmp_path, batch):
-    """Its step was counted and its time was not: 7 tokens in the time of 6."""
-    engine.owner, engine.frames = "other", spoken([" the"] * 3, "stop", 4, wait=0.05, last=0.5)
-    words = ("bench.begin=1", "bench.end=3", "method.speculation=none")
-    assert served(engine, f"batch={batch}", *words).code == 0
-    choices = choices_in(tmp_path)
-    assert len(choices) == 2
-    assert all(ids[-1] == 2 for choice in choices for ids in choice["output_ids"])
-    assert all(seconds >= 0.3 / batch for choice in choices for seconds in choice["decode_time"])
-    assert all(len(turn) == 4 and turn[3] >= 3e5 for choice in choices for turn in choice["step_us"])
-
-
-@pytest.mark.parametrize(
-    ("last", "ending"),
-    [
-        (2, b""),
-        (7, b"data: [DONE]\n\n"),
-        pytest.param(2, b"data: [DONE]\n\n", marks=pytest.mark.slow),
-        pytest.param(7, b"", marks=pytest.mark.slow),
-    ],
-)
-def test_an_end_without_a_reason(served, engine, tmp_path, last, ending):
-    """EOS or the limit is reached, and finish_reason stays null; before that, the stream broke off."""
-
-    def frames(body):
-        yield 0.0, frame({"choices": [{"text": "", "token_ids": [7, 8, last], "finish_reason": None}]}) + ending
-
-    engine.frames = frames
-    assert served(engine, "max_new_tokens=3", *ONE).code == 0
-    assert choices_in(tmp_path)[0]["stop"] == ["eos" if last == 2 else "length"]
-    outcome = served(engine, "max_new_tokens=4", *ONE, name="more")
-    assert outcome.code == (0 if last == 2 else 2) and ("the stream broke off" in outcome.err) is (last == 7)
+    assert served_rows(tmp_path)["mat"].tolist() == [1.0]
 
 
 def test_a_number_type_that_is_named_later_counts(served, engine, tmp_path):
@@ -418,7 +245,7 @@ def test_a_router_of_llama_cpp(served, engine, tmp_path):
         outcome = served(engine, "bench.categories=[qa]", name=str(missing))
         patch.undo()
         assert outcome.code == 0, outcome.err
-        table = rows(tmp_path, str(missing))
+        table = served_rows(tmp_path, str(missing))
         assert ("mean_len" in table and bool(table["mean_len"].notna().all())) is (missing == 200)
 
 
@@ -429,6 +256,10 @@ def test_a_key_is_sent_and_kept_nowhere(served, engine, tmp_path, monkeypatch):
         outcome = served(engine)
         assert outcome.code == 2 and "answers 401 to /v1/models" in outcome.err
         assert not given or given not in outcome.err, "a server may repeat it"
+    for given in ("sk-1\nsecret", "sk-secret\u00e9"):
+        monkeypatch.setenv("OPENAI_API_KEY", given)
+        outcome = served(engine)
+        assert outcome.code == 2 and "OPENAI_API_KEY: holds characters" in outcome.err and "secret" not in outcome.err
     monkeypatch.setenv("OPENAI_API_KEY", f"{engine.key}\n")
     outcome = served(engine)
     assert outcome.code == 0, outcome.err
@@ -463,7 +294,7 @@ def test_transformers_serve(call, transformers_serve, tmp_path):
     assert call(run.main, "method=hf", *words).code == 0
     outcome = call(run.main, "method=server", f"method.url={transformers_serve}", *words)
     assert outcome.code == 0, outcome.err
-    table = rows(tmp_path)
+    table = served_rows(tmp_path)
     row = table.loc["other (speculation unknown)"]
     assert pd.isna(row["mat"]) and row["tokens_per_second"] > 0
     assert row["new_tokens"] == table.loc["hf", "new_tokens"] and row["questions"] == table.loc["hf", "questions"]

@@ -27,6 +27,12 @@ def run(label, lengths, *, questions=range(8), ids=IDS, **more):
     return shard(label, [question(n, own, ids) for n, own in zip(numbers, each, strict=True)], **more)
 
 
+def sampled(label, ids):
+    made_run = run(label, BY_ONE, ids=ids)
+    made_run.metadata["settings"]["sampling"] = {"temperature": 0.7}
+    return made_run
+
+
 def only(here, there):
     """The only comparison of two runs."""
     ((comparison,), _) = compare(pools([here]), pools([there]))
@@ -63,6 +69,9 @@ SERVED = {"drafter": "server", "engine": "vllm", "version": "1", "model": "m"}
          run("x", BY_TWO, method=AUTO, model={"dtype": "float16"}), ROUNDED, 0, 0, "token ids 0 1 4"),
         (run("pld", BY_ONE, model={"dtype": "bfloat16"}), run("pld", BY_TWO, model={"dtype": "bfloat16"}),
          LENGTHS, 8, 0, "accepted lengths 0 1 1"),
+        # torch's generator draws for hf, this engine's own noise for others
+        *((sampled(label, OTHER_TEXT), sampled(label, IDS), verdict, 0, 8, "token ids 0 1 4")
+          for label, verdict in (("hf", ROUNDED), ("vanilla", TEXT))),
         (run("vllm", BY_ONE, ids=OTHER_TEXT, method=SERVED), run("vllm", BY_ONE, method=SERVED), ROUNDED, 0, 8,
          "token ids 0 1 4"),
     ],

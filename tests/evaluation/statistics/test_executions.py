@@ -49,6 +49,14 @@ def test_pairs_are_of_one_execution_and_without_phases():
     assert rows.loc["pld", "speedup_vanilla"] == 1.0 and rows.loc[["pld", "vanilla"], "speedup_hf"].isna().all()
 
 
+def test_an_hf_that_was_not_timed_is_no_baseline_of_timed_runs():
+    """It came first among those of other executions, and there was no speedup."""
+    untimed = made("hf", [answer(1, "qa", [([2, 1], 0.0)]), answer(2, "rag", [([3], 0.0)])])
+    untimed.metadata["settings"] |= {"timed": False}
+    rows = overall([untimed, ran("hf", timed=True), ran("recycling (hot)", "graph", timed=True)])
+    assert rows.loc["recycling (hot)", "speedup_hf"].tolist() == [1.0]
+
+
 @pytest.mark.parametrize(
     ("runs", "line", "several"),
     [

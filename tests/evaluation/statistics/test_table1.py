@@ -6,17 +6,22 @@ import re
 import pandas as pd
 
 from evaluation.statistics.experiment import Experiment
-from evaluation.statistics.published import read_published, table1
+from evaluation.statistics.published import default_settings, read_published, table1
 from evaluation.statistics.rendering import write_table1
 from tests.evaluation.made_runs import answer, asked, made, shard
 
 
-def pair(bench, answered, questions, category="qa", model="vicuna-7b", execution="eager", **more):
-    """AR at a token a second and Token Recycling at two, with so many answers of so many questions."""
+def pair(bench, answered, questions, category="qa", model="vicuna-7b", execution="eager", method=None, **more):
+    """AR at a token a second and Token Recycling at two, with so many answers of so many questions.
+
+    `method`: settings of Token Recycling that are not the published ones.
+    """
     runs = []
     for label, lengths, seconds in (("hf", [1, 1], 2.0), ("recycling (hot)", [2], 1.0)):
         rows = [answer(i, category, [(lengths, seconds)]) for i in range(answered)]
-        run = made(label, rows, questions=questions, bench={"name": bench}, model={"name": model, "dtype": "float16"})
+        own = {"tree": "2.2.2", **default_settings("recycling"), **(method or {})} if label != "hf" else {}
+        about = {"bench": {"name": bench}, "model": {"name": model, "dtype": "float16"}, "method": own}
+        run = made(label, rows, questions=questions, **about)
         run.metadata["settings"] |= {"max_new_tokens": 1024, "execution": execution} | more
         runs.append(run)
     return runs
@@ -79,6 +84,20 @@ def test_a_measured_row_says_of_what_it_is(tmp_path):
         written = [(tmp_path / f"table1.{kind}").read_text().replace("\\_", "_") for kind in ("csv", "md", "tex")]
         assert words in written[0] and f"| measured: {words}; eager |" in written[1]
         assert f"& measured: {words}; eager &" in written[2]
+
+
+def test_a_measured_row_names_what_published_ones_have_otherwise():
+    """Only phases, order and quantised weights had been named: other trees and settings stood there as the paper's."""
+    for settings, own, words in (
+        ({"num_choices": 2}, {}, ", num_choices 2"),
+        ({"sampling": {"repetition_penalty": 1.3}}, {}, ", repetition_penalty 1.3"),
+        ({"timed": False}, {}, ", timed False"),
+        ({}, {"k": 4, "update": "path"}, ", k 4, update path"),
+        ({}, {"tree": "best"}, ", tree best"),
+    ):
+        of_hf, of_method = measured(pair("spec_bench", 480, 480, method=own, **settings))["measured"]
+        assert of_method == f"spec_bench, 480 questions{words}"
+        assert of_hf == ("spec_bench, 480 questions" if own else of_method)
 
 
 def test_executions_are_rows_of_their_own_other_benches_none_and_what_is_left_out_has_one(tmp_path):

@@ -11,7 +11,7 @@ from evaluation.statistics.intervals import deviation, quotient_interval, speed_
 from evaluation.statistics.notes import BATCHES, ONE_REPEAT, doubts, headlines, mixed
 from evaluation.statistics.pools import mat_ratio, pools
 from evaluation.statistics.rendering import page_view, write_tables
-from evaluation.statistics.tables import depths_table, speedups
+from evaluation.statistics.tables import AUDITED, depths_table, speedups
 from tests.evaluation.made_runs import answer, in_terminal, made, on_paper, write
 
 
@@ -112,6 +112,54 @@ def test_batches_are_compared_whole(hf, speedup):
     one, other = (pool.speeds for pool in pools([ALONE[1], VANILLA_BATCH]))
     for cells, base in ((one, VANILLA_BATCH), (other, ALONE[1])):
         assert np.isnan([*speedups("hf", cells, pools([base])[0]).values()]).all(), "of two sizes there is no ratio"
+
+
+def test_batches_find_the_baseline_of_their_own_order():
+    """The baseline of the first order counted, as it has all questions, and none of the batches: no speedup."""
+    orders = [(1, 2, 3, 4), (3, 1, 4, 2)]
+    runs = [
+        in_batches(label, *times, numbers=numbers, bench={"order": f"order-{place}"})
+        for label, seconds in (("hf", 4), ("vanilla", 2), ("pld", 1))
+        for place, numbers in enumerate(orders)
+        for times in [[seconds * (1 + place)] * 4]
+    ]
+    table = Experiment(runs).table
+    whole = table[table["category"] == "overall"].set_index(["method", "order"])
+    assert whole.loc["pld", ["speedup_hf", "speedup_vanilla"]].to_numpy().tolist() == [[4.0, 2.0]] * 2
+
+
+def test_an_answer_of_unknown_steps_is_in_no_pair():
+    """Of a server that did not report all of them, the baseline's tokens and steps had counted alone: 1.0."""
+
+    def served(speculation, *steps):
+        method = {"drafter": "server", "engine": "vllm", "speculation": speculation, "model": "m", "version": "1"}
+        more = {"accept_lengths": [], "engine_means": [{}], "ids_remade": [False]}
+        more |= {"first_tokens": [4], "decode_time": [0.5]}
+        rows = [
+            answer(i, "qa", [([], 1.0)], **more | {"new_tokens": [10 * i * i], "decoding_steps": [taken]})
+            for i, taken in enumerate(steps, start=1)
+        ]
+        return made("vllm", rows, method=method)
+
+    drafting, plain = pools([served("eagle", 5, None), served("none", 10, 10)])
+    assert mat_ratio(drafting.cells, plain.cells)[0] == 2.0
+    row = Experiment(drafting.runs).table.iloc[-1]
+    assert (row["mat"], row["tokens_per_second_decode"]) == (2.0, (10 + 40 - 2 * 4) / (2 * 0.5))
+    ends = [Experiment([served("eagle", *[5] * known, None)]).table["mat_low"].iloc[-1] for known in (7, 8)]
+    assert np.isfinite(ends).tolist() == [False, True], "of eight questions"
+
+
+def test_what_is_not_judged_has_no_count_of_wrong_tokens():
+    """Of answers without ids 0 tokens had been wrong."""
+
+    def judged(*counts):
+        audit = dict(zip(AUDITED, counts, strict=True))
+        server = {"drafter": "server", "engine": "vllm"}
+        row = answer(1, "qa", [([1], 1.0)], ids_remade=[True])
+        return made("vllm", [row], method=server, summary={"audit": audit})
+
+    for counts, column in (((0, 0, 0), False), ((3, 0, 0), True), ((0, 0, 1), True)):
+        assert ("tokens_wrong" in Experiment([judged(*counts)]).table) is column
 
 
 def test_intervals_of_batches_are_over_batches():
