@@ -25,7 +25,7 @@ from .verification import Commit
 
 BUCKET = 256  # a static step under masks attends over the context, rounded up to a multiple of this; see `bucket_of`
 # Rows of a StaticForward: the smallest of these that holds the draft, so that a few forwards serve all drafts.
-ROWS = (1, 8, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512)
+ROWS = (1, 8, 16, 24, 32, 48, 64, 96, 128, 160, 192, 224, 256, 320, 384, 448, 512)
 
 
 def bucket_of(tokens: int) -> int:
