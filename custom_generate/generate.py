@@ -1,4 +1,5 @@
-"""transformers' custom generate: model.generate(..., custom_generate=THIS_FOLDER'S_PARENT, trust_remote_code=True).
+"""transformers' custom generate: model.generate(..., custom_generate=THIS_FOLDER'S_PARENT,
+trust_remote_code=True).
 
 `python -m tools.hub_repository FOLDER` writes the same for the hub.
 """
@@ -11,7 +12,9 @@ except ImportError:  # not installed: only where the checkout is on the Python p
 ATTRIBUTE = "_token_recycling_generate"  # of a model: holds its methods
 
 
-def generate(model, *, method="dynamic", start="hot", method_settings=None, streamer=None, **arguments):
+def generate(
+    model, *, method="dynamic", start="hot", method_settings=None, streamer=None, **arguments
+):
     """Generate by one of the library's methods, whose state is kept with the model.
 
     Args:
@@ -21,4 +24,6 @@ def generate(model, *, method="dynamic", start="hot", method_settings=None, stre
     methods = vars(model).setdefault(ATTRIBUTE, {})
     key = (method, start, repr(method_settings))
     decoding = methods.setdefault(key, Generate(method, start=start, **(method_settings or {})))
-    return model.generate(custom_generate=decoding, streamer=streamer, token_streamer=streamer, **arguments)
+    return model.generate(
+        custom_generate=decoding, streamer=streamer, token_streamer=streamer, **arguments
+    )

@@ -3,7 +3,9 @@
 import subprocess
 import sys
 
-processes = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(int(sys.argv[1]))]
+processes = [
+    subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(int(sys.argv[1]))
+]
 try:
     sys.exit(subprocess.run(sys.argv[2:]).returncode)
 finally:

@@ -29,13 +29,20 @@ def write_tokenizer(folder: Path) -> int:
     corpus.unlink()
     (folder / "tokenizer.vocab").unlink()
     specials = {"bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>", "pad_token": "<unk>"}
-    config = {"tokenizer_class": "LlamaTokenizer", "add_bos_token": True, "add_eos_token": False, **specials}
+    config = {
+        "tokenizer_class": "LlamaTokenizer",
+        "add_bos_token": True,
+        "add_eos_token": False,
+        **specials,
+    }
     (folder / "tokenizer_config.json").write_text(json.dumps(config | {"model_max_length": 2048}))
     (folder / "special_tokens_map.json").write_text(json.dumps(specials))
     return sentencepiece.SentencePieceProcessor(str(folder / "tokenizer.model")).get_piece_size()
 
 
-def write_checkpoint(folder: Path, *, positions: int = 512, shard: str = "60KB", kv_heads: int = 4) -> Path:
+def write_checkpoint(
+    folder: Path, *, positions: int = 512, shard: str = "60KB", kv_heads: int = 4
+) -> Path:
     """A random LLaMA with that tokenizer, whose weights come in several shards."""
     folder.mkdir(parents=True, exist_ok=True)
     torch.manual_seed(0)

@@ -30,7 +30,13 @@ from model.engine import Target
 torch.set_num_threads(1)
 
 TIMES = {"torch": 3.0, "half": 1.0, "onednn": 2.0}  # of a product, by layout
-SIZES = dict(vocab_size=61, hidden_size=32, num_hidden_layers=2, num_attention_heads=4, max_position_embeddings=256)
+SIZES = dict(
+    vocab_size=61,
+    hidden_size=32,
+    num_hidden_layers=2,
+    num_attention_heads=4,
+    max_position_embeddings=256,
+)
 NARROW = dict(intermediate_size=48, bos_token_id=1, eos_token_id=2, pad_token_id=0)
 CONFIGS = {
     "llama": LlamaConfig(**SIZES, **NARROW),
@@ -39,20 +45,34 @@ CONFIGS = {
     "qwen3": Qwen3Config(**SIZES, **NARROW, num_key_value_heads=2, head_dim=16),
     "mistral": MistralConfig(**SIZES, **NARROW, num_key_value_heads=2, sliding_window=256),
     "gemma": GemmaConfig(**SIZES, **NARROW, num_key_value_heads=1, head_dim=16),
-    "gemma2": Gemma2Config(**SIZES, **NARROW, num_key_value_heads=2, head_dim=16, sliding_window=256),  # eager alone
-    "gemma3": Gemma3TextConfig(**SIZES, **NARROW, num_key_value_heads=2, head_dim=16, sliding_window=256),
+    "gemma2": Gemma2Config(
+        **SIZES, **NARROW, num_key_value_heads=2, head_dim=16, sliding_window=256
+    ),  # eager alone
+    "gemma3": Gemma3TextConfig(
+        **SIZES, **NARROW, num_key_value_heads=2, head_dim=16, sliding_window=256
+    ),
     "phi3": Phi3Config(**SIZES, **NARROW, num_key_value_heads=2),
     "smollm3": SmolLM3Config(**SIZES, **NARROW, num_key_value_heads=2),
     "olmo2": Olmo2Config(**SIZES, **NARROW, num_key_value_heads=2),
     "gpt-neox": GPTNeoXConfig(**SIZES, **NARROW),
-    "gpt2": GPT2Config(vocab_size=61, n_embd=32, n_layer=2, n_head=4, n_positions=256, bos_token_id=1, eos_token_id=2),
+    "gpt2": GPT2Config(
+        vocab_size=61,
+        n_embd=32,
+        n_layer=2,
+        n_head=4,
+        n_positions=256,
+        bos_token_id=1,
+        eos_token_id=2,
+    ),
 }
 
 
 def toy_model(name: str, *, seed: int = 0, dtype: torch.dtype = torch.float32) -> PreTrainedModel:
     """A random model of that architecture, sharpened so that its greedy text is neither constant nor noise."""
     torch.manual_seed(seed)
-    model = Auto.from_config(copy.deepcopy(CONFIGS[name])).eval()  # sdpa, where there is one; it writes into its config
+    model = Auto.from_config(
+        copy.deepcopy(CONFIGS[name])
+    ).eval()  # sdpa, where there is one; it writes into its config
     return sharpened(model).to(dtype)
 
 
@@ -64,13 +84,19 @@ def sharpened(model: PreTrainedModel, by: float = 6.0) -> PreTrainedModel:
     return model
 
 
-def greedy(model: PreTrainedModel, prompt: list[int], max_new_tokens: int, eos: list[int] | None = None) -> list[int]:
+def greedy(
+    model: PreTrainedModel, prompt: list[int], max_new_tokens: int, eos: list[int] | None = None
+) -> list[int]:
     """transformers' own greedy generation: the new tokens."""
     return generated(model, prompt, max_new_tokens, eos)[0]
 
 
 def generated(
-    model: PreTrainedModel, prompt: list[int], max_new_tokens: int, eos: list[int] | None = None, **options: Any
+    model: PreTrainedModel,
+    prompt: list[int],
+    max_new_tokens: int,
+    eos: list[int] | None = None,
+    **options: Any,
 ) -> tuple[list[int], int]:
     """transformers' greedy `generate` with these options: the new tokens, and the model's forwards."""
     forwards = 0
@@ -111,7 +137,9 @@ def layouts_of_our_own(tmp_path_factory) -> Any:
     """Layouts have the same times on all machines, and are not kept for the user."""
 
     def measure(weights: Any, dtype: Any, possible: Any) -> Any:
-        return {name: [seconds] * 4 for name, seconds in TIMES.items() if name in ("torch", *possible)}, True
+        return {
+            name: [seconds] * 4 for name, seconds in TIMES.items() if name in ("torch", *possible)
+        }, True
 
     with pytest.MonkeyPatch.context() as patched:
         patched.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("times")))

@@ -46,11 +46,19 @@ def anchors(page: Path) -> set[str]:
 
 @pytest.mark.parametrize("page", EVERY_PAGE, ids=lambda page: str(page.relative_to(ROOT)))
 def test_links_lead_to_files_and_headings_and_named_files_are_there(page):
-    named = re.findall(r"`((?:model|evaluation|tools|tests|configs|data)/[\w./-]+)`", page.read_text())
-    assert not [name for name in named if not (ROOT / name).exists() and not re.search("NAME|MODEL|successor", name)]
+    named = re.findall(
+        r"`((?:model|evaluation|tools|tests|configs|data)/[\w./-]+)`", page.read_text()
+    )
+    assert not [
+        name
+        for name in named
+        if not (ROOT / name).exists() and not re.search("NAME|MODEL|successor", name)
+    ]
     for target in LINK.findall(FENCE.sub("", page.read_text())):
         name, _, anchor = target.partition("#")
-        if re.match(r"https?://|\.\./\.\./actions/", target):  # the badge is a path of the hosting site
+        if re.match(
+            r"https?://|\.\./\.\./actions/", target
+        ):  # the badge is a path of the hosting site
             continue
         file = (page.parent / name).resolve() if name else page
         assert file.exists(), f"{page.name}: {target}"
@@ -58,7 +66,11 @@ def test_links_lead_to_files_and_headings_and_named_files_are_there(page):
 
 
 def test_every_page_is_linked_from_the_readme_and_every_figure_is_shown():
-    shown = {name for page in EVERY_PAGE for name in re.findall(r"figures/([\w-]+\.\w+)[)\"]", page.read_text())}
+    shown = {
+        name
+        for page in EVERY_PAGE
+        for name in re.findall(r"figures/([\w-]+\.\w+)[)\"]", page.read_text())
+    }
     assert {figure.name for figure in (ROOT / "docs/figures").iterdir()} == shown
     linked = {target.partition("#")[0] for target in LINK.findall(README.read_text())}
     assert {f"docs/{page.name}" for page in PAGES} <= linked
@@ -70,15 +82,23 @@ def test_a_table_of_measured_figures_says_what_made_it():
     for page in (README, *PAGES):
         for table in re.finditer(r"(^ *\|.*\n)+", text := page.read_text(), flags=re.M):
             before = text.partition("\n## ")[0] + text[: table.start()].rpartition("\n#")[2]
-            if figures.search(table[0]) and not re.match(r"\n`(bash eval\.sh|python -m) ", text[table.end() :]):
+            if figures.search(table[0]) and not re.match(
+                r"\n`(bash eval\.sh|python -m) ", text[table.end() :]
+            ):
                 assert re.search(r"unrecorded|estimates", before), f"{page.name}: {table[0][:300]}"
 
 
 def commands() -> list[str]:
     """Every command of the shell blocks once, without its comment."""
-    shell = (block.replace("\\\n", "") for page in (README, *PAGES) for block in blocks(page, "bash"))
+    shell = (
+        block.replace("\\\n", "") for page in (README, *PAGES) for block in blocks(page, "bash")
+    )
     lines = [line for block in shell for line in block.splitlines()]
-    parts = [part.strip() for line in lines for part in re.split(r"(?:^|\s+)#(?: |$)", line)[0].split(" && ")]
+    parts = [
+        part.strip()
+        for line in lines
+        for part in re.split(r"(?:^|\s+)#(?: |$)", line)[0].split(" && ")
+    ]
     return list(dict.fromkeys(filter(None, parts)))
 
 
@@ -103,7 +123,9 @@ def test_commands_parse(line, monkeypatch):
         assert words[0] == "-m"
         parses(words[1], words[2:], monkeypatch)
     else:
-        assert first in ("pip", "source", "mkdir", "echo", "cp"), f"{line}: a command that no test knows"
+        assert first in ("pip", "source", "mkdir", "echo", "cp"), (
+            f"{line}: a command that no test knows"
+        )
 
 
 def composes(words: list[str]) -> None:
@@ -113,7 +135,10 @@ def composes(words: list[str]) -> None:
     for name in ("slurm", "ray"):
         if f"launcher={name}" in words:
             plugin = name if name == "ray" else "submitit"
-            pytest.importorskip(f"hydra_plugins.hydra_{plugin}_launcher", reason="optional: requirements-cluster.txt")
+            pytest.importorskip(
+                f"hydra_plugins.hydra_{plugin}_launcher",
+                reason="optional: requirements-cluster.txt",
+            )
     overrides = [word.split(",")[0] for word in words if "=" in word]
     with initialize_config_dir(str(ROOT / "configs"), version_base=None):
         compose("config", overrides=overrides, return_hydra_config=True)
@@ -131,7 +156,9 @@ def parses(module: str, words: list[str], monkeypatch: pytest.MonkeyPatch) -> No
         return parsed
 
     for name in ("parse_args", "parse_intermixed_args"):
-        monkeypatch.setattr(argparse.ArgumentParser, name, stopping(getattr(argparse.ArgumentParser, name)))
+        monkeypatch.setattr(
+            argparse.ArgumentParser, name, stopping(getattr(argparse.ArgumentParser, name))
+        )
     monkeypatch.setattr(sys, "argv", [module, *words])
     with pytest.raises(Parsed):
         main()
@@ -163,8 +190,12 @@ def test_the_readmes_python_runs(clean_folder, capsys):
     names = ran(block.replace(SMOLLM2, "data/embedded"))
     decoder, answer = names["decoder"], names["answer"]
     assert capsys.readouterr().out == f"{answer.text} {answer.mat}\n"
-    ids = torch.tensor([decoder.ids_of([{"role": "user", "content": re.search(r'"content": "(.*?)"', block)[1]}])])
-    stock = decoder.target.model.generate(ids, do_sample=False, max_new_tokens=256, eos_token_id=[*decoder.eos])
+    ids = torch.tensor(
+        [decoder.ids_of([{"role": "user", "content": re.search(r'"content": "(.*?)"', block)[1]}])]
+    )
+    stock = decoder.target.model.generate(
+        ids, do_sample=False, max_new_tokens=256, eos_token_id=[*decoder.eos]
+    )
     assert stock[0, ids.shape[1] :].tolist() == answer.ids
 
 
@@ -174,10 +205,16 @@ def test_the_readme_fits_on_its_screens():
 
 
 def test_the_readme_cites_what_the_citation_file_does_in_the_package_s_version():
-    cited, entries = yaml.safe_load((ROOT / "CITATION.cff").read_text()), " ".join(blocks(README, "bibtex")[0].split())
+    cited, entries = (
+        yaml.safe_load((ROOT / "CITATION.cff").read_text()),
+        " ".join(blocks(README, "bibtex")[0].split()),
+    )
     assert cited["version"] == __version__ and f"version={{{__version__}}}" in entries
     for work in (cited, *cited["references"]):
-        names = [author.get("name") or "{family-names}, {given-names}".format(**author) for author in work["authors"]]
+        names = [
+            author.get("name") or "{family-names}, {given-names}".format(**author)
+            for author in work["authors"]
+        ]
         assert f"title={{{work['title']}}}" in entries and " and ".join(names) in entries
 
 
@@ -189,7 +226,9 @@ def test_a_method_of_ones_own_runs(clean_folder, monkeypatch, page=ROOT / "docs/
     subprocess.run(["bash", "-ec", configure], check=True)
     monkeypatch.syspath_prepend(str(clean_folder))
     assert run.startswith("python -m evaluation.run ")
-    alone = [word for word in shlex.split(run.replace("=vanilla,recycling,", "="))[2:] if word != "-m"]
+    alone = [
+        word for word in shlex.split(run.replace("=vanilla,recycling,", "="))[2:] if word != "-m"
+    ]
     monkeypatch.setattr(sys, "argv", alone)
     evaluation_run.main()  # leaves with a code where it fails
     assert list(clean_folder.glob("results/**/answers.jsonl"))
@@ -198,7 +237,9 @@ def test_a_method_of_ones_own_runs(clean_folder, monkeypatch, page=ROOT / "docs/
 @pytest.mark.slow
 def test_shipped_as_the_page_says_its_methods_pass_every_test_of_the_contract(tmp_path):
     for folder in ("model", "configs", "tests"):
-        shutil.copytree(ROOT / folder, tmp_path / folder, ignore=shutil.ignore_patterns("__pycache__"))
+        shutil.copytree(
+            ROOT / folder, tmp_path / folder, ignore=shutil.ignore_patterns("__pycache__")
+        )
     shutil.copy(ROOT / "pyproject.toml", tmp_path)
     (tmp_path / "data").symlink_to(ROOT / "data")
     register, names = tmp_path / "model/methods/__init__.py", []
@@ -210,18 +251,32 @@ def test_shipped_as_the_page_says_its_methods_pass_every_test_of_the_contract(tm
         register.write_text(register.read_text().replace("METHODS = {\n", row))
     assert names == ["successor", "followed"]
     for command in (
-        ["pytest", "-q", "-p", "no:cacheprovider", "tests/model/test_contract.py", "-k", " or ".join(names)],
+        [
+            "pytest",
+            "-q",
+            "-p",
+            "no:cacheprovider",
+            "tests/model/test_contract.py",
+            "-k",
+            " or ".join(names),
+        ],
         ["ruff", "check", "--no-cache", "model/methods"],
         ["ruff", "format", "--no-cache", "--check", "model/methods"],
     ):
-        done = subprocess.run([sys.executable, "-m", *command], cwd=tmp_path, capture_output=True, text=True)
+        done = subprocess.run(
+            [sys.executable, "-m", *command], cwd=tmp_path, capture_output=True, text=True
+        )
         assert done.returncode == 0, done.stdout
 
 
 def test_every_method_stands_in_the_documents():
     text = README.read_text()
     assert f"2025) and {len(METHODS) - 2} others." in text  # without vanilla and recycling
-    listed = [row.split("|")[1] for row in (ROOT / "docs/methods.md").read_text().splitlines() if row.startswith("| `")]
+    listed = [
+        row.split("|")[1]
+        for row in (ROOT / "docs/methods.md").read_text().splitlines()
+        if row.startswith("| `")
+    ]
     for names in (text.partition("## Methods")[2].partition("##")[0], " ".join(listed)):
         assert {"hf", *METHODS} <= {*re.findall(r"`(\w+)`", names)}
 
@@ -233,8 +288,12 @@ def test_the_librarys_examples_run(clean_folder):
 
 
 def test_the_terminals_commands_run(clean_folder, capsys):
-    (line,) = (line for line in commands() if line.startswith(f"token-recycling generate {SMOLLM2}"))
-    terminal.main([*shlex.split(line.replace(SMOLLM2, "data/embedded"))[1:], "--max-new-tokens", "8"])
+    (line,) = (
+        line for line in commands() if line.startswith(f"token-recycling generate {SMOLLM2}")
+    )
+    terminal.main(
+        [*shlex.split(line.replace(SMOLLM2, "data/embedded"))[1:], "--max-new-tokens", "8"]
+    )
     printed = capsys.readouterr()
     assert printed.out.strip() and SUMMARY.fullmatch(printed.err.splitlines()[-1])
     (shown,) = blocks(README, "")

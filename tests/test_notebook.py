@@ -62,7 +62,9 @@ def test_every_cell_runs_and_the_texts_are_equal(shown, capsys):
     picture = names["picture"]
     assert page == picture.svg(names["MODEL"]) and len(picture.nodes) == 25
     decoder = names["decoders"]["plain"]
-    assert picture.ids == decoder.generate(names["prompt_of"](names["SHOWN"]), max_new_tokens=24).ids
+    assert (
+        picture.ids == decoder.generate(names["prompt_of"](names["SHOWN"]), max_new_tokens=24).ids
+    )
 
 
 def test_the_toy_model_replaces_the_small_one_alone(shown, monkeypatch, capsys):

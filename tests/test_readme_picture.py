@@ -24,7 +24,10 @@ NOTES = (
 def kept(svg: str) -> Picture:
     (data,) = re.findall("<metadata>(.*)</metadata>", svg)
     values = json.loads(html.unescape(data))
-    return Picture(**values | {"nodes": [(tuple(path), text, accepted) for path, text, accepted in values["nodes"]]})
+    return Picture(
+        **values
+        | {"nodes": [(tuple(path), text, accepted) for path, text, accepted in values["nodes"]]}
+    )
 
 
 def test_the_shipped_drawing_is_of_the_recorded_answer():
@@ -32,6 +35,8 @@ def test_the_shipped_drawing_is_of_the_recorded_answer():
     picture = kept(svg)
     assert picture.svg(*NOTES) == svg
     plain = Shipped("dynamic_tree").find({"method": "vanilla"}).first_answers
-    assert [picture.ids] == [row["choices"][0]["output_ids"][0] for row in plain if row["question_id"] == QUESTION]
+    assert [picture.ids] == [
+        row["choices"][0]["output_ids"][0] for row in plain if row["question_id"] == QUESTION
+    ]
     assert sum(picture.lengths) == sum(length for _, length in picture.pieces) == len(picture.ids)
     assert 2 <= sum(ok for _, _, ok in picture.nodes) <= len(picture.nodes) == 1 + NODES

@@ -51,7 +51,9 @@ def corrupt(dialogue: Dialogue) -> str:
 
 def test_references_are_right_and_one_wrong_fact_is_found() -> None:
     for dialogue in HELD_OUT[:60:2] + HELD_OUT[60::4]:
-        assert all(right(dialogue.category, answer, answer) for answer in dialogue.answers), dialogue
+        assert all(right(dialogue.category, answer, answer) for answer in dialogue.answers), (
+            dialogue
+        )
     for category in TASKS:
         dialogue = next(d for d in HELD_OUT if d.category == category)
         answer = dialogue.answers[0]
@@ -61,15 +63,24 @@ def test_references_are_right_and_one_wrong_fact_is_found() -> None:
 
 def test_code_may_be_written_differently() -> None:
     reference = "```python\ndef f(numbers):\n    t = 0\n    for n in numbers:\n        t += n\n    return t\n```"
-    assert same_behaviour(reference, "```python\ndef f(numbers):\n    return sum(numbers)\n```\nA sum.")
+    assert same_behaviour(
+        reference, "```python\ndef f(numbers):\n    return sum(numbers)\n```\nA sum."
+    )
     assert not same_behaviour(reference, "```python\ndef f(numbers):\n    return len(numbers)\n```")
-    assert not same_behaviour(reference, "```python\ndef f(numbers):\n    return sum(numbers)\nprint(f([1]))\n```")
+    assert not same_behaviour(
+        reference, "```python\ndef f(numbers):\n    return sum(numbers)\nprint(f([1]))\n```"
+    )
     assert not same_behaviour(reference, "```python\ndef g(numbers):\n    return sum(numbers)\n```")
 
 
 def test_code_that_could_do_harm_does_not_pass() -> None:
     reference = "```python\ndef f(numbers):\n    return 0\n```"
-    harm = ["import os\n    return 0", "return numbers.__class__", "return open('x')", "return __import__('os')"]
+    harm = [
+        "import os\n    return 0",
+        "return numbers.__class__",
+        "return open('x')",
+        "return __import__('os')",
+    ]
     for body in (*harm, "return eval('0')", "while True:\n        pass", "return 9 ** 9 ** 9"):
         assert not same_behaviour(reference, f"```python\ndef f(numbers):\n    {body}\n```"), body
 
@@ -129,7 +140,9 @@ def test_batches_hold_every_sequence_once_and_nothing_behind_its_end() -> None:
         ids, wanted = next(stream)
         assert ids.shape == wanted.shape and (ids.numel() <= 12 or len(ids) == 1)
         assert (ids.dtype, wanted.dtype) == (torch.int64, torch.bool)
-        found += [(row[row > 0].tolist(), mark.tolist()) for row, mark in zip(ids, wanted, strict=True)]
+        found += [
+            (row[row > 0].tolist(), mark.tolist()) for row, mark in zip(ids, wanted, strict=True)
+        ]
     assert sorted(row for row, _ in found) == sorted(item.ids for item in given)
     for row, mark in found:
         assert mark == [1 < i < len(row) for i in range(len(mark))]
@@ -159,7 +172,11 @@ def test_the_chat_template_is_the_one_of_training() -> None:
     tokenizer = AutoTokenizer.from_pretrained(MODEL, local_files_only=True)
     assert tokenizer.chat_template == CHAT
     for turns, answers in ((["Hi you"], []), (["Hi you", "And?"], ["Yes."])):
-        said = [("user", turns[0]), *(("assistant", answer) for answer in answers), *(("user", t) for t in turns[1:])]
+        said = [
+            ("user", turns[0]),
+            *(("assistant", answer) for answer in answers),
+            *(("user", t) for t in turns[1:]),
+        ]
         chat = [{"role": role, "content": content} for role, content in said]
         ids = tokenizer.apply_chat_template(chat, add_generation_prompt=True, return_dict=False)
         assert ids == tokenizer(prompt(turns, answers))["input_ids"]
@@ -169,7 +186,9 @@ def test_the_chat_template_is_the_one_of_training() -> None:
     ("categories", "wrong"),
     [
         (("rag", "code"), 0),
-        pytest.param(("stem", "translation", "summarization", "qa", "rag", "code"), 2, marks=pytest.mark.slow),
+        pytest.param(
+            ("stem", "translation", "summarization", "qa", "rag", "code"), 2, marks=pytest.mark.slow
+        ),
     ],
 )
 def test_model_answers(categories: tuple[str, ...], wrong: int) -> None:

@@ -20,7 +20,12 @@ def answer(question_id, category, turns, **more):
         "wall_time": [seconds for _, seconds in turns],
         "accept_lengths": [n for lengths, _ in turns for n in lengths],
     }
-    return {"question_id": question_id, "schema": SCHEMA, "category": category, "choices": [choice | more]}
+    return {
+        "question_id": question_id,
+        "schema": SCHEMA,
+        "category": category,
+        "choices": [choice | more],
+    }
 
 
 def asked(question_id, category, turns, prompt="why?", **more):
@@ -29,10 +34,25 @@ def asked(question_id, category, turns, prompt="why?", **more):
     return answer(question_id, category, turns, **more) | {"question_sha256": question.sha256}
 
 
-def made(label, answers, *, repeat=0, method=None, questions=None, folder="run", model=None, bench=None, **more):
+def made(
+    label,
+    answers,
+    *,
+    repeat=0,
+    method=None,
+    questions=None,
+    folder="run",
+    model=None,
+    bench=None,
+    **more,
+):
     """A run with these answers; `method`: further settings of it."""
     name, _, start = label.partition(" (")
-    settings = {"name": name, "drafter": None} | ({"start": start.rstrip(")")} if start else {}) | (method or {})
+    settings = (
+        {"name": name, "drafter": None}
+        | ({"start": start.rstrip(")")} if start else {})
+        | (method or {})
+    )
     metadata = {
         "label": label,
         "device": "a machine",
@@ -41,7 +61,8 @@ def made(label, answers, *, repeat=0, method=None, questions=None, folder="run",
         "settings": {
             "schema": SCHEMA,
             "model": {"name": "toy", "dtype": "float32"} | (model or {}),
-            "bench": {"name": "file", "questions": questions or len(answers), "order": "file"} | (bench or {}),
+            "bench": {"name": "file", "questions": questions or len(answers), "order": "file"}
+            | (bench or {}),
             "method": settings,
             "execution": "eager",
             "max_new_tokens": 16,
@@ -69,7 +90,9 @@ def write(run, folder):
 def shard(label, answers, **more):
     """A run that asked just these questions, each with its hash, of the bench file "f"."""
     file = {"sha256": "f"} | more.pop("bench", {})
-    return made(label, answers, bench=file, question_hashes=[row_key(row) for row in answers], **more)
+    return made(
+        label, answers, bench=file, question_hashes=[row_key(row) for row in answers], **more
+    )
 
 
 def in_terminal(runs):

@@ -19,19 +19,36 @@ from tests.evaluation.made_runs import answer, asked, made, write
 
 def said(question_id, *turns):
     """A question whose turns' tokens are these."""
-    return answer(question_id, "qa", [([1] * len(ids), 1.0) for ids in turns], output_ids=[list(ids) for ids in turns])
+    return answer(
+        question_id,
+        "qa",
+        [([1] * len(ids), 1.0) for ids in turns],
+        output_ids=[list(ids) for ids in turns],
+    )
 
 
-VANILLA = made("vanilla", [said(1, [1, 2, 3], [4, 5]), said(2, [6, 7, 8]), said(3, [9]), said(4, [5])])
-OTHER = made("pld", [said(1, [1, 2, 9], [4, 4]), said(2, [6, 7, 8]), said(3, [9, 9]), said(4, [])], folder="other")
+VANILLA = made(
+    "vanilla", [said(1, [1, 2, 3], [4, 5]), said(2, [6, 7, 8]), said(3, [9]), said(4, [5])]
+)
+OTHER = made(
+    "pld",
+    [said(1, [1, 2, 9], [4, 4]), said(2, [6, 7, 8]), said(3, [9, 9]), said(4, [])],
+    folder="other",
+)
 
 
 def test_turn_by_turn_by_hand(tmp_path):
     (audited,) = audits(pools([VANILLA, OTHER]))
     # question 1 parts in its first turn, so its second says nothing; 3 goes on where vanilla has ended, 4 ends at once
     assert (len(audited.turns), audited.identical, audited.tokens, audited.left_out) == (4, 1, 8, 1)
-    assert [(p.question_id, p.turn, p.differs_at) for p in audited.different] == [(1, 0, 2), (3, 0, 1), (4, 0, 0)]
-    row = audit_table(audits(pools([VANILLA, OTHER])), {("other", "1", "0", "0", "2"): 0.25}).iloc[0]
+    assert [(p.question_id, p.turn, p.differs_at) for p in audited.different] == [
+        (1, 0, 2),
+        (3, 0, 1),
+        (4, 0, 0),
+    ]
+    row = audit_table(audits(pools([VANILLA, OTHER])), {("other", "1", "0", "0", "2"): 0.25}).iloc[
+        0
+    ]
     assert row["identical_share"] == 1 / 4 and row["first_difference_question"] == 1
     assert row["gaps_known"] == 1 and row["largest_logit_gap"] == 0.25
 
@@ -49,16 +66,24 @@ def test_what_holds_no_token_ids_is_not_passed(tmp_path):
     lacking, empty = said(1, [1, 2]), said(2, [])
     lacking["choices"][0]["turns"] = ["text"] * 2
     whole, short = said(3, [1], [2]), said(3, [1])
-    runs = [made("vanilla", [said(1, [1, 2], [3]), empty, whole]), made("pld", [lacking, empty, short, said(4, [1])])]
+    runs = [
+        made("vanilla", [said(1, [1, 2], [3]), empty, whole]),
+        made("pld", [lacking, empty, short, said(4, [1])]),
+    ]
     (line,) = wording(audit_table(audits(pools(runs)), {}), tmp_path)
-    assert line.startswith("Lossless in float32: all 2 turns equal") and line.endswith("; 4 turns are not compared.")
+    assert line.startswith("Lossless in float32: all 2 turns equal") and line.endswith(
+        "; 4 turns are not compared."
+    )
 
 
 def test_the_words_of_each_type(tmp_path):
     same = made("pld", VANILLA.answers)
     said = "Lossless in float32: all 5 turns equal vanilla's, token for token (1 configuration, 10 tokens)."
     assert wording(audit_table(audits(pools([VANILLA, same])), {}), tmp_path) == [said]
-    half = [made(r.label, r.answers, model={"dtype": "float16"}, folder=str(r.folder)) for r in (VANILLA, OTHER)]
+    half = [
+        made(r.label, r.answers, model={"dtype": "float16"}, folder=str(r.folder))
+        for r in (VANILLA, OTHER)
+    ]
     lines = wording(audit_table(audits(pools([VANILLA, same, *half])), {}), tmp_path)
     assert (
         lines[1].startswith("Not identical in float16: 1 of 4 turns (25.00 %)")
@@ -69,11 +94,16 @@ def test_the_words_of_each_type(tmp_path):
     measured = wording(audit_table(audits(pools([VANILLA, same, *half])), gaps), tmp_path)[1]
     assert "two largest logits are at most 0.25 apart" in measured
     (wrong,) = wording(audit_table(audits(pools([VANILLA, OTHER])), gaps), tmp_path)
-    assert "in float32: 1 of 4 turns (25.00 %)" in wrong and "Lossless" not in wrong, "a difference is not lossless"
+    assert "in float32: 1 of 4 turns (25.00 %)" in wrong and "Lossless" not in wrong, (
+        "a difference is not lossless"
+    )
 
 
 def test_without_vanilla_there_is_no_audit(tmp_path, call):
-    assert write_audit(Experiment([OTHER]), tmp_path / "tables") == [] and not (tmp_path / "tables").exists()
+    assert (
+        write_audit(Experiment([OTHER]), tmp_path / "tables") == []
+        and not (tmp_path / "tables").exists()
+    )
     assert "no runs here" in call(audit.main, tmp_path).err
 
 
@@ -83,11 +113,16 @@ def test_the_gap_is_the_targets_own(evaluate, call, checkpoint, tmp_path):
     assert "Lossless in float32" in (folder / "tables/audit.md").read_text()
     run = next(r for r in read_runs(folder) if r.label != "vanilla")
     rows = [json.loads(line) for line in (run.folder / "answers.jsonl").open()]
-    places = {"10": (0, 1), "11": (1, 0)}  # defects in the second turn of the first question, the first of the second
+    places = {
+        "10": (0, 1),
+        "11": (1, 0),
+    }  # defects in the second turn of the first question, the first of the second
     for row, turn in places.values():
         ids = rows[row]["choices"][0]["output_ids"][turn]
         ids[3] = (ids[3] + 1) % 300
-        rows[row]["choices"][0]["turns"] = [""] * len(rows[row]["choices"][0]["turns"])  # as in compact records
+        rows[row]["choices"][0]["turns"] = [""] * len(
+            rows[row]["choices"][0]["turns"]
+        )  # as in compact records
     (run.folder / "answers.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     outcome = call(audit.main, folder)
     assert outcome.code == 0, outcome.err
@@ -102,19 +137,25 @@ def test_the_gap_is_the_targets_own(evaluate, call, checkpoint, tmp_path):
         *before, ids = rows[row]["choices"][0]["output_ids"][: turn + 1]
         answers = [answer_text("vicuna_v1.1", tokenizer, tokens) for tokens in before]
         assert all(answers)
-        prompt = prompt_ids("vicuna_v1.1", tokenizer, json.loads(questions[row])["turns"][: turn + 1], answers)
+        prompt = prompt_ids(
+            "vicuna_v1.1", tokenizer, json.loads(questions[row])["turns"][: turn + 1], answers
+        )
         with torch.no_grad():
             logits = model(torch.tensor([prompt + ids[:3]])).logits[0, -1]
         best = logits.sort(descending=True).values
         assert entries[question_id]["gap"] == pytest.approx(float(best[0] - best[1]), abs=1e-4)
-        assert entries[question_id]["picked"] == pytest.approx(float(best[0] - logits[ids[3]]), abs=1e-4)
+        assert entries[question_id]["picked"] == pytest.approx(
+            float(best[0] - logits[ids[3]]), abs=1e-4
+        )
     assert f"at most {max(entry['gap'] for entry in entries.values()):.3g} apart" in outcome.out
 
 
 @pytest.fixture
 def foreign(evaluate, tmp_path):
     """A folder of somebody else's with a parting in it, whose metadata can be changed."""
-    assert evaluate("-m", "method=vanilla,pld", "name=f", "max_new_tokens=6", "bench.end=1").code == 0
+    assert (
+        evaluate("-m", "method=vanilla,pld", "name=f", "max_new_tokens=6", "bench.end=1").code == 0
+    )
     folder = tmp_path / "results/f"
     run = next(r for r in read_runs(folder) if r.label != "vanilla")
     (row,) = [json.loads(line) for line in (run.folder / "answers.jsonl").open()]
@@ -136,7 +177,9 @@ def test_a_folders_metadata_permit_nothing(foreign, call, monkeypatch, key):
     """The folder of somebody else's had said that its model's code is trusted, and it was run."""
     loaded = []
     load = audit.load_model
-    monkeypatch.setattr(audit, "load_model", lambda settings: loaded.append(settings) or load(settings))
+    monkeypatch.setattr(
+        audit, "load_model", lambda settings: loaded.append(settings) or load(settings)
+    )
     folder, flag = foreign("model", **{key: True}), f"--{key.replace('_', '-')}"
     outcome = call(audit.main, folder)
     assert outcome.code == 2 and not loaded and not (folder / GAPS).exists()
@@ -151,27 +194,46 @@ def test_a_folders_metadata_fetch_nothing(foreign, call, monkeypatch):
     """A bench of its own URL had been fetched to a place in this repository that it named."""
     requests = []
     monkeypatch.setattr("urllib.request.urlopen", lambda *a, **k: requests.append(a))
-    folder = foreign("bench", path="data/nowhere/question.jsonl", url="https://example.org/x", sha256="0" * 64)
+    folder = foreign(
+        "bench", path="data/nowhere/question.jsonl", url="https://example.org/x", sha256="0" * 64
+    )
     outcome = call(audit.main, folder)
     assert outcome.code == 2 and "does not exist" in outcome.err and not requests
 
 
 def test_page_and_tables_pair_alike():
     """The page had held every repeat against vanilla's first, and against a vanilla of another execution."""
-    vanilla = [made("vanilla", [said(1, ids)], repeat=repeat) for repeat, ids in enumerate(([1, 2], [1, 3]))]
+    vanilla = [
+        made("vanilla", [said(1, ids)], repeat=repeat)
+        for repeat, ids in enumerate(([1, 2], [1, 3]))
+    ]
     other = made("pld", [said(1, [1, 3])], repeat=1)
     for bases in (("vanilla",), ("vanilla", "hf")):
         audited = audits(pools([*vanilla, other]), bases)
-        assert [(len(audit.turns), audit.identical) for audit in audited if audit.pool.label == "pld"] == [(1, 1)]
+        assert [
+            (len(audit.turns), audit.identical) for audit in audited if audit.pool.label == "pld"
+        ] == [(1, 1)]
     elsewhere, hf = made("vanilla", [said(1, [1, 2])]), made("hf", [said(1, [1, 2, 3])])
     elsewhere.metadata["settings"]["execution"] = "graph"
     assert audits(pools([elsewhere, other])) == []
     drawn = [made(label, [said(1, [1, 2])]) for label in ("hf", "vanilla", "pld")]
     for run in drawn:
         run.metadata["settings"]["sampling"] = {"temperature": 1.0}
-    assert [audit.pool.label for audit in audits(pools(drawn))] == ["pld"], "hf draws by other noise"
+    assert [audit.pool.label for audit in audits(pools(drawn))] == ["pld"], (
+        "hf draws by other noise"
+    )
     assert audits(pools(drawn[::2]), ("vanilla", "hf")) == []
-    one, two = ([asked(i, "qa", [([1], 1.0)], text, output_ids=[[7]]) for i in (1, 2)] for text in ("a", "b"))
-    assert audits(pools([made("vanilla", one), made("pld", two)])) == [], "by the question, not by its number"
-    named = {audited.pool.label: audited for audited in audits(pools([elsewhere, hf, other]), ("vanilla", "hf"))}
-    assert named["pld"].base.label == "hf" and [turn.differs_at for turn in named["pld"].turns] == [1]
+    one, two = (
+        [asked(i, "qa", [([1], 1.0)], text, output_ids=[[7]]) for i in (1, 2)]
+        for text in ("a", "b")
+    )
+    assert audits(pools([made("vanilla", one), made("pld", two)])) == [], (
+        "by the question, not by its number"
+    )
+    named = {
+        audited.pool.label: audited
+        for audited in audits(pools([elsewhere, hf, other]), ("vanilla", "hf"))
+    }
+    assert named["pld"].base.label == "hf" and [turn.differs_at for turn in named["pld"].turns] == [
+        1
+    ]

@@ -19,7 +19,9 @@ from model.engine import Target, devices
 
 @pytest.fixture
 def tiny():
-    return random_model("tiny", ModelSettings("tiny", "random weights", device="cpu", linear="torch")).target
+    return random_model(
+        "tiny", ModelSettings("tiny", "random weights", device="cpu", linear="torch")
+    ).target
 
 
 @pytest.mark.parametrize(
@@ -31,7 +33,11 @@ def test_a_table_and_one_json_object(call, model):
     *table, last = outcome.out.splitlines()
     result = json.loads(last)
     assert result["context"] == 20 and result["model"]["dtype"] in ("float32", "bfloat16")
-    assert result["device"] and result["versions"]["torch"] == version("torch") and "commit" in result["git"]
+    assert (
+        result["device"]
+        and result["versions"]["torch"] == version("torch")
+        and "commit" in result["git"]
+    )
     assert [row["nodes"] for row in result["steps"]] == [0, 1, 3]
     for row in result["steps"]:
         assert row["over_plain"] == row["seconds"] / result["steps"][0]["seconds"]
@@ -46,7 +52,10 @@ def test_a_table_and_one_json_object(call, model):
     "wrong, said",
     [
         (["--shape", "huge"], "--shape huge: unknown; use vicuna-7b"),
-        (["--shape", "tiny", "model=embedded"], "model=embedded: --shape tiny takes random weights"),
+        (
+            ["--shape", "tiny", "model=embedded"],
+            "model=embedded: --shape tiny takes random weights",
+        ),
         (["model=nothing"], "Could not find 'model/nothing'"),
         (["model=path", "model.path=nowhere/at/all"], "model nowhere/at/all: no such folder"),
         (["model.dtype=float8"], "model.dtype=float8: use one of auto, float32"),
@@ -109,7 +118,9 @@ def test_a_batchs_turn_is_taken_back_and_of_its_size(tiny):
 def test_hf_goes_past_an_end_of_sequence(tiny):
     prompt = torch.tensor([[5, 6, 7]])
     tiny.model.generation_config.eos_token_id = None
-    said = tiny.model.generate(prompt, attention_mask=torch.ones_like(prompt), max_new_tokens=4, do_sample=False)
+    said = tiny.model.generate(
+        prompt, attention_mask=torch.ones_like(prompt), max_new_tokens=4, do_sample=False
+    )
     tiny.model.generation_config.eos_token_id = said[0, 4:].tolist()
     steps = HfSteps(LoadedModel(None, tiny, None, "raw", frozenset()), [5, 6, 7])
     steps.take_turn()
@@ -120,8 +131,12 @@ def test_hf_goes_past_an_end_of_sequence(tiny):
 def like_a_gpu(monkeypatch):
     """Captured steps are static ones, which have the same fixed shapes. A byte is read in a nanosecond."""
     monkeypatch.setattr(bench_step, "captures", lambda target: True)
-    monkeypatch.setattr(bench_step, "choose_execution", lambda target: SimpleNamespace(why="as on a GPU"))
-    monkeypatch.setattr(Target, "check_execution", lambda target, name: name.replace("graph", "static"))
+    monkeypatch.setattr(
+        bench_step, "choose_execution", lambda target: SimpleNamespace(why="as on a GPU")
+    )
+    monkeypatch.setattr(
+        Target, "check_execution", lambda target, name: name.replace("graph", "static")
+    )
     monkeypatch.setattr(bench_step, "LARGE", 4000)
     measured = SimpleNamespace(mean=4e-6)
     reads = SimpleNamespace(timeit=lambda number: measured)
@@ -129,17 +144,34 @@ def like_a_gpu(monkeypatch):
 
 
 @pytest.mark.parametrize("fails", [False, True])
-def test_on_a_gpu_times_are_also_over_the_floor_and_next_to_compiled_steps(call, monkeypatch, like_a_gpu, fails):
+def test_on_a_gpu_times_are_also_over_the_floor_and_next_to_compiled_steps(
+    call, monkeypatch, like_a_gpu, fails
+):
     if fails:
         monkeypatch.setattr(stock, "StaticCache", lambda **settings: 1 / 0)
-    words = ("--shape", "tiny", "model.dtype=bfloat16", "--nodes", "1", "--context", 20, "--rounds", 1)
+    words = (
+        "--shape",
+        "tiny",
+        "model.dtype=bfloat16",
+        "--nodes",
+        "1",
+        "--context",
+        20,
+        "--rounds",
+        1,
+    )
     outcome = call(bench_step.main, *words, "--batch", "1,3")
     assert outcome.code == 0, outcome.err
     *table, last = outcome.out.splitlines()
     result = json.loads(last)
-    untied = 64 * (256 + 2 * (4 * 64 + 3 * 128 + 2) + 1)  # weights of the head, of two layers and of the last norm
+    untied = 64 * (
+        256 + 2 * (4 * 64 + 3 * 128 + 2) + 1
+    )  # weights of the head, of two layers and of the last norm
     cached = 19 * 2 * 2 * 64  # tokens before the last, keys and values, layers, width
-    assert result["floor_s"] == {"weights": pytest.approx(2e-9 * untied), "cache": pytest.approx(2e-9 * cached)}
+    assert result["floor_s"] == {
+        "weights": pytest.approx(2e-9 * untied),
+        "cache": pytest.approx(2e-9 * cached),
+    }
     failed = "left out: method.compiled=true: transformers fails on tiny with its static cache: division by zero"
     assert (failed in table) == fails == ("hf_compiled_s" not in result)
     stock_s = {key: result[f"{key}_s"] for key in ("hf", "hf_compiled") if f"{key}_s" in result}
@@ -147,7 +179,9 @@ def test_on_a_gpu_times_are_also_over_the_floor_and_next_to_compiled_steps(call,
         title = f"{execution}:" if batch == 1 else f"{execution}, batch {batch}:"
         shown = [" ".join(line.split()[:4]) for line in table[table.index(title) + 2 :]]
         floor = 2e-9 * (untied + batch * cached)
-        steps = [row for row in result["steps"] if (row["execution"], row["batch"]) == (execution, batch)]
+        steps = [
+            row for row in result["steps"] if (row["execution"], row["batch"]) == (execution, batch)
+        ]
         rows = {**stock_s, "floor": floor} if batch == 1 else {}
         rows |= {str(row["nodes"]): row["seconds"] for row in steps}
         for line, (name, seconds) in zip(shown, rows.items(), strict=False):
@@ -156,15 +190,27 @@ def test_on_a_gpu_times_are_also_over_the_floor_and_next_to_compiled_steps(call,
 
 
 @pytest.mark.parametrize("tied", [False, True])
-def test_an_embedding_is_read_if_it_is_the_head_and_a_quantised_models_floor_is_not_known(tied, like_a_gpu):
-    settings = dict(hidden_size=8, num_hidden_layers=1, num_attention_heads=2, intermediate_size=16, vocab_size=32)
-    target = Target(AutoModelForCausalLM.from_config(LlamaConfig(**settings, tie_word_embeddings=tied)))
+def test_an_embedding_is_read_if_it_is_the_head_and_a_quantised_models_floor_is_not_known(
+    tied, like_a_gpu
+):
+    settings = dict(
+        hidden_size=8,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        intermediate_size=16,
+        vocab_size=32,
+    )
+    target = Target(
+        AutoModelForCausalLM.from_config(LlamaConfig(**settings, tie_word_embeddings=tied))
+    )
     with target.cache(1) as cache:
         target.prefill(cache, [5, 6, 7])
         weights = 4 * (8 * 32 + 4 * 8 * 8 + 3 * 8 * 16 + 3 * 8)
         expected = {"weights": 1e-9 * weights, "cache": 1e-9 * 4 * 2 * 2 * 8}
         assert bench_step.floor_of(target, cache) == pytest.approx(expected)
-    loaded = LoadedModel(ModelSettings("tiny", "here", quantize="int8"), target, None, "raw", frozenset())
+    loaded = LoadedModel(
+        ModelSettings("tiny", "here", quantize="int8"), target, None, "raw", frozenset()
+    )
     assert "floor_s" not in bench_step.bench(loaded, [0], [1], 4, 1)
 
 
@@ -172,7 +218,9 @@ def test_the_floors_speed_is_that_of_reading_all_of_a_large_tensor(tiny, monkeyp
     """On any device; elsewhere in this file it is made up."""
     sizes, ones = [], torch.ones
     monkeypatch.setattr(bench_step, "LARGE", 1 << 20)
-    monkeypatch.setattr(torch, "ones", lambda *size, **more: sizes.append(size) or ones(*size, **more))
+    monkeypatch.setattr(
+        torch, "ones", lambda *size, **more: sizes.append(size) or ones(*size, **more)
+    )
     with tiny.cache(1) as cache:
         floor = bench_step.floor_of(tiny, cache)
     weights = 4 * 64 * (256 + 2 * (4 * 64 + 3 * 128 + 2) + 1)
@@ -188,8 +236,15 @@ def test_first_contact_says_what_was_found_and_expected(call, tmp_path, monkeypa
     assert outcome.code == 0, outcome.err
     found = json.loads((tmp_path / "found.json").read_text())
     for name, expected in first_contact.EXPECTED.items():
-        assert f"{name}: {str(found[name])[:2]}" in outcome.out and f"expected: {expected}" in outcome.out
-    assert found["trial"]["name"] == "eager" and found["drop"] == [0, 0] and found["threads"] == [True, True]
+        assert (
+            f"{name}: {str(found[name])[:2]}" in outcome.out
+            and f"expected: {expected}" in outcome.out
+        )
+    assert (
+        found["trial"]["name"] == "eager"
+        and found["drop"] == [0, 0]
+        and found["threads"] == [True, True]
+    )
     assert found["hf"] == "FAILED: ZeroDivisionError: division by zero"
     assert len(found["steps"]) == 2 * 3 * 2 and all(ms > 0 for ms in found["steps"].values())
     assert len(found["profile"]["longest"]) == 10 and found["profile"]["kernels"] > 100

@@ -22,7 +22,9 @@ NAMES = ["plain/deep.1", "two words", "it's", '"$HOME"', "a;b&c", "{x},y", "`id`
 
 def words(command):
     """What a shell makes of it."""
-    told = subprocess.run(["bash", "-c", f"printf '%s\\0' {command}"], capture_output=True, text=True, check=True)
+    told = subprocess.run(
+        ["bash", "-c", f"printf '%s\\0' {command}"], capture_output=True, text=True, check=True
+    )
     return told.stdout.split("\0")[:-1]
 
 
@@ -42,10 +44,21 @@ def folder(request, tmp_path):
 
 def test_the_commands_of_page_and_audit(folder):
     runs = read_runs(folder)
-    (again,) = re.findall(r"<code>(python -m evaluation.report .*?)</code>", render(Experiment(runs), folder))
+    (again,) = re.findall(
+        r"<code>(python -m evaluation.report .*?)</code>", render(Experiment(runs), folder)
+    )
     assert words(html.unescape(again)) == ["python", "-m", "evaluation.report", str(folder)]
-    (line,) = [line for line in wording(audit_table(Experiment(runs).audits, {}), folder) if "logit gap" in line]
-    assert words(line[line.index("python -m") :]) == ["python", "-m", "evaluation.audit", str(folder)]
+    (line,) = [
+        line
+        for line in wording(audit_table(Experiment(runs).audits, {}), folder)
+        if "logit gap" in line
+    ]
+    assert words(line[line.index("python -m") :]) == [
+        "python",
+        "-m",
+        "evaluation.audit",
+        str(folder),
+    ]
 
 
 def test_a_trees_overrides(folder, call):
@@ -53,8 +66,14 @@ def test_a_trees_overrides(folder, call):
     outcome = call(tree_search.main, folder, "--nodes", 2, "--output", tree)
     assert outcome.code == 0 and len(yaml.safe_load(tree.read_text())["nodes"]) == 2
     (line,) = [line for line in outcome.out.splitlines() if line.startswith("use it: ")]
-    found = [OverridesParser.create().parse_override(word) for word in words(line.removeprefix("use it: "))]
-    assert [(word.key_or_group, word.value()) for word in found] == [("tree", "file"), ("tree.path", str(tree))]
+    found = [
+        OverridesParser.create().parse_override(word)
+        for word in words(line.removeprefix("use it: "))
+    ]
+    assert [(word.key_or_group, word.value()) for word in found] == [
+        ("tree", "file"),
+        ("tree.path", str(tree)),
+    ]
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -69,12 +69,19 @@ def test_what_is_lacking_in_words(out_of_reach):
         assert says in reason and bool(says) == bool(reason)
 
 
-def test_a_job_without_its_companion_fails_before_the_model_is_loaded(evaluate, monkeypatch, out_of_reach):
+def test_a_job_without_its_companion_fails_before_the_model_is_loaded(
+    evaluate, monkeypatch, out_of_reach
+):
     """The target had been loaded first, minutes for nothing."""
     monkeypatch.setattr(runner, "load_model", None)
     check(evaluate("method=medusa"), "medusa: not available: no Medusa heads for toy")
     check(evaluate("method=sps", "method.draft_path=owner/name"), "owner/name", "not in reach")
-    check(evaluate("-m", "method=rest,medusa"), "none of the 2 jobs can run", "no datastore", "no Medusa heads")
+    check(
+        evaluate("-m", "method=rest,medusa"),
+        "none of the 2 jobs can run",
+        "no datastore",
+        "no Medusa heads",
+    )
 
 
 METHODS = "method=hf,vanilla,medusa,eagle"
@@ -87,7 +94,9 @@ def test_a_sweep_names_all_that_is_lacking_and_goes_on(call, checkpoint, monkeyp
     (tmp_path / "configs/model/toy.yaml").write_text(text)
     loads, begun = [], []
     load = models._load
-    monkeypatch.setattr(models, "_load", lambda settings: loads.append(settings.name) or load(settings))
+    monkeypatch.setattr(
+        models, "_load", lambda settings: loads.append(settings.name) or load(settings)
+    )
     monkeypatch.setattr(models, "_loaded", None)
 
     class Noted(scheduling.Runner):
@@ -96,7 +105,13 @@ def test_a_sweep_names_all_that_is_lacking_and_goes_on(call, checkpoint, monkeyp
             super().__init__(config, model, answer_file)
 
     monkeypatch.setattr(scheduling, "Runner", Noted)
-    sweep = [f"--config-dir={tmp_path / 'configs'}", "experiment=table1", "preset=smoke", "model=toy,embedded", METHODS]
+    sweep = [
+        f"--config-dir={tmp_path / 'configs'}",
+        "experiment=table1",
+        "preset=smoke",
+        "model=toy,embedded",
+        METHODS,
+    ]
     sweep += ["max_new_tokens=8", f"results_dir={tmp_path / 'results'}", "bench.categories=[qa]"]
     outcome = call(run.main, *sweep)
     assert outcome.code == 0, outcome.err
@@ -117,7 +132,11 @@ def test_a_sweep_names_all_that_is_lacking_and_goes_on(call, checkpoint, monkeyp
     (row,) = table[(table["method"] == "medusa") & (table["model"] == "toy")].to_dict("records")
     assert row["note"].startswith(why) and row["questions"] == 0 and row["mat"] != row["mat"]
     assert table["note"].notna().sum() == 2 and table["device"].notna().all()
-    assert outcome.out.count("not available: ") == 2 == call(report.main, folder).out.count("not available: ")
+    assert (
+        outcome.out.count("not available: ")
+        == 2
+        == call(report.main, folder).out.count("not available: ")
+    )
     assert f">{why}" in html.unescape((folder / "report.html").read_text())
     assert "| not available: no Medusa heads for toy" in (folder / "tables/table1.md").read_text()
 
@@ -146,32 +165,59 @@ class Hub:
         return str(folder)
 
 
-def test_a_model_and_a_head_by_hub_name_are_fetched_once_safetensors_first(call, monkeypatch, tmp_path):
+def test_a_model_and_a_head_by_hub_name_are_fetched_once_safetensors_first(
+    call, monkeypatch, tmp_path
+):
     embedded = ROOT / "data/embedded"
-    model, eagle = ({path.name: path for path in folder.glob("*.*")} for folder in (embedded, embedded / "eagle"))
-    client = Hub(tmp_path / "cache", model=model, eagle=eagle | {"pytorch_model.bin": ROOT / "README.md"})
+    model, eagle = (
+        {path.name: path for path in folder.glob("*.*")}
+        for folder in (embedded, embedded / "eagle")
+    )
+    client = Hub(
+        tmp_path / "cache", model=model, eagle=eagle | {"pytorch_model.bin": ROOT / "README.md"}
+    )
     for name in ("list_repo_files", "snapshot_download"):
         monkeypatch.setattr(f"huggingface_hub.{name}", getattr(client, name))
     monkeypatch.setattr("model.pretrained.answers", lambda *_: True)
-    arguments = ["model=path", "model.path=owner/model", "method=eagle", "method.head_path=owner/eagle"]
+    arguments = [
+        "model=path",
+        "model.path=owner/model",
+        "method=eagle",
+        "method.head_path=owner/eagle",
+    ]
     outcome = call(prefetch.main, *arguments)
     assert outcome.code == 0, outcome.out
     first, *others = outcome.out.splitlines()
     assert first == "here     model owner/model (on a CPU it takes 0.5 GB of memory)"
     assert others == ["here     EAGLE head owner/eagle", "here     bench sample"]
-    assert "owner/model/tokenizer.json" in client.fetched and "owner/model/datastore.bin" not in client.fetched
-    assert sorted(client.fetched)[:2] == ["owner/eagle/config.json", "owner/eagle/model.safetensors"]
+    assert (
+        "owner/model/tokenizer.json" in client.fetched
+        and "owner/model/datastore.bin" not in client.fetched
+    )
+    assert sorted(client.fetched)[:2] == [
+        "owner/eagle/config.json",
+        "owner/eagle/model.safetensors",
+    ]
     once = list(client.fetched)
     monkeypatch.setattr("model.pretrained.answers", lambda *_: False)
     assert call(prefetch.main, *arguments).code == 0 and client.fetched == once
-    few = ["method=eagle", "method.head_path=owner/eagle", "bench.end=1", "max_new_tokens=8", f"results_dir={tmp_path}"]
+    few = [
+        "method=eagle",
+        "method.head_path=owner/eagle",
+        "bench.end=1",
+        "max_new_tokens=8",
+        f"results_dir={tmp_path}",
+    ]
     assert call(run.main, *few).code == 0, "from the copy here"
     (metadata,) = (json.loads(path.read_text()) for path in tmp_path.rglob("metadata.json"))
     settings = metadata["settings"]["method"]
     assert settings["head_path"] == "owner/eagle" and len(settings["head_path_sha256"]) == 64
     (client.cache / "owner/eagle/model.safetensors").write_bytes(b"half")
     outcome = call(prefetch.main, *arguments)
-    assert outcome.code == 2 and "no EAGLE head for owner/model (method.head_path=owner/eagle" in outcome.out
+    assert (
+        outcome.code == 2
+        and "no EAGLE head for owner/model (method.head_path=owner/eagle" in outcome.out
+    )
 
 
 def test_a_second_copy_of_the_weights_is_not_looked_at(checkpoint, monkeypatch, tmp_path):
@@ -185,7 +231,10 @@ def test_a_second_copy_of_the_weights_is_not_looked_at(checkpoint, monkeypatch, 
     for name in ("list_repo_files", "snapshot_download"):
         monkeypatch.setattr(f"huggingface_hub.{name}", getattr(client, name))
     monkeypatch.setattr("model.pretrained.answers", lambda *_: True)
-    for weights in (KINDS["draft_path"].weights, models.ModelSettings("m", "m", allow_pickle=True).weight_files):
+    for weights in (
+        KINDS["draft_path"].weights,
+        models.ModelSettings("m", "m", allow_pickle=True).weight_files,
+    ):
         folder = hub.fetch_snapshot("owner/model", weights)
     assert "owner/model/consolidated.safetensors" not in client.fetched
     assert len([*folder.glob("*.safetensors")]) == len([*checkpoint.glob("*.safetensors")]) > 1
@@ -193,7 +242,9 @@ def test_a_second_copy_of_the_weights_is_not_looked_at(checkpoint, monkeypatch, 
     shutil.copy(second, folder)
     assert model_files(folder, weights) == before and not hub.missing_weights(folder, weights)
     (folder / "model.safetensors.index.json").write_text("{}")
-    assert hub.missing_weights(folder, weights).startswith("model.safetensors.index.json is cut short or broken")
+    assert hub.missing_weights(folder, weights).startswith(
+        "model.safetensors.index.json is cut short or broken"
+    )
 
 
 def test_weights_that_are_not_whole_are_missing(call, checkpoint, tmp_path):
@@ -210,15 +261,26 @@ def test_weights_that_are_not_whole_are_missing(call, checkpoint, tmp_path):
 
 
 def test_prefetching_without_a_network(call, out_of_reach, tmp_path):
-    outcome = call(prefetch.main, "experiment=table1", "preset=smoke", f"results_dir={tmp_path / 'results'}")
+    outcome = call(
+        prefetch.main, "experiment=table1", "preset=smoke", f"results_dir={tmp_path / 'results'}"
+    )
     assert outcome.code == 0, outcome.out
     assert [line.split()[0] for line in outcome.out.splitlines()] == ["here"] * 8, "all of it ships"
     assert not (tmp_path / "results").exists(), "no sweep was begun"
     outcome = call(prefetch.main, "model=vicuna-7b", "method=medusa")
     model, heads, bench = outcome.out.splitlines()
     assert outcome.code == 2 and model.startswith("missing") and "not in reach" in model
-    assert heads.startswith("missing") and "FasterDecoding/medusa-vicuna-7b-v1.3" in heads and bench.startswith("here")
+    assert (
+        heads.startswith("missing")
+        and "FasterDecoding/medusa-vicuna-7b-v1.3" in heads
+        and bench.startswith("here")
+    )
     outcome = call(prefetch.main, "method=rest", "companions.datastore=null")
-    assert outcome.code == 0 and "missing  no datastore for embedded (`python -m tools.datastore`" in outcome.out
+    assert (
+        outcome.code == 0
+        and "missing  no datastore for embedded (`python -m tools.datastore`" in outcome.out
+    )
     outcome = call(prefetch.main, "method=rest", "companions.datastore=no.bin")
-    assert outcome.code == 2 and "no.bin: no such file" in outcome.out, "one that is named is wanted"
+    assert outcome.code == 2 and "no.bin: no such file" in outcome.out, (
+        "one that is named is wanted"
+    )

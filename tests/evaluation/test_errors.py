@@ -107,7 +107,9 @@ WRONG = {  # settings, and what the line names
 def refused(checkpoint, bench_file, tmp_path):
     """The line that a run of these settings is refused with, without Hydra."""
     with initialize_config_dir(str(ROOT / "configs"), version_base=None):
-        base = compose("config", ["model=path", f"model.path={checkpoint}", "model.name=toy", "bench=file"])
+        base = compose(
+            "config", ["model=path", f"model.path={checkpoint}", "model.name=toy", "bench=file"]
+        )
     base.bench.path, base.results_dir = str(bench_file), str(tmp_path / "results")
 
     def refusing(words: str) -> str:
@@ -115,9 +117,15 @@ def refused(checkpoint, bench_file, tmp_path):
         for word in words.split():
             key, _, value = word.partition("=")
             if key in ("method", "tree"):
-                defaults = {} if key == "method" else OmegaConf.load(ROOT / "configs/tree/2.2.2.yaml")
+                defaults = (
+                    {} if key == "method" else OmegaConf.load(ROOT / "configs/tree/2.2.2.yaml")
+                )
                 chosen = OmegaConf.load(ROOT / f"configs/{key}/{value}.yaml")
-                config[key] = {name: value for name, value in {**defaults, **chosen}.items() if name != "defaults"}
+                config[key] = {
+                    name: value
+                    for name, value in {**defaults, **chosen}.items()
+                    if name != "defaults"
+                }
             elif key.startswith("~"):
                 above, _, name = key[1:].rpartition(".")
                 OmegaConf.set_struct(config, False)
@@ -193,7 +201,10 @@ def test_the_configuration_of_each_job_is_printed_and_none_is_run(call):
     outcome = call(run.main, "--cfg", "job", "-m", "method=vanilla,recycling", "method.k=4")
     assert outcome.code == 0 and not outcome.err
     methods = [config["method"] for config in yaml.safe_load_all(outcome.out)]
-    assert [(method["name"], method.get("k")) for method in methods] == [("vanilla", None), ("recycling", 4)]
+    assert [(method["name"], method.get("k")) for method in methods] == [
+        ("vanilla", None),
+        ("recycling", 4),
+    ]
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device")
@@ -203,7 +214,11 @@ def test_cuda_where_there_is_none(evaluate):
 
 
 def test_a_model_folder_that_lacks_something(refused, checkpoint, tmp_path):
-    lacks = {"config.json": "no config.json", "*.safetensors*": "no weights", "tokenizer*": "no tokenizer"}
+    lacks = {
+        "config.json": "no config.json",
+        "*.safetensors*": "no weights",
+        "tokenizer*": "no tokenizer",
+    }
     for pattern, says in (lacks | {"model-00002-of-*": "is missing"}).items():
         model = shutil.copytree(checkpoint, tmp_path / says.replace(" ", "-"))
         for path in model.glob(pattern):
@@ -223,7 +238,10 @@ def test_broken_weights_config_pickles_or_trees(refused, checkpoint, tmp_path):
     assert str(model) in refused(f"model.path={model}")
     for path in model.glob("*.safetensors"):
         path.rename(path.with_suffix(".bin"))
-    assert "pickled weights only" in (line := refused(f"model.path={model}")) and "model.allow_pickle=true" in line
+    assert (
+        "pickled weights only" in (line := refused(f"model.path={model}"))
+        and "model.allow_pickle=true" in line
+    )
     for content in ("nodes: 3", "{", "- [0, 0]"):
         (tmp_path / "tree.yaml").write_text(content)
         assert "tree.yaml" in refused(f"tree=file tree.path={tmp_path / 'tree.yaml'}")
@@ -231,7 +249,9 @@ def test_broken_weights_config_pickles_or_trees(refused, checkpoint, tmp_path):
 
 def test_a_saved_state_that_does_not_fit(evaluate, tmp_path):
     (tmp_path / "junk.safetensors").write_bytes(b"junk")
-    check(evaluate(f"start={tmp_path / 'junk.safetensors'}"), "junk.safetensors", "not a saved state")
+    check(
+        evaluate(f"start={tmp_path / 'junk.safetensors'}"), "junk.safetensors", "not a saved state"
+    )
     assert evaluate("start=hot", f"run_dir={tmp_path / 'hot'}").code == 0
     saved = tmp_path / "hot/state.safetensors"
     check(evaluate(f"start={saved}", "method.k=9"), "8]", "9]")
@@ -283,7 +303,9 @@ IMPOSSIBLE = {  # of a sweep: words, why a job cannot run, and the number of suc
 
 
 @pytest.mark.parametrize("words", IMPOSSIBLE)
-def test_an_impossible_job_is_reported_before_another_answers(words, evaluate, checkpoint, monkeypatch, tmp_path):
+def test_an_impossible_job_is_reported_before_another_answers(
+    words, evaluate, checkpoint, monkeypatch, tmp_path
+):
     """Each line had come at the end of a sweep, after hours of other jobs."""
 
     def stop(*runners):
@@ -293,7 +315,11 @@ def test_an_impossible_job_is_reported_before_another_answers(words, evaluate, c
     monkeypatch.setattr(Target, "has_fixed_shapes", "batch=1,2" not in words)
     small = write_checkpoint(tmp_path / "small", positions=48) if "{small}" in words else ""
     outcome = evaluate("-m", *words.format(checkpoint=checkpoint, small=small).split())
-    lines = [line for line in outcome.err.splitlines() if "answers" not in line and "ignored: " not in line]
+    lines = [
+        line
+        for line in outcome.err.splitlines()
+        if "answers" not in line and "ignored: " not in line
+    ]
     assert outcome.code == 130 and len(lines) == 2, outcome.err
     assert lines[0].startswith("left out: ") and IMPOSSIBLE[words] in lines[0], lines[0]
     assert lines[1].startswith("error: stopped")
@@ -310,14 +336,18 @@ IGNORED = {  # a command's words, and the settings that are said to be ignored, 
         "sampling.top_k at temperature 0": EVERY,
         "sampling.min_p at temperature 0": EVERY,
     },
-    "-m method=pld sampling.top_p=0.5,1 sampling.temperature=0,1": {"sampling.top_p at temperature 0": "pld"},
+    "-m method=pld sampling.top_p=0.5,1 sampling.temperature=0,1": {
+        "sampling.top_p at temperature 0": "pld"
+    },
     "-m method=recycling tree=balanced,shape tree.nodes=6,7 tree.branching=2 tree.depth=2": {
         "tree.nodes (fewer fit)": "recycling (cold)"
     },
     "-m method=vanilla,recycling timed=false repeats=2": {
         "repeats at timed=false": "recycling (cold), vanilla",
     },
-    "method=dynamic tree=auto method.nodes=5": {"method.nodes at tree=auto": "dynamic (auto, cold)"},
+    "method=dynamic tree=auto method.nodes=5": {
+        "method.nodes at tree=auto": "dynamic (auto, cold)"
+    },
     "method=vanilla start=hot": {"start": "vanilla"},
     "method=hf phases=true repeats=2": {"phases": "hf"},
     # used, or not given: nothing is said
@@ -354,9 +384,15 @@ def test_a_line_is_printed_once(evaluate):
     """It came twice, when the job was left out and at the end; of one job with repeats, too."""
     wrong = "pld: max_ngram=0 must be from 1 to 64, a whole number"
     check(evaluate("method=pld", "method.max_ngram=0", "repeats=2"), wrong)
-    outcome = evaluate("-m", "method=pld", "method.max_ngram=0,2", "bench.end=1", "start=hot", "repeats=2")
+    outcome = evaluate(
+        "-m", "method=pld", "method.max_ngram=0,2", "bench.end=1", "start=hot", "repeats=2"
+    )
     lines = [line for line in outcome.err.splitlines() if "answers" not in line]
-    left_out, ignored, end = f"left out: {wrong}", "ignored: start by pld", "error: what was left out is named above"
+    left_out, ignored, end = (
+        f"left out: {wrong}",
+        "ignored: start by pld",
+        "error: what was left out is named above",
+    )
     assert outcome.code == 2 and lines == [left_out, ignored, end]
     wrong = "max_new_tokens=0: must be a whole number, at least 1"
     outcome = evaluate("-m", "method=pld,vanilla", "max_new_tokens=0,1", "bench.end=1")
@@ -387,7 +423,15 @@ def test_an_output_that_cannot_be_written_is_one_line(name, call, monkeypatch):
         assert (outcome.code, outcome.err) == (code, says)
 
 
-ANSWER = [sys.executable, "-m", "model.cli", "generate", str(ROOT / "data/embedded"), "--method", "vanilla"]
+ANSWER = [
+    sys.executable,
+    "-m",
+    "model.cli",
+    "generate",
+    str(ROOT / "data/embedded"),
+    "--method",
+    "vanilla",
+]
 ANSWER += ["--prompt", "Hello", "--max-new-tokens", "2", "--quiet"]
 CLOSED = ["sh", "-c", 'exec "$@" >&-', "sh", *ANSWER]
 SWEEP = [sys.executable, "-O", "-m", "evaluation.run", "--cfg", "job", "-m", "method.k=range(8,10)"]
@@ -398,7 +442,9 @@ SWEEP = [sys.executable, "-O", "-m", "evaluation.run", "--cfg", "job", "-m", "me
     [
         pytest.param(ANSWER, "standard output: cannot be written", id="full"),
         pytest.param(CLOSED, "standard output: is closed", marks=pytest.mark.slow, id="closed"),
-        pytest.param(SWEEP, "PYTHONOPTIMIZE, or python -O: Hydra reads", marks=pytest.mark.slow, id="-O"),
+        pytest.param(
+            SWEEP, "PYTHONOPTIMIZE, or python -O: Hydra reads", marks=pytest.mark.slow, id="-O"
+        ),
     ],
 )
 def test_processes_end_in_one_line(command, says):
@@ -413,11 +459,16 @@ def test_other_command_lines(call, tmp_path, bench_file):
     check(call(report.main, tmp_path), tmp_path, "no runs here")
     check(call(inference_recycling.main, "--temperature", "-1"), "sampling.temperature=-1.0")
     check(call(inference_recycling.main, "--bench-name", "gsm8k"), "gsm8k", "spec_bench")
-    check(call(inference_recycling.main, "--tree-version", "9.9.9", "--question-file", bench_file), "9.9.9")
+    check(
+        call(inference_recycling.main, "--tree-version", "9.9.9", "--question-file", bench_file),
+        "9.9.9",
+    )
 
 
 def test_a_hub_out_of_reach_is_told_at_once(evaluate, monkeypatch):
-    monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", "http://127.0.0.1:9")  # nobody listens there
+    monkeypatch.setattr(
+        "huggingface_hub.constants.ENDPOINT", "http://127.0.0.1:9"
+    )  # nobody listens there
     monkeypatch.setattr("evaluation.loading.models._loaded", None)
     started = time.perf_counter()
     check(evaluate("model.path=nobody/nothing"), "http://127.0.0.1:9 is not in reach")

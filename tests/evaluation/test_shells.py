@@ -15,7 +15,16 @@ from tests.model.methods.public_traces import TRACE
 @pytest.fixture
 def infer(call, checkpoint, bench_file, tmp_path):
     def inferring(*arguments):
-        base = ["--model-path", checkpoint, "--model-id", "toy", "--question-file", bench_file, "--bench-name", "toy"]
+        base = [
+            "--model-path",
+            checkpoint,
+            "--model-id",
+            "toy",
+            "--question-file",
+            bench_file,
+            "--bench-name",
+            "toy",
+        ]
         base += ["--max-new-tokens", "16", "--answer-file", tmp_path / "out.jsonl"]
         return call(inference_recycling.main, *base, *arguments)
 
@@ -39,14 +48,34 @@ def test_inference_resumes_and_refuses_other_settings(infer, tmp_path):
 
 def test_every_flag_arrives(infer, tmp_path):
     (tmp_path / "tree.yaml").write_text("[[0], [1], [0, 2]]")
-    flags = ["--question-begin", "2", "--question-end", "4", "--num-choices", "2", "--output-id-topk", "3"]
-    flags += ["--tree_version", tmp_path / "tree.yaml", "--start", "cold", "--temperature", "0", "--dtype", "bfloat16"]
+    flags = [
+        "--question-begin",
+        "2",
+        "--question-end",
+        "4",
+        "--num-choices",
+        "2",
+        "--output-id-topk",
+        "3",
+    ]
+    flags += [
+        "--tree_version",
+        tmp_path / "tree.yaml",
+        "--start",
+        "cold",
+        "--temperature",
+        "0",
+        "--dtype",
+        "bfloat16",
+    ]
     outcome = infer(*flags)
     assert outcome.code == 0, outcome.err
     settings = json.loads((tmp_path / "out.jsonl.run/metadata.json").read_text())["settings"]
     assert settings["model"]["dtype"] == "bfloat16" and settings["bench"]["questions"] == 2
     assert (
-        settings["method"]["k"] == 3 and settings["method"]["tree_nodes"] == 3 and settings["method"]["start"] == "cold"
+        settings["method"]["k"] == 3
+        and settings["method"]["tree_nodes"] == 3
+        and settings["method"]["start"] == "cold"
     )
     assert settings["num_choices"] == 2 and settings["max_new_tokens"] == 16
 
@@ -59,8 +88,12 @@ def official(tmp_path_factory):
     config = json.loads((model / "tokenizer_config.json").read_text())
     del config["chat_template"]
     (model / "tokenizer_config.json").write_text(json.dumps(config))
-    rows = [json.loads(line) for line in (ROOT / "data/sample/question.jsonl").read_text().splitlines()]
-    asked = [json.dumps(row | {"turns": row["turns"][:1]}) for row in rows[:6]]  # the trace has first turns alone
+    rows = [
+        json.loads(line) for line in (ROOT / "data/sample/question.jsonl").read_text().splitlines()
+    ]
+    asked = [
+        json.dumps(row | {"turns": row["turns"][:1]}) for row in rows[:6]
+    ]  # the trace has first turns alone
     (folder / "question.jsonl").write_text("\n".join(asked))
     return folder
 
@@ -68,7 +101,12 @@ def official(tmp_path_factory):
 @pytest.fixture
 def official_command(call, official, tmp_path):
     def asking(*flags):
-        base = ["--model-path", official / "checkpoint-final", "--question-file", official / "question.jsonl"]
+        base = [
+            "--model-path",
+            official / "checkpoint-final",
+            "--question-file",
+            official / "question.jsonl",
+        ]
         base += ["--max-new-tokens", "200", "--answer-file", tmp_path / "answers.jsonl"]
         outcome = call(inference_recycling.main, *base, *flags)
         assert outcome.code == 0, outcome.err
@@ -93,18 +131,31 @@ def test_another_template_is_taken_if_it_is_named(official_command, official):
     outcome, found = official_command("--template", "raw", "--question-end", "1")
     tokenizer = AutoTokenizer.from_pretrained(official / "checkpoint-final")
     (question,) = json.loads((official / "question.jsonl").read_text().splitlines()[0])["turns"]
-    assert "template raw" in outcome.out and found[1]["prompt_tokens"] == [len(tokenizer(question).input_ids)]
+    assert "template raw" in outcome.out and found[1]["prompt_tokens"] == [
+        len(tokenizer(question).input_ids)
+    ]
 
 
-@pytest.mark.parametrize(("template", "why"), [("chat", "no chat template"), ("vicuna_v9", "no such conversation")])
+@pytest.mark.parametrize(
+    ("template", "why"), [("chat", "no chat template"), ("vicuna_v9", "no such conversation")]
+)
 def test_a_template_that_the_model_or_fschat_lacks_is_refused(infer, template, why):
     refused = infer("--template", template)
     assert refused.code == 2 and f"model.template={template}" in refused.err and why in refused.err
 
 
 def test_run_says_how_to_take_vicunas_template(call, official, tmp_path):
-    settings = ["model=path", f"model.path={official / 'checkpoint-final'}", "bench=file", "max_new_tokens=4"]
-    settings += [f"bench.path={official / 'question.jsonl'}", "bench.end=1", f"results_dir={tmp_path / 'results'}"]
+    settings = [
+        "model=path",
+        f"model.path={official / 'checkpoint-final'}",
+        "bench=file",
+        "max_new_tokens=4",
+    ]
+    settings += [
+        f"bench.path={official / 'question.jsonl'}",
+        "bench.end=1",
+        f"results_dir={tmp_path / 'results'}",
+    ]
     outcome = call(run.main, *settings)
     assert outcome.code == 0, outcome.err
     (said,) = [line for line in outcome.err.splitlines() if "has no chat template" in line]

@@ -20,7 +20,9 @@ SETTINGS: dict[str, dict[str, Any]] = {
     **{name: {} for name in METHODS},
     "suffix": dict(nodes=None, max_draft=12),
     "suffix with history": dict(nodes=None, max_draft=12, history_tokens=4096),
-    "suffix_decoding as trees": dict(branches=True, factor=2.0, offset=4.0, min_token_prob=0.01, cached_answers=2),
+    "suffix_decoding as trees": dict(
+        branches=True, factor=2.0, offset=4.0, min_token_prob=0.01, cached_answers=2
+    ),
     "suffix_recycling": dict(tree="best:12", min_match=2),
     "recycling": dict(tree="2.2.2"),
     "recycling of the prompt": dict(tree="best:12", recycle_prompt=True),

@@ -25,7 +25,11 @@ from tests.conftest import sharpened
 
 PAGE = ROOT / "docs" / "models.md"
 V, WINDOW, NEW, MOST_PARAMETERS = 61, 8, 30, 7_000_000
-METHODS: dict[str, dict[str, Any]] = {"vanilla": {}, "dynamic": {"nodes": 10}, "recycling": {"tree": "best:16"}}
+METHODS: dict[str, dict[str, Any]] = {
+    "vanilla": {},
+    "dynamic": {"nodes": 10},
+    "recycling": {"tree": "best:16"},
+}
 PROMPT = [5, 9, 13, 7, 5, 9, 13, 8, *[5, 9, 13, 7, 20, 21, 22] * 3, 30, 31, 5, 9]
 # Whatever a configuration has of these names.
 SMALL: dict[str, Any] = dict(
@@ -54,16 +58,31 @@ SMALL: dict[str, Any] = dict(
     global_head_dim=8, num_global_key_value_heads=2,
 )  # fmt: skip
 LATENT = dict(num_key_value_heads=4, head_dim=None)
-GEMMA4 = dict(layer_types=["sliding_attention", "full_attention"] * 3, num_hidden_layers=6, num_kv_shared_layers=2)
+GEMMA4 = dict(
+    layer_types=["sliding_attention", "full_attention"] * 3,
+    num_hidden_layers=6,
+    num_kv_shared_layers=2,
+)
 OWN: dict[str, dict[str, Any]] = {
     **dict.fromkeys(
-        ["axk1", "axk2", "deepseek_v2", "deepseek_v3", "deepseek_v32", "glm4_moe_lite", "glm_moe_dsa"], LATENT
+        [
+            "axk1",
+            "axk2",
+            "deepseek_v2",
+            "deepseek_v3",
+            "deepseek_v32",
+            "glm4_moe_lite",
+            "glm_moe_dsa",
+        ],
+        LATENT,
     ),
     **dict.fromkeys(["minicpm3", "sarvam_mla", "youtu"], LATENT),
     **dict.fromkeys(["gemma4", "gemma4_text", "gemma4_unified", "gemma4_unified_text"], GEMMA4),
     "bailing_hybrid": dict(layer_group_size=2, num_key_value_heads=4, head_dim=8),
     "bamba": dict(attn_layer_indices=[1, 3]),
-    "jamba": dict(attn_layer_period=2, attn_layer_offset=1, expert_layer_period=2, expert_layer_offset=1),
+    "jamba": dict(
+        attn_layer_period=2, attn_layer_offset=1, expert_layer_period=2, expert_layer_offset=1
+    ),
     "dory": dict(n_input_layers=1, n_recurrent_layers=2, n_output_layers=1),
     "granitemoehybrid": dict(layer_types=["mamba", "attention"] * 2),
     "gpt_neo": dict(num_layers=4, attention_types=[[["global", "local"], 2]], window_size=8),
@@ -117,12 +136,20 @@ def families() -> list[str]:
 def toy(family: str) -> Any:
     """Return a random model of a family, sharpened so that its text depends on all that it sees."""
     text = CONFIG_MAPPING[family]().get_text_config()
-    names = {*vars(text), *getattr(text, "attribute_map", {}), *inspect.signature(type(text).__init__).parameters}
+    names = {
+        *vars(text),
+        *getattr(text, "attribute_map", {}),
+        *inspect.signature(type(text).__init__).parameters,
+    }
     own = OWN.get(family, {})
     values = {name: value for name, value in (SMALL | own).items() if name in names or name in own}
-    config = type(text)(**{name: v for name, v in values.items() if v is not None or name == "eos_token_id"})
+    config = type(text)(
+        **{name: v for name, v in values.items() if v is not None or name == "eos_token_id"}
+    )
     with torch.device("meta"):
-        size = sum(parameter.numel() for parameter in AutoModelForCausalLM.from_config(config).parameters())
+        size = sum(
+            parameter.numel() for parameter in AutoModelForCausalLM.from_config(config).parameters()
+        )
     if size > MOST_PARAMETERS:
         raise ValueError(f"has {size} parameters at its smallest")
     torch.manual_seed(0)
@@ -151,7 +178,9 @@ def verdict(family: str) -> tuple[str, str]:
     if other:
         return "WRONG", ", ".join(other)
     windows = "windows or chunks" if target._windows else ""
-    return "yes", ", ".join(filter(None, ("recurrent states, drafts are chains" if target.recurrent else "", windows)))
+    return "yes", ", ".join(
+        filter(None, ("recurrent states, drafts are chains" if target.recurrent else "", windows))
+    )
 
 
 def _others(model: Any, target: Target, own: list[int]) -> list[str]:
@@ -170,7 +199,9 @@ def _others(model: Any, target: Target, own: list[int]) -> list[str]:
 def _generated(model: Any, **settings: Any) -> list[int]:
     ids = torch.tensor([PROMPT])
     settings |= dict(max_new_tokens=NEW, do_sample=False, eos_token_id=None, pad_token_id=0)
-    tokens: list[int] = model.generate(ids, attention_mask=torch.ones_like(ids), **settings)[0, len(PROMPT) :].tolist()
+    tokens: list[int] = model.generate(ids, attention_mask=torch.ones_like(ids), **settings)[
+        0, len(PROMPT) :
+    ].tolist()
     return tokens
 
 
@@ -178,7 +209,10 @@ def page(verdicts: dict[str, tuple[str, str]]) -> str:
     """Return docs/models.md."""
     import transformers
 
-    count = {word: sum(verdict[0] == word for verdict in verdicts.values()) for word in ("yes", "no", "not built")}
+    count = {
+        word: sum(verdict[0] == word for verdict in verdicts.values())
+        for word in ("yes", "no", "not built")
+    }
     text = f"""Written by `python -m tests.model.families`: every family of causal models of transformers
 {transformers.__version__} as a random model of four layers, with windows of {WINDOW} tokens where it has windows, and a
 text of {len(PROMPT) + NEW}; in float32, on a CPU. `yes`: vanilla, dynamic and recycling, cold and hot, and `generate`
@@ -186,15 +220,23 @@ with `custom_generate` give the model's own greedy text. `no`: refused when the 
 follows. Of {len(verdicts)} families {count["yes"]} work, {count["no"]} are refused and {count["not built"]} were not
 built at this size. A trial when a model is loaded compares a draft's logits with those of a plain forward, so that a
 model that is not listed is refused or driven rightly."""
-    body = "\n".join(f"| {family} | {word} | {why} |" for family, (word, why) in sorted(verdicts.items()))
+    body = "\n".join(
+        f"| {family} | {word} | {why} |" for family, (word, why) in sorted(verdicts.items())
+    )
     heading = "| family | works | how, or why not |\n|---|---|---|"
     return f"# Models that the engine drives\n\n{textwrap.fill(text, 120)}\n\n{heading}\n{body}\n"
 
 
 def rows() -> dict[str, tuple[str, str]]:
     """Return what the page says of each family."""
-    lines = [line.split(" | ") for line in PAGE.read_text(encoding="utf-8").splitlines() if line.startswith("| ")]
-    return {family.removeprefix("| "): (word, why.removesuffix(" |")) for family, word, why in lines[1:]}
+    lines = [
+        line.split(" | ")
+        for line in PAGE.read_text(encoding="utf-8").splitlines()
+        if line.startswith("| ")
+    ]
+    return {
+        family.removeprefix("| "): (word, why.removesuffix(" |")) for family, word, why in lines[1:]
+    }
 
 
 def main(names: list[str]) -> None:

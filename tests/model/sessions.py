@@ -25,7 +25,8 @@ class Scores:
 def comparable(state: dict[str, torch.Tensor]) -> dict[str, Any]:
     """A drafter's state to compare with `==`: exactly, but for scores."""
     return {
-        name: Scores(tensor.clone()) if name.endswith("_scores") else tensor.tolist() for name, tensor in state.items()
+        name: Scores(tensor.clone()) if name.endswith("_scores") else tensor.tolist()
+        for name, tensor in state.items()
     }
 
 

@@ -22,7 +22,9 @@ PROMPT = IDS[0].tolist()
 
 
 def decoded(model, generate, tokens=20):
-    out = model.generate(IDS, max_new_tokens=tokens, do_sample=False, eos_token_id=[], custom_generate=generate)
+    out = model.generate(
+        IDS, max_new_tokens=tokens, do_sample=False, eos_token_id=[], custom_generate=generate
+    )
     return out[0, len(PROMPT) :].tolist()
 
 
@@ -80,7 +82,9 @@ def another_eps(model):
 
 
 @pytest.mark.parametrize("method", ["dynamic", "vanilla"])
-@pytest.mark.parametrize("change", [other_frequencies, replaced_frequencies, another_scaling, another_eps])
+@pytest.mark.parametrize(
+    "change", [other_frequencies, replaced_frequencies, another_scaling, another_eps]
+)
 def test_buffers_and_numbers_may_change_between_two_answers(change, method):
     """What a cache keeps of the prompt is of the old ones; a static step is made anew, as a graph has the numbers."""
     model, prompt = toy_model("llama-grouped"), 6 * PROMPT
@@ -101,7 +105,12 @@ def test_a_static_step_is_made_anew_after_a_number_changed():
     model = toy_model("llama-grouped")
     target, made = Target(model), set()
     drafter = make_method("vanilla", target)
-    for change in (lambda model: None, lambda model: None, another_scaling, another_number_of_the_config):
+    for change in (
+        lambda model: None,
+        lambda model: None,
+        another_scaling,
+        another_number_of_the_config,
+    ):
         change(model)
         run(target, drafter, PROMPT, max_new_tokens=3, execution="static")
         made.add(*drafter.executors.values())
@@ -214,7 +223,9 @@ def _at_an_address_used_again(model):
         parameter.data = fresh.copy_(data)
 
 
-@pytest.mark.parametrize("write", [_by_fused_adamw, _by_numpy, _at_an_address_used_again, _one_value])
+@pytest.mark.parametrize(
+    "write", [_by_fused_adamw, _by_numpy, _at_an_address_used_again, _one_value]
+)
 def test_writes_of_any_kind_are_noticed(write, monkeypatch):
     """By the decoder's packed weights and its cache, and the owner's own calls never take a packed copy."""
     monkeypatch.setattr("model.engine.linear.SMALL_PRODUCT", 0)
@@ -226,7 +237,9 @@ def test_writes_of_any_kind_are_noticed(write, monkeypatch):
         with torch.no_grad():
             assert torch.equal(model(IDS).logits, unpacked(IDS).logits)
         expected = greedy(unpacked, PROMPT, 20)
-        assert decoder.generate(PROMPT, max_new_tokens=20).ids == expected == decoded(model, generate)
+        assert (
+            decoder.generate(PROMPT, max_new_tokens=20).ids == expected == decoded(model, generate)
+        )
 
 
 def test_a_model_can_be_trained_after_a_decoder_that_was_made_in_inference_mode():
@@ -256,7 +269,9 @@ def test_a_model_is_freed_when_its_owner_lets_it_go():
 
 
 def traced(*arguments):
-    raise AssertionError("traced: a draft has many shapes, and with fullgraph=True there is an end to retracing")
+    raise AssertionError(
+        "traced: a draft has many shapes, and with fullgraph=True there is an end to retracing"
+    )
 
 
 def compiled_forward(model):
@@ -275,7 +290,12 @@ def compiled_layers(model):
     return model
 
 
-WAYS = [lambda model: torch.compile(model, backend=traced), compiled_forward, compiled_in_place, compiled_layers]
+WAYS = [
+    lambda model: torch.compile(model, backend=traced),
+    compiled_forward,
+    compiled_in_place,
+    compiled_layers,
+]
 
 
 @pytest.mark.parametrize("way", WAYS)
@@ -286,7 +306,9 @@ def test_what_is_compiled_answers_uncompiled_and_hidden_states_are_read(way):
     assert decoder.generate(PROMPT, max_new_tokens=20).ids == expected
     target = decoder.target
     with target.cache(1) as cache:
-        outputs = target.prefill(cache, PROMPT, Draft(Tree.chain(0), torch.tensor(PROMPT[-1:])), hidden=(1, LAST))
+        outputs = target.prefill(
+            cache, PROMPT, Draft(Tree.chain(0), torch.tensor(PROMPT[-1:])), hidden=(1, LAST)
+        )
         assert outputs.hidden is not None and outputs.hidden.shape == (5, 64)
 
 
@@ -295,9 +317,17 @@ def test_offloaded_embeddings_are_driven_and_a_dynamically_quantised_head_is_ref
     model = toy_model("llama-grouped")
     expected = greedy(model, PROMPT, 20)
     cpu_offload(model, execution_device=torch.device("cpu"))
-    assert Decoder(model, eos=()).generate(PROMPT, max_new_tokens=20).ids == expected == decoded(model, Generate())
-    quantised = torch.ao.quantization.quantize_dynamic(toy_model("llama-grouped"), {torch.nn.Linear})
-    with pytest.raises(UserError, match="has no head with a tensor of weights; after torch's quantize_dynamic"):
+    assert (
+        Decoder(model, eos=()).generate(PROMPT, max_new_tokens=20).ids
+        == expected
+        == decoded(model, Generate())
+    )
+    quantised = torch.ao.quantization.quantize_dynamic(
+        toy_model("llama-grouped"), {torch.nn.Linear}
+    )
+    with pytest.raises(
+        UserError, match="has no head with a tensor of weights; after torch's quantize_dynamic"
+    ):
         Decoder(quantised)
 
 
@@ -313,7 +343,9 @@ class Adapter:
 
     def __init__(self, model, prompt_learning, alora=None):
         self.model = model
-        settings = dict(is_prompt_learning=prompt_learning, peft_type="X_TUNING", alora_invocation_tokens=alora)
+        settings = dict(
+            is_prompt_learning=prompt_learning, peft_type="X_TUNING", alora_invocation_tokens=alora
+        )
         self.active_peft_config = type("Settings", (), settings)
         self.peft_config = {"default": self.active_peft_config}
 
@@ -330,7 +362,9 @@ def test_an_adapter_inside_the_layers_is_used_and_one_of_the_inputs_refused():
     assert decoder.generate(PROMPT, max_new_tokens=20).ids == greedy(model, PROMPT, 20)
     with pytest.raises(UserError, match="X_TUNING"):
         Decoder(Adapter(model, True))
-    model.prepare_inputs_for_generation = Adapter(model, False).prepare_inputs_for_generation  # as peft sets it
+    model.prepare_inputs_for_generation = Adapter(
+        model, False
+    ).prepare_inputs_for_generation  # as peft sets it
     assert decoded(model, Generate()) == greedy(model, PROMPT, 20)
     model.prepare_inputs_for_generation = Adapter(model, True).prepare_inputs_for_generation
     with pytest.raises(UserError, match="prompt tuning"):
@@ -359,7 +393,9 @@ def test_what_acts_next_to_the_weights_is_noticed():
         lambda: setattr(layer, "disable_adapters", True),
         lambda: (setattr(layer, "disable_adapters", False), layer.scaling.update(b=3.0)),
         model.train,
-        lambda: model.model.layers[0].register_forward_hook(lambda module, inputs, output: 2 * output),
+        lambda: model.model.layers[0].register_forward_hook(
+            lambda module, inputs, output: 2 * output
+        ),
     )
     answers = set()
     for change in (lambda: None, *changes):
@@ -381,7 +417,9 @@ def test_what_peft_computes_for_a_call_is_refused(given):
 
     give.__module__ = "peft.tuners.lora.model"
     hook = partial(give, **given) if given else give
-    handle = model.model.layers[0].self_attn.q_proj.register_forward_pre_hook(hook, with_kwargs=True)
+    handle = model.model.layers[0].self_attn.q_proj.register_forward_pre_hook(
+        hook, with_kwargs=True
+    )
     with pytest.raises(UserError, match=f"not supported: {next(iter(given), 'arguments of peft')}"):
         decoded(model, Generate())
     handle.remove()

@@ -59,7 +59,12 @@ def test_a_pipe_gets_plain_text():
         timeout=120,
     )
     out = done.stdout
-    assert done.returncode == 0 and "\033" not in out + done.stderr and "method pld" in out and "MAT" not in out
+    assert (
+        done.returncode == 0
+        and "\033" not in out + done.stderr
+        and "method pld" in out
+        and "MAT" not in out
+    )
     assert len([line for line in out.splitlines() if line.strip()]) == 3, "two answers and a note"
 
 
@@ -69,12 +74,18 @@ def test_prompts_of_a_file_are_answered_as_objects(tmp_path, decoder, said):
     assert [row["prompt"] for row in rows] == ["Hello there.", "Näme a river."]
     assert all(sum(row["accept_lengths"]) == len(row["ids"]) <= 9 for row in rows)
     for record in (row["metrics"]["speculative_decoding"] for row in rows):
-        assert sum(record["acceptance_histogram"]) == record["num_spec_steps"] == len(record["per_step_drafted"])
+        assert (
+            sum(record["acceptance_histogram"])
+            == record["num_spec_steps"]
+            == len(record["per_step_drafted"])
+        )
     assert rows[0]["text"] == decoder.text_of(rows[0]["ids"])
     together = said("--file", str(tmp_path / "prompts"), "--max-new-tokens", "9", "--batch", "2")
     assert [row["ids"] for row in together] == [row["ids"] for row in rows]
     raw = ["--prompt", "The sky is", "--raw", "--max-new-tokens", "5"]
-    drawn = [said(*raw, *more)[0]["ids"] for more in ([], ["--temperature", "9", "--method", "vanilla"])]
+    drawn = [
+        said(*raw, *more)[0]["ids"] for more in ([], ["--temperature", "9", "--method", "vanilla"])
+    ]
     assert drawn[0] == decoder.generate("The sky is", max_new_tokens=5).ids != drawn[1]
 
 
@@ -84,9 +95,13 @@ def test_a_prompt_gets_the_template_that_there_is_or_none(decoder, said, monkeyp
     stop = decoder.generate(decoder.ids_of([{"role": "user", "content": text}])).text[:2]
     (stopped,) = said(*few, "--stop", stop)
     assert stopped["stop"] == "stop" and len(stopped["ids"]) < 8
-    Chat(decoder, out := io.StringIO(), colours=False, max_new_tokens=8, sampling=GREEDY, stop=[stop]).say(text)
+    Chat(
+        decoder, out := io.StringIO(), colours=False, max_new_tokens=8, sampling=GREEDY, stop=[stop]
+    ).say(text)
     assert out.getvalue() == stopped["text"] + "\n"
-    monkeypatch.setattr(decoder.tokenizer, "chat_template", "{{ messages[0].content }}{% if loud %} LOUD{% endif %}")
+    monkeypatch.setattr(
+        decoder.tokenizer, "chat_template", "{{ messages[0].content }}{% if loud %} LOUD{% endif %}"
+    )
     for more, asked in (([], text), (["--chat-template-kwargs", '{"loud": true}'], f"{text} LOUD")):
         ids = decoder.tokenizer(asked, add_special_tokens=False).input_ids
         assert said(*few, *more)[0]["ids"] == decoder.generate(ids, max_new_tokens=8).ids
@@ -95,21 +110,35 @@ def test_a_prompt_gets_the_template_that_there_is_or_none(decoder, said, monkeyp
     assert row["ids"] == decoder.generate(text, max_new_tokens=8).ids and "messages" not in row
     with pytest.raises(UserError, match="is a chat, and the tokenizer has no template"):
         decoder.ids_of([{"role": "user", "content": text}])
-    by_code = {"apply_chat_template": lambda tokenizer, turns, **options: [5, 6, len(turns[0]["content"])]}
+    by_code = {
+        "apply_chat_template": lambda tokenizer, turns, **options: [5, 6, len(turns[0]["content"])]
+    }
     with monkeypatch.context() as patched:  # mistral-common's: no template, and yet prompts
-        patched.setattr(decoder.tokenizer, "__class__", type("Own", (type(decoder.tokenizer),), by_code))
+        patched.setattr(
+            decoder.tokenizer, "__class__", type("Own", (type(decoder.tokenizer),), by_code)
+        )
         assert said(*few)[0]["ids"] == decoder.generate([5, 6, len(text)], max_new_tokens=8).ids
     monkeypatch.setattr(decoder.target, "name", "lmsys/vicuna-7b-v1.3")
-    assert decoder.tokenizer.decode(decoder.ids_of([{"role": "user", "content": text}])).count("USER: Hello") == 1
+    assert (
+        decoder.tokenizer.decode(decoder.ids_of([{"role": "user", "content": text}])).count(
+            "USER: Hello"
+        )
+        == 1
+    )
 
 
 def test_a_last_line_says_how_fast_it_was_and_whether_drafting_paid(decoder, monkeypatch, capsys):
     monkeypatch.setattr(Decoder, "from_pretrained", lambda *_, **__: decoder)
     monkeypatch.setattr(time, "perf_counter", iter((10.0, 14.5)).__next__)
-    answers = [Answer("a", [1] * 9, [4, 5], "eos", 0.0), Answer("b", [2] * 3, [1, 1, 1], "eos", 1.5)]
+    answers = [
+        Answer("a", [1] * 9, [4, 5], "eos", 0.0),
+        Answer("b", [2] * 3, [1, 1, 1], "eos", 1.5),
+    ]
     monkeypatch.setattr(decoder, "answers", lambda *_, **__: iter(answers))
     monkeypatch.setattr(decoder.method, "describe", lambda: {"predicted_speedup": 1.254})
-    monkeypatch.setattr("model.cli.choose_threads", lambda *_: "")  # which reads the clock if OMP_NUM_THREADS is unset
+    monkeypatch.setattr(
+        "model.cli.choose_threads", lambda *_: ""
+    )  # which reads the clock if OMP_NUM_THREADS is unset
     arguments = ["generate", EMBEDDED, "--file", "-", "--raw"]
     for more, says in (
         (["--quiet"], ""),
@@ -119,11 +148,18 @@ def test_a_last_line_says_how_fast_it_was_and_whether_drafting_paid(decoder, mon
         monkeypatch.setattr(time, "perf_counter", iter((10.0, 14.5)).__next__)
         main([*arguments, *more])
         assert capsys.readouterr() == ("a\nb\n", says)
-    figures = {"predicted_speedup": 0.98, "sizes": [0, 8], "plain_steps": 5, "steps_by_size": [1, 2]}
+    figures = {
+        "predicted_speedup": 0.98,
+        "sizes": [0, 8],
+        "plain_steps": 5,
+        "steps_by_size": [1, 2],
+    }
     monkeypatch.setattr(decoder.method, "describe", lambda: figures)
     said = "steps: 75 % of 0, 25 % of 8 nodes: about 0.98 times plain decoding"
     assert summary(decoder, answers, 4.5) == f"{SPEED}; {said}"
-    monkeypatch.setattr(decoder.method, "describe", lambda: {})  # a fixed size: no plain step to compare with
+    monkeypatch.setattr(
+        decoder.method, "describe", lambda: {}
+    )  # a fixed size: no plain step to compare with
     assert summary(decoder, answers[:1], 4.5) == "9 tokens in 2 steps: 4.50 a step, 2.0 tokens/s"
 
 
@@ -144,19 +180,45 @@ def test_what_a_code_page_lacks_is_escaped_and_what_is_no_text_is_one_line(tmp_p
     def run(*arguments, stdin=b"", **environment):
         command = [*COMMAND, *arguments, "--max-new-tokens", "2"]
         done = subprocess.run(
-            command, input=stdin, capture_output=True, cwd=ROOT, timeout=120, env=os.environ | environment
+            command,
+            input=stdin,
+            capture_output=True,
+            cwd=ROOT,
+            timeout=120,
+            env=os.environ | environment,
         )
         assert b"Traceback" not in done.stderr
         return done
 
     prompt = "Näme 日本 🙂"
     for encoding in ("ascii", "cp1252"):
-        done = run("generate", EMBEDDED, "--jsonl", "--quiet", "--prompt", prompt, PYTHONIOENCODING=encoding)
-        assert json.loads(done.stdout.decode(encoding))["prompt"] == prompt and b"\\u65e5" in done.stdout
+        done = run(
+            "generate",
+            EMBEDDED,
+            "--jsonl",
+            "--quiet",
+            "--prompt",
+            prompt,
+            PYTHONIOENCODING=encoding,
+        )
+        assert (
+            json.loads(done.stdout.decode(encoding))["prompt"] == prompt
+            and b"\\u65e5" in done.stdout
+        )
     done = run("generate", EMBEDDED, "--prompt", b"N\xff")
-    assert done.returncode == 2 and done.stderr.startswith(b"error: argument N") and done.stderr.count(b"\n") == 1
-    done = run("chat", EMBEDDED, stdin=b"\xef\xbb\xbf/help\nN\xff\n/quit\n", PYTHONIOENCODING="utf-8")
-    assert done.returncode == 0 and b"methods: vanilla" in done.stdout and b"surrogate" not in done.stdout
+    assert (
+        done.returncode == 2
+        and done.stderr.startswith(b"error: argument N")
+        and done.stderr.count(b"\n") == 1
+    )
+    done = run(
+        "chat", EMBEDDED, stdin=b"\xef\xbb\xbf/help\nN\xff\n/quit\n", PYTHONIOENCODING="utf-8"
+    )
+    assert (
+        done.returncode == 0
+        and b"methods: vanilla" in done.stdout
+        and b"surrogate" not in done.stdout
+    )
 
 
 def test_the_version(capsys):
@@ -167,13 +229,22 @@ def test_the_version(capsys):
 
 def test_a_hub_out_of_reach_is_said_at_once_with_what_there_is_instead(monkeypatch, capsys):
     """The hub's client had retried for two minutes, in 20 lines."""
-    monkeypatch.setattr("model.pretrained.constants.ENDPOINT", "http://127.0.0.1:9")  # nobody listens there
-    for name, says in (("nobody/nothing", ""), ("HuggingFaceTB/SmolLM2-135M-Instruct", "prefetch model=smollm2-135m")):
+    monkeypatch.setattr(
+        "model.pretrained.constants.ENDPOINT", "http://127.0.0.1:9"
+    )  # nobody listens there
+    for name, says in (
+        ("nobody/nothing", ""),
+        ("HuggingFaceTB/SmolLM2-135M-Instruct", "prefetch model=smollm2-135m"),
+    ):
         started = time.perf_counter()
         with pytest.raises(SystemExit):
             main(["generate", name, "--prompt", "x"])
         error = capsys.readouterr().err
-        assert "http://127.0.0.1:9 is not in reach" in error and says in error and error.count("\n") == 1
+        assert (
+            "http://127.0.0.1:9 is not in reach" in error
+            and says in error
+            and error.count("\n") == 1
+        )
         assert time.perf_counter() - started < 30
 
 
@@ -183,14 +254,29 @@ MISTAKES = [
     (["generate", EMBEDDED, "--prompt", "x", "--method", "magic"], "method magic: unknown"),
     (["generate", EMBEDDED, "--prompt", "x", "--set", "k"], "--set k: must be KEY=VALUE"),
     *(
-        (["generate", EMBEDDED, "--prompt", "x", "--set", f"{name}=abc"], f"--set {name}=abc: {name} is no setting of")
-        for name in ("execution", "dtype", "device", "linear", "quantize", "model", "tokenizer", "eos")
+        (
+            ["generate", EMBEDDED, "--prompt", "x", "--set", f"{name}=abc"],
+            f"--set {name}=abc: {name} is no setting of",
+        )
+        for name in (
+            "execution",
+            "dtype",
+            "device",
+            "linear",
+            "quantize",
+            "model",
+            "tokenizer",
+            "eos",
+        )
     ),
     (["generate", EMBEDDED, "--prompt", "x", "--temperature", "-1"], "sampling.temperature=-1.0"),
     (["generate", EMBEDDED, "--prompt", "x", "--max-new-tokens", "0"], "max_new_tokens=0"),
     (["generate", EMBEDDED, "--prompt", "x", "--device", "foo"], "device=foo"),
     (["generate", EMBEDDED, "--prompt", "x", "--dtype", "foo"], "dtype=foo: use one of auto"),
-    (["generate", EMBEDDED, "--prompt", "x", "--method", "sps"], "method.draft_path: Speculative needs this setting"),
+    (
+        ["generate", EMBEDDED, "--prompt", "x", "--method", "sps"],
+        "method.draft_path: Speculative needs this setting",
+    ),
     (["generate", EMBEDDED, "--prompt", "x", "--set", "k=abc"], "method.k=abc: must be"),
     (["generate", EMBEDDED, "--prompt", "x", "--seed", "99999999999999999999"], "sampling.seed="),
 ]
@@ -212,7 +298,10 @@ def test_commands_of_a_chat(decoder):
         ("/method recycling tree=best:9", "method recycling tree=best:9"),
         ("/method dynamic nodes=5", "method dynamic"),
         ("/method nonesuch", "unknown"),
-        ("/method pld depth=3", "method.depth: no such setting; PromptLookup has max_ngram, draft_tokens"),
+        (
+            "/method pld depth=3",
+            "method.depth: no such setting; PromptLookup has max_ngram, draft_tokens",
+        ),
         ("/method pld max_ngram=x", "method.max_ngram=x: must be"),
         ("/method rest", "datastore_path: Rest needs this setting"),
         ("/method dynamic eos=1", "eos is no setting of a method"),
@@ -233,7 +322,9 @@ def test_commands_of_a_chat(decoder):
 def test_a_chat_that_is_too_long_says_what_to_do(decoder):
     out, short = io.StringIO(), Decoder(decoder.target.model, decoder.tokenizer, context=128)
     chat = Chat(short, out, colours=False, max_new_tokens=40, sampling=GREEDY)
-    assert chat.say("word " * 200) and "prompt of" in out.getvalue() and chat.turns == [], "the turn is taken back"
+    assert chat.say("word " * 200) and "prompt of" in out.getvalue() and chat.turns == [], (
+        "the turn is taken back"
+    )
     for _ in range(9):
         chat.say("Tell me about a river.")
     assert "/reset forgets it" in out.getvalue()
@@ -243,7 +334,9 @@ def test_a_chat_that_is_too_long_says_what_to_do(decoder):
 
 # A title, a colour, C1's CSI, a bell, a carriage return, DEL, and text in reverse; é, a tab and a newline are text.
 HOSTILE = "a\033]2;owned\007\033[31mé\x9b2J\a\rx\x7f\u202ey\u2066z\tt\nb\u200f"
-SHOWN = r"a\u001b]2;owned\u0007\u001b[31mé\u009b2J\u0007\u000dx\u007f\u202ey\u2066z" + "\tt\nb\u200f"
+SHOWN = (
+    r"a\u001b]2;owned\u0007\u001b[31mé\u009b2J\u0007\u000dx\u007f\u202ey\u2066z" + "\tt\nb\u200f"
+)
 
 
 def refused(*arguments, **settings):
@@ -257,7 +350,9 @@ def test_a_chat_shows_control_characters_and_sends_none(decoder, monkeypatch, co
     chat = Chat(decoder, out, colours=colours, max_new_tokens=60, sampling=GREEDY)
     steps = [StepRecord([i], 1, ()) for i in range(len(HOSTILE))]
     monkeypatch.setattr(decoder, "stream", lambda *arguments, **settings: (step for step in steps))
-    monkeypatch.setattr(decoder, "text_of", lambda ids: "".join(HOSTILE[i : i + 1] for i in ids))  # a character a token
+    monkeypatch.setattr(
+        decoder, "text_of", lambda ids: "".join(HOSTILE[i : i + 1] for i in ids)
+    )  # a character a token
     chat.say("Hello there.")
     own = re.compile(r"\033\[[0-9;]*m" if colours else "(?!)")
     assert chat.turns[1]["content"] == HOSTILE, "kept as it is"
@@ -341,7 +436,9 @@ def test_a_turn_of_each_seed_has_noise_of_its_own(decoder, monkeypatch):
     """Seed 0's second answer had the seed of the first of seed 2."""
     seeds = []
     stream = decoder.stream
-    monkeypatch.setattr(decoder, "stream", lambda *a, **way: seeds.append(way["sampling"].seed) or stream(*a, **way))
+    monkeypatch.setattr(
+        decoder, "stream", lambda *a, **way: seeds.append(way["sampling"].seed) or stream(*a, **way)
+    )
     for seed in range(4):
         sampling = Sampling(temperature=1.0, seed=seed)
         chat = Chat(decoder, io.StringIO(), colours=False, max_new_tokens=2, sampling=sampling)
@@ -370,27 +467,40 @@ def test_a_wheel_works_without_the_harness(tmp_path):
     pytest.importorskip("setuptools")
     source = tmp_path / "source"
     listed = ["git", "ls-files", "model", "pyproject.toml", "README.md", "LICENSE"]
-    files = subprocess.run(listed, cwd=ROOT, text=True, capture_output=True, check=True).stdout.split()
+    files = subprocess.run(
+        listed, cwd=ROOT, text=True, capture_output=True, check=True
+    ).stdout.split()
     for name in files:
         (source / name).parent.mkdir(parents=True, exist_ok=True)
         (source / name).write_bytes((ROOT / name).read_bytes())
     wheel = [sys.executable, "-m", "pip", "wheel", "--no-deps", "--no-build-isolation", "-q"]
-    subprocess.run([*wheel, "-w", str(tmp_path), str(source)], check=True, capture_output=True, timeout=240)
+    subprocess.run(
+        [*wheel, "-w", str(tmp_path), str(source)], check=True, capture_output=True, timeout=240
+    )
     (built,) = tmp_path.glob("*.whl")
     with zipfile.ZipFile(built) as packed:
         names = set(packed.namelist())
         packed.extractall(tmp_path / "there")
-    inside = {f"token_recycling/{Path(name).relative_to('model')}" for name in files if name.startswith("model/")}
+    inside = {
+        f"token_recycling/{Path(name).relative_to('model')}"
+        for name in files
+        if name.startswith("model/")
+    }
     assert inside <= names, "every module and tree is in it"
     harness = ("hydra", "omegaconf", "fastchat", "pandas", "matplotlib", "evaluation", "model")
     arguments = ["generate", EMBEDDED, "--prompt", "Hello there.", "--max-new-tokens", "8"]
     without = f"import sys; sys.modules |= dict.fromkeys({harness!r})\n"
     program = f"{without}from token_recycling.cli import main; main({arguments!r})"
-    there = os.environ | {"PYTHONPATH": str(tmp_path / "there"), "HF_MODULES_CACHE": str(tmp_path / "modules")}
+    there = os.environ | {
+        "PYTHONPATH": str(tmp_path / "there"),
+        "HF_MODULES_CACHE": str(tmp_path / "modules"),
+    }
 
     def run(program, environment):
         command = [sys.executable, "-c", program]
-        return subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=120, env=environment)
+        return subprocess.run(
+            command, cwd=tmp_path, capture_output=True, text=True, timeout=120, env=environment
+        )
 
     done = run(program, there)
     assert done.returncode == 0 and done.stdout.strip(), done.stderr

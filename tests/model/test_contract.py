@@ -34,7 +34,11 @@ def prompts() -> list[list[int]]:
     """One token; some; one that holds its own answer, so that copies of it are accepted, too."""
     rng = random.Random(1)
     start = [rng.randrange(3, V) for _ in range(6)]
-    return [[5], [rng.randrange(3, V) for _ in range(9)] * 2, start + greedy(model(), start, 30) + start]
+    return [
+        [5],
+        [rng.randrange(3, V) for _ in range(9)] * 2,
+        start + greedy(model(), start, 30) + start,
+    ]
 
 
 @cache
@@ -50,7 +54,9 @@ def _longest(prompt: tuple[int, ...]) -> list[int]:
 @cache
 def plain_sampling(prompt: tuple[int, ...], sampling: Sampling) -> list[int]:
     target = Target(model())
-    return generate(target, Vanilla(target.device), list(prompt), max_new_tokens=20, sampling=sampling).tokens
+    return generate(
+        target, Vanilla(target.device), list(prompt), max_new_tokens=20, sampling=sampling
+    ).tokens
 
 
 def own_text(prompt, tokens, eos=()):
@@ -84,7 +90,9 @@ def test_greedy_text_and_the_same_steps_eager_static_and_captured(name, companio
             assert out.tokens == own_text(prompt, 40), form
             assert sum(out.accept_lengths) == len(out.tokens) == 40 and out.stop == "length"
             assert all(len(step.rank_path) == step.accepted - 1 for step in out.steps[:-1])
-            assert out.steps[-1].accepted - 1 <= len(out.steps[-1].rank_path) <= out.steps[-1].accepted
+            assert (
+                out.steps[-1].accepted - 1 <= len(out.steps[-1].rank_path) <= out.steps[-1].accepted
+            )
             assert max(step.nodes for step in out.steps) <= drafter.max_nodes
             assert out.forwards - len(out.steps) in (0, len(prompt) > 1)
             answers.append(out.steps)
@@ -108,8 +116,13 @@ def test_sampled_text_is_plain_samplings(name, companions):
             ways.append(Sampling(temperature=1.0, repetition_penalty=1.2, seed=3))
         for sampling in ways:
             for prompt in prompts()[:2]:
-                out = generate(target, drafter, prompt, max_new_tokens=20, sampling=sampling, execution=form)
-                assert out.tokens == plain_sampling(tuple(prompt), sampling) and sum(out.accept_lengths) == 20
+                out = generate(
+                    target, drafter, prompt, max_new_tokens=20, sampling=sampling, execution=form
+                )
+                assert (
+                    out.tokens == plain_sampling(tuple(prompt), sampling)
+                    and sum(out.accept_lengths) == 20
+                )
 
 
 @every_method
@@ -122,14 +135,25 @@ def test_it_ends_with_any_eos_at_the_limit_and_at_the_contexts_end(name, compani
             for eos in ({free[20], 1000}, {free[0]}, {free[17], free[30]}):
                 drafter = make(name, target, companions, eos=eos)
                 for _ in range(2):
-                    out = generate(target, drafter, prompt, max_new_tokens=50, eos=eos, execution=form)
+                    out = generate(
+                        target, drafter, prompt, max_new_tokens=50, eos=eos, execution=form
+                    )
                     assert out.tokens == own_text(prompt, 50, eos)
                     assert out.stop == "eos" and sum(out.accept_lengths) == len(out.tokens)
             for limit in (1, 2, 3, 7):
                 out = generate(
-                    target, drafter, prompt, max_new_tokens=limit, eos={free[limit]} - {*free[:limit]}, execution=form
+                    target,
+                    drafter,
+                    prompt,
+                    max_new_tokens=limit,
+                    eos={free[limit]} - {*free[:limit]},
+                    execution=form,
                 )
-                assert out.tokens == free[:limit] and out.stop == "length" and sum(out.accept_lengths) == limit
+                assert (
+                    out.tokens == free[:limit]
+                    and out.stop == "length"
+                    and sum(out.accept_lengths) == limit
+                )
         drafter = make(name, near, companions)
         for _ in range(2):
             out = generate(near, drafter, prompt, max_new_tokens=50, execution=form)
@@ -148,10 +172,15 @@ def test_processors_and_criteria_are_called_once_a_token_and_never_behind_the_en
         ({free[20]}, 50, 50),
         (set(), 50, 17),
     ):
-        drafter, expected = make(name, target, companions, eos=eos), own_text(prompt, min(limit, stop), eos)
+        drafter, expected = (
+            make(name, target, companions, eos=eos),
+            own_text(prompt, min(limit, stop), eos),
+        )
         for _ in range(2):  # hot: what is drafted goes past the end
             texts, asked = [], []
-            ways = Sampling(processors=(lambda ids, scores: texts.append(ids[0].tolist()) or scores,))  # noqa: B023
+            ways = Sampling(
+                processors=(lambda ids, scores: texts.append(ids[0].tolist()) or scores,)  # noqa: B023
+            )
             settings = dict(max_new_tokens=limit, eos=eos, sampling=ways)
             settings["ends"] = lambda text: asked.append(text) or len(text) == len(prompt) + stop  # noqa: B023
             assert generate(target, drafter, prompt, **settings).tokens == expected
@@ -169,7 +198,11 @@ def test_a_processor_may_call_the_model_and_this_method_itself(name, companions)
         with torch.no_grad():
             of(ids[:, -3:])
         if not inner or ids.shape[1] % 7 == 0:
-            inner.append(of.generate(torch.tensor([prompts()[1]]), custom_generate=ours, **settings)[0, -8:].tolist())
+            inner.append(
+                of.generate(torch.tensor([prompts()[1]]), custom_generate=ours, **settings)[
+                    0, -8:
+                ].tolist()
+            )
         return scores
 
     settings = dict(max_new_tokens=8, do_sample=False, eos_token_id=[], pad_token_id=0)
@@ -197,10 +230,14 @@ def test_a_saved_state_goes_on_exactly_and_a_reset_forgets(name, companions, tmp
         expected.append(generate(target, whole, prompt, max_new_tokens=30).steps)
         assert generate(target, part, prompt, max_new_tokens=30).steps == expected[-1]
     assert comparable(part.state_dict()) == comparable(whole.state_dict())
-    assert (expected[:3] != expected[3:]) == whole.stateful == bool(whole.state_dict()), "what is kept is of use"
+    assert (expected[:3] != expected[3:]) == whole.stateful == bool(whole.state_dict()), (
+        "what is kept is of use"
+    )
     whole.reset()
     assert comparable(whole.state_dict()) == comparable(fresh.state_dict())
-    assert [generate(target, whole, prompt, max_new_tokens=30).steps for prompt in prompts()] == expected[:3]
+    assert [
+        generate(target, whole, prompt, max_new_tokens=30).steps for prompt in prompts()
+    ] == expected[:3]
 
 
 @every_method
@@ -210,7 +247,8 @@ def test_sequences_in_turns_do_not_disturb_each_other(name, companions):
         target, rng = Target(model()), random.Random(2)
         drafter = make(name, target, companions)
         open_ = {
-            i: decode(target, drafter.session(), p, max_new_tokens=24, execution=form) for i, p in enumerate(prompts())
+            i: decode(target, drafter.session(), p, max_new_tokens=24, execution=form)
+            for i, p in enumerate(prompts())
         }
         steps = {i: [] for i in open_}
         while open_:
@@ -219,12 +257,19 @@ def test_sequences_in_turns_do_not_disturb_each_other(name, companions):
                 del open_[i]
             else:
                 steps[i].append(step)
-        assert [text_of(steps[i]) for i in range(3)] == [own_text(prompt, 24) for prompt in prompts()]
+        assert [text_of(steps[i]) for i in range(3)] == [
+            own_text(prompt, 24) for prompt in prompts()
+        ]
         if not drafter.stateful:
-            alone = [generate(target, drafter, prompt, max_new_tokens=24, execution=form).steps for prompt in prompts()]
+            alone = [
+                generate(target, drafter, prompt, max_new_tokens=24, execution=form).steps
+                for prompt in prompts()
+            ]
             assert [steps[i] for i in range(3)] == alone
         for every in (1, 3):
-            abandoned = decode(target, drafter.session(), prompts()[1], max_new_tokens=24, execution=form)
+            abandoned = decode(
+                target, drafter.session(), prompts()[1], max_new_tokens=24, execution=form
+            )
             next(abandoned)
             tokens = []
             for i, step in enumerate(
@@ -274,14 +319,18 @@ def test_a_conversation_keeps_the_cache_of_its_earlier_turns(name, companions):
     forwarded.clear()
     assert decoder.generate(edited, max_new_tokens=20).ids == expected
     assert max(forwarded) >= len(edited) - 3
-    assert decoder.generate(edited, max_new_tokens=20).ids == expected, "asked once more: all but the root is kept"
+    assert decoder.generate(edited, max_new_tokens=20).ids == expected, (
+        "asked once more: all but the root is kept"
+    )
 
 
 @every_method
 def test_threads_that_share_it_answer_as_alone(name, companions):
     """A decoder, and transformers' generate with this decoding, hot and cold."""
     of, method = toy_model("llama-grouped"), name.split()[0]
-    of.register_forward_pre_hook(lambda *_: time.sleep(0.0005))  # lets the others overwrite what they can
+    of.register_forward_pre_hook(
+        lambda *_: time.sleep(0.0005)
+    )  # lets the others overwrite what they can
     settings = SETTINGS[name] | companions.get(name, {})
     hot = Decoder(of, method=method, linear="torch", eos=(), **settings)
     cold = Generate(method, start="cold", **settings)
@@ -289,7 +338,12 @@ def test_threads_that_share_it_answer_as_alone(name, companions):
     def work(prompt):
         ids = torch.tensor([prompt])
         out = of.generate(
-            ids, max_new_tokens=15, do_sample=False, eos_token_id=[], pad_token_id=0, custom_generate=cold
+            ids,
+            max_new_tokens=15,
+            do_sample=False,
+            eos_token_id=[],
+            pad_token_id=0,
+            custom_generate=cold,
         )
         return hot.generate(prompt, max_new_tokens=15).ids, out[0, len(prompt) :].tolist()
 
@@ -302,11 +356,15 @@ def extended(more=9):
     """The same model with ids that its head never gives, as Mllama's picture token."""
     of = toy_model("llama-grouped")
     rows = of.get_input_embeddings().weight.detach()
-    of.set_input_embeddings(torch.nn.Embedding.from_pretrained(torch.cat((rows, 0.5 * rows[:more])), freeze=False))
+    of.set_input_embeddings(
+        torch.nn.Embedding.from_pretrained(torch.cat((rows, 0.5 * rows[:more])), freeze=False)
+    )
     return of
 
 
-@pytest.mark.parametrize("name", [name for name in SETTINGS if name not in ("rest", "sps")])  # files of their own size
+@pytest.mark.parametrize(
+    "name", [name for name in SETTINGS if name not in ("rest", "sps")]
+)  # files of their own size
 def test_a_prompt_may_have_ids_beyond_the_heads_rows(name, companions):
     of = extended()
     target, rng = Target(of), random.Random(3)
@@ -318,8 +376,14 @@ def test_a_prompt_may_have_ids_beyond_the_heads_rows(name, companions):
 
 def test_ids_and_drafters_of_another_vocabulary_are_refused():
     small, large = Target(model()), Target(extended())
-    for drafter in (make_method("dynamic", large), make_method("spine", large), make_method("goose", large)):
-        with pytest.raises(UserError, match=f"made for {V + 9} token ids, LlamaForCausalLM has {V}"):
+    for drafter in (
+        make_method("dynamic", large),
+        make_method("spine", large),
+        make_method("goose", large),
+    ):
+        with pytest.raises(
+            UserError, match=f"made for {V + 9} token ids, LlamaForCausalLM has {V}"
+        ):
             generate(small, drafter, [5, 6], max_new_tokens=4)
     for ids in ([5, V], [-1, 5]):
         with pytest.raises(UserError, match="ids outside the vocabulary"):
@@ -334,8 +398,19 @@ def test_ids_and_drafters_of_another_vocabulary_are_refused():
 def test_compiled_loops_stay_inside_their_arrays(tmp_path):
     """This file again, with numba's checks, compiled anew: an index out of bounds raises."""
     checked = os.environ | {"NUMBA_BOUNDSCHECK": "1", "NUMBA_CACHE_DIR": str(tmp_path)}
-    command = [sys.executable, "-m", "pytest", "-q", "-x", "-k", "dynamic or suffix or spine or logitspec", __file__]
-    run = subprocess.run([*command, "-m", "not slow"], env=checked, cwd=ROOT, capture_output=True, text=True)
+    command = [
+        sys.executable,
+        "-m",
+        "pytest",
+        "-q",
+        "-x",
+        "-k",
+        "dynamic or suffix or spine or logitspec",
+        __file__,
+    ]
+    run = subprocess.run(
+        [*command, "-m", "not slow"], env=checked, cwd=ROOT, capture_output=True, text=True
+    )
     assert run.returncode == 0, run.stdout[-2000:]
 
 
@@ -362,7 +437,9 @@ WRONG = {
         branches=[1, "yes"],
         cached_answers=[-1, 0.5],
     ),
-    "suffix_recycling": dict(min_match=[0], max_draft=[0], history_tokens=[1], nodes=["auto:161", "auto:4096"]),
+    "suffix_recycling": dict(
+        min_match=[0], max_draft=[0], history_tokens=[1], nodes=["auto:161", "auto:4096"]
+    ),
     "lookahead": dict(level=[2], window=[0, 1100], guess=[0]),
     "ngram_cache": dict(leader=[0], follower=[0], capacity=[0], followers=[0], nodes=[2]),
     "rest": dict(min_ngram=[0, 17], nodes=[0], depth=[0], places=[0]),
@@ -376,11 +453,20 @@ WRONG = {
         recycle_prompt=["no"],
     ),
     "spine": dict(
-        nodes=[0, 5000, "many", "auto:4097"], k=[0], accept_probs=[[], [0.5, 1.5], ["often"]], history_tokens=[1]
+        nodes=[0, 5000, "many", "auto:4097"],
+        k=[0],
+        accept_probs=[[], [0.5, 1.5], ["often"]],
+        history_tokens=[1],
     ),
     "goose": dict(nodes=[0, -1, 4097, 2.5, "24"], history_pairs=[-1, 0.5, True]),
     "logitspec": dict(nodes=[0, 4097, 1.5, None], history_tokens=[1]),
-    "racer": dict(nodes=[0, 4097, 2.5, True], k=[0, V + 1], ngram=[1], min_match=[0, 11], trie_nodes=[11, None]),
+    "racer": dict(
+        nodes=[0, 4097, 2.5, True],
+        k=[0, V + 1],
+        ngram=[1],
+        min_match=[0, 11],
+        trie_nodes=[11, None],
+    ),
     "dynamic": dict(
         nodes=[-1, 5000, 2.5, "auto:", "auto:4097"],
         k=[0, V + 1],
@@ -399,7 +485,9 @@ def test_settings_out_of_range_are_refused_by_name(name, companions):
     target = Target(model())
     for setting, values in WRONG[name].items():
         for value in values:
-            settings = {setting: value} | ({"nodes": None} if name == "suffix" and setting != "nodes" else {})
+            settings = {setting: value} | (
+                {"nodes": None} if name == "suffix" and setting != "nodes" else {}
+            )
             with pytest.raises(UserError, match=setting) as refused:
                 make_method(name, target, **companions.get(name, {}) | settings)
             assert not any(odd in str(refused.value) for odd in ("\n", "('", "Tree("))
@@ -422,4 +510,7 @@ def test_every_architecture(architecture, form):
     eos = {answer[10]}
     expected = answer[: answer.index(answer[10]) + 1]
     for drafter in (*drafters.values(), Oracle(answer + [3] * 40)):
-        assert generate(target, drafter, prompt, max_new_tokens=40, eos=eos, execution=form).tokens == expected
+        assert (
+            generate(target, drafter, prompt, max_new_tokens=40, eos=eos, execution=form).tokens
+            == expected
+        )

@@ -27,7 +27,12 @@ for _ in range(50):
 def test_two_processes_writing_the_same_files_do_not_break_one_another(tmp_path):
     """Both had written to NAME.part: one renamed it away under the other, or renamed the other's half."""
     started = [
-        subprocess.Popen([sys.executable, "-c", RACE, tmp_path, str(n)], cwd=ROOT, stderr=subprocess.PIPE, text=True)
+        subprocess.Popen(
+            [sys.executable, "-c", RACE, tmp_path, str(n)],
+            cwd=ROOT,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
         for n in (1, 2)
     ]
     for process in started:
@@ -44,11 +49,16 @@ def test_what_fails_leaves_the_old_file_and_nothing_else(tmp_path):
     with pytest.raises(KeyboardInterrupt), replaced(path) as partial:
         partial.write_text("half")
         raise KeyboardInterrupt
-    with pytest.raises(UserError, match=r"kept.txt: cannot be written \(No space left on device\)"), replaced(path):
+    with (
+        pytest.raises(UserError, match=r"kept.txt: cannot be written \(No space left on device\)"),
+        replaced(path),
+    ):
         raise OSError(28, "No space left on device")
     assert path.read_text() == "old" and list(tmp_path.iterdir()) == [path]
     for below in (path / "x.json", path / "deeper/x.json"):
-        with pytest.raises(UserError, match=r"x.json: cannot be written \(Not a directory|File exists"):
+        with pytest.raises(
+            UserError, match=r"x.json: cannot be written \(Not a directory|File exists"
+        ):
             write_json(below, {})
     with pytest.raises(UserError, match="x.safetensors: cannot be written"):
         save_state({"candidates": torch.zeros(1)}, path / "x.safetensors")

@@ -27,7 +27,17 @@ from model.engine.linear import _copies, unpack_linears
 from model.engine.sampling import Sampling
 from model.errors import UserError
 from model.files import ROOT
-from model.generate import ATTRIBUTE, DRAWS, IRRELEVANT, OUTPUTS, PROCESSORS, READ, REFUSED, Generate, undecided
+from model.generate import (
+    ATTRIBUTE,
+    DRAWS,
+    IRRELEVANT,
+    OUTPUTS,
+    PROCESSORS,
+    READ,
+    REFUSED,
+    Generate,
+    undecided,
+)
 from model.methods import make_method
 from model.tuning import Execution, choose_linear
 from tests.conftest import greedy, toy_model
@@ -40,7 +50,12 @@ IDS = torch.tensor([PROMPT])
 
 
 def answer(settings, model=None, **more):
-    settings = {"max_new_tokens": 30, "do_sample": False, "pad_token_id": 0, "eos_token_id": []} | settings
+    settings = {
+        "max_new_tokens": 30,
+        "do_sample": False,
+        "pad_token_id": 0,
+        "eos_token_id": [],
+    } | settings
     return (model or toy_model("llama")).generate(IDS, **settings, **more)
 
 
@@ -75,7 +90,10 @@ def test_what_is_not_done_or_would_not_be_seen_is_refused_by_name():
         *(({name: True, "return_dict_in_generate": True}, name) for name in OUTPUTS),
         ({"dola_layers": "low"}, "dola_layers"),
         ({"prompt_lookup_num_tokens": 3}, "prompt_lookup_num_tokens"),
-        ({"do_sample": True, "num_return_sequences": 2}, "not supported: num_return_sequences; leave"),
+        (
+            {"do_sample": True, "num_return_sequences": 2},
+            "not supported: num_return_sequences; leave",
+        ),
         ({"position_ids": torch.arange(5)[None] + 3}, "position_ids"),
     ):
         with pytest.raises(UserError, match=says):
@@ -140,13 +158,18 @@ GREEDY = {
     "begin_suppress_tokens": {"begin_suppress_tokens": [36, 54, 35]},
     "forced_bos_token_id": {"forced_bos_token_id": 7},
     "forced_eos_token_id": {"forced_eos_token_id": 8},
-    "exponential_decay_length_penalty": {"exponential_decay_length_penalty": (3, 3.0), "eos_token_id": 9},
+    "exponential_decay_length_penalty": {
+        "exponential_decay_length_penalty": (3, 3.0),
+        "eos_token_id": 9,
+    },
     "remove_invalid_values": {"remove_invalid_values": True},
     "renormalize_logits": {"renormalize_logits": True},
     "criteria": {"stopping_criteria": StoppingCriteriaList([Stop()])},
     "eos by criterion": {"stopping_criteria": StoppingCriteriaList([EosTokenCriteria(16)])},
     "own processor": {"logits_processor": [Odd()], "repetition_penalty": 1.4},
-    "of one row": {"prefix_allowed_tokens_fn": lambda row, text: [[int(text[-1]) % 50 + 3, 7, 11, 20]][row]},
+    "of one row": {
+        "prefix_allowed_tokens_fn": lambda row, text: [[int(text[-1]) % 50 + 3, 7, 11, 20]][row]
+    },
     "use_cache": {"use_cache": False},
     "cache_implementation": {"cache_implementation": "static"},
     "length_penalty": {"length_penalty": 2.0},
@@ -164,8 +187,12 @@ def test_what_is_honoured_does_what_it_does_in_generate():
     output = answer({"return_dict_in_generate": True}, model, custom_generate=ours)
     assert output.sequences.tolist() == plain
     (generation,) = output.generations
-    assert generation.tokens == plain[0][-len(generation.tokens) :] and generation.forwards >= len(generation.steps)
-    assert sum(generation.accept_lengths) == len(generation.tokens) > len(generation.steps), "drafts were accepted"
+    assert generation.tokens == plain[0][-len(generation.tokens) :] and generation.forwards >= len(
+        generation.steps
+    )
+    assert sum(generation.accept_lengths) == len(generation.tokens) > len(generation.steps), (
+        "drafts were accepted"
+    )
 
 
 DRAWN = {
@@ -225,7 +252,11 @@ def test_a_streamer_hears_every_token_once_also_in_the_hubs_layout():
     """transformers loads custom_generate/generate.py of a local path, and runs it for whoever trusts it."""
     model = toy_model("llama")
     expected, hub = answer({}, model), dict(custom_generate=str(ROOT), trust_remote_code=True)
-    for way in (hub, hub | dict(method="pld"), dict(custom_generate=Generate(), token_streamer=Heard())):
+    for way in (
+        hub,
+        hub | dict(method="pld"),
+        dict(custom_generate=Generate(), token_streamer=Heard()),
+    ):
         streamer = way.get("token_streamer", Heard())
         assert answer({}, model, **way, streamer=streamer).equal(expected)
         assert streamer.tokens == expected[0].tolist() and streamer.ended == 1
@@ -236,21 +267,29 @@ def test_a_copy_of_a_model_that_decoded_decodes(way):
     """pickle and torch.save met the object that a folder's call leaves with the model: cannot pickle a weakref."""
     model = toy_model("llama-grouped")
     expected = answer({}, model)
-    ours = Generate("recycling", start="cold", nodes=6, context=100, execution="eager", linear="torch")
+    ours = Generate(
+        "recycling", start="cold", nodes=6, context=100, execution="eager", linear="torch"
+    )
     folder = dict(custom_generate=str(ROOT), trust_remote_code=True, method="pld")
     decoding = folder if way == "folder" else dict(custom_generate=ours)
     answer({}, model, **decoding)
     saved = io.BytesIO()
     torch.save(model, saved)
     saved.seek(0)
-    copies = [torch.load(saved, weights_only=False), pickle.loads(pickle.dumps(model)), copy.deepcopy(model)]
+    copies = [
+        torch.load(saved, weights_only=False),
+        pickle.loads(pickle.dumps(model)),
+        copy.deepcopy(model),
+    ]
     if way == "object":
         same = [pickle.loads(pickle.dumps(ours)), copy.deepcopy(ours)]
         for one in same:
             assert vars(one) == vars(ours)
             assert answer({}, model, custom_generate=one).equal(expected)
     for another in copies:
-        assert answer({}, another).equal(expected) and answer({}, another, **decoding).equal(expected)
+        assert answer({}, another).equal(expected) and answer({}, another, **decoding).equal(
+            expected
+        )
     assert answer({}, model, **decoding).equal(expected)
 
 
@@ -271,13 +310,21 @@ def test_what_was_learnt_outlives_a_longer_text_and_another_model(monkeypatch):
     assert target.context > 32 and bool(seen.any()) and bool(kept.any(-1)[seen].all())
 
 
-@pytest.mark.parametrize(("settings", "captured"), [({"top_p": 0.9, "top_k": 20}, True), ({"typical_p": 0.9}, False)])
+@pytest.mark.parametrize(
+    ("settings", "captured"), [({"top_p": 0.9, "top_k": 20}, True), ({"typical_p": 0.9}, False)]
+)
 def test_what_models_mostly_sample_with_takes_captured_steps(settings, captured, monkeypatch):
     """Qwen's and Llama's own settings are such; what reads the text is eager."""
     graphs, model = FakeGraphs(monkeypatch), toy_model("llama")
-    monkeypatch.setattr(generate_settings, "choose_execution", lambda target, name: Execution("graph", "a trial"))
+    monkeypatch.setattr(
+        generate_settings, "choose_execution", lambda target, name: Execution("graph", "a trial")
+    )
     monkeypatch.setattr(Target, "check_execution", lambda target, name: name)
-    answer({"max_new_tokens": 20, "do_sample": True, **settings}, model, custom_generate=Generate("vanilla"))
+    answer(
+        {"max_new_tokens": 20, "do_sample": True, **settings},
+        model,
+        custom_generate=Generate("vanilla"),
+    )
     assert (len(graphs.captured), graphs.replays) == ((1, 19) if captured else (0, 0))
 
 
@@ -301,13 +348,20 @@ def test_an_end_is_one_id_or_several_of_the_decoder_or_of_the_call():
     early, late = sorted(set(free), key=free.index)[-4::3]
     for eos in (early, [early], {early, late}):
         decoder = Decoder(model, eos=eos, nodes=8)
-        assert decoder.generate(PROMPT, max_new_tokens=30).ids == greedy(model, PROMPT, 30, [*decoder.eos])
+        assert decoder.generate(PROMPT, max_new_tokens=30).ids == greedy(
+            model, PROMPT, 30, [*decoder.eos]
+        )
         assert early in ends_of(decoder.method) == decoder.eos
     learnt = 0
     for eos in (early, [late]):
-        assert answer({"eos_token_id": eos}, model, custom_generate=ours).equal(answer({"eos_token_id": eos}, model))
+        assert answer({"eos_token_id": eos}, model, custom_generate=ours).equal(
+            answer({"eos_token_id": eos}, model)
+        )
         drafter = drafter_in(model, ours)
-        assert ends_of(drafter) == ({eos} if isinstance(eos, int) else set(eos)) and drafter.rows.seen.sum() > learnt
+        assert (
+            ends_of(drafter) == ({eos} if isinstance(eos, int) else set(eos))
+            and drafter.rows.seen.sum() > learnt
+        )
         learnt = drafter.rows.seen.sum()
 
 
@@ -319,7 +373,11 @@ def test_generate_packs_until_it_is_released_or_gone_where_it_does_not_fuse():
     model, plain = toy_model("llama-grouped"), {"Linear"}
     packed = {"PackedLinear"} if choose_linear(model).copy == "onednn" else plain
     expected = answer({}, model)
-    for more, types in (({}, packed), ({"linear": "torch"}, plain), ({"linear": "fused"}, {"PackedLinear", *plain})):
+    for more, types in (
+        ({}, packed),
+        ({"linear": "torch"}, plain),
+        ({"linear": "fused"}, {"PackedLinear", *plain}),
+    ):
         ours = Generate(**more)
         for _ in range(2):
             assert answer({}, model, custom_generate=ours).equal(expected)
@@ -344,7 +402,8 @@ def test_generate_takes_more_tokens_than_the_model_has_positions(monkeypatch):
         assert text == (own if eos is None else own[: own.index(eos) + 1])
         assert len(said) == (eos is None)
     assert (
-        answer({}, model, custom_generate=Generate(nodes=8, context=12))[0, 5:].tolist() == own[:7] and "12" in said[1]
+        answer({}, model, custom_generate=Generate(nodes=8, context=12))[0, 5:].tolist() == own[:7]
+        and "12" in said[1]
     )
     with pytest.raises(UserError, match="context=1: must be"):
         Generate(context=1)
@@ -353,7 +412,9 @@ def test_generate_takes_more_tokens_than_the_model_has_positions(monkeypatch):
 def test_a_context_is_set_where_a_model_asks_for_one():
     torch.manual_seed(0)
     sizes = dict(vocab_size=61, hidden_size=32, num_layers=2, num_heads=4, window_size=140)
-    model = GPTNeoForCausalLM(GPTNeoConfig(**sizes, attention_types=[[["global", "local"], 1]])).eval()
+    model = GPTNeoForCausalLM(
+        GPTNeoConfig(**sizes, attention_types=[[["global", "local"], 1]])
+    ).eval()
     with pytest.raises(UserError, match="set the context to 12 or less"):
         answer({}, model, custom_generate=Generate())
     ours = answer({}, model, custom_generate=Generate(nodes=8, context=12))
@@ -362,7 +423,10 @@ def test_a_context_is_set_where_a_model_asks_for_one():
 
 def test_a_criterion_is_asked_only_where_the_loop_does_not_decide():
     """Each question is a wait for a GPU, for every token."""
-    lengths, ends = [MaxLengthCriteria(40), MaxLengthCriteria(20)], [EosTokenCriteria([2, 3]), EosTokenCriteria(16)]
+    lengths, ends = (
+        [MaxLengthCriteria(40), MaxLengthCriteria(20)],
+        [EosTokenCriteria([2, 3]), EosTokenCriteria(16)],
+    )
     stop = Stop()
     assert undecided([lengths[0], ends[0]], 40, {2, 3}) == []
     assert undecided([*lengths, *ends, stop], 40, {2, 3}) == [lengths[1], ends[1], stop]

@@ -28,7 +28,11 @@ def load(folder):
 
 def _layer(model):
     """A linear layer inside, wherever the family has it."""
-    inside = [m for m in model.get_decoder().modules() if isinstance(m, torch.nn.Linear) and m.weight.dim() == 2]
+    inside = [
+        m
+        for m in model.get_decoder().modules()
+        if isinstance(m, torch.nn.Linear) and m.weight.dim() == 2
+    ]
     if not inside:
         raise RuntimeError("GPT-2's are no linear layers")
     return inside[len(inside) // 2]
@@ -74,7 +78,12 @@ def _resized(model):
 
 
 WRITES = [_trained, _added, _row_zeroed, _scaled, _normed, _unnormed]
-CASTS = [torch.nn.Module.bfloat16, torch.nn.Module.half, torch.nn.Module.float, torch.nn.Module.double]
+CASTS = [
+    torch.nn.Module.bfloat16,
+    torch.nn.Module.half,
+    torch.nn.Module.float,
+    torch.nn.Module.double,
+]
 LINEAR = ["auto", "half", "onednn", "fused", "torch"]
 
 
@@ -125,7 +134,9 @@ class Owner:
         with torch.no_grad():
             own, expected = self.held(IDS).logits, self.stock(IDS).logits
         assert own.dtype is expected.dtype
-        tolerance = (3e-2 if self.normed else 1e-5) * expected.abs().max().item()  # a norm of 16-bit weights is rounded
+        tolerance = (
+            3e-2 if self.normed else 1e-5
+        ) * expected.abs().max().item()  # a norm of 16-bit weights is rounded
         torch.testing.assert_close(own, expected, rtol=1e-4, atol=tolerance, equal_nan=True)
 
     def answer(self, how, new):
@@ -145,10 +156,26 @@ def fuzz(family, seed, folder, actions=14):
     held = load(folder)
     if not is_held(held):
         return None
-    owner, answers, done = Owner(held, Auto.from_pretrained(folder, dtype=torch.float32).eval()), 0, []
+    owner, answers, done = (
+        Owner(held, Auto.from_pretrained(folder, dtype=torch.float32).eval()),
+        0,
+        [],
+    )
     try:
         for _ in range(actions):
-            kind = rng.choice(["write", "write", "cast", "reload", "resize", "answer", "answer", "answer", "release"])
+            kind = rng.choice(
+                [
+                    "write",
+                    "write",
+                    "cast",
+                    "reload",
+                    "resize",
+                    "answer",
+                    "answer",
+                    "answer",
+                    "release",
+                ]
+            )
             narrow = owner.stock.dtype in linear.NARROW
             if kind == "write":
                 done.append(write := rng.choice(WRITES))
@@ -172,7 +199,9 @@ def fuzz(family, seed, folder, actions=14):
                 owner.decoder.release()
                 owner.decoder = None
             elif kind == "answer" and not narrow:
-                new = done[-1:] == [_row_zeroed] or rng.random() < 0.3  # a decoder may miss a few values
+                new = (
+                    done[-1:] == [_row_zeroed] or rng.random() < 0.3
+                )  # a decoder may miss a few values
                 done.append((how := rng.choice(LINEAR), new))
                 try:
                     owner.answer(how, new)

@@ -44,7 +44,9 @@ def saved(tmp_path):
 
 
 def load(folder, **settings):
-    return holding.load(lambda dtype: Auto.from_pretrained(folder, dtype=dtype, **settings).eval(), str(folder))
+    return holding.load(
+        lambda dtype: Auto.from_pretrained(folder, dtype=dtype, **settings).eval(), str(folder)
+    )
 
 
 def kind(model, linear="auto"):
@@ -69,21 +71,36 @@ def test_a_held_model_says_what_the_float32_model_says(name, dtype, saved):
         assert decoder.target.copies.kind == "half"
         for key, parameter in held.named_parameters():
             assert torch.equal(parameter.float(), wide.get_parameter(key)), key
-            assert parameter.dtype is (torch.float32 if parameter.dim() == 1 else dtype) or name == "gpt2"
+            assert (
+                parameter.dtype is (torch.float32 if parameter.dim() == 1 else dtype)
+                or name == "gpt2"
+            )
 
 
 def test_weights_of_a_held_model_are_exact_wherever_they_are_read(saved, tmp_path_factory):
     """Copies, pickles and checkpoints of it, an owner's training, and a release."""
     folder = saved()
-    decoder, wide = Decoder(load(folder), eos=()), Auto.from_pretrained(folder, dtype=torch.float32).eval()
-    held, expected, elsewhere = decoder.target.model, greedy(wide, PROMPT, 20), tmp_path_factory.mktemp("again")
-    assert decoder.settings["linear"].startswith("half (float32 from weights of 16 bits; measured: ")
+    decoder, wide = (
+        Decoder(load(folder), eos=()),
+        Auto.from_pretrained(folder, dtype=torch.float32).eval(),
+    )
+    held, expected, elsewhere = (
+        decoder.target.model,
+        greedy(wide, PROMPT, 20),
+        tmp_path_factory.mktemp("again"),
+    )
+    assert decoder.settings["linear"].startswith(
+        "half (float32 from weights of 16 bits; measured: "
+    )
     held.save_pretrained(elsewhere)
     files = [
-        {k: v for path in f.glob("*.safetensors") for k, v in load_file(path).items()} for f in (folder, elsewhere)
+        {k: v for path in f.glob("*.safetensors") for k, v in load_file(path).items()}
+        for f in (folder, elsewhere)
     ]
     assert files[0].keys() == files[1].keys()
-    assert all(torch.equal(tensor.float(), files[1][key].float()) for key, tensor in files[0].items())
+    assert all(
+        torch.equal(tensor.float(), files[1][key].float()) for key, tensor in files[0].items()
+    )
     assert greedy(copy.deepcopy(held), PROMPT, 20) == expected
     torch.save(held, elsewhere / "model.pt")
     assert greedy(torch.load(elsewhere / "model.pt", weights_only=False), PROMPT, 20) == expected
@@ -91,7 +108,11 @@ def test_weights_of_a_held_model_are_exact_wherever_they_are_read(saved, tmp_pat
     assert greedy(held, PROMPT, 20) == expected and is_held(held)
     for model in (held, wide):
         model.model.layers[0].mlp.down_proj.weight.data.neg_()  # which torch does not count
-    assert Decoder(held, eos=()).generate(PROMPT, max_new_tokens=20).ids == greedy(wide, PROMPT, 20) != expected
+    assert (
+        Decoder(held, eos=()).generate(PROMPT, max_new_tokens=20).ids
+        == greedy(wide, PROMPT, 20)
+        != expected
+    )
     loss = held(input_ids=torch.tensor([PROMPT]), labels=torch.tensor([PROMPT])).loss
     loss.backward()
     assert held.model.layers[0].mlp.down_proj.weight.grad.abs().sum() > 0
@@ -103,11 +124,15 @@ def _stored(folder, config=None, **types):
     for path in folder.glob("*.safetensors"):
         state = load_file(path)
         for part, dtype in types.items():
-            state |= {name: tensor.to(dtype) * 1.0001 for name, tensor in state.items() if part in name}
+            state |= {
+                name: tensor.to(dtype) * 1.0001 for name, tensor in state.items() if part in name
+            }
         save_file(state, path, metadata={"format": "pt"})
     if config is not None:
         said = json.loads((folder / "config.json").read_text())
-        (folder / "config.json").write_text(json.dumps(said | {"dtype": config, "torch_dtype": config}))
+        (folder / "config.json").write_text(
+            json.dumps(said | {"dtype": config, "torch_dtype": config})
+        )
 
 
 @pytest.mark.parametrize(
@@ -174,7 +199,9 @@ def test_an_explicit_type_is_that_type():
     folder = str(ROOT / "data" / "embedded")
     for dtype in ("float32", torch.float32, "bfloat16"):
         model = Decoder.from_pretrained(folder, dtype=dtype, device="cpu").target.model
-        assert not is_held(model) and {parameter.dtype for parameter in model.parameters()} == {model.dtype}
+        assert not is_held(model) and {parameter.dtype for parameter in model.parameters()} == {
+            model.dtype
+        }
         assert str(model.dtype).endswith(str(dtype))
     loaded = models._load(models.ModelSettings("toy", folder, device="cpu", dtype="float32"))
     assert not is_held(loaded.target.model)
@@ -192,13 +219,17 @@ def test_a_cast_makes_it_the_stock_model_cast_alike(dtype, saved):
         assert torch.equal(parameter.grad, stock.get_parameter(name).grad), name
     assert greedy(held, PROMPT, 20) == greedy(stock, PROMPT, 20)
     if dtype in (torch.float32, torch.float64):
-        assert Decoder(held, eos=()).generate(PROMPT, max_new_tokens=20).ids == greedy(stock, PROMPT, 20)
+        assert Decoder(held, eos=()).generate(PROMPT, max_new_tokens=20).ids == greedy(
+            stock, PROMPT, 20
+        )
 
 
 def test_a_config_of_another_type_than_the_files_narrows_nothing(tmp_path):
     toy_model("llama-grouped").save_pretrained(tmp_path)
     config = json.loads((tmp_path / "config.json").read_text())
-    (tmp_path / "config.json").write_text(json.dumps(config | {"dtype": "bfloat16", "torch_dtype": "bfloat16"}))
+    (tmp_path / "config.json").write_text(
+        json.dumps(config | {"dtype": "bfloat16", "torch_dtype": "bfloat16"})
+    )
     model = load(tmp_path)
     assert not is_held(model) and model.dtype is torch.float32
     assert greedy(model, PROMPT, 20) == greedy(toy_model("llama-grouped"), PROMPT, 20)
@@ -208,7 +239,10 @@ def test_a_config_of_another_type_than_the_files_narrows_nothing(tmp_path):
 def test_a_weight_that_does_not_fit_is_widened(value, saved):
     folder = saved()
     name, shard = next(
-        (key, path) for path in sorted(folder.glob("*.safetensors")) for key in load_file(path) if "up_proj" in key
+        (key, path)
+        for path in sorted(folder.glob("*.safetensors"))
+        for key in load_file(path)
+        if "up_proj" in key
     )
     state = load_file(shard)
     state[name][0, 0] = value
@@ -219,7 +253,9 @@ def test_a_weight_that_does_not_fit_is_widened(value, saved):
     assert is_held(model) and copies.by_layer[layer].exponent is None and copies.kind == "half"
     x = torch.randn(1, 9, layer.in_features)
     with torch.inference_mode(), copies.used():
-        torch.testing.assert_close(layer(x), wide.get_submodule(name.removesuffix(".weight"))(x), equal_nan=True)
+        torch.testing.assert_close(
+            layer(x), wide.get_submodule(name.removesuffix(".weight"))(x), equal_nan=True
+        )
 
 
 @pytest.mark.parametrize("family", ["llama", "phi"])  # phi's head has a bias
@@ -255,10 +291,14 @@ def test_a_new_decoder_packs_anew_what_samples_do_not_show(released, saved):
 
 def test_hf_measures_a_stock_model_loaded_once(monkeypatch):
     """Neither widened weights nor packed ones; left out where memory does not hold both."""
-    loaded = models._load(models.ModelSettings("toy", str(ROOT / "data" / "embedded"), device="cpu"))
+    loaded = models._load(
+        models.ModelSettings("toy", str(ROOT / "data" / "embedded"), device="cpu")
+    )
     hf = build_answerer(loaded, {"name": "hf", "drafter": None}, {}, "cold", "eager")
     monkeypatch.setattr(models.psutil, "virtual_memory", lambda: SimpleNamespace(available=1000))
-    with pytest.raises(UserError, match=r"^hf: toy as transformers loads it takes 0.0 GB more in float32"):
+    with pytest.raises(
+        UserError, match=r"^hf: toy as transformers loads it takes 0.0 GB more in float32"
+    ):
         hf.answer(PROMPT, 20)
     monkeypatch.undo()
     expected = decode_plainly(loaded, PROMPT, 20)
@@ -272,7 +312,9 @@ def test_hf_measures_a_stock_model_loaded_once(monkeypatch):
 
 
 def decode_plainly(loaded, prompt, tokens):
-    return decode_with(loaded.target, Vanilla(loaded.target.device), prompt, max_new_tokens=tokens).tokens
+    return decode_with(
+        loaded.target, Vanilla(loaded.target.device), prompt, max_new_tokens=tokens
+    ).tokens
 
 
 def test_a_truncated_shard_is_one_line(saved):
@@ -294,11 +336,19 @@ def test_an_index_that_is_none_is_one_line(saved, linear):
 def test_generate_on_a_users_own_model_copies_its_weights_in_16_bits(saved):
     """float16 and float32 whose values fit; the model's own weights and forwards stay, bfloat16 as it was."""
     for dtype in (torch.float32, torch.float16, torch.bfloat16):
-        model = toy_model("llama-grouped").to(torch.bfloat16 if dtype is torch.bfloat16 else torch.float16).to(dtype)
+        model = (
+            toy_model("llama-grouped")
+            .to(torch.bfloat16 if dtype is torch.bfloat16 else torch.float16)
+            .to(dtype)
+        )
         expected = greedy(model, PROMPT, 20)
         generate, ids = Generate(), torch.tensor([PROMPT])
-        settings = dict(attention_mask=torch.ones_like(ids), max_new_tokens=20, do_sample=False, pad_token_id=0)
-        text = model.generate(ids, custom_generate=generate, eos_token_id=None, **settings)[0, len(PROMPT) :].tolist()
+        settings = dict(
+            attention_mask=torch.ones_like(ids), max_new_tokens=20, do_sample=False, pad_token_id=0
+        )
+        text = model.generate(ids, custom_generate=generate, eos_token_id=None, **settings)[
+            0, len(PROMPT) :
+        ].tolist()
         assert text == expected
         assert (kind(model) == "half") == (dtype is not torch.bfloat16) and not is_held(model)
 
@@ -312,16 +362,25 @@ def test_a_second_copy_of_the_weights_takes_no_memory(tmp_path, size):
     needed = holding.needed_bytes(tmp_path)
     assert needed == int(1.06 * sum(path.stat().st_size for path in files)) + holding.MARGIN
     weights = b"".join(path.read_bytes() for path in files)
-    for name in ("consolidated.safetensors", "model.fp16.safetensors", "pytorch_model.bin", "adapter.safetensors"):
+    for name in (
+        "consolidated.safetensors",
+        "model.fp16.safetensors",
+        "pytorch_model.bin",
+        "adapter.safetensors",
+    ):
         (tmp_path / name).write_bytes(weights)
-    (tmp_path / "consolidated.safetensors.index.json").write_text('{"weight_map": {"a": "consolidated-1.safetensors"}}')
+    (tmp_path / "consolidated.safetensors.index.json").write_text(
+        '{"weight_map": {"a": "consolidated-1.safetensors"}}'
+    )
     assert holding.needed_bytes(tmp_path) == needed
     if len(files) > 1:  # the whole file is read where there are both
         (tmp_path / "model.safetensors").write_bytes(b"0" * 7)
         assert holding.needed_bytes(tmp_path) == int(1.06 * 7) + holding.MARGIN
 
 
-def test_a_checkpoint_larger_than_the_free_memory_is_refused_before_it_is_loaded(saved, monkeypatch):
+def test_a_checkpoint_larger_than_the_free_memory_is_refused_before_it_is_loaded(
+    saved, monkeypatch
+):
     """Twice as large if it cannot be held."""
     folder, loaded = saved("gemma"), []
     monkeypatch.setattr(holding, "MARGIN", 0)
@@ -335,8 +394,14 @@ def test_a_checkpoint_larger_than_the_free_memory_is_refused_before_it_is_loaded
     once = [torch.bfloat16]
     for free, dtypes in ((needed - 1, []), (needed, once), (2 * needed, [*once, torch.float32])):
         loaded.clear()
-        monkeypatch.setattr(holding.psutil, "virtual_memory", lambda free=free: SimpleNamespace(available=free))
-        with nullcontext() if len(dtypes) == 2 else pytest.raises(UserError, match="GB of memory on a CPU, and 0.0 GB"):
+        monkeypatch.setattr(
+            holding.psutil, "virtual_memory", lambda free=free: SimpleNamespace(available=free)
+        )
+        with (
+            nullcontext()
+            if len(dtypes) == 2
+            else pytest.raises(UserError, match="GB of memory on a CPU, and 0.0 GB")
+        ):
             holding.load(loader, str(folder))
         assert loaded == dtypes
 

@@ -32,14 +32,18 @@ else:
 
 
 def test_exports_are_imported_when_they_are_asked_for():
-    done = subprocess.run([sys.executable, "-c", LAZY], cwd=ROOT, capture_output=True, text=True, timeout=120)
+    done = subprocess.run(
+        [sys.executable, "-c", LAZY], cwd=ROOT, capture_output=True, text=True, timeout=120
+    )
     assert done.returncode == 0, done.stderr[-2000:]
 
 
 @pytest.mark.slow  # compiles the loops of drafting anew
 def test_loops_that_were_compiled_under_one_name_of_the_package_run_under_the_other(tmp_path):
     """The notebook in a checkout imports model/ as token_recycling; the harness had failed after that."""
-    shutil.copytree(ROOT / "model", tmp_path / "model", ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copytree(
+        ROOT / "model", tmp_path / "model", ignore=shutil.ignore_patterns("__pycache__")
+    )
     (tmp_path / "token_recycling").symlink_to(tmp_path / "model")
     says = "compiling the loops of drafting, once a machine: some 10 seconds\n"
     for name, other, said in (
@@ -56,7 +60,11 @@ def test_loops_that_were_compiled_under_one_name_of_the_package_run_under_the_ot
             "print(len(session.draft(1).tokens))"
         )
         done = subprocess.run(
-            [sys.executable, "-c", program], cwd=tmp_path, capture_output=True, text=True, timeout=240
+            [sys.executable, "-c", program],
+            cwd=tmp_path,
+            capture_output=True,
+            text=True,
+            timeout=240,
         )
         assert done.returncode == 0 and int(done.stdout) > 1, done.stderr[-2000:]
         assert done.stderr == said
@@ -72,7 +80,9 @@ def test_what_is_kept_of_a_compiled_loop_depends_on_all_files_with_loops():
 def test_the_version_has_one_source_and_is_in_records_and_the_changelog():
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())
     assert "version" not in project["project"] and project["project"]["dynamic"] == ["version"]
-    assert project["tool"]["setuptools"]["dynamic"]["version"] == {"attr": "token_recycling.__version__"}
+    assert project["tool"]["setuptools"]["dynamic"]["version"] == {
+        "attr": "token_recycling.__version__"
+    }
     assert provenance.versions()["token-recycling"] == __version__
     headings = re.findall(r"^## ([\d.]+) ", (ROOT / "CHANGELOG.md").read_text(), flags=re.M)
     assert headings[0] == __version__ and headings[-1] == "0.1.0"

@@ -51,20 +51,37 @@ SHARED = dict(
     layer_types=["sliding_attention", "full_attention"] * 2, num_kv_shared_layers=2, vocab_size_per_layer_input=61,
     hidden_size_per_layer_input=8, laurel_rank=4, intermediate_size=[48] * 4, activation_sparsity_pattern=[0.0] * 4,
 )  # fmt: skip
-LLAMA4 = SIZES | NARROW | HEADS | EXPERTS | dict(num_hidden_layers=4, intermediate_size_mlp=48, attention_chunk_size=8)
+LLAMA4 = (
+    SIZES
+    | NARROW
+    | HEADS
+    | EXPERTS
+    | dict(num_hidden_layers=4, intermediate_size_mlp=48, attention_chunk_size=8)
+)
 WINDOWED = {
     "mistral": MistralConfig(**SHORT, num_key_value_heads=2),  # one mask for all of its layers
     "phi3": Phi3Config(**SHORT, num_key_value_heads=2),
     "gemma2": Gemma2Config(**SHORT, **HEADS),  # two types of layers, a mask each
-    "gemma3": Gemma3TextConfig(**SHORT, **HEADS, layer_types=["sliding_attention", "full_attention"] * 2),
+    "gemma3": Gemma3TextConfig(
+        **SHORT, **HEADS, layer_types=["sliding_attention", "full_attention"] * 2
+    ),
     "olmo3": Olmo3Config(**SHORT, num_key_value_heads=2),
     "cohere2": Cohere2Config(**SHORT, num_key_value_heads=2),
     "gpt_oss": GptOssConfig(**SHORT, **HEADS, **EXPERTS),  # with sinks
     "llama4": Llama4TextConfig(**LLAMA4),
     "gemma3n": Gemma3nTextConfig(**SHORT | SHARED, **HEADS),  # two layers read another one's keys
 }
-STATES = dict(mamba_d_state=8, mamba_n_heads=8, mamba_d_head=8, mamba_n_groups=1, mamba_d_conv=4, mamba_chunk_size=16)
-LINEAR = dict(linear_num_key_heads=2, linear_num_value_heads=4, linear_key_head_dim=8, linear_value_head_dim=8)
+STATES = dict(
+    mamba_d_state=8,
+    mamba_n_heads=8,
+    mamba_d_head=8,
+    mamba_n_groups=1,
+    mamba_d_conv=4,
+    mamba_chunk_size=16,
+)
+LINEAR = dict(
+    linear_num_key_heads=2, linear_num_value_heads=4, linear_key_head_dim=8, linear_value_head_dim=8
+)
 GROUPED = SIZES | NARROW | dict(num_hidden_layers=4, num_key_value_heads=2)
 RECURRENT = {
     "lfm2": Lfm2Config(**GROUPED, block_multiple_of=8, layer_types=["conv", "full_attention"] * 2),
@@ -80,7 +97,12 @@ RECURRENT = {
     ),
 }  # fmt: skip
 PICTURES = dict(
-    hidden_size=32, num_hidden_layers=1, num_attention_heads=2, intermediate_size=32, image_size=16, patch_size=8
+    hidden_size=32,
+    num_hidden_layers=1,
+    num_attention_heads=2,
+    intermediate_size=32,
+    image_size=16,
+    patch_size=8,
 )
 MULTIMODAL = {
     "llava": LlavaConfig(text_config=GROUPED | dict(model_type="llama"), vision_config=PICTURES, image_token_index=60),
@@ -96,7 +118,13 @@ MULTIMODAL = {
         ),
     ),
 }  # fmt: skip
-METHODS = {"vanilla": {}, "dynamic": {"nodes": 10}, "recycling": {"tree": "best:16"}, "pld": {}, "lookahead": {}}
+METHODS = {
+    "vanilla": {},
+    "dynamic": {"nodes": 10},
+    "recycling": {"tree": "best:16"},
+    "pld": {},
+    "lookahead": {},
+}
 PROMPT = [5, 9, 13, 7, 5, 9, 13, 8, 5, 9, 13, 7, 20, 21, 22, 5, 9, 13, 5, 9, 13, 7]
 
 
@@ -122,7 +150,9 @@ def test_a_window_that_is_not_kept_is_noticed(monkeypatch):
     """Else the texts above would be equal whatever is masked."""
     target = Target(toy(WINDOWED["gemma2"]))
     own = greedy(target.model, PROMPT, 42)
-    monkeypatch.setattr(Window, "hides", lambda self, rows, columns: rows[:, None] < columns.new_full((1,), -1))
+    monkeypatch.setattr(
+        Window, "hides", lambda self, rows, columns: rows[:, None] < columns.new_full((1,), -1)
+    )
     drafter = make_method("recycling", target, tree="best:16")
     assert generate(target, drafter, PROMPT, max_new_tokens=42).tokens != own
 
@@ -131,7 +161,9 @@ def test_a_short_context_is_no_reason_to_refuse():
     model = toy(WINDOWED["mistral"])
     for context in (2, 5, 14):
         target = Target(model, context=context)
-        out = generate(target, make_method("recycling", target, tree="best:16"), [5], max_new_tokens=9)
+        out = generate(
+            target, make_method("recycling", target, tree="best:16"), [5], max_new_tokens=9
+        )
         assert out.tokens == greedy(model, [5], min(9, context - 1))
 
 
@@ -147,8 +179,12 @@ def test_a_newer_transformers_than_was_tried_is_said_once(caplog):
 def test_what_a_row_sees():
     columns = torch.arange(6)
     # A window of two places, the own one included; what comes later is hidden by the mask of causality.
-    assert Window(2, chunked=False).hides(torch.tensor([4]), columns).tolist() == [[1, 1, 1, 0, 0, 0]]
-    assert Window(3, chunked=True).hides(torch.tensor([4]), columns).tolist() == [[1, 1, 1, 0, 0, 0]]
+    assert Window(2, chunked=False).hides(torch.tensor([4]), columns).tolist() == [
+        [1, 1, 1, 0, 0, 0]
+    ]
+    assert Window(3, chunked=True).hides(torch.tensor([4]), columns).tolist() == [
+        [1, 1, 1, 0, 0, 0]
+    ]
 
 
 @pytest.mark.parametrize(
@@ -190,7 +226,9 @@ def test_chains_leave_a_recurrent_models_text_as_it_is(family):
     assert accepted > 50, "nothing was taken back if nothing was drafted"
 
 
-@pytest.mark.parametrize("config", [RECURRENT["lfm2"], RECURRENT["qwen3_next"], WINDOWED["gpt_oss"]])
+@pytest.mark.parametrize(
+    "config", [RECURRENT["lfm2"], RECURRENT["qwen3_next"], WINDOWED["gpt_oss"]]
+)
 def test_sampling_conversations_turns_threads_and_saved_states(config, tmp_path):
     model = toy(config)
     decoder, plain = Decoder(model), Target(model)
@@ -201,7 +239,9 @@ def test_sampling_conversations_turns_threads_and_saved_states(config, tmp_path)
         assert answer == greedy(model, prompt, 12)
         prompt = [*prompt, *answer, 40 + turn, 6]
     sampling = Sampling(temperature=0.8, top_p=0.9, seed=3)
-    drawn = generate(plain, make_method("vanilla", plain), PROMPT, max_new_tokens=30, sampling=sampling).tokens
+    drawn = generate(
+        plain, make_method("vanilla", plain), PROMPT, max_new_tokens=30, sampling=sampling
+    ).tokens
     assert decoder.generate(PROMPT, max_new_tokens=30, sampling=sampling).ids == drawn
     prompts = [PROMPT, PROMPT[:3], PROMPT[2:]]
     own = [greedy(model, prompt, 20) for prompt in prompts]
@@ -211,13 +251,21 @@ def test_sampling_conversations_turns_threads_and_saved_states(config, tmp_path)
         with closing(session):
             assert [token for step in (*seen, *session) for token in step.tokens] == tokens
     with ThreadPoolExecutor(3) as pool:
-        assert list(pool.map(lambda prompt: decoder.generate(prompt, max_new_tokens=20).ids, prompts)) == own
+        assert (
+            list(pool.map(lambda prompt: decoder.generate(prompt, max_new_tokens=20).ids, prompts))
+            == own
+        )
     decoder.save_state(tmp_path / "state.safetensors")
     other = Decoder(model, start=tmp_path / "state.safetensors")
     other.eos = frozenset()
     assert other.generate(PROMPT, max_new_tokens=20).ids == own[0]
-    together = [make_method("recycling", plain, tree="best:8"), make_method("dynamic", plain, nodes=8)]
-    assert [out.tokens for out in generate_together(plain, together, PROMPT, max_new_tokens=20)] == [own[0]] * 2
+    together = [
+        make_method("recycling", plain, tree="best:8"),
+        make_method("dynamic", plain, nodes=8),
+    ]
+    assert [
+        out.tokens for out in generate_together(plain, together, PROMPT, max_new_tokens=20)
+    ] == [own[0]] * 2
 
 
 def test_a_conversation_goes_on_from_recurrent_states_or_begins_anew(monkeypatch):
@@ -279,7 +327,9 @@ def test_what_recurrent_states_exclude_is_refused(tmp_path):
         with pytest.raises(UserError, match="needs its tree"):
             generate(target, make_method(name, target), PROMPT, max_new_tokens=4)
     with pytest.raises(UserError, match="execution=static: this model keeps recurrent states"):
-        generate(target, make_method("vanilla", target), PROMPT, max_new_tokens=4, execution="static")
+        generate(
+            target, make_method("vanilla", target), PROMPT, max_new_tokens=4, execution="static"
+        )
 
 
 @pytest.mark.parametrize("family", MULTIMODAL)

@@ -19,12 +19,17 @@ from model.tuning import choose_linear
 from tests.conftest import greedy, toy_model
 
 needs_copies = pytest.mark.skipif(
-    not (halves() and packable(torch.device("cpu"), torch.float32)), reason="no x86 processor with FBGEMM and oneDNN"
+    not (halves() and packable(torch.device("cpu"), torch.float32)),
+    reason="no x86 processor with FBGEMM and oneDNN",
 )
 measure = layouts.measure  # the fixture of all tests puts fixed times in its place
 # Times of a layer with 1, 9, 80 and 400 rows: of a Xeon where oneDNN is slower in plain steps, of an EPYC, made up
 XEON = {"torch": [11.0, 54, 123, 530], "onednn": [21.0, 36, 124, 550], "half": [10.0, 24, 130, 630]}
-EPYC = {"torch": [97.0, 252, 1272, 6255], "half": [40.0, 75, 543, 2678], "onednn": [49.0, 83, 554, 2725]}
+EPYC = {
+    "torch": [97.0, 252, 1272, 6255],
+    "half": [40.0, 75, 543, 2678],
+    "onednn": [49.0, 83, 554, 2725],
+}
 SAME = [10.0, 90, 800, 4000]
 
 
@@ -42,13 +47,19 @@ def without(times, name):
         ({"torch": SAME}, "torch"),
         ({"torch": SAME, "half": SAME}, "torch"),
         ({"torch": SAME, "half": [8.1, 90, 800, 4000]}, "torch"),
-        ({"torch": SAME, "half": [7.9, 90, 800, 4000]}, "half for about [1] rows, torch for others"),
+        (
+            {"torch": SAME, "half": [7.9, 90, 800, 4000]},
+            "half for about [1] rows, torch for others",
+        ),
         (
             {"torch": SAME, "half": [5.0, 90, 800, 4000], "onednn": [10.0, 90, 80, 400]},
             "half for about [1] rows, torch for others",
         ),
         ({"torch": SAME, "half": [99.0, 999, 8000, 2000]}, "torch"),
-        ({"torch": SAME, "half": [99.0, 999, 500, 2000]}, "half for about [80, 400] rows, torch for others"),
+        (
+            {"torch": SAME, "half": [99.0, 999, 500, 2000]},
+            "half for about [80, 400] rows, torch for others",
+        ),
     ],
 )
 def test_the_fastest_layout_for_each_number_of_rows(times, says):
@@ -63,7 +74,11 @@ def test_which_rows_a_layout_serves():
     served = [rows for rows in (1, 2, 3, 26, 27, 178, 179, 5000) if four.of(rows) == "half"]
     assert served == [3, 26, 179, 5000] and four.copy == "half"
     assert {Layouts(("half",)).of(rows) for rows in ROWS} == {"half"}
-    assert [Layouts(names).copy for names in (("torch",), ("half",), ("half", "torch"))] == ["torch", "half", "half"]
+    assert [Layouts(names).copy for names in (("torch",), ("half",), ("half", "torch"))] == [
+        "torch",
+        "half",
+        "half",
+    ]
     assert str(Layouts(("half",))) == str(Layouts(("half",) * 4)) == "half"
 
 
@@ -84,7 +99,11 @@ class Machine:
 
 @pytest.mark.parametrize(
     ("disturbed", "calm"),
-    [(lambda call: False, True), (lambda call: call % 8 < 2, True), (lambda call: call % 8 < 4, False)],
+    [
+        (lambda call: False, True),
+        (lambda call: call % 8 < 2, True),
+        (lambda call: call % 8 < 4, False),
+    ],
 )
 def test_other_processes_disturb_some_runs(disturbed, calm, monkeypatch):
     """If they disturb too many, this is noticed; a slow machine measures no longer than RUNS take."""
@@ -101,12 +120,21 @@ def test_other_processes_disturb_some_runs(disturbed, calm, monkeypatch):
 @needs_copies
 @pytest.mark.parametrize(
     ("dtype", "held"),
-    [(torch.float32, None), (torch.bfloat16, None), (torch.float16, None), (torch.float32, torch.bfloat16)],
+    [
+        (torch.float32, None),
+        (torch.bfloat16, None),
+        (torch.float16, None),
+        (torch.float32, torch.bfloat16),
+    ],
 )
 def test_real_products_are_timed(dtype, held, monkeypatch):
     monkeypatch.setattr(layouts, "SECONDS", 0)
-    possible = ["half"] * (dtype is not torch.bfloat16) + ["onednn"] * packable(torch.device("cpu"), dtype)
-    times, _ = measure(torch.full((layouts.COPIES, 64, 48), 0.5, dtype=held or dtype), dtype, possible)
+    possible = ["half"] * (dtype is not torch.bfloat16) + ["onednn"] * packable(
+        torch.device("cpu"), dtype
+    )
+    times, _ = measure(
+        torch.full((layouts.COPIES, 64, 48), 0.5, dtype=held or dtype), dtype, possible
+    )
     assert set(times) == {"torch", *possible} and all(
         min(seconds) > 0 and len(seconds) == 4 for seconds in times.values()
     )
@@ -138,12 +166,18 @@ def test_times_are_measured_once_for_each_machine_and_shape(measured, monkeypatc
 
     expected = "onednn for about [9] rows, torch for others"
     assert chosen() == chosen() == expected
-    assert measured[1:] == [((16, 8), torch.float32, torch.float32, torch.get_num_threads())], "most of the weights"
+    assert measured[1:] == [((16, 8), torch.float32, torch.float32, torch.get_num_threads())], (
+        "most of the weights"
+    )
     chosen(possible=("half",))
     chosen(network().half())
     chosen(nn.ModuleList([nn.Linear(8, 17)]))
     assert len(measured) == 5
-    changed = {"torch.get_num_threads": lambda: 77, "torch.__version__": "9", "model.layouts.processor": lambda: "x"}
+    changed = {
+        "torch.get_num_threads": lambda: 77,
+        "torch.__version__": "9",
+        "model.layouts.processor": lambda: "x",
+    }
     for number, name in enumerate(changed):
         monkeypatch.setattr(name, changed[name])
         assert chosen() == chosen() == expected and len(measured) == 6 + number
@@ -161,7 +195,16 @@ def test_a_disturbed_measurement_is_not_kept(measured, tmp_path):
 @pytest.mark.parametrize(
     "text",
     [
-        *("", "{", "[]", "null", "\ud800", '{"torch": 3}', '{"torch": [1, 2, 3, 4]}', '{"onednn": [1, 2, 3, 4]}'),
+        *(
+            "",
+            "{",
+            "[]",
+            "null",
+            "\ud800",
+            '{"torch": 3}',
+            '{"torch": [1, 2, 3, 4]}',
+            '{"onednn": [1, 2, 3, 4]}',
+        ),
         '{"torch": [1, 2, 3], "onednn": [1, 2, 3, 4]}',
         '{"torch": [1, 2, 3, 0], "onednn": [1, 2, 3, 4]}',
         '{"torch": [1, 2, 3, "4"], "onednn": [1, 2, 3, 4]}',
@@ -206,13 +249,18 @@ def test_two_layouts_at_once_give_the_same_text(measured, monkeypatch):
     decoder = Decoder(model, eos=(), method="recycling", nodes=8)
     by_copy, product = [], linear.Packed.product
     monkeypatch.setattr(
-        linear.Packed, "product", lambda self, x, bias: by_copy.append(x.shape[1]) or product(self, x, bias)
+        linear.Packed,
+        "product",
+        lambda self, x, bias: by_copy.append(x.shape[1]) or product(self, x, bias),
     )
     assert decoder.generate(prompt, max_new_tokens=60).ids == expected
     assert set(by_copy) <= {8, 9} and by_copy
     by_copy.clear()
     vanilla = make_method("vanilla", decoder.target, eos=frozenset())
-    assert generate(decoder.target, vanilla, prompt, max_new_tokens=60).tokens == expected and not by_copy
+    assert (
+        generate(decoder.target, vanilla, prompt, max_new_tokens=60).tokens == expected
+        and not by_copy
+    )
     assert decoder.settings["linear"] == (
         "onednn for about [9] rows, torch for others (weights packed in oneDNN's layout, a second copy of them; "
         "measured: microseconds of a layer with [1, 9, 80, 400] rows: torch [11.0, 54, 123, 530]; "
@@ -225,7 +273,10 @@ def test_two_layouts_at_once_give_the_same_text(measured, monkeypatch):
 def test_only_copies_that_fit_into_memory_are_measured(dtype, copies, measured, monkeypatch):
     model = toy_model("llama", dtype=dtype)
     size = (linear.half_bytes if copies == 2 else linear.linear_bytes)(model)
-    for available, expected in ((2 * size, "torch"), (2 * size + 2, "onednn" if copies == 4 else "half")):
+    for available, expected in (
+        (2 * size, "torch"),
+        (2 * size + 2, "onednn" if copies == 4 else "half"),
+    ):
         free = type("Free", (), {"available": available})
         monkeypatch.setattr(tuning.psutil, "virtual_memory", free)
         assert choose_linear(model).copy == expected

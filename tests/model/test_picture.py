@@ -27,8 +27,14 @@ def drawn(picture, *notes):
 @pytest.mark.parametrize("method", ["dynamic", "recycling"])
 def test_it_holds_what_a_decoder_answers_and_the_draft_of_its_best_step(decoder, method):
     settings = dict(nodes=12) if method == "dynamic" else dict(tree="best:12")
-    ours, other = (Decoder(decoder.target.model, decoder.tokenizer, method=method, **settings) for _ in range(2))
-    answer, picture = ours.generate(QUESTION, max_new_tokens=64), Picture.watch(other, QUESTION, max_new_tokens=64)
+    ours, other = (
+        Decoder(decoder.target.model, decoder.tokenizer, method=method, **settings)
+        for _ in range(2)
+    )
+    answer, picture = (
+        ours.generate(QUESTION, max_new_tokens=64),
+        Picture.watch(other, QUESTION, max_new_tokens=64),
+    )
     assert picture.ids == answer.ids and picture.lengths == answer.accept_lengths
     assert "".join(text for text, _ in picture.pieces) == answer.text
     accepted = [path for path, _, ok in picture.nodes if ok]
@@ -37,7 +43,9 @@ def test_it_holds_what_a_decoder_answers_and_the_draft_of_its_best_step(decoder,
     assert [path[:-1] for path in accepted[1:]] == accepted[:-1], "one path from the root"
     before = sum(picture.lengths[: picture.step - 1])
     said = "".join(text for _, text, ok in picture.nodes[1:] if ok).replace(" ", "")
-    assert said and said in other.text_of(picture.ids[before : before + len(accepted)]).replace(" ", "")
+    assert said and said in other.text_of(picture.ids[before : before + len(accepted)]).replace(
+        " ", ""
+    )
     assert "observe" not in vars(other.method.session()), "the next answer is not watched"
 
 
@@ -48,16 +56,25 @@ def test_the_drawing_has_the_text_and_every_node_and_ends_on_its_card(decoder):
     answer_text = "".join(text for text, _ in picture.pieces)
     runs = [text.text for text in texts if text.get("class") == "" and float(text.get("y")) > 60]
     assert "".join("".join(runs).split()) == "".join(answer_text.split())
-    shades = [box.get("class") for box in boxes if box.get("class") != "card" and float(box.get("y")) > 45]
+    shades = [
+        box.get("class") for box in boxes if box.get("class") != "card" and float(box.get("y")) > 45
+    ]
     assert len(shades) == len(runs) and set(shades) <= {f"s{min(n, 5)}" for n in picture.lengths}
     names = [text for text in texts if "small" in text.get("class")]
-    cut = f", {len(names) - 1} drawn (… goes on)" if len(names) < len(picture.nodes) else "accepted;"
+    cut = (
+        f", {len(names) - 1} drawn (… goes on)" if len(names) < len(picture.nodes) else "accepted;"
+    )
     assert sum("12 tokens drafted, " in text.text and cut in text.text for text in texts) == 1
     assert len(names) == len(picture.nodes) or any(name.text.endswith("…") for name in names)
-    assert sum("on" in name.get("class").split() for name in names) == sum(ok for _, _, ok in picture.nodes)
+    assert sum("on" in name.get("class").split() for name in names) == sum(
+        ok for _, _, ok in picture.nodes
+    )
     assert len({(name.get("x"), name.get("y")) for name in names}) == len(names)
     for text in texts:
-        assert 0 < float(text.get("x")) + float(text.get("textLength", 0)) <= width and float(text.get("y")) < height
+        assert (
+            0 < float(text.get("x")) + float(text.get("textLength", 0)) <= width
+            and float(text.get("y")) < height
+        )
     assert texts[-1].text == "a note" and width >= round(WIDTH)
 
 
@@ -70,7 +87,10 @@ def test_what_a_model_says_is_no_markup():
     assert {element.tag for element in root.iter()} == {
         SVG + name for name in ("svg", "metadata", "style", "rect", "text", "path")
     }
-    assert not re.search("[\x00-\x09\x0b-\x1f\u202e\ufffe]", picture.svg("<i>")) and texts[-1].text == "<i>"
+    assert (
+        not re.search("[\x00-\x09\x0b-\x1f\u202e\ufffe]", picture.svg("<i>"))
+        and texts[-1].text == "<i>"
+    )
 
 
 def test_words_wrap_and_a_deep_rejected_draft_ends_in_dots():
@@ -91,7 +111,11 @@ def test_words_wrap_and_a_deep_rejected_draft_ends_in_dots():
     names = [text.text for text in texts if "small" in text.get("class")]
     assert any(name.endswith("…") for name in names) and len(names) < 30
     assert (
-        sum(f"29 tokens drafted, 2 accepted, {len(names) - 1} drawn (… goes on);" in text.text for text in texts) == 1
+        sum(
+            f"29 tokens drafted, 2 accepted, {len(names) - 1} drawn (… goes on);" in text.text
+            for text in texts
+        )
+        == 1
     )
     wide, combined = (next(t for t in texts if t.text == text) for text in ("漢字", "e\u0301"))
     assert float(wide.get("textLength")) == 4 * float(combined.get("textLength"))

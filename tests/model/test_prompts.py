@@ -28,14 +28,20 @@ NOT_SEVERAL = [
     (5, "prompts: is of type int"),
     (torch.tensor(5), "prompts: is of type int"),
     ({"input_ids": [[5, 6], [7, 8]]}, "prompts: is of type dict"),
-    (BatchEncoding({"input_ids": [[5, 6], [7, 8]]}, tensor_type="pt"), "prompts: is of type BatchEncoding"),
+    (
+        BatchEncoding({"input_ids": [[5, 6], [7, 8]]}, tensor_type="pt"),
+        "prompts: is of type BatchEncoding",
+    ),
     (pd.DataFrame({"prompt": ["hello"]}), "prompts: is of type DataFrame"),
     ([5, 6, 7], "prompt 1: prompt: is of type int"),
     (torch.tensor([5, 6, 7]), "prompt 1: prompt: is of type int"),
     ([[5, 6], torch.tensor(7)], "prompt 2: prompt: is of type int"),
     ([[5, 6], None], "prompt 2: prompt: is of type NoneType"),
     ([{"role": "user", "content": "hi"}], "prompt 1: prompt: is a mapping of role, content"),
-    ([{"input_ids": [[0, 6]], "attention_mask": [[0, 1]]}], "prompt 1: prompt: attention_mask leaves 1 of 2 tokens"),
+    (
+        [{"input_ids": [[0, 6]], "attention_mask": [[0, 1]]}],
+        "prompt 1: prompt: attention_mask leaves 1 of 2 tokens",
+    ),
 ]
 
 
@@ -44,7 +50,9 @@ def test_several_prompts_are_taken_as_they_come_and_one_is_not_cut_to_pieces(mon
     decoder = Decoder(toy_model("llama"), Letters())
     for prompts, rows in SEVERAL:
         answers = decoder.generate_all(prompts, max_new_tokens=5, progress=False)
-        assert [a.ids for a in answers] == [decoder.generate(row, max_new_tokens=5).ids for row in rows]
+        assert [a.ids for a in answers] == [
+            decoder.generate(row, max_new_tokens=5).ids for row in rows
+        ]
     monkeypatch.setattr(decoder, "generate", lambda *_, **__: pytest.fail("answered"))
     for prompts, says in NOT_SEVERAL:
         for ask in (decoder.generate_all, lambda prompts: [*decoder.answers(prompts, batch=2)]):

@@ -34,8 +34,16 @@ def test_texts_of_every_format(tmp_path: Path) -> None:
 
 def test_what_holds_no_text_or_cannot_be_read_is_refused(tmp_path: Path) -> None:
     (tmp_path / "c.txt").write_bytes(b"\xff\xfe\x00")
-    bad = {'{"text": 1}': "holds no text", '{"words": "x"}': "holds no text", '["x"]': "holds no text"}
-    cases = [("absent.txt", "cannot be read"), ("c.txt", "is not UTF-8"), ("d.csv", "must be a .txt")]
+    bad = {
+        '{"text": 1}': "holds no text",
+        '{"words": "x"}': "holds no text",
+        '["x"]': "holds no text",
+    }
+    cases = [
+        ("absent.txt", "cannot be read"),
+        ("c.txt", "is not UTF-8"),
+        ("d.csv", "must be a .txt"),
+    ]
     for i, (row, match) in enumerate((bad | {'{"text": "x"': "not JSON"}).items()):
         (tmp_path / f"{i}.jsonl").write_text('{"text": "fine"}\n' + row + "\n")
         cases.append((f"{i}.jsonl", f"{i}.jsonl:2: {match}"))
@@ -44,22 +52,39 @@ def test_what_holds_no_text_or_cannot_be_read_is_refused(tmp_path: Path) -> None
             list(datastore.documents([tmp_path / name]))
 
 
-def test_the_command_builds_what_the_model_reads(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_command_builds_what_the_model_reads(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     """Each document is tokenised whole and ends by the end of sequence; a phrase is found as often as it stands."""
-    rows = write_jsonl(tmp_path / "b.jsonl", *({"text": f"The cat sat on the mat {i}."} for i in range(300)))
+    rows = write_jsonl(
+        tmp_path / "b.jsonl", *({"text": f"The cat sat on the mat {i}."} for i in range(300))
+    )
     output = tmp_path / "folder" / "made.bin"
     datastore.main(["--model", str(MODEL), "--text", str(rows), "--output", str(output)])
     tokenizer = AutoTokenizer.from_pretrained(MODEL)
     made = Datastore(output, vocab_size=2048)
-    for text, times in [(" sat on the mat", 300), (" mat 7.", 1), (" mat 29", 11), (".</s>The cat", 299)]:
+    for text, times in [
+        (" sat on the mat", 300),
+        (" mat 7.", 1),
+        (" mat 29", 11),
+        (".</s>The cat", 299),
+    ]:
         ids = tokenizer(text, add_special_tokens=False).input_ids
         _, first, last = made.longest(ids, min_n=len(ids), max_n=len(ids))
         assert last - first == times, text
     assert f"{len(made)} tokens" in capsys.readouterr().out
     (tmp_path / "empty.jsonl").write_text("")
-    for model, text in [(str(tmp_path), "empty.jsonl"), (str(MODEL), "absent.txt"), (str(MODEL), "empty.jsonl")]:
+    for model, text in [
+        (str(tmp_path), "empty.jsonl"),
+        (str(MODEL), "absent.txt"),
+        (str(MODEL), "empty.jsonl"),
+    ]:
         with pytest.raises(SystemExit) as left:
-            datastore.main(["--model", model, "--text", str(tmp_path / text), "--output", str(tmp_path / "x")])
+            datastore.main(
+                ["--model", model, "--text", str(tmp_path / text), "--output", str(tmp_path / "x")]
+            )
         error = capsys.readouterr().err
-        assert left.value.code == 2 and error.startswith("error: ") and error.count("\n") == 1, error
+        assert left.value.code == 2 and error.startswith("error: ") and error.count("\n") == 1, (
+            error
+        )
     assert not (tmp_path / "x").exists()

@@ -38,7 +38,9 @@ def world(tmp_path_factory, words):
     file = tmp_path_factory.mktemp("text") / "text.jsonl"
     rows = [[rng.randrange(3, 61) for _ in range(3)] for _ in range(6)]
     rows = [row + greedy(model, row, LENGTH) for row in rows]
-    file.write_text("".join(json.dumps({"text": " ".join(f"w{i}" for i in row)}) + "\n" for row in rows))
+    file.write_text(
+        "".join(json.dumps({"text": " ".join(f"w{i}" for i in row)}) + "\n" for row in rows)
+    )
     return Target(model), words, str(file), rows
 
 
@@ -75,7 +77,10 @@ def test_medusa_loss_by_hand():
     features, ids = torch.randn(1, 5, 4), torch.tensor([[1, 2, 3, 4, 5]])
     wanted = torch.tensor([[False, False, True, True, True]])
     f = features[0]
-    first = (F.cross_entropy(lm_head(f[1]), torch.tensor(4)) + F.cross_entropy(lm_head(f[2]), torch.tensor(5))) / 2
+    first = (
+        F.cross_entropy(lm_head(f[1]), torch.tensor(4))
+        + F.cross_entropy(lm_head(f[2]), torch.tensor(5))
+    ) / 2
     block = heads[1][0]
     second = F.cross_entropy(lm_head(f[1] + F.silu(block.linear(f[1]))), torch.tensor(5))
     loss = medusa_loss(heads, lm_head, features, ids, wanted)
@@ -96,10 +101,18 @@ def test_eagle_loss_is_nothing_for_a_head_that_foresees_the_features():
             return self.features[:, 1:]
 
     torch.manual_seed(0)
-    features, lm_head, generator = torch.randn(2, 5, 4), nn.Linear(4, 7, bias=False), torch.Generator()
+    features, lm_head, generator = (
+        torch.randn(2, 5, 4),
+        nn.Linear(4, 7, bias=False),
+        torch.Generator(),
+    )
     ids, wanted = torch.zeros(2, 5, dtype=torch.long), torch.ones(2, 5, dtype=torch.bool)
     wanted[1, 3] = False
-    entropy = torch.distributions.Categorical(logits=lm_head(features[:, 1:-1][wanted[:, 2:]])).entropy().mean()
+    entropy = (
+        torch.distributions.Categorical(logits=lm_head(features[:, 1:-1][wanted[:, 2:]]))
+        .entropy()
+        .mean()
+    )
     loss = eagle_loss(Oracle(features), lm_head, features, ids, wanted, generator)
     torch.testing.assert_close(loss, 0.1 * entropy)
     shifted = features.clone()
@@ -114,13 +127,28 @@ def test_the_command_trains_and_bad_input_is_one_line(tmp_path, words, capsys, m
     file = tmp_path / "text.txt"
     file.write_text(" ".join(f"w{i}" for i in range(1, 31)))
     items = list(islice(sequences(str(file), words, 10, seed=0), 3))
-    assert sorted(i for item in items for i in item.ids) == list(range(1, 31)) and all(all(i.answer) for i in items)
+    assert sorted(i for item in items for i in item.ids) == list(range(1, 31)) and all(
+        all(i.answer) for i in items
+    )
     item = next(sequences("embedded", AutoTokenizer.from_pretrained("data/embedded"), 1024, seed=0))
     assert any(item.answer) and not all(item.answer) and len(item) <= 1024
-    common = ["--model", "data/embedded", "--text", "embedded", "--steps", "1", "--batch-tokens", "256"]
+    common = [
+        "--model",
+        "data/embedded",
+        "--text",
+        "embedded",
+        "--steps",
+        "1",
+        "--batch-tokens",
+        "256",
+    ]
     main(["medusa", *common, "--shared-lm-head", "--output", str(tmp_path / "medusa")])
     config = json.loads((tmp_path / "medusa/config.json").read_text())
-    assert config["shared_lm_head"] is True and config["medusa_num_heads"] == 4 and config["hidden_size"] == 192
+    assert (
+        config["shared_lm_head"] is True
+        and config["medusa_num_heads"] == 4
+        and config["hidden_size"] == 192
+    )
     main(["eagle", *common, "--output", str(tmp_path / "eagle")])
     assert all(file.stat().st_size <= 2e6 for file in tmp_path.rglob("*.safetensors"))
     capsys.readouterr()
@@ -134,9 +162,25 @@ def test_the_command_trains_and_bad_input_is_one_line(tmp_path, words, capsys, m
         ("--output", "README.md", "README.md: File exists"),
     ]:
         with pytest.raises(SystemExit) as left:
-            main(["eagle", *common, "--output", str(tmp_path / "eagle"), "--steps", "9999", flag, value])
+            main(
+                [
+                    "eagle",
+                    *common,
+                    "--output",
+                    str(tmp_path / "eagle"),
+                    "--steps",
+                    "9999",
+                    flag,
+                    value,
+                ]
+            )
         error = capsys.readouterr().err
-        assert left.value.code == 2 and says in error and error.startswith("error: ") and error.count("\n") == 1
+        assert (
+            left.value.code == 2
+            and says in error
+            and error.startswith("error: ")
+            and error.count("\n") == 1
+        )
 
     def interrupted(*_):
         raise KeyboardInterrupt  # as by Ctrl-C, also where a shell's background job ignores the signal

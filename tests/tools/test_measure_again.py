@@ -10,7 +10,13 @@ from tests.evaluation.conftest import call
 from tools import document_results, measure_again
 
 __all__ = ["call"]
-WORDS = ("timed=false", "method=vanilla,pld", "bench.order=file", "bench.per_category=1", "max_new_tokens=24")
+WORDS = (
+    "timed=false",
+    "method=vanilla,pld",
+    "bench.order=file",
+    "bench.per_category=1",
+    "max_new_tokens=24",
+)
 
 
 @pytest.mark.slow
@@ -19,16 +25,25 @@ def test_what_changed_is_named_and_replaced_and_what_stops_is_left(call, tmp_pat
     for module in (measure_again, document_results, contribute):
         monkeypatch.setattr(module, "REFERENCE", reference)
     monkeypatch.setattr(measure_again, "AGAIN", tmp_path / "again")
-    outcome = call(run_module.main, "experiment=order", *WORDS, "name=small", f"results_dir={tmp_path}")
+    outcome = call(
+        run_module.main, "experiment=order", *WORDS, "name=small", f"results_dir={tmp_path}"
+    )
     assert outcome.code == 0, outcome.err
     file = contribute.contribute(tmp_path / "small", "small") / compact.FILE
-    typed = {"command": ["python", "-m", "evaluation.run", "experiment=order", *WORDS, "name=small"]}  # not pytest's
+    typed = {
+        "command": ["python", "-m", "evaluation.run", "experiment=order", *WORDS, "name=small"]
+    }  # not pytest's
     runs = Experiment.read(file.parent).runs
-    rows = [(run.folder.name, run.metadata | {"summary": run.summary} | typed, run.answers) for run in runs]
+    rows = [
+        (run.folder.name, run.metadata | {"summary": run.summary} | typed, run.answers)
+        for run in runs
+    ]
     whole = [[*row["choices"][0]["accept_lengths"]] for *_, answers in rows for row in answers]
     (pld,) = (answers for _, metadata, answers in rows if metadata["label"] == "pld")
     lengths = (row["choices"][0]["accept_lengths"] for row in pld)
-    next(own for own in lengths if own != own[::-1]).reverse()  # as another version of pld would have accepted
+    next(
+        own for own in lengths if own != own[::-1]
+    ).reverse()  # as another version of pld would have accepted
     file.write_bytes(compact.packed(rows))
     outcome = call(measure_again.main)
     assert outcome.code == 0, outcome.err

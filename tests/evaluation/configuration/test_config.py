@@ -15,11 +15,18 @@ from model.errors import UserError
 from model.settings import check_settings
 
 ROOT = Path(__file__).resolve().parents[3]
-TOGETHER = [{"bench", "method", "preset", "tree"}, {"experiment"}, {"companions"}, {"model"}]  # groups of one command
+TOGETHER = [
+    {"bench", "method", "preset", "tree"},
+    {"experiment"},
+    {"companions"},
+    {"model"},
+]  # groups of one command
 CHOICES = [
     paths
     for names in TOGETHER
-    for paths in zip_longest(*(sorted((ROOT / "configs" / name).glob("*.yaml")) for name in sorted(names)))
+    for paths in zip_longest(
+        *(sorted((ROOT / "configs" / name).glob("*.yaml")) for name in sorted(names))
+    )
 ]
 
 
@@ -29,7 +36,9 @@ def composed(*overrides: str):
 
 
 def test_every_group_is_looked_at():
-    assert set().union(*TOGETHER) == {path.parent.name for path in (ROOT / "configs").glob("*/*.yaml")} - {"launcher"}
+    assert set().union(*TOGETHER) == {
+        path.parent.name for path in (ROOT / "configs").glob("*/*.yaml")
+    } - {"launcher"}
 
 
 @pytest.mark.parametrize("paths", CHOICES)
@@ -39,13 +48,22 @@ def test_every_shipped_choice_is_right_and_stays_as_it_is(paths, monkeypatch):
     given = []
     for path in filter(None, paths):
         given.append(f"{path.parent.name}={path.stem}")
-        given += {"path": ["model.path=x"], "file": [f"{path.parent.name}.path=x"]}.get(path.stem, [])
+        given += {"path": ["model.path=x"], "file": [f"{path.parent.name}.path=x"]}.get(
+            path.stem, []
+        )
     cfg = composed(*given)
     assert checked_config(cfg) == OmegaConf.to_container(cfg, resolve=True)
 
 
 def test_names_that_look_like_numbers_and_keys_of_ones_own():
-    cfg = composed("name=2026", "model.name=7", "bench.name=1.5", "+models=[a,b]", "+note=tired", "+paper.seed=3")
+    cfg = composed(
+        "name=2026",
+        "model.name=7",
+        "bench.name=1.5",
+        "+models=[a,b]",
+        "+note=tired",
+        "+paper.seed=3",
+    )
     assert checked_config(cfg) == OmegaConf.to_container(cfg, resolve=True)
 
 

@@ -28,7 +28,9 @@ def test_another_seed_is_another_run_and_a_moved_model_is_not(evaluate, checkpoi
     moved = shutil.copytree(checkpoint, tmp_path / "elsewhere")
     for more in ("seed=0", "seed=1", "seed=1", f"model.path={moved}", "num_choices=2"):
         assert evaluate(*few, more).code == 0
-    assert len(list((tmp_path / "results/default/runs").iterdir())) == 3, "and so is another number of answers"
+    assert len(list((tmp_path / "results/default/runs").iterdir())) == 3, (
+        "and so is another number of answers"
+    )
 
 
 def test_arguments_of_the_chat_template_count_where_they_are_given(evaluate, checkpoint, tmp_path):
@@ -45,9 +47,14 @@ def test_arguments_of_the_chat_template_count_where_they_are_given(evaluate, che
     )
     for more in ((), ("model.chat_template_kwargs={loud:true}",)):
         assert evaluate(*few, *more).code == 0
-    found = [json.loads(file.read_text()) for file in (tmp_path / "results/default/runs").glob("*/metadata.json")]
+    found = [
+        json.loads(file.read_text())
+        for file in (tmp_path / "results/default/runs").glob("*/metadata.json")
+    ]
     given = [run["settings"]["model"].get("chat_template_kwargs", "absent") for run in found]
-    assert sorted(map(str, given)) == ["absent", "{'loud': True}"], "records without it stay what they were"
+    assert sorted(map(str, given)) == ["absent", "{'loud': True}"], (
+        "records without it stay what they were"
+    )
     assert len({run["template_sha256"] for run in found}) == 2
 
 
@@ -58,11 +65,20 @@ def test_a_file_is_known_by_its_digest_and_not_by_its_path(evaluate, tmp_path, m
         few = ("bench.end=1", "max_new_tokens=4", "timed=false", f"results_dir={results_dir}")
         assert evaluate("-m", "start=hot,saved", *few).code == 0
     assert len(list((tmp_path / "results/default/runs").iterdir())) == 2
-    assert fingerprint({"method": (tree := {"tree": "best", "tree_sha256": "a"})})["method"] == tree, "no path"
-    drafts = [{"draft_path": path, "draft_path_sha256": "a"} for path in ("here/draft", "/elsewhere/draft")]
-    ((_, _),) = (pool.runs for pool in pools([made("sps", [], method=draft, repeat=0) for draft in drafts]))
+    assert (
+        fingerprint({"method": (tree := {"tree": "best", "tree_sha256": "a"})})["method"] == tree
+    ), "no path"
+    drafts = [
+        {"draft_path": path, "draft_path_sha256": "a"}
+        for path in ("here/draft", "/elsewhere/draft")
+    ]
+    ((_, _),) = (
+        pool.runs for pool in pools([made("sps", [], method=draft, repeat=0) for draft in drafts])
+    )
     states = [{"start": f"{repeat}/state", "start_sha256": f"{repeat}"} for repeat in (0, 1)]
-    saved = [made("x (saved)", [], repeat=r, method=states[r], config={"start": "saved"}) for r in (0, 1)]
+    saved = [
+        made("x (saved)", [], repeat=r, method=states[r], config={"start": "saved"}) for r in (0, 1)
+    ]
     assert len(pools(saved)) == 1, "each repeat starts from its own hot run's state"
 
 

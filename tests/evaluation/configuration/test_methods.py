@@ -41,7 +41,10 @@ def outside(tmp_path, monkeypatch):
     [
         ("method.drafter=somebody.Missing", "somebody.Missing: must be a method"),
         ("method.drafter=nowhere.Echo", "No module named 'nowhere'"),
-        ("method.drafter=somebody.not_a_drafter", "method.times: no such setting; not_a_drafter has none"),
+        (
+            "method.drafter=somebody.not_a_drafter",
+            "method.times: no such setting; not_a_drafter has none",
+        ),
         ("+method.colour=red", "method.colour: no such setting; Echo has times"),
         ("+method.tines=3", "method.tines: no such setting; did you mean times?"),
         ("~method.times", "method.times: Echo needs this setting"),
@@ -56,20 +59,37 @@ def test_a_wrong_drafter_is_told_in_one_line(evaluate, outside, override, says):
     assert len(outcome.err.strip().splitlines()) == 1
 
 
-OWN = dict(repetition_penalty=1.7, min_new_tokens=30, do_sample=True, temperature=0.3, forced_eos_token_id=7)
+OWN = dict(
+    repetition_penalty=1.7,
+    min_new_tokens=30,
+    do_sample=True,
+    temperature=0.3,
+    forced_eos_token_id=7,
+)
 
 
 def test_hf_is_plain_greedy_whatever_the_checkpoint_says(evaluate, checkpoint, tmp_path):
     """It had taken repetition penalty, least length and forced tokens from generation_config.json: another text."""
     folder = tmp_path / "model"
     shutil.copytree(checkpoint, folder)
-    config = OWN | {"suppress_tokens": [5], "eos_token_id": [2, 9], "bos_token_id": 1, "pad_token_id": 0}
+    config = OWN | {
+        "suppress_tokens": [5],
+        "eos_token_id": [2, 9],
+        "bos_token_id": 1,
+        "pad_token_id": 0,
+    }
     config |= {"output_attentions": False}  # asks for nothing, and was said to be left out
     (folder / "generation_config.json").write_text(json.dumps(config))
-    outcome = evaluate(f"model.path={folder}", "-m", "method=hf,vanilla", "name=greedy", "max_new_tokens=40")
+    outcome = evaluate(
+        f"model.path={folder}", "-m", "method=hf,vanilla", "name=greedy", "max_new_tokens=40"
+    )
     assert outcome.code == 0, outcome.err
     hf, vanilla = sorted((tmp_path / "results/greedy/runs").iterdir())
-    assert (texts := [[row["choices"][0]["output_ids"] for row in answers_in(run)] for run in (hf, vanilla)])
+    assert (
+        texts := [
+            [row["choices"][0]["output_ids"] for row in answers_in(run)] for run in (hf, vanilla)
+        ]
+    )
     assert texts[0] == texts[1]
     left_out = json.loads((hf / "metadata.json").read_text())["generation_config_left_out"]
     assert left_out == OWN | {"suppress_tokens": [5]}
@@ -83,9 +103,24 @@ def test_hf_is_plain_greedy_whatever_the_checkpoint_says(evaluate, checkpoint, t
 
 def test_a_setting_named_as_a_column_is_next_to_it():
     """It stood in the place of what was measured."""
-    settings = {"steps": 99, "repeats": 99, "temperature": 99, "execution": 99, "mat": 99, "colour": 99}
-    (row, *_) = Experiment([made("echo", [answer(1, "qa", [([1, 3], 2.0)])], method=settings)]).table.to_dict("records")
-    assert (row["steps"], row["repeats"], row["temperature"], row["execution"], row["mat"]) == (2, 1, 0, "eager", 2)
+    settings = {
+        "steps": 99,
+        "repeats": 99,
+        "temperature": 99,
+        "execution": 99,
+        "mat": 99,
+        "colour": 99,
+    }
+    (row, *_) = Experiment(
+        [made("echo", [answer(1, "qa", [([1, 3], 2.0)])], method=settings)]
+    ).table.to_dict("records")
+    assert (row["steps"], row["repeats"], row["temperature"], row["execution"], row["mat"]) == (
+        2,
+        1,
+        0,
+        "eager",
+        2,
+    )
     assert {key: row[key] for key in row if row[key] == 99} == {"colour": 99} | {
         f"method_{key}": 99 for key in settings if key != "colour"
     }

@@ -26,10 +26,14 @@ def test_vicuna_to_the_letter(tokenizer):
     for template in ("vicuna_v1.1", "llama-2"):  # the one by our own words, the other by fschat
         for turns, answers in ((["a"], []), (["a"], ["x"]), (["a", "b"], ["x"])):
             chat, fschat = chat_of(turns, answers), get_conv_template(template)
-            for i, text in enumerate([*(turn["content"] for turn in chat), *[None] * (len(chat) % 2)]):
+            for i, text in enumerate(
+                [*(turn["content"] for turn in chat), *[None] * (len(chat) % 2)]
+            ):
                 fschat.append_message(fschat.roles[i % 2], text)
             assert prompt_text(template, tokenizer, chat) == fschat.get_prompt()
-    assert prompt_text("vicuna_v1.1", tokenizer, chat_of(["a"], [])) == f"{SYSTEM} USER: a ASSISTANT:"
+    assert (
+        prompt_text("vicuna_v1.1", tokenizer, chat_of(["a"], [])) == f"{SYSTEM} USER: a ASSISTANT:"
+    )
     ids = prompt_ids("vicuna_v1.1", tokenizer, ["a", "b"], ["x"])
     assert ids[0] == tokenizer.bos_token_id and ids.count(tokenizer.eos_token_id) == 1
 
@@ -39,10 +43,16 @@ def test_the_models_own_template_is_preferred_and_adds_no_second_bos(checkpoint)
     assert choose_template(None, tokenizer, "lmsys/Vicuna-7b") == "vicuna_v1.1"
     assert choose_template(None, tokenizer, "a/base-model") == "raw"
     assert prompt_text("raw", tokenizer, chat_of(["a", "b"], ["x"])) == "a\n\nx\n\nb"
-    assert answer_text("raw", tokenizer, prompt_ids("raw", tokenizer, ["the answer"], [])) == "the answer"
+    assert (
+        answer_text("raw", tokenizer, prompt_ids("raw", tokenizer, ["the answer"], []))
+        == "the answer"
+    )
     tokenizer.chat_template = OWN
     assert choose_template(None, tokenizer, "lmsys/Vicuna-7b") == "chat"
-    assert prompt_text("chat", tokenizer, chat_of(["a", "b"], ["x"])) == "<user>a<assistant>x<user>b<assistant>"
+    assert (
+        prompt_text("chat", tokenizer, chat_of(["a", "b"], ["x"]))
+        == "<user>a<assistant>x<user>b<assistant>"
+    )
     assert tokenizer.bos_token_id not in prompt_ids("chat", tokenizer, ["a"], [])
 
 
@@ -67,4 +77,7 @@ def test_a_tokenizer_that_makes_prompts_by_itself_is_asked():
 
 def test_an_answer_is_read_without_special_tokens(tokenizer):
     ids = tokenizer(" the answer is one.", add_special_tokens=False).input_ids
-    assert answer_text("vicuna_v1.1", tokenizer, [*ids, tokenizer.eos_token_id]) == "the answer is one."
+    assert (
+        answer_text("vicuna_v1.1", tokenizer, [*ids, tokenizer.eos_token_id])
+        == "the answer is one."
+    )

@@ -105,7 +105,11 @@ def not_numbers(output):
     return output * float("nan")
 
 
-BOTH, ATTENDS, COMPILED = f"{tuning.TREE_KERNEL} and {tuning.COMPILED}", tuning.TREE_KERNEL, tuning.COMPILED
+BOTH, ATTENDS, COMPILED = (
+    f"{tuning.TREE_KERNEL} and {tuning.COMPILED}",
+    tuning.TREE_KERNEL,
+    tuning.COMPILED,
+)
 
 
 @pytest.mark.parametrize(
@@ -123,17 +127,23 @@ BOTH, ATTENDS, COMPILED = f"{tuning.TREE_KERNEL} and {tuning.COMPILED}", tuning.
     ],
     ids=["faster", "no faster", "does not compile", "wrong attention", "nan", "all wrong"],
 )  # fmt: skip
-def test_kernels_are_kept_where_they_are_right_and_faster(layer, attends, took, why, kept, loaded, monkeypatch):
+def test_kernels_are_kept_where_they_are_right_and_faster(
+    layer, attends, took, why, kept, loaded, monkeypatch
+):
     """The two together, or one of them where the other one fails."""
     monkeypatch.undo()
     monkeypatch.setattr(tuning, "GRAPH", "static")
-    monkeypatch.setattr(torch, "compile", lambda own, **how: lambda *args, **kwargs: layer(own(*args, **kwargs)))
+    monkeypatch.setattr(
+        torch, "compile", lambda own, **how: lambda *args, **kwargs: layer(own(*args, **kwargs))
+    )
     attend = attention._attend_in_turn
     monkeypatch.setattr(attention, "_attend_in_turn", lambda *given: attends(attend(*given)))
     logits, seconds = tuning._graph_logits, iter([0.02, *took])
     monkeypatch.setattr(tuning, "_graph_logits", lambda *args: (logits(*args)[0], next(seconds)))
     chosen = trial(loaded.target)
-    assert chosen.name == "static" and chosen.why.startswith(AGREED + why) and "\n" not in chosen.why
+    assert (
+        chosen.name == "static" and chosen.why.startswith(AGREED + why) and "\n" not in chosen.why
+    )
     assert loaded.target.attends_by_table == (kept in ("both", "table"))
     assert isinstance(loaded.target.kernels, CompiledLayers) == (kept in ("both", "layers"))
     drafter = TokenRecycling(V, build_template("best", nodes=9))
@@ -142,7 +152,9 @@ def test_kernels_are_kept_where_they_are_right_and_faster(layer, attends, took, 
 
 
 def test_a_tie_may_fall_either_way(loaded, monkeypatch):
-    monkeypatch.setattr(tuning, "_tolerance", lambda *_: 10.0)  # twenty times the greatest logit is no gap at all
+    monkeypatch.setattr(
+        tuning, "_tolerance", lambda *_: 10.0
+    )  # twenty times the greatest logit is no gap at all
     monkeypatch.setattr(*BREAKS[-1][:3])
     assert trial(loaded.target).name == "static"
 
@@ -150,7 +162,9 @@ def test_a_tie_may_fall_either_way(loaded, monkeypatch):
 def test_auto_is_tried_once_a_model_and_only_on_cuda(loaded, monkeypatch):
     assert choose_execution("auto", loaded) == Execution("eager"), "this target is on the CPU"
     trials = []
-    monkeypatch.setattr(tuning, "trial", lambda target: trials.append(target) or Execution("static", "why"))
+    monkeypatch.setattr(
+        tuning, "trial", lambda target: trials.append(target) or Execution("static", "why")
+    )
     monkeypatch.setattr(loaded.target, "device", torch.device("cuda", 0))
     for _ in range(3):
         assert choose_execution("auto", loaded) == Execution("static", "why")
@@ -164,7 +178,9 @@ def test_what_auto_took_stands_below_the_table():
     def run(drafter=None, **metadata):
         settings = {"model": {"dtype": "float32"}, "method": {"name": "eagle3"}}
         summary = {"drafter": drafter or {}}
-        return Run(Path(), {"label": "eagle3", "settings": settings, "summary": summary} | metadata, [])
+        return Run(
+            Path(), {"label": "eagle3", "settings": settings, "summary": summary} | metadata, []
+        )
 
     runs = [run(execution_used="eager", execution_why="graph failed its trial: no memory")] * 2 + [
         run(execution_used="eager")
@@ -173,10 +189,14 @@ def test_what_auto_took_stands_below_the_table():
     (line,) = executed([run(cudnn_attention=False), run()])
     assert line.startswith("cuDNN's attention is off, for hf as well")
     reads = run({"hidden_states": "(2, 4, 5) (method.layers)"})
-    assert executed([reads, reads, run()]) == ["eagle3 reads hidden states (2, 4, 5) (method.layers)"]
+    assert executed([reads, reads, run()]) == [
+        "eagle3 reads hidden states (2, 4, 5) (method.layers)"
+    ]
     held = {"circumstances": {"linear": "half"}}
     of_hf = run(label="hf", execution_used=GENERATE, **held)
-    assert executed([run(**held), of_hf, of_hf, run(execution_used=GENERATE)]) == ["hf multiplies by float32 weights"]
+    assert executed([run(**held), of_hf, of_hf, run(execution_used=GENERATE)]) == [
+        "hf multiplies by float32 weights"
+    ]
 
 
 def test_after_a_trial_that_raised_the_device_is_asked_whether_it_still_works(loaded, monkeypatch):
@@ -190,6 +210,8 @@ def test_after_a_trial_that_raised_the_device_is_asked_whether_it_still_works(lo
         raise RuntimeError("captures_underway.empty() INTERNAL ASSERT FAILED\nand much more")
 
     monkeypatch.setattr(tuning, "give_back", unusable)
-    with pytest.raises(UserError, match=r"not permitted.*captures_underway.*restart with execution=eager") as error:
+    with pytest.raises(
+        UserError, match=r"not permitted.*captures_underway.*restart with execution=eager"
+    ) as error:
         trial(loaded.target)
     assert "\n" not in str(error.value)

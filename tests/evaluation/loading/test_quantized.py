@@ -6,7 +6,9 @@ from importlib.util import find_spec
 
 import pytest
 
-pytestmark = pytest.mark.skipif(find_spec("torchao") is None, reason="optional: pip install torchao")
+pytestmark = pytest.mark.skipif(
+    find_spec("torchao") is None, reason="optional: pip install torchao"
+)
 
 
 def test_a_run_says_so_and_an_installed_torchao_changes_nothing_of_others(evaluate, tmp_path):

@@ -36,8 +36,19 @@ def again(model, bench_file, tmp_path):
     """A run of this model, without a report; gives the runs there are."""
 
     def running(*overrides):
-        base = ["model=path", f"model.path={model}", "model.name=toy", "bench=file", f"bench.path={bench_file}"]
-        base += ["bench.end=2", "max_new_tokens=8", "timed=false", f"results_dir={tmp_path / 'results'}"]
+        base = [
+            "model=path",
+            f"model.path={model}",
+            "model.name=toy",
+            "bench=file",
+            f"bench.path={bench_file}",
+        ]
+        base += [
+            "bench.end=2",
+            "max_new_tokens=8",
+            "timed=false",
+            f"results_dir={tmp_path / 'results'}",
+        ]
         with initialize_config_dir(str(ROOT / "configs"), version_base=None):
             run_jobs([Job(checked_config(compose("config", [*base, *overrides])))])
         return read_runs(tmp_path / "results/default")
@@ -49,7 +60,9 @@ def other_weights(model):
     """Weights of the same shapes, under the same names."""
     for path in model.glob("*.safetensors"):
         torch.manual_seed(1)
-        tensors = {name: tensor + torch.randn_like(tensor) for name, tensor in load_file(path).items()}
+        tensors = {
+            name: tensor + torch.randn_like(tensor) for name, tensor in load_file(path).items()
+        }
         save_file(tensors, path, metadata={"format": "pt"})
 
 
@@ -102,8 +115,13 @@ def test_a_run_of_another_schema_is_left_alone_and_named(again, capsys):
     one.metadata["settings"]["schema"] = 2
     (old / "metadata.json").write_text(json.dumps(one.metadata))
     (run,) = again("method=vanilla")
-    assert run.folder != old and f"left out: {old}: recorded by another version" in capsys.readouterr().err
-    with pytest.raises(UserError, match=r"another version of this project \(schema 2, this one reads 4\); "):
+    assert (
+        run.folder != old
+        and f"left out: {old}: recorded by another version" in capsys.readouterr().err
+    )
+    with pytest.raises(
+        UserError, match=r"another version of this project \(schema 2, this one reads 4\); "
+    ):
         again("method=vanilla", f"run_dir={old}")
 
 
@@ -112,7 +130,9 @@ def test_a_saved_state_is_of_the_same_files(again, model):
     again(*recycling, "start=hot")
     assert len(again(*recycling, "start=saved")) == 2
     other_weights(model)
-    with pytest.raises(UserError, match=r"start=saved: .*with start=hot, these settings and these files"):
+    with pytest.raises(
+        UserError, match=r"start=saved: .*with start=hot, these settings and these files"
+    ):
         again(*recycling, "start=saved")
 
 
@@ -120,11 +140,20 @@ def test_a_replaced_gguf_file_is_another_model(tmp_path, cache):  # noqa: F811
     settings = ModelSettings("toy", str(tmp_path / "toy.gguf"), device="cpu")
     write(tmp_path / "toy.gguf")
     one = models.load_model(settings)
-    assert models.load_model(settings) is one and set(one.files) == {"weights", "config", "tokenizer"}
+    assert models.load_model(settings) is one and set(one.files) == {
+        "weights",
+        "config",
+        "tokenizer",
+    }
     write(tmp_path / "toy.gguf", theta=20000.0)
     other = models.load_model(settings)
-    assert other.target.model.config.rope_parameters["rope_theta"] == 20000.0, "not the one in memory"
-    assert one.files["weights"] == other.files["weights"] and one.files["config"] != other.files["config"]
+    assert other.target.model.config.rope_parameters["rope_theta"] == 20000.0, (
+        "not the one in memory"
+    )
+    assert (
+        one.files["weights"] == other.files["weights"]
+        and one.files["config"] != other.files["config"]
+    )
 
 
 def test_a_hub_model_is_its_commit(checkpoint, monkeypatch):
@@ -135,7 +164,13 @@ def test_a_hub_model_is_its_commit(checkpoint, monkeypatch):
         def from_pretrained(path, revision, **more):
             reads.append((path, revision))
             loaded = kind.from_pretrained(checkpoint, **more)
-            config = loaded if kind is AutoConfig else loaded[0].config if kind is AutoModelForCausalLM else loaded
+            config = (
+                loaded
+                if kind is AutoConfig
+                else loaded[0].config
+                if kind is AutoModelForCausalLM
+                else loaded
+            )
             config._commit_hash = commit
             return loaded
 
@@ -145,7 +180,9 @@ def test_a_hub_model_is_its_commit(checkpoint, monkeypatch):
         monkeypatch.setattr(f"transformers.{kind.__name__}", reading(kind))
     monkeypatch.setattr("model.pretrained.answers", lambda *_: True)
     for commit in ("a" * 40, "b" * 40):
-        loaded = models._load(ModelSettings("toy", "owner/toy", revision="main", device="cpu", dtype="float32"))
+        loaded = models._load(
+            ModelSettings("toy", "owner/toy", revision="main", device="cpu", dtype="float32")
+        )
         assert loaded.files == {"commit": commit} and reads[-3][1] == "main"
         assert reads[-2:] == [("owner/toy", commit)] * 2
 
@@ -170,7 +207,9 @@ def test_replaced_companions_are_another_run(again, checkpoint, tmp_path):
 
 def test_a_file_is_hashed_once_until_it_is_another(tmp_path, monkeypatch):
     hashed, digest_of = [], hashlib.file_digest
-    monkeypatch.setattr(hashlib, "file_digest", lambda *given: (hashed.append(given), digest_of(*given))[1])
+    monkeypatch.setattr(
+        hashlib, "file_digest", lambda *given: (hashed.append(given), digest_of(*given))[1]
+    )
 
     def is_right(file):
         return sha256_of(file) == hashlib.sha256(file.read_bytes()).hexdigest()

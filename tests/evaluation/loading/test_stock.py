@@ -7,14 +7,22 @@ from types import SimpleNamespace
 import pytest
 import torch
 from torch._dynamo.utils import counters
-from transformers import AutoModelForCausalLM, CompileConfig, Gemma3TextConfig, GenerationConfig, LlamaConfig
+from transformers import (
+    AutoModelForCausalLM,
+    CompileConfig,
+    Gemma3TextConfig,
+    GenerationConfig,
+    LlamaConfig,
+)
 
 from evaluation.loading import stock
 from evaluation.loading.settings import ModelSettings
 from evaluation.loading.stock import stock_generate
 from model.errors import UserError
 
-SHAPE = dict(hidden_size=32, num_hidden_layers=1, num_attention_heads=4, intermediate_size=64, vocab_size=128)
+SHAPE = dict(
+    hidden_size=32, num_hidden_layers=1, num_attention_heads=4, intermediate_size=64, vocab_size=128
+)
 WINDOWS = dict(head_dim=8, sliding_window=48, layer_types=["sliding_attention"])
 CONFIGS = {
     "llama": LlamaConfig(**SHAPE, num_key_value_heads=2),
@@ -56,7 +64,9 @@ def compiling():
 def attempts(monkeypatch):
     """For each attempt at an answer, how many graphs were compiled meanwhile."""
     noted = []
-    monkeypatch.setattr(stock, "synchronize", lambda device: noted.append(counters["stats"]["unique_graphs"]))
+    monkeypatch.setattr(
+        stock, "synchronize", lambda device: noted.append(counters["stats"]["unique_graphs"])
+    )
 
     def since() -> list[int]:
         marks = [*noted, counters["stats"]["unique_graphs"]]
@@ -115,7 +125,9 @@ def test_what_transformers_cannot_do_is_one_line(monkeypatch, error):
         stock_generate(loaded, [[5, 6, 7]], config(4), compiled=True)
     said = "method.compiled=true: transformers fails on llama with its static cache: "
     assert str(raised.value).startswith(said) and "\n" not in str(raised.value)
-    assert len(stock_generate(loaded, [[5, 6, 7]], config(4))[0][0]) == 4, "as it is, generate works"
+    assert len(stock_generate(loaded, [[5, 6, 7]], config(4))[0][0]) == 4, (
+        "as it is, generate works"
+    )
     monkeypatch.setattr(loaded.stock, "forward", fail)
     with pytest.raises(type(error)):  # a defect, not the user's choice
         stock_generate(loaded, [[5, 6, 7]], config(4))
@@ -124,5 +136,7 @@ def test_what_transformers_cannot_do_is_one_line(monkeypatch, error):
 @pytest.mark.parametrize("compiled", [False, True])
 def test_warnings_of_compilers_reach_nobody(recwarn, compiled):
     loaded = loaded_model("llama")
-    loaded.stock.register_forward_pre_hook(lambda *given: warnings.warn("Online softmax is disabled", stacklevel=1))
+    loaded.stock.register_forward_pre_hook(
+        lambda *given: warnings.warn("Online softmax is disabled", stacklevel=1)
+    )
     assert stock_generate(loaded, [[5, 6, 7]], config(4), compiled) and not recwarn.list

@@ -13,7 +13,13 @@ from tests.evaluation import made_runs
 
 HOSTILE = "the </script><script>window.broken = 1</script><!-- <img src=x onerror='window.broken = 2'> \u2028 is one."
 TREE = [[0], [1], [0, 0]]
-COMMAND = ["/usr/bin/python", "/home/u/recycling/evaluation/run.py", "-m", "bench=sample", "start=cold,hot"]
+COMMAND = [
+    "/usr/bin/python",
+    "/home/u/recycling/evaluation/run.py",
+    "-m",
+    "bench=sample",
+    "start=cold,hot",
+]
 
 
 def write_run(folder: Path, label: str, rows: list[dict], **more) -> Path:
@@ -21,13 +27,18 @@ def write_run(folder: Path, label: str, rows: list[dict], **more) -> Path:
     about = {"device": "a <b>device</b>", "command": COMMAND, "started": "2026-02-03T04:05:06+0000"}
     model = {"path": "nowhere/toy"} | more.pop("model", {})
     bench = {"name": "sample", "questions": 4} | more.pop("bench", {})
-    return made_runs.write(made_runs.made(label, rows, model=model, bench=bench, **about, **more), folder)
+    return made_runs.write(
+        made_runs.made(label, rows, model=model, bench=bench, **about, **more), folder
+    )
 
 
 def answer(question_id, category: str, *turns: dict) -> dict:
     """A row. A turn: `ids`; `steps` as (accepted, nodes, path), by default plain decoding's; `text`, `seconds`."""
     steps = [turn.get("steps") or [(1, 1, [])] * len(turn["ids"]) for turn in turns]
-    counted = [([n for n, _, _ in own], turn.get("seconds", 1.0)) for own, turn in zip(steps, turns, strict=True)]
+    counted = [
+        ([n for n, _, _ in own], turn.get("seconds", 1.0))
+        for own, turn in zip(steps, turns, strict=True)
+    ]
     row = made_runs.answer(question_id, category, counted)
     row["choices"][0] |= {
         "turns": [turn.get("text", "text") for turn in turns],
@@ -49,14 +60,26 @@ def report_folder(checkpoint, tmp_path_factory) -> Path:
     """Vanilla and recycling on four questions with the toy checkpoint's tokenizer; recycling is not finished."""
     folder = tmp_path_factory.mktemp("results") / "study <i>"
     tokenizer = AutoTokenizer.from_pretrained(checkpoint)
-    texts = [HOSTILE, "the question is polite.", "a curious user asks.", "the answer is one, 漢字 🙂."]
+    texts = [
+        HOSTILE,
+        "the question is polite.",
+        "a curious user asks.",
+        "the answer is one, 漢字 🙂.",
+    ]
     categories = ["writing", "qa", "qa", "<img src=x onerror='window.broken = 3'>"]
-    recycling = {"method": {"tree": "file"}, "draft_tree": TREE, "questions": 6, "bench": {"questions": 4}}
+    recycling = {
+        "method": {"tree": "file"},
+        "draft_tree": TREE,
+        "questions": 6,
+        "bench": {"questions": 4},
+    }
     for label, seconds, more in (("vanilla", 1.0, {}), ("recycling (hot)", 0.5, recycling)):
         rows = []
         for i, (text, category) in enumerate(zip(texts, categories, strict=True)):
             ids = [*tokenizer(text, add_special_tokens=False).input_ids, tokenizer.eos_token_id]
-            turn = {"ids": ids, "seconds": seconds * (i + 1), "text": text} | ({"steps": drafted(ids)} if more else {})
+            turn = {"ids": ids, "seconds": seconds * (i + 1), "text": text} | (
+                {"steps": drafted(ids)} if more else {}
+            )
             rows.append(answer(i, category, turn))
         write_run(folder, label, rows, model={"path": str(checkpoint)}, **more)
     report(folder)
@@ -66,6 +89,8 @@ def report_folder(checkpoint, tmp_path_factory) -> Path:
 def report(folder: Path) -> Path:
     """The page of a folder with two figures."""
     experiment = Experiment.read(folder)
-    with patch.multiple(figures, FIGURES=(figures.mat, figures.speedup_over_vanilla), ACROSS=(), KINDS=("svg",)):
+    with patch.multiple(
+        figures, FIGURES=(figures.mat, figures.speedup_over_vanilla), ACROSS=(), KINDS=("svg",)
+    ):
         figures.draw_all(experiment, folder / "figures")
         return write_page(experiment, folder)

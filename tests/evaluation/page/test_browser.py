@@ -26,27 +26,55 @@ def used(page, folder, width):
     text = page.read_text().replace("script-src ", f"script-src 'sha256-{digest}' ", 1)
     copy = folder / "used.html"
     copy.write_text(text.replace("<style>", f"<script>{SCRIPT}</script><style>", 1))
-    flags = ["--headless", "--no-sandbox", "--disable-gpu", f"--window-size={width},900", f"--user-data-dir={folder}"]
+    flags = [
+        "--headless",
+        "--no-sandbox",
+        "--disable-gpu",
+        f"--window-size={width},900",
+        f"--user-data-dir={folder}",
+    ]
     command = [str(CHROMIUM), *flags, "--dump-dom", copy.as_uri()]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120)
-    return json.loads(html.unescape(re.search(r'<pre id="seen">(.*?)</pre>', done.stdout, re.DOTALL)[1]))
+    return json.loads(
+        html.unescape(re.search(r'<pre id="seen">(.*?)</pre>', done.stdout, re.DOTALL)[1])
+    )
 
 
 @pytest.mark.skipif(CHROMIUM is None, reason=WANTED)
 def test_the_page_can_be_used(report_folder, tmp_path):
     seen = used(report_folder / "report.html", tmp_path, 1280)
-    assert seen["errors"] == [] and seen["styled"] and all(seen["images"]) and len(seen["images"]) == 2
-    heads = ["Setup", "Main table", "Figures", "Draft trees", "Single answers", "Losslessness", "Commands"]
+    assert (
+        seen["errors"] == [] and seen["styled"] and all(seen["images"]) and len(seen["images"]) == 2
+    )
+    heads = [
+        "Setup",
+        "Main table",
+        "Figures",
+        "Draft trees",
+        "Single answers",
+        "Losslessness",
+        "Commands",
+    ]
     assert seen["heads"] == heads and seen["overflow"] <= 0
     first, down, up = seen["mats"]
     assert down == sorted(first, key=float, reverse=True) and up == down[::-1]
     assert seen["folded"] == ["overall"] * 2 and len(seen["opened"]) == 5 and "qa" in seen["opened"]
-    assert seen["every"] == "8 of 8 rows" and seen["qa"] == ["qa"] * 2 and seen["vanilla"] == ["vanilla"]
+    assert (
+        seen["every"] == "8 of 8 rows"
+        and seen["qa"] == ["qa"] * 2
+        and seen["vanilla"] == ["vanilla"]
+    )
     assert seen["found"] == "1 of 8 rows" and seen["extra"] == ["none", "table-cell"]
-    assert seen["nodes"] == 3 and seen["shades"] == 2 and seen["node"].startswith("ranks 0·0: accepted in")
+    assert (
+        seen["nodes"] == 3
+        and seen["shades"] == 2
+        and seen["node"].startswith("ranks 0·0: accepted in")
+    )
     assert all(HOSTILE in text for text in seen["texts"]) and seen["injected"] == [0, 2, True]
     assert seen["steps"] == ["run even l1", "run odd l3", "run even l3"] and seen["colours"] == 3
-    assert seen["step"].startswith("Step 2 of") and seen["step"].endswith("3 nodes drafted, accepted ranks 0·0.")
+    assert seen["step"].startswith("Step 2 of") and seen["step"].endswith(
+        "3 nodes drafted, accepted ranks 0·0."
+    )
     assert seen["next"].startswith("qa, question 1")
 
 

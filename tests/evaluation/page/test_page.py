@@ -47,17 +47,30 @@ def text(report_folder):
 
 def test_nothing_comes_from_elsewhere_and_what_a_model_or_a_user_wrote_stays_text(text):
     page = Page(text)
-    sources = [a[key] for tag, a in page.tags for key in ("src", "href", "xlink:href", "action") if key in a]
+    sources = [
+        a[key]
+        for tag, a in page.tags
+        for key in ("src", "href", "xlink:href", "action")
+        if key in a
+    ]
     assert sources and all(source.startswith(("data:", "#")) for source in sources)
-    assert not re.search(r"@import|url\(|fetch\(|innerHTML|insertAdjacentHTML|document\.write", text)
-    policy = next(a["content"] for tag, a in page.tags if a.get("http-equiv") == "Content-Security-Policy")
+    assert not re.search(
+        r"@import|url\(|fetch\(|innerHTML|insertAdjacentHTML|document\.write", text
+    )
+    policy = next(
+        a["content"] for tag, a in page.tags if a.get("http-equiv") == "Content-Security-Policy"
+    )
     for kind, content in (("style", page.raw["style"][0]), ("script", page.raw["script"][-1])):
         digest = base64.b64encode(hashlib.sha256(content.encode()).digest()).decode()
         assert f"{kind}-src 'sha256-{digest}'" in policy
     assert "default-src 'none'" in policy
     assert not [a for _, a in page.tags if "style" in a or any(key.startswith("on") for key in a)]
     assert [a.get("type") for tag, a in page.tags if tag == "script"] == ["application/json", None]
-    assert "<b>device" not in text and "<i>" not in text and not set("<>&") & set(page.raw["script"][0])
+    assert (
+        "<b>device" not in text
+        and "<i>" not in text
+        and not set("<>&") & set(page.raw["script"][0])
+    )
     pieces = ["".join(words["pieces"]) for words in json.loads(page.raw["script"][0])["texts"]]
     assert any(HOSTILE in joined for joined in pieces)
     assert "|safe" not in (HERE / "page.html").read_text(encoding="utf-8")
@@ -73,20 +86,31 @@ def test_a_lone_surrogate_is_a_question_mark(tmp_path):
 
 
 def test_the_setup_names_the_models_folder_though_no_fingerprint_does():
-    assert model_words(made("vanilla", [], config={"model": {"path": "there"}})).startswith("toy (there), ")
+    assert model_words(made("vanilla", [], config={"model": {"path": "there"}})).startswith(
+        "toy (there), "
+    )
 
 
 @pytest.mark.parametrize("linear", ["half", "half for about [1, 9] rows, torch for others"])
 def test_page_and_table_say_how_weights_were_rounded_and_are_held(linear, tmp_path):
     rows = [answer(1, "qa", {"ids": [1]})]
-    write_run(tmp_path, "vanilla", rows, model={"weights": "float16"}, circumstances={"linear": linear})
+    write_run(
+        tmp_path, "vanilla", rows, model={"weights": "float16"}, circumstances={"linear": linear}
+    )
     (run,) = runs = read_runs(tmp_path)
-    assert heading(runs)[0].startswith("toy rounded to float16 (float32 from 16-bit weights) on a <b>device</b>; ")
-    assert model_words(run).startswith("toy rounded to float16 (nowhere/toy), float32 from 16-bit weights, ")
+    assert heading(runs)[0].startswith(
+        "toy rounded to float16 (float32 from 16-bit weights) on a <b>device</b>; "
+    )
+    assert model_words(run).startswith(
+        "toy rounded to float16 (nowhere/toy), float32 from 16-bit weights, "
+    )
 
 
 def test_it_says_what_is_missing_what_agrees_and_what_a_figure_shows(text):
-    assert "Not finished." in text and "incomplete: recycling (hot), repeat 0: 4 of 6 questions" in text
+    assert (
+        "Not finished." in text
+        and "incomplete: recycling (hot), repeat 0: 4 of 6 questions" in text
+    )
     assert "python -m evaluation.run -m bench=sample start=cold,hot" in text
     assert re.search(r"4 of 4 turns equal those of vanilla, token for token \(\d\d+ tokens\)", text)
     assert "<strong>mat</strong>. Tokens per step (MAT) by subtask and method." in text
@@ -100,31 +124,65 @@ def test_configurations_have_names_of_their_own(tmp_path):
     there = write_run(tmp_path / "b", "vanilla", rows, bench={"name": "b"})
     there.rename(tmp_path / "runs/elsewhere")
     ran = Experiment(read_runs(tmp_path)).named
-    assert sorted(ran) == ["recycling (hot), k=4", "recycling (hot), k=8", "vanilla, toy, b", "vanilla, toy, sample"]
+    assert sorted(ran) == [
+        "recycling (hot), k=4",
+        "recycling (hot), k=8",
+        "vanilla, toy, b",
+        "vanilla, toy, sample",
+    ]
     assert len(ran["recycling (hot), k=4"].runs) == 2
     lines = facts(ran)
     assert lines["started"] == [("2026-02-03 04:05 +0000", "")] and lines["repeats"] == [("2", "")]
-    assert lines["device"] == [("a <b>device</b>", "")] and "vanilla, toy, b" in dict(map(reversed, lines["bench"]))
+    assert lines["device"] == [("a <b>device</b>", "")] and "vanilla, toy, b" in dict(
+        map(reversed, lines["bench"])
+    )
     assert list(commands(ran).values()) == [list(ran)]
 
 
 def test_the_table_keeps_numbers_and_hides_what_says_nothing():
     seconds = [1.0, 2.0, 4.0, 8.0, 1.0, 2.0, 4.0, 8.0]
     base = [timed(i, "qa", [([1] * 1000, s)]) for i, s in enumerate(seconds)]
-    fast = [timed(i, "qa", [([4] * 250, s)]) for i, s in enumerate([*seconds[4:], *seconds[:3], 9.0])]
+    fast = [
+        timed(i, "qa", [([4] * 250, s)]) for i, s in enumerate([*seconds[4:], *seconds[:3], 9.0])
+    ]
     runs = [made("vanilla", base), made("x", fast, method={"k": 8})]
     view = page_view(Experiment(runs).table)
     (block,) = view.blocks
     names = [column.name for column in block.columns]
-    assert names[:4] == ["method", "category", "questions", "new_tokens"] and "k" in names and "prefill_ms" not in names
-    assert {"steps", "k"} <= block.extra and not {"mat", "speedup_vanilla", "category"} & block.extra
+    assert (
+        names[:4] == ["method", "category", "questions", "new_tokens"]
+        and "k" in names
+        and "prefill_ms" not in names
+    )
+    assert {"steps", "k"} <= block.extra and not {
+        "mat",
+        "speedup_vanilla",
+        "category",
+    } & block.extra
     assert {"mat", "k", "steps"} <= block.numbers and not {"method", "category"} & block.numbers
-    vanilla, x = (dict(zip(names, line.cells, strict=True)) for line in block.lines if line.category == "overall")
+    vanilla, x = (
+        dict(zip(names, line.cells, strict=True))
+        for line in block.lines
+        if line.category == "overall"
+    )
     assert (x["mat"].text, x["mat"].value, x["mat"].interval) == ("4.00", "4.0", "")
-    assert x["new_tokens"].text == "8,000" and (vanilla["k"].text, vanilla["k"].value, x["k"].text) == ("-", "", "8")
-    assert re.fullmatch(r"\[0\.\d\d, [12]\.\d\d\]", x["speedup_vanilla"].interval) and x["speedup_vanilla"].mark == "~"
-    assert len(view.footnotes) == 3 and "speedup_hf" not in names and ("order", "file") not in view.same
-    several = page_view(Experiment([*runs, made("x", fast, model={"dtype": "float16"})]).table).blocks[0]
+    assert x["new_tokens"].text == "8,000" and (
+        vanilla["k"].text,
+        vanilla["k"].value,
+        x["k"].text,
+    ) == ("-", "", "8")
+    assert (
+        re.fullmatch(r"\[0\.\d\d, [12]\.\d\d\]", x["speedup_vanilla"].interval)
+        and x["speedup_vanilla"].mark == "~"
+    )
+    assert (
+        len(view.footnotes) == 3
+        and "speedup_hf" not in names
+        and ("order", "file") not in view.same
+    )
+    several = page_view(
+        Experiment([*runs, made("x", fast, model={"dtype": "float16"})]).table
+    ).blocks[0]
     assert "block" in {c.name for c in several.columns} - several.extra and "block" not in names
 
 
@@ -172,7 +230,10 @@ def test_equal_answers_are_kept_once_and_steps_are_split_by_turn(report_folder, 
     assert len(data["answers"]) == 8 and len(data["texts"]) == 4
     for turn in (turn for shown in data["answers"] for turn in shown["turns"]):
         assert sum(turn["lengths"]) == len(data["texts"][turn["text"]]["pieces"])
-    turns = [{"ids": [1, 2, 3], "steps": [(1, 1, []), (2, 4, [0])]}, {"ids": [4], "steps": [(1, 4, [])]}]
+    turns = [
+        {"ids": [1, 2, 3], "steps": [(1, 1, []), (2, 4, [0])]},
+        {"ids": [4], "steps": [(1, 4, [])]},
+    ]
     write_run(tmp_path, "recycling (hot)", [answer(1, "qa", *turns)])
     (shown,) = read(tmp_path)["answers"]
     assert [turn["lengths"] for turn in shown["turns"]] == [[1, 2], [1]]
@@ -185,7 +246,13 @@ def test_the_tokenizer_of_a_gguf_file_is_where_it_was_converted(checkpoint, tmp_
     monkeypatch.setattr(reader, "CONVERTED", tmp_path / "models")
     for label, sha256 in (("vanilla", "c" * 64), ("pld", "d" * 64)):
         row = answer(1, "qa", {"ids": [5, 6]})
-        write_run(tmp_path / label, label, [row], model={"path": "toy.gguf"}, converted_from={"sha256": sha256})
+        write_run(
+            tmp_path / label,
+            label,
+            [row],
+            model={"path": "toy.gguf"},
+            converted_from={"sha256": sha256},
+        )
     (shown,) = read(tmp_path / "vanilla")["texts"]
     assert len(shown["pieces"]) == 2
     data = read(tmp_path / "pld")
@@ -194,7 +261,9 @@ def test_the_tokenizer_of_a_gguf_file_is_where_it_was_converted(checkpoint, tmp_
 
 def test_timings_in_doubt_are_said(tmp_path):
     write_run(tmp_path, "vanilla", [answer(1, "qa", {"ids": [5]})], cores_busy_elsewhere=1.5)
-    assert "Timings are doubtful: other processes kept cores busy" in report(tmp_path).read_text(encoding="utf-8")
+    assert "Timings are doubtful: other processes kept cores busy" in report(tmp_path).read_text(
+        encoding="utf-8"
+    )
 
 
 def test_other_peoples_answers_are_shown_without_steps(tmp_path):
@@ -209,11 +278,25 @@ def test_other_peoples_answers_are_shown_without_steps(tmp_path):
 
 def test_the_reader_keeps_questions_of_one_id_and_shards_apart(tmp_path):
     """By id alone one question's answer had stood below another's text; of shards only the first was shown."""
-    for label, number, digest, file in (("vanilla", 1, "a", "f"), ("vanilla", 2, "b", "f"), ("pld", 1, "c", "g")):
-        row = answer(number, "qa", {"ids": [1], "text": f"{number}{digest}"}) | {"question_sha256": digest}
-        write_run(tmp_path, label, [row], question_hashes=[f"{number}:{digest}"], bench={"sha256": file})
+    for label, number, digest, file in (
+        ("vanilla", 1, "a", "f"),
+        ("vanilla", 2, "b", "f"),
+        ("pld", 1, "c", "g"),
+    ):
+        row = answer(number, "qa", {"ids": [1], "text": f"{number}{digest}"}) | {
+            "question_sha256": digest
+        }
+        write_run(
+            tmp_path, label, [row], question_hashes=[f"{number}:{digest}"], bench={"sha256": file}
+        )
     data = read(tmp_path)
     names, ids = data["runs"], [question["id"] for question in data["questions"]]
     texts = [data["texts"][shown["turns"][0]["text"]]["text"] for shown in data["answers"]]
-    shown = {(names[a["run"]], ids[a["question"]], text) for a, text in zip(data["answers"], texts, strict=True)}
-    assert shown == {("vanilla", "1", "1a"), ("vanilla", "2", "2b"), ("pld", "1", "1c")} and len(ids) == 3
+    shown = {
+        (names[a["run"]], ids[a["question"]], text)
+        for a, text in zip(data["answers"], texts, strict=True)
+    }
+    assert (
+        shown == {("vanilla", "1", "1a"), ("vanilla", "2", "2b"), ("pld", "1", "1c")}
+        and len(ids) == 3
+    )

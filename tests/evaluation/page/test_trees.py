@@ -17,14 +17,19 @@ STEPS = [(1, 1, []), (3, 4, [0, 0]), (2, 4, [1]), (1, 4, []), (2, 4, [0])]
 def drawing_of(folder, steps, **settings):
     """The drawing of a run whose only answer took these steps."""
     ids = settings.pop("ids", range(sum(n for n, _, _ in steps)))
-    write_run(folder, "recycling (hot)", [answer(7, "qa", {"ids": list(ids), "steps": steps})], **settings)
+    write_run(
+        folder, "recycling (hot)", [answer(7, "qa", {"ids": list(ids), "steps": steps})], **settings
+    )
     ((name, pool),) = Experiment(read_runs(folder)).named.items()
     return draw(name, pool)
 
 
 def test_a_tree_that_is_not_known_says_why_and_without_one_nothing_is_drawn(tmp_path):
     assert drawing_of(tmp_path / "none", STEPS, method={"nodes": 24}) is None
-    for tree, why in (("auto", "The tree changed during the run"), ("best", "The records do not hold the tree")):
+    for tree, why in (
+        ("auto", "The tree changed during the run"),
+        ("best", "The records do not hold the tree"),
+    ):
         drawing = drawing_of(tmp_path / tree, STEPS, method={"tree": tree})
         assert drawing["unknown"] == why
 
@@ -38,18 +43,35 @@ def test_the_drawing_has_every_node_once_and_no_two_on_one_place(tmp_path):
     assert all(0 < x < drawing["size"][0] and 0 < y < drawing["size"][1] for x, y in places)
     shades = {ranks: colour for _, ranks, colour, *_ in drawing["dots"] if colour}
     assert shades == {"0": 7, "0·0": 6, "1": 6}
-    assert "80 nodes, depth 6, of which 77 were never" in render(Experiment.read(tmp_path), tmp_path)
+    assert "80 nodes, depth 6, of which 77 were never" in render(
+        Experiment.read(tmp_path), tmp_path
+    )
 
 
 def test_deep_paths_are_spelled_in_few_words(tmp_path):
-    paths = {(): "", (0,): "0", (0, 0, 0, 1): "0·0·0·1", (0,) * 36: "0×36", (2, *[0] * 5, 1, 1): "2·0×5·1·1"}
+    paths = {
+        (): "",
+        (0,): "0",
+        (0, 0, 0, 1): "0·0·0·1",
+        (0,) * 36: "0×36",
+        (2, *[0] * 5, 1, 1): "2·0×5·1·1",
+    }
     assert {path: spelled(path) for path in paths} == paths
-    steps = [(1, 37, [])] * 470 + [(2, 37, [0])] * 500 + [(11, 37, [0] * 10)] * 27 + [(37, 37, [0] * 36)] * 3
-    drawing = drawing_of(tmp_path, steps, method={"tree": "chain"}, draft_tree=[[0] * n for n in range(1, 37)])
+    steps = (
+        [(1, 37, [])] * 470
+        + [(2, 37, [0])] * 500
+        + [(11, 37, [0] * 10)] * 27
+        + [(37, 37, [0] * 36)] * 3
+    )
+    drawing = drawing_of(
+        tmp_path, steps, method={"tree": "chain"}, draft_tree=[[0] * n for n in range(1, 37)]
+    )
     assert drawing["dots"][-1][1] == "0×36"
 
 
-@pytest.mark.parametrize("text", ["the answer is one.", "é 漢字 🙂 x", "  two  spaces\n\n\tand a line", "🙂"])
+@pytest.mark.parametrize(
+    "text", ["the answer is one.", "é 漢字 🙂 x", "  two  spaces\n\n\tand a line", "🙂"]
+)
 def test_pieces_join_to_the_text(checkpoint, text):
     tokenizer = AutoTokenizer.from_pretrained(checkpoint)
     ids = [*tokenizer(text, add_special_tokens=False).input_ids, tokenizer.eos_token_id]

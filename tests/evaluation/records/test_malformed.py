@@ -51,22 +51,40 @@ BROKEN = {
 
 
 def test_a_broken_line_is_named_and_left_out():
-    lines = [(spoilt(key, value), f"{key}: must be") for key, values in BROKEN.items() for value in values]
-    lines += [("null", "not a JSON object"), ('{"question_id": 1, "ch', "not JSON"), ("[" * 100_000, "not JSON")]
+    lines = [
+        (spoilt(key, value), f"{key}: must be")
+        for key, values in BROKEN.items()
+        for value in values
+    ]
+    lines += [
+        ("null", "not a JSON object"),
+        ('{"question_id": 1, "ch', "not JSON"),
+        ("[" * 100_000, "not JSON"),
+    ]
     for line, why in [*lines, ('{"question_id": ' + "9" * 5000 + "}", "not JSON")]:
         rows, damage = parse_answers([json.dumps(ROWS[0]), line, json.dumps(ROWS[2])])
-        assert list(rows) == [0, 2] and damage.startswith(f"1 broken line(s): 2 (line 2: {why}"), line[:80]
+        assert list(rows) == [0, 2] and damage.startswith(f"1 broken line(s): 2 (line 2: {why}"), (
+            line[:80]
+        )
     rows, damage = parse_answers([json.dumps(ROWS[0]), json.dumps(ROWS[0] | {"category": "later"})])
-    assert rows[0]["category"] == "later" and damage == "1 question id(s) repeated, the later one counts: 0"
+    assert (
+        rows[0]["category"] == "later"
+        and damage == "1 question id(s) repeated, the later one counts: 0"
+    )
     rows, damage = parse_answers([json.dumps(ROWS[1]), json.dumps(ROWS[1] | {"question_id": "1"})])
-    assert list(rows) == [1] and "1 question id(s) repeated" in damage, "1 and its text are one question"
+    assert list(rows) == [1] and "1 question id(s) repeated" in damage, (
+        "1 and its text are one question"
+    )
 
 
 def test_odd_names_and_a_damaged_folder_are_reported_and_named(call, tmp_path, drawn):
     """Each had ended in a traceback, broken main.md, or vanished without a word."""
     categories = ["a|b", "overall", "half \ud800", "$x^$", "a\nb"]
     for label, seconds in (("vanilla", 2.0), ("p$_{l}d^$", 1.0)):
-        rows = [answer(i, name, [([2, 1], seconds)], output_ids=[[i, 1, 2]]) for i, name in enumerate(categories)]
+        rows = [
+            answer(i, name, [([2, 1], seconds)], output_ids=[[i, 1, 2]])
+            for i, name in enumerate(categories)
+        ]
         write(made(label, rows), tmp_path)
     rows[4]["choices"][0]["output_ids"] = None
     for name in ("cut", "empty"):
@@ -77,20 +95,47 @@ def test_odd_names_and_a_damaged_folder_are_reported_and_named(call, tmp_path, d
     write(made("pld", rows), tmp_path)
     outcome = call(report.main, tmp_path)
     assert outcome.code == 0, outcome.err
-    assert f"left out: {tmp_path / 'runs/cut'}: its metadata.json is missing or broken" in outcome.err
-    assert f"left out: {tmp_path / 'runs/empty'}: its answers.jsonl is missing or broken" in outcome.err
+    assert (
+        f"left out: {tmp_path / 'runs/cut'}: its metadata.json is missing or broken" in outcome.err
+    )
+    assert (
+        f"left out: {tmp_path / 'runs/empty'}: its answers.jsonl is missing or broken"
+        in outcome.err
+    )
     table = pd.read_csv(tmp_path / "tables/main.csv")
     named = ["$x^$", "a\nb", "a|b", "half ?", "overall (category)", "overall"]
     assert table[table["method"] == "pld"]["category"].tolist() == named
-    lines = [line for line in (tmp_path / "tables/main.md").read_text().splitlines() if line.startswith("| ")]
-    assert {len(re.findall(r"(?<!\\)\|", line)) for line in lines} == {len(re.findall(r"\|", lines[0]))}
-    assert "all 9 turns equal vanilla's" in outcome.out and "1 turns are not compared" in outcome.out
+    lines = [
+        line
+        for line in (tmp_path / "tables/main.md").read_text().splitlines()
+        if line.startswith("| ")
+    ]
+    assert {len(re.findall(r"(?<!\\)\|", line)) for line in lines} == {
+        len(re.findall(r"\|", lines[0]))
+    }
+    assert (
+        "all 9 turns equal vanilla's" in outcome.out and "1 turns are not compared" in outcome.out
+    )
     assert call(report.main, tmp_path, "--against", tmp_path).code == 0
 
 
 ODD = {
-    **{"label": None, "device": {}, "questions": None, "versions": {}, "draft_tree": "x", "command": [3], "config": 1},
-    **{"question_hashes": [{}], "cores_busy_elsewhere": "x", "git": "x", "settings": "x", "settings.model": 3},
+    **{
+        "label": None,
+        "device": {},
+        "questions": None,
+        "versions": {},
+        "draft_tree": "x",
+        "command": [3],
+        "config": 1,
+    },
+    **{
+        "question_hashes": [{}],
+        "cores_busy_elsewhere": "x",
+        "git": "x",
+        "settings": "x",
+        "settings.model": 3,
+    },
     **{"settings.model.files": 1.5, "settings.max_new_tokens": [[]]},
     **{"settings.method.nodes": [1], "settings.bench.name": [[]], "settings.sampling": "x"},
 }
@@ -111,7 +156,11 @@ def test_a_run_whose_metadata_is_odd_is_left_out_by_name(call, tmp_path):
         write(made("pld", ROWS), tmp_path).rename(paths[key])
         (paths[key] / "metadata.json").write_text(json.dumps(run.metadata))
     (tmp_path / "jobs").mkdir()
-    for file, text in (("sweep", '{"jobs": [[1]]}'), ("jobs/a", '{"not_available": "x"}'), ("audit_gaps", "[" * 9999)):
+    for file, text in (
+        ("sweep", '{"jobs": [[1]]}'),
+        ("jobs/a", '{"not_available": "x"}'),
+        ("audit_gaps", "[" * 9999),
+    ):
         (tmp_path / f"{file}.json").write_text(text)
     outcome = call(report.main, tmp_path)
     assert outcome.code == 0 and len(outcome.err.splitlines()) == len(ODD), outcome.err
@@ -133,7 +182,9 @@ def test_what_a_table_of_speeds_does_without_may_be_missing(call, tmp_path):
                        ("decoding_steps", None), ("decode_time", [None, None])):  # fmt: skip
         lines = [json.dumps(ROWS[0]), spoilt(key, value), json.dumps(ROWS[2])]
         (tmp_path / "mine.jsonl").write_text("\n".join(lines))
-        outcome = call(report.main, "--answers", tmp_path / "*.jsonl", "--out", tmp_path / "main.csv")
+        outcome = call(
+            report.main, "--answers", tmp_path / "*.jsonl", "--out", tmp_path / "main.csv"
+        )
         assert outcome.code == 0 and "broken" not in outcome.err and "incomplete" not in outcome.out
         without = f"{tmp_path / 'mine.jsonl'}: 1 answer(s) without accept_lengths, which count in no MAT: 1"
         assert (without in outcome.err) is (key == "accept_lengths")

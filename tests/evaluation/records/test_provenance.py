@@ -8,7 +8,9 @@ from evaluation.records import provenance
 def test_only_files_other_than_records_make_the_code_modified(monkeypatch, tmp_path):
     def git(*words):
         who = ("-c", "user.name=x", "-c", "user.email=x@y")
-        return subprocess.run(["git", *who, *words], cwd=tmp_path, check=True, capture_output=True, text=True).stdout
+        return subprocess.run(
+            ["git", *who, *words], cwd=tmp_path, check=True, capture_output=True, text=True
+        ).stdout
 
     monkeypatch.setattr(provenance, "ROOT", tmp_path)
     assert provenance.git_state() == {}, "no checkout"

@@ -14,12 +14,17 @@ GOOD = {"question_id": 1, "category": "qa", "turns": ["why?"]}
 
 
 def write(path, *rows):
-    path.write_text("".join((row if isinstance(row, str) else json.dumps(row)) + "\n" for row in rows))
+    path.write_text(
+        "".join((row if isinstance(row, str) else json.dumps(row)) + "\n" for row in rows)
+    )
     return path
 
 
 def test_selection(tmp_path):
-    rows = [GOOD | {"question_id": i, "category": c} for i, c in enumerate(["math", "stem", "qa", "math", "qa", "zoo"])]
+    rows = [
+        GOOD | {"question_id": i, "category": c}
+        for i, c in enumerate(["math", "stem", "qa", "math", "qa", "zoo"])
+    ]
     path = str(write(tmp_path / "q.jsonl", *rows))
 
     def ids(**settings):
@@ -29,7 +34,9 @@ def test_selection(tmp_path):
     assert ids(begin=1, end=4) == [1, 2, 3]
     assert ids(per_category=1) == [0, 2, 5]
     assert ids(categories=["mt_bench", "zoo"]) == [0, 1, 3, 5]
-    assert (ids(split="dev"), ids(split="held_out")) == ([0, 2, 3, 5], [1, 4]), "0, 1 and 3 are mt_bench's"
+    assert (ids(split="dev"), ids(split="held_out")) == ([0, 2, 3, 5], [1, 4]), (
+        "0, 1 and 3 are mt_bench's"
+    )
     assert ids(split="held_out", per_category=1) == [1, 4]
     assert (ids(split="dev", begin=1), ids(split="held_out", begin=1)) == ([2, 3, 5], [1, 4]), (
         "a slice has the same halves"
@@ -38,7 +45,9 @@ def test_selection(tmp_path):
         ids(split="test")
     with pytest.raises(UserError, match="no question is left of 6"):
         ids(begin=6)
-    with pytest.raises(UserError, match="bench.categories=rag: not in .* which has mt_bench, qa, zoo"):
+    with pytest.raises(
+        UserError, match="bench.categories=rag: not in .* which has mt_bench, qa, zoo"
+    ):
         ids(categories=["qa", "rag"])
 
 
@@ -56,15 +65,27 @@ def test_a_folder_holds_its_question_file(tmp_path):
     ("second", "says"),
     [
         ("{broken", "q.jsonl:2: not JSON"),
-        ({"question_id": 2, "category": "qa", "turns": ["\ud800"]}, "q.jsonl:2: holds a lone surrogate"),
+        (
+            {"question_id": 2, "category": "qa", "turns": ["\ud800"]},
+            "q.jsonl:2: holds a lone surrogate",
+        ),
         ("[1]", "q.jsonl:2: not a JSON object"),
         ({"question_id": 2, "category": "qa"}, "q.jsonl:2: turns: must be a list of str"),
-        ({"question_id": 2, "category": "qa", "turns": []}, "q.jsonl:2: turns: must be a list of str"),
+        (
+            {"question_id": 2, "category": "qa", "turns": []},
+            "q.jsonl:2: turns: must be a list of str",
+        ),
         ({"question_id": 2, "category": "qa", "turns": ["  "]}, "q.jsonl:2: turns: must hold"),
         ({"question_id": 2, "turns": ["a"]}, "q.jsonl:2: category: must be str"),
         (GOOD, "q.jsonl:2: question_id 1 is that of .*q.jsonl:1"),
-        (GOOD | {"question_id": "1"}, "q.jsonl:2: question_id 1 is that of .*q.jsonl:1"),  # and had the same key
-        (GOOD | {"question_id": -1}, "q.jsonl:2: question_id: must be int or str"),  # answered, left out
+        (
+            GOOD | {"question_id": "1"},
+            "q.jsonl:2: question_id 1 is that of .*q.jsonl:1",
+        ),  # and had the same key
+        (
+            GOOD | {"question_id": -1},
+            "q.jsonl:2: question_id: must be int or str",
+        ),  # answered, left out
         (GOOD | {"question_id": True}, "q.jsonl:2: question_id: must be int or str"),
         ("[" * 100_000, "q.jsonl:2: not JSON"),
         ('{"question_id": ' + "9" * 5000 + "}", "q.jsonl:2: not JSON"),
@@ -80,7 +101,12 @@ def test_a_question_with_unusual_line_ends_is_one_record(tmp_path):
     said = "one\u2028two\u2029three\x85four"
     path = tmp_path / "q.jsonl"
     row = GOOD | {"turns": [said]}
-    path.write_text(json.dumps(row, ensure_ascii=False) + "\n\n" + json.dumps(GOOD | {"question_id": 2}) + "\r\n")
+    path.write_text(
+        json.dumps(row, ensure_ascii=False)
+        + "\n\n"
+        + json.dumps(GOOD | {"question_id": 2})
+        + "\r\n"
+    )
     assert [q.turns for q in read_questions(path)] == [(said,), ("why?",)]
 
 

@@ -36,7 +36,9 @@ def test_an_answer_with_unusual_line_ends_is_one_record(tmp_path, call):
     rows, damage = read_answers(store.answers)
     assert rows == {question.question_id: row} and not damage
     (run,) = read_runs(tmp_path)
-    assert run.complete and run.identity.question_keys == (question.key,) == tuple(run.by_question.index)
+    assert run.complete and run.identity.question_keys == (question.key,) == tuple(
+        run.by_question.index
+    )
     assert store.begin(run.metadata) == rows, "and goes on from there"
     outcome = call(report.main, tmp_path)
     assert outcome.code == 0 and "incomplete" not in outcome.out, outcome.err
@@ -86,7 +88,10 @@ def test_an_unfinished_run_goes_on_under_the_same_circumstances_alone(tmp_path):
     assert store.begin(about({}, linear="onednn")) == {}, "nothing was answered yet"
     store.append([ROWS[0]], {}, 1)
     files = {path: path.read_bytes() for path in tmp_path.iterdir()}
-    with pytest.raises(UserError, match=r"1 answers given under other circumstances: linear is onednn there and torch"):
+    with pytest.raises(
+        UserError,
+        match=r"1 answers given under other circumstances: linear is onednn there and torch",
+    ):
         store.begin(about({}, linear="torch"))
     with pytest.raises(UserError, match=r"device is a machine there and a{35}\.\.\.a{29}c now"):
         store.begin(about({}, linear="onednn", device="a" * 200 + "c"))
@@ -97,4 +102,6 @@ def test_an_unfinished_run_goes_on_under_the_same_circumstances_alone(tmp_path):
     store.finish({}, {}, 3)
     files = {path: path.read_bytes() for path in tmp_path.iterdir()}
     store.begin(about({}, linear="anything"))
-    assert {path: path.read_bytes() for path in tmp_path.iterdir()} == files, "a finished run is never touched"
+    assert {path: path.read_bytes() for path in tmp_path.iterdir()} == files, (
+        "a finished run is never touched"
+    )

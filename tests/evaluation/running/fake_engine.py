@@ -53,20 +53,29 @@ class FakeEngine:
                 elif self.path in engine.pages:
                     self.answer(*engine.pages[self.path])
                 elif self.path == "/v1/models":
-                    card = {"id": engine.name, "owned_by": engine.owner, "max_model_len": engine.context}
+                    card = {
+                        "id": engine.name,
+                        "owned_by": engine.owner,
+                        "max_model_len": engine.context,
+                    }
                     self.answer({"data": [card]})
                 elif self.path == "/version":
                     self.answer({"version": "0"})
                 elif self.path == "/metrics":
                     names = {"num_accepted_tokens": engine.accepted, "num_drafts": engine.drafts}
                     spec = (f"vllm:spec_decode_{name}_total {n}\n" for name, n in names.items())
-                    self.answer("vllm:requests_total 0\n" + "".join(spec if engine.drafting else ()), kind="text/plain")
+                    self.answer(
+                        "vllm:requests_total 0\n" + "".join(spec if engine.drafting else ()),
+                        kind="text/plain",
+                    )
                 else:
                     self.answer("no such path", 404, "text/plain")
 
             def do_POST(self):
                 body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-                if self.path != ("/completion" if engine.owner == "llamacpp" else "/v1/completions"):
+                if self.path != (
+                    "/completion" if engine.owner == "llamacpp" else "/v1/completions"
+                ):
                     return self.answer("no such path", 404, "text/plain")
                 if engine.owner == "llamacpp":
                     body["max_tokens"] = body["n_predict"]
@@ -132,19 +141,42 @@ class FakeEngine:
             if i == 2 and fault == "error":
                 return send({"error": {"message": "CUDA\nerror"}})
             ended = i == len(chunks) - 1
-            finish = ("stop" if ids[-1] == 2 or fault in ("hides", "stop word") else "length") if ended else None
+            finish = (
+                ("stop" if ids[-1] == 2 or fault in ("hides", "stop word") else "length")
+                if ended
+                else None
+            )
             choice = {"index": 0, "text": "", "token_ids": chunk, "finish_reason": finish}
             send({"choices": [choice | ({"stop_reason": "###"} if fault == "stop word" else {})]})
-        accepted, drafts = (len(chunks) - 1, len(chunks) - 1) if self.drafting else (0, 0)  # one may be behind the end
+        accepted, drafts = (
+            (len(chunks) - 1, len(chunks) - 1) if self.drafting else (0, 0)
+        )  # one may be behind the end
         self.accepted, self.drafts = self.accepted + accepted, self.drafts + drafts
         count = str(len(ids)) if fault == "words" else len(ids)
-        send({"choices": [], "usage": {"prompt_tokens": len(body["prompt"]), "completion_tokens": count}})
+        send(
+            {
+                "choices": [],
+                "usage": {"prompt_tokens": len(body["prompt"]), "completion_tokens": count},
+            }
+        )
         handler.wfile.write(b"data: [DONE]\n\n")
         return None
 
 
 def llama_events(prompt, ids, last):
     """llama.cpp's events: inside a character (here each third token) it sends none, and of a stream `last` is empty."""
-    stop = {"stop": True, "stop_type": "eos" if ids[-1] == 2 else "limit", "timings": {}, "generation_settings": {}}
-    stop |= {"content": "", "tokens": last, "tokens_predicted": len(ids), "tokens_evaluated": len(prompt)}
-    return [{"content": "", "tokens": [token]} for i, token in enumerate(ids) if i % 3 != 1] + [stop]
+    stop = {
+        "stop": True,
+        "stop_type": "eos" if ids[-1] == 2 else "limit",
+        "timings": {},
+        "generation_settings": {},
+    }
+    stop |= {
+        "content": "",
+        "tokens": last,
+        "tokens_predicted": len(ids),
+        "tokens_evaluated": len(prompt),
+    }
+    return [{"content": "", "tokens": [token]} for i, token in enumerate(ids) if i % 3 != 1] + [
+        stop
+    ]

@@ -31,5 +31,9 @@ def test_a_terminal_gets_a_line_that_is_written_over(capsys, monkeypatch):
         for _ in range(2):
             shown.update()
     *first, last = capsys.readouterr().err.split("\r")[1:]
-    assert first[0].startswith("2 configurations, interleaved: 1 of 2 answers; ") and "\n" not in "".join(first)
-    assert last.startswith("2 configurations, interleaved: 2 of 2 answers; ") and last.endswith("\n")
+    assert first[0].startswith(
+        "2 configurations, interleaved: 1 of 2 answers; "
+    ) and "\n" not in "".join(first)
+    assert last.startswith("2 configurations, interleaved: 2 of 2 answers; ") and last.endswith(
+        "\n"
+    )

@@ -21,7 +21,9 @@ def files(folder: Path) -> dict[str, tuple[bytes, int]]:
 
 
 @pytest.mark.parametrize(("kind", "start"), [*((kind, "hot") for kind in KINDS), ("spine", "cold")])
-def test_a_finished_run_is_left_alone_and_a_lost_summary_is_made_again(evaluate, tmp_path, monkeypatch, kind, start):
+def test_a_finished_run_is_left_alone_and_a_lost_summary_is_made_again(
+    evaluate, tmp_path, monkeypatch, kind, start
+):
     """It was summarised anew with a reset drafter: tree=auto lost its choice, ngram_cache its size, spine its text."""
     folder = tmp_path / "run"
     command = (*KINDS[kind], f"start={start}", *FEW, f"run_dir={folder}")
@@ -34,10 +36,16 @@ def test_a_finished_run_is_left_alone_and_a_lost_summary_is_made_again(evaluate,
     assert files(folder) == before
     (folder / "summary.json").unlink()  # killed when the state had its last name already
     assert evaluate(*command).code == 0
-    assert files(folder).keys() == before.keys() and json.loads((folder / "summary.json").read_text()) == summary
+    assert (
+        files(folder).keys() == before.keys()
+        and json.loads((folder / "summary.json").read_text()) == summary
+    )
     if (folder / "state.safetensors").exists():  # or before that
         (folder / "summary.json").unlink()
         (folder / "state.safetensors").rename(folder / "state-2.safetensors")
         assert evaluate(*command).code == 0
-        assert files(folder).keys() == before.keys() and json.loads((folder / "summary.json").read_text()) == summary
+        assert (
+            files(folder).keys() == before.keys()
+            and json.loads((folder / "summary.json").read_text()) == summary
+        )
     assert files(folder)["answers.jsonl"] == before["answers.jsonl"]

@@ -28,7 +28,9 @@ def spoken(pieces, finish, tokens, *, wait=0.0, last=0.0, **more):
 
 
 def choices_in(tmp_path, name="served"):
-    return [choice for answer in answers_in(tmp_path / "results" / name) for choice in answer["choices"]]
+    return [
+        choice for answer in answers_in(tmp_path / "results" / name) for choice in answer["choices"]
+    ]
 
 
 MADE = [
@@ -48,21 +50,29 @@ MADE = [
 LEFT_OUT = [case for name, *case in MADE if name.startswith("left out")]
 
 
-@pytest.mark.parametrize(("text", "finish", "tokens"), [case[1:] for case in MADE], ids=[case[0] for case in MADE])
-def test_ids_are_made_of_text_and_prompt_together(served, engine, checkpoint, tmp_path, text, finish, tokens):
+@pytest.mark.parametrize(
+    ("text", "finish", "tokens"), [case[1:] for case in MADE], ids=[case[0] for case in MADE]
+)
+def test_ids_are_made_of_text_and_prompt_together(
+    served, engine, checkpoint, tmp_path, text, finish, tokens
+):
     """With a SentencePiece tokenizer an answer that began with no space had a token too many, and `</s>` was EOS."""
     engine.owner, engine.frames = "other", spoken([text], finish, tokens)
     outcome = served(engine, *ONE, f"max_new_tokens={tokens if finish == 'length' else 16}")
     assert outcome.code == 0, outcome.err
     (choice,) = choices_in(tmp_path)
     (ids,), tokenizer = choice["output_ids"], AutoTokenizer.from_pretrained(checkpoint)
-    assert len(ids) == (tokens or 3) + (finish == "stop" and tokens == 2) and (ids[-1] == 2) is (finish == "stop")
+    assert len(ids) == (tokens or 3) + (finish == "stop" and tokens == 2) and (ids[-1] == 2) is (
+        finish == "stop"
+    )
     assert 2 not in ids[:-1] and 1 not in ids and choice["turns"] == [text]
     before = tokenizer("ASSISTANT:", add_special_tokens=False).input_ids
-    assert tokenizer.decode(before + ids, skip_special_tokens=True).endswith(f"ASSISTANT:{text}") is (
-        [text, finish, tokens] not in LEFT_OUT
-    )
-    assert choice["new_tokens"] == choice["decoding_steps"] == [len(ids)] and choice["ids_remade"] == [True]
+    assert tokenizer.decode(before + ids, skip_special_tokens=True).endswith(
+        f"ASSISTANT:{text}"
+    ) is ([text, finish, tokens] not in LEFT_OUT)
+    assert choice["new_tokens"] == choice["decoding_steps"] == [len(ids)] and choice[
+        "ids_remade"
+    ] == [True]
 
 
 @pytest.mark.parametrize(
@@ -95,34 +105,67 @@ def test_without_ids_tokens_and_steps_are_the_engines_and_nothing_is_judged(
     table = served_rows(tmp_path).iloc[0]
     assert (table["mat"], table["new_tokens"]) == (2.0, 24 * 8)
     assert "Not audited: 8 of 8 answers" in outcome.out and "ossless" not in outcome.out
-    assert all(choice["output_ids"] == [[]] * len(choice["turns"]) for choice in choices_in(tmp_path))
-    assert {stop for choice in choices_in(tmp_path) for stop in choice["stop"]} == {finish.replace("stop", "eos")}
+    assert all(
+        choice["output_ids"] == [[]] * len(choice["turns"]) for choice in choices_in(tmp_path)
+    )
+    assert {stop for choice in choices_in(tmp_path) for stop in choice["stop"]} == {
+        finish.replace("stop", "eos")
+    }
     header = (tmp_path / "results/served/tables/main.csv").read_text().splitlines()[0]
-    assert "" not in header.split(","), "drafts of an engine without a name for its mean had made a column without one"
+    assert "" not in header.split(","), (
+        "drafts of an engine without a name for its mean had made a column without one"
+    )
 
 
 @pytest.mark.parametrize(
     ("text", "more"),
-    [(" the answer\ufffd", {}), (" the answer", {"reasoning": "so"}), ("", {"content": " the answer"})],
+    [
+        (" the answer\ufffd", {}),
+        (" the answer", {"reasoning": "so"}),
+        ("", {"content": " the answer"}),
+    ],
 )
 def test_text_without_a_number_of_tokens_has_to_show_all(served, engine, text, more):
     engine.owner, engine.frames = "other", spoken([text], "length", 0, **more)
     outcome = served(engine, *ONE)
-    assert outcome.code == 2 and "gives no number of tokens, and no text that shows all of them" in outcome.err
+    assert (
+        outcome.code == 2
+        and "gives no number of tokens, and no text that shows all of them" in outcome.err
+    )
 
 
 @pytest.mark.parametrize(
     ("text", "count", "tokens", "finish", "line"),
     [
         ("a", 4, 2, "length", "gives 4 ids of 2 tokens"),
-        ("", 5, 5, "length", "gives 5 tokens where 4 were asked for"),  # 5 tokens' time was that of 4
+        (
+            "",
+            5,
+            5,
+            "length",
+            "gives 5 tokens where 4 were asked for",
+        ),  # 5 tokens' time was that of 4
         ("", 5, 0, "stop", "gives 5 tokens where 4 were asked for"),
         (" the answer the answer the", 0, 5, "length", "gives 5 tokens where 4 were asked for"),
-        (" the answer the answer the", 0, 0, "stop", "gives no number of tokens, and no text that shows"),
-        (" the\ufffd", 0, 6, "stop", "gives 5 tokens where 4 were asked for"),  # and an EOS that is counted
+        (
+            " the answer the answer the",
+            0,
+            0,
+            "stop",
+            "gives no number of tokens, and no text that shows",
+        ),
+        (
+            " the\ufffd",
+            0,
+            6,
+            "stop",
+            "gives 5 tokens where 4 were asked for",
+        ),  # and an EOS that is counted
     ],
 )
-def test_more_tokens_than_are_counted_or_asked_for_are_an_error(served, engine, text, count, tokens, finish, line):
+def test_more_tokens_than_are_counted_or_asked_for_are_an_error(
+    served, engine, text, count, tokens, finish, line
+):
     usage = frame({"choices": [], "usage": {"prompt_tokens": None, "completion_tokens": tokens}})
     choice = {"text": text, "finish_reason": finish} | ({"token_ids": [7] * count} if count else {})
     engine.owner = "vllm" if count else "other"
@@ -133,12 +176,19 @@ def test_more_tokens_than_are_counted_or_asked_for_are_an_error(served, engine, 
 
 def test_drafts_without_a_number_of_tokens_give_no_steps(served, engine, tmp_path):
     """They are counted with the engine's ids: ids made of the text had had a MAT of their own."""
-    drafts = {"choices": [], "metrics": {"speculative_decoding": {"num_accepted_draft_tokens": 2, "num_spec_steps": 1}}}
+    drafts = {
+        "choices": [],
+        "metrics": {"speculative_decoding": {"num_accepted_draft_tokens": 2, "num_spec_steps": 1}},
+    }
     *parts, end = spoken([" the answer the answer"], "length", 0)(None)
     engine.owner, engine.frames = "other", lambda body: [*parts, (0.0, frame(drafts)), end]
     assert served(engine, *ONE[:1], "timed=false", "max_new_tokens=4").code == 0
     (choice,) = choices_in(tmp_path)
-    assert choice["decoding_steps"] == [None] and choice["new_tokens"] == [4] and choice["ids_remade"] == [True]
+    assert (
+        choice["decoding_steps"] == [None]
+        and choice["new_tokens"] == [4]
+        and choice["ids_remade"] == [True]
+    )
     assert pd.isna(served_rows(tmp_path)["mat"].item())
 
 
@@ -147,7 +197,16 @@ def test_a_part_outside_the_text_takes_time_from_its_first_event_on(served, engi
 
     def frames(body):
         for wait in (0.0, 0.3):
-            yield wait, frame({"choices": [{"index": 0, "text": "", "reasoning": "so", "finish_reason": None}]})
+            yield (
+                wait,
+                frame(
+                    {
+                        "choices": [
+                            {"index": 0, "text": "", "reasoning": "so", "finish_reason": None}
+                        ]
+                    }
+                ),
+            )
         yield from spoken([" the answer"], "length", body["max_tokens"], wait=0.3)(body)
 
     engine.owner, engine.frames = "other", frames
@@ -168,7 +227,11 @@ def test_an_end_that_is_not_shown_took_its_time(served, engine, tmp_path, batch)
     assert all(ids[-1] == 2 for choice in choices for ids in choice["output_ids"])
     assert all(seconds >= 0.3 / batch for choice in choices for seconds in choice["decode_time"])
     for choice in choices:
-        (first, *later), (prefill,), (decode,) = (*choice["step_us"], choice["prefill_time"], choice["decode_time"])
+        (first, *later), (prefill,), (decode,) = (
+            *choice["step_us"],
+            choice["prefill_time"],
+            choice["decode_time"],
+        )
         assert len(later) == 3 and later[-1] >= 3e5
         assert decode / sum(later) == pytest.approx(prefill / first, rel=0.01), "one share for both"
 
@@ -198,13 +261,19 @@ def test_an_end_without_a_reason(served, engine, tmp_path, last, ending):
     """EOS or the limit is reached, and finish_reason stays null; before that, the stream broke off."""
 
     def frames(body):
-        yield 0.0, frame({"choices": [{"text": "", "token_ids": [7, 8, last], "finish_reason": None}]}) + ending
+        yield (
+            0.0,
+            frame({"choices": [{"text": "", "token_ids": [7, 8, last], "finish_reason": None}]})
+            + ending,
+        )
 
     engine.frames = frames
     assert served(engine, "max_new_tokens=3", *ONE).code == 0
     assert choices_in(tmp_path)[0]["stop"] == ["eos" if last == 2 else "length"]
     outcome = served(engine, "max_new_tokens=4", *ONE, name="more")
-    assert outcome.code == (0 if last == 2 else 2) and ("the stream broke off" in outcome.err) is (last == 7)
+    assert outcome.code == (0 if last == 2 else 2) and ("the stream broke off" in outcome.err) is (
+        last == 7
+    )
 
 
 def test_a_text_up_to_the_limit_without_a_reason(served, engine, tmp_path):

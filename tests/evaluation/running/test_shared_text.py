@@ -30,7 +30,9 @@ def test_each_method_takes_the_steps_that_it_takes_alone(kind, tmp_path):
     made = [[rng.randrange(3, V) for _ in range(1 + 17 * i)] * (1 + (i > 0)) for i in range(4)]
     for prompt in made:  # what is carried from one to the next is the same as well
         text = greedy(model, prompt, 40, [7])
-        expected = [generate(target, drafter, prompt, max_new_tokens=40, eos={7}) for drafter in alone]
+        expected = [
+            generate(target, drafter, prompt, max_new_tokens=40, eos={7}) for drafter in alone
+        ]
         together = generate_together(target, drafters, prompt, max_new_tokens=40, eos={7})
         for name, one, other in zip(names, expected, together, strict=True):
             assert one.tokens == text, name
@@ -62,9 +64,14 @@ def forwarded(target):
 def test_one_row_a_token_serves_all_who_draft_nothing(llama):
     target, prompt = Target(llama), [5, 6, 7, 8] * 3
     forwards = forwarded(target)
-    out = generate_together(target, [Vanilla(target.device) for _ in range(5)], prompt, max_new_tokens=20)
+    out = generate_together(
+        target, [Vanilla(target.device) for _ in range(5)], prompt, max_new_tokens=20
+    )
     assert [past for past, _ in forwards] == [len(prompt) - 1 + i for i in range(20)]
-    assert all(answer.tokens == greedy(llama, prompt, 20) and answer.accept_lengths == [1] * 20 for answer in out)
+    assert all(
+        answer.tokens == greedy(llama, prompt, 20) and answer.accept_lengths == [1] * 20
+        for answer in out
+    )
 
 
 def test_nothing_is_asked_twice_but_what_stands_above_something_new(llama):
@@ -77,7 +84,9 @@ def test_nothing_is_asked_twice_but_what_stands_above_something_new(llama):
     forwards = forwarded(target)
     together = generate_together(target, drafters, prompt, max_new_tokens=60)
     assert [out.steps for out in together] == [out.steps for out in alone]
-    leaves = [key for key in forwards if not any(o[0] == key[0] and o[1][:-1] == key[1] for o in forwards)]
+    leaves = [
+        key for key in forwards if not any(o[0] == key[0] and o[1][:-1] == key[1] for o in forwards)
+    ]
     assert len(set(leaves)) == len(leaves), "that below which nothing is asked is asked once"
     assert len(forwards) < 0.6 * sum(step.nodes for out in alone for step in out.steps)
 
@@ -91,10 +100,15 @@ def test_drafts_of_methods_that_read_nothing_of_rejected_nodes_are_not_forwarded
     alone = [*forwards]
     forwards.clear()
     recycling.reset()
-    followers = [make(name, target, {}) for name in ("pld", "suffix", "suffix_decoding", "logitspec", "ngram_cache")]
+    followers = [
+        make(name, target, {})
+        for name in ("pld", "suffix", "suffix_decoding", "logitspec", "ngram_cache")
+    ]
     outs = generate_together(target, [*followers, recycling], prompt, max_new_tokens=60)
     assert forwards[: len(alone)] == alone
-    assert all(len(path) == 1 and past >= len(prompt) - 1 + 60 for past, path in forwards[len(alone) :])
+    assert all(
+        len(path) == 1 and past >= len(prompt) - 1 + 60 for past, path in forwards[len(alone) :]
+    )
     assert sum(step.nodes for out in outs[:-1] for step in out.steps) > 5 * 60, "they drafted"
 
 
@@ -121,7 +135,12 @@ def test_what_nobody_can_reach_any_more_is_freed(llama, monkeypatch, sizes):
     def counted(self, *arguments):
         alive = [context for ref in made if (context := ref()) is not None]
         most.append(len(alive))
-        kept = [tensor for context in alive for tensor in (context.logits, context.hidden) if tensor is not None]
+        kept = [
+            tensor
+            for context in alive
+            for tensor in (context.logits, context.hidden)
+            if tensor is not None
+        ]
         sizes_held.update((len(tensor), tensor.untyped_storage().nbytes()) for tensor in kept)
         return learn(self, *arguments)
 
@@ -132,7 +151,9 @@ def test_what_nobody_can_reach_any_more_is_freed(llama, monkeypatch, sizes):
         generate_together(target, drafters, [5, 6, 7, 8] * 3, max_new_tokens=150)
     finally:
         gc.enable()
-    assert max(most[len(most) // 2 :]) <= 1.5 * max(most[: len(most) // 2]), "late in the text no more than early"
+    assert max(most[len(most) // 2 :]) <= 1.5 * max(most[: len(most) // 2]), (
+        "late in the text no more than early"
+    )
     assert max(most) <= 3 * (2 + sum(sizes))
     assert sizes_held == {(V, 4 * V), (64, 4 * 64)}, (
         "a row of logits or of states holds itself, and not its whole forward"

@@ -21,22 +21,34 @@ def test_untimed_runs_hold_the_same_answers_steps_and_states(evaluate, tmp_path,
     monkeypatch.setattr(scheduling, "LOG_SECONDS", 0.0)
     outcome = evaluate(*SWEEP, "name=untimed", "timed=false", "repeats=3")
     assert outcome.code == 0, outcome.err
-    assert re.findall(r"(\d) of 8 answers, .* left$", outcome.err, flags=re.M) == ["1", "4", "5", "8"], (
-        "all but hf's are shared"
-    )
+    assert re.findall(r"(\d) of 8 answers, .* left$", outcome.err, flags=re.M) == [
+        "1",
+        "4",
+        "5",
+        "8",
+    ], "all but hf's are shared"
     timed, untimed = tmp_path / "results/timed", tmp_path / "results/untimed"
-    assert unmarked(records(timed)) == unmarked(records(untimed)), "one of each: three would be three times the same"
+    assert unmarked(records(timed)) == unmarked(records(untimed)), (
+        "one of each: three would be three times the same"
+    )
     assert not missing_jobs(untimed), "hf and vanilla are of two jobs each"
     one, other = (
-        {name.rpartition("-")[0]: state for name, state in states(folder).items()} for folder in (timed, untimed)
+        {name.rpartition("-")[0]: state for name, state in states(folder).items()}
+        for folder in (timed, untimed)
     )
     assert one == other and len(one) == 1
     for run in read_runs(untimed):
         for row in run.answers:
             assert row["peak_memory"] is None
             for choice in row["choices"]:
-                assert choice["wall_time"] == [0.0] * len(choice["turns"]) and choice["step_us"] is None
-                assert all(set(choice[key]) == {None} for key in ("prefill_time", "decode_time", "setup_time"))
+                assert (
+                    choice["wall_time"] == [0.0] * len(choice["turns"])
+                    and choice["step_us"] is None
+                )
+                assert all(
+                    set(choice[key]) == {None}
+                    for key in ("prefill_time", "decode_time", "setup_time")
+                )
     table = (untimed / "tables/main.md").read_text(encoding="utf-8")
     assert "| MAT |" in table and "tokens/s" not in table and "not timed" in table
     for figure in (untimed / "figures").glob("*.svg"):
@@ -44,7 +56,14 @@ def test_untimed_runs_hold_the_same_answers_steps_and_states(evaluate, tmp_path,
 
 
 def test_runs_at_other_questions_answer_by_themselves(evaluate, tmp_path):
-    sweep = ("-m", "method=vanilla,recycling", "start=hot", "bench.end=3", "max_new_tokens=8", "timed=false")
+    sweep = (
+        "-m",
+        "method=vanilla,recycling",
+        "start=hot",
+        "bench.end=3",
+        "max_new_tokens=8",
+        "timed=false",
+    )
     outcome = evaluate(*sweep, "bench.order=file,shuffled", "name=orders")
     assert outcome.code == 0, outcome.err
     runs = read_runs(tmp_path / "results/orders")
@@ -52,11 +71,14 @@ def test_runs_at_other_questions_answer_by_themselves(evaluate, tmp_path):
     kept = {run.settings["bench"]["order"]: run.answers for run in runs if run.label != "vanilla"}
     ids = {order: [row["question_id"] for row in rows] for order, rows in kept.items()}
     assert ids == {"file": [10, 11, 12], "shuffled": [10, 12, 11]}
-    outputs = [{row["question_id"]: row["choices"][0]["output_ids"] for row in run.answers} for run in runs]
+    outputs = [
+        {row["question_id"]: row["choices"][0]["output_ids"] for row in run.answers} for run in runs
+    ]
     assert outputs == [outputs[0]] * 3
     limits = ("max_new_tokens=3,4", "num_choices=1,2", "bench.end=1", "name=limits")
     assert evaluate("-m", "method=vanilla", "timed=false", *limits).code == 0
     counts = [
-        [sum(c["new_tokens"]) for c in run.answers[0]["choices"]] for run in read_runs(tmp_path / "results/limits")
+        [sum(c["new_tokens"]) for c in run.answers[0]["choices"]]
+        for run in read_runs(tmp_path / "results/limits")
     ]
     assert sorted(counts) == [[6], [6, 6], [8], [8, 8]], "in two turns"

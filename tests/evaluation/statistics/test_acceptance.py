@@ -46,14 +46,22 @@ def test_by_node_by_hand():
     nodes = by_node(accepted_paths([stepped((), (0,), (0, 1), (1, 0), (0, 1), nodes=6)]), tree)
     counts = [(5, 3, 5), (5, 1, 5), (5, 0, 3), (5, 2, 3), (5, 1, 1)]
     assert nodes == [Node(path, *count) for path, count in zip(tree, counts, strict=True)]
-    assert nodes[3].share == 2 / 5 and nodes[3].given_parent == 2 / 3 and nodes[4].given_parent == 1.0
+    assert (
+        nodes[3].share == 2 / 5 and nodes[3].given_parent == 2 / 3 and nodes[4].given_parent == 1.0
+    )
 
 
 def test_without_a_template_accepted_nodes_are_known_and_a_smaller_tree_tries_its_first_nodes_only():
     nodes = by_node(accepted_paths([stepped((0, 0), (1,), (), (0,))]), None)
-    assert [(node.path, node.tried, node.accepted) for node in nodes] == [((0,), 4, 2), ((1,), 4, 1), ((0, 0), 4, 1)]
+    assert [(node.path, node.tried, node.accepted) for node in nodes] == [
+        ((0,), 4, 2),
+        ((1,), 4, 1),
+        ((0, 0), 4, 1),
+    ]
     records = {"step_nodes": [[3, 2]], "step_paths": [[[0], [0]]]}
-    nodes = by_node(accepted_paths([answer(1, "qa", [([2, 2], 1.0)], **records)]), [(0,), (1,), (0, 0)])
+    nodes = by_node(
+        accepted_paths([answer(1, "qa", [([2, 2], 1.0)], **records)]), [(0,), (1,), (0, 0)]
+    )
     assert [(node.tried, node.accepted) for node in nodes] == [(2, 2), (1, 0), (0, 0)]
     assert nodes[2].share == nodes[2].given_parent == 0.0
 
@@ -70,15 +78,26 @@ def test_steps_know_what_drafted_them():
 
 def test_the_nodes_are_those_that_the_run_wrote_down():
     fixed, tree = {"tree": "2.2.2", "tree_nodes": 3}, [[0], [1], [0, 0]]
-    assert fixed_tree(made("recycling (hot)", [], method=fixed, draft_tree=tree)) == [(0,), (1,), (0, 0)]
+    assert fixed_tree(made("recycling (hot)", [], method=fixed, draft_tree=tree)) == [
+        (0,),
+        (1,),
+        (0, 0),
+    ]
     assert fixed_tree(made("recycling (hot)", [], method=fixed)) is None
-    assert fixed_tree(made("recycling (auto)", [], method=fixed | {"tree": "auto"}, draft_tree=tree)) is None
+    assert (
+        fixed_tree(made("recycling (auto)", [], method=fixed | {"tree": "auto"}, draft_tree=tree))
+        is None
+    )
 
 
 def test_the_search_is_as_good_as_trying_every_tree():
     rng = random.Random(1)
-    tree = [tuple(p) for p in build_template("balanced", branching=2, depth=3, nodes=14).rank_paths[1:]]
-    nodes = by_node(accepted_paths([stepped(*[rng.choice([(), *tree]) for _ in range(300)], nodes=15)]), tree)
+    tree = [
+        tuple(p) for p in build_template("balanced", branching=2, depth=3, nodes=14).rank_paths[1:]
+    ]
+    nodes = by_node(
+        accepted_paths([stepped(*[rng.choice([(), *tree]) for _ in range(300)], nodes=15)]), tree
+    )
     stood = {node.path: node.accepted for node in nodes}
     for n in (1, 3, 5):
         most = max(
@@ -101,15 +120,33 @@ def test_the_command_writes_a_template_that_the_harness_reads(call, tmp_path):
     assert yaml.safe_load(out.read_text())["expected_accepted"] == 7 / 5
     assert build_template("file", path=str(out)).rank_paths[1:] == [(0,), (1,), (0, 1)]
     assert "4 nodes" in call(tree_search.main, tmp_path, "--nodes", 9, "--output", out).err
-    assert "no run with a fixed" in call(tree_search.main, tmp_path, "--nodes", 1, "--output", out, "--method", "x").err
+    assert (
+        "no run with a fixed"
+        in call(tree_search.main, tmp_path, "--nodes", 1, "--output", out, "--method", "x").err
+    )
 
 
 def test_what_tree_auto_chose_is_said_of_every_repeat_and_variant():
     """By label alone the last run had replaced the others."""
     runs = [made("vanilla", [])]
     for k, repeat, steps in ((4, 0, [5, 40, 0]), (4, 1, [0, 30, 25]), (8, 0, [90, 2, 0])):
-        choice = {"drafter": {"sizes": [0, 8, 16], "plain_steps": 5, "steps_by_size": steps, "predicted_speedup": 1.5}}
-        runs.append(made("recycling (auto)", [], repeat=repeat, method={"k": k, "tree": "auto"}, summary=choice))
+        choice = {
+            "drafter": {
+                "sizes": [0, 8, 16],
+                "plain_steps": 5,
+                "steps_by_size": steps,
+                "predicted_speedup": 1.5,
+            }
+        }
+        runs.append(
+            made(
+                "recycling (auto)",
+                [],
+                repeat=repeat,
+                method={"k": k, "tree": "auto"},
+                summary=choice,
+            )
+        )
     said = "recycling (auto), k={} on file: steps: {} nodes; predicted decoding speed over vanilla: 1.50"
     first, second = "80 % of 8, 20 % of 0", "50 % of 8, 42 % of 16"
     assert auto_lines(pools(runs)) == [
@@ -117,6 +154,8 @@ def test_what_tree_auto_chose_is_said_of_every_repeat_and_variant():
         said.format("4, repeat 1", second),
         said.format(8, "98 % of 0"),
     ]
-    older = made("recycling (auto)", [], method={"tree": "auto"}, summary=choice)  # a prediction of its last width
+    older = made(
+        "recycling (auto)", [], method={"tree": "auto"}, summary=choice
+    )  # a prediction of its last width
     older.metadata["settings"]["batch"] = 4
     assert auto_lines(pools([older])) == ["recycling (auto) on file: steps: 98 % of 0 nodes"]

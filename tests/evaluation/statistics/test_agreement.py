@@ -16,7 +16,11 @@ BY_ONE, BY_TWO, BY_THREE = [1] * 6, [2, 2, 2], [3, 3]
 
 def question(number, lengths, ids=IDS):
     """An answer in one turn to a question of that number."""
-    more = {"output_ids": [ids], "step_nodes": [[4] * len(lengths)], "step_paths": [[[0]] * len(lengths)]}
+    more = {
+        "output_ids": [ids],
+        "step_nodes": [[4] * len(lengths)],
+        "step_paths": [[[0]] * len(lengths)],
+    }
     return asked(number, "qa", [(lengths, 1.0)], prompt=f"what is {number}?", **more)
 
 
@@ -24,7 +28,9 @@ def run(label, lengths, *, questions=range(8), ids=IDS, **more):
     """A run of these questions, all answered by these accepted lengths; or by a list a question."""
     each = lengths if isinstance(lengths[0], list) else [lengths] * len(questions)
     numbers = range(len(each)) if len(each) != len(questions) else questions
-    return shard(label, [question(n, own, ids) for n, own in zip(numbers, each, strict=True)], **more)
+    return shard(
+        label, [question(n, own, ids) for n, own in zip(numbers, each, strict=True)], **more
+    )
 
 
 def sampled(label, ids):
@@ -78,7 +84,11 @@ SERVED = {"drafter": "server", "engine": "vllm", "version": "1", "model": "m"}
 )  # fmt: skip
 def test_what_two_runs_have_in_common(here, there, verdict, same_text, same_lengths, first):
     comparison = only(here, there)
-    assert (comparison.verdict, comparison.same_text, comparison.same_lengths) == (verdict, same_text, same_lengths)
+    assert (comparison.verdict, comparison.same_text, comparison.same_lengths) == (
+        verdict,
+        same_text,
+        same_lengths,
+    )
     what, *place = first.rsplit(" ", 3)
     said = "{} differ first at question {}, turn {}, step {}".format(what, *place) if first else ""
     assert comparison.first == said
@@ -98,7 +108,10 @@ def limited(limit, *turns):
 def test_runs_with_other_limits_of_new_tokens_are_compared_as_far_as_both_go():
     """All of them had been called another text."""
     full = limited(6, IDS, [21, 22])
-    for there in (limited(4, IDS[:4], [31, 32]), limited(8, [*IDS, 17, 18], [31])):  # the second turn's prompt differs
+    for there in (
+        limited(4, IDS[:4], [31, 32]),
+        limited(8, [*IDS, 17, 18], [31]),
+    ):  # the second turn's prompt differs
         comparison = only(full, there)
         assert (comparison.verdict, comparison.same_text, comparison.same_lengths) == (CUT, 1, None)
         assert "  -  " in in_words([comparison])[1]
@@ -108,7 +121,10 @@ def test_runs_with_other_limits_of_new_tokens_are_compared_as_far_as_both_go():
         (limited(8, IDS, [21, 23]), "turn 2, token 2"),
     ):
         comparison = only(full, there)
-        assert comparison.verdict == TEXT and comparison.first == f"token ids differ first at question 1, {where}"
+        assert (
+            comparison.verdict == TEXT
+            and comparison.first == f"token ids differ first at question 1, {where}"
+        )
 
 
 def test_the_ratio_of_mats_and_its_interval():
@@ -128,7 +144,10 @@ def test_every_repeat_is_compared_with_the_same_one_first_and_unfinished_ones_do
     )
 
     def unfinished(*answered):
-        runs = [run("recycling (hot)", [BY_ONE] * 4 + [BY_THREE] * 4, repeat=repeat) for repeat in range(len(answered))]
+        runs = [
+            run("recycling (hot)", [BY_ONE] * 4 + [BY_THREE] * 4, repeat=repeat)
+            for repeat in range(len(answered))
+        ]
         for one, count in zip(runs, answered, strict=True):
             del one.answers[count:]
         return runs
@@ -140,28 +159,39 @@ def test_every_repeat_is_compared_with_the_same_one_first_and_unfinished_ones_do
 
 def test_configurations_pair_by_their_settings_and_the_rest_is_named():
     def sized(*sizes, **more):
-        return [run("recycling (hot)", BY_TWO, method=BEST | {"tree_nodes": n}, **more) for n in sizes]
+        return [
+            run("recycling (hot)", BY_TWO, method=BEST | {"tree_nodes": n}, **more) for n in sizes
+        ]
 
-    pairs, alone = compare(pools([*sized(8, 16), run("sps", BY_TWO)]), pools([*sized(8, 4, 24), run("eagle", BY_TWO)]))
+    pairs, alone = compare(
+        pools([*sized(8, 16), run("sps", BY_TWO)]), pools([*sized(8, 4, 24), run("eagle", BY_TWO)])
+    )
     assert len(pairs) == 1 and alone == [
         "only here: recycling (hot), 16 nodes", "only here: sps",
         "only there: recycling (hot), 4 nodes", "only there: recycling (hot), 24 nodes", "only there: eagle",
     ]  # fmt: skip
     types = [sized(8, model={"dtype": dtype}) for dtype in ("bfloat16", "float32")]
-    assert [c.verdict for c in compare(pools(types[0] + types[1]), pools(types[1] + types[0]))[0]] == [
+    assert [
+        c.verdict for c in compare(pools(types[0] + types[1]), pools(types[1] + types[0]))[0]
+    ] == [
         EQUAL,
         EQUAL,
     ]
 
 
-def test_the_command_and_a_report_say_how_a_folder_agrees_with_a_shipped_one(tmp_path, monkeypatch, call):
+def test_the_command_and_a_report_say_how_a_folder_agrees_with_a_shipped_one(
+    tmp_path, monkeypatch, call
+):
     """The command leaves with 1 for another text; a report looks for the shipped experiment of its name."""
     for module in (contribute, report):
         monkeypatch.setattr(module, "REFERENCE", tmp_path / "reference")
 
     def results(where, lengths, ids=IDS, questions=range(8), name="study", dtype="float32"):
         folder, drafted = tmp_path / where / name, {"ids": ids, "model": {"dtype": dtype}}
-        for one in (run("vanilla", BY_ONE, questions=questions), run("pld", lengths, questions=questions, **drafted)):
+        for one in (
+            run("vanilla", BY_ONE, questions=questions),
+            run("pld", lengths, questions=questions, **drafted),
+        ):
             (write(one, folder) / "summary.json").write_text(json.dumps({"steps": 1}))
         return folder
 
@@ -175,29 +205,52 @@ def test_the_command_and_a_report_say_how_a_folder_agrees_with_a_shipped_one(tmp
         "none": results("none", BY_TWO, questions=range(20, 22)),
         "rounded": results("rounded", BY_TWO, IDS[::-1], dtype="bfloat16"),
     }
-    outcomes = {name: call(report.main, folder, "--against", shipped) for name, folder in folders.items()}
+    outcomes = {
+        name: call(report.main, folder, "--against", shipped) for name, folder in folders.items()
+    }
     assert [outcome.code for outcome in outcomes.values()] == [0, 0, 0, 1, 2, 0]
     assert f"{ROUNDED}: pld" in outcomes["rounded"].out
-    assert "equal in 2 of 2 configurations" in outcomes["same"].out and "questions: 4 here" in outcomes["half"].out
+    assert (
+        "equal in 2 of 2 configurations" in outcomes["same"].out
+        and "questions: 4 here" in outcomes["half"].out
+    )
     assert "text equal, lengths differ: pld" in outcomes["sizes"].out
-    assert "ANOTHER TEXT: pld" in outcomes["text"].out and "question 0, turn 1, step 1" in outcomes["text"].out
-    assert "no configuration that" in outcomes["none"].err and len(outcomes["none"].err.splitlines()) == 1
-    assert "with an experiment's folder only" in call(report.main, "--answers", "x", "--against", shipped).err
-    last = {name: call(report.main, folders[name]).out.splitlines()[-1] for name in ("same", "sizes")}
+    assert (
+        "ANOTHER TEXT: pld" in outcomes["text"].out
+        and "question 0, turn 1, step 1" in outcomes["text"].out
+    )
+    assert (
+        "no configuration that" in outcomes["none"].err
+        and len(outcomes["none"].err.splitlines()) == 1
+    )
+    assert (
+        "with an experiment's folder only"
+        in call(report.main, "--answers", "x", "--against", shipped).err
+    )
+    last = {
+        name: call(report.main, folders[name]).out.splitlines()[-1] for name in ("same", "sizes")
+    }
     line = f"against {shipped}: token ids and accepted lengths equal in {{}} of 2 configurations on 8 questions"
     assert last["same"] == line.format(2)
     assert last["sizes"].startswith(f"{line.format(1)}; text equal, lengths differ: pld; more: ")
-    part = results("part", BY_TWO, name="study-of-mine")  # begins with the word of the shipped one's name
+    part = results(
+        "part", BY_TWO, name="study-of-mine"
+    )  # begins with the word of the shipped one's name
     assert call(report.main, part).out.splitlines()[-1].startswith(f"against {shipped}: token ids")
     contribute.contribute(results("own", BY_TWO, name="study-of"), "study-of")
-    assert "against " + str(shipped.with_name("study-of")) in call(report.main, tmp_path / "own/study-of").out
+    assert (
+        "against " + str(shipped.with_name("study-of"))
+        in call(report.main, tmp_path / "own/study-of").out
+    )
     for quiet in (results("other", BY_TWO, name="another"), folders["none"], shipped):
         assert "against" not in call(report.main, quiet).out
 
 
 def test_variants_of_a_label_pair_across_limits():
     """They had been found on one side only each."""
-    here, there = ([run("x", BY_TWO, method=BEST | {"tree_nodes": n}) for n in (8, 16)] for _ in range(2))
+    here, there = (
+        [run("x", BY_TWO, method=BEST | {"tree_nodes": n}) for n in (8, 16)] for _ in range(2)
+    )
     for one in there:
         one.metadata["settings"] |= {"max_new_tokens": 32, "timed": False, "execution": "graph"}
     pairs, alone = compare(pools(here), pools(there))

@@ -27,7 +27,17 @@ NOT_MEASURED = {
         "variant",
         "complete",
     ),
-    *("seed", "batch", "temperature", "phases", "num_choices", "quantize", "start", "tree", "tree_nodes"),
+    *(
+        "seed",
+        "batch",
+        "temperature",
+        "phases",
+        "num_choices",
+        "quantize",
+        "start",
+        "tree",
+        "tree_nodes",
+    ),
 }
 
 
@@ -36,7 +46,9 @@ def made_row(rng, number, label, size):
     turns = []
     for _ in range(rng.choice([1, 1, 2])):
         steps = rng.randint(1, 9)
-        turns.append([1] * steps if label in ("hf", "vanilla") else [rng.randint(1, 4) for _ in range(steps)])
+        turns.append(
+            [1] * steps if label in ("hf", "vanilla") else [rng.randint(1, 4) for _ in range(steps)]
+        )
     prefill = [rng.uniform(0.1, 0.9) for _ in turns]
     decode = [rng.uniform(0.05, 0.4) * (len(turn) - 1) for turn in turns]
     nodes = [[rng.randint(1, 5) for _ in turn] for turn in turns]
@@ -48,7 +60,9 @@ def made_row(rng, number, label, size):
         times["step_batch"] = [[rng.randint(1, size) for _ in turn] for turn in turns]
     walls = [a + b for a, b in zip(prefill, decode, strict=True)]
     category = ["writing", "qa", "rag"][number * 3 // COUNT]
-    row = asked(number, category, list(zip(turns, walls, strict=True)), prompt=f"{number}?", **times)
+    row = asked(
+        number, category, list(zip(turns, walls, strict=True)), prompt=f"{number}?", **times
+    )
     return row | {"peak_memory": rng.randint(1, 9) * 2**20}
 
 
@@ -70,7 +84,9 @@ def made_runs(rng, size):
 def cells_of(runs, label, category):
     """The rows of a method's category by question and repeat, in the order in which questions are first met."""
     found = {}
-    for run in sorted((run for run in runs if run.label == label), key=lambda run: run.identity.repeat):
+    for run in sorted(
+        (run for run in runs if run.label == label), key=lambda run: run.identity.repeat
+    ):
         for row in run.answers:
             if category in ("overall", subtask(row["category"])):
                 found.setdefault(row_key(row), {})[run.identity.repeat] = row
@@ -114,10 +130,16 @@ def pairs(own, other, repeats, others, value):
         def means(values):
             return tuple(map(fmean, zip(*values, strict=True)))
 
-        sides = ((means([value(v) for v in side[key].values()]) for side in (own, other)) for key in questions)
+        sides = (
+            (means([value(v) for v in side[key].values()]) for side in (own, other))
+            for key in questions
+        )
         return [[(*a, *b) for a, b in sides]]
     shared = [[key for key in questions if r in own[key] and r in other[key]] for r in both]
-    return [[(*value(own[k][r]), *value(other[k][r])) for k in keys] for r, keys in zip(both, shared, strict=True)]
+    return [
+        [(*value(own[k][r]), *value(other[k][r])) for k in keys]
+        for r, keys in zip(both, shared, strict=True)
+    ]
 
 
 def ratio(lists):
@@ -152,14 +174,22 @@ def rate_columns(runs, label, category, size):
     if size == 1:
         (speeds,) = grid(found, repeats, lambda row: (speed(row),))
         by_repeat = [mean_of_means(speeds[:, [i]]) for i in range(len(repeats))]
-        return mean_of_means(speeds), spread(by_repeat), speed_interval(speeds, np.ones_like(speeds))
+        return (
+            mean_of_means(speeds),
+            spread(by_repeat),
+            speed_interval(speeds, np.ones_like(speeds)),
+        )
     sums = batches_of(runs, label, found, size)
     if not sums:
         return math.nan, math.nan, (math.nan, math.nan)
     new, seconds = grid(sums, repeats, lambda pair: pair)
     by_repeat = [np.nansum(new[:, i]) / np.nansum(seconds[:, i]) if np.nansum(seconds[:, i]) else math.nan
                  for i in range(len(repeats))]  # fmt: skip
-    return np.nansum(new) / np.nansum(seconds), spread(by_repeat), speed_interval(new, seconds, alike=False)
+    return (
+        np.nansum(new) / np.nansum(seconds),
+        spread(by_repeat),
+        speed_interval(new, seconds, alike=False),
+    )
 
 
 def speedup_columns(runs, label, base, category, size):
@@ -169,17 +199,29 @@ def speedup_columns(runs, label, base, category, size):
         own, other = batches_of(runs, label, own, size), batches_of(runs, base, other, size)
         lists = pairs(own, other, repeats, others, lambda pair: pair)
         interval = interval_of(lists, alike=False)
-        return ratio(lists), spread([ratio([one]) for one in lists]) if len(lists) > 1 else math.nan, interval
+        return (
+            ratio(lists),
+            spread([ratio([one]) for one in lists]) if len(lists) > 1 else math.nan,
+            interval,
+        )
     both, questions = [r for r in repeats if r in others], [key for key in own if key in other]
     if len(both) < 2:
-        values = [tuple(fmean(speed(row) for row in side[key].values()) for side in (own, other)) for key in questions]
-        columns = [np.array(column).reshape(-1, 1) for column in zip(*values, strict=True)] or [np.zeros((0, 1))] * 2
+        values = [
+            tuple(fmean(speed(row) for row in side[key].values()) for side in (own, other))
+            for key in questions
+        ]
+        columns = [np.array(column).reshape(-1, 1) for column in zip(*values, strict=True)] or [
+            np.zeros((0, 1))
+        ] * 2
     else:
         lack = math.nan, math.nan
         rows = [[(speed(own[k][r]), speed(other[k][r])) if r in own[k] and r in other[k] else lack for r in both]
                 for k in questions]  # fmt: skip
         columns = list(np.moveaxis(np.array(rows).reshape(len(rows), len(both), 2), 2, 0))
-    by_repeat = [mean_of_means(columns[0][:, [i]]) / mean_of_means(columns[1][:, [i]]) for i in range(len(both))]
+    by_repeat = [
+        mean_of_means(columns[0][:, [i]]) / mean_of_means(columns[1][:, [i]])
+        for i in range(len(both))
+    ]
     value = mean_of_means(columns[0]) / mean_of_means(columns[1])
     return value, spread(by_repeat) if len(both) > 1 else math.nan, speed_interval(*columns)
 
@@ -190,7 +232,9 @@ def interval_of(lists, alike):
         return quotient_interval(*np.array(lists[0], dtype=float).reshape(-1, 4).T)
     most = max(map(len, lists))  # the first batches of each repeat
     padded = [one + [(math.nan,) * 4] * (most - len(one)) for one in lists]
-    return speed_interval(*np.array(padded, dtype=float).reshape(len(lists), most, 4).transpose(2, 1, 0), alike=alike)
+    return speed_interval(
+        *np.array(padded, dtype=float).reshape(len(lists), most, 4).transpose(2, 1, 0), alike=alike
+    )
 
 
 def reference(runs, label, category, size):
@@ -199,12 +243,17 @@ def reference(runs, label, category, size):
     rows = [row for of in found.values() for row in of.values()]
     choices = [row["choices"][0] for row in rows]
     turns = [(c, i) for c in choices for i in range(len(c["turns"]))]
-    tokens, steps = sum(sum(c["new_tokens"]) for c in choices), sum(len(c["accept_lengths"]) for c in choices)
+    tokens, steps = (
+        sum(sum(c["new_tokens"]) for c in choices),
+        sum(len(c["accept_lengths"]) for c in choices),
+    )
     lengths = {
-        key: [n for row in of.values() for n in row["choices"][0]["accept_lengths"]] for key, of in found.items()
+        key: [n for row in of.values() for n in row["choices"][0]["accept_lengths"]]
+        for key, of in found.items()
     }
     by_repeat = [
-        [n for of in found.values() if r in of for n in of[r]["choices"][0]["accept_lengths"]] for r in repeats
+        [n for of in found.values() if r in of for n in of[r]["choices"][0]["accept_lengths"]]
+        for r in repeats
     ]
     sums = np.array([(sum(of), len(of)) for of in lengths.values()], dtype=float).T
     mat_ends = quotient_interval(*sums)
@@ -214,11 +263,15 @@ def reference(runs, label, category, size):
     prefill = [c["prefill_time"][i] for c, i in turns] if streams else []
     decode = [c["decode_time"][i] for c, i in turns] if streams else []
     first = [p + 0.01 for p in prefill] if size == 1 else []
-    between = [us / 1e3 for c in choices for turn in c["step_us"] for us in turn[1:]] if streams else []
+    between = (
+        [us / 1e3 for c in choices for turn in c["step_us"] for us in turn[1:]] if streams else []
+    )
     later_steps = sum(n - 1 for c in choices for n in c["decoding_steps"])
     firsts = sum(turn_lengths(c, i)[0] for c, i in turns)
     nodes = sum(n for c in choices for turn in c["step_nodes"] for n in turn)
-    forwards = sum(1 / n for c in choices for turn in c["step_batch"] for n in turn) if size > 1 else steps
+    forwards = (
+        sum(1 / n for c in choices for turn in c["step_batch"] for n in turn) if size > 1 else steps
+    )
     expected = {
         "method": label, "category": category, "repeats": len(repeats), "questions": len(found), "turns": len(turns),
         "steps": steps, "new_tokens": tokens, "mat": tokens / steps,
@@ -235,8 +288,12 @@ def reference(runs, label, category, size):
         "peak_memory_mib": max(row["peak_memory"] for row in rows) / 2**20, "state_bytes": 7,
     }  # fmt: skip
     for percent in (50, 95, 99):
-        expected[f"time_to_first_token_ms_p{percent}"] = 1e3 * np.percentile(first, percent) if first else math.nan
-        expected[f"inter_token_latency_ms_p{percent}"] = np.percentile(between, percent) if between else math.nan
+        expected[f"time_to_first_token_ms_p{percent}"] = (
+            1e3 * np.percentile(first, percent) if first else math.nan
+        )
+        expected[f"inter_token_latency_ms_p{percent}"] = (
+            np.percentile(between, percent) if between else math.nan
+        )
     for base in ("hf", "vanilla"):
         known = {row_key(row) for run in runs if run.label == label for row in run.answers}
         common = known & set(cells_of(runs, base, "overall"))
@@ -244,8 +301,12 @@ def reference(runs, label, category, size):
         value, std, interval = math.nan, math.nan, (math.nan, math.nan)
         if common:
             value, std, interval = speedup_columns(runs, label, base, category, size)
-        expected |= dict(zip((f"speedup_{base}{end}" for end in ends), (value, std, *interval), strict=True))
-        expected[f"execution_{base}"] = {"hf": GENERATE, "vanilla": "eager"}[base] if common else None
+        expected |= dict(
+            zip((f"speedup_{base}{end}" for end in ends), (value, std, *interval), strict=True)
+        )
+        expected[f"execution_{base}"] = (
+            {"hf": GENERATE, "vanilla": "eager"}[base] if common else None
+        )
     other = cells_of(runs, "vanilla", "overall")
     timed = pairs(found, other, repeats, repeats_of(runs, "vanilla"), later)
     expected["break_even_mat"] = ratio(timed)
@@ -271,7 +332,9 @@ def test_every_column_of_incomplete_pools_is_what_its_definition_says(size, seed
             for name, value in expected.items():
                 where = size, seed, row["method"], row["category"], name
                 if value is None or isinstance(value, str):
-                    assert row[name] == value or (value is None and not isinstance(row[name], str)), where
+                    assert row[name] == value or (
+                        value is None and not isinstance(row[name], str)
+                    ), where
                 else:
                     assert row[name] == pytest.approx(value, rel=1e-9, nan_ok=True), where
             compared += int(math.isfinite(row["speedup_hf"]) and row["speedup_hf"] != 1)

@@ -21,14 +21,25 @@ from evaluation.statistics.intervals import (
 
 
 def test_what_is_the_same_for_every_question_is_sure_and_of_few_nothing_is():
-    assert deviation([1.0, math.nan, 3.0]) == pytest.approx(math.sqrt(2)) and math.isnan(deviation([1.0]))
-    spanning = [spans_one(*ends) for ends in ((0.9, 1.1), (1.0, 1.0), (1.01, 1.2), (math.nan, math.nan))]
+    assert deviation([1.0, math.nan, 3.0]) == pytest.approx(math.sqrt(2)) and math.isnan(
+        deviation([1.0])
+    )
+    spanning = [
+        spans_one(*ends) for ends in ((0.9, 1.1), (1.0, 1.0), (1.01, 1.2), (math.nan, math.nan))
+    ]
     assert spanning == [True, False, False, False]
     ones, some = np.ones(FEWEST), np.arange(1.0, FEWEST + 1)
-    assert quotient_interval(2 * some, some) == pytest.approx((2.0, 2.0)), "paired: twice as fast on every question"
-    assert quotient_interval([*some, math.nan, 3], [*ones, 1, math.nan]) == quotient_interval(some, ones)
+    assert quotient_interval(2 * some, some) == pytest.approx((2.0, 2.0)), (
+        "paired: twice as fast on every question"
+    )
+    assert quotient_interval([*some, math.nan, 3], [*ones, 1, math.nan]) == quotient_interval(
+        some, ones
+    )
     few = (some[1:], ones[1:]), (some, 0 * ones), ([], []), (ones[1:],) * 4
-    for interval in (*(quotient_interval(*columns) for columns in few), speed_interval(*np.ones((2, 7, 3)))):
+    for interval in (
+        *(quotient_interval(*columns) for columns in few),
+        speed_interval(*np.ones((2, 7, 3))),
+    ):
         assert all(math.isnan(end) for end in interval)
 
 
@@ -49,8 +60,12 @@ def test_the_interval_equals_a_slow_bootstrap():
     drawn = np.random.default_rng(SEED).integers(0, 40, (RESAMPLES, 40))
     middle = sum(speeds) / sum(base)
     ratios = [sum(speeds[i] for i in row) / sum(base[i] for i in row) for row in drawn]
-    slow = [middle * (ratio / middle) ** scale for ratio, scale in zip(ratios, wider(40), strict=True)]
-    assert quotient_interval(speeds, base) == pytest.approx(tuple(np.quantile(slow, [0.025, 0.975])), abs=1e-12)
+    slow = [
+        middle * (ratio / middle) ** scale for ratio, scale in zip(ratios, wider(40), strict=True)
+    ]
+    assert quotient_interval(speeds, base) == pytest.approx(
+        tuple(np.quantile(slow, [0.025, 0.975])), abs=1e-12
+    )
     assert (draws(40).sum(axis=1) == 40).all()
 
 
@@ -58,7 +73,9 @@ def drifting(rng, questions=40, repeats=3, drift=0.04):
     """Speeds of a method and of its baseline (questions, repeats), twice as fast but for the machine's drift."""
     base = rng.uniform(1, 5, (questions, 1)) * np.exp(rng.normal(0, 0.02, (questions, repeats)))
     speeds = 2 * base * np.exp(rng.normal(0, 0.1, (questions, 1)))
-    return speeds * np.exp(rng.normal(0, drift, repeats)), base * np.exp(rng.normal(0, drift, repeats))
+    return speeds * np.exp(rng.normal(0, drift, repeats)), base * np.exp(
+        rng.normal(0, drift, repeats)
+    )
 
 
 def slow_speed_interval(columns, resamples, alike):
@@ -70,7 +87,9 @@ def slow_speed_interval(columns, resamples, alike):
         sums = [0.0] * len(columns)
         for q, r in zip(*np.nonzero(both), strict=True):
             weight = by_question[q] * by_repeat[r] / (both[q].sum() if alike else 1)
-            sums = [total + weight * column[q, r] for total, column in zip(sums, columns, strict=True)]
+            sums = [
+                total + weight * column[q, r] for total, column in zip(sums, columns, strict=True)
+            ]
         return sums[0] / sums[1] / (sums[2] / sums[3] if len(sums) > 2 else 1)
 
     every = np.ones(questions), np.ones(repeats)
@@ -83,7 +102,9 @@ def slow_speed_interval(columns, resamples, alike):
     return np.quantile(figures, [0.025, 0.975])
 
 
-@pytest.mark.parametrize(("missing", "alike", "pairs"), [(0, True, 1), (3, True, 1), (3, False, 1), (3, False, 2)])
+@pytest.mark.parametrize(
+    ("missing", "alike", "pairs"), [(0, True, 1), (3, True, 1), (3, False, 1), (3, False, 2)]
+)
 def test_questions_and_repeats_are_drawn_together(monkeypatch, missing, alike, pairs):
     rng = np.random.default_rng(4)
     speeds, base, *more = (column for _ in range(pairs) for column in drifting(rng, questions=12))
@@ -113,9 +134,13 @@ def test_without_drift_it_is_the_interval_over_questions():
     speeds, base = rng.uniform(1, 5, 30), rng.uniform(1, 5, 30)
     over_questions = quotient_interval(speeds, base)
     assert speed_interval(speeds[:, None], base[:, None]) == over_questions
-    assert speed_interval(np.tile(speeds[:, None], 3), np.tile(base[:, None], 3)) == pytest.approx(over_questions)
+    assert speed_interval(np.tile(speeds[:, None], 3), np.tile(base[:, None], 3)) == pytest.approx(
+        over_questions
+    )
     lost = np.stack([speeds, np.full(30, np.nan)], axis=1)
-    assert speed_interval(lost, np.tile(base[:, None], 2)) == over_questions, "a repeat without answers is none"
+    assert speed_interval(lost, np.tile(base[:, None], 2)) == over_questions, (
+        "a repeat without answers is none"
+    )
     assert all(math.isnan(end) for end in speed_interval(lost[:0], np.ones((0, 2))))
 
 

@@ -7,31 +7,49 @@ import pytest
 from evaluation.records.questions import MT_BENCH, subtask
 from evaluation.records.rows import between, check_rows, repeated_ngrams
 from evaluation.records.runs import read_foreign, read_runs
-from evaluation.statistics.metrics import by_subtask, counts_between, lengths_by_turn, loop_start, measure
+from evaluation.statistics.metrics import (
+    by_subtask,
+    counts_between,
+    lengths_by_turn,
+    loop_start,
+    measure,
+)
 from evaluation.statistics.tables import column
 from model.errors import UserError
 from tests.evaluation.made_runs import answer, made, write
 
 ROWS = [
-    answer(1, "writing", [([3, 1], 2.0), ([2, 2, 2], 3.0)], decode_time=[1.5, 2.0]),  # 10 tokens in 5 s, 5 steps
+    answer(
+        1, "writing", [([3, 1], 2.0), ([2, 2, 2], 3.0)], decode_time=[1.5, 2.0]
+    ),  # 10 tokens in 5 s, 5 steps
     answer(2, "qa", [([1, 1, 1, 3], 0.5)], decode_time=[0.25]),  # 6 tokens in 0.5 s, 4 steps
 ]
 
 
 def test_by_hand():
     figures = measure(ROWS)
-    assert (figures["questions"], figures["turns"], figures["steps"], figures["new_tokens"]) == (2, 3, 9, 16)
+    assert (figures["questions"], figures["turns"], figures["steps"], figures["new_tokens"]) == (
+        2,
+        3,
+        9,
+        16,
+    )
     assert figures["mat"] == 16 / 9
     assert figures["mat_macro"] == (10 / 5 + 6 / 4) / 2
     assert figures["tokens_per_second"] == (10 / 5 + 6 / 0.5) / 2
     assert figures["tokens_per_second_total"] == 16 / 5.5
-    assert figures["tokens_per_second_decode"] == (1 + 4 + 5) / 3.75  # all but what each turn's first step gave
+    assert (
+        figures["tokens_per_second_decode"] == (1 + 4 + 5) / 3.75
+    )  # all but what each turn's first step gave
 
 
 def test_rows_of_another_schema_are_refused(tmp_path):
     """By name: their accepted lengths may mean something else."""
     row = answer(1, "qa", [([1, 2, 1], 1.0)], step_nodes=[[1, 4, 0]], step_paths=[[[], [0], []]])
-    check_rows([row, {**answer(1, "qa", [([1], 1.0)]), "schema": None}], "other people's rows have no step records")
+    check_rows(
+        [row, {**answer(1, "qa", [([1], 1.0)]), "schema": None}],
+        "other people's rows have no step records",
+    )
     del row["schema"]
     with pytest.raises(UserError, match="here: recorded by another version"):
         check_rows([row], "here")
@@ -48,7 +66,9 @@ def test_what_the_records_do_not_hold_is_nan_and_not_a_guess():
     assert figures["tokens_per_second"] == 5.0 and figures["questions"] == 2
     choice = {"accept_lengths": [1, 2, 3], "decoding_steps": [2, 1]}
     assert lengths_by_turn(choice) == [[1, 2], [3]]
-    assert lengths_by_turn(choice | {"decoding_steps": [2, 2]}) == lengths_by_turn({}) == [], "whose step is whose?"
+    assert lengths_by_turn(choice | {"decoding_steps": [2, 2]}) == lengths_by_turn({}) == [], (
+        "whose step is whose?"
+    )
     bare = answer(1, "qa", [([1, 1], 1.0)])
     del bare["choices"][0]["accept_lengths"]
     figures = measure([bare])
@@ -58,7 +78,9 @@ def test_what_the_records_do_not_hold_is_nan_and_not_a_guess():
 
 def test_the_eight_labels_are_one_row_and_others_keep_their_name():
     assert {subtask(label) for label in MT_BENCH} == {"mt_bench"} and len(MT_BENCH) == 8
-    groups = by_subtask([answer(i, c, [([1], 1.0)]) for i, c in enumerate(["zoo", "math", "qa", "coding", "code"])])
+    groups = by_subtask(
+        [answer(i, c, [([1], 1.0)]) for i, c in enumerate(["zoo", "math", "qa", "coding", "code"])]
+    )
     counts = [("mt_bench", 2), ("qa", 1), ("code", 1), ("zoo", 1), ("overall", 5)]
     assert [(name, len(rows)) for name, rows in groups.items()] == counts
 
@@ -66,12 +88,22 @@ def test_the_eight_labels_are_one_row_and_others_keep_their_name():
 def test_times_and_memory_by_hand():
     # two turns: prefill and first step 0.2 and 0.4 s, the other 4 and 10 steps 1 and 2 s
     times = {"decode_time": [1.0, 2.0], "prefill_time": [0.2, 0.4], "prompt_time": [0.01, 0.03]}
-    timed = answer(1, "qa", [([3, 1, 1, 1, 1], 1.2), ([1] * 11, 2.4)], **times) | {"peak_memory": 3 * 2**20}
-    without_room = {"decode_time": [0.0] * 2, "prefill_time": [0.3, 0.0], "prompt_time": [0.02, 0.5]}
-    other = answer(2, "qa", [([1], 0.1), ([], 0.0)], **without_room)  # whose second turn counts in no mean
+    timed = answer(1, "qa", [([3, 1, 1, 1, 1], 1.2), ([1] * 11, 2.4)], **times) | {
+        "peak_memory": 3 * 2**20
+    }
+    without_room = {
+        "decode_time": [0.0] * 2,
+        "prefill_time": [0.3, 0.0],
+        "prompt_time": [0.02, 0.5],
+    }
+    other = answer(
+        2, "qa", [([1], 0.1), ([], 0.0)], **without_room
+    )  # whose second turn counts in no mean
     other["peak_memory"] = 2**20
     figures = measure([timed, other])
-    assert figures["prefill_ms"] == pytest.approx(300) and figures["decode_ms"] == pytest.approx(1000)
+    assert figures["prefill_ms"] == pytest.approx(300) and figures["decode_ms"] == pytest.approx(
+        1000
+    )
     assert figures["time_to_first_token_ms"] == pytest.approx(320)
     assert figures["step_ms"] == pytest.approx(1e3 * 3.0 / (4 + 10))
     assert figures["tokens_per_second_decode"] == pytest.approx((4 + 10) / 3.0)
@@ -103,18 +135,30 @@ def test_latencies_by_hand():
     later = [figures[f"inter_token_latency_ms_p{p}"] for p in (50, 95, 99)]
     assert later == pytest.approx([20, 20 + 0.9 * 10, 20 + 0.98 * 10]), "of 10, 20 and 30"
     older = measure([row, answer(2, "qa", [([1], 0.1)], prefill_time=[0.3], prompt_time=[0.0])])
-    assert math.isnan(older["inter_token_latency_ms_p50"]) and older["time_to_first_token_ms_p50"] == pytest.approx(300)
+    assert math.isnan(older["inter_token_latency_ms_p50"]) and older[
+        "time_to_first_token_ms_p50"
+    ] == pytest.approx(300)
     waited = {"first_tokens": [1, None], "first_token_time": [0.3, None], "step_batch": [[], []]}
-    full = answer(1, "qa", [([1], 0.1), ([], 0.0)], prefill_time=[0.1, 0.0], prompt_time=[0.1, 0.0], **waited)
-    assert measure([full])["time_to_first_token_ms_p50"] == pytest.approx(400), "a turn without room is left out"
+    full = answer(
+        1, "qa", [([1], 0.1), ([], 0.0)], prefill_time=[0.1, 0.0], prompt_time=[0.1, 0.0], **waited
+    )
+    assert measure([full])["time_to_first_token_ms_p50"] == pytest.approx(400), (
+        "a turn without room is left out"
+    )
     assert math.isnan(measure([answer(1, "qa", [([1], 0.1)])])["time_to_first_token_ms_p99"])
     for name in ("time_to_first_token_ms", "inter_token_latency_ms"):
-        assert column(f"{name}_p95").shown == () and column(f"{name}_p95").unit == "ms", "hidden until asked for"
+        assert column(f"{name}_p95").shown == () and column(f"{name}_p95").unit == "ms", (
+            "hidden until asked for"
+        )
 
 
 def test_step_times_are_whole_microseconds_that_add_up():
     ends = [0.1000004, 0.1000014, 0.1000024, 0.25]
-    assert between(ends) == [100_000, 1, 1, 149_998] and sum(between(ends)) == 250_000 and between([]) == []
+    assert (
+        between(ends) == [100_000, 1, 1, 149_998]
+        and sum(between(ends)) == 250_000
+        and between([]) == []
+    )
 
 
 def test_repeated_ngrams_by_hand():
@@ -132,11 +176,15 @@ def test_steps_by_position_and_before_a_loop_by_hand():
     row = answer(1, "qa", [([4] * 35, 1.0), ([1, 2, 1], 1.0)], output_ids=[ids, [7, 7, 7, 7]])
     assert counts_between(row, 0, 1000) == (144, 38)
     assert counts_between(row, 1, 8) == (4 + 3, 1 + 2), "steps that begin at 4; and at 1 and 3"
-    assert counts_between(row, 0, 1000, loops=False) == (18 * 4 + 4, 18 + 3), "the last one begins at 68, before 70"
+    assert counts_between(row, 0, 1000, loops=False) == (18 * 4 + 4, 18 + 3), (
+        "the last one begins at 68, before 70"
+    )
 
 
 def test_a_deviation_and_a_setting_without_a_row_are_columns():
     spread = column("mat_std")
-    assert (spread.title, spread.unit) == ("MAT std", "of X") and spread.meaning.startswith("sample standard")
+    assert (spread.title, spread.unit) == ("MAT std", "of X") and spread.meaning.startswith(
+        "sample standard"
+    )
     assert column("tokens_per_second_total_std").form == ",.1f"
     assert (column("max_draft").definition, column("max_draft").shown) == ("", ())

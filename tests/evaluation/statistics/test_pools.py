@@ -28,15 +28,28 @@ def overall(runs, label):
 
 def test_a_question_is_known_by_its_hash_which_runs_record(evaluate, tmp_path):
     one = Question(1, "qa", ("why?",))
-    others = [Question(1, "qa", ("how?",)), Question(1, "rag", ("why?",)), Question(1, "qa", ("why?", "how?"))]
+    others = [
+        Question(1, "qa", ("how?",)),
+        Question(1, "rag", ("why?",)),
+        Question(1, "qa", ("why?", "how?")),
+    ]
     assert len({one.sha256, *(o.sha256 for o in others)}) == 4 and len(one.sha256) == 16
     assert one.key == f"1:{one.sha256}" != Question(2, "qa", ("why?",)).key
 
-    assert evaluate("method=vanilla", "bench.end=2", f"run_dir={tmp_path / 'experiment/runs/one'}").code == 0
+    assert (
+        evaluate(
+            "method=vanilla", "bench.end=2", f"run_dir={tmp_path / 'experiment/runs/one'}"
+        ).code
+        == 0
+    )
     (run,) = read_runs(tmp_path / "experiment")
     first, second = answers_in(tmp_path / "experiment")
     turns = ("what is the answer to question 0?", "and why?")
-    assert first["question_sha256"] == Question(10, "writing", turns).sha256 != second["question_sha256"]
+    assert (
+        first["question_sha256"]
+        == Question(10, "writing", turns).sha256
+        != second["question_sha256"]
+    )
     assert run.identity.question_keys == tuple(run.by_question.index)
     assert run.identity.question_keys[0] == f"10:{first['question_sha256']}"
 
@@ -51,9 +64,16 @@ def test_two_files_of_one_name_and_edited_questions_of_one_file_are_never_paired
     assert table["questions_sha256"].nunique() == 2 and table["bench_questions"].eq(4).all()
     assert math.isnan(overall(runs, "pld")["speedup_vanilla"].item()) and audits(pools(runs)) == []
     assert in_terminal(runs).count("toy, file, questions #") == 2, "a block each"
-    assert {p.stem.rsplit("-", 1)[-1] for p in draw_all(Experiment(runs), tmp_path)} >= set(table["questions_sha256"])
-    edited = [made("vanilla", rows([0, 1, 2])), made("pld", rows([0, 1], 0.5) + rows([2], 0.1, prompt="edited"))]
-    assert overall(edited, "pld")["speedup_vanilla"].item() == pytest.approx(2.0), "by the hash alone"
+    assert {p.stem.rsplit("-", 1)[-1] for p in draw_all(Experiment(runs), tmp_path)} >= set(
+        table["questions_sha256"]
+    )
+    edited = [
+        made("vanilla", rows([0, 1, 2])),
+        made("pld", rows([0, 1], 0.5) + rows([2], 0.1, prompt="edited")),
+    ]
+    assert overall(edited, "pld")["speedup_vanilla"].item() == pytest.approx(2.0), (
+        "by the hash alone"
+    )
 
 
 def test_shards_join_and_are_paired_with_the_whole():
@@ -64,9 +84,19 @@ def test_shards_join_and_are_paired_with_the_whole():
     ]  # fmt: skip
     runs = [*whole, *halves]
     _, pool = pools(runs)
-    assert len(pool.runs) == 4 and len(pool.repeats) == 2 and pool.questions == 6 and pool.variant == ""
+    assert (
+        len(pool.runs) == 4
+        and len(pool.repeats) == 2
+        and pool.questions == 6
+        and pool.variant == ""
+    )
     row = overall(runs, "pld").iloc[0]
-    assert (row["questions"], row["repeats"], row["bench_questions"], row["new_tokens"]) == (6, 2, 6, 48)
+    assert (row["questions"], row["repeats"], row["bench_questions"], row["new_tokens"]) == (
+        6,
+        2,
+        6,
+        48,
+    )
     # repeat 0 twice as fast as vanilla, repeat 1 just as fast; 8 and 4, 4 and 2 tokens/s by turns
     assert row["speedup_vanilla"] == pytest.approx(1.5)
     assert row["speedup_vanilla_std"] == pytest.approx(math.sqrt(0.5))
@@ -109,32 +139,65 @@ def test_a_part_beside_the_whole_stays_apart_and_finds_its_own_baseline():
     assert overall(runs, "rest")["speedup_vanilla"].item() == pytest.approx(2.0)
     text = in_terminal(runs)
     assert "toy, file, 6 questions, overall" in text and "toy, file, 2 questions, overall" in text
-    parts = [shard("recycling (hot)", rows(part), bench={"ids_sha256": str(part)}) for part in ((0, 1), (2, 3))]
-    assert [pool.questions for pool in pools(parts)] == [2, 2], "each part began with an empty matrix"
-    trees = [shard("recycling (hot)", rows(range(n)), method={"tree": "x"}, draft_tree=[[0]]) for n in (2, 4)]
-    assert pick(trees, None).runs == (trees[1],), "a search takes the run of most questions, not both"
+    parts = [
+        shard("recycling (hot)", rows(part), bench={"ids_sha256": str(part)})
+        for part in ((0, 1), (2, 3))
+    ]
+    assert [pool.questions for pool in pools(parts)] == [2, 2], (
+        "each part began with an empty matrix"
+    )
+    trees = [
+        shard("recycling (hot)", rows(range(n)), method={"tree": "x"}, draft_tree=[[0]])
+        for n in (2, 4)
+    ]
+    assert pick(trees, None).runs == (trees[1],), (
+        "a search takes the run of most questions, not both"
+    )
 
 
 def test_a_shard_of_a_repeat_that_is_missing_is_no_guess():
     runs = [shard("vanilla", rows(range(8)), repeat=r) for r in (0, 1)]
-    runs += [shard("pld", rows(part, 0.5), repeat=r) for part, r in ((range(4), 0), (range(4, 8), 0), (range(4), 1))]
+    runs += [
+        shard("pld", rows(part, 0.5), repeat=r)
+        for part, r in ((range(4), 0), (range(4, 8), 0), (range(4), 1))
+    ]
     row = overall(runs, "pld").iloc[0]
     assert (row["questions"], row["repeats"]) == (8, 2)
-    assert row["speedup_vanilla"] == pytest.approx(2.0) and row["speedup_vanilla_low"] == pytest.approx(2.0)
+    assert row["speedup_vanilla"] == pytest.approx(2.0) and row[
+        "speedup_vanilla_low"
+    ] == pytest.approx(2.0)
 
 
 def test_numbers_sort_as_numbers(tmp_path):
     """Runs had sorted as strings, 480 before 60."""
-    assert natural("k=8 of 16") < natural("k=16 of 8") and natural("60") < natural("480") and natural("") < natural("a")
+    assert (
+        natural("k=8 of 16") < natural("k=16 of 8")
+        and natural("60") < natural("480")
+        and natural("") < natural("a")
+    )
     for capacity in (16, 8, 128):
         write(made("ngram_cache", rows([1]), method={"capacity": capacity}), tmp_path / "sizes")
-    assert [run.identity.facets["capacity"] for run in read_runs(tmp_path / "sizes")] == [8, 16, 128]
+    assert [run.identity.facets["capacity"] for run in read_runs(tmp_path / "sizes")] == [
+        8,
+        16,
+        128,
+    ]
 
 
 def test_only_settings_that_are_not_usual_are_named_where_many_differ():
     usual = {"nodes": 24, "k": 8, "pairs": 65536, "copy": True, "siblings": True}
-    changes = [{}, {"nodes": 8}, {"nodes": 80}, {"k": 4}, {"pairs": 0}, {"copy": False}, {"siblings": False}]
-    assert distinguish([made("dynamic (hot)", [], method=usual | change) for change in changes]) == [
+    changes = [
+        {},
+        {"nodes": 8},
+        {"nodes": 80},
+        {"k": 4},
+        {"pairs": 0},
+        {"copy": False},
+        {"siblings": False},
+    ]
+    assert distinguish(
+        [made("dynamic (hot)", [], method=usual | change) for change in changes]
+    ) == [
         *("nodes=24", "nodes=8", "nodes=80"),
         *("nodes=24, k=4", "nodes=24, pairs=0", "nodes=24, no copy", "nodes=24, no siblings"),
     ]
@@ -142,9 +205,16 @@ def test_only_settings_that_are_not_usual_are_named_where_many_differ():
     few = [made("x", [], method=usual | change) for change in ({"k": 4}, {"pairs": 0})]
     assert distinguish(few) == ["k=4, pairs=65536", "k=8, pairs=0"]
     runs = [made("pld", rows([1]), model={"attention": kind}) for kind in ("sdpa", "eager")]
-    assert [pool.name for pool in pools(runs)] == ["pld, attention=sdpa", "pld, attention=eager"], "the model alone"
+    assert [pool.name for pool in pools(runs)] == ["pld, attention=sdpa", "pld, attention=eager"], (
+        "the model alone"
+    )
     runs = [
-        made("recycling (hot)", rows([1]), method={"k": 8, "tree": "best", "tree_nodes": n}, bench={"order": order})
+        made(
+            "recycling (hot)",
+            rows([1]),
+            method={"k": 8, "tree": "best", "tree_nodes": n},
+            bench={"order": order},
+        )
         for n, order in ((8, "file"), (24, "file"), (24, "shuffled-1"))
     ]
     runs += [made("vanilla", rows([1]), repeat=repeat) for repeat in (0, 1)]

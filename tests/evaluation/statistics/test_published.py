@@ -27,8 +27,21 @@ def rows(model, method, cases=(*SPEC, ("mbpp", "code"), ("other", "qa")), **more
 
 
 OTHERS = {
-    **{"tree": "best", "k": 4, "update": "path", "recycle_prompt": True, "order": "shuffled-1", "temperature": 0.7},
-    **{"bench_questions": 60, "complete": False, "max_new_tokens": 64, "repetition_penalty": 1.3, "timed": False},
+    **{
+        "tree": "best",
+        "k": 4,
+        "update": "path",
+        "recycle_prompt": True,
+        "order": "shuffled-1",
+        "temperature": 0.7,
+    },
+    **{
+        "bench_questions": 60,
+        "complete": False,
+        "max_new_tokens": 64,
+        "repetition_penalty": 1.3,
+        "timed": False,
+    },
     **{"batch": 8, "phases": True, "quantize": "int8", "num_choices": 2},
 }
 
@@ -40,26 +53,35 @@ def test_other_variants_and_parts_of_a_bench_have_none(setting):
     other = as_published_of.assign(**{setting: OTHERS[setting]})
     table = with_published(pd.concat([as_published_of, other], ignore_index=True))
     assert (
-        table["published_speedup_hf"].isna().tolist() == table["published_source"].isna().tolist() == [0] * 3 + [1] * 3
+        table["published_speedup_hf"].isna().tolist()
+        == table["published_source"].isna().tolist()
+        == [0] * 3 + [1] * 3
     )
     assert table["published_mat"].tolist()[2] == 2.70 and table["published_mat"][3:].isna().all()
 
 
 def test_a_methods_weights_and_types_are_its_models_own():
-    (medusa,) = rows("vicuna-7b", "medusa", SPEC[:1], heads_path="data/vicuna/medusa").to_dict("records")
+    (medusa,) = rows("vicuna-7b", "medusa", SPEC[:1], heads_path="data/vicuna/medusa").to_dict(
+        "records"
+    )
     assert as_published(medusa) and not as_published(medusa | {"tree_path": "mine.yaml"})
     (pld,) = rows("vicuna-7b", "pld", SPEC[:1], dtype="float16", k=None).to_dict("records")
     assert as_published(pld) and not as_published(pld | {"max_ngram": 2})
     (spine,) = rows("vicuna-7b", "spine", SPEC[:1]).to_dict("records")
     assert isinstance(spine["accept_probs"], str) and as_published(spine)
     (hf,) = rows("vicuna-7b", "hf", SPEC[:1], compiled=None).to_dict("records")
-    assert as_published(hf) and not as_published(hf | {"compiled": True}), "records hold it only where it is on"
+    assert as_published(hf) and not as_published(hf | {"compiled": True}), (
+        "records hold it only where it is on"
+    )
 
 
 def test_the_papers_own_figures_come_first():
     table = with_published(rows("vicuna-7b", "recycling (hot)"))
     assert table["published_speedup_hf"].tolist()[:4] == [2.17, 1.95, 2.03, 2.34]
-    assert table["published_mat"].tolist()[2:4] == [2.70, 2.93] and table["published_mat"][:2].isna().all()
+    assert (
+        table["published_mat"].tolist()[2:4] == [2.70, 2.93]
+        and table["published_mat"][:2].isna().all()
+    )
     assert table["published_source"].tolist()[:4] == [PAPER] * 4
     assert table.iloc[4][["published_mat", "published_speedup_hf", "published_source"]].isna().all()
 
@@ -74,11 +96,22 @@ def test_what_the_paper_lacks_comes_from_the_other_sources():
     assert overall("vicuna-13b", "sps") == [2.19, 1.54, LEADERBOARD]
     assert overall("vicuna-7b", "samd") == [4.58, 2.73, LEADERBOARD]
     (eagle3,) = rows("vicuna-13b", "eagle3", SPEC[:1]).to_dict("records")
-    assert not as_published(eagle3) and as_published(eagle3 | {"depth": 6}), "Spec-Bench's script grows six levels"
-    assert overall("vicuna-7b", "recycling (cold)") == [2.55, 1.93, "smpanaro/token-recycling, A100-40GB"]
+    assert not as_published(eagle3) and as_published(eagle3 | {"depth": 6}), (
+        "Spec-Bench's script grows six levels"
+    )
+    assert overall("vicuna-7b", "recycling (cold)") == [
+        2.55,
+        1.93,
+        "smpanaro/token-recycling, A100-40GB",
+    ]
     assert overall("vicuna-7b", "suffix_recycling (hot)") == [3.03, 2.27, "SAM-Decoding, A6000"]
     # MBPP is in the paper's table only, and there without Medusa
-    assert with_published(table := rows("vicuna-7b", "medusa", [("mbpp", "code"), ("mbpp", "overall")])) is table
+    assert (
+        with_published(
+            table := rows("vicuna-7b", "medusa", [("mbpp", "code"), ("mbpp", "overall")])
+        )
+        is table
+    )
     assert with_published(table := rows("embedded", "recycling (hot)")) is table
 
 
@@ -104,7 +137,10 @@ def test_runs_under_other_conditions_have_none(monkeypatch, settings, more, show
     model = {"name": "vicuna-7b"} | more.pop("model", {})
     more |= {"model": model, "bench": {"name": "spec_bench"}}
     rows = [answer(1, "qa", [([2, 1], 1.0)])]
-    runs = [made(label, rows, method=method, **more) for label, method in (("recycling (hot)", own), ("hf", {}))]
+    runs = [
+        made(label, rows, method=method, **more)
+        for label, method in (("recycling (hot)", own), ("hf", {}))
+    ]
     for run in runs:
         run.metadata["settings"] |= {"max_new_tokens": 1024} | settings
     table = Experiment(runs).table
@@ -112,7 +148,9 @@ def test_runs_under_other_conditions_have_none(monkeypatch, settings, more, show
     assert ("published_mat" in drafted and bool(drafted["published_mat"].notna().any())) is shown
     measured = [text for text in table1(table)["measured"] if text]
     assert all(("phases True" in text) is ("phases" in settings) for text in measured[-1:])
-    assert all(("quantize" in text) is ("quantize" in model or "Q4_1" in str(more)) for text in measured)
+    assert all(
+        ("quantize" in text) is ("quantize" in model or "Q4_1" in str(more)) for text in measured
+    )
 
 
 def test_the_terminal_names_the_source_and_the_cells_say_what_executes(monkeypatch):

@@ -11,7 +11,16 @@ from evaluation.statistics.rendering import write_table1
 from tests.evaluation.made_runs import answer, asked, made, shard
 
 
-def pair(bench, answered, questions, category="qa", model="vicuna-7b", execution="eager", method=None, **more):
+def pair(
+    bench,
+    answered,
+    questions,
+    category="qa",
+    model="vicuna-7b",
+    execution="eager",
+    method=None,
+    **more,
+):
     """AR at a token a second and Token Recycling at two, with so many answers of so many questions.
 
     `method`: settings of Token Recycling that are not the published ones.
@@ -19,8 +28,16 @@ def pair(bench, answered, questions, category="qa", model="vicuna-7b", execution
     runs = []
     for label, lengths, seconds in (("hf", [1, 1], 2.0), ("recycling (hot)", [2], 1.0)):
         rows = [answer(i, category, [(lengths, seconds)]) for i in range(answered)]
-        own = {"tree": "2.2.2", **default_settings("recycling"), **(method or {})} if label != "hf" else {}
-        about = {"bench": {"name": bench}, "model": {"name": model, "dtype": "float16"}, "method": own}
+        own = (
+            {"tree": "2.2.2", **default_settings("recycling"), **(method or {})}
+            if label != "hf"
+            else {}
+        )
+        about = {
+            "bench": {"name": bench},
+            "model": {"name": model, "dtype": "float16"},
+            "method": own,
+        }
         run = made(label, rows, questions=questions, **about)
         run.metadata["settings"] |= {"max_new_tokens": 1024, "execution": execution} | more
         runs.append(run)
@@ -47,7 +64,16 @@ def test_published_rows_are_the_papers_and_ours_stand_below():
     columns = ["mt", "rag", "specbench_mat", "specbench_speedup", "mbpp_speedup"]
     pd.testing.assert_frame_equal(published.loc[paper.index, columns], paper[columns])
     names = table[table["model"] == "vicuna-7b"]["name"].tolist()
-    assert names == ["AR", "AR", "Lookahead", "PLD", "REST", "Medusa", "Token Recycling", "Token Recycling"]
+    assert names == [
+        "AR",
+        "AR",
+        "Lookahead",
+        "PLD",
+        "REST",
+        "Medusa",
+        "Token Recycling",
+        "Token Recycling",
+    ]
     ours = table[(table["source"] == "measured") & (table["method"] == "recycling")].iloc[0]
     assert (ours["qa"], ours["mt"], ours["specbench_speedup"]) == (2.0, 2.0, 2.0)
     assert ours["specbench_mat"] == 8 / 3 and ours["specbench_tokens_per_second"] == 3.0
@@ -59,12 +85,20 @@ def test_of_several_runs_that_of_most_questions_counts():
 
     def runs_of(count, seconds):
         labels = (("hf", [1] * 4, 4.0), ("recycling (hot)", [2, 2], seconds))
-        rows = {label: [asked(i, "qa", [(lengths, time)]) for i in range(count)] for label, lengths, time in labels}
-        return [shard(label, answers, bench={"name": "spec_bench"}) for label, answers in rows.items()]
+        rows = {
+            label: [asked(i, "qa", [(lengths, time)]) for i in range(count)]
+            for label, lengths, time in labels
+        }
+        return [
+            shard(label, answers, bench={"name": "spec_bench"}) for label, answers in rows.items()
+        ]
 
     for runs in (runs_of(480, 2.0) + runs_of(60, 1.0), runs_of(60, 1.0) + runs_of(480, 2.0)):
         ours = measured(runs)
-        assert ours["specbench_questions"].tolist() == [480, 480] and ours["qa"].tolist() == [1.0, 2.0]
+        assert ours["specbench_questions"].tolist() == [480, 480] and ours["qa"].tolist() == [
+            1.0,
+            2.0,
+        ]
 
 
 def test_a_measured_row_says_of_what_it_is(tmp_path):
@@ -81,7 +115,10 @@ def test_a_measured_row_says_of_what_it_is(tmp_path):
         assert ours["complete"].tolist() == ["incomplete" not in words] * 2
         assert ours["execution"].tolist() == ["transformers generate", "eager"]
         write_table1(Experiment(runs).table, tmp_path)
-        written = [(tmp_path / f"table1.{kind}").read_text().replace("\\_", "_") for kind in ("csv", "md", "tex")]
+        written = [
+            (tmp_path / f"table1.{kind}").read_text().replace("\\_", "_")
+            for kind in ("csv", "md", "tex")
+        ]
         assert words in written[0] and f"| measured: {words}; eager |" in written[1]
         assert f"& measured: {words}; eager &" in written[2]
 
@@ -95,7 +132,9 @@ def test_a_measured_row_names_what_published_ones_have_otherwise():
         ({}, {"k": 4, "update": "path"}, ", k 4, update path"),
         ({}, {"tree": "best"}, ", tree best"),
     ):
-        of_hf, of_method = measured(pair("spec_bench", 480, 480, method=own, **settings))["measured"]
+        of_hf, of_method = measured(pair("spec_bench", 480, 480, method=own, **settings))[
+            "measured"
+        ]
         assert of_method == f"spec_bench, 480 questions{words}"
         assert of_hf == ("spec_bench, 480 questions" if own else of_method)
 
@@ -103,25 +142,37 @@ def test_a_measured_row_names_what_published_ones_have_otherwise():
 def test_executions_are_rows_of_their_own_other_benches_none_and_what_is_left_out_has_one(tmp_path):
     """A run on 3 of 8 questions of the sample bench had stood among the published rows as measured of Spec-Bench."""
     rehearsal = measured(pair("sample", 3, 8))
-    assert rehearsal["measured"].tolist() == ["rehearsal on sample, 3 of 8 questions, incomplete"] * 2
+    assert (
+        rehearsal["measured"].tolist() == ["rehearsal on sample, 3 of 8 questions, incomplete"] * 2
+    )
     assert rehearsal["specbench_speedup"].tolist() == rehearsal["qa"].tolist() == [1.0, 2.0]
-    assert len(measured(pair("sample", 3, 8) + pair("spec_bench", 8, 8))) == 2, "none next to the paper's"
+    assert len(measured(pair("sample", 3, 8) + pair("spec_bench", 8, 8))) == 2, (
+        "none next to the paper's"
+    )
     runs = [*pair("spec_bench", 3, 3), pair("spec_bench", 3, 3, execution="graph")[1]]
     assert measured(runs)["execution"].tolist() == ["transformers generate", "eager", "graph"]
-    left_out = [{"model": "vicuna-7b", "bench": "a", "method": m, "why": "why"} for m in ("goose", "rest", "recycling")]
+    left_out = [
+        {"model": "vicuna-7b", "bench": "a", "method": m, "why": "why"}
+        for m in ("goose", "rest", "recycling")
+    ]
     runs = pair("spec_bench", 8, 8)
     table = table1(Experiment(runs).table, left_out)
-    assert table[table["source"] == "not available: why"]["name"].tolist() == ["REST", "goose"], "below the paper's"
+    assert table[table["source"] == "not available: why"]["name"].tolist() == ["REST", "goose"], (
+        "below the paper's"
+    )
     write_table1(Experiment(runs).table, tmp_path, left_out)
     latex = (tmp_path / "table1.tex").read_text()
     assert "\\caption{Columns 3 to 8 are speedups" in latex
     assert "\\\\\n\\cmidrule(lr){4-12} \\cmidrule(lr){13-15}\nModel & method" in latex
     starts = re.findall(r"\\midrule\n(\S+)", latex)
     assert starts == ["vicuna-7b", "vicuna-13b", "vicuna-33b"], "a rule above each model"
-    lines = [line for line in latex.splitlines() if line.endswith("\\\\") and "multicolumn" not in line]
+    lines = [
+        line for line in latex.splitlines() if line.endswith("\\\\") and "multicolumn" not in line
+    ]
     assert {line.count("&") for line in lines} == {14} and "Token Recycling & published" in latex
     assert (
-        "vicuna-7b & REST & not available: why & -" in latex and "{c}{Spec-Bench} & \\multicolumn{3}{c}{MBPP}" in latex
+        "vicuna-7b & REST & not available: why & -" in latex
+        and "{c}{Spec-Bench} & \\multicolumn{3}{c}{MBPP}" in latex
     )
 
 

@@ -22,7 +22,10 @@ class FakeGraphs:
 
     def __init__(self, monkeypatch):
         self.captured, self.replays, self.alive = [], 0, Counter()  # graphs by pool
-        self.workspace, self.freed = None, []  # of the only stream: its pool, None the general one; and former ones
+        self.workspace, self.freed = (
+            None,
+            [],
+        )  # of the only stream: its pool, None the general one; and former ones
         graphs = self
 
         class Graph:
@@ -30,7 +33,9 @@ class FakeGraphs:
                 graphs.replays += 1
                 assert self.workspace.mapped, "a replay writes to a workspace that was given back"
                 if isinstance(self.step, StaticStep):
-                    assert self.step.drafter.source == self.source, "a replay fills the tree from where the capture did"
+                    assert self.step.drafter.source == self.source, (
+                        "a replay fills the tree from where the capture did"
+                    )
                 self.run()
 
         @contextmanager
@@ -70,7 +75,9 @@ class FakeGraphs:
         }
         for name, fake in fakes.items():
             monkeypatch.setattr(torch.cuda, name, fake)
-        monkeypatch.setattr(torch._C, "_cuda_clearCublasWorkspaces", self.clear_workspaces, raising=False)
+        monkeypatch.setattr(
+            torch._C, "_cuda_clearCublasWorkspaces", self.clear_workspaces, raising=False
+        )
 
     def multiply(self, pool):
         """Return the stream's workspace; where there is none allocate it in that pool."""

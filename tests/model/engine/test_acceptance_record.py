@@ -37,14 +37,24 @@ def test_of_a_tree_its_counts_agree(llama):
     """As AIPerf's SpecDecodeAcceptanceRecord checks them; and the answer's length is theirs."""
     drafter = TokenRecycling(V, build_template("2.2.2"))
     out = generate(Target(llama), drafter, [5, 6, 7, 5, 6, 7], max_new_tokens=40)
-    drafted, accepted = [step.nodes - 1 for step in out.steps], [len(step.rank_path) for step in out.steps]
+    drafted, accepted = (
+        [step.nodes - 1 for step in out.steps],
+        [len(step.rank_path) for step in out.steps],
+    )
     record = acceptance_record(drafted, accepted, drafter.max_nodes - 1)
     histogram = record["acceptance_histogram"]
     assert sum(histogram) == record["num_spec_steps"] == len(record["per_step_accepted"]) > 5
-    assert sum(j * n for j, n in enumerate(histogram)) == record["num_accepted_draft_tokens"] == sum(accepted) > 0
+    assert (
+        sum(j * n for j, n in enumerate(histogram))
+        == record["num_accepted_draft_tokens"]
+        == sum(accepted)
+        > 0
+    )
     assert record["num_accepted_draft_tokens"] <= record["num_draft_tokens"] == sum(drafted)
     assert len(histogram) == record["num_spec_tokens"] + 1 == drafter.max_nodes
     assert sum(accepted) + len(out.steps) - len(out.tokens) in (0, 1), (
         "each step adds one token more, but a last cut one"
     )
-    assert record["mean_acceptance_length"] == pytest.approx(1 + sum(accepted) / record["num_spec_steps"])
+    assert record["mean_acceptance_length"] == pytest.approx(
+        1 + sum(accepted) / record["num_spec_steps"]
+    )

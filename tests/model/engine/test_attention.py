@@ -25,7 +25,9 @@ def test_logits_are_those_of_sdpa_to_the_last_bit(kind, monkeypatch):
     model, rng = toy_model(kind), random.Random(5)
     target, tree = Target(model), build_template("best", nodes=12)
     calls, own = [], TreeAttention.__call__
-    monkeypatch.setattr(TreeAttention, "__call__", lambda *args, **kwargs: calls.append(1) or own(*args, **kwargs))
+    monkeypatch.setattr(
+        TreeAttention, "__call__", lambda *args, **kwargs: calls.append(1) or own(*args, **kwargs)
+    )
     prompt = [rng.randrange(3, 61) for _ in range(30)]
     draft = Draft(tree, torch.tensor([rng.randrange(3, 61) for _ in range(13)]))
     found = {}
@@ -35,7 +37,9 @@ def test_logits_are_those_of_sdpa_to_the_last_bit(kind, monkeypatch):
         with target.cache(13) as cache:
             target.prefill(cache, prompt)
             found[name] = target.forward(cache, draft).logits
-    assert len(calls) == 2 * model.config.num_hidden_layers, "a prefill and a forward of the first alone"
+    assert len(calls) == 2 * model.config.num_hidden_layers, (
+        "a prefill and a forward of the first alone"
+    )
     assert torch.equal(found["ours"], found["sdpa"])
 
 
@@ -116,14 +120,22 @@ def test_a_table_says_what_masks_say():
     sight = Sight(torch.from_numpy(table), 2)
     assert sight.seen(300)[0].numpy().tolist() == expected.tolist()
     torch.manual_seed(0)
-    query, key, value = torch.randn(1, 4, n, 8), torch.randn(1, 2, 300, 8), torch.randn(1, 2, 300, 8)
+    query, key, value = (
+        torch.randn(1, 4, n, 8),
+        torch.randn(1, 2, 300, 8),
+        torch.randn(1, 2, 300, 8),
+    )
     module, ours = torch.nn.Module(), TreeAttention()
     module.num_key_value_groups = 2
     mask = additive(torch.from_numpy(expected), torch.float32)[None, None]
     plain = ours._sdpa(module, query, key, value, mask, scaling=0.3)[0]
-    assert torch.allclose(ours(module, query, key, value, sight.as_mask, scaling=0.3)[0], plain, atol=1e-6)
+    assert torch.allclose(
+        ours(module, query, key, value, sight.as_mask, scaling=0.3)[0], plain, atol=1e-6
+    )
     by_operator = attention.attend_by_table(query, key, value, *sight, 0.3)
     assert torch.allclose(by_operator, plain, atol=1e-6)
     bias = torch.randn(1, 4, n, 300)
     biased = ours(module, query, key, value, sight.as_mask, scaling=0.3, position_bias=bias)[0]
-    assert torch.allclose(biased, ours._sdpa(module, query, key, value, mask + bias, scaling=0.3)[0], atol=1e-5)
+    assert torch.allclose(
+        biased, ours._sdpa(module, query, key, value, mask + bias, scaling=0.3)[0], atol=1e-5
+    )

@@ -62,10 +62,14 @@ def ended(steps):
         try:
             number, out = next(steps)
         except StopIteration as end:
-            assert [len(out.steps) for out in end.value] == [seen[number] for number in range(len(end.value))]
+            assert [len(out.steps) for out in end.value] == [
+                seen[number] for number in range(len(end.value))
+            ]
             return end.value
         seen[number] = seen.get(number, 0) + 1
-        assert len(out.steps) == len(out.ends_s) == seen[number] and out.ends_s == sorted(out.ends_s)
+        assert len(out.steps) == len(out.ends_s) == seen[number] and out.ends_s == sorted(
+            out.ends_s
+        )
 
 
 def together(target, drafter, size, asked):
@@ -95,7 +99,10 @@ def test_greedy_texts_of_every_method(name, sizes, companions):
             cut(longest(tuple(prompt)), min(request.max_new_tokens, 100 - len(prompt)), request.eos)
             for prompt, request in zip(prompts(), requests, strict=True)
         ]
-        for execution in ("eager", "static"):  # the second is hot: what is drafted goes past the end
+        for execution in (
+            "eager",
+            "static",
+        ):  # the second is hot: what is drafted goes past the end
             requests = [replace(request, execution=execution) for request in requests]
             outs = together(target, drafter, size, zip(prompts(), requests, strict=True))
             assert [out.tokens for out in outs] == expected
@@ -113,17 +120,25 @@ def test_sampled_texts_of_every_method(name, companions):
     target = Target(model())
     ways = [Sampling(temperature=0.8, top_p=0.9, seed=seed) for seed in range(4)]
     ways += [Sampling(temperature=1.0, repetition_penalty=1.2, seed=7), Sampling()]
-    expected = [plain_sampling(tuple(prompt), way) for prompt, way in zip(prompts()[2:], ways, strict=False)]
+    expected = [
+        plain_sampling(tuple(prompt), way) for prompt, way in zip(prompts()[2:], ways, strict=False)
+    ]
     for size, execution in ((3, "eager"), (6, "static")):
-        requests = [Request(max_new_tokens=20, sampling=sampling, execution=execution) for sampling in ways]
-        outs = together(target, make(name, target, companions), size, zip(prompts()[2:], requests, strict=False))
+        requests = [
+            Request(max_new_tokens=20, sampling=sampling, execution=execution) for sampling in ways
+        ]
+        outs = together(
+            target, make(name, target, companions), size, zip(prompts()[2:], requests, strict=False)
+        )
         assert [out.tokens for out in outs] == expected
 
 
 @cache
 def plain_sampling(prompt, sampling):
     target = Target(model())
-    return generate(target, Vanilla(target.device), list(prompt), max_new_tokens=20, sampling=sampling).tokens
+    return generate(
+        target, Vanilla(target.device), list(prompt), max_new_tokens=20, sampling=sampling
+    ).tokens
 
 
 def test_shares_of_a_batch_add_up_to_the_whole(monkeypatch):
@@ -134,12 +149,17 @@ def test_shares_of_a_batch_add_up_to_the_whole(monkeypatch):
     monkeypatch.setattr("model.engine.batch.time.perf_counter", lambda: float(next(ticks)))
     forward = SharedCache.forward
     monkeypatch.setattr(
-        SharedCache, "forward", lambda *given, **how: forwards.append(len(given[2])) or forward(*given, **how)
+        SharedCache,
+        "forward",
+        lambda *given, **how: forwards.append(len(given[2])) or forward(*given, **how),
     )
     requests = [Request(max_new_tokens=limit) for limit in (3, 9, 5)]
     outs = together(target, drafter, 2, zip(prompts(), requests, strict=False))
     steps = [step.batch for out in outs for step in out.steps]
-    assert sum(1 / size for size in steps) == pytest.approx(len(forwards)) and max(forwards) == max(steps) == 2
+    assert (
+        sum(1 / size for size in steps) == pytest.approx(len(forwards))
+        and max(forwards) == max(steps) == 2
+    )
     # a step reads the clock when it begins, after each of its sequences, and at its end; a beginning at both ends
     spent = sum(size + 1 for size in forwards) + len(outs)
     assert sum(out.prefill_s + out.decode_s for out in outs) == pytest.approx(spent)
@@ -165,7 +185,9 @@ def test_a_run_repeats_and_processors_and_criteria_are_asked_once_a_token(name, 
             texts[i], asked[i] = [], []
             reads = partial(read, texts[i])
             ends = partial(end_at, asked[i], len(prompt) + 3 + i)
-            requests.append(Request(max_new_tokens=9, sampling=Sampling(processors=(reads,)), ends=ends))
+            requests.append(
+                Request(max_new_tokens=9, sampling=Sampling(processors=(reads,)), ends=ends)
+            )
         drafter = make(name, target, companions)
         outs = together(target, drafter, 3, zip(prompts(), requests, strict=True))
         runs.append(([out.steps for out in outs], comparable(drafter.state_dict())))
@@ -222,9 +244,17 @@ def test_every_architecture(architecture, sizes, columns):
     """Also where the context ends, and where windows and chunks do."""
     windowed = architecture.removeprefix("windowed ")
     torch.manual_seed(0)
-    of = toy_model(architecture) if architecture in CONFIGS else sharpened(Auto.from_config(WINDOWED[windowed]).eval())
+    of = (
+        toy_model(architecture)
+        if architecture in CONFIGS
+        else sharpened(Auto.from_config(WINDOWED[windowed]).eval())
+    )
     rng, target = random.Random(1), Target(of)
-    texts = [[7], [5, 6, 7, 8] * 60, *([rng.randrange(3, V) for _ in range(length)] for length in (20, 3, 33))]
+    texts = [
+        [7],
+        [5, 6, 7, 8] * 60,
+        *([rng.randrange(3, V) for _ in range(length)] for length in (20, 3, 33)),
+    ]
     answers = {tuple(text): greedy(of, text, min(30, 256 - len(text))) for text in texts}
     names = ("vanilla", "recycling", "dynamic") if 8 in sizes else ("recycling",)
     drafters = {name: make(name, target, {}) for name in names}
@@ -240,7 +270,16 @@ def test_every_architecture(architecture, sizes, columns):
 def fuzz(count, seed):
     rng, target = random.Random(seed), Target(model(), context=120)
     texts = {tuple(prompt): longest(tuple(prompt)) for prompt in prompts()}
-    companionless = ["vanilla", "recycling", "dynamic", "suffix", "suffix_recycling", "spine", "pld", "lookahead"]
+    companionless = [
+        "vanilla",
+        "recycling",
+        "dynamic",
+        "suffix",
+        "suffix_recycling",
+        "spine",
+        "pld",
+        "lookahead",
+    ]
     for _ in range(count):
         asked = [rng.choice(prompts()) for _ in range(rng.randrange(1, 9))]
         requests = mixed(len(asked), rng, rng.choice(["eager", "static"]))
@@ -248,13 +287,18 @@ def fuzz(count, seed):
         drafter = Oracles(texts, rng.random()) if kind == "oracles" else drawn(kind, target, rng)
         outs = together(target, drafter, rng.randrange(1, 6), zip(asked, requests, strict=True))
         for out, prompt, request in zip(outs, asked, requests, strict=True):
-            expected = cut(texts[tuple(prompt)], min(request.max_new_tokens, 120 - len(prompt)), request.eos)
+            expected = cut(
+                texts[tuple(prompt)], min(request.max_new_tokens, 120 - len(prompt)), request.eos
+            )
             assert out.tokens == expected and sum(out.accept_lengths) == len(out.tokens)
 
 
 def drawn(kind, target, rng):
     """A drafter; sometimes the size of its drafts is learnt while decoding."""
-    by_auto = kind in ("recycling", "dynamic", "suffix", "suffix_recycling", "spine") and rng.random() < 0.4
+    by_auto = (
+        kind in ("recycling", "dynamic", "suffix", "suffix_recycling", "spine")
+        and rng.random() < 0.4
+    )
     return make_method(kind, target, nodes="auto:16") if by_auto else make(kind, target, {})
 
 
@@ -269,7 +313,8 @@ def test_many_fuzzed_batches(columns):
 
 @pytest.mark.parametrize("by_table", [True, False])
 @pytest.mark.parametrize(
-    "wrong", ["one column less", "another's rows", "columns in another order", "positions of another"]
+    "wrong",
+    ["one column less", "another's rows", "columns in another order", "positions of another"],
 )
 def test_a_wrong_mask_is_noticed(wrong, by_table, monkeypatch):
     """By the trial, and without it by the texts."""
@@ -285,10 +330,15 @@ def test_a_wrong_mask_is_noticed(wrong, by_table, monkeypatch):
             write_at = write_at.flip(0)
         else:
             positions = positions.flip(0)
-        return forward(target, cache, tokens, positions, write_at, sight._replace(table=table), bucket, **more)
+        return forward(
+            target, cache, tokens, positions, write_at, sight._replace(table=table), bucket, **more
+        )
 
     monkeypatch.setattr(Target, "forward_static", changed)
-    target, asked = Target(model()), [(prompt, Request(max_new_tokens=30)) for prompt in prompts()[2:6]]
+    target, asked = (
+        Target(model()),
+        [(prompt, Request(max_new_tokens=30)) for prompt in prompts()[2:6]],
+    )
     target.attends_by_table = by_table
     with pytest.raises(UserError, match="logits of a batch's rows are .* away"):
         together(target, Vanilla(target.device), 4, asked)
@@ -300,10 +350,14 @@ def test_a_wrong_mask_is_noticed(wrong, by_table, monkeypatch):
 def test_what_cannot_be_a_batch_is_refused_by_name(llama):
     target, asked = Target(llama), [([5, 6], Request(max_new_tokens=3))]
     for size in (0, 2.5, "8"):
-        with pytest.raises(UserError, match=f"^batch={size}: must be a number of sequences, at least 1$"):
+        with pytest.raises(
+            UserError, match=f"^batch={size}: must be a number of sequences, at least 1$"
+        ):
             together(target, Vanilla(target.device), size, asked)
     with pytest.raises(UserError, match="^execution=graph: "):
-        together(target, Vanilla(target.device), 2, [([5], Request(max_new_tokens=3, execution="graph"))])
+        together(
+            target, Vanilla(target.device), 2, [([5], Request(max_new_tokens=3, execution="graph"))]
+        )
     with pytest.raises(UserError, match="^max_new_tokens=0: must"):
         together(target, Vanilla(target.device), 2, [*asked, ([5], Request(max_new_tokens=0))])
     sizes = SIZES | NARROW | dict(num_key_value_heads=2, attn_layer_indices=[1])
@@ -324,7 +378,10 @@ def test_a_larger_batch_after_weights_were_written_uncounted(monkeypatch):
     monkeypatch.setattr("model.engine.linear.SMALL_PRODUCT", 0)
     owned = toy_model("llama-grouped")
     target = Target(owned, linear=choose_linear(owned))
-    drafter, asked = Vanilla(target.device), [(prompt, Request(max_new_tokens=12)) for prompt in prompts()[2:6]]
+    drafter, asked = (
+        Vanilla(target.device),
+        [(prompt, Request(max_new_tokens=12)) for prompt in prompts()[2:6]],
+    )
     together(target, drafter, 2, asked)
     for parameter in owned.parameters():
         parameter.data.mul_(0.7)
@@ -336,13 +393,18 @@ def test_a_larger_batch_after_weights_were_written_uncounted(monkeypatch):
 def test_an_abandoned_batch_closes_its_sessions(llama):
     target = Target(llama)
     drafter = make("dynamic", target, {})
-    steps = decode_batch(target, drafter, [(prompt, Request(max_new_tokens=30)) for prompt in prompts()], 3)
+    steps = decode_batch(
+        target, drafter, [(prompt, Request(max_new_tokens=30)) for prompt in prompts()], 3
+    )
     for _ in range(7):
         next(steps)
     assert drafter.history.borrowed_length is not None
     steps.close()
     assert drafter.history.borrowed_length is None
-    assert generate(target, drafter, prompts()[3], max_new_tokens=30).tokens == longest(tuple(prompts()[3]))[:30]
+    assert (
+        generate(target, drafter, prompts()[3], max_new_tokens=30).tokens
+        == longest(tuple(prompts()[3]))[:30]
+    )
 
 
 def test_stretches_are_used_again_and_grow_together(llama, monkeypatch):
@@ -360,9 +422,15 @@ def test_stretches_are_used_again_and_grow_together(llama, monkeypatch):
 
 
 def test_waiting_leaves_out_what_making_a_shape_takes(monkeypatch):
-    target, request, feed = Target(model()), Request(max_new_tokens=12, execution="static"), StaticForward.__init__
+    target, request, feed = (
+        Target(model()),
+        Request(max_new_tokens=12, execution="static"),
+        StaticForward.__init__,
+    )
     monkeypatch.setattr(StaticForward, "__init__", lambda *given: time.sleep(0.1) or feed(*given))
-    outs = together(target, make("recycling", target, {}), 2, [(prompts()[2], request), (prompts()[3], request)])
+    outs = together(
+        target, make("recycling", target, {}), 2, [(prompts()[2], request), (prompts()[3], request)]
+    )
     assert sum(out.setup_s for out in outs) > 0.1
     assert all(max(out.ends_s[-1], out.prefill_s + out.decode_s) < 0.1 for out in outs)
 
@@ -383,7 +451,10 @@ def test_a_batch_leaves_no_cycle_that_keeps_the_model():
 @pytest.mark.parametrize("name", ["recycling", "suffix", "dynamic"])
 def test_captured_forwards_serve_all_steps_and_the_next_batches(name, monkeypatch):
     graphs = FakeGraphs(monkeypatch)
-    target, asked = graphs.target(model()), [(p, Request(max_new_tokens=30, execution="graph")) for p in prompts()[2:8]]
+    target, asked = (
+        graphs.target(model()),
+        [(p, Request(max_new_tokens=30, execution="graph")) for p in prompts()[2:8]],
+    )
     drafter, captures = make(name, target, {}), []
     for _ in range(3):
         outs = together(target, drafter, 3, asked)
@@ -391,4 +462,6 @@ def test_captured_forwards_serve_all_steps_and_the_next_batches(name, monkeypatc
         assert all(out.decode_s > 0 and out.setup_s >= 0 for out in outs)
         captures.append(len(graphs.captured))
     steps = sum(1 / step.batch for out in outs for step in out.steps)
-    assert graphs.replays > 2 * steps > 3 * captures[0] > 0 and captures[2] <= captures[0] + 3, "few shapes, made once"
+    assert graphs.replays > 2 * steps > 3 * captures[0] > 0 and captures[2] <= captures[0] + 3, (
+        "few shapes, made once"
+    )

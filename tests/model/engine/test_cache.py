@@ -49,20 +49,33 @@ def test_a_cache_grows_by_doubling_and_ends_at_the_context(name, monkeypatch):
     target, capacities = Target(model), []
     allocate = TreeCache._allocate
     monkeypatch.setattr(
-        TreeCache, "_allocate", lambda cache, capacity: (capacities.append(capacity), allocate(cache, capacity))
+        TreeCache,
+        "_allocate",
+        lambda cache, capacity: (capacities.append(capacity), allocate(cache, capacity)),
     )
     for method in ("recycling", "pld"):
-        drafter = make_method(method, target, **({"tree": "best:12"} if method == "recycling" else {}))
-        assert generate(target, drafter, prompt, max_new_tokens=1000).tokens == greedy(model, prompt, 250)
+        drafter = make_method(
+            method, target, **({"tree": "best:12"} if method == "recycling" else {})
+        )
+        assert generate(target, drafter, prompt, max_new_tokens=1000).tokens == greedy(
+            model, prompt, 250
+        )
         target.caches._free.clear()
     assert len(capacities) == 2 * 5 and max(capacities) <= 256 + 12 + 16
-    assert all(after == 2 * before for before, after in zip(capacities[:3], capacities[1:4], strict=True))
+    assert all(
+        after == 2 * before for before, after in zip(capacities[:3], capacities[1:4], strict=True)
+    )
 
 
 def test_a_cache_that_could_not_grow_is_as_it_was(llama, monkeypatch):
     """Growing is where memory runs out; the same cache answers the next prompt."""
     monkeypatch.setattr("model.engine.loop.ROOM", 16)
-    target, plain, allocations, zeros = Target(llama), make_method("vanilla", Target(llama)), [], torch.zeros
+    target, plain, allocations, zeros = (
+        Target(llama),
+        make_method("vanilla", Target(llama)),
+        [],
+        torch.zeros,
+    )
 
     def few(*size, **kwargs):
         if len(size) == 1 and isinstance(size[0], tuple) and len(size[0]) == 4:
@@ -74,4 +87,6 @@ def test_a_cache_that_could_not_grow_is_as_it_was(llama, monkeypatch):
     monkeypatch.setattr("model.engine.cache.torch.zeros", few)
     with pytest.raises(torch.OutOfMemoryError):
         generate(target, plain, [5, 9, 13, 7], max_new_tokens=60)
-    assert generate(target, plain, [5, 9, 13, 7], max_new_tokens=60).tokens == greedy(llama, [5, 9, 13, 7], 60)
+    assert generate(target, plain, [5, 9, 13, 7], max_new_tokens=60).tokens == greedy(
+        llama, [5, 9, 13, 7], 60
+    )

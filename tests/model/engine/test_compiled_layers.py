@@ -44,11 +44,16 @@ def forwarded(target, n, kernels=None, past=20):
     target.kernels = kernels or contextlib.nullcontext()
     with torch.inference_mode(), target.cache(96) as cache:
         target.prefill(cache, list(range(3, past + 4)))
-        return target.forward_static(cache, at % 61, at, at, Sight(torch.from_numpy(table), 1), 128).logits
+        return target.forward_static(
+            cache, at % 61, at, at, Sight(torch.from_numpy(table), 1), 128
+        ).logits
 
 
 def products(graph):
-    return sum(node.target in (torch._C._nn.linear, torch.nn.functional.linear) for node in graph.graph.nodes)
+    return sum(
+        node.target in (torch._C._nn.linear, torch.nn.functional.linear)
+        for node in graph.graph.nodes
+    )
 
 
 @pytest.mark.parametrize("kind", ["llama", "llama-grouped", "qwen3", "gpt2", "gpt-neox", "phi3"])
@@ -72,7 +77,13 @@ def test_a_conversation_captures_each_size_once(monkeypatch):
     target = graphs.target(model)
     drafter = TokenRecycling(61, build_template("best", nodes=9))
     for length in (100, 400, 1000, 3000):
-        generate(target, drafter, [5 + i % 40 for i in range(length)], max_new_tokens=4, execution="graph")
+        generate(
+            target,
+            drafter,
+            [5 + i % 40 for i in range(length)],
+            max_new_tokens=4,
+            execution="graph",
+        )
     assert len(graphs.captured) == 1
 
 
@@ -101,7 +112,9 @@ def test_captured_steps_call_them_and_nobody_else_does(compiled, monkeypatch):
     drafter = TokenRecycling(61, build_template("best", nodes=9))
     out = generate(target, drafter, [5, 6, 7], max_new_tokens=30, execution="graph")
     assert out.tokens == greedy(model, [5, 6, 7], 30)
-    assert {False} in seen and {True} in seen and {False, True} not in seen, "of the prompt, and of captured steps"
+    assert {False} in seen and {True} in seen and {False, True} not in seen, (
+        "of the prompt, and of captured steps"
+    )
     assert not any(swapped(model))
     assert compiled.calls and type(copy.deepcopy(target.kernels)).__name__ == "nullcontext"
 
@@ -109,11 +122,15 @@ def test_captured_steps_call_them_and_nobody_else_does(compiled, monkeypatch):
 def test_what_the_compiler_says_of_our_functions_reaches_no_user():
     """On a GPU seven lines "Online softmax is disabled on the fly" came before the first answer."""
     torch._dynamo.reset()
-    softmax = "\nOnline softmax is disabled on the fly since Inductor decides to\nsplit the reduction."
+    softmax = (
+        "\nOnline softmax is disabled on the fly since Inductor decides to\nsplit the reduction."
+    )
 
     def backend(graph, inputs, options=None):
         warnings.warn(softmax, stacklevel=1)
-        warnings.warn_explicit("TF32 is off", UserWarning, "compile_fx.py", 1, module="torch._inductor.compile_fx")
+        warnings.warn_explicit(
+            "TF32 is off", UserWarning, "compile_fx.py", 1, module="torch._inductor.compile_fx"
+        )
         warnings.warn("the user's", stacklevel=1)
         return graph.forward
 
@@ -124,7 +141,9 @@ def test_what_the_compiler_says_of_our_functions_reaches_no_user():
         before = list(warnings.filters)
         with kernels:
             forwarded(target, 13, kernels)
-        assert {str(one.message) for one in told} == {"the user's"} and list(warnings.filters) == before
+        assert {str(one.message) for one in told} == {"the user's"} and list(
+            warnings.filters
+        ) == before
         torch.compile(lambda x: x + 1, backend=backend)(torch.ones(2))
     assert [str(one.message) for one in told][-3:] == [softmax, "TF32 is off", "the user's"], (
         "of the user's own functions"
@@ -149,7 +168,10 @@ def test_another_model_of_the_config_is_not_refused_meanwhile(compiled):
     model = toy_model("llama")
     other = Target(type(model)(model.config).eval())
     target = Target(model)
-    with target._attending.by(torch.zeros(1, 1, 1, 1, dtype=torch.long)), CompiledLayers(target, compiled):
+    with (
+        target._attending.by(torch.zeros(1, 1, 1, 1, dtype=torch.long)),
+        CompiledLayers(target, compiled),
+    ):
         assert vars(model.config)[SETTING] == NAME and not other.changed
         Target(type(model)(model.config).eval())
 
@@ -165,4 +187,6 @@ def test_inductor_rounds_as_eager_steps_do(kind, dtype, most):
     kernels = CompiledLayers(target)
     for n in (13, 1, 81):
         plain = forwarded(target, n)
-        assert float((forwarded(target, n, kernels) - plain).abs().max() / plain.abs().max()) <= most
+        assert (
+            float((forwarded(target, n, kernels) - plain).abs().max() / plain.abs().max()) <= most
+        )

@@ -26,9 +26,16 @@ def test_steps_are_captured_once_and_replayed_from_then(monkeypatch, method):
     graphs = FakeGraphs(monkeypatch)
     target = graphs.target(toy_model("llama"))
     drafter = make(method, target, {})
-    answers = [generate(target, drafter, [5, 6, i], max_new_tokens=70, execution="graph") for i in (7, 8, 9)]
-    assert len(graphs.captured) == sum(len(steps._steps) for steps in drafter.executors.values()) <= 4
-    assert graphs.replays == sum(answer.forwards - 1 for answer in answers)  # all but the prompts' own
+    answers = [
+        generate(target, drafter, [5, 6, i], max_new_tokens=70, execution="graph")
+        for i in (7, 8, 9)
+    ]
+    assert (
+        len(graphs.captured) == sum(len(steps._steps) for steps in drafter.executors.values()) <= 4
+    )
+    assert graphs.replays == sum(
+        answer.forwards - 1 for answer in answers
+    )  # all but the prompts' own
 
 
 def test_captured_steps_are_bounded_and_share_one_pool(monkeypatch):
@@ -44,7 +51,9 @@ def test_captured_steps_are_bounded_and_share_one_pool(monkeypatch):
         drafter.use_tree(tree)
         generate(target, drafter, [5, 6, 7], max_new_tokens=4, execution="graph")
     assert len(graphs.captured) == 40, "the last six are still there"
-    assert sum(graph() is not None for graph in graphs.captured) == 6 and list(graphs.alive.values()) == [7]
+    assert sum(graph() is not None for graph in graphs.captured) == 6 and list(
+        graphs.alive.values()
+    ) == [7]
 
 
 def test_models_in_turn_leave_nothing(monkeypatch):
@@ -58,7 +67,9 @@ def test_models_in_turn_leave_nothing(monkeypatch):
             caches.append(weakref.ref(cache))
         del target, drafter, cache
         gc.collect()
-        assert not any(graph() for graph in graphs.captured) and not any(cache() for cache in caches)
+        assert not any(graph() for graph in graphs.captured) and not any(
+            cache() for cache in caches
+        )
     assert len(graphs.captured) == 3
 
 
@@ -81,7 +92,14 @@ def answer_with(drafters, target, temperatures=(0.0,)):
     for i in range(6):
         sampling = Sampling(temperature=temperatures[i % len(temperatures)], seed=i)
         for drafter in drafters:
-            generate(target, drafter, [5, 6, 7 + i], max_new_tokens=9, execution="graph", sampling=sampling)
+            generate(
+                target,
+                drafter,
+                [5, 6, 7 + i],
+                max_new_tokens=9,
+                execution="graph",
+                sampling=sampling,
+            )
 
 
 @pytest.mark.parametrize("dropped", ["a step", "another decoder", "the workspaces"])
@@ -120,7 +138,12 @@ def test_steps_of_the_last_three_sampling_settings_are_kept(monkeypatch):
     for temperature in (0.5, 1.0, 0.7):  # 0.0 is the oldest, and goes
         sampling = Sampling(temperature=temperature)
         generate(target, drafter, [5, 6, 7], max_new_tokens=9, execution="graph", sampling=sampling)
-    assert len(graphs.captured) == 4 and [graph() is not None for graph in graphs.captured] == [False, True, True, True]
+    assert len(graphs.captured) == 4 and [graph() is not None for graph in graphs.captured] == [
+        False,
+        True,
+        True,
+        True,
+    ]
 
 
 def test_two_sources_of_one_tree_are_two_captured_steps(monkeypatch):
@@ -143,7 +166,9 @@ def test_all_steps_of_auto_have_room():
     """Every size over every bucket of a long context: none is captured twice."""
     buckets = {bucket_of(tokens) for tokens in range(1, 4096 + 1)}
     assert sorted(buckets) == [256, 512, 768, 1024, 1536, 2048, 3072, 4096]
-    assert all(tokens <= bucket_of(tokens) < max(257, 1.5 * tokens + 256) for tokens in range(1, 9000))
+    assert all(
+        tokens <= bucket_of(tokens) < max(257, 1.5 * tokens + 256) for tokens in range(1, 9000)
+    )
     assert len(buckets) * len(POLICIES["cuda"].sizes + (80, -1)) <= MAX_STEPS
 
 
@@ -159,7 +184,10 @@ def test_of_many_steps_the_oldest_goes_where_memory_is_short(trees, captures, le
             drafter.use_tree(tree)
             generate(target, drafter, [5, 6, 7], max_new_tokens=4, execution="graph")
         if not turn:
-            assert len(graphs.captured) == captures and sum(graph() is not None for graph in graphs.captured) == left
+            assert (
+                len(graphs.captured) == captures
+                and sum(graph() is not None for graph in graphs.captured) == left
+            )
             assert graphs.captured[0]() is not None, "the tree of the root alone"
     assert len(graphs.captured) == (8 if trees == 8 else 23)
 
@@ -171,4 +199,6 @@ def test_plain_steps_stay_however_many(monkeypatch):
     monkeypatch.setattr("model.engine.static_step.BUCKET", 8)
     target.attends_by_table = False
     generate(target, plain, [5, 6, 7], max_new_tokens=250, execution="graph")
-    assert len(graphs.captured) > MIN_STEPS and all(graph() is not None for graph in graphs.captured)
+    assert len(graphs.captured) > MIN_STEPS and all(
+        graph() is not None for graph in graphs.captured
+    )

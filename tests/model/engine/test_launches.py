@@ -19,7 +19,18 @@ from model.recycling import TokenRecycling, build_template
 from tests.conftest import toy_model
 
 META, V = torch.device("meta"), 32000
-NO_LAUNCH = {"to", "empty", "view", "slice", "select", "expand", "unsqueeze", "alias", "reshape", "transpose"}
+NO_LAUNCH = {
+    "to",
+    "empty",
+    "view",
+    "slice",
+    "select",
+    "expand",
+    "unsqueeze",
+    "alias",
+    "reshape",
+    "transpose",
+}
 NO_LAUNCH |= {"_unsafe_view", "_reshape_alias"}  # views
 MAKES = {"cat", "arange"}  # given a list, or nothing
 
@@ -45,7 +56,10 @@ def on_meta(monkeypatch):
     monkeypatch.setattr(
         target,
         "forward_static",
-        lambda cache, tokens, *at, **more: (torch.empty(len(tokens), V, dtype=torch.float16, device=META), None),
+        lambda cache, tokens, *at, **more: (
+            torch.empty(len(tokens), V, dtype=torch.float16, device=META),
+            None,
+        ),
     )
     return target, TreeCache([LayerShape(4, 8, 8, torch.float16, META)] * 2, 512)
 
@@ -75,7 +89,9 @@ def test_a_draft_is_fed_in_one_transfer(device, monkeypatch):
     target, cache = on_meta(monkeypatch)
     drafter = DynamicRecycling(V, nodes=20)
     step = StaticForward(Setup(target, cache, 256, Choice(GREEDY, META)), drafter, (24, 1))
-    draft = Draft(Tree([0, 0, 0, 1, 2], device=device), torch.zeros(5, dtype=torch.long, device=device))
+    draft = Draft(
+        Tree([0, 0, 0, 1, 2], device=device), torch.zeros(5, dtype=torch.long, device=device)
+    )
     with torch.inference_mode():
         with Launches() as launches:
             step.feed([draft], [(0, 40)])

@@ -33,7 +33,9 @@ from model.tuning import choose_linear
 from tests.conftest import toy_model
 
 CPU = torch.device("cpu")
-needs_packing = pytest.mark.skipif(not packable(CPU, torch.float32), reason="no x86 processor with oneDNN")
+needs_packing = pytest.mark.skipif(
+    not packable(CPU, torch.float32), reason="no x86 processor with oneDNN"
+)
 needs_half = pytest.mark.skipif(not halves(), reason="no x86 processor with FBGEMM")
 
 
@@ -62,7 +64,8 @@ def test_products_are_those_of_the_weight(rows, bias):
 @pytest.mark.parametrize("bias", [False, True])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
 @pytest.mark.parametrize(
-    ("values", "scale"), [("float16", 1.0), ("bfloat16", 1e-7), ("bfloat16", 1.0), ("bfloat16", 1e7)]
+    ("values", "scale"),
+    [("float16", 1.0), ("bfloat16", 1e-7), ("bfloat16", 1.0), ("bfloat16", 1e7)],
 )
 @torch.inference_mode()
 def test_products_of_16_bits_are_those_of_float32(values, scale, dtype, bias):
@@ -70,7 +73,11 @@ def test_products_of_16_bits_are_those_of_float32(values, scale, dtype, bias):
     torch.manual_seed(0)
     layer = nn.Linear(257, 2050, bias=bias)
     for parameter in layer.parameters():
-        parameter.data = (parameter * scale).to(getattr(torch, values)).to(dtype if scale == 1 else torch.float32)
+        parameter.data = (
+            (parameter * scale)
+            .to(getattr(torch, values))
+            .to(dtype if scale == 1 else torch.float32)
+        )
     x = torch.randn(1, 9, 257).to(layer.weight.dtype)
     expected = x.double() @ layer.weight.double().T + (layer.bias.double() if bias else 0)
     copies = packed(layer, "half")
@@ -80,7 +87,9 @@ def test_products_of_16_bits_are_those_of_float32(values, scale, dtype, bias):
         out = layer(x)
     assert out.dtype is layer.weight.dtype
     rounding = 2e-6 if out.dtype is torch.float32 else 1e-3
-    torch.testing.assert_close(out.double(), expected, rtol=rounding, atol=rounding * expected.abs().max().item())
+    torch.testing.assert_close(
+        out.double(), expected, rtol=rounding, atol=rounding * expected.abs().max().item()
+    )
 
 
 @needs_half
@@ -94,7 +103,9 @@ def test_what_fits_in_16_bits():
     assert exponent([1.0, 2**-20 * 1.0078125]) == 14, "float16's small numbers are coarse"
     assert exponent([2.0**20]) == -6 and exponent([0.0, 0.0]) == 0
     assert exponent([1.0, (1 + 2**-10) * 2**-31]) is not None
-    assert exponent([1.0, 0.0], [(1 + 2**-10) * 2**-31, 0.0]) is None, "the greatest is of another row"
+    assert exponent([1.0, 0.0], [(1 + 2**-10) * 2**-31, 0.0]) is None, (
+        "the greatest is of another row"
+    )
     for no in ([1e6], [1.0, 1 + 2**-12], [1.0, float("nan")], [float("inf")], []):
         assert exponent(no) is None, no
     assert exponent([1, 2]) is None
@@ -104,7 +115,9 @@ def test_what_fits_in_16_bits():
 def test_large_products_use_the_packed_weight_and_all_others_the_layers_own():
     layer = nn.Linear(512, 256, bias=False)
     copies = packed(layer)
-    zeros = torch.ops.mkldnn._reorder_linear_weight(torch.zeros(256, 512), 32)  # tells the two apart
+    zeros = torch.ops.mkldnn._reorder_linear_weight(
+        torch.zeros(256, 512), 32
+    )  # tells the two apart
     copies.by_layer[layer].packed = zeros
     with torch.no_grad(), copies.used():
         assert layer(torch.ones(2, 512)).eq(0).all(), "2 x 512 x 256 is not small"
@@ -124,7 +137,9 @@ class _Attention(nn.Module):
 
     def __init__(self, *, bias: bool = False, again: bool = False) -> None:
         super().__init__()
-        self.q, self.k, self.v, self.out = (nn.Linear(96, width, bias=bias) for width in (96, 48, 48, 96))
+        self.q, self.k, self.v, self.out = (
+            nn.Linear(96, width, bias=bias) for width in (96, 48, 48, 96)
+        )
         self.again = again
 
     def forward(self, x):
@@ -132,7 +147,9 @@ class _Attention(nn.Module):
         return self.out(q + torch.cat((k, v), dim=-1)) + (self.q(x) if self.again else 0)
 
 
-COPIES: weakref.WeakKeyDictionary[nn.Module, Copies] = weakref.WeakKeyDictionary()  # as a target holds them
+COPIES: weakref.WeakKeyDictionary[nn.Module, Copies] = (
+    weakref.WeakKeyDictionary()
+)  # as a target holds them
 
 
 def change_layout(module, how):
@@ -170,7 +187,8 @@ def _same(module, stock, x):
 
 
 ALL = pytest.mark.parametrize(
-    "how", ["fused", pytest.param("onednn", marks=needs_packing), pytest.param("half", marks=needs_half)]
+    "how",
+    ["fused", pytest.param("onednn", marks=needs_packing), pytest.param("half", marks=needs_half)],
 )
 
 
@@ -183,9 +201,13 @@ def test_layers_given_one_tensor_are_one_product(bias, monkeypatch):
     for rows in (1, 9, 9, 300):  # a part of an earlier forward would show
         _same(module, stock, _input(rows))
     module.load_state_dict(stock.state_dict())  # the weights are views, and still whole parameters
-    assert module.k.weight.data_ptr() == parts[module.k].fused.weight[96:].data_ptr(), "the weight is held once"
+    assert module.k.weight.data_ptr() == parts[module.k].fused.weight[96:].data_ptr(), (
+        "the weight is held once"
+    )
     widths, linear = [], nn.functional.linear
-    monkeypatch.setattr(nn.functional, "linear", lambda x, w, b: widths.append(len(w)) or linear(x, w, b))
+    monkeypatch.setattr(
+        nn.functional, "linear", lambda x, w, b: widths.append(len(w)) or linear(x, w, b)
+    )
     with torch.inference_mode():
         ours(module, _input(9))
     assert widths == [192, 96]
@@ -200,7 +222,9 @@ def test_parts_are_never_of_another_tensor():
         module.q(x)  # a forward that ended here, by Ctrl-C for one
         for layer, given in (("k", y), ("v", y), ("q", y), ("q", y), ("v", x), ("k", x), ("k", y)):
             expected = getattr(stock, layer)(given)
-            torch.testing.assert_close(getattr(module, layer)(given), expected, rtol=1e-5, atol=1e-5)
+            torch.testing.assert_close(
+                getattr(module, layer)(given), expected, rtol=1e-5, atol=1e-5
+            )
     x.mul_(2)
     _same(module, stock, x)
 
@@ -235,19 +259,31 @@ def _none(_):
 
 def test_which_layout_is_for_which_device(monkeypatch):
     """auto packs where memory allows on a CPU, and fuses on CUDA."""
-    monkeypatch.setattr(linear, "packable", lambda device, dtype: device.type == "cpu" and dtype == torch.float32)
+    monkeypatch.setattr(
+        linear, "packable", lambda device, dtype: device.type == "cpu" and dtype == torch.float32
+    )
     monkeypatch.setattr(tuning, "packable", linear.packable)
-    embedding = type("E", (), {"weight": type("W", (), {"device": torch.device("cuda"), "dtype": torch.float16})})
-    model = type("M", (), {"get_input_embeddings": lambda self: embedding, "parameters": _none, "modules": _none})()
+    embedding = type(
+        "E", (), {"weight": type("W", (), {"device": torch.device("cuda"), "dtype": torch.float16})}
+    )
+    model = type(
+        "M",
+        (),
+        {"get_input_embeddings": lambda self: embedding, "parameters": _none, "modules": _none},
+    )()
     assert [str(choose_linear(model, how)) for how in ("auto", "torch")] == ["fused", "torch"]
     small = toy_model("llama")
     assert str(choose_linear(small)) == "onednn"
-    assert str(choose_linear(toy_model("llama", dtype=torch.float16).float())) == ("half" if halves() else "onednn")
+    assert str(choose_linear(toy_model("llama", dtype=torch.float16).float())) == (
+        "half" if halves() else "onednn"
+    )
     monkeypatch.setattr(psutil, "virtual_memory", lambda: type("Free", (), {"available": 1000})())
     assert [str(choose_linear(small, how)) for how in ("auto", "onednn")] == ["torch", "onednn"]
     with pytest.raises(UserError, match=r"linear=onednn: is for one x86 processor.*bfloat16"):
         choose_linear(toy_model("llama", dtype=torch.bfloat16), "onednn")
-    with pytest.raises(UserError, match=r"model.linear=quick: use one of auto, half, onednn, fused, torch"):
+    with pytest.raises(
+        UserError, match=r"model.linear=quick: use one of auto, half, onednn, fused, torch"
+    ):
         random_model("tiny", ModelSettings("x", "x", device="cpu", linear="quick"))
 
 
@@ -273,7 +309,9 @@ def test_a_packed_copy_is_never_of_a_weight_that_is_gone():
         lambda layer: setattr(layer, "weight", nn.Parameter(layer.weight.detach().clone())),
         lambda layer: layer.bfloat16().float(),
         lambda layer: setattr(layer.weight, "data", layer.weight.data.t()),
-        lambda layer: setattr(layer.weight, "data", layer.weight.data.view(torch.int32).view(torch.float32) * 2),
+        lambda layer: setattr(
+            layer.weight, "data", layer.weight.data.view(torch.int32).view(torch.float32) * 2
+        ),
     ):
         stale = 0
         for _ in range(60):
@@ -304,7 +342,9 @@ def test_a_drafters_network_is_packed_anew_at_the_models_next_answer():
 def test_drafters_multiply_by_the_targets_copies(execution, monkeypatch):
     target = Target(toy_model("llama-grouped"), linear="onednn")
     drafter, seen, grow = make_method("recycling", target, tree="best:8"), [], TokenRecycling.grow
-    monkeypatch.setattr(TokenRecycling, "grow", lambda *given: seen.append(linear.OURS.copies) or grow(*given))
+    monkeypatch.setattr(
+        TokenRecycling, "grow", lambda *given: seen.append(linear.OURS.copies) or grow(*given)
+    )
     if execution == "batch":
         asked = [([5, 9, 13], Request(max_new_tokens=8))] * 2
         whole(decode_batch(target, drafter, asked, 2))
@@ -332,11 +372,15 @@ def test_what_is_said_of_layers_is_what_they_do(how):
     module, _ = _attention(how)
     assert COPIES[module].kind == how
     _assigned(module)
-    assert COPIES[module].kind == ("torch" if how == "fused" else how), "packed anew, fused no longer"
+    assert COPIES[module].kind == ("torch" if how == "fused" else how), (
+        "packed anew, fused no longer"
+    )
     unpack_linears(module)
     assert COPIES[module].kind == "torch"
     COPIES[module].refresh(module)
-    assert COPIES[module].kind == ("torch" if how == "fused" else how), "at another target's next answer"
+    assert COPIES[module].kind == ("torch" if how == "fused" else how), (
+        "at another target's next answer"
+    )
 
 
 def _trained(module):
@@ -363,7 +407,9 @@ def _loaded(module):
 
 
 def _assigned(module):
-    module.load_state_dict({name: 2.0 * tensor for name, tensor in module.state_dict().items()}, assign=True)
+    module.load_state_dict(
+        {name: 2.0 * tensor for name, tensor in module.state_dict().items()}, assign=True
+    )
 
 
 CHANGES = {
@@ -419,6 +465,8 @@ def test_parameters_stay_the_owners_own(how, tmp_path):
     with torch.inference_mode():
         unpack_linears(module)
     assert all(one is other for one, other in zip(parameters, module.parameters(), strict=True))
-    assert len({parameter.untyped_storage().data_ptr() for parameter in parameters}) == len(parameters)
+    assert len({parameter.untyped_storage().data_ptr() for parameter in parameters}) == len(
+        parameters
+    )
     assert {type(layer) for layer in module.children()} == {nn.Linear}
     save_model(module, tmp_path / "model.safetensors")

@@ -41,12 +41,18 @@ def test_hidden_states_are_transformers_own(name):
     target, tree = Target(model), Tree([0, 0, 0, 1, 2])
     paths, numbers = ([5, 9, 33, 12, 8], [5, 9, 33, 13, 9]), (LAST, 0, 1)
     with torch.no_grad():
-        states = [model(torch.tensor([path]), output_hidden_states=True).hidden_states for path in paths]
-    expected = [torch.cat([path_states[number][0] for number in numbers], -1) for path_states in states]
+        states = [
+            model(torch.tensor([path]), output_hidden_states=True).hidden_states for path in paths
+        ]
+    expected = [
+        torch.cat([path_states[number][0] for number in numbers], -1) for path_states in states
+    ]
     mode = mode_of(model)
     with target.cache(len(tree)) as cache:
         read = target.prefill(cache, tokens[:3], hidden=numbers).hidden
-        drafted = target.forward(cache, Draft(tree, torch.tensor([33, 12, 13, 8, 9])), hidden=numbers).hidden
+        drafted = target.forward(
+            cache, Draft(tree, torch.tensor([33, 12, 13, 8, 9])), hidden=numbers
+        ).hidden
     close = dict(rtol=1e-4, atol=1e-4)
     torch.testing.assert_close(read, expected[0][:2], **close)
     for path, nodes in zip(expected, ([0, 1, 3], [0, 2, 4]), strict=True):
@@ -61,12 +67,18 @@ def test_hidden_states_that_there_are_not_and_hooks_after_errors(monkeypatch):
     for number in (-2, 2):
         drafter = Vanilla(target.device)
         drafter.needs = Needs(hidden=(0, number, LAST))
-        with pytest.raises(UserError, match=rf"has no hidden state {number}; there are 0 to 1 and -1"):
+        with pytest.raises(
+            UserError, match=rf"has no hidden state {number}; there are 0 to 1 and -1"
+        ):
             generate(target, drafter, [5, 9], max_new_tokens=2)
     store, model.model.layers = target._store_hidden, copy.deepcopy(model.model.layers)
     generate(target, NeedsHidden(target.device), [5, 9], max_new_tokens=2)
     with monkeypatch.context() as patch, target.cache(1) as cache:
-        patch.setattr(target, "_store_hidden", lambda states, number: store(states, number) if number else 1 / 0)
+        patch.setattr(
+            target,
+            "_store_hidden",
+            lambda states, number: store(states, number) if number else 1 / 0,
+        )
         with pytest.raises(ZeroDivisionError):
             target.prefill(cache, [5, 9], hidden=(LAST, 0))
     monkeypatch.setattr(model.lm_head, "forward", lambda hidden: 1 / 0)
@@ -106,12 +118,16 @@ def test_a_prompt_or_limit_that_leaves_no_room_is_refused(llama):
 
 def test_models_that_cannot_take_back_tokens_are_refused_with_the_reason():
     small = dict(vocab_size=61, hidden_size=32, num_hidden_layers=2, intermediate_size=48)
-    with pytest.raises(UserError, match="drafts would change what the model says"):  # its scan forgets the state
+    with pytest.raises(
+        UserError, match="drafts would change what the model says"
+    ):  # its scan forgets the state
         Target(Auto.from_config(MambaConfig(vocab_size=61, hidden_size=32, num_hidden_layers=2)))
     t5 = T5Config(vocab_size=61, d_model=32, d_kv=8, d_ff=48, num_layers=1, num_heads=4)
     with pytest.raises(UserError, match="encoder-decoder"):
         Target(AutoSeq2Seq.from_config(t5))
-    flex = Auto.from_config(LlamaConfig(**small, num_attention_heads=4), attn_implementation="flex_attention")
+    flex = Auto.from_config(
+        LlamaConfig(**small, num_attention_heads=4), attn_implementation="flex_attention"
+    )
     with pytest.raises(UserError, match="flex_attention.*sdpa"):
         Target(flex)
     with pytest.raises(UserError, match="context=9999 is more than the 256 positions"):
@@ -123,13 +139,26 @@ def test_positions_that_change_with_the_longest_are_refused():
     torch.manual_seed(0)
     rope = dict(rope_type="longrope", rope_theta=10000.0, original_max_position_embeddings=16)
     rope |= dict(short_factor=[1.0] * 4, long_factor=[3.0, 1.5, 4.0, 2.0], factor=16.0)
-    small = dict(vocab_size=61, hidden_size=32, num_hidden_layers=2, intermediate_size=48, num_attention_heads=4)
-    model = Auto.from_config(LlamaConfig(**small, max_position_embeddings=256, rope_parameters=rope)).eval()
-    with pytest.raises(UserError, match="longrope.*passes 16 tokens.*set the context to 16 or less"):
+    small = dict(
+        vocab_size=61,
+        hidden_size=32,
+        num_hidden_layers=2,
+        intermediate_size=48,
+        num_attention_heads=4,
+    )
+    model = Auto.from_config(
+        LlamaConfig(**small, max_position_embeddings=256, rope_parameters=rope)
+    ).eval()
+    with pytest.raises(
+        UserError, match="longrope.*passes 16 tokens.*set the context to 16 or less"
+    ):
         Target(model)
     target, prompt = Target(model, context=16), [5, 6, 7, 8, 9]
     free = greedy(model, prompt, 11)
-    for drafter in (TokenRecycling(V, build_template("2.2.2")), Oracle(free, 3)):  # drafts pass the end
+    for drafter in (
+        TokenRecycling(V, build_template("2.2.2")),
+        Oracle(free, 3),
+    ):  # drafts pass the end
         assert generate(target, drafter, prompt, max_new_tokens=40).tokens == free
 
 
@@ -148,7 +177,9 @@ def test_a_draft_that_overflows_harms_nobody(execution, kernel, dtype):
     plain = toy_model("llama", dtype=dtype)
     plain.set_attn_implementation(kernel)
     prompt = [5, 6, 7, 8]
-    expected = generate(Target(plain), Vanilla(torch.device("cpu")), prompt, max_new_tokens=16).tokens
+    expected = generate(
+        Target(plain), Vanilla(torch.device("cpu")), prompt, max_new_tokens=16
+    ).tokens
     poison = next(token for token in range(3, 61) if token not in expected + prompt)
 
     class Poisoner(TokenRecycling):
@@ -159,10 +190,17 @@ def test_a_draft_that_overflows_harms_nobody(execution, kernel, dtype):
 
     target = Target(overflowing(plain, poison))
     drafter = Poisoner(61, build_template("2.2.2"))
-    for _ in range(2):  # the second prompt has another length, and what was rejected in the first lies in its bucket
-        assert generate(target, drafter, prompt, max_new_tokens=16, execution=execution).tokens == expected
+    for _ in range(
+        2
+    ):  # the second prompt has another length, and what was rejected in the first lies in its bucket
         assert (
-            generate(target, Vanilla(torch.device("cpu")), prompt, max_new_tokens=16, execution=execution).tokens
+            generate(target, drafter, prompt, max_new_tokens=16, execution=execution).tokens
+            == expected
+        )
+        assert (
+            generate(
+                target, Vanilla(torch.device("cpu")), prompt, max_new_tokens=16, execution=execution
+            ).tokens
             == expected
         )
 
@@ -175,9 +213,14 @@ def answers(target, drafter, execution, batch=0):
     """Of TEXTS twice: one by one, or in batches, the second of which gets the columns of the first."""
     settings = dict(max_new_tokens=24, execution=execution)
     if not batch:
-        return [[generate(target, drafter, text, reuse=True, **settings).tokens for text in TEXTS] for _ in range(2)]
+        return [
+            [generate(target, drafter, text, reuse=True, **settings).tokens for text in TEXTS]
+            for _ in range(2)
+        ]
     asked = [(text, Request(**settings)) for text in TEXTS]
-    return [[out.tokens for out in whole(decode_batch(target, drafter, asked, batch))] for _ in range(2)]
+    return [
+        [out.tokens for out in whole(decode_batch(target, drafter, asked, batch))] for _ in range(2)
+    ]
 
 
 @pytest.fixture(scope="module")
@@ -198,7 +241,10 @@ def test_tokens_that_are_never_said_and_have_nan_states_change_no_text(method, e
     model, expected, companions = silent
     for batch in (0, 3):
         target = Target(model)
-        assert answers(target, make(method, target, companions), execution, batch) == [expected, expected]
+        assert answers(target, make(method, target, companions), execution, batch) == [
+            expected,
+            expected,
+        ]
 
 
 @cache
@@ -208,7 +254,9 @@ def overflown(token):
     healthy = [greedy(model, text, 24) for text in TEXTS]
     overflowing(model, token, by=torch.nan)
     expected = [greedy(model, text, 24) for text in TEXTS]
-    assert expected[1][-9:] == [0] * 9 and healthy[1] != expected[1] and healthy[::2] == expected[::2]
+    assert (
+        expected[1][-9:] == [0] * 9 and healthy[1] != expected[1] and healthy[::2] == expected[::2]
+    )
     continued = [*TEXTS[1], *expected[1], 5, 6]
     return model, expected, continued, greedy(model, continued, 6)
 
@@ -226,7 +274,9 @@ def test_a_model_that_overflows_on_its_own_text_says_what_generate_says(method, 
         settings = dict(execution=execution, reuse=True)
         decoded = generate(target, Oracle(expected[1], 3), TEXTS[1], max_new_tokens=24, **settings)
         assert decoded.tokens == expected[1], "a draft holds the token and zeros after it"
-        assert generate(target, drafter, TEXTS[1], max_new_tokens=24, **settings).tokens == expected[1]
+        assert (
+            generate(target, drafter, TEXTS[1], max_new_tokens=24, **settings).tokens == expected[1]
+        )
         out = generate(target, drafter, continued, max_new_tokens=6, **settings)
         assert out.tokens == after, "nothing is kept of what overflowed"
 
@@ -236,7 +286,9 @@ def test_a_text_that_begins_with_a_token_without_an_embedding_is_no_overflow():
     model = overflowing(toy_model("llama-grouped"), 0, by=0.0)
     for prompt in ([0], [0, 0, 5, 6]):
         drafter = TokenRecycling(V, build_template("2.2.2"))
-        assert generate(Target(model), drafter, prompt, max_new_tokens=30).tokens == greedy(model, prompt, 30)
+        assert generate(Target(model), drafter, prompt, max_new_tokens=30).tokens == greedy(
+            model, prompt, 30
+        )
 
 
 @pytest.mark.parametrize("family", ["mamba2", "qwen3_next"])
@@ -260,7 +312,10 @@ def test_a_nan_of_a_draft_does_not_reach_a_recurrent_models_root(family):
 
     drafter = Oracle(expected)
     drafter.needs, drafter.session = Needs(hidden=(LAST,)), lambda: Poisoner(drafter)
-    assert generate(Target(model), drafter, prompt, max_new_tokens=24).tokens == expected and len(drafted) > 8
+    assert (
+        generate(Target(model), drafter, prompt, max_new_tokens=24).tokens == expected
+        and len(drafted) > 8
+    )
 
 
 def test_nothing_outlives_its_owner(llama):
@@ -272,7 +327,13 @@ def test_nothing_outlives_its_owner(llama):
             model = toy_model("llama")
             target, drafter = Target(model), TokenRecycling(61, build_template("2.2.2"))
             generate(target, drafter, [5, 6, 7], max_new_tokens=5, execution=execution)
-            generate(target, NeedsHidden(torch.device("cpu")), [5, 6, 7], max_new_tokens=5, execution=execution)
+            generate(
+                target,
+                NeedsHidden(torch.device("cpu")),
+                [5, 6, 7],
+                max_new_tokens=5,
+                execution=execution,
+            )
             buffer = weakref.ref(target.caches._free[0]._buffers[0])
             target.reserve(200)  # a larger one takes its place
             assert buffer() is None
@@ -297,8 +358,13 @@ def test_a_step_is_yielded_as_soon_as_it_is_known_and_gives_the_whole_answer(lla
         except StopIteration as end:
             out = end.value
             break
-        assert not torch.is_inference_mode_enabled(), "what is done between two steps is the consumer's own"
-    assert yielded == out.steps == whole.steps and (out.tokens, out.stop) == (whole.tokens, whole.stop)
+        assert not torch.is_inference_mode_enabled(), (
+            "what is done between two steps is the consumer's own"
+        )
+    assert yielded == out.steps == whole.steps and (out.tokens, out.stop) == (
+        whole.tokens,
+        whole.stop,
+    )
     assert [len(step.tokens) for step in yielded] == out.accept_lengths
     assert out.ends_s == sorted(out.ends_s) and len(out.ends_s) == len(out.steps)
     assert out.ends_s[0] == out.prefill_s and out.ends_s[-1] <= out.prefill_s + out.decode_s
@@ -313,14 +379,17 @@ def test_a_hook_is_on_within_a_step_only(llama, tmp_path):
     assert not llama.get_decoder()._forward_hooks
 
     def abandon(session):
-        session.observe_prompt_hidden = lambda *_: abandoned.close()  # within the first step of the other
+        session.observe_prompt_hidden = lambda *_: (
+            abandoned.close()
+        )  # within the first step of the other
 
     expected = generate(target, eagle, prompt, max_new_tokens=30).steps
     drafter = Medusa(target, heads_path=write_medusa(tmp_path / "medusa"))
     each_session(drafter, abandon)
     assert generate(target, drafter, prompt, max_new_tokens=30).tokens == greedy(llama, prompt, 30)
     assert (
-        generate(target, eagle, prompt, max_new_tokens=30).steps == expected and not llama.get_decoder()._forward_hooks
+        generate(target, eagle, prompt, max_new_tokens=30).steps == expected
+        and not llama.get_decoder()._forward_hooks
     )
 
 
@@ -366,14 +435,21 @@ def test_a_method_that_learns_a_prompt_anew_gets_all_of_it(llama):
     drafter.needs = Needs(prompt_logits=True)
     each_session(
         drafter,
-        lambda session: setattr(session, "observe_prompt", lambda prompt, start, _: learnt.append(prompt[start:])),
+        lambda session: setattr(
+            session, "observe_prompt", lambda prompt, start, _: learnt.append(prompt[start:])
+        ),
     )
     for _ in range(2):
         whole(decode(target, drafter.session(), [5, 6, 7, 8, 9], max_new_tokens=4, reuse=True))
     assert learnt == [[5, 6, 7, 8, 9]] * 2
 
 
-READERS = {"dynamic": {"nodes": 12}, "recycling": {"recycle_prompt": True, "nodes": 12}, "racer": {}, "goose": {}}
+READERS = {
+    "dynamic": {"nodes": 12},
+    "recycling": {"recycle_prompt": True, "nodes": 12},
+    "racer": {},
+    "goose": {},
+}
 
 
 @pytest.mark.parametrize("method", READERS)
@@ -388,10 +464,15 @@ def test_a_prompt_in_parts_is_learnt_as_a_whole_one(method, parts, llama, monkey
 
         def note(session):
             observe_prompt = session.observe_prompt
-            session.observe_prompt = lambda *args: (held.append(len(args[2])), observe_prompt(*args))
+            session.observe_prompt = lambda *args: (
+                held.append(len(args[2])),
+                observe_prompt(*args),
+            )
 
         each_session(drafter, note)
-        outs.append([generate(target, drafter, prompt[i:], max_new_tokens=20).steps for i in (0, 3)])
+        outs.append(
+            [generate(target, drafter, prompt[i:], max_new_tokens=20).steps for i in (0, 3)]
+        )
     assert outs[0] == outs[1] and len(held) > 20 / parts and max(held[2:]) == parts
 
 
@@ -406,5 +487,10 @@ def test_a_gpu_reads_a_prompt_in_larger_parts(llama, monkeypatch):
     for device in (torch.device("cpu"), Gpu("cpu")):
         target.device = device
         with target.cache(8) as cache:
-            target.prefill(cache, list(range(3, 43)), rows=40, read=lambda start, logits: read.append(len(logits)))
+            target.prefill(
+                cache,
+                list(range(3, 43)),
+                rows=40,
+                read=lambda start, logits: read.append(len(logits)),
+            )
     assert read == [3] * 13 + [39]

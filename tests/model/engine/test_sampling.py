@@ -52,7 +52,9 @@ def test_noise_is_that_of_integers_by_hand(seed):
     positions = [0, 1, 2, 777, 131071]
     drawn = gumbel(torch.tensor(seed), torch.tensor(positions), 300)
     assert drawn.dtype == torch.float32 and bool(drawn.isfinite().all())
-    expected = torch.tensor([[noise(seed, p, t) for t in range(300)] for p in positions], dtype=torch.float64)
+    expected = torch.tensor(
+        [[noise(seed, p, t) for t in range(300)] for p in positions], dtype=torch.float64
+    )
     torch.testing.assert_close(drawn.double(), expected, rtol=2e-5, atol=2e-6)
 
 
@@ -112,7 +114,11 @@ def test_all_nodes_of_a_place_have_its_noise():
     tree = Tree([0, 0, 0, 1, 1, 2])
     draft = Draft(tree, torch.tensor([5, 6, 7, 8, 9, 8]))
     scores = torch.zeros(6, V)
-    choices = Choice(Sampling(temperature=1.0, seed=9), CPU).after(scores, draft, [1, 2, 5], every=True).tolist()
+    choices = (
+        Choice(Sampling(temperature=1.0, seed=9), CPU)
+        .after(scores, draft, [1, 2, 5], every=True)
+        .tolist()
+    )
     by_place = [max(range(V), key=lambda token, p=p: noise(9, p, token)) for p in (3, 4, 5)]
     assert choices == [by_place[depth] for depth in tree.depth_of] and len(set(by_place)) == 3
 
@@ -146,7 +152,13 @@ def test_kept_noise_is_bounded_in_bytes_and_none_is_dropped_that_a_call_needs(mo
 
 @pytest.mark.parametrize(
     "wrong",
-    [dict(temperature=-1), dict(temperature=float("nan")), dict(top_k=-1), dict(top_p=0), dict(top_p=1.1)]
+    [
+        dict(temperature=-1),
+        dict(temperature=float("nan")),
+        dict(top_k=-1),
+        dict(top_p=0),
+        dict(top_p=1.1),
+    ]
     + [dict(min_p=2), dict(repetition_penalty=0), dict(temperature=1e-40)],
 )
 def test_settings_out_of_range_are_refused(wrong):
@@ -167,7 +179,10 @@ def one_by_one(choice, logits, draft, text):
     """The choice after every node, given its own path."""
     choices = []
     for node, path in enumerate(draft.tree.chain_of):
-        ids, row = torch.tensor([[*text, *draft.tokens[path[1:]].tolist()]]), logits[node : node + 1].clone()
+        ids, row = (
+            torch.tensor([[*text, *draft.tokens[path[1:]].tolist()]]),
+            logits[node : node + 1].clone(),
+        )
         for processor in choice._processors:
             row = processor(ids, row)
         choices.append(int(choice.among(row, torch.tensor([ids.shape[1]]))))
@@ -202,14 +217,21 @@ def test_of_siblings_with_one_token_each_is_followed():
     logits[2] = logits[1]  # the same context
     first, second = (int(choice.among(logits[n : n + 1], torch.tensor([2 + n]))) for n in (0, 1))
     draft = Draft(Tree([0, 0, 0, 2]), torch.tensor([2, first, first, second]))
-    every, along = (verify(draft, choice.after(logits, draft, text, every=whole)) for whole in (True, False))
+    every, along = (
+        verify(draft, choice.after(logits, draft, text, every=whole)) for whole in (True, False)
+    )
     assert every.node == along.node == 3 and every.tokens == along.tokens
 
 
 PENALTY = RepetitionPenaltyLogitsProcessor(1.2)
 LISTS = {  # in `generate`'s order: what is a setting, and what is left of the list
     "settings": (
-        [TemperatureLogitsWarper(0.7), TopKLogitsWarper(20), TopPLogitsWarper(0.9), MinPLogitsWarper(0.02)],
+        [
+            TemperatureLogitsWarper(0.7),
+            TopKLogitsWarper(20),
+            TopPLogitsWarper(0.9),
+            MinPLogitsWarper(0.02),
+        ],
         4,
     ),
     "some": ([PENALTY, TemperatureLogitsWarper(0.7), TopPLogitsWarper(0.9)], 2),
@@ -223,11 +245,17 @@ LISTS = {  # in `generate`'s order: what is a setting, and what is left of the l
 def test_the_warpers_of_a_list_are_settings_of_the_same_choice(name):
     """So `generate` with a checkpoint's temperature and top-p may take captured steps."""
     processors, taken = LISTS[name]
-    drawn, called = drawn_by(processors, seed=5), Sampling(temperature=1.0, seed=5, processors=tuple(processors))
-    assert len(drawn.processors) == len(processors) - taken and drawn.reads_text == bool(drawn.processors)
+    drawn, called = (
+        drawn_by(processors, seed=5),
+        Sampling(temperature=1.0, seed=5, processors=tuple(processors)),
+    )
+    assert len(drawn.processors) == len(processors) - taken and drawn.reads_text == bool(
+        drawn.processors
+    )
     target = Target(toy_model("llama"))
     one, other = (
-        generate(target, Vanilla(CPU), [5, 6, 7], max_new_tokens=40, sampling=way).tokens for way in (drawn, called)
+        generate(target, Vanilla(CPU), [5, 6, 7], max_new_tokens=40, sampling=way).tokens
+        for way in (drawn, called)
     )
     assert one == other and len(set(one)) > 5
 
@@ -243,7 +271,9 @@ def test_a_processor_is_called_once_a_token(method):
 
     def in_turn(ids, scores):
         calls.append(ids.shape[1])
-        return scores.masked_fill(torch.arange(scores.shape[1]) % 3 != len(calls) % 3, float("-inf"))
+        return scores.masked_fill(
+            torch.arange(scores.shape[1]) % 3 != len(calls) % 3, float("-inf")
+        )
 
     model = toy_model("llama")
     drafter = make_method(method, target := Target(model))
@@ -252,7 +282,9 @@ def test_a_processor_is_called_once_a_token(method):
         for prompt in ([5, 6, 7, 5, 6, 7], [7, 5, 6, 7]):
             calls.clear()
             tokens = generate(target, drafter, prompt, max_new_tokens=30, sampling=sampling).tokens
-            assert calls[:30] == list(range(len(prompt), len(prompt) + 30)) and len(calls) <= 30 + 24
+            assert (
+                calls[:30] == list(range(len(prompt), len(prompt) + 30)) and len(calls) <= 30 + 24
+            )
             assert [token % 3 for token in tokens] == [n % 3 for n in range(1, 31)]
 
 
@@ -305,8 +337,21 @@ def test_noise_is_hashed_once_for_each_depth(monkeypatch):
     """On a GPU it would be hashed for all V tokens of all nodes; nodes of one depth have the same."""
     places, hashed = [], sampling.gumbel
     monkeypatch.setattr(
-        sampling, "gumbel", lambda seed, at, vocab: (places.append(len(at)), hashed(seed, at, vocab))[1]
+        sampling,
+        "gumbel",
+        lambda seed, at, vocab: (places.append(len(at)), hashed(seed, at, vocab))[1],
     )
-    target, tree, way = Target(toy_model("llama")), build_template("best", nodes=20), Sampling(temperature=1.0, seed=3)
-    generate(target, TokenRecycling(V, tree), [5, 6, 7], max_new_tokens=12, sampling=way, execution="static")
+    target, tree, way = (
+        Target(toy_model("llama")),
+        build_template("best", nodes=20),
+        Sampling(temperature=1.0, seed=3),
+    )
+    generate(
+        target,
+        TokenRecycling(V, tree),
+        [5, 6, 7],
+        max_new_tokens=12,
+        sampling=way,
+        execution="static",
+    )
     assert max(places) <= tree.max_depth + 1 < 21

@@ -43,7 +43,10 @@ MACHINES = {
     "medium": (line(0.03), accepting(2, 6)),
     "expensive": (line(0.06), accepting(1.5, 4)),
     "a step at 8": (lambda n: 1.0 if n < 0 else 1.02 if n <= 8 else 1.8, accepting(2, 6)),
-    "a step at 1": (lambda n: 1.0 if n < 0 else 1.02 if n == 0 else 1.9 + 0.012 * n, accepting(2.4, 6)),
+    "a step at 1": (
+        lambda n: 1.0 if n < 0 else 1.02 if n == 0 else 1.9 + 0.012 * n,
+        accepting(2.4, 6),
+    ),
 }
 
 
@@ -53,9 +56,29 @@ class Machine:
     `promised` is what the method says instead of E(n). Times have noise and spikes; what is reported has neither.
     """
 
-    def __init__(self, times, accepted, *, seed=0, noise=0.0, spikes=0.0, promised=None, device=CPU, teaches=False):
-        self.times, self.accepted, self.noise, self.spikes, self.scale = times, accepted, noise, spikes, 1.0
-        self.rng, self.size = random.Random(seed), Sizing("auto", device, filling=0.0, teaches=teaches)
+    def __init__(
+        self,
+        times,
+        accepted,
+        *,
+        seed=0,
+        noise=0.0,
+        spikes=0.0,
+        promised=None,
+        device=CPU,
+        teaches=False,
+    ):
+        self.times, self.accepted, self.noise, self.spikes, self.scale = (
+            times,
+            accepted,
+            noise,
+            spikes,
+            1.0,
+        )
+        self.rng, self.size = (
+            random.Random(seed),
+            Sizing("auto", device, filling=0.0, teaches=teaches),
+        )
         sums = [1.0 + (promised or accepted)(n) for n in range(self.size.sizes[-1] + 1)]
         self.likelihoods = [1.0, *(b - a for a, b in zip(sums, sums[1:], strict=False))]
 
@@ -78,7 +101,9 @@ class Machine:
         return added / seconds / best
 
 
-@pytest.mark.parametrize(("noise", "spikes", "first", "later"), [(0.0, 0.0, 0.93, 0.97), (0.3, 0.03, 0.83, 0.9)])
+@pytest.mark.parametrize(
+    ("noise", "spikes", "first", "later"), [(0.0, 0.0, 0.93, 0.97), (0.3, 0.03, 0.83, 0.9)]
+)
 def test_it_has_nearly_the_speed_of_an_oracle(noise, spikes, first, later):
     shares = [
         [machine.answer(200), machine.answer(1000)]
@@ -102,12 +127,18 @@ def test_a_batch_has_step_times_of_its_own():
             plain = size.begin_step(width)
             assert plain or step or width in known, "the first step of a width is plain"
             nodes.append(0 if plain else [size.choose(likelihoods) for _ in range(width)][-1])
-            size.observe(nodes[-1], sum(likelihoods[: 1 + nodes[-1]]), SECOND * (1 + 0.01 * width * (1 + nodes[-1])))
+            size.observe(
+                nodes[-1],
+                sum(likelihoods[: 1 + nodes[-1]]),
+                SECOND * (1 + 0.01 * width * (1 + nodes[-1])),
+            )
         known.add(width)
         return median(nodes[60:])
 
     alone, times, together = steps(1), size.times, steps(8)
-    assert 1.5 * together < alone and size.times[0] / times[0] == pytest.approx(1.08 / 1.01, rel=0.03)
+    assert 1.5 * together < alone and size.times[0] / times[0] == pytest.approx(
+        1.08 / 1.01, rel=0.03
+    )
     assert size.state_dict()["sizing"][0].tolist() == times and steps(1) == alone
 
 
@@ -117,7 +148,9 @@ def test_a_batch_has_step_times_of_its_own():
     [(line(0.01), line(0.1), 2.0), (line(0.1), line(0.01), 0.5), (line(0.03), line(0.03), 3.0)],
     ids=["nodes become expensive", "nodes become cheap", "all is slower"],
 )
-def test_it_follows_a_machine_that_changes_and_changes_back(before, after, scale, noise, spikes, least):
+def test_it_follows_a_machine_that_changes_and_changes_back(
+    before, after, scale, noise, spikes, least
+):
     shares = []
     for seed in range(6):
         machine = Machine(before, accepting(2, 6), seed=seed, noise=noise, spikes=spikes)
@@ -142,12 +175,16 @@ def test_it_follows_a_machine_that_changes_and_changes_back(before, after, scale
 )
 @pytest.mark.parametrize("hoped", [0.0, 1.5])
 @pytest.mark.parametrize("teaches", [False, True])
-def test_worthless_drafts_lose_little_of_200_tokens_whatever_the_method_promises(times, noise, least, hoped, teaches):
+def test_worthless_drafts_lose_little_of_200_tokens_whatever_the_method_promises(
+    times, noise, least, hoped, teaches
+):
     for seed in range(4):
         settings = dict(seed=seed, noise=noise, spikes=noise / 10, teaches=teaches)
         machine = Machine(times, accepting(0, 1), promised=accepting(hoped, 4), **settings)
         speeds = [machine.answer(200) for _ in range(4)]
-        assert min(speeds) > least - 0.015 * teaches and speeds[-1] > least + 0.01 - 0.015 * teaches, (seed, speeds)
+        assert (
+            min(speeds) > least - 0.015 * teaches and speeds[-1] > least + 0.01 - 0.015 * teaches
+        ), (seed, speeds)
     resting = (PLAIN, 0) if teaches and (noise or times(0) < 1.03) else (PLAIN,)
     assert sum(map(machine.sizes.count, resting)) > 100, "a rest costs next to nothing"
 
@@ -174,12 +211,16 @@ def test_tables_are_filled_in_rests_until_drafts_pay(device):
     def decoded(teaches):
         """The tokens of the last of eight answers, and how many plain steps its time is."""
         rows, full, times = [0], accepting(2.0, 6), H200["SmolLM2"]
-        machine = Machine(times, lambda n: full(n) if rows[0] > 200 else 0.0, device=device, promised=full)
+        machine = Machine(
+            times, lambda n: full(n) if rows[0] > 200 else 0.0, device=device, promised=full
+        )
         machine.size = Sizing("auto:64", device, filling=0.0, teaches=teaches)
         observe = machine.size.observe
 
         def learning(nodes, tokens, seconds):
-            rows[0] += 0 if machine.size._plain else 1 + nodes // 16  # most nodes repeat what is known
+            rows[0] += (
+                0 if machine.size._plain else 1 + nodes // 16
+            )  # most nodes repeat what is known
             observe(nodes, tokens, seconds)
 
         machine.size.observe = learning
@@ -194,9 +235,13 @@ def test_tables_are_filled_in_rests_until_drafts_pay(device):
 @pytest.mark.parametrize("most", [1, 2, 5, 80])
 def test_it_begins_with_the_size_for_the_device_within_the_budget(device, most):
     size = Sizing(f"auto:{most}", device)
-    assert size.sizes[-1] == most and size.begin_step(), "first a plain step, with which drafts are compared"
+    assert size.sizes[-1] == most and size.begin_step(), (
+        "first a plain step, with which drafts are compared"
+    )
     size.observe(0, 1, SECOND)
-    assert not size.begin_step() and size.choose([1.0] + [0.01] * most) == min(POLICIES[device.type].start, most)
+    assert not size.begin_step() and size.choose([1.0] + [0.01] * most) == min(
+        POLICIES[device.type].start, most
+    )
 
 
 def test_what_an_answer_may_lose_is_bounded_whatever_was_won_before():
@@ -210,7 +255,9 @@ def test_what_an_answer_may_lose_is_bounded_whatever_was_won_before():
 def test_a_draft_is_grown_until_no_larger_one_can_be_better():
     machine = Machine(line(0.03), accepting(2, 6))
     machine.answer(300)
-    assert machine.size.choose([1.0, 0.5, 0.2], 1e-6) <= 2 < machine.size.choose([1.0, 0.9, 0.9], 0.9)
+    assert (
+        machine.size.choose([1.0, 0.5, 0.2], 1e-6) <= 2 < machine.size.choose([1.0, 0.9, 0.9], 0.9)
+    )
 
 
 def test_what_is_described_and_saved():
@@ -224,7 +271,9 @@ def test_what_is_described_and_saved():
     other.load_state_dict(machine.size.state_dict())
     assert other.describe() == described
     machine.size.reset()
-    assert machine.size.times == other.times and machine.size.describe()["steps_by_size"] == [0] * len(other.sizes)
+    assert machine.size.times == other.times and machine.size.describe()["steps_by_size"] == [
+        0
+    ] * len(other.sizes)
     for another in (Sizing("auto:8", CPU), Sizing("auto", GPU)):
         before = another.describe()
         another.load_state_dict(other.state_dict())
@@ -279,12 +328,16 @@ def test_output_is_the_models_own_and_the_size_follows_the_cost(method, llama):
         target = Target(llama)
         drafter, clock, sizes = make_method(method, target), Clock(target, slope), []
         for prompt in prompts() * 2:
-            out = generate(target, drafter, prompt, max_new_tokens=50, clock=clock, execution=execution)
+            out = generate(
+                target, drafter, prompt, max_new_tokens=50, clock=clock, execution=execution
+            )
             assert out.tokens == greedy(llama, prompt, 50)
             sizes += [step.nodes - 1 for step in out.steps]
         assert 0 in sizes
         assert slope != 0.0 or max(sizes) > 8, "where nodes cost nothing, many are tried"
-        assert slope != 2.0 or sum(sizes) <= 0.1 * len(sizes), "and hardly any where each takes two steps"
+        assert slope != 2.0 or sum(sizes) <= 0.1 * len(sizes), (
+            "and hardly any where each takes two steps"
+        )
 
 
 @pytest.mark.parametrize("method", SIZED)
@@ -309,10 +362,18 @@ def test_a_rest_fills_the_matrix(method, execution, llama):
     sizing.resting, sizing._left = True, 10_000
     if execution == "batch":
         request = Request(max_new_tokens=30, clock=clock)
-        outs = run_to_end(decode_batch(target, drafter, [([5, 6, 7], request), ([8, 9], request)], 2))
+        outs = run_to_end(
+            decode_batch(target, drafter, [([5, 6, 7], request), ([8, 9], request)], 2)
+        )
     else:
-        outs = [generate(target, drafter, [5, 6, 7], max_new_tokens=30, execution=execution, clock=clock)]
-    assert [out.tokens for out in outs] == [greedy(llama, prompt, 30) for prompt in ([5, 6, 7], [8, 9])[: len(outs)]]
+        outs = [
+            generate(
+                target, drafter, [5, 6, 7], max_new_tokens=30, execution=execution, clock=clock
+            )
+        ]
+    assert [out.tokens for out in outs] == [
+        greedy(llama, prompt, 30) for prompt in ([5, 6, 7], [8, 9])[: len(outs)]
+    ]
     assert {step.nodes for out in outs for step in out.steps} == {1} and matrix.candidates.any()
     assert sizing.describe()["steps_by_size"][0] > 10
 
@@ -340,12 +401,16 @@ def test_a_step_that_makes_a_new_shape_is_not_measured(llama, monkeypatch):
 
 
 @pytest.mark.parametrize("method", ["dynamic", "recycling"])
-def test_the_first_step_goes_with_the_prompt_whose_rows_are_read_as_far_as_they_may_cost(method, llama, monkeypatch):
+def test_the_first_step_goes_with_the_prompt_whose_rows_are_read_as_far_as_they_may_cost(
+    method, llama, monkeypatch
+):
     monkeypatch.setattr(sizing, "PROMPT_ROWS", 4)
     target, prompt = Target(llama), prompts()[0]
     following = llama(torch.tensor([prompt])).logits[0].argmax(-1).tolist()
     for resting in (False, True):
-        drafter = make_method(method, target, **({"recycle_prompt": True} if method == "recycling" else {}))
+        drafter = make_method(
+            method, target, **({"recycle_prompt": True} if method == "recycling" else {})
+        )
         drafter.sizing.resting, read = resting, []
         session = drafter.session()
         session.observe_prompt = lambda prompt, start, logits, read=read: read.append(
@@ -353,7 +418,9 @@ def test_the_first_step_goes_with_the_prompt_whose_rows_are_read_as_far_as_they_
         )
         steps = decode(target, session, prompt, max_new_tokens=8, clock=Clock(target, 0.0))
         first = next(steps)
-        assert first.nodes == 1 and first.tokens == following[-1:], "no forward of its own, and no draft"
+        assert first.nodes == 1 and first.tokens == following[-1:], (
+            "no forward of its own, and no draft"
+        )
         assert read == ([] if resting else [(prompt[-4:], following[-4:])])
         steps.close()
 
@@ -364,7 +431,9 @@ def test_the_library_finds_sizes_unless_told():
         drafter = make_method(name, target)
         assert isinstance(drafter.sizing, Sizing) and drafter.sizing.sizes[-1] <= 80, name
         assert make_method(name, target, nodes="auto:12").sizing.sizes[-1] == 12
-        assert make_method(name, target, nodes="auto:160").max_nodes == (41 if name == "suffix" else 161)
+        assert make_method(name, target, nodes="auto:160").max_nodes == (
+            41 if name == "suffix" else 161
+        )
         if "recycling" in name:  # the paths whose acceptance is learnt are listed once
             with pytest.raises(UserError, match="nodes=auto:161: auto takes at most 160"):
                 make_method(name, target, nodes="auto:161")

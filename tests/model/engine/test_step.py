@@ -34,11 +34,15 @@ def test_making_steps_is_not_decoding(monkeypatch):
 
     monkeypatch.setattr(StaticStep, "__init__", slow)
     phases = []
-    first = generate(target, drafter, [5, 6, 7], max_new_tokens=20, mark=phases.append, execution="static")
+    first = generate(
+        target, drafter, [5, 6, 7], max_new_tokens=20, mark=phases.append, execution="static"
+    )
     again = generate(target, drafter, [5, 6, 8], max_new_tokens=20, execution="static")
     assert len(made) == 1 and phases.count("setup") == 1
     assert 0.3 <= first.setup_s < 5 and first.decode_s < 0.3 and again.setup_s == 0
-    assert generate(Target(toy_model("llama")), recycling(), [5, 6, 7], max_new_tokens=20).setup_s == 0
+    assert (
+        generate(Target(toy_model("llama")), recycling(), [5, 6, 7], max_new_tokens=20).setup_s == 0
+    )
 
 
 @pytest.mark.parametrize("by_table", [True, False])
@@ -63,14 +67,23 @@ def test_what_drafts_as_it_likes_is_fed_into_steps_of_a_few_sizes():
     with target.cache(90) as cache:
         for each, on_device in ((drafter, False), (recycling(), True)):
             session = each.session()
-            assert Step(Sequence(target, cache, session, [5], execution="static")).on_device == on_device
+            assert (
+                Step(Sequence(target, cache, session, [5], execution="static")).on_device
+                == on_device
+            )
             assert not Step(Sequence(target, cache, session, [5])).on_device
-    answers = [generate(target, drafter, [5, 6, i], max_new_tokens=70, execution="static") for i in (7, 8, 9)]
+    answers = [
+        generate(target, drafter, [5, 6, i], max_new_tokens=70, execution="static")
+        for i in (7, 8, 9)
+    ]
     drafted = {step.nodes for answer in answers for step in answer.steps}
     (steps,) = drafter.executors.values()
     rows = {rows for _, (rows, _), *_ in steps._steps}
     assert rows <= {*ROWS, drafter.max_nodes} and max(rows) <= drafter.max_nodes
-    assert rows == {min(next(n for n in ROWS if n >= nodes), drafter.max_nodes) for nodes in drafted} and len(rows) > 1
+    assert (
+        rows == {min(next(n for n in ROWS if n >= nodes), drafter.max_nodes) for nodes in drafted}
+        and len(rows) > 1
+    )
 
 
 def test_candidates_are_found_with_the_forward_that_a_draft_is_fed_into(monkeypatch):
@@ -80,7 +93,9 @@ def test_candidates_are_found_with_the_forward_that_a_draft_is_fed_into(monkeypa
     answer = generate(target, drafter, [5, 6, 7], max_new_tokens=30, execution="static").tokens
     assert answer == greedy(target.model, [5, 6, 7], 30)
     (steps,) = drafter.executors.values()
-    assert all(step.logits is None for step, _ in steps._steps.values()), "a captured step would hold them for good"
+    assert all(step.logits is None for step, _ in steps._steps.values()), (
+        "a captured step would hold them for good"
+    )
 
 
 def test_steps_are_made_once_and_anew_for_another_cache():
@@ -88,7 +103,9 @@ def test_steps_are_made_once_and_anew_for_another_cache():
 
     def steps(nodes, execution="static"):
         with target.cache(nodes) as cache:
-            return Step(Sequence(target, cache, drafter.session(), [5], execution=execution)).executor
+            return Step(
+                Sequence(target, cache, drafter.session(), [5], execution=execution)
+            ).executor
 
     first = steps(81)
     assert steps(81) is first
@@ -113,6 +130,8 @@ def test_steps_of_fixed_shape_are_refused_where_layers_are_spread():
     target.devices = [torch.device("cuda", 0), torch.device("cuda", 1)]
     target.device = target.devices[0]
     for name in ("static", "graph"):
-        with pytest.raises(UserError, match=rf"execution={name}: this model is on cuda:0, cuda:1.*; use eager"):
+        with pytest.raises(
+            UserError, match=rf"execution={name}: this model is on cuda:0, cuda:1.*; use eager"
+        ):
             target.check_execution(name)
     assert target.check_execution("eager") == "eager"

@@ -12,7 +12,8 @@ from model.engine.sight import Sight, fill_table
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 pytestmark = pytest.mark.skipif(
-    (DEVICE == "cpu" and os.environ.get("TRITON_INTERPRET") != "1") or importlib.util.find_spec("triton") is None,
+    (DEVICE == "cpu" and os.environ.get("TRITON_INTERPRET") != "1")
+    or importlib.util.find_spec("triton") is None,
     reason="runs in Triton's interpreter: bash test.sh --kernels",
 )
 ERRORS = {torch.float32: 2e-6, torch.float16: 4e-3, torch.bfloat16: 3e-2}  # of the norm
@@ -31,8 +32,13 @@ def expected(query, key, value, ancestors, stretches, scaling):
     rows, group = [], query.shape[1] // key.shape[1]
     for seen, (base, length) in zip(ancestors, stretches, strict=True):
         for node in range(len(seen)):
-            columns = [*range(base, base + length), *(base + length + np.flatnonzero(seen[node])).tolist()]
-            keys, values = (part[0][:, columns].double().repeat_interleave(group, 0) for part in (key, value))
+            columns = [
+                *range(base, base + length),
+                *(base + length + np.flatnonzero(seen[node])).tolist(),
+            ]
+            keys, values = (
+                part[0][:, columns].double().repeat_interleave(group, 0) for part in (key, value)
+            )
             scores = torch.einsum("hd,hcd->hc", query[0, :, len(rows)].double(), keys) * scaling
             rows.append(torch.einsum("hc,hcd->hd", scores.softmax(-1), values))
     return torch.stack(rows)
@@ -53,7 +59,9 @@ def bfloat16(monkeypatch):
             return TensorHandle((handle.data.astype(np.uint32) << 16).view(np.float32), tl.float32)
 
         monkeypatch.setattr(
-            InterpreterBuilder, "create_dot", lambda self, a, b, *more: own(self, widened(a), widened(b), *more)
+            InterpreterBuilder,
+            "create_dot",
+            lambda self, a, b, *more: own(self, widened(a), widened(b), *more),
         )
 
 
@@ -84,7 +92,9 @@ def test_the_kernel_attends_as_the_table_says(case, dtype, parts):
     ancestors = [random_ancestors(nodes, rng) for nodes, _ in sequences]
     room = max(nodes + length for nodes, length in sequences) + 40
     places = rng.sample(range(len(sequences) + 1), len(sequences))
-    stretches = [(place * room, length) for place, (_, length) in zip(places, sequences, strict=True)]
+    stretches = [
+        (place * room, length) for place, (_, length) in zip(places, sequences, strict=True)
+    ]
     n = sum(nodes for nodes, _ in sequences)
     columns = room * (len(sequences) + 1)
     query = torch.randn(1, n, heads, width).to(dtype).transpose(1, 2)

@@ -24,7 +24,9 @@ def test_hidden_states_are_those_of_the_threads_own_forward():
 
     model.lm_head.register_forward_hook(meanwhile)
     with ThreadPoolExecutor(1) as pool, target.cache(1) as cache:
-        hidden = target.prefill(cache, [5, 6, 7, 8], Draft(Tree.chain(0), torch.tensor([8])), hidden=(1, LAST)).hidden
+        hidden = target.prefill(
+            cache, [5, 6, 7, 8], Draft(Tree.chain(0), torch.tensor([8])), hidden=(1, LAST)
+        ).hidden
     torch.testing.assert_close(hidden, torch.cat((states[1], states[LAST]), -1)[0])
 
 
@@ -43,7 +45,9 @@ def test_threads_progress_side_by_side():
         list(pool.map(work, range(4)))
     begin = max(order.index(i) for i in range(4))
     end = min(len(order) - order[::-1].index(i) for i in range(4))
-    assert sum(one == other for one, other in itertools.pairwise(order[begin:end])) <= 0.2 * (end - begin)
+    assert sum(one == other for one, other in itertools.pairwise(order[begin:end])) <= 0.2 * (
+        end - begin
+    )
 
 
 def test_a_turn_is_taken_again_inside_itself_and_released_to_who_waits():
@@ -65,6 +69,8 @@ def test_a_gpu_is_waited_for_by_its_stream(monkeypatch):
     waited, gpu = [], torch.device("cuda", 1)
     monkeypatch.setattr(torch.cuda, "synchronize", None)
     stream = SimpleNamespace(synchronize=lambda: waited.append(True))
-    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: stream if device == gpu else None)
+    monkeypatch.setattr(
+        torch.cuda, "current_stream", lambda device: stream if device == gpu else None
+    )
     synchronize(gpu)
     assert waited

@@ -22,7 +22,9 @@ def test_against_a_walk_down_the_tree(seed):
     best: list[int] = [0]
     for i in range(n):
         chain = tree.chain_of[i]
-        if all(tokens[b] == choices[a] for a, b in zip(chain, chain[1:], strict=False)) and len(chain) > len(best):
+        if all(tokens[b] == choices[a] for a, b in zip(chain, chain[1:], strict=False)) and len(
+            chain
+        ) > len(best):
             best = chain
     verification = verify(Draft(tree, torch.tensor(tokens)), torch.tensor(choices))
     assert verification.path == best
@@ -68,5 +70,7 @@ def test_a_commit_on_the_device_is_the_walk_over_lists(seed):
         assert commit.accepted.tolist() == expected.accepted.tolist()
         assert (commit.source - before).tolist()[: depth + 1] == expected.path
         assert (commit.to - before).tolist() == list(range(tree.max_depth + 1))
-        assert int(commit.root) == expected.tokens[-1] and int(length) == before + len(expected.tokens)
+        assert int(commit.root) == expected.tokens[-1] and int(length) == before + len(
+            expected.tokens
+        )
         before = int(length)

@@ -42,7 +42,9 @@ class SlowLookahead:
         N, W = self.N, self.W
         draw, pool = random.Random(0), {}
         seen, tried = [], []
-        grid = {(0, i): draw.choice(prompt) for i in range(1, W + N - 2)}  # (level, column) -> token; (0, 0): the root
+        grid = {
+            (0, i): draw.choice(prompt) for i in range(1, W + N - 2)
+        }  # (level, column) -> token; (0, 0): the root
         depth, width, text = 0, W + N - 2, list(prompt)
         out, lengths = [], []
         while True:
@@ -60,12 +62,22 @@ class SlowLookahead:
             if full:
                 for i in range(W):
                     key = text[-1] if i == 0 else grid[0, i]
-                    self.remember(pool, [key] + [grid[j, i] for j in range(1, depth + 1)] + [new[i]])
-                moved = {(level - 1, i): grid[level, i] for level in range(1, depth + 1) for i in range(W)}
+                    self.remember(
+                        pool, [key] + [grid[j, i] for j in range(1, depth + 1)] + [new[i]]
+                    )
+                moved = {
+                    (level - 1, i): grid[level, i]
+                    for level in range(1, depth + 1)
+                    for i in range(W)
+                }
                 del moved[0, 0]  # the root's place
                 grid = moved | {(depth, i): new[i] for i in range(W)}
             else:  # the text goes on by one, so what was column i + 1 is column i
-                grid = {(level, i - 1): token for (level, i), token in grid.items() if i - (level == 0) > 0}
+                grid = {
+                    (level, i - 1): token
+                    for (level, i), token in grid.items()
+                    if i - (level == 0) > 0
+                }
                 depth, width = depth + 1, width - 1
                 grid |= {(depth, i): new[i + 1] for i in range(width)}
             text += accepted + [root]

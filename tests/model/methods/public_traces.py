@@ -26,12 +26,15 @@ TRACE: list[dict[str, Any]] = [json.loads(line) for line in OFFICIAL.splitlines(
 def embedded() -> PreTrainedModel:
     """The shipped model, as it was when the traces were recorded."""
     folder = ROOT / "data/embedded"
-    assert hashlib.sha256((folder / "model.safetensors").read_bytes()).hexdigest() == WEIGHTS, "recorded with others"
+    assert hashlib.sha256((folder / "model.safetensors").read_bytes()).hexdigest() == WEIGHTS, (
+        "recorded with others"
+    )
     return AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
 
 
 EXECUTED = pytest.mark.parametrize(
-    ("execution", "every"), [("eager", 8), ("static", 28), pytest.param("eager", 1, marks=pytest.mark.slow)]
+    ("execution", "every"),
+    [("eager", 8), ("static", 28), pytest.param("eager", 1, marks=pytest.mark.slow)],
 )
 
 
@@ -40,16 +43,26 @@ def answered(
 ) -> Iterator[tuple[dict[str, Any], Generation]]:
     """Each so-many-th turn of a file, and what is answered to it, cold."""
     turns = [json.loads(line) for line in (HERE / name).read_text().splitlines()]
-    assert [turn["question_id"] for turn in turns] == [turn["question_id"] for turn in TRACE if turn["start"] == "cold"]
+    assert [turn["question_id"] for turn in turns] == [
+        turn["question_id"] for turn in TRACE if turn["start"] == "cold"
+    ]
     for turn, shared in list(zip(turns, TRACE, strict=False))[::every]:
         drafter.reset()
-        out = generate(target, drafter, shared["prompt_ids"], max_new_tokens=200, eos={EOS}, execution=execution)
+        out = generate(
+            target,
+            drafter,
+            shared["prompt_ids"],
+            max_new_tokens=200,
+            eos={EOS},
+            execution=execution,
+        )
         assert out.tokens[: len(shared["output_ids"])] == shared["output_ids"][: len(out.tokens)]
         yield turn, out
 
 
 SOME_OR_ALL = pytest.mark.parametrize(
-    ("execution", "every"), [("eager", 5), ("static", 20), pytest.param("eager", 1, marks=pytest.mark.slow)]
+    ("execution", "every"),
+    [("eager", 5), ("static", 20), pytest.param("eager", 1, marks=pytest.mark.slow)],
 )
 
 
@@ -83,14 +96,18 @@ def paths_of(tokens: list[int], parents: list[int]) -> list[tuple[int, ...]]:
     return sorted(paths)
 
 
-def retaken(drafter: Drafter, target: Target, turn: dict[str, Any], execution: str = "eager") -> Generation:
+def retaken(
+    drafter: Drafter, target: Target, turn: dict[str, Any], execution: str = "eager"
+) -> Generation:
     """Answer a turn of a loop that commits root and accepted drafts, counts them, and sees the end a step later.
 
     Here a step adds its accepted drafts and the next root. So the first root is a step of one token, with the prompt,
     and the others are as recorded; the loop is made not to see the end.
     """
     shared, lengths = TRACE[turn["turn"] - 1], turn["accept_lengths"]
-    out = generate(target, drafter, shared["prompt_ids"], max_new_tokens=1 + sum(lengths), execution=execution)
+    out = generate(
+        target, drafter, shared["prompt_ids"], max_new_tokens=1 + sum(lengths), execution=execution
+    )
     assert out.tokens[: len(shared["output_ids"])] == shared["output_ids"][: len(out.tokens)]
     assert out.accept_lengths == [1, *lengths], turn["turn"]
     return out

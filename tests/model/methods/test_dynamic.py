@@ -24,7 +24,14 @@ def prompts(count=3, seed=0):
 
 
 # What a candidate is worth before anything is learnt, by source, and by match.
-TRUST = {"pair": 0.9, "token": 0.6, "backoff": 0.1, "sibling_children": 0.3, "siblings": 0.1, "copied": 0.0}
+TRUST = {
+    "pair": 0.9,
+    "token": 0.6,
+    "backoff": 0.1,
+    "sibling_children": 0.3,
+    "siblings": 0.1,
+    "copied": 0.0,
+}
 ACCEPT_PROBS = (0.0, 0.0, 0.2, 0.45, 0.55, 0.7, 0.85, 0.85)
 PRIOR, LEAST_LEVEL, UNLISTED = 4, 15, 8
 
@@ -51,7 +58,9 @@ class Slow:
         """The longest end of text and path that was followed by something in the text, and what followed it."""
         text, end = self.text, (self.text + path)[::-1]
         length, places = 0, [*range(len(text))]  # of what follows an occurrence
-        while longer := [i for i in places if length < min(i, len(end)) and text[i - length - 1] == end[length]]:
+        while longer := [
+            i for i in places if length < min(i, len(end)) and text[i - length - 1] == end[length]
+        ]:
             length, places = length + 1, longer
         return length, {text[i] for i in places} if length else set()
 
@@ -63,7 +72,17 @@ class Slow:
         length, following = self.match(path)
         assert copied[1] == length and copied[0] in (following or {None})
         copied = copied[0]
-        place = 0 if copied is None else length if length < 5 else 5 if length < 8 else 6 if length < 16 else 7
+        place = (
+            0
+            if copied is None
+            else length
+            if length < 5
+            else 5
+            if length < 8
+            else 6
+            if length < 16
+            else 7
+        )
         pair, single = self.by_pair.get((before, token)), self.by_token.get(token)
         kinds_of = {i: ("pair", 0, place, i == copied, level) for i, level in pair or []}
         for i, level in single or []:
@@ -113,7 +132,9 @@ class Slow:
         return best[1:]
 
     def likelihood(self, text, path):
-        return math.prod(self.weight(self.children(text, list(path[:i]))[token]) for i, token in enumerate(path))
+        return math.prod(
+            self.weight(self.children(text, list(path[:i]))[token]) for i, token in enumerate(path)
+        )
 
     def learn_prompt(self, prompt, start, logits):
         rows = [self.levels(row) for row in logits]
@@ -147,13 +168,21 @@ class Slow:
                 for i, level in rows[child]:
                     mass[i] = mass.get(i, 0.0) + weight * 0.5**level
         first = sorted(mass, key=lambda i: -mass[i])[: self.k]
-        self.sibling_children = [(i, min(int(math.log2(whole / mass[i])), LEAST_LEVEL)) for i in first]
+        self.sibling_children = [
+            (i, min(int(math.log2(whole / mass[i])), LEAST_LEVEL)) for i in first
+        ]
         self.text += verification.tokens
 
 
 @pytest.mark.parametrize(
     ("nodes", "k", "seed", "recycle_prompt", "history_tokens"),
-    [(1, 8, 0, True, 0), (7, 2, 1, True, 1000), (12, 4, 2, False, 0), (24, 8, 3, True, 1000), (60, 8, 4, True, 0)],
+    [
+        (1, 8, 0, True, 0),
+        (7, 2, 1, True, 1000),
+        (12, 4, 2, False, 0),
+        (24, 8, 3, True, 1000),
+        (60, 8, 4, True, 0),
+    ],
 )
 def test_every_draft_is_that_of_a_slow_reference(nodes, k, seed, recycle_prompt, history_tokens):
     """Nothing is drafted below an end, although this text goes on behind it."""
@@ -166,8 +195,15 @@ def test_every_draft_is_that_of_a_slow_reference(nodes, k, seed, recycle_prompt,
     compared, ends_drafted = [], 0
 
     def watch(session):
-        slow, draft, observe, begin = Slow(nodes, k, eos), session.draft, session.observe, session.begin
-        slow.by_token, slow.by_pair, slow.seen, slow.accepted = tables  # what is kept between prompts
+        slow, draft, observe, begin = (
+            Slow(nodes, k, eos),
+            session.draft,
+            session.observe,
+            session.begin,
+        )
+        slow.by_token, slow.by_pair, slow.seen, slow.accepted = (
+            tables  # what is kept between prompts
+        )
         observe_prompt = session.observe_prompt
 
         def began(prompt):
@@ -189,7 +225,9 @@ def test_every_draft_is_that_of_a_slow_reference(nodes, k, seed, recycle_prompt,
             assert len(paths) == len(set(paths)) == len(expected)
             # the same paths, but that of some which are as likely as the last one others may be taken
             others = set(paths) - {path for _, path in expected}
-            assert all(slow.likelihood(text, path) == pytest.approx(expected[-1][0]) for path in others)
+            assert all(
+                slow.likelihood(text, path) == pytest.approx(expected[-1][0]) for path in others
+            )
             compared.append(len(paths))
             nonlocal ends_drafted
             ends_drafted += bool(eos & set(tokens[1:]))
@@ -210,14 +248,24 @@ def test_every_draft_is_that_of_a_slow_reference(nodes, k, seed, recycle_prompt,
     drafter.needs = replace(drafter.needs, logits=True)  # the slow one reads them
     each_session(drafter, watch)
     for prompt in prompts():
-        assert generate(Target(model), drafter, prompt, max_new_tokens=40).tokens == greedy(model, prompt, 40)
-    assert len(compared) > 20 and max(compared) == nodes and ends_drafted, "there was something to compare"
+        assert generate(Target(model), drafter, prompt, max_new_tokens=40).tokens == greedy(
+            model, prompt, 40
+        )
+    assert len(compared) > 20 and max(compared) == nodes and ends_drafted, (
+        "there was something to compare"
+    )
     assert max(tables[3].values()) > 5, "there was something to learn"
 
 
 def test_every_setting_changes_what_is_drafted(llama):
     target, lengths = Target(llama), []
-    off = {"pairs": 0, "copy": False, "siblings": False, "calibrate": False, "recycle_prompt": False}
+    off = {
+        "pairs": 0,
+        "copy": False,
+        "siblings": False,
+        "calibrate": False,
+        "recycle_prompt": False,
+    }
     for setting in ({}, *({name: value} for name, value in off.items())):
         drafter = DynamicRecycling(V, nodes=12, **setting)
         answers = [generate(target, drafter, prompt, max_new_tokens=60) for prompt in prompts()]
@@ -230,7 +278,13 @@ def test_nothing_is_compiled_while_it_decodes():
     for execution in ("eager", "static"):
         for settings in ({}, {"pairs": 0, "copy": False}, {"nodes": "auto", "calibrate": False}):
             target = Target(model)
-            generate(target, DynamicRecycling(V, **settings), [5, 6, 7, 5, 6], max_new_tokens=40, execution=execution)
+            generate(
+                target,
+                DynamicRecycling(V, **settings),
+                [5, 6, 7, 5, 6],
+                max_new_tokens=40,
+                execution=execution,
+            )
     called = loops.grow, loops.arrange, loops.learn, loops.learn_prompt
     for loop in (suffix_automaton.extend, suffix_automaton.rehash, *called):
         assert len(loop.signatures) == 1, loop
@@ -256,4 +310,6 @@ def test_rows_of_a_prompts_end_know_the_token_before_them():
         session.observe_prompt(prompt, prompt.index(tokens[0]), torch.randn(len(tokens), V))
         assert drafter.rows.seen.nonzero()[0].tolist() == sorted(set(tokens))
         learnt = sorted(drafter.pairs.keys[drafter.pairs.seen].tolist())
-        assert learnt == sorted({one << 32 | other for one, other in zip(before, tokens, strict=True)})
+        assert learnt == sorted(
+            {one << 32 | other for one, other in zip(before, tokens, strict=True)}
+        )

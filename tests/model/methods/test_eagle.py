@@ -21,17 +21,23 @@ HEADS, KV_HEADS, THETA, EPS = 4, 2, 500.0, 1e-5  # as tests.model.heads writes t
 def reference(state, embedding, features, tokens):
     """The head over a whole sequence: no cache, no transformers, one position after the other. (n, H) -> (n, H)."""
     w = {name.removeprefix("layers.0."): tensor.double() for name, tensor in state.items()}
-    x = torch.cat((embedding[tokens], features), dim=1).double() @ w["fc.weight"].T + w.get("fc.bias", 0.0)
+    x = torch.cat((embedding[tokens], features), dim=1).double() @ w["fc.weight"].T + w.get(
+        "fc.bias", 0.0
+    )
     n, hidden = x.shape
     dim = hidden // HEADS
 
     def rotate(vectors, t):  # (heads, dim): pairs (i, i + dim / 2) turn by t / theta^(2 i / dim)
         angle = t / THETA ** (torch.arange(0, dim, 2).double() / dim)
         a, b = vectors[:, : dim // 2], vectors[:, dim // 2 :]
-        return torch.cat((a * angle.cos() - b * angle.sin(), b * angle.cos() + a * angle.sin()), dim=1)
+        return torch.cat(
+            (a * angle.cos() - b * angle.sin(), b * angle.cos() + a * angle.sin()), dim=1
+        )
 
     query, key, value = (
-        (x @ w[f"self_attn.{name}_proj.weight"].T + w.get(f"self_attn.{name}_proj.bias", 0.0)).view(n, -1, dim)
+        (x @ w[f"self_attn.{name}_proj.weight"].T + w.get(f"self_attn.{name}_proj.bias", 0.0)).view(
+            n, -1, dim
+        )
         for name in "qkv"
     )
     query, key = ([rotate(vectors[t], t) for t in range(n)] for vectors in (query, key))
@@ -40,7 +46,9 @@ def reference(state, embedding, features, tokens):
         heads = []
         for h in range(HEADS):
             group = h // (HEADS // KV_HEADS)
-            scores = torch.stack([query[t][h] @ key[s][group] / math.sqrt(dim) for s in range(t + 1)]).softmax(0)
+            scores = torch.stack(
+                [query[t][h] @ key[s][group] / math.sqrt(dim) for s in range(t + 1)]
+            ).softmax(0)
             heads.append(sum(scores[s] * value[s][group] for s in range(t + 1)))
         y = x[t] + w["self_attn.o_proj.weight"] @ torch.cat(heads)
         z = y / torch.sqrt((y * y).mean() + EPS) * w["post_attention_layernorm.weight"]
@@ -54,7 +62,9 @@ class Reference:
 
     def __init__(self, model, folder):
         self.model, self.state = model, load_file(f"{folder}/model.safetensors")
-        self.embedding = self.state.pop("embed_tokens.weight", model.get_input_embeddings().weight.detach())
+        self.embedding = self.state.pop(
+            "embed_tokens.weight", model.get_input_embeddings().weight.detach()
+        )
 
     def start(self, text):
         """`text` ends with the root, whose feature is not known."""
@@ -66,10 +76,14 @@ class Reference:
         """What the head says of the token behind the root and the tokens of `path`: (V,)."""
         features, tokens = self.features, torch.tensor(self.text[1:])
         for token in path:
-            features = torch.cat((features, reference(self.state, self.embedding, features, tokens)[-1:]))
+            features = torch.cat(
+                (features, reference(self.state, self.embedding, features, tokens)[-1:])
+            )
             tokens = torch.cat((tokens, torch.tensor([token])))
         with torch.no_grad():
-            return self.model.get_output_embeddings()(reference(self.state, self.embedding, features, tokens)[-1])
+            return self.model.get_output_embeddings()(
+                reference(self.state, self.embedding, features, tokens)[-1]
+            )
 
 
 def drafts_of(drafter, target, prompt, new):
@@ -85,18 +99,30 @@ def drafts_of(drafter, target, prompt, new):
     ends = [len(prompt) + 1]
     for step in out.steps[1:]:
         ends.append(ends[-1] + step.accepted)
-    return [((prompt + out.tokens)[:end], draft) for end, draft in zip(ends, seen, strict=False)], out
+    return [
+        ((prompt + out.tokens)[:end], draft) for end, draft in zip(ends, seen, strict=False)
+    ], out
 
 
 def tokens_by_path(draft):
     tokens = draft.tokens.tolist()
-    return {path: [tokens[i] for i in draft.tree.chain_of[node][1:]] for node, path in enumerate(draft.tree.rank_paths)}
+    return {
+        path: [tokens[i] for i in draft.tree.chain_of[node][1:]]
+        for node, path in enumerate(draft.tree.rank_paths)
+    }
 
 
-LAYOUTS = [("fc",), ("fc", *QKV), QKV, ()]  # the second and third are Qwen2's; none has a bias of o_proj
+LAYOUTS = [
+    ("fc",),
+    ("fc", *QKV),
+    QKV,
+    (),
+]  # the second and third are Qwen2's; none has a bias of o_proj
 
 
-@pytest.mark.parametrize("name, biased", [*(("llama-grouped", biased) for biased in LAYOUTS), ("gpt2", ("fc",))])
+@pytest.mark.parametrize(
+    "name, biased", [*(("llama-grouped", biased) for biased in LAYOUTS), ("gpt2", ("fc",))]
+)
 def test_the_static_tree_is_the_heads_own_paths_computed_from_scratch(tmp_path, name, biased):
     model = toy_model(name)
     embedding = torch.randn(61, 32) if name == "gpt2" else None  # the head's own
@@ -107,7 +133,14 @@ def test_the_static_tree_is_the_heads_own_paths_computed_from_scratch(tmp_path, 
     for text, draft in seen:
         slow.start(text)
         assert draft.tokens[0] == text[-1] and len(draft.tree) == 26
-        assert [b - a for a, b in draft.tree.levels] == [1, 4, 8, 8, 3, 2]  # counted in the published list
+        assert [b - a for a, b in draft.tree.levels] == [
+            1,
+            4,
+            8,
+            8,
+            3,
+            2,
+        ]  # counted in the published list
         tokens, ranked = tokens_by_path(draft), {}
         for path, chain in tokens.items():
             if path:
@@ -124,13 +157,18 @@ def brute_force(slow, depth, top_k, nodes):
         below = []
         for path, value in level:
             values, tokens = slow.logits(path).log_softmax(0).sort(descending=True)
-            below += [((*path, int(t)), value + float(v)) for v, t in zip(values[:top_k], tokens[:top_k], strict=True)]
+            below += [
+                ((*path, int(t)), value + float(v))
+                for v, t in zip(values[:top_k], tokens[:top_k], strict=True)
+            ]
         seen += below
         level = sorted(below, key=lambda item: -item[1])[:top_k]
     return dict(sorted(seen, key=lambda item: -item[1])[:nodes])
 
 
-@pytest.mark.parametrize("depth, top_k, nodes", [(4, 3, 12), (3, 2, 100), (1, 5, 3)])  # the second has every node
+@pytest.mark.parametrize(
+    "depth, top_k, nodes", [(4, 3, 12), (3, 2, 100), (1, 5, 3)]
+)  # the second has every node
 def test_the_dynamic_tree_is_the_best_by_cumulative_confidence(tmp_path, depth, top_k, nodes):
     model = toy_model("llama-grouped", seed=1)
     folder = write_eagle(tmp_path, model)
@@ -158,7 +196,9 @@ def test_both_layouts_are_read_alike(tmp_path):
     model = toy_model("llama")
     target = Target(model)
     for biased in LAYOUTS:
-        ours = load_head(write_eagle(tmp_path / f"ours {len(biased)}", model, biased=biased), target)
+        ours = load_head(
+            write_eagle(tmp_path / f"ours {len(biased)}", model, biased=biased), target
+        )
         folder = write_eagle(
             tmp_path / f"public {len(biased)}",
             model,
@@ -167,10 +207,15 @@ def test_both_layouts_are_read_alike(tmp_path):
             embedding=model.get_input_embeddings().weight.detach().clone(),
         )
         public = load_head(folder, target)
-        assert all(torch.equal(tensor, public.state_dict()[name]) for name, tensor in ours.state_dict().items())
+        assert all(
+            torch.equal(tensor, public.state_dict()[name])
+            for name, tensor in ours.state_dict().items()
+        )
         assert {name[:-5] for name in ours.state_dict() if name.endswith(".bias")} == set(biased)
         embeddings = (public.embedding, ours.embedding, model.get_input_embeddings().weight)
-        assert len({tensor.data_ptr() for tensor in embeddings}) == 1, "an equal one is not stored twice"
+        assert len({tensor.data_ptr() for tensor in embeddings}) == 1, (
+            "an equal one is not stored twice"
+        )
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
@@ -183,10 +228,14 @@ def test_heads_of_16_bit_targets(tmp_path, dtype):
     for angles, wide in zip(drafter.head.angles(200), expected, strict=True):
         assert torch.equal(angles, wide.to(dtype))
     shallow = Eagle2(target, head_path=folder, depth=1, top_k=2, nodes=2)
-    logits = torch.zeros(61, dtype=dtype).scatter(0, torch.tensor([7, 50]), torch.tensor([8.0, 0.01], dtype=dtype))
+    logits = torch.zeros(61, dtype=dtype).scatter(
+        0, torch.tensor([7, 50]), torch.tensor([8.0, 0.01], dtype=dtype)
+    )
     shallow.lm_head = lambda features: logits.expand(len(features), 61)
     for _, draft in drafts_of(shallow, target, [5, 9], 4)[0]:
-        assert draft.tokens[1:].tolist() == [7, 50], "in 16 bits the log-probs of all but token 7 are equal"
+        assert draft.tokens[1:].tolist() == [7, 50], (
+            "in 16 bits the log-probs of all but token 7 are equal"
+        )
     lm_head, rows = drafter.lm_head, []
 
     def overflowing(features):
@@ -194,7 +243,9 @@ def test_heads_of_16_bit_targets(tmp_path, dtype):
         return rows[-1] if len(rows) % 2 else rows[-1] * math.nan
 
     drafter.lm_head = overflowing
-    assert generate(target, drafter, [5, 9, 33, 12], max_new_tokens=20).tokens == greedy(model, [5, 9, 33, 12], 20)
+    assert generate(target, drafter, [5, 9, 33, 12], max_new_tokens=20).tokens == greedy(
+        model, [5, 9, 33, 12], 20
+    )
 
 
 def test_a_heads_layers_multiply_as_the_targets_do(tmp_path):
@@ -216,4 +267,8 @@ def test_bad_heads_are_refused_in_one_line(tmp_path):
     """What all heads share is refused as in test_medusa."""
     model = toy_model("llama")
     target = Target(model)
-    check_refused(BROKEN, tmp_path, lambda folder, how: Eagle2(target, head_path=write_eagle(folder, model, **how)))
+    check_refused(
+        BROKEN,
+        tmp_path,
+        lambda folder, how: Eagle2(target, head_path=write_eagle(folder, model, **how)),
+    )

@@ -28,7 +28,9 @@ def test_every_step_is_the_public_codes(execution, every, monkeypatch):
 
     monkeypatch.setattr(GooseSession, "draft", noted)
     target, steps, most = Target(embedded()), 0, 0
-    for turn, out in answered(Goose(target.vocab_size), target, "goose_trace.jsonl", every, execution):
+    for turn, out in answered(
+        Goose(target.vocab_size), target, "goose_trace.jsonl", every, execution
+    ):
         assert out.accept_lengths == [1, *turn["accept_lengths"]], turn["question_id"]
         assert sizes == turn["nodes"], turn["question_id"]
         assert ["ts"[sum(size) == 0] for size in sizes] == list(turn["routes"])
@@ -58,7 +60,10 @@ def test_settings_and_states_out_of_range_are_refused():
     state = drafter.state_dict()
     wrong = [
         ({"candidates": torch.zeros(61, 8)}, "saved rows by token are not keys"),
-        (state | {"pair_ids": state["pair_ids"][:, :8]}, "rows by pair are not keys with 10 candidates"),
+        (
+            state | {"pair_ids": state["pair_ids"][:, :8]},
+            "rows by pair are not keys with 10 candidates",
+        ),
         (state | {"token_scores": state["token_scores"][1:]}, "rows by token are not keys"),
         (state | {"token_ids": state["token_ids"] + 61}, "token ids outside the vocabulary of"),
         (state | {"pair_keys": state["pair_keys"] + 61**2}, "token ids outside the vocabulary of"),
@@ -67,4 +72,6 @@ def test_settings_and_states_out_of_range_are_refused():
         with pytest.raises(UserError, match=message):
             drafter.load_state_dict(broken)
     before = drafter.state_dict()
-    assert all(torch.equal(before[name], state[name]) for name in state), "what was refused has changed nothing"
+    assert all(torch.equal(before[name], state[name]) for name in state), (
+        "what was refused has changed nothing"
+    )

@@ -40,12 +40,21 @@ def test_every_step_and_draft_is_the_public_codes(execution, every):
 def test_candidates_are_each_heads_best_tokens_after_its_path(tmp_path, blocks):
     """Every node's token worked out from the file, and the layer by transformers over the whole text."""
     torch.manual_seed(0)
-    config = LlamaConfig(**SIZES | NARROW, num_key_value_heads=2, rope_theta=20.0)  # the layer's base, too
+    config = LlamaConfig(
+        **SIZES | NARROW, num_key_value_heads=2, rope_theta=20.0
+    )  # the layer's base, too
     model = sharpened(LlamaForCausalLM(config).eval())
     folder = write_hydra(tmp_path, model, blocks=blocks)
     state = load_file(f"{folder}/{HYDRA_FILES[0]}")
-    prefix, start = LlamaModel(type(model.config)(**model.config.to_dict() | {"num_hidden_layers": 1})).eval(), 22
-    layer = {name[start:]: tensor for name, tensor in state.items() if name[:start] == "prefix_embeding_layer."}
+    prefix, start = (
+        LlamaModel(type(model.config)(**model.config.to_dict() | {"num_hidden_layers": 1})).eval(),
+        22,
+    )
+    layer = {
+        name[start:]: tensor
+        for name, tensor in state.items()
+        if name[:start] == "prefix_embeding_layer."
+    }
     assert prefix.load_state_dict(layer, strict=False).missing_keys == ["embed_tokens.weight"]
     target, prompt = Target(model), [5, 9, 33, 12, 7]
     drafter = Hydra(target, hydra_path=folder)
@@ -66,7 +75,9 @@ def test_candidates_are_each_heads_best_tokens_after_its_path(tmp_path, blocks):
                     w = {name: state.get(f"hydra_mlp.{i}.{1 + 2 * j}.{name}") for name in NAMES}
                     kept = x if j else w["res_connection.weight"] @ x + w["res_connection.bias"]
                     x = kept + F.silu(w["linear.weight"] @ x + w["linear.bias"])
-                logits = state[f"hydra_lm_head.{i}.1.weight"] @ x + state[f"hydra_lm_head.{i}.1.bias"]
+                logits = (
+                    state[f"hydra_lm_head.{i}.1.weight"] @ x + state[f"hydra_lm_head.{i}.1.bias"]
+                )
                 assert tokens[node] == logits.sort(descending=True).indices[path[-1]]
         end += step.accepted
 
@@ -78,18 +89,31 @@ def test_both_layouts_are_read_alike_and_a_heads_later_blocks_are_one(tmp_path):
     model = toy_model("llama-grouped")
     target = Target(model)
     ours = load_heads(write_hydra(tmp_path / "ours", model), target)
-    public = load_heads(write_hydra(tmp_path / "public", model, pickled=True, hydra_num_layers=1), target)
+    public = load_heads(
+        write_hydra(tmp_path / "public", model, pickled=True, hydra_num_layers=1), target
+    )
     assert set(ours.state_dict()) == set(public.state_dict()) and len(ours.hydra_mlp) == 4
-    assert all(torch.equal(tensor, public.state_dict()[name]) for name, tensor in ours.state_dict().items())
-    assert all(head[3] is head[5] for head in ours.hydra_mlp) and ours.hydra_mlp[0][3] is not ours.hydra_mlp[1][3]
-    assert Hydra(target, hydra_path=write_hydra(tmp_path / "two", model, heads=2)).template.max_depth == 2
+    assert all(
+        torch.equal(tensor, public.state_dict()[name]) for name, tensor in ours.state_dict().items()
+    )
+    assert (
+        all(head[3] is head[5] for head in ours.hydra_mlp)
+        and ours.hydra_mlp[0][3] is not ours.hydra_mlp[1][3]
+    )
+    assert (
+        Hydra(target, hydra_path=write_hydra(tmp_path / "two", model, heads=2)).template.max_depth
+        == 2
+    )
 
 
 BROKEN = [
     (dict(hydra_head_arch="mlp"), "hydra_head_arch=mlp .* prefix-mlp are supported"),
     (dict(grounded_heads=False), "grounded_heads=False"),
     (dict(hidden_state_offset=1), "hidden_state_offset=1"),
-    (dict(change=lambda state: state.pop("hydra_mlp.1.3.linear.bias")), "hydra_mlp.1.3.linear.bias is missing"),
+    (
+        dict(change=lambda state: state.pop("hydra_mlp.1.3.linear.bias")),
+        "hydra_mlp.1.3.linear.bias is missing",
+    ),
     (
         dict(change=lambda state: state["hydra_mlp.2.5.linear.weight"].add_(0.1)),
         "hydra_mlp.2.5.linear.weight and hydra_mlp.2.3.linear.weight differ",
@@ -106,7 +130,9 @@ def test_bad_heads_are_refused_in_one_line(tmp_path):
     """What all heads share is refused as in test_medusa."""
     model = toy_model("llama")
     target = Target(model)
-    check_refused(BROKEN, tmp_path, lambda folder, how: load_heads(write_hydra(folder, model, **how), target))
+    check_refused(
+        BROKEN, tmp_path, lambda folder, how: load_heads(write_hydra(folder, model, **how), target)
+    )
     with pytest.raises(UserError, match="no command here trains one"):
         load_heads(str(tmp_path / "nowhere"), target)
     with pytest.raises(UserError, match="has no weights"):

@@ -21,7 +21,9 @@ from tests.model.methods.public_traces import EXECUTED, answered, embedded
 @EXECUTED
 def test_every_step_is_the_public_codes(execution, every):
     target, steps = Target(embedded()), 0
-    for turn, out in answered(LogitSpec(target.vocab_size), target, "logitspec_trace.jsonl", every, execution):
+    for turn, out in answered(
+        LogitSpec(target.vocab_size), target, "logitspec_trace.jsonl", every, execution
+    ):
         *others, last = turn["accept_lengths"]
         assert out.accept_lengths == [1, *others] + [last - 1] * (last > 1), turn["question_id"]
         assert [step.nodes for step in out.steps] == [1] + [64] * (len(out.steps) - 1)
@@ -52,7 +54,9 @@ def test_continuations_are_those_of_writing_the_whole_window_every_time(size):
         fast.commit(step)
         for gram, continuation in slow.items():
             pool = fast._pools[len(gram) - 1]
-            end, count = divmod(pool[sum(token * size**i for i, token in enumerate(reversed(gram)))], 21)
+            end, count = divmod(
+                pool[sum(token * size**i for i, token in enumerate(reversed(gram)))], 21
+            )
             assert fast.tokens[end : end + count] == continuation, gram
         assert sum(map(len, fast._pools)) == len(slow)
     # what one prompt leaves to the next is what reading all of it at once gives, so that a saved text is enough

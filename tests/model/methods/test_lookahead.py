@@ -21,7 +21,9 @@ def watched(drafter):
 
         def told(verification):
             tokens, tree = verification.draft.tokens.tolist(), verification.draft.tree
-            forwards.append({tuple(tokens[node] for node in chain[1:]) for chain in tree.chain_of[1:]})
+            forwards.append(
+                {tuple(tokens[node] for node in chain[1:]) for chain in tree.chain_of[1:]}
+            )
             account(verification)
 
         session.account = told
@@ -46,5 +48,7 @@ def test_same_steps_as_the_reference(name, seed, level, window, guess):
         assert (out.tokens, out.accept_lengths) == (tokens, lengths)
         assert forwards == seen
         assert out.tokens == greedy(model, prompt, limit, eos or None)
-        if limit == 50 and not eos:  # the case shows what it should: a full guess set, drafts that stand
+        if (
+            limit == 50 and not eos
+        ):  # the case shows what it should: a full guess set, drafts that stand
             assert max(map(len, guesses)) == guess and max(lengths) >= 3

@@ -20,7 +20,11 @@ def test_the_published_tree_is_as_published(tmp_path):
     tree = Medusa(Target(toy_model("llama")), heads_path=write_medusa(tmp_path)).tree
     assert len(tree) == 64 and tree.max_depth == 4 and tree.max_rank == 9
     assert [b - a for a, b in tree.levels] == [1, 10, 28, 23, 2]  # counted in the published list
-    assert (0, 0, 0, 1) in tree.rank_paths and (2, 0, 0) in tree.rank_paths and (1, 1, 0) not in tree.rank_paths
+    assert (
+        (0, 0, 0, 1) in tree.rank_paths
+        and (2, 0, 0) in tree.rank_paths
+        and (1, 1, 0) not in tree.rank_paths
+    )
 
 
 @pytest.mark.parametrize("shared, layers", [(False, 2), (True, 1)])
@@ -46,7 +50,9 @@ def test_candidates_are_each_heads_best_tokens(tmp_path, shared, layers):
     each_session(drafter, watch)
     out = generate(target, drafter, prompt, max_new_tokens=12)
     position = len(prompt) - 1  # of the token whose hidden state chose the root
-    for draft, step in zip(drafts, out.steps[1:], strict=True):  # the first step has no hidden state to draft from
+    for draft, step in zip(
+        drafts, out.steps[1:], strict=True
+    ):  # the first step has no hidden state to draft from
         text = prompt + out.tokens
         assert draft.tokens[0] == text[position + 1]
         with torch.no_grad():
@@ -72,7 +78,9 @@ def test_both_layouts_are_read_alike(tmp_path):
 def test_a_tree_of_ones_own_and_fewer_heads(tmp_path):
     target = Target(toy_model("llama"))
     two = write_medusa(tmp_path, heads=2)
-    assert Medusa(target, heads_path=two).tree.max_depth == 2  # the published tree, as deep as there are heads
+    assert (
+        Medusa(target, heads_path=two).tree.max_depth == 2
+    )  # the published tree, as deep as there are heads
     own = tmp_path / "tree.yaml"
     own.write_text(yaml.safe_dump([[0], [1], [0, 1], [0, 1, 0]]))
     with pytest.raises(UserError, match=r"3 deep.*there are 2 heads"):
@@ -157,7 +165,11 @@ CHANGES = dict(  # sums, in a public loader or model, with no tensor that shows 
     speculators_model_type="dflash",
 )
 OF_EAGLE3 = ("norm_before_residual", "norm_output", "norm_before_fc", "fc_norm")
-OF_LAYER = {"rope_scaling": {"rope_type": "yarn", "factor": 2.0}, "hidden_act": "tanh", "model_type": "gemma3_text"}
+OF_LAYER = {
+    "rope_scaling": {"rope_type": "yarn", "factor": 2.0},
+    "hidden_act": "tanh",
+    "model_type": "gemma3_text",
+}
 
 
 @pytest.mark.parametrize("kind", HEADS)
@@ -165,22 +177,48 @@ def test_keys_that_change_sums_are_refused_by_name(tmp_path, kind):
     """Wherever they are nested; keys without effect are not."""
     write, load = HEADS[kind]
     model = toy_model("llama")
-    target, wrong = Target(model), dict(CHANGES) | {key: True for key in OF_EAGLE3 if kind != "eagle3"}
+    target, wrong = (
+        Target(model),
+        dict(CHANGES) | {key: True for key in OF_EAGLE3 if kind != "eagle3"},
+    )
     if kind == "medusa":  # has no layer; public configurations state the model's
-        load(write(tmp_path / "window", model, sliding_window=wrong.pop("sliding_window"), rope_theta=1.0), target)
-    wrong |= {"medusa": {"hidden_act": "gelu"}, "hydra": {"hidden_act": "gelu", "rms_norm_eps": 0.5}}.get(kind, {})
+        load(
+            write(
+                tmp_path / "window",
+                model,
+                sliding_window=wrong.pop("sliding_window"),
+                rope_theta=1.0,
+            ),
+            target,
+        )
+    wrong |= {
+        "medusa": {"hidden_act": "gelu"},
+        "hydra": {"hidden_act": "gelu", "rms_norm_eps": 0.5},
+    }.get(kind, {})
     for number, (key, value) in enumerate(wrong.items()):
         for inside in (None, "eagle_config", "transformer_layer_config", "unknown"):
             config = {key: value} if inside is None else {inside: {key: value}}
-            with pytest.raises(UserError, match=f"{key}=.* changes a head's sums; those of .* are supported"):
+            with pytest.raises(
+                UserError, match=f"{key}=.* changes a head's sums; those of .* are supported"
+            ):
                 load(write(tmp_path / f"{number} {inside}", model, **config), target)
     for key, value in (OF_LAYER if kind.startswith("eagle") else {}).items():
-        with pytest.raises(UserError, match=r"rope_type=yarn|no LLaMA layer|model_type=gemma3_text"):
+        with pytest.raises(
+            UserError, match=r"rope_type=yarn|no LLaMA layer|model_type=gemma3_text"
+        ):
             load(
-                write(tmp_path / key, model, **{key: value} | ({"hidden_act": "no"} if key == "hidden_act" else {})),
+                write(
+                    tmp_path / key,
+                    model,
+                    **{key: value} | ({"hidden_act": "no"} if key == "hidden_act" else {}),
+                ),
                 target,
             )
     harmless = dict(
-        training_steps=3, sliding_window=None, use_cache=True, attention_dropout=0.1, auto_map={"a": "norm"}
+        training_steps=3,
+        sliding_window=None,
+        use_cache=True,
+        attention_dropout=0.1,
+        auto_map={"a": "norm"},
     )
     load(write(tmp_path / "harmless", model, **harmless), target)

@@ -37,7 +37,8 @@ def rows_of(table):
 
 
 @pytest.mark.parametrize(
-    "leader, follower, capacity, followers", [(1, 3, 4, 2), (2, 2, 9, 3), (1, 1, 100, 1), (3, 2, 5, 8)]
+    "leader, follower, capacity, followers",
+    [(1, 3, 4, 2), (2, 2, 9, 3), (1, 1, 100, 1), (3, 2, 5, 8)],
 )
 def test_the_table_is_that_of_plain_lists(leader, follower, capacity, followers):
     rng = random.Random(leader + capacity)
@@ -52,7 +53,9 @@ def test_the_table_is_that_of_plain_lists(leader, follower, capacity, followers)
 def test_a_draft_holds_what_the_table_says(leader, follower, nodes):
     """Each slot of the draft, looked up one by one in the plain lists of all the text before."""
     rng = random.Random(0)
-    drafter = NgramCache(VOCAB, leader=leader, follower=follower, capacity=9, followers=3, nodes=nodes)
+    drafter = NgramCache(
+        VOCAB, leader=leader, follower=follower, capacity=9, followers=3, nodes=nodes
+    )
     texts = []
     for _ in range(4):
         text = [rng.randrange(4) for _ in range(rng.randrange(1, 30))]
@@ -73,7 +76,9 @@ def test_a_draft_holds_what_the_table_says(leader, follower, nodes):
                 gram = grams[slot[-1]] if slot[-1] < len(grams) else (before[-1],) * follower
                 said[slot] = [*before, *gram]
                 end = path_of[tuple(r for rank in slot for r in (rank, *[0] * (follower - 1)))]
-                assert draft.tokens[draft.tree.chain_of[end][1:]].tolist() == said[slot][len(text) :]
+                assert (
+                    draft.tokens[draft.tree.chain_of[end][1:]].tolist() == said[slot][len(text) :]
+                )
             new = [rng.randrange(4) for _ in range(rng.randrange(1, 4))]
             text += new
             session.account(type("Outcome", (), {"tokens": new})())

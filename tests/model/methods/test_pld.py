@@ -21,7 +21,9 @@ def test_same_tokens_and_forwards_as_transformers(seed, ngram):
     prompt = prompt if seed else start + greedy(model, start, 20)[: rng.randrange(1, 20)]
     free = greedy(model, prompt, 50)
     for limit, eos in ((50, None), (17, None), (50, [free[30], free[12]])):
-        expected = generated(model, prompt, limit, eos, prompt_lookup_num_tokens=10, max_matching_ngram_size=ngram)
+        expected = generated(
+            model, prompt, limit, eos, prompt_lookup_num_tokens=10, max_matching_ngram_size=ngram
+        )
         if not expected[0] and transformers.__version__.startswith("5.17."):
             continue  # which answers nothing where the first token is EOS
         drafter = PromptLookup(max_ngram=ngram, eos=eos or ())

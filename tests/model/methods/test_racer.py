@@ -82,13 +82,20 @@ def test_what_is_accepted_behind_the_end_is_not_inserted_and_the_end_is():
     answer = greedy(model, prompt, 30)
     for end in {token for token in answer[2:] if answer.index(token) > 1}:
         said = answer[: answer.index(end) + 1]
-        for times in (1, 2):  # the second time the answer is retrieved, and accepted to its end and beyond
+        for times in (
+            1,
+            2,
+        ):  # the second time the answer is retrieved, and accepted to its end and beyond
             drafter = Racer(V, ngram=2, eos={end})
             for _ in range(times):
                 out = generate(target, drafter, prompt, max_new_tokens=30, eos={end})
                 assert out.tokens == said
             text, trie = prompt + said, drafter.trie
-            pairs = {(trie.token[node], after) for node in trie.children[0].values() for after in trie.children[node]}
+            pairs = {
+                (trie.token[node], after)
+                for node in trie.children[0].values()
+                for after in trie.children[node]
+            }
             assert pairs == set(zip(text, text[1:], strict=False))
 
 
@@ -122,7 +129,8 @@ def test_a_state_that_is_none_is_refused_and_changes_nothing():
         if change is not None:
             wrong[name] = change(before[name])
         with pytest.raises(
-            UserError, match="the saved trie is not one of at most 10000 nodes|start: the saved (matrix|trie_token)"
+            UserError,
+            match="the saved trie is not one of at most 10000 nodes|start: the saved (matrix|trie_token)",
         ):
             drafter.load_state_dict(wrong)
         assert all(torch.equal(tensor, before[key]) for key, tensor in drafter.state_dict().items())
@@ -131,7 +139,9 @@ def test_a_state_that_is_none_is_refused_and_changes_nothing():
 
 
 LINES = Path(__file__).with_name("racer_trace.jsonl").read_text().splitlines()
-RECORDED = {(turn["start"], turn["question_id"]): turn["accept_lengths"] for turn in map(json.loads, LINES)}
+RECORDED = {
+    (turn["start"], turn["question_id"]): turn["accept_lengths"] for turn in map(json.loads, LINES)
+}
 
 
 def answer_of(turn):

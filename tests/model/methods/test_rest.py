@@ -36,7 +36,9 @@ def test_the_longest_suffix_is_found_as_often_as_it_occurs(tmp_path, vocab):
             place = rng.randrange(389)
             context += tokens[place : place + 12]
         for least, most in ((1, 16), (2, 5), (3, 3), (len(context), len(context))):
-            lengths = [n for n in range(least, min(most, len(context)) + 1) if count(context[-n:], tokens)]
+            lengths = [
+                n for n in range(least, min(most, len(context)) + 1) if count(context[-n:], tokens)
+            ]
             n, first, last = datastore.longest(context, min_n=least, max_n=most)
             assert n == max(lengths, default=0)
             assert last - first == (count(context[-n:], tokens) if n else 0)
@@ -46,7 +48,11 @@ def test_continuations_by_hand_and_evenly_spread(tmp_path):
     datastore = store(tmp_path / "d", [7, 8, 1, 2, 3, 7, 8, 1, 2, 4, 7, 8], 9)
     _, first, last = datastore.longest([7, 8], min_n=2, max_n=2)
     rows = datastore.continuations(first, last, skip=2, length=4, limit=10)
-    assert rows.tolist() == [[-1, -1, -1, -1], [1, 2, 3, 7], [1, 2, 4, 7]]  # the last place has nothing behind it
+    assert rows.tolist() == [
+        [-1, -1, -1, -1],
+        [1, 2, 3, 7],
+        [1, 2, 4, 7],
+    ]  # the last place has nothing behind it
     assert datastore.continuations(first, last, skip=2, length=1, limit=2).tolist() == [[-1], [1]]
     datastore = store(tmp_path / "d", [t for i in range(100) for t in (0, 1 + i)], 101)
     _, first, last = datastore.longest([0], min_n=1, max_n=1)
@@ -68,7 +74,9 @@ def test_damaged_and_foreign_files_are_refused(tmp_path):
     refused(tmp_path / "absent", "No such file or directory; build one")
     refused(tmp_path, "Is a directory; build one")
     refused(good, "vocabulary has 50 tokens, the model's 562", vocab=562)
-    assert Datastore(good, vocab_size=64).longest([3, 63], min_n=1, max_n=2) == (0, 0, 0), "padded rows of a tokenizer"
+    assert Datastore(good, vocab_size=64).longest([3, 63], min_n=1, max_n=2) == (0, 0, 0), (
+        "padded rows of a tokenizer"
+    )
     store(tmp_path / "wide", [7] * 9, 2**16)
     refused(tmp_path / "wide", "the model's 65600", vocab=2**16 + 64)  # its ids have two bytes
     for content in [
@@ -83,7 +91,9 @@ def test_damaged_and_foreign_files_are_refused(tmp_path):
         refused(bad, "not a datastore of this version, or cut short")
 
 
-def test_an_interrupted_build_and_tokens_outside_the_vocabulary_leave_no_datastore(tmp_path, monkeypatch):
+def test_an_interrupted_build_and_tokens_outside_the_vocabulary_leave_no_datastore(
+    tmp_path, monkeypatch
+):
     for tokens in ([], [-1], [3]):
         with pytest.raises(UserError, match="tokens"):
             write_datastore(tmp_path / "d", np.array(tokens, dtype=np.int64), 3)
@@ -101,7 +111,8 @@ def test_an_interrupted_build_and_tokens_outside_the_vocabulary_leave_no_datasto
 def test_tree_holds_the_most_frequent_prefixes(seed):
     rng = random.Random(seed)
     rows = sorted(
-        [rng.choice([0, 0, 0, 1, 2]) for _ in range(rng.randrange(1, 6))] for _ in range(rng.randrange(1, 80))
+        [rng.choice([0, 0, 0, 1, 2]) for _ in range(rng.randrange(1, 6))]
+        for _ in range(rng.randrange(1, 80))
     )
     frequency = Counter(tuple(row[: d + 1]) for row in rows for d in range(len(row)))
     padded = np.array([row + [-1] * (5 - len(row)) for row in rows])
@@ -112,7 +123,9 @@ def test_tree_holds_the_most_frequent_prefixes(seed):
     assert len(set(paths)) == len(paths) == min(wanted, len(frequency))
     # in this order of preference, as the docstring has it
     assert set(paths) == set(sorted(frequency, key=lambda p: (-frequency[p], len(p), p))[:wanted])
-    for path, ranks in zip(paths, tree.rank_paths[1:], strict=True):  # siblings: the more frequent first
+    for path, ranks in zip(
+        paths, tree.rank_paths[1:], strict=True
+    ):  # siblings: the more frequent first
         siblings = [p for p in paths if p[:-1] == path[:-1]]
         assert sum(frequency[p] > frequency[path] for p in siblings) <= ranks[-1]
 
@@ -134,13 +147,18 @@ def test_a_draft_by_hand(tmp_path):
     assert draft([9, 2, 3], depth=1) == ([0, 0, 0], [3, 4, 5])  # (9, 2, 3) twice: 4 and 5
     assert draft([9, 2, 3], depth=1, max_ngram=1, min_ngram=1) == ([0, 0, 0, 0], [3, 4, 5, 6])
     assert draft([8, 3]) == ([0], [3])  # (8, 3) nowhere, and 3 alone is too short
-    assert draft([6, 2, 3], depth=3, eos=[9]) == ([0, 0, 0, 1], [3, 4, 5, 8])  # nothing from an end on
+    assert draft([6, 2, 3], depth=3, eos=[9]) == (
+        [0, 0, 0, 1],
+        [3, 4, 5, 8],
+    )  # nothing from an end on
     assert draft([3, 6]) == ([0], [6])  # at the datastore's end
 
 
 def test_the_shipped_datastore_is_found_from_anywhere(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    assert len(Rest(datastore_path="data/embedded/datastore.bin", vocab_size=2048).datastore) > 40_000
+    assert (
+        len(Rest(datastore_path="data/embedded/datastore.bin", vocab_size=2048).datastore) > 40_000
+    )
     assert (ROOT / "data/embedded/datastore.bin").stat().st_size <= 300_000
 
 

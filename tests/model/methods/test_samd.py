@@ -30,12 +30,16 @@ def leak_pairs(drafter):
         close, begin = session.close, session.begin
 
         def closing():
-            left[:] = [tuple(torch.cat(parts) for parts in zip(*session.partner._pairs, strict=True))]
+            left[:] = [
+                tuple(torch.cat(parts) for parts in zip(*session.partner._pairs, strict=True))
+            ]
             close()
 
         def beginning(prompt):
             for hidden, tokens in left:
-                session.partner._pairs.append((hidden, torch.cat((tokens[:-1], torch.tensor(prompt[:1])))))
+                session.partner._pairs.append(
+                    (hidden, torch.cat((tokens[:-1], torch.tensor(prompt[:1]))))
+                )
             return begin(prompt)
 
         session.close, session.begin = closing, beginning
@@ -53,12 +57,18 @@ def check(turns, execution="eager", leaks=False):
     for turn in turns:
         drafts.clear()
         out = retaken(drafter, target, turn, execution)
-        assert "".join("t" if draft.source == "eagle2" else "c" for draft in drafts) == turn["sources"], turn["turn"]
+        assert (
+            "".join("t" if draft.source == "eagle2" else "c" for draft in drafts) == turn["sources"]
+        ), turn["turn"]
         sizes = {"c": 40, "t": 63}
-        assert [step.nodes for step in out.steps] == [1] + [sizes[source] for source in turn["sources"]]
+        assert [step.nodes for step in out.steps] == [1] + [
+            sizes[source] for source in turn["sources"]
+        ]
         for step, tokens in turn.get("drafts", ()):
             made = drafts[step].tokens.tolist()
-            assert made == tokens if turn["sources"][step] == "c" else sorted(made) == sorted(tokens), step
+            assert (
+                made == tokens if turn["sources"][step] == "c" else sorted(made) == sorted(tokens)
+            ), step
             compared += 1
     return compared, sum(len(turn["accept_lengths"]) for turn in turns)
 
@@ -82,7 +92,13 @@ COPIES = [  # text, root, nodes; the match; root and what is copied
     ("1 2 3 1 2 4 1 2", 4, 6, 3, "4 1 2 0 0 0"),
     ("5 6 7 8 9 1 5 6 7 8", 9, 8, 5, "9 1 5 6 7 8 0 0"),
     ("5 6 7 8 9 1 2 3 4 5 6 7 8", 9, 4, 5, "9 1 2 3"),
-    ("7 8 9 7 8 9 7 8", 9, 6, 6, "9 7 8 9 7 8"),  # two tokens behind the first 7 8 9 7 8 9, five behind 7 8 9
+    (
+        "7 8 9 7 8 9 7 8",
+        9,
+        6,
+        6,
+        "9 7 8 9 7 8",
+    ),  # two tokens behind the first 7 8 9 7 8 9, five behind 7 8 9
     ("7 7 7 7 7 7 7", 7, 5, 7, "7 7 7 7 7"),
     ("1 2 3", 9, 4, 0, "9 1 2 3"),
 ]
@@ -99,7 +115,9 @@ def test_the_head_reads_later_what_copied_steps_added(tmp_path):
     """A copy is not drafted by the head; its next tree is that of a head that read all of the text."""
     model = toy_model("llama")
     target, prompt = Target(model), [5, 6, 7, 8] * 3
-    drafter = Samd(target, head_path=write_eagle(tmp_path, model), min_match=2, max_draft=40, nodes=12)
+    drafter = Samd(
+        target, head_path=write_eagle(tmp_path, model), min_match=2, max_draft=40, nodes=12
+    )
     drafts, read = watched(drafter), []
 
     def watch(session):

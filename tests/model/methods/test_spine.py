@@ -48,7 +48,11 @@ def slow_draft(session: SpineSession, root: int) -> list[int]:
         if path == (0,) * len(path) and len(path) <= spine:
             tokens.append(copied[depth])
         elif path[:-1] == (0,) * depth and depth < spine:
-            others = [t for i, t in enumerate(row) if i != (row.index(copied[depth]) if copied[depth] in row else -1)]
+            others = [
+                t
+                for i, t in enumerate(row)
+                if i != (row.index(copied[depth]) if copied[depth] in row else -1)
+            ]
             tokens.append(others[path[-1] - 1])
         else:
             tokens.append(row[path[-1]])
@@ -59,7 +63,9 @@ ACCEPT_PROBS = (0.0, 0.4, 0.6, 0.8)
 
 
 @pytest.mark.parametrize("numpy", [True, False])
-@pytest.mark.parametrize(("seed", "dtype"), [(0, "int64"), (1, "int32"), (2, "int64"), (3, "int64")])
+@pytest.mark.parametrize(
+    ("seed", "dtype"), [(0, "int64"), (1, "int32"), (2, "int64"), (3, "int64")]
+)
 def test_drafts_equal_the_slow_reference(seed, dtype, numpy, monkeypatch):
     if not numpy:  # as off the CPU
         for module in ("model.recycling.matrix", "model.engine.devices"):

@@ -29,8 +29,12 @@ def pair(tmp_path_factory):
     torch.manual_seed(1)
     with torch.no_grad():
         for parameter in noisy.parameters():
-            parameter.add_(torch.randn_like(parameter) * parameter.std() * 0.06 if parameter.dim() > 1 else 0.0)
-    noisy.generation_config.eos_token_id = None  # or generate() stops its drafts there whatever the call says
+            parameter.add_(
+                torch.randn_like(parameter) * parameter.std() * 0.06 if parameter.dim() > 1 else 0.0
+            )
+    noisy.generation_config.eos_token_id = (
+        None  # or generate() stops its drafts there whatever the call says
+    )
     folder = tmp_path_factory.mktemp("draft")
     noisy.save_pretrained(folder)
     return model, noisy, folder
@@ -52,7 +56,9 @@ def test_same_tokens_and_forwards_as_transformers(pair, seed, gamma):
     prompt = [rng.randrange(3, 61) for _ in range(rng.choice([1, 2, 9, 30]))]
     free = greedy(model, prompt, 40)
     for limit, eos in ((40, None), (7, None), (1, None), (40, [free[25], free[11]])):
-        drafter = Speculative(target=target, draft_path=str(folder), draft_tokens=gamma, eos=eos or ())
+        drafter = Speculative(
+            target=target, draft_path=str(folder), draft_tokens=gamma, eos=eos or ()
+        )
         out = generate(target, drafter, prompt, max_new_tokens=limit, eos=eos or ())
         assert (out.tokens, out.forwards) == assisted(model, noisy, prompt, limit, gamma, eos)
         assert out.tokens == greedy(model, prompt, limit, eos)
@@ -61,7 +67,9 @@ def test_same_tokens_and_forwards_as_transformers(pair, seed, gamma):
 def test_a_draft_model_of_shorter_context_stops_drafting(pair, tmp_path):
     model, _, _ = pair
     torch.manual_seed(0)
-    short = LlamaForCausalLM(LlamaConfig(**CONFIGS["llama"].to_diff_dict() | {"max_position_embeddings": 24}))
+    short = LlamaForCausalLM(
+        LlamaConfig(**CONFIGS["llama"].to_diff_dict() | {"max_position_embeddings": 24})
+    )
     short.save_pretrained(tmp_path)
     target = Target(model)
     drafter = Speculative(target=target, draft_path=str(tmp_path), draft_tokens=4)
@@ -81,7 +89,9 @@ def test_a_vocabulary_padded_otherwise_is_no_other_tokenizer(pair, tmp_path, row
     target = Target(model)
     drafter = Speculative(target=target, draft_path=str(tmp_path))
     prompt = [60, 9, 2, 60]
-    plain = generate(target, Vanilla(device=target.device), prompt, max_new_tokens=30, sampling=sampling)
+    plain = generate(
+        target, Vanilla(device=target.device), prompt, max_new_tokens=30, sampling=sampling
+    )
     out = generate(target, drafter, prompt, max_new_tokens=30, sampling=sampling)
     assert out.tokens == plain.tokens and len(out.steps) < 30
 
@@ -99,7 +109,10 @@ def test_what_does_not_fit_or_cannot_be_trusted_is_refused(pair, tmp_path):
     (pickled / "model.safetensors").unlink()
     torch.save(model.state_dict(), pickled / "pytorch_model.bin")
     for draft, says in (
-        (tmp_path / "absent", r"no draft model in .*absent; train .*python -m data.embedded.training.train --draft"),
+        (
+            tmp_path / "absent",
+            r"no draft model in .*absent; train .*python -m data.embedded.training.train --draft",
+        ),
         (tmp_path / "other", "vocabulary of 573 tokens, the target of 61"),
         (truncated, "cannot be loaded"),
         (lacking, "1 of its weights are not in its files .*up_proj"),
@@ -129,15 +142,27 @@ def itself(tmp_path_factory):
 def test_the_target_as_its_own_draft_model(sampling, execution, itself):
     target, folder = itself
     sharing, apart = (
-        Speculative(target=target, draft_path=folder, draft_tokens=3, share_noise=share) for share in (True, False)
+        Speculative(target=target, draft_path=folder, draft_tokens=3, share_noise=share)
+        for share in (True, False)
     )
-    shared = generate(target, sharing, PROMPT, max_new_tokens=40, sampling=sampling, execution=execution)
-    assert shared.accept_lengths == [4] * 10, "drafts are drawn as the target draws, at the right places"
-    other = generate(target, apart, PROMPT, max_new_tokens=40, sampling=sampling, execution=execution)
+    shared = generate(
+        target, sharing, PROMPT, max_new_tokens=40, sampling=sampling, execution=execution
+    )
+    assert shared.accept_lengths == [4] * 10, (
+        "drafts are drawn as the target draws, at the right places"
+    )
+    other = generate(
+        target, apart, PROMPT, max_new_tokens=40, sampling=sampling, execution=execution
+    )
     assert other.tokens == shared.tokens and len(other.steps) > 2 * len(shared.steps)
     if execution == "eager":
-        together = generate_together(target, [sharing, apart], PROMPT, max_new_tokens=40, sampling=sampling)
-        assert [out.accept_lengths for out in together] == [shared.accept_lengths, other.accept_lengths]
+        together = generate_together(
+            target, [sharing, apart], PROMPT, max_new_tokens=40, sampling=sampling
+        )
+        assert [out.accept_lengths for out in together] == [
+            shared.accept_lengths,
+            other.accept_lengths,
+        ]
 
 
 def test_sequences_of_several_seeds_in_turn(itself):
@@ -145,7 +170,14 @@ def test_sequences_of_several_seeds_in_turn(itself):
     target, folder = itself
     drafter = Speculative(target=target, draft_path=folder, draft_tokens=3)
     streams = [
-        decode(target, drafter.session(), PROMPT, max_new_tokens=20, sampling=sampling, execution="static")
+        decode(
+            target,
+            drafter.session(),
+            PROMPT,
+            max_new_tokens=20,
+            sampling=sampling,
+            execution="static",
+        )
         for sampling in (Sampling(temperature=1.0, seed=seed) for seed in (1, 2, 3))
     ]
     lengths = [[step.accepted for step in steps] for steps in zip(*streams, strict=True)]

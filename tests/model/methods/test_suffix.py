@@ -17,7 +17,9 @@ V = 61
 def longest_repeat(text: list[int]) -> int:
     """Tokens of the longest suffix that also ends earlier."""
     n = len(text)
-    return max(m for m in range(n) if m == 0 or any(text[e - m : e] == text[n - m :] for e in range(m, n)))
+    return max(
+        m for m in range(n) if m == 0 or any(text[e - m : e] == text[n - m :] for e in range(m, n))
+    )
 
 
 def random_text(rng: random.Random, n: int) -> list[int]:
@@ -73,16 +75,28 @@ def test_by_hand():
     automaton.extend([3])
     assert (automaton.length, automaton.end) == (3, 3)
     assert (SuffixAutomaton([5, 6]).length, SuffixAutomaton().length) == (0, 0)
-    automaton = SuffixAutomaton([7, 1, 2, 1, 2, 1])  # the match (1, 2, 1) overlaps its earlier place
+    automaton = SuffixAutomaton(
+        [7, 1, 2, 1, 2, 1]
+    )  # the match (1, 2, 1) overlaps its earlier place
     assert (automaton.length, automaton.end) == (3, 4)
-    assert automaton.copy(4, 5) == [2, 1, 2, 1, 2], "a copy that reaches the text's end goes on with itself"
+    assert automaton.copy(4, 5) == [2, 1, 2, 1, 2], (
+        "a copy that reaches the text's end goes on with itself"
+    )
 
 
 def test_drafts_by_hand():
     for settings, prompt, expected in (
         # three match: 6, of which 5 are allowed; two match: 4; one matches: below the minimum
-        (dict(max_draft=5, factor=2.0, min_match=2), [1, 2, 3, 4, 5, 6, 7, 8, 1, 2, 3], [3, 4, 5, 6, 7, 8]),
-        (dict(max_draft=5, factor=2.0, min_match=2), [1, 2, 3, 4, 5, 6, 7, 8, 9, 2, 3], [3, 4, 5, 6, 7]),
+        (
+            dict(max_draft=5, factor=2.0, min_match=2),
+            [1, 2, 3, 4, 5, 6, 7, 8, 1, 2, 3],
+            [3, 4, 5, 6, 7, 8],
+        ),
+        (
+            dict(max_draft=5, factor=2.0, min_match=2),
+            [1, 2, 3, 4, 5, 6, 7, 8, 9, 2, 3],
+            [3, 4, 5, 6, 7],
+        ),
         (dict(max_draft=5, factor=2.0, min_match=2), [1, 2, 3, 4, 9, 3], [3]),
         (dict(factor=0.5), [1, 2, 3, 4, 1, 2, 3], [3, 4, 1]),  # half of three, rounded up
     ):
@@ -94,7 +108,9 @@ def test_drafts_by_hand():
 def test_the_hybrid_copies_long_matches_and_grows_the_recycled_tree_elsewhere():
     tree = build_template("best", nodes=3, k=2)
     drafter = SuffixRecycling(10, tree, min_match=2, max_draft=3, k=2)
-    drafter.load_state_dict({"candidates": torch.tensor([[t + 1, t + 2] for t in range(8)] + [[0, 0]] * 2)})
+    drafter.load_state_dict(
+        {"candidates": torch.tensor([[t + 1, t + 2] for t in range(8)] + [[0, 0]] * 2)}
+    )
     session = drafter.session()
     session.begin([1, 2, 7, 9, 1, 2])
     assert session.draft(2).tokens.tolist() == [2, 7, 9, 1]

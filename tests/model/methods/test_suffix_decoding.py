@@ -59,7 +59,9 @@ def replayed(drafter, prompt, answer):
         tree, tokens = draft.tree, draft.tokens.tolist()
         assert tokens[0] == answer[at - 1] and draft.source == (source if len(tree) > 1 else None)
         assert sorted(tokens[1:]) == sorted(looked_up.tokens) and len(tree) <= drafter.max_nodes
-        choices = [answer[at + depth] if at + depth < len(answer) else -1 for depth in tree.depth_of]
+        choices = [
+            answer[at + depth] if at + depth < len(answer) else -1 for depth in tree.depth_of
+        ]
         _, node = accepted_nodes(tree, tokens, choices)
         new = answer[at : at + tree.depth_of[node] + 1]
         yield len(new), source, looked_up
@@ -86,20 +88,35 @@ def test_every_step_of_every_turn_is_the_public_codes(start, mode):
         recorded = RECORDED[start, mode, number]
         if start == "cold":
             drafter.reset()
-        lengths, *looked_up = zip(*replayed(drafter, turn["prompt_ids"], answer_of(turn)), strict=True)
+        lengths, *looked_up = zip(
+            *replayed(drafter, turn["prompt_ids"], answer_of(turn)), strict=True
+        )
         drafts = looked_up[1]
         assert lengths == tuple(int(length, 36) for length in recorded["accepted"])
-        assert [len(draft.tokens) for draft in drafts] == [int(count, 36) for count in recorded["drafted"]]
-        letters = ["lg"[source == "answers"] if draft.tokens else "-" for source, draft in zip(*looked_up, strict=True)]
+        assert [len(draft.tokens) for draft in drafts] == [
+            int(count, 36) for count in recorded["drafted"]
+        ]
+        letters = [
+            "lg"[source == "answers"] if draft.tokens else "-"
+            for source, draft in zip(*looked_up, strict=True)
+        ]
         assert "".join(letters) == recorded["sources"]
-        assert zlib.crc32(np.array([draft.score for draft in drafts], dtype="<f4").tobytes()) == recorded["scores"]
+        assert (
+            zlib.crc32(np.array([draft.score for draft in drafts], dtype="<f4").tobytes())
+            == recorded["scores"]
+        )
         expected = DRAFTS.get((start, mode, number), {"drafts": []})["drafts"]
         for draft, (tokens, parents, probs) in zip(drafts, expected, strict=False):
             assert (draft.tokens, draft.parents) == (tokens, parents)
             assert np.array_equal(draft.probs, np.array(probs, dtype=np.float32))
             compared += 1
         total += len(lengths)
-    assert total == {"cold": {"chain": 2956, "tree": 2955}, "hot": {"chain": 2217, "tree": 2214}}[start][mode]
+    assert (
+        total
+        == {"cold": {"chain": 2956, "tree": 2955}, "hot": {"chain": 2217, "tree": 2214}}[start][
+            mode
+        ]
+    )
     assert compared == (61 if start == "cold" else 105)
 
 
@@ -112,11 +129,16 @@ def test_the_engine_takes_these_steps(start, mode, first):
     for number, turn in enumerate(TURNS[:first], 1):
         if start == "cold":
             drafter.reset()
-        out = generate(target, drafter, turn["prompt_ids"], max_new_tokens=200, eos={EOS}, execution="static")
+        out = generate(
+            target, drafter, turn["prompt_ids"], max_new_tokens=200, eos={EOS}, execution="static"
+        )
         recorded = RECORDED[start, mode, number]
         assert out.tokens == answer_of(turn)
         assert out.accept_lengths == [1, *(int(length, 36) for length in recorded["accepted"])]
-        assert [step.nodes - 1 for step in out.steps] == [0, *(int(count, 36) for count in recorded["drafted"])]
+        assert [step.nodes - 1 for step in out.steps] == [
+            0,
+            *(int(count, 36) for count in recorded["drafted"]),
+        ]
 
 
 TOTALS = [  # steps and, where known, drafted tokens
@@ -172,10 +194,13 @@ def test_known_answers(texts, context, settings, tokens, parents, probs):
     for text in texts.split("/"):
         trie.extend(GrowingText(), list(map(int, text.split())))
     drafted = trie.draft(
-        list(map(int, context.split())), limits(**{name: value for name, value in settings.items() if name != "depth"})
+        list(map(int, context.split())),
+        limits(**{name: value for name, value in settings.items() if name != "depth"}),
     )
     assert (drafted.tokens, drafted.parents) == (list(map(int, tokens.split())), parents)
-    assert drafted.probs == pytest.approx(probs, rel=1e-6) and drafted.score == pytest.approx(sum(probs), rel=1e-6)
+    assert drafted.probs == pytest.approx(probs, rel=1e-6) and drafted.score == pytest.approx(
+        sum(probs), rel=1e-6
+    )
 
 
 class PlainTrie:
@@ -214,7 +239,9 @@ def listed(trie):
         found[string] = [(child.token, child.count) for child in node.ordered]
         for child in node.ordered:
             edge = child.text[child.start(node.depth) : child.known]
-            assert child.parent is node and edge[0] == child.token and node.child(child.token) is child
+            assert (
+                child.parent is node and edge[0] == child.token and node.child(child.token) is child
+            )
             assert tuple(child.text[child.end - child.depth : child.known]) == (*string, *edge)
             if node is not trie.root:  # else it would have been left out
                 assert len(node.ordered) > 1 or child.count < node.count
@@ -258,11 +285,17 @@ def test_no_length_of_match_that_is_left_out_would_score_as_much(mode, seed):
     trie, text = SuffixTrie(rng.choice((8, 20))), GrowingText()
     for _ in range(60):
         again = rng.randrange(len(text.tokens)) if text.tokens and rng.random() < 0.7 else None
-        new = [rng.randrange(3)] if again is None else text.tokens[again : again + rng.randrange(1, 40)]
+        new = (
+            [rng.randrange(3)]
+            if again is None
+            else text.tokens[again : again + rng.randrange(1, 40)]
+        )
         trie.extend(text, new)
         context = text.tokens[-trie.depth :]
         for factor, offset in ((1, 0), (4, 8), (0.5, 3)):
-            allowed = limits(branches=mode == "tree", offset=offset)._replace(factor=np.float32(factor))
+            allowed = limits(branches=mode == "tree", offset=offset)._replace(
+                factor=np.float32(factor)
+            )
             best = trie.draft([], allowed)
             for bound, match, most, node, at in trie._matches(context, allowed):
                 drafted = draft_from(node, at, trie.depth - match, most, allowed.min_prob)
@@ -281,16 +314,18 @@ def test_the_oldest_answers_are_forgotten_and_a_saved_state_goes_on_exactly():
         other = SuffixDecoding(V, cached_answers=3)
         other.load_state_dict(drafter.state_dict())
         steps = [list(replayed(method, [5, 6], text)) for method in (drafter, other)]
-        assert steps[0] == steps[1] and comparable(drafter.state_dict()) == comparable(other.state_dict())
+        assert steps[0] == steps[1] and comparable(drafter.state_dict()) == comparable(
+            other.state_dict()
+        )
     running.observe(SimpleNamespace(tokens=[3]))
     kept = [text.tokens for text in drafter.answers.texts.values()]
     assert kept == texts[-3:]
     fresh = SuffixTrie(64)
     for text in kept:
         fresh.extend(GrowingText(), text)
-    assert {string: sorted(rest) for string, rest in listed(drafter.answers.trie).items() if rest[1:]} == {
-        string: sorted(rest) for string, rest in listed(fresh).items() if rest[1:]
-    }
+    assert {
+        string: sorted(rest) for string, rest in listed(drafter.answers.trie).items() if rest[1:]
+    } == {string: sorted(rest) for string, rest in listed(fresh).items() if rest[1:]}
 
 
 def test_answers_that_run_at_once_see_each_other_and_a_reset_parts_them():
@@ -319,10 +354,19 @@ def test_a_state_that_is_none_is_refused_and_changes_nothing():
         ({"answers": log[:, :1]}, "no log of numbers and tokens"),
         ({"answers": log + 61}, "token ids outside the vocabulary of 61"),
         ({"answers": log - 2}, "token ids outside the vocabulary of 61"),
-        ({"answers": log, "orders": before["orders"][:-1]}, "saved orders are not those of the saved answers"),
+        (
+            {"answers": log, "orders": before["orders"][:-1]},
+            "saved orders are not those of the saved answers",
+        ),
         ({"answers": log, "orders": before["orders"].flip(0)}, "saved orders are not those"),
-        ({"answers": log, "orders": torch.zeros_like(before["orders"])}, "saved orders are not those"),
-        ({"answers": log, "orders": torch.cat([before["orders"]] * 2)}, "saved orders are not those"),
+        (
+            {"answers": log, "orders": torch.zeros_like(before["orders"])},
+            "saved orders are not those",
+        ),
+        (
+            {"answers": log, "orders": torch.cat([before["orders"]] * 2)},
+            "saved orders are not those",
+        ),
     ]
     for state, message in wrong:
         with pytest.raises(UserError, match=message):

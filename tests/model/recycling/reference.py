@@ -8,7 +8,11 @@ import torch
 
 
 def read_published_tree(text: str) -> list[tuple[int, ...]]:
-    lines = [line.split(": ")[1].split() for line in text.splitlines() if line and not line.startswith("#")]
+    lines = [
+        line.split(": ")[1].split()
+        for line in text.splitlines()
+        if line and not line.startswith("#")
+    ]
     return [tuple(map(int, path.split(","))) for line in lines for path in line]
 
 
@@ -25,7 +29,9 @@ class Reference:
         with torch.inference_mode():
             return [self.model(torch.tensor([text])).logits[0, -1] for text in texts]
 
-    def answer(self, prompt: list[int], limit: int, eos: tuple[int, ...] = ()) -> tuple[list[int], list[int]]:
+    def answer(
+        self, prompt: list[int], limit: int, eos: tuple[int, ...] = ()
+    ) -> tuple[list[int], list[int]]:
         """New tokens and accepted lengths, the last step whole."""
         text, lengths = list(prompt[:-1]), []
         root = prompt[-1]
@@ -43,7 +49,9 @@ class Reference:
                     best = path
             drafts = [tokens[best[: i + 1]] for i in range(len(best))]
             if not any(token in eos for token in drafts):
-                for path in self.paths:  # in order, so that the last node with a token has the last word
+                for (
+                    path
+                ) in self.paths:  # in order, so that the last node with a token has the last word
                     self.matrix[tokens[path]] = logits[path].topk(self.k).indices.tolist()
             text += [root, *drafts]
             root = choice[best]

@@ -19,7 +19,9 @@ def step(drafter, accepted):
     tokens = torch.zeros(len(tree), dtype=torch.long)
     accepted_nodes = tree.ancestors[node]
     candidates = torch.zeros(len(tree), 8, dtype=torch.long)
-    session.observe(Verification(Draft(tree, tokens), tokens, accepted_nodes, node, [1], candidates=candidates))
+    session.observe(
+        Verification(Draft(tree, tokens), tokens, accepted_nodes, node, [1], candidates=candidates)
+    )
     return len(tree) - 1
 
 
@@ -27,7 +29,9 @@ def test_a_step_is_counted_by_hand():
     acceptance = Acceptance([(0,), (1,), (0, 0), (0, 1)])
     tree = Tree.from_rank_paths([(0,), (1,), (0, 0), (0, 1)])
     law = [likelihood((0,)), likelihood((1,))]
-    assert acceptance.probabilities() == pytest.approx([law[0], law[1], law[0] ** 2, law[0] * law[1]])
+    assert acceptance.probabilities() == pytest.approx(
+        [law[0], law[1], law[0] ** 2, law[0] * law[1]]
+    )
     acceptance.update(tree, tree.rank_paths.index((0, 1)))
     # visited once each, as their parents were accepted: (0,) accepted, (1,) not, (0, 0) not, (0, 1) accepted
     keep = 1 - 1 / MEMORY_VISITS
@@ -37,7 +41,10 @@ def test_a_step_is_counted_by_hand():
         for hit in hits:
             visits, accepted = visits * keep + 1, accepted * keep + hit
         by_rank.append(accepted / visits)
-    c = [(hit + PATH_PRIOR * by_rank[rank]) / (1 + PATH_PRIOR) for hit, rank in ((1, 0), (0, 1), (0, 0), (1, 1))]
+    c = [
+        (hit + PATH_PRIOR * by_rank[rank]) / (1 + PATH_PRIOR)
+        for hit, rank in ((1, 0), (0, 1), (0, 0), (1, 1))
+    ]
     assert acceptance.probabilities() == pytest.approx([c[0], c[1], c[0] * c[2], c[0] * c[3]])
 
 
@@ -69,7 +76,11 @@ def test_steps_without_a_draft_lead_back_to_the_law():
 
 def test_it_starts_with_the_published_trees_nodes():
     largest = TokenRecycling(V, nodes="auto").draft_tree
-    assert set(largest.rank_paths[1:]) == set(best_order(80, 8)) == set(build_template("2.2.2").rank_paths[1:])
+    assert (
+        set(largest.rank_paths[1:])
+        == set(best_order(80, 8))
+        == set(build_template("2.2.2").rank_paths[1:])
+    )
 
 
 def test_the_order_is_learnt():

@@ -27,7 +27,9 @@ def test_every_accepted_length_is_the_official_one(start, execution, first):
     for turn in turns[:first]:
         if start == "cold":
             drafter.reset()
-        out = generate(target, drafter, turn["prompt_ids"], max_new_tokens=200, eos={EOS}, execution=execution)
+        out = generate(
+            target, drafter, turn["prompt_ids"], max_new_tokens=200, eos={EOS}, execution=execution
+        )
         official = turn["accept_lengths"]
         assert out.accept_lengths[:-1] == official[:-1], turn["question_id"]
         assert len(out.steps) == len(official) and out.accept_lengths[-1] <= official[-1]

@@ -63,7 +63,12 @@ def test_from_yaml(tmp_path):
     (tmp_path / "list.yaml").write_text("- [0]\n- [1]\n- [0, 3]\n")
     (tmp_path / "mapping.yaml").write_text("nodes: [[0], [1], [0, 3]]\n")
     for name in ("list", "mapping"):
-        assert build_template("file", path=str(tmp_path / f"{name}.yaml")).rank_paths == [(), (0,), (1,), (0, 3)]
+        assert build_template("file", path=str(tmp_path / f"{name}.yaml")).rank_paths == [
+            (),
+            (0,),
+            (1,),
+            (0, 3),
+        ]
 
 
 WRONG = [

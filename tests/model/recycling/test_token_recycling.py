@@ -53,7 +53,10 @@ def test_eos_inside_a_draft_and_as_bonus_cut_where_the_reference_stops():
     free = generate(target, TokenRecycling(V, tree, k=4), [9, 8, 7], max_new_tokens=40)
     inside = 0
     for eos in sorted(set(free.tokens)):
-        reference, drafter = Reference(model, V, 4, tree.rank_paths[1:]), TokenRecycling(V, tree, k=4, eos={eos})
+        reference, drafter = (
+            Reference(model, V, 4, tree.rank_paths[1:]),
+            TokenRecycling(V, tree, k=4, eos={eos}),
+        )
         out = check_turn(reference, target, drafter, [9, 8, 7], 40, (eos,))
         assert out.stop == "eos" and out.tokens.index(eos) == len(out.tokens) - 1
         assert drafter.matrix.candidates.tolist() == reference.matrix
@@ -64,7 +67,10 @@ def test_eos_inside_a_draft_and_as_bonus_cut_where_the_reference_stops():
 def test_prompt_logits_are_recycled_only_on_request():
     model = toy_model("llama")
     prompt = [5, 6, 7, 5]
-    plain, recycling = TokenRecycling(V, Tree.chain(1), k=2), TokenRecycling(V, Tree.chain(1), k=2, recycle_prompt=True)
+    plain, recycling = (
+        TokenRecycling(V, Tree.chain(1), k=2),
+        TokenRecycling(V, Tree.chain(1), k=2, recycle_prompt=True),
+    )
     for drafter in (plain, recycling):
         generate(Target(model), drafter, prompt, max_new_tokens=1)
     with torch.inference_mode():
@@ -80,8 +86,12 @@ def plain_loop(before, draft, logits, update):
     """The matrix after a step, node by node in breadth-first order."""
     after = before.clone()
     chains, picked = draft.tree.chain_of, logits.argmax(-1).tolist()
-    accepted = [all(draft.tokens[b] == picked[a] for a, b in itertools.pairwise(chain)) for chain in chains]
-    path = max((chain for chain, is_accepted in zip(chains, accepted, strict=True) if is_accepted), key=len)
+    accepted = [
+        all(draft.tokens[b] == picked[a] for a, b in itertools.pairwise(chain)) for chain in chains
+    ]
+    path = max(
+        (chain for chain, is_accepted in zip(chains, accepted, strict=True) if is_accepted), key=len
+    )
     written = {"all": range(len(draft.tree)), "path": path, "root": [0], "frozen": []}[update]
     for node in sorted(written):
         after[draft.tokens[node]] = logits[node].topk(before.shape[1]).indices
@@ -106,7 +116,10 @@ def test_each_rule_is_a_plain_loop(update, seed, form):
         # what continues the same text has the same logits
         for node in range(len(tree)):
             for other in range(node):
-                if draft.tokens[tree.chain_of[node]].tolist() == draft.tokens[tree.chain_of[other]].tolist():
+                if (
+                    draft.tokens[tree.chain_of[node]].tolist()
+                    == draft.tokens[tree.chain_of[other]].tolist()
+                ):
                     logits[node] = logits[other]
         expected = plain_loop(drafter.matrix.candidates, draft, logits, update)
         if drafter.needs.candidates:

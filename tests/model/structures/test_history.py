@@ -29,7 +29,9 @@ MAKE = {
     "spine": partial(Spine, V, nodes=12),
     "logitspec": partial(LogitSpec, V, nodes=12),
     "suffix": partial(Suffix, V, max_draft=8),
-    "suffix_recycling": partial(SuffixRecycling, V, build_template("best", nodes=8), min_match=2, max_draft=8),
+    "suffix_recycling": partial(
+        SuffixRecycling, V, build_template("best", nodes=8), min_match=2, max_draft=8
+    ),
     "dynamic": partial(DynamicRecycling, V, nodes=12),
 }
 
@@ -54,10 +56,15 @@ def test_by_hand():
     second = read(history, [9, 3, 4])
     assert second.text.tokens == [1, 2, 3, 4, 5, 6, 9, 3, 4]
     end = second.text.end
-    assert (second.text.length, second.text.copy(end, 2)) == (2, [5, 6]), "3 4 was followed by 5 6 in the first prompt"
+    assert (second.text.length, second.text.copy(end, 2)) == (2, [5, 6]), (
+        "3 4 was followed by 5 6 in the first prompt"
+    )
     second.close()
     third = read(history, [7, 3]).text  # nine tokens are more than eight: the newest four stay
-    assert third.tokens == [6, 9, 3, 4, 7, 3] and (third.length, third.copy(third.end, 1)) == (1, [4])
+    assert third.tokens == [6, 9, 3, 4, 7, 3] and (third.length, third.copy(third.end, 1)) == (
+        1,
+        [4],
+    )
     assert read(History(0, SuffixAutomaton, V), [1, 2]).text.tokens == [1, 2]
 
 
@@ -150,11 +157,15 @@ def test_a_state_that_is_refused_changes_nothing(name):
     ]
     for key, value in [(key, value) for key, value in bad if key in states[0]]:
         damaged = {
-            k: t for k, t in (states[0] | {key: value if key != "order" else value[None]}).items() if t is not None
+            k: t
+            for k, t in (states[0] | {key: value if key != "order" else value[None]}).items()
+            if t is not None
         }
         with pytest.raises(UserError, match="start: "):
             drafter.load_state_dict(damaged)
-        assert all(torch.equal(tensor, states[1][k]) for k, tensor in drafter.state_dict().items()), key
+        assert all(
+            torch.equal(tensor, states[1][k]) for k, tensor in drafter.state_dict().items()
+        ), key
 
 
 def test_a_matrix_alone_forgets_the_choice_of_a_used_size():
@@ -165,7 +176,9 @@ def test_a_matrix_alone_forgets_the_choice_of_a_used_size():
         each.load_state_dict({"candidates": torch.ones(V, 8, dtype=torch.int64)})
     state, expected = drafter.state_dict(), fresh.state_dict()
     assert all(torch.equal(state[key], expected[key]) for key in expected if key != "sizing")
-    assert torch.equal(state["sizing"][1:], expected["sizing"][1:]), "step times are the machine's and stay"
+    assert torch.equal(state["sizing"][1:], expected["sizing"][1:]), (
+        "step times are the machine's and stay"
+    )
 
 
 @pytest.mark.parametrize("way", ["eager", "static"])
@@ -175,13 +188,25 @@ def test_what_is_carried_ends_where_the_answer_ends(name, way):
     model, prompt = toy_model("llama"), [5, 9, 5, 9, 7]
     target = Target(model)
     free = greedy(model, prompt, 40)
-    drafter = NgramCache(V, leader=2, follower=2) if name == "ngram_cache" else MAKE[name](history_tokens=4096)
+    drafter = (
+        NgramCache(V, leader=2, follower=2)
+        if name == "ngram_cache"
+        else MAKE[name](history_tokens=4096)
+    )
     said: list[list[int]] = []
     ends = range(11, 31, 3)
-    for new, eos in ((40, ()), (40, ()), *((n, ()) for n in ends), *((40, {free[n]}) for n in ends)):
+    for new, eos in (
+        (40, ()),
+        (40, ()),
+        *((n, ()) for n in ends),
+        *((40, {free[n]}) for n in ends),
+    ):
         settings = dict(max_new_tokens=new, eos=eos)
         out = generate(target, drafter, prompt, **settings, execution=way)
-        assert out.tokens == free[: next((i + 1 for i, token in enumerate(free[:new]) if token in eos), new)]
+        assert (
+            out.tokens
+            == free[: next((i + 1 for i, token in enumerate(free[:new]) if token in eos), new)]
+        )
         said.append(prompt + out.tokens)
     if name == "ngram_cache":
         expected = NgramTable(2, 2, capacity=32768, followers=8)

@@ -20,7 +20,9 @@ def keep(tokens, pairs, before, read, ids, levels):
     """As a prompt's tokens are kept: in order, each with the one before."""
     growth = new_growth(1, tokens)
     log_probs = -np.array(levels, dtype=np.float32)
-    loops.learn_prompt(before, 0, False, np.array(read), np.array(ids), log_probs, growth, loop_rows(tokens, pairs))
+    loops.learn_prompt(
+        before, 0, False, np.array(read), np.array(ids), log_probs, growth, loop_rows(tokens, pairs)
+    )
 
 
 def find(pairs, before, token):
@@ -36,14 +38,21 @@ def test_levels_of_large_vocabularies_are_near_the_whole_sums(vocab):
     levels = torch.tensor([[loops.level_of(value) for value in row] for row in log_probs])
     assert ids[:, 0].tolist() == [3, 5, 7, 60] and ids.dtype == np.int64
     best = torch.from_numpy(ids)
-    exact = (-torch.log_softmax(logits, -1).gather(1, best) / math.log(2)).clamp(0, LEVELS - 1).long()
+    exact = (
+        (-torch.log_softmax(logits, -1).gather(1, best) / math.log(2)).clamp(0, LEVELS - 1).long()
+    )
     assert (levels - exact).abs().max() <= 1
     assert torch.equal(logits.gather(1, best), logits.topk(8).values)
 
 
 def test_pairs_are_found_again_or_not_at_all():
     """A pair that another one has displaced is not rows_of_pairs; none is taken for another."""
-    rng, tokens, pairs, newest = random.Random(0), TokenRows(200_000, 1), PairRows(200_000, 1, 64), {}
+    rng, tokens, pairs, newest = (
+        random.Random(0),
+        TokenRows(200_000, 1),
+        PairRows(200_000, 1, 64),
+        {},
+    )
     assert find(pairs, 0, 0) == NONE, "an empty table holds nothing, not even pair (0, 0)"
     for i in range(300):
         before, token = rng.randrange(200_000), rng.randrange(200_000)
@@ -73,6 +82,10 @@ def test_states_that_do_not_fit_are_refused():
     ):
         with pytest.raises(UserError, match="start: the saved rows"):
             rows.load_state_dict(broken)
-    for broken in ({}, {"weights": torch.ones(2, 5)}, {"weights": torch.full((2, math.prod(KINDS)), math.nan)}):
+    for broken in (
+        {},
+        {"weights": torch.ones(2, 5)},
+        {"weights": torch.full((2, math.prod(KINDS)), math.nan)},
+    ):
         with pytest.raises(UserError, match="no weights of this method"):
             Weights().load_state_dict(broken)
