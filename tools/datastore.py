@@ -1,7 +1,9 @@
-"""python -m tools.datastore --model PATH --text FILE [FILE...] --output FILE: a datastore for `method=rest`.
+"""python -m tools.datastore --model PATH --text FILE [FILE...] --output FILE: a datastore for
+`method=rest`.
 
-A .txt file is one document; a .jsonl file has one per line, {"text": ...}. The model's own tokenizer tokenises the
-documents. The end-of-sequence token follows each document, so that no draft continues into the next one.
+A .txt file is one document; a .jsonl file has one per line, {"text": ...}. The model's own
+tokenizer tokenises the documents. The end-of-sequence token follows each document, so that no draft
+continues into the next one.
 """
 
 from __future__ import annotations
@@ -32,7 +34,8 @@ def documents(files: Iterable[Path]) -> Iterator[list[str]]:
     """Read the documents of files, in pieces that can be tokenised separately.
 
     Raises:
-        UserError: a missing file, not UTF-8, another suffix, or a row without text; names file and line.
+        UserError: a missing file, not UTF-8, another suffix, or a row without text; names file and
+            line.
     """
     for file in files:
         if file.suffix not in (".txt", ".jsonl"):
@@ -63,10 +66,14 @@ def _text(line: str, where: str) -> str:
 
 
 def encode(tokenizer: Any, texts: Iterable[Sequence[str]]) -> NDArray[np.int64]:
-    """Return the token ids of all documents in order, each followed by the end-of-sequence token: (n,)."""
+    """Return the token ids of all documents in order, each followed by the end-of-sequence token:
+    (n,).
+    """
     ids = array("q")
     ends = [] if tokenizer.eos_token_id is None else [tokenizer.eos_token_id]
-    pieces = ((piece, i + 1 == len(document)) for document in texts for i, piece in enumerate(document))
+    pieces = (
+        (piece, i + 1 == len(document)) for document in texts for i, piece in enumerate(document)
+    )
     while batch := list(islice(pieces, BATCH)):
         encoded = tokenizer([piece for piece, _ in batch], add_special_tokens=False).input_ids
         for piece, (_, last) in zip(encoded, batch, strict=True):
@@ -82,12 +89,18 @@ def load_tokenizer(path: str) -> tuple[Any, int]:
     transformers_logging.set_verbosity_error()  # no warning of texts longer than the context
     try:
         config = AutoConfig.from_pretrained(source, trust_remote_code=False)
-        return AutoTokenizer.from_pretrained(source, trust_remote_code=False), int(config.get_text_config().vocab_size)
+        return AutoTokenizer.from_pretrained(source, trust_remote_code=False), int(
+            config.get_text_config().vocab_size
+        )
     except (OSError, ValueError, KeyError, ImportError) as error:
-        raise UserError(f"model {path}: no configuration or tokenizer ({one_line(error)[:300]})") from None
+        raise UserError(
+            f"model {path}: no configuration or tokenizer ({one_line(error)[:300]})"
+        ) from None
 
 
-def build(tokenizer: Any, vocab_size: int, texts: Iterable[Sequence[str]], output: Path) -> Datastore:
+def build(
+    tokenizer: Any, vocab_size: int, texts: Iterable[Sequence[str]], output: Path
+) -> Datastore:
     """Tokenise, sort and write the texts; returns the opened datastore."""
     ids = encode(tokenizer, texts)
     write_datastore(output, ids, vocab_size)
@@ -97,8 +110,12 @@ def build(tokenizer: Any, vocab_size: int, texts: Iterable[Sequence[str]], outpu
 
 def main(arguments: list[str] | None = None) -> None:
     """The command line."""
-    parser = argparse.ArgumentParser(prog="python -m tools.datastore", description=(__doc__ or "").split("\n\n")[1])
-    parser.add_argument("--model", required=True, help="folder or hub name of the model whose tokenizer is used")
+    parser = argparse.ArgumentParser(
+        prog="python -m tools.datastore", description=(__doc__ or "").split("\n\n")[1]
+    )
+    parser.add_argument(
+        "--model", required=True, help="folder or hub name of the model whose tokenizer is used"
+    )
     parser.add_argument("--text", type=Path, nargs="+", required=True, help=".txt and .jsonl files")
     parser.add_argument("--output", type=Path, required=True, help="the file to write")
     with user_errors("nothing was written"):

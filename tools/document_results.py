@@ -1,25 +1,31 @@
-"""python -m tools.document_results [--check]: write the tables and figures of README.md and docs/ from shipped records.
+"""python -m tools.document_results [--check]: write the tables and figures of README.md and docs/
+from shipped records.
 
-    <!-- results: E                 E: a folder of results/reference/; YAML follows; without rows: the conditions
+    <!-- results: E                 E: a folder of results/reference/; YAML follows; without rows:
+    the conditions
     columns: {TITLE: WORDS, ...}    a cell is found by the WORDS of its row and of its column
     rows: {TITLE: WORDS, ...}       WORDS may be a list with an item for each column
-    first, more, gaps: ...          the first column's title; columns written by hand; whether cells may be empty -->
+    first, more, gaps: ...          the first column's title; columns written by hand; whether cells
+    may be empty -->
     ... <!-- end -->
 
-E may be `definitions`: what the columns of the tables mean. The commands of a table's records are printed below it.
+E may be `definitions`: what the columns of the tables mean. The commands of a table's records are
+printed below it.
 
 WORDS, separated by spaces:
 
 - a method; a column of tables/main.csv (by default MAT), or a setting, to print
 - setting=value; category=qa; interval=no
 - repeated=10-30: only answers with 10 to 30 % of repeated 3-grams
-- tokens=0-256: only steps that begin in the first 256 tokens; loops=no: only those before 64 tokens occur again
+- tokens=0-256: only steps that begin in the first 256 tokens; loops=no: only those before 64 tokens
+  occur again
 - half=held_out: only this half of the questions (bench.split), of a record of the whole bench
 - in=E: another experiment
-- over WORDS: the ratio of MATs, or of tokens_per_second, to another configuration's; it shares settings not named again
+- over WORDS: the ratio of MATs, or of tokens_per_second, to another configuration's; it shares
+  settings not named again
 
-Settings that are not named are the method's defaults, if it ran with these. A comma makes a row or column for each
-value; {nodes} in a title is replaced by the value of nodes.
+Settings that are not named are the method's defaults, if it ran with these. A comma makes a row or
+column for each value; {nodes} in a title is replaced by the value of nodes.
 """
 
 import argparse
@@ -65,10 +71,15 @@ TOPK = (
     '"method=recycling tree=shape method.k=4 tree.branching=4","method=recycling tree=shape",'
     '"method=recycling tree=shape method.k=16 tree.branching=16"'
 )
-CHANGED = {  # settings that the experiment's file has changed since, or that records leave out (values with quotes)
+# settings that the experiment's file has changed since, or that records leave out (values with
+# quotes)
+CHANGED = {
     "quickstart": ('quickstart.also=["method=recycling start=hot tree=auto"]',),
     "headline-h200": (
-        'hydra.sweeper.also=["method=recycling,spine,dynamic tree=auto tree.nodes=64","method=pld"]',
+        (
+            'hydra.sweeper.also=["method=recycling,spine,dynamic tree=auto'
+            ' tree.nodes=64","method=pld"]'
+        ),
         "hydra.sweeper.also_on_cuda=[]",
     ),
     "topk-whole": (f'hydra.sweeper.also=["method=recycling",{TOPK}]',),
@@ -83,7 +94,8 @@ class Shipped:
     """A shipped experiment, each configuration with its settings as text."""
 
     def __init__(self, name: str) -> None:
-        self.name, self.experiment = name, Experiment.read(REFERENCE / name)
+        self.name = name
+        self.experiment = Experiment.read(REFERENCE / name)
         self.configurations = [(pool, settings(pool)) for pool in self.experiment.pools]
         self.setting_names = set().union(*(values for _, values in self.configurations))
         self.methods = {values["method"] for _, values in self.configurations}
@@ -92,32 +104,55 @@ class Shipped:
     def command(self) -> str:
         """The command of the run that began first, with results in a folder of the record's name.
 
-        If the experiment's file has further methods today, the recorded methods are named. CHANGED settings are added.
+        If the experiment's file has further methods today, the recorded methods are named. CHANGED
+        settings are added.
         """
-        command = min(self.experiment.runs, key=lambda run: str(run.metadata["started"])).metadata["command"]
-        words = [word for word in command[3:] if not word.startswith(("name=", "results_dir=", "-m", "--multirun"))]
-        experiment = yaml.safe_load((ROOT / f"configs/{words[0].replace('=', '/')}.yaml").read_text())
+        command = min(self.experiment.runs, key=lambda run: str(run.metadata["started"])).metadata[
+            "command"
+        ]
+        words = [
+            word
+            for word in command[3:]
+            if not word.startswith(("name=", "results_dir=", "-m", "--multirun"))
+        ]
+        experiment = yaml.safe_load(
+            (ROOT / f"configs/{words[0].replace('=', '/')}.yaml").read_text()
+        )
         grid = {*experiment["hydra"]["sweeper"]["params"]["method"].split(",")}
         named = any(word.startswith(("method=", "hydra.sweeper.params.method=")) for word in words)
         if grid > self.methods and not named:
             words.append(f"method={','.join(sorted(self.methods))}")
-        return shlex.join(["bash", "eval.sh", *words, *CHANGED.get(self.name, ()), f"name={self.name}"])
+        return shlex.join(
+            ["bash", "eval.sh", *words, *CHANGED.get(self.name, ()), f"name={self.name}"]
+        )
 
     def parsed(self, words: str) -> dict[str, str]:
         parts = (word.partition("=") for word in words.split())
-        return {k if eq else "method" if k in self.methods else "column": value or k for k, eq, value in parts}
+        return {
+            k if eq else "method" if k in self.methods else "column": value or k
+            for k, eq, value in parts
+        }
 
     def find(self, wanted: dict[str, str]) -> pools.Pool | None:
-        """Return the configuration with these settings; prefer the method's defaults for the others.
+        """Return the configuration with these settings; prefer the method's defaults for the
+        others.
 
         A method without state has one configuration, which fits every start.
         """
-        own = [values for _, values in self.configurations if values["method"] == wanted.get("method")]
+        own = [
+            values for _, values in self.configurations if values["method"] == wanted.get("method")
+        ]
         if own and all(values.get("start", "null") == "null" for values in own):
             wanted = {key: value for key, value in wanted.items() if key != "start"}
         usual = texts(published.default_settings(wanted.get("method", ""))) | wanted
-        fitting = [(pool, values) for pool, values in self.configurations if wanted.items() <= values.items()]
-        fitting = [pair for pair in fitting if all(pair[1].get(k, v) == v for k, v in usual.items())] or fitting
+        fitting = [
+            (pool, values)
+            for pool, values in self.configurations
+            if wanted.items() <= values.items()
+        ]
+        fitting = [
+            pair for pair in fitting if all(pair[1].get(k, v) == v for k, v in usual.items())
+        ] or fitting
         if wanted.keys() - self.setting_names or len(fitting) > 1:
             names = [pool.name for pool, _ in fitting]
             raise UserError(f"{self.name}: {wanted} fits {names}, of settings {self.setting_names}")
@@ -126,9 +161,12 @@ class Shipped:
     def cell(self, words: str) -> str | None:
         """Return what these words ask for, as printed; None if it was not measured."""
         wanted, over = map(self.parsed, f" {words} ".partition(" over ")[::2])
-        column, category = wanted.pop("column", "mat"), wanted.pop("category", metrics.OVERALL)
-        interval, repeated = wanted.pop("interval", "yes") == "yes", wanted.pop("repeated", None)
-        tokens_between, loops = wanted.pop("tokens", None), wanted.pop("loops", "yes") == "yes"
+        column = wanted.pop("column", "mat")
+        category = wanted.pop("category", metrics.OVERALL)
+        interval = wanted.pop("interval", "yes") == "yes"
+        repeated = wanted.pop("repeated", None)
+        tokens_between = wanted.pop("tokens", None)
+        loops = wanted.pop("loops", "yes") == "yes"
         half = wanted.pop("half", None)
         if (pool := self.find(wanted)) is None:
             return None
@@ -136,8 +174,15 @@ class Shipped:
         if column in self.setting_names:
             return settings(pool)[column]
         if over:
-            peers = [values for _, values in self.configurations if values["method"] == over.get("method", pool.method)]
-            base = self.find({k: v for k, v in wanted.items() if any(p.get(k, "null") != "null" for p in peers)} | over)
+            peers = [
+                values
+                for _, values in self.configurations
+                if values["method"] == over.get("method", pool.method)
+            ]
+            base = self.find(
+                {k: v for k, v in wanted.items() if any(p.get(k, "null") != "null" for p in peers)}
+                | over
+            )
             if base is None:
                 return None
             row: dict[Any, Any] = {}
@@ -145,7 +190,8 @@ class Shipped:
                 speeds = pool.speeds.of(category)
                 if half:
                     speeds = speeds.take(speeds.questions.isin(cells.questions))
-                column, row = "speedup_vanilla", tables.speedups("vanilla", speeds, base)
+                column = "speedup_vanilla"
+                row = tables.speedups("vanilla", speeds, base)
             else:
                 ratio = pools.mat_ratio(cells, halved(base, half).of(category))
                 row = dict(zip(("mat", "mat_low", "mat_high"), ratio, strict=True))
@@ -153,63 +199,111 @@ class Shipped:
             answers = pool.answers_to_compare(0)
             if repeated:
                 low, high = (int(end) / 100 for end in repeated.split("-"))
-                cells = cells.take(np.array([low <= metrics.repetition(answers[k]) < high for k in cells.questions]))
+                cells = cells.take(
+                    np.array(
+                        [low <= metrics.repetition(answers[k]) < high for k in cells.questions]
+                    )
+                )
             begin, end = map(int, (tokens_between or f"0-{sys.maxsize}").split("-"))
-            counts = [metrics.counts_between(answers[key], begin, end, loops) for key in cells.questions]
+            counts = [
+                metrics.counts_between(answers[key], begin, end, loops) for key in cells.questions
+            ]
             tokens, steps = np.array(counts, dtype=np.float64).T
-            row = {"mat": tokens.sum() / steps.sum(), "questions": len(tokens), "new_tokens": f"{tokens.sum():,.0f}"}
+            row = {
+                "mat": tokens.sum() / steps.sum(),
+                "questions": len(tokens),
+                "new_tokens": f"{tokens.sum():,.0f}",
+            }
             row["mat_low"], row["mat_high"] = intervals.quotient_interval(tokens, steps)
         else:
-            named = {**pool.group, "method": pool.label, "variant": pool.variant, "category": category}
+            named = {
+                **pool.group,
+                "method": pool.label,
+                "variant": pool.variant,
+                "category": category,
+            }
             table = self.experiment.table
-            (row,) = table[(table[list(named)] == list(named.values())).all(axis=1)].to_dict("records")
+            (row,) = table[(table[list(named)] == list(named.values())).all(axis=1)].to_dict(
+                "records"
+            )
         return rendering.cell(row, column, with_interval=interval).printed
 
 
 def halved(pool: pools.Pool, half: str | None) -> pools.Cells:
-    """Return the cells of the questions that bench.split=`half` chooses from all questions; None: of every question."""
+    """Return the cells of the questions that bench.split=`half` chooses from all questions; None:
+    of every question.
+    """
     if half is None:
         return pool.cells
-    rows = dict(sorted(pool.answers_to_compare(0).items(), key=lambda item: item[1]["question_id"]))  # as in the file
+    rows = dict(
+        sorted(pool.answers_to_compare(0).items(), key=lambda item: item[1]["question_id"])
+    )  # as in the file
     number = dict(zip(rows, numbers(row["category"] for row in rows.values()), strict=True))
-    return pool.cells.take(np.array([WORDS["split"][number[key] % 2] == half for key in pool.cells.questions]))
+    return pool.cells.take(
+        np.array([WORDS["split"][number[key] % 2] == half for key in pool.cells.questions])
+    )
 
 
 def conditions(experiment: Experiment) -> str:
     """Return a paragraph with an experiment's questions, repeats, models and devices."""
     benches: dict[str, str] = {}
     for pool in experiment.pools:
-        rows, bench = pool.first_answers, pool.group["bench"]
+        rows = pool.first_answers
+        bench = pool.group["bench"]
         turns = sum(len(choice["turns"]) for row in rows for choice in row["choices"])
         counts = f"({turns:,} turns, {sum(map(new_tokens, rows)):,} tokens)"
         benches.setdefault(bench, f"{len(rows)} questions of {bench} {counts}")
     repeats = max(len(pool.repeats) for pool in experiment.pools)
     parts = [*benches.values(), f"{repeats} repeat{'s' * (repeats > 1)}"]
-    parts += dict.fromkeys(part for line in notes.heading(experiment.runs) for part in line.split("; "))
-    return textwrap.fill("; ".join(parts) + ".", 118, break_long_words=False, break_on_hyphens=False)
+    parts += dict.fromkeys(
+        part for line in notes.heading(experiment.runs) for part in line.split("; ")
+    )
+    return textwrap.fill(
+        "; ".join(parts) + ".", 118, break_long_words=False, break_on_hyphens=False
+    )
 
 
 def defined() -> list[tuple[str, str, str]]:
-    """Return names, unit and meaning of what is defined: columns of one meaning together, for docs/concepts.md."""
+    """Return names, unit and meaning of what is defined: columns of one meaning together, for
+    docs/concepts.md.
+    """
     groups = itertools.groupby((c for c in COLUMNS if c.meaning), key=lambda c: (c.unit, c.meaning))
-    return [(", ".join(f"`{c.name}`" for c in same), unit, meaning) for (unit, meaning), same in groups]
+    return [
+        (", ".join(f"`{c.name}`" for c in same), unit, meaning) for (unit, meaning), same in groups
+    ]
 
 
 def settings(pool: pools.Pool) -> dict[str, str]:
     """Return a configuration's settings that WORDS may name, as text."""
-    return texts({"order": "file", **pool.group, **pool.identity.facets, "method": pool.method, "nodes": pool.budget})
+    return texts(
+        {
+            "order": "file",
+            **pool.group,
+            **pool.identity.facets,
+            "method": pool.method,
+            "nodes": pool.budget,
+        }
+    )
 
 
 def texts(values: dict[str, Any]) -> dict[str, str]:
-    return {k: f"{v:g}" if isinstance(v, float) else {None: "null"}.get(v, str(v).lower()) for k, v in values.items()}
+    return {
+        k: f"{v:g}" if isinstance(v, float) else {None: "null"}.get(v, str(v).lower())
+        for k, v in values.items()
+    }
 
 
 def expanded(entries: dict[str, Any]) -> Iterator[tuple[str, list[str]]]:
     """Yield titles and words, with one entry for each of the values between commas."""
     for title, words in entries.items():
         parts = [] if isinstance(words, list) else [word.rpartition("=") for word in words.split()]
-        for choice in itertools.product(*([key + eq + v for v in listed.split(",")] for key, eq, listed in parts)):
-            values = {key or "method": value for key, _, value in (word.rpartition("=") for word in choice)}
+        for choice in itertools.product(
+            *([key + eq + v for v in listed.split(",")] for key, eq, listed in parts)
+        ):
+            values = {
+                key or "method": value
+                for key, _, value in (word.rpartition("=") for word in choice)
+            }
             values["category"] = values.get("category", "").replace("_", " ")
             yield title.format(**values), words if isinstance(words, list) else [" ".join(choice)]
 
@@ -217,21 +311,35 @@ def expanded(entries: dict[str, Any]) -> Iterator[tuple[str, list[str]]]:
 def rendered(block: re.Match[str]) -> str:
     """Return a block with its table, with the definitions, or with the experiment's conditions."""
     spec = yaml.safe_load(f"results: {block[1]}")
-    columns, more = list(expanded(spec.get("columns", {}))), spec.get("more", {})
-    rows, used = [], dict[str, None]()
+    columns = list(expanded(spec.get("columns", {})))
+    more = spec.get("more", {})
+    rows = []
+    used = dict[str, None]()
     for title, of_row in expanded(spec.get("rows", {})):
         cells = []
         for words_of_row, (_, (of_column,)) in zip(itertools.cycle(of_row), columns, strict=False):
-            words = " ".join(sorted((words_of_row, of_column), key=lambda part: "over" in part.split()))
+            words = " ".join(
+                sorted((words_of_row, of_column), key=lambda part: "over" in part.split())
+            )
             name = "".join(re.findall(r"\bin=(\S+)", words)) or spec["results"]
             used[name] = None
             cells.append(Shipped(name).cell(re.sub(r"\bin=\S+", "", words)))
             if cells[-1] is None and not spec.get("gaps"):
                 raise UserError(f"{name}: no configuration is '{words}'")
-        rows.append([title.strip(), *(cell or "" for cell in cells), *(str(m.get(title, "")) for m in more.values())])
+        rows.append(
+            [
+                title.strip(),
+                *(cell or "" for cell in cells),
+                *(str(m.get(title, "")) for m in more.values()),
+            ]
+        )
     if rows:
-        body = rendering.markdown([spec.get("first", "method"), *(title for title, _ in columns), *more], rows)
-        body = re.sub(r"(?<=\d), (?=[\d.]+\])", ",\N{NO-BREAK SPACE}", body)  # keeps an interval on one line
+        body = rendering.markdown(
+            [spec.get("first", "method"), *(title for title, _ in columns), *more], rows
+        )
+        body = re.sub(
+            r"(?<=\d), (?=[\d.]+\])", ",\N{NO-BREAK SPACE}", body
+        )  # keeps an interval on one line
         body += "\n\n" + ";\n".join(f"`{Shipped(name).command}`" for name in used)
     elif spec["results"] == "definitions":
         body = rendering.markdown(("name", "unit", "definition"), defined())
@@ -241,32 +349,57 @@ def rendered(block: re.Match[str]) -> str:
 
 
 def contents(figure: Figure) -> str:
-    """Return a digest of what a figure shows: data, names, labels and how lines look, whatever the fonts."""
+    """Return a digest of what a figure shows: data, names, labels and how lines look, whatever the
+    fonts.
+    """
     shown: list[object] = [text.get_text() for text in figure.texts]
     for axes in figure.axes:
-        shown += [axes.get_xlabel(), axes.get_ylabel(), axes.get_title(), [text.get_text() for text in axes.texts]]
+        shown += [
+            axes.get_xlabel(),
+            axes.get_ylabel(),
+            axes.get_title(),
+            [text.get_text() for text in axes.texts],
+        ]
         shown += [(line.get_label(), line.get_xydata()) for line in axes.lines]
-        shown += [(line.get_color(), line.get_linestyle(), line.get_marker()) for line in axes.lines]
-        shown += [patch.get_path().transformed(patch.get_patch_transform()).vertices for patch in axes.patches]
+        shown += [
+            (line.get_color(), line.get_linestyle(), line.get_marker()) for line in axes.lines
+        ]
+        shown += [
+            patch.get_path().transformed(patch.get_patch_transform()).vertices
+            for patch in axes.patches
+        ]
         shown += [path.vertices for shape in axes.collections for path in shape.get_paths()]
         shown += [np.ma.filled(np.ma.asarray(image.get_array()), np.nan) for image in axes.images]
-        named = [axis for axis in (axes.xaxis, axes.yaxis) if isinstance(axis.get_major_locator(), FixedLocator)]
+        named = [
+            axis
+            for axis in (axes.xaxis, axes.yaxis)
+            if isinstance(axis.get_major_locator(), FixedLocator)
+        ]
         shown += [[label.get_text() for label in axis.get_ticklabels()] for axis in named]
-    rounded = json.dumps(shown, default=lambda array: [f"{value:.5g}" for value in np.ravel(array).tolist()])
+    rounded = json.dumps(
+        shown, default=lambda array: [f"{value:.5g}" for value in np.ravel(array).tolist()]
+    )
     return hashlib.sha256(rounded.encode()).hexdigest()
 
 
 def save_png(figure: Figure, path: Path, shown: str) -> None:
-    """Write the figure with the digest of what it shows in its metadata, and without a version of the software."""
+    """Write the figure with the digest of what it shows in its metadata, and without a version of
+    the software.
+    """
     with style.styled(), replaced(path) as partial:
         figure.savefig(partial, format="png", metadata={"Software": None, "Contents": shown})
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(prog="python -m tools.document_results", description="Write documents' results.")
-    parser.add_argument("--check", action="store_true", help="write nothing; fail where a document is stale")
+    parser = argparse.ArgumentParser(
+        prog="python -m tools.document_results", description="Write documents' results."
+    )
+    parser.add_argument(
+        "--check", action="store_true", help="write nothing; fail where a document is stale"
+    )
     with user_errors():
-        check, stale = parser.parse_args().check, []
+        check = parser.parse_args().check
+        stale = []
         for page in (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))):
             old = page.read_text(encoding="utf-8")
             new, blocks = BLOCK.subn(rendered, old)
@@ -276,7 +409,8 @@ def main() -> None:
         for name, (of, kind) in FIGURES.items():
             (data,) = figures.split(Shipped(of).experiment).values()
             with style.styled(dark=name.endswith("-dark.png")):
-                file, figure = ROOT / "docs/figures" / name, getattr(figures, kind)(data)
+                file = ROOT / "docs/figures" / name
+                figure = getattr(figures, kind)(data)
             shown = contents(figure)  # kept as text in a PNG
             if not file.exists() or f"Contents\0{shown}".encode() not in file.read_bytes():
                 stale.append((file, partial(save_png, figure, file, shown)))

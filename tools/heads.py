@@ -1,4 +1,6 @@
-"""Train heads on a frozen model: python -m tools.heads medusa|eagle --model M --text FILE --output FOLDER."""
+"""Train heads on a frozen model: python -m tools.heads medusa|eagle --model M --text FILE --output
+FOLDER.
+"""
 
 from __future__ import annotations
 
@@ -53,31 +55,42 @@ class Recipe:
     length: int = option(1024, "longest sequence, in tokens")
     rate: float = option(2e-3, "peak learning rate")
     seed: int = option(0, "of weights, order and noise")
-    heads: int = option(4, "tokens drafted beyond the next; by default as many as the published tree is deep")
+    heads: int = option(
+        4, "tokens drafted beyond the next; by default as many as the published tree is deep"
+    )
     layers: int = option(1, "residual blocks a head")
     shared_lm_head: bool = option(False, "use the target's own projection for all heads")
 
     def __post_init__(self) -> None:
         for key in ("steps", "batch_tokens", "length", "heads", "layers"):
             if getattr(self, key) < 1:
-                raise UserError(f"--{key.replace('_', '-')} {getattr(self, key)}: must be at least 1")
+                raise UserError(
+                    f"--{key.replace('_', '-')} {getattr(self, key)}: must be at least 1"
+                )
         if not 0 < self.rate < math.inf:
             raise UserError(f"--rate {self.rate}: must be above 0")
         if not 0 <= self.seed < 2**32:
             raise UserError(f"--seed {self.seed}: must be from 0 to {2**32 - 1}")
 
     def rate_at(self, step: int) -> float:
-        """Return the learning rate: a warm-up over a twentieth of the steps, then a half cosine to 0."""
+        """Return the learning rate: a warm-up over a twentieth of the steps, then a half cosine to
+        0.
+        """
         warm = max(1, self.steps // 20)
         return self.rate * min((step + 1) / warm, 0.5 * (1 + math.cos(math.pi * step / self.steps)))
 
 
 def new_heads(recipe: Recipe, target: Target) -> MedusaHeads | EagleHead:
-    """Build untrained heads: Medusa's as copies of the target's head (paper, 2.2.1), EAGLE's at random."""
+    """Build untrained heads: Medusa's as copies of the target's head (paper, 2.2.1), EAGLE's at
+    random.
+    """
     torch.manual_seed(recipe.seed)
-    hidden, lm_head = hidden_size(target), target.model.get_output_embeddings()
+    hidden = hidden_size(target)
+    lm_head = target.model.get_output_embeddings()
     if recipe.kind == "medusa":
-        heads = MedusaHeads(recipe.heads, recipe.layers, hidden, target.logits_size, shared=recipe.shared_lm_head)
+        heads = MedusaHeads(
+            recipe.heads, recipe.layers, hidden, target.logits_size, shared=recipe.shared_lm_head
+        )
         if not recipe.shared_lm_head:
             with torch.no_grad():
                 for head in heads:
@@ -89,7 +102,8 @@ def new_heads(recipe: Recipe, target: Target) -> MedusaHeads | EagleHead:
 
 def _eagle_config(target: Target) -> dict[str, Any]:
     """Return the configuration of a LLaMA layer of the target's proportions."""
-    config, hidden = target.model.config.get_text_config(), hidden_size(target)
+    config = target.model.config.get_text_config()
+    hidden = hidden_size(target)
     heads = config.num_attention_heads
     rope = getattr(config, "rope_parameters", None) or {}
     return {
@@ -109,13 +123,19 @@ def _eagle_config(target: Target) -> dict[str, Any]:
 
 
 def medusa_loss(
-    heads: MedusaHeads, lm_head: nn.Module, features: torch.Tensor, ids: torch.Tensor, wanted: torch.Tensor
+    heads: MedusaHeads,
+    lm_head: nn.Module,
+    features: torch.Tensor,
+    ids: torch.Tensor,
+    wanted: torch.Tensor,
 ) -> torch.Tensor:
-    """Sum over heads i of 0.8^(i + 1) times the cross-entropy of the token i + 2 after each position.
+    """Sum over heads i of 0.8^(i + 1) times the cross-entropy of the token i + 2 after each
+    position.
 
     Args:
         features: (B, T, H), the frozen target's last hidden states of ids (B, T).
-        wanted: bool (B, T); a position counts for head i if the next token (the root) and the one predicted are wanted.
+        wanted: bool (B, T); a position counts for head i if the next token (the root) and the one
+            predicted are wanted.
     """
     total = features.new_zeros(())
     for i in range(len(heads)):
@@ -123,7 +143,9 @@ def medusa_loss(
         counts = wanted[:, 1 : ids.shape[1] - ahead + 1] & wanted[:, ahead:]  # (B, T - ahead)
         if counts.any():
             logits = heads.logits(i, features[:, :-ahead][counts], lm_head)  # (m, V)
-            total = total + DECAY ** (i + 1) * F.cross_entropy(logits.float(), ids[:, ahead:][counts])
+            total = total + DECAY ** (i + 1) * F.cross_entropy(
+                logits.float(), ids[:, ahead:][counts]
+            )
     return total
 
 
@@ -135,16 +157,21 @@ def eagle_loss(
     wanted: torch.Tensor,
     generator: torch.Generator,
 ) -> torch.Tensor:
-    """Smooth L1 to the next feature, plus CLASS_WEIGHT times the cross-entropy to the target's distribution.
+    """Smooth L1 to the next feature, plus CLASS_WEIGHT times the cross-entropy to the target's
+    distribution.
 
-    Only positions whose next feature predicts a wanted token count. Noise on the features imitates the head's own
-    errors while drafting.
+    Only positions whose next feature predicts a wanted token count. Noise on the features imitates
+    the head's own errors while drafting.
     """
     noise = torch.rand(features.shape, generator=generator).to(features) - 0.5
     cos, sin = head.angles(ids.shape[1] - 1)
-    out = head((features + 2 * NOISE * noise)[:, :-1], ids[:, 1:], (cos, sin))  # (B, T - 1, H): next features
+    out = head(
+        (features + 2 * NOISE * noise)[:, :-1], ids[:, 1:], (cos, sin)
+    )  # (B, T - 1, H): next features
     counts = wanted[:, 2:]  # (B, T - 2)
-    predicted, true = out[:, :-1][counts], features[:, 1:-1][counts]  # (m, H)
+    # (m, H)
+    predicted = out[:, :-1][counts]
+    true = features[:, 1:-1][counts]
     with torch.no_grad():
         probabilities = lm_head(true).float().softmax(dim=-1)  # (m, V)
     classes = F.cross_entropy(lm_head(predicted).float(), probabilities)
@@ -155,8 +182,8 @@ def sequences(text: str, tokenizer: Any, length: int, seed: int) -> Iterator[Enc
     """Yield token sequences forever, each at most `length` long.
 
     Args:
-        text: `embedded` for the dialogues that the shipped model was trained on; only their answers are predicted. Else
-            a file as for `tools.datastore`; all of its tokens are predicted.
+        text: `embedded` for the dialogues that the shipped model was trained on; only their answers
+            are predicted. Else a file as for `tools.datastore`; all of its tokens are predicted.
         tokenizer: of the target, transformers' own kind.
 
     Raises:
@@ -164,7 +191,9 @@ def sequences(text: str, tokenizer: Any, length: int, seed: int) -> Iterator[Enc
     """
     if text == EMBEDDED:
         dialogues = training(TRAINING_SEED + seed, easy_until=1)
-        yield from (item for item in encode(tokenizer.backend_tokenizer, dialogues) if len(item) <= length)
+        yield from (
+            item for item in encode(tokenizer.backend_tokenizer, dialogues) if len(item) <= length
+        )
     chunks = []
     for document in documents([Path(text)]):
         ids = tokenizer("".join(document)).input_ids
@@ -179,25 +208,36 @@ def sequences(text: str, tokenizer: Any, length: int, seed: int) -> Iterator[Enc
 
 
 def train(recipe: Recipe, target: Target, tokenizer: Any, text: str) -> MedusaHeads | EagleHead:
-    """Train heads by the recipe; the target stays frozen. Raises UserError for a text that cannot be read."""
-    heads, device = new_heads(recipe, target), target.device
+    """Train heads by the recipe; the target stays frozen. Raises UserError for a text that cannot
+    be read.
+    """
+    heads = new_heads(recipe, target)
+    device = target.device
     model = target.model.requires_grad_(False).eval()
     lm_head = model.get_output_embeddings()
     # Gradients flow through the target's head into ours, so it is in float32 like ours.
     if target.dtype != torch.float32:
         half = lm_head
-        lm_head = nn.Linear(half.weight.shape[1], half.weight.shape[0], bias=half.bias is not None, device=device)
-        lm_head.load_state_dict({name: tensor.float() for name, tensor in half.state_dict().items()})
+        lm_head = nn.Linear(
+            half.weight.shape[1], half.weight.shape[0], bias=half.bias is not None, device=device
+        )
+        lm_head.load_state_dict(
+            {name: tensor.float() for name, tensor in half.state_dict().items()}
+        )
         lm_head.requires_grad_(False)
         if isinstance(heads, EagleHead):
             heads.embedding = heads.embedding.float()
-    optimizer = torch.optim.AdamW(heads.parameters(), lr=recipe.rate, betas=(0.9, 0.95), weight_decay=0.0)
+    optimizer = torch.optim.AdamW(
+        heads.parameters(), lr=recipe.rate, betas=(0.9, 0.95), weight_decay=0.0
+    )
     generator = torch.Generator().manual_seed(recipe.seed)
     items = sequences(text, tokenizer, min(recipe.length, target.context), recipe.seed)
     stream = batches(items, POOL, recipe.batch_tokens, recipe.seed)
-    started, running = time.perf_counter(), 0.0
+    started = time.perf_counter()
+    running = 0.0
     for step, (ids, wanted) in enumerate(islice(stream, recipe.steps)):
-        ids, wanted = ids.to(device), wanted.to(device)
+        ids = ids.to(device)
+        wanted = wanted.to(device)
         with torch.no_grad():  # rows are padded on the right, so a causal mask suffices
             features = model.get_decoder()(input_ids=ids, use_cache=False)[0].float()  # (B, T, H)
         if isinstance(heads, MedusaHeads):
@@ -216,7 +256,11 @@ def train(recipe: Recipe, target: Target, tokenizer: Any, text: str) -> MedusaHe
         if (step + 1) % 20 == 0 or step + 1 == recipe.steps:
             spent = time.perf_counter() - started
             left = spent / (step + 1) * (recipe.steps - step - 1)
-            print(f"step {step + 1}/{recipe.steps} loss {running:.4f}, {spent:.0f} s, {left:.0f} s to go", flush=True)
+            print(
+                f"step {step + 1}/{recipe.steps} loss {running:.4f}, {spent:.0f} s, {left:.0f} s"
+                " to go",
+                flush=True,
+            )
     return heads
 
 
@@ -233,7 +277,8 @@ def save(heads: MedusaHeads | EagleHead, recipe: Recipe, target: Target, folder:
             "vocab_size": target.vocab_size,
         }
     else:
-        file, config = folder / EAGLE_WEIGHTS, _eagle_config(target)
+        file = folder / EAGLE_WEIGHTS
+        config = _eagle_config(target)
     save_state({name: tensor.detach().half() for name, tensor in heads.state_dict().items()}, file)
     write_json(folder / "config.json", config | origin)
     return file.stat().st_size
@@ -247,15 +292,26 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     medusa = kinds.add_parser("medusa", help="Medusa-1 heads", formatter_class=defaults)
     eagle = kinds.add_parser("eagle", help="for eagle and eagle2", formatter_class=defaults)
     for kind in (medusa, eagle):
-        kind.add_argument("--model", required=True, help="folder or hub name of the target, which stays frozen")
-        kind.add_argument("--text", required=True, help=".txt, .jsonl (as of tools.datastore), or `embedded`")
-        kind.add_argument("--output", required=True, type=Path, help="folder for weights and config.json")
+        kind.add_argument(
+            "--model", required=True, help="folder or hub name of the target, which stays frozen"
+        )
+        kind.add_argument(
+            "--text", required=True, help=".txt, .jsonl (as of tools.datastore), or `embedded`"
+        )
+        kind.add_argument(
+            "--output", required=True, type=Path, help="folder for weights and config.json"
+        )
         kind.add_argument("--device", default="auto", help="of the target")
         kind.add_argument("--dtype", default="auto", help="of the target")
         for setting in fields(Recipe)[1:]:
             if kind is medusa or setting.name not in MEDUSA_ALONE:
-                flag, default = f"--{setting.name.replace('_', '-')}", setting.default
-                how: Any = {"action": "store_true"} if default is False else {"type": type(default), "default": default}
+                flag = f"--{setting.name.replace('_', '-')}"
+                default = setting.default
+                how: Any = (
+                    {"action": "store_true"}
+                    if default is False
+                    else {"type": type(default), "default": default}
+                )
                 kind.add_argument(flag, help=setting.metadata["help"], **how)
     return parser.parse_args(arguments)
 
@@ -264,8 +320,13 @@ def main(arguments: list[str] | None = None) -> None:
     """Load, train, save."""
     with user_errors("nothing was written"):
         options = vars(parse(arguments))
-        target = {"path": options.pop("model"), "device": options.pop("device"), "dtype": options.pop("dtype")}
-        text, output = options.pop("text"), options.pop("output")
+        target = {
+            "path": options.pop("model"),
+            "device": options.pop("device"),
+            "dtype": options.pop("dtype"),
+        }
+        text = options.pop("text")
+        output = options.pop("output")
         recipe = Recipe(**options)
         output.mkdir(parents=True, exist_ok=True)  # may fail: better before the training
         loaded = load_model(ModelSettings("path", **target))

@@ -1,9 +1,10 @@
-"""python -m tools.hub_repository FOLDER: write a hub repository with which transformers' `generate` drafts.
+"""python -m tools.hub_repository FOLDER: write a hub repository with which transformers' `generate`
+drafts.
 
     model.generate(..., custom_generate=FOLDER_OR_HUB_NAME, trust_remote_code=True)
 
-The layout is transformers' (5.23, `load_custom_generate`). The repository holds no code of the library: its
-requirements.txt names the package.
+The layout is transformers' (5.23, `load_custom_generate`). The repository holds no code of the
+library: its requirements.txt names the package.
 """
 
 import argparse
@@ -16,17 +17,26 @@ from model.files import ROOT
 
 
 def write_repository(folder: Path) -> None:
-    """Write the repository's files over an older version's. Raises FileExistsError for another one's README.md."""
-    own, card = ROOT / "custom_generate", folder / "README.md"
-    if card.exists() and not (card.read_text().startswith("---") and "custom_generate" in card.read_text()):
+    """Write the repository's files over an older version's. Raises FileExistsError for another
+    one's README.md.
+    """
+    own = ROOT / "custom_generate"
+    card = folder / "README.md"
+    if card.exists() and not (
+        card.read_text().startswith("---") and "custom_generate" in card.read_text()
+    ):
         raise FileExistsError(f"{card} is another's; name a new folder or delete it")
-    shutil.copytree(own, folder / own.name, dirs_exist_ok=True, ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copytree(
+        own, folder / own.name, dirs_exist_ok=True, ignore=shutil.ignore_patterns("__pycache__")
+    )
     (folder / own.name / "README.md").replace(card)
     (folder / own.name / "requirements.txt").write_text(f"token-recycling>={__version__}\n")
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(prog="python -m tools.hub_repository", description="Write a hub repository.")
+    parser = argparse.ArgumentParser(
+        prog="python -m tools.hub_repository", description="Write a hub repository."
+    )
     parser.add_argument("folder", type=Path)
     with user_errors():
         write_repository(parser.parse_args().folder)

@@ -1,7 +1,9 @@
-"""python -m tools.measure_again [NAMES]: measure shipped experiments again with today's code; replace their records.
+"""python -m tools.measure_again [NAMES]: measure shipped experiments again with today's code;
+replace their records.
 
-Each runs from its recorded command into results/again; interrupted runs there are resumed. Without NAMES: all untimed
-experiments, as their accepted lengths are the same on any machine. Afterwards, python -m tools.document_results writes
+Each runs from its recorded command into results/again; interrupted runs there are resumed. Without
+NAMES: all untimed experiments, as their accepted lengths are the same on any machine. Afterwards,
+python -m tools.document_results writes
 the documents.
 """
 
@@ -29,34 +31,52 @@ AGAIN = ROOT / "results/again"
 
 
 def measure_again(name: str) -> tuple[str, str, str]:
-    """Run a shipped experiment again and replace its records. Returns its name, what differs, and which code made it.
+    """Run a shipped experiment again and replace its records. Returns its name, what differs, and
+    which code made it.
 
     Raises UserError if its command stops; the shipped records are unchanged then.
     """
     shipped = Shipped(name)
     words = shlex.split(shipped.command)[2:]  # after "bash eval.sh"
-    done = subprocess.run([sys.executable, "-m", "evaluation.run", *words, f"results_dir={AGAIN}"], cwd=ROOT)
+    done = subprocess.run(
+        [sys.executable, "-m", "evaluation.run", *words, f"results_dir={AGAIN}"], cwd=ROOT
+    )
     if done.returncode:
-        raise UserError(f"{name}: its command stopped with exit code {done.returncode}; the same command goes on")
+        raise UserError(
+            f"{name}: its command stopped with exit code {done.returncode}; the same command"
+            " goes on"
+        )
     here = Experiment.read(AGAIN / name)
     comparisons, alone = compare(here.pools, shipped.experiment.pools)
     before, now = (made_with(experiment) for experiment in (shipped.experiment, here))
-    note = next((run.metadata["note"] for run in shipped.experiment.runs if run.metadata.get("note")), "")
+    note = next(
+        (run.metadata["note"] for run in shipped.experiment.runs if run.metadata.get("note")), ""
+    )
     contribute(AGAIN / name, name, note)
     other = difference(before[1], now[1])
-    return name, "; ".join([summary(comparisons), *alone]), f"{before[0]} -> {now[0]}{other and f'; {other}'}"
+    return (
+        name,
+        "; ".join([summary(comparisons), *alone]),
+        f"{before[0]} -> {now[0]}{other and f'; {other}'}",
+    )
 
 
 def made_with(experiment: Experiment) -> tuple[str, dict[str, Any]]:
     """Return the commits of an experiment's runs, and the versions and machine of the first."""
     runs = [run.metadata for run in experiment.runs]
-    return ", ".join(sorted({commit(run) for run in runs})), runs[0]["versions"] | {"device": runs[0]["device"]}
+    return ", ".join(sorted({commit(run) for run in runs})), runs[0]["versions"] | {
+        "device": runs[0]["device"]
+    }
 
 
 def untimed() -> list[str]:
     """Return the names of the shipped experiments that took no times."""
     names = sorted(path.parent.name for path in REFERENCE.glob(f"*/{FILE}"))
-    return [name for name in names if not any(run.settings["timed"] for run in Shipped(name).experiment.runs)]
+    return [
+        name
+        for name in names
+        if not any(run.settings["timed"] for run in Shipped(name).experiment.runs)
+    ]
 
 
 def main() -> None:
@@ -73,7 +93,9 @@ def main() -> None:
                 rows.append(measure_again(name))
         finally:  # also if an experiment stopped
             write_text(REFERENCE.parent / "README.md", overview(REFERENCE))
-            print(markdown(("experiment", "now against shipped", "code, and what else changed"), rows))
+            print(
+                markdown(("experiment", "now against shipped", "code, and what else changed"), rows)
+            )
 
 
 if __name__ == "__main__":
