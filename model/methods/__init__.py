@@ -1,10 +1,12 @@
-"""The register of methods by name, and their order in tables. configs/method/NAME.yaml holds a method's settings.
+"""The register of methods by name, and their order in tables. configs/method/NAME.yaml holds a
+method's settings.
 
-Import from outside only the register, the functions that build a method by name or import path, and a class by its
-file. May import `engine`, `recycling`, `structures`.
+Import from outside only the register, the functions that build a method by name or import path, and
+a class by its file. May import `engine`, `recycling`, `structures`.
 
-A class raises UserError for a setting that is out of range, or a file that does not fit. Nothing heavy is imported
-before a method is made, so that code that reads records can import the order cheaply.
+A class raises UserError for a setting that is out of range, or a file that does not fit. Nothing
+heavy is imported before a method is made, so that code that reads records can import the order
+cheaply.
 """
 
 from __future__ import annotations
@@ -21,7 +23,13 @@ if TYPE_CHECKING:
     from ..engine import Drafter, Target, Tree
 
 AUTO = "auto"  # value of `nodes`, and of the harness's `tree`: the size is tuned while decoding
-OFFERED = ("target", "vocab_size", "device", "eos", "tree")  # arguments that a builder gives a method that takes them
+OFFERED = (
+    "target",
+    "vocab_size",
+    "device",
+    "eos",
+    "tree",
+)  # arguments that a builder gives a method that takes them
 RANKS = 32  # children of a node that a template may have if its method has no k
 METHODS = {
     "vanilla": "vanilla.Vanilla",
@@ -47,7 +55,8 @@ METHODS = {
     "samd": "samd.Samd",
 }
 DEFAULT = "dynamic"  # of the library: the fastest known on real text
-# In the order of tables and figures, transformers' own decoding first. Other methods come next, and recycling is last.
+# In the order of tables and figures, transformers' own decoding first. Other methods come next, and
+# recycling is last.
 FIRST_IN_TABLES = (
     *("hf", "vanilla", "lookahead", "pld", "ngram_cache", "rest", "suffix", "sps"),
     *("medusa", "hydra", "eagle", "eagle2", "eagle3", "samd"),
@@ -70,9 +79,13 @@ def method_class(name: str) -> Callable[..., Any]:
     if not module:
         raise UserError(f"method {name}: unknown; there is {', '.join(METHODS)}, or an import path")
     try:
-        factory = getattr(importlib.import_module("." * (name in METHODS) + module, __package__), attribute)
+        factory = getattr(
+            importlib.import_module("." * (name in METHODS) + module, __package__), attribute
+        )
     except (ImportError, AttributeError, ValueError) as error:
-        raise UserError(f"method {name}: must be a method's name or an import path ({error})") from None
+        raise UserError(
+            f"method {name}: must be a method's name or an import path ({error})"
+        ) from None
     if not callable(factory):
         raise UserError(f"method {name}: must be a class or a function")
     return factory  # type: ignore[no-any-return]
@@ -83,14 +96,17 @@ def takes_tree(factory: Callable[..., Any]) -> bool:
     return "tree" in inspect.signature(factory).parameters
 
 
-def make_method(name: str, target: Target, /, *, eos: Collection[int] = (), **settings: Any) -> Drafter:
+def make_method(
+    name: str, target: Target, /, *, eos: Collection[int] = (), **settings: Any
+) -> Drafter:
     """Make a method for a target.
 
     Args:
         name: one of METHODS, or the import path of a class or function.
         eos: ids that end an answer; some methods do not draft beyond them.
-        settings: the method's own, see its class. `tree` may be a template's name or `best:N`. If the method can tune
-            its size and neither `nodes` nor `tree` is set, `nodes` is `auto`: the size is tuned while decoding.
+        settings: the method's own, see its class. `tree` may be a template's name or `best:N`. If
+            the method can tune its size and neither `nodes` nor `tree` is set, `nodes` is `auto`:
+            the size is tuned while decoding.
 
     Raises UserError: no such method, or a setting that it does not take.
     """
@@ -102,13 +118,17 @@ def make_method(name: str, target: Target, /, *, eos: Collection[int] = (), **se
     return build_drafter(factory, target, settings, eos=eos)
 
 
-def build_drafter(factory: Callable[..., Any], target: Target, settings: dict[str, Any], **offered: Any) -> Drafter:
+def build_drafter(
+    factory: Callable[..., Any], target: Target, settings: dict[str, Any], **offered: Any
+) -> Drafter:
     """Build a drafter from its settings.
 
     Args:
         factory: as `method_class` returns it.
-        settings: its arguments. A `tree` may be a `Tree`, a template's name, `best:N` or what `build_template` takes.
-        offered: further arguments, passed if the signature names them, as are vocab_size, device and target.
+        settings: its arguments. A `tree` may be a `Tree`, a template's name, `best:N` or what
+            `build_template` takes.
+        offered: further arguments, passed if the signature names them, as are vocab_size, device
+            and target.
 
     Raises UserError: a setting that the factory does not take, or the factory makes no drafter.
     """
@@ -123,21 +143,29 @@ def build_drafter(factory: Callable[..., Any], target: Target, settings: dict[st
         arguments["tree"] = _template(arguments["tree"], k)
     drafter = factory(**arguments)
     if not isinstance(drafter, Drafter):
-        raise UserError(f"method: {factory.__name__} does not make a drafter (model.engine.Drafter)")
+        raise UserError(
+            f"method: {factory.__name__} does not make a drafter (model.engine.Drafter)"
+        )
     if type(drafter).session is Drafter.session:
-        raise UserError(f"method: {factory.__name__} has no sessions; derive from DeviceDrafter, or write one")
+        raise UserError(
+            f"method: {factory.__name__} has no sessions; derive from DeviceDrafter, or write one"
+        )
     if drafter.draft_tree is None:
         drafter.draft_tree = arguments.get("tree")
     return drafter
 
 
-def check_method(factory: Callable[..., Any], settings: dict[str, Any], offered: Collection[str] = OFFERED) -> None:
+def check_method(
+    factory: Callable[..., Any], settings: dict[str, Any], offered: Collection[str] = OFFERED
+) -> None:
     """Raise UserError for a setting that a method does not take, or of another type."""
     check_settings(settings, factory, "method.", without={*offered, "sizing"})
 
 
 def _template(tree: Any, k: int) -> Tree:
-    """Return a draft tree of ranks below k, given as a tree, a template's name, `best:N` or a template's settings."""
+    """Return a draft tree of ranks below k, given as a tree, a template's name, `best:N` or a
+    template's settings.
+    """
     from ..engine import Tree
     from ..recycling import build_template
 

@@ -1,8 +1,11 @@
-"""Dynamic recycling: a best-first tree from unigram and bigram tables, suffix matches and rejected siblings.
+"""Dynamic recycling: a best-first tree from unigram and bigram tables, suffix matches and rejected
+siblings.
 
-The paper asks whether dynamic trees can outperform its static one (2408.08696, limitations). Here a row keeps its
-candidates' probabilities, a second table has rows by pairs of tokens, text is copied (SAM-Decoding, 2411.10666), and
-the root has two free sources: its rejected siblings, and the tokens that followed these in the previous step.
+The paper asks whether dynamic trees can outperform its static one (2408.08696, limitations). Here a
+row keeps its candidates' probabilities, a second table has rows by pairs of tokens, text is copied
+(SAM-Decoding, 2411.10666), and
+the root has two free sources: its rejected siblings, and the tokens that followed these in the
+previous step.
 The acceptance probability of each kind of candidate is learnt (`weights`).
 """
 
@@ -29,18 +32,21 @@ from ..structures.suffix_automaton import SuffixAutomaton
 class DynamicRecycling(Drafter):
     """Drafts the most likely nodes, best first; learns from every node of every step.
 
-    A node's likelihood is the product of the weights along its path. Kept between prompts: the rows, the weights and
-    the newest text. Each step has a tree of its own; static steps pad it to a fixed shape.
+    A node's likelihood is the product of the weights along its path. Kept between prompts: the
+    rows, the weights and the newest text. Each step has a tree of its own; static steps pad it to a
+    fixed shape.
 
     Args:
-        nodes: of every draft, the root not counted; fewer if there are not enough candidates. auto: the size is tuned
-            while decoding; `auto:N`: at most N.
+        nodes: of every draft, the root not counted; fewer if there are not enough candidates. auto:
+            the size is tuned while decoding; `auto:N`: at most N.
         k: candidates kept per row.
         pairs: number of rows by pairs of tokens, a power of two; 0: none.
         copy: also continue the longest match of text and path.
-        siblings: below the root, also try its rejected siblings, and the tokens that followed these.
+        siblings: below the root, also try its rejected siblings, and the tokens that followed
+            these.
         calibrate: learn the weights; False: they stay at the prior, or as saved.
-        history_tokens: maximum tokens of earlier prompts and answers that are copied from, too; 0: the prompt alone.
+        history_tokens: maximum tokens of earlier prompts and answers that are copied from, too; 0:
+            the prompt alone.
         recycle_prompt: also learn rows from the prompt's own logits.
         eos: ids that end an answer; nothing is drafted below them.
     """
@@ -63,18 +69,31 @@ class DynamicRecycling(Drafter):
         device: torch.device | str = "cpu",
         eos: Collection[int] = (),
     ) -> None:
-        sized, nodes = nodes, budget_of(nodes)
+        sized = nodes
+        nodes = budget_of(nodes)
         check_whole("dynamic", 0, nodes=nodes)
         check_whole("dynamic", 1, vocab_size, k=k)
         super().__init__(torch.device(device), vocab_size)
         if isinstance(sized, str):
             self.sizing = Sizing(sized, self.device)
-        self.nodes, self.k, self.copy, self.siblings, self.max_nodes = nodes, k, copy, siblings, 1 + nodes
+        self.nodes = nodes
+        self.k = k
+        self.copy = copy
+        self.siblings = siblings
+        self.max_nodes = 1 + nodes
         self.needs = Needs(candidates=k, log_probs=True, prompt_logits=recycle_prompt)
-        self.rows, self.pairs = TokenRows(vocab_size, k), PairRows(vocab_size, k, pairs)
+        self.rows = TokenRows(vocab_size, k)
+        self.pairs = PairRows(vocab_size, k, pairs)
         self.loop_rows = loop_rows(self.rows, self.pairs, eos)
-        self.weights, self.history = Weights(calibrate), History(history_tokens, SuffixAutomaton, vocab_size)
-        self.stores = [self.rows, self.pairs, self.weights, self.history, *([self.sizing] if self.sizing else [])]
+        self.weights = Weights(calibrate)
+        self.history = History(history_tokens, SuffixAutomaton, vocab_size)
+        self.stores = [
+            self.rows,
+            self.pairs,
+            self.weights,
+            self.history,
+            *([self.sizing] if self.sizing else []),
+        ]
         compile_loops()
 
     def session(self) -> DynamicSession:
@@ -92,21 +111,37 @@ class DynamicSession(TextSession[SuffixAutomaton]):
         drafter = self.drafter
         self._prompt_at = len(self.text.tokens) - len(prompt)
         self._before = prompt[-2] if len(prompt) > 1 else prompt[-1]
-        self.growth, self.rows = new_growth(drafter.nodes, drafter.rows), drafter.loop_rows
+        self.growth = new_growth(drafter.nodes, drafter.rows)
+        self.rows = drafter.loop_rows
         return None
 
     def observe_prompt(self, prompt: list[int], start: int, logits: torch.Tensor) -> None:
-        """With `recycle_prompt`: write rows of the prompt's tokens, and note the siblings of the first root."""
-        drafter, end = self.drafter, start + len(logits)
+        """With `recycle_prompt`: write rows of the prompt's tokens, and note the siblings of the
+        first root.
+        """
+        drafter = self.drafter
+        end = start + len(logits)
         before = prompt[max(start - 1, 0)]  # for the prompt's first token: itself
         following = self.text.tokens[self._prompt_at + end]
-        outcome = np.array(prompt[start:end], dtype=np.int64), *on_host(*top_k_log_probs(logits, drafter.k))
+        outcome = (
+            np.array(prompt[start:end], dtype=np.int64),
+            *on_host(*top_k_log_probs(logits, drafter.k)),
+        )
         loops.learn_prompt(before, following, drafter.siblings, *outcome, self.growth, self.rows)
 
     def draft(self, root: int) -> Draft:
         """Grow a draft to its size, best first, and arrange its nodes breadth-first."""
-        drafter, nodes = self.drafter, self.growth[0]
-        state = self._before, root, drafter.copy, self.growth, self.rows, self.text.arrays, drafter.weights.probs
+        drafter = self.drafter
+        nodes = self.growth[0]
+        state = (
+            self._before,
+            root,
+            drafter.copy,
+            self.growth,
+            self.rows,
+            self.text.arrays,
+            drafter.weights.probs,
+        )
         if drafter.sizing is None:
             count, _ = loops.grow(0, drafter.nodes, *state)
         else:
@@ -126,19 +161,32 @@ class DynamicSession(TextSession[SuffixAutomaton]):
         return super().likeliest_chain(draft)
 
     def observe(self, verification: Verification) -> None:
-        drafter, weights, node = self.drafter, self.drafter.weights, verification.node
+        drafter = self.drafter
+        weights = self.drafter.weights
+        node = verification.node
         assert verification.candidates is not None and verification.log_probs is not None
-        choices, accepted = verification.choices.numpy(), verification.accepted.numpy()
-        if self.choice is not None and not self.choice.greedy:  # after rejected nodes it may be unknown
+        choices = verification.choices.numpy()
+        accepted = verification.accepted.numpy()
+        if (
+            self.choice is not None and not self.choice.greedy
+        ):  # after rejected nodes it may be unknown
             choices = np.where(accepted, choices, NONE)
-        outcome = (np.ascontiguousarray(choices), accepted, *on_host(verification.candidates, verification.log_probs))
+        outcome = (
+            np.ascontiguousarray(choices),
+            accepted,
+            *on_host(verification.candidates, verification.log_probs),
+        )
         tables = self.growth, self.rows, (weights.seen, weights.accepted, weights.probs)
-        loops.learn(self._before, node, weights.learning, drafter.siblings, self._arranged, outcome, *tables)
+        loops.learn(
+            self._before, node, weights.learning, drafter.siblings, self._arranged, outcome, *tables
+        )
         self._before = int(self._arranged[2, node])
         self.text.extend(verification.tokens)
 
     def skip(self, tokens: list[int]) -> None:
-        """Append the tokens and forget the siblings: a plain step does not show the next root's siblings."""
+        """Append the tokens and forget the siblings: a plain step does not show the next root's
+        siblings.
+        """
         newest = [*self.text.tokens[-1:], *tokens]
         self._before = newest[-2]
         forget_siblings(self.growth)
@@ -148,7 +196,9 @@ class DynamicSession(TextSession[SuffixAutomaton]):
 def new_growth(nodes: int, rows: TokenRows) -> tuple[Any, ...]:
     """Return the fields of a `loops.Growth` of at most so many nodes below the root."""
     vocab_size, k = rows.ids.shape
-    limit = (1 + nodes) * (2 * k + 1) + 2 * k  # two rows and a copy per node, and the root's siblings
+    limit = (1 + nodes) * (
+        2 * k + 1
+    ) + 2 * k  # two rows and a copy per node, and the root's siblings
     growth = loops.Growth(
         nodes=np.zeros(2 + nodes, dtype=loops.NODE),
         candidates=np.empty(limit, dtype=loops.CANDIDATE),
@@ -179,8 +229,11 @@ def loop_rows(rows: TokenRows, pairs: PairRows, eos: Collection[int] = ()) -> tu
 @cache
 def compile_loops() -> None:
     """Compile the loops, or load them, before anything is timed."""
-    text, weights, tokens = SuffixAutomaton([0, 1, 0]), Weights(), TokenRows(2, 1)
-    growth, rows = new_growth(1, tokens), loop_rows(tokens, PairRows(2, 1, 2))
+    text = SuffixAutomaton([0, 1, 0])
+    weights = Weights()
+    tokens = TokenRows(2, 1)
+    growth = new_growth(1, tokens)
+    rows = loop_rows(tokens, PairRows(2, 1, 2))
     prompt = np.zeros(1, dtype=np.int64)
     outcome = np.zeros((1, 1), dtype=np.int64), np.zeros((1, 1), dtype=np.float32)
     loops.learn_prompt(0, 0, True, prompt, *outcome, growth, rows)
@@ -188,4 +241,6 @@ def compile_loops() -> None:
     arranged = np.empty((3, 1), dtype=np.int64)
     loops.arrange(growth[0], arranged)
     shares = weights.seen, weights.accepted, weights.probs
-    loops.learn(0, 0, True, True, arranged, (prompt, np.ones(1, dtype=bool), *outcome), growth, rows, shares)
+    loops.learn(
+        0, 0, True, True, arranged, (prompt, np.ones(1, dtype=bool), *outcome), growth, rows, shares
+    )

@@ -1,8 +1,11 @@
-"""Goose: a copied chain with recycled candidates as its branches, in one tree that grows with confidence.
+"""Goose: a copied chain with recycled candidates as its branches, in one tree that grows with
+confidence.
 
-Jin, Nguyen, Inoue: arXiv 2604.02047 (COLM 2026). The rules are those of the public code at its default settings,
-github.com/2kinto/GOOSE_Speculative_Decoding at c5c8bb3: accepted lengths, routes and nodes of recorded turns are equal.
-The prefill, which commits one token there, is the first step here. `nodes=N` and `start=hot` are this project's.
+Jin, Nguyen, Inoue: arXiv 2604.02047 (COLM 2026). The rules are those of the public code at its
+default settings,
+github.com/2kinto/GOOSE_Speculative_Decoding at c5c8bb3: accepted lengths, routes and nodes of
+recorded turns are equal. The prefill, which commits one token there, is the first step here.
+`nodes=N` and `start=hot` are this project's.
 """
 
 from __future__ import annotations
@@ -23,7 +26,9 @@ from ..structures import MAX_KEPT, MAX_NODES, check_whole
 from ..structures.ngram_index import NgramIndex
 
 # The public code's settings. Its sizes count the root.
-BASE, LARGEST = 60, 100  # nodes of a tree at confidence 0 and 1
+# nodes of a tree at confidence 0 and 1
+BASE = 60
+LARGEST = 100
 DEPTH = 6  # maximum depth of branches of branches
 ROW_CANDIDATES = 10
 MIN_SCORE = 0.01  # least score of a drafted candidate
@@ -32,25 +37,36 @@ NGRAMS = (5, 4, 3)
 MAX_COPY = 20  # maximum tokens of one look-up
 LONG_COPY = 8  # tokens of a continuation that counts as long
 EXTEND_ABOVE = 0.6  # confidence above which the copy is extended
-NEWEST, OLDER, FIRST_AVERAGE = 0.3, 0.7, 0.5  # weights in the moving average of the spine's acceptance; its start
-SHARES = ((0.2, 0.15), (0.4, 0.30), (math.inf, 0.50))  # the spine's share of the budget, for averages below each limit
+# weights in the moving average of the spine's acceptance; its start
+NEWEST = 0.3
+OLDER = 0.7
+FIRST_AVERAGE = 0.5
+SHARES = (
+    (0.2, 0.15),
+    (0.4, 0.30),
+    (math.inf, 0.50),
+)  # the spine's share of the budget, for averages below each limit
 ROW_FIELDS = ("keys", "ids", "scores")  # of a saved state
 ScoredRow = tuple[list[int], list[float]]  # candidates, best first, and their scores
 HARMONIC = [0.0, *accumulate(1 / i for i in range(1, MAX_NODES + 1))]
 
 
 class Goose(Drafter):
-    """Drafts a copied chain, the spine, with candidates of rows by token and by pair of tokens as branches.
+    """Drafts a copied chain, the spine, with candidates of rows by token and by pair of tokens as
+    branches.
 
-    In a cold start, as published, the rows begin anew with each prompt. Keeping them between prompts is a
-    variant of this project, which the public code's evaluation does not run. The text copied from is the prompt's own.
+    In a cold start, as published, the rows begin anew with each prompt. Keeping them between
+    prompts is a variant of this project, which the public code's evaluation does not run. The text
+    copied from is the prompt's own.
 
-    Rank paths in step records: a node's rank is its index among its siblings; a spine node has rank 0.
+    Rank paths in step records: a node's rank is its index among its siblings; a spine node has rank
+    0.
 
     Args:
-        nodes: maximum nodes of a draft, the root not counted, at any confidence. None, as published: 59, and up to 100
-            with confidence.
-        history_pairs: maximum rows by pairs of tokens kept for the next prompt, the newest ones; a row takes some
+        nodes: maximum nodes of a draft, the root not counted, at any confidence. None, as
+            published: 59, and up to 100 with confidence.
+        history_pairs: maximum rows by pairs of tokens kept for the next prompt, the newest ones; a
+            row takes some
             1.2 KB. Within a prompt all are kept.
     """
 
@@ -68,8 +84,11 @@ class Goose(Drafter):
             check_whole("goose", 1, nodes=nodes)
         check_whole("goose", 0, MAX_KEPT, history_pairs=history_pairs)
         super().__init__(torch.device(device), vocab_size)
-        # A tree's size at confidence 0, root included; the nodes that confidence 1 adds; the limit below the root.
-        self.base, self.growth, self.limit = (BASE, LARGEST - BASE, LARGEST) if nodes is None else (nodes + 1, 0, nodes)
+        # A tree's size at confidence 0, root included; the nodes that confidence 1 adds; the limit
+        # below the root.
+        self.base, self.growth, self.limit = (
+            (BASE, LARGEST - BASE, LARGEST) if nodes is None else (nodes + 1, 0, nodes)
+        )
         self.max_nodes = 1 + self.limit
         self.k = min(ROW_CANDIDATES, vocab_size)
         self.needs = Needs(logits=True, candidates=self.k, prompt_logits=True, tree=True)
@@ -82,25 +101,34 @@ class Goose(Drafter):
 
 
 class Rows:
-    """The target's top candidates after a token and after a pair of tokens, when last seen there, with scores.
+    """The target's top candidates after a token and after a pair of tokens, when last seen there,
+    with scores.
 
     A score is the softmax over the row's candidates alone. Rows by token keep it as float16.
     """
 
     def __init__(self, vocab_size: int, k: int) -> None:
-        self.vocab_size, self.k = vocab_size, k
+        self.vocab_size = vocab_size
+        self.k = k
         self.reset()
 
     def reset(self) -> None:
         self.by_token: dict[int, ScoredRow] = {}
-        self.by_pair: dict[int, ScoredRow] = {}  # by the first token times V and the second, the newest last
+        self.by_pair: dict[
+            int, ScoredRow
+        ] = {}  # by the first token times V and the second, the newest last
 
     def find(self, before: int, token: int) -> ScoredRow | None:
-        """Return the row of a pair of tokens, else of its second token; None if neither was seen."""
+        """Return the row of a pair of tokens, else of its second token; None if neither was
+        seen.
+        """
         return self.by_pair.get(before * self.vocab_size + token) or self.by_token.get(token)
 
-    def write(self, before: list[int], tokens: list[int], ids: torch.Tensor, scores: torch.Tensor) -> None:
-        """Write rows (m, k) for m tokens and the ones before them, in order: of equal tokens the last row wins.
+    def write(
+        self, before: list[int], tokens: list[int], ids: torch.Tensor, scores: torch.Tensor
+    ) -> None:
+        """Write rows (m, k) for m tokens and the ones before them, in order: of equal tokens the
+        last row wins.
 
         Args:
             before: -1: no row by pair is written.
@@ -108,7 +136,9 @@ class Rows:
         """
         exact_scores = scores.cpu().numpy()
         written = ids.tolist(), exact_scores.tolist(), exact_scores.astype(np.float16).tolist()
-        by_token, by_pair, vocab = self.by_token, self.by_pair, self.vocab_size
+        by_token = self.by_token
+        by_pair = self.by_pair
+        vocab = self.vocab_size
         for first, token, row, exact, rounded in zip(before, tokens, *written, strict=True):
             by_token[token] = row, rounded
             if first >= 0:
@@ -122,10 +152,16 @@ class Rows:
             del self.by_pair[pair]
 
     def state_dict(self) -> dict[str, torch.Tensor]:
-        """All rows, (m, k) each: their keys, int64 (m,), the newest last; candidates int32; scores."""
+        """All rows, (m, k) each: their keys, int64 (m,), the newest last; candidates int32;
+        scores.
+        """
         tensors = {}
-        for name, rows, dtype in (("token", self.by_token, torch.float16), ("pair", self.by_pair, torch.float32)):
-            ids, scores = [row[0] for row in rows.values()], [row[1] for row in rows.values()]
+        for name, rows, dtype in (
+            ("token", self.by_token, torch.float16),
+            ("pair", self.by_pair, torch.float32),
+        ):
+            ids = [row[0] for row in rows.values()]
+            scores = [row[1] for row in rows.values()]
             tensors[f"{name}_keys"] = torch.tensor(list(rows), dtype=torch.int64)
             tensors[f"{name}_ids"] = torch.tensor(ids, dtype=torch.int32).view(-1, self.k)
             tensors[f"{name}_scores"] = torch.tensor(scores, dtype=dtype).view(-1, self.k)
@@ -134,19 +170,30 @@ class Rows:
     def load_state_dict(self, state: dict[str, torch.Tensor]) -> None:
         self.reset()
         below = self.vocab_size, self.vocab_size**2
-        for name, rows, keys_below in zip(("token", "pair"), (self.by_token, self.by_pair), below, strict=True):
-            keys, ids, scores = (state.get(f"{name}_{field}", torch.zeros(0)) for field in ROW_FIELDS)
+        for name, rows, keys_below in zip(
+            ("token", "pair"), (self.by_token, self.by_pair), below, strict=True
+        ):
+            keys, ids, scores = (
+                state.get(f"{name}_{field}", torch.zeros(0)) for field in ROW_FIELDS
+            )
             if not ids.shape == scores.shape == (len(keys), self.k):
-                raise UserError(f"start: goose's saved rows by {name} are not keys with {self.k} candidates and scores")
+                raise UserError(
+                    f"start: goose's saved rows by {name} are not keys with {self.k} candidates and"
+                    " scores"
+                )
             if not bool(scores.isfinite().all()):
                 raise UserError("start: goose's saved scores are no finite numbers")
             check_ids("rows", ids, self.vocab_size)
             check_ids("rows", keys, keys_below)
-            rows.update(zip(keys.tolist(), zip(ids.tolist(), scores.tolist(), strict=True), strict=True))
+            rows.update(
+                zip(keys.tolist(), zip(ids.tolist(), scores.tolist(), strict=True), strict=True)
+            )
 
 
 class GooseSession(Session):
-    """A sequence's text and its n-grams, the spine's acceptance so far, and the last draft as it was built."""
+    """A sequence's text and its n-grams, the spine's acceptance so far, and the last draft as it
+    was built.
+    """
 
     drafter: Goose
 
@@ -163,7 +210,8 @@ class GooseSession(Session):
         return super().begin(prompt)
 
     def observe_prompt(self, prompt: list[int], start: int, logits: torch.Tensor) -> None:
-        ids, end = top_k(logits, self.drafter.k), start + len(logits)
+        ids = top_k(logits, self.drafter.k)
+        end = start + len(logits)
         before = [-1, *prompt][start:end]
         self.drafter.rows.write(before, prompt[start:end], ids, scores_of(logits, ids))
 
@@ -171,7 +219,8 @@ class GooseSession(Session):
         chain, unanimous = self._copied([])
         pair_written = True  # whether the root's row by pair is written: not after a tree
         if self.drafter.rows.find(self._before, root) is None:
-            tokens, parents = [root, *chain[: self.drafter.limit]], [0, *range(min(len(chain), self.drafter.limit))]
+            tokens = [root, *chain[: self.drafter.limit]]
+            parents = [0, *range(min(len(chain), self.drafter.limit))]
             spine = 0  # the acceptance of a bare chain is not counted
         else:
             conf = confidence(len(chain), unanimous)
@@ -180,13 +229,17 @@ class GooseSession(Session):
             pair_written = len(tokens) == 1
         before = [tokens[parent] for parent in parents]
         before[0] = self._before if pair_written else -1
-        self._built, self._spine, self._drafted = (before, tokens), spine, True
+        self._built = (before, tokens)
+        self._spine = spine
+        self._drafted = True
         self._order, parents = breadth_first(parents)
         ordered = [tokens[node] for node in self._order]
         return Draft(Tree(parents, once=True), torch.tensor(ordered))
 
     def _copied(self, chain: list[int]) -> tuple[list[int], bool]:
-        """Return what first followed the end of text and `chain`; True if nothing else ever followed it."""
+        """Return what first followed the end of text and `chain`; True if nothing else ever
+        followed it.
+        """
         text = self._index.tokens
         start, unanimous = self._index.find((text[-NGRAMS[0] :] + chain)[-NGRAMS[0] :])
         return text[start : start + MAX_COPY] if start else [], unanimous
@@ -202,21 +255,32 @@ class GooseSession(Session):
                 break
 
     def _grow(self, root: int, chain: list[int], conf: float) -> tuple[list[int], list[int], int]:
-        """Return the tree: tokens, parents, and the number of nodes after the root that are the spine.
+        """Return the tree: tokens, parents, and the number of nodes after the root that are the
+        spine.
 
-        Nodes are the spine, the root's branches, the spine's branches, and branches of branches, in this order.
+        Nodes are the spine, the root's branches, the spine's branches, and branches of branches, in
+        this order.
         """
-        drafter, find = self.drafter, self.drafter.rows.find
+        drafter = self.drafter
+        find = self.drafter.rows.find
         budget = drafter.base + int(conf * drafter.growth)
         share = next(share for below, share in SHARES if self._acceptance < below)
         spine = min(len(chain), int(budget * (share + conf * (1 - share))), drafter.limit)
-        tokens, parents = [root, *chain[:spine]], [0, *range(spine)]
+        tokens = [root, *chain[:spine]]
+        parents = [0, *range(spine)]
         queue: list[tuple[int, int, float]] = []  # branches to extend: node, depth, score
 
         def attach(
-            parent: int, depth: int, row: ScoredRow | None, limit: int, spine_token: int | None, width: int
+            parent: int,
+            depth: int,
+            row: ScoredRow | None,
+            limit: int,
+            spine_token: int | None,
+            width: int,
         ) -> int:
-            """Add the best `width` candidates but `spine_token` below a node, at most `limit`. Return their number."""
+            """Add the best `width` candidates but `spine_token` below a node, at most `limit`.
+            Return their number.
+            """
             count = 0
             if row is not None and limit > 0:
                 for token, score in zip(row[0][:width], row[1], strict=False):
@@ -234,10 +298,24 @@ class GooseSession(Session):
 
         left = budget - 1 - spine
         on_spine = max(1, int(left * SPINE_SHARE)) if spine and left > 0 else 0
-        attach(0, 1, find(self._before, root), left - on_spine, chain[0] if spine else None, ROW_CANDIDATES)
+        attach(
+            0,
+            1,
+            find(self._before, root),
+            left - on_spine,
+            chain[0] if spine else None,
+            ROW_CANDIDATES,
+        )
         for node, share_of_node in enumerate(shares(on_spine, spine), 1):
             spine_token = chain[node] if node < spine else None
-            attach(node, node + 1, find(tokens[node - 1], tokens[node]), share_of_node, spine_token, ROW_CANDIDATES)
+            attach(
+                node,
+                node + 1,
+                find(tokens[node - 1], tokens[node]),
+                share_of_node,
+                spine_token,
+                ROW_CANDIDATES,
+            )
         remaining = budget - len(tokens)
         for node, depth, score in queue:  # grows while it is walked
             if remaining <= 0:
@@ -248,25 +326,34 @@ class GooseSession(Session):
         return tokens, parents, spine
 
     def observe(self, verification: Verification) -> None:
-        draft, node = verification.draft, verification.node
+        draft = verification.draft
+        node = verification.node
         if self._drafted:
             before, tokens = self._built
             positions = np.empty(len(tokens), dtype=np.int64)  # of each node in the draft
             positions[self._order] = np.arange(len(tokens))
-            ids, logits = verification.candidates, verification.logits
+            ids = verification.candidates
+            logits = verification.logits
             assert ids is not None and logits is not None
             built = torch.from_numpy(positions).to(ids.device)
-            scores = scores_of(logits, ids.to(logits.device)).to(ids.device)  # only ids may be on the host
+            scores = scores_of(logits, ids.to(logits.device)).to(
+                ids.device
+            )  # only ids may be on the host
             self.drafter.rows.write(before, tokens, ids[built], scores[built])
             if self._spine:
-                accepted = bisect_right([self._order[i] for i in draft.tree.chain_of[node]], self._spine) - 1
+                accepted = (
+                    bisect_right([self._order[i] for i in draft.tree.chain_of[node]], self._spine)
+                    - 1
+                )
                 self._acceptance = NEWEST * accepted / self._spine + OLDER * self._acceptance
         self._before = int(draft.tokens[node])
         self._index.extend(verification.tokens)
 
 
 def confidence(length: int, unanimous: bool) -> float:
-    """Return the confidence in a copy of so many tokens: 0 for none, 1 if all occurrences were followed alike."""
+    """Return the confidence in a copy of so many tokens: 0 for none, 1 if all occurrences were
+    followed alike.
+    """
     if unanimous:
         return 1.0
     if length >= LONG_COPY:
@@ -275,8 +362,11 @@ def confidence(length: int, unanimous: bool) -> float:
 
 
 def shares(branches: int, spine: int) -> list[int]:
-    """Return how many branches each spine node may have: in proportion to 1/depth, at least one while any are left."""
-    counts, left = list[int](), branches
+    """Return how many branches each spine node may have: in proportion to 1/depth, at least one
+    while any are left.
+    """
+    counts = list[int]()
+    left = branches
     for depth in range(1, spine + 1):
         if left <= 0:
             break
@@ -286,7 +376,8 @@ def shares(branches: int, spine: int) -> list[int]:
 
 
 def scores_of(logits: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
-    """Return the softmax over the candidates alone, in the logits' own type: (n, V) and (n, k) -> float32 (n, k).
+    """Return the softmax over the candidates alone, in the logits' own type: (n, V) and (n, k) ->
+    float32 (n, k).
 
     Zero where a row's logits are NaN.
     """

@@ -1,6 +1,8 @@
-"""Hydra: Medusa's heads that also read the drafted path, after a layer over the context (arXiv 2402.05109).
+"""Hydra: Medusa's heads that also read the drafted path, after a layer over the context (arXiv
+2402.05109).
 
-Source: github.com/zankner/Hydra, for its published heads (`prefix-mlp`, grounded) and their tree, which is Medusa's.
+Source: github.com/zankner/Hydra, for its published heads (`prefix-mlp`, grounded) and their tree,
+which is Medusa's.
 Verification is the engine's; typical acceptance, which changes sampled output, is not offered.
 """
 
@@ -31,31 +33,44 @@ from ..structures.heads import (
 )
 from .medusa import ResBlock
 
-WEIGHTS, PUBLIC_WEIGHTS = "hydra_lm_head.safetensors", "hydra_lm_head.pt"
-UNUSED, EMBEDDING = "prefix_embeding_layer.embed_tokens.weight", "input_embed_fn.weight"  # the latter is the target's
+WEIGHTS = "hydra_lm_head.safetensors"
+PUBLIC_WEIGHTS = "hydra_lm_head.pt"
+# the latter is the target's
+UNUSED = "prefix_embeding_layer.embed_tokens.weight"
+EMBEDDING = "input_embed_fn.weight"
 LATER_BLOCK = re.compile(r"^(hydra_mlp\.\d+)\.(?!1\.)\d+\.")
 SUPPORTED = {"hydra_head_arch": "prefix-mlp", "grounded_heads": True, "hidden_state_offset": 0}
 
 
 class HydraHeads(Head):
-    """Heads over (the layer's output at the last token before the root, root, drafted tokens of the path).
+    """Heads over (the layer's output at the last token before the root, root, drafted tokens of the
+    path).
 
-    The state dict is the public layout. As there, all blocks after a head's first one are a single module.
+    The state dict is the public layout. As there, all blocks after a head's first one are a single
+    module.
     """
 
-    def __init__(self, config: Any, embedding: torch.Tensor, *, heads: int, blocks: int, vocab_size: int) -> None:
+    def __init__(
+        self, config: Any, embedding: torch.Tensor, *, heads: int, blocks: int, vocab_size: int
+    ) -> None:
         super().__init__(config, embedding)
-        hidden, dropout = config.hidden_size, nn.Identity()
+        hidden = config.hidden_size
+        dropout = nn.Identity()
         norm = LlamaRMSNorm(hidden, config.rms_norm_eps)
         layers = nn.ModuleList([LlamaDecoderLayer(config, layer_idx=0)])
         self.prefix_embeding_layer = nn.ModuleDict({"layers": layers, "norm": norm})
-        self.hydra_mlp, self.hydra_lm_head = nn.ModuleList(), nn.ModuleList()
+        self.hydra_mlp = nn.ModuleList()
+        self.hydra_lm_head = nn.ModuleList()
         for i in range(heads):
             others = [dropout, ResBlock(hidden)] * (blocks - 1)
-            self.hydra_mlp.append(nn.Sequential(dropout, ResBlock(hidden, (i + 2) * hidden), *others))
+            self.hydra_mlp.append(
+                nn.Sequential(dropout, ResBlock(hidden, (i + 2) * hidden), *others)
+            )
             self.hydra_lm_head.append(nn.Sequential(dropout, nn.Linear(hidden, vocab_size)))
 
-    def forward(self, features: torch.Tensor, tokens: torch.Tensor, *attention: Any) -> torch.Tensor:
+    def forward(
+        self, features: torch.Tensor, tokens: torch.Tensor, *attention: Any
+    ) -> torch.Tensor:
         prefix: Any = self.prefix_embeding_layer
         return prefix["norm"](run_layer(prefix["layers"][0], features, *attention))  # type: ignore[no-any-return]
 
@@ -65,33 +80,51 @@ class HydraHeads(Head):
 
 
 def load_heads(path: str, target: Target) -> HydraHeads:
-    """Load the heads from a folder: config.json and hydra_lm_head.safetensors, or hydra_lm_head.pt as published.
+    """Load the heads from a folder: config.json and hydra_lm_head.safetensors, or hydra_lm_head.pt
+    as published.
 
-    The layer has the target's own configuration; the numbers of heads and blocks are read from the weights. Raises
-    UserError if the heads are missing, corrupt, of another kind, or made for another model.
+    The layer has the target's own configuration; the numbers of heads and blocks are read from the
+    weights. Raises UserError if the heads are missing, corrupt, of another kind, or made for
+    another model.
     """
     of_target = flat(Path(target.name), target.model.config.get_text_config().to_dict())
     of_layer = {key: value for key, value in of_target.items() if LAYER_KEYS.fullmatch(str(key))}
     folder, _ = open_head(path, "hydra", target, of_layer | SUPPORTED)
     if of_target.get("hidden_size") != hidden_size(target):
-        raise UserError(f"{target.name}: has no hidden_size in its config; Hydra's heads are of models like LLaMA")
+        raise UserError(
+            f"{target.name}: has no hidden_size in its config; Hydra's heads are of models like"
+            " LLaMA"
+        )
     file, state = read_weights(folder, WEIGHTS, PUBLIC_WEIGHTS)
     embedding = target.model.get_input_embeddings().weight.detach()
-    given, _ = state.pop(EMBEDDING, embedding), state.pop(UNUSED, None)
+    given = state.pop(EMBEDDING, embedding)
+    _ = state.pop(UNUSED, None)
     if given.shape == embedding.shape:
-        given, own = (matrix[::16].float().cpu() for matrix in (given, embedding))  # a sample of the rows
+        given, own = (
+            matrix[::16].float().cpu() for matrix in (given, embedding)
+        )  # a sample of the rows
         if (given - own).norm() > 0.02 * own.norm():  # 16-bit values are at most 0.4 % off
-            raise UserError(f"{file}: {EMBEDDING} is not the embedding of {target.name}; heads are of one model")
+            raise UserError(
+                f"{file}: {EMBEDDING} is not the embedding of {target.name}; heads are of one model"
+            )
     for name, tensor in state.items():
         repeated = state.get(shared := LATER_BLOCK.sub(r"\1.3.", name), tensor)
         if repeated is not tensor and not torch.equal(repeated, tensor):
-            raise UserError(f"{file}: {name} and {shared} differ; a head's later blocks are one block, repeated")
+            raise UserError(
+                f"{file}: {name} and {shared} differ; a head's later blocks are one block, repeated"
+            )
     try:
-        numbers = [[int(part) for part in name.split(".")[1:3]] for name in state if name.startswith("hydra_mlp.")]
-        heads, blocks = 1 + max(head for head, _ in numbers), (1 + max(block for _, block in numbers)) // 2
+        numbers = [
+            [int(part) for part in name.split(".")[1:3]]
+            for name in state
+            if name.startswith("hydra_mlp.")
+        ]
+        heads = 1 + max(head for head, _ in numbers)
+        blocks = (1 + max(block for _, block in numbers)) // 2
     except ValueError:
         raise UserError(
-            f"{file}: keys such as {sorted(state)[:2]} are not Hydra's (hydra_mlp.0.1.linear.weight)"
+            f"{file}: keys such as {sorted(state)[:2]} are not Hydra's"
+            " (hydra_mlp.0.1.linear.weight)"
         ) from None
     config = head_config(of_target | {"num_hidden_layers": 1})
     made = HydraHeads(config, embedding, heads=heads, blocks=blocks, vocab_size=target.logits_size)
@@ -99,13 +132,15 @@ def load_heads(path: str, target: Target) -> HydraHeads:
 
 
 class Hydra(StaticTree):
-    """Drafts a tree of fixed shape, a depth by each head: a node's children are the best tokens after its path.
+    """Drafts a tree of fixed shape, a depth by each head: a node's children are the best tokens
+    after its path.
 
     Nothing is kept between prompts.
 
     Args:
         hydra_path: folder of the heads, see `load_heads`.
-        tree_path: YAML of rank paths; default: the published 63 nodes, cut to the depth that there are heads for.
+        tree_path: YAML of rank paths; default: the published 63 nodes, cut to the depth that there
+            are heads for.
     """
 
     head: HydraHeads
@@ -122,7 +157,9 @@ class Hydra(StaticTree):
 class HydraSession(StaticTreeSession):
     drafter: Hydra
 
-    def after(self, depth: int, state: torch.Tensor, tokens: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    def after(
+        self, depth: int, state: torch.Tensor, tokens: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
         heads = self.drafter.head
         inputs = torch.cat((state, heads.embed(tokens)), dim=-1)  # (w, (depth + 2) H)
         return inputs, heads.logits(depth, inputs)

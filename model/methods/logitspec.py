@@ -1,9 +1,12 @@
-"""LogitSpec: drafts the last logits' runners-up as the token after next, each with the text that followed it before.
+"""LogitSpec: drafts the last logits' runners-up as the token after next, each with the text that
+followed it before.
 
-Liu, Lv, Li, Gao, Sun, Sun: arXiv 2507.01449 (Findings of ACL 2026). The rules are those of the public code at its
-default settings, github.com/smart-lty/LogitSpec at 659bba9: accepted lengths of recorded turns are equal, shifted by a
-token. A step there commits its root and the accepted drafts, here the accepted drafts and the next root, so an answer
-that ends by EOS has one step less. `nodes=N` (a draft is cut at N) and `start=hot` are this project's.
+Liu, Lv, Li, Gao, Sun, Sun: arXiv 2507.01449 (Findings of ACL 2026). The rules are those of the
+public code at its
+default settings, github.com/smart-lty/LogitSpec at 659bba9: accepted lengths of recorded turns are
+equal, shifted by a token. A step there commits its root and the accepted drafts, here the accepted
+drafts and the next root, so an answer that ends by EOS has one step less. `nodes=N` (a draft is cut
+at N) and `start=hot` are this project's.
 """
 
 from __future__ import annotations
@@ -27,31 +30,43 @@ SHORTEST_PATH = 1  # tokens of a path that begins with any other candidate
 
 
 class LogitSpec(Drafter):
-    """Drafts a copied continuation of the root, then the logits' other candidates, each with a short continuation.
+    """Drafts a copied continuation of the root, then the logits' other candidates, each with a
+    short continuation.
 
-    Paths are not merged: a token may be drafted twice below the root. In a cold start, as published, nothing is kept
+    Paths are not merged: a token may be drafted twice below the root. In a cold start, as
+    published, nothing is kept
     between prompts. Keeping the newest text, to copy from, is a variant of this project.
 
-    Rank paths in step records: the rank below the root is the path's index in the draft, all others are 0.
+    Rank paths in step records: the rank below the root is the path's index in the draft, all others
+    are 0.
 
     Args:
-        nodes: of every draft, the root not counted (published: 63, a capacity of 64). The draft is cut after so many
-            nodes; the lengths of paths do not depend on it.
-        history_tokens: maximum tokens of earlier prompts and answers that are copied from, too, some 300 bytes each;
-            0: the prompt's own text alone.
+        nodes: of every draft, the root not counted (published: 63, a capacity of 64). The draft is
+            cut after so many nodes; the lengths of paths do not depend on it.
+        history_tokens: maximum tokens of earlier prompts and answers that are copied from, too,
+            some 300 bytes each; 0: the prompt's own text alone.
     """
 
-    needs = Needs(logits=True, accepted_only=True)  # many candidates are needed, but only of the last accepted node
+    needs = Needs(
+        logits=True, accepted_only=True
+    )  # many candidates are needed, but only of the last accepted node
 
     def __init__(
-        self, vocab_size: int, *, nodes: int = 63, history_tokens: int = 32768, device: torch.device | str = "cpu"
+        self,
+        vocab_size: int,
+        *,
+        nodes: int = 63,
+        history_tokens: int = 32768,
+        device: torch.device | str = "cpu",
     ) -> None:
         check_whole("logitspec", 1, nodes=nodes)
         super().__init__(torch.device(device), vocab_size)
-        self.nodes, self.max_nodes = nodes, 1 + nodes
+        self.nodes = nodes
+        self.max_nodes = 1 + nodes
         self.ranked = min(nodes + 1, vocab_size)  # candidates: one of them is mostly the root
         self.history = History(history_tokens, partial(Continuations, vocab_size), vocab_size)
-        self.stores, self.stateful = [self.history], history_tokens > 0
+        self.stores = [self.history]
+        self.stateful = history_tokens > 0
 
     def session(self) -> LogitSpecSession:
         return LogitSpecSession(self)
@@ -60,8 +75,9 @@ class LogitSpec(Drafter):
 class Continuations:
     """One continuation of at most MAX_COPY tokens for each n-gram of a text that grows at its end.
 
-    A continuation ends where the text ended when it was written, and is replaced by one as long or longer. So it
-    follows the newest occurrence that had MAX_COPY tokens after it; until there is one, mostly the oldest occurrence.
+    A continuation ends where the text ended when it was written, and is replaced by one as long or
+    longer. So it follows the newest occurrence that had MAX_COPY tokens after it; until there is
+    one, mostly the oldest occurrence.
 
     Attributes:
         tokens: the text.
@@ -70,14 +86,17 @@ class Continuations:
     def __init__(self, vocab_size: int, tokens: Iterable[int] = ()) -> None:
         self.vocab_size = vocab_size
         self.tokens: list[int] = []
-        # By n - 1: n-grams as numbers to the base V -> the index after it and the continuation's length, in one number
+        # By n - 1: n-grams as numbers to the base V -> the index after it and the continuation's
+        # length, in one number
         self._pools: list[dict[int, int]] = [{} for _ in range(NGRAM)]
         self._all_written = 0  # length of the text when all positions were last written
         self._written = 0  # length of the text when any position was last written
         self.extend(tokens)
 
     def extend(self, tokens: Iterable[int]) -> None:
-        """Append a text and write all its positions; rewrite those of earlier steps, which may have been cut short."""
+        """Append a text and write all its positions; rewrite those of earlier steps, which may have
+        been cut short.
+        """
         self.tokens += tokens
         self._write(self._all_written - MAX_COPY - NGRAM)
         self._all_written = len(self.tokens)
@@ -90,7 +109,8 @@ class Continuations:
 
     def _write(self, first: int, first_end: int = 0) -> None:
         """Write n-grams from position `first` on that end at `first_end` or after it."""
-        text, vocab = self.tokens, self.vocab_size
+        text = self.tokens
+        vocab = self.vocab_size
         length = self._written = len(text)
         for n, pool in enumerate(self._pools, 1):
             for end in range(max(n, first + n, first_end), length):
@@ -104,12 +124,14 @@ class Continuations:
                     pool[gram] = end * (MAX_COPY + 1) + count
 
     def after(self, oldest: int, older: int, token: int, limit: int) -> list[int]:
-        """Return the continuation of the longest indexed n-gram that ends these three tokens, cut to `limit` tokens.
+        """Return the continuation of the longest indexed n-gram that ends these three tokens, cut
+        to `limit` tokens.
 
         Args:
             oldest: -1 if there is none.
         """
-        vocab, (singles, pairs, triples) = self.vocab_size, self._pools
+        vocab = self.vocab_size
+        singles, pairs, triples = self._pools
         pair = older * vocab + token
         entry = triples.get(oldest * vocab * vocab + pair) if oldest >= 0 else None
         if entry is None:
@@ -132,7 +154,8 @@ class LogitSpecSession(TextSession[Continuations]):
         return super().begin(prompt)
 
     def draft(self, root: int) -> Draft:
-        tokens, parents = [root], [0]
+        tokens = [root]
+        parents = [0]
         for path in self._paths(root):  # they share the root alone
             parents += [0, *range(len(tokens), len(tokens) + len(path) - 1)]
             tokens += path
@@ -141,8 +164,11 @@ class LogitSpecSession(TextSession[Continuations]):
 
     def _paths(self, root: int) -> list[list[int]]:
         """List the paths to draft below the root, the first ones first."""
-        text, left = self.text, self.drafter.nodes  # nodes left to fill
-        tokens, paths = text.tokens, []
+        # nodes left to fill
+        text = self.text
+        left = self.drafter.nodes
+        tokens = text.tokens
+        paths = []
         last = tokens[-1]
         first = text.after(tokens[-2] if len(tokens) > 1 else -1, last, root, left)
         if first:
@@ -152,8 +178,13 @@ class LogitSpecSession(TextSession[Continuations]):
             if left == 0:
                 break
             if token != root:
-                length = min(next((length for highest, length in PATHS if rank <= highest), SHORTEST_PATH), left)
-                path = [token, *text.after(last, root, token, length - 1)] if length > 1 else [token]
+                length = min(
+                    next((length for highest, length in PATHS if rank <= highest), SHORTEST_PATH),
+                    left,
+                )
+                path = (
+                    [token, *text.after(last, root, token, length - 1)] if length > 1 else [token]
+                )
                 paths.append(path)
                 left -= len(path)
         return paths

@@ -1,19 +1,24 @@
-"""Lookahead decoding: Jacobi iterations next to the text produce n-grams, which are drafted when their key is the root.
+"""Lookahead decoding: Jacobi iterations next to the text produce n-grams, which are drafted when
+their key is the root.
 
-Source: arXiv 2402.02057, sections 3.1 to 3.3; details (how the window fills, that it moves by one column a step) as in
-the authors' implementation, github.com/hao-ai-lab/LookaheadDecoding, which the public leaderboard runs.
+Source: arXiv 2402.02057, sections 3.1 to 3.3; details (how the window fills, that it moves by one
+column a step) as in
+the authors' implementation, github.com/hao-ai-lab/LookaheadDecoding, which the public leaderboard
+runs.
 
-The lookahead branch is a tree. Write (l, i) for the token of level l in column i of the window; (0, 0) is the root. In
-the paper's mask (l, i) sees the root, the level-0 tokens up to column i, and its own column above it, at position
-i + l after the root: so level 0 is a chain, column i hangs from it at (0, i), and depth is the position. With N = 3
-levels and W = 3 columns (levels 0 and 1 are kept; the tokens after level 1 are computed):
+The lookahead branch is a tree. Write (l, i) for the token of level l in column i of the window; (0,
+0) is the root. In the paper's mask (l, i) sees the root, the level-0 tokens up to column i, and its
+own column above it, at position i + l after the root: so level 0 is a chain, column i hangs from it
+at (0, i), and depth is the position. With N = 3 levels and W = 3 columns (levels 0 and 1 are kept;
+the tokens after level 1 are computed):
 
-    root -- (0,1) -- (0,2)          a guess of the verification branch is one more chain from the root:
+    root -- (0,1) -- (0,2)          a guess of the verification branch is one more chain from the
+    root:
       |       |        |            root -- g1 -- g2
     (1,0)   (1,1)    (1,2)
 
-Both branches are one draft. The engine takes the deepest accepted node, even one of the lookahead branch: such a token
-is the target's own choice. The authors' code computes it and does not use it.
+Both branches are one draft. The engine takes the deepest accepted node, even one of the lookahead
+branch: such a token is the target's own choice. The authors' code computes it and does not use it.
 """
 
 from __future__ import annotations
@@ -33,7 +38,8 @@ from ..structures.ngram_table import NgramTable
 
 
 class Lookahead(LayoutDrafter):
-    """Drafts the window's tokens and the pool's n-grams of the root. Window and pool are the prompt's own.
+    """Drafts the window's tokens and the pool's n-grams of the root. Window and pool are the
+    prompt's own.
 
     Args:
         level: N; an n-gram has N tokens, its key included, and the window N - 1 levels.
@@ -43,15 +49,25 @@ class Lookahead(LayoutDrafter):
 
     needs = Needs(choices=True, tree=True)  # the window moves by all nodes' choices
 
-    def __init__(self, *, level: int = 5, window: int = 7, guess: int = 7, device: torch.device | str = "cpu") -> None:
+    def __init__(
+        self, *, level: int = 5, window: int = 7, guess: int = 7, device: torch.device | str = "cpu"
+    ) -> None:
         check_whole("lookahead", 3, level=level)
         check_whole("lookahead", 1, window=window, guess=guess)
-        check_whole("lookahead", 1, **{"(window + guess) * (level - 1)": (window + guess) * (level - 1)})
+        check_whole(
+            "lookahead", 1, **{"(window + guess) * (level - 1)": (window + guess) * (level - 1)}
+        )
         super().__init__(torch.device(device))
-        self.level, self.window = level, window
-        # While levels are missing, the window is wider by one column for each: a step takes a column of every level.
-        self.layouts = {(f, 0): self._layout(f, window + level - 2 - f, 0) for f in range(level - 2)}
-        self.layouts |= {(level - 2, g): self._layout(level - 2, window, g) for g in range(guess + 1)}
+        self.level = level
+        self.window = window
+        # While levels are missing, the window is wider by one column for each: a step takes a
+        # column of every level.
+        self.layouts = {
+            (f, 0): self._layout(f, window + level - 2 - f, 0) for f in range(level - 2)
+        }
+        self.layouts |= {
+            (level - 2, g): self._layout(level - 2, window, g) for g in range(guess + 1)
+        }
         self.max_nodes = max(len(layout.tree) for layout in self.layouts.values())
         self.guess = guess
 
@@ -59,8 +75,12 @@ class Lookahead(LayoutDrafter):
         return LookaheadSession(self)
 
     def _layout(self, deepest: int, width: int, guesses: int) -> Layout:
-        """Return the draft of levels 0 to `deepest` in `width` columns, then `guesses` chains of N - 1 tokens."""
-        paths: list[RankPath] = [(0,) * i for i in range(width)]  # level 0; the root is its column 0
+        """Return the draft of levels 0 to `deepest` in `width` columns, then `guesses` chains of N
+        - 1 tokens.
+        """
+        paths: list[RankPath] = [
+            (0,) * i for i in range(width)
+        ]  # level 0; the root is its column 0
         for below in range(deepest):
             paths += [(0,) * i + (1,) + (0,) * below for i in range(width)]
         for g in range(guesses):
@@ -76,25 +96,36 @@ class LookaheadSession(DeviceSession):
     def __init__(self, drafter: Lookahead) -> None:
         super().__init__(drafter)
         self.pool = NgramTable(1, drafter.level - 1, capacity=sys.maxsize, followers=drafter.guess)
-        self._levels: list[list[int]] = []  # level 0 without its column 0, which is the root; the others whole
+        self._levels: list[
+            list[int]
+        ] = []  # level 0 without its column 0, which is the root; the others whole
         self._tail: list[int] = []  # the text's last N - 1 tokens
         self._layout = drafter.layouts[0, 0]  # the draft's layout
 
     def begin(self, prompt: list[int]) -> Draft | None:
         draw = random.Random(0)  # from the prompt alone, so that no answer depends on earlier ones
-        self._levels = [[draw.choice(prompt) for _ in range(self.drafter.window + self.drafter.level - 3)]]
+        self._levels = [
+            [draw.choice(prompt) for _ in range(self.drafter.window + self.drafter.level - 3)]
+        ]
         self._extend(prompt)
-        return None  # as in the authors' code, the first step has the window and the root's n-grams already
+        # as in the authors' code, the first step has the window and the root's n-grams already
+        return None
 
     def choose(self) -> None:
         guesses = self.pool.followers_of((self._tail[-1],))[::-1] if self._filled else []
         self._layout = self.drafter.layouts[len(self._levels) - 1, len(guesses)]
-        self.drafter.lay_out(self._layout, [self._tail[-1], *chain(*self._levels), *chain(*guesses)])
+        self.drafter.lay_out(
+            self._layout, [self._tail[-1], *chain(*self._levels), *chain(*guesses)]
+        )
 
     def account(self, verification: Verification) -> None:
-        """Collect the n-grams that this step completes, then move the window (paper, 3.2 and algorithm 2)."""
-        choices, levels = verification.choices.tolist(), self._levels
-        # choices after the last level, by column; the root is level 0's column 0, which is not in the list
+        """Collect the n-grams that this step completes, then move the window (paper, 3.2 and
+        algorithm 2).
+        """
+        choices = verification.choices.tolist()
+        levels = self._levels
+        # choices after the last level, by column; the root is level 0's column 0, which is not in
+        # the list
         end = sum(map(len, levels)) + 1
         width = len(levels[-1]) + (len(levels) == 1)
         new = [choices[self._layout.node_at[index]] for index in range(end - width, end)]

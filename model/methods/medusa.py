@@ -1,6 +1,8 @@
-"""Medusa-1: heads on the target's last hidden state draft the tokens after the next (arXiv 2401.10774).
+"""Medusa-1: heads on the target's last hidden state draft the tokens after the next (arXiv
+2401.10774).
 
-Source: github.com/FasterDecoding/Medusa for the layout of its checkpoints and its tree. Verification is the engine's,
+Source: github.com/FasterDecoding/Medusa for the layout of its checkpoints and its tree.
+Verification is the engine's,
 greedy; the paper's typical acceptance, which changes the output, is not offered.
 """
 
@@ -37,55 +39,71 @@ class ResBlock(nn.Module):
 
 
 class MedusaHeads(nn.ModuleList):
-    """Head i: `layers` residual blocks, then a projection to the vocabulary, of its own or the target's (shared).
+    """Head i: `layers` residual blocks, then a projection to the vocabulary, of its own or the
+    target's (shared).
 
-    The state dict is the public layout: `{i}.{j}.linear.weight`, `.bias`, and `{i}.{layers}.weight` unless shared.
+    The state dict is the public layout: `{i}.{j}.linear.weight`, `.bias`, and `{i}.{layers}.weight`
+    unless shared.
     """
 
-    def __init__(self, heads: int, layers: int, hidden: int, vocab_size: int, *, shared: bool) -> None:
+    def __init__(
+        self, heads: int, layers: int, hidden: int, vocab_size: int, *, shared: bool
+    ) -> None:
         widths = [] if shared else [vocab_size]
         super().__init__(
             nn.Sequential(
-                *(ResBlock(hidden) for _ in range(layers)), *(nn.Linear(hidden, size, bias=False) for size in widths)
+                *(ResBlock(hidden) for _ in range(layers)),
+                *(nn.Linear(hidden, size, bias=False) for size in widths),
             )
             for _ in range(heads)
         )
         self.shared = shared
 
     def logits(self, i: int, hidden: torch.Tensor, lm_head: nn.Module) -> torch.Tensor:
-        """Return head i's logits for the token i + 2 after each hidden state: (..., H) -> (..., V)."""
+        """Return head i's logits for the token i + 2 after each hidden state: (..., H) -> (...,
+        V).
+        """
         x: torch.Tensor = self[i](hidden)
         return lm_head(x) if self.shared else x
 
 
 def load_heads(path: str, target: Target) -> MedusaHeads:
-    """Load the heads from a folder: config.json and medusa_lm_head.safetensors (ours) or medusa_lm_head.pt (public).
+    """Load the heads from a folder: config.json and medusa_lm_head.safetensors (ours) or
+    medusa_lm_head.pt (public).
 
-    The number of heads is read from the weights: a public configuration says 2 heads where the file has 5. Raises
+    The number of heads is read from the weights: a public configuration says 2 heads where the file
+    has 5. Raises
     UserError if the heads are missing, corrupt, or made for another model.
     """
-    folder, config = open_head(path, "medusa", target, {"hidden_act": "silu"}, ("shared_lm_head", "sliding_window"))
+    folder, config = open_head(
+        path, "medusa", target, {"hidden_act": "silu"}, ("shared_lm_head", "sliding_window")
+    )
     file, state = read_weights(folder, WEIGHTS, PUBLIC_WEIGHTS)
     shared = bool(config.get("shared_lm_head", False))
     try:
         names = [[int(part) for part in name.split(".")[:2]] for name in state]
-        heads, layers = 1 + max(head for head, _ in names), max(layer for _, layer in names) + shared
+        heads = 1 + max(head for head, _ in names)
+        layers = max(layer for _, layer in names) + shared
     except ValueError:
-        raise UserError(f"{file}: keys such as {sorted(state)[:2]} are not Medusa's (0.0.linear.weight)") from None
+        raise UserError(
+            f"{file}: keys such as {sorted(state)[:2]} are not Medusa's (0.0.linear.weight)"
+        ) from None
     module = MedusaHeads(heads, layers, hidden_size(target), target.logits_size, shared=shared)
     load_weights(module, file, state)
     return module.to(target.device, target.dtype).eval().requires_grad_(False)
 
 
 class Medusa(DeviceDrafter):
-    """Drafts from the hidden state that chose the root: a node of rank r at depth d is head d's candidate r.
+    """Drafts from the hidden state that chose the root: a node of rank r at depth d is head d's
+    candidate r.
 
     All parents at one depth share their children's tokens. Nothing is kept between prompts.
 
     Args:
         target: the model whose hidden states the heads read.
         heads_path: folder of the heads, see `load_heads`.
-        tree_path: YAML of rank paths; default: the published 63 nodes, cut to the depth that there are heads for.
+        tree_path: YAML of rank paths; default: the published 63 nodes, cut to the depth that there
+            are heads for.
     """
 
     needs = Needs(hidden=(LAST,))
@@ -95,11 +113,13 @@ class Medusa(DeviceDrafter):
         heads = load_heads(heads_path, target)
         tree = template("medusa-63", tree_path, target.logits_size, heads=len(heads))
         target.prepare(heads)
-        self.heads, self.lm_head = heads, target.model.get_output_embeddings()
+        self.heads = heads
+        self.lm_head = target.model.get_output_embeddings()
         self.tree = tree.on(target.device)
         self.max_nodes = len(tree)
         self._candidates = tree.max_rank + 1
-        # index of each node's token among the flattened candidates (depths, ranks), without the root: (n - 1,)
+        # index of each node's token among the flattened candidates (depths, ranks), without the
+        # root: (n - 1,)
         self._pick = ((self.tree.depths - 1) * self._candidates + self.tree.ranks)[1:]
         # (1, H), the state that chose the root, of the sequence that stepped last
         self.hidden = torch.zeros(1, hidden_size(target), dtype=target.dtype, device=target.device)
@@ -125,7 +145,9 @@ class Medusa(DeviceDrafter):
 
 
 class MedusaSession(DeviceSession):
-    """A sequence's hidden state: in the drafter's tensor while this sequence steps, else saved here."""
+    """A sequence's hidden state: in the drafter's tensor while this sequence steps, else saved
+    here.
+    """
 
     drafter: Medusa
 

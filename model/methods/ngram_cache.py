@@ -1,13 +1,16 @@
 """Cacheback: drafts what recently followed the last tokens, from tables of n-grams alone.
 
-Source: arXiv 2511.21699. A leader (the last few tokens) has followers (the few tokens after it), both kept in order of
-last use and bounded. A draft is a tree: the followers of the root's leader, then the followers of the leader at each
-one's end, and so on. The table learns from prompt and output; the paper's second table, frozen from a corpus, is left
-out. Lengths and capacities are this project's reading of the paper.
+Source: arXiv 2511.21699. A leader (the last few tokens) has followers (the few tokens after it),
+both kept in order of
+last use and bounded. A draft is a tree: the followers of the root's leader, then the followers of
+the leader at each one's end, and so on. The table learns from prompt and output; the paper's second
+table, frozen from a corpus, is left out. Lengths and capacities are this project's reading of the
+paper.
 
-The tree is one of a few fixed ones, chosen by the root's number of followers, so that no step builds a tree. Each
-follower is a chain of nodes; followers that begin alike are not merged. A slot that no follower fills repeats its
-parent's last token: it costs its nodes, and is accepted only if the target repeats the token.
+The tree is one of a few fixed ones, chosen by the root's number of followers, so that no step
+builds a tree. Each follower is a chain of nodes; followers that begin alike are not merged. A slot
+that no follower fills repeats its parent's last token: it costs its nodes, and is accepted only if
+the target repeats the token.
 """
 
 from __future__ import annotations
@@ -23,7 +26,8 @@ from ..structures import MAX_KEPT, check_whole
 from ..structures.layouts import Layout, LayoutDrafter
 from ..structures.ngram_table import Gram, NgramTable
 
-Slot = RankPath  # a follower's rank path: (2, 0) is the latest follower at the end of the root's third latest one
+# a follower's rank path: (2, 0) is the latest follower at the end of the root's third latest one
+Slot = RankPath
 
 
 class NgramCache(LayoutDrafter):
@@ -33,7 +37,8 @@ class NgramCache(LayoutDrafter):
         leader, follower: tokens in each (the paper's LL and FL).
         capacity: maximum leaders kept.
         followers: maximum followers kept for each leader.
-        nodes: maximum nodes drafted a step, the root not counted; `nodes // follower` followers fit.
+        nodes: maximum nodes drafted a step, the root not counted; `nodes // follower` followers
+            fit.
     """
 
     stateful = True
@@ -53,11 +58,15 @@ class NgramCache(LayoutDrafter):
         check_whole("ngram_cache", 1, 64, leader=leader, follower=follower, followers=followers)
         check_whole("ngram_cache", follower, nodes=nodes)
         super().__init__(torch.device(device), vocab_size)
-        self.leader, self.follower = leader, follower
-        self.table = NgramTable(leader, follower, capacity=capacity, followers=followers, vocab_size=vocab_size)
+        self.leader = leader
+        self.follower = follower
+        self.table = NgramTable(
+            leader, follower, capacity=capacity, followers=followers, vocab_size=vocab_size
+        )
         self.stores = [self.table]
         self.shapes = [
-            _Shape(best_slots(nodes // follower, due, followers), follower, self.device) for due in range(followers + 1)
+            _Shape(best_slots(nodes // follower, due, followers), follower, self.device)
+            for due in range(followers + 1)
         ]
         self.max_nodes = max(len(shape.tree) for shape in self.shapes)
 
@@ -79,11 +88,13 @@ class NgramCacheSession(DeviceSession):
         return self.drafter.root_alone(prompt[-1])
 
     def choose(self) -> None:
-        drafter, root = self.drafter, self._recent[-1]
+        drafter = self.drafter
+        root = self._recent[-1]
         start = tuple(self._recent[-drafter.leader :])
         due = drafter.table.followers_of(start)
         shape = drafter.shapes[len(due)]
-        # Per slot: the leader at the end of its follower, and that leader's followers, looked up when needed.
+        # Per slot: the leader at the end of its follower, and that leader's followers, looked up
+        # when needed.
         ends: list[Gram] = []
         tokens = [root]
         followers_at: dict[int, list[Gram]] = {-1: due}
@@ -108,7 +119,8 @@ class NgramCacheSession(DeviceSession):
 
 
 class _Shape(Layout):
-    """One chain of `follower` nodes for each slot: root, first slot's tokens, second slot's tokens, ...
+    """One chain of `follower` nodes for each slot: root, first slot's tokens, second slot's tokens,
+    ...
 
     Attributes:
         slots: per slot, its parent slot (-1: the root) and its rank there.
@@ -117,8 +129,12 @@ class _Shape(Layout):
     def __init__(self, slots: list[Slot], follower: int, device: torch.device) -> None:
         index = {slot: i for i, slot in enumerate(slots)}
         self.slots = [(index.get(slot[:-1], -1), slot[-1]) for slot in slots]
-        # A slot's first node has the slot's rank below the parent slot's last node; its other nodes have rank 0.
-        ends = [tuple(chain.from_iterable((rank, *[0] * (follower - 1)) for rank in slot)) for slot in slots]
+        # A slot's first node has the slot's rank below the parent slot's last node; its other nodes
+        # have rank 0.
+        ends = [
+            tuple(chain.from_iterable((rank, *[0] * (follower - 1)) for rank in slot))
+            for slot in slots
+        ]
         nodes: list[RankPath] = [()]
         for path in ends:
             nodes += [path[: len(path) - follower + 1 + i] for i in range(follower)]
@@ -128,8 +144,8 @@ class _Shape(Layout):
 def best_slots(count: int, due: int, followers: int) -> list[Slot]:
     """List the `count` best slots if the root has `due` followers, each after its parent.
 
-    Slots are ordered by the product of 0.25 / (rank + 1) along their rank path. With few followers at the root the
-    draft goes deeper, so that the budget is used.
+    Slots are ordered by the product of 0.25 / (rank + 1) along their rank path. With few followers
+    at the root the draft goes deeper, so that the budget is used.
     """
     frontier: list[tuple[float, Slot]] = [(-0.25 / (rank + 1), (rank,)) for rank in range(due)]
     best: list[Slot] = []

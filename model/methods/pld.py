@@ -1,6 +1,8 @@
-"""Prompt look-up decoding: drafts the tokens that followed an earlier occurrence of the last n-gram.
+"""Prompt look-up decoding: drafts the tokens that followed an earlier occurrence of the last
+n-gram.
 
-Source: github.com/apoorvumang/prompt-lookup-decoding; the rule is that of transformers' PromptLookupCandidateGenerator:
+Source: github.com/apoorvumang/prompt-lookup-decoding; the rule is that of transformers'
+PromptLookupCandidateGenerator:
 the longest n-gram first, and of its earlier occurrences the first one in the text.
 """
 
@@ -35,7 +37,9 @@ class PromptLookup(Drafter):
         check_whole("pld", 1, 64, max_ngram=max_ngram)  # each length is an index of its own
         check_whole("pld", 1, draft_tokens=draft_tokens)
         super().__init__(torch.device(device))
-        self.max_ngram, self.draft_tokens, self.eos = max_ngram, draft_tokens, frozenset(eos)
+        self.max_ngram = max_ngram
+        self.draft_tokens = draft_tokens
+        self.eos = frozenset(eos)
         self.max_nodes = 1 + draft_tokens
 
     def session(self) -> PromptLookupSession:
@@ -56,12 +60,15 @@ class PromptLookupSession(Session):
         return self.draft(prompt[-1])
 
     def draft(self, root: int) -> Draft:
-        drafter, text = self.drafter, self._index.tokens
+        drafter = self.drafter
+        text = self._index.tokens
         start, _ = self._index.find(text[-drafter.max_ngram :])
         if not start:
             return drafter.root_alone(root)
         copied = text[start : start + drafter.draft_tokens]
-        copied = next((copied[:i] for i, token in enumerate(copied) if token in drafter.eos), copied)
+        copied = next(
+            (copied[:i] for i, token in enumerate(copied) if token in drafter.eos), copied
+        )
         tree = Tree.chain(len(copied)).on(drafter.device)
         return Draft(tree, torch.tensor([root, *copied], device=drafter.device))
 

@@ -1,9 +1,12 @@
-"""RACER: retrieved n-grams and recycled candidates in one tree of fixed capacity (arXiv 2604.14885).
+"""RACER: retrieved n-grams and recycled candidates in one tree of fixed capacity (arXiv
+2604.14885).
 
-Its public code (github.com/hkr04/RACER) is followed step by step, in the variant whose recycled part grows inside the
-merged tree, so that no node is wasted; recorded steps are reproduced, cold and hot. Departures: the prefill's token is
-a step of its own. An answer ends at EOS and at the limit, so no step has EOS as its root (in a hot run its rows are
-missing: 1,208 steps of the sample bench, not 1,205). The tree does not shrink near the context's end.
+Its public code (github.com/hkr04/RACER) is followed step by step, in the variant whose recycled
+part grows inside the merged tree, so that no node is wasted; recorded steps are reproduced, cold
+and hot. Departures: the prefill's token is a step of its own. An answer ends at EOS and at the
+limit, so no step has EOS as its root (in a hot run its rows are
+missing: 1,208 steps of the sample bench, not 1,205). The tree does not shrink near the context's
+end.
 """
 
 from __future__ import annotations
@@ -21,19 +24,23 @@ from ..structures.ngram_trie import NgramTrie, hash_order
 
 
 class Racer(Drafter):
-    """Drafts what followed the text's longest matches, and fills the budget from the matrix of candidates.
+    """Drafts what followed the text's longest matches, and fills the budget from the matrix of
+    candidates.
 
-    Everything is kept between prompts, as in the public code: the matrix, the trie of n-grams of prompts and answers,
+    Everything is kept between prompts, as in the public code: the matrix, the trie of n-grams of
+    prompts and answers,
     and the node of it where the last answer ended.
 
-    Rank paths in step records: siblings are ranked as they came into the tree, retrieved ones first.
+    Rank paths in step records: siblings are ranked as they came into the tree, retrieved ones
+    first.
 
     Args:
         nodes: of every draft, the root not counted; the public code's capacity of 64 counts it.
         k: candidates kept per token, and children of the root.
         ngram: n, the tokens of a stored n-gram.
         trie_nodes: maximum nodes of the trie, its root included.
-        min_match: the least number of matched tokens, the root of the draft included, that is retrieved from.
+        min_match: the least number of matched tokens, the root of the draft included, that is
+            retrieved from.
         eos: ids that end an answer; tokens accepted after them are not inserted into the trie.
     """
 
@@ -54,9 +61,12 @@ class Racer(Drafter):
         check_whole("racer", 1, nodes=nodes)
         check_whole("racer", 2, ngram=ngram)
         check_whole("racer", 1, ngram, min_match=min_match)
-        check_whole("racer", ngram + 2, MAX_KEPT, trie_nodes=trie_nodes)  # so that no n-gram evicts its own prefix
+        check_whole(
+            "racer", ngram + 2, MAX_KEPT, trie_nodes=trie_nodes
+        )  # so that no n-gram evicts its own prefix
         super().__init__(torch.device(device), vocab_size)
-        self.eos, self.max_nodes = frozenset(eos), 1 + nodes
+        self.eos = frozenset(eos)
+        self.max_nodes = 1 + nodes
         self.needs = Needs(candidates=k, prompt_logits=True)
         self._trie_settings = (ngram, trie_nodes, min_match)
         self.matrix = AdjacencyMatrix(vocab_size, k, dtype=torch.int32)
@@ -79,17 +89,25 @@ class Racer(Drafter):
         self.trie = trie
 
     def tree(self, root: int, paths: list[list[int]]) -> MergedTree:
-        """Build the tree of a step from retrieved paths below the root, and fill it from the matrix.
+        """Build the tree of a step from retrieved paths below the root, and fill it from the
+        matrix.
 
-        A node of breadth b has its b best candidates as children, added breadth-first. The root's breadth is k. The
-        child of rank i has h / 2^i, rounded down and at least 1, where h is b at the root and half of b elsewhere.
+        A node of breadth b has its b best candidates as children, added breadth-first. The root's
+        breadth is k. The child of rank i has h / 2^i, rounded down and at least 1, where h is b at
+        the root and half of b elsewhere.
         """
         tree = MergedTree(root)
         for path in paths:
             tree.insert(path)
-        candidates, tokens, children = self.matrix.candidates.numpy(), tree.tokens, tree.children
-        queue, queued = [(0, self.matrix.k)], {0}
-        for node, breadth in queue:  # grows while it is walked; every node has a child, so it ends with a full tree
+        candidates = self.matrix.candidates.numpy()
+        tokens = tree.tokens
+        children = tree.children
+        queue = [(0, self.matrix.k)]
+        queued = {0}
+        for (
+            node,
+            breadth,
+        ) in queue:  # grows while it is walked; every node has a child, so it ends with a full tree
             below = breadth if node == 0 else breadth // 2
             for token in candidates[tokens[node]].tolist()[:breadth]:
                 child = children[node].get(token)
@@ -111,13 +129,15 @@ class RacerSession(Session):
 
     def __init__(self, drafter: Racer) -> None:
         super().__init__(drafter)
-        self._trie, self._node = drafter.trie, drafter.trie.current
+        self._trie = drafter.trie
+        self._node = drafter.trie.current
         self._newest: list[int] = []  # the last n - 1 tokens
         self._next: int | None = None  # the next root, if the answer goes on
         self._drafted = False
 
     def begin(self, prompt: list[int]) -> Draft:
-        """Insert the prompt's n-grams; do not follow its tokens: the node is where the last answer ended.
+        """Insert the prompt's n-grams; do not follow its tokens: the node is where the last answer
+        ended.
 
         The first step is the prefill's own, as in the public code.
         """
@@ -131,15 +151,22 @@ class RacerSession(Session):
 
     def observe_prompt(self, prompt: list[int], start: int, logits: torch.Tensor) -> None:
         matrix = self.drafter.matrix
-        matrix.update(torch.tensor(prompt[start : start + len(logits)]), top_k(logits, matrix.k).cpu())  # (m, k)
+        matrix.update(
+            torch.tensor(prompt[start : start + len(logits)]), top_k(logits, matrix.k).cpu()
+        )  # (m, k)
 
     def draft(self, root: int) -> Draft:
         self._node, borders = self._trie.step(self._node, root)
-        self._next, self._drafted = None, True
-        return self.drafter.tree(root, self._trie.continuations(borders, self.drafter.max_nodes)).draft()
+        self._next = None
+        self._drafted = True
+        return self.drafter.tree(
+            root, self._trie.continuations(borders, self.drafter.max_nodes)
+        ).draft()
 
     def observe(self, verification: Verification) -> None:
-        tokens, candidates, eos = verification.draft.tokens, verification.candidates, self.drafter.eos
+        tokens = verification.draft.tokens
+        candidates = verification.candidates
+        eos = self.drafter.eos
         assert candidates is not None
         self.drafter.matrix.update(tokens.cpu(), candidates.cpu())
         new = verification.tokens
@@ -154,20 +181,25 @@ class RacerSession(Session):
                 self._node = self._trie.walk(self._node, committed[1:])
 
     def _read(self, tokens: list[int]) -> None:
-        """Append to the text and insert the n-grams that end in the new tokens, the last one first."""
+        """Append to the text and insert the n-grams that end in the new tokens, the last one
+        first.
+        """
         text = self._newest + tokens
         for ngram in reversed(self._trie.ngrams(text)):
             self._trie.insert(ngram)
         self._newest = text[-(self._trie.length - 1) :]
 
     def close(self) -> None:
-        """Follow and insert the last token, which in the public code is the root of one more draft."""
+        """Follow and insert the last token, which in the public code is the root of one more
+        draft.
+        """
         if self._next is not None:
             self._node, _ = self._trie.step(self._node, self._next)
             self._read([self._next])
         if self._newest:
             self._trie.current = self._node
-        self._newest, self._next = [], None
+        self._newest = []
+        self._next = None
 
 
 class MergedTree:
@@ -175,7 +207,9 @@ class MergedTree:
 
     def __init__(self, root: int) -> None:
         self.tokens = [root]
-        self.children: list[dict[int, int]] = [{}]  # of each node, by token, in the order in which they came
+        self.children: list[dict[int, int]] = [
+            {}
+        ]  # of each node, by token, in the order in which they came
         self._ranks = [0]  # among siblings
 
     def add(self, node: int, token: int) -> int:
@@ -193,8 +227,11 @@ class MergedTree:
             node = self.add(node, token) if child is None else child
 
     def draft(self) -> Draft:
-        """Return the draft, breadth-first, siblings in hash order: for equal tokens, the last node's candidates win."""
-        order, parents = [0], [0]
+        """Return the draft, breadth-first, siblings in hash order: for equal tokens, the last
+        node's candidates win.
+        """
+        order = [0]
+        parents = [0]
         for index, node in enumerate(order):  # grows while it is walked
             siblings = self.children[node]
             if len(siblings) > 1:

@@ -1,12 +1,15 @@
-"""REST: retrieval-based speculative decoding (arXiv 2311.08252) drafts what followed the same n-gram in a corpus.
+"""REST: retrieval-based speculative decoding (arXiv 2311.08252) drafts what followed the same
+n-gram in a corpus.
 
-The longest n-gram that ends the context is looked up in a datastore; the continuations of all occurrences are merged
-into a trie, whose most frequent nodes are the draft tree (section 3 of the paper). The settings are the official code's
-(github.com/FasterDecoding/REST): n from 16 down to 2, 5,000 occurrences, 10 tokens of each, 64 nodes. Departures:
+The longest n-gram that ends the context is looked up in a datastore; the continuations of all
+occurrences are merged into a trie, whose most frequent nodes are the draft tree (section 3 of the
+paper). The settings are the official code's (github.com/FasterDecoding/REST): n from 16 down to 2,
+5,000 occurrences, 10 tokens of each, 64 nodes. Departures:
 
-- Of more than 5,000 occurrences the official code takes the first in lexicographic order; here they are evenly spread.
-- Ties in frequency go to the shallower node, then to the first in lexicographic order; there, a hash map's order
-  decides.
+- Of more than 5,000 occurrences the official code takes the first in lexicographic order; here they
+  are evenly spread.
+- Ties in frequency go to the shallower node, then to the first in lexicographic order; there, a
+  hash map's order decides.
 - Nothing is drafted from an answer's end on, as no step would ever verify it.
 """
 
@@ -55,8 +58,11 @@ class Rest(Drafter):
         check_whole("rest", 1, max_ngram, min_ngram=min_ngram)
         super().__init__(torch.device(device), vocab_size)
         self.datastore = Datastore(datastore_path, vocab_size=vocab_size)
-        self.max_ngram, self.min_ngram = max_ngram, min_ngram
-        self.nodes, self.depth, self.places = nodes, depth, places
+        self.max_ngram = max_ngram
+        self.min_ngram = min_ngram
+        self.nodes = nodes
+        self.depth = depth
+        self.places = places
         self.max_nodes = 1 + nodes
         self.eos = np.array(sorted(eos), dtype=np.int64)
 
@@ -71,16 +77,24 @@ class RestSession(Session):
 
     def begin(self, prompt: list[int]) -> Draft:
         self._context = prompt[-self.drafter.max_ngram :]
-        return self.drafter.root_alone(prompt[-1])  # as in the official code, the prefill verifies nothing
+        return self.drafter.root_alone(
+            prompt[-1]
+        )  # as in the official code, the prefill verifies nothing
 
     def draft(self, root: int) -> Draft:
         drafter = self.drafter
-        n, first, last = drafter.datastore.longest(self._context, min_n=drafter.min_ngram, max_n=drafter.max_ngram)
+        n, first, last = drafter.datastore.longest(
+            self._context, min_n=drafter.min_ngram, max_n=drafter.max_ngram
+        )
         if not n:
             return drafter.root_alone(root)
-        continuations = drafter.datastore.continuations(first, last, skip=n, length=drafter.depth, limit=drafter.places)
+        continuations = drafter.datastore.continuations(
+            first, last, skip=n, length=drafter.depth, limit=drafter.places
+        )
         if len(drafter.eos):
-            continuations[np.logical_or.accumulate(np.isin(continuations, drafter.eos), axis=1)] = -1
+            continuations[
+                np.logical_or.accumulate(np.isin(continuations, drafter.eos), axis=1)
+            ] = -1
         parents, tokens = most_frequent(continuations, drafter.nodes)
         return Draft(Tree(parents, once=True), torch.tensor([root, *tokens]))
 
@@ -89,30 +103,38 @@ class RestSession(Session):
 
 
 def most_frequent(continuations: NDArray[np.int64], nodes: int) -> tuple[list[int], list[int]]:
-    """Return the most frequent nodes of a trie of continuations, as a tree's parents and its tokens below the root.
+    """Return the most frequent nodes of a trie of continuations, as a tree's parents and its tokens
+    below the root.
 
-    In lexicographic order the continuations that share a node are neighbours: a node is a run of rows, its frequency
-    the run's length. No node is more frequent than its parent, and ties go to the shallower node: so the chosen nodes
-    are a tree.
+    In lexicographic order the continuations that share a node are neighbours: a node is a run of
+    rows, its frequency
+    the run's length. No node is more frequent than its parent, and ties go to the shallower node:
+    so the chosen nodes are a tree.
 
     Args:
         continuations: int64 (s, length) in lexicographic order; a row ends at its first -1.
         nodes: maximum number of nodes to choose.
 
     Returns:
-        parents (1 + m,), the root first, breadth-first, the more frequent of siblings first; tokens (m,).
+        parents (1 + m,), the root first, breadth-first, the more frequent of siblings first; tokens
+        (m,).
     """
     s, length = continuations.shape
-    differs = np.ones((s, length), dtype=bool)  # [i, d]: row i begins another node of depth d + 1 than row i - 1
+    differs = np.ones(
+        (s, length), dtype=bool
+    )  # [i, d]: row i begins another node of depth d + 1 than row i - 1
     np.logical_or.accumulate(continuations[1:] != continuations[:-1], axis=1, out=differs[1:])
     index = np.flatnonzero(differs.T)  # of every node: s * depth + the first row of its run
     depth, first = np.divmod(index, s)
     last = np.append(first[1:], 0)
     last[last == 0] = s  # a depth's last run ends with the rows; the next depth begins with row 0
-    token, count = continuations[first, depth], last - first
+    token = continuations[first, depth]
+    count = last - first
     real = np.flatnonzero(token >= 0)
     chosen = real[np.lexsort((first[real], depth[real], -count[real]))[:nodes]]
-    above = np.searchsorted(index, index[chosen] - s, side="right") - 1  # the parent of each; -1: the root
+    above = (
+        np.searchsorted(index, index[chosen] - s, side="right") - 1
+    )  # the parent of each; -1: the root
     number = {node: i for i, node in enumerate([-1, *chosen.tolist()])}
     order, parents = breadth_first([0, *(number[node] for node in above.tolist())])
     return parents, token[chosen].take(np.array(order[1:], dtype=np.int64) - 1).tolist()

@@ -1,8 +1,9 @@
-"""SAM-Decoding with EAGLE-2: a long match is copied, elsewhere EAGLE-2 drafts (arXiv 2411.10666, 3.4).
+"""SAM-Decoding with EAGLE-2: a long match is copied, elsewhere EAGLE-2 drafts (arXiv 2411.10666,
+3.4).
 
-As Spec-Bench runs it (github.com/hemingkx/Spec-Bench, model/samd), without its static automaton. There, pairs that the
-head has not read by the end of a request are left to the next request, which then drafts from another text's pairs;
-here each sequence has its own pairs.
+As Spec-Bench runs it (github.com/hemingkx/Spec-Bench, model/samd), without its static automaton.
+There, pairs that the head has not read by the end of a request are left to the next request, which
+then drafts from another text's pairs; here each sequence has its own pairs.
 """
 
 from __future__ import annotations
@@ -13,7 +14,9 @@ from .suffix import HybridSession, Suffix, SuffixSession
 
 
 class FirstSuffix(Suffix):
-    """Copies as the public code does: always `max_draft` tokens, from the match's first occurrence."""
+    """Copies as the public code does: always `max_draft` tokens, from the match's first
+    occurrence.
+    """
 
     def session(self) -> FirstSuffixSession:
         return FirstSuffixSession(self)
@@ -25,10 +28,11 @@ class FirstSuffixSession(SuffixSession):
 
 
 class Samd(Drafter):
-    """A chain copied from the sequence's own text where the match is long, EAGLE-2's tree elsewhere.
+    """A chain copied from the sequence's own text where the match is long, EAGLE-2's tree
+    elsewhere.
 
-    The head does not run in copied steps; it reads what they added before its next tree. Nothing is kept between
-    prompts. In step records the source is `suffix` or `eagle2`.
+    The head does not run in copied steps; it reads what they added before its next tree. Nothing is
+    kept between prompts. In step records the source is `suffix` or `eagle2`.
 
     Args:
         min_match: least tokens of a match that is copied from, the root included.
@@ -49,10 +53,15 @@ class Samd(Drafter):
     ) -> None:
         super().__init__(target.device, target.vocab_size)
         self.suffix = FirstSuffix(
-            target.vocab_size, min_match=min_match, max_draft=max_draft, factor=max_draft, device=target.device
+            target.vocab_size,
+            min_match=min_match,
+            max_draft=max_draft,
+            factor=max_draft,
+            device=target.device,
         )
         self.partner = Eagle2(target, head_path=head_path, depth=depth, top_k=top_k, nodes=nodes)
-        self.needs, self.max_nodes = self.partner.needs, max(self.suffix.max_nodes, self.partner.max_nodes)
+        self.needs = self.partner.needs
+        self.max_nodes = max(self.suffix.max_nodes, self.partner.max_nodes)
 
     def session(self) -> SamdSession:
         return SamdSession(self)
@@ -62,9 +71,11 @@ class SamdSession(HybridSession):
     drafter: Samd
 
     def draft(self, root: int) -> Draft:
-        draft, source = self.suffix.draft(root), "suffix"
+        draft = self.suffix.draft(root)
+        source = "suffix"
         if draft.tree.max_depth == 0:
-            draft, source = self.partner.draft(root), "eagle2"
+            draft = self.partner.draft(root)
+            source = "eagle2"
         return Draft(draft.tree, draft.tokens, source)
 
     def observe(self, verification: Verification) -> None:

@@ -1,7 +1,10 @@
-"""Spine: a copied continuation with recycled candidates as its branches, in one tree of a fixed number of nodes.
+"""Spine: a copied continuation with recycled candidates as its branches, in one tree of a fixed
+number of nodes.
 
-RACER (2604.14885) and Goose (2604.02047) join retrieved and recycled drafts in one tree, too. This project's own part
-is the choice between the two: the most likely nodes of both, by a prior of two parts (see `spine_tree`).
+RACER (2604.14885) and Goose (2604.02047) join retrieved and recycled drafts in one tree, too. This
+project's own part
+is the choice between the two: the most likely nodes of both, by a prior of two parts (see
+`spine_tree`).
 """
 
 from __future__ import annotations
@@ -25,19 +28,25 @@ from ..structures.suffix_automaton import SuffixAutomaton
 
 
 class Spine(TokenRecycling):
-    """Token Recycling whose tree grows off the continuation of the longest suffix match in prompt and output.
+    """Token Recycling whose tree grows off the continuation of the longest suffix match in prompt
+    and output.
 
-    There is one topology for each length of match; a step chooses one and fills in its tokens. Without a match, it has
-    the best nodes of the published order. Kept between prompts: the matrix and the newest text.
+    There is one topology for each length of match; a step chooses one and fills in its tokens.
+    Without a match, it has the best nodes of the published order. Kept between prompts: the matrix
+    and the newest text.
 
-    Rank paths in step records: a spine token has rank 0, and the other candidates of a node that the spine goes through
+    Rank paths in step records: a spine token has rank 0, and the other candidates of a node that
+    the spine goes through
     have ranks 1, 2, ..., best first. Elsewhere ranks are the matrix's own.
 
     Args:
-        nodes: of every draft, the root not counted. auto: the size is tuned while decoding; `auto:N`: at most N.
-        accept_probs: probability that the token that followed a match of 1, 2, 3, ... tokens follows it again; the last
-            one holds for longer matches. 0: such a match is not copied from.
-        history_tokens: maximum tokens of earlier prompts and answers that are matched, too; 0: the prompt alone.
+        nodes: of every draft, the root not counted. auto: the size is tuned while decoding;
+            `auto:N`: at most N.
+        accept_probs: probability that the token that followed a match of 1, 2, 3, ... tokens
+            follows it again; the last one holds for longer matches. 0: such a match is not copied
+            from.
+        history_tokens: maximum tokens of earlier prompts and answers that are matched, too; 0: the
+            prompt alone.
         others: as TokenRecycling.
     """
 
@@ -56,17 +65,25 @@ class Spine(TokenRecycling):
         dtype: Literal["int64", "int32"] = "int64",
         eos: Collection[int] = (),
     ) -> None:
-        sized, nodes = nodes, budget_of(nodes)
+        sized = nodes
+        nodes = budget_of(nodes)
         check_whole("spine", 1, nodes=nodes)
-        if not accept_probs or not all(isinstance(p, int | float) and 0 <= p <= 1 for p in accept_probs):
+        if not accept_probs or not all(
+            isinstance(p, int | float) and 0 <= p <= 1 for p in accept_probs
+        ):
             raise UserError(
-                f"spine: accept_probs={accept_probs} must be a list of probabilities, for matches of 1, 2, ... tokens"
+                f"spine: accept_probs={accept_probs} must be a list of probabilities, for matches"
+                " of 1, 2, ... tokens"
             )
         device = torch.device(device)
         settings = dict(k=k, recycle_prompt=recycle_prompt, device=device, dtype=dtype, eos=eos)
         super().__init__(vocab_size, Tree.chain(0), **settings)  # type: ignore[arg-type]
-        self.nodes, self.accept_probs, self.draft_tree = nodes, accept_probs, None
-        matches = range(len(accept_probs) + 1)  # lengths of a match, each with topologies of its own
+        self.nodes = nodes
+        self.accept_probs = accept_probs
+        self.draft_tree = None
+        matches = range(
+            len(accept_probs) + 1
+        )  # lengths of a match, each with topologies of its own
         self._topologies: dict[tuple[int, int], Topology] = {}  # by kind and nodes
         if isinstance(sized, str):
             self.sizing = Sizing(sized, device, teaches=True)
@@ -75,9 +92,12 @@ class Spine(TokenRecycling):
         else:
             for match in matches:
                 self._topology(match, nodes)
-        self.max_nodes, self.history = 1 + nodes, History(history_tokens, SuffixAutomaton, vocab_size)
+        self.max_nodes = 1 + nodes
+        self.history = History(history_tokens, SuffixAutomaton, vocab_size)
         self.stores = [self.matrix, self.history, *([self.sizing] if self.sizing else [])]
-        self._line = torch.zeros(1 + nodes, dtype=torch.long, device=device)  # the root and the spine, filled each step
+        self._line = torch.zeros(
+            1 + nodes, dtype=torch.long, device=device
+        )  # the root and the spine, filled each step
         self._line_cells = fastest(self._line)
         self._chosen = self._topology(0, nodes)
         self.tree = self._chosen.tree
@@ -86,7 +106,9 @@ class Spine(TokenRecycling):
         return SpineSession(self)
 
     def choose_topology(self, text: SuffixAutomaton) -> None:
-        """Choose the topology by the length of the text's match, and copy its continuation into the spine."""
+        """Choose the topology by the length of the text's match, and copy its continuation into the
+        spine.
+        """
         match = min(text.length, len(self.accept_probs))
         nodes = self.nodes if self.sizing is None else self.sizing.choose(self._likelihoods[match])
         chosen = self._chosen = self._topology(match if nodes else 0, nodes)
@@ -102,11 +124,14 @@ class Spine(TokenRecycling):
         return self._topologies[match, nodes]
 
     def grow(self, root: torch.Tensor) -> torch.Tensor:
-        """Fill in the spine, then all other children of its nodes at once, then lower levels as recycling does.
+        """Fill in the spine, then all other children of its nodes at once, then lower levels as
+        recycling does.
 
         The other children of a spine node are its candidates except the spine's next token.
         """
-        topology, cells, matrix = self._chosen, self._chosen.cells, self.matrix
+        topology = self._chosen
+        cells = self._chosen.cells
+        matrix = self.matrix
         self._line_cells[:1] = fastest(root)
         line = self._line_cells[: 1 + topology.spine]  # (1 + L,)
         cells[topology.spine_nodes] = line
@@ -131,13 +156,15 @@ class SpineSession(TextSession[SuffixAutomaton], RecyclingSession):
 
 
 class Topology:
-    """A tree whose nodes (0,), (0, 0), ... down to depth `spine` are copied, with the arrays of its look-up.
+    """A tree whose nodes (0,), (0, 0), ... down to depth `spine` are copied, with the arrays of its
+    look-up.
 
     On the CPU all arrays but `tree` and `tokens` are NumPy's, see `fastest`.
     """
 
     def __init__(self, tree: Tree, spine: int) -> None:
-        self.tree, self.spine = tree, spine
+        self.tree = tree
+        self.spine = spine
         node = {path: i for i, path in enumerate(tree.rank_paths)}
         generations: dict[int, list[int]] = {}
         for path, i in node.items():
@@ -157,7 +184,9 @@ class Topology:
         ]
         # depths of the first generation's parents
         self.depths = numbers([len(tree.rank_paths[i]) - 1 for i in generations.get(1, [])])
-        self.spine_ranks = numbers([-1] * (spine + 1))  # filled each step; -1 at the tip, which has no next token
+        self.spine_ranks = numbers(
+            [-1] * (spine + 1)
+        )  # filled each step; -1 at the tip, which has no next token
         self.tokens = torch.zeros(len(tree), dtype=torch.long, device=tree.device)
         self.cells = fastest(self.tokens)
 
@@ -168,10 +197,13 @@ def spine_depth(path: RankPath, spine: int) -> int:
 
 
 def spine_tree(match: int, nodes: int, k: int, accept_probs: Sequence[float]) -> tuple[Tree, int]:
-    """Build the tree of the `nodes` most likely nodes for a match of `match` tokens; also return the spine's length.
+    """Build the tree of the `nodes` most likely nodes for a match of `match` tokens; also return
+    the spine's length.
 
-    The prior: after a match of m tokens the copied token is right with probability accept_probs(m); then the match is
-    one longer. Otherwise, the other candidates and all nodes below them follow recycling's power law, `likelihood`.
+    The prior: after a match of m tokens the copied token is right with probability accept_probs(m);
+    then the match is
+    one longer. Otherwise, the other candidates and all nodes below them follow recycling's power
+    law, `likelihood`.
     """
     listed = best_first(match, nodes, k, accept_probs)
     paths = [path for _, path, _ in listed]
@@ -180,10 +212,13 @@ def spine_tree(match: int, nodes: int, k: int, accept_probs: Sequence[float]) ->
     spine = max((len(path) for _, path, copied in listed if copied), default=0)
     # The tip has no spine token among its candidates: its children begin with rank 0.
     at_tip = [path[:spine] == (0,) * spine and len(path) > spine for path in paths]
-    return Tree.from_rank_paths(
-        (*path[:spine], path[spine] - 1, *path[spine + 1 :]) if below else path
-        for path, below in zip(paths, at_tip, strict=True)
-    ), spine
+    return (
+        Tree.from_rank_paths(
+            (*path[:spine], path[spine] - 1, *path[spine + 1 :]) if below else path
+            for path, below in zip(paths, at_tip, strict=True)
+        ),
+        spine,
+    )
 
 
 def copies(match: int, accept_probs: Sequence[float]) -> bool:
@@ -191,8 +226,11 @@ def copies(match: int, accept_probs: Sequence[float]) -> bool:
     return match > 0 and accept_probs[min(match, len(accept_probs)) - 1] > 0
 
 
-def best_first(match: int, nodes: int, k: int, accept_probs: Sequence[float]) -> list[tuple[float, RankPath, bool]]:
-    """List the `nodes` most likely nodes by the prior of `spine_tree`: likelihood, rank path, True on the spine.
+def best_first(
+    match: int, nodes: int, k: int, accept_probs: Sequence[float]
+) -> list[tuple[float, RankPath, bool]]:
+    """List the `nodes` most likely nodes by the prior of `spine_tree`: likelihood, rank path, True
+    on the spine.
 
     The spine's next token has rank 0, a node's other candidates have ranks from 1 on.
     """
@@ -204,7 +242,10 @@ def best_first(match: int, nodes: int, k: int, accept_probs: Sequence[float]) ->
         accept_prob = accept_probs[min(match + len(path), len(accept_probs)) - 1]
         heapq.heappush(frontier, (-prob * accept_prob, (*path, 0), True))
         for rank in range(k - 1):
-            heapq.heappush(frontier, (-prob * (1 - accept_prob) * likelihood((rank,)), (*path, rank + 1), False))
+            heapq.heappush(
+                frontier,
+                (-prob * (1 - accept_prob) * likelihood((rank,)), (*path, rank + 1), False),
+            )
 
     open_spine((), 1.0)
     listed: list[tuple[float, RankPath, bool]] = []

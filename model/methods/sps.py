@@ -1,8 +1,9 @@
 """Speculative decoding: a small draft model proposes the next tokens one by one (arXiv 2211.17192).
 
-The draft model decodes greedily or, when sampling, with the target's own noise. Greedy decoding with a fixed draft
-length equals transformers' assisted generation (num_assistant_tokens_schedule="constant",
-assistant_confidence_threshold=0): same tokens, same number of target forwards. As there, the prefill verifies a draft.
+The draft model decodes greedily or, when sampling, with the target's own noise. Greedy decoding
+with a fixed draft length equals transformers' assisted generation
+(num_assistant_tokens_schedule="constant", assistant_confidence_threshold=0): same tokens, same
+number of target forwards. As there, the prefill verifies a draft.
 """
 
 from __future__ import annotations
@@ -30,12 +31,14 @@ class Speculative(Drafter):
     Nothing is kept between prompts.
 
     Args:
-        target: the model that verifies; the draft model takes its device, its dtype and its context.
-        draft_path: folder of the draft model, a causal LM of the same vocabulary whose weights are in safetensors.
+        target: the model that verifies; the draft model takes its device, its dtype and its
+            context.
+        draft_path: folder of the draft model, a causal LM of the same vocabulary whose weights are
+            in safetensors.
         draft_tokens: tokens drafted a step (gamma in the paper).
         eos: a draft stops before these.
-        share_noise: when sampling, the draft model samples, too (2.3 in the paper), with the target's own noise;
-            False: it drafts its arg-max.
+        share_noise: when sampling, the draft model samples, too (2.3 in the paper), with the
+            target's own noise; False: it drafts its arg-max.
     """
 
     def __init__(
@@ -53,7 +56,8 @@ class Speculative(Drafter):
         folder = located(draft_path)
         if not folder.is_dir():
             raise UserError(
-                f"sps: no draft model in {draft_path}; train the embedded one by `{TRAIN}`, or name a folder"
+                f"sps: no draft model in {draft_path}; train the embedded one by `{TRAIN}`, or name"
+                " a folder"
             )
         model, _ = load_pretrained(
             str(folder),
@@ -64,19 +68,24 @@ class Speculative(Drafter):
             attn_implementation="sdpa",
         )
         limit = position_limit(model)
-        self.model = Target(model, context=min(target.context, limit or target.context), linear=target.linear)
+        self.model = Target(
+            model, context=min(target.context, limit or target.context), linear=target.linear
+        )
         if abs(self.model.vocab_size - target.vocab_size) >= PADDING:
             raise UserError(
-                f"sps: the draft model {draft_path} has a vocabulary of {self.model.vocab_size} tokens, the target of "
-                f"{target.vocab_size}; the two must share one tokenizer"
+                f"sps: the draft model {draft_path} has a vocabulary of {self.model.vocab_size}"
+                f" tokens, the target of {target.vocab_size}; the two must share one tokenizer"
             )
         if self.model.recurrent:
             raise UserError(
-                f"sps: the draft model {draft_path} keeps recurrent states, which cannot take back its drafts"
+                f"sps: the draft model {draft_path} keeps recurrent states, which cannot take back"
+                " its drafts"
             )
-        self.draft_tokens, self.eos = draft_tokens, frozenset(eos)
+        self.draft_tokens = draft_tokens
+        self.eos = frozenset(eos)
         self.max_nodes = 1 + draft_tokens
-        self.last, self.logits_size = self.model.vocab_size - 1, target.logits_size
+        self.last = self.model.vocab_size - 1
+        self.logits_size = target.logits_size
 
     def session(self) -> SpeculativeSession:
         return SpeculativeSession(self)
@@ -99,7 +108,9 @@ class SpeculativeSession(Session):
         if len(prompt) >= drafter.model.context:  # beyond the draft model's context
             return drafter.root_alone(prompt[-1])
         known = [min(token, drafter.last) for token in prompt]
-        logits = drafter.model.prefill(self.cache, known, drafter.root_alone(known[-1])).logits  # (1, V)
+        logits = drafter.model.prefill(
+            self.cache, known, drafter.root_alone(known[-1])
+        ).logits  # (1, V)
         self.cache.commit(1)
         return self._propose(logits)
 
@@ -107,7 +118,8 @@ class SpeculativeSession(Session):
         drafter = self.drafter
         if len(self._text) >= drafter.model.context:
             return drafter.root_alone(root)
-        # The root, and after a fully accepted draft also its last token, which was drafted but never forwarded.
+        # The root, and after a fully accepted draft also its last token, which was drafted but
+        # never forwarded.
         unseen = self._text[self.cache.length :]
         chain = Tree.chain(len(unseen) - 1).on(drafter.device)
         tokens = torch.tensor(unseen, device=drafter.device).clamp_(max=drafter.last)
@@ -124,27 +136,35 @@ class SpeculativeSession(Session):
         self._borrowed.close()
 
     def _propose(self, logits: torch.Tensor) -> Draft:
-        """Return the draft after the root, given the root's logits (1, V). One transfer to the host, at the end."""
-        drafter, root = self.drafter, Tree.chain(0).on(self.drafter.device)
+        """Return the draft after the root, given the root's logits (1, V). One transfer to the
+        host, at the end.
+        """
+        drafter = self.drafter
+        root = Tree.chain(0).on(self.drafter.device)
         drafts = [self._pick(logits, len(self._text))]  # (1,) each
         while len(drafts) < drafter.draft_tokens:
             logits = drafter.model.forward(self.cache, Draft(root, drafts[-1])).logits
             drafts.append(self._pick(logits, len(self._text) + len(drafts)))
             self.cache.commit(1)
         tokens = torch.cat(drafts).tolist()
-        tokens = next((tokens[:i] for i, token in enumerate(tokens) if token in drafter.eos), tokens)
+        tokens = next(
+            (tokens[:i] for i, token in enumerate(tokens) if token in drafter.eos), tokens
+        )
         tree = Tree.chain(len(tokens)).on(drafter.device)
         return Draft(tree, torch.tensor([self._text[-1], *tokens], device=drafter.device))
 
     def _pick(self, logits: torch.Tensor, position: int) -> torch.Tensor:
-        """Return the draft token (1,) for a position of the text, from logits padded to the target's width.
+        """Return the draft token (1,) for a position of the text, from logits padded to the
+        target's width.
 
-        When sampling, the target's noise for that position is added: two models of one distribution then draw the same
-        token, and similar ones mostly (Daliri et al., arXiv 2408.07978). Tokens that top-k or top-p leaves out come
-        last, in the order of their logits.
+        When sampling, the target's noise for that position is added: two models of one distribution
+        then draw the same token, and similar ones mostly (Daliri et al., arXiv 2408.07978). Tokens
+        that top-k or top-p leaves out come last, in the order of their logits.
         """
         logits = pad(logits, (0, self.drafter.logits_size - logits.shape[1]), value=-torch.inf)
         if self.drafter.share_noise and self.choice is not None and self.choice.draws:
-            scores = self.choice.scores(logits, torch.full((len(logits),), position, device=logits.device))
+            scores = self.choice.scores(
+                logits, torch.full((len(logits),), position, device=logits.device)
+            )
             logits = torch.where(scores.isneginf(), logits.float() - EXCLUDED, scores)
         return logits.argmax(dim=-1)

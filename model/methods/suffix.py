@@ -1,6 +1,8 @@
-"""Suffix drafts: copy what followed the text's longest suffix where it occurred before (SAM-Decoding, 2411.10666).
+"""Suffix drafts: copy what followed the text's longest suffix where it occurred before
+(SAM-Decoding, 2411.10666).
 
-By default the copy is 4 times as long as its match; the paper always copies 40 tokens (`factor=40`).
+By default the copy is 4 times as long as its match; the paper always copies 40 tokens
+(`factor=40`).
 """
 
 from __future__ import annotations
@@ -21,22 +23,29 @@ from ..structures import MAX_NODES, check_whole
 from ..structures.history import History, TextSession
 from ..structures.suffix_automaton import SuffixAutomaton
 
-# Prior probability that the token that followed a match of 1, 2, 3, ... tokens follows it again; it is not learnt.
+# Prior probability that the token that followed a match of 1, 2, 3, ... tokens follows it again; it
+# is not learnt.
 ACCEPT_PROBS = (0.1, 0.2, 0.45, 0.55, 0.65, 0.75, 0.85)
-MATCHES = range(1, len(ACCEPT_PROBS) + 1)  # lengths of a match; the last one includes longer matches
+MATCHES = range(
+    1, len(ACCEPT_PROBS) + 1
+)  # lengths of a match; the last one includes longer matches
 
 
 class Suffix(DeviceDrafter):
     """Drafts a chain copied from where the longest suffix of prompt and output occurred before.
 
-    By default, as in the paper, the automaton holds this prompt and its output alone; see `history_tokens`.
+    By default, as in the paper, the automaton holds this prompt and its output alone; see
+    `history_tokens`.
 
     Args:
         min_match: a match of fewer tokens drafts nothing.
         max_draft: maximum tokens to copy (paper: 40, for code 16).
-        factor: a match of m tokens drafts ceil(factor * m) tokens, at most max_draft (paper: max_draft always).
-        history_tokens: maximum tokens of earlier prompts and answers that are matched, too (paper: 0).
-        nodes: auto: their number is tuned while decoding, within the above; `auto:N`: at most N. None: as above.
+        factor: a match of m tokens drafts ceil(factor * m) tokens, at most max_draft (paper:
+            max_draft always).
+        history_tokens: maximum tokens of earlier prompts and answers that are matched, too (paper:
+            0).
+        nodes: auto: their number is tuned while decoding, within the above; `auto:N`: at most N.
+            None: as above.
         sizing: the `Sizing` that tunes this number, if another drafter shares it.
     """
 
@@ -56,18 +65,29 @@ class Suffix(DeviceDrafter):
     ) -> None:
         check_whole("suffix", 1, min_match=min_match, max_draft=max_draft)
         if not 0 < factor <= MAX_NODES:
-            raise UserError(f"suffix: factor={factor} must be a number above 0, at most {MAX_NODES}")
+            raise UserError(
+                f"suffix: factor={factor} must be a number above 0, at most {MAX_NODES}"
+            )
         super().__init__(torch.device(device), vocab_size)
         if nodes is not None:
             if not isinstance(nodes, str):
-                raise UserError(f"suffix: nodes={nodes} must be auto or auto:N; max_draft is the number")
-            self.sizing = sizing or Sizing(f"auto:{min(budget_of(nodes), max_draft)}", self.device, filling=0.0)
+                raise UserError(
+                    f"suffix: nodes={nodes} must be auto or auto:N; max_draft is the number"
+                )
+            self.sizing = sizing or Sizing(
+                f"auto:{min(budget_of(nodes), max_draft)}", self.device, filling=0.0
+            )
             self.likelihoods = prior_likelihoods(max_draft)
-        self.min_match, self.max_draft, self.factor = min_match, max_draft, factor
+        self.min_match = min_match
+        self.max_draft = max_draft
+        self.factor = factor
         self.max_nodes = 1 + max_draft
-        self.history, self.stateful = History(history_tokens, SuffixAutomaton, vocab_size), history_tokens > 0
+        self.history = History(history_tokens, SuffixAutomaton, vocab_size)
+        self.stateful = history_tokens > 0
         self.stores = [self.history, *([self.sizing] if self.sizing else [])]
-        self.line = torch.zeros(1 + max_draft, dtype=torch.long, device=self.device)  # the draft, filled every step
+        self.line = torch.zeros(
+            1 + max_draft, dtype=torch.long, device=self.device
+        )  # the draft, filled every step
 
     def session(self) -> SuffixSession:
         return SuffixSession(self)
@@ -81,9 +101,13 @@ class Suffix(DeviceDrafter):
 
 
 def prior_likelihoods(count: int) -> list[list[float]]:
-    """Return, for each length of a match in MATCHES, the likelihood of the root and of each copied token."""
+    """Return, for each length of a match in MATCHES, the likelihood of the root and of each copied
+    token.
+    """
     last = len(ACCEPT_PROBS)
-    token_probs = [[ACCEPT_PROBS[min(match + index, last) - 1] for index in range(count)] for match in MATCHES]
+    token_probs = [
+        [ACCEPT_PROBS[min(match + index, last) - 1] for index in range(count)] for match in MATCHES
+    ]
     return [[1.0, *accumulate(probs, operator.mul)] for probs in token_probs]
 
 
@@ -93,12 +117,17 @@ class SuffixSession(TextSession[SuffixAutomaton], DeviceSession):
     drafter: Suffix
 
     def choose(self) -> None:
-        drafter, text = self.drafter, self.text
+        drafter = self.drafter
+        text = self.text
         count = (
-            min(drafter.max_draft, math.ceil(drafter.factor * text.length)) if text.length >= drafter.min_match else 0
+            min(drafter.max_draft, math.ceil(drafter.factor * text.length))
+            if text.length >= drafter.min_match
+            else 0
         )
         if count and drafter.sizing is not None:
-            count = drafter.sizing.choose(drafter.likelihoods[min(text.length, len(ACCEPT_PROBS)) - 1][: 1 + count])
+            count = drafter.sizing.choose(
+                drafter.likelihoods[min(text.length, len(ACCEPT_PROBS)) - 1][: 1 + count]
+            )
         drafter.tree = Tree.chain(count).on(drafter.device)
         if count:
             drafter.line[1 : 1 + count] = torch.tensor(self.copied(count))
@@ -109,16 +138,19 @@ class SuffixSession(TextSession[SuffixAutomaton], DeviceSession):
 
 
 class SuffixRecycling(DeviceDrafter):
-    """Suffix drafts where the match is long, Token Recycling's tree elsewhere (the paper's hybrid, 3.4).
+    """Suffix drafts where the match is long, Token Recycling's tree elsewhere (the paper's hybrid,
+    3.4).
 
-    The matrix learns from every step, whichever part drafted it. Kept between prompts: Token Recycling's state, and the
-    text with `history_tokens`. In step records the source is `suffix` or `recycling`; a copied chain's ranks are all 0.
+    The matrix learns from every step, whichever part drafted it. Kept between prompts: Token
+    Recycling's state, and the text with `history_tokens`. In step records the source is `suffix` or
+    `recycling`; a copied chain's ranks are all 0.
 
     Args:
         tree: the recycled tree; None with `nodes`.
         min_match: least tokens of a match that is copied from (paper: 5).
         max_draft, factor, history_tokens: as Suffix.
-        nodes: auto: the size of both drafts is tuned while decoding; `auto:N`: at most N. None: the tree's size.
+        nodes: auto: the size of both drafts is tuned while decoding; `auto:N`: at most N. None: the
+            tree's size.
         others: as TokenRecycling.
     """
 
@@ -145,13 +177,16 @@ class SuffixRecycling(DeviceDrafter):
         if isinstance(nodes, str):
             self.sizing = Sizing(nodes, self.device, teaches=True)
         shared: dict[str, Any] = dict(nodes=nodes, sizing=self.sizing, device=device)
-        copying: dict[str, Any] = dict(max_draft=max_draft, factor=factor, history_tokens=history_tokens)
+        copying: dict[str, Any] = dict(
+            max_draft=max_draft, factor=factor, history_tokens=history_tokens
+        )
         self.suffix = Suffix(vocab_size, min_match=min_match, **copying, **shared)
         self.partner = TokenRecycling(
             vocab_size, tree, k=k, recycle_prompt=recycle_prompt, dtype=dtype, eos=eos, **shared
         )
         self.max_nodes = max(self.suffix.max_nodes, self.partner.max_nodes)
-        self.needs, self.stores = self.partner.needs, [*self.partner.stores, self.suffix.history]
+        self.needs = self.partner.needs
+        self.stores = [*self.partner.stores, self.suffix.history]
         self.draft_with(self.partner)
 
     def session(self) -> SuffixRecyclingSession:
@@ -159,7 +194,8 @@ class SuffixRecycling(DeviceDrafter):
 
     def draft_with(self, chosen: Suffix | TokenRecycling) -> None:
         """Draft the next step with this one of the two drafters."""
-        self.chosen, self.tree = chosen, chosen.tree
+        self.chosen = chosen
+        self.tree = chosen.tree
         self.source = "suffix" if chosen is self.suffix else "recycling"
 
     def grow(self, root: torch.Tensor) -> torch.Tensor:
@@ -173,11 +209,14 @@ class SuffixRecycling(DeviceDrafter):
 
 
 class HybridSession(Session):
-    """A session of the drafter's `suffix`, whose text is the sequence's, and one of its `partner`."""
+    """A session of the drafter's `suffix`, whose text is the sequence's, and one of its
+    `partner`.
+    """
 
     def __init__(self, drafter: Any) -> None:
         super().__init__(drafter)
-        self.suffix, self.partner = drafter.suffix.session(), drafter.partner.session()
+        self.suffix = drafter.suffix.session()
+        self.partner = drafter.partner.session()
 
     def begin(self, prompt: list[int]) -> Draft | None:
         self.suffix.begin(prompt)

@@ -1,8 +1,11 @@
-"""SuffixDecoding: drafts what most often followed the text's end, counted in this request and in all answers.
+"""SuffixDecoding: drafts what most often followed the text's end, counted in this request and in
+all answers.
 
-Oliaro, Jia, Campos, Qiao: arXiv 2411.04975 (NeurIPS 2025). The rules are those of the public code as vLLM drives it,
-github.com/snowflakedb/ArcticInference at 9d46438: drafts, scores and accepted lengths of recorded turns are equal, as
-chains and as trees, cold and hot. The prefill, which commits one token there, is the first step here.
+Oliaro, Jia, Campos, Qiao: arXiv 2411.04975 (NeurIPS 2025). The rules are those of the public code
+as vLLM drives it,
+github.com/snowflakedb/ArcticInference at 9d46438: drafts, scores and accepted lengths of recorded
+turns are equal, as chains and as trees, cold and hot. The prefill, which commits one token there,
+is the first step here.
 """
 
 from __future__ import annotations
@@ -25,18 +28,22 @@ BEGINS = -1  # in the log, instead of a token: an answer begins
 class SuffixDecoding(Drafter):
     """Drafts from a trie of this request or from one of all answers, a chain by default.
 
-    Each trie drafts for every length of match. The draft with the greatest sum of estimated probabilities is verified;
-    ties go to the request's trie. The trie of answers is kept between prompts and includes unfinished answers.
+    Each trie drafts for every length of match. The draft with the greatest sum of estimated
+    probabilities is verified; ties go to the request's trie. The trie of answers is kept between
+    prompts and includes unfinished answers.
 
-    In step records the source is `request` or `answers`, and siblings are ranked as they were drafted.
+    In step records the source is `request` or `answers`, and siblings are ranked as they were
+    drafted.
 
     Args:
         nodes: maximum nodes of a draft, the root not counted.
         depth: maximum tokens of match and draft together.
         factor, offset: a match of m tokens drafts at most factor * m + offset tokens.
-        min_token_prob: the least estimated probability of a drafted token, by the counts along its path.
+        min_token_prob: the least estimated probability of a drafted token, by the counts along its
+            path.
         branches: draft trees, as the public code's simulator does; its engines draft chains.
-        cached_answers: maximum answers in the trie of answers, the newest ones; 0: none, and no state is kept.
+        cached_answers: maximum answers in the trie of answers, the newest ones; 0: none, and no
+            state is kept.
     """
 
     def __init__(
@@ -58,9 +65,12 @@ class SuffixDecoding(Drafter):
         _check_number(MAX_NODES, factor=factor, offset=offset)
         _check_number(1, min_token_prob=min_token_prob)
         super().__init__(torch.device(device), vocab_size)
-        self.max_nodes, self.stateful = 1 + nodes, cached_answers > 0
+        self.max_nodes = 1 + nodes
+        self.stateful = cached_answers > 0
         self.depth = depth
-        self.limits = Limits(nodes, np.float32(factor), np.float32(offset), np.float32(min_token_prob), branches)
+        self.limits = Limits(
+            nodes, np.float32(factor), np.float32(offset), np.float32(min_token_prob), branches
+        )
         self.answers = Answers(depth, cached_answers, vocab_size)
         self.stores = [self.answers]
 
@@ -82,7 +92,9 @@ class Answers:
     """
 
     def __init__(self, depth: int, max_texts: int, vocab_size: int) -> None:
-        self.depth, self.max_texts, self.vocab_size = depth, max_texts, vocab_size
+        self.depth = depth
+        self.max_texts = max_texts
+        self.vocab_size = vocab_size
         self.reset()
 
     def reset(self) -> None:
@@ -90,7 +102,9 @@ class Answers:
         self.trie = SuffixTrie(self.depth)
 
     def begin(self) -> int:
-        """Start an answer and return its number. If there are too many, drop the oldest one, even an unfinished one."""
+        """Start an answer and return its number. If there are too many, drop the oldest one, even
+        an unfinished one.
+        """
         number = next(reversed(self.texts), -1) + 1
         if self.max_texts:
             self.texts[number] = GrowingText()
@@ -104,10 +118,11 @@ class Answers:
             self.trie.extend(self.texts[number], tokens)
 
     def state_dict(self) -> dict[str, torch.Tensor]:
-        """`answers`, int32 (n, 2): the answers in turn, each token with its answer's number. `orders`, int32 (m,).
+        """`answers`, int32 (n, 2): the answers in turn, each token with its answer's number.
+        `orders`, int32 (m,).
 
-        The order of equally frequent tokens also depends on dropped answers, so it is saved as `SuffixTrie.orders`
-        lists it.
+        The order of equally frequent tokens also depends on dropped answers, so it is saved as
+        `SuffixTrie.orders` lists it.
         """
         if not self.max_texts:
             return {}
@@ -118,7 +133,9 @@ class Answers:
         }
 
     def load_state_dict(self, state: dict[str, torch.Tensor]) -> None:
-        """Load the answers anew. A state of earlier versions has no `orders`, but has all answers ever written."""
+        """Load the answers anew. A state of earlier versions has no `orders`, but has all answers
+        ever written.
+        """
         log = state.get("answers", torch.zeros(0))
         if self.max_texts and (log.dim() != 2 or log.shape[1] != 2 or log.is_floating_point()):
             raise UserError("start: the saved answers are no log of numbers and tokens")
@@ -140,9 +157,11 @@ class SuffixDecodingSession(Session):
     drafter: SuffixDecoding
 
     def begin(self, prompt: list[int]) -> Draft | None:
-        self._trie, self._text = SuffixTrie(self.drafter.depth), GrowingText()
+        self._trie = SuffixTrie(self.drafter.depth)
+        self._text = GrowingText()
         self._trie.extend(self._text, prompt)
-        self._number, self._texts = self.drafter.answers.begin(), self.drafter.answers.texts
+        self._number = self.drafter.answers.begin()
+        self._texts = self.drafter.answers.texts
         return super().begin(prompt)
 
     def draft(self, root: int) -> Draft:
@@ -151,14 +170,19 @@ class SuffixDecodingSession(Session):
             return self.drafter.root_alone(root)
         order, parents = breadth_first([0, *(parent + 1 for parent in drafted.parents)])
         tokens = [root, *drafted.tokens]
-        return Draft(Tree(parents, once=True), torch.tensor([tokens[node] for node in order]), source)
+        return Draft(
+            Tree(parents, once=True), torch.tensor([tokens[node] for node in order]), source
+        )
 
     def look_up(self) -> tuple[str, Drafted]:
         """Return which trie's draft is verified, and the draft."""
-        context, limits = self._text.tokens[-self.drafter.depth :], self.drafter.limits
+        context = self._text.tokens[-self.drafter.depth :]
+        limits = self.drafter.limits
         drafted = self._trie.draft(context, limits)
         of_answers = self.drafter.answers.trie.draft(context, limits)
-        return ("request", drafted) if drafted.score >= of_answers.score else ("answers", of_answers)
+        return (
+            ("request", drafted) if drafted.score >= of_answers.score else ("answers", of_answers)
+        )
 
     def observe(self, verification: Verification) -> None:
         self._trie.extend(self._text, verification.tokens)

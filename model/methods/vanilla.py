@@ -1,6 +1,7 @@
 """Plain decoding on this engine: the draft is the root alone.
 
-The baseline that isolates drafting: same loop, cache and verification as every method. MAT is exactly 1.
+The baseline that isolates drafting: same loop, cache and verification as every method. MAT is
+exactly 1.
 """
 
 from ..engine import DeviceDrafter
