@@ -1,6 +1,8 @@
-"""Structures that methods share: rows of candidates, kept text, automata, n-gram tables, datastores, learned heads.
+"""Structures that methods share: rows of candidates, kept text, automata, n-gram tables,
+datastores, learned heads.
 
-Import from outside only the checks of settings below, and any class by its file. May import `engine`.
+Import from outside only the checks of settings below, and any class by its file. May import
+`engine`.
 """
 
 from typing import Any
@@ -16,4 +18,6 @@ def check_whole(method: str, low: int, high: int = MAX_NODES, **settings: Any) -
     """Raise UserError if one of a method's settings is not a whole number from `low` to `high`."""
     for name, value in settings.items():
         if type(value) is not int or not low <= value <= high:
-            raise UserError(f"{method}: {name}={value!r} must be from {low} to {high}, a whole number")
+            raise UserError(
+                f"{method}: {name}={value!r} must be from {low} to {high}, a whole number"
+            )

@@ -1,6 +1,7 @@
 """Compile the host's loops of drafting with numba, and define the layout of their arrays.
 
-Loops take plain tuples of arrays, which numba reads in half the time of named tuples, and name the fields inside.
+Loops take plain tuples of arrays, which numba reads in half the time of named tuples, and name the
+fields inside.
 """
 
 from __future__ import annotations
@@ -23,13 +24,14 @@ try:
 except ImportError as error:  # numba is missing, or refuses this NumPy
     python = ".".join(map(str, sys.version_info[:2]))
     raise UserError(
-        f"numba compiles drafting and cannot be imported ({error}): pip install numba, under Python 3.11 to 3.15 (this "
-        f"is {python})"
+        f"numba compiles drafting and cannot be imported ({error}): pip install numba, under Python"
+        f" 3.11 to 3.15 (this is {python})"
     ) from error
 
 NONE = -1
 ODD = 0x9E3779B97F4A7C15  # Fibonacci hashing: 2^64 over the golden ratio, odd
-# Files with loops. A loop is compiled together with the loops it calls, but numba notices only changes of its own file.
+# Files with loops. A loop is compiled together with the loops it calls, but numba notices only
+# changes of its own file.
 FILES = ("compiled.py", "suffix_automaton.py", "dynamic_loops.py")
 _VERSION = zlib.crc32(b"".join((Path(__file__).parent / name).read_bytes() for name in FILES))
 _say = cache(logging.getLogger(__package__).warning)  # once
@@ -50,11 +52,14 @@ event.register("numba:compile", _Notice())  # type: ignore[no-untyped-call]
 
 
 def loop(function: Callable[..., Any]) -> Any:
-    """Compile a function at its first call, or load what an earlier process compiled, if a cache folder is writable.
+    """Compile a function at its first call, or load what an earlier process compiled, if a cache
+    folder is writable.
 
-    numba's cache names the module it was compiled in, and the package may be imported as token_recycling, too: the
-    package's name is part of the file's name, so that neither loads the other's files. No loop allocates memory, so
-    numba's runtime is left out: counting references to arrays took more than half of the loops' time.
+    numba's cache names the module it was compiled in, and the package may be imported as
+    token_recycling, too: the package's name is part of the file's name, so that neither loads the
+    other's files. No loop allocates memory, so
+    numba's runtime is left out: counting references to arrays took more than half of the loops'
+    time.
     """
     function.__qualname__ = f"{__package__}.{_VERSION:08x}.{function.__qualname__}"
     try:

@@ -1,12 +1,13 @@
-"""A datastore of token ids that is searched by exact match: the tokens of a corpus and their suffix array, in one file.
+"""A datastore of token ids that is searched by exact match: the tokens of a corpus and their suffix
+array, in one file.
 
-The file is mapped into memory, so that opening it costs the same at any size and only the pages that a search touches
-are read. Tokens are stored big-endian: the order of their bytes is then the order of the tokens, and a comparison of
-two suffixes is one comparison of bytes.
+The file is mapped into memory, so that opening it costs the same at any size and only the pages
+that a search touches are read. Tokens are stored big-endian: the order of their bytes is then the
+order of the tokens, and a comparison of two suffixes is one comparison of bytes.
 
-The file holds three arrays as `np.save` writes them: the vocabulary's size (1,); the suffix array (n,), where each
-suffix begins, in lexicographic order, which is aligned here; and the tokens (n,), of 2 bytes each, or 4 where the
-vocabulary is larger than 65,536.
+The file holds three arrays as `np.save` writes them: the vocabulary's size (1,); the suffix array
+(n,), where each suffix begins, in lexicographic order, which is aligned here; and the tokens (n,),
+of 2 bytes each, or 4 where the vocabulary is larger than 65,536.
 """
 
 from __future__ import annotations
@@ -26,11 +27,18 @@ from . import PADDING
 
 
 def suffix_array(tokens: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Return where the suffixes of `tokens` (n,) begin, in lexicographic order: int64 (n,). A prefix comes first."""
-    n, span = len(tokens), 1
-    rank = np.unique(tokens, return_inverse=True)[1]  # by a suffix's first `span` tokens; ties share a rank
+    """Return where the suffixes of `tokens` (n,) begin, in lexicographic order: int64 (n,). A
+    prefix comes first.
+    """
+    n = len(tokens)
+    span = 1
+    rank = np.unique(tokens, return_inverse=True)[
+        1
+    ]  # by a suffix's first `span` tokens; ties share a rank
     while True:
-        following = np.append(rank[span:] + 1, np.zeros(min(span, n), dtype=np.int64))  # 0 is the end
+        following = np.append(
+            rank[span:] + 1, np.zeros(min(span, n), dtype=np.int64)
+        )  # 0 is the end
         keys = rank * (n + 1) + following
         order = np.argsort(keys)
         sorted_keys = keys[order]
@@ -44,7 +52,9 @@ MAX_TOKENS = 2**32 - 1  # tokens: what four bytes can number
 
 
 class Datastore:
-    """An opened file. Raises UserError if it is no datastore, cut short, or of another vocabulary."""
+    """An opened file. Raises UserError if it is no datastore, cut short, or of another
+    vocabulary.
+    """
 
     def __init__(self, path: str | Path, *, vocab_size: int) -> None:
         file = located(path)
@@ -53,9 +63,16 @@ class Datastore:
             with file.open("rb") as stream:
                 size, self._suffixes, self._tokens = (_mapped(stream) for _ in range(3))
         except Exception as error:  # whatever numpy raises for a damaged header
-            why = error.strerror if isinstance(error, OSError) else "not a datastore of this version, or cut short"
-            raise UserError(f"datastore {path}: {why}; build one with `python -m tools.datastore`") from None
-        self._width, self._count = self._tokens.itemsize, len(self._tokens)
+            why = (
+                error.strerror
+                if isinstance(error, OSError)
+                else "not a datastore of this version, or cut short"
+            )
+            raise UserError(
+                f"datastore {path}: {why}; build one with `python -m tools.datastore`"
+            ) from None
+        self._width = self._tokens.itemsize
+        self._count = len(self._tokens)
         if abs(size[0] - vocab_size) >= PADDING or vocab_size > 256**self._width:
             raise UserError(
                 f"datastore {path}: its vocabulary has {size[0]} tokens, the model's {vocab_size}; "
@@ -69,47 +86,62 @@ class Datastore:
         return self._count
 
     def longest(self, context: Sequence[int], *, min_n: int, max_n: int) -> tuple[int, int, int]:
-        """Find the longest n-gram at the end of `context` that the datastore holds, with `min_n` <= n <= `max_n`.
+        """Find the longest n-gram at the end of `context` that the datastore holds, with `min_n` <=
+        n <= `max_n`.
 
         Every suffix of a stored n-gram is stored, too; so the longest is found by bisection over n.
 
         Returns:
-            n, first, last: rows first ... last - 1 of the suffix array begin with it; (0, 0, 0) if there is none.
+            n, first, last: rows first ... last - 1 of the suffix array begin with it; (0, 0, 0) if
+                there is none.
         """
         context = context[-max_n:]
         key = struct.pack(f">{len(context)}{'H' if self._width == 2 else 'I'}", *context)
-        low, high = min_n, min(max_n, len(context))
+        low = min_n
+        high = min(max_n, len(context))
         best = (0, 0, 0)
         while low <= high:
             n = (low + high) // 2
             first, last = self._find(key[len(key) - n * self._width :])
             if first < last:
-                best, low = (n, first, last), n + 1
+                best = (n, first, last)
+                low = n + 1
             else:
                 high = n - 1
         return best
 
-    def continuations(self, first: int, last: int, *, skip: int, length: int, limit: int) -> NDArray[np.int64]:
-        """Return the tokens after the first `skip` of each suffix in rows first ... last - 1, in lexicographic order.
+    def continuations(
+        self, first: int, last: int, *, skip: int, length: int, limit: int
+    ) -> NDArray[np.int64]:
+        """Return the tokens after the first `skip` of each suffix in rows first ... last - 1, in
+        lexicographic order.
 
-        Of more than `limit` suffixes, `limit` evenly spread ones are read. Raises UserError if the file is corrupt.
+        Of more than `limit` suffixes, `limit` evenly spread ones are read. Raises UserError if the
+        file is corrupt.
 
         Returns:
             int64 (min(limit, last - first), length); -1 beyond the datastore's end.
         """
-        count, rows_read = last - first, min(limit, last - first)
+        count = last - first
+        rows_read = min(limit, last - first)
         rows = first + np.arange(rows_read) * count // rows_read
         suffixes = self._suffixes[rows].astype(np.int64)
         positions = suffixes[:, None] + np.arange(skip, skip + length)  # (s, length)
         beyond = positions >= self._count
-        tokens: NDArray[np.int64] = self._tokens[np.minimum(positions, self._count - 1)].astype(np.int64)
+        tokens: NDArray[np.int64] = self._tokens[np.minimum(positions, self._count - 1)].astype(
+            np.int64
+        )
         if suffixes.max() >= self._count or tokens.max() >= self.vocab_size:
-            raise UserError(f"datastore {self.name}: corrupt; build it again with `python -m tools.datastore`")
+            raise UserError(
+                f"datastore {self.name}: corrupt; build it again with `python -m tools.datastore`"
+            )
         tokens[beyond] = -1
         return tokens
 
     def _find(self, key: bytes) -> tuple[int, int]:
-        data, width, size = self._bytes, self._width, len(key)
+        data = self._bytes
+        width = self._width
+        size = len(key)
 
         def prefix(position: int) -> bytes:
             at = position * width
@@ -124,16 +156,22 @@ class Datastore:
 def write_datastore(path: Path, tokens: NDArray[np.int64], vocab_size: int) -> None:
     """Build the suffix array of `tokens` (n,) and write the file.
 
-    Raises UserError if a token is outside the vocabulary, there are none or too many, or the file cannot be written.
+    Raises UserError if a token is outside the vocabulary, there are none or too many, or the file
+    cannot be written.
     """
     if not 1 <= len(tokens) <= MAX_TOKENS:
         raise UserError(f"datastore {path}: {len(tokens)} tokens; there must be 1 to {MAX_TOKENS}")
     if tokens.min() < 0 or tokens.max() >= vocab_size:
         raise UserError(
-            f"datastore {path}: tokens {tokens.min()} to {tokens.max()}, but the vocabulary is {vocab_size}"
+            f"datastore {path}: tokens {tokens.min()} to {tokens.max()}, but the vocabulary is"
+            f" {vocab_size}"
         )
     width = 2 if vocab_size <= 2**16 else 4
-    of_file = np.array([vocab_size], "<i8"), suffix_array(tokens).astype("<u4"), tokens.astype(f">u{width}")
+    of_file = (
+        np.array([vocab_size], "<i8"),
+        suffix_array(tokens).astype("<u4"),
+        tokens.astype(f">u{width}"),
+    )
     with replaced(path) as partial, partial.open("wb") as stream:
         for array in of_file:
             np.save(stream, array)

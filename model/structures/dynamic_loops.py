@@ -1,4 +1,6 @@
-"""Dynamic recycling's loops: grow a draft best first, arrange it breadth-first, and learn from it."""
+"""Dynamic recycling's loops: grow a draft best first, arrange it breadth-first, and learn from
+it.
+"""
 
 from __future__ import annotations
 
@@ -9,17 +11,20 @@ import numpy as np
 from .compiled import NONE, hashed, loop, record
 from .suffix_automaton import Text, following, transfer
 
-LEVELS = 16  # levels of estimated probability: level l is 2^-(l + 1) to 2^-l, the last level is all below
+# levels of estimated probability: level l is 2^-(l + 1) to 2^-l, the last level is all below
+LEVELS = 16
 UNLISTED = 8  # the level of a sibling that has left its parent's candidates
 
 # A candidate's weight depends on its kind: its indices in an array of weights.
-# Source. PAIR: the row of its parent's pair. TOKEN: the row of its parent's token, if the pair has no row. BACKOFF: the
-# row of the token, if the pair's row lacks the candidate. SIBLING_CHILD: what followed the root's rejected siblings.
+# Source. PAIR: the row of its parent's pair. TOKEN: the row of its parent's token, if the pair has
+# no row. BACKOFF: the row of the token, if the pair's row lacks the candidate. SIBLING_CHILD: what
+# followed the root's rejected siblings.
 # SIBLING: these siblings themselves. COPIED: only the copied text.
 PAIR, TOKEN, BACKOFF, SIBLING_CHILD, SIBLING, COPIED = np.arange(6, dtype=np.uint8)
 # The sibling source that suggests the candidate as well, if any.
 ALONE, AND_SIBLING_CHILD, AND_SIBLING = np.arange(3, dtype=np.uint8)
-MATCHES = 8  # classes of the copied match's length: 0 (none), 1, 2, 3, 4, 5 to 7, 8 to 15, 16 and more tokens
+# classes of the copied match's length: 0 (none), 1, 2, 3, 4, 5 to 7, 8 to 15, 16 and more tokens
+MATCHES = 8
 KINDS = (6, 3, MATCHES, 2, LEVELS)  # source, sibling source, match, copied or not, level
 
 NODE = record(
@@ -32,7 +37,9 @@ NODE = record(
     child="i8",  # while nodes are arranged: its first child, and its next sibling
     sibling="i8",
 )
-CANDIDATE = record(token="i4", parent="i4", source="u1", suggested="u1", match="u1", copied="u1", level="u1")
+CANDIDATE = record(
+    token="i4", parent="i4", source="u1", suggested="u1", match="u1", copied="u1", level="u1"
+)
 LISTED = record(worth="f8", number="i8")  # an element of a heap
 GUESS = record(token="i4", level="i4")  # a sibling of the next root, or a token that followed one
 
@@ -43,14 +50,18 @@ class Growth(NamedTuple):
     nodes: Any  # NODE (2 + n,), in the order in which they were drafted, the root first
     candidates: Any  # CANDIDATE, grouped by node
     heap: Any  # LISTED: candidates that are not drafted, the most likely one first
-    sibling_children: Any  # GUESS (k + 1,): tokens that followed the root's rejected siblings; ends at token NONE
+    sibling_children: (
+        Any  # GUESS (k + 1,): tokens that followed the root's rejected siblings; ends at token NONE
+    )
     siblings: Any  # GUESS (k + 1,): these siblings; ends at token NONE
     mass: Any  # float64 (V,), all 0 between calls
     met: Any  # int64 (n k,), the tokens that have a mass
 
 
 class Rows(NamedTuple):
-    """Candidates by token (V rows) and by pair of tokens (p rows; 0 if none are kept), best first."""
+    """Candidates by token (V rows) and by pair of tokens (p rows; 0 if none are kept), best
+    first.
+    """
 
     ids: Any  # int32 (V, k)
     levels: Any  # uint8 (V, k)
@@ -75,7 +86,15 @@ def find_pair(keys: Any, seen: Any, shift: Any, before: int, token: int) -> Any:
 
 @loop
 def grow(
-    count: int, limit: int, before: int, root: int, copies: bool, growth: Any, rows: Any, text: Any, weights: Any
+    count: int,
+    limit: int,
+    before: int,
+    root: int,
+    copies: bool,
+    growth: Any,
+    rows: Any,
+    text: Any,
+    weights: Any,
 ) -> Any:
     """Draft the most likely candidates until there are `limit` nodes below the root.
 
@@ -87,15 +106,23 @@ def grow(
     Returns:
         The number of nodes, root included, and the likelihood of the next one; -1 if there is none.
     """
-    draft, tables, automaton = Growth(*growth), Rows(*rows), Text(*text)
-    nodes, candidates, heap = draft.nodes, draft.candidates, draft.heap
+    draft = Growth(*growth)
+    tables = Rows(*rows)
+    automaton = Text(*text)
+    nodes = draft.nodes
+    candidates = draft.candidates
+    heap = draft.heap
     listed = count  # nodes whose candidates are listed
     if count == 0:
         node = nodes[0]
-        node.token, node.likelihood, node.first, count = root, 1.0, 0, 1
+        node.token = root
+        node.likelihood = 1.0
+        node.first = 0
+        count = 1
         if copies:
             counts = automaton.counts[0]
-            node.state, node.match = automaton.states[counts.whole].link, counts.match
+            node.state = automaton.states[counts.whole].link
+            node.match = counts.match
     while True:
         if listed < count:
             above = nodes[nodes[listed].parent].token if listed else before
@@ -106,9 +133,13 @@ def grow(
             return count, -1.0
         if count > limit:
             return count, heap[0].worth
-        node, best = nodes[count], candidates[heap[0].number]
-        token, parent = np.int64(best.token), nodes[best.parent]
-        node.token, node.parent, node.likelihood = token, best.parent, heap[0].worth
+        node = nodes[count]
+        best = candidates[heap[0].number]
+        token = np.int64(best.token)
+        parent = nodes[best.parent]
+        node.token = token
+        node.parent = best.parent
+        node.likelihood = heap[0].worth
         if copies:
             node.state, node.match = transfer(automaton, parent.state, parent.match, token)
         _pop(heap, waiting)
@@ -120,28 +151,39 @@ def _list_candidates(
     number: int, before: int, copies: bool, draft: Growth, rows: Rows, text: Text, weights: Any
 ) -> None:
     """List the candidates of the newest node and put them into the heap."""
-    nodes, candidates, heap = draft.nodes, draft.candidates, draft.heap
+    nodes = draft.nodes
+    candidates = draft.candidates
+    heap = draft.heap
     node = nodes[number]
-    first, token = node.first, node.token
+    first = node.first
+    token = node.token
     if number and rows.ends[token]:
         nodes[number + 1].first = first
         return
     pair = find_pair(rows.pair_keys, rows.pair_seen, rows.pair_shift, before, token)
-    copied, match = following(text, node.state, node.match) if copies else (np.int64(NONE), np.int64(0))
+    copied, match = (
+        following(text, node.state, node.match) if copies else (np.int64(NONE), np.int64(0))
+    )
     match_kind = match if match < 5 else 5 if match < 8 else 6 if match < 16 else 7  # see MATCHES
     end = first
     if rows.seen[token]:
         source = BACKOFF if pair >= 0 else TOKEN
-        end = _add_row(candidates, first, end, number, source, match_kind, rows.ids, rows.levels, token)
+        end = _add_row(
+            candidates, first, end, number, source, match_kind, rows.ids, rows.levels, token
+        )
     if pair >= 0:
-        end = _add_row(candidates, first, end, number, PAIR, match_kind, rows.pair_ids, rows.pair_levels, pair)
+        end = _add_row(
+            candidates, first, end, number, PAIR, match_kind, rows.pair_ids, rows.pair_levels, pair
+        )
     if copied >= 0:
         at = _find(candidates, first, end, copied)
         if at == end:
             end = _add(candidates, end, number, copied, COPIED, match_kind, 0)
         candidates[at].copied = 1
     if number == 0:
-        end = _add_guesses(candidates, end, draft.sibling_children, SIBLING_CHILD, AND_SIBLING_CHILD)
+        end = _add_guesses(
+            candidates, end, draft.sibling_children, SIBLING_CHILD, AND_SIBLING_CHILD
+        )
         end = _add_guesses(candidates, end, draft.siblings, SIBLING, AND_SIBLING)
     nodes[number + 1].first = end
     for at in range(first, end):
@@ -156,7 +198,9 @@ def _kind(candidate: Any) -> Any:
 
 @loop
 def _find(candidates: Any, first: int, end: int, token: int) -> Any:
-    """Return the index of a token among the candidates from `first` to `end` - 1; `end` if it is not there."""
+    """Return the index of a token among the candidates from `first` to `end` - 1; `end` if it is
+    not there.
+    """
     for at in range(first, end):
         if candidates[at].token == token:
             return at
@@ -164,32 +208,53 @@ def _find(candidates: Any, first: int, end: int, token: int) -> Any:
 
 
 @loop
-def _add(candidates: Any, end: int, parent: int, token: int, source: int, match: int, level: int) -> Any:
+def _add(
+    candidates: Any, end: int, parent: int, token: int, source: int, match: int, level: int
+) -> Any:
     """Add a candidate at the end. Return the new end."""
     new = candidates[end]
-    new.token, new.parent, new.source, new.suggested, new.match, new.copied = token, parent, source, ALONE, match, 0
+    new.token = token
+    new.parent = parent
+    new.source = source
+    new.suggested = ALONE
+    new.match = match
+    new.copied = 0
     new.level = level
     return end + 1
 
 
 @loop
 def _add_row(
-    candidates: Any, first: int, end: int, parent: int, source: int, match: int, ids: Any, levels: Any, row: int
+    candidates: Any,
+    first: int,
+    end: int,
+    parent: int,
+    source: int,
+    match: int,
+    ids: Any,
+    levels: Any,
+    row: int,
 ) -> Any:
-    """Add a row to a node's candidates from `first` on, and take over those already there. Return the new end."""
+    """Add a row to a node's candidates from `first` on, and take over those already there. Return
+    the new end.
+    """
     for rank in range(ids.shape[1]):
-        token, level = ids[row, rank], levels[row, rank]
+        token = ids[row, rank]
+        level = levels[row, rank]
         at = _find(candidates, first, end, token)
         if at == end:
             end = _add(candidates, end, parent, token, source, match, level)
         else:
-            candidates[at].source, candidates[at].level = source, level
+            candidates[at].source = source
+            candidates[at].level = level
     return end
 
 
 @loop
 def _add_guesses(candidates: Any, end: int, guesses: Any, source: int, suggested: int) -> Any:
-    """Add a sibling source's tokens to the root's candidates, and mark those already there. Return the new end."""
+    """Add a sibling source's tokens to the root's candidates, and mark those already there. Return
+    the new end.
+    """
     for guess in guesses:
         if guess.token == NONE:
             break
@@ -203,22 +268,28 @@ def _add_guesses(candidates: Any, end: int, guesses: Any, source: int, suggested
 
 @loop
 def _push(heap: Any, size: int, worth: float, number: int) -> None:
-    """Put a number into a heap of `size`. Its top has the greatest worth; ties go to the least number."""
+    """Put a number into a heap of `size`. Its top has the greatest worth; ties go to the least
+    number.
+    """
     at = size
     while at:
         above = (at - 1) >> 1
-        if heap[above].worth > worth or (heap[above].worth == worth and heap[above].number < number):
+        if heap[above].worth > worth or (
+            heap[above].worth == worth and heap[above].number < number
+        ):
             break
         heap[at] = heap[above]
         at = above
-    heap[at].worth, heap[at].number = worth, number
+    heap[at].worth = worth
+    heap[at].number = number
 
 
 @loop
 def _pop(heap: Any, size: int) -> None:
     """Remove the top of a heap of `size`."""
     size -= 1
-    worth, number = heap[size].worth, heap[size].number
+    worth = heap[size].worth
+    number = heap[size].number
     at = 0
     while True:
         below = 2 * at + 1
@@ -230,11 +301,14 @@ def _pop(heap: Any, size: int) -> None:
             or (heap[other].worth == heap[below].worth and heap[other].number < heap[below].number)
         ):
             below = other
-        if worth > heap[below].worth or (worth == heap[below].worth and number < heap[below].number):
+        if worth > heap[below].worth or (
+            worth == heap[below].worth and number < heap[below].number
+        ):
             break
         heap[at] = heap[below]
         at = below
-    heap[at].worth, heap[at].number = worth, number
+    heap[at].worth = worth
+    heap[at].number = number
 
 
 @loop
@@ -251,7 +325,8 @@ def arrange(nodes: Any, arranged: Any) -> None:
     for number in range(count - 1, 0, -1):
         node = nodes[number]
         parent = nodes[node.parent]
-        node.sibling, parent.child = parent.child, number
+        node.sibling = parent.child
+        parent.child = number
     order[0] = parents[0] = 0
     end = 1
     for index in range(count):
@@ -266,9 +341,16 @@ def arrange(nodes: Any, arranged: Any) -> None:
 
 @loop
 def learn(
-    before: int, node: int, learning: bool, guessing: bool, arranged: Any, outcome: Any, growth: Any, rows: Any,
+    before: int,
+    node: int,
+    learning: bool,
+    guessing: bool,
+    arranged: Any,
+    outcome: Any,
+    growth: Any,
+    rows: Any,
     weights: Any,
-) -> None:  # fmt: skip
+) -> None:
     """Learn from the target's outputs after a draft's n nodes.
 
     Args:
@@ -276,28 +358,40 @@ def learn(
         node: the deepest accepted node.
         learning, guessing: True: learn weights; True: note the next root's siblings.
         arranged: as `arrange` fills it.
-        outcome: choices int64 (n,), NONE where unknown; accepted bool (n,); candidates int64 (n, k) and their
-            log-probs float32 (n, k).
+        outcome: choices int64 (n,), NONE where unknown; accepted bool (n,); candidates int64 (n, k)
+            and their log-probs float32 (n, k).
         weights: seen, accepted and their quotient, float64 KINDS each.
     """
     order, parents, tokens = arranged
     choices, accepted, candidates, log_probs = outcome
-    draft, tables = Growth(*growth), Rows(*rows)
+    draft = Growth(*growth)
+    tables = Rows(*rows)
     if learning:
         _learn_weights(order, choices, draft, weights)
     for turn in (False, True):  # accepted nodes are written last, so they win
         for i in range(len(tokens)):
             if accepted[i] == turn:
-                _write_row(tokens[parents[i]] if i else before, tokens[i], candidates, log_probs, i, tables)
+                _write_row(
+                    tokens[parents[i]] if i else before, tokens[i], candidates, log_probs, i, tables
+                )
     if guessing:
         _guess(node, choices[node], tokens, parents, candidates, log_probs, draft)
 
 
 @loop
 def learn_prompt(
-    before: int, root: int, guessing: bool, tokens: Any, candidates: Any, log_probs: Any, growth: Any, rows: Any
+    before: int,
+    root: int,
+    guessing: bool,
+    tokens: Any,
+    candidates: Any,
+    log_probs: Any,
+    growth: Any,
+    rows: Any,
 ) -> None:
-    """Learn from a prompt's m tokens before the root: candidates int64 (m, k), log-probs float32 (m, k)."""
+    """Learn from a prompt's m tokens before the root: candidates int64 (m, k), log-probs float32
+    (m, k).
+    """
     tables = Rows(*rows)
     for i in range(len(tokens)):
         _write_row(before, tokens[i], candidates, log_probs, i, tables)
@@ -310,7 +404,8 @@ def learn_prompt(
 @loop
 def _learn_weights(order: Any, choices: Any, draft: Growth, weights: Any) -> None:
     """Count the candidates of each node by kind, and those among them that the target chose."""
-    nodes, candidates = draft.nodes, draft.candidates
+    nodes = draft.nodes
+    candidates = draft.candidates
     seen, accepted, probs = weights
     for index in range(len(order)):
         if choices[index] == NONE:
@@ -335,39 +430,57 @@ def level_of(log_prob: Any) -> Any:
 
 
 @loop
-def _write_row(before: int, token: int, candidates: Any, log_probs: Any, row: int, rows: Rows) -> None:
-    """Store a row of the candidates (m, k) for a token, and for its pair with the token before it."""
-    ids, levels, keys = rows.ids, rows.levels, rows.pair_keys
+def _write_row(
+    before: int, token: int, candidates: Any, log_probs: Any, row: int, rows: Rows
+) -> None:
+    """Store a row of the candidates (m, k) for a token, and for its pair with the token before
+    it.
+    """
+    ids = rows.ids
+    levels = rows.levels
+    keys = rows.pair_keys
     for rank in range(ids.shape[1]):
-        ids[token, rank], levels[token, rank] = candidates[row, rank], level_of(log_probs[row, rank])
+        ids[token, rank], levels[token, rank] = (
+            candidates[row, rank],
+            level_of(log_probs[row, rank]),
+        )
     rows.seen[token] = True
     if len(keys):
         key = (before << 32) | token
         index = np.int64(hashed(key) >> np.uint64(rows.pair_shift))
         keys[index], rows.pair_seen[index] = key, True
-        pair_ids, pair_levels = rows.pair_ids, rows.pair_levels
+        pair_ids = rows.pair_ids
+        pair_levels = rows.pair_levels
         for rank in range(ids.shape[1]):
             pair_ids[index, rank], pair_levels[index, rank] = ids[token, rank], levels[token, rank]
 
 
 @loop
-def _guess(node: int, root: int, tokens: Any, parents: Any, candidates: Any, log_probs: Any, draft: Growth) -> None:
-    """Note the siblings of the next root, and the tokens that followed its drafted and rejected siblings.
+def _guess(
+    node: int, root: int, tokens: Any, parents: Any, candidates: Any, log_probs: Any, draft: Growth
+) -> None:
+    """Note the siblings of the next root, and the tokens that followed its drafted and rejected
+    siblings.
 
     Args:
         node: the parent of the next root.
     """
-    siblings, sibling_children, heap, mass, met = (
-        draft.siblings, draft.sibling_children, draft.heap, draft.mass, draft.met,
-    )  # fmt: skip
-    k, listed = candidates.shape[1], 0
+    siblings = draft.siblings
+    sibling_children = draft.sibling_children
+    heap = draft.heap
+    mass = draft.mass
+    met = draft.met
+    k = candidates.shape[1]
+    listed = 0
     for rank in range(k):
         if candidates[node, rank] != root:
-            siblings[listed].token, siblings[listed].level = candidates[node, rank], level_of(log_probs[node, rank])
+            siblings[listed].token = candidates[node, rank]
+            siblings[listed].level = level_of(log_probs[node, rank])
             listed += 1
     siblings[listed].token = NONE
 
-    tokens_met, total = 0, 0.0
+    tokens_met = 0
+    total = 0.0
     for child in range(1, len(tokens)):
         if parents[child] != node:
             continue
@@ -386,10 +499,13 @@ def _guess(node: int, root: int, tokens: Any, parents: Any, candidates: Any, log
         _push(heap, i, mass[met[i]], i)
     best = min(tokens_met, k)
     for i in range(best):
-        share, level = heap[0].worth, 0
+        share = heap[0].worth
+        level = 0
         while level < LEVELS - 1 and 2.0 * share <= total:
-            share, level = 2.0 * share, level + 1
-        sibling_children[i].token, sibling_children[i].level = met[heap[0].number], level
+            share = 2.0 * share
+            level = level + 1
+        sibling_children[i].token = met[heap[0].number]
+        sibling_children[i].level = level
         _pop(heap, tokens_met - i)
     sibling_children[best].token = NONE
     for i in range(tokens_met):

@@ -23,7 +23,9 @@ class HeadDrafter(Drafter):
 
     def __init__(self, target: Target, head: Head, *, inner: int, max_nodes: int) -> None:
         super().__init__(target.device, target.vocab_size)
-        self.head, self.max_nodes, self.needs = head, max_nodes, Needs(hidden=head.reads)
+        self.head = head
+        self.max_nodes = max_nodes
+        self.needs = Needs(hidden=head.reads)
         target.prepare(head)
         self.capacity = target.context + inner + 1
         self.caches = CachePool(head.new_cache)
@@ -34,9 +36,10 @@ class HeadDrafter(Drafter):
 class HeadSession(Session):
     """Keeps the head's cache in step with the target's accepted tokens.
 
-    Pair t is (hidden states of token t, token t + 1); the head's output at the last pair, whose token is the root, is
-    the feature predicted at the root. Keys and values of drafted nodes are dropped after each draft and those of
-    accepted tokens are computed from the target's own states, as in the public code. Nothing is kept between prompts.
+    Pair t is (hidden states of token t, token t + 1); the head's output at the last pair, whose
+    token is the root, is the feature predicted at the root. Keys and values of drafted nodes are
+    dropped after each draft and those of accepted tokens are computed from the target's own states,
+    as in the public code. Nothing is kept between prompts.
     """
 
     drafter: HeadDrafter
@@ -45,20 +48,27 @@ class HeadSession(Session):
         super().__init__(drafter)
         self._borrowed = ExitStack()
         self._committed = 0  # pairs in the cache, drafted nodes not counted
-        self._pairs: list[tuple[torch.Tensor, torch.Tensor]] = []  # states (m, w H), tokens (m,), not yet in the cache
+        self._pairs: list[
+            tuple[torch.Tensor, torch.Tensor]
+        ] = []  # states (m, w H), tokens (m,), not yet in the cache
 
     def begin(self, prompt: list[int]) -> Draft:
-        self.cache = self._borrowed.enter_context(self.drafter.caches.borrowed(self.drafter.capacity))
+        self.cache = self._borrowed.enter_context(
+            self.drafter.caches.borrowed(self.drafter.capacity)
+        )
         return self.drafter.root_alone(prompt[-1])
 
     def close(self) -> None:
         self._borrowed.close()
 
     def observe_prompt_hidden(self, prompt: list[int], hidden: torch.Tensor) -> None:
-        self._pairs.append((hidden[:-1], torch.tensor(prompt[1:], dtype=torch.long, device=hidden.device)))
+        self._pairs.append(
+            (hidden[:-1], torch.tensor(prompt[1:], dtype=torch.long, device=hidden.device))
+        )
 
     def observe(self, verification: Verification) -> None:
-        tree, node = verification.draft.tree, verification.node
+        tree = verification.draft.tree
+        node = verification.node
         path = tree.paths[node, : tree.depth_of[node] + 1]
         assert verification.hidden is not None
         chosen = verification.choices.index_select(0, path)  # the token after each accepted node
@@ -74,17 +84,22 @@ class HeadSession(Session):
         raise NotImplementedError
 
     def catch_up(self) -> torch.Tensor:
-        """Forward the new pairs into the head's cache. Returns the feature predicted at the last one, (1, H)."""
+        """Forward the new pairs into the head's cache. Returns the feature predicted at the last
+        one, (1, H).
+        """
         drafter = self.drafter
         hidden, tokens = (torch.cat(tensors) for tensors in zip(*self._pairs, strict=True))
         self._pairs = []
-        past, new = self.cache.length, len(tokens)
+        past = self.cache.length
+        new = len(tokens)
         mask = None
         if past and new > 1:
             earlier = torch.ones(new, new, dtype=torch.bool, device=drafter.device).tril_()
             mask = additive(earlier, drafter.dtype, past)[None, None]
         angles = drafter.cos[:, past : past + new], drafter.sin[:, past : past + new]
-        out = drafter.head(drafter.head.features(hidden)[None], tokens[None], angles, mask, self.cache)[0]  # (m, H)
+        out = drafter.head(
+            drafter.head.features(hidden)[None], tokens[None], angles, mask, self.cache
+        )[0]  # (m, H)
         self.cache.commit(new)
         self._committed = self.cache.length
         return out[-1:]  # type: ignore[no-any-return]
@@ -92,17 +107,27 @@ class HeadSession(Session):
     def continue_nodes(
         self, features: torch.Tensor, tokens: torch.Tensor, depth: int, visible: torch.Tensor
     ) -> torch.Tensor:
-        """Return the features predicted at w nodes of one depth: (w, H). The nodes stay cached until the draft is done.
+        """Return the features predicted at w nodes of one depth: (w, H). The nodes stay cached
+        until the draft is done.
 
         Args:
             features: (w, H), predicted at the nodes' parents.
             tokens: int64 (w,), of the nodes.
-            visible: bool (w, m), which of the m nodes drafted so far, their own included, each attends to.
+            visible: bool (w, m), which of the m nodes drafted so far, their own included, each
+                attends to.
         """
-        width, position = len(tokens), self._committed - 1 + depth
-        mask = additive(visible, self.drafter.dtype, self._committed)[None, None]  # (1, 1, w, past + m)
-        angles = self.drafter.cos[:, position : position + 1], self.drafter.sin[:, position : position + 1]
-        out: torch.Tensor = self.drafter.head(features[None], tokens[None], angles, mask, self.cache)[0]
+        width = len(tokens)
+        position = self._committed - 1 + depth
+        mask = additive(visible, self.drafter.dtype, self._committed)[
+            None, None
+        ]  # (1, 1, w, past + m)
+        angles = (
+            self.drafter.cos[:, position : position + 1],
+            self.drafter.sin[:, position : position + 1],
+        )
+        out: torch.Tensor = self.drafter.head(
+            features[None], tokens[None], angles, mask, self.cache
+        )[0]
         self.cache.length += width
         return out
 
@@ -112,15 +137,24 @@ class Level:
     """The w nodes of one depth of a static tree that have children."""
 
     nodes: torch.Tensor  # int64 (w,): their indices among this depth's nodes
-    parents: torch.Tensor  # int64 (w,): their parents' indices among the nodes continued one depth above
-    visible: torch.Tensor  # bool (w, m): which of the m nodes continued so far each is or descends from
+    parents: (
+        torch.Tensor
+    )  # int64 (w,): their parents' indices among the nodes continued one depth above
+    visible: (
+        torch.Tensor
+    )  # bool (w, m): which of the m nodes continued so far each is or descends from
     candidates: int  # number of candidates needed per node
-    pick: torch.Tensor  # int64 (children,): index of each child's token among the (w * candidates) candidates
+    pick: (
+        torch.Tensor
+    )  # int64 (children,): index of each child's token among the (w * candidates) candidates
 
 
 def plan(tree: Tree) -> list[Level]:
-    """Return the levels of a static tree, root first, without the deepest leaves. Tensors are on the tree's device."""
-    parents, ranks = tree.parents.tolist(), tree.ranks.tolist()
+    """Return the levels of a static tree, root first, without the deepest leaves. Tensors are on
+    the tree's device.
+    """
+    parents = tree.parents.tolist()
+    ranks = tree.ranks.tolist()
     levels: list[Level] = []
     continued: list[int] = []  # below the root
     above: list[int] = [0]
@@ -134,7 +168,9 @@ def plan(tree: Tree) -> list[Level]:
             [above.index(parents[node]) for node in inner],
             [row[parents[child]] * candidates + ranks[child] for child in range(below, below_end)],
         ]
-        nodes, whose, pick = (torch.tensor(values, dtype=torch.long, device=tree.device) for values in rows)
+        nodes, whose, pick = (
+            torch.tensor(values, dtype=torch.long, device=tree.device) for values in rows
+        )
         visible = tree.ancestors[inner][:, continued]
         levels.append(Level(nodes, whose, visible, candidates, pick))
         above = inner
@@ -155,7 +191,8 @@ class StaticTreeSession(HeadSession):
     drafter: StaticTree
 
     def expand(self, root: int, feature: torch.Tensor) -> Draft:
-        drafted, state = [torch.tensor([root], device=feature.device)], feature
+        drafted = [torch.tensor([root], device=feature.device)]
+        state = feature
         for depth, level in enumerate(self.drafter.levels):
             tokens = drafted[-1].index_select(0, level.nodes)
             state, logits = self.after(depth, state.index_select(0, level.parents), tokens)
@@ -163,8 +200,11 @@ class StaticTreeSession(HeadSession):
             drafted.append(candidates.view(-1).index_select(0, level.pick))
         return Draft(self.drafter.template, torch.cat(drafted))
 
-    def after(self, depth: int, state: torch.Tensor, tokens: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return the states of w nodes and the logits (w, V) after them, from parents' states (w, S) and tokens (w,).
+    def after(
+        self, depth: int, state: torch.Tensor, tokens: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return the states of w nodes and the logits (w, V) after them, from parents' states (w,
+        S) and tokens (w,).
 
         At depth 0, the root, `state` is the feature predicted at the root.
         """

@@ -1,10 +1,12 @@
-"""Learned heads: their files, and EAGLE's auto-regressive heads (arXiv 2401.15077, 4.1; EAGLE-3: 2503.01840).
+"""Learned heads: their files, and EAGLE's auto-regressive heads (arXiv 2401.15077, 4.1; EAGLE-3:
+2503.01840).
 
-A head is a folder with config.json and weights, in the public layouts or as tools.heads writes. EAGLE's is one LLaMA
-decoder layer that continues the target's features. The feature of a position is the target's last hidden state there.
-From the feature f_t and the token t + 1 the head predicts f_(t+1), from which the target's own head gives the token
-t + 2. EAGLE-2 (2406.16858) uses the same head. EAGLE-3's features are three of the target's hidden states, projected,
-and at drafted nodes the head's own outputs. It has an output matrix of its own, over part of the vocabulary.
+A head is a folder with config.json and weights, in the public layouts or as tools.heads writes.
+EAGLE's is one LLaMA decoder layer that continues the target's features. The feature of a position
+is the target's last hidden state there. From the feature f_t and the token t + 1 the head predicts
+f_(t+1), from which the target's own head gives the token t + 2. EAGLE-2 (2406.16858) uses the same
+head. EAGLE-3's features are three of the target's hidden states, projected, and at drafted nodes
+the head's own outputs. It has an output matrix of its own, over part of the vocabulary.
 Checkpoint layout: github.com/SafeAILab/EAGLE.
 """
 
@@ -22,7 +24,11 @@ import torch.nn.functional as F
 from safetensors.torch import load_file
 from torch import nn
 from transformers import LlamaConfig
-from transformers.models.llama.modeling_llama import LlamaDecoderLayer, LlamaRMSNorm, LlamaRotaryEmbedding
+from transformers.models.llama.modeling_llama import (
+    LlamaDecoderLayer,
+    LlamaRMSNorm,
+    LlamaRotaryEmbedding,
+)
 
 from ..engine import LAST, Target, Tree
 from ..engine.cache import LayerShape, TreeCache
@@ -32,7 +38,8 @@ from ..errors import UserError, one_line
 from ..files import located
 from . import check_whole
 
-TRAINED, UNTRAINED = ("medusa", "eagle"), "no command here trains one; configs/companions names public ones"
+TRAINED = ("medusa", "eagle")
+UNTRAINED = "no command here trains one; configs/companions names public ones"
 _TREES = Path(__file__).parent / "trees"  # as published with the heads
 LAYER_KEYS = re.compile(  # of a LLaMA layer
     "attention_bias|head_dim|hidden_act|hidden_size|intermediate_size|max_position_embeddings|"
@@ -42,7 +49,8 @@ _LABELS = re.compile(  # what nested configurations may state differently
     "architectures|model_type|tie_word_embeddings|transformers_version|(torch_)?dtype|_name_or_path|use_cache|"
     "(bos|eos|pad)_token_id|initializer_range"
 )
-_CHANGES_SUMS = re.compile(  # what a true key of such a name asks for must be computed, whatever it is
+# what a true key of such a name asks for must be computed, whatever it is
+_CHANGES_SUMS = re.compile(
     "(?!rope_(type|scaling|parameters)$|mrope_(section|interleaved)$|_?attn_implementation(_autoset)?$|"
     "attention_dropout$|"
     "max_window_layers$|chunk_size_feed_forward$).*"
@@ -66,22 +74,28 @@ def open_head(
         only: the one value that is supported, by key.
         computed: keys that are computed, next to those of a LLaMA layer.
 
-    Raises UserError if there is none, with the command that trains one, it is of another hidden size or vocabulary, or
-    it has a key that changes its sums and is not computed.
+    Raises UserError if there is none, with the command that trains one, it is of another hidden
+    size or vocabulary, or it has a key that changes its sums and is not computed.
     """
     folder = located(path)
     if not folder.is_dir():
         trained = (
-            f"train one with `python -m tools.heads {kind} --model MODEL --text FILE --output {shlex.quote(path)}` "
-            "(--model data/embedded --text embedded for the shipped model)"
+            f"train one with `python -m tools.heads {kind} --model MODEL --text FILE --output"
+            f" {shlex.quote(path)}` (--model data/embedded --text embedded for the shipped model)"
         )
         raise UserError(f"no {kind} head in {path}: {trained if kind in TRAINED else UNTRAINED}")
     file = folder / "config.json"
     try:
         config = dict(json.loads(file.read_text(encoding="utf-8")).items())
     except (OSError, ValueError, AttributeError) as error:
-        reason = "missing" if isinstance(error, FileNotFoundError) else f"is not a readable JSON object ({error})"
-        raise UserError(f"{file}: {reason}; a head is a folder with config.json and weights") from None
+        reason = (
+            "missing"
+            if isinstance(error, FileNotFoundError)
+            else f"is not a readable JSON object ({error})"
+        )
+        raise UserError(
+            f"{file}: {reason}; a head is a folder with config.json and weights"
+        ) from None
     config = flat(file, config)
     width = "target_hidden_size" if config.get("target_hidden_size") else "hidden_size"
     sizes = {width: hidden_size(target), "vocab_size": target.logits_size}
@@ -96,7 +110,9 @@ def open_head(
         known = key in computed or LAYER_KEYS.fullmatch(key) or not _CHANGES_SUMS.match(key)
         supported = only.get(key, value if known or not value else False)
         if value != supported:
-            raise UserError(f"{file}: {key}={value} changes a head's sums; those of {supported} are supported")
+            raise UserError(
+                f"{file}: {key}={value} changes a head's sums; those of {supported} are supported"
+            )
     return folder, config
 
 
@@ -113,13 +129,18 @@ def flat(file: Path, config: dict[str, Any]) -> dict[str, Any]:
             if isinstance(value, dict):
                 parts.append(value)
                 value = [_ALIASES.get(inner, inner) for inner in value if value[inner]]
-            if value is not None and values.setdefault(key, value) != value and not _LABELS.fullmatch(key):
+            if (
+                value is not None
+                and values.setdefault(key, value) != value
+                and not _LABELS.fullmatch(key)
+            ):
                 raise UserError(f"{file}: {key} is {values[key]} and {value}")
     return values
 
 
 def read_weights(folder: Path, *names: str) -> tuple[Path, dict[str, torch.Tensor]]:
-    """Read the first of the named files that exists, onto the CPU; a pickle is read as weights only and runs no code.
+    """Read the first of the named files that exists, onto the CPU; a pickle is read as weights only
+    and runs no code.
 
     Raises UserError if none exists, or the file is damaged or holds anything but weights.
     """
@@ -128,23 +149,34 @@ def read_weights(folder: Path, *names: str) -> tuple[Path, dict[str, torch.Tenso
         raise UserError(f"{folder}: has no weights ({' or '.join(names)})")
     try:
         pickled = file.suffix != ".safetensors"
-        state = torch.load(file, map_location="cpu", weights_only=True) if pickled else load_file(file)
+        state = (
+            torch.load(file, map_location="cpu", weights_only=True) if pickled else load_file(file)
+        )
     except Exception as error:  # whatever torch, pickle and safetensors raise on a damaged file
         reason = one_line(error)[:160] or type(error).__name__
-        raise UserError(f"{file}: corrupt or cut short, or a pickle of more than weights ({reason})") from None
-    if not isinstance(state, dict) or not all(isinstance(value, torch.Tensor) for value in state.values()):
+        raise UserError(
+            f"{file}: corrupt or cut short, or a pickle of more than weights ({reason})"
+        ) from None
+    if not isinstance(state, dict) or not all(
+        isinstance(value, torch.Tensor) for value in state.values()
+    ):
         raise UserError(f"{file}: must hold a dictionary of tensors and nothing else")
     return file, state
 
 
 def load_weights(module: nn.Module, file: Path, state: dict[str, torch.Tensor]) -> None:
-    """Load what `read_weights` read. Raises UserError if a tensor is missing, unknown or of another shape."""
-    shapes, given = ({name: list(t.shape) for name, t in s.items()} for s in (module.state_dict(), state))
+    """Load what `read_weights` read. Raises UserError if a tensor is missing, unknown or of another
+    shape.
+    """
+    shapes, given = (
+        {name: list(t.shape) for name, t in s.items()} for s in (module.state_dict(), state)
+    )
     if wrong := [name for name in shapes | given if shapes.get(name) != given.get(name)]:
         name = wrong[0]
         wanted = f"should be {shapes[name]}" if name in shapes else "has no place in such a head"
         raise UserError(
-            f"{file}: {name} is {given.get(name, 'missing')} and {wanted}; {len(wrong)} of {len(shapes)} tensors differ"
+            f"{file}: {name} is {given.get(name, 'missing')} and {wanted}; {len(wrong)} of"
+            f" {len(shapes)} tensors differ"
         )
     module.load_state_dict(state)
 
@@ -155,43 +187,58 @@ def hidden_size(target: Target) -> int:
 
 
 def template(name: str, path: str | None, vocab_size: int, *, heads: int | None = None) -> Tree:
-    """Return the tree of a YAML file or, without a path, the published one of this name, cut to a depth of `heads`.
+    """Return the tree of a YAML file or, without a path, the published one of this name, cut to a
+    depth of `heads`.
 
-    Raises UserError if the tree has more ranks than there are tokens, or a file's tree is deeper than `heads`.
+    Raises UserError if the tree has more ranks than there are tokens, or a file's tree is deeper
+    than `heads`.
     """
     tree = read_tree(_TREES / f"{name}.yaml" if path is None else path)
     if heads is not None and tree.max_depth > heads:
         if path is not None:
-            raise UserError(f"{path}: the tree is {tree.max_depth} deep, and there are {heads} heads")
+            raise UserError(
+                f"{path}: the tree is {tree.max_depth} deep, and there are {heads} heads"
+            )
         tree = Tree.from_rank_paths(path for path in tree.rank_paths[1:] if len(path) <= heads)
     if tree.max_rank >= vocab_size:
-        raise UserError(f"{name}: the tree's rank {tree.max_rank} is beyond the {vocab_size} tokens")
+        raise UserError(
+            f"{name}: the tree's rank {tree.max_rank} is beyond the {vocab_size} tokens"
+        )
     return tree
 
 
 WEIGHTS = "model.safetensors"
 PUBLIC_WEIGHTS = "pytorch_model.bin"
 EMBEDDING = "embed_tokens.weight"
-_ROPE = {  # angles that depend on the position alone, and their parameters; for text, mrope is the default
+# angles that depend on the position alone, and their parameters; for text, mrope is the default
+_ROPE = {
     **{"default": (), "mrope": (), "linear": ("factor",)},
     "llama3": ("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings"),
 }
-_LLAMA = re.compile("llama|qwen[23]|mistral|mixtral|phi3|eagle3?|speculator.*")  # layers as LLaMA's, but for tensors
-_BIASES = dict.fromkeys(("gate_proj", "up_proj", "down_proj"), "mlp_bias") | {"fc": "bias"}  # by layers
-_BIASES |= dict.fromkeys(("q_proj", "k_proj", "v_proj"), "attention_bias")  # o_proj: only LLaMA's has one then
+_LLAMA = re.compile(
+    "llama|qwen[23]|mistral|mixtral|phi3|eagle3?|speculator.*"
+)  # layers as LLaMA's, but for tensors
+_BIASES = dict.fromkeys(("gate_proj", "up_proj", "down_proj"), "mlp_bias") | {
+    "fc": "bias"
+}  # by layers
+_BIASES |= dict.fromkeys(
+    ("q_proj", "k_proj", "v_proj"), "attention_bias"
+)  # o_proj: only LLaMA's has one then
 NORMS = ("norm_before_residual", "norm_output", "norm_before_fc", "fc_norm")
 _ANGLES = "rotary_emb.inv_freq"  # in old files; ignored, as config.json defines the angles
 AnyHead = TypeVar("AnyHead", bound="Head")
 
 
 class Head(nn.Module):
-    """A decoder layer over hidden states of the target, with keys and values of its own; subclasses say how it is run.
+    """A decoder layer over hidden states of the target, with keys and values of its own; subclasses
+    say how it is run.
 
-    `forward(features, tokens, angles, mask, cache)` returns the predicted features (B, n, H), each for the position
-    after its own, from features (B, n, H) of n positions and tokens, int64 (B, n), the token after each. `angles` are
-    those of the n positions, or of one position that all share; `mask` is additive (1, 1, n, past + n), or None where
-    each attends to all before it and nothing is cached; `cache` has keys and values of earlier positions, to which
-    these are added; it can hold one sequence.
+    `forward(features, tokens, angles, mask, cache)` returns the predicted features (B, n, H), each
+    for the position after its own, from features (B, n, H) of n positions and tokens, int64 (B, n),
+    the token after each. `angles` are those of the n positions, or of one position that all share;
+    `mask` is additive (1, 1, n, past + n), or None where each attends to all before it and nothing
+    is cached; `cache` has keys and values of earlier positions, to which these are added; it can
+    hold one sequence.
 
     Args:
         config: of the layer, see `head_config`.
@@ -218,15 +265,22 @@ class Head(nn.Module):
         return F.embedding(tokens, self.embedding).to(self._weight.dtype)
 
     def angles(self, count: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return cosines and sines of rotary positions 0 to count - 1: (1, count, head_dim) each."""
+        """Return cosines and sines of rotary positions 0 to count - 1: (1, count, head_dim)
+        each.
+        """
         weight = self._weight
-        rotary = LlamaRotaryEmbedding(self.config).to(weight.device)  # outside the head, as casting it would round this
+        rotary = LlamaRotaryEmbedding(self.config).to(
+            weight.device
+        )  # outside the head, as casting it would round this
         cos, sin = rotary(weight, torch.arange(count, device=weight.device)[None])
         return cos, sin
 
     def new_cache(self, capacity: int) -> TreeCache:
-        c, weight = self.config, self._weight
-        shape = LayerShape(c.num_key_value_heads, c.head_dim, c.head_dim, weight.dtype, weight.device)
+        c = self.config
+        weight = self._weight
+        shape = LayerShape(
+            c.num_key_value_heads, c.head_dim, c.head_dim, weight.dtype, weight.device
+        )
         return TreeCache([shape], capacity)
 
     @property
@@ -234,16 +288,22 @@ class Head(nn.Module):
         return next(self.parameters())
 
 
-def run_layer(layer: nn.Module, x: torch.Tensor, angles: Any, mask: Any = None, cache: Any = None) -> torch.Tensor:
+def run_layer(
+    layer: nn.Module, x: torch.Tensor, angles: Any, mask: Any = None, cache: Any = None
+) -> torch.Tensor:
     """Run a LLaMA layer over (B, n, H); the rest is as a `Head` takes it."""
-    out = layer(x, mask, None, cache, position_embeddings=angles)  # the cache's name depends on the version
+    out = layer(
+        x, mask, None, cache, position_embeddings=angles
+    )  # the cache's name depends on the version
     return out[0] if isinstance(out, tuple) else out  # type: ignore[no-any-return]
 
 
 class EagleHead(Head):
-    """fc over (embedding of the next token, feature), then one decoder layer without its input norm, as published.
+    """fc over (embedding of the next token, feature), then one decoder layer without its input
+    norm, as published.
 
-    The state dict is the public layout (`fc.weight`, `fc.bias`, `layers.0.*`) but for the frozen embedding, (V, H).
+    The state dict is the public layout (`fc.weight`, `fc.bias`, `layers.0.*`) but for the frozen
+    embedding, (V, H).
     """
 
     def __init__(self, config: Any, embedding: torch.Tensor) -> None:
@@ -253,12 +313,17 @@ class EagleHead(Head):
         layer.input_layernorm = nn.Identity()
         self.layers = nn.ModuleList([layer])
 
-    def forward(self, features: torch.Tensor, tokens: torch.Tensor, *attention: Any) -> torch.Tensor:
-        return run_layer(self.layers[0], self.fc(torch.cat((self.embed(tokens), features), dim=-1)), *attention)
+    def forward(
+        self, features: torch.Tensor, tokens: torch.Tensor, *attention: Any
+    ) -> torch.Tensor:
+        return run_layer(
+            self.layers[0], self.fc(torch.cat((self.embed(tokens), features), dim=-1)), *attention
+        )
 
 
 class Eagle3Head(Head):
-    """A decoder layer whose attention reads (embedding of the next token, feature), each after a norm of its own.
+    """A decoder layer whose attention reads (embedding of the next token, feature), each after a
+    norm of its own.
 
     The state dict is the public layout but for the embedding and the draft vocabulary.
 
@@ -266,11 +331,12 @@ class Eagle3Head(Head):
         reads: see `Head`.
         width: of these states, concatenated.
         rows: W, tokens of the draft vocabulary.
-        asked: those of NORMS in its config.json: the residual is the normed feature, drafted nodes' features are normed
-            outputs, a norm over all states before fc, one over each.
+        asked: those of NORMS in its config.json: the residual is the normed feature, drafted nodes'
+            features are normed outputs, a norm over all states before fc, one over each.
 
     Attributes:
-        ids: int64 (W,), the target's ids of the draft vocabulary; None: the vocabulary is the target's.
+        ids: int64 (W,), the target's ids of the draft vocabulary; None: the vocabulary is the
+            target's.
         lm_head: None: the target's.
         source: where the numbers in `reads` come from.
     """
@@ -290,7 +356,9 @@ class Eagle3Head(Head):
         asked: Collection[str] = (),
     ) -> None:
         super().__init__(config, embedding)
-        hidden, eps, self.reads = config.hidden_size, config.rms_norm_eps, reads
+        hidden = config.hidden_size
+        eps = config.rms_norm_eps
+        self.reads = reads
         self.asked = asked
         norms = 1 if "norm_before_fc" in asked else len(reads) * ("fc_norm" in asked)
         self.fc_norm = nn.ModuleList(LlamaRMSNorm(width // norms, eps) for _ in range(norms))
@@ -300,7 +368,8 @@ class Eagle3Head(Head):
         for name in ("q_proj", "k_proj", "v_proj"):
             size = getattr(layer.self_attn, name).out_features
             setattr(layer.self_attn, name, nn.Linear(2 * hidden, size, bias=False))
-        self.norm, self.lm_head = LlamaRMSNorm(hidden, eps), nn.Linear(hidden, rows, bias=False)
+        self.norm = LlamaRMSNorm(hidden, eps)
+        self.lm_head = nn.Linear(hidden, rows, bias=False)
 
     def features(self, hidden: torch.Tensor) -> torch.Tensor:
         if self.fc_norm:
@@ -309,7 +378,12 @@ class Eagle3Head(Head):
         return self.fc(hidden)  # type: ignore[no-any-return]
 
     def forward(
-        self, features: torch.Tensor, tokens: torch.Tensor, angles: Any, mask: Any = None, cache: Any = None
+        self,
+        features: torch.Tensor,
+        tokens: torch.Tensor,
+        angles: Any,
+        mask: Any = None,
+        cache: Any = None,
     ) -> torch.Tensor:
         layer = self.midlayer
         normed = layer.hidden_norm(features)
@@ -321,11 +395,18 @@ class Eagle3Head(Head):
 
 
 def head_config(values: dict[str, Any]) -> Any:
-    """Return the configuration of a head from a LLaMA-like config.json, `flat`. Raises UserError if it has none."""
+    """Return the configuration of a head from a LLaMA-like config.json, `flat`. Raises UserError if
+    it has none.
+    """
     if values.get("num_hidden_layers", 1) != 1:
-        raise UserError(f"head: num_hidden_layers={values['num_hidden_layers']}; heads of one layer are supported")
+        raise UserError(
+            f"head: num_hidden_layers={values['num_hidden_layers']}; heads of one layer are"
+            " supported"
+        )
     if not _LLAMA.fullmatch(str(values.get("model_type", "llama"))):
-        raise UserError(f"head: model_type={values['model_type']}: its layers are not LLaMA's, as heads' are")
+        raise UserError(
+            f"head: model_type={values['model_type']}: its layers are not LLaMA's, as heads' are"
+        )
     kind = values.get("rope_type", "default")
     rope = {*_ROPE["llama3"]} & values.keys()
     if kind not in _ROPE or rope - {*_ROPE[kind], "original_max_position_embeddings"}:
@@ -334,27 +415,37 @@ def head_config(values: dict[str, Any]) -> Any:
     angles = {key: values[key] for key in ("rope_theta", *_ROPE[kind]) if key in values}
     angles["rope_type"] = kind if _ROPE[kind] else "default"
     try:
-        config = LlamaConfig(**of_layer, rope_parameters=angles, num_hidden_layers=1, attn_implementation="sdpa")
+        config = LlamaConfig(
+            **of_layer, rope_parameters=angles, num_hidden_layers=1, attn_implementation="sdpa"
+        )
         with torch.device("meta"):  # a trial without arithmetic
             x = torch.zeros(1, 1, config.hidden_size)
             position = torch.zeros(1, 1)
             run_layer(LlamaDecoderLayer(config, 0), x, LlamaRotaryEmbedding(config)(x, position))
-    except Exception as error:  # whatever transformers' own checks raise, which differs between its versions
-        raise UserError(f"head: config.json describes no LLaMA layer ({one_line(error)[:160]})") from None
+    except (
+        Exception
+    ) as error:  # whatever transformers' own checks raise, which differs between its versions
+        raise UserError(
+            f"head: config.json describes no LLaMA layer ({one_line(error)[:160]})"
+        ) from None
     return config
 
 
 def load_head(path: str, target: Target) -> EagleHead:
-    """Load EAGLE's head from a folder: config.json and model.safetensors (ours, public) or pytorch_model.bin (public).
+    """Load EAGLE's head from a folder: config.json and model.safetensors (ours, public) or
+    pytorch_model.bin (public).
 
-    Without an embedding in the file, or with an equal one, the target's own is used. Raises UserError if it is missing,
-    corrupt, of another kind, or made for another model.
+    Without an embedding in the file, or with an equal one, the target's own is used. Raises
+    UserError if it is missing, corrupt, of another kind, or made for another model.
     """
     only = {"use_aux_hidden_state": False, "transformer_layer_architecture": "LlamaDecoderLayer"}
     only |= {"skip_prenorm": True, "skip_output_norm": True}
     folder, values = open_head(path, "eagle", target, only, ("bias", "qkv_bias", _LAYER_IDS))
     if "draft_vocab_size" in values:
-        raise UserError(f"{folder}: config.json has a draft_vocab_size, as EAGLE-3's heads have: use method=eagle3")
+        raise UserError(
+            f"{folder}: config.json has a draft_vocab_size, as EAGLE-3's heads have: use"
+            " method=eagle3"
+        )
     file, state = read_weights(folder, WEIGHTS, PUBLIC_WEIGHTS)
     state = renamed(state, {"model.": "", "fusion_fc.": "fc.", "transformer.": "layers.0."})
     config = head_config(values)
@@ -364,13 +455,22 @@ def load_head(path: str, target: Target) -> EagleHead:
 
 
 def load_eagle3_head(path: str, target: Target, layers: list[int] | None = None) -> Eagle3Head:
-    """Load EAGLE-3's head from a folder, as `load_head` loads EAGLE's; `layers` as in `layers_read`."""
-    only = dict.fromkeys(("use_aux_hidden_state", "use_input_layernorm_in_first_layer", "use_last_layernorm"), True)
-    folder, values = open_head(path, "eagle3", target, only, (*NORMS, "bias", "qkv_bias", _LAYER_IDS))
+    """Load EAGLE-3's head from a folder, as `load_head` loads EAGLE's; `layers` as in
+    `layers_read`.
+    """
+    only = dict.fromkeys(
+        ("use_aux_hidden_state", "use_input_layernorm_in_first_layer", "use_last_layernorm"), True
+    )
+    folder, values = open_head(
+        path, "eagle3", target, only, (*NORMS, "bias", "qkv_bias", _LAYER_IDS)
+    )
     file, state = read_weights(folder, WEIGHTS, PUBLIC_WEIGHTS)
     state = renamed(state, {"model.": "", "layers.0.": "midlayer.", "input_norm.": "fc_norm.0."})
     if "draft_vocab_size" not in values and "midlayer.hidden_norm.weight" not in state:
-        raise UserError(f"{folder}: config.json has no draft_vocab_size, as EAGLE-3's heads have: use method=eagle2")
+        raise UserError(
+            f"{folder}: config.json has no draft_vocab_size, as EAGLE-3's heads have: use"
+            " method=eagle2"
+        )
     rows = values.get("draft_vocab_size", target.logits_size)
     check_whole(f"{folder / 'config.json'}", 1, target.logits_size, draft_vocab_size=rows)
     config = head_config(values)
@@ -382,7 +482,9 @@ def load_eagle3_head(path: str, target: Target, layers: list[int] | None = None)
     head = Eagle3Head(config, embedding, reads=reads, width=width, rows=rows, asked=asked)
     head.ids = ids
     head.source = source
-    shared = target.model.config.get_text_config().tie_word_embeddings or not values.get("tie_word_embeddings")
+    shared = target.model.config.get_text_config().tie_word_embeddings or not values.get(
+        "tie_word_embeddings"
+    )
     sizes = (target.logits_size, hidden_size(target))
     if "lm_head.weight" not in state and shared and (rows, config.hidden_size) == sizes:
         head.lm_head = None
@@ -391,33 +493,48 @@ def load_eagle3_head(path: str, target: Target, layers: list[int] | None = None)
 
 
 def renamed(state: dict[str, torch.Tensor], names: dict[str, str]) -> dict[str, torch.Tensor]:
-    """Return tensors by other names, given which parts of names become which; as they are if two would become one."""
+    """Return tensors by other names, given which parts of names become which; as they are if two
+    would become one.
+    """
     new = state
     for old, ours in names.items():
         new = {name.replace(old, ours): tensor for name, tensor in new.items()}
     return new if len(new) == len(state) else state
 
 
-def fit_biases(head: Head, values: dict[str, Any], file: Path, state: dict[str, torch.Tensor]) -> None:
-    """Give a linear layer a bias if the file has one. Raises UserError if config.json says otherwise."""
+def fit_biases(
+    head: Head, values: dict[str, Any], file: Path, state: dict[str, torch.Tensor]
+) -> None:
+    """Give a linear layer a bias if the file has one. Raises UserError if config.json says
+    otherwise.
+    """
     for name, module in head.named_modules():
         if isinstance(module, nn.Linear):
             biased = f"{name}.bias" in state
             key = _BIASES.get(name.rpartition(".")[2], "")
-            key = "qkv_bias" if key == "attention_bias" and "qkv_bias" in values else key  # as in vLLM
+            key = (
+                "qkv_bias" if key == "attention_bias" and "qkv_bias" in values else key
+            )  # as in vLLM
             if values.get(key, biased) != biased:
-                raise UserError(f"{file}: {key}={values[key]} in config.json, and {name}.bias in the file: {biased}")
-            module.register_parameter("bias", nn.Parameter(torch.zeros(module.out_features)) if biased else None)
+                raise UserError(
+                    f"{file}: {key}={values[key]} in config.json, and {name}.bias in the file:"
+                    f" {biased}"
+                )
+            module.register_parameter(
+                "bias", nn.Parameter(torch.zeros(module.out_features)) if biased else None
+            )
 
 
 def layers_read(
     values: dict[str, Any], folder: Path, target: Target, layers: list[int] | None
 ) -> tuple[tuple[int, ...], str]:
-    """Return the hidden states that an EAGLE-3 head reads, by number, and where the numbers come from.
+    """Return the hidden states that an EAGLE-3 head reads, by number, and where the numbers come
+    from.
 
-    State 0 is the embedding's output, state i enters layer i (from 0), as in transformers. `layers` decides, if given.
-    In config.json, `eagle_config` lists layers whose outputs are read (SpecForge, SGLang); ids elsewhere are numbers of
-    states (speculators, vLLM). Without any they are 2, L // 2 and L - 3 of L, as in the public code.
+    State 0 is the embedding's output, state i enters layer i (from 0), as in transformers. `layers`
+    decides, if given. In config.json, `eagle_config` lists layers whose outputs are read
+    (SpecForge, SGLang); ids elsewhere are numbers of states (speculators, vLLM). Without any they
+    are 2, L // 2 and L - 3 of L, as in the public code.
 
     Raises UserError if the target does not have them.
     """
@@ -437,18 +554,28 @@ def layers_read(
     numbers = [number for number in range(count) if isinstance(ids, list) and number - more in ids]
     if not numbers or len(numbers) != len(ids):
         raise UserError(
-            f"{folder}: an EAGLE-3 head that reads hidden states {ids!r} ({source}), which must differ and be inputs "
-            f"of layers, below the {count} of {target.name}; method.layers= names those of its training"
+            f"{folder}: an EAGLE-3 head that reads hidden states {ids!r} ({source}), which must"
+            f" differ and be inputs of layers, below the {count} of {target.name}; method.layers="
+            " names those of its training"
         )
     return tuple(numbers), source
 
 
-def _draft_vocabulary(file: Path, state: dict[str, torch.Tensor], rows: int, target: Target) -> torch.Tensor | None:
-    """Return the target's ids of the draft vocabulary, from the file's differences; None if it is the whole one."""
-    used, offsets = state.pop("t2d", None), state.pop("d2t", None)
+def _draft_vocabulary(
+    file: Path, state: dict[str, torch.Tensor], rows: int, target: Target
+) -> torch.Tensor | None:
+    """Return the target's ids of the draft vocabulary, from the file's differences; None if it is
+    the whole one.
+    """
+    used = state.pop("t2d", None)
+    offsets = state.pop("d2t", None)
     if offsets is None and rows == target.logits_size:
         return None
-    if offsets is None or offsets.shape != (rows,) or offsets.dtype not in (torch.int32, torch.int64):
+    if (
+        offsets is None
+        or offsets.shape != (rows,)
+        or offsets.dtype not in (torch.int32, torch.int64)
+    ):
         found = "missing" if offsets is None else f"{list(offsets.shape)} of {offsets.dtype}"
         raise UserError(f"{file}: d2t is {found}, should be [{rows}] of torch.int64")
     ids = torch.arange(rows) + offsets
@@ -459,10 +586,15 @@ def _draft_vocabulary(file: Path, state: dict[str, torch.Tensor], rows: int, tar
     return ids.to(target.device)
 
 
-def _embedding(file: Path, state: dict[str, torch.Tensor], config: Any, target: Target) -> torch.Tensor:
-    """Take the embedding out of a file's tensors; return it, or the target's own where it is missing or equal."""
+def _embedding(
+    file: Path, state: dict[str, torch.Tensor], config: Any, target: Target
+) -> torch.Tensor:
+    """Take the embedding out of a file's tensors; return it, or the target's own where it is
+    missing or equal.
+    """
     own: torch.Tensor = target.model.get_input_embeddings().weight.detach()
-    given, shape = state.pop(EMBEDDING, own), [len(own), config.hidden_size]
+    given = state.pop(EMBEDDING, own)
+    shape = [len(own), config.hidden_size]
     if list(given.shape) != shape:
         which = f"has no {EMBEDDING}, and the target's" if given is own else EMBEDDING
         raise UserError(f"{file}: {which} is {list(given.shape)} and should be {shape}")
@@ -472,7 +604,9 @@ def _embedding(file: Path, state: dict[str, torch.Tensor], config: Any, target: 
 
 def filled(head: AnyHead, file: Path, state: dict[str, torch.Tensor], target: Target) -> AnyHead:
     """Load a head's weights and move it to the target. Raises UserError as `load_weights`."""
-    load_weights(head, file, {name: tensor for name, tensor in state.items() if not name.endswith(_ANGLES)})
+    load_weights(
+        head, file, {name: tensor for name, tensor in state.items() if not name.endswith(_ANGLES)}
+    )
     embedding = head.embedding
     head = head.to(target.device, target.dtype)
     head.embedding = embedding  # the original, neither moved nor cast

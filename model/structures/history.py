@@ -17,27 +17,35 @@ T = TypeVar("T", bound=Any)  # a text with the index by which a method copies fr
 class History(Generic[T]):
     """The newest prompts and answers, to which a sequence appends its own.
 
-    A sequence borrows the text until it closes. A concurrent sequence gets a copy of the earlier text, and this copy
-    becomes the history. When the first sequence has closed, the next borrow appends its tokens. If a prompt begins with
-    the last sequence's text, as in a conversation, only the rest of the prompt is appended.
+    A sequence borrows the text until it closes. A concurrent sequence gets a copy of the earlier
+    text, and this copy becomes the history. When the first sequence has closed, the next borrow
+    appends its tokens. If a prompt begins with the last sequence's text, as in a conversation, only
+    the rest of the prompt is appended.
 
     Args:
-        history_tokens: maximum tokens of earlier prompts and answers; 0: none. A longer text is cut to the newest half
-            of the maximum, so that cuts, which index this half again, are rare. A token takes 120 to 280 bytes, so
-            32768 tokens take 4 to 9 MB.
+        history_tokens: maximum tokens of earlier prompts and answers; 0: none. A longer text is cut
+            to the newest half of the maximum, so that cuts, which index this half again, are rare.
+            A token takes 120 to 280 bytes, so 32768 tokens take 4 to 9 MB.
     """
 
-    def __init__(self, history_tokens: int, text_of: Callable[[Iterable[int]], T], vocab_size: int) -> None:
+    def __init__(
+        self, history_tokens: int, text_of: Callable[[Iterable[int]], T], vocab_size: int
+    ) -> None:
         if type(history_tokens) is not int or history_tokens < 0 or history_tokens == 1:
             raise UserError(
-                f"history_tokens={history_tokens}: must be 0 (the prompt's own text alone) or a number of tokens from 2"
+                f"history_tokens={history_tokens}: must be 0 (the prompt's own text alone) or a"
+                " number of tokens from 2"
             )
-        self.history_tokens, self.text_of, self.vocab_size = history_tokens, text_of, vocab_size
+        self.history_tokens = history_tokens
+        self.text_of = text_of
+        self.vocab_size = vocab_size
         self.reset()
 
     def reset(self) -> None:
         self.text = self.text_of(())
-        self.borrowed_length: int | None = None  # its tokens when it was borrowed; None: nobody borrows it
+        self.borrowed_length: int | None = (
+            None  # its tokens when it was borrowed; None: nobody borrows it
+        )
         self.pending: list[int] = []  # newest tokens of sequences whose text was replaced meanwhile
         self.last_length = 0  # tokens of the last sequence, at the text's end
         self.version = object()  # a new object after each reset
@@ -53,7 +61,8 @@ class History(Generic[T]):
             self.last_length = 0
         if len(self.text.tokens) > self.history_tokens:
             self.text = self.text_of(self.text.tokens[-(self.history_tokens // 2) :])
-        self.pending, self.borrowed_length = [], len(self.text.tokens)
+        self.pending = []
+        self.borrowed_length = len(self.text.tokens)
         return self.text
 
     def state_dict(self) -> dict[str, torch.Tensor]:
@@ -83,8 +92,10 @@ class TextSession(Session, Generic[T]):
 
     def begin(self, prompt: list[int]) -> Draft | None:
         history = self.drafter.history
-        self.text, self._version = history.borrow(), history.version
-        tokens, kept = self.text.tokens, history.last_length
+        self.text = history.borrow()
+        self._version = history.version
+        tokens = self.text.tokens
+        kept = history.last_length
         if not kept or tokens[-kept:] != prompt[:kept]:
             kept = 0
         self._start = len(tokens) - kept
@@ -101,11 +112,16 @@ class TextSession(Session, Generic[T]):
     def close(self) -> None:
         history = self.drafter.history
         if self.text is history.text:
-            history.borrowed_length, history.last_length = None, len(self.text.tokens) - self._start
+            history.borrowed_length = None
+            history.last_length = len(self.text.tokens) - self._start
         elif history.history_tokens and self._version is history.version:
-            history.pending = (history.pending + self.text.tokens[self._start :])[-history.history_tokens :]
+            history.pending = (history.pending + self.text.tokens[self._start :])[
+                -history.history_tokens :
+            ]
         self._end()
 
     def _end(self) -> None:
         """Drop the text, so that a second close does nothing."""
-        self.text, self._start, self._version = self.drafter.history.text_of(()), 0, None
+        self.text = self.drafter.history.text_of(())
+        self._start = 0
+        self._version = None

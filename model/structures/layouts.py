@@ -1,4 +1,6 @@
-"""Drafters that choose one of a few fixed trees in each step, and fill in its tokens on the host."""
+"""Drafters that choose one of a few fixed trees in each step, and fill in its tokens on the
+host.
+"""
 
 from __future__ import annotations
 
@@ -24,12 +26,15 @@ class Layout:
 
 
 class LayoutDrafter(DeviceDrafter):
-    """A drafter whose session chooses the next layout in `choose` and fills in its tokens by `lay_out`."""
+    """A drafter whose session chooses the next layout in `choose` and fills in its tokens by
+    `lay_out`.
+    """
 
     def lay_out(self, layout: Layout, tokens: Sequence[int]) -> None:
         """Draft these tokens, in the layout's own order, the root first."""
         layout.tokens.copy_(torch.tensor([tokens[i] for i in layout.order]))
-        self.tree, self._tokens = layout.tree, layout.tokens
+        self.tree = layout.tree
+        self._tokens = layout.tokens
 
     def grow(self, root: torch.Tensor) -> torch.Tensor:
         self._tokens[:1] = root

@@ -1,4 +1,6 @@
-"""Index of the first occurrence of each n-gram of a text, for methods that copy the tokens after it."""
+"""Index of the first occurrence of each n-gram of a text, for methods that copy the tokens after
+it.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +10,8 @@ from collections.abc import Iterable, Sequence
 class NgramIndex:
     """The first occurrence of each n-gram of a text that grows at its end.
 
-    An n-gram is indexed once a token follows it, so that the n-gram at the text's end does not match itself.
+    An n-gram is indexed once a token follows it, so that the n-gram at the text's end does not
+    match itself.
 
     Args:
         lengths: the values of n, each at least 1.
@@ -20,12 +23,18 @@ class NgramIndex:
     def __init__(self, lengths: Iterable[int]) -> None:
         self.tokens: list[int] = []
         self._lengths = sorted(lengths, reverse=True)
-        self._after: dict[tuple[int, ...], int] = {}  # n-gram -> the index after its first occurrence
-        self._unanimous: dict[tuple[int, ...], bool] = {}  # n-gram seen twice or more -> always followed by one token?
+        self._after: dict[
+            tuple[int, ...], int
+        ] = {}  # n-gram -> the index after its first occurrence
+        self._unanimous: dict[
+            tuple[int, ...], bool
+        ] = {}  # n-gram seen twice or more -> always followed by one token?
 
     def extend(self, tokens: Iterable[int]) -> None:
         """Append tokens, and index every n-gram that now has a token after it."""
-        text, after, unanimous = self.tokens, self._after, self._unanimous
+        text = self.tokens
+        after = self._after
+        unanimous = self._unanimous
         first = len(text)
         text += tokens
         for end in range(max(first, 1), len(text)):
@@ -40,8 +49,8 @@ class NgramIndex:
         """Find the longest indexed n-gram that ends `tail`.
 
         Returns:
-            The index after its first occurrence, and whether it has occurred twice or more, always followed by the
-            same token. 0 and False if none is indexed.
+            The index after its first occurrence, and whether it has occurred twice or more, always
+            followed by the same token. 0 and False if none is indexed.
         """
         for n in self._lengths:
             if n <= len(tail):

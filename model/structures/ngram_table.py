@@ -13,7 +13,8 @@ Gram = tuple[int, ...]
 
 
 class NgramTable:
-    """Leaders of `leader` tokens, each with followers of `follower` tokens; the least recently seen is dropped first.
+    """Leaders of `leader` tokens, each with followers of `follower` tokens; the least recently seen
+    is dropped first.
 
     Args:
         leader, follower: tokens in each.
@@ -22,13 +23,20 @@ class NgramTable:
         vocab_size: the ids of a saved table must be below it.
     """
 
-    def __init__(self, leader: int, follower: int, *, capacity: int, followers: int, vocab_size: int = 0) -> None:
-        self.leader, self.follower, self.capacity, self.followers = leader, follower, capacity, followers
+    def __init__(
+        self, leader: int, follower: int, *, capacity: int, followers: int, vocab_size: int = 0
+    ) -> None:
+        self.leader = leader
+        self.follower = follower
+        self.capacity = capacity
+        self.followers = followers
         self.vocab_size = vocab_size
         self.reset()
 
     def reset(self) -> None:
-        self._rows: OrderedDict[Gram, list[Gram]] = OrderedDict()  # oldest first; followers latest first
+        self._rows: OrderedDict[Gram, list[Gram]] = (
+            OrderedDict()
+        )  # oldest first; followers latest first
 
     def followers_of(self, leader: Gram) -> list[Gram]:
         """Return the followers seen, latest first; a look-up does not count as use."""
@@ -51,12 +59,14 @@ class NgramTable:
 
     def add_text(self, text: list[int]) -> None:
         """Add every n-gram of a text, from its beginning on."""
-        lead, both = self.leader, self.leader + self.follower
+        lead = self.leader
+        both = self.leader + self.follower
         for start in range(len(text) - both + 1):
             self.add(tuple(text[start : start + lead]), tuple(text[start + lead : start + both]))
 
     def state_dict(self) -> dict[str, torch.Tensor]:
-        """The table, its order included: int32 leaders (R, leader), counts (R,), followers (sum of counts, follower).
+        """The table, its order included: int32 leaders (R, leader), counts (R,), followers (sum of
+        counts, follower).
 
         Leaders are listed oldest first, the followers of each latest first.
         """
@@ -69,8 +79,12 @@ class NgramTable:
         }
 
     def load_state_dict(self, state: dict[str, torch.Tensor]) -> None:
-        """Load a table. Raises UserError if it is missing, too large, or of other n-grams or another vocabulary."""
-        leaders, counts, followers = (state.get(name, torch.zeros(0)) for name in ("leaders", "counts", "followers"))
+        """Load a table. Raises UserError if it is missing, too large, or of other n-grams or
+        another vocabulary.
+        """
+        leaders, counts, followers = (
+            state.get(name, torch.zeros(0)) for name in ("leaders", "counts", "followers")
+        )
         sizes = counts.flatten().tolist()
         fits = (
             leaders.shape == (len(sizes), self.leader)
@@ -80,10 +94,12 @@ class NgramTable:
         )
         if not fits:
             raise UserError(
-                f"start: the saved n-gram table is not one of at most {self.capacity} leaders of {self.leader} tokens "
-                f"with 1 to {self.followers} followers of {self.follower}"
+                f"start: the saved n-gram table is not one of at most {self.capacity} leaders of"
+                f" {self.leader} tokens with 1 to {self.followers} followers of {self.follower}"
             )
-        check_ids("n-gram table", torch.cat((leaders.flatten(), followers.flatten())), self.vocab_size)
+        check_ids(
+            "n-gram table", torch.cat((leaders.flatten(), followers.flatten())), self.vocab_size
+        )
         grams = iter(map(tuple, followers.tolist()))
         rows = zip(map(tuple, leaders.tolist()), sizes, strict=True)
         self._rows = OrderedDict((row, [next(grams) for _ in range(size)]) for row, size in rows)

@@ -1,6 +1,7 @@
 """The bounded Aho-Corasick trie of n-grams from which RACER retrieves (arXiv 2604.14885).
 
-Three details of its public code look arbitrary but are reproduced, as accepted lengths depend on them:
+Three details of its public code look arbitrary but are reproduced, as accepted lengths depend on
+them:
 
 - A full trie reuses the least recently touched node, even one with children.
 - Fail links are built once a prompt; a node made later links to the root.
@@ -20,16 +21,32 @@ import torch
 from ..errors import UserError
 
 ROOT_NODE = 0
-HASH_BUCKETS = (13, 29, 59, 127, 257, 541, 1109, 2357, 5087, 10273, 20753, 42043, 85229, 172933, 351061)  # libstdc++'s
+HASH_BUCKETS = (
+    13,
+    29,
+    59,
+    127,
+    257,
+    541,
+    1109,
+    2357,
+    5087,
+    10273,
+    20753,
+    42043,
+    85229,
+    172933,
+    351061,
+)  # libstdc++'s
 _FIELDS = ("parent", "fail", "token", "freq", "depth", "buckets")
 
 
 class NgramTrie:
     """n-grams with a count of each prefix, and the automaton that follows a text through them.
 
-    Nodes are numbered in the order in which they are first made; the root is 0. The public code's addresses run the
-    other way, which matters only for ties. A node that is reused for another n-gram keeps its number, and older
-    references to the number then mean the new node.
+    Nodes are numbered in the order in which they are first made; the root is 0. The public code's
+    addresses run the other way, which matters only for ties. A node that is reused for another
+    n-gram keeps its number, and older references to the number then mean the new node.
 
     Attributes:
         current: the node where the last sequence ended, from which the next one goes on.
@@ -41,15 +58,30 @@ class NgramTrie:
     """
 
     def __init__(self, length: int, max_nodes: int, shortest: int) -> None:
-        self.length, self.max_nodes, self.shortest, self.current = length, max_nodes, shortest, ROOT_NODE
-        self.children: list[dict[int, int]] = [{}]  # in hash order from depth `shortest` on, where order counts
-        self.parent, self.fail, self.token, self.freq, self.depth = [ROOT_NODE], [ROOT_NODE], [0], [0], [0]
+        self.length = length
+        self.max_nodes = max_nodes
+        self.shortest = shortest
+        self.current = ROOT_NODE
+        self.children: list[dict[int, int]] = [
+            {}
+        ]  # in hash order from depth `shortest` on, where order counts
+        self.parent = [ROOT_NODE]
+        self.fail = [ROOT_NODE]
+        self.token = [0]
+        self.freq = [0]
+        self.depth = [0]
         self.buckets = [1]  # of each node's hash map; a reused node keeps them
-        self.recency: OrderedDict[int, None] = OrderedDict({ROOT_NODE: None})  # least recently touched first
+        self.recency: OrderedDict[int, None] = OrderedDict(
+            {ROOT_NODE: None}
+        )  # least recently touched first
 
     def insert(self, ngram: Iterable[int]) -> None:
-        """Insert or count an n-gram. Each node is touched before its child, so a prefix is older than its extension."""
-        children, freq, touch = self.children, self.freq, self.recency.move_to_end
+        """Insert or count an n-gram. Each node is touched before its child, so a prefix is older
+        than its extension.
+        """
+        children = self.children
+        freq = self.freq
+        touch = self.recency.move_to_end
         node = ROOT_NODE
         for token in ngram:
             touch(node)
@@ -65,7 +97,9 @@ class NgramTrie:
         return [tokens[end - self.length : end] for end in range(self.length, len(tokens) + 1)]
 
     def _make(self, parent: int, token: int) -> int:
-        """Return a new child of `parent`: a new node, or with `max_nodes` of them the least recently touched one."""
+        """Return a new child of `parent`: a new node, or with `max_nodes` of them the least
+        recently touched one.
+        """
         if len(self.parent) < self.max_nodes:
             node = len(self.parent)
             self.children.append({})
@@ -81,14 +115,19 @@ class NgramTrie:
             if siblings.get(self.token[node]) == node:
                 del siblings[self.token[node]]
             self.children[node] = {}
-            self.parent[node], self.token[node], self.depth[node] = parent, token, self.depth[parent] + 1
+            self.parent[node], self.token[node], self.depth[node] = (
+                parent,
+                token,
+                self.depth[parent] + 1,
+            )
             self.fail[node], self.freq[node] = ROOT_NODE, 0
         self.recency[node] = None
         self._list(parent, token, node)
         return node
 
     def _list(self, parent: int, token: int, node: int) -> None:
-        listed, buckets = self.children[parent], self.buckets[parent]
+        listed = self.children[parent]
+        buckets = self.buckets[parent]
         listed[token] = node
         if len(listed) == 1 or self.depth[parent] < self.shortest:
             if len(listed) > buckets or buckets == 1:
@@ -99,12 +138,16 @@ class NgramTrie:
             self.children[parent] = {other: listed[other] for other in order}
 
     def build_fail_links(self) -> None:
-        """Link every node that is reached from the root to the longest proper suffix of its path that is a path."""
-        children, fail = self.children, self.fail
+        """Link every node that is reached from the root to the longest proper suffix of its path
+        that is a path.
+        """
+        children = self.children
+        fail = self.fail
         for node in children[ROOT_NODE].values():
             fail[node] = ROOT_NODE
         # for each node in breadth-first order: its children, and the node that it links to
-        below, links = [children[node] for node in children[ROOT_NODE].values()], [ROOT_NODE] * len(children[ROOT_NODE])
+        below = [children[node] for node in children[ROOT_NODE].values()]
+        links = [ROOT_NODE] * len(children[ROOT_NODE])
         for siblings, suffix in zip(below, links, strict=True):  # both grow while they are walked
             suffix_children = children[suffix]
             for token, node in siblings.items():
@@ -122,10 +165,13 @@ class NgramTrie:
         """Follow the token from `node` and from the suffixes that its fail links lead to.
 
         Returns:
-            The node of the longest match, or `node` if the token continues none of them; and the nodes of all matches
-            from depth `shortest` on, longest first. Their prefixes are touched, and link to the root from now on.
+            The node of the longest match, or `node` if the token continues none of them; and the
+            nodes of all matches from depth `shortest` on, longest first. Their prefixes are
+            touched, and link to the root from now on.
         """
-        children, fail, depth = self.children, self.fail, self.depth
+        children = self.children
+        fail = self.fail
+        depth = self.depth
         matches: list[int] = []
         at = node
         while True:
@@ -142,7 +188,9 @@ class NgramTrie:
 
     def walk(self, node: int, tokens: Iterable[int]) -> int:
         """Return the node of the longest match after these tokens; the root if there is none."""
-        children, fail, touch = self.children, self.fail, self.recency.move_to_end
+        children = self.children
+        fail = self.fail
+        touch = self.recency.move_to_end
         for token in tokens:
             touch(node)
             if token not in children[node]:
@@ -155,7 +203,9 @@ class NgramTrie:
 
     def _touch_prefix(self, node: int) -> None:
         """Touch a node and all above it, the root last, and link them to the root."""
-        parent, fail, touch = self.parent, self.fail, self.recency.move_to_end
+        parent = self.parent
+        fail = self.fail
+        touch = self.recency.move_to_end
         while node:
             touch(node)
             fail[node] = ROOT_NODE
@@ -165,17 +215,25 @@ class NgramTrie:
     def continuations(self, borders: Sequence[int], limit: int) -> list[list[int]]:
         """Select the most frequent nodes in the subtrees of some borders, the borders included.
 
-        A node in two of the subtrees counts twice. Nodes are visited breadth-first: a node is selected if there are
-        fewer than `limit`, or if it is more frequent than the least frequent selected node, which then leaves. Of
-        several such nodes the deepest leaves, of these the one with the lowest number.
+        A node in two of the subtrees counts twice. Nodes are visited breadth-first: a node is
+        selected if there are fewer than `limit`, or if it is more frequent than the least frequent
+        selected node, which then leaves. Of several such nodes the deepest leaves, of these the one
+        with the lowest number.
 
         Returns:
-            The paths to the selected nodes without a selected child, each as the tokens below its border, the highest
-            node numbers first.
+            The paths to the selected nodes without a selected child, each as the tokens below its
+            border, the highest node numbers first.
         """
-        children, freq, depth, token = self.children, self.freq, self.depth, self.token
-        selected: list[tuple[int, int, int, int, int]] = []  # a heap: freq, -depth, node, border, serial
-        above: list[int] = []  # by serial of each node ever selected: its parent's serial; -1: a border
+        children = self.children
+        freq = self.freq
+        depth = self.depth
+        token = self.token
+        selected: list[
+            tuple[int, int, int, int, int]
+        ] = []  # a heap: freq, -depth, node, border, serial
+        above: list[
+            int
+        ] = []  # by serial of each node ever selected: its parent's serial; -1: a border
         nodes: list[int] = []
         layer = [(border, border, -1) for border in borders]
         while layer:
@@ -191,10 +249,17 @@ class NgramTrie:
                 entered.append((node, border, len(nodes)))
                 above.append(parent)
                 nodes.append(node)
-            # children of a node that was not selected are no more frequent: they would not be selected either
-            layer = [(child, border, serial) for node, border, serial in entered for child in children[node].values()]
+            # children of a node that was not selected are no more frequent: they would not be
+            # selected either
+            layer = [
+                (child, border, serial)
+                for node, border, serial in entered
+                for child in children[node].values()
+            ]
         inner = {above[serial] for *_, serial in selected}
-        ends = sorted(((node, border, serial) for *_, node, border, serial in selected if serial not in inner))
+        ends = sorted(
+            (node, border, serial) for *_, node, border, serial in selected if serial not in inner
+        )
         paths: list[list[int]] = []
         for *_, serial in reversed(ends):
             path: list[int] = []
@@ -205,7 +270,9 @@ class NgramTrie:
         return paths
 
     def state_dict(self) -> dict[str, torch.Tensor]:
-        """Every node's fields, int64 (m,) each; its children in order, and how many; the recency; the current node."""
+        """Every node's fields, int64 (m,) each; its children in order, and how many; the recency;
+        the current node.
+        """
         listed = [list(children.values()) for children in self.children]
         numbers = {name: getattr(self, name) for name in _FIELDS} | {
             "children": [child for children in listed for child in children],
@@ -213,10 +280,15 @@ class NgramTrie:
             "recency": list(self.recency),
             "place": [self.current],
         }
-        return {f"trie_{name}": torch.tensor(values, dtype=torch.int64) for name, values in numbers.items()}
+        return {
+            f"trie_{name}": torch.tensor(values, dtype=torch.int64)
+            for name, values in numbers.items()
+        }
 
     def load_state_dict(self, state: dict[str, torch.Tensor], vocab_size: int) -> None:
-        """Load a saved trie. Raises UserError if it is damaged, has more nodes, or is of another vocabulary."""
+        """Load a saved trie. Raises UserError if it is damaged, has more nodes, or is of another
+        vocabulary.
+        """
         names = (*_FIELDS, "children", "counts", "recency", "place")
         saved = {name: state.get(f"trie_{name}", torch.zeros(0)).tolist() for name in names}
         size = len(saved["parent"])
@@ -236,24 +308,32 @@ class NgramTrie:
         )
         if not fits:
             raise UserError(
-                f"start: the saved trie is not one of at most {self.max_nodes} nodes for {self.length}-grams of token "
-                f"ids below {vocab_size}"
+                f"start: the saved trie is not one of at most {self.max_nodes} nodes for"
+                f" {self.length}-grams of token ids below {vocab_size}"
             )
         for name in _FIELDS:
             setattr(self, name, saved[name])
         children = iter(saved["children"])
-        self.children = [{self.token[child]: child for child in islice(children, count)} for count in saved["counts"]]
+        self.children = [
+            {self.token[child]: child for child in islice(children, count)}
+            for count in saved["counts"]
+        ]
         self.recency = OrderedDict.fromkeys(saved["recency"])
         self.current = saved["place"][0]
 
 
 def _is_tree(saved: dict[str, list[int]]) -> bool:
-    """True if each child has one parent, and all parents and fail links lead to the root without a cycle.
+    """True if each child has one parent, and all parents and fail links lead to the root without a
+    cycle.
 
-    Also, no child may be more frequent than its parent: `continuations` skips the children of a node not selected.
+    Also, no child may be more frequent than its parent: `continuations` skips the children of a
+    node not selected.
     """
     parents = [node for node, count in enumerate(saved["counts"]) for _ in range(count)]
-    below = {(parent, saved["token"][child]) for parent, child in zip(parents, saved["children"], strict=True)}
+    below = {
+        (parent, saved["token"][child])
+        for parent, child in zip(parents, saved["children"], strict=True)
+    }
     links = [np.array(saved[name]) for name in ("parent", "fail")]
     for _ in range(len(links[0]).bit_length()):
         links = [link[link] for link in links]
@@ -275,12 +355,14 @@ def more_buckets(buckets: int) -> int:
 
 
 def add_in_hash_order(order: list[int], token: int, buckets: int) -> int:
-    """Add a token to a hash map's tokens in the order in which libstdc++'s unordered_map<int> lists them.
+    """Add a token to a hash map's tokens in the order in which libstdc++'s unordered_map<int> lists
+    them.
 
     A token comes before the first token of its bucket; if the bucket was empty, before all others.
 
     Returns:
-        The map's number of buckets afterwards. If it changes, all tokens are inserted anew in the order they had.
+        The map's number of buckets afterwards. If it changes, all tokens are inserted anew in the
+        order they had.
     """
     if len(order) >= buckets or buckets == 1:
         buckets = more_buckets(buckets)
@@ -292,7 +374,9 @@ def add_in_hash_order(order: list[int], token: int, buckets: int) -> int:
 
 def hash_order(tokens: Collection[int]) -> list[int]:
     """Return the order of a new hash map into which these tokens are inserted one by one."""
-    waiting, order, buckets = [*tokens], list[int](), 1
+    waiting = [*tokens]
+    order = list[int]()
+    buckets = 1
     while waiting:
         buckets = more_buckets(buckets)
         free = buckets - len(order)
@@ -302,7 +386,9 @@ def hash_order(tokens: Collection[int]) -> list[int]:
 
 
 def _placed(tokens: Iterable[int], buckets: int) -> list[int]:
-    """Return the order of tokens inserted one by one into so many empty buckets: the last one is first."""
+    """Return the order of tokens inserted one by one into so many empty buckets: the last one is
+    first.
+    """
     filled: dict[int, list[int]] = {}
     for token in tokens:
         filled.setdefault(token % buckets, []).append(token)

@@ -1,6 +1,7 @@
 """The tables that dynamic recycling learns.
 
-Rows: the target's top candidates after a token, and after a pair of tokens, when last seen there. Weights: the accepted
+Rows: the target's top candidates after a token, and after a pair of tokens, when last seen there.
+Weights: the accepted
 share of candidates of each kind.
 """
 
@@ -13,11 +14,22 @@ import torch
 
 from ..engine.drafter import check_ids
 from ..errors import UserError
-from .dynamic_loops import BACKOFF, COPIED, KINDS, LEVELS, MATCHES, PAIR, SIBLING, SIBLING_CHILD, TOKEN
+from .dynamic_loops import (
+    BACKOFF,
+    COPIED,
+    KINDS,
+    LEVELS,
+    MATCHES,
+    PAIR,
+    SIBLING,
+    SIBLING_CHILD,
+    TOKEN,
+)
 
 MAX_PAIRS = 1 << 24
-# The prior counts as PRIOR candidates per kind: acceptance of a copied token by match (see MATCHES), and a source's
-# acceptance over the target's probability. From 48 questions of Spec-Bench on a real model, none of them reported.
+# The prior counts as PRIOR candidates per kind: acceptance of a copied token by match (see
+# MATCHES), and a source's acceptance over the target's probability. From 48 questions of Spec-Bench
+# on a real model, none of them reported.
 PRIOR = 4.0
 COPIED_SHARE = (0.0, 0.0, 0.2, 0.45, 0.55, 0.7, 0.85, 0.85)
 TRUST = {PAIR: 0.9, TOKEN: 0.6, BACKOFF: 0.1, SIBLING_CHILD: 0.3, SIBLING: 0.1, COPIED: 0.0}
@@ -35,7 +47,9 @@ def on_host(best: torch.Tensor, log_probs: torch.Tensor) -> tuple[Any, Any]:
 
 
 class TokenRows:
-    """One row per token: V x k candidates and their levels. Empty until the token was seen; the newest visit counts."""
+    """One row per token: V x k candidates and their levels. Empty until the token was seen; the
+    newest visit counts.
+    """
 
     kind = "token"  # the names of its tensors in a saved state begin with this
     fields: tuple[str, ...] = ("ids", "levels", "seen")
@@ -52,14 +66,18 @@ class TokenRows:
             tensor.zero_()
 
     def state_dict(self) -> dict[str, torch.Tensor]:
-        return {f"{self.kind}_{name}": torch.from_numpy(getattr(self, name)) for name in self.fields}
+        return {
+            f"{self.kind}_{name}": torch.from_numpy(getattr(self, name)) for name in self.fields
+        }
 
     def load_state_dict(self, state: dict[str, torch.Tensor]) -> None:
         """Load rows. Raises UserError if a shape, an id or a level is out of range."""
         for name, current in self.state_dict().items():
             saved = state.get(name, torch.zeros(0))
             if saved.shape != current.shape or saved.dtype != current.dtype:
-                raise UserError(f"start: the saved rows are of another vocabulary, k or size ({name})")
+                raise UserError(
+                    f"start: the saved rows are of another vocabulary, k or size ({name})"
+                )
         check_ids("rows", state[f"{self.kind}_ids"], self.vocab_size)
         if bool((state[f"{self.kind}_levels"] >= LEVELS).any()):
             raise UserError(f"start: the saved rows hold levels beyond {LEVELS - 1}")
@@ -68,7 +86,8 @@ class TokenRows:
 
 
 class PairRows(TokenRows):
-    """One row per pair of tokens, in a table of fixed size: a new pair replaces another one with its hash.
+    """One row per pair of tokens, in a table of fixed size: a new pair replaces another one with
+    its hash.
 
     Attributes:
         keys: int64 (size,), the pair of each row: its first token times 2^32, and its second.
@@ -78,11 +97,19 @@ class PairRows(TokenRows):
         size: rows, a power of two, or 0; a row takes 9 + 5 k bytes.
     """
 
-    kind, fields = "pair", ("ids", "levels", "seen", "keys")
+    kind = "pair"
+    fields = ("ids", "levels", "seen", "keys")
 
     def __init__(self, vocab_size: int, k: int, size: int) -> None:
-        if not isinstance(size, int) or size == 1 or not 0 <= size <= MAX_PAIRS or size & (size - 1):
-            raise UserError(f"method.pairs={size}: must be a power of two from 2 to {MAX_PAIRS}, or 0")
+        if (
+            not isinstance(size, int)
+            or size == 1
+            or not 0 <= size <= MAX_PAIRS
+            or size & (size - 1)
+        ):
+            raise UserError(
+                f"method.pairs={size}: must be a power of two from 2 to {MAX_PAIRS}, or 0"
+            )
         super().__init__(vocab_size, k, size)
         self.keys = np.zeros(size, dtype=np.int64)
         self.shift = 64 - max(size - 1, 1).bit_length()
@@ -101,7 +128,9 @@ def _guesses() -> Any:
 
 
 class Weights:
-    """The weight of every kind of candidate. `dynamic_loops` reads the weights and, if `learning`, updates them."""
+    """The weight of every kind of candidate. `dynamic_loops` reads the weights and, if `learning`,
+    updates them.
+    """
 
     _prior = _guesses()
 
@@ -111,7 +140,11 @@ class Weights:
 
     def reset(self) -> None:
         # float64 KINDS: candidates, those of them that were the next token, and the quotient
-        self.seen, self.accepted, self.probs = np.full(KINDS, PRIOR), PRIOR * self._prior, self._prior.copy()
+        self.seen, self.accepted, self.probs = (
+            np.full(KINDS, PRIOR),
+            PRIOR * self._prior,
+            self._prior.copy(),
+        )
 
     def state_dict(self) -> dict[str, torch.Tensor]:
         """`weights`, float64 (2, kinds): seen and accepted."""

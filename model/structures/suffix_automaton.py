@@ -1,4 +1,5 @@
-"""Suffix automaton: the longest suffix of a text that occurred in it before, in O(1) amortised per token.
+"""Suffix automaton: the longest suffix of a text that occurred in it before, in O(1) amortised per
+token.
 
 Blumer et al. 1984, as SAM-Decoding uses it (arXiv 2411.10666, 3.1 and algorithm 1).
 """
@@ -14,16 +15,21 @@ from .compiled import NONE, hashed, loop, record
 
 MIN_CAPACITY = 64  # tokens
 
-# A state represents substrings that end at the same positions; its link leads to the longest of their suffixes that
-# ends elsewhere, too. The text's longest match is the state to which the whole text's state links.
+# A state represents substrings that end at the same positions; its link leads to the longest of
+# their suffixes that ends elsewhere, too. The text's longest match is the state to which the whole
+# text's state links.
 STATE = record(
     link="i4",
     length="i4",  # of its longest substring
-    end="i4",  # the index after the newest occurrence that was the text's longest match; else after the first one
+    # the index after the newest occurrence that was the text's longest match; else after the first
+    # one
+    end="i4",
     first="i4",  # the index after its first occurrence
     transitions="i4",  # its newest transition, counted from 1; 0: none
 )
-TRANSITION = record(state="i4", token="i4", target="i4", next="i4")  # next: the state's next older one, counted from 1
+TRANSITION = record(
+    state="i4", token="i4", target="i4", next="i4"
+)  # next: the state's next older one, counted from 1
 COUNTS = record(
     tokens="i8",
     states="i8",
@@ -40,20 +46,25 @@ class Text(NamedTuple):
     tokens: Any  # int32
     states: Any  # STATE
     transitions: Any  # TRANSITION
-    slots: Any  # int32: a hash table of the transitions, counted from 1; 0: an empty slot. Its size is a power of two
+    # int32: a hash table of the transitions, counted from 1; 0: an empty slot. Its size is a power
+    # of two
+    slots: Any
     counts: Any  # COUNTS (1,)
 
 
 class SuffixAutomaton:
     """Recognises every substring of a text that grows at its end.
 
-    Appending n tokens follows O(n) links. A token of the capacity, at most twice the text, takes 120 to 140 bytes.
+    Appending n tokens follows O(n) links. A token of the capacity, at most twice the text, takes
+    120 to 140 bytes.
 
     Attributes:
         tokens: the text.
-        length: of its longest suffix that occurred before; 0 if none did. The two occurrences may overlap.
-        end: the index after an earlier occurrence, where its continuation begins. As in SAM-Decoding, it is the newest
-            occurrence that was the longest match at its time, which need not be the newest of all.
+        length: of its longest suffix that occurred before; 0 if none did. The two occurrences may
+            overlap.
+        end: the index after an earlier occurrence, where its continuation begins. As in
+            SAM-Decoding, it is the newest occurrence that was the longest match at its time, which
+            need not be the newest of all.
         arrays: the fields of `Text`; replaced when the text outgrows them.
     """
 
@@ -75,18 +86,23 @@ class SuffixAutomaton:
         self.length, self.end = extend(self.arrays, count)
 
     def copy(self, end: int, count: int) -> list[int]:
-        """Return `count` tokens from index `end` < n on; a copy that reaches the text's end continues with itself."""
+        """Return `count` tokens from index `end` < n on; a copy that reaches the text's end
+        continues with itself.
+        """
         tokens = self.tokens[end : end + count]
         return tokens if len(tokens) == count else (tokens * -(-count // len(tokens)))[:count]
 
     def copy_first(self, count: int) -> list[int]:
-        """Return the `count` tokens after the match's first occurrence, padded with 0, as SAM-Decoding's code does.
+        """Return the `count` tokens after the match's first occurrence, padded with 0, as
+        SAM-Decoding's code does.
 
-        If too few tokens follow the occurrence, that of a shorter suffix is used, if there is one. The text's last
-        token, the root, ends the match and is not copied.
+        If too few tokens follow the occurrence, that of a shorter suffix is used, if there is one.
+        The text's last token, the root, ends the match and is not copied.
         """
-        text, last = Text(*self.arrays), len(self.tokens) - 1
-        links, first = text.states["link"], text.states["first"]
+        text = Text(*self.arrays)
+        last = len(self.tokens) - 1
+        links = text.states["link"]
+        first = text.states["first"]
         state = links[text.counts["whole"][0]]
         while links[state] > 0 and last - first[state] <= count:
             state = links[state]
@@ -94,7 +110,8 @@ class SuffixAutomaton:
         return tokens + [0] * (count - len(tokens))
 
     def _grow(self, capacity: int) -> None:
-        old, new = Text(*self.arrays), _room(capacity)
+        old = Text(*self.arrays)
+        new = _room(capacity)
         for name in ("tokens", "states", "transitions", "counts"):
             array = getattr(old, name)
             getattr(new, name)[: len(array)] = array
@@ -103,7 +120,9 @@ class SuffixAutomaton:
 
 
 def _room(capacity: int) -> Text:
-    """Return arrays for a text of so many tokens: n tokens make fewer than 2n states and 3n transitions."""
+    """Return arrays for a text of so many tokens: n tokens make fewer than 2n states and 3n
+    transitions.
+    """
     return Text(
         tokens=np.zeros(capacity, dtype=np.int32),
         states=np.zeros(2 * capacity + 1, dtype=STATE),
@@ -115,7 +134,9 @@ def _room(capacity: int) -> Text:
 
 @loop
 def extend(arrays: Any, count: int) -> Any:
-    """Append the tokens up to the `count`-th, which are in the array. Return the match's length and end."""
+    """Append the tokens up to the `count`-th, which are in the array. Return the match's length and
+    end.
+    """
     text = Text(*arrays)
     counts = text.counts[0]
     for index in range(counts.tokens, count):
@@ -126,12 +147,16 @@ def extend(arrays: Any, count: int) -> Any:
 
 @loop
 def _append(text: Text, index: int) -> None:
-    states, transitions, slots = text.states, text.transitions, text.slots
-    counts, token = text.counts[0], text.tokens[index]
+    states = text.states
+    transitions = text.transitions
+    slots = text.slots
+    counts = text.counts[0]
+    token = text.tokens[index]
     new = counts.states
     counts.states = new + 1
     states[new].length = states[new].end = states[new].first = index + 1
-    state, transition = counts.whole, np.int64(NONE)
+    state = counts.whole
+    transition = np.int64(NONE)
     while state >= 0:
         transition = _find_transition(transitions, slots, state, token)
         if transition >= 0:
@@ -144,19 +169,30 @@ def _append(text: Text, index: int) -> None:
         if states[match].length > states[state].length + 1:
             match = _split(text, match, state, token)
     states[new].link = match
-    counts.whole, counts.match, counts.match_end = new, states[match].length, states[match].end
-    states[match].end = index + 1  # later matches continue this occurrence; the match's own suffixes keep theirs
+    counts.whole = new
+    counts.match = states[match].length
+    counts.match_end = states[match].end
+    states[match].end = (
+        index + 1
+    )  # later matches continue this occurrence; the match's own suffixes keep theirs
 
 
 @loop
 def _split(text: Text, long: int, state: Any, token: int) -> Any:
-    """Split off the substrings of `long` that end here, too: those up to `state` + token. Return their state."""
-    states, transitions, slots, counts = text.states, text.transitions, text.slots, text.counts[0]
+    """Split off the substrings of `long` that end here, too: those up to `state` + token. Return
+    their state.
+    """
+    states = text.states
+    transitions = text.transitions
+    slots = text.slots
+    counts = text.counts[0]
     short = counts.states
     counts.states = short + 1
-    states[short].length, states[short].end = states[state].length + 1, states[long].end
+    states[short].length = states[state].length + 1
+    states[short].end = states[long].end
     states[short].first = states[long].first
-    states[short].link, states[long].link = states[long].link, short
+    states[short].link = states[long].link
+    states[long].link = short
     entry = states[long].transitions
     while entry:
         copied = transitions[entry - 1]
@@ -193,11 +229,15 @@ def _find_transition(transitions: Any, slots: Any, state: int, token: int) -> An
 @loop
 def _connect(text: Text, state: int, token: int, target: int) -> None:
     """Add a transition that is not there yet."""
-    counts, origin = text.counts[0], text.states[state]
+    counts = text.counts[0]
+    origin = text.states[state]
     new = text.transitions[counts.transitions]
     counts.transitions += 1
     text.slots[_slot(text.transitions, text.slots, state, token)] = counts.transitions
-    new.state, new.token, new.target, new.next = state, token, target, origin.transitions
+    new.state = state
+    new.token = token
+    new.target = target
+    new.next = origin.transitions
     origin.transitions = counts.transitions
 
 
@@ -211,8 +251,12 @@ def rehash(arrays: Any) -> None:
 
 @loop
 def transfer(text: Text, state: Any, length: Any, token: int) -> Any:
-    """Return the state and length of the longest match after one more token (2411.10666, algorithm 1)."""
-    states, transitions, slots = text.states, text.transitions, text.slots
+    """Return the state and length of the longest match after one more token (2411.10666, algorithm
+    1).
+    """
+    states = text.states
+    transitions = text.transitions
+    slots = text.slots
     transition = _find_transition(transitions, slots, state, token)
     while state and transition < 0:
         state = np.int64(states[state].link)
@@ -225,13 +269,16 @@ def transfer(text: Text, state: Any, length: Any, token: int) -> Any:
 
 @loop
 def following(text: Text, state: int, length: int) -> Any:
-    """Return the token that followed a match before, and the length of the match that it followed; else NONE and 0.
+    """Return the token that followed a match before, and the length of the match that it followed;
+    else NONE and 0.
 
     A match that occurred only at the text's end has no follower: then the text's own match is used.
     """
-    counts, end = text.counts[0], np.int64(text.states[state].end)
+    counts = text.counts[0]
+    end = np.int64(text.states[state].end)
     if end == counts.tokens:
-        end, length = counts.match_end, min(length, counts.match)
+        end = counts.match_end
+        length = min(length, counts.match)
     if length == 0:
         return np.int64(NONE), np.int64(0)
     return np.int64(text.tokens[end]), length

@@ -1,6 +1,8 @@
-"""A trie that counts suffixes: SuffixDecoding (arXiv 2411.04975) drafts what most often followed a string of tokens.
+"""A trie that counts suffixes: SuffixDecoding (arXiv 2411.04975) drafts what most often followed a
+string of tokens.
 
-Ties are ordered as in its public code, as drafts depend on the order: siblings by the rules of `_rise` and `remove`, a
+Ties are ordered as in its public code, as drafts depend on the order: siblings by the rules of
+`_rise` and `remove`, a
 tree's queue as libstdc++'s heap. Probabilities are float32, multiplied in the same order.
 """
 
@@ -17,7 +19,9 @@ ONE = np.float32(1)
 
 
 class Limits(NamedTuple):
-    """Limits of a draft: at most `nodes` tokens, and at most factor * m + offset after a match of m tokens."""
+    """Limits of a draft: at most `nodes` tokens, and at most factor * m + offset after a match of m
+    tokens.
+    """
 
     nodes: int
     factor: np.float32
@@ -27,7 +31,9 @@ class Limits(NamedTuple):
 
 
 class Drafted(NamedTuple):
-    """Tokens in the order in which they were drafted, each one's parent (-1: the root) and estimated probability."""
+    """Tokens in the order in which they were drafted, each one's parent (-1: the root) and
+    estimated probability.
+    """
 
     tokens: list[int]
     parents: list[int]
@@ -35,18 +41,22 @@ class Drafted(NamedTuple):
     score: np.float32  # the sum of the probabilities
 
 
-MANY = 8  # a node with more children finds them by a dictionary, which takes more memory than two nodes
+# a node with more children finds them by a dictionary, which takes more memory than two nodes
+MANY = 8
 
 
 class Node:
-    """A string of tokens. Strings between it and its parent occur as often as it does, so they need no nodes.
+    """A string of tokens. Strings between it and its parent occur as often as it does, so they need
+    no nodes.
 
-    A string that occurs once is part of a leaf's string, which has the trie's full depth and grows with its text.
+    A string that occurs once is part of a leaf's string, which has the trie's full depth and grows
+    with its text.
 
     Attributes:
         token: the first token after the parent's string.
         depth: tokens of the string.
-        text, end: an occurrence of it ends before index `end` of this text, or will once the text has grown.
+        text, end: an occurrence of it ends before index `end` of this text, or will once the text
+            has grown.
         count: its number of occurrences; unused for the root.
         ordered: its children, the most frequent first.
         by_token: its children by token, if there are many.
@@ -54,8 +64,15 @@ class Node:
 
     __slots__ = ("by_token", "count", "depth", "end", "ordered", "parent", "text", "token")
 
-    def __init__(self, parent: Node | None, token: int, depth: int, text: list[int], end: int, count: int = 1) -> None:
-        self.parent, self.token, self.depth, self.text, self.end, self.count = parent, token, depth, text, end, count
+    def __init__(
+        self, parent: Node | None, token: int, depth: int, text: list[int], end: int, count: int = 1
+    ) -> None:
+        self.parent = parent
+        self.token = token
+        self.depth = depth
+        self.text = text
+        self.end = end
+        self.count = count
         self.ordered: list[Node] = NONE
         self.by_token: dict[int, Node] | None = None
 
@@ -93,12 +110,16 @@ class Node:
         return self.ordered.index(child, _first(self.ordered, child.count))
 
     def start(self, above: int) -> int:
-        """The index in the text of the first token after the parent's string, which has `above` tokens."""
+        """The index in the text of the first token after the parent's string, which has `above`
+        tokens.
+        """
         return self.end - self.depth + above
 
     @property
     def known(self) -> int:
-        """The index in the text where the known part of the string ends: a leaf's string may still grow."""
+        """The index in the text where the known part of the string ends: a leaf's string may still
+        grow.
+        """
         return min(self.end, len(self.text))
 
 
@@ -106,7 +127,9 @@ NONE: list[Node] = []  # the children of all leaves
 
 
 class GrowingText:
-    """A text of a trie. `suffixes` has, for each of the last D tokens, the node of the text from that token on."""
+    """A text of a trie. `suffixes` has, for each of the last D tokens, the node of the text from
+    that token on.
+    """
 
     def __init__(self) -> None:
         self.tokens: list[int] = []
@@ -114,10 +137,13 @@ class GrowingText:
 
 
 class SuffixTrie:
-    """Counts how often each string of at most `depth` tokens occurs in some texts, which may grow in turns."""
+    """Counts how often each string of at most `depth` tokens occurs in some texts, which may grow
+    in turns.
+    """
 
     def __init__(self, depth: int) -> None:
-        self.depth, self.root = depth, Node(None, -1, 0, [], 0, 0)
+        self.depth = depth
+        self.root = Node(None, -1, 0, [], 0, 0)
 
     def extend(self, text: GrowingText, tokens: Sequence[int]) -> None:
         """Append tokens: each is one more occurrence of the strings that end in it."""
@@ -133,7 +159,8 @@ class SuffixTrie:
 
     def _follow(self, node: Node, text: list[int]) -> Node:
         """Count the string of a node and the text's last token; return the node of this string."""
-        token, end = text[-1], len(text)
+        token = text[-1]
+        end = len(text)
         child = node.child(token)
         if child is None:
             child = Node(node, token, self.depth, text, end - 1 - node.depth + self.depth)
@@ -144,8 +171,11 @@ class SuffixTrie:
                 node.replace(child, upper)
                 child.token = child.text[child.start(upper.depth)]
                 upper.add(child)
-                child.parent, child = upper, upper
-            child.depth, child.text, child.end = node.depth + 1, text, end
+                child.parent = upper
+                child = upper
+            child.depth = node.depth + 1
+            child.text = text
+            child.end = end
             self._rise(node, child)
         self._join(node)
         return child
@@ -153,7 +183,8 @@ class SuffixTrie:
     def _rise(self, node: Node, child: Node) -> None:
         """Count a child once more.
 
-        The first of the siblings with its count becomes the first of those with the new count, any other one the last.
+        The first of the siblings with its count becomes the first of those with the new count, any
+        other one the last.
         """
         siblings = node.ordered
         if len(siblings) > 1:
@@ -166,7 +197,11 @@ class SuffixTrie:
 
     def _join(self, node: Node) -> None:
         """Remove a node if all of its occurrences continue to one child."""
-        if node.parent is not None and len(node.ordered) == 1 and node.ordered[0].count == node.count:
+        if (
+            node.parent is not None
+            and len(node.ordered) == 1
+            and node.ordered[0].count == node.count
+        ):
             child = node.ordered[0]
             child.token = node.token
             node.parent.replace(node, child)
@@ -174,7 +209,8 @@ class SuffixTrie:
     def remove(self, text: GrowingText) -> None:
         """Subtract every occurrence of a text's strings. The text must not grow any more."""
         for start in range(len(text.tokens)):
-            node, end = self.root, min(start + self.depth, len(text.tokens))
+            node = self.root
+            end = min(start + self.depth, len(text.tokens))
             while start + node.depth < end:
                 child = node.child(text.tokens[start + node.depth])
                 assert child is not None
@@ -183,15 +219,21 @@ class SuffixTrie:
                     break
                 del node.ordered[node.index_of(child)]
                 child.count -= 1
-                node.ordered.insert(_first(node.ordered, child.count), child)  # the first of its new equals
+                node.ordered.insert(
+                    _first(node.ordered, child.count), child
+                )  # the first of its new equals
                 if child.text is text.tokens:  # other occurrences need the string
-                    child.text, child.end = child.text[child.end - child.depth : child.end], child.depth
+                    child.text = child.text[child.end - child.depth : child.end]
+                    child.end = child.depth
                 node = child
             self._join(node)
 
     def orders(self) -> list[int]:
-        """List the tokens of all siblings, node by node from the root: the order of ties depends on removed texts."""
-        tokens, waiting = list[int](), [self.root]
+        """List the tokens of all siblings, node by node from the root: the order of ties depends on
+        removed texts.
+        """
+        tokens = list[int]()
+        waiting = [self.root]
         while waiting:
             children = waiting.pop().ordered
             if len(children) > 1:
@@ -200,40 +242,59 @@ class SuffixTrie:
         return tokens
 
     def reorder(self, orders: list[int]) -> bool:
-        """Put siblings of equal counts into saved orders; return False if the orders do not fit this trie."""
-        tokens, waiting = iter(orders), [self.root]
+        """Put siblings of equal counts into saved orders; return False if the orders do not fit
+        this trie.
+        """
+        tokens = iter(orders)
+        waiting = [self.root]
         while waiting:
             node = waiting.pop()
             if len(node.ordered) > 1:
                 ordered = [node.child(token) for token in islice(tokens, len(node.ordered))]
                 children = [child for child in ordered if child is not None]
-                if {*children} != {*node.ordered} or [c.count for c in children] != [c.count for c in node.ordered]:
+                if {*children} != {*node.ordered} or [c.count for c in children] != [
+                    c.count for c in node.ordered
+                ]:
                     return False
                 node.ordered = children
             waiting += node.ordered
         return next(tokens, None) is None
 
     def draft(self, context: list[int], limits: Limits) -> Drafted:
-        """Return the draft with the greatest score over all lengths of match that are shorter than the context.
+        """Return the draft with the greatest score over all lengths of match that are shorter than
+        the context.
 
         Ties go to the longest match.
         """
-        best, best_match = Drafted([], [], [], np.float32(0)), 0
-        for bound, match, limit, node, at in sorted(self._matches(context, limits), key=lambda m: m[:2], reverse=True):
+        best = Drafted([], [], [], np.float32(0))
+        best_match = 0
+        for bound, match, limit, node, at in sorted(
+            self._matches(context, limits), key=lambda m: m[:2], reverse=True
+        ):
             if (bound, match) < (float(best.score), best_match):
                 break
-            drafted = (_tree if limits.branches else _chain)(node, at, self.depth - match, limit, limits.min_prob)
+            drafted = (_tree if limits.branches else _chain)(
+                node, at, self.depth - match, limit, limits.min_prob
+            )
             if drafted.score > best.score or (drafted.score == best.score and match > best_match):
-                best, best_match = drafted, match
+                best = drafted
+                best_match = match
         return best
 
-    def _matches(self, context: list[int], limits: Limits) -> Iterator[tuple[float, int, int, Node, int]]:
-        """Yield the matches: suffixes of the context that occur in the trie and are continued there, shortest first.
+    def _matches(
+        self, context: list[int], limits: Limits
+    ) -> Iterator[tuple[float, int, int, Node, int]]:
+        """Yield the matches: suffixes of the context that occur in the trie and are continued
+        there, shortest first.
 
-        Each has a bound of its score, its length, a limit of tokens, its node, and the next token's index in the text.
+        Each has a bound of its score, its length, a limit of tokens, its node, and the next token's
+        index in the text.
         """
         for match in range(1, len(context)):
-            node, text, at, known = self.root, self.root.text, 0, 0
+            node = self.root
+            text = self.root.text
+            at = 0
+            known = 0
             for token in context[-match:]:
                 if at < known:
                     if text[at] != token:
@@ -243,11 +304,19 @@ class SuffixTrie:
                     child = node.child(token)
                     if child is None:
                         return
-                    text, at, known = child.text, child.start(node.depth) + 1, child.known
+                    text = child.text
+                    at = child.start(node.depth) + 1
+                    known = child.known
                     node = child
             if at == known and not node.ordered:
                 return  # the texts end here, and so they do after longer matches
-            limit = max(min(limits.nodes, int(float(limits.factor * np.float32(match) + limits.offset) + 1e-6)), 0)
+            limit = max(
+                min(
+                    limits.nodes,
+                    int(float(limits.factor * np.float32(match) + limits.offset) + 1e-6),
+                ),
+                0,
+            )
             # the probabilities of one depth add up to 1, except for rounding
             yield min(limit, 1.0001 * (self.depth - match)), match, limit, node, at
 
@@ -259,7 +328,10 @@ def _first(siblings: list[Node], count: int) -> int:
 
 def _chain(node: Node, at: int, left: int, limit: int, min_prob: np.float32) -> Drafted:
     """Draft a chain of most frequent children: at most `limit` tokens, and at most `left`."""
-    tokens, probs, prob, score = list[int](), list[np.float32](), ONE, np.float32(0)
+    tokens = list[int]()
+    probs = list[np.float32]()
+    prob = ONE
+    score = np.float32(0)
     for _ in range(min(limit, left)):
         if at == node.known:
             if not node.ordered:
@@ -280,9 +352,13 @@ def _chain(node: Node, at: int, left: int, limit: int, min_prob: np.float32) -> 
 def _tree(node: Node, at: int, left: int, limit: int, min_prob: np.float32) -> Drafted:
     """Draft the most probable tokens.
 
-    The queue has strings to continue. If `due`, a string's last token is not drafted before the string's turn comes.
+    The queue has strings to continue. If `due`, a string's last token is not drafted before the
+    string's turn comes.
     """
-    tokens, parents, probs, score = list[int](), list[int](), list[np.float32](), np.float32(0)
+    tokens = list[int]()
+    parents = list[int]()
+    probs = list[np.float32]()
+    score = np.float32(0)
     queue: list[tuple[Any, ...]] = []
     _push(queue, (ONE, node, at, left, -1, False))
     while len(tokens) < limit and queue:
@@ -311,7 +387,9 @@ def _tree(node: Node, at: int, left: int, limit: int, min_prob: np.float32) -> D
 
 
 def _push(queue: list[tuple[Any, ...]], item: tuple[Any, ...], hole: int = -1) -> None:
-    """Put an item at the end, or into this hole, and move it up while its parent has a smaller probability."""
+    """Put an item at the end, or into this hole, and move it up while its parent has a smaller
+    probability.
+    """
     if hole < 0:
         hole = len(queue)
         queue.append(item)
@@ -321,8 +399,12 @@ def _push(queue: list[tuple[Any, ...]], item: tuple[Any, ...], hole: int = -1) -
 
 
 def _pop(queue: list[tuple[Any, ...]]) -> tuple[Any, ...]:
-    """Take the first item. Its hole sinks to the bottom; there the last item goes in and moves up."""
-    first, last, hole = queue[0], queue.pop(), 0
+    """Take the first item. Its hole sinks to the bottom; there the last item goes in and moves
+    up.
+    """
+    first = queue[0]
+    last = queue.pop()
+    hole = 0
     while (child := 2 * hole + 2) <= len(queue):
         if child == len(queue) or queue[child][0] < queue[child - 1][0]:
             child -= 1  # the right one, if equal
