@@ -1,4 +1,6 @@
-"""Acceptance probability of each node of a draft tree and the order of the nodes, learnt while decoding."""
+"""Acceptance probability of each node of a draft tree and the order of the nodes, learnt while
+decoding.
+"""
 
 from __future__ import annotations
 
@@ -17,17 +19,19 @@ PATH_PRIOR = 8.0  # visits that the share of a path's rank is worth in the path'
 RANK_PRIOR = 16.0  # visits that the power law is worth in a rank's share
 REORDERS = frozenset(32 * 4**i for i in range(12))  # the nodes are sorted anew at these steps
 LONGEST_CHAIN = 12  # chains of first candidates are considered down to this depth
-CONSIDERED = 2 * MAX_AUTO  # paths of the power law among which nodes are chosen, and so the most that `auto:N` may have
+CONSIDERED = (
+    2 * MAX_AUTO
+)  # paths of the power law among which nodes are chosen, and so the most that `auto:N` may have
 RENEW_EVERY = 4  # steps between two updates of the likelihoods
 
 
 class Acceptance:
     """P(path), the probability that the node at a rank path is accepted, for a fixed set of paths.
 
-    P(path) = P(parent) * c(path), where c is the share of path's visits in which it was accepted; a visit is a step in
-    which the path was drafted and its parent accepted. Conditioned so, c can be learnt from trees of any shape. A path
-    seen rarely borrows from all paths that end in the same rank, and those from the power law of
-    `templates.likelihood`.
+    P(path) = P(parent) * c(path), where c is the share of path's visits in which it was accepted; a
+    visit is a step in which the path was drafted and its parent accepted. Conditioned so, c can be
+    learnt from trees of any shape. A path seen rarely borrows from all paths that end in the same
+    rank, and those from the power law of `templates.likelihood`.
 
     Args:
         paths: parents before children.
@@ -50,28 +54,36 @@ class Acceptance:
 
     def reset(self) -> None:
         """Forget all visits: back to the power law and the first order."""
-        self._visits, self._accepted = [0.0] * len(self.rank_paths), [0.0] * len(self.rank_paths)
+        self._visits = [0.0] * len(self.rank_paths)
+        self._accepted = [0.0] * len(self.rank_paths)
         self._rank_visits = [RANK_PRIOR] * len(self._priors)
         self._rank_accepted = [RANK_PRIOR * prior for prior in self._priors]
-        self.order, self._steps = self._first_order, 0
+        self.order = self._first_order
+        self._steps = 0
         self._renew()
 
     def update(self, tree: Tree, node: int) -> None:
         """Count a step: `node` of `tree` was the deepest that was accepted.
 
-        A step without a draft teaches the matrix, so what was seen before it counts less from then on.
+        A step without a draft teaches the matrix, so what was seen before it counts less from then
+        on.
         """
         keep = 1 - 1 / MEMORY_VISITS
         if len(tree) == 1:
-            self._visits, self._accepted = ([keep * n for n in counts] for counts in (self._visits, self._accepted))
+            self._visits, self._accepted = (
+                [keep * n for n in counts] for counts in (self._visits, self._accepted)
+            )
             for rank, prior in enumerate(self._priors):
                 self._rank_visits[rank] += (RANK_PRIOR - self._rank_visits[rank]) / MEMORY_VISITS
-                self._rank_accepted[rank] += (RANK_PRIOR * prior - self._rank_accepted[rank]) / MEMORY_VISITS
+                self._rank_accepted[rank] += (
+                    RANK_PRIOR * prior - self._rank_accepted[rank]
+                ) / MEMORY_VISITS
         children = self._children_of(tree)
         chain = tree.chain_of[node]
         for parent, accepted in zip(chain, [*chain[1:], -1], strict=True):
             for child, path in children[parent]:
-                hit, rank = float(child == accepted), self._rank[path]
+                hit = float(child == accepted)
+                rank = self._rank[path]
                 self._visits[path] = self._visits[path] * keep + 1
                 self._accepted[path] = self._accepted[path] * keep + hit
                 self._rank_visits[rank] = self._rank_visits[rank] * keep + 1
@@ -81,7 +93,9 @@ class Acceptance:
             self._renew()
 
     def _renew(self) -> None:
-        """Update the likelihood of each node, and rarely their order, by what was accepted so far."""
+        """Update the likelihood of each node, and rarely their order, by what was accepted so
+        far.
+        """
         p = self.probabilities()
         if self._steps in REORDERS:
             # a child is never likelier than its parent
@@ -89,39 +103,61 @@ class Acceptance:
         self.likelihoods = [1.0, *(p[i] for i in self.order)]
 
     def probabilities(self) -> list[float]:
-        by_rank = [accepted / visits for accepted, visits in zip(self._rank_accepted, self._rank_visits, strict=True)]
+        by_rank = [
+            accepted / visits
+            for accepted, visits in zip(self._rank_accepted, self._rank_visits, strict=True)
+        ]
         p = list[float]()
-        for accepted, visits, rank, parent in zip(self._accepted, self._visits, self._rank, self._parent, strict=True):
+        for accepted, visits, rank, parent in zip(
+            self._accepted, self._visits, self._rank, self._parent, strict=True
+        ):
             share = (accepted + PATH_PRIOR * by_rank[rank]) / (visits + PATH_PRIOR)
             p.append(share * (p[parent] if parent >= 0 else 1.0))
         return p
 
     def _children_of(self, tree: Tree) -> list[list[tuple[int, int]]]:
-        """Return the children of each node as (node, index of its path); listed once for each tree."""
+        """Return the children of each node as (node, index of its path); listed once for each
+        tree.
+        """
         if id(tree) not in self._children:
             listed: list[list[tuple[int, int]]] = [[] for _ in range(len(tree))]
             for node, path in enumerate(tree.rank_paths):
                 if node and path in self._index:
                     listed[tree.chain_of[node][-2]].append((node, self._index[path]))
-            self._children[id(tree)] = (tree, listed)  # keeps the tree alive, so that its id is not reused
+            self._children[id(tree)] = (
+                tree,
+                listed,
+            )  # keeps the tree alive, so that its id is not reused
         return self._children[id(tree)][1]
 
     def state_dict(self) -> dict[str, torch.Tensor]:
         """Everything learnt: counts, float64; the order and the steps, int64."""
         return {
-            "path_counts": torch.tensor([self._visits, self._accepted], dtype=torch.float64),  # (2, paths)
-            "rank_counts": torch.tensor([self._rank_visits, self._rank_accepted], dtype=torch.float64),  # (2, ranks)
+            "path_counts": torch.tensor(
+                [self._visits, self._accepted], dtype=torch.float64
+            ),  # (2, paths)
+            "rank_counts": torch.tensor(
+                [self._rank_visits, self._rank_accepted], dtype=torch.float64
+            ),  # (2, ranks)
             "order": torch.tensor(self.order, dtype=torch.int64),
             "steps": torch.tensor([self._steps]),
         }
 
     def load_state_dict(self, state: dict[str, torch.Tensor]) -> None:
-        """Load saved counts, if the state has any. The order is loaded only if it has the same number of nodes.
+        """Load saved counts, if the state has any. The order is loaded only if it has the same
+        number of nodes.
 
-        Raises UserError if the state holds counts of other paths, a part of them, or impossible ones.
+        Raises UserError if the state holds counts of other paths, a part of them, or impossible
+        ones.
         """
-        shapes = {"path_counts": (2, len(self.rank_paths)), "rank_counts": (2, len(self._priors)), "steps": (1,)}
-        saved = [state[name] for name in shapes if name in state and state[name].shape == shapes[name]]
+        shapes = {
+            "path_counts": (2, len(self.rank_paths)),
+            "rank_counts": (2, len(self._priors)),
+            "steps": (1,),
+        }
+        saved = [
+            state[name] for name in shapes if name in state and state[name].shape == shapes[name]
+        ]
         order = state.get("order", torch.zeros(0)).tolist()
         indices = {path: i for i, path in enumerate(order)}
         fits = (
@@ -132,10 +168,16 @@ class Acceptance:
             )
             and len(indices) == len(order)
             and all(path in range(len(self._parent)) for path in order)
-            and all(self._parent[path] < 0 or indices.get(self._parent[path], i) < i for path, i in indices.items())
+            and all(
+                self._parent[path] < 0 or indices.get(self._parent[path], i) < i
+                for path, i in indices.items()
+            )
         )
         if state.keys() & {*shapes, "order"} and not fits:
-            raise UserError("start: the saved acceptance was learnt with another k, or is damaged; use another start")
+            raise UserError(
+                "start: the saved acceptance was learnt with another k, or is damaged; use another"
+                " start"
+            )
         self.reset()
         if "steps" in state:
             self._visits, self._accepted = state["path_counts"].tolist()
@@ -147,7 +189,9 @@ class Acceptance:
 
 
 def considered_paths(k: int) -> tuple[RankPath, ...]:
-    """List the rank paths among which nodes are chosen: the most likely by the power law, and chains of rank 0."""
+    """List the rank paths among which nodes are chosen: the most likely by the power law, and
+    chains of rank 0.
+    """
     chains = [(0,) * depth for depth in range(1, LONGEST_CHAIN + 1)]
     ends = [(*path, rank) for path in chains for rank in range(min(2, k))]
     paths = {*best_order(CONSIDERED, k), *chains, *ends}

@@ -1,4 +1,6 @@
-"""The adjacency matrix: for every token, the k tokens that were likely to follow it when last seen (paper, 3.1)."""
+"""The adjacency matrix: for every token, the k tokens that were likely to follow it when last seen
+(paper, 3.1).
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,12 @@ class AdjacencyMatrix:
     """
 
     def __init__(
-        self, vocab_size: int, k: int, *, device: torch.device | str = "cpu", dtype: torch.dtype = torch.int64
+        self,
+        vocab_size: int,
+        k: int,
+        *,
+        device: torch.device | str = "cpu",
+        dtype: torch.dtype = torch.int64,
     ) -> None:
         if not 1 <= k <= vocab_size:
             raise UserError(f"k={k}: must be from 1 to the vocabulary's size ({vocab_size})")
@@ -35,7 +42,9 @@ class AdjacencyMatrix:
         return self._array is not None
 
     def look_up(self, tokens: Any, ranks: Any) -> Any:
-        """Return M[token, rank] for tokens and ranks, int64 (m,): tensors or, on the CPU, NumPy arrays, as given."""
+        """Return M[token, rank] for tokens and ranks, int64 (m,): tensors or, on the CPU, NumPy
+        arrays, as given.
+        """
         if isinstance(tokens, torch.Tensor):
             return self.candidates[tokens, ranks].long()  # an indexed write into int64 needs int64
         return self._array[tokens, ranks]
@@ -44,23 +53,31 @@ class AdjacencyMatrix:
         """Return all candidates of each token (m,): (m, k); tensors or arrays as in `look_up`."""
         return self.candidates[tokens] if isinstance(tokens, torch.Tensor) else self._array[tokens]
 
-    def update(self, tokens: torch.Tensor, top_k: torch.Tensor, mask: torch.Tensor | None = None) -> None:
-        """Write `top_k` (n, k) into the rows of `tokens` (n,), in order: of equal tokens the last one wins.
+    def update(
+        self, tokens: torch.Tensor, top_k: torch.Tensor, mask: torch.Tensor | None = None
+    ) -> None:
+        """Write `top_k` (n, k) into the rows of `tokens` (n,), in order: of equal tokens the last
+        one wins.
 
-        An indexed write with repeated rows leaves the winner to chance on CUDA. Here every repeat writes the winner's
-        row, so that order does not matter and a run repeats bit for bit.
+        An indexed write with repeated rows leaves the winner to chance on CUDA. Here every repeat
+        writes the winner's row, so that order does not matter and a run repeats bit for bit.
 
         Args:
             mask: bool (n,), True for the nodes to write. None: all.
         """
         if self._array is not None:  # NumPy writes in order, so the last one wins by itself
-            rows, best = tokens.numpy(), top_k.numpy()
-            self._array[rows if mask is None else rows[mask.numpy()]] = best if mask is None else best[mask.numpy()]
+            rows = tokens.numpy()
+            best = top_k.numpy()
+            self._array[rows if mask is None else rows[mask.numpy()]] = (
+                best if mask is None else best[mask.numpy()]
+            )
             return
         order = torch.arange(tokens.shape[0], device=tokens.device)
         if mask is not None:
             order = order.masked_fill(~mask, -1)
-        last = order.masked_fill(tokens[:, None].ne(tokens), -1).amax(dim=1)  # (n,): the last node with the same token
+        last = order.masked_fill(tokens[:, None].ne(tokens), -1).amax(
+            dim=1
+        )  # (n,): the last node with the same token
         new = top_k.index_select(0, last.clamp(min=0)).to(self.candidates.dtype)  # (n, k)
         if mask is not None:  # static shapes: a token whose nodes are all masked gets its old row
             new = torch.where((last < 0)[:, None], self.candidates.index_select(0, tokens), new)
@@ -79,6 +96,9 @@ class AdjacencyMatrix:
         if saved is None:
             raise UserError(f"start: a saved matrix holds 'candidates', this state {sorted(state)}")
         if saved.shape != self.candidates.shape:
-            raise UserError(f"start: the saved matrix is {list(saved.shape)}, this run's {list(self.candidates.shape)}")
+            raise UserError(
+                f"start: the saved matrix is {list(saved.shape)}, this run's"
+                f" {list(self.candidates.shape)}"
+            )
         check_ids("matrix", saved, len(saved))
         self.candidates.copy_(saved)

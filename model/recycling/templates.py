@@ -1,4 +1,5 @@
-"""Draft tree templates: by name, by family, or from a YAML list of rank paths (paper, 3.2 and appendix).
+"""Draft tree templates: by name, by family, or from a YAML list of rank paths (paper, 3.2 and
+appendix).
 
 | name | parameters | tree |
 |---|---|---|
@@ -8,7 +9,7 @@
 | balanced | branching, depth, nodes | every node has `branching` children; at most `nodes`, level by level |
 | shape | branching, depth, nodes | `depth` deep and `branching` wide, else the most likely nodes; at most `nodes` |
 | file | path | a YAML list of rank paths, or a mapping with such a list under `nodes` |
-"""
+"""  # noqa: E501
 
 from __future__ import annotations
 
@@ -44,20 +45,26 @@ def build_template(
     """Build a template by name; see the table above.
 
     Args:
-        k: candidates kept a token; `best` uses ranks below k, any other tree that needs more is refused.
+        k: candidates kept a token; `best` uses ranks below k, any other tree that needs more is
+            refused.
         nodes: without the root; 0 is the root alone.
         depth, branching: for `chain`, `balanced` and `shape`.
         path: for `file`.
 
-    Raises UserError: unknown name, a parameter that is missing or that this template does not have, a rank >= k.
+    Raises UserError: unknown name, a parameter that is missing or that this template does not have,
+        a rank >= k.
     """
     parameters = {"nodes": nodes, "depth": depth, "branching": branching, "path": path}
     shipped = sorted(p.stem for p in _SHIPPED.glob("*.yaml"))
     if name not in PARAMETERS and name not in shipped:
-        raise UserError(f"tree: no template {name!r}; there are {', '.join(shipped + list(PARAMETERS))}")
+        raise UserError(
+            f"tree: no template {name!r}; there are {', '.join(shipped + list(PARAMETERS))}"
+        )
     for key, value in parameters.items():
         if (value is not None) != (key in PARAMETERS.get(name, ())):
-            problem = f"needs {key} (tree.{key}=...)" if value is None else f"has no parameter {key}"
+            problem = (
+                f"needs {key} (tree.{key}=...)" if value is None else f"has no parameter {key}"
+            )
             raise UserError(f"tree: template {name!r} {problem}")
         if isinstance(value, int) and not 0 <= value <= _MAX_NODES:
             raise UserError(f"tree: {key}={value} must be from 0 to {_MAX_NODES}")
@@ -69,22 +76,37 @@ def build_template(
     elif name == "chain":
         tree = Tree.chain(depth or 0)
     elif name == "balanced":
-        levels = (itertools.product(range(branching or 0), repeat=level) for level in range(1, 1 + (depth or 0)))
+        levels = (
+            itertools.product(range(branching or 0), repeat=level)
+            for level in range(1, 1 + (depth or 0))
+        )
         tree = Tree.from_rank_paths(itertools.islice(itertools.chain.from_iterable(levels), nodes))
     elif name == "shape":
         most_likely = [(0,) * level for level in range(1, 1 + (depth or 0))]
-        order = [*most_likely, *((rank,) for rank in range(1, branching or 0))] if depth and branching else []
-        tree = Tree.from_rank_paths(filled(order, nodes or 0, branching or 0, depth or 0) if order else [])
+        order = (
+            [*most_likely, *((rank,) for rank in range(1, branching or 0))]
+            if depth and branching
+            else []
+        )
+        tree = Tree.from_rank_paths(
+            filled(order, nodes or 0, branching or 0, depth or 0) if order else []
+        )
     else:
         tree = read_tree(_SHIPPED / f"{name}.yaml")
     if tree.max_rank >= k:
-        raise UserError(f"tree: template {name!r} needs candidates up to rank {tree.max_rank}, but k={k}")
+        raise UserError(
+            f"tree: template {name!r} needs candidates up to rank {tree.max_rank}, but k={k}"
+        )
     return tree
 
 
 def filled(order: list[RankPath], n: int, ranks: int, depth: int = _MAX_NODES) -> list[RankPath]:
-    """Extend `order` to n nodes at most: add the most likely others with ranks below `ranks`, parents first."""
-    frontier: list[tuple[float, RankPath]] = [(-likelihood((rank,)), (rank,)) for rank in range(ranks)]
+    """Extend `order` to n nodes at most: add the most likely others with ranks below `ranks`,
+    parents first.
+    """
+    frontier: list[tuple[float, RankPath]] = [
+        (-likelihood((rank,)), (rank,)) for rank in range(ranks)
+    ]
     heapq.heapify(frontier)
     listed = set(order)
     while len(order) < n and frontier:
@@ -98,10 +120,12 @@ def filled(order: list[RankPath], n: int, ranks: int, depth: int = _MAX_NODES) -
 
 
 def likelihood(path: RankPath) -> float:
-    """Return a node's acceptance probability up to scale: the product of 0.45 / (rank + 1)^1.9 along its path.
+    """Return a node's acceptance probability up to scale: the product of 0.45 / (rank + 1)^1.9
+    along its path.
 
-    The published tree comes without its statistics. This is the power law whose own best 80 nodes come nearest to it
-    (70 of 80 in common; fitted over both constants), so it serves to put the published nodes in order.
+    The published tree comes without its statistics. This is the power law whose own best 80 nodes
+    come nearest to it (70 of 80 in common; fitted over both constants), so it serves to put the
+    published nodes in order.
     """
     product = 1.0
     for rank in path:
@@ -111,6 +135,8 @@ def likelihood(path: RankPath) -> float:
 
 @lru_cache(maxsize=64)
 def best_order(n: int, k: int) -> tuple[RankPath, ...]:
-    """List the n best nodes with ranks below k: published nodes first, most likely first; each after its parent."""
+    """List the n best nodes with ranks below k: published nodes first, most likely first; each
+    after its parent.
+    """
     published = [p for p in read_tree(_SHIPPED / "2.2.2.yaml").rank_paths[1:] if max(p) < k]
     return tuple(filled(sorted(published, key=lambda p: (-likelihood(p), p)), n, k))

@@ -1,7 +1,7 @@
 """Token Recycling: drafts from the candidates that decoding discards (arXiv 2408.08696).
 
-The official loop (github.com/Luowaterbi/TokenRecycling, evaluation/inference_recycling.py and model/recycling/) is
-followed step by step; docs/design.md lists the departures.
+The official loop (github.com/Luowaterbi/TokenRecycling, evaluation/inference_recycling.py and
+model/recycling/) is followed step by step; docs/design.md lists the departures.
 """
 
 from __future__ import annotations
@@ -26,23 +26,24 @@ UPDATES = ("all", "path", "root", "frozen")
 
 
 class TokenRecycling(DeviceDrafter):
-    """Drafts by breadth-first look-up in the adjacency matrix, learns from every node of every step.
+    """Drafts by breadth-first look-up in the adjacency matrix, learns from every node of every
+    step.
 
-    With `nodes="auto"` it drafts the best nodes by learnt acceptance. Their order changes rarely, so that few trees
-    are ever captured; the trees of one order are nested.
+    With `nodes="auto"` it drafts the best nodes by learnt acceptance. Their order changes rarely,
+    so that few trees are ever captured; the trees of one order are nested.
 
     Args:
         vocab_size: V, the width of the target's logits.
         tree: the template; needs ranks below k. None with `nodes`.
-        nodes: the number of nodes, from the published order. auto: tuned while decoding; `auto:N`: at most N,
-            which is at most 160.
+        nodes: the number of nodes, from the published order. auto: tuned while decoding; `auto:N`:
+            at most N, which is at most 160.
         k: candidates kept per token.
         recycle_prompt: also write the prompt's own top-k (the paper does not).
         dtype: of the matrix, int64 or int32.
-        update: the nodes whose candidates a step writes back: all (as published), the accepted path, the root, or none
-            (frozen: the matrix stays as it was loaded).
-        eos: ids that end an answer. As in the official loop, a step that accepted one of them as a draft is not written
-            back.
+        update: the nodes whose candidates a step writes back: all (as published), the accepted
+            path, the root, or none (frozen: the matrix stays as it was loaded).
+        eos: ids that end an answer. As in the official loop, a step that accepted one of them as a
+            draft is not written back.
         sizing: the `Sizing` that tunes the number of nodes, if another drafter shares it.
     """
 
@@ -66,18 +67,28 @@ class TokenRecycling(DeviceDrafter):
         if update not in UPDATES:
             raise UserError(f"method.update={update}: unknown; use {', '.join(UPDATES)}")
         if update == "frozen" and recycle_prompt:
-            raise UserError("method.update=frozen and method.recycle_prompt=true contradict each other")
+            raise UserError(
+                "method.update=frozen and method.recycle_prompt=true contradict each other"
+            )
         super().__init__(torch.device(device), vocab_size)
-        self.matrix = AdjacencyMatrix(vocab_size, k, device=self.device, dtype=getattr(torch, dtype))
+        self.matrix = AdjacencyMatrix(
+            vocab_size, k, device=self.device, dtype=getattr(torch, dtype)
+        )
         self.stores = [self.matrix]
-        self.update, self.eos = update, frozenset(eos)
+        self.update = update
+        self.eos = frozenset(eos)
         self.needs = Needs(candidates=0 if update == "frozen" else k, prompt_logits=recycle_prompt)
         if (tree is None) == (nodes is None):
-            raise UserError(f"recycling: takes a tree, or a number of nodes (nodes={nodes}), and not both")
+            raise UserError(
+                f"recycling: takes a tree, or a number of nodes (nodes={nodes}), and not both"
+            )
         if isinstance(nodes, str):
             self.sizing = sizing or Sizing(nodes, self.device, teaches=update != "frozen")
             if self.sizing.sizes[-1] > CONSIDERED:
-                raise UserError(f"recycling: nodes={nodes}: auto takes at most {CONSIDERED}; a number may be larger")
+                raise UserError(
+                    f"recycling: nodes={nodes}: auto takes at most {CONSIDERED}; a number may be"
+                    " larger"
+                )
             self.acceptance = Acceptance(considered_paths(k), best_order(self.sizing.sizes[-1], k))
             self.stores = [self.matrix, self.acceptance, self.sizing]
             self._trees: dict[tuple[int, ...], Tree] = {}
@@ -85,24 +96,34 @@ class TokenRecycling(DeviceDrafter):
         elif tree is None:
             tree = build_template("best", nodes=nodes, k=k)
         if tree.max_rank >= k:
-            raise UserError(f"tree: needs candidates up to rank {tree.max_rank}, but k={k} keeps ranks 0 to {k - 1}")
-        self.draft_tree, self.max_nodes = tree, len(tree)
+            raise UserError(
+                f"tree: needs candidates up to rank {tree.max_rank}, but k={k} keeps ranks 0 to"
+                f" {k - 1}"
+            )
+        self.draft_tree = tree
+        self.max_nodes = len(tree)
         self.use_tree(tree.on(self.device))
 
     def tree_of(self, nodes: int) -> Tree:
         """Return the tree of so many nodes in the order that was learnt; built when first used."""
         chosen = tuple(self.acceptance.order[:nodes])
         if chosen not in self._trees:
-            self._trees[chosen] = Tree.from_rank_paths(self.acceptance.rank_paths[i] for i in chosen).on(self.device)
+            self._trees[chosen] = Tree.from_rank_paths(
+                self.acceptance.rank_paths[i] for i in chosen
+            ).on(self.device)
         return self._trees[chosen]
 
     def use_tree(self, tree: Tree) -> None:
         """Draft from this tree from now on; at most as large as the one given first."""
         self.tree = tree
-        self._tokens = torch.zeros(len(tree), dtype=torch.long, device=self.device)  # (n,), filled anew every step
+        self._tokens = torch.zeros(
+            len(tree), dtype=torch.long, device=self.device
+        )  # (n,), filled anew every step
         self._token_cells, parents, ranks = map(fastest, (self._tokens, tree.parents, tree.ranks))
         # Slices of each level's look-up, made once: its part of the tokens, parents, ranks.
-        self._levels = [(self._token_cells[a:b], parents[a:b], ranks[a:b]) for a, b in tree.levels[1:]]
+        self._levels = [
+            (self._token_cells[a:b], parents[a:b], ranks[a:b]) for a, b in tree.levels[1:]
+        ]
 
     def session(self) -> RecyclingSession:
         return RecyclingSession(self)
@@ -115,10 +136,14 @@ class TokenRecycling(DeviceDrafter):
         return self._tokens
 
     def learn(self, tokens: torch.Tensor, candidates: torch.Tensor, accepted: torch.Tensor) -> None:
-        """Recycle: the top-k after every node, rejected ones too, replaces that token's candidates (paper, 3.3)."""
+        """Recycle: the top-k after every node, rejected ones too, replaces that token's candidates
+        (paper, 3.3).
+        """
         mask = accepted if self.update == "path" else None
         if self.eos:
-            drafts, is_accepted = fastest(tokens)[1:], fastest(accepted)[1:]  # the root is no draft
+            # the root is no draft
+            drafts = fastest(tokens)[1:]
+            is_accepted = fastest(accepted)[1:]
             ended: Any = reduce(or_, (((drafts == end) & is_accepted).any() for end in self.eos))
             if self.matrix.on_host:
                 if ended:
@@ -126,7 +151,9 @@ class TokenRecycling(DeviceDrafter):
             else:  # no host value is read: an all-False mask writes the old rows back
                 mask = ~ended & (accepted if mask is not None else torch.ones_like(accepted))
         if self.update == "root":
-            tokens, candidates, mask = tokens[:1], candidates[:1], None if mask is None else mask[:1]
+            tokens = tokens[:1]
+            candidates = candidates[:1]
+            mask = None if mask is None else mask[:1]
         self.matrix.update(tokens, candidates, mask)
 
     def step_state(self) -> dict[str, torch.Tensor]:
@@ -139,7 +166,9 @@ class RecyclingSession(DeviceSession):
     drafter: TokenRecycling
 
     def begin(self, prompt: list[int]) -> Draft | None:
-        """Return None: as in the official loop, the first step drafts and learns like all others."""
+        """Return None: as in the official loop, the first step drafts and learns like all
+        others.
+        """
         return None
 
     def observe_prompt(self, prompt: list[int], start: int, logits: torch.Tensor) -> None:
