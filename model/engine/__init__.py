@@ -1,6 +1,7 @@
 """The one engine: tree, cache, target, verification, loop. It knows no method by name.
 
-Import from outside only the names below, and modules that methods are made with (`sampling`, `devices`, `cache`).
+Import from outside only the names below, and modules that methods are made with (`sampling`,
+`devices`, `cache`).
 """
 
 from .drafter import DeviceDrafter, DeviceSession, Drafter, Needs, Session

@@ -1,6 +1,7 @@
 """Attention by a `Sight`: on CUDA in a kernel (`tree_kernel`), elsewhere a sequence at a time.
 
-Captured steps and batches attend so where the model takes its attention from transformers' interface.
+Captured steps and batches attend so where the model takes its attention from transformers'
+interface.
 """
 
 from __future__ import annotations
@@ -17,7 +18,9 @@ from .devices import without_cudnn
 from .sight import BASE, COUNT, LENGTH, WORDS, Sight, additive
 
 NAME = "sdpa_tree"  # what a config says instead of sdpa for a moment
-SETTING = "_attn_implementation_internal"  # of a transformers config: the name that each layer looks up
+SETTING = (  # of a transformers config: the name that each layer looks up
+    "_attn_implementation_internal"
+)
 # Arguments by which models change what attention computes
 UNSUPPORTED = ("softcap", "s_aux", "position_bias", "head_mask")
 
@@ -25,10 +28,11 @@ UNSUPPORTED = ("softcap", "s_aux", "position_bias", "head_mask")
 class TreeAttention:
     """A transformers attention implementation that takes a `Sight` as its mask, too.
 
-    With any other mask it is sdpa, but for one thing: on a CPU, keys and values that heads share are not copied. With a
-    mask, transformers' sdpa repeats them for every head, as CUDA's kernels need it. torch's CPU kernel does not, and
-    its results are bit-identical: a forward over a draft takes 0.95 of the time (SmolLM2-135M, 9 heads on 3, 8 to 80
-    nodes after 200 and 600 tokens).
+    With any other mask it is sdpa, but for one thing: on a CPU, keys and values that heads share
+    are not copied. With a
+    mask, transformers' sdpa repeats them for every head, as CUDA's kernels need it. torch's CPU
+    kernel does not, and its results are bit-identical: a forward over a draft takes 0.95 of the
+    time (SmolLM2-135M, 9 heads on 3, 8 to 80 nodes after 200 and 600 tokens).
     """
 
     def __init__(self) -> None:
@@ -36,7 +40,10 @@ class TreeAttention:
 
         # Looked up once, as each layer of each forward calls it
         self._sdpa: Callable[..., tuple[torch.Tensor, None]] = AttentionInterface()["sdpa"]
-        self._parts: tuple[Any, list[tuple[slice, slice, torch.Tensor | None]]] = None, []  # of the last table
+        self._parts: tuple[Any, list[tuple[slice, slice, torch.Tensor | None]]] = (
+            None,
+            [],
+        )  # of the last table
 
     def __call__(
         self,
@@ -49,7 +56,9 @@ class TreeAttention:
         dropout: float = 0.0,
         **kwargs: Any,
     ) -> tuple[torch.Tensor, None]:
-        """transformers' contract: query (1, H, n, D), key and value (1, Hkv, L, D) -> (1, n, H, D)."""
+        """transformers' contract: query (1, H, n, D), key and value (1, Hkv, L, D) -> (1, n, H,
+        D).
+        """
         on_cpu = query.device.type == "cpu"
         plain = not dropout and all(kwargs.get(name) is None for name in UNSUPPORTED)
         if attention_mask is not None and attention_mask.dtype == torch.long:
@@ -62,10 +71,17 @@ class TreeAttention:
             attention_mask = additive(sight.seen(key.shape[2])[0], query.dtype)[None, None]
         elif attention_mask is not None and plain and on_cpu and query.shape[2] > 1:
             return _attend(query, key, value, attention_mask, scaling), None
-        return self._sdpa(module, query, key, value, attention_mask, scaling=scaling, dropout=dropout, **kwargs)
+        return self._sdpa(
+            module, query, key, value, attention_mask, scaling=scaling, dropout=dropout, **kwargs
+        )
 
     def _by_sequence(
-        self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, table: torch.Tensor, scaling: float | None
+        self,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        table: torch.Tensor,
+        scaling: float | None,
     ) -> torch.Tensor:
         """Attend on a CPU: each sequence to its own stretch."""
         if self._parts[0] is not table:  # once a forward, not once a layer
@@ -74,7 +90,11 @@ class TreeAttention:
 
 
 def _attend_in_turn(
-    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, parts: list[Any], scaling: float | None
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    parts: list[Any],
+    scaling: float | None,
 ) -> torch.Tensor:
     """Attend a sequence after the other; `parts` as `parts_of` has them."""
     attended = [
@@ -85,7 +105,11 @@ def _attend_in_turn(
 
 
 def _attend(
-    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mask: torch.Tensor | None, scaling: float | None
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    mask: torch.Tensor | None,
+    scaling: float | None,
 ) -> torch.Tensor:
     """Attend by torch's own kernel: -> (1, n, H, D)."""
     attended = torch.nn.functional.scaled_dot_product_attention(
@@ -95,7 +119,9 @@ def _attend(
 
 
 def parts_of(sight: Sight, dtype: torch.dtype) -> list[tuple[slice, slice, torch.Tensor | None]]:
-    """Return of each sequence with rows: these, its columns, and what its rows see of them; None: all."""
+    """Return of each sequence with rows: these, its columns, and what its rows see of them; None:
+    all.
+    """
     table = sight.table.numpy()
     bits = np.unpackbits(table[:, WORDS:].copy().view(np.uint8), axis=1, bitorder="little")
     parts = []
@@ -111,11 +137,20 @@ def parts_of(sight: Sight, dtype: torch.dtype) -> list[tuple[slice, slice, torch
 
 @torch.library.custom_op("token_recycling::attend", mutates_args=())
 def attend_by_table(
-    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, table: torch.Tensor, sequences: int, scaling: float
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    table: torch.Tensor,
+    sequences: int,
+    scaling: float,
 ) -> torch.Tensor:
-    """Attend as a `Sight` says, as one operator of compiled layers: (1, H, n, D), (1, Hkv, C, D) -> (1, n, H, Dv)."""
+    """Attend as a `Sight` says, as one operator of compiled layers: (1, H, n, D), (1, Hkv, C, D) ->
+    (1, n, H, Dv).
+    """
     if query.device.type == "cpu":
-        return _attend_in_turn(query, key, value, parts_of(Sight(table, sequences), query.dtype), scaling)
+        return _attend_in_turn(
+            query, key, value, parts_of(Sight(table, sequences), query.dtype), scaling
+        )
     from .tree_kernel import attend  # only on a GPU: it imports Triton
 
     return attend(query, key, value, table, sequences, scaling)
@@ -136,16 +171,22 @@ def _register() -> None:
 
 
 class Attending:
-    """Switches a model to `TreeAttention` inside `with`, where that gains something; on a GPU, cuDNN's is off.
+    """Switches a model to `TreeAttention` inside `with`, where that gains something; on a GPU,
+    cuDNN's is off.
 
-    Outside `with` the model attends as before, and other threads' forwards inside it get the same numbers.
+    Outside `with` the model attends as before, and other threads' forwards inside it get the same
+    numbers.
     """
 
     def __init__(self, model: Any) -> None:
         config = model.config.get_text_config()
-        heads, shared = (getattr(config, name, None) for name in ("num_attention_heads", "num_key_value_heads"))
+        heads, shared = (
+            getattr(config, name, None) for name in ("num_attention_heads", "num_key_value_heads")
+        )
         self._device = model.get_input_embeddings().weight.device
-        self._settings = vars(config)  # written directly: a config's own setter takes longer than the gain
+        self._settings = vars(
+            config
+        )  # written directly: a config's own setter takes longer than the gain
         self._shares = self._device.type == "cpu" and shared not in (None, heads)
         self.is_sdpa = self._settings.get(SETTING) == "sdpa"
         if self.is_sdpa:

@@ -1,8 +1,9 @@
 """Batches: several sequences in one forward, each with the text that it has alone.
 
-All sequences live in one cache, each in a stretch of columns of its own. A forward takes the drafts of all sequences as
-its rows, and a row sees its own sequence's committed columns and its own ancestors. Accepted nodes move to the end of
-their sequence's committed columns. A sequence that ends leaves its stretch to the next prompt.
+All sequences live in one cache, each in a stretch of columns of its own. A forward takes the drafts
+of all sequences as its rows, and a row sees its own sequence's committed columns and its own
+ancestors. Accepted nodes move to the end of their sequence's committed columns. A sequence that
+ends leaves its stretch to the next prompt.
 """
 
 from __future__ import annotations
@@ -31,7 +32,8 @@ ROOM = 512  # columns of a stretch at first
 
 
 class SharedCache:
-    """A cache with a stretch of columns for each sequence of a batch. The stretches are equally long and grow together.
+    """A cache with a stretch of columns for each sequence of a batch. The stretches are equally
+    long and grow together.
 
     Args:
         size: S, the number of sequences.
@@ -74,7 +76,8 @@ class SharedCache:
         *,
         greedy: bool = False,
     ) -> tuple[StaticForward, float]:
-        """Forward drafts of several sequences; static steps round the number of rows up to a few shapes.
+        """Forward drafts of several sequences; static steps round the number of rows up to a few
+        shapes.
 
         Args:
             drafts: by stretch.
@@ -83,13 +86,16 @@ class SharedCache:
             greedy: True if all sequences are greedy.
 
         Returns:
-            The forward, whose first rows are the drafts'; the seconds spent on preparing a new shape.
+            The forward, whose first rows are the drafts'; the seconds spent on preparing a new
+            shape.
         """
         n = sum(len(draft.tree) for draft in drafts.values())
         rows = n if execution == "eager" else rows_of(n)
         *_, last = drafts
         unused = dict.fromkeys(drafts, 0) | {last: rows - n}
-        self.make_room(max(self.lengths[at] + len(draft.tree) + unused[at] for at, draft in drafts.items()))
+        self.make_room(
+            max(self.lengths[at] + len(draft.tree) + unused[at] for at, draft in drafts.items())
+        )
         stretches = [(at * self.room, self.lengths[at]) for at in drafts]
         executor = Executor.of(Sequence(target, self.cache, session, [], execution=execution))
         setup_s = -executor.setup_s
@@ -102,7 +108,8 @@ class SharedCache:
 
     def commit(self, paths: dict[int, list[int]]) -> None:
         """Keep the accepted nodes of each stretch's last draft, root first."""
-        source, to = list[int](), list[int]()
+        source = list[int]()
+        to = list[int]()
         for stretch, path in paths.items():
             first = stretch * self.room + self.lengths[stretch]
             moved = [(node, i) for i, node in enumerate(path) if node != i]
@@ -115,7 +122,9 @@ class SharedCache:
 
 @dataclass(eq=False)
 class Member:
-    """A sequence of a batch; `number` is the index of its prompt, `stretch` the place of its columns."""
+    """A sequence of a batch; `number` is the index of its prompt, `stretch` the place of its
+    columns.
+    """
 
     number: int
     stretch: int
@@ -128,7 +137,9 @@ class Member:
 
     def add(self, verification: Verification, batch: int = 1) -> bool:
         """Add a step, forwarded with so many sequences. Returns True if the answer goes on."""
-        out, sequence, request = self.out, self.sequence, self.request
+        out = self.out
+        sequence = self.sequence
+        request = self.request
         limit = len(out.tokens) + sequence.left
         goes_on = out.add(verification, limit, request.eos, batch) and not sequence.ended
         sequence.text += verification.tokens
@@ -139,23 +150,33 @@ class Member:
 
 
 class Batch:
-    """The sequences that are being decoded together, in the order in which they began. They learn in this order."""
+    """The sequences that are being decoded together, in the order in which they began. They learn
+    in this order.
+    """
 
     def __init__(self, target: Target, drafter: Drafter, size: int) -> None:
-        self.target, self.drafter, self.members = target, drafter, list[Member]()
+        self.target = target
+        self.drafter = drafter
+        self.members = list[Member]()
         most = target.context + drafter.max_nodes + ROWS[-1]
-        idle, target.idle_batch = target.idle_batch, None  # the last batch's, with its captured steps
+        # the last batch's, with its captured steps
+        idle = target.idle_batch
+        target.idle_batch = None
         fits = idle is not None and idle.cache.stretches == size
         self.cache = idle if fits else SharedCache(target, size, most)
         self.cache.most = max(self.cache.most, most)
         self._plain = DeviceDrafter(target.device).session()
-        self._choices: dict[Sampling, Choice] = {}  # by settings (seed 0, no processors), to share noise
+        self._choices: dict[
+            Sampling, Choice
+        ] = {}  # by settings (seed 0, no processors), to share noise
         self._clock = step_clock(target)
 
     def begin(self, number: int, prompt: list[int], request: Request) -> Member:
-        """Begin a sequence. Its prompt is forwarded alone, and its states are copied into the shared cache.
+        """Begin a sequence. Its prompt is forwarded alone, and its states are copied into the
+        shared cache.
 
-        If its session begins with a chain, the member has a first step. It leaves the batch if this ends the answer.
+        If its session begins with a chain, the member has a first step. It leaves the batch if this
+        ends the answer.
         """
         check_batch(self.target, self.cache.most, request.execution)
         choice = Choice(rule := replace(request.sampling, seed=0), self.target.device)
@@ -163,14 +184,18 @@ class Batch:
             choice = self._choices.setdefault(rule, choice)
         taken = {member.stretch for member in self.members}
         free = next(at for at in range(self.cache.cache.stretches) if at not in taken)
-        member = Member(number, free, self.drafter.session(), request, choice, start=time.perf_counter())
+        member = Member(
+            number, free, self.drafter.session(), request, choice, start=time.perf_counter()
+        )
         self.members.append(member)  # so that it is closed, whatever happens
         self._clock = request.clock or self._clock
         member.session.choice = choice
         choice.set_seed(request.sampling.seed)
         with ExitStack() as ends:
             alone = replace(request, execution="eager")
-            member.sequence = open_sequence(self.target, member.session, prompt, alone, member.out, ends)
+            member.sequence = open_sequence(
+                self.target, member.session, prompt, alone, member.out, ends
+            )
             verification = first_forward(member.sequence, choice, member.out)
             if verification is not None and not member.add(verification):
                 self.end(member)
@@ -192,12 +217,15 @@ class Batch:
 
     def step(self) -> list[Member]:
         """Take a step of all members. Returns them."""
-        sizing, members = self.drafter.sizing, list(self.members)
-        began, start = time.perf_counter(), self._clock()
+        sizing = self.drafter.sizing
+        members = list(self.members)
+        began = time.perf_counter()
+        start = self._clock()
         is_plain = sizing is not None and sizing.begin_step(len(members))
         sessions = [self._plain if is_plain else member.session for member in members]
         drafts = {
-            member.stretch: self._draft(member, session) for member, session in zip(members, sessions, strict=True)
+            member.stretch: self._draft(member, session)
+            for member, session in zip(members, sessions, strict=True)
         }
         executions = [member.request.execution for member in members]
         execution = next((name for name in executions if name != "eager"), "eager")
@@ -206,13 +234,17 @@ class Batch:
             self.target, drafts, sessions[0].drafter, members[0].session, execution, greedy=greedy
         )
         on_host = all(draft.tree.device.type == "cpu" for draft in drafts.values())
-        every = forward.forwarded(sum(len(draft.tree) for draft in drafts.values()), on_host=on_host)
+        every = forward.forwarded(
+            sum(len(draft.tree) for draft in drafts.values()), on_host=on_host
+        )
         first = 0
         paths = dict[int, list[int]]()
         for member, session, draft in zip(members, sessions, drafts.values(), strict=True):
             member.start += setup_s
             count = len(draft.tree)
-            forwarded = self._chosen(member, session, draft, every.rows(slice(first, first + count)))
+            forwarded = self._chosen(
+                member, session, draft, every.rows(slice(first, first + count))
+            )
             first += count
             sequence = member.sequence
             verification = conclude(session, draft, forwarded, over=sequence.over)
@@ -240,22 +272,32 @@ class Batch:
             sizing.observe(min(sizing.sizes, key=lambda size: abs(size - nodes)), tokens, seconds)
         return members
 
-    def _chosen(self, member: Member, session: Session, draft: Draft, forwarded: Forwarded) -> Forwarded:
+    def _chosen(
+        self, member: Member, session: Session, draft: Draft, forwarded: Forwarded
+    ) -> Forwarded:
         """Return a member's rows with its choices, on its draft's device."""
         if forwarded.choices is None:
             assert forwarded.logits is not None
-            sequence, every = member.sequence, session.drafter.needs.choices
+            sequence = member.sequence
+            every = session.drafter.needs.choices
             member.choice.set_seed(sequence.sampling.seed)
-            choices = member.choice.after(forwarded.logits, draft, sequence.text, every=every, over=sequence.over)
+            choices = member.choice.after(
+                forwarded.logits, draft, sequence.text, every=every, over=sequence.over
+            )
             return Forwarded(choices, forwarded.logits, forwarded.hidden)
         device = draft.tree.device
         candidates, log_probs = (
-            None if part is None else part.to(device) for part in forwarded.candidates or (None, None)
+            None if part is None else part.to(device)
+            for part in forwarded.candidates or (None, None)
         )
-        return replace(forwarded, choices=forwarded.choices.to(device), candidates=(candidates, log_probs))
+        return replace(
+            forwarded, choices=forwarded.choices.to(device), candidates=(candidates, log_probs)
+        )
 
     def _draft(self, member: Member, session: Session) -> Draft:
-        """Return a draft with tokens of its own, as a drafter may write the next draft into the same tensor."""
+        """Return a draft with tokens of its own, as a drafter may write the next draft into the
+        same tensor.
+        """
         text = member.sequence.text
         member.choice.set_seed(member.sequence.sampling.seed)
         with self.target.drafting():
@@ -266,25 +308,30 @@ class Batch:
 def decode_batch(
     target: Target, drafter: Drafter, asked: Iterable[tuple[list[int], Request]], size: int
 ) -> Generator[tuple[int, Generation], None, list[Generation]]:
-    """Decode prompts, `size` of them at a time; where one ends the next one begins. Each text is that of `decode`.
+    """Decode prompts, `size` of them at a time; where one ends the next one begins. Each text is
+    that of `decode`.
 
-    Sequences that began together cannot learn from each other's past, so fewer drafts are accepted than one by one.
+    Sequences that began together cannot learn from each other's past, so fewer drafts are accepted
+    than one by one.
 
     Args:
         asked: prompts and their requests; the next one is read when there is a place for it.
 
     Yields:
-        After each step of a sequence its prompt's index and its answer so far, whose `stop` is set once it ended.
+        After each step of a sequence its prompt's index and its answer so far, whose `stop` is set
+        once it ended.
 
     Returns:
         All answers.
 
     Raises:
-        UserError: a prompt or request that does not fit, or a model that cannot decode batches; says why.
+        UserError: a prompt or request that does not fit, or a model that cannot decode batches;
+            says why.
     """
     if not isinstance(size, int) or size < 1:
         raise UserError(f"batch={size}: must be a number of sequences, at least 1")
-    waiting, outs = iter(asked), list[Generation]()
+    waiting = iter(asked)
+    outs = list[Generation]()
     with target.turns:
         batch = Batch(target, drafter, size)
     try:
@@ -293,7 +340,9 @@ def decode_batch(
             if following is None and not batch.members:
                 return outs
             with target.turns, torch.inference_mode():
-                stepped = batch.step() if following is None else [batch.begin(len(outs), *following)]
+                stepped = (
+                    batch.step() if following is None else [batch.begin(len(outs), *following)]
+                )
             outs += [member.out for member in stepped if following is not None]
             yield from ((member.number, member.out) for member in stepped if member.out.steps)
     finally:
@@ -314,8 +363,12 @@ def check_batch(target: Target, most: int, execution: str = "eager") -> None:
     half = min(TRIAL, target.context) // 2
     if most <= target.batch_columns.get(execution, 0) or not half:
         return
-    ids = torch.tensor([(3 + 7 * i) % min(97, target.vocab_size) for i in range(4 * half)]).view(2, -1)
-    shared, chain, plain = SharedCache(target, 2, most), Tree.chain(half - 1), DeviceDrafter(target.device)
+    ids = torch.tensor([(3 + 7 * i) % min(97, target.vocab_size) for i in range(4 * half)]).view(
+        2, -1
+    )
+    shared = SharedCache(target, 2, most)
+    chain = Tree.chain(half - 1)
+    plain = DeviceDrafter(target.device)
     plain.max_nodes = 2 * half
     shared.cache.cursor.ahead = most + PAST_END
     session = plain.session()

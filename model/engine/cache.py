@@ -1,8 +1,10 @@
 """Preallocated KV cache that commits an accepted path in place.
 
-Stock transformers caches cannot do this: DynamicCache reallocates by concatenation at every step, StaticCache keeps its
-own counter and attends over its whole capacity. Here a forward writes its n draft nodes after the committed tokens and
-attends over the used part alone; `commit` moves the accepted nodes together; the rest is overwritten by the next step.
+Stock transformers caches cannot do this: DynamicCache reallocates by concatenation at every step,
+StaticCache keeps its
+own counter and attends over its whole capacity. Here a forward writes its n draft nodes after the
+committed tokens and attends over the used part alone; `commit` moves the accepted nodes together;
+the rest is overwritten by the next step.
 """
 
 from __future__ import annotations
@@ -28,7 +30,9 @@ NoLayer: Any = getattr(cache_utils, "DummyLayer", DynamicLayer)
 
 @dataclass(frozen=True)
 class LayerShape:
-    """What one layer caches for a token: heads, widths of key and value, type, device, width of an index key if any."""
+    """What one layer caches for a token: heads, widths of key and value, type, device, width of an
+    index key if any.
+    """
 
     heads: int
     key_dim: int
@@ -40,12 +44,18 @@ class LayerShape:
 
 @dataclass
 class Cursor:
-    """Where the next forward writes; shared by a cache and its layers, as references to the cache would be a cycle."""
+    """Where the next forward writes; shared by a cache and its layers, as references to the cache
+    would be a cycle.
+    """
 
     length: int = 0  # committed tokens
-    ahead: int = 0  # added to the reported length in the load trial, to find models that use it as a position
-    write_at: torch.Tensor | None = None  # in static steps, int64 (n,): positions, as the host does not know the length
-    bucket: int = 0  # in static steps, the columns that a step attends over; what it sees of them is for its mask
+    # added to the reported length in the load trial, to find models that use it as a position
+    ahead: int = 0
+    write_at: torch.Tensor | None = (
+        None  # in static steps, int64 (n,): positions, as the host does not know the length
+    )
+    # in static steps, the columns that a step attends over; what it sees of them is for its mask
+    bucket: int = 0
 
 
 class TreeCacheLayer(CacheLayerMixin):
@@ -56,8 +66,12 @@ class TreeCacheLayer(CacheLayerMixin):
 
     def __init__(self, cursor: Cursor, keys: torch.Tensor, values: torch.Tensor) -> None:
         super().__init__()
-        self.cursor, self.keys, self.values = cursor, keys, values
-        self.index_keys = keys  # (1, 1, capacity, index_dim), by which sparse attention chooses what it reads
+        self.cursor = cursor
+        self.keys = keys
+        self.values = values
+        self.index_keys = (
+            keys  # (1, 1, capacity, index_dim), by which sparse attention chooses what it reads
+        )
         self._positions: torch.Tensor | None = None
         self.is_initialized = True
 
@@ -67,10 +81,13 @@ class TreeCacheLayer(CacheLayerMixin):
     def update(
         self, key_states: torch.Tensor, value_states: torch.Tensor, *args: object, **kwargs: object
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Write the new states (1, heads, n, dim) after the committed tokens; return all that is in use.
+        """Write the new states (1, heads, n, dim) after the committed tokens; return all that is in
+        use.
 
-        Infinite states and NaNs are written as zeros, in every type, as no mask silences them (0 x NaN is NaN): a
-        drafted token's would reach its siblings, a batch's other sequences and, in static steps, all later tokens.
+        Infinite states and NaNs are written as zeros, in every type, as no mask silences them (0 x
+        NaN is NaN): a
+        drafted token's would reach its siblings, a batch's other sequences and, in static steps,
+        all later tokens.
         The zeros are negative: see `TreeCache.sound`.
         """
         assert self.keys is not None and self.values is not None
@@ -85,20 +102,27 @@ class TreeCacheLayer(CacheLayerMixin):
         if (at := self.cursor.write_at) is not None:
             buffer.index_copy_(2, at, torch.nan_to_num(states, nan=-0.0, posinf=-0.0, neginf=-0.0))
             return buffer[:, :, : self.cursor.bucket]
-        start, end = self.cursor.length, self.cursor.length + states.shape[2]
-        torch.nan_to_num(states, nan=-0.0, posinf=-0.0, neginf=-0.0, out=buffer[:, :, start:end])  # as fast as a copy
+        start = self.cursor.length
+        end = self.cursor.length + states.shape[2]
+        torch.nan_to_num(
+            states, nan=-0.0, posinf=-0.0, neginf=-0.0, out=buffer[:, :, start:end]
+        )  # as fast as a copy
         return buffer[:, :, :end]
 
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
         return self.cursor.length + query_length, 0
 
     def get_seq_length(self) -> int:
-        stores = self.keys is not None and self.keys.shape[1] > 0  # a layer without heads stores nothing
+        stores = (
+            self.keys is not None and self.keys.shape[1] > 0
+        )  # a layer without heads stores nothing
         return self.cursor.length + self.cursor.ahead if stores else 0
 
     @property
     def indexer_position_ids(self) -> torch.Tensor | None:
-        """Positions (d, 1, length) of the committed tokens, equal to their cache indices; d as in the last forward."""
+        """Positions (d, 1, length) of the committed tokens, equal to their cache indices; d as in
+        the last forward.
+        """
         if self.cursor.length == 0 or self._positions is None:
             return None
         committed = torch.arange(self.cursor.length, device=self._positions.device)
@@ -119,32 +143,42 @@ class RecurrentTreeLayer(LinearAttentionLayer, TreeCacheLayer):
 
     is_compileable = False
 
-    def __init__(self, states: int, cursor: Cursor, keys: torch.Tensor, values: torch.Tensor) -> None:
+    def __init__(
+        self, states: int, cursor: Cursor, keys: torch.Tensor, values: torch.Tensor
+    ) -> None:
         TreeCacheLayer.__init__(self, cursor, keys, values)
         LinearAttentionLayer.__init__(self, number_of_states=states)
 
 
 class TreeCache(Cache):
-    """All layers, one allocation for each kind of layer (device, shape), reused from prompt to prompt.
+    """All layers, one allocation for each kind of layer (device, shape), reused from prompt to
+    prompt.
 
-    A recurrent or convolutional state cannot take back tokens: it is copied before a draft is forwarded. If a part of
-    the draft is rejected the copy is restored, and the accepted tokens, `pending`, are forwarded again before the next
-    draft, in one forward with it.
+    A recurrent or convolutional state cannot take back tokens: it is copied before a draft is
+    forwarded. If a part of
+    the draft is rejected the copy is restored, and the accepted tokens, `pending`, are forwarded
+    again before the next draft, in one forward with it.
 
     Args:
         shapes: one entry a layer; None for a layer without keys and values of its own.
         capacity: tokens; must hold a prompt, its answer and one draft. `make_room` makes it larger.
         states: how many recurrent states each layer has; () for a model without any.
-        stretches: equal parts of the columns that `make_room` keeps apart: a batch's sequences have one each.
+        stretches: equal parts of the columns that `make_room` keeps apart: a batch's sequences have
+            one each.
 
     Attributes:
         recurrent: layers with recurrent states.
         pending: accepted tokens after `length`, which the states have not read.
-        forwarded: tokens that the last forward read after `length`, pending ones first; None: states end at `length`.
+        forwarded: tokens that the last forward read after `length`, pending ones first; None:
+            states end at `length`.
     """
 
     def __init__(
-        self, shapes: Sequence[LayerShape | None], capacity: int, states: Sequence[int] = (), stretches: int = 1
+        self,
+        shapes: Sequence[LayerShape | None],
+        capacity: int,
+        states: Sequence[int] = (),
+        stretches: int = 1,
     ) -> None:
         self.cursor = Cursor()
         self.stretches = stretches
@@ -155,13 +189,18 @@ class TreeCache(Cache):
         self._copies: list[torch.Tensor] = []  # of the states, before the last draft
         kinds = dict.fromkeys(shape for shape in shapes if shape is not None)
         self._groups = [(shape, [i for i, s in enumerate(shapes) if s == shape]) for shape in kinds]
-        self._buffers: list[torch.Tensor] = []  # keys and values of each group: (layers, heads, capacity, dim)
+        self._buffers: list[
+            torch.Tensor
+        ] = []  # keys and values of each group: (layers, heads, capacity, dim)
         layers = list[Any]()
-        empty, counts = torch.empty(0), states or [0] * len(shapes)
+        empty = torch.empty(0)
+        counts = states or [0] * len(shapes)
         for shape, count in zip(shapes, counts, strict=True):
             buffers = self.cursor, empty, empty
             if shape is not None:
-                layers.append(RecurrentTreeLayer(count, *buffers) if count else TreeCacheLayer(*buffers))
+                layers.append(
+                    RecurrentTreeLayer(count, *buffers) if count else TreeCacheLayer(*buffers)
+                )
             else:
                 layers.append(LinearAttentionLayer(number_of_states=count) if count else NoLayer())
         super().__init__(layers=layers)
@@ -170,13 +209,22 @@ class TreeCache(Cache):
         self._allocate(capacity)
 
     def _allocate(self, capacity: int) -> None:
-        """Allocate buffers, copy the committed tokens into them, and point each layer at its rows."""
-        former, buffers = iter(self._buffers), list[tuple[str, list[int], torch.Tensor]]()
+        """Allocate buffers, copy the committed tokens into them, and point each layer at its
+        rows.
+        """
+        former = iter(self._buffers)
+        buffers = list[tuple[str, list[int], torch.Tensor]]()
         for shape, members in self._groups:
-            kinds = (("keys", shape.key_dim), ("values", shape.value_dim), ("index_keys", shape.index_dim))
+            kinds = (
+                ("keys", shape.key_dim),
+                ("values", shape.value_dim),
+                ("index_keys", shape.index_dim),
+            )
             for name, dim in kinds[: 3 if shape.index_dim else 2]:
                 size = len(members), shape.heads if name != "index_keys" else 1, capacity, dim
-                buffers.append((name, members, torch.zeros(size, dtype=shape.dtype, device=shape.device)))
+                buffers.append(
+                    (name, members, torch.zeros(size, dtype=shape.dtype, device=shape.device))
+                )
                 committed = next(former, None)
                 if committed is not None:
                     kept = self.length if self.stretches == 1 else self.capacity // self.stretches
@@ -185,13 +233,20 @@ class TreeCache(Cache):
                         for each in (buffers[-1][2], committed)
                     )
                     after[:, :, :, :kept] = before[:, :, :, :kept]
-        for name, members, buffer in buffers:  # only now, as memory may not have sufficed for the last one
+        for (
+            name,
+            members,
+            buffer,
+        ) in buffers:  # only now, as memory may not have sufficed for the last one
             for row, i in enumerate(members):
                 setattr(self.layers[i], name, buffer[row : row + 1])
-        self._buffers, self.capacity = [buffer for _, _, buffer in buffers], capacity
+        self._buffers = [buffer for _, _, buffer in buffers]
+        self.capacity = capacity
 
     def make_room(self, tokens: int, limit: int = 0) -> None:
-        """Make room for so many tokens. If the capacity is too small, double it, up to `limit`, or more if needed."""
+        """Make room for so many tokens. If the capacity is too small, double it, up to `limit`, or
+        more if needed.
+        """
         if tokens > self.capacity:
             self._allocate(-(-max(tokens, min(2 * self.capacity, limit)) // ALIGNED) * ALIGNED)
 
@@ -205,9 +260,13 @@ class TreeCache(Cache):
         self.cursor.length = tokens
 
     def reset(self) -> None:
-        """Forget all tokens. Keys and values are not zeroed, as nothing after `length` is ever attended to."""
+        """Forget all tokens. Keys and values are not zeroed, as nothing after `length` is ever
+        attended to.
+        """
         self.length = 0
-        self.text, self.pending, self.forwarded = [], [], None
+        self.text = []
+        self.pending = []
+        self.forwarded = None
         self._reset_states()
 
     def keep(self, prompt: Sequence[int], committed_by: tuple[Any, ...] = ()) -> int:
@@ -222,7 +281,9 @@ class TreeCache(Cache):
         kept = common(self, prompt, committed_by)
         if not kept:
             self.reset()
-        self.length, self.text, self.pending = kept, self.text[:kept], []
+        self.length = kept
+        self.text = self.text[:kept]
+        self.pending = []
         return kept
 
     def saved(self) -> SavedText:
@@ -233,7 +294,9 @@ class TreeCache(Cache):
     def load(self, saved: SavedText) -> None:
         """Replace the committed tokens by a saved text."""
         self.make_room(len(saved.text))
-        self.text, self.committed_by, self.length = saved.text, saved.committed_by, len(saved.text)
+        self.text = saved.text
+        self.committed_by = saved.committed_by
+        self.length = len(saved.text)
         for buffer, states in zip(self._buffers, saved.states, strict=True):
             buffer[:, :, : self.length] = states
 
@@ -242,23 +305,28 @@ class TreeCache(Cache):
 
         Args:
             count: how many, the root included.
-            nodes: int64 (count - 1,), the accepted nodes below the root in order; None if they are the first `count` (a
-                prompt, a chain): nothing is moved.
+            nodes: int64 (count - 1,), the accepted nodes below the root in order; None if they are
+                the first `count` (a prompt, a chain): nothing is moved.
         """
         if self.recurrent:
             self._commit_read(count)
             return
         if nodes is not None and count > 1:
             first = self.length + 1
-            self.move(nodes + self.length, torch.arange(first, first + count - 1, device=nodes.device))
+            self.move(
+                nodes + self.length, torch.arange(first, first + count - 1, device=nodes.device)
+            )
         self.length += count
 
     def _commit_read(self, count: int) -> None:
-        """Keep the states if they have read only pending and accepted tokens; else restore the copy."""
+        """Keep the states if they have read only pending and accepted tokens; else restore the
+        copy.
+        """
         assert self.forwarded is not None
         accepted = self.forwarded[: len(self.pending) + count]
         if len(accepted) == len(self.forwarded):
-            self.length, self.pending = self.length + len(accepted), []
+            self.length = self.length + len(accepted)
+            self.pending = []
         else:
             self.pending = accepted
             self.restore()
@@ -278,13 +346,17 @@ class TreeCache(Cache):
     def _states(self) -> list[torch.Tensor]:
         """Return all recurrent and convolutional states; none before the first token."""
         states = [
-            s for layer in self.recurrent for s in (*layer.conv_states.values(), *layer.recurrent_states.values())
+            s
+            for layer in self.recurrent
+            for s in (*layer.conv_states.values(), *layer.recurrent_states.values())
         ]
         read = any(any(layer.has_previous_state.values()) for layer in self.recurrent)
         return [state for state in states if state is not None] if read else []
 
     def will_read(self, tokens: list[int]) -> list[int]:
-        """Return the tokens to forward for these n tokens, pending ones first. Copy the states if n > 1: a draft."""
+        """Return the tokens to forward for these n tokens, pending ones first. Copy the states if n
+        > 1: a draft.
+        """
         self.forwarded = self.pending + tokens
         if len(tokens) > 1:
             states = self._states()
@@ -295,17 +367,27 @@ class TreeCache(Cache):
         return self.forwarded
 
     def record(self, text: list[int]) -> None:
-        """Note the committed part of an ending sequence's text; nothing if recurrent states have read more."""
-        read_more = self.forwarded is not None or len(text) < self.length  # a step failed in its forward, or after it
+        """Note the committed part of an ending sequence's text; nothing if recurrent states have
+        read more.
+        """
+        read_more = (
+            self.forwarded is not None or len(text) < self.length
+        )  # a step failed in its forward, or after it
         self.text = [] if self.recurrent and read_more else text[: self.length]
 
     def sound(self, columns: Any) -> int:
-        """Return how many of these columns (m,) come before the first one whose states were NaN in a late layer."""
+        """Return how many of these columns (m,) come before the first one whose states were NaN in
+        a late layer.
+        """
         if self.recurrent:  # its recurrent states keep the NaN
             return len(columns)
-        states = max(self._buffers, key=torch.numel)[-1]  # (heads, capacity, dim), of the last layer of its shape
+        states = max(self._buffers, key=torch.numel)[
+            -1
+        ]  # (heads, capacity, dim), of the last layer of its shape
         states = states.index_select(1, torch.as_tensor(columns, device=states.device).long())
-        lost = ((states == 0) & states.signbit()).all(2).all(0)  # zeros that are computed are mostly positive
+        lost = (
+            ((states == 0) & states.signbit()).all(2).all(0)
+        )  # zeros that are computed are mostly positive
         return [*lost.tolist(), True].index(True)
 
     def copy_from(self, other: TreeCache, base: int) -> None:
@@ -322,7 +404,9 @@ class TreeCache(Cache):
 
 @dataclass(eq=False)
 class SavedText:
-    """A copy of what a cache had committed: token ids, by which method and weights, keys and values."""
+    """A copy of what a cache had committed: token ids, by which method and weights, keys and
+    values.
+    """
 
     text: list[int]
     committed_by: tuple[Any, ...]
@@ -330,8 +414,11 @@ class SavedText:
     recurrent = ()  # only caches without recurrent states are copied
 
 
-def common(committed: TreeCache | SavedText, prompt: Sequence[int], committed_by: tuple[Any, ...]) -> int:
-    """Return how many tokens of a prompt's beginning, except its last one, a cache or a copy has committed.
+def common(
+    committed: TreeCache | SavedText, prompt: Sequence[int], committed_by: tuple[Any, ...]
+) -> int:
+    """Return how many tokens of a prompt's beginning, except its last one, a cache or a copy has
+    committed.
 
     Recurrent states can be reused only by a prompt that continues all of their text.
     """
@@ -343,9 +430,11 @@ def common(committed: TreeCache | SavedText, prompt: Sequence[int], committed_by
 
 
 class CachePool:
-    """Caches that sequences borrow: successive sequences share one, simultaneous ones have one each; a few are kept.
+    """Caches that sequences borrow: successive sequences share one, simultaneous ones have one
+    each; a few are kept.
 
-    A text that another one replaces in its cache is copied, so that its conversation is not forwarded again.
+    A text that another one replaces in its cache is copied, so that its conversation is not
+    forwarded again.
 
     Threads may share it: each list operation is atomic, and nothing is assumed between two of them.
 
@@ -355,7 +444,8 @@ class CachePool:
     """
 
     def __init__(self, make: Callable[..., TreeCache], max_saved: int = 0) -> None:
-        self.make, self._max_saved = make, max_saved
+        self.make = make
+        self._max_saved = max_saved
         self._free: list[TreeCache] = []
         self._saved: list[SavedText] = []  # the newest last
 
@@ -364,14 +454,17 @@ class CachePool:
         self._free.append(self._pop(capacity))
 
     def drop(self) -> None:
-        """Free the caches that are not borrowed, as after a failed graph, which may have written anything."""
+        """Free the caches that are not borrowed, as after a failed graph, which may have written
+        anything.
+        """
         self._free.clear()
 
     @contextmanager
     def borrowed(
         self, capacity: int, prompt: Sequence[int] = (), committed_by: tuple[Any, ...] = ()
     ) -> Iterator[TreeCache]:
-        """Yield a cache with room for so many tokens, empty except for a committed beginning of this prompt.
+        """Yield a cache with room for so many tokens, empty except for a committed beginning of
+        this prompt.
 
         Args:
             prompt, committed_by: see `TreeCache.keep`.
@@ -386,12 +479,20 @@ class CachePool:
             self._free.append(cache)
             del self._free[:-MAX_FREE]
 
-    def _exchange(self, cache: TreeCache, prompt: Sequence[int], committed_by: tuple[Any, ...]) -> None:
-        """Save a cache's text if this prompt does not continue it; load the saved text that has most of the prompt."""
+    def _exchange(
+        self, cache: TreeCache, prompt: Sequence[int], committed_by: tuple[Any, ...]
+    ) -> None:
+        """Save a cache's text if this prompt does not continue it; load the saved text that has
+        most of the prompt.
+        """
         kept = common(cache, prompt, committed_by)
         best = max(self._saved, key=lambda saved: common(saved, prompt, committed_by), default=None)
         in_best = 0 if best is None else common(best, prompt, committed_by)
-        if cache.committed_by and not cache.recurrent and len(cache.text) >= max(2 * kept, MIN_SAVED):
+        if (
+            cache.committed_by
+            and not cache.recurrent
+            and len(cache.text) >= max(2 * kept, MIN_SAVED)
+        ):
             self._saved.append(cache.saved())
         if best is not None and in_best > kept:
             cache.load(best)
@@ -400,12 +501,17 @@ class CachePool:
         while sum(len(saved.text) for saved in self._saved) > self._max_saved:
             del self._saved[0]
 
-    def _pop(self, capacity: int, prompt: Sequence[int] = (), committed_by: tuple[Any, ...] = ()) -> TreeCache:
+    def _pop(
+        self, capacity: int, prompt: Sequence[int] = (), committed_by: tuple[Any, ...] = ()
+    ) -> TreeCache:
         """Take a cache of this capacity out of the pool, or a new one.
 
-        The chosen cache has most of the prompt. Ties go to one that is large enough already, then to the last returned.
+        The chosen cache has most of the prompt. Ties go to one that is large enough already, then
+        to the last returned.
         """
-        by_prompt = sorted(self._free, key=lambda c: (common(c, prompt, committed_by), c.capacity >= capacity))
+        by_prompt = sorted(
+            self._free, key=lambda c: (common(c, prompt, committed_by), c.capacity >= capacity)
+        )
         for cache in reversed(by_prompt):
             try:
                 self._free.remove(cache)

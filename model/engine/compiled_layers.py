@@ -1,8 +1,8 @@
 """A model's own decoder layers, each compiled whole, for captured steps.
 
-In float16 a Llama layer is 39 operators, and a few kernels if compiled. The compiler traces the layer's own forward
-once for one row and once for any other number of rows, and all layers of a kind share the result. In eager steps,
-calling compiled code costs more time on the host than it gains.
+In float16 a Llama layer is 39 operators, and a few kernels if compiled. The compiler traces the
+layer's own forward once for one row and once for any other number of rows, and all layers of a kind
+share the result. In eager steps, calling compiled code costs more time on the host than it gains.
 """
 
 from __future__ import annotations
@@ -22,8 +22,11 @@ from torch import nn
 from .linear import Copies, Fused, Part, own_product
 from .target import Target
 
-ROUNDS: dict[str, Any] = {"emulate_precision_casts": True}  # round after each operator, as eager steps do
-# Of dynamo: compilations of one function, by all models of a process; and a layer's number is not a constant of it
+ROUNDS: dict[str, Any] = {
+    "emulate_precision_casts": True
+}  # round after each operator, as eager steps do
+# Of dynamo: compilations of one function, by all models of a process; and a layer's number is not a
+# constant of it
 SETTINGS: dict[str, Any] = {"recompile_limit": 1 << 10, "allow_unspec_int_on_nn_module": True}
 _swapping = RLock()  # layers of one model, by its targets and threads
 
@@ -34,7 +37,8 @@ def _entered() -> bool:
 
 
 class Joined:
-    """A `Fused` product inside compiled code, which does not merge equal products: the first layer multiplies for all.
+    """A `Fused` product inside compiled code, which does not merge equal products: the first layer
+    multiplies for all.
 
     Attributes:
         parts: of its product, until the last layer has taken its own.
@@ -42,12 +46,15 @@ class Joined:
 
     def __init__(self, fused: Fused) -> None:
         self.widths = list(fused.widths)
-        self.weight, self.bias = fused.weight, fused.bias
+        self.weight = fused.weight
+        self.bias = fused.bias
         self.parts: tuple[torch.Tensor, ...] | None = None
 
     @staticmethod
     def of(copies: Copies) -> list[tuple[Joined, list[nn.Linear]]]:
-        """Return all fused products of these copies, each with its layers in the order of their calls."""
+        """Return all fused products of these copies, each with its layers in the order of their
+        calls.
+        """
         layers = defaultdict[Fused, list[tuple[int, Any]]](list)
         for layer, copy in copies.by_layer.items():
             if isinstance(copy, Part) and copies.is_fused(layer):
@@ -60,7 +67,9 @@ class Joined:
     def part(self, number: int, input: torch.Tensor) -> torch.Tensor:
         """Return a layer's part (..., out) of the product with an input (..., in)."""
         if number == 0:
-            self.parts = torch.split(own_product(input, self.weight, self.bias), self.widths, dim=-1)
+            self.parts = torch.split(
+                own_product(input, self.weight, self.bias), self.widths, dim=-1
+            )
         assert self.parts is not None
         part = self.parts[number]
         if number == len(self.widths) - 1:
@@ -69,12 +78,13 @@ class Joined:
 
 
 class CompiledLayers:
-    """Compiled layers and the last norm of a model, inside `with` and for the thread that entered it.
+    """Compiled layers and the last norm of a model, inside `with` and for the thread that entered
+    it.
 
     Outside `with`, and in other threads, the model's own functions are called. A copy does nothing.
 
-    A layer gets its own part of the cache, as an index into all parts would be a constant of what is compiled. Linear
-    layers that share a product do so in what is compiled, too.
+    A layer gets its own part of the cache, as an index into all parts would be a constant of what
+    is compiled. Linear layers that share a product do so in what is compiled, too.
 
     Args:
         target: whose layers they are.
@@ -86,14 +96,18 @@ class CompiledLayers:
 
     def __init__(self, target: Target, backend: Any = "inductor") -> None:
         self._swaps: list[tuple[dict[str, Any], str, Any]] = []  # names, name, replacement
-        self._replaced: list[list[Any]] = []  # originals, for each `with`; None where there was none
+        self._replaced: list[
+            list[Any]
+        ] = []  # originals, for each `with`; None where there was none
         self._compiling: list[ExitStack] = []  # dynamo's settings and silence, for each `with`
         compiled: dict[Any, Callable[..., Any]] = {}
         cache_name = target.cache_name
 
         def once(original: Any) -> Callable[..., Any]:
             if original not in compiled:
-                compiled[original] = torch.compile(original, dynamic=True, backend=backend, options=ROUNDS)
+                compiled[original] = torch.compile(
+                    original, dynamic=True, backend=backend, options=ROUNDS
+                )
             return compiled[original]
 
         def layer(number: int, module: Any, *args: Any, **kwargs: Any) -> Any:
@@ -127,7 +141,9 @@ class CompiledLayers:
         compiling.enter_context(torch._dynamo.config.patch(SETTINGS))
         compiling.enter_context(warnings.catch_warnings())
         warnings.filterwarnings("ignore", r"\s*Online softmax")  # of torch 2.11, seven times
-        warnings.filterwarnings("ignore", module=r"torch\._(dynamo|inductor)\.")  # of no use to users, either
+        warnings.filterwarnings(
+            "ignore", module=r"torch\._(dynamo|inductor)\."
+        )  # of no use to users, either
         self._replaced.append([where.get(name) for where, name, _ in self._swaps])
         for where, name, replacement in self._swaps:
             where[name] = replacement

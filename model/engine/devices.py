@@ -13,7 +13,9 @@ import torch
 
 from ..errors import UserError
 
-_capturing = threading.RLock()  # captures share a stream, and other work on it would be captured, too
+_capturing = (
+    threading.RLock()
+)  # captures share a stream, and other work on it would be captured, too
 CUDA_12 = "https://download.pytorch.org/whl/cu126"  # wheels for drivers from 525 on
 WARM_UPS = 2  # runs before a capture, so that planning and allocation happen outside the graph
 
@@ -32,16 +34,24 @@ def synchronize(device: torch.device) -> None:
 def default_device(key: str = "device") -> torch.device:
     """Return CUDA if available, else the CPU.
 
-    Raises UserError if there is an NVIDIA GPU that torch cannot use: a large model would decode on the CPU for days.
+    Raises UserError if there is an NVIDIA GPU that torch cannot use: a large model would decode on
+    the CPU for days.
     """
     if torch.cuda.is_available():
         return torch.device("cuda")
-    if torch.cuda._device_count_nvml() > 0:  # 0 if CUDA_VISIBLE_DEVICES hides them, negative without a driver
-        built = f"is made for CUDA {torch.version.cuda}" if torch.version.cuda else "is made without CUDA"
+    if (
+        torch.cuda._device_count_nvml() > 0
+    ):  # 0 if CUDA_VISIBLE_DEVICES hides them, negative without a driver
+        built = (
+            f"is made for CUDA {torch.version.cuda}"
+            if torch.version.cuda
+            else "is made without CUDA"
+        )
         raise UserError(
-            f"{key}=auto: torch {torch.__version__} {built} and cannot use this machine's NVIDIA GPU; update its "
-            "driver (CUDA 13 needs 580 or later), or install torch for CUDA 12: pip install --force-reinstall torch "
-            f"--index-url {CUDA_12}; or decode on the CPU: {key}=cpu"
+            f"{key}=auto: torch {torch.__version__} {built} and cannot use this machine's NVIDIA"
+            " GPU; update its driver (CUDA 13 needs 580 or later), or install torch for CUDA 12:"
+            f" pip install --force-reinstall torch --index-url {CUDA_12}; or decode on the CPU:"
+            f" {key}=cpu"
         )
     return torch.device("cpu")
 
@@ -52,7 +62,9 @@ def current(device: torch.device) -> AbstractContextManager[Any]:
 
 
 def as_array(tensor: torch.Tensor) -> Any:
-    """Return the same memory as a NumPy array, whose small look-ups take a tenth of torch's time; None off the CPU."""
+    """Return the same memory as a NumPy array, whose small look-ups take a tenth of torch's time;
+    None off the CPU.
+    """
     return tensor.numpy() if tensor.device.type == "cpu" else None
 
 
@@ -63,12 +75,16 @@ def fastest(tensor: torch.Tensor) -> Any:
 
 
 def on_host_like(tensor: torch.Tensor) -> torch.Tensor:
-    """Return zeros of a tensor's shape and type on the host, in pinned memory if the tensor is on a GPU."""
+    """Return zeros of a tensor's shape and type on the host, in pinned memory if the tensor is on a
+    GPU.
+    """
     return torch.zeros_like(tensor, device="cpu", pin_memory=tensor.is_cuda)
 
 
 def free_bytes(device: torch.device) -> int:
-    """Return how many bytes of a GPU can be allocated: those free on the device, and those torch reserves unused."""
+    """Return how many bytes of a GPU can be allocated: those free on the device, and those torch
+    reserves unused.
+    """
     unused = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
     return torch.cuda.mem_get_info(device)[0] + unused
 
@@ -81,11 +97,13 @@ def give_back(device: torch.device) -> None:
 
 
 class Graphs:
-    """The graphs of one target. They share memory, as a step's results are read before the next replay.
+    """The graphs of one target. They share memory, as a step's results are read before the next
+    replay.
 
-    PyTorch frees the pool with its last graph; using the pool again is an error or, worse, returns memory still in use.
-    So a dummy graph keeps it alive. With one pool for all targets, two threads would overwrite each other's steps, and
-    a deleted model would not free its memory for the next one.
+    PyTorch frees the pool with its last graph; using the pool again is an error or, worse, returns
+    memory still in use. So a dummy graph keeps it alive. With one pool for all targets, two threads
+    would overwrite each other's steps, and a deleted model would not free its memory for the next
+    one.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -93,9 +111,12 @@ class Graphs:
         self._pool: tuple[Any, ...] = ()  # the pool, the dummy graph and its tensor
 
     def capture(self, run: Callable[[], None], warm_up: Callable[[], None]) -> Callable[[], None]:
-        """Run `warm_up` WARM_UPS times, then capture `run` without running it. Return the function that replays it."""
+        """Run `warm_up` WARM_UPS times, then capture `run` without running it. Return the function
+        that replays it.
+        """
         with _capturing, current(self.device):
-            stream, now = _stream(self.device), torch.cuda.current_stream()
+            stream = _stream(self.device)
+            now = torch.cuda.current_stream()
             stream.wait_stream(now)
             with torch.cuda.stream(stream):
                 for _ in range(WARM_UPS):
@@ -109,36 +130,50 @@ class Graphs:
             return replay
 
     def _graph(self, run: Callable[[], None], stream: Any) -> Any:
-        """Capture a graph. Other threads may continue with calls that a capture of their own would forbid."""
+        """Capture a graph. Other threads may continue with calls that a capture of their own would
+        forbid.
+        """
         if not self._pool:
-            pool, dummy = torch.cuda.graph_pool_handle(), torch.cuda.CUDAGraph()
-            with torch.cuda.graph(dummy, pool=pool, stream=stream, capture_error_mode="thread_local"):
+            pool = torch.cuda.graph_pool_handle()
+            dummy = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(
+                dummy, pool=pool, stream=stream, capture_error_mode="thread_local"
+            ):
                 tensor = torch.zeros(1, device=self.device)
             self._pool = pool, dummy, tensor
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, pool=self._pool[0], stream=stream, capture_error_mode="thread_local"):
+        with torch.cuda.graph(
+            graph, pool=self._pool[0], stream=stream, capture_error_mode="thread_local"
+        ):
             run()
         return graph
 
 
 @cache
 def _stream(device: torch.device) -> Any:
-    """Return a device's stream for all warm-ups and captures, as cuBLAS keeps 32 MiB for each stream."""
+    """Return a device's stream for all warm-ups and captures, as cuBLAS keeps 32 MiB for each
+    stream.
+    """
     return torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
 
 
 def _clear_workspaces() -> None:
-    getattr(torch._C, "_cuda_clearCublasWorkspaces", lambda: None)()  # builds without CUDA have none
+    getattr(
+        torch._C, "_cuda_clearCublasWorkspaces", lambda: None
+    )()  # builds without CUDA have none
 
 
 class _CudnnAttention:
-    """Turns cuDNN's attention off inside `with`, in all threads: it plans anew for every shape, and shapes vary.
+    """Turns cuDNN's attention off inside `with`, in all threads: it plans anew for every shape, and
+    shapes vary.
 
     The previous state returns when the last `with` ends.
     """
 
     def __init__(self) -> None:
-        self._lock, self._inside, self._was_on = threading.RLock(), 0, False
+        self._lock = threading.RLock()
+        self._inside = 0
+        self._was_on = False
 
     def __enter__(self) -> None:
         with self._lock:
@@ -163,15 +198,17 @@ def without_cudnn(device: torch.device) -> AbstractContextManager[None]:
 
 
 class Turns:
-    """A fair re-entrant lock of one model, held for a step: a waiting thread goes before the last holder.
+    """A fair re-entrant lock of one model, held for a step: a waiting thread goes before the last
+    holder.
 
-    A plain lock would be acquired again by its last holder before a waiting thread has woken up. Here the next thread
-    holds `_queue` until the lock is free. Both are re-entrant, as the garbage collector may close an abandoned answer
-    at any point of this code.
+    A plain lock would be acquired again by its last holder before a waiting thread has woken up.
+    Here the next thread holds `_queue` until the lock is free. Both are re-entrant, as the garbage
+    collector may close an abandoned answer at any point of this code.
     """
 
     def __init__(self) -> None:
-        self._queue, self._lock = threading.RLock(), threading.RLock()
+        self._queue = threading.RLock()
+        self._lock = threading.RLock()
 
     def __enter__(self) -> None:
         if self._lock._is_owned():  # type: ignore[attr-defined]  # as threading.Condition asks
@@ -196,7 +233,8 @@ _making = threading.RLock()
 def turns_of(model: Any) -> Turns:
     """Return the turns of a transformers model: one object for all its targets and shallow copies.
 
-    They are stored by the module that targets and copies have in common: the decoder, whose hidden states are read.
+    They are stored by the module that targets and copies have in common: the decoder, whose hidden
+    states are read.
     """
     with _making:
         return _turns.setdefault(model.get_decoder(), Turns())

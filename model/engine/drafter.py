@@ -1,8 +1,10 @@
-"""The contract of every method: its drafter says what to draft. Verification, cache and loop are the engine's.
+"""The contract of every method: its drafter says what to draft. Verification, cache and loop are
+the engine's.
 
-A method is two classes. A drafter holds what its sequences share and the state kept between prompts; a session holds
-what belongs to one sequence. There are two kinds: any `Drafter`, whose session drafts any tree, and a `DeviceDrafter`,
-whose step runs on the device, in one of a few trees.
+A method is two classes. A drafter holds what its sequences share and the state kept between
+prompts; a session holds what belongs to one sequence. There are two kinds: any `Drafter`, whose
+session drafts any tree, and a `DeviceDrafter`, whose step runs on the device, in one of a few
+trees.
 """
 
 from __future__ import annotations
@@ -29,12 +31,17 @@ class Needs:
     logits: bool = False  # `Verification.logits`; shared forwards store them, too
     candidates: int = 0  # k of the top-k after each node: `Verification.candidates`, `learn`
     log_probs: bool = False  # also the log2 of their probabilities: `Verification.log_probs`
-    choices: bool = False  # of all nodes; False: sampling may give -1 for rejected nodes, which saves work
+    choices: bool = (
+        False  # of all nodes; False: sampling may give -1 for rejected nodes, which saves work
+    )
     prompt_logits: bool = False  # call `Session.observe_prompt`
     tree: bool = False  # verify the whole draft tree; False: verifying one chain of it suffices
-    # Which hidden states (see `target.LAST`): `Verification.hidden`, `set_hidden`, `observe_prompt_hidden`
+    # Which hidden states (see `target.LAST`): `Verification.hidden`, `set_hidden`,
+    # `observe_prompt_hidden`
     hidden: tuple[int, ...] = ()
-    accepted_only: bool = False  # True: logits and hidden states of rejected nodes are not read, so may be wrong
+    accepted_only: bool = (
+        False  # True: logits and hidden states of rejected nodes are not read, so may be wrong
+    )
 
     @property
     def rejected(self) -> bool:
@@ -53,19 +60,24 @@ class Store(Protocol):
         """Return everything, by names that no other store of the drafter has."""
 
     def load_state_dict(self, state: dict[str, torch.Tensor]) -> None:
-        """Load a saved state; what it lacks is as after `reset`. Raises UserError if it does not fit."""
+        """Load a saved state; what it lacks is as after `reset`. Raises UserError if it does not
+        fit.
+        """
 
 
 def check_ids(what: str, ids: torch.Tensor, vocab_size: int) -> None:
     """Raise UserError if a saved state has token ids outside the vocabulary."""
     if ids.numel() and not 0 <= int(ids.min()) <= int(ids.max()) < vocab_size:
-        raise UserError(f"start: the saved {what} has token ids outside the vocabulary of {vocab_size}")
+        raise UserError(
+            f"start: the saved {what} has token ids outside the vocabulary of {vocab_size}"
+        )
 
 
 class Drafter:
     """What a method's sequences share, and the state kept between prompts.
 
-    `reset` forgets the state, `state_dict` holds all of it, so that a resumed run continues exactly.
+    `reset` forgets the state, `state_dict` holds all of it, so that a resumed run continues
+    exactly.
 
     Attributes:
         stores: what holds that state.
@@ -74,7 +86,8 @@ class Drafter:
         max_nodes: of the largest draft, root included; the cache reserves as many positions.
         draft_tree: the tree that drafts are parts of; None: drafts may be any tree.
         sizing: learns the size of drafts while decoding; None: the drafter alone decides it.
-        vocab_size: of the targets that it drafts for, as its tables have a row per token; None: any.
+        vocab_size: of the targets that it drafts for, as its tables have a row per token; None:
+            any.
     """
 
     needs: Needs = Needs()
@@ -85,16 +98,20 @@ class Drafter:
     sizing: Sizing | None = None
 
     def __init__(self, device: torch.device, vocab_size: int | None = None) -> None:
-        self.device, self.vocab_size = device, vocab_size
+        self.device = device
+        self.vocab_size = vocab_size
         self._alone = Tree.chain(0).on(device)
-        # Executors by cache, written by the engine; each lives as long as its cache and this drafter.
+        # Executors by cache, written by the engine; each lives as long as its cache and this
+        # drafter.
         self.executors: WeakKeyDictionary[TreeCache, Any] = WeakKeyDictionary()
 
     def session(self) -> Session:
-        """Open a session for one sequence, from `begin` to `close`. Several can be open and take steps in turns.
+        """Open a session for one sequence, from `begin` to `close`. Several can be open and take
+        steps in turns.
 
-        A step is draft, forward and observe. Other sessions may draft before a step is observed: then the caller copies
-        the draft's tokens. All else that a draft needs must belong to its session.
+        A step is draft, forward and observe. Other sessions may draft before a step is observed:
+        then the caller copies the draft's tokens. All else that a draft needs must belong to its
+        session.
         """
         raise NotImplementedError
 
@@ -105,19 +122,31 @@ class Drafter:
 
     def state_dict(self) -> dict[str, torch.Tensor]:
         """Return all state kept between prompts."""
-        return {name: tensor for store in self.stores for name, tensor in store.state_dict().items()}
+        return {
+            name: tensor for store in self.stores for name, tensor in store.state_dict().items()
+        }
 
     def load_state_dict(self, state: dict[str, torch.Tensor]) -> None:
         """Load a saved state, all of it or nothing. Raises UserError if it does not fit."""
         before = {name: tensor.clone() for name, tensor in self.state_dict().items()}
         for name in state.keys() & before.keys():
-            if state[name].is_complex() or state[name].is_floating_point() != before[name].is_floating_point():
-                raise UserError(f"start: the saved {name} holds {state[name].dtype}, and should {before[name].dtype}")
+            if (
+                state[name].is_complex()
+                or state[name].is_floating_point() != before[name].is_floating_point()
+            ):
+                raise UserError(
+                    f"start: the saved {name} holds {state[name].dtype}, and should"
+                    f" {before[name].dtype}"
+                )
         try:
             self._load(state)
         except Exception as error:  # whatever a damaged state raises
             self._load(before)
-            raise error if isinstance(error, UserError) else UserError(f"start: a damaged state ({error!r})") from None
+            raise (
+                error
+                if isinstance(error, UserError)
+                else UserError(f"start: a damaged state ({error!r})")
+            ) from None
 
     def _load(self, state: dict[str, torch.Tensor]) -> None:
         for store in self.stores:
@@ -133,7 +162,9 @@ class Drafter:
 
 
 class Session:
-    """One sequence of a drafter. The engine calls `begin`, then `draft` and `observe` in turn, at the end `close`."""
+    """One sequence of a drafter. The engine calls `begin`, then `draft` and `observe` in turn, at
+    the end `close`.
+    """
 
     def __init__(self, drafter: Drafter) -> None:
         self.drafter = drafter
@@ -143,8 +174,10 @@ class Session:
         """Start the sequence.
 
         Returns:
-            The first step's draft, a chain whose root is the prompt's last token: one forward takes prompt and draft.
-            None: the prompt's other tokens are forwarded first, and the first step is like all others. With a `sizing`,
+            The first step's draft, a chain whose root is the prompt's last token: one forward takes
+            prompt and draft.
+            None: the prompt's other tokens are forwarded first, and the first step is like all
+                others. With a `sizing`,
             the first step has no draft, and this one is not used.
         """
         return self.drafter.root_alone(prompt[-1])
@@ -154,7 +187,8 @@ class Session:
         raise NotImplementedError
 
     def likeliest_chain(self, draft: Draft) -> Draft:
-        """Return the chain of first children of the draft just made, for a target whose recurrent states cannot branch.
+        """Return the chain of first children of the draft just made, for a target whose recurrent
+        states cannot branch.
 
         The step observes this chain.
         """
@@ -166,29 +200,36 @@ class Session:
         """Learn from a step: its draft, the target's choices, the accepted nodes."""
 
     def skip(self, tokens: list[int]) -> None:
-        """Append the tokens of a plain step, which this session neither drafts nor observes; see `Sizing`."""
+        """Append the tokens of a plain step, which this session neither drafts nor observes; see
+        `Sizing`.
+        """
 
     def observe_prompt(self, prompt: list[int], start: int, logits: torch.Tensor) -> None:
-        """Learn from the logits (m, V) after the prompt's m tokens from `start` on, where `needs.prompt_logits`.
+        """Learn from the logits (m, V) after the prompt's m tokens from `start` on, where
+        `needs.prompt_logits`.
 
-        A long prompt comes in parts, one after the other. The last part includes the prompt's last token if one forward
-        takes the prompt and the first step. With a `sizing`, only the last tokens come, after `skip` was called with
-        the tokens that follow them.
+        A long prompt comes in parts, one after the other. The last part includes the prompt's last
+        token if one forward takes the prompt and the first step. With a `sizing`, only the last
+        tokens come, after `skip` was called with the tokens that follow them.
         """
 
     def observe_prompt_hidden(self, prompt: list[int], hidden: torch.Tensor) -> None:
-        """Learn from the hidden states (m, w H) of the same tokens, where `needs.hidden`. Called before `observe`."""
+        """Learn from the hidden states (m, w H) of the same tokens, where `needs.hidden`. Called
+        before `observe`.
+        """
 
     def close(self) -> None:
         """End the sequence: give back what it borrowed."""
 
 
 class DeviceDrafter(Drafter):
-    """A drafter whose step runs on the device: `grow`, the target's forward, `learn` and `set_hidden`.
+    """A drafter whose step runs on the device: `grow`, the target's forward, `learn` and
+    `set_hidden`.
 
-    Such a step can be captured once and replayed. So it may depend on two host values only, `tree` and `source`, which
-    the session's `choose` sets before the step; all else that `grow`, `learn` and `set_hidden` use are tensors that
-    are never reallocated. The base class drafts nothing: it is plain decoding.
+    Such a step can be captured once and replayed. So it may depend on two host values only, `tree`
+    and `source`, which the session's `choose` sets before the step; all else that `grow`, `learn`
+    and `set_hidden` use are tensors that are never reallocated. The base class drafts nothing: it
+    is plain decoding.
     """
 
     tree: Tree  # of the next step, one of a few: each is captured separately
@@ -204,7 +245,8 @@ class DeviceDrafter(Drafter):
     def grow(self, root: torch.Tensor) -> torch.Tensor:
         """Return the tokens of `tree` with this root (1,): int64 (n,). Reads no host value.
 
-        A drafter that learns must return a copy: `root` is overwritten by the next one before `learn` is called.
+        A drafter that learns must return a copy: `root` is overwritten by the next one before
+        `learn` is called.
         """
         return root
 
@@ -218,10 +260,14 @@ class DeviceDrafter(Drafter):
         """
 
     def set_hidden(self, hidden: torch.Tensor) -> None:
-        """Store the hidden states (1, w H) that chose the next root, if `needs.hidden`. Reads no host value."""
+        """Store the hidden states (1, w H) that chose the next root, if `needs.hidden`. Reads no
+        host value.
+        """
 
     def step_state(self) -> dict[str, torch.Tensor]:
-        """Return all tensors that a step on the device writes; more than `state_dict` if some belong to a sequence."""
+        """Return all tensors that a step on the device writes; more than `state_dict` if some
+        belong to a sequence.
+        """
         return self.state_dict()
 
 
@@ -231,7 +277,9 @@ class DeviceSession(Session):
     drafter: DeviceDrafter
 
     def choose(self) -> None:
-        """Before a step: set the drafter's `tree` and `source`, and fill the tensors that `grow` reads."""
+        """Before a step: set the drafter's `tree` and `source`, and fill the tensors that `grow`
+        reads.
+        """
 
     def account(self, verification: Verification) -> None:
         """After a step: learn on the host from what was accepted."""
@@ -239,11 +287,15 @@ class DeviceSession(Session):
     def draft(self, root: int) -> Draft:
         self.choose()
         drafter = self.drafter
-        return Draft(drafter.tree, drafter.grow(torch.tensor([root], device=drafter.device)), drafter.source)
+        return Draft(
+            drafter.tree, drafter.grow(torch.tensor([root], device=drafter.device)), drafter.source
+        )
 
     def observe(self, verification: Verification) -> None:
         if verification.candidates is not None:
-            self.drafter.learn(verification.draft.tokens, verification.candidates, verification.accepted)
+            self.drafter.learn(
+                verification.draft.tokens, verification.candidates, verification.accepted
+            )
         if verification.hidden is not None:
             self.drafter.set_hidden(verification.hidden[verification.node : verification.node + 1])
         self.account(verification)

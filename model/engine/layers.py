@@ -1,4 +1,6 @@
-"""Find out what a model's layers store and see, and what else decides its answers; and how layers multiply."""
+"""Find out what a model's layers store and see, and what else decides its answers; and how layers
+multiply.
+"""
 
 from __future__ import annotations
 
@@ -49,7 +51,11 @@ class Layouts:
     def __str__(self) -> str:
         """Name the copy, and for which of ROWS it is used if not for all."""
         rows = [rows for rows in ROWS if self.of(rows) == self.copy]
-        return self.copy if len(rows) == len(ROWS) else f"{self.copy} for about {rows} rows, torch for others"
+        return (
+            self.copy
+            if len(rows) == len(ROWS)
+            else f"{self.copy} for about {rows} rows, torch for others"
+        )
 
 
 @dataclass(frozen=True)
@@ -60,18 +66,26 @@ class Window:
     chunked: bool  # True if a text is cut into chunks, each of which sees itself alone
 
     def hides(self, rows: torch.Tensor, columns: torch.Tensor) -> torch.Tensor:
-        """bool (n, c): True where the token at position `rows` (n,) does not see the one at `columns` (c,)."""
+        """bool (n, c): True where the token at position `rows` (n,) does not see the one at
+        `columns` (c,).
+        """
         if self.chunked:
             return rows[:, None] // self.size != columns // self.size
         return rows[:, None] - columns >= self.size
 
 
 def device_of(model: Any) -> torch.device:
-    """Return the device of a model's inputs; for offloaded embeddings, the one on which accelerate's hook runs them."""
+    """Return the device of a model's inputs; for offloaded embeddings, the one on which
+    accelerate's hook runs them.
+    """
     embeddings = model.get_input_embeddings()
     device: torch.device = embeddings.weight.device
     hook = getattr(embeddings, "_hf_hook", None)
-    return torch.device(hook.execution_device) if device.type == "meta" and hook is not None else device
+    return (
+        torch.device(hook.execution_device)
+        if device.type == "meta" and hook is not None
+        else device
+    )
 
 
 def is_compiled(module: Any) -> bool:
@@ -84,28 +98,39 @@ def is_compiled(module: Any) -> bool:
 def probe_layers(
     model: Any, name: str, device: torch.device, cache_name: str
 ) -> tuple[list[LayerShape | None], dict[str, Window], list[int]]:
-    """Forward one token through transformers' own cache and read what each layer stores: right for any model.
+    """Forward one token through transformers' own cache and read what each layer stores: right for
+    any model.
 
     Returns:
-        Each layer's shape of keys and values, None if it stores none. The window of layers of each type, where it is
-        bounded; the type is "" in a model that takes one mask for all of its layers. And how many recurrent states
-        each layer has, empty if none has any.
+        Each layer's shape of keys and values, None if it stores none. The window of layers of each
+        type, where it is bounded; the type is "" in a model that takes one mask for all of its
+        layers. And how many recurrent states each layer has, empty if none has any.
 
     Raises:
         UserError: a layer stores something else, or the model takes no mask per layer type.
     """
-    probe, windows = DynamicCache(config=model.config), dict[str, Window]()
+    probe = DynamicCache(config=model.config)
+    windows = dict[str, Window]()
     config = model.config.get_text_config(decoder=True)
     types = layer_types(model)
     for i, layer in enumerate(probe.layers):
         if type(layer).__name__ not in DRIVEN:
-            raise UserError(f"{name}: layer {i} is a {type(layer).__name__}, from which tokens cannot be taken back")
+            raise UserError(
+                f"{name}: layer {i} is a {type(layer).__name__}, from which tokens cannot be taken"
+                " back"
+            )
         if type(layer).__name__ in WINDOWED:
-            chunked = types[i] == "chunked_attention" if types else getattr(config, "sliding_window", None) is None
+            chunked = (
+                types[i] == "chunked_attention"
+                if types
+                else getattr(config, "sliding_window", None) is None
+            )
             windows[types[i] if types else ""] = Window(layer.sliding_window, chunked)
     token = torch.zeros(1, 1, dtype=torch.long, device=device)
     states = [getattr(layer, "number_of_states", 0) for layer in probe.layers]
-    mask = dict.fromkeys(types) if windows and types and not any(states) else None  # chains need no masks
+    mask = (
+        dict.fromkeys(types) if windows and types and not any(states) else None
+    )  # chains need no masks
     with refusing_errors(name):
         model(input_ids=token, attention_mask=mask, use_cache=True, **{cache_name: probe})
     shapes: list[LayerShape | None] = []
@@ -117,17 +142,28 @@ def probe_layers(
         else:
             index_keys = getattr(layer, "indexer_keys", None)  # (1, 1, index_dim)
             dims = keys.shape[1], keys.shape[3], values.shape[3]
-            shapes.append(LayerShape(*dims, keys.dtype, keys.device, 0 if index_keys is None else index_keys.shape[-1]))
+            shapes.append(
+                LayerShape(
+                    *dims,
+                    keys.dtype,
+                    keys.device,
+                    0 if index_keys is None else index_keys.shape[-1],
+                )
+            )
     return shapes, windows, states if any(states) else []
 
 
 def decoder_layers(model: Any, name: str) -> torch.nn.ModuleList:
-    """Return the layers between which there are hidden states. Raises UserError if the decoder does not list them."""
+    """Return the layers between which there are hidden states. Raises UserError if the decoder does
+    not list them.
+    """
     count = model.config.get_text_config(decoder=True).num_hidden_layers
     for child in model.get_decoder().children():
         if isinstance(child, torch.nn.ModuleList) and len(child) == count:
             return child
-    raise UserError(f"{name}: does not list its {count} layers, so that no states between them can be read")
+    raise UserError(
+        f"{name}: does not list its {count} layers, so that no states between them can be read"
+    )
 
 
 def layer_types(model: Any) -> tuple[str, ...]:
@@ -136,18 +172,24 @@ def layer_types(model: Any) -> tuple[str, ...]:
 
 
 def form_of(model: Any) -> tuple[Any, ...]:
-    """Return what a target assumes never changes in its model: attention, modules, and its tensors' form.
+    """Return what a target assumes never changes in its model: attention, modules, and its tensors'
+    form.
 
-    Of a module: its class and what runs it, an instance's own forward included. Of a weight or buffer: shape, type,
+    Of a module: its class and what runs it, an instance's own forward included. Of a weight or
+    buffer: shape, type,
     device and, on CUDA, the address, which graphs contain.
     """
     attention = model.config.get_text_config()._attn_implementation
-    attention = "sdpa" if attention == NAME else attention  # set for a moment by a model of the same config
+    attention = (
+        "sdpa" if attention == NAME else attention
+    )  # set for a moment by a model of the same config
     modules = list(model.modules())
     classes = tuple(torch.nn.Linear if type(m) is PackedLinear else type(m) for m in modules)
     pairs = zip(modules, classes, strict=True)
     functions = (vars(m).get("forward", m._compiled_call_impl) or kind.forward for m, kind in pairs)
-    forwards = tuple(map(weakref.ref, functions))  # weak references, as a function may hold the model
+    forwards = tuple(
+        map(weakref.ref, functions)
+    )  # weak references, as a function may hold the model
     tensors = (*model.parameters(), *model.buffers())
     forms = ((t.shape, t.dtype, t.device, t.data_ptr() if t.is_cuda else 0) for t in tensors)
     return (attention, classes, forwards, *forms)
@@ -156,12 +198,19 @@ def form_of(model: Any) -> tuple[Any, ...]:
 def mode_of(model: Any) -> tuple[Any, ...]:
     """Return what decides a model's answers next to its weights.
 
-    Hooks, how peft's adapters act, and the numbers of modules (training mode is one) and of the config.
+    Hooks, how peft's adapters act, and the numbers of modules (training mode is one) and of the
+    config.
     """
     modules = list(model.modules())
-    hooks = [number for module in modules for number in (*module._forward_hooks, *module._forward_pre_hooks)]
+    hooks = [
+        number
+        for module in modules
+        for number in (*module._forward_hooks, *module._forward_pre_hooks)
+    ]
     layers = [module for module in modules if hasattr(type(module), "merged_adapters")]
     adapters = [(layer.active_adapters, getattr(layer, "scaling", None)) for layer in layers]
     attributes = [vars(module) for module in (*modules, model.config.get_text_config())]
-    numbers = tuple(value for names in attributes for value in names.values() if type(value) in NUMBERS)
+    numbers = tuple(
+        value for names in attributes for value in names.values() if type(value) in NUMBERS
+    )
     return (repr((hooks, adapters)), numbers)

@@ -1,19 +1,22 @@
 """Products with a model's weights that are faster than torch's own for the few rows of a draft.
 
-On a CPU torch multiplies float32 by MKL, whose small products are slow on a processor that is not Intel's. On an AMD
-EPYC (two threads), microseconds for 1, 9 and 81 rows: 192 x 2048 25, 101, 377 by MKL and 21, 32, 151 in oneDNN's
-layout; 4096 x 4096 2771, 7301 and 1281, 1570 (1 and 9 rows). bfloat16 gains, too: on an Intel Xeon that emulates it,
-4096 x 4096 takes 1702 and 8733 instead of 2758 and 10776 (1 and 9 rows); in float32 it takes 4679 and 4366.
+On a CPU torch multiplies float32 by MKL, whose small products are slow on a processor that is not
+Intel's. On an AMD EPYC (two threads), microseconds for 1, 9 and 81 rows: 192 x 2048 25, 101, 377 by
+MKL and 21, 32, 151 in oneDNN's layout; 4096 x 4096 2771, 7301 and 1281, 1570 (1 and 9 rows).
+bfloat16 gains, too: on an Intel Xeon that emulates it, 4096 x 4096 takes 1702 and 8733 instead of
+2758 and 10776 (1 and 9 rows); in float32 it takes 4679 and 4366.
 
-Most checkpoints have 16-bit weights. FBGEMM keeps these in 16 bits and widens them in registers: products and sums are
-of float32, and one row reads half the bytes. If a weight's values are float16 numbers times a power of two, the result
-is the float32 product. Its sums are rounded as in float32, but taken in another order.
+Most checkpoints have 16-bit weights. FBGEMM keeps these in 16 bits and widens them in registers:
+products and sums are of float32, and one row reads half the bytes. If a weight's values are float16
+numbers times a power of two, the result is the float32 product. Its sums are rounded as in float32,
+but taken in another order.
 
-On a GPU layers that get the same tensor (queries, keys and values; gate and up) are one product: fewer launches.
+On a GPU layers that get the same tensor (queries, keys and values; gate and up) are one product:
+fewer launches.
 
-Copies belong to the targets that use them (`Copies`). All other callers of the model, gradients, autocast and compiled
-code multiply by the layer's own weight. What the owner writes to it is noticed at the start of our next answer
-(`fingerprint`).
+Copies belong to the targets that use them (`Copies`). All other callers of the model, gradients,
+autocast and compiled code multiply by the layer's own weight. What the owner writes to it is
+noticed at the start of our next answer (`fingerprint`).
 """
 
 from __future__ import annotations
@@ -39,16 +42,23 @@ from torch import nn
 
 PACKED = ("half", "onednn")  # layouts that are copies of the weights
 NARROW = (torch.float16, torch.bfloat16)
-SMALL_PRODUCT = 1 << 18  # multiplications below which a call, some 16 us, costs more than its product saves
-PACKING_ROWS = 32  # for which oneDNN chooses its layout; the layout serves one row and a hundred alike
+SMALL_PRODUCT = (
+    1 << 18
+)  # multiplications below which a call, some 16 us, costs more than its product saves
+PACKING_ROWS = (
+    32  # for which oneDNN chooses its layout; the layout serves one row and a hundred alike
+)
 CHUNK = 1 << 22  # elements of a weight that are checked at a time
 SAMPLE = 1 << 12  # elements that mostly suffice to see that a weight has more than 16 bits
-TOP, TINY = 15, 2.0**-36  # exponent to which a weight's greatest value is scaled; tolerated error over a row's greatest
+# exponent to which a weight's greatest value is scaled; tolerated error over a row's greatest
+TOP = 15
+TINY = 2.0**-36
 SAMPLED = 48  # values of a parameter, about, that are compared to notice a change
 
 
 class Packed:
-    """A copy of a weight in a layout for fast products: of 16 bits where its values fit, else oneDNN's.
+    """A copy of a weight in a layout for fast products: of 16 bits where its values fit, else
+    oneDNN's.
 
     Args:
         weight: of a linear layer, (out, in).
@@ -72,10 +82,14 @@ class Packed:
             scaled = self._source.float() * 2.0**self.exponent
             self.packed = torch.ops.quantized.linear_prepack_fp16(scaled, None)
         elif packable(weight.device, self._takes):
-            self.packed = torch.ops.mkldnn._reorder_linear_weight(self._source.to(self._takes), PACKING_ROWS)
+            self.packed = torch.ops.mkldnn._reorder_linear_weight(
+                self._source.to(self._takes), PACKING_ROWS
+            )
 
     def serves(self, input: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> bool:
-        """True if this is a copy of the weight as it is now, and worth a call for this input (..., in)."""
+        """True if this is a copy of the weight as it is now, and worth a call for this input (...,
+        in).
+        """
         large = weight.dtype is not self._takes or input.numel() * len(weight) >= SMALL_PRODUCT
         same = weight is self._owner and weight.is_set_to(self._source)
         return large and same and version(weight) == self._version and input.dtype is self._takes
@@ -86,7 +100,9 @@ class Packed:
         if self._source.dtype is not self._takes:
             bias = _widened(bias, input)
         if self.exponent is None:
-            product = torch.ops.mkldnn._linear_pointwise.default(input, self.packed, bias, "none", [], "")
+            product = torch.ops.mkldnn._linear_pointwise.default(
+                input, self.packed, bias, "none", [], ""
+            )
             return product
         product = torch.ops.quantized.linear_dynamic_fp16(input.float(), self.packed)
         if self.exponent:
@@ -98,18 +114,21 @@ class Packed:
 class Fused:
     """One product for layers that get the same tensor one after the other.
 
-    The first layer that is called multiplies for all, the others return their parts. A part is returned once, so no
-    call gets an earlier one's product. Between these calls the tensor must not be changed in place.
+    The first layer that is called multiplies for all, the others return their parts. A part is
+    returned once, so no call gets an earlier one's product. Between these calls the tensor must not
+    be changed in place.
 
     Args:
-        layers: linear layers of one width of input, all with a bias or none. Their parameters stay the same objects;
-            weights become views of one tensor, and biases too.
+        layers: linear layers of one width of input, all with a bias or none. Their parameters stay
+            the same objects; weights become views of one tensor, and biases too.
     """
 
     def __init__(self, layers: Sequence[nn.Linear]) -> None:
         self.widths = [layer.out_features for layer in layers]
         self.weight = _joined([layer.weight for layer in layers])  # (sum of widths, in)
-        self.bias = None if layers[0].bias is None else _joined([layer.bias for layer in layers])  # (sum of widths,)
+        self.bias = (
+            None if layers[0].bias is None else _joined([layer.bias for layer in layers])
+        )  # (sum of widths,)
         self._input: torch.Tensor | None = None
         self._unread: dict[int, torch.Tensor] = {}  # of its product, the parts not yet returned
 
@@ -125,7 +144,9 @@ class Fused:
 
 @dataclass
 class Part:
-    """A layer's part of a `Fused` product, and the addresses of its parameters at the time of fusing."""
+    """A layer's part of a `Fused` product, and the addresses of its parameters at the time of
+    fusing.
+    """
 
     fused: Fused
     number: int
@@ -142,7 +163,9 @@ class Part:
 
 
 class _Ours(threading.local):
-    """The copies that linear layers multiply by while this thread is in one of the engine's forwards; else none."""
+    """The copies that linear layers multiply by while this thread is in one of the engine's
+    forwards; else none.
+    """
 
     copies: Mapping[nn.Module, Packed | Part] = {}
 
@@ -151,12 +174,15 @@ OURS = _Ours()
 
 
 class PackedLinear(nn.Linear):
-    """A linear layer that multiplies by a copy of its weight in the engine's forwards, and by its own in all others.
+    """A linear layer that multiplies by a copy of its weight in the engine's forwards, and by its
+    own in all others.
 
     A weight of 16 bits is widened if the input is not (`holding`).
     """
 
-    joined: tuple[Any, int] | None = None  # in compiled layers of a captured step: its product, and its number in it
+    joined: tuple[Any, int] | None = (
+        None  # in compiled layers of a captured step: its product, and its number in it
+    )
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:
         weight = self.weight  # read once: a parametrization computes it
@@ -177,9 +203,11 @@ class PackedLinear(nn.Linear):
 
 
 class WideEmbedding(nn.Embedding):
-    """An embedding of 16 bits whose rows are widened as they are looked up, to the type of the buffer `wide`.
+    """An embedding of 16 bits whose rows are widened as they are looked up, to the type of the
+    buffer `wide`.
 
-    A cast of the model changes that type, too: `model.half()` computes in float16 as any other model then does.
+    A cast of the model changes that type, too: `model.half()` computes in float16 as any other
+    model then does.
     """
 
     wide: torch.Tensor  # a scalar
@@ -189,9 +217,11 @@ class WideEmbedding(nn.Embedding):
 
 
 class Copies:
-    """The copies of the weights of a model's linear layers, and of drafters' networks, in one layout.
+    """The copies of the weights of a model's linear layers, and of drafters' networks, in one
+    layout.
 
-    The targets of one model and layout share them (`copies_of`), and use them for their own forwards (`used`).
+    The targets of one model and layout share them (`copies_of`), and use them for their own
+    forwards (`used`).
 
     Args:
         layout: half, onednn, fused or torch, as `Target` takes it. torch: no copies.
@@ -200,7 +230,9 @@ class Copies:
     def __init__(self, layout: str) -> None:
         self.layout = layout
         self.by_layer: WeakKeyDictionary[nn.Module, Packed | Part] = WeakKeyDictionary()
-        self._values: WeakKeyDictionary[nn.Module, bytes] = WeakKeyDictionary()  # fingerprints of what is packed
+        self._values: WeakKeyDictionary[nn.Module, bytes] = (
+            WeakKeyDictionary()
+        )  # fingerprints of what is packed
 
     @contextmanager
     def used(self) -> Iterator[None]:
@@ -216,13 +248,21 @@ class Copies:
     def kind(self) -> str:
         """How the layers multiply now: half, onednn, fused or torch.
 
-        Layers whose weights were replaced by others, as by `load_state_dict(assign=True)`, are fused no longer.
+        Layers whose weights were replaced by others, as by `load_state_dict(assign=True)`, are
+        fused no longer.
         """
-        kinds = [copy.kind for layer, copy in self.by_layer.items() if copy.kind != "fused" or self.is_fused(layer)]
-        return min(kinds, default="torch")  # half before onednn, which is for weights that do not fit
+        kinds = [
+            copy.kind
+            for layer, copy in self.by_layer.items()
+            if copy.kind != "fused" or self.is_fused(layer)
+        ]
+        return min(
+            kinds, default="torch"
+        )  # half before onednn, which is for weights that do not fit
 
     def refresh(self, module: nn.Module, *, anew: bool = False) -> bytes:
-        """Pack a module's layers, and all others that have changed since; return the module's fingerprint.
+        """Pack a module's layers, and all others that have changed since; return the module's
+        fingerprint.
 
         Args:
             module: the model, or a drafter's network.
@@ -257,7 +297,8 @@ class Copies:
                     layer.__class__ = PackedLinear
 
     def fuse(self, module: nn.Module, forward: Callable[[], object]) -> None:
-        """Fuse a module's layers that get the same tensor. Layers that left their product are fused anew.
+        """Fuse a module's layers that get the same tensor. Layers that left their product are fused
+        anew.
 
         Args:
             forward: runs the module once, to find them.
@@ -275,7 +316,9 @@ class Copies:
         return isinstance(part, Part) and part.serves(layer.weight, layer.weight, layer.bias)
 
     def clear(self) -> None:
-        """Free all copies, until they are packed for the next answer. Each layer has its own weight and bias again."""
+        """Free all copies, until they are packed for the next answer. Each layer has its own weight
+        and bias again.
+        """
         for layer, copy in self.by_layer.items():
             for parameter in layer.parameters() if isinstance(copy, Part) else ():
                 with torch.inference_mode(parameter.is_inference()):
@@ -288,7 +331,9 @@ _copies: WeakKeyDictionary[nn.Module, WeakValueDictionary[str, Copies]] = WeakKe
 
 
 def copies_of(model: nn.Module, layout: str) -> Copies:
-    """Return a model's copies in this layout; they are freed with the last target that uses them."""
+    """Return a model's copies in this layout; they are freed with the last target that uses
+    them.
+    """
     return _copies.setdefault(model, WeakValueDictionary()).setdefault(layout, Copies(layout))
 
 
@@ -298,11 +343,14 @@ def version(weight: torch.Tensor) -> int:
 
 
 def fingerprint(module: nn.Module) -> bytes:
-    """Return a digest of all parameters and buffers: addresses, counted writes, and some values of each.
+    """Return a digest of all parameters and buffers: addresses, counted writes, and some values of
+    each.
 
-    Fused optimizers, NumPy and `.data` write without being counted, and an address may be used again.
+    Fused optimizers, NumPy and `.data` write without being counted, and an address may be used
+    again.
     """
-    stamps, samples = list[tuple[int, int]](), defaultdict[tuple[torch.device, torch.dtype], list[torch.Tensor]](list)
+    stamps = list[tuple[int, int]]()
+    samples = defaultdict[tuple[torch.device, torch.dtype], list[torch.Tensor]](list)
     for tensor in (*module.parameters(), *module.buffers()):
         stamps.append((tensor.data_ptr(), version(tensor)))
         if not (tensor.is_meta or hasattr(tensor, "__tensor_flatten__")):
@@ -315,12 +363,16 @@ def fingerprint(module: nn.Module) -> bytes:
 
 
 def packable(device: torch.device, dtype: torch.dtype) -> bool:
-    """True if weights can be packed: float32 and, if oneDNN supports it, bfloat16 on an x86 processor."""
+    """True if weights can be packed: float32 and, if oneDNN supports it, bfloat16 on an x86
+    processor.
+    """
     if device.type != "cpu" or not torch.backends.mkldnn.is_available():  # type: ignore[no-untyped-call]
         return False
     if not torch.backends.cpu.get_cpu_capability().startswith("AVX"):
         return False
-    return dtype == torch.float32 or (dtype == torch.bfloat16 and torch.ops.mkldnn._is_mkldnn_bf16_supported())
+    return dtype == torch.float32 or (
+        dtype == torch.bfloat16 and torch.ops.mkldnn._is_mkldnn_bf16_supported()
+    )
 
 
 @cache
@@ -329,14 +381,22 @@ def halves() -> bool:
     try:
         one = torch.ops.quantized.linear_prepack_fp16(torch.ones(1, 1), None)
         return bool(torch.ops.quantized.linear_dynamic_fp16(torch.ones(1, 1), one) == 1)
-    except (AttributeError, RuntimeError, NotImplementedError):  # torch has no such product, or another engine for it
+    except (
+        AttributeError,
+        RuntimeError,
+        NotImplementedError,
+    ):  # torch has no such product, or another engine for it
         return False
 
 
 def half_bytes(model: nn.Module) -> int:
-    """Return the bytes of 16-bit copies of the weights that fit, as far as samples tell; 0 if none does."""
+    """Return the bytes of 16-bit copies of the weights that fit, as far as samples tell; 0 if none
+    does.
+    """
     held = is_held(model)
-    return sum(2 * layer.weight.numel() for layer in plain_linears(model) if _fits_half(layer.weight, held))
+    return sum(
+        2 * layer.weight.numel() for layer in plain_linears(model) if _fits_half(layer.weight, held)
+    )
 
 
 def linear_bytes(module: nn.Module) -> int:
@@ -347,17 +407,23 @@ def linear_bytes(module: nn.Module) -> int:
 def is_held(model: nn.Module) -> bool:
     """True if a model computes in float32 although some of its weights have 16 bits (`holding`)."""
     wide = (each.wide.dtype for each in model.modules() if isinstance(each, WideEmbedding))
-    return torch.float32 in wide and any(parameter.dtype in NARROW for parameter in model.parameters())
+    return torch.float32 in wide and any(
+        parameter.dtype in NARROW for parameter in model.parameters()
+    )
 
 
 def packed_linears(model: nn.Module) -> list[nn.Module]:
-    """List the layers that a target has made `PackedLinear`; none of a held model, whose layers must widen."""
+    """List the layers that a target has made `PackedLinear`; none of a held model, whose layers
+    must widen.
+    """
     layers = () if is_held(model) else model.modules()
     return [layer for layer in layers if type(layer) is PackedLinear]
 
 
 def unpack_linears(model: nn.Module) -> None:
-    """Free all copies of a model's weights. Its layers are torch's again; a held model's still widen (`holding`)."""
+    """Free all copies of a model's weights. Its layers are torch's again; a held model's still
+    widen (`holding`).
+    """
     for copies in _copies.get(model, {}).values():
         copies.clear()
     for layer in packed_linears(model):
@@ -366,7 +432,9 @@ def unpack_linears(model: nn.Module) -> None:
 
 @contextmanager
 def stock_linears(model: nn.Module) -> Iterator[None]:
-    """Within this block layers are torch's own, unless the model is held (`holding`); no copy is freed."""
+    """Within this block layers are torch's own, unless the model is held (`holding`); no copy is
+    freed.
+    """
     layers = packed_linears(model)
     for layer in layers:
         layer.__class__ = nn.Linear
@@ -378,13 +446,17 @@ def stock_linears(model: nn.Module) -> Iterator[None]:
 
 
 def _widened(parameter: Any, input: torch.Tensor) -> Any:
-    """Return a weight or bias, in the input's type if the parameter has 16 bits and the input has not."""
+    """Return a weight or bias, in the input's type if the parameter has 16 bits and the input has
+    not.
+    """
     if parameter is not None and parameter.dtype in NARROW and input.dtype not in NARROW:
         return parameter.to(input.dtype)
     return parameter
 
 
-def own_product(input: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+def own_product(
+    input: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None
+) -> torch.Tensor:
     """Return torch's own product (..., out), of a weight and bias that are widened."""
     if weight.dtype is not input.dtype:
         weight = _widened(weight, input)
@@ -393,22 +465,30 @@ def own_product(input: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | 
 
 
 def _fits_half(weight: torch.Tensor, held: bool) -> bool:
-    """True if a sample of a weight fits; bfloat16 is left to torch, as its text changes with any other product."""
+    """True if a sample of a weight fits; bfloat16 is left to torch, as its text changes with any
+    other product.
+    """
     sample = weight[: SAMPLE // weight.shape[1] + 1]
     return (held or weight.dtype is not torch.bfloat16) and _exponent(sample) is not None
 
 
 @torch.no_grad()
 def _exponent(weight: torch.Tensor) -> int | None:
-    """Return the exponent of a power of two that scales a weight's values to float16 numbers; None if there is none.
+    """Return the exponent of a power of two that scales a weight's values to float16 numbers; None
+    if there is none.
 
-    A value far below its row's greatest may lose bits: the loss is below TINY of the greatest, while a float32 sum that
-    includes the greatest rounds at 2 ** -24.
+    A value far below its row's greatest may lose bits: the loss is below TINY of the greatest,
+    while a float32 sum that includes the greatest rounds at 2 ** -24.
 
     Args:
         weight: (out, in).
     """
-    if not halves() or weight.device.type != "cpu" or not weight.is_floating_point() or weight.numel() == 0:
+    if (
+        not halves()
+        or weight.device.type != "cpu"
+        or not weight.is_floating_point()
+        or weight.numel() == 0
+    ):
         return None
     chunks = torch.split(weight.detach(), max(CHUNK // weight.shape[1], 1))
     top = max(chunk.abs().max().item() for chunk in chunks)
@@ -441,8 +521,12 @@ def _addresses(*parameters: torch.Tensor | None) -> list[int]:
     return [parameter.data_ptr() for parameter in parameters if parameter is not None]
 
 
-def _sharing_input(layers: Sequence[nn.Linear], forward: Callable[[], object]) -> list[list[nn.Linear]]:
-    """List groups of layers that one forward calls in succession with the same tensor, each once."""
+def _sharing_input(
+    layers: Sequence[nn.Linear], forward: Callable[[], object]
+) -> list[list[nn.Linear]]:
+    """List groups of layers that one forward calls in succession with the same tensor, each
+    once.
+    """
     calls: list[tuple[nn.Linear, object]] = []  # holds the tensors, so that `is` is valid
 
     def note(layer: nn.Module, args: tuple[object, ...]) -> None:
@@ -462,12 +546,15 @@ def _sharing_input(layers: Sequence[nn.Linear], forward: Callable[[], object]) -
         for run in runs
         if len(run) > 1
         and all(times[layer] == 1 for layer in run)
-        and len({(layer.bias is None, layer.weight.dtype, layer.weight.device) for layer in run}) == 1
+        and len({(layer.bias is None, layer.weight.dtype, layer.weight.device) for layer in run})
+        == 1
     ]
 
 
 def plain_linears(module: nn.Module) -> list[nn.Linear]:
-    """List linear layers, packed or not: no other subclass, no parametrisation, no replaced forward."""
+    """List linear layers, packed or not: no other subclass, no parametrisation, no replaced
+    forward.
+    """
     return [
         layer
         for layer in module.modules()
@@ -479,8 +566,12 @@ def plain_linears(module: nn.Module) -> list[nn.Linear]:
 
 
 def _page_out(tensor: torch.Tensor) -> None:
-    """Let the system page out a tensor of a mapped file that is not read soon; no contents are lost."""
-    page, pageout = mmap.PAGESIZE, 21  # MADV_PAGEOUT of Linux
+    """Let the system page out a tensor of a mapped file that is not read soon; no contents are
+    lost.
+    """
+    # MADV_PAGEOUT of Linux
+    page = mmap.PAGESIZE
+    pageout = 21
     if sys.platform == "linux":
         start = -(-tensor.data_ptr() // page) * page
         length = max(tensor.data_ptr() + tensor.nbytes - start, 0)

@@ -29,7 +29,9 @@ ROOM = 1024  # tokens of an answer that a cache has room for at first
 class StepRecord:
     """What one step added to the output; every metric derives from these records."""
 
-    tokens: list[int]  # the accepted drafts and the target's own next token, cut at the answer's end
+    tokens: list[
+        int
+    ]  # the accepted drafts and the target's own next token, cut at the answer's end
     nodes: int  # nodes forwarded, root included
     rank_path: RankPath  # ranks of the accepted nodes from the root down
     source: str | None = None  # where the draft came from, for a drafter with several sources
@@ -45,58 +47,74 @@ class StepRecord:
 class Generation:
     """One answer. All other times exclude setup_s.
 
-    In a batch, a step's seconds are divided equally among its sequences, so that sums over answers are the whole's;
-    `ends_s` is what each sequence waited.
+    In a batch, a step's seconds are divided equally among its sequences, so that sums over answers
+    are the whole's; `ends_s` is what each sequence waited.
     """
 
     tokens: list[int] = field(default_factory=list)  # new ones, EOS included if it came
     steps: list[StepRecord] = field(default_factory=list)
-    stop: str = (
-        ""  # eos | length (max_new_tokens) | context (the model's or the setting's limit) | stop (`Request.ends`)
-    )
+    # eos | length (max_new_tokens) | context (the model's or the setting's limit) | stop
+    # (`Request.ends`)
+    stop: str = ""
     forwards: int = 0  # forwards of the target: one per step, and the prompt's if separate
     prefill_s: float = 0.0  # until the first step's tokens are known
     decode_s: float = 0.0  # from then on
-    setup_s: float = 0.0  # spent on static steps of a shape not met before, capturing included; 0 if eager
+    setup_s: float = (
+        0.0  # spent on static steps of a shape not met before, capturing included; 0 if eager
+    )
     ends_s: list[float] = field(default_factory=list)  # until each step's tokens were known
 
     @property
     def accept_lengths(self) -> list[int]:
         return [step.accepted for step in self.steps]
 
-    def add(self, verification: Verification, limit: int, eos: Collection[int], batch: int = 1) -> bool:
-        """Add a step's tokens, which are cut at the answer's end. Returns True if the answer goes on."""
-        draft, tokens = verification.draft, verification.tokens
+    def add(
+        self, verification: Verification, limit: int, eos: Collection[int], batch: int = 1
+    ) -> bool:
+        """Add a step's tokens, which are cut at the answer's end. Returns True if the answer goes
+        on.
+        """
+        draft = verification.draft
+        tokens = verification.tokens
         path = draft.tree.rank_path(verification.node)[: len(tokens)]
         self.tokens += tokens
         self.forwards += 1
         self.steps.append(StepRecord(tokens, len(draft.tree), path, draft.source, batch))
         return not (tokens[-1] in eos or len(self.tokens) == limit)
 
-    def end(self, limit: int, max_new_tokens: int, eos: Collection[int], ended: bool = False) -> None:
+    def end(
+        self, limit: int, max_new_tokens: int, eos: Collection[int], ended: bool = False
+    ) -> None:
         """Set `stop` after the last step; `limit` is what the context left of max_new_tokens."""
         full = "length" if limit == max_new_tokens else "context"
         self.stop = "eos" if self.tokens[-1] in eos else "stop" if ended else full
 
 
-def acceptance_record(drafted: Collection[int], accepted: Collection[int], max_drafted: int) -> dict[str, Any]:
-    """Return an answer's acceptance as engines and benchmarks exchange it; steps without a draft are left out.
+def acceptance_record(
+    drafted: Collection[int], accepted: Collection[int], max_drafted: int
+) -> dict[str, Any]:
+    """Return an answer's acceptance as engines and benchmarks exchange it; steps without a draft
+    are left out.
 
-    It is `metrics.speculative_decoding` of vLLM's responses at the level `detailed` (vLLM PR 48915, merged), which
-    AIPerf reads since its PR 1191. The later `acceptance_histogram_by_draft_length` (vLLM PR 56278) is left out.
+    It is `metrics.speculative_decoding` of vLLM's responses at the level `detailed` (vLLM PR 48915,
+    merged), which AIPerf reads since its PR 1191. The later `acceptance_histogram_by_draft_length`
+    (vLLM PR 56278) is left out.
 
-    A tree's draft tokens are all its nodes but the root, so that `draft_acceptance_rate` falls with its breadth.
+    A tree's draft tokens are all its nodes but the root, so that `draft_acceptance_rate` falls with
+    its breadth.
 
     Args:
         drafted: (S,) draft tokens of each step.
-        accepted: (S,) draft tokens of each step that the answer kept; of a step cut at the end, those before the cut.
+        accepted: (S,) draft tokens of each step that the answer kept; of a step cut at the end,
+            those before the cut.
         max_drafted: maximum draft tokens of a step; the histogram has one bin more.
     """
     steps = [(draft, kept) for draft, kept in zip(drafted, accepted, strict=True) if draft]
     histogram = [0] * (max_drafted + 1)
     for _, kept in steps:
         histogram[kept] += 1
-    proposed, kept_in_all = sum(draft for draft, _ in steps), sum(kept for _, kept in steps)
+    proposed = sum(draft for draft, _ in steps)
+    kept_in_all = sum(kept for _, kept in steps)
     return {
         "mean_acceptance_length": 1 + kept_in_all / len(steps) if steps else 1.0,
         "draft_acceptance_rate": kept_in_all / proposed if steps else 0.0,
@@ -117,14 +135,19 @@ class Request:
     Attributes:
         max_new_tokens: maximum number of new tokens.
         eos: ids that end an answer (it is part of the output).
-        sampling: how the next token is drawn; the target's choices are the same whatever is drafted.
+        sampling: how the next token is drawn; the target's choices are the same whatever is
+            drafted.
         execution: how steps are executed: eager, static or graph; see `step.Executor`.
-        mark: called with a phase's name when it ends: prefill, then for each step draft, forward, verify, commit,
-            observe and loop; on the device setup (when a static step is made), step and loop.
-        reuse: do not forward again what the last sequence committed of the prompt's beginning (a conversation's earlier
-            turns), unless the drafter needs outputs of that forward and did not keep them.
-        clock: times the steps for the drafter's `Sizing`; default: `step_clock`. A batch takes its last request's.
-        ends: asked after each token, given prompt and answer so far: True if the answer ends there (stop strings).
+        mark: called with a phase's name when it ends: prefill, then for each step draft, forward,
+            verify, commit, observe and loop; on the device setup (when a static step is made), step
+            and loop.
+        reuse: do not forward again what the last sequence committed of the prompt's beginning (a
+            conversation's earlier turns), unless the drafter needs outputs of that forward and did
+            not keep them.
+        clock: times the steps for the drafter's `Sizing`; default: `step_clock`. A batch takes its
+            last request's.
+        ends: asked after each token, given prompt and answer so far: True if the answer ends there
+            (stop strings).
     """
 
     max_new_tokens: int
@@ -142,11 +165,14 @@ def decode(
 ) -> Generator[StepRecord, None, Generation]:
     """Decode a step at a time: the output is the target's own, whatever is drafted.
 
-    The root is the last known token, at first the prompt's last one. A step forwards the root with a draft below it,
-    commits the root and the accepted drafts, and outputs these drafts and the target's next token, the next root.
+    The root is the last known token, at first the prompt's last one. A step forwards the root with
+    a draft below it, commits the root and the accepted drafts, and outputs these drafts and the
+    target's next token, the next root.
 
-    Other sequences may be decoded between two steps, on the same target and drafter, too, and by other threads: the
-    model's lock is held per step. Times include the consumer's work between steps, and waits for the lock.
+    Other sequences may be decoded between two steps, on the same target and drafter, too, and by
+    other threads: the
+    model's lock is held per step. Times include the consumer's work between steps, and waits for
+    the lock.
 
     Args:
         session: always closed once iteration has started.
@@ -156,17 +182,23 @@ def decode(
     Yields the record of each step as soon as its tokens are known; returns the whole answer.
 
     Raises:
-        UserError: max_new_tokens < 1, the prompt leaves no room for an answer, or as `step.Executor`.
+        UserError: max_new_tokens < 1, the prompt leaves no room for an answer, or as
+            `step.Executor`.
     """
-    request, out, ends = Request(**settings), Generation(), ExitStack()
-    turns, clock = target.turns, request.clock or step_clock(target)
+    request = Request(**settings)
+    out = Generation()
+    ends = ExitStack()
+    turns = target.turns
+    clock = request.clock or step_clock(target)
     ends.callback(session.close)
     try:
         with turns, torch.inference_mode():  # released while the consumer works
             sequence = open_sequence(target, session, prompt, request, out, ends)
-            step, limit = Step(sequence), sequence.left
+            step = Step(sequence)
+            limit = sequence.left
             executor = step.executor
-            session.choice, setup_before = executor.choice, executor.setup_s
+            session.choice = executor.choice
+            setup_before = executor.setup_s
             target.synchronize()
             start = time.perf_counter()
             verification = first_forward(sequence, executor.choice, out) or step()
@@ -200,8 +232,12 @@ def generate(target: Target, drafter: Drafter, prompt: list[int], **settings: An
     return whole(decode(target, session, prompt, **settings))
 
 
-def whole(steps: Generator[Any, None, Answers], seen: Callable[[Any], None] = lambda step: None) -> Answers:
-    """Run a stream to its end and return the answer, or a batch's answers; `seen` is called with what it yields."""
+def whole(
+    steps: Generator[Any, None, Answers], seen: Callable[[Any], None] = lambda step: None
+) -> Answers:
+    """Run a stream to its end and return the answer, or a batch's answers; `seen` is called with
+    what it yields.
+    """
     while True:
         try:
             seen(next(steps))
@@ -211,19 +247,26 @@ def whole(steps: Generator[Any, None, Answers], seen: Callable[[Any], None] = la
 
 
 def open_sequence(
-    target: Target, session: Session, prompt: list[int], request: Request, out: Generation, ends: ExitStack
+    target: Target,
+    session: Session,
+    prompt: list[int],
+    request: Request,
+    out: Generation,
+    ends: ExitStack,
 ) -> Sequence:
     """Return the sequence, on a borrowed cache that `ends` gives back."""
     limit = target.token_budget(prompt, request.max_new_tokens)
-    drafter, needs = session.drafter, session.drafter.needs
+    drafter = session.drafter
+    needs = session.drafter.needs
     if drafter.vocab_size not in (None, target.vocab_size):
         raise UserError(
-            f"{type(drafter).__name__}: was made for {drafter.vocab_size} token ids, {target.name} has "
-            f"{target.vocab_size}; make it for this model"
+            f"{type(drafter).__name__}: was made for {drafter.vocab_size} token ids, {target.name}"
+            f" has {target.vocab_size}; make it for this model"
         )
     if target.recurrent and needs.tree:
         raise UserError(
-            f"{target.name}: keeps recurrent states, so that drafts are chains; {type(drafter).__name__} needs its tree"
+            f"{target.name}: keeps recurrent states, so that drafts are chains;"
+            f" {type(drafter).__name__} needs its tree"
         )
     target.check_hidden(needs.hidden)
     relearns_prompt = needs.prompt_logits and not drafter.stateful  # each sequence anew
@@ -231,16 +274,20 @@ def open_sequence(
     reader = drafter if needs.prompt_logits else None  # reuse only what this drafter has read
     room = len(prompt) + min(limit, ROOM) if request.execution == "eager" else None
     cache = ends.enter_context(target.cache(drafter.max_nodes, reusable, reader, tokens=room))
-    end, how = len(prompt) + limit, (request.sampling, request.execution, request.mark)
+    end = len(prompt) + limit
+    how = (request.sampling, request.execution, request.mark)
     sequence = Sequence(target, cache, session, list(prompt), *how, end, request.eos, request.ends)
-    ends.callback(lambda: cache.record([] if sequence.overflowed else prompt + out.tokens))  # also if a step fails
+    ends.callback(
+        lambda: cache.record([] if sequence.overflowed else prompt + out.tokens)
+    )  # also if a step fails
     return sequence
 
 
 def step_clock(target: Target) -> Clock:
     """Return the clock that times steps: on a CPU this thread's own, which stops while others run.
 
-    So the cost of drafts is known from fewer steps: with three processes on two cores, plain steps of 1 ms took 0.9 to
+    So the cost of drafts is known from fewer steps: with three processes on two cores, plain steps
+    of 1 ms took 0.9 to
     5 ms by the wall clock.
     """
     elsewhere = any(device.type != "cpu" for device in target.devices)
@@ -250,10 +297,12 @@ def step_clock(target: Target) -> Clock:
 
 def _timed(step: Step, clock: Clock) -> Verification:
     """Take a step and report its seconds to the drafter's `Sizing`, unless it made a new shape."""
-    executor, sizing = step.executor, step.sequence.session.drafter.sizing
+    executor = step.executor
+    sizing = step.sequence.session.drafter.sizing
     if sizing is None:
         return step()
-    setup_before, start = executor.setup_s, clock()
+    setup_before = executor.setup_s
+    start = clock()
     verification = step()
     seconds = clock() - start
     if executor.setup_s == setup_before and seconds > 0:  # a clock may stand still for a step
@@ -262,18 +311,29 @@ def _timed(step: Step, clock: Clock) -> Verification:
 
 
 def first_forward(sequence: Sequence, choice: Choice, out: Generation) -> Verification | None:
-    """Forward the prompt. If the session begins with a chain, forward this draft, too, and return the first step.
+    """Forward the prompt. If the session begins with a chain, forward this draft, too, and return
+    the first step.
 
-    If the size of drafts is tuned while decoding, the chain is the root alone: this forward gives a token even where
+    If the size of drafts is tuned while decoding, the chain is the root alone: this forward gives a
+    token even where
     drafts do not pay.
     """
-    target, session, sizing = sequence.target, sequence.session, sequence.session.drafter.sizing
-    prompt, needs, kept = list(sequence.text), session.drafter.needs, sequence.cache.length
-    chain, first_session, rows = session.begin(prompt), session, len(prompt)
+    target = sequence.target
+    session = sequence.session
+    sizing = sequence.session.drafter.sizing
+    prompt = list(sequence.text)
+    needs = session.drafter.needs
+    kept = sequence.cache.length
+    chain = session.begin(prompt)
+    first_session = session
+    rows = len(prompt)
     if sizing is not None:
-        rows, first_session = sizing.begin(), DeviceDrafter(target.device).session()
+        rows = sizing.begin()
+        first_session = DeviceDrafter(target.device).session()
         chain = first_session.draft(prompt[-1])
-    later: list[tuple[int, torch.Tensor]] = []  # the prompt's logits, for a session that observes them after `skip`
+    later: list[
+        tuple[int, torch.Tensor]
+    ] = []  # the prompt's logits, for a session that observes them after `skip`
 
     def read(start: int, logits: torch.Tensor) -> None:
         if first_session is session:
@@ -282,7 +342,9 @@ def first_forward(sequence: Sequence, choice: Choice, out: Generation) -> Verifi
             later.append((start, logits))
 
     rows = rows if needs.prompt_logits else 0
-    outputs = target.prefill(sequence.cache, prompt, chain, rows=rows, kept=kept, read=read, hidden=needs.hidden)
+    outputs = target.prefill(
+        sequence.cache, prompt, chain, rows=rows, kept=kept, read=read, hidden=needs.hidden
+    )
     logits, hidden = outputs
     committed = range(kept, sequence.cache.length)
     sequence.overflowed = sequence.cache.sound(committed) < len(committed)
@@ -296,9 +358,13 @@ def first_forward(sequence: Sequence, choice: Choice, out: Generation) -> Verifi
     every = first_session.drafter.needs.choices
     choices = choice.after(logits, chain, prompt, every=every, over=sequence.over)
     forwarded = Forwarded(choices, logits, hidden)
-    verification = conclude(first_session, chain, forwarded, over=sequence.over, cache=sequence.cache)
+    verification = conclude(
+        first_session, chain, forwarded, over=sequence.over, cache=sequence.cache
+    )
     sequence.settle(
-        verification.tokens, sequence.cache, range(committed.stop, committed.stop + len(verification.tokens))
+        verification.tokens,
+        sequence.cache,
+        range(committed.stop, committed.stop + len(verification.tokens)),
     )
     if first_session is not session:
         session.skip(verification.tokens)

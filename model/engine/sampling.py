@@ -1,11 +1,12 @@
-"""The target's token after each node, greedily or by sampling, and the candidates that methods ask for.
+"""The target's token after each node, greedily or by sampling, and the candidates that methods ask
+for.
 
 Drafts cannot change sampled text: the noise is keyed by seed and position in the text, not by node.
 
-The token at position p is the arg-max of the processed logits over the temperature plus Gumbel noise g(seed, p), which
-is a draw from their softmax (the Gumbel-max trick). Nodes of one depth have the same noise. So a drafted token is
-accepted if it is its parent's choice, as in greedy decoding, and the text is, token for token, that of plain sampling
-with the same seed.
+The token at position p is the arg-max of the processed logits over the temperature plus Gumbel
+noise g(seed, p), which is a draw from their softmax (the Gumbel-max trick). Nodes of one depth have
+the same noise. So a drafted token is accepted if it is its parent's choice, as in greedy decoding,
+and the text is, token for token, that of plain sampling with the same seed.
 """
 
 from __future__ import annotations
@@ -23,7 +24,8 @@ import torch
 from ..errors import UserError
 from .tree import Draft
 
-# Reads the text so far, as transformers' LogitsProcessors: (ids (m, L), scores (m, V)) -> (m, V), row by row.
+# Reads the text so far, as transformers' LogitsProcessors: (ids (m, L), scores (m, V)) -> (m, V),
+# row by row.
 Processor = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 _HALF = (1 << 32) - 1
 LARGE_VOCAB = 16384  # from this vocabulary on, grouping columns pays
@@ -60,9 +62,14 @@ class Sampling:
         for name, value in vars(self).items():
             kind = Integral if name in ("top_k", "seed") else Real
             if name != "processors" and not isinstance(value, kind):
-                raise UserError(f"sampling.{name}={value}: must be a {'whole ' if kind is Integral else ''}number")
+                raise UserError(
+                    f"sampling.{name}={value}: must be a"
+                    f" {'whole ' if kind is Integral else ''}number"
+                )
         right = {
-            "temperature": self.temperature == 0 or 1e-20 <= self.temperature < float("inf"),  # smaller: overflow
+            "temperature": (
+                self.temperature == 0 or 1e-20 <= self.temperature < float("inf")
+            ),  # smaller: overflow
             "top_k": self.top_k >= 0,
             "top_p": 0 < self.top_p <= 1,
             "min_p": 0 <= self.min_p <= 1,
@@ -83,17 +90,22 @@ GREEDY = Sampling()
 
 
 def hashed_seed(*key: object) -> int:
-    """Return a seed of 56 bits for a key such as (seed, index): other keys give independent noise."""
+    """Return a seed of 56 bits for a key such as (seed, index): other keys give independent
+    noise.
+    """
     name = " ".join(map(str, key)).encode()
     return int.from_bytes(hashlib.sha256(name).digest()[:7], "big")
 
 
 def drawn_by(processors: Iterable[Any], seed: int) -> Sampling:
-    """Return the sampling of a sampling `generate` from transformers' processors, given in `generate`'s order.
+    """Return the sampling of a sampling `generate` from transformers' processors, given in
+    `generate`'s order.
 
-    The last warpers become settings: choices then do not depend on the text, so steps may be captured.
+    The last warpers become settings: choices then do not depend on the text, so steps may be
+    captured.
     """
-    rest, settings = list(processors), dict[str, Any](temperature=1.0)
+    rest = list(processors)
+    settings = dict[str, Any](temperature=1.0)
     names = {"MinP": "min_p", "TopP": "top_p", "TopK": "top_k", "Temperature": "temperature"}
     for kind, name in names.items():
         if rest and type(rest[-1]).__name__ == f"{kind}LogitsWarper" and not changes_more(rest[-1]):
@@ -104,12 +116,18 @@ def drawn_by(processors: Iterable[Any], seed: int) -> Sampling:
 
 
 def changes_more(warper: Any) -> bool:
-    """True if a warper keeps more tokens than its setting says, or gives filtered tokens some probability."""
-    return getattr(warper, "min_tokens_to_keep", 1) != 1 or getattr(warper, "filter_value", -math.inf) != -math.inf
+    """True if a warper keeps more tokens than its setting says, or gives filtered tokens some
+    probability.
+    """
+    return (
+        getattr(warper, "min_tokens_to_keep", 1) != 1
+        or getattr(warper, "filter_value", -math.inf) != -math.inf
+    )
 
 
 class Choice:
-    """The target's rule for the token after each node, by one sampling setting; shared by sequences.
+    """The target's rule for the token after each node, by one sampling setting; shared by
+    sequences.
 
     Args:
         sampling: its seed may change from sequence to sequence (`set_seed`), nothing else.
@@ -117,11 +135,14 @@ class Choice:
 
     def __init__(self, sampling: Sampling, device: torch.device) -> None:
         self.sampling = sampling
-        self.seed = torch.zeros((), dtype=torch.long, device=device)  # never reallocated, for graphs
+        self.seed = torch.zeros(
+            (), dtype=torch.long, device=device
+        )  # never reallocated, for graphs
         self._seed = 0
         # Noise (V,) by seed and position, on a CPU; the most recently used row is last.
         self._rows: dict[tuple[int, int], torch.Tensor] = {}
-        self._processors, self._warpers = _processors(sampling), _warpers(sampling)
+        self._processors = _processors(sampling)
+        self._warpers = _warpers(sampling)
         self.set_seed(sampling.seed)
 
     def set_seed(self, seed: int) -> None:
@@ -136,20 +157,29 @@ class Choice:
         return self.sampling.temperature > 0
 
     def among(
-        self, logits: torch.Tensor, positions: torch.Tensor | None, depths: torch.Tensor | None = None
+        self,
+        logits: torch.Tensor,
+        positions: torch.Tensor | None,
+        depths: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """Return the choices (n,) from logits (n, V). Reads no host value on a device.
 
         Args:
             positions: int64 (n,), None for greedy decoding.
-            depths: int64 (n,), of the nodes; `positions` are then by depth, as nodes of one depth share their noise.
+            depths: int64 (n,), of the nodes; `positions` are then by depth, as nodes of one depth
+                share their noise.
         """
         return argmax(self.scores(logits, positions, depths))
 
     def scores(
-        self, logits: torch.Tensor, positions: torch.Tensor | None, depths: torch.Tensor | None = None
+        self,
+        logits: torch.Tensor,
+        positions: torch.Tensor | None,
+        depths: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        """Return the scores (n, V) whose arg-max is the choice; another model's logits get the same noise."""
+        """Return the scores (n, V) whose arg-max is the choice; another model's logits get the same
+        noise.
+        """
         if not self.draws:
             return logits
         assert positions is not None
@@ -161,7 +191,9 @@ class Choice:
 
     @property
     def greedy(self) -> bool:
-        """True if every choice is the arg-max of its logits, so that all nodes are chosen at once."""
+        """True if every choice is the arg-max of its logits, so that all nodes are chosen at
+        once.
+        """
         return not self.draws and not self._processors
 
     def after(
@@ -175,38 +207,54 @@ class Choice:
     ) -> torch.Tensor:
         """Return the choices (n,) after each node of a draft, whose root is the text's last token.
 
-        Processors are called only for accepted nodes before the answer's end, as some count their calls, or raise
-        where their grammar ends.
+        Processors are called only for accepted nodes before the answer's end, as some count their
+        calls, or raise where their grammar ends.
 
         Args:
-            every: False: other nodes may have -1. True: they have a choice, with processors the arg-max.
+            every: False: other nodes may have -1. True: they have a choice, with processors the
+                arg-max.
             over: True if the answer ends with the last of these new tokens.
         """
         if self.greedy:
             return argmax(logits)
         if not self._processors and (every or logits.device.type != "cpu"):
-            positions = torch.arange(len(text), len(text) + draft.tree.max_depth + 1, device=logits.device)
+            positions = torch.arange(
+                len(text), len(text) + draft.tree.max_depth + 1, device=logits.device
+            )
             return self.among(logits, positions, draft.tree.depths.to(logits.device))
         choices = self._along(logits, draft, text, over)
         return torch.where(choices < 0, argmax(logits), choices) if every else choices
 
     def _along(
-        self, logits: torch.Tensor, draft: Draft, text: Sequence[int], over: Callable[[list[int]], bool]
+        self,
+        logits: torch.Tensor,
+        draft: Draft,
+        text: Sequence[int],
+        over: Callable[[list[int]], bool],
     ) -> torch.Tensor:
-        """Return the choices of the accepted nodes before the end, from the root down: a row per depth, not n rows.
+        """Return the choices of the accepted nodes before the end, from the root down: a row per
+        depth, not n rows.
 
-        Siblings with the same token are all accepted, as one of them may have children that the others lack.
+        Siblings with the same token are all accepted, as one of them may have children that the
+        others lack.
         """
-        tree, tokens = draft.tree, draft.tokens.tolist()
-        choices, nodes, new = [-1] * len(tokens), [0], list[int]()
+        tree = draft.tree
+        tokens = draft.tokens.tolist()
+        choices = [-1] * len(tokens)
+        nodes = [0]
+        new = list[int]()
         while nodes:  # they have one depth and one text
             row = logits[nodes[0] : nodes[0] + 1]
             if self._processors:  # row by row, as `generate` calls them
                 ids = torch.tensor([[*text, *new]], device=row.device)
-                row = row.float().clone()  # processors may write into it; drafters learn from the model's
+                row = (
+                    row.float().clone()
+                )  # processors may write into it; drafters learn from the model's
                 for processor in self._processors:
                     row = processor(ids, row)
-            new.append(int(self.among(row, torch.tensor([len(text) + len(new)], device=logits.device))))
+            new.append(
+                int(self.among(row, torch.tensor([len(text) + len(new)], device=logits.device)))
+            )
             for node in nodes:
                 choices[node] = new[-1]
             if over(new):
@@ -216,7 +264,9 @@ class Choice:
         return torch.tensor(choices, device=logits.device)
 
     def _noise(self, positions: torch.Tensor, vocab: int) -> torch.Tensor:
-        """Return noise (n, V). On a CPU a row is drawn once for all steps that reach its position."""
+        """Return noise (n, V). On a CPU a row is drawn once for all steps that reach its
+        position.
+        """
         if positions.device.type != "cpu":
             return gumbel(self.seed, positions, vocab)
         keys = [(self._seed, position) for position in positions.tolist()]
@@ -224,18 +274,23 @@ class Choice:
         missing = [key for key in dict.fromkeys(keys) if key not in rows]
         if missing:
             drawn = gumbel(self.seed, torch.tensor([position for _, position in missing]), vocab)
-            rows |= zip(missing, (row.clone() for row in drawn), strict=True)  # a view would keep all rows alive
+            rows |= zip(
+                missing, (row.clone() for row in drawn), strict=True
+            )  # a view would keep all rows alive
         self._rows |= rows
-        while len(self._rows) > max(NOISE_BYTES // (4 * vocab), len(rows)):  # least recently used first, none of these
+        while len(self._rows) > max(
+            NOISE_BYTES // (4 * vocab), len(rows)
+        ):  # least recently used first, none of these
             del self._rows[next(iter(self._rows))]
         return torch.stack([rows[key] for key in keys])
 
 
 def gumbel(seed: torch.Tensor, positions: torch.Tensor, vocab: int) -> torch.Tensor:
-    """Return Gumbel noise for each position and token: float32 (n, V), in integers up to the last logarithms.
+    """Return Gumbel noise for each position and token: float32 (n, V), in integers up to the last
+    logarithms.
 
-    Token and position are hashed (splitmix64 for the keys of a position, then twice lowbias32 of the token under them),
-    so all devices draw the same and none keeps a state.
+    Token and position are hashed (splitmix64 for the keys of a position, then twice lowbias32 of
+    the token under them), so all devices draw the same and none keeps a state.
 
     Args:
         seed: int64 ().
@@ -243,14 +298,18 @@ def gumbel(seed: torch.Tensor, positions: torch.Tensor, vocab: int) -> torch.Ten
     """
     key = _splitmix(_splitmix(seed) ^ positions)[:, None]  # (n, 1)
     tokens = torch.arange(vocab, device=positions.device)  # (V,)
-    drawn = _lowbias(_lowbias(tokens ^ (key & _HALF)) ^ (key >> 32 & _HALF))  # (n, V), 0 to 2^32 - 1
+    drawn = _lowbias(
+        _lowbias(tokens ^ (key & _HALF)) ^ (key >> 32 & _HALF)
+    )  # (n, V), 0 to 2^32 - 1
     # in (0, 1): small values, which make large noise, are exact; some large values would round to 1
     share = ((drawn.float() + 0.5) * 2.0**-32).clamp(max=1 - 2.0**-24)
     return -torch.log(-torch.log1p(-share))
 
 
 def _splitmix(number: torch.Tensor) -> torch.Tensor:
-    """A step of splitmix64 (Steele, Lea and Flood 2014): int64 to int64, one to one, overflows wrapping."""
+    """A step of splitmix64 (Steele, Lea and Flood 2014): int64 to int64, one to one, overflows
+    wrapping.
+    """
     number = number + _signed(0x9E3779B97F4A7C15)
     number = (number ^ _down(number, 30)) * _signed(0xBF58476D1CE4E5B9)
     number = (number ^ _down(number, 27)) * _signed(0x94D049BB133111EB)
@@ -258,7 +317,9 @@ def _splitmix(number: torch.Tensor) -> torch.Tensor:
 
 
 def _lowbias(number: torch.Tensor) -> torch.Tensor:
-    """Wellons' hash of 32 bits (nullprogram.com/blog/2018/07/31), one to one; of int64 the lower half counts."""
+    """Wellons' hash of 32 bits (nullprogram.com/blog/2018/07/31), one to one; of int64 the lower
+    half counts.
+    """
     number = (number ^ number >> 16) * 0x7FEB352D & _HALF
     number = (number ^ number >> 15) * 0x846CA68B & _HALF
     return number ^ number >> 16
@@ -278,7 +339,9 @@ def _processors(sampling: Sampling) -> list[Processor]:
     """List the processors in `generate`'s order: the penalty, then the caller's own."""
     if sampling.repetition_penalty == 1:
         return list(sampling.processors)
-    from transformers import RepetitionPenaltyLogitsProcessor  # not above: greedy decoding needs none of it
+    from transformers import (
+        RepetitionPenaltyLogitsProcessor,
+    )  # not above: greedy decoding needs none of it
 
     return [RepetitionPenaltyLogitsProcessor(sampling.repetition_penalty), *sampling.processors]
 
@@ -304,7 +367,8 @@ def _warpers(sampling: Sampling) -> list[Any]:
 def argmax(logits: torch.Tensor) -> torch.Tensor:
     """Return each row's arg-max, the first of equals: (n, V) -> (n,), exactly torch.argmax.
 
-    On the CPU, torch's arg-max is not vectorised along a row, NumPy's is: 106 us against 28 us for 81 x 2048. bfloat16,
+    On the CPU, torch's arg-max is not vectorised along a row, NumPy's is: 106 us against 28 us for
+    81 x 2048. bfloat16,
     which NumPy lacks, is converted to float32: 252 us against 20 us for 1 x 49152.
     """
     if logits.device.type != "cpu":
@@ -313,12 +377,16 @@ def argmax(logits: torch.Tensor) -> torch.Tensor:
 
 
 def top_k(logits: torch.Tensor, k: int) -> torch.Tensor:
-    """Return each row's top-k, best first: (n, V) -> (n, k), as torch.topk; the order of equals is undefined."""
+    """Return each row's top-k, best first: (n, V) -> (n, k), as torch.topk; the order of equals is
+    undefined.
+    """
     return _greatest(logits, k)[1]
 
 
 def candidates_of(logits: torch.Tensor, k: int, log_probs: bool = False) -> Candidates:
-    """Return a drafter's candidates: the top-k of logits and, if asked for, their log-probs; None for the rest."""
+    """Return a drafter's candidates: the top-k of logits and, if asked for, their log-probs; None
+    for the rest.
+    """
     if log_probs:
         return top_k_log_probs(logits, k)
     return top_k(logits, k) if k else None, None
@@ -327,9 +395,10 @@ def candidates_of(logits: torch.Tensor, k: int, log_probs: bool = False) -> Cand
 def top_k_log_probs(logits: torch.Tensor, k: int) -> tuple[torch.Tensor, torch.Tensor]:
     """Return each row's top-k, best first, and the log2 of their probabilities: (n, k) twice.
 
-    The softmax's denominator is estimated from the maxima of groups of columns, which finding the top-k computes, too:
-    the sum of all V exponentials would take longer than the rest of a step's host work. The estimate is good if few
-    tokens are likely; for a flat distribution of 128,000 tokens the log-probs are some eight too large.
+    The softmax's denominator is estimated from the maxima of groups of columns, which finding the
+    top-k computes, too: the sum of all V exponentials would take longer than the rest of a step's
+    host work. The estimate is good if few tokens are likely; for a flat distribution of 128,000
+    tokens the log-probs are some eight too large.
     """
     greatest, best, maxima = _greatest(logits, k)
     if maxima is None or maxima.shape[1] < GROUPS_OF_MAXIMA // 2:
@@ -342,11 +411,16 @@ def top_k_log_probs(logits: torch.Tensor, k: int) -> tuple[torch.Tensor, torch.T
     return best, log_probs.nan_to_num(-math.inf, neginf=-math.inf)  # of logits that are NaN
 
 
-def _greatest(logits: torch.Tensor, k: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
-    """Return each row's top-k logits and their columns, (n, k) each, and the maxima of groups of columns if computed.
+def _greatest(
+    logits: torch.Tensor, k: int
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
+    """Return each row's top-k logits and their columns, (n, k) each, and the maxima of groups of
+    columns if computed.
 
-    The columns are dealt to g groups. The top-k lie in the k groups with the greatest maxima, so that torch.topk only
-    has to search g maxima and k groups: 1377 us against 798 us for 81 x 32000 (a CPU, two threads). On CUDA,
+    The columns are dealt to g groups. The top-k lie in the k groups with the greatest maxima, so
+    that torch.topk only
+    has to search g maxima and k groups: 1377 us against 798 us for 81 x 32000 (a CPU, two threads).
+    On CUDA,
     torch.topk reads long rows several times; the gain is unmeasured.
     """
     n, vocab = logits.shape
@@ -356,13 +430,17 @@ def _greatest(logits: torch.Tensor, k: int) -> tuple[torch.Tensor, torch.Tensor,
     dealt = logits.reshape(n, -1, groups)  # (n, V / g, g): column c is in group c % g
     maxima = dealt.amax(dim=1)
     best = maxima.topk(k, dim=-1).indices  # (n, k): the groups
-    inside = dealt.gather(2, best[:, None, :].expand(-1, vocab // groups, -1)).view(n, -1)  # (n, V / g * k)
+    inside = dealt.gather(2, best[:, None, :].expand(-1, vocab // groups, -1)).view(
+        n, -1
+    )  # (n, V / g * k)
     greatest, index = inside.topk(k, dim=-1)  # (n, k)
     row = index.div(k, rounding_mode="floor")
     return greatest, torch.add(best.gather(1, index % k), row, alpha=groups), maxima
 
 
 def _groups(vocab: int, k: int) -> int:
-    """Return the number of groups: a power of two that divides V, near sqrt(k V), where the two searches balance."""
+    """Return the number of groups: a power of two that divides V, near sqrt(k V), where the two
+    searches balance.
+    """
     powers = vocab & -vocab  # the greatest power of two that divides V
     return min(powers, 1 << round(math.log2(k * vocab) / 2))

@@ -1,8 +1,9 @@
 """Who sees whom in a forward over a cache.
 
-Each sequence has a stretch of the cache of its own: its committed columns, then a column for each of its rows. A row
-sees its sequence's committed columns, itself and its ancestors. `Sight` says so in one table on the device; `additive`
-makes the masks that all other attention takes.
+Each sequence has a stretch of the cache of its own: its committed columns, then a column for each
+of its rows. A row
+sees its sequence's committed columns, itself and its ancestors. `Sight` says so in one table on the
+device; `additive` makes the masks that all other attention takes.
 """
 
 from __future__ import annotations
@@ -15,17 +16,20 @@ import torch
 from numpy.typing import NDArray
 
 WORD = 64  # bits of an int64, in which ancestors are packed
-# Columns of a table: of sequence s in row s its first row and number of rows; of each row its sequence's first column
-# and number of committed columns, and from WORDS on the row's ancestors among its sequence's rows
+# Columns of a table: of sequence s in row s its first row and number of rows; of each row its
+# sequence's first column and number of committed columns, and from WORDS on the row's ancestors
+# among its sequence's rows
 FIRST, COUNT, BASE, LENGTH, WORDS = range(5)
-ALIGNED = 16  # numbers: CUDA's kernels take rows that begin at a multiple of this, and copy all others first
+# numbers: CUDA's kernels take rows that begin at a multiple of this, and copy all others first
+ALIGNED = 16
 
 
 class Sight(NamedTuple):
     """Who sees whom: a row its sequence's committed columns, itself and its ancestors.
 
     Attributes:
-        table: int64 (n, 4 + ceil(n / 64)), as the numbers above say, on the device. Each row is of one sequence.
+        table: int64 (n, 4 + ceil(n / 64)), as the numbers above say, on the device. Each row is of
+            one sequence.
         sequences: S, at most n; those of no rows have zeros.
     """
 
@@ -39,31 +43,39 @@ class Sight(NamedTuple):
 
     @property
     def as_mask(self) -> torch.Tensor:
-        """The table in a form that transformers hands to each layer's attention unread: int64 (1, S, n, columns)."""
+        """The table in a form that transformers hands to each layer's attention unread: int64 (1,
+        S, n, columns).
+        """
         return self.table.expand(1, self.sequences, -1, -1)
 
     def seen(self, columns: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return what each row sees of a cache's first columns, without reading a value on the host.
+        """Return what each row sees of a cache's first columns, without reading a value on the
+        host.
 
         Returns:
-            bool (n, columns), which it sees; int64 (n, columns), which column of the row's own stretch each is.
+            bool (n, columns), which it sees; int64 (n, columns), which column of the row's own
+            stretch each is.
         """
         table = self.table
         index = torch.arange(columns, device=table.device) - table[:, BASE, None]
         drafted = index - table[:, LENGTH, None]  # which of the sequence's rows, if not negative
         bits = drafted.clamp(0, WORD * (table.shape[1] - WORDS) - 1)
-        is_ancestor = (table[:, WORDS:].gather(1, bits // WORD) >> bits % WORD & 1).bool() & (drafted == bits)
+        is_ancestor = (table[:, WORDS:].gather(1, bits // WORD) >> bits % WORD & 1).bool() & (
+            drafted == bits
+        )
         return (index >= 0) & ((drafted < 0) | is_ancestor), index
 
 
 def fill_table(
-    table: NDArray[np.int64], ancestors: Sequence[NDArray[np.bool_]], stretches: Sequence[tuple[int, int]]
+    table: NDArray[np.int64],
+    ancestors: Sequence[NDArray[np.bool_]],
+    stretches: Sequence[tuple[int, int]],
 ) -> None:
     """Fill a table of n rows on the host.
 
     Args:
-        ancestors: of each sequence, bool (m, m); the sum of m is at most n. Further rows are the last sequence's and
-            see no other row, as `Sight` has no rows of nobody.
+        ancestors: of each sequence, bool (m, m); the sum of m is at most n. Further rows are the
+            last sequence's and see no other row, as `Sight` has no rows of nobody.
         stretches: of each sequence, its first column and number of committed ones.
     """
     n = len(table)
@@ -85,7 +97,8 @@ def fill_table(
 
 
 def additive(visible: torch.Tensor, dtype: torch.dtype, past: int = 0) -> torch.Tensor:
-    """Return the additive mask (n, past + m) of rows that see `past` columns, and then these m: bool (n, m).
+    """Return the additive mask (n, past + m) of rows that see `past` columns, and then these m:
+    bool (n, m).
 
     Additive, not bool, as `eager` attention silently misreads a bool mask.
     """

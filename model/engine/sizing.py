@@ -1,19 +1,23 @@
 """The size of a draft, learnt while decoding: `nodes="auto"`.
 
-A drafter estimates each node's acceptance probability, best first, so n nodes promise 1 + (the sum of the first n)
-tokens. T(n), the time of a step of n nodes, is the median of the last such steps, for a few sizes. A step takes the
-size with the greatest tokens - speed * T(n); speed is recent tokens per second (Dinkelbach's way to the best quotient).
+A drafter estimates each node's acceptance probability, best first, so n nodes promise 1 + (the sum
+of the first n) tokens. T(n), the time of a step of n nodes, is the median of the last such steps,
+for a few sizes. A step takes the size with the greatest tokens - speed * T(n); speed is recent
+tokens per second (Dinkelbach's way to the best quotient).
 
-- Estimate unmeasured sizes by scaling the prior curve to the nearest measurement. T(n) is taken as optimistically as
-  its samples allow, so sizes that may be better are tried, and others are not.
-- If the newest steps take much more or less time than the steps before them, all sizes are measured anew.
-- Gains and losses are counted in plain-step times. An answer may lose `allowed` more than it won. Then steps are
-  plain, and drafting is tried again from time to time: where drafts are worthless, 200 tokens lose about 3 % on a calm
-  CPU and 5 % at worst; on an H200 4 % and 7 %. With 30 % noise no bound holds: one answer of 1,600 lost 10 %, as step
-  times that scatter so much cannot be distinguished in 200 steps (see the simulation in the tests).
-- Drafts may pay only once tables are full, and filling them by drafts can cost more than `allowed`. So if plain steps
-  can teach (`teaches`), the steps of a rest are drafts without nodes, whose one row is learnt, while that costs 3 % or
-  less.
+- Estimate unmeasured sizes by scaling the prior curve to the nearest measurement. T(n) is taken as
+  optimistically as its samples allow, so sizes that may be better are tried, and others are not.
+- If the newest steps take much more or less time than the steps before them, all sizes are measured
+  anew.
+- Gains and losses are counted in plain-step times. An answer may lose `allowed` more than it won.
+  Then steps are plain, and drafting is tried again from time to time: where drafts are worthless,
+  200 tokens lose about 3 % on a calm
+  CPU and 5 % at worst; on an H200 4 % and 7 %. With 30 % noise no bound holds: one answer of 1,600
+  lost 10 %, as step times that scatter so much cannot be distinguished in 200 steps (see the
+  simulation in the tests).
+- Drafts may pay only once tables are full, and filling them by drafts can cost more than `allowed`.
+  So if plain steps can teach (`teaches`), the steps of a rest are drafts without nodes, whose one
+  row is learnt, while that costs 3 % or less.
 """
 
 from __future__ import annotations
@@ -34,9 +38,12 @@ from numpy.typing import NDArray
 from ..errors import UserError
 
 MAX_AUTO = 80  # nodes of nodes=auto
-PROMPT_ROWS = 64  # rows of the prompt's last tokens; a row of logits takes 1/100 of a step of SmolLM2 on a CPU
-# A draft of n nodes also writes n rows, which later drafts use: with n rows a step, acceptance is about
-# ((n + 1) / (m + 1)) ** FILLING times that with m rows. Measured on the embedded model, n from 4 to 80.
+# rows of the prompt's last tokens; a row of logits takes 1/100 of a step of SmolLM2 on a CPU
+PROMPT_ROWS = 64
+# A draft of n nodes also writes n rows, which later drafts use: with n rows a step, acceptance is
+# about
+# ((n + 1) / (m + 1)) ** FILLING times that with m rows. Measured on the embedded model, n from 4 to
+# 80.
 FILLING = 0.2
 
 Likelihoods = Sequence[float] | NDArray[np.float64]  # of the root, 1, and of the nodes, best first
@@ -44,15 +51,20 @@ Likelihoods = Sequence[float] | NDArray[np.float64]  # of the root, 1, and of th
 
 @dataclass(frozen=True)
 class Policy:
-    """What is tried on a kind of device, and what drafting may cost there. Times are in plain steps."""
+    """What is tried on a kind of device, and what drafting may cost there. Times are in plain
+    steps.
+    """
 
     sizes: tuple[int, ...]  # nodes below the root
-    start: int  # the size of the first `min_samples` drafts, whatever they promise, so that the tables fill
+    # the size of the first `min_samples` drafts, whatever they promise, so that the tables fill
+    start: int
     slope: float  # estimated time of a node before any sample
     overhead: float = 0.02  # estimated time of drafting
     window: int = 32  # steps in an average
     min_samples: int = 8  # newest samples that suffice to notice another machine
-    uncertainty: float = 0.2  # relative error of unmeasured times; they change by more on another machine
+    uncertainty: float = (
+        0.2  # relative error of unmeasured times; they change by more on another machine
+    )
     probe: int = 4  # steps between two plain ones, at first
     rest: int = 16  # steps until drafting is tried again, at first
     rest_per_loss: int = 40  # least steps of a rest for each plain step lost
@@ -64,7 +76,8 @@ class Policy:
     saved: float = 16.0  # greatest gain that is counted
 
 
-# On CUDA, a size and the root fill the tiles of the matrix units, and sizes are few, as each is captured separately.
+# On CUDA, a size and the root fill the tiles of the matrix units, and sizes are few, as each is
+# captured separately.
 POLICIES = {
     "cpu": Policy((0, 2, 4, 8, 12, 16, 24, 40), start=8, slope=0.03),
     "cuda": Policy((0, 3, 7, 15, 31, 63), start=31, slope=0.004, taught_trial=2.0),
@@ -80,11 +93,14 @@ class StepTimes:
 
     Attributes:
         seconds: T(n); it never falls.
-        optimistic: T(n) less its standard error; infinite for sizes beyond the next one after the measured ones.
+        optimistic: T(n) less its standard error; infinite for sizes beyond the next one after the
+            measured ones.
     """
 
     def __init__(self, prior: Sequence[float], policy: Policy, start: int) -> None:
-        self._policy, self._start, self._noise = policy, start, 0.0
+        self._policy = policy
+        self._start = start
+        self._noise = 0.0
         self._samples: list[deque[float]] = [deque(maxlen=policy.window) for _ in prior]
         self._latest: deque[tuple[int, float]] = deque(maxlen=policy.window)  # index, seconds
         self.restart(prior)
@@ -98,7 +114,9 @@ class StepTimes:
             samples.clear()
 
     def observe(self, index: int, seconds: float) -> bool:
-        """Add a step. Return True if the newest steps show another machine; times are then measured anew."""
+        """Add a step. Return True if the newest steps show another machine; times are then measured
+        anew.
+        """
         newest = self._policy.min_samples
         if not self._latest:  # the prior was in plain steps, or is of another process
             self.restart([seconds / self.seconds[index] * t for t in self.seconds])
@@ -132,23 +150,31 @@ class StepTimes:
         for index, prior in enumerate(self._prior):
             nearest = min(measured, key=lambda other: abs(other - index))
             times.append(self._medians[nearest] * prior / self._prior[nearest])
-        above, below = accumulate(times, max), [*accumulate(reversed(times), min)][::-1]
+        above = accumulate(times, max)
+        below = [*accumulate(reversed(times), min)][::-1]
         self.seconds = [(a + b) / 2 for a, b in zip(above, below, strict=True)]
-        errors = [self._noise / math.sqrt(len(s)) if s else self._policy.uncertainty for s in self._samples]
-        self.optimistic = [t * (1.0 - min(error, 0.5)) for t, error in zip(self.seconds, errors, strict=True)]
+        errors = [
+            self._noise / math.sqrt(len(s)) if s else self._policy.uncertainty
+            for s in self._samples
+        ]
+        self.optimistic = [
+            t * (1.0 - min(error, 0.5)) for t, error in zip(self.seconds, errors, strict=True)
+        ]
         end = max(measured[-1], self._start) + 2
         self.optimistic[end:] = [math.inf] * len(self.optimistic[end:])
 
 
 class Sizing:
-    """Chooses sizes and learns T(n). Sequences may take turns: a step is `begin_step`, `choose` unless it is plain, and
-    `observe`. In a step of w sequences each of them chooses. T(n) is learnt for each w, of n nodes a sequence.
+    """Chooses sizes and learns T(n). Sequences may take turns: a step is `begin_step`, `choose`
+    unless it is plain, and `observe`. In a step of w sequences each of them chooses. T(n) is learnt
+    for each w, of n nodes a sequence.
 
     Args:
         nodes: auto, or auto:N for at most N.
         device: of the target; its kind says which sizes are tried.
         filling: see FILLING; 0 where a draft's nodes teach nothing.
-        teaches: the steps of a rest draft 0 nodes, so that the drafter learns from them, but for a few plain ones.
+        teaches: the steps of a rest draft 0 nodes, so that the drafter learns from them, but for a
+            few plain ones.
 
     Attributes:
         sizes: nodes below the root, ascending from 0.
@@ -158,35 +184,55 @@ class Sizing:
         UserError: `nodes` is another word.
     """
 
-    def __init__(self, nodes: str, device: torch.device, *, filling: float = FILLING, teaches: bool = False) -> None:
-        limit, self._policy = budget_of(nodes), POLICIES["cuda" if device.type == "cuda" else "cpu"]
+    def __init__(
+        self, nodes: str, device: torch.device, *, filling: float = FILLING, teaches: bool = False
+    ) -> None:
+        limit = budget_of(nodes)
+        self._policy = POLICIES["cuda" if device.type == "cuda" else "cpu"]
         policy = self._policy
         self.sizes = [n for n in policy.sizes if n < limit] + [limit]
         self._start = min(bisect_left(self.sizes, policy.start), len(self.sizes) - 1)
         self._filling = [filling * math.log1p(n) for n in self.sizes]
-        self._teaches, self._at_rest = teaches, False
+        self._teaches = teaches
+        self._at_rest = False
         self._trial = policy.taught_trial if teaches else policy.trial
         self._times_of: dict[int, StepTimes] = {}  # by width
         self._times = self._of_width(1)
-        self._since_plain, self._probe, self._drafts = policy.probe, policy.probe, 0
+        self._since_plain = policy.probe
+        self._probe = policy.probe
+        self._drafts = 0
         self.reset()
 
     def reset(self) -> None:
-        """Forget expected tokens, chosen sizes, gains and losses; step times stay, as they are the machine's."""
-        self.resting, self.balance = False, self._policy.allowed
-        self._left, self._rest = 0, self._policy.rest  # steps until the next trial, and in the next rest
-        self._recent = [1.0, 1.0]  # a step's recent average of tokens, and of its time in plain steps
+        """Forget expected tokens, chosen sizes, gains and losses; step times stay, as they are the
+        machine's.
+        """
+        self.resting = False
+        self.balance = self._policy.allowed
+        # steps until the next trial, and in the next rest
+        self._left = 0
+        self._rest = self._policy.rest
+        self._recent = [
+            1.0,
+            1.0,
+        ]  # a step's recent average of tokens, and of its time in plain steps
         self._promised = [1.0] * len(self.sizes)
-        self._used, self._expected, self._tokens = [0] * (1 + len(self.sizes)), [0.0] * len(self.sizes), 0.0
+        self._used = [0] * (1 + len(self.sizes))
+        self._expected = [0.0] * len(self.sizes)
+        self._tokens = 0.0
 
     def _of_width(self, width: int) -> StepTimes:
         """Return the times of steps of so many sequences."""
         if width not in self._times_of:
             policy = self._policy
-            slope = policy.slope * width / (1.0 + policy.slope * (width - 1))  # a plain step has `width` rows
+            slope = (
+                policy.slope * width / (1.0 + policy.slope * (width - 1))
+            )  # a plain step has `width` rows
             prior = [1.0, *(1.0 + policy.overhead + slope * n for n in self.sizes)]
             self._times_of[width] = StepTimes(prior, policy, 1 + self._start)
-            self._since_plain = policy.backoff * policy.probe  # so the first step of this width is plain
+            self._since_plain = (
+                policy.backoff * policy.probe
+            )  # so the first step of this width is plain
         return self._times_of[width]
 
     @property
@@ -198,7 +244,8 @@ class Sizing:
         """Begin a sequence: whatever others gained, it may lose no more than `allowed`.
 
         Returns:
-            For how many last tokens of the prompt logits are worth computing, if the drafter learns from them.
+            For how many last tokens of the prompt logits are worth computing, if the drafter learns
+            from them.
         """
         self.balance = min(self.balance, self._policy.allowed)
         return 0 if self.resting else PROMPT_ROWS
@@ -207,23 +254,29 @@ class Sizing:
         """Begin a step of so many sequences.
 
         Returns:
-            True if the step must be plain: to measure plain steps, or because drafting does not pay.
+            True if the step must be plain: to measure plain steps, or because drafting does not
+                pay.
         """
         self._times = self._of_width(width)
-        self._promised, self._since_plain = [1.0] * len(self.sizes), self._since_plain + 1
+        self._promised = [1.0] * len(self.sizes)
+        self._since_plain = self._since_plain + 1
         self._at_rest = self.resting  # in this step
-        is_taught = self._teaches and self._times.optimistic[1] <= self._policy.taught * self.times[0]
+        is_taught = (
+            self._teaches and self._times.optimistic[1] <= self._policy.taught * self.times[0]
+        )
         self._plain = (self._at_rest and not is_taught) or self._since_plain > self._probe
         if self._at_rest:
             self._left -= 1
             if self._left <= 0:
-                self.resting, self.balance = False, max(self.balance, self._trial)
+                self.resting = False
+                self.balance = max(self.balance, self._trial)
         elif self._plain:
             self._probe = min(2 * self._probe, self._policy.backoff * self._policy.probe)
         return self._plain
 
     def choose(self, likelihoods: Likelihoods, following: float = -1.0) -> int:
-        """Return the number of nodes to draft. If fewer are listed, grow the draft to this number, and call again.
+        """Return the number of nodes to draft. If fewer are listed, grow the draft to this number,
+        and call again.
 
         Args:
             likelihoods: of the listed nodes: all nodes, or a draft grown to one of `sizes`.
@@ -231,10 +284,15 @@ class Sizing:
         """
         if self._at_rest:
             return 0
-        sums: list[float] = np.cumsum(likelihoods)[np.minimum(self.sizes, len(likelihoods) - 1)].tolist()
-        starting, end = self._drafts < self._policy.min_samples, bisect_left(self.sizes, len(likelihoods) - 1) + 1
+        sums: list[float] = np.cumsum(likelihoods)[
+            np.minimum(self.sizes, len(likelihoods) - 1)
+        ].tolist()
+        starting = self._drafts < self._policy.min_samples
+        end = bisect_left(self.sizes, len(likelihoods) - 1) + 1
         if following >= 0 and end < len(self.sizes):
-            bounds = [sums[end - 1] + following * (n - self.sizes[end - 1]) for n in self.sizes[end:]]
+            bounds = [
+                sums[end - 1] + following * (n - self.sizes[end - 1]) for n in self.sizes[end:]
+            ]
             worth = self._worth([*sums[:end], *bounds])
             grows = end <= self._start if starting else max(worth[end:]) > max(worth[:end])
             if grows:
@@ -243,17 +301,22 @@ class Sizing:
         chosen = self._start if starting else max(range(len(worth)), key=worth.__getitem__)
         new = sums[chosen], self.times[1 + chosen] / self.times[0]
         self._recent = [
-            mean + (value - mean) / self._policy.window for mean, value in zip(self._recent, new, strict=True)
+            mean + (value - mean) / self._policy.window
+            for mean, value in zip(self._recent, new, strict=True)
         ]
         self._drafts += 1
         return min(self.sizes[chosen], len(likelihoods) - 1)
 
     def observe(self, nodes: int, tokens: float, seconds: float) -> None:
-        """End a step: learn the time of its size, and count its tokens (per sequence) as gain or loss."""
+        """End a step: learn the time of its size, and count its tokens (per sequence) as gain or
+        loss.
+        """
         size = min(bisect_left(self.sizes, nodes), len(self.sizes) - 1)
         index = 0 if self._plain else 1 + size
         if self._times.observe(index, seconds):
-            self._probe, self._left, self._rest = self._policy.probe, 0, self._policy.rest
+            self._probe = self._policy.probe
+            self._left = 0
+            self._rest = self._policy.rest
         self._used[index] += 1
         self._tokens += 1.0 if self._plain else self._promised[size]
         self._expected = [a + b for a, b in zip(self._expected, self._promised, strict=True)]
@@ -263,10 +326,16 @@ class Sizing:
             self._count(tokens - self.times[index] / self.times[0])
 
     def _worth(self, tokens: Sequence[float]) -> list[float]:
-        """Return tokens by size, plus those that its rows add later, minus those otherwise decoded in its time."""
+        """Return tokens by size, plus those that its rows add later, minus those otherwise decoded
+        in its time.
+        """
         mean, seconds = self._recent
-        speed, later, times = mean / seconds / self.times[0], max(mean - 1.0, 0.0), self._times.optimistic[1:]
-        return [n + later * f - speed * t for n, f, t in zip(tokens, self._filling, times, strict=True)]
+        speed = mean / seconds / self.times[0]
+        later = max(mean - 1.0, 0.0)
+        times = self._times.optimistic[1:]
+        return [
+            n + later * f - speed * t for n, f, t in zip(tokens, self._filling, times, strict=True)
+        ]
 
     def _count(self, won: float) -> None:
         """Add a draft's gain, in plain steps, to the balance; rest if too much was lost."""
@@ -275,12 +344,14 @@ class Sizing:
         if self.balance > policy.allowed:
             self._rest = policy.rest
         elif self.balance < 0 and not self.resting:
-            self.resting, self._left = True, max(self._rest, int(-policy.rest_per_loss * self.balance))
+            self.resting = True
+            self._left = max(self._rest, int(-policy.rest_per_loss * self.balance))
             self._rest = min(2 * self._rest, policy.backoff * policy.rest)
 
     def describe(self) -> dict[str, Any]:
         """Return step times, chosen sizes and expected tokens."""
-        steps, plain = sum(self._used), self.times[0]
+        steps = sum(self._used)
+        plain = self.times[0]
         expected = [tokens / max(steps, 1) for tokens in self._expected]
         spent = sum(n * t for n, t in zip(self._used, self.times, strict=True))
         return {
@@ -288,21 +359,29 @@ class Sizing:
             "step_seconds": self.times[1:],
             "plain_seconds": plain,
             "expected_accepted": [tokens - 1.0 for tokens in expected],
-            "predicted_speedup_by_size": [plain * n / t for n, t in zip(expected, self.times[1:], strict=True)],
+            "predicted_speedup_by_size": [
+                plain * n / t for n, t in zip(expected, self.times[1:], strict=True)
+            ],
             "plain_steps": self._used[0],
             "steps_by_size": self._used[1:],
             "predicted_speedup": plain * self._tokens / spent if spent else None,
         }
 
     def state_dict(self) -> dict[str, torch.Tensor]:
-        """`sizing`, float64 (3, 1 + sizes): seconds alone, steps, and expected tokens of a plain step and by size."""
+        """`sizing`, float64 (3, 1 + sizes): seconds alone, steps, and expected tokens of a plain
+        step and by size.
+        """
         rows = [self._times_of[1].seconds, self._used, [self._tokens, *self._expected]]
         return {"sizing": torch.tensor(rows, dtype=torch.float64)}
 
     def load_state_dict(self, state: dict[str, torch.Tensor]) -> None:
-        """Load saved times and counts, unless they are of other sizes, as another kind of device or budget has."""
+        """Load saved times and counts, unless they are of other sizes, as another kind of device or
+        budget has.
+        """
         saved = state.get("sizing", torch.zeros(0))
-        if not bool((saved.isfinite() & (saved >= 0)).all()) or (saved.dim() == 2 and not bool((saved[0] > 0).all())):
+        if not bool((saved.isfinite() & (saved >= 0)).all()) or (
+            saved.dim() == 2 and not bool((saved[0] > 0).all())
+        ):
             raise UserError("start: the saved step times are no positive numbers")
         self.reset()
         if saved.shape == (3, len(self.times)):
@@ -312,16 +391,21 @@ class Sizing:
 
 
 def steps_in_words(described: dict[str, Any]) -> str:
-    """Return in words the shares of steps by size, largest first, down to a tenth, from `Sizing.describe`."""
+    """Return in words the shares of steps by size, largest first, down to a tenth, from
+    `Sizing.describe`.
+    """
     counts = dict(zip(described["sizes"], described["steps_by_size"], strict=True))
     counts[0] += described["plain_steps"]
-    total, by_count = sum(counts.values()), sorted(counts, key=lambda n: -counts[n])
+    total = sum(counts.values())
+    by_count = sorted(counts, key=lambda n: -counts[n])
     shares = [f"{counts[n] / total:.0%} of {n}" for n in by_count if counts[n] >= total / 10]
     return f"steps: {', '.join(shares)} nodes".replace("%", " %")
 
 
 def finds_size(drafter: Any) -> bool:
-    """True for the class of a drafter that takes `nodes="auto"`: such a class defines `sizing` itself."""
+    """True for the class of a drafter that takes `nodes="auto"`: such a class defines `sizing`
+    itself.
+    """
     return "sizing" in vars(drafter)
 
 

@@ -1,7 +1,9 @@
-"""Static steps have a fixed shape and run on the device, so that each can be captured as one CUDA graph and replayed.
+"""Static steps have a fixed shape and run on the device, so that each can be captured as one CUDA
+graph and replayed.
 
-A DeviceDrafter's whole step is static (`StaticStep`). For other drafters, the forward and the target's choices are
-static (`StaticForward`): drafts of any tree, of one sequence or a batch's, are padded and fed in.
+A DeviceDrafter's whole step is static (`StaticStep`). For other drafters, the forward and the
+target's choices are static (`StaticForward`): drafts of any tree, of one sequence or a batch's, are
+padded and fed in.
 """
 
 from __future__ import annotations
@@ -23,13 +25,17 @@ from .target import Target
 from .tree import Draft, Tree
 from .verification import Commit
 
-BUCKET = 256  # a static step under masks attends over the context, rounded up to a multiple of this; see `bucket_of`
-# Rows of a StaticForward: the smallest of these that holds the draft, so that a few forwards serve all drafts.
+# a static step under masks attends over the context, rounded up to a multiple of this; see
+# `bucket_of`
+BUCKET = 256
+# Rows of a StaticForward: the smallest of these that holds the draft, so that a few forwards serve
+# all drafts.
 ROWS = (1, 8, 16, 24, 32, 48, 64, 96, 128, 160, 192, 224, 256, 320, 384, 448, 512)
 
 
 def bucket_of(tokens: int) -> int:
-    """Return the bucket that holds so many tokens: multiples of BUCKET up to 4 of them, then 6, 8, 12, 16, ...
+    """Return the bucket that holds so many tokens: multiples of BUCKET up to 4 of them, then 6, 8,
+    12, 16, ...
 
     So a context of 4,096 has 8 buckets, not 16, and at most a third of a bucket is read in vain.
     """
@@ -45,7 +51,9 @@ class Setup(NamedTuple):
 
     target: Target
     cache: TreeCache  # not kept alive, as a larger one may replace it
-    bucket: int  # columns of the cache, from the first on, that hold all that the step sees and writes
+    bucket: (
+        int  # columns of the cache, from the first on, that hold all that the step sees and writes
+    )
     choice: Choice | None  # the target's rule; None: sequences with rules of their own
 
 
@@ -53,10 +61,16 @@ class Setup(NamedTuple):
 class Forwarded:
     """The outputs of a forward over n rows, as far as the drafter needs them."""
 
-    choices: torch.Tensor | None  # int64 (n,), the target's token after each node; None: to be chosen from logits
+    choices: (
+        torch.Tensor | None
+    )  # int64 (n,), the target's token after each node; None: to be chosen from logits
     logits: torch.Tensor | None  # (n, V)
-    hidden: torch.Tensor | None = None  # (m, w H), of the n nodes, preceded by a prompt's own if forwarded with it
-    candidates: Candidates | None = None  # top-k and their log-probs, if the forward computed them already
+    hidden: torch.Tensor | None = (
+        None  # (m, w H), of the n nodes, preceded by a prompt's own if forwarded with it
+    )
+    candidates: Candidates | None = (
+        None  # top-k and their log-probs, if the forward computed them already
+    )
 
     def rows(self, rows: slice) -> Forwarded:
         """Return the outputs of some rows."""
@@ -68,13 +82,18 @@ class Forwarded:
 
 
 class StaticStep:
-    """The step of one tree over one bucket of the cache. `run` reads and writes buffers that are never reallocated."""
+    """The step of one tree over one bucket of the cache. `run` reads and writes buffers that are
+    never reallocated.
+    """
 
     def __init__(self, setup: Setup, drafter: DeviceDrafter, tree: Tree) -> None:
         assert setup.choice is not None
-        self.target, self.choice, self._cache = setup.target, setup.choice, weakref.ref(setup.cache)
+        self.target = setup.target
+        self.choice = setup.choice
+        self._cache = weakref.ref(setup.cache)
         # the drafter owns its steps: a cycle would keep its tensors until it is collected
-        self.drafter, self.tree = weakref.proxy(drafter), tree
+        self.drafter = weakref.proxy(drafter)
+        self.tree = tree
         self.length = torch.zeros((), dtype=torch.long, device=self.target.device)
         self._bucket = setup.bucket
         self._nodes = torch.arange(len(tree), device=self.target.device)
@@ -82,19 +101,30 @@ class StaticStep:
         fill_table(table, [tree.host_ancestors.numpy()], [(0, 0)])
         self._sight = Sight(torch.from_numpy(table).to(self.target.device), 1)
         self.commit = Commit(tree, self.length)
-        self.root, self._k = self.commit.root, drafter.needs.candidates
+        self.root = self.commit.root
+        self._k = drafter.needs.candidates
         self._depths = torch.arange(tree.max_depth + 1, device=self.target.device)
-        self.tokens = self.choices = torch.zeros(len(tree), dtype=torch.long, device=self.target.device)
+        self.tokens = self.choices = torch.zeros(
+            len(tree), dtype=torch.long, device=self.target.device
+        )
 
     def run(self) -> None:
-        commit, cache = self.commit, self._cache()
+        commit = self.commit
+        cache = self._cache()
         assert cache is not None
         with self.target.drafting():
             tokens = self.drafter.grow(self.root)  # (n,)
         self._sight.table[:, LENGTH] = self.length
-        positions, write_at = self.tree.depths + self.length, self._nodes + self.length
+        positions = self.tree.depths + self.length
+        write_at = self._nodes + self.length
         logits, hidden = self.target.forward_static(
-            cache, tokens, positions, write_at, self._sight, self._bucket, hidden=self.drafter.needs.hidden
+            cache,
+            tokens,
+            positions,
+            write_at,
+            self._sight,
+            self._bucket,
+            hidden=self.drafter.needs.hidden,
         )
         drawn_at = self._depths + self.length + 1 if self.choice.draws else None
         choices = self.choice.among(logits, drawn_at, self.tree.depths)  # (n,)
@@ -106,7 +136,9 @@ class StaticStep:
             self.drafter.learn(tokens, candidates, commit.accepted)
         if hidden is not None:
             self.drafter.set_hidden(hidden.index_select(0, commit.report[:1]))
-        self.tokens, self.choices = tokens, choices  # to be read before the next step overwrites them
+        # to be read before the next step overwrites them
+        self.tokens = tokens
+        self.choices = choices
 
     def state(self) -> dict[str, torch.Tensor]:
         """Return the tensors that a run writes and that outlive it."""
@@ -115,10 +147,13 @@ class StaticStep:
 
 
 class StaticForward:
-    """A forward of up to n rows with the target's choices, for drafts of any tree, of one or more sequences.
+    """A forward of up to n rows with the target's choices, for drafts of any tree, of one or more
+    sequences.
 
-    All inputs are in one buffer that is never reallocated: each row's token, position and column, and the table of a
-    `Sight`. Unused rows are the last sequence's, see no other row and are seen by none; its stretch has room for them.
+    All inputs are in one buffer that is never reallocated: each row's token, position and column,
+    and the table of a
+    `Sight`. Unused rows are the last sequence's, see no other row and are seen by none; its stretch
+    has room for them.
 
     Args:
         shape: n, and the maximum number of sequences.
@@ -150,14 +185,21 @@ class StaticForward:
     def feed(self, drafts: Sequence[Draft], stretches: Sequence[tuple[int, int]]) -> None:
         """Write the next run's rows.
 
-        The input buffer is free: the last run's report has been read, so that run has read its input.
+        The input buffer is free: the last run's report has been read, so that run has read its
+        input.
 
         Args:
             drafts: of each sequence.
             stretches: of each sequence, its first column and its number of committed ones.
         """
-        tokens, positions, columns, table = (part.numpy() for part in torch.split(self._host, self._sizes))
-        fill_table(table.reshape(self.rows, -1), [draft.tree.host_ancestors.numpy() for draft in drafts], stretches)
+        tokens, positions, columns, table = (
+            part.numpy() for part in torch.split(self._host, self._sizes)
+        )
+        fill_table(
+            table.reshape(self.rows, -1),
+            [draft.tree.host_ancestors.numpy() for draft in drafts],
+            stretches,
+        )
         first = 0
         for draft, (base, length) in zip(drafts, stretches, strict=True):
             count = len(draft.tree)
@@ -172,32 +214,42 @@ class StaticForward:
         tokens[first:] = 0
         self._input.copy_(self._host, non_blocking=True)
         drafted = [draft.tokens for draft in drafts]
-        if any(part.device.type != "cpu" for part in drafted):  # copied without waiting; a method may draft on either
+        if any(
+            part.device.type != "cpu" for part in drafted
+        ):  # copied without waiting; a method may draft on either
             on_device = [part.to(self._input.device) for part in drafted]
             self._input[:first].copy_(torch.cat(on_device) if len(on_device) > 1 else on_device[0])
 
     def run(self) -> None:
         """Forward. Reads no host value."""
-        cache, needs = self._cache(), self._needs
+        cache = self._cache()
+        needs = self._needs
         assert cache is not None
         tokens, positions, columns, table = torch.split(self._input, self._sizes)
         sight = Sight(table.view(self.rows, -1), self.sequences)
         logits, self.hidden = self.target.forward_static(
             cache, tokens, positions, columns, sight, self.bucket, hidden=needs.hidden
         )
-        self.logits = logits if needs.logits or self.choice is None else None  # a graph would keep them for good
+        self.logits = (
+            logits if needs.logits or self.choice is None else None
+        )  # a graph would keep them for good
         if self.choice is not None:
             self.choices = self.choice.among(logits, positions + 1 if self.choice.draws else None)
             self._candidates = candidates_of(logits, needs.candidates, needs.log_probs)
             candidates, log_probs = self._candidates
             numbers = None if log_probs is None else log_probs.double().view(torch.long)
             parts = self.choices[:, None], candidates, numbers
-            self._report = torch.cat([part for part in parts if part is not None], 1)  # int64 (n, 1 + k + k)
+            self._report = torch.cat(
+                [part for part in parts if part is not None], 1
+            )  # int64 (n, 1 + k + k)
 
     def forwarded(self, n: int, *, on_host: bool) -> Forwarded:
-        """Return the outputs of the first n rows; choices and candidates on the host after one transfer, if asked."""
+        """Return the outputs of the first n rows; choices and candidates on the host after one
+        transfer, if asked.
+        """
         logits, hidden = (None if part is None else part[:n] for part in (self.logits, self.hidden))
-        choices, (candidates, log_probs) = self.choices, self._candidates
+        choices = self.choices
+        candidates, log_probs = self._candidates
         if choices is not None and on_host:
             self._host_report.copy_(self._report, non_blocking=True)
             synchronize(self._report.device)
@@ -206,8 +258,12 @@ class StaticForward:
             choices = choices[:, 0]
             candidates = candidates if k else None
             log_probs = log_probs.view(torch.double).float() if self._needs.log_probs else None
-        candidates, log_probs = (None if part is None else part[:n] for part in (candidates, log_probs))
-        return Forwarded(None if choices is None else choices[:n], logits, hidden, (candidates, log_probs))
+        candidates, log_probs = (
+            None if part is None else part[:n] for part in (candidates, log_probs)
+        )
+        return Forwarded(
+            None if choices is None else choices[:n], logits, hidden, (candidates, log_probs)
+        )
 
     def state(self) -> dict[str, torch.Tensor]:
         """Return the tensors that a run writes and that outlive it."""

@@ -5,7 +5,7 @@
 | eager | calls the model as it is |
 | static | has fixed shapes: a `StaticStep` of a `DeviceDrafter`, for other drafters a `StaticForward` |
 | graph | is a static one, captured as a CUDA graph and replayed |
-"""
+"""  # noqa: E501
 
 from __future__ import annotations
 
@@ -25,10 +25,11 @@ from .target import Target
 from .tree import Draft
 from .verification import Verification, verify
 
-# Static steps kept for a drafter on a cache; the least recently used is dropped first. All sizes of nodes=auto over all
-# buckets of 4,096 tokens are fewer, so that none of them is captured twice.
+# Static steps kept for a drafter on a cache; the least recently used is dropped first. All sizes of
+# nodes=auto over all buckets of 4,096 tokens are fewer, so that none of them is captured twice.
 MAX_STEPS = 192
-MAX_SAMPLINGS = 3  # sampling settings whose steps are kept, as conversations with different settings may alternate
+# sampling settings whose steps are kept, as conversations with different settings may alternate
+MAX_SAMPLINGS = 3
 MIN_FREE = 1 << 29  # free bytes of a GPU below which a step is dropped before another one is made,
 MIN_STEPS = 8  # unless fewer are left: all sizes over one bucket would be captured again and again
 Mark = Callable[[str], None]
@@ -53,7 +54,9 @@ class Sequence:
     mark: Mark = unmarked
     end: int = sys.maxsize  # limit of prompt and answer together
     eos: Collection[int] = ()  # ids that end an answer
-    ends: Ends | None = None  # asked once after each token, given the text so far: True if the answer ends there
+    ends: Ends | None = (
+        None  # asked once after each token, given the text so far: True if the answer ends there
+    )
     ended: bool = False  # True once `ends` was True
     asked: int = 0  # the length of the text last given to `ends`
     overflowed: bool = False  # True once a token of the text had states that are NaN
@@ -66,7 +69,8 @@ class Sequence:
     def settle(self, tokens: list[int], cache: TreeCache, columns: Any) -> None:
         """Make a step's tokens 0 from where the model itself overflows on.
 
-        A plain forward's logits are all NaN after a token whose states are NaN, and their arg-max is 0.
+        A plain forward's logits are all NaN after a token whose states are NaN, and their arg-max
+        is 0.
 
         Args:
             columns: where the cache has the tokens after which these were chosen.
@@ -101,16 +105,21 @@ def conclude(
     """
     drafter = session.drafter
     if len(draft.tree) > drafter.max_nodes:
-        raise UserError(f"{type(drafter).__name__}: a draft of {len(draft.tree)} nodes is over its max_nodes")
+        raise UserError(
+            f"{type(drafter).__name__}: a draft of {len(draft.tree)} nodes is over its max_nodes"
+        )
     assert forwarded.choices is not None
     verification = verify(draft, forwarded.choices)
     mark("verify")
     verification.cut(over)
-    tree, count = draft.tree, len(verification.tokens)  # tokens that were cut are not committed
+    # tokens that were cut are not committed
+    tree = draft.tree
+    count = len(verification.tokens)
     if cache is not None:
         cache.commit(count, None if tree.is_chain else tree.below(verification.node)[: count - 1])
     mark("commit")
-    needs, logits = drafter.needs, forwarded.logits
+    needs = drafter.needs
+    logits = forwarded.logits
     if needs.logits:
         verification.logits = logits
     if needs.candidates:
@@ -129,26 +138,37 @@ def conclude(
 class Step:
     """Takes a sequence's steps: draft, forward, verify, commit, observe.
 
-    A `StaticStep` runs on the device: root, length and draft stay there, and one small tensor is read back.
+    A `StaticStep` runs on the device: root, length and draft stay there, and one small tensor is
+    read back.
 
     Raises:
         UserError: the sampling reads the text, but the execution needs steps of fixed shape.
     """
 
     def __init__(self, sequence: Sequence) -> None:
-        self.sequence, self.executor = sequence, Executor.of(sequence)
-        self.on_device = self.executor.execution != "eager" and isinstance(sequence.session, DeviceSession)
+        self.sequence = sequence
+        self.executor = Executor.of(sequence)
+        self.on_device = self.executor.execution != "eager" and isinstance(
+            sequence.session, DeviceSession
+        )
         self._plain = self.executor.idle.session()
-        self._last: StaticStep | None = None  # holds root and length on the device; None: the host has them
+        self._last: StaticStep | None = (
+            None  # holds root and length on the device; None: the host has them
+        )
 
     def __call__(self) -> Verification:
-        sequence, sizing = self.sequence, self.sequence.session.drafter.sizing
+        sequence = self.sequence
+        sizing = self.sequence.session.drafter.sizing
         is_plain = sizing is not None and sizing.begin_step()
         session = self._plain if is_plain else sequence.session
-        self.executor.choice.set_seed(sequence.sampling.seed)  # sequences with other seeds may take steps in between
+        self.executor.choice.set_seed(
+            sequence.sampling.seed
+        )  # sequences with other seeds may take steps in between
         start = sequence.cache.length
         verification = self._on_device(session) if self.on_device else self._on_host(session)
-        sequence.settle(verification.tokens, sequence.cache, range(start, start + len(verification.tokens)))
+        sequence.settle(
+            verification.tokens, sequence.cache, range(start, start + len(verification.tokens))
+        )
         if is_plain:
             sequence.session.skip(verification.tokens)
         return verification
@@ -161,26 +181,39 @@ class Step:
             draft = session.likeliest_chain(draft)
         sequence.mark("draft")
         forwarded = self.executor.forward(sequence, draft, session.drafter)
-        return conclude(session, draft, forwarded, over=sequence.over, cache=sequence.cache, mark=sequence.mark)
+        return conclude(
+            session, draft, forwarded, over=sequence.over, cache=sequence.cache, mark=sequence.mark
+        )
 
     def _on_device(self, session: Any) -> Verification:
-        sequence, drafter = self.sequence, session.drafter
+        sequence = self.sequence
+        drafter = session.drafter
         session.choose()
 
         def place(step: StaticStep) -> None:
             step.root.fill_(sequence.text[-1])
             step.length.fill_(sequence.cache.length)
 
-        tree, choice = drafter.tree, self.executor.choice
+        tree = drafter.tree
+        choice = self.executor.choice
         step, launch = self.executor.made(
-            StaticStep, drafter, (tree, drafter.source), len(tree), sequence.cache, place, sequence.mark, choice
+            StaticStep,
+            drafter,
+            (tree, drafter.source),
+            len(tree),
+            sequence.cache,
+            place,
+            sequence.mark,
+            choice,
         )
         if step is not self._last:
             place(step)
             self._last = step
         launch()
         draft = Draft(step.tree, step.tokens, drafter.source)
-        verification = Verification.of_report(draft, step.choices, step.commit.accepted, step.commit.read())
+        verification = Verification.of_report(
+            draft, step.choices, step.commit.accepted, step.commit.read()
+        )
         sequence.mark("step")
         sequence.cache.length += step.tree.depth_of[verification.node] + 1
         verification.cut(sequence.over)
@@ -196,36 +229,49 @@ class Executor:
     Attributes:
         choice: the target's rule, for the sequence of the current step.
         idle: a drafter that drafts and learns nothing, for the plain steps of another drafter.
-        setup_s: seconds spent on making static steps so far, capturing included. They do not count as decoding:
-            the first prompt pays for a shape, and a later one only after MAX_STEPS others.
+        setup_s: seconds spent on making static steps so far, capturing included. They do not count
+            as decoding: the first prompt pays for a shape, and a later one only after MAX_STEPS
+                others.
 
     Raises:
         UserError: the target has no such execution.
     """
 
-    def __init__(self, target: Target, sampling: Sampling = GREEDY, execution: str = "eager") -> None:
-        self.target, self.execution = target, target.check_execution(execution)
-        self.choice, self._choices = Choice(sampling, target.device), dict[Sampling, Choice]()  # by settings, seed 0
+    def __init__(
+        self, target: Target, sampling: Sampling = GREEDY, execution: str = "eager"
+    ) -> None:
+        self.target = target
+        self.execution = target.check_execution(execution)
+        # by settings, seed 0
+        self.choice = Choice(sampling, target.device)
+        self._choices = dict[Sampling, Choice]()
         self.idle = DeviceDrafter(target.device)
-        self.setup_s, self.made_for = 0.0, (0, ())  # capacity of the cache, mode of the model
-        self._steps: dict[tuple[Any, ...], tuple[Any, Callable[[], None]]] = {}  # by drafter, tree or rows, ...
+        # capacity of the cache, mode of the model
+        self.setup_s = 0.0
+        self.made_for = (0, ())
+        self._steps: dict[
+            tuple[Any, ...], tuple[Any, Callable[[], None]]
+        ] = {}  # by drafter, tree or rows, ...
 
     @staticmethod
     def of(sequence: Sequence) -> Executor:
-        """Return the executor for this cache and execution, drawing by this sampling; make it if there is none.
+        """Return the executor for this cache and execution, drawing by this sampling; make it if
+        there is none.
 
         Eager executors hold no steps, so they are not kept. Raises UserError as `Step` says.
         """
-        sampling, execution = sequence.sampling, sequence.execution
+        sampling = sequence.sampling
+        execution = sequence.execution
         if execution == "eager":
             return Executor(sequence.target, sampling)
         if sampling.reads_text:
             raise UserError(
-                "sampling: a repetition penalty and other processors that read the text take execution=eager, "
-                f"not {execution}"
+                "sampling: a repetition penalty and other processors that read the text take"
+                f" execution=eager, not {execution}"
             )
         executors = sequence.session.drafter.executors
-        executor, made_for = executors.get(sequence.cache), (sequence.cache.capacity, sequence.target.mode)
+        executor = executors.get(sequence.cache)
+        made_for = (sequence.cache.capacity, sequence.target.mode)
         if executor is None or executor.execution != execution or executor.made_for != made_for:
             executor = executors[sequence.cache] = Executor(sequence.target, sampling, execution)
             executor.made_for = made_for  # buffers or layers were replaced
@@ -233,14 +279,22 @@ class Executor:
         return executor
 
     def _draw_by(self, sampling: Sampling) -> None:
-        """Use the rule of these settings and its steps; drop the rules and steps of all but the last few settings."""
+        """Use the rule of these settings and its steps; drop the rules and steps of all but the
+        last few settings.
+        """
         rule = replace(sampling, seed=0)
-        self.choice = self._choices.pop(rule) if rule in self._choices else Choice(sampling, self.target.device)
+        self.choice = (
+            self._choices.pop(rule)
+            if rule in self._choices
+            else Choice(sampling, self.target.device)
+        )
         self._choices[rule] = self.choice  # now the most recently used
         self.choice.set_seed(sampling.seed)
         while len(self._choices) > MAX_SAMPLINGS:
             oldest = self._choices.pop(next(iter(self._choices)))
-            self._steps = {key: step for key, step in self._steps.items() if step[0].choice is not oldest}
+            self._steps = {
+                key: step for key, step in self._steps.items() if step[0].choice is not oldest
+            }
 
     def forward(self, sequence: Sequence, draft: Draft, drafter: Drafter) -> Forwarded:
         """Forward a draft that the host has."""
@@ -248,12 +302,16 @@ class Executor:
             logits, hidden = self.target.forward(sequence.cache, draft, hidden=drafter.needs.hidden)
             sequence.mark("forward")
             every = drafter.needs.choices
-            choices = self.choice.after(logits, draft, sequence.text, every=every, over=sequence.over)
+            choices = self.choice.after(
+                logits, draft, sequence.text, every=every, over=sequence.over
+            )
             return Forwarded(choices, logits, hidden)
         stretch = 0, sequence.cache.length
         n = len(draft.tree)
         rows = min(rows_of(n), drafter.max_nodes)
-        static, launch = self.static_forward(sequence.cache, [draft], [stretch], drafter, rows, sequence.mark)
+        static, launch = self.static_forward(
+            sequence.cache, [draft], [stretch], drafter, rows, sequence.mark
+        )
         launch()
         forwarded = static.forwarded(n, on_host=draft.tree.device.type == "cpu")
         sequence.mark("forward")
@@ -283,10 +341,14 @@ class Executor:
         shape = rows, cache.stretches
         choice = self.choice if greedy else None
         if self.execution == "eager":
-            forward = StaticForward(Setup(self.target, cache, cache.capacity, choice), drafter, shape)
+            forward = StaticForward(
+                Setup(self.target, cache, cache.capacity, choice), drafter, shape
+            )
             feed(forward)
             return forward, forward.run
-        forward, launch = self.made(StaticForward, drafter, (shape, None), rows, cache, feed, mark, choice)
+        forward, launch = self.made(
+            StaticForward, drafter, (shape, None), rows, cache, feed, mark, choice
+        )
         feed(forward)
         return forward, launch
 
@@ -301,13 +363,16 @@ class Executor:
         mark: Mark,
         choice: Choice | None,
     ) -> tuple[AnyStatic, Callable[[], None]]:
-        """Return the step or forward of this shape for the cache's present length; make it if there is none.
+        """Return the step or forward of this shape for the cache's present length; make it if there
+        is none.
 
         Args:
             feed: gives it an input, for its warm-up.
         """
         bucket = min(bucket_of(cache.length + nodes), cache.capacity)
-        if self.target.attends_by_table or cache.stretches > 1:  # a table reads no other columns than those seen
+        if (
+            self.target.attends_by_table or cache.stretches > 1
+        ):  # a table reads no other columns than those seen
             bucket = cache.capacity
         key = type(drafter), *shape, bucket, choice
         if key not in self._steps:
@@ -316,7 +381,10 @@ class Executor:
             start = time.perf_counter()
             step = kind(Setup(self.target, cache, bucket, choice), drafter, shape[0])
             feed(step)
-            self._steps[key] = (step, self._capture(step) if self.execution == "graph" else step.run)
+            self._steps[key] = (
+                step,
+                self._capture(step) if self.execution == "graph" else step.run,
+            )
             self.target.synchronize()
             self.setup_s += time.perf_counter() - start
             mark("setup")
@@ -324,17 +392,27 @@ class Executor:
         return self._steps[key]
 
     def _drop_oldest(self) -> None:
-        """Drop a step if there are too many or a GPU's memory is short. Plain steps stay, as they are needed again."""
-        if len(self._steps) >= MAX_STEPS or (len(self._steps) >= MIN_STEPS and self._short_of_memory()):
-            drafting = (key for key in self._steps if key[1] is not self.idle.tree and key[1] != (1, 1))
+        """Drop a step if there are too many or a GPU's memory is short. Plain steps stay, as they
+        are needed again.
+        """
+        if len(self._steps) >= MAX_STEPS or (
+            len(self._steps) >= MIN_STEPS and self._short_of_memory()
+        ):
+            drafting = (
+                key for key in self._steps if key[1] is not self.idle.tree and key[1] != (1, 1)
+            )
             self._steps.pop(next(drafting, ()), None)
 
     def _short_of_memory(self) -> bool:
-        """True if a GPU has too little free memory, torch's own reserve included, for one more graph."""
+        """True if a GPU has too little free memory, torch's own reserve included, for one more
+        graph.
+        """
         return self.target.device.type == "cuda" and free_bytes(self.target.device) < MIN_FREE
 
     def _capture(self, step: StaticStep | StaticForward) -> Callable[[], None]:
-        """Capture a graph. Warm-up runs write the drafter's state and the length, which are restored after each."""
+        """Capture a graph. Warm-up runs write the drafter's state and the length, which are
+        restored after each.
+        """
         before = {name: tensor.clone() for name, tensor in step.state().items()}
 
         def restore() -> None:
@@ -346,7 +424,9 @@ class Executor:
             restore()  # the run's tokens lie after the committed ones
 
         try:
-            return self.target.graphs.capture(lambda: step.run(), warm_up)  # `run` is looked up at capture
+            return self.target.graphs.capture(
+                lambda: step.run(), warm_up
+            )  # `run` is looked up at capture
         finally:
             restore()
 

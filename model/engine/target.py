@@ -1,4 +1,6 @@
-"""The target: any transformers causal LM whose layers store keys and values, one forward over a draft at a time."""
+"""The target: any transformers causal LM whose layers store keys and values, one forward over a
+draft at a time.
+"""
 
 from __future__ import annotations
 
@@ -19,18 +21,33 @@ from .attention import Attending
 from .cache import CachePool, LayerShape, TreeCache
 from .checks import TRIAL_ROOM, check_draft, check_model, check_training, unwrapped, warn_untried
 from .devices import Graphs, Turns, give_back, synchronize, turns_of, without_cudnn
-from .layers import Layouts, decoder_layers, device_of, form_of, is_compiled, layer_types, mode_of, probe_layers
+from .layers import (
+    Layouts,
+    decoder_layers,
+    device_of,
+    form_of,
+    is_compiled,
+    layer_types,
+    mode_of,
+    probe_layers,
+)
 from .linear import Copies, copies_of, is_held
 from .sight import ALIGNED, LENGTH, Sight, additive
 from .tree import Draft
 
-# Bytes of a prompt's logits in memory at a time; more on a GPU, where each part takes about as long as a step.
-LOGITS_BYTES, LOGITS_BYTES_GPU = 64 << 20, 1 << 30
-MAX_PENDING = 16  # tokens that are forwarded again with a draft; more of them get a forward of their own
+# Bytes of a prompt's logits in memory at a time; more on a GPU, where each part takes about as long
+# as a step.
+LOGITS_BYTES = 64 << 20
+LOGITS_BYTES_GPU = 1 << 30
+MAX_PENDING = (
+    16  # tokens that are forwarded again with a draft; more of them get a forward of their own
+)
 # Additive (1, 1, n, c), by type of layer if types have different masks
 Masks = torch.Tensor | dict[str, torch.Tensor | None] | None
 Read = Callable[[int, torch.Tensor], None]
-Hidden = tuple[int, ...]  # numbers of hidden states, as in transformers: i is the input of layer i, or
+Hidden = tuple[
+    int, ...
+]  # numbers of hidden states, as in transformers: i is the input of layer i, or
 LAST = -1  # the input of the model's own head, after the final norm
 EXECUTIONS = ("eager", "static", "graph")
 
@@ -39,38 +56,52 @@ class Outputs(NamedTuple):
     """What a forward returns for n tokens."""
 
     logits: torch.Tensor  # (n, V)
-    hidden: torch.Tensor | None = None  # (n, w H), w hidden states side by side, if the forward was asked for them
+    hidden: torch.Tensor | None = (
+        None  # (n, w H), w hidden states side by side, if the forward was asked for them
+    )
 
 
 class Target:
-    """A stock transformers model with two operations on a cache: `prefill`, and `forward` over a draft.
+    """A stock transformers model with two operations on a cache: `prefill`, and `forward` over a
+    draft.
 
-    Sequences borrow caches: successive ones share one, simultaneous ones have one each. Threads that share the model,
+    Sequences borrow caches: successive ones share one, simultaneous ones have one each. Threads
+    that share the model,
     by this target or another one, hold its `turns` for each step.
 
     Args:
         model: a causal LM, by itself or inside torch.compile's or peft's wrapper.
         context: tokens of prompt and answer together. Default: the model's own limit, at most 4096.
-        linear: half: multiply by weights kept in 16 bits, where their values fit, and as onednn elsewhere; onednn: by
-            weights in oneDNN's layout (`linear.packable` says where that is possible); fused: layers with the same
-            input are one product; torch: torch's own; `Layouts`: by number of rows. All but torch change the class of
-            the model's layers; only this target's forwards use the copies (`copies`).
+        linear: half: multiply by weights kept in 16 bits, where their values fit, and as onednn
+            elsewhere; onednn: by weights in oneDNN's layout (`linear.packable` says where that is
+            possible); fused: layers with the same input are one product; torch: torch's own;
+            `Layouts`: by number of rows. All but torch change the class of the model's layers; only
+            this target's forwards use the copies (`copies`).
 
     Raises:
         UserError: the engine cannot drive the model; says why (see `checks`).
     """
 
-    def __init__(self, model: Any, *, context: int | None = None, linear: str | Layouts = "torch") -> None:
+    def __init__(
+        self, model: Any, *, context: int | None = None, linear: str | Layouts = "torch"
+    ) -> None:
         warn_untried()
         self.model = unwrapped(model)
         self.linear = linear if isinstance(linear, Layouts) else Layouts((linear,))
         self._is_compiled = any(is_compiled(module) for module in self.model.modules())
         without_autocast = torch.autocast(device_of(self.model).type, enabled=False)
-        with self.turns, self._uncompiled(), without_autocast, self.copies.used():  # the layers' own may be slow
+        with (
+            self.turns,
+            self._uncompiled(),
+            without_autocast,
+            self.copies.used(),
+        ):  # the layers' own may be slow
             self._examine(context)
 
     def _uncompiled(self) -> AbstractContextManager[Any]:
-        """Run eagerly what the owner compiled in place, as drafts have many shapes and recompilations are limited."""
+        """Run eagerly what the owner compiled in place, as drafts have many shapes and
+        recompilations are limited.
+        """
         return torch.compiler.set_stance("force_eager") if self._is_compiled else nullcontext()
 
     def _examine(self, context: int | None) -> None:
@@ -78,17 +109,24 @@ class Target:
         model = self.model
         self.name = model.config.name_or_path or type(model).__name__
         self.context, takes, self.cache_name = check_model(model, self.name, context)
-        self._keeps_logits, self._takes_positions = "logits_to_keep" in takes, "position_ids" in takes
+        self._keeps_logits = "logits_to_keep" in takes
+        self._takes_positions = "position_ids" in takes
         self.device = device_of(model)
-        self.dtype: torch.dtype = torch.float32 if is_held(model) else model.get_input_embeddings().weight.dtype
+        self.dtype: torch.dtype = (
+            torch.float32 if is_held(model) else model.get_input_embeddings().weight.dtype
+        )
         self.vocab_size: int = model.get_input_embeddings().weight.shape[0]
         self.logits_size: int = model.get_output_embeddings().weight.shape[0]
         self._shapes: list[LayerShape | None] = []
         self._states: list[int] = []
         self._attending = Attending(model)
-        self.kernels: AbstractContextManager[None] = nullcontext()  # of static steps: see CompiledLayers
+        self.kernels: AbstractContextManager[None] = (
+            nullcontext()
+        )  # of static steps: see CompiledLayers
         self.copies.refresh(model, anew=True)
-        if self.linear.copy == "fused":  # one forward finds what layers store and which share their input
+        if (
+            self.linear.copy == "fused"
+        ):  # one forward finds what layers store and which share their input
             self.copies.fuse(model, self._probe)
             give_back(self.device)  # memory of the weights before they were joined
         else:
@@ -99,18 +137,25 @@ class Target:
         self.caches = CachePool(partial(TreeCache, self._shapes, states=self._states), self.context)
         self.attends_by_table = self.device.type == "cpu" and self.can_attend_by_table
         self.graphs = Graphs(self.device)
-        self._form, self.mode = form_of(model), mode_of(model)
-        self.batch_columns: dict[str, int] = {}  # by execution, of the largest batch tried; see `batch.check_batch`
+        self._form = form_of(model)
+        self.mode = mode_of(model)
+        self.batch_columns: dict[
+            str, int
+        ] = {}  # by execution, of the largest batch tried; see `batch.check_batch`
         self.idle_batch: Any = None  # the cache of the last batch; see `batch.Batch`
         check_draft(self, TreeCache(self._shapes, TRIAL_ROOM, self._states))
 
     def __getstate__(self) -> dict[str, Any]:
         """For deep copies: the copied model has turns and copies of its own."""
-        return {name: value for name, value in vars(self).items() if name not in ("turns", "copies")}
+        return {
+            name: value for name, value in vars(self).items() if name not in ("turns", "copies")
+        }
 
     @cached_property
     def turns(self) -> Turns:
-        """Lock held for each step, so that threads can share the model and the methods made for it."""
+        """Lock held for each step, so that threads can share the model and the methods made for
+        it.
+        """
         return turns_of(self.model)
 
     @cached_property
@@ -120,17 +165,23 @@ class Target:
 
     @property
     def changed(self) -> bool:
-        """True if the model was changed since: resized, moved, cast, or with other layers or attention."""
+        """True if the model was changed since: resized, moved, cast, or with other layers or
+        attention.
+        """
         return form_of(self.model) != self._form
 
     def _probe(self) -> None:
         layers = probe_layers(self.model, self.name, self.device, self.cache_name)
         self._shapes, self._windows, self._states = layers
         self._types = layer_types(self.model)
-        self._smallest_window = min((window.size for window in self._windows.values()), default=sys.maxsize)
+        self._smallest_window = min(
+            (window.size for window in self._windows.values()), default=sys.maxsize
+        )
 
     def prepare(self, module: torch.nn.Module) -> None:
-        """Make the linear layers of a drafter's network multiply as the target's do, inside `drafting`."""
+        """Make the linear layers of a drafter's network multiply as the target's do, inside
+        `drafting`.
+        """
         self.copies.refresh(module)
 
     @contextmanager
@@ -141,27 +192,41 @@ class Target:
 
     @cached_property
     def layers(self) -> torch.nn.ModuleList:
-        """Layers between which there are hidden states; `check_hidden` looks them up anew. Raises UserError if none."""
+        """Layers between which there are hidden states; `check_hidden` looks them up anew. Raises
+        UserError if none.
+        """
         return decoder_layers(self.model, self.name)
 
     def check_hidden(self, numbers: Hidden) -> None:
-        """Raise UserError if the model, as it is now, has no hidden state of one of these numbers."""
+        """Raise UserError if the model, as it is now, has no hidden state of one of these
+        numbers.
+        """
         vars(self).pop("layers", None)
         for number in numbers:
             if number != LAST and not 0 <= number < len(self.layers):
                 raise UserError(
-                    f"{self.name}: has no hidden state {number}; there are 0 to {len(self.layers) - 1} and {LAST}"
+                    f"{self.name}: has no hidden state {number}; there are 0 to"
+                    f" {len(self.layers) - 1} and {LAST}"
                 )
 
     def check_execution(self, name: str) -> str:
-        """Return the name of an execution. Raises UserError if this target cannot execute steps so."""
+        """Return the name of an execution. Raises UserError if this target cannot execute steps
+        so.
+        """
         if name not in EXECUTIONS:
             raise UserError(f"execution={name}: there is {', '.join(EXECUTIONS)}")
         if name == "graph" and self.device.type != "cuda":
             raise UserError(f"execution=graph: needs a CUDA device, this model is on {self.device}")
         if name != "eager" and not self.has_fixed_shapes:
-            why = "keeps recurrent states" if self.recurrent else f"is on {', '.join(map(str, self.devices))}"
-            raise UserError(f"execution={name}: this model {why}, and its steps have no fixed shape; use eager or auto")
+            why = (
+                "keeps recurrent states"
+                if self.recurrent
+                else f"is on {', '.join(map(str, self.devices))}"
+            )
+            raise UserError(
+                f"execution={name}: this model {why}, and its steps have no fixed shape; use eager"
+                " or auto"
+            )
         return name
 
     @property
@@ -171,20 +236,35 @@ class Target:
 
     @property
     def can_attend_by_table(self) -> bool:
-        """True if attention may take a `Sight` in place of a mask: by transformers' interface, to the whole text."""
-        by_interface = self._attending.is_sdpa and getattr(self.model, "_supports_attention_backend", False)
+        """True if attention may take a `Sight` in place of a mask: by transformers' interface, to
+        the whole text.
+        """
+        by_interface = self._attending.is_sdpa and getattr(
+            self.model, "_supports_attention_backend", False
+        )
         sparse = any(shape is not None and shape.index_dim for shape in self._shapes)
-        return by_interface and self.has_fixed_shapes and not sparse and self._smallest_window >= self.context
+        return (
+            by_interface
+            and self.has_fixed_shapes
+            and not sparse
+            and self._smallest_window >= self.context
+        )
 
     def cache(
-        self, nodes: int, prompt: Sequence[int] = (), reader: object = None, *, tokens: int | None = None
+        self,
+        nodes: int,
+        prompt: Sequence[int] = (),
+        reader: object = None,
+        *,
+        tokens: int | None = None,
     ) -> AbstractContextManager[TreeCache]:
         """Borrow a cache for one sequence, with room for drafts of `nodes` nodes.
 
         Args:
             prompt: keep its committed beginning for `prefill`, if the model has not changed.
             reader: keep it only if this drafter has read it.
-            tokens: tokens of prompt and answer that fit at first; default: a full context, as static steps need.
+            tokens: tokens of prompt and answer that fit at first; default: a full context, as
+                static steps need.
         """
         check_training(self.model, self.name)
         values = self.copies.refresh(self.model)
@@ -194,7 +274,9 @@ class Target:
         return self.caches.borrowed(self._capacity(nodes, tokens), prompt, committed_by)
 
     def reserve(self, nodes: int) -> None:
-        """Allocate a cache for a full context now, unless there is one; the next sequence gets it."""
+        """Allocate a cache for a full context now, unless there is one; the next sequence gets
+        it.
+        """
         with self.turns:
             self.caches.reserve(self._capacity(nodes))
 
@@ -204,20 +286,24 @@ class Target:
         return -(-(text + nodes) // ALIGNED) * ALIGNED
 
     def _make_room(self, cache: TreeCache, tokens: int, nodes: int) -> None:
-        """Make room for so many tokens before a forward, those of a draft of `nodes` nodes included."""
+        """Make room for so many tokens before a forward, those of a draft of `nodes` nodes
+        included.
+        """
         cache.make_room(tokens, self._capacity(nodes))
 
     def token_budget(self, prompt: list[int], max_new_tokens: int) -> int:
         """Return how many new tokens may follow a prompt.
 
         Raises:
-            UserError: max_new_tokens < 1, the prompt leaves no room for an answer, or the model has no such ids.
+            UserError: max_new_tokens < 1, the prompt leaves no room for an answer, or the model has
+                no such ids.
         """
         if not isinstance(max_new_tokens, Integral) or max_new_tokens < 1:
             raise UserError(f"max_new_tokens={max_new_tokens}: must be a whole number, at least 1")
         if not 1 <= len(prompt) < self.context:
             raise UserError(
-                f"prompt of {len(prompt)} tokens: must have 1 to {self.context - 1} (context {self.context})"
+                f"prompt of {len(prompt)} tokens: must have 1 to {self.context - 1} (context"
+                f" {self.context})"
             )
         if not 0 <= min(prompt) <= max(prompt) < self.vocab_size:
             raise UserError(f"prompt: has ids outside the vocabulary of {self.vocab_size}")
@@ -235,17 +321,21 @@ class Target:
         read: Read = lambda start, logits: None,
         hidden: Hidden = (),
     ) -> Outputs:
-        """Start a sequence: a causal forward, without a mask, over all of the prompt (P tokens) but its last one.
+        """Start a sequence: a causal forward, without a mask, over all of the prompt (P tokens) but
+        its last one.
 
-        Leaves these P - 1 tokens committed: the last one is the first root. A long prompt is forwarded in parts, so
-        that no more than LOGITS_BYTES of logits are in memory.
+        Leaves these P - 1 tokens committed: the last one is the first root. A long prompt is
+        forwarded in parts, so that no more than LOGITS_BYTES of logits are in memory.
 
         Args:
             cache: whatever it holds after `kept` is forgotten.
-            draft: a chain of n nodes that goes with them, its root the prompt's last token; None: n is 0.
-            rows: `read` gets the logits of so many last tokens of the prompt; of the very last one only with a draft.
+            draft: a chain of n nodes that goes with them, its root the prompt's last token; None: n
+                is 0.
+            rows: `read` gets the logits of so many last tokens of the prompt; of the very last one
+                only with a draft.
             kept: number of the prompt's first tokens that the cache has already (`TreeCache.keep`).
-            read: called with the index of a token in the prompt, and the logits (m, V) of m tokens from there on.
+            read: called with the index of a token in the prompt, and the logits (m, V) of m tokens
+                from there on.
             hidden: also return these hidden states.
 
         Returns:
@@ -254,15 +344,23 @@ class Target:
         Raises:
             UserError: the draft is no chain.
         """
-        n, past = 0 if draft is None else len(draft.tree), len(prompt) - 1
+        n = 0 if draft is None else len(draft.tree)
+        past = len(prompt) - 1
         if draft is not None and not draft.tree.is_chain:
-            raise UserError(f"{draft.tree}: what a drafter begins with is a chain, or None (see Session.begin)")
+            raise UserError(
+                f"{draft.tree}: what a drafter begins with is a chain, or None (see Session.begin)"
+            )
         if not kept:
             cache.reset()
         if self.recurrent and draft is not None and n > 1:  # a draft may be undone, a prompt is not
-            states = self.prefill(cache, prompt, rows=rows, kept=kept, read=read, hidden=hidden).hidden
+            states = self.prefill(
+                cache, prompt, rows=rows, kept=kept, read=read, hidden=hidden
+            ).hidden
             logits, drafted = self.forward(cache, draft, hidden=hidden)
-            return Outputs(logits, drafted if states is None or drafted is None else torch.cat((states, drafted)))
+            return Outputs(
+                logits,
+                drafted if states is None or drafted is None else torch.cat((states, drafted)),
+            )
         self._make_room(cache, past + n, n)
         cache.forwarded = []  # until all tokens are read
         tokens = torch.tensor(prompt[kept:-1], dtype=torch.long, device=self.device)
@@ -271,29 +369,45 @@ class Target:
         of_prompt = len(tokens) - max(n - 1, 0)  # tokens whose row may be read
         readable = range(max(of_prompt - rows, 0), of_prompt)
         outputs = self._forward_in_parts(cache, tokens, readable, n, read, hidden)
-        cache.length, cache.forwarded = past, prompt[-1:] if n else None
+        cache.length = past
+        cache.forwarded = prompt[-1:] if n else None
         return outputs
 
     def _forward_in_parts(
-        self, cache: TreeCache, tokens: torch.Tensor, readable: range, n: int, read: Read, hidden: Hidden, size: int = 0
+        self,
+        cache: TreeCache,
+        tokens: torch.Tensor,
+        readable: range,
+        n: int,
+        read: Read,
+        hidden: Hidden,
+        size: int = 0,
     ) -> Outputs:
-        """Forward and commit tokens in parts, so that few logits are in memory. Returns the last n rows of logits.
+        """Forward and commit tokens in parts, so that few logits are in memory. Returns the last n
+        rows of logits.
 
         Args:
             size: tokens of a part; default: as many as LOGITS_BYTES allow.
         """
-        count, kept = len(tokens), cache.length
-        first_row = min(readable.start, count - max(n, 1)) if self._keeps_logits else 0  # of computed logits
+        count = len(tokens)
+        kept = cache.length
+        first_row = (
+            min(readable.start, count - max(n, 1)) if self._keeps_logits else 0
+        )  # of computed logits
         budget = LOGITS_BYTES_GPU if self.device.type == "cuda" else LOGITS_BYTES
         size = size or max(budget // (self.logits_size * self.dtype.itemsize), n, 1)
-        ends, states = sorted(range(count, max(first_row, 0), -size)), list[torch.Tensor]()
+        ends = sorted(range(count, max(first_row, 0), -size))
+        states = list[torch.Tensor]()
         logits = torch.zeros(n, self.logits_size, dtype=self.dtype, device=self.device)
         for start, end in pairwise([0, *ends]):
-            logits, part = self._run_causal(cache, tokens[start:end], end - max(start, first_row), hidden)
+            logits, part = self._run_causal(
+                cache, tokens[start:end], end - max(start, first_row), hidden
+            )
             cache.length = kept + end
             if part is not None:
                 states.append(part)
-            first, last = max(start, readable.start), min(end, readable.stop)
+            first = max(start, readable.start)
+            last = min(end, readable.stop)
             if first < last:
                 read(kept + first, logits[len(logits) - end + first : len(logits) - end + last])
         if len(states) > 1:
@@ -310,22 +424,31 @@ class Target:
         Raises:
             UserError: the model keeps recurrent states and the draft is no chain.
         """
-        past, tree = cache.length, draft.tree
+        past = cache.length
+        tree = draft.tree
         if self.recurrent:
             return self._forward_chain(cache, draft, hidden)
         self._make_room(cache, past + len(tree), len(tree))
         positions = tree.depths.to(self.device) + past
         tokens = draft.tokens.to(self.device)
-        # A root alone sees all tokens: without a mask it gets the fastest kernels, and shared heads are not repeated.
+        # A root alone sees all tokens: without a mask it gets the fastest kernels, and shared heads
+        # are not repeated.
         mask = additive(tree.ancestors.to(self.device), self.dtype, past) if len(tree) > 1 else None
         masks = self._by_type(mask, positions, past)
-        return self._run_model(cache, tokens, masks, self._within(positions, past + tree.max_depth), hidden)
+        return self._run_model(
+            cache, tokens, masks, self._within(positions, past + tree.max_depth), hidden
+        )
 
     def _forward_chain(self, cache: TreeCache, draft: Draft, hidden: Hidden) -> Outputs:
-        """Forward a draft through a model with recurrent states, after the accepted tokens that these have not read."""
+        """Forward a draft through a model with recurrent states, after the accepted tokens that
+        these have not read.
+        """
         if not draft.tree.is_chain:
-            raise UserError(f"{self.name}: keeps recurrent states, for which a draft must be a chain")
-        tokens, n = draft.tokens.tolist(), len(draft.tree)
+            raise UserError(
+                f"{self.name}: keeps recurrent states, for which a draft must be a chain"
+            )
+        tokens = draft.tokens.tolist()
+        n = len(draft.tree)
         self._make_room(cache, cache.length + len(cache.pending) + n, n)
         if len(cache.pending) > MAX_PENDING:
             self._run_causal(cache, torch.tensor(cache.will_read([]), device=self.device), 1)
@@ -333,17 +456,24 @@ class Target:
         read = torch.tensor(cache.will_read(tokens), device=self.device)
         logits, states = self._run_causal(cache, read, n, hidden)
         if n > 1 and logits[-n, 0].isnan():
-            # A scan in chunks multiplies what a token does not see by 0: a draft token's NaN reached the root.
+            # A scan in chunks multiplies what a token does not see by 0: a draft token's NaN
+            # reached the root.
             cache.restore()
-            rows, start = list[torch.Tensor](), cache.length
+            rows = list[torch.Tensor]()
+            start = cache.length
             states = self._forward_in_parts(
                 cache, read, range(len(read)), 0, lambda at, row: rows.append(row), hidden, size=1
             ).hidden
-            logits, cache.length = torch.cat(rows), start
+            logits = torch.cat(rows)
+            cache.length = start
         return Outputs(logits[-n:], None if states is None else states[-n:])
 
-    def _run_causal(self, cache: TreeCache, tokens: torch.Tensor, rows: int, hidden: Hidden = ()) -> Outputs:
-        """Forward tokens after what the cache holds, without a mask. Returns at least the last `rows` of logits."""
+    def _run_causal(
+        self, cache: TreeCache, tokens: torch.Tensor, rows: int, hidden: Hidden = ()
+    ) -> Outputs:
+        """Forward tokens after what the cache holds, without a mask. Returns at least the last
+        `rows` of logits.
+        """
         end = cache.length + len(tokens)
         positions = self._within(torch.arange(cache.length, end, device=self.device), end - 1)
         kwargs = {"logits_to_keep": rows} if self._keeps_logits else {}
@@ -384,22 +514,28 @@ class Target:
         """Forward rows of one or more sequences, without reading a value on the host.
 
         Args:
-            tokens, positions, write_at: int64 (n,); token ids, their positions, and where their states are written.
+            tokens, positions, write_at: int64 (n,); token ids, their positions, and where their
+                states are written.
             sight: who sees whom.
             bucket: columns of the cache, from the first on, that hold all that is seen.
             hidden: also return these hidden states.
         """
         cursor = cache.cursor
-        cursor.write_at, cursor.bucket = write_at, bucket
+        cursor.write_at = write_at
+        cursor.bucket = bucket
         masks: Masks = sight.as_mask
         if not self.attends_by_table:
             visible, index = sight.seen(bucket)
             written = torch.zeros_like(index[0]).index_copy_(0, write_at, positions)  # (bucket,)
-            of_columns = torch.where(index < sight.table[:, LENGTH, None], index, written)  # (n, bucket)
+            of_columns = torch.where(
+                index < sight.table[:, LENGTH, None], index, written
+            )  # (n, bucket)
             masks = self._by_type(additive(visible, self.dtype), positions, of_columns)
         try:
             with self.kernels:
-                return self._run_model(cache, tokens, masks, positions.clamp(max=self.context - 1), hidden)
+                return self._run_model(
+                    cache, tokens, masks, positions.clamp(max=self.context - 1), hidden
+                )
         finally:
             cursor.write_at = None
 
@@ -409,17 +545,21 @@ class Target:
             synchronize(device)
 
     def _within(self, positions: torch.Tensor, last: int) -> torch.Tensor:
-        """Clamp positions to the context: nodes beyond it are never accepted, but must not index past a table."""
+        """Clamp positions to the context: nodes beyond it are never accepted, but must not index
+        past a table.
+        """
         return positions.clamp(max=self.context - 1) if last >= self.context else positions
 
-    def _by_type(self, mask: torch.Tensor | None, positions: torch.Tensor, columns: torch.Tensor | int) -> Masks:
+    def _by_type(
+        self, mask: torch.Tensor | None, positions: torch.Tensor, columns: torch.Tensor | int
+    ) -> Masks:
         """Return the mask, or masks by type of layer if some see less than the text.
 
         Args:
             mask: additive (n, c), of layers that see all of it; None: no mask.
             positions: int64 (n,), of the n nodes.
-            columns: int64 (n, c), the position of each column that a node may see; or the number of committed tokens,
-                whose columns come before the nodes' own.
+            columns: int64 (n, c), the position of each column that a node may see; or the number of
+                committed tokens, whose columns come before the nodes' own.
         """
         full = None if mask is None else mask[None, None]
         n = len(positions)
@@ -438,7 +578,13 @@ class Target:
         return masks[""] if "" in masks else {kind: masks.get(kind, full) for kind in self._types}
 
     def _run_model(
-        self, cache: TreeCache, tokens: torch.Tensor, mask: Masks, positions: torch.Tensor, hidden: Hidden, **more: int
+        self,
+        cache: TreeCache,
+        tokens: torch.Tensor,
+        mask: Masks,
+        positions: torch.Tensor,
+        hidden: Hidden,
+        **more: int,
     ) -> Outputs:
         """Forward token ids (n,) at positions (n,).
 
@@ -460,10 +606,14 @@ class Target:
         finally:
             for hook in hooks:
                 hook.remove()
-        return Outputs(logits, torch.cat([states[i].to(self.device) for i in hidden], -1) if hidden else None)
+        return Outputs(
+            logits, torch.cat([states[i].to(self.device) for i in hidden], -1) if hidden else None
+        )
 
     def _store_hidden(self, states: dict[int, torch.Tensor], number: int) -> Any:
-        """Store hidden states (n, H) by number in each forward of this thread, until the returned hook is removed."""
+        """Store hidden states (n, H) by number in each forward of this thread, until the returned
+        hook is removed.
+        """
         thread = get_ident()
 
         def after(module: Any, args: Any, output: Any) -> None:

@@ -1,7 +1,7 @@
 """Draft tree: topology only, derived once.
 
-Node 0 is the root, the last known token, which is not yet in the cache. Nodes are in breadth-first order. A chain is a
-tree; the tree of a root alone is plain decoding.
+Node 0 is the root, the last known token, which is not yet in the cache. Nodes are in breadth-first
+order. A chain is a tree; the tree of a root alone is plain decoding.
 """
 
 from __future__ import annotations
@@ -23,15 +23,18 @@ RankPath = tuple[int, ...]
 class Tree:
     """Topology of a draft of n nodes, root included.
 
-    `parents[i]` is the node that node i continues, `ranks[i]` which of its parent's candidates it is (0 = best); the
-    root is its own parent. Tensors live on `device`; `on(device)` gives the same tree elsewhere, made once. Tensors are
-    made when first used, as dynamic drafts have a new tree each step and do not need all of them.
+    `parents[i]` is the node that node i continues, `ranks[i]` which of its parent's candidates it
+    is (0 = best); the root is its own parent. Tensors live on `device`; `on(device)` gives the same
+    tree elsewhere, made once. Tensors are made when first used, as dynamic drafts have a new tree
+    each step and do not need all of them.
 
     Attributes:
         parents, depths, ranks: int64 (n,).
-        ancestors: bool (n, n); [i, j] is True if j is i or one of its ancestors: node i attends to j.
+        ancestors: bool (n, n); [i, j] is True if j is i or one of its ancestors: node i attends to
+            j.
         host_ancestors: the same in the host's memory.
-        missing: bool (n, n); ~ancestors, root column True: nodes that need not match for a node to be accepted.
+        missing: bool (n, n); ~ancestors, root column True: nodes that need not match for a node to
+            be accepted.
         paths: int64 (n, max_depth + 1); the nodes from the root to node i, then node i repeated.
         levels: (first, last + 1) node of each depth; level 0 is the root.
         rank_paths: per node, the ranks from the root down; () is the root.
@@ -52,11 +55,19 @@ class Tree:
         once: bool = False,
     ) -> None:
         parents = list(parents)
-        if not parents or parents[0] != 0 or any(not 0 <= p < i for i, p in enumerate(parents) if i):
-            raise UserError(f"tree: parents must start with 0 (the root) and point backwards, got {parents[:8]}")
+        if (
+            not parents
+            or parents[0] != 0
+            or any(not 0 <= p < i for i, p in enumerate(parents) if i)
+        ):
+            raise UserError(
+                f"tree: parents must start with 0 (the root) and point backwards, got {parents[:8]}"
+            )
         if any(a > b for a, b in zip(parents[1:], parents[2:], strict=False)):
             raise UserError("tree: nodes must be in breadth-first order (parents never decrease)")
-        if ranks is None:  # siblings are neighbours: the next one of the same parent has the next rank
+        if (
+            ranks is None
+        ):  # siblings are neighbours: the next one of the same parent has the next rank
             ranks = [0] * len(parents)
             for i in range(2, len(parents)):
                 ranks[i] = ranks[i - 1] + 1 if parents[i] == parents[i - 1] else 0
@@ -71,12 +82,16 @@ class Tree:
             depths[i] = depths[p] + 1
             chains.append([*chains[p], i])
         self.max_depth = depths[-1]
-        self.depth_of, self.chain_of, self.parent_of, self.rank_of = depths, chains, parents, ranks
+        self.depth_of = depths
+        self.chain_of = chains
+        self.parent_of = parents
+        self.rank_of = ranks
         starts = [depths.index(d) for d in range(self.max_depth + 1)] + [n]
         self.levels = list(zip(starts, starts[1:], strict=False))
         self.max_rank = max(ranks)
         self.once = once
-        # True where the accepted path is always a prefix of the nodes, so that a commit moves nothing.
+        # True where the accepted path is always a prefix of the nodes, so that a commit moves
+        # nothing.
         self.is_chain = depths == list(range(n))
 
         self.device = torch.device(device)
@@ -104,7 +119,9 @@ class Tree:
 
     @cached_property
     def paths(self) -> torch.Tensor:
-        return self._tensor([chain + chain[-1:] * (self.max_depth + 1 - len(chain)) for chain in self.chain_of])
+        return self._tensor(
+            [chain + chain[-1:] * (self.max_depth + 1 - len(chain)) for chain in self.chain_of]
+        )
 
     @cached_property
     def parents(self) -> torch.Tensor:
@@ -161,12 +178,18 @@ class Tree:
         """
         below_root = [tuple(p) for p in rank_paths]
         for path in below_root:
-            if not path or any(isinstance(r, bool) or not isinstance(r, int) or r < 0 for r in path):
-                raise UserError(f"tree: {list(path)} is not a rank path (a list of one or more ranks, 0 = best)")
+            if not path or any(
+                isinstance(r, bool) or not isinstance(r, int) or r < 0 for r in path
+            ):
+                raise UserError(
+                    f"tree: {list(path)} is not a rank path (a list of one or more ranks, 0 = best)"
+                )
         paths: list[RankPath] = [(), *sorted(below_root, key=lambda p: (len(p), p))]
         node = {path: i for i, path in enumerate(paths)}
         if len(node) != len(paths):
-            raise UserError(f"tree: node {list(next(p for p in paths if paths.count(p) > 1))} is given twice")
+            raise UserError(
+                f"tree: node {list(next(p for p in paths if paths.count(p) > 1))} is given twice"
+            )
         for path in paths[1:]:
             if path[:-1] not in node:
                 raise UserError(f"tree: node {list(path)} has no parent; add {list(path[:-1])}")
@@ -194,12 +217,14 @@ def breadth_first(parents: Sequence[int]) -> tuple[list[int], list[int]]:
         parents: of each node; 0 is the root, its own parent.
 
     Returns:
-        The nodes in breadth-first order, siblings as they were listed, and the parents of that order.
+        The nodes in breadth-first order, siblings as they were listed, and the parents of that
+        order.
     """
     children: list[list[int]] = [[] for _ in parents]
     for node, parent in enumerate(parents[1:], 1):
         children[parent].append(node)
-    order, ordered = [0], [0]
+    order = [0]
+    ordered = [0]
     for index, node in enumerate(order):  # grows while it is walked
         order += children[node]
         ordered += [index] * len(children[node])
@@ -245,7 +270,9 @@ def read_tree(path: str | Path) -> Tree:
     except FileNotFoundError:
         raise UserError(f"tree: no file {path}") from None
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
-        raise UserError(f"tree: {path} is not readable YAML ({' '.join(str(error).split())})") from None
+        raise UserError(
+            f"tree: {path} is not readable YAML ({' '.join(str(error).split())})"
+        ) from None
     nodes = data.get("nodes") if isinstance(data, dict) else data
     if not isinstance(nodes, list) or not all(isinstance(node, list) for node in nodes):
         raise UserError(f"tree: {path} must hold a list of rank paths, such as [[0], [1], [0, 0]]")

@@ -1,7 +1,8 @@
 """The attention of `Sight` in Triton, for GPUs: split over the cache, then merged (Flash-Decoding).
 
-The first rows, lengths and ancestors are read on the device, so one captured step serves every length of text and every
-mix of drafts. Nothing behind a sequence's own columns is read. Heads that share keys and values are further rows of one
+The first rows, lengths and ancestors are read on the device, so one captured step serves every
+length of text and every mix of drafts. Nothing behind a sequence's own columns is read. Heads that
+share keys and values are further rows of one
 tile: keys and values are read once for them.
 
 With TRITON_INTERPRET=1 it runs on a CPU, for tests (`bash test.sh --kernels`).
@@ -27,8 +28,14 @@ _FIRST, _COUNT, _BASE, _LENGTH, _WORDS = map(tl.constexpr, (FIRST, COUNT, BASE, 
 
 @triton.jit
 def _sequence_of(
-    table, table_row, tile, GROUP: tl.constexpr, SEQUENCES: tl.constexpr, PADDED: tl.constexpr, ROWS: tl.constexpr
-):  # fmt: skip
+    table,
+    table_row,
+    tile,
+    GROUP: tl.constexpr,
+    SEQUENCES: tl.constexpr,
+    PADDED: tl.constexpr,
+    ROWS: tl.constexpr,
+):
     """Return the sequence of a tile, SEQUENCES if there is none, and the tile's number in it.
 
     Tiles are numbered through all sequences.
@@ -47,28 +54,59 @@ def _sequence_of(
 
 @triton.jit
 def _is_seen(words, drafted, exists, inside):
-    """Return which columns (COLUMNS,) each row (ROWS,) sees; `drafted` numbers its sequence's rows, `words` its own."""
+    """Return which columns (COLUMNS,) each row (ROWS,) sees; `drafted` numbers its sequence's rows,
+    `words` its own.
+    """
     is_drafted = (drafted >= 0) & inside
-    bits = tl.load(words[:, None] + (drafted // 64)[None, :], mask=exists[:, None] & is_drafted[None, :], other=0)
+    bits = tl.load(
+        words[:, None] + (drafted // 64)[None, :],
+        mask=exists[:, None] & is_drafted[None, :],
+        other=0,
+    )
     is_ancestor = ((bits >> (drafted % 64)[None, :].to(tl.int64)) & 1) != 0
     return (drafted < 0)[None, :] | (is_ancestor & is_drafted[None, :])
 
 
 @triton.jit(do_not_specialize=["outputs", "parts"])
 def _attend(
-    query, key, value, table, partial, log_sums, scale, outputs, parts,
-    table_row, query_head, query_row, key_head, key_column, value_head, value_column,
-    GROUP: tl.constexpr, SEQUENCES: tl.constexpr, PADDED: tl.constexpr, SPLIT: tl.constexpr,
-    ROWS: tl.constexpr, COLUMNS: tl.constexpr,
-    WIDTH: tl.constexpr, WIDTH_2: tl.constexpr, VALUES: tl.constexpr, VALUES_2: tl.constexpr,
-) -> None:  # fmt: skip
-    """Attend from one tile of a sequence's rows, for one head of keys, to one part of the sequence's columns.
+    query,
+    key,
+    value,
+    table,
+    partial,
+    log_sums,
+    scale,
+    outputs,
+    parts,
+    table_row,
+    query_head,
+    query_row,
+    key_head,
+    key_column,
+    value_head,
+    value_column,
+    GROUP: tl.constexpr,
+    SEQUENCES: tl.constexpr,
+    PADDED: tl.constexpr,
+    SPLIT: tl.constexpr,
+    ROWS: tl.constexpr,
+    COLUMNS: tl.constexpr,
+    WIDTH: tl.constexpr,
+    WIDTH_2: tl.constexpr,
+    VALUES: tl.constexpr,
+    VALUES_2: tl.constexpr,
+) -> None:
+    """Attend from one tile of a sequence's rows, for one head of keys, to one part of the
+    sequence's columns.
 
-    A tile has ROWS rows: node * GROUP + the head's number in its group. `outputs` is n * H. Exponents are to base 2.
+    A tile has ROWS rows: node * GROUP + the head's number in its group. `outputs` is n * H.
+    Exponents are to base 2.
     """
     head = tl.program_id(0)
     part = tl.program_id(2)
-    sequence, tile = _sequence_of(table, table_row, tl.program_id(1), GROUP, SEQUENCES, PADDED, ROWS)
+    sequence, tile = _sequence_of(
+        table, table_row, tl.program_id(1), GROUP, SEQUENCES, PADDED, ROWS
+    )
     if sequence >= SEQUENCES:
         return
     first = tl.load(table + sequence * table_row + _FIRST)
@@ -115,7 +153,10 @@ def _attend(
         shrunk = tl.exp2(most - shift)
         total = total * shrunk + tl.sum(weights, 1)
         values = tl.load(
-            value + head * value_head + (base + columns)[:, None] * value_column + at_value[None, :],
+            value
+            + head * value_head
+            + (base + columns)[:, None] * value_column
+            + at_value[None, :],
             mask=inside[:, None] & (at_value < VALUES)[None, :],
             other=0.0,
         )
@@ -129,14 +170,22 @@ def _attend(
     kept = exists[:, None] & (at_value < VALUES)[None, :]
     tl.store(partial + to, attended.to(partial.dtype.element_ty), mask=kept)
     if SPLIT:
-        log_sum = tl.where(total == 0.0, float("-inf"), most + tl.log2(tl.where(total == 0.0, 1.0, total)))
+        log_sum = tl.where(
+            total == 0.0, float("-inf"), most + tl.log2(tl.where(total == 0.0, 1.0, total))
+        )
         tl.store(log_sums + part * outputs + output, log_sum, mask=exists)
 
 
 @triton.jit(do_not_specialize=["outputs"])
 def _merge(
-    partial, log_sums, merged, outputs, PARTS: tl.constexpr, VALUES: tl.constexpr, VALUES_2: tl.constexpr
-) -> None:  # fmt: skip
+    partial,
+    log_sums,
+    merged,
+    outputs,
+    PARTS: tl.constexpr,
+    VALUES: tl.constexpr,
+    VALUES_2: tl.constexpr,
+) -> None:
     """Merge the parts of one output: each counts by its sum of exponentials."""
     output = tl.program_id(0)
     part = tl.arange(0, PARTS)
@@ -172,8 +221,11 @@ def attend(
     """
     _, heads, n, width = query.shape
     shared, columns = key.shape[1:3]
-    values, group = value.shape[3], heads // shared
-    query, key, value = (tensor if tensor.stride(3) == 1 else tensor.contiguous() for tensor in (query, key, value))
+    values = value.shape[3]
+    group = heads // shared
+    query, key, value = (
+        tensor if tensor.stride(3) == 1 else tensor.contiguous() for tensor in (query, key, value)
+    )
     # Measured on an H100 for 1, 25 and 81 rows of widths 128
     rows_of_one = -(-n // sequences) * group
     rows = 16 if rows_of_one <= 16 else 32 if rows_of_one <= 32 else 64
@@ -185,25 +237,59 @@ def attend(
     partial = query.new_empty(parts, n, heads, values, dtype=torch.float32) if split else merged
     log_sums = query.new_empty(parts, n, heads, dtype=torch.float32) if split else merged
     _attend[shared, tiles, parts](
-        query, key, value, table, partial, log_sums, scaling * LOG2_E, n * heads, parts, table.stride(0),
-        query.stride(1), query.stride(2), key.stride(1), key.stride(2), value.stride(1), value.stride(2),
-        GROUP=group, SEQUENCES=sequences, PADDED=triton.next_power_of_2(sequences), SPLIT=split,
-        ROWS=rows, COLUMNS=32 if wide else 64,
-        WIDTH=width, WIDTH_2=triton.next_power_of_2(width), VALUES=values, VALUES_2=triton.next_power_of_2(values),
-        num_warps=4, num_stages=2 if wide or rows == 64 else 3,
-    )  # fmt: skip
+        query,
+        key,
+        value,
+        table,
+        partial,
+        log_sums,
+        scaling * LOG2_E,
+        n * heads,
+        parts,
+        table.stride(0),
+        query.stride(1),
+        query.stride(2),
+        key.stride(1),
+        key.stride(2),
+        value.stride(1),
+        value.stride(2),
+        GROUP=group,
+        SEQUENCES=sequences,
+        PADDED=triton.next_power_of_2(sequences),
+        SPLIT=split,
+        ROWS=rows,
+        COLUMNS=32 if wide else 64,
+        WIDTH=width,
+        WIDTH_2=triton.next_power_of_2(width),
+        VALUES=values,
+        VALUES_2=triton.next_power_of_2(values),
+        num_warps=4,
+        num_stages=2 if wide or rows == 64 else 3,
+    )
     if split:
         _merge[(n * heads,)](
-            partial, log_sums, merged, n * heads,
-            PARTS=parts, VALUES=values, VALUES_2=triton.next_power_of_2(values), num_warps=2,
-        )  # fmt: skip
+            partial,
+            log_sums,
+            merged,
+            n * heads,
+            PARTS=parts,
+            VALUES=values,
+            VALUES_2=triton.next_power_of_2(values),
+            num_warps=2,
+        )
     return merged
 
 
 def _parts(blocks: int, columns: int, processors: int) -> int:
-    """Return the number of parts of a cache, a power of two: 1 if the tiles alone occupy the device."""
+    """Return the number of parts of a cache, a power of two: 1 if the tiles alone occupy the
+    device.
+    """
     parts = 1
-    while parts < MOST_PARTS and 2 * parts * blocks <= BLOCKS * processors and columns >= 2 * parts * LEAST_COLUMNS:
+    while (
+        parts < MOST_PARTS
+        and 2 * parts * blocks <= BLOCKS * processors
+        and columns >= 2 * parts * LEAST_COLUMNS
+    ):
         parts *= 2
     return parts
 
@@ -211,4 +297,8 @@ def _parts(blocks: int, columns: int, processors: int) -> int:
 @cache
 def _processors(device: torch.device) -> int:
     """Return a GPU's number of multiprocessors; elsewhere an H100's, for tests."""
-    return torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 132
+    return (
+        torch.cuda.get_device_properties(device).multi_processor_count
+        if device.type == "cuda"
+        else 132
+    )

@@ -15,14 +15,18 @@ from .tree import Draft, Tree
 
 @dataclass(slots=True)
 class Verification:
-    """The outcome of one target forward over a draft of n nodes; fields that the drafter does not need are None."""
+    """The outcome of one target forward over a draft of n nodes; fields that the drafter does not
+    need are None.
+    """
 
     draft: Draft
     choices: torch.Tensor  # int64 (n,), the target's token after each node
-    accepted: torch.Tensor  # bool (n,), the node and all its ancestors are the target's choices; the root always is
+    accepted: (
+        torch.Tensor
+    )  # bool (n,), the node and all its ancestors are the target's choices; the root always is
     node: int  # the deepest accepted node, 0 if only the root is accepted
-    # The accepted drafts, then the target's own next token (the bonus). Never empty. `cut` at the answer's end before a
-    # session observes it; the other fields are not.
+    # The accepted drafts, then the target's own next token (the bonus). Never empty. `cut` at the
+    # answer's end before a session observes it; the other fields are not.
     tokens: list[int]
     logits: torch.Tensor | None = None  # (n, V)
     candidates: torch.Tensor | None = None  # int64 (n, k)
@@ -30,11 +34,14 @@ class Verification:
     hidden: torch.Tensor | None = None  # (n, w H)
 
     @classmethod
-    def of_report(cls, draft: Draft, choices: torch.Tensor, accepted: torch.Tensor, report: list[int]) -> Verification:
+    def of_report(
+        cls, draft: Draft, choices: torch.Tensor, accepted: torch.Tensor, report: list[int]
+    ) -> Verification:
         """Build a verification from the report of a step on the device.
 
         Args:
-            report: 1 + max_depth + 1 numbers: the deepest accepted node, and the choices along its path.
+            report: 1 + max_depth + 1 numbers: the deepest accepted node, and the choices along its
+                path.
         """
         node, *path_choices = report
         return cls(draft, choices, accepted, node, path_choices[: draft.tree.depth_of[node] + 1])
@@ -45,7 +52,8 @@ class Verification:
         return self.draft.tree.chain_of[self.node]
 
     def cut(self, over: Callable[[list[int]], bool]) -> None:
-        """Drop tokens after the answer's end, so that no drafter learns text that is not part of it.
+        """Drop tokens after the answer's end, so that no drafter learns text that is not part of
+        it.
 
         Args:
             over: True if the answer ends with the last of these new tokens.
@@ -54,21 +62,26 @@ class Verification:
         self.tokens = self.tokens[: next(ends, None)]
 
 
-def accepted_nodes(tree: Tree, tokens: Any, choices: Any, *, out: torch.Tensor | None = None) -> tuple[Any, Any]:
-    """Accept a node if its token is the target's choice after its parent, and its parent is accepted.
+def accepted_nodes(
+    tree: Tree, tokens: Any, choices: Any, *, out: torch.Tensor | None = None
+) -> tuple[Any, Any]:
+    """Accept a node if its token is the target's choice after its parent, and its parent is
+    accepted.
 
-    Lists are walked from parents to children; tensors are compared all at once, without a host value.
+    Lists are walked from parents to children; tensors are compared all at once, without a host
+    value.
 
     Args:
         tokens, choices: (n,) each, lists or int64 tensors on the tree's device.
         out: bool (n,), which nodes are accepted, for a caller whose tensors stay where they are.
 
     Returns:
-        Which nodes are accepted, (n,), and the deepest of them, the first in breadth-first order: a list and a number,
-        or tensors (n,) and (1,).
+        Which nodes are accepted, (n,), and the deepest of them, the first in breadth-first order: a
+        list and a number, or tensors (n,) and (1,).
     """
     if isinstance(tokens, list):
-        deepest, accepted = 0, [True] * len(tokens)
+        deepest = 0
+        accepted = [True] * len(tokens)
         for node in range(1, len(tokens)):
             parent = tree.parent_of[node]
             accepted[node] = accepted[parent] and tokens[node] == choices[parent]
@@ -77,14 +90,17 @@ def accepted_nodes(tree: Tree, tokens: Any, choices: Any, *, out: torch.Tensor |
         return accepted, deepest
     matches = tokens == choices.index_select(0, tree.parents)
     whole: Any = torch.all(matches | tree.missing, -1, out=out)  # (n,): node and ancestors match
-    return whole, (tree.depths * whole).argmax(keepdim=True)  # (1,): indexing with a 0-d tensor forces a device sync
+    return whole, (tree.depths * whole).argmax(
+        keepdim=True
+    )  # (1,): indexing with a 0-d tensor forces a device sync
 
 
 def verify(draft: Draft, choices: torch.Tensor) -> Verification:
-    """Compare a draft with the target's choices: the deepest accepted node wins, its choice is the bonus token.
+    """Compare a draft with the target's choices: the deepest accepted node wins, its choice is the
+    bonus token.
 
-    Runs on the tree's device. From a GPU one small copy goes to the host: of the winner and the choices along its path,
-    or, for a tree on the host, of the choices.
+    Runs on the tree's device. From a GPU one small copy goes to the host: of the winner and the
+    choices along its path, or, for a tree on the host, of the choices.
 
     Args:
         draft: tree and tokens, n nodes.
@@ -104,14 +120,16 @@ def verify(draft: Draft, choices: torch.Tensor) -> Verification:
 
 
 class Commit:
-    """Ends steps with one tree of n nodes, all on the device; its buffers are never reallocated, for captures.
+    """Ends steps with one tree of n nodes, all on the device; its buffers are never reallocated,
+    for captures.
 
     Attributes:
         root, length: int64 (1,) and (), the next root and length after a call.
-        report: int64 (1 + max_depth + 1,), for the host: the deepest accepted node, and the choices along its path.
+        report: int64 (1 + max_depth + 1,), for the host: the deepest accepted node, and the choices
+            along its path.
         accepted: bool (n,).
-        source, to: int64 (max_depth + 1,): positions in the cache of the accepted path, and where to move them; padded
-            by the last node, after the committed length.
+        source, to: int64 (max_depth + 1,): positions in the cache of the accepted path, and where
+            to move them; padded by the last node, after the committed length.
 
     Args:
         tree: on the device.
@@ -119,14 +137,21 @@ class Commit:
     """
 
     def __init__(self, tree: Tree, length: torch.Tensor) -> None:
-        n, depth, device = len(tree), tree.max_depth, tree.device
-        self.tree, self.length = tree, length
+        n = len(tree)
+        depth = tree.max_depth
+        device = tree.device
+        self.tree = tree
+        self.length = length
         self.root = torch.zeros(1, dtype=torch.long, device=device)
         self.report = torch.zeros(2 + depth, dtype=torch.long, device=device)
         self.accepted = torch.zeros(n, dtype=torch.bool, device=device)
-        self.source, self.to = (torch.zeros(depth + 1, dtype=torch.long, device=device) for _ in range(2))
+        self.source, self.to = (
+            torch.zeros(depth + 1, dtype=torch.long, device=device) for _ in range(2)
+        )
         self._depths = torch.arange(depth + 1, device=device)
-        self._added = tree.depths + 1  # (n,): tokens that a step adds if this is its deepest accepted node
+        self._added = (
+            tree.depths + 1
+        )  # (n,): tokens that a step adds if this is its deepest accepted node
         self._host_report = on_host_like(self.report)
 
     def __call__(self, tokens: torch.Tensor, choices: torch.Tensor) -> None:
