@@ -1,15 +1,19 @@
-"""The decoding library: one engine (`engine/`), the paper (`recycling/`), other methods (`methods/`).
+"""The decoding library: one engine (`engine/`), the paper (`recycling/`), other methods
+(`methods/`).
 
-All imports inside are relative, and none is of Hydra or the harness, so the library can be vendored under another name.
+All imports inside are relative, and none is of Hydra or the harness, so the library can be vendored
+under another name.
 
-Import from outside only the names below, or a class by its file. All folders may import `errors` and `files`.
+Import from outside only the names below, or a class by its file. All folders may import `errors`
+and `files`.
 """
 
 import importlib
 import logging
 from typing import Any
 
-# If torchao is installed transformers imports it, and it logs every kernel that was not built for this machine.
+# If torchao is installed transformers imports it, and it logs every kernel that was not built for
+# this machine.
 for _name in ("torchao", "torch.utils._pytree"):
     logging.getLogger(_name).setLevel(logging.ERROR)
 

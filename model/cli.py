@@ -1,4 +1,6 @@
-"""token-recycling chat MODEL, token-recycling generate MODEL: decode in the terminal, without the harness."""
+"""token-recycling chat MODEL, token-recycling generate MODEL: decode in the terminal, without the
+harness.
+"""
 
 from __future__ import annotations
 
@@ -24,28 +26,44 @@ from .methods import DEFAULT, METHODS, make_method
 from .prompts import RAW
 from .tuning import choose_threads
 
-# ANSI colours of a step's text for 1, 2, 3, 4, and 5 or more tokens: default, cyan, green, yellow, magenta
+# ANSI colours of a step's text for 1, 2, 3, 4, and 5 or more tokens: default, cyan, green, yellow,
+# magenta
 COLOURS = ("39", "36", "32", "33", "35")
 HELP = """/method NAME [KEY=VALUE ...]  another method, e.g. /method dynamic nodes=24, /method recycling tree=best:24
 /temperature T                sampling temperature; 0 is greedy
 /reset                        forget the chat and the method's state
-/help, /quit                  Ctrl-C stops an answer, Ctrl-D ends the chat"""
+/help, /quit                  Ctrl-C stops an answer, Ctrl-D ends the chat"""  # noqa: E501
 # Decoder arguments that are not method settings; the command has options for some of them
-NO_SETTINGS = {*inspect.signature(Decoder).parameters, *inspect.signature(Decoder.from_pretrained).parameters}
+NO_SETTINGS = {
+    *inspect.signature(Decoder).parameters,
+    *inspect.signature(Decoder.from_pretrained).parameters,
+}
 
 
 class Chat:
-    """One chat: reads lines and writes answers. Control characters in the model's text are printed as escapes.
+    """One chat: reads lines and writes answers. Control characters in the model's text are printed
+    as escapes.
 
     Args:
-        colours: colour the text of each step by its number of tokens, and print MAT and speed below each answer.
+        colours: colour the text of each step by its number of tokens, and print MAT and speed below
+            each answer.
         limits: max_new_tokens and stop, as `Decoder.stream` takes them.
     """
 
     def __init__(
-        self, decoder: Decoder, out: TextIO = sys.stdout, *, colours: bool, sampling: Sampling, **limits: Any
+        self,
+        decoder: Decoder,
+        out: TextIO = sys.stdout,
+        *,
+        colours: bool,
+        sampling: Sampling,
+        **limits: Any,
     ) -> None:
-        self.decoder, self.out, self.colours, self.sampling, self.limits = decoder, out, colours, sampling, limits
+        self.decoder = decoder
+        self.out = out
+        self.colours = colours
+        self.sampling = sampling
+        self.limits = limits
         self.turns: list[dict[str, str]] = []
 
     def say(self, line: str) -> bool:
@@ -62,7 +80,9 @@ class Chat:
         except UserError as error:
             self._note(str(error))
         finally:
-            if self.turns and self.turns[-1]["role"] == "user":  # without an answer, drop the question
+            if (
+                self.turns and self.turns[-1]["role"] == "user"
+            ):  # without an answer, drop the question
                 self.turns.pop()
         return True
 
@@ -90,10 +110,13 @@ class Chat:
 
     def _answer(self) -> None:
         """Stream an answer; Ctrl-C ends it, and the text so far stays in the chat."""
-        decoder, text = self.decoder, ""
+        decoder = self.decoder
+        text = ""
         prompt = decoder.ids_of(self.turns)
         if len(prompt) >= decoder.target.context and len(self.turns) > 1:
-            raise UserError(f"the chat has {len(prompt)} tokens, more than the context takes; /reset forgets it")
+            raise UserError(
+                f"the chat has {len(prompt)} tokens, more than the context takes; /reset forgets it"
+            )
         sampling = seeded(self.sampling, len(self.turns) // 2)
         steps = decoder.stream(prompt, sampling=sampling, **self.limits)
         ended: Generation | None = None  # None if Ctrl-C stopped the answer
@@ -106,12 +129,19 @@ class Chat:
             for piece, length in pieces(taken(), decoder.text_of, decoder.probes):
                 text += piece
                 shown = visible(piece)
-                self._put(f"\033[{COLOURS[min(length, len(COLOURS)) - 1]}m{shown}\033[0m" if self.colours else shown)
+                self._put(
+                    f"\033[{COLOURS[min(length, len(COLOURS)) - 1]}m{shown}\033[0m"
+                    if self.colours
+                    else shown
+                )
         self._put("\n")
         self.turns.append({"role": "assistant", "content": text})
         if self.colours and ended is not None and len(lengths := ended.accept_lengths) > 1:
             setup = f"; {ended.setup_s:.1f} s of setup" if ended.setup_s else ""
-            speed = f"{sum(lengths[1:]) / ended.decode_s:.1f} tokens/s; first token after {ended.prefill_s:.1f} s"
+            speed = (
+                f"{sum(lengths[1:]) / ended.decode_s:.1f} tokens/s; first token after"
+                f" {ended.prefill_s:.1f} s"
+            )
             self._note(f"MAT {sum(lengths) / len(lengths):.2f}, {speed}{setup}")
 
     def _put(self, text: str) -> None:
@@ -155,32 +185,56 @@ def settings_of(texts: Iterable[str], command: str) -> dict[str, Any]:
         if not equals:
             raise UserError(f"{command} {text}: must be KEY=VALUE")
         if key in NO_SETTINGS:
-            raise UserError(f"{command} {text}: {key} is no setting of a method; --help lists the options")
+            raise UserError(
+                f"{command} {text}: {key} is no setting of a method; --help lists the options"
+            )
         settings[key] = value_of(value)
     return settings
 
 
 def parser() -> argparse.ArgumentParser:
-    top = argparse.ArgumentParser(prog="token-recycling", description="Lossless speculative decoding without training.")
+    top = argparse.ArgumentParser(
+        prog="token-recycling", description="Lossless speculative decoding without training."
+    )
     top.add_argument("--version", action="version", version=f"%(prog)s {__version__}")
     commands = top.add_subparsers(dest="command", required=True)
-    for name, help in (("chat", "talk to a model"), ("generate", "answer prompts as text or JSONL")):
+    for name, help in (
+        ("chat", "talk to a model"),
+        ("generate", "answer prompts as text or JSONL"),
+    ):
         command = commands.add_parser(name, help=help)
         command.add_argument("model", help="a folder, or a name on the hub")
         command.add_argument("--method", default=DEFAULT, help=f"one of {', '.join(METHODS)}")
-        command.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="a setting of the method")
-        command.add_argument("--start", default="hot", help="hot, cold, or the file of a saved state")
-        command.add_argument("--context", type=int, help="tokens of prompt and answer; default: at most 4096")
+        command.add_argument(
+            "--set",
+            action="append",
+            default=[],
+            metavar="KEY=VALUE",
+            help="a setting of the method",
+        )
+        command.add_argument(
+            "--start", default="hot", help="hot, cold, or the file of a saved state"
+        )
+        command.add_argument(
+            "--context", type=int, help="tokens of prompt and answer; default: at most 4096"
+        )
         command.add_argument("--max-new-tokens", type=int, default=512)
         command.add_argument("--temperature", type=float, default=0.0)
         command.add_argument("--seed", type=int, default=0)
-        command.add_argument("--stop", action="append", metavar="TEXT", help="end an answer at this text")
         command.add_argument(
-            "--chat-template-kwargs", type=value_of, metavar="JSON", help="such as '{\"enable_thinking\": false}'"
+            "--stop", action="append", metavar="TEXT", help="end an answer at this text"
+        )
+        command.add_argument(
+            "--chat-template-kwargs",
+            type=value_of,
+            metavar="JSON",
+            help="such as '{\"enable_thinking\": false}'",
         )
         command.add_argument("--dtype", default="auto", help="auto, float32, float16, bfloat16")
         command.add_argument("--device", help="default: CUDA if available")
-        command.add_argument("--threads", type=int, help="on a CPU; default: OMP_NUM_THREADS, else the free cores")
+        command.add_argument(
+            "--threads", type=int, help="on a CPU; default: OMP_NUM_THREADS, else the free cores"
+        )
         command.add_argument("--execution", default="auto", help="auto, eager, graph")
         command.add_argument("--linear", default="auto", help="auto, half, onednn, fused, torch")
         command.add_argument("--quantize", help="weights of int8 or int4, by torchao")
@@ -188,10 +242,18 @@ def parser() -> argparse.ArgumentParser:
     source = command.add_mutually_exclusive_group(required=True)  # `command` is now `generate`
     source.add_argument("--prompt")
     source.add_argument("--file", type=Path, help="one prompt per line; - reads standard input")
-    command.add_argument("--batch", type=int, default=1, help="so many prompts are decoded together")
-    command.add_argument("--raw", action="store_true", help="use the prompt without a chat template")
-    command.add_argument("--quiet", action="store_true", help="leave out the last line, on standard error")
-    command.add_argument("--jsonl", action="store_true", help="an object per prompt: text, ids, accepted lengths")
+    command.add_argument(
+        "--batch", type=int, default=1, help="so many prompts are decoded together"
+    )
+    command.add_argument(
+        "--raw", action="store_true", help="use the prompt without a chat template"
+    )
+    command.add_argument(
+        "--quiet", action="store_true", help="leave out the last line, on standard error"
+    )
+    command.add_argument(
+        "--jsonl", action="store_true", help="an object per prompt: text, ids, accepted lengths"
+    )
     return top
 
 
@@ -220,7 +282,9 @@ def run(given: argparse.Namespace) -> None:
     if said := choose_threads(given.threads):
         print(said, file=sys.stderr)
     gc.freeze()  # imported modules stay alive; scanning them for garbage took 0.3 s of loading
-    options = {name: value for name, value in vars(given).items() if name in NO_SETTINGS - {"model"}}
+    options = {
+        name: value for name, value in vars(given).items() if name in NO_SETTINGS - {"model"}
+    }
     decoder = Decoder.from_pretrained(given.model, **options, **settings_of(given.set, "--set"))
     limits = dict(max_new_tokens=given.max_new_tokens, sampling=sampling, stop=given.stop)
     if given.command == "generate":
@@ -232,13 +296,19 @@ def run(given: argparse.Namespace) -> None:
     talk(chat)
 
 
-def generate(decoder: Decoder, prompts: list[str], given: argparse.Namespace, limits: dict[str, Any]) -> None:
+def generate(
+    decoder: Decoder, prompts: list[str], given: argparse.Namespace, limits: dict[str, Any]
+) -> None:
     """Print each answer as soon as it is complete, then a summary line on standard error."""
     if not given.raw and decoder.template == RAW:
         given.raw = True
-        print(f"{decoder.target.name}: has no chat template; each prompt is continued as it is", file=sys.stderr)
+        print(
+            f"{decoder.target.name}: has no chat template; each prompt is continued as it is",
+            file=sys.stderr,
+        )
     asked = prompts if given.raw else [[{"role": "user", "content": prompt}] for prompt in prompts]
-    start, answers = time.perf_counter(), list[Answer]()
+    start = time.perf_counter()
+    answers = list[Answer]()
     for answer in decoder.answers(asked, batch=given.batch, **limits):
         show(prompts[len(answers)], answer, given)
         answers.append(answer)
@@ -247,22 +317,38 @@ def generate(decoder: Decoder, prompts: list[str], given: argparse.Namespace, li
 
 
 def summary(decoder: Decoder, answers: list[Answer], seconds: float, batch: int = 1) -> str:
-    """Return a line about the answers' speed and, where step times were learnt, the speedup over plain decoding."""
-    tokens, steps = sum(len(a.ids) for a in answers), sum(len(a.accept_lengths) for a in answers)
+    """Return a line about the answers' speed and, where step times were learnt, the speedup over
+    plain decoding.
+    """
+    tokens = sum(len(a.ids) for a in answers)
+    steps = sum(len(a.accept_lengths) for a in answers)
     setup = sum(answer.setup_s for answer in answers)
-    says = f"{tokens} tokens in {steps} steps: {tokens / steps:.2f} a step, {tokens / (seconds - setup):.1f} tokens/s"
+    says = (
+        f"{tokens} tokens in {steps} steps: {tokens / steps:.2f} a step,"
+        f" {tokens / (seconds - setup):.1f} tokens/s"
+    )
     says += f" and {setup:.1f} s of setup" if setup else ""
-    described = decoder.method.describe() if batch == 1 else {}  # a batch's step times depend on its width
+    described = (
+        decoder.method.describe() if batch == 1 else {}
+    )  # a batch's step times depend on its width
     if gain := described.get("predicted_speedup"):
-        says += f"; {'drafting paid' if gain > 1 else steps_in_words(described)}: about {gain:.2f} times plain decoding"
+        says += (
+            f"; {'drafting paid' if gain > 1 else steps_in_words(described)}: about {gain:.2f}"
+            " times plain decoding"
+        )
     return says
 
 
 def show(prompt: str, answer: Answer, given: argparse.Namespace) -> None:
     """Print an answer: exact, except that a terminal gets control characters as escapes."""
     if given.jsonl:
-        chat = {} if given.raw else {"messages": [{"role": "user", "content": prompt}]}  # as the template got it
-        print(visible(json.dumps({"prompt": prompt, **chat, **asdict(answer)}, ensure_ascii=False)), flush=True)
+        chat = (
+            {} if given.raw else {"messages": [{"role": "user", "content": prompt}]}
+        )  # as the template got it
+        print(
+            visible(json.dumps({"prompt": prompt, **chat, **asdict(answer)}, ensure_ascii=False)),
+            flush=True,
+        )
     else:
         print(visible(answer.text) if sys.stdout.isatty() else answer.text, flush=True)
 
@@ -272,10 +358,14 @@ def prompts_of(given: argparse.Namespace) -> list[str]:
     if given.prompt is not None:
         return [given.prompt]
     try:
-        text = (sys.stdin.buffer.read() if str(given.file) == "-" else given.file.read_bytes()).decode("utf-8-sig")
+        text = (
+            sys.stdin.buffer.read() if str(given.file) == "-" else given.file.read_bytes()
+        ).decode("utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
         raise UserError(f"--file {given.file}: cannot be read ({error})") from None
-    lines = [line.removesuffix("\r") for line in text.split("\n")]  # U+2028, form feeds and others are text
+    lines = [
+        line.removesuffix("\r") for line in text.split("\n")
+    ]  # U+2028, form feeds and others are text
     prompts = [line for line in lines if line.strip()]
     if not prompts:
         raise UserError(f"--file {given.file}: holds no prompt")

@@ -29,7 +29,8 @@ from .prompts import CHAT, RAW, chat_ids, chat_text, default_template, one_row, 
 from .tuning import Load, choose_execution, choose_linear, described
 
 logger = logging.get_logger(__name__)
-# An unsettled end: an unfinished character, or text that clean_up_tokenization_spaces may still join ("do n" + "'t")
+# An unsettled end: an unfinished character, or text that clean_up_tokenization_spaces may still
+# join ("do n" + "'t")
 UNSETTLED = re.compile(r"(?:\ufffd|[ ']+(?:n'?|[vr])?)$")
 DTYPES = ("auto", "float32", "float16", "bfloat16")
 # Text; a chat; or ids: a list or an array (NumPy, torch) of one row, or a mapping with input_ids.
@@ -45,8 +46,12 @@ class Answer:
     ids: list[int]  # new tokens, EOS included if it came
     accept_lengths: list[int]  # tokens that each step added; they sum to the number of ids
     stop: str  # eos, length, context, or stop: a stop string, or the model's own max_time
-    setup_s: float = 0.0  # seconds spent on preparing new step shapes, mostly in a GPU's first answers
-    metrics: dict[str, Any] = field(default_factory=dict)  # speculative_decoding: as `acceptance_record` returns it
+    setup_s: float = (
+        0.0  # seconds spent on preparing new step shapes, mostly in a GPU's first answers
+    )
+    metrics: dict[str, Any] = field(
+        default_factory=dict
+    )  # speculative_decoding: as `acceptance_record` returns it
 
     @property
     def mat(self) -> float:
@@ -57,21 +62,26 @@ class Answer:
 class Decoder:
     """Decodes with a method, whose state is kept between prompts.
 
-    Threads may share a decoder and its model. They take turns step by step, so simultaneous answers are no faster than
-    successive ones.
+    Threads may share a decoder and its model. They take turns step by step, so simultaneous answers
+    are no faster than successive ones.
 
     Args:
-        model: a causal LM of transformers, by itself or inside the wrapper of peft or torch.compile.
+        model: a causal LM of transformers, by itself or inside the wrapper of peft or
+            torch.compile.
         tokenizer: its tokenizer; None: ids in, ids out.
-        method: a name of `methods.METHODS`, or a drafter; settings are the method's own. Default: the fastest on real
-            text; the published one is "recycling" with `tree="2.2.2"`.
-        start: hot: keep what is learnt; cold: forget it before each prompt; or the file of a saved state.
-        eos: id or ids that end an answer; default: every EOS id of the model's configs and the tokenizer.
+        method: a name of `methods.METHODS`, or a drafter; settings are the method's own. Default:
+            the fastest on real text; the published one is "recycling" with `tree="2.2.2"`.
+        start: hot: keep what is learnt; cold: forget it before each prompt; or the file of a saved
+            state.
+        eos: id or ids that end an answer; default: every EOS id of the model's configs and the
+            tokenizer.
         context: tokens of prompt and answer together; default: the model's limit, at most 4096.
         execution: auto, eager or graph; see `tuning.choose_execution`.
-        chat_template_kwargs: given to the tokenizer's chat template, such as {"enable_thinking": False}.
-        linear: auto, half, onednn, fused or torch; see `tuning.choose_linear`. All but torch change the layout of the
-            model's linear layers, not what they compute, until `release`; half and onednn keep a copy of their weights.
+        chat_template_kwargs: given to the tokenizer's chat template, such as {"enable_thinking":
+            False}.
+        linear: auto, half, onednn, fused or torch; see `tuning.choose_linear`. All but torch change
+            the layout of the model's linear layers, not what they compute, until `release`; half
+            and onednn keep a copy of their weights.
 
     Attributes:
         settings: the speed settings that were chosen, and why.
@@ -95,21 +105,34 @@ class Decoder:
         **settings: Any,
     ) -> None:
         if not isinstance(chat_template_kwargs, Mapping | None):
-            raise UserError(f"chat_template_kwargs={chat_template_kwargs}: must be a mapping of names and values")
+            raise UserError(
+                f"chat_template_kwargs={chat_template_kwargs}: must be a mapping of names and"
+                " values"
+            )
         if context is not None and (not isinstance(context, int) or context < 2):
             raise UserError(f"context={context}: must be a number of tokens, 2 or more")
-        self.tokenizer, self.start, self.chat_template_kwargs = tokenizer, str(start), dict(chat_template_kwargs or {})
-        self._stop: tuple[tuple[str, ...], Any] = ((), None)  # the last stop strings, and their criterion
+        self.tokenizer = tokenizer
+        self.start = str(start)
+        self.chat_template_kwargs = dict(chat_template_kwargs or {})
+        self._stop: tuple[tuple[str, ...], Any] = (
+            (),
+            None,
+        )  # the last stop strings, and their criterion
         self._load = Load()
         as_it_was = not packed_linears(unwrapped(model))
         try:
-            self.target = Target(model, context=context, linear=choose_linear(unwrapped(model), linear))
+            self.target = Target(
+                model, context=context, linear=choose_linear(unwrapped(model), linear)
+            )
             self.execution = choose_execution(self.target, execution)
             self.eos = eos_of(self.target.model, tokenizer) if eos is None else eos_ids(eos)
             if isinstance(method, str):
                 method = make_method(method, self.target, eos=self.eos, **settings)
             elif settings:
-                raise UserError(f"method {type(method).__name__}: is made already and takes no {', '.join(settings)}")
+                raise UserError(
+                    f"method {type(method).__name__}: is made already and takes no"
+                    f" {', '.join(settings)}"
+                )
             elif not isinstance(method, Drafter):
                 raise UserError(f"method={method}: must be a name or a drafter")
             self.method = method
@@ -122,17 +145,19 @@ class Decoder:
 
     @property
     def settings(self) -> dict[str, str]:
-        left_out, max_draft = (
-            not_applied(self.target.model.generation_config, self.tokenizer),
-            self.method.max_nodes - 1,
-        )
+        left_out = not_applied(self.target.model.generation_config, self.tokenizer)
+        max_draft = self.method.max_nodes - 1
         nodes = str(max_draft) if self.method.sizing is None else f"auto, at most {max_draft}"
         speed = described(self.target, self.execution, self._load)
         chosen = {"method": type(self.method).__name__, "nodes": nodes, **speed}
-        return chosen | ({"not applied of the model's generation_config": left_out} if left_out else {})
+        return chosen | (
+            {"not applied of the model's generation_config": left_out} if left_out else {}
+        )
 
     def release(self) -> None:
-        """Give the model's linear layers their own layout back. Do not use this decoder afterwards."""
+        """Give the model's linear layers their own layout back. Do not use this decoder
+        afterwards.
+        """
         with self.target.turns:
             unpack_linears(self.target.model)
 
@@ -142,15 +167,17 @@ class Decoder:
             save_state(self.method.state_dict(), Path(path))
 
     def load_state(self, path: str | Path) -> None:
-        """Load what `save_state` wrote. Raises UserError if it cannot be read, or is another method's."""
+        """Load what `save_state` wrote. Raises UserError if it cannot be read, or is another
+        method's.
+        """
         state = load_state(Path(path))
         with self.target.turns:
             self.method.load_state_dict(state)
 
     def __reduce__(self) -> Any:
         raise UserError(
-            "Decoder: cannot be copied or pickled; copy the model (after `release`) and make a new one, to which "
-            "`save_state` and `load_state` bring what was learnt"
+            "Decoder: cannot be copied or pickled; copy the model (after `release`) and make a new"
+            " one, to which `save_state` and `load_state` bring what was learnt"
         )
 
     @classmethod
@@ -165,12 +192,14 @@ class Decoder:
         quantize: str | None = None,
         **settings: Any,
     ) -> Decoder:
-        """Load a model from the hub or a folder, from safetensors alone. Raises UserError if it cannot be loaded.
+        """Load a model from the hub or a folder, from safetensors alone. Raises UserError if it
+        cannot be loaded.
 
         Args:
-            dtype: auto: on a CPU float32, with 16-bit weights kept in 16 bits; elsewhere the checkpoint's own. Any
-                other is the type of all weights.
-            device: default: CUDA if available, else the CPU; refused if there is a GPU that torch cannot use.
+            dtype: auto: on a CPU float32, with 16-bit weights kept in 16 bits; elsewhere the
+                checkpoint's own. Any other is the type of all weights.
+            device: default: CUDA if available, else the CPU; refused if there is a GPU that torch
+                cannot use.
             quantize: int8 or int4, by torchao; see `quantization`.
             settings: as the class takes them.
         """
@@ -193,39 +222,58 @@ class Decoder:
         return default_template(self.tokenizer, self.target.name)
 
     def ids_of(self, prompt: Prompt) -> list[int]:
-        """Return the token ids of a prompt: ids, text, or a chat (roles and contents) by `template`.
+        """Return the token ids of a prompt: ids, text, or a chat (roles and contents) by
+        `template`.
 
         Raises:
-            UserError: text without a tokenizer, a chat without a template, several rows, padding, or no ids.
+            UserError: text without a tokenizer, a chat without a template, several rows, padding,
+                or no ids.
         """
         row = prompt if isinstance(prompt, str) else one_row(prompt)
         if isinstance(row, str) or any(isinstance(turn, Mapping) for turn in row):
             if self.tokenizer is None:
                 kind = "text" if isinstance(row, str) else "a chat"
-                raise UserError(f"prompt: is {kind}, and this decoder has no tokenizer; give token ids")
+                raise UserError(
+                    f"prompt: is {kind}, and this decoder has no tokenizer; give token ids"
+                )
             row = self._tokenized(row)
         for token in row:
             if not isinstance(token, int) or isinstance(token, bool):
-                raise UserError(f"prompt: holds {str(token)[:40]!r}, which is no token id; give text, ids or one chat")
+                raise UserError(
+                    f"prompt: holds {str(token)[:40]!r}, which is no token id; give text, ids or"
+                    " one chat"
+                )
         if not row:
             raise UserError("prompt: has no tokens")
         return row
 
     def _tokenized(self, prompt: str | list[Any]) -> list[int]:
-        """Return the ids of a text or a chat. Raises UserError if there is no chat template or it refuses the chat."""
-        said = [prompt] if isinstance(prompt, str) else [t.get("content") for t in prompt if isinstance(t, Mapping)]
+        """Return the ids of a text or a chat. Raises UserError if there is no chat template or it
+        refuses the chat.
+        """
+        said = (
+            [prompt]
+            if isinstance(prompt, str)
+            else [t.get("content") for t in prompt if isinstance(t, Mapping)]
+        )
         if any(SURROGATE.search(str(text)) for text in said):
             raise UserError("prompt: holds a lone surrogate, as of bytes that are not UTF-8")
         if isinstance(prompt, str):
             return list(self.tokenizer(prompt)["input_ids"])
         if self.template == RAW:
-            raise UserError("prompt: is a chat, and the tokenizer has no template for one; give text")
+            raise UserError(
+                "prompt: is a chat, and the tokenizer has no template for one; give text"
+            )
         try:
             if self.template == CHAT:
                 return chat_ids(self.tokenizer, prompt, **self.chat_template_kwargs)
-            return list(self.tokenizer(chat_text(self.template, self.tokenizer, prompt))["input_ids"])
+            return list(
+                self.tokenizer(chat_text(self.template, self.tokenizer, prompt))["input_ids"]
+            )
         except Exception as error:  # the template's own errors, and jinja2's
-            raise UserError(f"prompt: the chat template refuses it ({one_line(error)[:200]})") from None
+            raise UserError(
+                f"prompt: the chat template refuses it ({one_line(error)[:200]})"
+            ) from None
 
     def stream(
         self,
@@ -237,14 +285,17 @@ class Decoder:
     ) -> Generator[StepRecord, None, Generation]:
         """Yield the answer's steps, each as soon as its tokens are known; return the whole answer.
 
-        If a cache still holds the prompt's beginning, as in a conversation, this part is not computed again.
+        If a cache still holds the prompt's beginning, as in a conversation, this part is not
+        computed again.
 
         Args:
-            stop: texts that end an answer. As with `generate`'s stop_strings, the answer keeps the token that completes
-                one. Default: the stop strings of the model's own generation_config.
+            stop: texts that end an answer. As with `generate`'s stop_strings, the answer keeps the
+                token that completes one. Default: the stop strings of the model's own
+                generation_config.
 
         Raises:
-            UserError: as `ids_of` and `decode`, or the model was changed after this decoder was made.
+            UserError: as `ids_of` and `decode`, or the model was changed after this decoder was
+                made.
         """
         ids = self.ids_of(prompt)
         with self.target.turns:
@@ -261,19 +312,25 @@ class Decoder:
         sampling: Sampling = GREEDY,
         stop: str | Sequence[str] | None = None,
     ) -> dict[str, Any]:
-        """Return the settings of a `Request`, the model's own included. Raises UserError as `stream` says."""
+        """Return the settings of a `Request`, the model's own included. Raises UserError as
+        `stream` says.
+        """
         model = self.target.model
         left_out = not_applied(model.generation_config, self.tokenizer)
         if replace(seeded(sampling, 0), seed=0) == GREEDY and left_out:
-            logger.warning_once(f"{self.target.name}: answers are greedy, without the model's own {left_out}")
+            logger.warning_once(
+                f"{self.target.name}: answers are greedy, without the model's own {left_out}"
+            )
         with self.target.turns:
             if self.target.changed:
                 raise UserError(
-                    f"{self.target.name}: was resized, moved, cast or otherwise changed after this decoder was made; "
-                    "make a new one"
+                    f"{self.target.name}: was resized, moved, cast or otherwise changed after this"
+                    " decoder was made; make a new one"
                 )
             self.target.token_budget(ids, max_new_tokens)
-            sampling, criteria = with_own_settings(sampling, self.target, ids, max_new_tokens, self.eos)
+            sampling, criteria = with_own_settings(
+                sampling, self.target, ids, max_new_tokens, self.eos
+            )
             own = None if self.tokenizer is None else model.generation_config.stop_strings
             criteria += self._stop_criteria(own if stop is None else stop)
         return dict(
@@ -286,7 +343,9 @@ class Decoder:
         )
 
     def _stop_criteria(self, stop: str | Sequence[str] | None) -> list[Any]:
-        """Return transformers' criterion for stop strings, if there are any. Raises UserError if it refuses them."""
+        """Return transformers' criterion for stop strings, if there are any. Raises UserError if it
+        refuses them.
+        """
         if not isinstance(stop, Iterable | None):
             raise UserError(f"stop={stop}: must be a text, or several")
         strings = (stop,) if isinstance(stop, str) else tuple(stop or ())
@@ -306,9 +365,14 @@ class Decoder:
         return self._answer(whole(self.stream(prompt, **settings)))
 
     def _answer(self, out: Generation) -> Answer:
-        drafted, accepted = [step.nodes - 1 for step in out.steps], [len(step.rank_path) for step in out.steps]
-        metrics = {"speculative_decoding": acceptance_record(drafted, accepted, self.method.max_nodes - 1)}
-        return Answer(self.text_of(out.tokens), out.tokens, out.accept_lengths, out.stop, out.setup_s, metrics)
+        drafted = [step.nodes - 1 for step in out.steps]
+        accepted = [len(step.rank_path) for step in out.steps]
+        metrics = {
+            "speculative_decoding": acceptance_record(drafted, accepted, self.method.max_nodes - 1)
+        }
+        return Answer(
+            self.text_of(out.tokens), out.tokens, out.accept_lengths, out.stop, out.setup_s, metrics
+        )
 
     def answers(
         self,
@@ -321,13 +385,15 @@ class Decoder:
     ) -> Iterator[Answer]:
         """Yield the answers to several prompts in order; settings as in `stream`.
 
-        When sampling, the first answer has the noise of `sampling.seed`, as if `generate` gave it. The noise of each
-        other answer is keyed by that seed and the answer's index.
+        When sampling, the first answer has the noise of `sampling.seed`, as if `generate` gave it.
+        The noise of each other answer is keyed by that seed and the answer's index.
 
-        Raises UserError before the first answer if one of the prompts does not fit, or for one prompt by itself.
+        Raises UserError before the first answer if one of the prompts does not fit, or for one
+        prompt by itself.
 
         Args:
-            batch: prompts decoded together, in one forward per step; each text is the same as alone.
+            batch: prompts decoded together, in one forward per step; each text is the same as
+                alone.
         """
         rows = []
         for number, prompt in enumerate(several(prompts), 1):
@@ -336,18 +402,26 @@ class Decoder:
                 self.target.token_budget(rows[-1], max_new_tokens)
             except UserError as error:
                 raise UserError(f"prompt {number}: {error}") from None
-        given = [dict(settings, max_new_tokens=max_new_tokens, sampling=seeded(sampling, i)) for i in range(len(rows))]
+        given = [
+            dict(settings, max_new_tokens=max_new_tokens, sampling=seeded(sampling, i))
+            for i in range(len(rows))
+        ]
         if batch == 1:
             for ids, settings_of_one in zip(rows, given, strict=True):
                 yield self.generate(ids, **settings_of_one)
             return
         if self.start == "cold" and self.method.stateful:
-            raise UserError("start=cold: forgets between answers what those of a batch share; use hot, or batch=1")
+            raise UserError(
+                "start=cold: forgets between answers what those of a batch share; use hot, or"
+                " batch=1"
+            )
         asked_of_each = (
             (ids, Request(**self._settings(ids, **settings_of_one)))
             for ids, settings_of_one in zip(rows, given, strict=True)
         )
-        ended, count = dict[int, Generation](), 0  # answers that wait for earlier ones; answers yielded so far
+        # answers that wait for earlier ones; answers yielded so far
+        ended = dict[int, Generation]()
+        count = 0
         with closing(decode_batch(self.target, self.method, asked_of_each, batch)) as steps:
             for number, out in steps:
                 if out.stop:
@@ -356,58 +430,97 @@ class Decoder:
                     yield self._answer(ended.pop(count))
                     count += 1
 
-    def generate_all(self, prompts: Iterable[Prompt], *, progress: bool = True, **settings: Any) -> list[Answer]:
+    def generate_all(
+        self, prompts: Iterable[Prompt], *, progress: bool = True, **settings: Any
+    ) -> list[Answer]:
         """Return what `answers` yields; show a bar on standard error."""
         from tqdm.auto import tqdm  # transformers requires it
 
         listed = several(prompts)
-        return list(tqdm(self.answers(listed, **settings), "", len(listed), unit="prompt", disable=not progress))
+        return list(
+            tqdm(
+                self.answers(listed, **settings),
+                "",
+                len(listed),
+                unit="prompt",
+                disable=not progress,
+            )
+        )
 
     @property
     def probes(self) -> list[int]:
-        """Ids for `pieces`: byte 0xFF, part of no character, if the tokenizer decodes runs of byte tokens together."""
-        byte = self.tokenizer.get_vocab().get("<0xFF>") if hasattr(self.tokenizer, "get_vocab") else None
+        """Ids for `pieces`: byte 0xFF, part of no character, if the tokenizer decodes runs of byte
+        tokens together.
+        """
+        byte = (
+            self.tokenizer.get_vocab().get("<0xFF>")
+            if hasattr(self.tokenizer, "get_vocab")
+            else None
+        )
         return [] if byte is None else [byte]
 
     def text_of(self, ids: list[int]) -> str:
         """Return the text of ids without special tokens; empty without a tokenizer."""
-        return "" if self.tokenizer is None else str(self.tokenizer.decode(ids, skip_special_tokens=True))
+        return (
+            ""
+            if self.tokenizer is None
+            else str(self.tokenizer.decode(ids, skip_special_tokens=True))
+        )
 
 
 def seeded(sampling: Sampling, number: int) -> Sampling:
-    """Return the sampling of answer `number`: 0 has the given seed, the others have noise independent of all seeds'."""
+    """Return the sampling of answer `number`: 0 has the given seed, the others have noise
+    independent of all seeds'.
+    """
     if not isinstance(sampling, Sampling):
-        raise UserError(f"sampling={sampling}: must be a Sampling, such as Sampling(temperature=0.7)")
+        raise UserError(
+            f"sampling={sampling}: must be a Sampling, such as Sampling(temperature=0.7)"
+        )
     return replace(sampling, seed=hashed_seed(sampling.seed, number)) if number else sampling
 
 
 def pieces(
     steps: Iterable[StepRecord], text_of: Callable[[list[int]], str], probes: Sequence[int] = ()
 ) -> Iterator[tuple[str, int]]:
-    """Yield the text that each step adds, and the step's accepted length. The pieces join to the whole text.
+    """Yield the text that each step adds, and the step's accepted length. The pieces join to the
+    whole text.
 
-    A character that a step leaves unfinished, or that later tokens may change, comes with a later step.
+    A character that a step leaves unfinished, or that later tokens may change, comes with a later
+    step.
 
     Args:
-        probes: a text is settled only if appending one of these ids does not change it; see `Decoder.probes`.
+        probes: a text is settled only if appending one of these ids does not change it; see
+            `Decoder.probes`.
     """
     ids: list[int] = []  # from the last piece on: earlier ids do not change the text that follows
-    shown, last, length = "", 0, 0  # the yielded part of their text; its number of ids; tokens not yet yielded
+    # the yielded part of their text; its number of ids; tokens not yet yielded
+    shown = ""
+    last = 0
+    length = 0
     for step in steps:
         ids += step.tokens
         length += step.accepted
         text = text_of(ids)
-        if not UNSETTLED.search(text) and all(text_of([*ids, probe]).startswith(text) for probe in probes):
+        if not UNSETTLED.search(text) and all(
+            text_of([*ids, probe]).startswith(text) for probe in probes
+        ):
             yield text[len(shown) :], length
-            shown, length, alone = text, 0, text_of(ids[last:])
+            shown = text
+            length = 0
+            alone = text_of(ids[last:])
             if alone and text.endswith(alone):
-                ids, shown = ids[last:], alone
+                ids = ids[last:]
+                shown = alone
             last = len(ids)
     if length:
         yield text_of(ids)[len(shown) :], length
 
 
 def eos_of(model: Any, tokenizer: Any) -> frozenset[int]:
-    """Return every id that the generation config, the config or the tokenizer calls an end of sequence."""
+    """Return every id that the generation config, the config or the tokenizer calls an end of
+    sequence.
+    """
     sources = (model.generation_config, model.config, tokenizer)
-    return frozenset().union(*(eos_ids(getattr(source, "eos_token_id", None)) for source in sources))
+    return frozenset().union(
+        *(eos_ids(getattr(source, "eos_token_id", None)) for source in sources)
+    )

@@ -1,4 +1,6 @@
-"""The one exception for a user's mistake, and the escaping of control characters in printed text."""
+"""The one exception for a user's mistake, and the escaping of control characters in printed
+text.
+"""
 
 from __future__ import annotations
 
@@ -15,20 +17,27 @@ from typing import Any
 
 
 class UserError(ValueError):
-    """A user's mistake, in one line: what is wrong, where, and what to do. Commands print it and exit with code 2."""
+    """A user's mistake, in one line: what is wrong, where, and what to do. Commands print it and
+    exit with code 2.
+    """
 
 
-# Characters to escape: C0 except newline and tab, DEL, C1 (U+009B opens a sequence as ESC [ does), and bidirectional
-# embeddings, overrides and isolates, which reorder text. Bidirectional marks stay, as right-to-left text needs them.
+# Characters to escape: C0 except newline and tab, DEL, C1 (U+009B opens a sequence as ESC [ does),
+# and bidirectional embeddings, overrides and isolates, which reorder text. Bidirectional marks
+# stay, as right-to-left text needs them.
 _CONTROLS = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
 
 
 def visible(text: str) -> str:
-    """Escape control characters except newlines and tabs, such as \\u001b for ESC. JSON keeps its meaning."""
+    """Escape control characters except newlines and tabs, such as \\u001b for ESC. JSON keeps its
+    meaning.
+    """
     return _CONTROLS.sub(lambda control: f"\\u{ord(control[0]):04x}", text)
 
 
-SURROGATE = re.compile("[\ud800-\udfff]")  # an undecodable byte becomes a surrogate, which UTF-8 cannot encode
+SURROGATE = re.compile(
+    "[\ud800-\udfff]"
+)  # an undecodable byte becomes a surrogate, which UTF-8 cannot encode
 
 
 def _escaped(error: Any) -> tuple[str, int]:
@@ -37,7 +46,8 @@ def _escaped(error: Any) -> tuple[str, int]:
 
 
 def start_command(arguments: Sequence[str]) -> None:
-    """Let this process print any text and read any input. Characters that the terminal lacks print as \\u00e9.
+    """Let this process print any text and read any input. Characters that the terminal lacks print
+    as \\u00e9.
 
     Raises UserError for an argument that could not be decoded.
     """
@@ -46,7 +56,9 @@ def start_command(arguments: Sequence[str]) -> None:
         if isinstance(stream, io.TextIOWrapper):  # a host may have put another object in its place
             stream.reconfigure(errors=errors)
     for argument in filter(SURROGATE.search, arguments):
-        raise UserError(f"argument {argument}: is not {sys.getfilesystemencoding()}; PYTHONUTF8=1 reads UTF-8")
+        raise UserError(
+            f"argument {argument}: is not {sys.getfilesystemencoding()}; PYTHONUTF8=1 reads UTF-8"
+        )
 
 
 # What writing to standard output raises: a disk or quota is full, a terminal or reader is gone.
@@ -70,7 +82,9 @@ def complete_output() -> Iterator[None]:
     except OSError as error:
         if error.errno not in _UNWRITABLE or error.filename is not None:  # of a file
             raise
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # what is in the buffer is lost
+        os.dup2(
+            os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno()
+        )  # what is in the buffer is lost
         if isinstance(error, BrokenPipeError):
             raise
         raise UserError(f"standard output: cannot be written ({error.strerror})") from None

@@ -21,10 +21,11 @@ PARTIAL = ".*.part"  # pattern of the files that killed writers leave next to th
 
 @contextmanager
 def replaced(path: Path) -> Iterator[Path]:
-    """Yield a temporary path next to `path`, which is renamed to `path` at the end; make the folder if it is missing.
+    """Yield a temporary path next to `path`, which is renamed to `path` at the end; make the folder
+    if it is missing.
 
-    Each writer has a temporary path of its own, and the last one wins. A failure leaves the old file unchanged, and no
-    temporary file. Raises UserError if the file cannot be written.
+    Each writer has a temporary path of its own, and the last one wins. A failure leaves the old
+    file unchanged, and no temporary file. Raises UserError if the file cannot be written.
     """
     if not path.name:
         raise UserError(f"{str(path)!r}: names no file")
@@ -69,7 +70,11 @@ def load_state(path: Path) -> dict[str, torch.Tensor]:
         return load_file(path)
     except FileNotFoundError:
         raise UserError(f"start: no saved state at {path}") from None
-    except (SafetensorError, OSError, KeyError) as error:  # a folder, no access, a type that torch does not have
+    except (
+        SafetensorError,
+        OSError,
+        KeyError,
+    ) as error:  # a folder, no access, a type that torch does not have
         raise UserError(f"start: {path} is not a saved state ({error})") from None
 
 
@@ -96,7 +101,9 @@ ROOT = Path(__file__).resolve().parent.parent
 
 
 def located(path: str | Path) -> Path:
-    """Return the path if it exists or is absolute; else relative to the repository, where shipped files are."""
+    """Return the path if it exists or is absolute; else relative to the repository, where shipped
+    files are.
+    """
     local = Path(path).expanduser()
     return local if local.exists() or local.is_absolute() else ROOT / local
 

@@ -1,9 +1,10 @@
-"""Load a checkpoint of 16-bit weights so that it computes in float32, without a float32 copy of them.
+"""Load a checkpoint of 16-bit weights so that it computes in float32, without a float32 copy of
+them.
 
-If weights keep their type, transformers leaves them in the memory-mapped file. Linear layers widen their weights, and
-the engine's forwards multiply by 16-bit copies of them (`engine.linear`), with products and sums in float32. Embeddings
-widen the rows that are looked up. Norms, biases and tensors that have more bits in the file are float32. So the text is
-that of float32.
+If weights keep their type, transformers leaves them in the memory-mapped file. Linear layers widen
+their weights, and the engine's forwards multiply by 16-bit copies of them (`engine.linear`), with
+products and sums in float32. Embeddings widen the rows that are looked up. Norms, biases and
+tensors that have more bits in the file are float32. So the text is that of float32.
 """
 
 from __future__ import annotations
@@ -35,12 +36,15 @@ def load(loader: Callable[..., Any], source: str, revision: str | None = None) -
 
     Args:
         loader: returns the model in a dtype, as `from_pretrained` takes it.
-        source, revision: the model's folder or hub name, and its revision; config.json is on this machine.
+        source, revision: the model's folder or hub name, and its revision; config.json is on this
+            machine.
 
     Raises:
         UserError: the model's files are larger than the free memory.
     """
-    folder = Path(cached_file(source, "config.json", revision=revision, local_files_only=True)).parent
+    folder = Path(
+        cached_file(source, "config.json", revision=revision, local_files_only=True)
+    ).parent
     if not weight_files(folder):
         loader(dtype="auto")  # downloads them
     check_memory(folder)
@@ -59,17 +63,20 @@ def load(loader: Callable[..., Any], source: str, revision: str | None = None) -
 
 
 def needed_bytes(folder: Path) -> int:
-    """Return the memory that a checkpoint takes on a CPU, without caches: its weights, and 0.5 GB for the process."""
+    """Return the memory that a checkpoint takes on a CPU, without caches: its weights, and 0.5 GB
+    for the process.
+    """
     return int(1.06 * sum(path.stat().st_size for path in weight_files(folder))) + MARGIN
 
 
 def check_memory(folder: Path, times: int = 1) -> None:
     """Raise UserError if `times` copies of the checkpoint need more than the free memory."""
-    needed, free = times * needed_bytes(folder), psutil.virtual_memory().available
+    needed = times * needed_bytes(folder)
+    free = psutil.virtual_memory().available
     if needed > free and needed > 2 * MARGIN:
         raise UserError(
-            f"model {folder}: takes {needed / 1e9:.1f} GB of memory on a CPU, and {free / 1e9:.1f} GB are free; end "
-            "other programs, or use a smaller model or a GPU"
+            f"model {folder}: takes {needed / 1e9:.1f} GB of memory on a CPU, and {free / 1e9:.1f}"
+            " GB are free; end other programs, or use a smaller model or a GPU"
         )
 
 
@@ -99,14 +106,18 @@ def hold_weights(model: Any) -> bool:
 
 
 def _widen_head(model: Any, inputs: Any) -> None:
-    """Let a head that `resize_token_embeddings` made widen its weight, too; runs before each forward."""
+    """Let a head that `resize_token_embeddings` made widen its weight, too; runs before each
+    forward.
+    """
     head = model.get_output_embeddings()
     if type(head) is nn.Linear and head.weight.dtype in NARROW:
         head.__class__ = PackedLinear
 
 
 class _Widths(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Notes if an operator other than embedding returns 16-bit values: some models cast to a weight's type."""
+    """Notes if an operator other than embedding returns 16-bit values: some models cast to a
+    weight's type.
+    """
 
     narrow = False
 
@@ -114,7 +125,8 @@ class _Widths(TorchDispatchMode):  # type: ignore[no-untyped-call]
         out = op(*args, **(kwargs or {}))
         if op is not torch.ops.aten.embedding.default:
             self.narrow |= any(
-                isinstance(tensor, torch.Tensor) and tensor.dtype in NARROW for tensor in tree_leaves(out)
+                isinstance(tensor, torch.Tensor) and tensor.dtype in NARROW
+                for tensor in tree_leaves(out)
             )
         return out
 
@@ -130,7 +142,8 @@ def _tensors(folder: Path) -> Iterator[tuple[str, torch.Tensor]]:
 
 
 def _read_wide(model: Any, folder: Path, narrow: torch.dtype) -> bool:
-    """Read again, as float32, what has values in the files that the model's 16-bit type does not hold.
+    """Read again, as float32, what has values in the files that the model's 16-bit type does not
+    hold.
 
     Returns:
         False if such a tensor is not in the model by this name and shape.

@@ -1,7 +1,9 @@
-"""Choose by measurement how linear layers multiply on a CPU: which layout is fastest differs by processor and rows.
+"""Choose by measurement how linear layers multiply on a CPU: which layout is fastest differs by
+processor and rows.
 
-A model's most frequent large layer is timed in each layout, once per processor, torch, threads, types and shape. The
-times are kept on disk, in $XDG_CACHE_HOME/token_recycling or ~/.cache/token_recycling.
+A model's most frequent large layer is timed in each layout, once per processor, torch, threads,
+types and shape. The times are kept on disk, in $XDG_CACHE_HOME/token_recycling or
+~/.cache/token_recycling.
 """
 
 from __future__ import annotations
@@ -29,26 +31,43 @@ from .files import processor, write_json
 
 SECONDS = 0.05  # for each number of ROWS, and at least RUNS of each layout
 RUNS = 4
-WEIGHTS = 1 << 19  # elements of a weight that are timed at most: a part of its outputs stands for all
-COPIES = 8  # of the weight, timed in turns, as a model's weights are not in the cache when their turn comes
-CALM = 1.3  # how much more than the lower quartile the median is at most if no other process disturbs
+WEIGHTS = (
+    1 << 19
+)  # elements of a weight that are timed at most: a part of its outputs stands for all
+# of the weight, timed in turns, as a model's weights are not in the cache when their turn comes
+COPIES = 8
+CALM = (
+    1.3  # how much more than the lower quartile the median is at most if no other process disturbs
+)
 IMPORTANCE = 8, 4, 2, 1  # of the times for ROWS: most steps are plain ones or short drafts
-WORTH = 0.8  # of torch's time is the most that a copy may take where it is used: a call's checks cost some, too
+# of torch's time is the most that a copy may take where it is used: a call's checks cost some, too
+WORTH = 0.8
 GAIN = 0.5  # what a copy of the weights must save of the sum of IMPORTANCE
 Times = dict[str, list[float]]  # by layout: microseconds of a product for each number of ROWS
 
 
 def choose(model: nn.Module, possible: Sequence[str]) -> Layouts:
-    """Return the layouts that are fastest for a model on this machine: one that is a copy, torch's own elsewhere.
+    """Return the layouts that are fastest for a model on this machine: one that is a copy, torch's
+    own elsewhere.
 
     Args:
         possible: names of copies.
     """
     layers = plain_linears(model)
     counts = Counter(layer.weight.shape for layer in layers)
-    weight = max((layer.weight for layer in layers), key=lambda weight: counts[weight.shape] * weight.numel())
+    weight = max(
+        (layer.weight for layer in layers), key=lambda weight: counts[weight.shape] * weight.numel()
+    )
     dtype = torch.float32 if is_held(model) else weight.dtype
-    conditions = processor(), torch.__version__, torch.get_num_threads(), dtype, weight.dtype, weight.shape, possible
+    conditions = (
+        processor(),
+        torch.__version__,
+        torch.get_num_threads(),
+        dtype,
+        weight.dtype,
+        weight.shape,
+        possible,
+    )
     path = _folder() / f"{hashlib.sha256(repr(conditions).encode()).hexdigest()[:16]}.json"
     try:
         kept = json.loads(path.read_text())
@@ -59,7 +78,9 @@ def choose(model: nn.Module, possible: Sequence[str]) -> Layouts:
     size = COPIES, min(outputs, WEIGHTS // inputs + 1), inputs
     times, calm = measure(torch.full(size, 0.5, dtype=weight.dtype, device="cpu"), dtype, possible)
     if calm:
-        with suppress(UserError, OSError):  # if it cannot be written, the next process measures again
+        with suppress(
+            UserError, OSError
+        ):  # if it cannot be written, the next process measures again
             write_json(path, times)
     return fastest(times)
 
@@ -82,15 +103,21 @@ def fastest(times: Times) -> Layouts:
 
 
 @torch.inference_mode()
-def measure(weights: torch.Tensor, dtype: torch.dtype, possible: Sequence[str]) -> tuple[Times, bool]:
-    """Time products with weights (COPIES, out, in) in turns, so that a weight has left the cache when its turn comes.
+def measure(
+    weights: torch.Tensor, dtype: torch.dtype, possible: Sequence[str]
+) -> tuple[Times, bool]:
+    """Time products with weights (COPIES, out, in) in turns, so that a weight has left the cache
+    when its turn comes.
 
     Returns:
         The lower quartiles of the times; False if other processes disturbed them.
     """
     products = {"torch": [partial(own_product, weight=weight, bias=None) for weight in weights]}
     for name in possible:
-        copies = [Packed(weight, half=name == "half", wide=weights.dtype is not dtype) for weight in weights]
+        copies = [
+            Packed(weight, half=name == "half", wide=weights.dtype is not dtype)
+            for weight in weights
+        ]
         if copies[0].packed is not None:
             products[name] = [partial(copy.product, bias=None) for copy in copies]
     times = {name: list[float]() for name in products}

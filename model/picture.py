@@ -1,4 +1,5 @@
-"""Draw an answer as SVG: its text coloured by the tokens of each step, and the draft tree of one step.
+"""Draw an answer as SVG: its text coloured by the tokens of each step, and the draft tree of one
+step.
 
 The model's text is escaped. Colours follow the reader's light or dark scheme.
 """
@@ -18,9 +19,16 @@ from .engine import StepRecord, decode
 from .engine.tree import RankPath, layout
 from .errors import visible
 
-COLUMNS, CHAR, LINE = 66, 8.4, 23  # characters per line, width of a character, height of a line
+# characters per line, width of a character, height of a line
+COLUMNS = 66
+CHAR = 8.4
+LINE = 23
 WIDTH = 32 + COLUMNS * CHAR
-LABEL, ROW, GAP, LONGEST = 7.2, 17, 26, 14  # in the tree: width, height, column gap, maximum characters of a token
+# in the tree: width, height, column gap, maximum characters of a token
+LABEL = 7.2
+ROW = 17
+GAP = 26
+LONGEST = 14
 STYLE = """
 text { font: 14px ui-monospace, "SF Mono", Menlo, Consolas, "DejaVu Sans Mono", monospace; fill: #1d2126 }
 .quiet { fill: #5c636b } .small { font-size: 12px } .words { font: 13px system-ui, "Segoe UI", Arial, sans-serif }
@@ -31,7 +39,7 @@ text { font: 14px ui-monospace, "SF Mono", Menlo, Consolas, "DejaVu Sans Mono", 
 text { fill: #e4e5e3 } .quiet { fill: #a0a7ae } .card { fill: #15181c; stroke: #353b42 }
 .edge { stroke: #4a525a } .path { stroke: #40a4e0 } .on { fill: #7cc4f2 }
 .s1 { fill: #23282e } .s2 { fill: #243d54 } .s3 { fill: #275178 } .s4 { fill: #2b669c } .s5 { fill: #2f7cc0 } }
-"""
+"""  # noqa: E501
 
 
 @dataclass(frozen=True)
@@ -53,25 +61,40 @@ class Picture:
 
     @classmethod
     def watch(cls, decoder: Decoder, prompt: Prompt, *, max_new_tokens: int = 96) -> Picture:
-        """Decode a prompt greedily and collect the data, with the draft of the first step that accepted most nodes."""
+        """Decode a prompt greedily and collect the data, with the draft of the first step that
+        accepted most nodes.
+        """
         with decoder.target.turns:
             session: Any = decoder.method.session()
-        observe, steps = session.observe, list[StepRecord]()
+        observe = session.observe
+        steps = list[StepRecord]()
         drafts: dict[int, list[tuple[RankPath, str, bool]]] = {}
 
         def watched(verification: Any) -> None:
-            draft, path = verification.draft, set(verification.path)
+            draft = verification.draft
+            path = set(verification.path)
             rows = enumerate(zip(draft.tree.rank_paths, draft.tokens.tolist(), strict=True))
-            drafts[len(steps) + 1] = [(ranks, decoder.text_of([t]), node in path) for node, (ranks, t) in rows]
+            drafts[len(steps) + 1] = [
+                (ranks, decoder.text_of([t]), node in path) for node, (ranks, t) in rows
+            ]
             observe(verification)
 
         session.observe = watched
         ids = decoder.ids_of(prompt)
-        for record in decode(decoder.target, session, ids, max_new_tokens=max_new_tokens, eos=decoder.eos):
+        for record in decode(
+            decoder.target, session, ids, max_new_tokens=max_new_tokens, eos=decoder.eos
+        ):
             steps.append(record)
         step = max(drafts, key=lambda number: sum(ok for _, _, ok in drafts[number]), default=0)
-        tokens, lengths = [token for record in steps for token in record.tokens], [s.accepted for s in steps]
-        return cls(list(pieces(steps, decoder.text_of, decoder.probes)), tokens, lengths, step, drafts.get(step, []))
+        tokens = [token for record in steps for token in record.tokens]
+        lengths = [s.accepted for s in steps]
+        return cls(
+            list(pieces(steps, decoder.text_of, decoder.probes)),
+            tokens,
+            lengths,
+            step,
+            drafts.get(step, []),
+        )
 
     def svg(self, *notes: str) -> str:
         """Return the drawing as SVG, with these lines below it and its data inside."""
@@ -84,7 +107,10 @@ class Picture:
         height = bottom + 19 * len(notes) + 16
         size = f'viewBox="0 0 {width:.0f} {height:.0f}" width="{width:.0f}"'
         data = f"<metadata>{_escaped(json.dumps(asdict(self)))}</metadata>"
-        card = f'<rect class="card" x=".5" y=".5" width="{width - 1:.0f}" height="{height - 1:.0f}" rx="8"/>'
+        card = (
+            f'<rect class="card" x=".5" y=".5" width="{width - 1:.0f}" height="{height - 1:.0f}"'
+            ' rx="8"/>'
+        )
         head = f'<svg xmlns="http://www.w3.org/2000/svg" {size}>'
         return "\n".join([head, data, f"<style>{STYLE}</style>", card, *parts, "</svg>\n"])
 
@@ -101,24 +127,34 @@ def _words(x: float, y: float, text: str) -> str:
 def _fitted(x: float, y: float, text: str, width: float, kind: str = "") -> str:
     """Return text that is as wide as its box in any font."""
     return (
-        f'<text class="{kind}" x="{x:.1f}" y="{y:.1f}" textLength="{width:.1f}" lengthAdjust="spacingAndGlyphs" '
-        f'xml:space="preserve">{_escaped(text)}</text>'
+        f'<text class="{kind}" x="{x:.1f}" y="{y:.1f}" textLength="{width:.1f}"'
+        f' lengthAdjust="spacingAndGlyphs" xml:space="preserve">{_escaped(text)}</text>'
     )
 
 
 def _columns(text: str) -> int:
     """Return how many columns a text takes in a monospaced font."""
-    return sum(0 if unicodedata.combining(c) else 1 + (unicodedata.east_asian_width(c) in "WF") for c in text)
+    return sum(
+        0 if unicodedata.combining(c) else 1 + (unicodedata.east_asian_width(c) in "WF")
+        for c in text
+    )
 
 
 def _boxes(parts: list[tuple[str, int]]) -> Iterator[tuple[int, int, str, int]]:
-    """Wrap the pieces by words. Yield row, column, text and tokens of each box: one piece's text on one line."""
+    """Wrap the pieces by words. Yield row, column, text and tokens of each box: one piece's text on
+    one line.
+    """
     characters = [(c, number) for number, (text, _) in enumerate(parts) for c in visible(text)]
-    text, row, column = "".join(c for c, _ in characters), 0, 0
-    places: dict[tuple[int, int], list[tuple[int, str]]] = {}  # by row and piece: columns and characters
+    text = "".join(c for c, _ in characters)
+    row = 0
+    column = 0
+    places: dict[
+        tuple[int, int], list[tuple[int, str]]
+    ] = {}  # by row and piece: columns and characters
     for word in re.finditer(rf"\n+|[^\S\n]|\S{{1,{COLUMNS}}}", text):
         if word[0][0] == "\n" or column + _columns(word[0]) > COLUMNS:
-            row, column = row + min(word[0].count("\n") or 1, 2), 0
+            row = row + min(word[0].count("\n") or 1, 2)
+            column = 0
         if not word[0].isspace() or (column and word[0][0] != "\n"):
             for character, number in characters[word.start() : word.end()]:
                 places.setdefault((row, number), []).append((column, character))
@@ -132,37 +168,69 @@ def _boxes(parts: list[tuple[str, int]]) -> Iterator[tuple[int, int, str, int]]:
 def _text(picture: Picture) -> tuple[list[str], float]:
     """Draw the answer below its legend. Return lines of SVG, and where they end."""
     mean = sum(picture.lengths) / max(len(picture.lengths), 1)
-    parts = [_words(16, 26, "tokens that a step added:"), _words(16 + 45 * CHAR, 26, f"mean {mean:.2f}")]
+    parts = [
+        _words(16, 26, "tokens that a step added:"),
+        _words(16 + 45 * CHAR, 26, f"mean {mean:.2f}"),
+    ]
     legend = [(-2, 19 + 4 * n, f" {n} " if n < 5 else " 5+ ", n) for n in range(1, 6)]
     for row, start, text, length in [*legend, *_boxes(picture.pieces)]:
-        x, y, width = 16 + CHAR * start, 66 + LINE * row + (6 if row < 0 else 0), CHAR * _columns(text)
+        x = 16 + CHAR * start
+        y = 66 + LINE * row + (6 if row < 0 else 0)
+        width = CHAR * _columns(text)
         box = f'x="{x + 0.5:.1f}" y="{y - 15:.1f}" width="{width - 1:.1f}" height="20" rx="3"'
         parts += [f'<rect class="s{min(length, 5)}" {box}/>', _fitted(x, y, text, width)]
     return parts, y
 
 
 def _tree(picture: Picture, top: float) -> tuple[list[str], float, float]:
-    """Draw the draft, `…` for rejected nodes that do not fit. Return lines of SVG, their bottom and their right end."""
-    labels = {path: visible(text).replace("\n", "⏎").replace(" ", "·") or "∅" for path, text, _ in picture.nodes}
-    labels = {p: label if len(label) <= LONGEST else label[: LONGEST - 1] + "…" for p, label in labels.items()}
+    """Draw the draft, `…` for rejected nodes that do not fit. Return lines of SVG, their bottom and
+    their right end.
+    """
+    labels = {
+        path: visible(text).replace("\n", "⏎").replace(" ", "·") or "∅"
+        for path, text, _ in picture.nodes
+    }
+    labels = {
+        p: label if len(label) <= LONGEST else label[: LONGEST - 1] + "…"
+        for p, label in labels.items()
+    }
     accepted = {path for path, _, ok in picture.nodes if ok}
     x = [16.0]  # of each depth
     for depth in range(max(map(len, labels)) + 1):
-        x.append(x[-1] + GAP + LABEL * max(_columns(label) for path, label in labels.items() if len(path) == depth))
-    deepest = max([len(path) for path in accepted] + [d for d in range(len(x) - 1) if x[d + 1] - GAP <= WIDTH - 16])
+        x.append(
+            x[-1]
+            + GAP
+            + LABEL * max(_columns(label) for path, label in labels.items() if len(path) == depth)
+        )
+    deepest = max(
+        [len(path) for path in accepted]
+        + [d for d in range(len(x) - 1) if x[d + 1] - GAP <= WIDTH - 16]
+    )
     says = f"step {picture.step}: {len(labels) - 1} tokens drafted, {len(accepted) - 1} accepted"
     for cut in [path[:deepest] for path in labels if len(path) == deepest + 1]:
         labels[cut] = labels[cut].removesuffix("…") + "…"
     labels = {path: label for path, label in labels.items() if len(path) <= deepest}
     says += f", {len(labels) - 1} drawn (… goes on)" * (len(labels) < len(picture.nodes))
     rows, count = layout(labels)
-    edges, names = [], [_words(16, top, f"{says}; · is a space")]
+    edges = []
+    names = [_words(16, top, f"{says}; · is a space")]
     for path in sorted(labels, key=lambda path: (path in accepted, path)):
-        y, width = top + ROW * (rows[path] + 1.3), LABEL * _columns(labels[path])
-        names.append(_fitted(x[len(path)], y, labels[path], width, "small " + ("on" if path in accepted else "quiet")))
+        y = top + ROW * (rows[path] + 1.3)
+        width = LABEL * _columns(labels[path])
+        names.append(
+            _fitted(
+                x[len(path)],
+                y,
+                labels[path],
+                width,
+                "small " + ("on" if path in accepted else "quiet"),
+            )
+        )
         if path:
-            parent, at = path[:-1], x[len(path)]
-            left, high = x[len(parent)] + LABEL * _columns(labels[parent]) + 3, top + ROW * (rows[parent] + 1.3) - 4
+            parent = path[:-1]
+            at = x[len(path)]
+            left = x[len(parent)] + LABEL * _columns(labels[parent]) + 3
+            high = top + ROW * (rows[parent] + 1.3) - 4
             bend = f"C{at - 13:.1f} {high:.1f} {at - 13:.1f} {y - 4:.1f} {at - 3:.1f} {y - 4:.1f}"
             kind = "edge path" if path in accepted else "edge"
             edges.append(f'<path class="{kind}" d="M{left:.1f} {high:.1f}H{at - 21:.1f}{bend}"/>')

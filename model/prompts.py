@@ -7,7 +7,9 @@ from typing import Any
 
 from .errors import UserError
 
-CHAT, RAW = "chat", "raw"  # the tokenizer's own template; no template: the texts alone, for a base model
+# the tokenizer's own template; no template: the texts alone, for a base model
+CHAT = "chat"
+RAW = "raw"
 VICUNA = "vicuna_v1.1"  # fschat's template, as Vicuna's files have none
 SYSTEM = (
     "A chat between a curious user and an artificial intelligence assistant. "
@@ -18,7 +20,9 @@ Turns = Sequence[Mapping[str, Any]]  # roles and contents
 
 
 def takes_chats(tokenizer: Any) -> bool:
-    """True if a tokenizer can format chats: by a template or, like mistral-common's, by its own code."""
+    """True if a tokenizer can format chats: by a template or, like mistral-common's, by its own
+    code.
+    """
     from transformers import PreTrainedTokenizerBase
 
     by_template = PreTrainedTokenizerBase.apply_chat_template
@@ -27,7 +31,9 @@ def takes_chats(tokenizer: Any) -> bool:
 
 
 def default_template(tokenizer: Any, name: str) -> str:
-    """Return the template of a model's chats: its tokenizer's, else Vicuna's if the name says Vicuna, else raw."""
+    """Return the template of a model's chats: its tokenizer's, else Vicuna's if the name says
+    Vicuna, else raw.
+    """
     return CHAT if takes_chats(tokenizer) else VICUNA if "vicuna" in name.lower() else RAW
 
 
@@ -39,7 +45,8 @@ def alternating(turns: Turns) -> list[str]:
 
 
 def chat_text(template: str, tokenizer: Any, turns: Turns) -> str:
-    """Return a chat's text by one of the templates above, and the beginning of an answer after a user's turn.
+    """Return a chat's text by one of the templates above, and the beginning of an answer after a
+    user's turn.
 
     Raises ValueError as `alternating`, or whatever the tokenizer's template raises.
     """
@@ -48,38 +55,60 @@ def chat_text(template: str, tokenizer: Any, turns: Turns) -> str:
     contents = alternating(turns)
     if template == RAW:
         return "\n\n".join(contents)
-    said = [f"ASSISTANT: {text}</s>" if i % 2 else f"USER: {text} " for i, text in enumerate(contents)]
+    said = [
+        f"ASSISTANT: {text}</s>" if i % 2 else f"USER: {text} " for i, text in enumerate(contents)
+    ]
     return f"{SYSTEM} {''.join(said)}" + "ASSISTANT:" * (len(said) % 2)
 
 
 def chat_ids(tokenizer: Any, turns: Turns, **options: Any) -> list[int]:
-    """Return a chat's ids by the tokenizer's template, special tokens included; options are the template's."""
-    ids = tokenizer.apply_chat_template(turns, add_generation_prompt=True, return_dict=False, **options)
+    """Return a chat's ids by the tokenizer's template, special tokens included; options are the
+    template's.
+    """
+    ids = tokenizer.apply_chat_template(
+        turns, add_generation_prompt=True, return_dict=False, **options
+    )
     return [int(i) for i in ids]
 
 
 def several(prompts: Any) -> list[Any]:
-    """Return several prompts as a list. Raises UserError for a text, a mapping, or what holds no prompts at all."""
+    """Return several prompts as a list. Raises UserError for a text, a mapping, or what holds no
+    prompts at all.
+    """
     rows = prompts.tolist() if hasattr(prompts, "tolist") else prompts
     if isinstance(rows, str) or hasattr(rows, "keys") or not isinstance(rows, Iterable):
-        raise UserError(f"prompts: is of type {type(rows).__name__}; give a list of texts, chats or rows of token ids")
+        raise UserError(
+            f"prompts: is of type {type(rows).__name__}; give a list of texts, chats or rows of"
+            " token ids"
+        )
     return list(rows)
 
 
 def one_row(prompt: Any) -> list[Any]:
-    """Return a prompt's ids as Python numbers, or the turns of its chat. Raises UserError unless it is a single row."""
+    """Return a prompt's ids as Python numbers, or the turns of its chat. Raises UserError unless it
+    is a single row.
+    """
     if isinstance(prompt, Mapping):
         if "input_ids" not in prompt:
-            raise UserError(f"prompt: is a mapping of {', '.join(map(str, prompt))[:80]}, without input_ids")
+            raise UserError(
+                f"prompt: is a mapping of {', '.join(map(str, prompt))[:80]}, without input_ids"
+            )
         mask = prompt.get("attention_mask")
         if mask is not None and 0 in (row := one_row(mask)):
-            raise UserError(f"prompt: attention_mask leaves {row.count(0)} of {len(row)} tokens out; give ids unpadded")
+            raise UserError(
+                f"prompt: attention_mask leaves {row.count(0)} of {len(row)} tokens out; give ids"
+                " unpadded"
+            )
         return one_row(prompt["input_ids"])
     numbers = prompt.tolist() if hasattr(prompt, "tolist") else prompt
     if not isinstance(numbers, Sequence) or isinstance(numbers, str | bytes):
-        raise UserError(f"prompt: is of type {type(numbers).__name__}; give text, a chat or a list of token ids")
+        raise UserError(
+            f"prompt: is of type {type(numbers).__name__}; give text, a chat or a list of token ids"
+        )
     numbers = [number.tolist() if hasattr(number, "tolist") else number for number in numbers]
     rows = [row for row in numbers if isinstance(row, Sequence) and not isinstance(row, str)]
     if rows and len(numbers) > 1:
-        raise UserError(f"prompt: has {len(numbers)} rows; a decoder answers one, give them one by one")
+        raise UserError(
+            f"prompt: has {len(numbers)} rows; a decoder answers one, give them one by one"
+        )
     return one_row(rows[0]) if rows else numbers

@@ -1,4 +1,5 @@
-"""Choose what makes a model fast on this machine: how steps are executed, and how linear layers multiply.
+"""Choose what makes a model fast on this machine: how steps are executed, and how linear layers
+multiply.
 
 `auto` chooses both, in the harness and in the library alike, and reports why.
 """
@@ -31,15 +32,18 @@ from .methods.vanilla import Vanilla
 from .recycling import TokenRecycling, build_template
 
 GRAPH = "graph"  # what auto tries on a CUDA device
-TREE_KERNEL, COMPILED = "attention in a kernel of its own", "layers compiled whole"
+TREE_KERNEL = "attention in a kernel of its own"
+COMPILED = "layers compiled whole"
 NODES = 12  # nodes below the root of the trial's draft
-# Tokens of the trial's prompt, the first that leave room for drafts: of the cache, attention in parts then reads 768 or
+# Tokens of the trial's prompt, the first that leave room for drafts: of the cache, attention in
+# parts then reads 768 or
 # 256 columns, the last part of which no row sees
 PROMPTS = 520, 100
 TOKENS = 24  # tokens of each of the trial's answers
 RUNS = 20  # runs of the step whose logits are compared and whose time is measured
 # Tolerance for logits: TIMES the difference of two eager forwards, and at least ROUNDINGS roundings
-TIMES, ROUNDINGS = 8, 4
+TIMES = 8
+ROUNDINGS = 4
 EXECUTIONS = ("auto", "eager", GRAPH)
 LINEAR = ("auto", "half", "onednn", "fused", "torch")
 
@@ -52,7 +56,9 @@ class Execution:
     why: str = ""  # one line on why auto chose it; "" if the caller chose it or there was no choice
 
     def under(self, sampling: Sampling) -> str:
-        """Return the execution to decode with: eager if sampling reads the text, unless the caller chose another."""
+        """Return the execution to decode with: eager if sampling reads the text, unless the caller
+        chose another.
+        """
         return "eager" if self.why and sampling.reads_text else self.name
 
 
@@ -66,10 +72,15 @@ class Load:
     def _now() -> tuple[float, float]:
         """Return the time, and the seconds that other processes have computed."""
         times = psutil.cpu_times()
-        return time.perf_counter(), times.user + times.system + getattr(times, "nice", 0.0) - time.process_time()
+        return (
+            time.perf_counter(),
+            times.user + times.system + getattr(times, "nice", 0.0) - time.process_time(),
+        )
 
     def cores_busy(self, seconds: float = 0.2) -> float:
-        """Return the number of busy cores, measured over `seconds` or more, as systems count in steps of 10 ms."""
+        """Return the number of busy cores, measured over `seconds` or more, as systems count in
+        steps of 10 ms.
+        """
         time.sleep(max(0.0, self._since[0] + seconds - time.perf_counter()))
         wall, computed = (now - then for now, then in zip(self._now(), self._since, strict=True))
         return max(0.0, computed / wall)
@@ -83,9 +94,11 @@ _threads = 0, ""  # the number that `choose_threads` set, and why
 
 
 def choose_threads(threads: int | None = None, why: str = "asked for") -> str:
-    """Set torch's threads: this number, else OMP_NUM_THREADS, else as many as cores are free, at most torch's own.
+    """Set torch's threads: this number, else OMP_NUM_THREADS, else as many as cores are free, at
+    most torch's own.
 
-    The threads of one product wait for each other: if one of them gets no core, all are 20 to 100 times as slow.
+    The threads of one product wait for each other: if one of them gets no core, all are 20 to 100
+    times as slow.
 
     Returns:
         What to print if other processes leave fewer cores than torch would use, else "".
@@ -94,17 +107,24 @@ def choose_threads(threads: int | None = None, why: str = "asked for") -> str:
         UserError: fewer than one thread.
     """
     global _threads
-    before, free = torch.get_num_threads(), None
+    before = torch.get_num_threads()
+    free = None
     if threads is not None and threads < 1:
         raise UserError(f"threads={threads}: must be 1 or more")
     if threads is None and os.environ.get("OMP_NUM_THREADS"):
-        threads, why = before, "OMP_NUM_THREADS"
+        threads = before
+        why = "OMP_NUM_THREADS"
     elif threads is None:
         free = Load().threads()
-        threads, why = min(before, free), f"{free} of {psutil.cpu_count()} cores were free"
+        threads = min(before, free)
+        why = f"{free} of {psutil.cpu_count()} cores were free"
     torch.set_num_threads(threads)
     _threads = threads, why
-    return f"threads: {threads}, as {why}; OMP_NUM_THREADS sets another number" if free and free < before else ""
+    return (
+        f"threads: {threads}, as {why}; OMP_NUM_THREADS sets another number"
+        if free and free < before
+        else ""
+    )
 
 
 def threads_why() -> str:
@@ -116,9 +136,11 @@ _chosen: WeakKeyDictionary[Target, Execution] = WeakKeyDictionary()  # auto's ch
 
 
 def choose_execution(target: Target, name: str = "auto") -> Execution:
-    """Return the requested execution; auto runs a `trial` for a model on one CUDA device and is eager elsewhere.
+    """Return the requested execution; auto runs a `trial` for a model on one CUDA device and is
+    eager elsewhere.
 
-    Raises UserError if the name is unknown or impossible for this target, or the trial left the device unusable.
+    Raises UserError if the name is unknown or impossible for this target, or the trial left the
+    device unusable.
     """
     if name not in EXECUTIONS:
         raise UserError(f"execution={name}: there is {', '.join(EXECUTIONS)}")
@@ -132,8 +154,8 @@ def choose_execution(target: Target, name: str = "auto") -> Execution:
 def choose_linear(model: Any, name: str = "auto") -> Layouts:
     """Return how linear layers multiply, as `Target` takes it.
 
-    On a CPU, auto measures the layouts that are possible and whose copies fit into half of the free memory. On CUDA,
-    auto fuses products. Quantised weights stay as they are.
+    On a CPU, auto measures the layouts that are possible and whose copies fit into half of the free
+    memory. On CUDA, auto fuses products. Quantised weights stay as they are.
 
     Raises UserError if the name is unknown, or this model cannot have the layout.
     """
@@ -149,8 +171,9 @@ def choose_linear(model: Any, name: str = "auto") -> Layouts:
     packs = packable(weight.device, torch.float32 if held else weight.dtype)
     if (name == "onednn" and not packs) or (name == "half" and not half):
         raise UserError(
-            f"linear={name}: is for one x86 processor; half for float32 and float16 whose values have 16 bits, onednn "
-            f"for float32 and, where it gains, bfloat16; this model is {weight.dtype} on {weight.device}"
+            f"linear={name}: is for one x86 processor; half for float32 and float16 whose values"
+            " have 16 bits, onednn for float32 and, where it gains, bfloat16; this model is"
+            f" {weight.dtype} on {weight.device}"
         )
     if name != "auto":
         return Layouts((name,))
@@ -168,7 +191,9 @@ def captures(target: Target) -> bool:
 
 
 def described(target: Target, execution: Execution, load: Load) -> dict[str, str]:
-    """Return the speed settings that were chosen, and why; `load` measures since the decoder was made."""
+    """Return the speed settings that were chosen, and why; `load` measures since the decoder was
+    made.
+    """
     why = execution.why or ("" if captures(target) else "graphs are for one CUDA device")
     copied = "" if is_held(target.model) else ", a second copy of them"
     what = {
@@ -180,7 +205,9 @@ def described(target: Target, execution: Execution, load: Load) -> dict[str, str
     measured = target.linear.measured and f"; measured: {target.linear.measured}"
     threads = f"{torch.get_num_threads()}{f' ({because})' if (because := threads_why()) else ''}"
     if (free := load.threads()) < torch.get_num_threads():
-        threads += f"; {free} of {psutil.cpu_count()} cores are free: OMP_NUM_THREADS={free} is faster"
+        threads += (
+            f"; {free} of {psutil.cpu_count()} cores are free: OMP_NUM_THREADS={free} is faster"
+        )
     return {
         "execution": f"{execution.name} ({why})" if why else execution.name,
         **({"threads": threads} if target.device.type == "cpu" else {}),
@@ -192,7 +219,8 @@ def described(target: Target, execution: Execution, load: Load) -> dict[str, str
 
 
 def trial(target: Target) -> Execution:
-    """Decode with graphs, and compare a draft's logits and the decoded text with those of eager steps.
+    """Decode with graphs, and compare a draft's logits and the decoded text with those of eager
+    steps.
 
     If graphs pass, compiled kernels are tried in them, and kept if they are right and faster.
 
@@ -205,7 +233,9 @@ def trial(target: Target) -> Execution:
     steps = _Trial(target)
     if why := _failure(target, steps.difference):
         return Execution("eager", f"{GRAPH} failed its trial: {why}")
-    return Execution(GRAPH, f"a trial gave eager steps' logits and text{_try_kernels(target, steps)}")
+    return Execution(
+        GRAPH, f"a trial gave eager steps' logits and text{_try_kernels(target, steps)}"
+    )
 
 
 def _try_kernels(target: Target, steps: _Trial) -> str:
@@ -216,7 +246,9 @@ def _try_kernels(target: Target, steps: _Trial) -> str:
     plain_s = steps.seconds
     said = ""
     attends = [True, False] if target.can_attend_by_table else [False]
-    for by_table, compiles in [(by_table, True) for by_table in attends] + [(True, False)] * (len(attends) > 1):
+    for by_table, compiles in [(by_table, True) for by_table in attends] + [(True, False)] * (
+        len(attends) > 1
+    ):
         names = [TREE_KERNEL] * by_table + [COMPILED] * compiles
         why = _failure(target, partial(_with_kernels, target, steps, by_table, compiles))
         if not why and steps.seconds >= plain_s:
@@ -240,9 +272,10 @@ def _with_kernels(target: Target, steps: _Trial, by_table: bool, compiles: bool)
 def _failure(target: Target, difference: Callable[[], str]) -> str:
     """Return what is wrong with graphs, or "".
 
-    Every exception counts: kernels, compilers and drivers may raise any kind, and eager steps remain possible. After an
-    illegal access or, before torch 2.12, an interrupted capture, torch's next call fails, too. This function makes that
-    call, and raises UserError then.
+    Every exception counts: kernels, compilers and drivers may raise any kind, and eager steps
+    remain possible. After an
+    illegal access or, before torch 2.12, an interrupted capture, torch's next call fails, too. This
+    function makes that call, and raises UserError then.
     """
     try:
         why = difference()
@@ -256,8 +289,8 @@ def _failure(target: Target, difference: Callable[[], str]) -> str:
         give_back(target.device)
     except Exception as error:
         raise UserError(
-            f"execution=auto: the trial of {GRAPH} steps left {target.device} unusable ({why}; then "
-            f"{one_line(error)[:100]}); restart with execution=eager"
+            f"execution=auto: the trial of {GRAPH} steps left {target.device} unusable ({why}; then"
+            f" {one_line(error)[:100]}); restart with execution=eager"
         ) from None
     return why
 
@@ -270,7 +303,8 @@ class _Trial:
     """
 
     def __init__(self, target: Target) -> None:
-        self.target, self.seconds = target, 0.0
+        self.target = target
+        self.seconds = 0.0
         length = next((n for n in PROMPTS if 2 * n <= target.context), target.context // 2)
         self._prompt = [3 + i % 40 for i in range(length)]
         tree = build_template("best", nodes=NODES).on(target.device)
@@ -279,24 +313,35 @@ class _Trial:
     @cached_property
     def _eager(self) -> tuple[float, Any]:
         """The tolerance for logits, and the draft's logits (n, V) by an eager step."""
-        return _tolerance(self.target, self._prompt), _logits(self.target, self._prompt, self._draft)
+        return _tolerance(self.target, self._prompt), _logits(
+            self.target, self._prompt, self._draft
+        )
 
     def difference(self) -> str:
         """Describe where graphs differ from eager steps; "" if they do not."""
-        target, prompt = self.target, self._prompt
+        target = self.target
+        prompt = self._prompt
         tolerance, expected = self._eager
         logits, self.seconds = _graph_logits(target, prompt, self._draft)
         error = _error(logits, expected)
         if not error <= tolerance:  # also if it is NaN
             limit = f"{tolerance:.1e} at most"
-            return f"its logits are {error:.1e} of the greatest away from eager ones, which differ by {limit}"
-        drafters = (Vanilla(target.device), TokenRecycling(target.vocab_size, self._draft.tree, device=target.device))
+            return (
+                f"its logits are {error:.1e} of the greatest away from eager ones, which differ by"
+                f" {limit}"
+            )
+        drafters = (
+            Vanilla(target.device),
+            TokenRecycling(target.vocab_size, self._draft.tree, device=target.device),
+        )
         equal = all(_gap(target, prompt, drafter) <= tolerance for drafter in drafters)
         return "" if equal else "its text is not eager decoding's"
 
 
 def _error(logits: Any, expected: Any) -> float:
-    """Return the largest error of logits (n, V) relative to its row's maximum: a few wrong rows count in full."""
+    """Return the largest error of logits (n, V) relative to its row's maximum: a few wrong rows
+    count in full.
+    """
     errors: Any = (logits - expected).abs().amax(1) / expected.abs().amax(1)
     return float(errors.amax())
 
@@ -305,7 +350,8 @@ def _error(logits: Any, expected: Any) -> float:
 def _tolerance(target: Target, prompt: list[int]) -> float:
     """Return the relative tolerance for logits, from two equivalent eager computations.
 
-    Both forward a chain after the prompt: under a tree's mask, and in one forward with the prompt without a mask.
+    Both forward a chain after the prompt: under a tree's mask, and in one forward with the prompt
+    without a mask.
     """
     chain = Tree.chain(NODES).on(target.device)
     draft = Draft(chain, torch.arange(3, 3 + len(chain), device=target.device))
@@ -316,10 +362,14 @@ def _tolerance(target: Target, prompt: list[int]) -> float:
 
 
 def _gap(target: Target, prompt: list[int], drafter: Drafter) -> float:
-    """Return how far the logits of a graph's answer are below the greatest eager ones, over these: 0 if it is equal."""
+    """Return how far the logits of a graph's answer are below the greatest eager ones, over these:
+    0 if it is equal.
+    """
     answer = generate(target, drafter, prompt, max_new_tokens=TOKENS, execution=GRAPH).tokens
     before = torch.tensor([prompt[-1], *answer[:-1]], device=target.device)
-    logits = _logits(target, prompt, Draft(Tree.chain(len(answer) - 1).on(target.device), before))  # (n, V)
+    logits = _logits(
+        target, prompt, Draft(Tree.chain(len(answer) - 1).on(target.device), before)
+    )  # (n, V)
     chosen = logits[torch.arange(len(answer)), answer]
     return float(((logits.amax(1) - chosen) / logits.abs().amax(1)).max())
 
@@ -335,13 +385,16 @@ def _logits(target: Target, prompt: list[int], draft: Draft) -> Any:
 @torch.inference_mode()
 def _graph_logits(target: Target, prompt: list[int], draft: Draft) -> tuple[Any, float]:
     """Return the same logits by a graph, and the seconds of the fastest of RUNS runs."""
-    n, times = len(draft.tree), list[float]()
+    n = len(draft.tree)
+    times = list[float]()
     with target.cache(n) as cache:
         target.prefill(cache, prompt)
         drafter = TokenRecycling(target.vocab_size, draft.tree, device=target.device)
         drafter.needs = Needs(logits=True)
         given = [draft], [(0, cache.length)]
-        forward, launch = Executor(target, execution=GRAPH).static_forward(cache, *given, drafter, n)
+        forward, launch = Executor(target, execution=GRAPH).static_forward(
+            cache, *given, drafter, n
+        )
         for _ in range(RUNS):  # each run sees what the previous one wrote
             forward.feed(*given)
             target.synchronize()
