@@ -14,19 +14,29 @@ from ..records.rows import Row
 from ..records.runs import Run
 
 LEARNT = "auto"  # a tree whose nodes' order is learnt: records do not say which nodes a step tried
-TREE_SOURCE = "recycling"  # the source that drafts from the fixed tree, if a method has several sources
+TREE_SOURCE = (  # the source that drafts from the fixed tree, if a method has several sources
+    "recycling"
+)
 
 
-Accepted = Counter[tuple[int, RankPath]]  # drafting steps by nodes forwarded, the root included, and path accepted
+Accepted = Counter[
+    tuple[int, RankPath]
+]  # drafting steps by nodes forwarded, the root included, and path accepted
 
 
 def accepted_paths(rows: Iterable[Row], source: str | None = None) -> Accepted:
-    """Count the steps that drafted, only from `source` if a method has several; none without step records."""
+    """Count the steps that drafted, only from `source` if a method has several; none without step
+    records.
+    """
     accepted: Accepted = Counter()
     for choice in (choice for row in rows for choice in row["choices"]):
         turns = zip(choice.get("step_nodes") or [], choice.get("step_paths") or [], strict=False)
         for turn, (nodes, paths) in enumerate(turns):
-            sources = choice["step_sources"][turn] if choice.get("step_sources") else itertools.repeat(None)
+            sources = (
+                choice["step_sources"][turn]
+                if choice.get("step_sources")
+                else itertools.repeat(None)
+            )
             for forwarded, path, drafted_by in zip(nodes, paths, sources, strict=False):
                 if forwarded > 1 and (source is None or drafted_by in (None, source)):
                     accepted[forwarded, tuple(path)] += 1
@@ -34,7 +44,9 @@ def accepted_paths(rows: Iterable[Row], source: str | None = None) -> Accepted:
 
 
 class Depth(NamedTuple):
-    """Acceptance at one depth of the tree, over all steps that drafted; columns.yaml defines the shares."""
+    """Acceptance at one depth of the tree, over all steps that drafted; columns.yaml defines the
+    shares.
+    """
 
     depth: int
     steps: int
@@ -43,10 +55,18 @@ class Depth(NamedTuple):
 
 
 def by_depth(accepted: Accepted) -> list[Depth]:
-    """Return acceptance from depth 1 down to the deepest that was ever accepted; nothing without step records."""
+    """Return acceptance from depth 1 down to the deepest that was ever accepted; nothing without
+    step records.
+    """
     deepest = max((len(path) for _, path in accepted), default=0)
-    reached = [sum(n for (_, path), n in accepted.items() if len(path) >= depth) for depth in range(deepest + 1)]
-    return [Depth(d, reached[d], reached[d] / reached[0], reached[d] / reached[d - 1]) for d in range(1, deepest + 1)]
+    reached = [
+        sum(n for (_, path), n in accepted.items() if len(path) >= depth)
+        for depth in range(deepest + 1)
+    ]
+    return [
+        Depth(d, reached[d], reached[d] / reached[0], reached[d] / reached[d - 1])
+        for d in range(1, deepest + 1)
+    ]
 
 
 @dataclass(frozen=True)
@@ -68,7 +88,9 @@ class Node:
 
 
 def fixed_tree(run: Run) -> list[RankPath] | None:
-    """Return the fixed tree's nodes below the root, breadth-first; None without one, or where it changes (auto)."""
+    """Return the fixed tree's nodes below the root, breadth-first; None without one, or where it
+    changes (auto).
+    """
     if run.settings["method"].get("tree") == LEARNT or run.identity.draft_tree is None:
         return None
     return [tuple(path) for path in run.identity.draft_tree]
@@ -78,8 +100,8 @@ def by_node(accepted: Accepted, order: Sequence[RankPath] | None) -> list[Node]:
     """Return the nodes of a tree, each after its parent, and how often they were accepted.
 
     Args:
-        order: as `fixed_tree` returns it; a step with a smaller tree had the first nodes. None: only nodes that were
-            ever accepted are returned, and every step counts as a try of each.
+        order: as `fixed_tree` returns it; a step with a smaller tree had the first nodes. None:
+            only nodes that were ever accepted are returned, and every step counts as a try of each.
     """
     fixed = order is not None
     if order is None:
@@ -87,7 +109,9 @@ def by_node(accepted: Accepted, order: Sequence[RankPath] | None) -> list[Node]:
         order = sorted(prefixes, key=lambda path: (len(path), path))
     nodes = []
     for place, path in enumerate(order):
-        tries = [(other, n) for (size, other), n in accepted.items() if place < size - 1 or not fixed]
+        tries = [
+            (other, n) for (size, other), n in accepted.items() if place < size - 1 or not fixed
+        ]
         of_parent = [(other, n) for other, n in tries if other[: len(path) - 1] == path[:-1]]
         times = sum(n for other, n in of_parent if other[: len(path)] == path)
         nodes.append(Node(path, sum(n for _, n in tries), times, sum(n for _, n in of_parent)))
@@ -95,7 +119,8 @@ def by_node(accepted: Accepted, order: Sequence[RankPath] | None) -> list[Node]:
 
 
 def most_accepted(nodes: Iterable[Node], most: int) -> list[Node]:
-    """Return the nodes most often on an accepted path, best first; ties go to the shallower, then the better rank.
+    """Return the nodes most often on an accepted path, best first; ties go to the shallower, then
+    the better rank.
 
     A node is accepted at most as often as its parent, so each comes after its parent.
     """

@@ -1,4 +1,6 @@
-"""An experiment: the runs that are reported together, and the results that reports need, each computed once."""
+"""An experiment: the runs that are reported together, and the results that reports need, each
+computed once.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +28,8 @@ class Experiment:
     """
 
     def __init__(self, runs: Iterable[Run], folder: Path | None = None) -> None:
-        self.runs, self.folder = list(runs), folder
+        self.runs = list(runs)
+        self.folder = folder
 
     @classmethod
     def read(cls, folder: Path) -> Experiment:
@@ -40,16 +43,22 @@ class Experiment:
 
     @cached_property
     def blocks(self) -> dict[str, list[Pool]]:
-        """The configurations of each block, by its name: those of one model, bench, limit and device."""
+        """The configurations of each block, by its name: those of one model, bench, limit and
+        device.
+        """
         names = block_names(tuple(pool.group.values()) for pool in self.pools)
         return grouped(self.pools, lambda pool: names[tuple(pool.group.values())])
 
     @cached_property
     def named(self) -> dict[str, Pool]:
-        """The configurations by their names in tables and figures; names that are not unique include the block."""
+        """The configurations by their names in tables and figures; names that are not unique
+        include the block.
+        """
         counts = Counter(pool.name for pool in self.pools)
         names = {id(pool): block for block, of_block in self.blocks.items() for pool in of_block}
-        return {f"{p.name}, {names[id(p)]}" if counts[p.name] > 1 else p.name: p for p in self.pools}
+        return {
+            f"{p.name}, {names[id(p)]}" if counts[p.name] > 1 else p.name: p for p in self.pools
+        }
 
     @cached_property
     def table(self) -> pd.DataFrame:

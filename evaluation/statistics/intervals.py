@@ -1,12 +1,16 @@
 """Uncertainty of a figure: the standard deviation over repeats, and the 95 % bootstrap interval.
 
-A MAT depends on the bench's questions: questions are drawn with replacement, each with all its repeats. A speed also
-depends on the machine, which drifts from run to run: repeats are drawn with replacement, too, and a method's repeat is
-paired with the same repeat of its baseline. The interval is from the 2.5th to the 97.5th percentile of the resampled
-figures. With one repeat, the drift is unknown and the interval is over questions only.
+A MAT depends on the bench's questions: questions are drawn with replacement, each with all its
+repeats. A speed also
+depends on the machine, which drifts from run to run: repeats are drawn with replacement, too, and a
+method's repeat is
+paired with the same repeat of its baseline. The interval is from the 2.5th to the 97.5th percentile
+of the resampled figures. With one repeat, the drift is unknown and the interval is over questions
+only.
 
-Draws from few questions or repeats vary less than questions or repeats do. So intervals are widened as in Student's t:
-a draw's deviation is scaled by `wider(n)`. With fewer than FEWEST questions there is no interval.
+Draws from few questions or repeats vary less than questions or repeats do. So intervals are widened
+as in Student's t: a draw's deviation is scaled by `wider(n)`. With fewer than FEWEST questions
+there is no interval.
 """
 
 from __future__ import annotations
@@ -29,10 +33,16 @@ Floats = NDArray[np.float64]
 
 @lru_cache(maxsize=32)
 def draws(n: int) -> Floats:
-    """Draw how often each of n questions is taken: (RESAMPLES, n), the same for every method, as it is seeded."""
+    """Draw how often each of n questions is taken: (RESAMPLES, n), the same for every method, as it
+    is seeded.
+    """
     drawn = np.random.default_rng(SEED).integers(0, n, (RESAMPLES, n))
     offsets = drawn + n * np.arange(RESAMPLES)[:, None]
-    return np.bincount(offsets.ravel(), minlength=RESAMPLES * n).reshape(RESAMPLES, n).astype(np.float64)
+    return (
+        np.bincount(offsets.ravel(), minlength=RESAMPLES * n)
+        .reshape(RESAMPLES, n)
+        .astype(np.float64)
+    )
 
 
 @lru_cache(maxsize=32)
@@ -43,13 +53,17 @@ def repeat_draws(n: int) -> Floats:
 
 @lru_cache(maxsize=64)
 def wider(n: int) -> Floats:
-    """Sample variance-inflation factors: sqrt(n / chi squared with n - 1 degrees of freedom), (RESAMPLES,)."""
+    """Sample variance-inflation factors: sqrt(n / chi squared with n - 1 degrees of freedom),
+    (RESAMPLES,).
+    """
     spread: Floats = np.sqrt(n / np.random.default_rng(SEED + 2).chisquare(n - 1, RESAMPLES))
     return spread
 
 
 def _ends(figures: Floats) -> tuple[float, float]:
-    """Return the percentiles of the resampled figures; a resample without a figure (no step drawn) is left out."""
+    """Return the percentiles of the resampled figures; a resample without a figure (no step drawn)
+    is left out.
+    """
     finite = figures[np.isfinite(figures)]
     if not len(finite):
         return math.nan, math.nan
@@ -58,11 +72,12 @@ def _ends(figures: Floats) -> tuple[float, float]:
 
 
 def speed_interval(*columns: Floats, alike: bool = True) -> tuple[float, float]:
-    """Return the interval of a `quotient`, over questions and, with two repeats or more, over repeats.
+    """Return the interval of a `quotient`, over questions and, with two repeats or more, over
+    repeats.
 
     Args:
-        columns: two or four, (n, R): a question's value in each repeat, NaN if it has none. Of two, with a second of
-            ones, the interval is that of the mean of the first.
+        columns: two or four, (n, R): a question's value in each repeat, NaN if it has none. Of two,
+            with a second of ones, the interval is that of the mean of the first.
         alike: whether all questions weigh the same, however many repeats they have.
 
     Returns:
@@ -70,7 +85,8 @@ def speed_interval(*columns: Floats, alike: bool = True) -> tuple[float, float]:
     """
     finite = np.all(np.isfinite(columns), axis=0)
     some = np.ix_(finite.any(axis=1), finite.any(axis=0))
-    finite, kept = finite[some], [column[some] for column in columns]
+    finite = finite[some]
+    kept = [column[some] for column in columns]
     questions, repeats = finite.shape
     if repeats < 2 or questions < FEWEST:
         flat = [column.ravel() for column in kept]
@@ -78,11 +94,14 @@ def speed_interval(*columns: Floats, alike: bool = True) -> tuple[float, float]:
     share = finite * (repeats / finite.sum(axis=1, keepdims=True)) if alike else finite
     cells = np.where(finite, np.stack(kept), 0.0) * share  # (2 or 4, n, R)
     by_question = draws(questions) @ cells  # (2 or 4, RESAMPLES, R)
-    both = np.einsum("cbr,br->cb", by_question, repeat_draws(repeats))  # questions and repeats drawn
+    both = np.einsum(
+        "cbr,br->cb", by_question, repeat_draws(repeats)
+    )  # questions and repeats drawn
     drift = cells.sum(axis=1) @ repeat_draws(repeats).T  # repeats drawn alone
     choice = by_question.sum(axis=2)  # questions drawn alone
     with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
-        middle, figures = _quotient(cells.sum(axis=(1, 2))), _quotient(both)
+        middle = _quotient(cells.sum(axis=(1, 2)))
+        figures = _quotient(both)
         for alone, n in ((drift, repeats), (choice, questions)):
             figures = figures * (_quotient(alone) / middle) ** (wider(n) - 1)
         return _ends(figures)
@@ -91,17 +110,20 @@ def speed_interval(*columns: Floats, alike: bool = True) -> tuple[float, float]:
 def quotient_interval(*columns: Floats) -> tuple[float, float]:
     """Return the interval of a `quotient` of two or four columns, with one value per question.
 
-    For a MAT, the columns are tokens and steps. For the ratio of two paired MATs, they are tokens and steps of both.
-    Questions with a NaN are left out.
+    For a MAT, the columns are tokens and steps. For the ratio of two paired MATs, they are tokens
+    and steps of both. Questions with a NaN are left out.
 
     Returns:
-        Both ends; (NaN, NaN) with fewer than FEWEST questions, or if no resample has a finite figure.
+        Both ends; (NaN, NaN) with fewer than FEWEST questions, or if no resample has a finite
+        figure.
     """
     together = np.stack(columns, axis=1)  # (n, 2 or 4)
     together = together[np.isfinite(together).all(axis=1)]
     if len(together) < FEWEST:
         return math.nan, math.nan
-    sums = np.vstack([together.sum(axis=0), draws(len(together)) @ together]).T  # (2 or 4, 1 + RESAMPLES)
+    sums = np.vstack(
+        [together.sum(axis=0), draws(len(together)) @ together]
+    ).T  # (2 or 4, 1 + RESAMPLES)
     with np.errstate(divide="ignore", invalid="ignore"):
         figures = _quotient(sums)
         return _ends(figures[0] * (figures[1:] / figures[0]) ** wider(len(together)))
@@ -113,12 +135,14 @@ def _quotient(sums: Floats) -> Any:
 
 
 def quotient(*columns: Floats, alike: bool = False) -> float:
-    """Return sum a / sum b, or of four columns (sum a / sum b) / (sum c / sum d); NaN if that is no number.
+    """Return sum a / sum b, or of four columns (sum a / sum b) / (sum c / sum d); NaN if that is no
+    number.
 
     Values that are NaN are left out; where columns are paired, all of them have NaN there.
 
     Args:
-        alike: sum the means of each row, so that all questions weigh the same, however many repeats they have.
+        alike: sum the means of each row, so that all questions weigh the same, however many repeats
+            they have.
     """
     sums = np.array([np.nansum(row_means(column) if alike else column) for column in columns])
     with np.errstate(divide="ignore", invalid="ignore"):
@@ -142,5 +166,7 @@ def deviation(values: Sequence[float]) -> float:
 
 
 def spans_one(low: float, high: float) -> bool:
-    """Return whether an interval leaves open which of two is faster; False if both ends are 1, the baseline itself."""
+    """Return whether an interval leaves open which of two is faster; False if both ends are 1, the
+    baseline itself.
+    """
     return low <= 1.0 <= high and low < high

@@ -1,7 +1,10 @@
-"""Published figures (data/reference/, with their sources): next to measured ones, and as the paper's Table 1.
+"""Published figures (data/reference/, with their sources): next to measured ones, and as the
+paper's Table 1.
 
-A published figure is shown only next to the same measurement: the whole bench, the paper's limit, batch 1, no phases,
-weights that are not quantised, a method with its default settings, Token Recycling with the tree 2.2.2.
+A published figure is shown only next to the same measurement: the whole bench, the paper's limit,
+batch 1, no phases,
+weights that are not quantised, a method with its default settings, Token Recycling with the tree
+2.2.2.
 """
 
 from __future__ import annotations
@@ -22,7 +25,9 @@ from .tables import TABLE1, unavailable
 
 REFERENCE = ROOT / "data/reference"
 CODE = "code"  # MBPP's subtask
-PAPER_SUBTASKS = {"mt": "mt_bench"} | {name: name for name in SUBTASKS if name not in ("mt_bench", CODE)}
+PAPER_SUBTASKS = {"mt": "mt_bench"} | {
+    name: name for name in SUBTASKS if name not in ("mt_bench", CODE)
+}
 PAPER_NAMES = {"hf": "ar"}  # what the paper calls a method of ours
 
 
@@ -32,7 +37,8 @@ def read_published(name: str) -> list[dict[str, Any]]:
     return rows
 
 
-# File of data/reference, device of its rows, our name for the source, and the source's names for our methods.
+# File of data/reference, device of its rows, our name for the source, and the source's names for
+# our methods.
 SAM_NAMES = {"suffix": "sam", "suffix_recycling (hot)": "sam+recycling"}
 SOURCES: tuple[tuple[str, str | None, str, dict[str, str]], ...] = (
     ("paper_table1", None, "paper, A100-80GB", PAPER_NAMES | {"recycling (hot)": "recycling"}),
@@ -40,30 +46,43 @@ SOURCES: tuple[tuple[str, str | None, str, dict[str, str]], ...] = (
     ("specbench_leaderboard", "A100", "Spec-Bench leaderboard, A100", {"samd": "samd+eagle2"}),
     ("sam_decoding_a6000", "A6000", "SAM-Decoding, A6000", SAM_NAMES),
 )
-WHOLE = {"spec_bench": 480, "mbpp": 399}  # number of questions of the benches with published figures
+WHOLE = {
+    "spec_bench": 480,
+    "mbpp": 399,
+}  # number of questions of the benches with published figures
 PUBLISHED_EXECUTION = "eager"  # execution of the published methods and of their baselines
 LIMIT = 1024  # new tokens a turn
 # Columns of the main table that name conditions, with their values in published figures
-CONDITIONS: dict[str, Any] = dict.fromkeys(SAMPLED, 0.0) | {"batch": 1, "num_choices": 1, "timed": True}
+CONDITIONS: dict[str, Any] = dict.fromkeys(SAMPLED, 0.0) | {
+    "batch": 1,
+    "num_choices": 1,
+    "timed": True,
+}
 CONDITIONS |= {"phases": False, "quantize": "", "order": FILE_ORDER}
 TREES = {"recycling": "2.2.2", "suffix_recycling": "2.2.2"}
-OTHERWISE: dict[str, dict[str, Any]] = {"eagle3": {"depth": 6}}  # settings of published figures that are no defaults
+OTHERWISE: dict[str, dict[str, Any]] = {
+    "eagle3": {"depth": 6}
+}  # settings of published figures that are no defaults
 ANY = ("name", "drafter", "dtype")  # a method's settings that do not change its figures
 PAPER_COLUMNS = {subtask: column for column, subtask in PAPER_SUBTASKS.items()}
 
 
 def with_published(table: pd.DataFrame) -> pd.DataFrame:
-    """Add `published_mat`, `published_speedup_hf` and `published_source` to the main table, where they were published.
+    """Add `published_mat`, `published_speedup_hf` and `published_source` to the main table, where
+    they were published.
 
-    Rows of a part of a bench, of another variant of a method or of unfinished runs have none. The speedups are over
-    transformers' own decoding on the source's device. A table without published figures is returned unchanged.
+    Rows of a part of a bench, of another variant of a method or of unfinished runs have none. The
+    speedups are over transformers' own decoding on the source's device. A table without published
+    figures is returned unchanged.
     """
     sources = []
     for name, device, words, names in SOURCES:
         of_device = [row for row in read_published(name) if device in (None, row.get("device"))]
         sources.append(({(row["model"], row["method"]): row for row in of_device}, words, names))
     none = (None, None, None)
-    figures = [_published(row, sources) if as_published(row) else none for row in table.to_dict("records")]
+    figures = [
+        _published(row, sources) if as_published(row) else none for row in table.to_dict("records")
+    ]
     if all(source is None for _, _, source in figures):
         return table
     columns = ["published_mat", "published_speedup_hf", "published_source"]
@@ -87,7 +106,9 @@ def departures(row: dict[Any, Any]) -> dict[str, Any]:
     usual = {key: value for key, value in CONDITIONS.items() if _cell(row, key) is not None}
     usual |= {"tree": TREES.get(method)} | default_settings(method) | OTHERWISE.get(method, {})
     cells = {key: _cell(row, key) for key in usual}  # a setting that is off may be in no record
-    return {key: cells[key] for key, value in usual.items() if (cells[key] or None) != (value or None)}
+    return {
+        key: cells[key] for key, value in usual.items() if (cells[key] or None) != (value or None)
+    }
 
 
 def _cell(row: dict[Any, Any], column: str) -> Any:
@@ -98,25 +119,37 @@ def _cell(row: dict[Any, Any], column: str) -> Any:
 
 @lru_cache(maxsize=64)
 def default_settings(method: str) -> dict[str, Any]:
-    """Return a method's settings in configs/method, without those in ANY and paths of weights; {} if unknown."""
+    """Return a method's settings in configs/method, without those in ANY and paths of weights; {}
+    if unknown.
+    """
     try:
-        settings = yaml.safe_load((ROOT / f"configs/method/{method}.yaml").read_text(encoding="utf-8"))
+        settings = yaml.safe_load(
+            (ROOT / f"configs/method/{method}.yaml").read_text(encoding="utf-8")
+        )
     except OSError:
         return {}
     weights = [key for key, value in settings.items() if key.endswith("path") and value is not None]
     kept = {key: value for key, value in settings.items() if key not in (*ANY, *weights)}
-    return {key: str(value) if isinstance(value, list | dict) else value for key, value in kept.items()}
+    return {
+        key: str(value) if isinstance(value, list | dict) else value for key, value in kept.items()
+    }
 
 
-def _published(row: dict[Any, Any], sources: list[Any]) -> tuple[float | None, float | None, str | None]:
+def _published(
+    row: dict[Any, Any], sources: list[Any]
+) -> tuple[float | None, float | None, str | None]:
     """Return the published (MAT, speedup, source) for a row of the main table."""
-    bench, category = row["bench"], row["category"]
+    bench = row["bench"]
+    category = row["category"]
     whole = category == OVERALL or (bench, category) == ("mbpp", CODE)
     prefix = {"spec_bench": "specbench_", "mbpp": "mbpp_"}.get(bench)
     for rows, words, names in sources if prefix else ():
         figures = rows.get((row["model"], names.get(row["method"], row["method"])), {})
         if "mat" in figures:  # sources other than the paper have only Spec-Bench
-            figures = figures | {"specbench_mat": figures["mat"], "specbench_speedup": figures["speedup"]}
+            figures = figures | {
+                "specbench_mat": figures["mat"],
+                "specbench_speedup": figures["speedup"],
+            }
         speedup = figures.get(f"{prefix}speedup" if whole else PAPER_COLUMNS.get(category, ""))
         if speedup is not None and speedup == speedup:
             return figures.get(f"{prefix}mat") if whole else None, speedup, words
@@ -124,28 +157,46 @@ def _published(row: dict[Any, Any], sources: list[Any]) -> tuple[float | None, f
 
 
 # The paper's rows, in its order and by its names; what it calls AR is transformers' own generate.
-PAPER_METHODS = {"ar": "AR", "lookahead": "Lookahead", "pld": "PLD", "rest": "REST", "medusa": "Medusa"}
+PAPER_METHODS = {
+    "ar": "AR",
+    "lookahead": "Lookahead",
+    "pld": "PLD",
+    "rest": "REST",
+    "medusa": "Medusa",
+}
 PAPER_METHODS |= {"recycling": "Token Recycling"}
-PUBLISHED, MEASURED = "published", "measured"
+PUBLISHED = "published"
+MEASURED = "measured"
 PARTS = {"spec_bench": "specbench", "mbpp": "mbpp"}  # benches and the beginnings of their columns
 COUNTS = [f"{part}_questions" for part in PARTS.values()]
 ABOUT = ("model", "method", "name", "source", "measured", "complete", "execution")
 PAPER_DTYPE = "float16"
-ALIKE = ["model", "dtype", "device", "max_new_tokens", "execution", "method", "variant"]  # they identify a measured row
+ALIKE = [
+    "model",
+    "dtype",
+    "device",
+    "max_new_tokens",
+    "execution",
+    "method",
+    "variant",
+]  # they identify a measured row
 
 
 def table1(table: pd.DataFrame, left_out: Sequence[dict[str, str]] = ()) -> pd.DataFrame:
     """Build the paper's Table 1: published rows and those of the main table, in the paper's order.
 
-    Speedups are over `hf` (the paper's AR), and empty without such a run. A method that was left out (by model and
-    method, with `why`) has a row whose source says so. `measured` names a row's benches and questions, and settings
-    that differ from the paper's. Without a run on the paper's benches, runs on another bench rehearse the layout.
+    Speedups are over `hf` (the paper's AR), and empty without such a run. A method that was left
+    out (by model and method, with `why`) has a row whose source says so. `measured` names a row's
+    benches and questions, and settings that differ from the paper's. Without a run on the paper's
+    benches, runs on another bench rehearse the layout.
     """
     rows = _measured(table)
     absent = {(entry["model"], entry["method"]): entry["why"] for entry in left_out}
     for model, method in zip(table["model"], table["method"], strict=True):
         absent.pop((model, method.partition(" (")[0]), None)
-    rows += [{"model": m, "method": n, "source": unavailable(why)} for (m, n), why in absent.items()]
+    rows += [
+        {"model": m, "method": n, "source": unavailable(why)} for (m, n), why in absent.items()
+    ]
     rows += [row | {"source": PUBLISHED} for row in read_published("paper_table1")]
     models = list(dict.fromkeys(row["model"] for row in rows))  # measured ones first
     order = list(PAPER_METHODS)
@@ -157,42 +208,76 @@ def table1(table: pd.DataFrame, left_out: Sequence[dict[str, str]] = ()) -> pd.D
     rows.sort(key=lambda row: row["place"])
     blank = dict.fromkeys(("measured", "execution", "device"), "")
     columns = [*ABOUT, *(column.name for column in TABLE1), *COUNTS, "device"]
-    return pd.DataFrame([blank | row for row in rows]).reindex(columns=columns).astype(dict.fromkeys(COUNTS, "Int64"))
+    return (
+        pd.DataFrame([blank | row for row in rows])
+        .reindex(columns=columns)
+        .astype(dict.fromkeys(COUNTS, "Int64"))
+    )
 
 
 def _measured(table: pd.DataFrame) -> list[dict[str, Any]]:
-    """Build a row for each combination of ALIKE, from the configurations with most questions of each bench.
+    """Build a row for each combination of ALIKE, from the configurations with most questions of
+    each bench.
 
     `name` is appended to the method's name: a start other than the paper's, and the variant.
     """
     rows: dict[Any, dict[str, Any]] = {}
     table = table[table["batch"] == 1]  # as the paper's
-    parts = PARTS if table["bench"].isin(PARTS).any() else dict.fromkeys(table["bench"][:1], "specbench")
+    parts = (
+        PARTS
+        if table["bench"].isin(PARTS).any()
+        else dict.fromkeys(table["bench"][:1], "specbench")
+    )
     for bench, part in parts.items():
-        of_bench = table[table["bench"] == bench].sort_values("bench_questions", ascending=False, kind="stable")
+        of_bench = table[table["bench"] == bench].sort_values(
+            "bench_questions", ascending=False, kind="stable"
+        )
         for key, group in of_bench.groupby(ALIKE, sort=False):
-            figures = group[group["questions_sha256"] == group["questions_sha256"].iloc[0]].set_index("category")
+            figures = group[
+                group["questions_sha256"] == group["questions_sha256"].iloc[0]
+            ].set_index("category")
             overall = figures.loc[OVERALL].to_dict()
             method, _, start = overall["method"].partition(" (")
             more = f" ({start}" if start not in ("", "hot)") else ""
             more += f", {overall['variant']}" if overall["variant"] else ""
             about = {name: overall[name] for name in ("model", "device", "execution")}
-            about |= {"method": method, "name": more, "source": MEASURED, "complete": True, "measured": []}
+            about |= {
+                "method": method,
+                "name": more,
+                "source": MEASURED,
+                "complete": True,
+                "measured": [],
+            }
             row = rows.setdefault(key, about)
-            row |= {f"{part}_{name}": overall[name] for name in ("mat", "tokens_per_second", "questions")}
-            row |= {f"{part}_speedup": overall["speedup_hf"], "complete": row["complete"] and overall["complete"]}
+            row |= {
+                f"{part}_{name}": overall[name]
+                for name in ("mat", "tokens_per_second", "questions")
+            }
+            row |= {
+                f"{part}_speedup": overall["speedup_hf"],
+                "complete": row["complete"] and overall["complete"],
+            }
             if part == "specbench":
-                row |= {name: figures["speedup_hf"].get(subtask) for name, subtask in PAPER_SUBTASKS.items()}
+                row |= {
+                    name: figures["speedup_hf"].get(subtask)
+                    for name, subtask in PAPER_SUBTASKS.items()
+                }
             row["measured"].append(_conditions(overall))
     for (_, dtype, _, limit, *_), row in rows.items():
-        departures = [f"max_new_tokens {limit}"] * (limit != LIMIT) + [dtype] * (dtype != PAPER_DTYPE)
+        departures = [f"max_new_tokens {limit}"] * (limit != LIMIT) + [dtype] * (
+            dtype != PAPER_DTYPE
+        )
         row["measured"] = "; ".join([*row["measured"], *departures])
     return list(rows.values())
 
 
 def _conditions(row: dict[Any, Any]) -> str:
-    """Say what a row of the main table measured: the bench, how many of its questions, whether all are answered."""
-    bench, questions, answered = row["bench"], row["bench_questions"], row["questions"]
+    """Say what a row of the main table measured: the bench, how many of its questions, whether all
+    are answered.
+    """
+    bench = row["bench"]
+    questions = row["bench_questions"]
+    answered = row["questions"]
     text = f"{bench}, {answered}{'' if answered == questions else f' of {questions}'} questions"
     if bench not in WHOLE:
         text = f"rehearsal on {text}"

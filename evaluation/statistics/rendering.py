@@ -1,4 +1,5 @@
-"""Render tables: cells are made once from the rows, then printed for terminal, Markdown, LaTeX and the page.
+"""Render tables: cells are made once from the rows, then printed for terminal, Markdown, LaTeX and
+the page.
 
 CSV holds the rows with every digit.
 """
@@ -24,11 +25,22 @@ from .intervals import spans_one
 from .metrics import OVERALL
 from .notes import UNSURE
 from .published import MEASURED, PUBLISHED_EXECUTION, table1
-from .tables import COLUMNS, MARKDOWN, PAGE, SETUP, TABLE1, TERMINAL, Column, blocks, column, depths_table
+from .tables import (
+    COLUMNS,
+    MARKDOWN,
+    PAGE,
+    SETUP,
+    TABLE1,
+    TERMINAL,
+    Column,
+    blocks,
+    column,
+    depths_table,
+)
 
 RULE = (
-    "Verification accepts a draft token only if the target itself picks it (model/engine/verification.py). "
-    "This audit compares the recorded answers with vanilla's."
+    "Verification accepts a draft token only if the target itself picks it"
+    " (model/engine/verification.py). This audit compares the recorded answers with vanilla's."
 )
 
 
@@ -47,7 +59,9 @@ class Cell(NamedTuple):
 
 
 class Line(NamedTuple):
-    """A row: its cells in the order of the columns, and the method and category that it is filtered by."""
+    """A row: its cells in the order of the columns, and the method and category that it is filtered
+    by.
+    """
 
     cells: list[Cell]
     method: str
@@ -61,14 +75,21 @@ class Block:
     columns: list[Column]
     lines: list[Line]
     title: str = ""
-    numbers: set[str] = field(default_factory=set)  # names of columns that the page sorts as numbers
-    extra: set[str] = field(default_factory=set)  # names of columns that the page hides until asked for
+    numbers: set[str] = field(
+        default_factory=set
+    )  # names of columns that the page sorts as numbers
+    extra: set[str] = field(
+        default_factory=set
+    )  # names of columns that the page hides until asked for
 
     @property
     def configurations(self) -> list[list[Line]]:
         """The lines of each configuration, the overall one first, then its subtasks."""
         ends = [i for i, line in enumerate(self.lines, start=1) if line.category == OVERALL]
-        return [[self.lines[e - 1], *self.lines[b : e - 1]] for b, e in zip([0, *ends], ends, strict=False)]
+        return [
+            [self.lines[e - 1], *self.lines[b : e - 1]]
+            for b, e in zip([0, *ends], ends, strict=False)
+        ]
 
     @property
     def has_intervals(self) -> bool:
@@ -77,7 +98,9 @@ class Block:
 
 @dataclass(frozen=True)
 class View:
-    """A table: paragraphs above it, its blocks, footnotes; `same` are the settings that all rows share."""
+    """A table: paragraphs above it, its blocks, footnotes; `same` are the settings that all rows
+    share.
+    """
 
     blocks: list[Block]
     title: str = ""
@@ -87,12 +110,18 @@ class View:
 
 
 def shown(value: Any, form: str = ".2f") -> str:
-    """Format a value: floats by `form`, integers with separators unless `form` is "g", a missing value as a dash."""
+    """Format a value: floats by `form`, integers with separators unless `form` is "g", a missing
+    value as a dash.
+    """
     if pd.isna(value):
         return "-"
     if isinstance(value, float):
         return format(value, form)
-    return f"{value:,}" if isinstance(value, int) and not isinstance(value, bool) and form != "g" else str(value)
+    return (
+        f"{value:,}"
+        if isinstance(value, int) and not isinstance(value, bool) and form != "g"
+        else str(value)
+    )
 
 
 def interval_text(low: float, high: float, form: str = ".2f") -> str:
@@ -102,7 +131,8 @@ def interval_text(low: float, high: float, form: str = ".2f") -> str:
 
 def cell(row: dict[Any, Any], name: str, *, with_interval: bool = True) -> Cell:
     """Return a value of the main table as printed."""
-    form, value = column(name).form, row[name]
+    form = column(name).form
+    value = row[name]
     text = shown(value, form)
     if name in ("speedup_hf", "published_speedup_hf") and not pd.isna(row.get("published_source")):
         text += f" ({row['execution'] if name == 'speedup_hf' else PUBLISHED_EXECUTION})"
@@ -119,14 +149,18 @@ def main_view(experiment: Experiment, category: str = "") -> View:
     """Lay out the main table as text, one block for each model and bench.
 
     Args:
-        category: only its rows, in few columns and without intervals, for a terminal; empty: all rows.
+        category: only its rows, in few columns and without intervals, for a terminal; empty: all
+            rows.
     """
-    runs, table = experiment.runs, experiment.whole_table
+    runs = experiment.runs
+    table = experiment.whole_table
     rows = table[table["category"] == category] if category else table
     several = len(notes.executions(table)) > 1
     drawn = []
     for title, block in blocks(rows).items():
-        columns = [c for c in COLUMNS if _on_paper(c, block, TERMINAL if category else MARKDOWN, several)]
+        columns = [
+            c for c in COLUMNS if _on_paper(c, block, TERMINAL if category else MARKDOWN, several)
+        ]
         lines = _lines(block, columns, with_intervals=not category)
         drawn.append(Block(columns, lines, f"{title}, {category}" if category else title))
     head = ["\n".join(notes.heading(runs)), *notes.execution_words(table)]
@@ -141,8 +175,8 @@ def main_view(experiment: Experiment, category: str = "") -> View:
 def _on_paper(column: Column, block: pd.DataFrame, output: str, several_executions: bool) -> bool:
     """Return whether a block shows a column.
 
-    The column needs values in the block; `repeats` needs one above 1, the total speed a batch, and `execution` several
-    executions in the table.
+    The column needs values in the block; `repeats` needs one above 1, the total speed a batch, and
+    `execution` several executions in the table.
     """
     if output not in column.shown or column.name not in block:
         return False
@@ -153,7 +187,9 @@ def _on_paper(column: Column, block: pd.DataFrame, output: str, several_executio
     return bool((values > 1).any() if above_one else (values.notna() & (values != "")).any())
 
 
-def _lines(table: pd.DataFrame, columns: Sequence[Column], *, with_intervals: bool = True) -> list[Line]:
+def _lines(
+    table: pd.DataFrame, columns: Sequence[Column], *, with_intervals: bool = True
+) -> list[Line]:
     """Return the rows of the main table as printed."""
     lines = []
     for row in table.to_dict("records"):
@@ -165,17 +201,23 @@ def _lines(table: pd.DataFrame, columns: Sequence[Column], *, with_intervals: bo
 def page_view(table: pd.DataFrame) -> View:
     """Lay out the main table for the page, in one block: every number, with the value to sort by.
 
-    Values that all rows share are above the table, and empty measures are left out. If there are several models or
-    benches, a column names them.
+    Values that all rows share are above the table, and empty measures are left out. If there are
+    several models or benches, a column names them.
     """
     rows = pd.concat([rows.assign(block=title) for title, rows in blocks(table).items()])
     several = len(notes.executions(table)) > 1
-    columns, same, numbers, extra = [], [], set[str](), set[str]()
+    columns = []
+    same = []
+    numbers = set[str]()
+    extra = set[str]()
     for about in map(column, map(str, rows.columns)):
-        name, values = about.name, rows[about.name]
+        name = about.name
+        values = rows[about.name]
         if name.removesuffix("_low").removesuffix("_high") in {*rows.columns} - {name}:
             continue  # an end of an interval: printed with its value
-        measure = about.form != "g" and pd.api.types.is_numeric_dtype(values) and values.dtype != bool
+        measure = (
+            about.form != "g" and pd.api.types.is_numeric_dtype(values) and values.dtype != bool
+        )
         if not measure and name not in ("method", "category") and values.map(shown).nunique() == 1:
             text = shown(values.iloc[0])
             if not {SETUP, PAGE} & {*about.shown} and text not in ("-", "", "False"):
@@ -184,7 +226,9 @@ def page_view(table: pd.DataFrame) -> View:
             columns.append(about)
             numbers |= {name} if measure or about.form == "g" else set()
             extra |= set() if _on_paper(about, rows, PAGE, several) else {name}
-    columns.sort(key=lambda c: (c.name in extra, c.name != "method", c.name in numbers))  # names, numbers, extras
+    columns.sort(
+        key=lambda c: (c.name in extra, c.name != "method", c.name in numbers)
+    )  # names, numbers, extras
     block = Block(columns, _lines(rows, columns), numbers=numbers, extra=extra)
     return View([block], footnotes=notes.table_notes(rows, block.has_intervals), same=same)
 
@@ -192,25 +236,40 @@ def page_view(table: pd.DataFrame) -> View:
 def table1_view(table: pd.DataFrame, footnotes: Sequence[str] = ()) -> View:
     """Lay out Table 1 as in the paper, one block for each model; speedups end in x."""
     head = (
-        "Columns 3 to 8 are speedups by subtask; then Spec-Bench as a whole, then MBPP (the code subtask).\n"
-        "Speedups are over AR: transformers' own generate. Published: A100-80GB, float16, 1,024 new tokens."
+        "Columns 3 to 8 are speedups by subtask; then Spec-Bench as a whole, then MBPP (the code"
+        " subtask).\nSpeedups are over AR: transformers' own generate. Published: A100-80GB,"
+        " float16, 1,024 new tokens."
     )
     columns = [Column("name", title="method"), Column("source", title="figures"), *TABLE1]
     drawn = []
     for model, rows in table.groupby("model", sort=False):
-        devices, lines = "; ".join(filter(None, rows["device"].unique())), []
+        devices = "; ".join(filter(None, rows["device"].unique()))
+        lines = []
         for row in rows.to_dict("records"):
-            how = "; ".join(filter(None, (row["measured"], row["execution"])))  # bench and questions, then execution
+            how = "; ".join(
+                filter(None, (row["measured"], row["execution"]))
+            )  # bench and questions, then execution
             source = f"{MEASURED}: {how}" if row["source"] == MEASURED else str(row["source"])
             figures = {column.name: shown(row[column.name]) for column in TABLE1}
-            texts = [f"{text}x" if name.endswith("speedup") and text != "-" else text for name, text in figures.items()]
-            lines.append(Line([Cell(text) for text in (str(row["name"]), source, *texts)], str(row["method"])))
-        drawn.append(Block(columns, lines, f"{model} (measured on {devices})" if devices else str(model)))
+            texts = [
+                f"{text}x" if name.endswith("speedup") and text != "-" else text
+                for name, text in figures.items()
+            ]
+            lines.append(
+                Line(
+                    [Cell(text) for text in (str(row["name"]), source, *texts)], str(row["method"])
+                )
+            )
+        drawn.append(
+            Block(columns, lines, f"{model} (measured on {devices})" if devices else str(model))
+        )
     return View(drawn, "Table 1", [head], list(footnotes))
 
 
 def aligned(rows: Sequence[Sequence[str]]) -> list[str]:
-    """Return the rows as lines of aligned columns: the first to the left, the others to the right."""
+    """Return the rows as lines of aligned columns: the first to the left, the others to the
+    right.
+    """
     first, *rest = [max(map(len, column)) for column in zip(*rows, strict=True)]
     return ["  ".join([row[0].ljust(first), *map(str.rjust, row[1:], rest)]) for row in rows]
 
@@ -219,7 +278,9 @@ def to_text(view: View) -> str:
     """Render for a terminal: aligned columns, no intervals."""
     out = list(view.head)
     for block in view.blocks:
-        cells = [[c.heading for c in block.columns]] + [[c.text + c.mark for c in line.cells] for line in block.lines]
+        cells = [[c.heading for c in block.columns]] + [
+            [c.text + c.mark for c in line.cells] for line in block.lines
+        ]
         out += ["", f"{block.title}:", *aligned(cells)]
     return "\n".join([*out, *view.footnotes])
 
@@ -229,31 +290,50 @@ def to_markdown(view: View) -> str:
     out = [f"# {view.title}", *view.head]
     for block in view.blocks:
         rows = ([cell.printed for cell in line.cells] for line in block.lines)
-        out += [f"## {one_line(block.title)}", markdown((column.heading for column in block.columns), rows)]
+        out += [
+            f"## {one_line(block.title)}",
+            markdown((column.heading for column in block.columns), rows),
+        ]
     return "\n\n".join([*out, *view.footnotes]) + "\n"
 
 
 def markdown(columns: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
     """Render a table's lines as Markdown, the header first; `|` in cells is escaped."""
-    head, *below = ([" ".join(cell.replace("|", "\\|").split()) for cell in cells] for cells in (columns, *rows))
+    head, *below = (
+        [" ".join(cell.replace("|", "\\|").split()) for cell in cells] for cells in (columns, *rows)
+    )
     lines = [f"| {' | '.join(cells)} |" for cells in (head, *below)]
     return "\n".join([lines[0], "|" + "---|" * len(head), *lines[1:]])
 
 
 def to_latex(view: View) -> str:
-    r"""Render Table 1 with \usepackage{booktabs}, its model in each row, rules between models and below benches."""
+    r"""Render Table 1 with \usepackage{booktabs}, its model in each row, rules between models and
+    below benches.
+    """
     benches = ["Spec-Bench"] * 9 + ["MBPP"] * 3
     heads = [("", "Model"), *(("", c.title) for c in view.blocks[0].columns[:2])]
     heads += zip(benches, (c.title for c in TABLE1), strict=True)
     rows = [
-        [one_line(text) for text in (block.title.partition(" (measured on ")[0], *(cell.text for cell in line.cells))]
+        [
+            one_line(text)
+            for text in (
+                block.title.partition(" (measured on ")[0],
+                *(cell.text for cell in line.cells),
+            )
+        ]
         for block in view.blocks
         for line in block.lines
     ]
     frame = pd.DataFrame(rows, columns=pd.MultiIndex.from_tuples(heads))
-    caption, right = " ".join(view.head).replace("\n", " "), "r" * len(TABLE1)
+    caption = " ".join(view.head).replace("\n", " ")
+    right = "r" * len(TABLE1)
     latex = frame.to_latex(
-        index=False, escape=True, multicolumn_format="c", column_format=f"lll{right}", caption=caption, label="tab:1"
+        index=False,
+        escape=True,
+        multicolumn_format="c",
+        column_format=f"lll{right}",
+        caption=caption,
+        label="tab:1",
     )
     lines = latex.split("\n")
     head = next(i for i, line in enumerate(lines) if "multicolumn" in line)
@@ -261,7 +341,9 @@ def to_latex(view: View) -> str:
     for end in reversed([*ends]):
         lines.insert(head + 3 + end, r"\midrule")
     lines.insert(head + 1, r"\cmidrule(lr){4-12} \cmidrule(lr){13-15}")
-    rows_apart = re.sub(r"^(?=[*\[])", "{}", "\n".join(lines), flags=re.MULTILINE)  # else \\ takes it as an option
+    rows_apart = re.sub(
+        r"^(?=[*\[])", "{}", "\n".join(lines), flags=re.MULTILINE
+    )  # else \\ takes it as an option
     above = [*view.footnotes, r"needs \usepackage{booktabs}"]
     return "".join(f"% {one_line(note)}\n" for note in above) + rows_apart
 
@@ -272,7 +354,8 @@ def write_csv(path: Path, table: pd.DataFrame) -> None:
 
 
 def write_tables(experiment: Experiment, folder: Path) -> list[str]:
-    """Write main.csv (every digit), main.md (rounded) and the other tables that the runs give, below `folder`.
+    """Write main.csv (every digit), main.md (rounded) and the other tables that the runs give,
+    below `folder`.
 
     Returns:
         The audit in words.
@@ -290,9 +373,14 @@ def write_tables(experiment: Experiment, folder: Path) -> list[str]:
 
 
 def write_table1(
-    table: pd.DataFrame, folder: Path, left_out: Sequence[dict[str, str]] = (), footnotes: Sequence[str] = ()
+    table: pd.DataFrame,
+    folder: Path,
+    left_out: Sequence[dict[str, str]] = (),
+    footnotes: Sequence[str] = (),
 ) -> None:
-    """Write table1.csv (every digit), table1.md and table1.tex (booktabs), in the paper's layout."""
+    """Write table1.csv (every digit), table1.md and table1.tex (booktabs), in the paper's
+    layout.
+    """
     table = table1(table, left_out)
     view = table1_view(table, footnotes)
     write_csv(folder / "table1.csv", table)
@@ -301,7 +389,9 @@ def write_table1(
 
 
 def write_audit(experiment: Experiment, folder: Path) -> list[str]:
-    """Write audit.csv and audit.md below `folder`; returns the lines to print, none without vanilla."""
+    """Write audit.csv and audit.md below `folder`; returns the lines to print, none without
+    vanilla.
+    """
     home = experiment.folder or folder.parent
     table = audit_table(experiment.audits, read_gaps(home))
     if table.empty:
@@ -309,5 +399,8 @@ def write_audit(experiment: Experiment, folder: Path) -> list[str]:
     lines = wording(table, home)
     write_csv(folder / "audit.csv", table)
     cells = ([shown(value, ".4g") for value in row] for row in table.itertuples(index=False))
-    write_text(folder / "audit.md", "\n\n".join(["# Audit", RULE, *lines, markdown(table.columns, cells)]) + "\n")
+    write_text(
+        folder / "audit.md",
+        "\n\n".join(["# Audit", RULE, *lines, markdown(table.columns, cells)]) + "\n",
+    )
     return lines

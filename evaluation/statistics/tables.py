@@ -1,4 +1,5 @@
-"""Build tables: the runs of an experiment as rows, repeats pooled, numbers kept as numbers; and columns' definitions.
+"""Build tables: the runs of an experiment as rows, repeats pooled, numbers kept as numbers; and
+columns' definitions.
 
 columns.yaml defines the columns for terminal, Markdown, LaTeX, page and documents.
 """
@@ -21,8 +22,16 @@ from .intervals import Floats, deviation, quotient, quotient_interval, speed_int
 from .metrics import OVERALL, by_subtask, mean, measure
 from .pools import GROUP, Cells, Pool, paired
 
-AUDITED = ("tokens_equal", "near_ties", "tokens_wrong")  # columns of the audit of a server's answers
-TERMINAL, MARKDOWN, PAGE, SETUP = "terminal", "markdown", "page", "setup"  # where a column is shown
+AUDITED = (
+    "tokens_equal",
+    "near_ties",
+    "tokens_wrong",
+)  # columns of the audit of a server's answers
+# where a column is shown
+TERMINAL = "terminal"
+MARKDOWN = "markdown"
+PAGE = "page"
+SETUP = "setup"
 
 
 @dataclass(frozen=True)
@@ -55,13 +64,17 @@ _BY_NAME = {column.name: column for column in COLUMNS}
 
 
 def column(name: str) -> Column:
-    """Return the column of this name; a measure's deviation (NAME_std) and any setting of a method are columns, too."""
+    """Return the column of this name; a measure's deviation (NAME_std) and any setting of a method
+    are columns, too.
+    """
     if name in _BY_NAME:
         return _BY_NAME[name]
     base, _, end = name.rpartition("_")
     if end == "std":
         measure = column(base)
-        return replace(_BY_NAME["X_std"], name=name, title=f"{measure.title or base} std", form=measure.form)
+        return replace(
+            _BY_NAME["X_std"], name=name, title=f"{measure.title or base} std", form=measure.form
+        )
     return Column(name)
 
 
@@ -73,7 +86,8 @@ def main_table(pooled: Sequence[Pool]) -> pd.DataFrame:
     rows: list[dict[str, Any]] = []
     for pool in pooled:
         for category, answers in by_subtask(pool.rows).items():
-            cells, speeds = pool.cells.of(category), pool.speeds.of(category)
+            cells = pool.cells.of(category)
+            speeds = pool.speeds.of(category)
             row: dict[str, Any] = {
                 **{key: pool.group[key] for key in ("model", "bench")},
                 "method": pool.label,
@@ -86,11 +100,24 @@ def main_table(pooled: Sequence[Pool]) -> pd.DataFrame:
                 row |= speedups(name, speeds, base)
             row["break_even_mat"] = _break_even_mat(cells, pool.baselines["vanilla"])
             row["state_bytes"] = pool.first.summary.get("state_bytes", math.nan)
-            facets = {f"method_{key}" if key in row else key: value for key, value in pool.identity.facets.items()}
+            facets = {
+                f"method_{key}" if key in row else key: value
+                for key, value in pool.identity.facets.items()
+            }
             row |= facets | {"execution": pool.first.execution}
-            row |= {"num_choices": pool.first.settings.get("num_choices"), "quantize": pool.first.quantized}
-            row |= {f"execution_{name}": base and base.first.execution for name, base in pool.baselines.items()}
-            audited = [run.summary.get("audit") or {} for run in pool.runs] if category == OVERALL else [{}]
+            row |= {
+                "num_choices": pool.first.settings.get("num_choices"),
+                "quantize": pool.first.quantized,
+            }
+            row |= {
+                f"execution_{name}": base and base.first.execution
+                for name, base in pool.baselines.items()
+            }
+            audited = (
+                [run.summary.get("audit") or {} for run in pool.runs]
+                if category == OVERALL
+                else [{}]
+            )
             if all(audited):
                 counts = {name: sum(audit[name] for audit in audited) for name in AUDITED}
                 row |= counts if any(counts.values()) else {}  # else nothing had ids to judge
@@ -123,7 +150,10 @@ def _measures(cells: Cells, speeds: Cells, answers: Sequence[Row]) -> dict[str, 
     steps[steps == 0] = np.nan  # not known in any repeat
     measures["mat_macro"] = mean((tokens / steps)[steps > 0].tolist())
     low, high = quotient_interval(tokens, steps)
-    measures |= rate("mat", counts, alike=False) | {"mat_low": low, "mat_high": high}  # over questions alone
+    measures |= rate("mat", counts, alike=False) | {
+        "mat_low": low,
+        "mat_high": high,
+    }  # over questions alone
     columns = [*speeds.values.values()]
     if speeds.size == 1:
         columns.append(np.where(np.isfinite(columns[0]), 1.0, np.nan))  # the mean of the speeds
@@ -134,7 +164,8 @@ def _measures(cells: Cells, speeds: Cells, answers: Sequence[Row]) -> dict[str, 
 
 
 def rate(name: str, columns: Sequence[Floats], *, alike: bool) -> dict[str, float]:
-    """Return a `quotient` with its deviation over repeats and its interval, as columns of that name.
+    """Return a `quotient` with its deviation over repeats and its interval, as columns of that
+    name.
 
     Args:
         columns: two or four, (n, R).
@@ -143,31 +174,42 @@ def rate(name: str, columns: Sequence[Floats], *, alike: bool) -> dict[str, floa
     repeats = range(columns[0].shape[1])
     by_repeat = [quotient(*(column[:, [i]] for column in columns)) for i in repeats]
     low, high = speed_interval(*columns, alike=alike)
-    value, spread = quotient(*columns, alike=alike), deviation(by_repeat)
+    value = quotient(*columns, alike=alike)
+    spread = deviation(by_repeat)
     return {name: value, f"{name}_std": spread, f"{name}_low": low, f"{name}_high": high}
 
 
 def speedups(name: str, speeds: Cells, base: Pool | None) -> dict[str, float]:
-    """Return the speedup over a baseline of the same batch size, on the questions (whole batches) that both have."""
+    """Return the speedup over a baseline of the same batch size, on the questions (whole batches)
+    that both have.
+    """
     if base is None or base.speeds.size != speeds.size:
-        return dict.fromkeys([f"speedup_{name}{end}" for end in ("", "_std", "_low", "_high")], math.nan)
+        return dict.fromkeys(
+            [f"speedup_{name}{end}" for end in ("", "_std", "_low", "_high")], math.nan
+        )
     columns = paired(speeds, base.speeds, *speeds.values)
     return rate(f"speedup_{name}", columns, alike=speeds.size == 1)
 
 
 def _break_even_mat(cells: Cells, plain: Pool | None) -> float:
     """Return the time of a step over that of a plain step, where both are timed; NaN if nowhere."""
-    return quotient(*paired(cells, plain.cells, "later_seconds", "later_steps")) if plain else math.nan
+    return (
+        quotient(*paired(cells, plain.cells, "later_seconds", "later_steps")) if plain else math.nan
+    )
 
 
 def block_names(keys: Iterable[tuple[Any, ...]]) -> dict[tuple[Any, ...], str]:
-    """Name blocks, given by their values of GROUP: by model and bench, and by what else distinguishes them."""
+    """Name blocks, given by their values of GROUP: by model and bench, and by what else
+    distinguishes them.
+    """
     keys = list(dict.fromkeys(keys))
     forms = {3: "{} questions", 4: "questions #{}", 5: "max_new_tokens {}"}  # by index in GROUP
     names = {}
     for key in keys:
         words = [str(key[0]), str(key[2])]
-        twins = [other for other in keys if other != key and (other[0], other[2]) == (key[0], key[2])]
+        twins = [
+            other for other in keys if other != key and (other[0], other[2]) == (key[0], key[2])
+        ]
         for i, value in enumerate(key):
             if i == 4:  # the hash is named only if the number of questions is the same
                 twins = [other for other in twins if other[3] == key[3]]
@@ -190,19 +232,29 @@ def unavailable(why: str) -> str:
 
 
 def with_unavailable(table: pd.DataFrame, left_out: Sequence[dict[str, str]]) -> pd.DataFrame:
-    """Return the main table with a row for each method that a sweep left out, by its model, bench and method.
+    """Return the main table with a row for each method that a sweep left out, by its model, bench
+    and method.
 
-    The row is in the block of its model and bench: in each block if there are several (another type or device), in its
-    own block if there is none. Counts are 0, measures are empty, and the column `note` says why. A method that was
-    measured since has no such row. Without such rows, the table is returned unchanged.
+    The row is in the block of its model and bench: in each block if there are several (another type
+    or device), in its
+    own block if there is none. Counts are 0, measures are empty, and the column `note` says why. A
+    method that was measured since has no such row. Without such rows, the table is returned
+    unchanged.
     """
     rows: list[dict[Any, Any]] = []
-    empty_row = {name: {"b": False, "i": 0, "f": math.nan}.get(table[name].dtype.kind) for name in table.columns}
-    empty_block: dict[Any, Any] = {key: "" if empty_row[key] is None else empty_row[key] for key in GROUP}
+    empty_row = {
+        name: {"b": False, "i": 0, "f": math.nan}.get(table[name].dtype.kind)
+        for name in table.columns
+    }
+    empty_block: dict[Any, Any] = {
+        key: "" if empty_row[key] is None else empty_row[key] for key in GROUP
+    }
     for entry in left_out:
         row = {key: entry[key] for key in ("model", "bench", "method")}
         same = table[(table["model"] == row["model"]) & (table["bench"] == row["bench"])]
-        methods = same["method"].astype(str).str.split(" (", regex=False).str[0]  # without their starts
+        methods = (
+            same["method"].astype(str).str.split(" (", regex=False).str[0]
+        )  # without their starts
         if not (methods == row["method"]).any():
             row |= {"category": OVERALL, "note": unavailable(entry["why"])}
             its_blocks = same[list(GROUP)].drop_duplicates().to_dict("records")
