@@ -1,9 +1,13 @@
-"""Draw figures from records only: each function draws one figure, or returns None if the runs lack its data.
+"""Draw figures from records only: each function draws one figure, or returns None if the runs lack
+its data.
 
-A figure is one function: add it to FIGURES (it gets one `FigureData`, the runs of a model and bench) or to ACROSS (it
-gets all of them). Its name is the file's name, its docstring the sentence that the report page prints below it.
+A figure is one function: add it to FIGURES (it gets one `FigureData`, the runs of a model and
+bench) or to ACROSS (it
+gets all of them). Its name is the file's name, its docstring the sentence that the report page
+prints below it.
 
-Others use `draw_all`, and `style` to draw by hand. This folder may import `records` and `statistics`.
+Others use `draw_all`, and `style` to draw by hand. This folder may import `records` and
+`statistics`.
 """
 
 from __future__ import annotations
@@ -19,7 +23,9 @@ if "matplotlib" not in sys.modules and (exported := os.environ.pop("MPLBACKEND",
     import matplotlib
 
     os.environ["MPLBACKEND"] = exported
-    with suppress(ValueError):  # a notebook's kernel exports one that this environment may lack; no figure needs it
+    with suppress(
+        ValueError
+    ):  # a notebook's kernel exports one that this environment may lack; no figure needs it
         matplotlib.rcParams["backend"] = exported
 from matplotlib.figure import Figure
 
@@ -41,7 +47,14 @@ from .figure_data import FigureData
 from .style import KINDS, drawable, save, styled
 
 FIGURES: tuple[Callable[[FigureData], Figure | None], ...] = (
-    *(speedup_over_hf, speedup_over_vanilla, mat, accepted_lengths, acceptance_by_depth, mat_over_questions),
+    *(
+        speedup_over_hf,
+        speedup_over_vanilla,
+        mat,
+        accepted_lengths,
+        acceptance_by_depth,
+        mat_over_questions,
+    ),
     *(tree_size, topk, temperature, tree_shape, budget, batch),
 )
 ACROSS: tuple[Callable[[Sequence[FigureData]], Figure | None], ...] = (overhead, novelty)
@@ -55,19 +68,27 @@ def draw_all(experiment: Experiment, folder: Path) -> list[Path]:
     folder.mkdir(parents=True, exist_ok=True)
     for old in (path for kind in KINDS for path in folder.glob(f"*.{kind}")):
         old.unlink()
-    made, datasets = list[Path](), split(experiment)
+    made = list[Path]()
+    datasets = split(experiment)
     with styled():
         for name, data in datasets.items():
             end = "" if len(datasets) == 1 else "-" + re.sub(r"[^\w.]", "-", name)
-            made += [save(figure, folder / f"{draw.__name__}{end}") for draw in FIGURES if (figure := draw(data))]
+            made += [
+                save(figure, folder / f"{draw.__name__}{end}")
+                for draw in FIGURES
+                if (figure := draw(data))
+            ]
         every = list(datasets.values())
         made += [save(figure, folder / draw.__name__) for draw in ACROSS if (figure := draw(every))]
     return made
 
 
 def split(experiment: Experiment) -> dict[str, FigureData]:
-    """Group comparable configurations; each group has its rows of the table, and model, device and bench in words."""
-    rows, datasets = blocks(experiment.table), {}
+    """Group comparable configurations; each group has its rows of the table, and model, device and
+    bench in words.
+    """
+    rows = blocks(experiment.table)
+    datasets = {}
     for name, drawn in experiment.blocks.items():
         what = heading([pool.first for pool in drawn])[0].split(";")[0]
         measured = drawable(f"{what}; {drawn[0].group['bench']}")

@@ -1,4 +1,6 @@
-"""Methods next to one another: by subtask, accepted length, depth, question, part of a step, repetition."""
+"""Methods next to one another: by subtask, accepted length, depth, question, part of a step,
+repetition.
+"""
 
 from __future__ import annotations
 
@@ -17,10 +19,21 @@ from ..statistics.metrics import OVERALL, repetition
 from .figure_data import MOST, FigureData, Row, counted
 from .style import FILLS, INTERVAL, PALETTE, drawable, finish, grid, panels
 
-CATEGORIES = {"mt_bench": "MT-bench", "qa": "QA", "rag": "RAG", "math_reasoning": "math"}  # as axes print them
+CATEGORIES = {
+    "mt_bench": "MT-bench",
+    "qa": "QA",
+    "rag": "RAG",
+    "math_reasoning": "math",
+}  # as axes print them
 FAR = 16  # accepted lengths from here on share the last point of a line
 DEEPEST = 12  # depths beyond this are left out
-PARTS = {"draft": "draft", "forward": "forward", "verify": "verify", "commit": "commit", "observe": "update"}
+PARTS = {
+    "draft": "draft",
+    "forward": "forward",
+    "verify": "verify",
+    "commit": "commit",
+    "observe": "update",
+}
 PARTS |= {"loop": "loop", "step": "whole step"}
 
 
@@ -40,7 +53,9 @@ def speedup_over_vanilla(data: FigureData) -> Figure | None:
 
 
 def _by_category(data: FigureData, column: str, label: str) -> Figure | None:
-    """Draw one line a subtask, one mark a method, so that many methods fit a column; bars are 95 % intervals."""
+    """Draw one line a subtask, one mark a method, so that many methods fit a column; bars are 95 %
+    intervals.
+    """
     rows = [row for row in data.shown() if row[column] == row[column]]
     if not rows:
         return None
@@ -50,12 +65,19 @@ def _by_category(data: FigureData, column: str, label: str) -> Figure | None:
     by_method = dict(iter(data.table.set_index("category").groupby(["method", "variant"])))
     values = [by_method[row["method"], row["variant"]].reindex(categories) for row in rows]
     if len(rows) > MOST:
-        cells = pd.DataFrame([part[column].tolist() for part in values], [row["name"] for row in rows], words)
-        return grid(cells, label, data.note(rows), middle=1.0 if column.startswith("speedup") else None)
+        cells = pd.DataFrame(
+            [part[column].tolist() for part in values], [row["name"] for row in rows], words
+        )
+        return grid(
+            cells, label, data.note(rows), middle=1.0 if column.startswith("speedup") else None
+        )
     figure, (axes,) = panels(label, "", height=0.8 + 0.27 * len(categories))
-    places, drawn = np.arange(len(categories))[::-1], False  # drawn: True if an interval has a width
+    # drawn: True if an interval has a width
+    places = np.arange(len(categories))[::-1]
+    drawn = False
     for i, (row, part) in enumerate(zip(rows, values, strict=True)):
-        at, ends = places + 0.5 * ((len(rows) - 1) / 2 - i) / len(rows), (part[f"{column}_low"], part[f"{column}_high"])
+        at = places + 0.5 * ((len(rows) - 1) / 2 - i) / len(rows)
+        ends = (part[f"{column}_low"], part[f"{column}_high"])
         axes.hlines(at, *ends, color=row["look"]["color"], linewidth=0.8, alpha=0.8)
         drawn |= bool((ends[0] < ends[1]).any())
         axes.plot(part[column], at, **row["look"] | {"linestyle": "none"})
@@ -74,7 +96,9 @@ def accepted_lengths(data: FigureData) -> Figure | None:
     figure, (axes,) = panels("accepted length (tokens per step)", "% of steps", height=1.9)
     longest = 1
     for row in rows:
-        lengths = np.array([n for answer in row["pool"].rows for n in accept_lengths(answer)], dtype=int)
+        lengths = np.array(
+            [n for answer in row["pool"].rows for n in accept_lengths(answer)], dtype=int
+        )
         longest = max([longest, *lengths])
         steps = np.bincount(np.minimum(lengths, FAR))[1:]
         axes.plot(range(1, len(steps) + 1), 100 * steps / max(len(lengths), 1), **row["look"])
@@ -87,8 +111,8 @@ def accepted_lengths(data: FigureData) -> Figure | None:
 
 
 def acceptance_by_depth(data: FigureData) -> Figure | None:
-    """Acceptance by depth in the draft: the share of drafting steps whose accepted path reaches a depth (joint) and,
-    where drawn, of those that reached the depth above it (conditional)."""
+    """Acceptance by depth in the draft: the share of drafting steps whose accepted path reaches a
+    depth (joint) and, where drawn, of those that reached the depth above it (conditional)."""
     rows = [(row, depths) for row in data.shown(MOST) if (depths := by_depth(row["pool"].accepted))]
     if not rows:
         return None
@@ -97,7 +121,9 @@ def acceptance_by_depth(data: FigureData) -> Figure | None:
     titles = "joint (% of\ndrafting steps)", "conditional (% of\nthe depth above)"
     figure, axes = panels(label, *titles, height=3.1)
     for row, depths in rows:
-        shares = np.array([(d.depth, 100 * d.joint, 100 * d.conditional) for d in depths[:DEEPEST]]).T
+        shares = np.array(
+            [(d.depth, 100 * d.joint, 100 * d.conditional) for d in depths[:DEEPEST]]
+        ).T
         for panel, share in zip(axes, shares[1:], strict=True):
             panel.plot(shares[0], share, **row["look"])
     for panel in axes:
@@ -112,11 +138,16 @@ def mat_over_questions(data: FigureData) -> Figure | None:
     if not rows:
         return None
     windows = [max(1, len(row["pool"].first_answers) // 8) for row in rows]
-    label = "question, in the order asked" + (f" (mean of the last {max(windows)})" if max(windows) > 1 else "")
+    label = "question, in the order asked" + (
+        f" (mean of the last {max(windows)})" if max(windows) > 1 else ""
+    )
     figure, (axes,) = panels(label, "MAT (tokens per step)", height=1.9)
     for row, window in zip(rows, windows, strict=True):
         lengths = [accept_lengths(answer) for answer in row["pool"].first_answers]
-        tokens, steps = (pd.Series(list(map(of, lengths))).rolling(window, min_periods=1).sum() for of in (sum, len))
+        tokens, steps = (
+            pd.Series(list(map(of, lengths))).rolling(window, min_periods=1).sum()
+            for of in (sum, len)
+        )
         axes.plot(range(1, len(lengths) + 1), tokens / steps, **row["look"], markevery=window)
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     axes.set_xlim(left=1)
@@ -124,7 +155,9 @@ def mat_over_questions(data: FigureData) -> Figure | None:
 
 
 def overhead(datasets: Sequence[FigureData]) -> Figure | None:
-    """Time of a step by its parts, for each method and model; the device is synchronised after each part."""
+    """Time of a step by its parts, for each method and model; the device is synchronised after each
+    part.
+    """
     bars = [
         (f"{row['model']}: {row['name']}" if len(datasets) > 1 else row["name"], times)
         for data in datasets
@@ -134,10 +167,17 @@ def overhead(datasets: Sequence[FigureData]) -> Figure | None:
     if not bars:
         return None
     figure, (axes,) = panels("step time (ms)", "", height=0.8 + 0.3 * len(bars))
-    widths = pd.DataFrame([times for _, times in bars], columns=[*PARTS]).dropna(axis=1, how="all").fillna(0.0)
-    at, ends = np.arange(len(bars))[::-1], widths.cumsum(axis=1)
+    widths = (
+        pd.DataFrame([times for _, times in bars], columns=[*PARTS])
+        .dropna(axis=1, how="all")
+        .fillna(0.0)
+    )
+    at = np.arange(len(bars))[::-1]
+    ends = widths.cumsum(axis=1)
     for part, colour in zip(map(str, widths), PALETTE[1:], strict=False):
-        axes.barh(at, widths[part], 0.7, left=ends[part] - widths[part], color=colour, label=PARTS[part])
+        axes.barh(
+            at, widths[part], 0.7, left=ends[part] - widths[part], color=colour, label=PARTS[part]
+        )
     axes.set_yticks(at, [name for name, _ in bars])
     return finish(figure, _measured(datasets))
 
@@ -145,12 +185,21 @@ def overhead(datasets: Sequence[FigureData]) -> Figure | None:
 def part_ms(rows: Sequence[Row]) -> dict[str, float]:
     """Return mean milliseconds of a step by its parts; empty where the run did not time them."""
     choices = [choice for row in rows for choice in row["choices"]]
-    turns = [turn for c in choices for turn in zip(c.get("phase_time") or [], c.get("forwards") or [], strict=False)]
-    steps, seconds = 0, Counter[str]()
+    turns = [
+        turn
+        for c in choices
+        for turn in zip(c.get("phase_time") or [], c.get("forwards") or [], strict=False)
+    ]
+    steps = 0
+    seconds = Counter[str]()
     for times, forwards in turns:
         steps += max(forwards - 1, 0) if times else 0
         seconds.update(times or {})
-    return {part: 1e3 * value / steps for part, value in seconds.items() if part != "prefill"} if steps else {}
+    return (
+        {part: 1e3 * value / steps for part, value in seconds.items() if part != "prefill"}
+        if steps
+        else {}
+    )
 
 
 def _measured(datasets: Sequence[FigureData]) -> str:
@@ -159,22 +208,38 @@ def _measured(datasets: Sequence[FigureData]) -> str:
 
 
 def novelty(datasets: Sequence[FigureData]) -> Figure | None:
-    """MAT of each question against how much its answer repeats: the share of its 3-grams that occurred earlier, in the
-    prompt or in the answer."""
+    """MAT of each question against how much its answer repeats: the share of its 3-grams that
+    occurred earlier, in the prompt or in the answer."""
     drawn: list[tuple[Row, list[tuple[float, float]]]] = []
     for row in (row for data in datasets for row in data.shown(MOST)):
-        answers = [(repetition(answer), accept_lengths(answer)) for answer in row["pool"].first_answers]
-        if points := [(100 * share, sum(n) / len(n)) for share, n in answers if n and share == share]:
+        answers = [
+            (repetition(answer), accept_lengths(answer)) for answer in row["pool"].first_answers
+        ]
+        if points := [
+            (100 * share, sum(n) / len(n)) for share, n in answers if n and share == share
+        ]:
             drawn.append((row, points))
     if sum(len(points) for _, points in drawn) < 8 or len(drawn) > MOST:
         return None
     benches = list(dict.fromkeys(row["bench"] for row, _ in drawn))
-    figure, (axes,) = panels("% of the answer's 3-grams that occurred earlier", "MAT of the question", height=2.2)
+    figure, (axes,) = panels(
+        "% of the answer's 3-grams that occurred earlier", "MAT of the question", height=2.2
+    )
     for row, points in drawn:
-        options: dict[str, Any] = row["look"] | {"linestyle": "none", "markersize": 3, "alpha": 0.55}
+        options: dict[str, Any] = row["look"] | {
+            "linestyle": "none",
+            "markersize": 3,
+            "alpha": 0.55,
+        }
         if len(benches) > 1:
             fill = benches.index(row["bench"]) % (1 + len(FILLS))
-            options |= {"label": f"{row['name']}, {row['bench']}", "fillstyle": ("full", *FILLS.values())[fill]}
+            options |= {
+                "label": f"{row['name']}, {row['bench']}",
+                "fillstyle": ("full", *FILLS.values())[fill],
+            }
         axes.plot(*zip(*points, strict=True), **options)
     axes.axhline(1.0, color="#444444", linewidth=0.7)
-    return finish(figure, _measured(datasets) + counted(len(drawn), sum(len(data.overall) for data in datasets)))
+    return finish(
+        figure,
+        _measured(datasets) + counted(len(drawn), sum(len(data.overall) for data in datasets)),
+    )

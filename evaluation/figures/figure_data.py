@@ -22,7 +22,8 @@ Line = list[Row]
 
 @dataclass(frozen=True)
 class FigureData:
-    """Comparable runs, repeats pooled. Rows that are drawn hold their line's plot options as `look`.
+    """Comparable runs, repeats pooled. Rows that are drawn hold their line's plot options as
+    `look`.
 
     Attributes:
         pools: one for each configuration, in the tables' order.
@@ -36,7 +37,9 @@ class FigureData:
 
     @cached_property
     def overall(self) -> list[Row]:
-        """A row for each pool, of all categories together, with `pool`, `name`, `budget`, `state_mib`."""
+        """A row for each pool, of all categories together, with `pool`, `name`, `budget`,
+        `state_mib`.
+        """
         rows: list[Row] = self.table[self.table["category"] == OVERALL].to_dict("records")  # type: ignore[assignment]
         for row, pool in zip(rows, self.pools, strict=True):
             row |= {"pool": pool, "budget": pool.budget, "state_mib": row["state_bytes"] / 2**20}
@@ -49,16 +52,20 @@ class FigureData:
         return [row for row in self.overall if row["method"] not in BASELINES]
 
     def shown(self, most: int | None = None) -> list[Row]:
-        """Return all rows or, if there are too many to distinguish, each label's row with the largest MAT.
+        """Return all rows or, if there are too many to distinguish, each label's row with the
+        largest MAT.
 
-        Of too many rows, only those of the lowest temperature and smallest batch count, as others have their own
-        baselines. With `most`, only the `most` drafting rows with the largest MAT are returned.
+        Of too many rows, only those of the lowest temperature and smallest batch count, as others
+        have their own baselines. With `most`, only the `most` drafting rows with the largest MAT
+        are returned.
         """
         rows = self.overall
         if len(rows) > MOST:
             lowest = min((row["temperature"], row["batch"]) for row in rows)
             ranked = sorted(rows, key=lambda row: float(row["mat"]))
-            best = {row["method"]: row for row in ranked if (row["temperature"], row["batch"]) == lowest}
+            best = {
+                row["method"]: row for row in ranked if (row["temperature"], row["batch"]) == lowest
+            }
             rows = [row for row in rows if best.get(row["method"]) is row]
         lines = self._with_looks({row["pool"].name: [row] for row in rows})
         if most is not None:
@@ -68,8 +75,9 @@ class FigureData:
     def lines(self, setting: str, *follow: str, baselines: bool = False) -> list[Line]:
         """Group drafting runs that differ in one setting only into lines of at least three points.
 
-        No line is returned where two runs share a value of the setting, such as trees of one size and several depths.
-        A line is named by its label and by the settings that distinguish it from other lines of that label.
+        No line is returned where two runs share a value of the setting, such as trees of one size
+        and several depths. A line is named by its label and by the settings that distinguish it
+        from other lines of that label.
 
         Args:
             setting: a column with numbers.
@@ -81,22 +89,35 @@ class FigureData:
             if pd.notna(row.get(setting)) and not (setting in SIZES and row["tree"] == "shape"):
                 facets = row["pool"].identity.facets.items()
                 fixed = {key: str(value) for key, value in facets if key not in (setting, *follow)}
-                groups.setdefault((row["method"], frozenset(fixed.items())), []).append(row | {"fixed": fixed})
-        groups = {key: rows for key, rows in groups.items() if len({row[setting] for row in rows}) == len(rows) > 2}
+                groups.setdefault((row["method"], frozenset(fixed.items())), []).append(
+                    row | {"fixed": fixed}
+                )
+        groups = {
+            key: rows
+            for key, rows in groups.items()
+            if len({row[setting] for row in rows}) == len(rows) > 2
+        }
         lines = {}
         for (label, _), rows in groups.items():
             common = frozenset.intersection(*(fixed for other, fixed in groups if other == label))
-            own = [f"{k.removeprefix('method_')}={v}" for k, v in rows[0]["fixed"].items() if (k, v) not in common]
+            own = [
+                f"{k.removeprefix('method_')}={v}"
+                for k, v in rows[0]["fixed"].items()
+                if (k, v) not in common
+            ]
             lines[", ".join([label, *own])] = sorted(rows, key=lambda row: float(row[setting]))
         return self._with_looks(lines)
 
     def _with_looks(self, lines: dict[str, Line]) -> list[Line]:
-        """Give each method a colour and stroke, and each of its variants another marker; starts share all three."""
+        """Give each method a colour and stroke, and each of its variants another marker; starts
+        share all three.
+        """
         methods = list(dict.fromkeys([*ORDER, *(pool.method for pool in self.pools)]))
         variants: dict[str, dict[str, int]] = {}
         drawn = []
         for name, rows in lines.items():
-            method, start = rows[0]["pool"].method, rows[0]["start"]
+            method = rows[0]["pool"].method
+            start = rows[0]["start"]
             places = variants.setdefault(method, {})
             place = places.setdefault(name.replace(f" ({start})", "", 1), len(places))
             options = look(methods.index(method), place, start) | {"label": drawable(name)}

@@ -1,4 +1,6 @@
-"""One look for all figures, as PDF, SVG and PNG: paper.mplstyle, lines safe for the colour-blind, a grid of numbers."""
+"""One look for all figures, as PDF, SVG and PNG: paper.mplstyle, lines safe for the colour-blind, a
+grid of numbers.
+"""
 
 from __future__ import annotations
 
@@ -22,28 +24,60 @@ from model.files import replaced
 PAPER, DARK = (Path(__file__).with_name(f"{name}.mplstyle") for name in ("paper", "dark"))
 WIDTH = 3.3  # in, a column of a two-column paper
 KINDS = ("png", "svg", "pdf")
-# A method has one colour, line style and marker in all figures, by its position here; other methods follow.
+# A method has one colour, line style and marker in all figures, by its position here; other methods
+# follow.
 ORDER = (
-    *("hf", "vanilla", "recycling", "dynamic", "spine", "pld", "suffix_recycling", "eagle2", "medusa", "logitspec"),
-    *("suffix_decoding", "goose", "sps", "suffix", "racer", "eagle", "lookahead", "ngram_cache", "rest", "eagle3"),
+    *(
+        "hf",
+        "vanilla",
+        "recycling",
+        "dynamic",
+        "spine",
+        "pld",
+        "suffix_recycling",
+        "eagle2",
+        "medusa",
+        "logitspec",
+    ),
+    *(
+        "suffix_decoding",
+        "goose",
+        "sps",
+        "suffix",
+        "racer",
+        "eagle",
+        "lookahead",
+        "ngram_cache",
+        "rest",
+        "eagle3",
+    ),
     *("hydra", "samd"),
 )
-# Okabe and Ito's colours, grey and black for the baselines first; each with a marker, so that colour is never alone.
+# Okabe and Ito's colours, grey and black for the baselines first; each with a marker, so that
+# colour is never alone.
 PALETTE = ("#777777", "#000000", "#E69F00", "#56B4E9", "#0072B2", "#009E73", "#D55E00", "#CC79A7")
 MARKERS = "osD^vPX*<>"
 STROKES = ("-", "--", ":")  # one for each pass through the colours
-FILLS = {"cold": "none", "category": "left", "saved": "bottom"}  # of markers, by start; hot ones are full
+FILLS = {
+    "cold": "none",
+    "category": "left",
+    "saved": "bottom",
+}  # of markers, by start; hot ones are full
 GLYPHS = get_font(findfont("DejaVu Sans")).get_charmap()  # of matplotlib's own font
 INTERVAL = "95 % interval"
 
 
 def styled(*, dark: bool = False) -> AbstractContextManager[None]:
     """Draw in this style inside, whatever the caller's is."""
-    return rc_context(rc_params_from_file(DARK, use_default_template=False) if dark else None, PAPER)
+    return rc_context(
+        rc_params_from_file(DARK, use_default_template=False) if dark else None, PAPER
+    )
 
 
 def drawable(name: str) -> str:
-    """Return a name that any figure can show: on one line, characters without a glyph as \\u65e5."""
+    """Return a name that any figure can show: on one line, characters without a glyph as
+    \\u65e5.
+    """
     line = one_line(name)
     if line.startswith("_"):
         line = f" {line}"  # a legend leaves out labels that begin with an underscore
@@ -53,9 +87,12 @@ def drawable(name: str) -> str:
 def panels(x: str, *y: str, height: float) -> tuple[Figure, list[Axes]]:
     """Make a figure of a column's width, with a panel for each y label, one below the other.
 
-    `height` is the figure's, in inches. If a label is empty, the y axis has names and grid lines belong to x.
+    `height` is the figure's, in inches. If a label is empty, the y axis has names and grid lines
+    belong to x.
     """
-    figure = Figure(figsize=(WIDTH, height), layout="constrained")  # not pyplot's, which keeps figures and windows open
+    figure = Figure(
+        figsize=(WIDTH, height), layout="constrained"
+    )  # not pyplot's, which keeps figures and windows open
     drawn: list[Axes] = list(figure.subplots(len(y), 1, squeeze=False, sharex=True)[:, 0])
     for axes, label in zip(drawn, y, strict=True):
         axes.set_ylabel(label)
@@ -66,11 +103,22 @@ def panels(x: str, *y: str, height: float) -> tuple[Figure, list[Axes]]:
 
 
 def look(method: int, variant: int, start: object) -> dict[str, Any]:
-    """Return a line's options: colour and stroke of the method, marker of its variant, filled by its start."""
-    cycle, hue = divmod(method - 2, len(PALETTE) - 2)  # the first two colours are for baselines only
-    ink = {"color": PALETTE[method if cycle < 0 else 2 + hue], "linestyle": STROKES[cycle % len(STROKES)]}
+    """Return a line's options: colour and stroke of the method, marker of its variant, filled by
+    its start.
+    """
+    cycle, hue = divmod(
+        method - 2, len(PALETTE) - 2
+    )  # the first two colours are for baselines only
+    ink = {
+        "color": PALETTE[method if cycle < 0 else 2 + hue],
+        "linestyle": STROKES[cycle % len(STROKES)],
+    }
     marker = MARKERS[(method + variant) % len(MARKERS)]
-    return ink | {"marker": marker, "fillstyle": FILLS.get(str(start), "full"), "markerfacecoloralt": "white"}
+    return ink | {
+        "marker": marker,
+        "fillstyle": FILLS.get(str(start), "full"),
+        "markerfacecoloralt": "white",
+    }
 
 
 def finish(figure: Figure, note: str) -> Figure:
@@ -83,8 +131,12 @@ def finish(figure: Figure, note: str) -> Figure:
         columns = max(1, min(len(unique), 62 // (max(map(len, unique)) + 7)))
         figure.legend(unique.values(), unique.keys(), loc="outside upper center", ncols=columns)
         figure.set_figheight(figure.get_figheight() + 0.135 * -(-len(unique) // columns))
-    escaped = note.replace("$", r"\$")  # matplotlib wraps by reading $ as mathematics in any case, but \$ as $
-    figure.supxlabel(escaped, parse_math=True, fontsize=6, color="#777777", x=0.99, ha="right", wrap=True)
+    escaped = note.replace(
+        "$", r"\$"
+    )  # matplotlib wraps by reading $ as mathematics in any case, but \$ as $
+    figure.supxlabel(
+        escaped, parse_math=True, fontsize=6, color="#777777", x=0.99, ha="right", wrap=True
+    )
     return figure
 
 
@@ -113,27 +165,40 @@ def grid(
     Marks for many methods would cover one another; numbers on colours stay readable.
 
     Args:
-        middle: where the colours turn (no gain), darker purple above it and darker orange below; None: the lowest is
-            the palest.
+        middle: where the colours turn (no gain), darker purple above it and darker orange below;
+            None: the lowest is the palest.
         words: text below a cell's number, by row and column.
     """
-    rows, columns = list(map(str, cells.index)), list(map(str, cells.columns))
-    values, words = cells.to_numpy(dtype=float), words or {}
+    rows = list(map(str, cells.index))
+    columns = list(map(str, cells.columns))
+    values = cells.to_numpy(dtype=float)
+    words = words or {}
     figure, (axes,) = panels("", "", height=0.75 + (0.3 if words else 0.155) * len(rows))
-    figure.set_figwidth(WIDTH + 0.06 * max(0, *(len(name) - 16 for name in rows)))  # the cells keep their width
-    norm, ticks = None, None
+    figure.set_figwidth(
+        WIDTH + 0.06 * max(0, *(len(name) - 16 for name in rows))
+    )  # the cells keep their width
+    norm = None
+    ticks = None
     if middle is not None:
-        norm = TwoSlopeNorm(middle, min(np.nanmin(values), middle - 0.1), max(np.nanmax(values), middle + 0.1))
+        norm = TwoSlopeNorm(
+            middle, min(np.nanmin(values), middle - 0.1), max(np.nanmax(values), middle + 0.1)
+        )
         ticks = [norm.vmin, middle, norm.vmax]  # by default, the lower half has no tick
     image = axes.imshow(values, cmap="PuOr" if norm else "Blues", norm=norm, aspect="auto")
-    figure.colorbar(image, fraction=0.04, pad=0.02, ticks=ticks, format="%.2g").ax.tick_params(labelsize=5, length=2)
+    figure.colorbar(image, fraction=0.04, pad=0.02, ticks=ticks, format="%.2g").ax.tick_params(
+        labelsize=5, length=2
+    )
     for (row, column), value in np.ndenumerate(values):
         if np.isfinite(value):
-            ink = "w" if np.dot(image.to_rgba(value)[:3], (0.3, 0.59, 0.11)) < 0.5 else "k"  # by luma
+            ink = (
+                "w" if np.dot(image.to_rgba(value)[:3], (0.3, 0.59, 0.11)) < 0.5 else "k"
+            )  # by luma
             text = f"{value:.2f}\n{words.get((row, column), '')}".strip()
             axes.text(column, row, text, ha="center", va="center", fontsize=5, color=ink)
     slanted: dict[str, Any] = {"rotation": 35, "ha": "right", "rotation_mode": "anchor"}
-    axes.set_xticks(range(len(columns)), columns, fontsize=6, **(slanted if max(map(len, columns)) > 3 else {}))
+    axes.set_xticks(
+        range(len(columns)), columns, fontsize=6, **(slanted if max(map(len, columns)) > 3 else {})
+    )
     axes.set_yticks(range(len(rows)), rows, fontsize=6)
     axes.tick_params(length=0)
     axes.grid(visible=False)
