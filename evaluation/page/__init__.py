@@ -1,4 +1,5 @@
-"""Write an experiment's page, `report.html`: one file that needs no network and no script but its own.
+"""Write an experiment's page, `report.html`: one file that needs no network and no script but its
+own.
 
 Others use `write_page`. This folder may import `records`, `statistics` and `figures`.
 """
@@ -38,15 +39,32 @@ def write_page(experiment: Experiment, folder: Path) -> Path:
 
 
 def render(experiment: Experiment, folder: Path) -> str:
-    """Render the page as HTML. Everything that a model or a user wrote goes through autoescaping or `tojson`."""
+    """Render the page as HTML. Everything that a model or a user wrote goes through autoescaping or
+    `tojson`.
+    """
     environment = Environment(
-        loader=FileSystemLoader(HERE), autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
+        loader=FileSystemLoader(HERE),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
     )
-    environment.policies["json.dumps_kwargs"] = {"ensure_ascii": False, "separators": (",", ":"), "allow_nan": False}
-    environment.filters["sha256"] = lambda text: base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
-    style, script = (Markup((HERE / name).read_text(encoding="utf-8")) for name in ("page.css", "page.js"))  # our own
-    ran, names = experiment.named, {id(pool): name for name, pool in experiment.named.items()}
-    audited = experiment.audits + audits([p for p in experiment.pools if not p.baselines["vanilla"]], ("hf",))
+    environment.policies["json.dumps_kwargs"] = {
+        "ensure_ascii": False,
+        "separators": (",", ":"),
+        "allow_nan": False,
+    }
+    environment.filters["sha256"] = lambda text: base64.b64encode(
+        hashlib.sha256(text.encode()).digest()
+    ).decode()
+    style, script = (
+        Markup((HERE / name).read_text(encoding="utf-8")) for name in ("page.css", "page.js")
+    )  # our own
+    ran = experiment.named
+    names = {id(pool): name for name, pool in experiment.named.items()}
+    audited = experiment.audits + audits(
+        [p for p in experiment.pools if not p.baselines["vanilla"]], ("hf",)
+    )
     return environment.get_template("page.html").render(
         title=folder.resolve().name,
         style=style,
@@ -71,8 +89,11 @@ def _figures(folder: Path) -> list[dict[str, Any]]:
     """Return the figures as images inside the page, their docstrings as captions."""
     figures = []
     for draw in (*drawn.FIGURES, *drawn.ACROSS):
-        for path in sorted(path for path in folder.glob("*.svg") if path.stem.split("-")[0] == draw.__name__):
-            svg, caption = path.read_bytes(), " ".join((inspect.getdoc(draw) or "").split())
+        for path in sorted(
+            path for path in folder.glob("*.svg") if path.stem.split("-")[0] == draw.__name__
+        ):
+            svg = path.read_bytes()
+            caption = " ".join((inspect.getdoc(draw) or "").split())
             source = f"data:image/svg+xml;base64,{base64.b64encode(svg).decode()}"
             width = re.search(rb'<svg[^>]* width="([\d.]+)pt"', svg)
             wide = width is None or float(width[1]) > COLUMN_WIDTH
