@@ -1,8 +1,9 @@
-"""Compact records: all runs of an experiment in one compressed file that is kept in git, without folders or links.
+"""Compact records: all runs of an experiment in one compressed file that is kept in git, without
+folders or links.
 
-Each run has one JSON line (its name, metadata and summary), then one line per answer, with the fields listed here.
-Token ids are kept, as audits compare them; the answers' text is not. With the same liblzma, the same runs give the same
-bytes.
+Each run has one JSON line (its name, metadata and summary), then one line per answer, with the
+fields listed here. Token ids are kept, as audits compare them; the answers' text is not. With the
+same liblzma, the same runs give the same bytes.
 """
 
 from __future__ import annotations
@@ -23,22 +24,68 @@ from .provenance import module_command
 from .rows import Row, parse_answers, parsed
 
 FILE = "runs.jsonl.xz"
-# Published fields of a run's metadata, of its configuration (the rest is in `settings`), of an answer and of a choice.
+# Published fields of a run's metadata, of its configuration (the rest is in `settings`), of an
+# answer and of a choice.
 METADATA = (
-    *("settings", "started", "device", "platform", "threads", "versions", "git", "circumstances", "label"),
-    *("execution_used", "execution_why", "cudnn_attention", "questions", "question_hashes", "template_sha256"),
-    *("vocab_size", "generation_config_left_out", "converted_from", "cores_busy_elsewhere", "draft_tree", "summary"),
+    *(
+        "settings",
+        "started",
+        "device",
+        "platform",
+        "threads",
+        "versions",
+        "git",
+        "circumstances",
+        "label",
+    ),
+    *(
+        "execution_used",
+        "execution_why",
+        "cudnn_attention",
+        "questions",
+        "question_hashes",
+        "template_sha256",
+    ),
+    *(
+        "vocab_size",
+        "generation_config_left_out",
+        "converted_from",
+        "cores_busy_elsewhere",
+        "draft_tree",
+        "summary",
+    ),
     *("threads_why", "note"),
 )
 CONFIG = ("start", "bench", "model")
 ANSWER = ("question_id", "schema", "category", "question_sha256", "choices", "peak_memory")
 CHOICE = (
-    *("index", "turns", "decoding_steps", "new_tokens", "wall_time", "accept_lengths", "prompt_tokens", "prompt_time"),
-    *("prefill_time", "decode_time", "setup_time", "forwards", "stop", "output_ids", "repeated_3grams", "step_nodes"),
+    *(
+        "index",
+        "turns",
+        "decoding_steps",
+        "new_tokens",
+        "wall_time",
+        "accept_lengths",
+        "prompt_tokens",
+        "prompt_time",
+    ),
+    *(
+        "prefill_time",
+        "decode_time",
+        "setup_time",
+        "forwards",
+        "stop",
+        "output_ids",
+        "repeated_3grams",
+        "step_nodes",
+    ),
     *("step_paths", "step_sources", "step_us", "step_batch", "phase_time"),
     *("first_tokens", "first_token_time", "engine_means", "ids_remade"),
 )
-SENTENCES = ("execution_why", "not_available")  # fields of prose, which are cut before the first path
+SENTENCES = (
+    "execution_why",
+    "not_available",
+)  # fields of prose, which are cut before the first path
 _PLAIN_WORD = re.compile(r"-m|[\w.]+=[\w.,+()\[\]-]*")  # a setting and its plain values
 _NAMES = ("results_dir=", "run_dir=", "name=")  # words that name the user's folders
 
@@ -56,13 +103,18 @@ def packed(runs: Iterable[tuple[str, dict[str, Any], Sequence[Row]]]) -> bytes:
     for name, metadata, answers in runs:
         lines.append(_line({"run": published_name(name), "metadata": published(metadata)}))
         for row in answers:
-            choices = [_only(choice, CHOICE) | {"turns": ["" for _ in choice["turns"]]} for choice in row["choices"]]
+            choices = [
+                _only(choice, CHOICE) | {"turns": ["" for _ in choice["turns"]]}
+                for choice in row["choices"]
+            ]
             lines.append(_line(_only(row, ANSWER) | {"choices": choices}))
     return lzma.compress("".join(lines).encode(), preset=9)
 
 
 def unpacked(path: Path) -> Iterator[tuple[str, dict[str, Any], list[Row]]]:
-    """Yield the runs of compact records: name, metadata, answers. Raises UserError if the file is broken."""
+    """Yield the runs of compact records: name, metadata, answers. Raises UserError if the file is
+    broken.
+    """
     try:
         lines = lzma.decompress(path.read_bytes()).decode().split("\n")
         begins = [i for i, line in enumerate(lines) if line.startswith('{"run":')]
@@ -75,26 +127,47 @@ def unpacked(path: Path) -> Iterator[tuple[str, dict[str, Any], list[Row]]]:
     except UserError:
         raise
     except (OSError, EOFError, lzma.LZMAError, ValueError, KeyError) as error:
-        raise UserError(f"{path}: not compact records, or cut short ({error}); take it from git again") from None
+        raise UserError(
+            f"{path}: not compact records, or cut short ({error}); take it from git again"
+        ) from None
 
 
 def published_name(run: str) -> str:
-    """Return the name under which a run is published, by the hash in its folder's name, else by a hash of that name."""
+    """Return the name under which a run is published, by the hash in its folder's name, else by a
+    hash of that name.
+    """
     digest = run.rpartition("-")[2]
-    return f"run-{digest if re.fullmatch('[0-9a-f]{8}', digest) else hashlib.sha256(run.encode()).hexdigest()[:8]}"
+    if not re.fullmatch("[0-9a-f]{8}", digest):
+        digest = hashlib.sha256(run.encode()).hexdigest()[:8]
+    return f"run-{digest}"
 
 
 def published(metadata: dict[str, Any]) -> dict[str, Any]:
-    """Return the published part of a run's metadata. Its command keeps only words with plain or public values."""
+    """Return the published part of a run's metadata. Its command keeps only words with plain or
+    public values.
+    """
     config = _only(metadata.get("config", {}), CONFIG)
-    config |= {"bench": {k: v for k, v in config["bench"].items() if k != "url"}} if "bench" in config else {}
+    config |= (
+        {"bench": {k: v for k, v in config["bench"].items() if k != "url"}}
+        if "bench" in config
+        else {}
+    )
     command = module_command(metadata.get("command") or [])
-    plain = [w for w in command[3:] if _PLAIN_WORD.fullmatch(w) or w.partition("=")[2] in public_paths()]
+    plain = [
+        w for w in command[3:] if _PLAIN_WORD.fullmatch(w) or w.partition("=")[2] in public_paths()
+    ]
     words = [w for w in plain if not w.startswith(_NAMES)]
-    kept: dict[str, Any] = without_paths(_only(metadata, METADATA) | {"config": config, "texts": False})
-    if "commit" in (metadata["settings"]["model"].get("files") or {}):  # on the hub, so the name is public
+    kept: dict[str, Any] = without_paths(
+        _only(metadata, METADATA) | {"config": config, "texts": False}
+    )
+    if "commit" in (
+        metadata["settings"]["model"].get("files") or {}
+    ):  # on the hub, so the name is public
         kept["config"]["model"]["path"] = config["model"]["path"]
-    return kept | {"command": command[:3] + words if command[1:2] == ["-m"] else [], "note": metadata.get("note", "")}
+    return kept | {
+        "command": command[:3] + words if command[1:2] == ["-m"] else [],
+        "note": metadata.get("note", ""),
+    }
 
 
 def _only(values: dict[str, Any], keys: Sequence[str]) -> dict[str, Any]:
@@ -109,7 +182,11 @@ def without_paths(value: Any, key: str = "") -> Any:
         return [without_paths(item) for item in value]
     if not isinstance(value, str) or not re.search(r"[/\\]", value) or value in public_paths():
         return value
-    return re.split(r"\S*[/\\]", value)[0].strip() if key in SENTENCES else re.split(r"[/\\]", value.rstrip("/\\"))[-1]
+    return (
+        re.split(r"\S*[/\\]", value)[0].strip()
+        if key in SENTENCES
+        else re.split(r"[/\\]", value.rstrip("/\\"))[-1]
+    )
 
 
 def _line(value: dict[str, Any]) -> str:

@@ -1,4 +1,6 @@
-"""Provenance of a run: versions, device, and digests of code and files, so that every figure can be traced."""
+"""Provenance of a run: versions, device, and digests of code and files, so that every figure can be
+traced.
+"""
 
 from __future__ import annotations
 
@@ -33,7 +35,15 @@ ANSWERING = (
 CONFIG = ("config.json", "generation_config.json", "adapter_config.json", "*.py")
 TOKENIZER = (
     *("tokenizer*", "special_tokens_map.json", "added_tokens.json", "chat_template*", "*.jinja"),
-    *("additional_chat_templates/*", "vocab*", "encoder.json", "emoji.json", "*.txt", "*.bpe", "*.codes"),
+    *(
+        "additional_chat_templates/*",
+        "vocab*",
+        "encoder.json",
+        "emoji.json",
+        "*.txt",
+        "*.bpe",
+        "*.codes",
+    ),
     *("*.model", "*.tiktoken"),
 )
 
@@ -50,7 +60,9 @@ def describe_device(device: torch.device, threads: int | None = None) -> str:
 
 
 def versions(*more: str) -> dict[str, str]:
-    """Return the versions of Python, of this project, of the main packages, and of others that a run uses."""
+    """Return the versions of Python, of this project, of the main packages, and of others that a
+    run uses.
+    """
     installed = {"python": platform.python_version(), "token-recycling": __version__}
     for package in (*PACKAGES, *more):
         try:
@@ -61,21 +73,29 @@ def versions(*more: str) -> dict[str, str]:
 
 
 def git_state() -> dict[str, Any]:
-    """Return the commit and whether files other than records differ from it; empty outside a checkout."""
+    """Return the commit and whether files other than records differ from it; empty outside a
+    checkout.
+    """
 
     def git(*words: str) -> str:
-        done = subprocess.run(["git", *words], cwd=ROOT, capture_output=True, text=True, timeout=10, check=True)
+        done = subprocess.run(
+            ["git", *words], cwd=ROOT, capture_output=True, text=True, timeout=10, check=True
+        )
         return done.stdout.strip()
 
     try:
-        changed = git("status", "--porcelain", "--", ".", ":!results")  # measure_again replaces records as it goes
+        changed = git(
+            "status", "--porcelain", "--", ".", ":!results"
+        )  # measure_again replaces records as it goes
         return {"commit": git("rev-parse", "HEAD"), "modified": bool(changed)}
     except (OSError, subprocess.SubprocessError):
         return {}
 
 
 def module_command(argv: Sequence[str]) -> list[str]:
-    """Return a recorded command as it is typed: `python -m evaluation.NAME ...` for a module of this repository."""
+    """Return a recorded command as it is typed: `python -m evaluation.NAME ...` for a module of
+    this repository.
+    """
     for i, part in enumerate(map(Path, argv[:2])):
         if part.suffix == ".py" and part.parent.name == "evaluation":
             return ["python", "-m", f"evaluation.{part.stem}", *argv[i + 1 :]]
@@ -99,10 +119,15 @@ def model_files(folder: Path, weights: Sequence[str]) -> dict[str, str]:
     """Return digests of a model's weights, configuration, and tokenizer with chat template.
 
     Args:
-        weights: patterns of weight files, best first; the first that matches is the one that is loaded.
+        weights: patterns of weight files, best first; the first that matches is the one that is
+            loaded.
     """
     kind = next((pattern for pattern in weights if any(folder.glob(pattern))), weights[0])
-    patterns_of = {"weights": (kind, f"{kind}.index.json"), "config": CONFIG, "tokenizer": TOKENIZER}
+    patterns_of = {
+        "weights": (kind, f"{kind}.index.json"),
+        "config": CONFIG,
+        "tokenizer": TOKENIZER,
+    }
     return {
         name: _of_files(folder, {path for pattern in patterns for path in folder.glob(pattern)})
         for name, patterns in patterns_of.items()
@@ -110,7 +135,8 @@ def model_files(folder: Path, weights: Sequence[str]) -> dict[str, str]:
 
 
 def sha256_of(path: Path) -> str:
-    """Return the hash of a file, or of all files of a folder with their names. Raises UserError if it cannot be read.
+    """Return the hash of a file, or of all files of a folder with their names. Raises UserError if
+    it cannot be read.
 
     A file is read once a process, and again if its size, times or inode change.
     """
@@ -118,7 +144,9 @@ def sha256_of(path: Path) -> str:
         return _of_files(path, path.rglob("*"))
     try:
         stat = path.stat()
-        return _of_file(path.resolve(), stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns, stat.st_ino)
+        return _of_file(
+            path.resolve(), stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns, stat.st_ino
+        )
     except OSError as error:
         raise UserError(f"{path}: cannot be read ({error.strerror})") from None
 
@@ -131,7 +159,11 @@ def _of_file(path: Path, *identity: int) -> str:
 
 def _of_files(folder: Path, files: Iterable[Path]) -> str:
     """Return the hash of files with their names."""
-    digests = [[path.relative_to(folder).as_posix(), sha256_of(path)] for path in sorted(files) if path.is_file()]
+    digests = [
+        [path.relative_to(folder).as_posix(), sha256_of(path)]
+        for path in sorted(files)
+        if path.is_file()
+    ]
     return hashlib.sha256(json.dumps(digests).encode()).hexdigest()
 
 
@@ -140,7 +172,8 @@ def circumstances(device: str, linear: str, *packages: str) -> dict[str, Any]:
 
     Args:
         device: in words, the number of threads of a CPU included.
-        linear: half, onednn, fused or torch, by rows if two are used: with auto, a measurement decides.
+        linear: half, onednn, fused or torch, by rows if two are used: with auto, a measurement
+            decides.
         packages: further packages whose versions matter.
     """
     return {
@@ -159,7 +192,9 @@ def without_passwords(value: Any) -> Any:
 
 
 def collect(settings: dict[str, Any], now: dict[str, Any], extra: dict[str, Any]) -> dict[str, Any]:
-    """Collect the metadata of a run: settings, which decide the output, and circumstances, which decide the speed."""
+    """Collect the metadata of a run: settings, which decide the output, and circumstances, which
+    decide the speed.
+    """
     return {
         "settings": settings,
         "command": without_passwords([sys.executable, *sys.argv]),

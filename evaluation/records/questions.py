@@ -13,16 +13,36 @@ from model.errors import SURROGATE, UserError, one_line
 
 from .rows import Schema, misfit
 
-# Spec-Bench rolls its eight MT-bench labels up into one subtask (evaluation/speed.py there); others keep their name.
+# Spec-Bench rolls its eight MT-bench labels up into one subtask (evaluation/speed.py there); others
+# keep their name.
 OVERALL = "overall"  # the row of all questions
-MT_BENCH = ("writing", "roleplay", "reasoning", "math", "coding", "extraction", "stem", "humanities")
-FILE_ORDER, INTERLEAVED, SHUFFLED = "file", "interleaved", "shuffled"
+MT_BENCH = (
+    "writing",
+    "roleplay",
+    "reasoning",
+    "math",
+    "coding",
+    "extraction",
+    "stem",
+    "humanities",
+)
+FILE_ORDER = "file"
+INTERLEAVED = "interleaved"
+SHUFFLED = "shuffled"
 SUBTASKS = ("mt_bench", "translation", "summarization", "qa", "math_reasoning", "rag", "code")
 
 
 def subtask(category: str) -> str:
-    """Return the row that a question counts in; an unknown category has its own row, never that of all questions."""
-    return "mt_bench" if category in MT_BENCH else f"{OVERALL} (category)" if category == OVERALL else category
+    """Return the row that a question counts in; an unknown category has its own row, never that of
+    all questions.
+    """
+    return (
+        "mt_bench"
+        if category in MT_BENCH
+        else f"{OVERALL} (category)"
+        if category == OVERALL
+        else category
+    )
 
 
 @dataclass(frozen=True)
@@ -35,7 +55,9 @@ class Question:
 
     @property
     def sha256(self) -> str:
-        """Hash of category and turns, first 16 digits; it distinguishes questions of the same id."""
+        """Hash of category and turns, first 16 digits; it distinguishes questions of the same
+        id.
+        """
         return hashlib.sha256(json.dumps([self.category, *self.turns]).encode()).hexdigest()[:16]
 
     @property
@@ -44,7 +66,9 @@ class Question:
 
 
 def question_key(question_id: int | str, sha256: str | None) -> str:
-    """Return the key that questions are paired by: id and hash, or only the id if no hash was recorded."""
+    """Return the key that questions are paired by: id and hash, or only the id if no hash was
+    recorded.
+    """
     return f"{question_id}:{sha256}" if sha256 else str(question_id)
 
 
@@ -56,9 +80,13 @@ def read_questions(path: Path) -> tuple[Question, ...]:
 def read_rows(
     path: Path, kind: str = "question file", parse: Callable[[str], Any] = json.loads
 ) -> Iterator[tuple[str, Any]]:
-    """Yield file and line number of each line of a JSONL file, and its value. Raises UserError naming both."""
+    """Yield file and line number of each line of a JSONL file, and its value. Raises UserError
+    naming both.
+    """
     try:
-        lines = path.read_text(encoding="utf-8-sig").split("\n")  # no splitlines(): U+2028 and others are text
+        lines = path.read_text(encoding="utf-8-sig").split(
+            "\n"
+        )  # no splitlines(): U+2028 and others are text
     except FileNotFoundError:
         raise UserError(f"{kind} {path} does not exist") from None
     except (OSError, UnicodeDecodeError) as error:
@@ -72,7 +100,9 @@ def read_rows(
 
 
 def checked_questions(rows: Iterable[tuple[str, Any]], path: Path) -> tuple[Question, ...]:
-    """Return the questions of rows, each given with its file and line. Raises UserError naming these."""
+    """Return the questions of rows, each given with its file and line. Raises UserError naming
+    these.
+    """
     found: dict[str, tuple[Question, str]] = {}  # by the id's text: 1 and "1" are the same id
     for where, row in rows:
         question = _question(row, where)

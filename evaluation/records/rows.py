@@ -1,4 +1,6 @@
-"""Recorded answers in Spec-Bench's format: figures of a row, files of rows, and how two settings differ."""
+"""Recorded answers in Spec-Bench's format: figures of a row, files of rows, and how two settings
+differ.
+"""
 
 from __future__ import annotations
 
@@ -23,10 +25,17 @@ def accept_lengths(row: Row) -> list[int]:
 
 
 def tokens_and_steps(row: Row) -> tuple[int, int]:
-    """Count a question's tokens and steps; (0, 0) if its steps are not known, as with some servers."""
+    """Count a question's tokens and steps; (0, 0) if its steps are not known, as with some
+    servers.
+    """
     if lengths := accept_lengths(row):
         return sum(lengths), len(lengths)
-    turns = [steps for choice in row["choices"] if "engine_means" in choice for steps in choice["decoding_steps"]]
+    turns = [
+        steps
+        for choice in row["choices"]
+        if "engine_means" in choice
+        for steps in choice["decoding_steps"]
+    ]
     return (0, 0) if None in turns or not turns else (new_tokens(row), sum(turns))
 
 
@@ -47,12 +56,16 @@ def question_speed(row: Row) -> float:
 
 
 def per_turn(rows: Sequence[Row], key: str) -> list[float]:
-    """Return a key that holds one number a turn, over all turns that decoded; empty if any row lacks it."""
+    """Return a key that holds one number a turn, over all turns that decoded; empty if any row
+    lacks it.
+    """
     values: list[float] = []
     for row in rows:
         for choice in row["choices"]:
             turns = choice.get(key) or []
-            decoded = [value for value, tokens in zip(turns, choice["new_tokens"], strict=False) if tokens]
+            decoded = [
+                value for value, tokens in zip(turns, choice["new_tokens"], strict=False) if tokens
+            ]
             if len(turns) != len(choice["new_tokens"]) or None in decoded:
                 return []
             values += decoded
@@ -60,22 +73,29 @@ def per_turn(rows: Sequence[Row], key: str) -> list[float]:
 
 
 def later_steps(rows: Sequence[Row]) -> tuple[float, float]:
-    """Return the seconds and the number of the steps after each turn's first; NaN if a row lacks either."""
-    seconds, steps = per_turn(rows, "decode_time"), per_turn(rows, "decoding_steps")
+    """Return the seconds and the number of the steps after each turn's first; NaN if a row lacks
+    either.
+    """
+    seconds = per_turn(rows, "decode_time")
+    steps = per_turn(rows, "decoding_steps")
     if not seconds or not steps:
         return math.nan, math.nan
     return sum(seconds), sum(max(count - 1, 0) for count in steps)
 
 
 def repeated_ngrams(before: Sequence[int], tokens: Sequence[int], n: int = 3) -> float | None:
-    """Return the share of n-grams of `tokens` that occur earlier, in `before` or `tokens`; None without n-grams."""
+    """Return the share of n-grams of `tokens` that occur earlier, in `before` or `tokens`; None
+    without n-grams.
+    """
     seen = set(zip(*(before[i:] for i in range(n)), strict=False))
     grams = list(zip(*(tokens[i:] for i in range(n)), strict=False))
     return 1 - len(set(grams) - seen) / len(grams) if grams else None
 
 
 def between(ends: Sequence[float]) -> list[int]:
-    """Return each step's time in whole microseconds, from the steps' end times in seconds since the first began."""
+    """Return each step's time in whole microseconds, from the steps' end times in seconds since the
+    first began.
+    """
     whole = [round(1e6 * end) for end in (0.0, *ends)]
     return [max(later - earlier, 0) for earlier, later in itertools.pairwise(whole)]
 
@@ -85,20 +105,24 @@ def check_schema(recorded: dict[str, Any], where: object) -> None:
     schema = recorded.get("schema", "unknown") if isinstance(recorded, dict) else "unknown"
     if schema != SCHEMA:
         raise UserError(
-            f"{where}: recorded by another version of this project (schema {schema}, this one reads {SCHEMA}); run it "
-            "again in another folder, or move it away"
+            f"{where}: recorded by another version of this project (schema {schema}, this one reads"
+            f" {SCHEMA}); run it again in another folder, or move it away"
         )
 
 
 def check_rows(rows: Iterable[Row], where: object) -> None:
-    """Raise UserError as `check_schema` does, for rows with step records; other people's rows have none."""
+    """Raise UserError as `check_schema` does, for rows with step records; other people's rows have
+    none.
+    """
     for row in rows:
         if any("step_nodes" in choice for choice in row["choices"]):
             check_schema(row, where)
 
 
 def parsed(text: str, decode: Callable[[str], Any] = json.loads) -> Any:
-    """Parse JSON; a lone surrogate becomes "?". Raises ValueError if it is not JSON, or nested too deep."""
+    """Parse JSON; a lone surrogate becomes "?". Raises ValueError if it is not JSON, or nested too
+    deep.
+    """
     try:
         value = decode(text)
         if re.search(r"\\u[dD]", text):
@@ -118,9 +142,13 @@ def read_object(path: Path) -> dict[str, Any]:
 
 
 def read_answers(path: Path) -> tuple[dict[Any, Row], str]:
-    """Read an answer file of any origin, as `parse_answers` does. Raises UserError if it cannot be opened."""
+    """Read an answer file of any origin, as `parse_answers` does. Raises UserError if it cannot be
+    opened.
+    """
     try:
-        lines = path.read_text(encoding="utf-8-sig", errors="replace").split("\n")  # U+2028 and others are text
+        lines = path.read_text(encoding="utf-8-sig", errors="replace").split(
+            "\n"
+        )  # U+2028 and others are text
     except OSError as error:
         raise UserError(f"answer file {path}: {error.strerror}") from None
     return parse_answers(lines)
@@ -131,11 +159,12 @@ _number = lru_cache(maxsize=1 << 17)(int)
 
 
 def parse_answers(lines: Iterable[str]) -> tuple[dict[Any, Row], str]:
-    """Parse answers, one a line. Return the rows by question id, and a description of what is wrong with the file.
+    """Parse answers, one a line. Return the rows by question id, and a description of what is wrong
+    with the file.
 
-    Broken lines are left out. A line is broken if it is no JSON object with a question id and choices of turns with
-    matching counts. Keys that Spec-Bench's own table of speeds does not need (accept_lengths, decoding_steps, ...) may
-    be missing or null.
+    Broken lines are left out. A line is broken if it is no JSON object with a question id and
+    choices of turns with matching counts. Keys that Spec-Bench's own table of speeds does not need
+    (accept_lengths, decoding_steps, ...) may be missing or null.
     """
     rows: dict[Any, Row] = {}
     broken: dict[int, str] = {}  # by line
@@ -162,15 +191,22 @@ def parse_answers(lines: Iterable[str]) -> tuple[dict[Any, Row], str]:
             without_lengths.append(key)
         for choice in row["choices"]:  # equal paths share one list
             if choice.get("step_paths"):
-                choice["step_paths"] = [[rank_paths.setdefault(tuple(p), p) for p in t] for t in choice["step_paths"]]
+                choice["step_paths"] = [
+                    [rank_paths.setdefault(tuple(p), p) for p in t] for t in choice["step_paths"]
+                ]
         rows[key] = row
     damage = []
     if broken:
-        first = {why: number for number, why in reversed(broken.items())}  # each reason's first line
+        first = {
+            why: number for number, why in reversed(broken.items())
+        }  # each reason's first line
         reasons = "; ".join(f"line {number}: {why}" for why, number in reversed(first.items()))
         damage.append(f"{len(broken)} broken line(s): {_some(list(broken))} ({reasons})")
     if repeated:
-        damage.append(f"{len(repeated)} question id(s) repeated, the later one counts: {_some(list(repeated))}")
+        damage.append(
+            f"{len(repeated)} question id(s) repeated, the later one counts:"
+            f" {_some(list(repeated))}"
+        )
     if without_lengths:
         count = f"{len(without_lengths)} answer(s) without accept_lengths, which count in no MAT"
         damage.append(f"{count}: {_some(without_lengths)}")
@@ -184,18 +220,40 @@ def _some(items: list[Any], most: int = 8) -> str:
 
 # By key, in how many lists a value is nested, and its types. Numbers are finite and not negative.
 Schema = dict[str, tuple[int, tuple[type, ...]]]
-_NUMBER, _MEASURED = (int, float), (int, float, type(None))
-_ROW: Schema = {"question_id": (0, (int, str)), "choices": (1, (dict,)), "peak_memory": (0, _MEASURED)}
+_NUMBER = (int, float)
+_MEASURED = (int, float, type(None))
+_ROW: Schema = {
+    "question_id": (0, (int, str)),
+    "choices": (1, (dict,)),
+    "peak_memory": (0, _MEASURED),
+}
 _CHOICE: Schema = {
-    **{"turns": (1, (str,)), "new_tokens": (1, _NUMBER), "wall_time": (1, _NUMBER), "accept_lengths": (1, (int,))},
-    **dict.fromkeys(("decoding_steps", "prefill_time", "decode_time", "prompt_time"), (1, _MEASURED)),
+    **{
+        "turns": (1, (str,)),
+        "new_tokens": (1, _NUMBER),
+        "wall_time": (1, _NUMBER),
+        "accept_lengths": (1, (int,)),
+    },
+    **dict.fromkeys(
+        ("decoding_steps", "prefill_time", "decode_time", "prompt_time"), (1, _MEASURED)
+    ),
     **dict.fromkeys(("output_ids", "step_nodes", "step_us", "step_batch"), (2, (int,))),
     **dict.fromkeys(("first_tokens", "first_token_time"), (1, _MEASURED)),
     **{"engine_means": (1, (dict, type(None))), "ids_remade": (1, (bool, type(None)))},
-    **{"step_paths": (3, (int,)), "step_sources": (2, (str, type(None))), "repeated_3grams": (1, _MEASURED)},
+    **{
+        "step_paths": (3, (int,)),
+        "step_sources": (2, (str, type(None))),
+        "repeated_3grams": (1, _MEASURED),
+    },
 }
 _FILLED = ("choices", "turns")
-_NEEDED = ("question_id", "choices", "turns", "new_tokens", "wall_time")  # others may be missing or null
+_NEEDED = (
+    "question_id",
+    "choices",
+    "turns",
+    "new_tokens",
+    "wall_time",
+)  # others may be missing or null
 
 
 def fault(row: Any) -> str:
@@ -214,31 +272,49 @@ def fault(row: Any) -> str:
 
 
 def misfit(values: Row, schema: Schema, needed: Sequence[str] = _NEEDED) -> str:
-    """Name the first value that is missing or whose type does not fit the schema; empty if there is none."""
+    """Name the first value that is missing or whose type does not fit the schema; empty if there is
+    none.
+    """
     for key, (lists, kinds) in schema.items():
         value = values.get(key)
         if (value is not None or key in needed) and not (
             fits(value, lists, kinds) and (value != [] or key not in _FILLED)
         ):
-            return f"{key}: must be {'a list of ' * lists}{' or '.join(kind.__name__ for kind in kinds)}"
+            return (
+                f"{key}: must be"
+                f" {'a list of ' * lists}{' or '.join(kind.__name__ for kind in kinds)}"
+            )
     return ""
 
 
 def fits(value: Any, lists: int, kinds: tuple[type, ...]) -> bool:
-    """Return whether a value is of these types, nested in `lists` lists; numbers are finite and not negative."""
+    """Return whether a value is of these types, nested in `lists` lists; numbers are finite and not
+    negative.
+    """
     if lists:
         return isinstance(value, list) and all(fits(item, lists - 1, kinds) for item in value)
     return type(value) in kinds and (type(value) not in (int, float) or 0 <= value < 2**63)
 
 
-def difference(before: Any, now: Any, where: str = "", words: tuple[str, str] = ("there", "now")) -> str:
-    """Name the first setting that differs, with both values shortened and followed by `words`; empty if none does."""
+def difference(
+    before: Any, now: Any, where: str = "", words: tuple[str, str] = ("there", "now")
+) -> str:
+    """Name the first setting that differs, with both values shortened and followed by `words`;
+    empty if none does.
+    """
     if isinstance(before, dict) and isinstance(now, dict):
         keys = sorted(before.keys() | now.keys())
-        inside = (difference(before.get(k), now.get(k), f"{where}.{k}" if where else k, words) for k in keys)
+        inside = (
+            difference(before.get(k), now.get(k), f"{where}.{k}" if where else k, words)
+            for k in keys
+        )
         return next(filter(None, inside), "")
     old = "not recorded" if before is None and isinstance(now, dict) else _short(before)
-    return "" if before == now else f"{where} is {old} {words[0]} and {_short(now)} {words[1]}".rstrip()
+    return (
+        ""
+        if before == now
+        else f"{where} is {old} {words[0]} and {_short(now)} {words[1]}".rstrip()
+    )
 
 
 def _short(value: Any) -> str:

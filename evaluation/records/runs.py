@@ -1,4 +1,6 @@
-"""Read runs from disk: those of an experiment, and other people's answer files in Spec-Bench's format."""
+"""Read runs from disk: those of an experiment, and other people's answer files in Spec-Bench's
+format.
+"""
 
 from __future__ import annotations
 
@@ -36,26 +38,47 @@ from .rows import (
 )
 
 GENERATE = "transformers generate"  # the execution of hf, which does not use this engine
-# executions of this engine inside transformers' generate (`Generate`), by the execution of their steps
+# executions of this engine inside transformers' generate (`Generate`), by the execution of their
+# steps
 INSIDE = {"eager": "custom_generate", "graph": "custom_generate, graph"}
 SERVED = "served"  # the execution of a server
 UNKNOWN = "not recorded"
 FLOATS = {"F32", "F16", "BF16"}  # types of a GGUF file's tensors that are not quantised
-# Types of the metadata that tables and pages read; a dot leads into a group. _NAMES must be present.
+# Types of the metadata that tables and pages read; a dot leads into a group. _NAMES must be
+# present.
 _NAMES = (
-    *("label", "device", "settings.model.name", "settings.model.dtype", "settings.bench.name", "settings.method.name"),
+    *(
+        "label",
+        "device",
+        "settings.model.name",
+        "settings.model.dtype",
+        "settings.bench.name",
+        "settings.method.name",
+    ),
     *("versions.torch", "versions.transformers"),
 )
 _METADATA: Schema = {
     **dict.fromkeys(_NAMES, (0, (str, int, float))),
     "questions": (0, (int,)),
-    **dict.fromkeys(("execution_used", "execution_why", "threads_why", "platform", "draft_tree"), (0, (str,))),
-    **dict.fromkeys(("settings.sampling", "config", "config.bench", "config.model", "git", "summary"), (0, (dict,))),
+    **dict.fromkeys(
+        ("execution_used", "execution_why", "threads_why", "platform", "draft_tree"), (0, (str,))
+    ),
+    **dict.fromkeys(
+        ("settings.sampling", "config", "config.bench", "config.model", "git", "summary"),
+        (0, (dict,)),
+    ),
     **dict.fromkeys(("settings.model.files", "generation_config_left_out"), (0, (dict,))),
     **dict.fromkeys(("converted_from", "circumstances"), (0, (dict,))),
     **dict.fromkeys(("settings.repeat", "settings.max_new_tokens"), (0, (int,))),
-    **dict.fromkeys(("settings.method.nodes", "settings.method.tree_nodes", "settings.method.max_draft"), (0, (int,))),
-    **{"question_hashes": (1, (str,)), "command": (1, (str,)), "cores_busy_elsewhere": (0, (int, float))},
+    **dict.fromkeys(
+        ("settings.method.nodes", "settings.method.tree_nodes", "settings.method.max_draft"),
+        (0, (int,)),
+    ),
+    **{
+        "question_hashes": (1, (str,)),
+        "command": (1, (str,)),
+        "cores_busy_elsewhere": (0, (int, float)),
+    },
 }
 _NUMBER = re.compile(r"(\d+(?:\.\d+)?)")
 
@@ -96,7 +119,9 @@ class Run:
 
     @property
     def quantized(self) -> str:
-        """What its weights are or were quantised to, by torchao or in a GGUF file; empty if nothing."""
+        """What its weights are or were quantised to, by torchao or in a GGUF file; empty if
+        nothing.
+        """
         types = (self.metadata.get("converted_from") or {}).get("tensor_types", {})
         return self.settings["model"].get("quantize") or ", ".join(sorted(types.keys() - FLOATS))
 
@@ -110,8 +135,12 @@ class Run:
 
     @property
     def execution(self) -> str:
-        """How steps ran: eager, graph or INSIDE; GENERATE for transformers' own decoding, SERVED for a server."""
-        requested = GENERATE if self.settings["method"]["name"] == "hf" else self.settings.get("execution")
+        """How steps ran: eager, graph or INSIDE; GENERATE for transformers' own decoding, SERVED
+        for a server.
+        """
+        requested = (
+            GENERATE if self.settings["method"]["name"] == "hf" else self.settings.get("execution")
+        )
         return str(self.metadata.get("execution_used", requested))
 
     @cached_property
@@ -123,10 +152,20 @@ class Run:
     def by_question(self) -> pd.DataFrame:
         """A row for each question, by id and hash.
 
-        Columns: subtask; tokens and steps of MAT; all new tokens, seconds, and speed (tokens/s); seconds and number of
+        Columns: subtask; tokens and steps of MAT; all new tokens, seconds, and speed (tokens/s);
+        seconds and number of
         the steps after each turn's first.
         """
-        names = ["subtask", "tokens", "steps", "new_tokens", "seconds", "speed", "later_seconds", "later_steps"]
+        names = [
+            "subtask",
+            "tokens",
+            "steps",
+            "new_tokens",
+            "seconds",
+            "speed",
+            "later_seconds",
+            "later_steps",
+        ]
         values = []
         for row in self.answers:
             speed = new_tokens(row), wall_time(row), question_speed(row)
@@ -138,16 +177,21 @@ class Run:
 
     @property
     def by_batch(self) -> pd.DataFrame:
-        """What a speed is made of: a row for each batch, by its questions' keys: subtasks, new tokens and seconds.
+        """What a speed is made of: a row for each batch, by its questions' keys: subtasks, new
+        tokens and seconds.
 
-        With batch 1 a row for each question: subtask and speed. A question's share of a batch's time is not its own.
+        With batch 1 a row for each question: subtask and speed. A question's share of a batch's
+        time is not its own.
         """
-        frame, size = self.by_question, self.identity.facets["batch"]
+        frame = self.by_question
+        size = self.identity.facets["batch"]
         if size == 1:
             return frame[["subtask", "speed"]]
         starts = [place - place % size for place in range(len(frame))]
         batches = ["\n".join(frame.index[start : start + size]) for start in starts]
-        how: dict[str, Any] = dict(subtask=lambda names: "+".join(names.unique()), new_tokens="sum", seconds="sum")
+        how: dict[str, Any] = dict(
+            subtask=lambda names: "+".join(names.unique()), new_tokens="sum", seconds="sum"
+        )
         return frame.groupby(batches, sort=False).agg(how)
 
 
@@ -157,18 +201,23 @@ def row_key(row: Row) -> str:
 
 
 def read_runs(folder: Path) -> list[Run]:
-    """Read all runs of an experiment's folder, or of its compact records; methods in the tables' order.
+    """Read all runs of an experiment's folder, or of its compact records; methods in the tables'
+    order.
 
     Raises:
         UserError: there are none.
     """
     file = folder / compact.FILE
     if file.is_file():
-        records: Iterable[Any] = ((folder / "runs" / name, *record) for name, *record in compact.unpacked(file))
+        records: Iterable[Any] = (
+            (folder / "runs" / name, *record) for name, *record in compact.unpacked(file)
+        )
     else:
         records = _read(sorted(path for path in folder.glob("runs/*") if path.is_dir()))
     if not (runs := _of_this_schema(records)):
-        raise UserError(f"{folder}: no runs here (runs/*/metadata.json with answers.jsonl, or {compact.FILE})")
+        raise UserError(
+            f"{folder}: no runs here (runs/*/metadata.json with answers.jsonl, or {compact.FILE})"
+        )
     return runs
 
 
@@ -184,7 +233,8 @@ def is_served(folder: Path) -> bool:
 
 def _read(folders: Iterable[Path]) -> Iterator[tuple[Path, dict[str, Any], list[Row]]]:
     for folder in folders:
-        metadata, answers = read_object(folder / "metadata.json"), folder / "answers.jsonl"
+        metadata = read_object(folder / "metadata.json")
+        answers = folder / "answers.jsonl"
         if "settings" in metadata and answers.exists():
             yield folder, metadata, list(read_answers(answers)[0].values())
         else:
@@ -199,28 +249,39 @@ def _of_this_schema(records: Iterable[tuple[Path, dict[str, Any], list[Row]]]) -
         try:
             check_schema(metadata["settings"], folder)
             check_rows(rows, folder)
-            if why := misfit({key: _inside(metadata, key) for key in _METADATA}, _METADATA, (*_NAMES, "questions")):
+            if why := misfit(
+                {key: _inside(metadata, key) for key in _METADATA},
+                _METADATA,
+                (*_NAMES, "questions"),
+            ):
                 raise TypeError(why)
             _order(Run(folder, metadata, rows))  # raises if the rest is broken
         except UserError as refused:
             print(f"left out: {refused}", file=sys.stderr)
             continue
         except (AttributeError, KeyError, TypeError, ValueError) as error:
-            print(f"left out: {folder}: its metadata.json is broken ({one_line(error)})", file=sys.stderr)
+            print(
+                f"left out: {folder}: its metadata.json is broken ({one_line(error)})",
+                file=sys.stderr,
+            )
             continue
         runs.append(Run(folder, metadata, rows))
     return sorted(runs, key=_order)
 
 
 def _inside(values: Any, key: str) -> Any:
-    """Return the value of a dotted key; None if it is missing, Ellipsis if a group on the way is no dictionary."""
+    """Return the value of a dotted key; None if it is missing, Ellipsis if a group on the way is no
+    dictionary.
+    """
     for part in key.split("."):
         values = values.get(part) if isinstance(values, dict) else None if values is None else ...
     return values
 
 
 def _order(run: Run) -> tuple[Any, ...]:
-    """Return a run's sort key: comparable runs together, then method as in tables, settings, repeat and shard."""
+    """Return a run's sort key: comparable runs together, then method as in tables, settings, repeat
+    and shard.
+    """
     method = run.settings["method"]
     numbers = [
         method.get(key) if isinstance(method.get(key), int | float) else 0
@@ -228,8 +289,17 @@ def _order(run: Run) -> tuple[Any, ...]:
     ]
     identity = run.identity
     facets = natural(str(sorted(identity.facets.items(), key=str)))
-    bench, first = natural("|".join(identity.comparable)), natural("".join(identity.question_keys[:1]))
-    return bench, table_place(method["name"]), natural(run.label), *numbers, facets, identity.repeat, first
+    bench = natural("|".join(identity.comparable))
+    first = natural("".join(identity.question_keys[:1]))
+    return (
+        bench,
+        table_place(method["name"]),
+        natural(run.label),
+        *numbers,
+        facets,
+        identity.repeat,
+        first,
+    )
 
 
 def natural(text: str) -> tuple[str | float, ...]:
@@ -241,13 +311,15 @@ PLAIN_DECODING = {"vanilla", "baseline", "autoregressive"}  # words in the names
 
 
 def read_foreign(pattern: str, baseline: Path | None = None) -> list[Run]:
-    """Read the files that match, one run each, named after the file; the run of plain decoding is named `vanilla`.
+    """Read the files that match, one run each, named after the file; the run of plain decoding is
+    named `vanilla`.
 
-    The answers' model, device and settings are not known and not guessed. Answers are paired by id and hash of their
-    questions if all have hashes, else by the questions' ids.
+    The answers' model, device and settings are not known and not guessed. Answers are paired by id
+    and hash of their questions if all have hashes, else by the questions' ids.
 
     Args:
-        baseline: the file of plain decoding; None: the file whose name says so, if there is only one.
+        baseline: the file of plain decoding; None: the file whose name says so, if there is only
+            one.
 
     Raises:
         UserError: no file matches, or one holds no answer.
@@ -271,7 +343,9 @@ def read_foreign(pattern: str, baseline: Path | None = None) -> list[Run]:
             del row["choices"][1:]  # Spec-Bench's evaluation/speed.py reads the first
         check_rows(rows.values(), path)
         name = path.stem if stems.count(path.stem) == 1 else str(path.with_suffix(""))
-        runs.append(Run(path.parent, _unrecorded("vanilla" if path in plain else name), list(rows.values())))
+        runs.append(
+            Run(path.parent, _unrecorded("vanilla" if path in plain else name), list(rows.values()))
+        )
     answers = [row for run in runs for row in run.answers]
     if not all(row.get("question_sha256") for row in answers):
         for row in answers:

@@ -1,7 +1,9 @@
-"""Keep track of a sweep: its jobs are written down before the first one starts, and marked when finished.
+"""Keep track of a sweep: its jobs are written down before the first one starts, and marked when
+finished.
 
-A job whose method lacks a companion, or candidates for its tree, is marked at the start with the reason and never runs.
-It does not count as missing, and the tables have a row that gives the reason.
+A job whose method lacks a companion, or candidates for its tree, is marked at the start with the
+reason and never runs. It does not count as missing, and the tables have a row that gives the
+reason.
 """
 
 from __future__ import annotations
@@ -23,7 +25,9 @@ from .rows import fits, read_object
 
 
 class Planned(NamedTuple):
-    """A job of a sweep: its overrides, the configuration they compose to, and why it cannot run, if it cannot."""
+    """A job of a sweep: its overrides, the configuration they compose to, and why it cannot run, if
+    it cannot.
+    """
 
     overrides: list[str]
     config: DictConfig
@@ -36,20 +40,29 @@ class Planned(NamedTuple):
 
 
 def mark_of(folder: Path, job: Sequence[str]) -> Path:
-    """Return the file that marks a job as done or not available; the order of its overrides does not matter."""
+    """Return the file that marks a job as done or not available; the order of its overrides does
+    not matter.
+    """
     name = json.dumps(sorted(without_passwords(job)))
     return folder / "jobs" / f"{hashlib.sha256(name.encode()).hexdigest()[:16]}.json"
 
 
 def note_done(config: dict[str, Any], job: list[str], folders: Sequence[Path]) -> None:
-    """Mark this job of a sweep as done, with the folders of its runs: several jobs may share a run."""
+    """Mark this job of a sweep as done, with the folders of its runs: several jobs may share a
+    run.
+    """
     folder = Path(config["results_dir"]) / str(config["name"])
     if (folder / "sweep.json").exists() and config["run_dir"] is None:
-        write_json(mark_of(folder, job), {"job": without_passwords(job), "runs": [path.name for path in folders]})
+        write_json(
+            mark_of(folder, job),
+            {"job": without_passwords(job), "runs": [path.name for path in folders]},
+        )
 
 
 def write_down(jobs: Sequence[Planned], command: str) -> None:
-    """Write each experiment's jobs to its folder; mark those not available, and remove old marks of the others."""
+    """Write each experiment's jobs to its folder; mark those not available, and remove old marks of
+    the others.
+    """
     for folder in dict.fromkeys(job.folder for job in jobs):
         planned = [job for job in jobs if job.folder == folder]
         names = without_passwords([job.overrides for job in planned])
@@ -63,9 +76,15 @@ def write_down(jobs: Sequence[Planned], command: str) -> None:
 
 
 def available(jobs: Sequence[Planned]) -> list[Planned]:
-    """Return the jobs that can run; name the others on stderr, each reason once. Raises UserError if none can run."""
+    """Return the jobs that can run; name the others on stderr, each reason once. Raises UserError
+    if none can run.
+    """
     left = [job for job in jobs if not job.not_available]
-    reasons = [*dict.fromkeys(f"{job.config.method.name}: {job.not_available}" for job in jobs if job.not_available)]
+    reasons = [
+        *dict.fromkeys(
+            f"{job.config.method.name}: {job.not_available}" for job in jobs if job.not_available
+        )
+    ]
     if jobs and not left:
         raise UserError(f"none of the {len(jobs)} jobs can run: {'; '.join(reasons[:3])}")
     if reasons:
@@ -75,22 +94,38 @@ def available(jobs: Sequence[Planned]) -> list[Planned]:
 
 
 def not_available(folder: Path) -> list[dict[str, str]]:
-    """Return model, bench and method of the jobs that sweeps into this folder left out, each with `why`."""
-    marks = [mark for path in sorted(folder.glob("jobs/*.json")) if (mark := read_object(path)).get("not_available")]
+    """Return model, bench and method of the jobs that sweeps into this folder left out, each with
+    `why`.
+    """
+    marks = [
+        mark
+        for path in sorted(folder.glob("jobs/*.json"))
+        if (mark := read_object(path)).get("not_available")
+    ]
     groups = ("model", "bench", "method")
-    reasons = {tuple(str(mark.get(group)) for group in groups): str(mark["not_available"]) for mark in marks}
-    return [dict(zip(groups, names, strict=True)) | {"why": why} for names, why in sorted(reasons.items())]
+    reasons = {
+        tuple(str(mark.get(group)) for group in groups): str(mark["not_available"])
+        for mark in marks
+    }
+    return [
+        dict(zip(groups, names, strict=True)) | {"why": why}
+        for names, why in sorted(reasons.items())
+    ]
 
 
 def missing_jobs(folder: Path) -> str:
-    """Name the jobs that the last sweep into this folder has not finished, and its command; empty if all are done."""
+    """Name the jobs that the last sweep into this folder has not finished, and its command; empty
+    if all are done.
+    """
     sweep = read_object(folder / "sweep.json")
     jobs: list[list[str]] = sweep["jobs"] if fits(sweep.get("jobs"), 2, (str,)) else []
     left = []
     for job in jobs:  # done: not available, or marked and all its runs are still there and finished
         mark = read_object(mark_of(folder, job))
         runs = mark.get("runs")
-        finished = isinstance(runs, list) and all((folder / f"runs/{run}/summary.json").exists() for run in runs)
+        finished = isinstance(runs, list) and all(
+            (folder / f"runs/{run}/summary.json").exists() for run in runs
+        )
         if not finished and "not_available" not in mark:
             left.append(job)
     if not left:
