@@ -1,4 +1,6 @@
-"""Answer turn by turn, `num_choices` times: a question by one method, by several in shared forwards, or a batch."""
+"""Answer turn by turn, `num_choices` times: a question by one method, by several in shared
+forwards, or a batch.
+"""
 
 from __future__ import annotations
 
@@ -23,19 +25,27 @@ from ..records.rows import SCHEMA, Row, between, repeated_ngrams
 from .shared_text import generate_together
 
 
-def answer(questions: Sequence[Question], answerers: Sequence[tuple[Answerer, dict[str, Any]]]) -> list[Row]:
-    """Return the rows in Spec-Bench's answer format: of one question by each answerer, or of several by one as a batch.
+def answer(
+    questions: Sequence[Question], answerers: Sequence[tuple[Answerer, dict[str, Any]]]
+) -> list[Row]:
+    """Return the rows in Spec-Bench's answer format: of one question by each answerer, or of
+    several by one as a batch.
 
     Args:
-        answerers: each with its configuration; if several, they are untimed and have the same `num_choices`.
+        answerers: each with its configuration; if several, they are untimed and have the same
+            `num_choices`.
     """
     first, config = answerers[0]
     devices = [torch.device(device) for device in first.loaded.target.devices]
     restart_peak(devices)
     choices: list[list[Conversation]] = []
     for index in range(config["num_choices"]):
-        choices.append([Conversation(q, *configured, index) for q in questions for configured in answerers])
-        while unfinished := [one for one in choices[-1] if len(one.answers) < len(one.question.turns)]:
+        choices.append(
+            [Conversation(q, *configured, index) for q in questions for configured in answerers]
+        )
+        while unfinished := [
+            one for one in choices[-1] if len(one.answers) < len(one.question.turns)
+        ]:
             answer_turn(unfinished)
     peak = peak_bytes(devices) if config["timed"] and not isinstance(first, Served) else None
     return [build_row(conversations, peak) for conversations in zip(*choices, strict=True)]
@@ -58,41 +68,59 @@ def answer_turn(conversations: Sequence[Conversation]) -> None:
         else:
             sharing.setdefault((*one.asked.values(), *one.prompt), []).append(one)
     if batch:
-        prompts, samplings = [one.prompt for one in batch], [one.asked["sampling"] for one in batch]
-        answers = batch[0].answerer.answer_batch(prompts, batch[0].asked["max_new_tokens"], samplings)
+        prompts = [one.prompt for one in batch]
+        samplings = [one.asked["sampling"] for one in batch]
+        answers = batch[0].answerer.answer_batch(
+            prompts, batch[0].asked["max_new_tokens"], samplings
+        )
         for one, generation in zip(batch, answers, strict=True):
             one.add(generation)
     for together in sharing.values():
         for one in together:
             one.answerer.begin()
-        loaded, drafters = together[0].answerer.loaded, [one.answerer.drafter for one in together]
-        prompt, asked = together[0].prompt, together[0].asked
+        loaded = together[0].answerer.loaded
+        drafters = [one.answerer.drafter for one in together]
+        prompt = together[0].prompt
+        asked = together[0].asked
         generations = generate_together(loaded.target, drafters, prompt, eos=loaded.eos, **asked)
         for one, generation in zip(together, generations, strict=True):
             one.add(generation)
 
 
 def sampling_of(config: dict[str, Any], question: Question, index: int) -> Sampling:
-    """Return the sampling of one choice: its noise differs by choice and is the same for all methods and turns."""
+    """Return the sampling of one choice: its noise differs by choice and is the same for all
+    methods and turns.
+    """
     return Sampling(**config["sampling"], seed=hashed_seed(config["seed"], question.key, index))
 
 
 class Conversation:
     """The turns of a question with one answerer, and their record."""
 
-    def __init__(self, question: Question, answerer: Answerer, config: dict[str, Any], index: int) -> None:
-        self.question, self.answerer = question, answerer
-        self.timed, self.in_phases = bool(config["timed"]), bool(config["phases"] and answerer.on_engine)
+    def __init__(
+        self, question: Question, answerer: Answerer, config: dict[str, Any], index: int
+    ) -> None:
+        self.question = question
+        self.answerer = answerer
+        self.timed = bool(config["timed"])
+        self.in_phases = bool(config["phases"] and answerer.on_engine)
         self.batched = config["batch"] > 1
         sampling = sampling_of(config, question, index)
-        self.asked: dict[str, Any] = {"max_new_tokens": config["max_new_tokens"], "sampling": sampling}
+        self.asked: dict[str, Any] = {
+            "max_new_tokens": config["max_new_tokens"],
+            "sampling": sampling,
+        }
         self.answers: list[str] = []
         self.accept_lengths: list[int] = []
         self.turns: list[dict[str, Any]] = []  # the record of each turn
 
     def fits_next_prompt(self) -> bool:
-        """Build the next turn's prompt, with the answers so far. Return True if it leaves room for an answer."""
-        loaded, turns, start = self.answerer.loaded, self.question.turns[: len(self.answers) + 1], time.perf_counter()
+        """Build the next turn's prompt, with the answers so far. Return True if it leaves room for
+        an answer.
+        """
+        loaded = self.answerer.loaded
+        turns = self.question.turns[: len(self.answers) + 1]
+        start = time.perf_counter()
         self.prompt = prompt_ids(loaded.template, loaded.tokenizer, list(turns), self.answers)
         self.prompt_s = time.perf_counter() - start
         self.clock = PhaseClock(loaded.target) if self.in_phases else None
@@ -101,9 +129,17 @@ class Conversation:
 
     def add(self, generation: Generation) -> None:
         """Add the answer to the current prompt and its record."""
-        loaded, steps, by_phase = self.answerer.loaded, generation.steps, self.timed and self.answerer.streams
-        text, more = (generation.said, generation.recorded) if isinstance(generation, ServedAnswer) else (None, {})
-        self.answers.append(text or answer_text(loaded.template, loaded.tokenizer, generation.tokens))
+        loaded = self.answerer.loaded
+        steps = generation.steps
+        by_phase = self.timed and self.answerer.streams
+        text, more = (
+            (generation.said, generation.recorded)
+            if isinstance(generation, ServedAnswer)
+            else (None, {})
+        )
+        self.answers.append(
+            text or answer_text(loaded.template, loaded.tokenizer, generation.tokens)
+        )
         self.accept_lengths += generation.accept_lengths
         self.turns.append(
             {
@@ -114,24 +150,35 @@ class Conversation:
                 "prompt_time": self.prompt_s if self.timed else None,
                 "prefill_time": generation.prefill_s if by_phase else None,
                 "decode_time": generation.decode_s if by_phase else None,
-                "setup_time": generation.setup_s if by_phase else None,  # in none of the other times
+                "setup_time": (
+                    generation.setup_s if by_phase else None
+                ),  # in none of the other times
                 "step_us": between(generation.ends_s),
                 "forwards": generation.forwards,
                 "stop": generation.stop,
                 "output_ids": generation.tokens,
-                "repeated_3grams": repeated_ngrams(self.prompt, generation.tokens),  # in the prompt or the answer
-                # nodes forwarded, rank path accepted, and the source of the draft if there are several
+                "repeated_3grams": repeated_ngrams(
+                    self.prompt, generation.tokens
+                ),  # in the prompt or the answer
+                # nodes forwarded, rank path accepted, and the source of the draft if there are
+                # several
                 "step_nodes": [step.nodes for step in steps],
                 "step_paths": [list(step.rank_path) for step in steps],
                 "step_sources": [step.source for step in steps],
-                **({"step_batch": [step.batch for step in steps]} if self.batched else {}),  # sequences in its forward
-                "phase_time": dict(self.clock.seconds) if self.clock else {},  # seconds by phase of its steps
+                **(
+                    {"step_batch": [step.batch for step in steps]} if self.batched else {}
+                ),  # sequences in its forward
+                "phase_time": (
+                    dict(self.clock.seconds) if self.clock else {}
+                ),  # seconds by phase of its steps
             }
             | more
         )
 
     def record(self, index: int) -> Row:
-        """Return Spec-Bench's keys of a choice and this project's, which have one entry per turn."""
+        """Return Spec-Bench's keys of a choice and this project's, which have one entry per
+        turn.
+        """
         keys = max(self.turns, key=len)  # a turn that has no room in the context has fewer
         columns: Row = {key: [turn.get(key) for turn in self.turns] for key in keys}
         there = {
@@ -141,12 +188,18 @@ class Conversation:
             "phase_time": self.in_phases,
         }
         columns |= {key: None for key, recorded in there.items() if not recorded}
-        return {"index": index, "turns": self.answers, "accept_lengths": self.accept_lengths, **columns}
+        return {
+            "index": index,
+            "turns": self.answers,
+            "accept_lengths": self.accept_lengths,
+            **columns,
+        }
 
 
 def build_row(choices: Sequence[Conversation], peak: int | None) -> Row:
     """Build a question's record: Spec-Bench's keys and this project's."""
-    question, answerer = choices[0].question, choices[0].answerer
+    question = choices[0].question
+    answerer = choices[0].answerer
     return {
         "question_id": question.question_id,
         "schema": SCHEMA,
@@ -161,16 +214,24 @@ def build_row(choices: Sequence[Conversation], peak: int | None) -> Row:
 
 
 def acceptance_lines(row: Row, most: int) -> Iterator[str]:
-    """Yield a question's lines of acceptance.jsonl: for each turn, `usage` and `metrics` as in a response of vLLM.
+    """Yield a question's lines of acceptance.jsonl: for each turn, `usage` and `metrics` as in a
+    response of vLLM.
 
     Args:
         most: maximum number of draft tokens of a step.
     """
     for choice in row["choices"]:
-        for turn, (nodes, paths) in enumerate(zip(choice["step_nodes"], choice["step_paths"], strict=True)):
-            prompt, new = choice["prompt_tokens"][turn], choice["new_tokens"][turn]
+        for turn, (nodes, paths) in enumerate(
+            zip(choice["step_nodes"], choice["step_paths"], strict=True)
+        ):
+            prompt = choice["prompt_tokens"][turn]
+            new = choice["new_tokens"][turn]
             record = acceptance_record([n - 1 for n in nodes], [len(path) for path in paths], most)
-            line = {"question_id": row["question_id"], "category": row["category"], "choice": choice["index"]}
+            line = {
+                "question_id": row["question_id"],
+                "category": row["category"],
+                "choice": choice["index"],
+            }
             line |= {"turn": turn, "usage": {"prompt_tokens": prompt, "completion_tokens": new}}
             line |= {"metrics": {"speculative_decoding": record}}
             yield json.dumps(line, ensure_ascii=False) + "\n"

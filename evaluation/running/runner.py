@@ -1,6 +1,8 @@
-"""One run, a question or a batch of them at a time: its settings, its resumed state, its answers, its summary.
+"""One run, a question or a batch of them at a time: its settings, its resumed state, its answers,
+its summary.
 
-A runner does nothing between two answers, so that the runs of a sweep can be interleaved (`scheduling.py`).
+A runner does nothing between two answers, so that the runs of a sweep can be interleaved
+(`scheduling.py`).
 """
 
 from __future__ import annotations
@@ -25,7 +27,14 @@ from model.tuning import Load, threads_why
 from ..answerers import CATEGORY, COLD, HOT, Answerer, Served, build_answerer
 from ..configuration.fingerprint import IDLE_IF_GREEDY, default_folder, run_settings, saved_start
 from ..loading.bench import Bench, choose_template, load_bench, ordered, prompt_ids, template_hash
-from ..loading.models import LoadedModel, choose_execution, devices_in_words, load_model, locate, pretrained
+from ..loading.models import (
+    LoadedModel,
+    choose_execution,
+    devices_in_words,
+    load_model,
+    locate,
+    pretrained,
+)
 from ..loading.settings import ModelSettings
 from ..records.identity import SAVED, fingerprint
 from ..records.provenance import circumstances, collect, without_passwords
@@ -51,22 +60,34 @@ class Runner:
         UserError: a mistake of the user.
     """
 
-    def __init__(self, config: dict[str, Any], model: ModelSettings, answer_file: Path | None = None) -> None:
-        bench = load_bench(**config["bench"] | {"order": FILE_ORDER})  # a wrong one raises before weights are read
-        # The order asked for is kept even if it changes no answer, so that interleaved runs stay at the same question.
+    def __init__(
+        self, config: dict[str, Any], model: ModelSettings, answer_file: Path | None = None
+    ) -> None:
+        bench = load_bench(
+            **config["bench"] | {"order": FILE_ORDER}
+        )  # a wrong one raises before weights are read
+        # The order asked for is kept even if it changes no answer, so that interleaved runs stay at
+        # the same question.
         self._questions = ordered(bench.questions, order := config["bench"]["order"])
-        self.config, self.loaded = config, load_model(model)
+        self.config = config
+        self.loaded = load_model(model)
         check_prompts(bench, self.loaded)
-        reads_text, self.size = Sampling(**config["sampling"]).reads_text, config["batch"]
-        self.execution = choose_execution(str(config["execution"]), self.loaded, config["timed"], reads_text)
+        reads_text = Sampling(**config["sampling"]).reads_text
+        self.size = config["batch"]
+        self.execution = choose_execution(
+            str(config["execution"]), self.loaded, config["timed"], reads_text
+        )
         self.saved = config["start"] == SAVED
         self.answerer = self._build(HOT if self.saved else str(config["start"]))
         if self.size > len(self._questions):
-            raise UserError(f"batch={self.size}: there are {len(self._questions)} questions; use at most so many")
+            raise UserError(
+                f"batch={self.size}: there are {len(self._questions)} questions; use at most so"
+                " many"
+            )
         if self.size > 1 and self.answerer.start in (COLD, CATEGORY):
             raise UserError(
-                f"start={self.answerer.start}: forgets between prompts what those of a batch share; use start=hot, or "
-                "batch=1"
+                f"start={self.answerer.start}: forgets between prompts what those of a batch share;"
+                " use start=hot, or batch=1"
             )
         if self.size > 1 and self.answerer.on_engine:
             check_batch(self.loaded.target, 0)  # by rules; the trial comes with the first batch
@@ -83,10 +104,15 @@ class Runner:
         self.store = AnswerStore(self.folder, answer_file)
         self.done: dict[Any, Row] = {}
         self.pending: list[Question] = list(self._questions)
-        self.tokens, self.steps, self.seconds = 0, 0, 0.0  # of the answers
+        # of the answers
+        self.tokens = 0
+        self.steps = 0
+        self.seconds = 0.0
 
     def _build(self, start: str) -> Answerer:
-        return build_answerer(self.loaded, self.config["method"], self.config["tree"], start, self.execution.name)
+        return build_answerer(
+            self.loaded, self.config["method"], self.config["tree"], start, self.execution.name
+        )
 
     def ignored(self, given: Container[str]) -> list[str]:
         """Return the given settings that change nothing of this run, some with the reason."""
@@ -104,7 +130,9 @@ class Runner:
         return [key for key, holds in ignored.items() if holds and key.split()[0] in given]
 
     def resume(self) -> None:
-        """Read the answers that the run's directory, now locked, has. Raises UserError if it holds another run."""
+        """Read the answers that the run's directory, now locked, has. Raises UserError if it holds
+        another run.
+        """
         self.done = self.store.begin(self._metadata())
         self.pending = [q for q in self._questions if q.question_id not in self.done]
         self._resumed_at = len(self.done)
@@ -114,10 +142,12 @@ class Runner:
     def prepare(self) -> None:
         """Warm up if the run is timed, and restore the state at which it stopped.
 
-        Warming up answers a held-out question, so that allocation and first-call costs stay out of the timings.
+        Warming up answers a held-out question, so that allocation and first-call costs stay out of
+        the timings.
         """
         if self.config["timed"]:
-            turns, loaded = read_questions(WARM_UP)[0].turns, self.loaded
+            turns = read_questions(WARM_UP)[0].turns
+            loaded = self.loaded
             prompt = prompt_ids(loaded.template, loaded.tokenizer, [turns[0]], [])
             prompt = prompt[: max(loaded.target.context // 2, 1)]
             if self.size > 1:
@@ -130,12 +160,24 @@ class Runner:
             self.answerer.drafter.load_state_dict(self.store.state_at(len(self.done)))
 
     def _metadata(self) -> dict[str, Any]:
-        loaded, answerer, on_cpu = self.loaded, self.answerer, self.loaded.target.device.type == "cpu"
+        loaded = self.loaded
+        answerer = self.answerer
+        on_cpu = self.loaded.target.device.type == "cpu"
         draft_tree = answerer.drafter.draft_tree
         more = {
-            "label": answerer.label.replace("state)", f"{SAVED})") if self.saved else answerer.label,
-            "execution_used": answerer.execution if answerer.on_engine or isinstance(answerer, Served) else GENERATE,
-            **({"execution_why": self.execution.why} if self.execution.why and answerer.on_engine else {}),
+            "label": (
+                answerer.label.replace("state)", f"{SAVED})") if self.saved else answerer.label
+            ),
+            "execution_used": (
+                answerer.execution
+                if answerer.on_engine or isinstance(answerer, Served)
+                else GENERATE
+            ),
+            **(
+                {"execution_why": self.execution.why}
+                if self.execution.why and answerer.on_engine
+                else {}
+            ),
             **({"cudnn_attention": False} if loaded.target.device.type == "cuda" else {}),
             "questions": len(self.bench.questions),
             "question_hashes": [question.key for question in self.bench.questions],
@@ -143,9 +185,15 @@ class Runner:
             "vocab_size": loaded.target.vocab_size,
             "generation_config_left_out": loaded.left_out,
             **({"converted_from": loaded.converted_from} if loaded.converted_from else {}),
-            "cores_busy_elsewhere": Load().cores_busy() if self.config["timed"] and on_cpu else None,
+            "cores_busy_elsewhere": (
+                Load().cores_busy() if self.config["timed"] and on_cpu else None
+            ),
             **({"threads_why": why} if on_cpu and (why := threads_why()) else {}),
-            "draft_tree": " ".join(",".join(map(str, p)) for p in draft_tree.rank_paths[1:]) if draft_tree else None,
+            "draft_tree": (
+                " ".join(",".join(map(str, p)) for p in draft_tree.rank_paths[1:])
+                if draft_tree
+                else None
+            ),
             "config": without_passwords(self.config),
         }
         packages = ("torchao",) if loaded.settings.quantize else ()
@@ -177,33 +225,50 @@ class Runner:
     def figures(self) -> str:
         """MAT of the answers so far, and their speed if they are timed."""
         speed = f", {self.tokens / self.seconds:.0f} tokens/s" if self.seconds else ""
-        return f"MAT {self.tokens / self.steps:.2f}{speed}" if self.steps else speed.removeprefix(", ")
+        return (
+            f"MAT {self.tokens / self.steps:.2f}{speed}" if self.steps else speed.removeprefix(", ")
+        )
 
     def finish(self) -> None:
-        """Write the summary, and keep the last state for runs with start=saved; leave a finished run untouched."""
+        """Write the summary, and keep the last state for runs with start=saved; leave a finished
+        run untouched.
+        """
         if self.store.is_finished():
             return
-        answerer, rows = self.answerer, list(self.done.values())
+        answerer = self.answerer
+        rows = list(self.done.values())
         if self._resumed_at == len(rows) and answerer.on_engine:  # killed after its last answer
             if answerer.keeps_state:
                 answerer.drafter.load_state_dict(self.store.last_state(len(rows)))
             else:  # the final state was not saved: answer again
-                answer(self._questions[-(len(rows) % self.size or self.size) :], [(answerer, self.config)])
-        state, summary = answerer.drafter.state_dict(), measure(rows)
+                answer(
+                    self._questions[-(len(rows) % self.size or self.size) :],
+                    [(answerer, self.config)],
+                )
+        state = answerer.drafter.state_dict()
+        summary = measure(rows)
         summary["state_bytes"] = sum(t.numel() * t.element_size() for t in state.values())
         described = answerer.drafter.describe()
-        if answerer.start == COLD or self.size > 1:  # would be of the last prompt only, or of the last batch's width
+        if (
+            answerer.start == COLD or self.size > 1
+        ):  # would be of the last prompt only, or of the last batch's width
             for key in ("predicted_speedup", "predicted_speedup_by_size"):
                 described.pop(key, None)
         summary |= {"drafter": described} if described else {}
         if answerer.on_engine:
-            lines = (line for row in rows for line in acceptance_lines(row, answerer.drafter.max_nodes - 1))
+            lines = (
+                line
+                for row in rows
+                for line in acceptance_lines(row, answerer.drafter.max_nodes - 1)
+            )
             write_text(self.folder / "acceptance.jsonl", "".join(lines))
         self.store.finish(summary, state if answerer.keeps_state else {}, len(rows))
 
 
 def answer_next(sharing: Sequence[Runner]) -> int:
-    """Answer the next question, the same for all these runs, or a run's next batch. Returns the number of rows."""
+    """Answer the next question, the same for all these runs, or a run's next batch. Returns the
+    number of rows.
+    """
     for runner in sharing:
         runner.forget_other_subtask()
     questions = sharing[0].pending[: sharing[0].size]
@@ -230,11 +295,14 @@ def check_unloaded(config: dict[str, Any], settings: ModelSettings) -> None:
 
 
 def check_prompts(bench: Bench, loaded: LoadedModel) -> None:
-    """Raise UserError if a first turn leaves no room for an answer, which would stop the run later."""
+    """Raise UserError if a first turn leaves no room for an answer, which would stop the run
+    later.
+    """
     for question in bench.questions:
         length = len(prompt_ids(loaded.template, loaded.tokenizer, [question.turns[0]], []))
         if length >= loaded.target.context:
             raise UserError(
-                f"question {question.question_id}: its prompt of {length} tokens does not fit the context of "
-                f"{loaded.target.context}; raise model.context or leave it out (bench.categories, bench.end)"
+                f"question {question.question_id}: its prompt of {length} tokens does not fit the"
+                f" context of {loaded.target.context}; raise model.context or leave it out"
+                " (bench.categories, bench.end)"
             )

@@ -1,4 +1,6 @@
-"""Run jobs alone, or interleave them question by question, so that a drifting machine favours none."""
+"""Run jobs alone, or interleave them question by question, so that a drifting machine favours
+none.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +32,9 @@ LOG_SECONDS = 60.0  # between two lines of progress in a log: more would fill it
 
 @dataclass
 class Job:
-    """A configuration to run, all its repeats if `repeat` is None; `overrides` if it is a job of a sweep."""
+    """A configuration to run, all its repeats if `repeat` is None; `overrides` if it is a job of a
+    sweep.
+    """
 
     config: dict[str, Any]
     overrides: list[str] = field(default_factory=list)
@@ -42,10 +46,12 @@ def run_jobs(
     answer_file: Path | None = None,
     given: Container[str] = (),
 ) -> list[Path]:
-    """Run jobs that are not interleaved, then interleaved ones question by question; then those with start=saved.
+    """Run jobs that are not interleaved, then interleaved ones question by question; then those
+    with start=saved.
 
     Args:
-        failures: gets a line for each error that the user can fix, and the other jobs go on; None: it is raised.
+        failures: gets a line for each error that the user can fix, and the other jobs go on; None:
+            it is raised.
         given: names of settings; before the first answer, one line says which runs ignore which.
 
     Returns:
@@ -54,7 +60,9 @@ def run_jobs(
     turns = _Turns(failures, given)
     with keep_devices():
         groups = grouped([job for job in jobs if job.config["start"] != SAVED])
-        groups += grouped([job for job in jobs if job.config["start"] == SAVED])  # read hot runs' states
+        groups += grouped(
+            [job for job in jobs if job.config["start"] == SAVED]
+        )  # read hot runs' states
         _check(groups, turns)
         for group in groups:
             with noted(failures):
@@ -63,12 +71,13 @@ def run_jobs(
 
 
 def _check(groups: Sequence[list[Job]], turns: _Turns) -> None:
-    """Build the runs of the first repeat and drop them, so that an impossible job is reported before
-    another has run for hours. A further model's jobs are checked without its weights.
+    """Build the runs of the first repeat and drop them, so that an impossible job is reported
+    before another has run for hours. A further model's jobs are checked without its weights.
     """
     for group in reversed(groups[1:] and groups):  # the first group's model is then loaded
         for job in group:
-            config, first = job.config, groups[0][0].config
+            config = job.config
+            first = groups[0][0].config
             if config["repeat"] == first["repeat"] and config["start"] != SAVED:
                 with noted(turns.failures):
                     settings = ModelSettings(**config["model"])
@@ -81,15 +90,22 @@ def _check(groups: Sequence[list[Job]], turns: _Turns) -> None:
 
 
 def grouped(jobs: Sequence[Job]) -> list[list[Job]]:
-    """Split jobs to single repeats and group them: each alone, or interleaved ones of a model, bench and repeat.
+    """Split jobs to single repeats and group them: each alone, or interleaved ones of a model,
+    bench and repeat.
 
     Untimed jobs are interleaved and have one repeat, as further repeats would be the same.
     """
-    alone, interleaved = list[list[Job]](), dict[str, list[Job]]()
+    alone = list[list[Job]]()
+    interleaved = dict[str, list[Job]]()
     for job in jobs:
-        config, timed = job.config, job.config["timed"]
+        config = job.config
+        timed = job.config["timed"]
         bench = {key: value for key, value in config["bench"].items() if key != "order"}
-        numbers = range(config["repeats"] if timed else 1) if config["repeat"] is None else [config["repeat"]]
+        numbers = (
+            range(config["repeats"] if timed else 1)
+            if config["repeat"] is None
+            else [config["repeat"]]
+        )
         for single in (Job(config | {"repeat": repeat}, job.overrides) for repeat in numbers):
             if timed and not config["interleave"]:
                 alone.append([single])
@@ -101,7 +117,8 @@ def grouped(jobs: Sequence[Job]) -> list[list[Job]]:
 
 def _run(group: Sequence[Job], turns: _Turns, answer_file: Path | None) -> None:
     """Answer the remaining questions of all runs in a group."""
-    first, timed = group[0].config, any(job.config["timed"] for job in group)
+    first = group[0].config
+    timed = any(job.config["timed"] for job in group)
     with exclusive(ModelSettings(**first["model"]), timed) as model, ExitStack() as stack:
         stack.callback(torch.set_num_threads, torch.get_num_threads())  # as the caller had it
         if said := choose_threads(recorded_threads(first), "as this experiment's other runs"):
@@ -119,14 +136,18 @@ def _run(group: Sequence[Job], turns: _Turns, answer_file: Path | None) -> None:
 class _Turns:
     """Runs that take turns on one model. The error of one is noted in `failures`; the others go on.
 
-    Runs that share a forward fail together: each keeps its answers, and the same command resumes them.
+    Runs that share a forward fail together: each keeps its answers, and the same command resumes
+    them.
     """
 
     def __init__(self, failures: Failures | None, given: Container[str]) -> None:
-        self.failures, self.given = failures, given
+        self.failures = failures
+        self.given = given
         self.ignored: dict[str, Any] = defaultdict(dict)  # labels of runs, as keys, by setting
         self.folders: list[Path] = []  # of finished runs
-        self.jobs: dict[Runner, list[Job]] = {}  # of each unfinished run, which several jobs may share
+        self.jobs: dict[
+            Runner, list[Job]
+        ] = {}  # of each unfinished run, which several jobs may share
 
     def add(self, job: Job, model: ModelSettings, answer_file: Path | None = None) -> None:
         """Build a job's run, unless another job has the same one."""
@@ -136,7 +157,9 @@ class _Turns:
                 self.ignored[key][runner.answerer.label] = None
             same = next((other for other in self.jobs if other.identity == runner.identity), None)
             if (folder := job.config["run_dir"]) is not None and self.jobs and same is None:
-                raise UserError(f"run_dir={folder}: holds one run, and this sweep has several; leave it out")
+                raise UserError(
+                    f"run_dir={folder}: holds one run, and this sweep has several; leave it out"
+                )
             self.jobs.setdefault(same or runner, []).append(job)
 
     def begin(self, stack: ExitStack) -> None:
@@ -146,10 +169,16 @@ class _Turns:
                 stack.enter_context(runner.store.locked())
                 runner.resume()
                 self._complete(runner)
-        sizes = [runner.answerer.drafter.max_nodes for runner in self.jobs if runner.answerer.on_engine]
+        sizes = [
+            runner.answerer.drafter.max_nodes for runner in self.jobs if runner.answerer.on_engine
+        ]
         if sizes:
-            nodes = max(sizes) if any(runner.config["timed"] for runner in self.jobs) else sum(sizes)
-            with torch.inference_mode():  # one cache for all, as captured steps are bound to their cache
+            nodes = (
+                max(sizes) if any(runner.config["timed"] for runner in self.jobs) else sum(sizes)
+            )
+            with (
+                torch.inference_mode()
+            ):  # one cache for all, as captured steps are bound to their cache
                 next(iter(self.jobs)).loaded.target.reserve(nodes)
         for runner in list(self.jobs):
             with self._catch_errors(runner):
@@ -157,9 +186,12 @@ class _Turns:
 
     def answer(self) -> None:
         """Answer question by question; interrupted runs catch up with the others first."""
-        labels, done = [runner.answerer.label for runner in self.jobs], sum(len(r.done) for r in self.jobs)
+        labels = [runner.answerer.label for runner in self.jobs]
+        done = sum(len(r.done) for r in self.jobs)
         what = labels[0] if len(labels) == 1 else f"{len(labels)} configurations, interleaved"
-        with Progress(what, done + sum(len(runner.pending) for runner in self.jobs), done) as progress:
+        with Progress(
+            what, done + sum(len(runner.pending) for runner in self.jobs), done
+        ) as progress:
             while self.jobs:
                 position = min(len(runner.done) for runner in self.jobs)
                 for sharing in group_by_question([r for r in self.jobs if len(r.done) == position]):
@@ -197,7 +229,9 @@ class _Turns:
 
 
 def group_by_question(runners: Sequence[Runner]) -> list[list[Runner]]:
-    """Group the runs that share forwards: untimed, unbatched runs on this engine with the same next question."""
+    """Group the runs that share forwards: untimed, unbatched runs on this engine with the same next
+    question.
+    """
     groups: dict[Any, list[Runner]] = {}
     for runner in runners:
         shared = json.dumps([runner.pending[0].key, runner.config["num_choices"]])
@@ -213,7 +247,9 @@ class Progress(tqdm):
 
     def __init__(self, label: str, total: int, done: int = 0, unit: str = "answers") -> None:
         self.terminal = sys.stderr.isatty()
-        every = dict(mininterval=0.1 if self.terminal else LOG_SECONDS, miniters=1, smoothing=0, delay=1e-9)
+        every = dict(
+            mininterval=0.1 if self.terminal else LOG_SECONDS, miniters=1, smoothing=0, delay=1e-9
+        )
         form = "{desc}: {n_fmt} of {total_fmt} {unit}{postfix}; {remaining} left"
         super().__init__(desc=label, total=total, initial=done, unit=unit, bar_format=form, **every)
 

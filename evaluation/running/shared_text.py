@@ -1,11 +1,12 @@
 """Many methods on one text: one forward for all of them, and each context is forwarded once.
 
-Drafts do not change the target's output, so methods that answer one prompt follow one text. They differ in where their
-steps begin and in what they draft, but many draft nodes are the same. So accepted lengths, which do not depend on time,
-cost little more for many configurations than for a few. Times cannot be measured this way.
+Drafts do not change the target's output, so methods that answer one prompt follow one text. They
+differ in where their steps begin and in what they draft, but many draft nodes are the same. So
+accepted lengths, which do not depend on time, cost little more for many configurations than for a
+few. Times cannot be measured this way.
 
-Methods that read nothing of rejected nodes (`Needs.rejected`: prompt look-up, for one) come last. Their accepted
-lengths follow from the text alone, so their drafts are not forwarded.
+Methods that read nothing of rejected nodes (`Needs.rejected`: prompt look-up, for one) come last.
+Their accepted lengths follow from the text alone, so their drafts are not forwarded.
 """
 
 from __future__ import annotations
@@ -38,11 +39,15 @@ class Context:
     """
 
     position: int  # of its last token
-    children: dict[int, Context] = field(default_factory=dict)  # the contexts that are one token longer
+    children: dict[int, Context] = field(
+        default_factory=dict
+    )  # the contexts that are one token longer
     choice: int | None = None  # the token that the target picks; None: not forwarded yet
     logits: Any = None  # (V,), if kept
     hidden: Any = None  # (w H,), all that any method needs; None if none does
-    committed: bool = False  # True if its states are in the cache at its position: it is part of the text
+    committed: bool = (
+        False  # True if its states are in the cache at its position: it is part of the text
+    )
 
     def child(self, token: int) -> Context:
         """Return the context that is longer by this token."""
@@ -56,17 +61,26 @@ class SharedText:
 
     Args:
         cache: has room for the text and, after it, all drafts of one forward.
-        prompt: P tokens; all but the last are forwarded now, and `sessions` that want their logits observe them.
+        prompt: P tokens; all but the last are forwarded now, and `sessions` that want their logits
+            observe them.
 
     Attributes:
         tip: the deepest committed context.
-        start: a context that only the accepted text continues, for methods that read nothing of rejected nodes.
+        start: a context that only the accepted text continues, for methods that read nothing of
+            rejected nodes.
     """
 
     def __init__(
-        self, target: Target, cache: TreeCache, prompt: list[int], choice: Choice, sessions: Sequence[Session]
+        self,
+        target: Target,
+        cache: TreeCache,
+        prompt: list[int],
+        choice: Choice,
+        sessions: Sequence[Session],
     ) -> None:
-        self.target, self.cache, self.choice = target, cache, choice
+        self.target = target
+        self.cache = cache
+        self.choice = choice
         readers = [session for session in sessions if session.drafter.needs.prompt_logits]
         needs = [session.drafter.needs for session in sessions]
         self.keeps_logits = bool(readers) or any(need.logits or need.candidates for need in needs)
@@ -76,27 +90,38 @@ class SharedText:
             for session in readers:
                 session.observe_prompt(prompt, start, logits)
 
-        states = target.prefill(cache, prompt, rows=len(prompt) if readers else 0, read=read, hidden=self.hidden).hidden
+        states = target.prefill(
+            cache, prompt, rows=len(prompt) if readers else 0, read=read, hidden=self.hidden
+        ).hidden
         self.prompt_hidden = [] if states is None else [*states]  # P - 1 of (w H,)
         self.tip = Context(len(prompt) - 2, choice=prompt[-1], committed=True)
         self.start = replace(self.tip, children={})
-        self._end = None if all(need.rejected for need in needs) else self.start  # end of `start`'s text
+        self._end = (
+            None if all(need.rejected for need in needs) else self.start
+        )  # end of `start`'s text
 
     def forward(self, drafts: Sequence[tuple[Context, Draft]]) -> list[list[Context]]:
-        """Return the context of every node of these drafts, below the contexts of their roots; forward the new ones."""
+        """Return the context of every node of these drafts, below the contexts of their roots;
+        forward the new ones.
+        """
         contexts: list[list[Context]] = []  # of each draft, by node
         rows: dict[Context, int] = {}  # rows of the forward
         row_parents: list[Context] = []
         row_tokens: list[int] = []
         for root, draft in drafts:
-            tokens, parents = draft.tokens.tolist(), draft.tree.parent_of
+            tokens = draft.tokens.tolist()
+            parents = draft.tree.parent_of
             nodes = [root]
             for token, parent in zip(tokens[1:], parents[1:], strict=True):
                 nodes.append(nodes[parent].child(token))
             for node, context in enumerate(nodes):
                 if context.choice is None and context not in rows:
                     # also its ancestors without states: forwarded earlier and not accepted
-                    missing = [i for i in draft.tree.chain_of[node] if not nodes[i].committed and nodes[i] not in rows]
+                    missing = [
+                        i
+                        for i in draft.tree.chain_of[node]
+                        if not nodes[i].committed and nodes[i] not in rows
+                    ]
                     for i in missing:
                         rows[nodes[i]] = len(rows)
                         row_parents.append(nodes[parents[i]] if i else self.tip)
@@ -110,11 +135,15 @@ class SharedText:
     def forget_rejected(self) -> None:
         """Continue from the end of `start`'s text; after this, only `follow` may be called."""
         if self._end is not None:
-            self.tip, self._end = self._end, None
+            self.tip = self._end
+            self._end = None
 
     def follow(self, root: Context, draft: Draft) -> list[Context]:
-        """Return the context of every accepted node of a draft; forward the text as far as they reach."""
-        nodes, tokens = [root], draft.tokens.tolist()
+        """Return the context of every accepted node of a draft; forward the text as far as they
+        reach.
+        """
+        nodes = [root]
+        tokens = draft.tokens.tolist()
         self._extend(root, tokens[0])
         rejected = replace(root, choice=-1)  # its logits and hidden states are not read
         for token, parent in zip(tokens[1:], draft.tree.parent_of[1:], strict=True):
@@ -125,15 +154,20 @@ class SharedText:
         return nodes
 
     def _extend(self, context: Context, token: int) -> None:
-        """Forward and commit the text's next context, which ends in this token, unless that is done."""
+        """Forward and commit the text's next context, which ends in this token, unless that is
+        done.
+        """
         if context.choice is None:
             rows = {context: 0}
             self._forward(rows, [self.tip], [token])
             self._commit(rows)
 
     def _forward(self, rows: dict[Context, int], parents: list[Context], tokens: list[int]) -> None:
-        target, past = self.target, self.cache.length
-        visible = np.zeros((len(rows), past + len(rows)), dtype=bool)  # True where a row attends to a column
+        target = self.target
+        past = self.cache.length
+        visible = np.zeros(
+            (len(rows), past + len(rows)), dtype=bool
+        )  # True where a row attends to a column
         for row, parent in enumerate(parents):
             if parent in rows:
                 visible[row] = visible[rows[parent]]
@@ -147,14 +181,20 @@ class SharedText:
         choices = self.choice.among(logits, positions + 1).tolist()
         for context, row_logits, choice in zip(rows, logits, choices, strict=True):
             if context.choice is None:
-                context.choice = choice  # clones below: a view would keep the whole forward's output alive
+                context.choice = (
+                    choice  # clones below: a view would keep the whole forward's output alive
+                )
                 context.logits = row_logits.clone() if self.keeps_logits else None
                 context.hidden = None if hidden is None else hidden[rows[context]].clone()
 
     def _commit(self, rows: dict[Context, int]) -> None:
         """Commit the states of contexts that are part of the text now."""
-        past, path = self.cache.length, list[int]()
-        while self.tip.choice is not None and (accepted := self.tip.children.get(self.tip.choice)) in rows:
+        past = self.cache.length
+        path = list[int]()
+        while (
+            self.tip.choice is not None
+            and (accepted := self.tip.children.get(self.tip.choice)) in rows
+        ):
             assert accepted is not None
             path.append(rows[accepted])
             accepted.committed = True
@@ -171,9 +211,15 @@ class SharedText:
 class _Sequence:
     """One method's decoding along the text."""
 
-    def __init__(self, session: Session, prompt: list[int], chain: Draft | None, text: SharedText) -> None:
-        self.session, self.prompt, self.text = session, prompt, text
-        self.root, self.out, self._first_draft = prompt[-1], Generation(), chain
+    def __init__(
+        self, session: Session, prompt: list[int], chain: Draft | None, text: SharedText
+    ) -> None:
+        self.session = session
+        self.prompt = prompt
+        self.text = text
+        self.root = prompt[-1]
+        self.out = Generation()
+        self._first_draft = chain
         self.context: Context  # of the root; only sequences hold contexts that may be rejected
         if chain is None:
             self.out.forwards = int(len(prompt) > 1)
@@ -192,7 +238,9 @@ class _Sequence:
         if self._first_draft is not None:  # its root is the prompt's last token
             self._first_draft = None
             if needs.prompt_logits:
-                self.session.observe_prompt(self.prompt, len(self.prompt) - 1, self.context.logits[None])
+                self.session.observe_prompt(
+                    self.prompt, len(self.prompt) - 1, self.context.logits[None]
+                )
             self._observe_hidden(self.prompt, [self.context])
         choices = torch.tensor([context.choice for context in nodes], device=draft.tokens.device)
         needs_logits = needs.logits or needs.candidates
@@ -200,22 +248,31 @@ class _Sequence:
         hidden = self._hidden([context.hidden for context in nodes]) if needs.hidden else None
         forwarded = Forwarded(choices, logits, hidden)
         left = limit - len(self.out.tokens)
-        verification = conclude(self.session, draft, forwarded, over=lambda new: new[-1] in eos or len(new) == left)
+        verification = conclude(
+            self.session, draft, forwarded, over=lambda new: new[-1] in eos or len(new) == left
+        )
         for token in verification.tokens:
             self.context = self.context.child(token)
         self.root = verification.tokens[-1]
         return self.out.add(verification, limit, eos)
 
     def _observe_hidden(self, tokens: list[int], last: list[Context]) -> None:
-        """Let the session observe the hidden states of `tokens`; `last` has the context of a prompt's last token."""
+        """Let the session observe the hidden states of `tokens`; `last` has the context of a
+        prompt's last token.
+        """
         if tokens and self.session.drafter.needs.hidden:
             hidden = self._hidden(self.text.prompt_hidden + [context.hidden for context in last])
             self.session.observe_prompt_hidden(tokens, hidden)
 
     def _hidden(self, states: list[torch.Tensor]) -> torch.Tensor:
-        """Return the hidden states that this method needs, from those kept for all methods: (n, w H)."""
+        """Return the hidden states that this method needs, from those kept for all methods: (n, w
+        H).
+        """
         parts = torch.stack(states).chunk(len(self.text.hidden), -1)
-        return torch.cat([parts[self.text.hidden.index(number)] for number in self.session.drafter.needs.hidden], -1)
+        return torch.cat(
+            [parts[self.text.hidden.index(number)] for number in self.session.drafter.needs.hidden],
+            -1,
+        )
 
 
 @torch.inference_mode()
@@ -228,10 +285,12 @@ def generate_together(
     eos: Collection[int] = (),
     sampling: Sampling = GREEDY,
 ) -> list[Generation]:
-    """Answer one prompt by each of several methods, with the steps that each would take alone; measure no times.
+    """Answer one prompt by each of several methods, with the steps that each would take alone;
+    measure no times.
 
-    Sequences whose root is furthest back go first, so that contexts that all sequences have passed are freed. Compared
-    with all sequences at once, this takes about twice as many forwards, equally many rows, and a tenth of the contexts.
+    Sequences whose root is furthest back go first, so that contexts that all sequences have passed
+    are freed. Compared with all sequences at once, this takes about twice as many forwards, equally
+    many rows, and a tenth of the contexts.
 
     Args:
         drafters: of any kind; no two of them may be one object.
@@ -245,7 +304,9 @@ def generate_together(
         return [generate(target, drafter, prompt, **settings) for drafter in drafters]
     limit = target.token_budget(prompt, max_new_tokens)
     if sampling.reads_text:
-        raise UserError("sampling: a repetition penalty and other processors read the text; say timed=true")
+        raise UserError(
+            "sampling: a repetition penalty and other processors read the text; say timed=true"
+        )
     with ExitStack() as ends:
         ends.enter_context(target.turns)
         cache = ends.enter_context(target.cache(sum(drafter.max_nodes for drafter in drafters)))
@@ -256,9 +317,16 @@ def generate_together(
             ends.callback(session.close)
         chains = [session.begin(prompt) for session in sessions]
         text = SharedText(target, cache, prompt, choice, sessions)
-        sequences = [_Sequence(session, prompt, chain, text) for session, chain in zip(sessions, chains, strict=True)]
-        following = [sequence for sequence in sequences if not sequence.session.drafter.needs.rejected]
-        unfinished = [sequence.begin_after(text.tip) for sequence in sequences if sequence not in following]
+        sequences = [
+            _Sequence(session, prompt, chain, text)
+            for session, chain in zip(sessions, chains, strict=True)
+        ]
+        following = [
+            sequence for sequence in sequences if not sequence.session.drafter.needs.rejected
+        ]
+        unfinished = [
+            sequence.begin_after(text.tip) for sequence in sequences if sequence not in following
+        ]
         while unfinished:
             back = min(sequence.context.position for sequence in unfinished)
             turn = [sequence for sequence in unfinished if sequence.context.position == back]
@@ -269,7 +337,9 @@ def generate_together(
         text.forget_rejected()
         for sequence in following:
             sequence.begin_after(text.start)
-            while sequence.learn(draft := sequence.draft(), text.follow(sequence.context, draft), limit, eos):
+            while sequence.learn(
+                draft := sequence.draft(), text.follow(sequence.context, draft), limit, eos
+            ):
                 pass
     for sequence in sequences:
         sequence.out.end(limit, max_new_tokens, eos)
