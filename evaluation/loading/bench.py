@@ -1,7 +1,10 @@
-"""Load benches: fetch a file once by URL and hash, select and order its questions, and make prompts of them.
+"""Load benches: fetch a file once by URL and hash, select and order its questions, and make prompts
+of them.
 
-SPEED-Bench's rows (NVIDIA, arXiv 2604.09557) are read as published, or as NVIDIA's prepare.py writes them. Licences
-keep some prompts out of the published parquet files: these prompts are placeholders until prepare.py fetches them.
+SPEED-Bench's rows (NVIDIA, arXiv 2604.09557) are read as published, or as NVIDIA's prepare.py
+writes them. Licences
+keep some prompts out of the published parquet files: these prompts are placeholders until
+prepare.py fetches them.
 """
 
 from __future__ import annotations
@@ -25,15 +28,36 @@ from model import prompts
 from model.errors import UserError, one_line
 from model.files import ROOT, write_bytes
 
-from ..records.questions import FILE_ORDER, INTERLEAVED, SHUFFLED, Question, checked_questions, read_rows, subtask
+from ..records.questions import (
+    FILE_ORDER,
+    INTERLEAVED,
+    SHUFFLED,
+    Question,
+    checked_questions,
+    read_rows,
+    subtask,
+)
 
-WORDS = {  # values of settings; dev and held_out are the even and odd questions of each subtask, counted from 0
+# values of settings; dev and held_out are the even and odd questions of each subtask, counted from
+# 0
+WORDS = {
     "split": ("dev", "held_out"),
     "layout": ("spec_bench", "speed_bench"),
     "placeholders": ("refuse", "skip"),
 }
 SPEED_BENCH_CATEGORIES = (
-    *("coding", "humanities", "math", "multilingual", "qa", "rag", "reasoning", "roleplay", "stem", "summarization"),
+    *(
+        "coding",
+        "humanities",
+        "math",
+        "multilingual",
+        "qa",
+        "rag",
+        "reasoning",
+        "roleplay",
+        "stem",
+        "summarization",
+    ),
     *("writing", "low_entropy", "mixed", "high_entropy"),
 )
 PLACEHOLDER = "FULL BENCHMARK DATA SHOULD BE FETCHED FROM THE SOURCE"
@@ -73,21 +97,29 @@ def load_bench(
 
     Args:
         path: the question file, or a folder with `question.jsonl`; relative to the repository.
-        url, sha256: where to fetch the file, and its hash. The user's own file must have this hash, too, unless it is
-            JSONL prepared from parquet. Without a hash, the fetched file's is printed.
+        url, sha256: where to fetch the file, and its hash. The user's own file must have this hash,
+            too, unless it is JSONL prepared from parquet. Without a hash, the fetched file's is
+            printed.
         begin, end: slice of the file, as Spec-Bench's --question-begin and --question-end.
-        per_category, spread: keep that many questions of each subtask, the first ones or evenly spread ones.
-        split: dev or held_out: every other question of each subtask, from the first or second on, so that settings
-            chosen on one half can be reported on the other.
+        per_category, spread: keep that many questions of each subtask, the first ones or evenly
+            spread ones.
+        split: dev or held_out: every other question of each subtask, from the first or second on,
+            so that settings chosen on one half can be reported on the other.
         categories: keep only these subtasks.
-        order: file | interleaved (one of each subtask in turn) | shuffled, or shuffled-N with another seed than 0.
+        order: file | interleaved (one of each subtask in turn) | shuffled, or shuffled-N with
+            another seed than 0.
         layout: of the file: spec_bench | speed_bench.
         placeholders: prompts whose text was not published: refuse | skip.
 
     Raises:
-        UserError: missing, empty, malformed, wrong hash, no network, nothing selected, unknown order.
+        UserError: missing, empty, malformed, wrong hash, no network, nothing selected, unknown
+            order.
     """
-    for key, value in (("split", split or "dev"), ("layout", layout), ("placeholders", placeholders)):
+    for key, value in (
+        ("split", split or "dev"),
+        ("layout", layout),
+        ("placeholders", placeholders),
+    ):
         if value not in WORDS[key]:
             raise UserError(f"bench.{key}={value}: must be {' or '.join(WORDS[key])}")
     file = ROOT / path
@@ -95,13 +127,25 @@ def load_bench(
         file /= "question.jsonl"
     digest = _fetch(file, url, sha256)
     rows = read_rows(file) if layout == "spec_bench" else _speed_bench_rows(file)
-    questions = [q for q in checked_questions(rows, file) if placeholders == "refuse" or not _is_placeholder(q)]
+    questions = [
+        q
+        for q in checked_questions(rows, file)
+        if placeholders == "refuse" or not _is_placeholder(q)
+    ]
     subtasks = {subtask(question.category) for question in questions}
     if unknown := [name for name in categories or () if name not in subtasks]:
-        raise UserError(f"bench.categories={unknown[0]}: not in {file}, which has {', '.join(sorted(subtasks))}")
-    of_file = numbers(question.category for question in questions)  # so that a slice keeps the file's halves
+        raise UserError(
+            f"bench.categories={unknown[0]}: not in {file}, which has {', '.join(sorted(subtasks))}"
+        )
+    of_file = numbers(
+        question.category for question in questions
+    )  # so that a slice keeps the file's halves
     numbered = list(zip(questions, of_file, strict=True))[begin:end]
-    part = [question for question, number in numbered if split is None or WORDS["split"][number % 2] == split]
+    part = [
+        question
+        for question, number in numbered
+        if split is None or WORDS["split"][number % 2] == split
+    ]
     kept = set[Question]()
     for row in subtasks if categories is None else categories:
         members = [question for question in part if subtask(question.category) == row]
@@ -109,7 +153,9 @@ def load_bench(
         kept |= {members[i * len(members) // most if spread else i] for i in range(most)}
     chosen = [question for question in part if question in kept]
     if not chosen:
-        raise UserError(f"bench {name}: no question is left of {len(questions)} after the selection")
+        raise UserError(
+            f"bench {name}: no question is left of {len(questions)} after the selection"
+        )
     _refuse_placeholders(chosen, file)
     return Bench(name, ordered(chosen, order), digest, order)
 
@@ -132,15 +178,23 @@ def ordered(questions: Sequence[Question], order: str) -> tuple[Question, ...]:
         shuffled = list(questions)
         random.Random(int(seed or 0)).shuffle(shuffled)
         return tuple(shuffled)
-    raise UserError(f"bench.order={order}: unknown; use file, interleaved, shuffled or shuffled-N (seed N)")
+    raise UserError(
+        f"bench.order={order}: unknown; use file, interleaved, shuffled or shuffled-N (seed N)"
+    )
 
 
 def _fetch(file: Path, url: str | None, sha256: str | None) -> str:
-    """Download a missing file, completely and with its hash or not at all; return the file's sha256."""
-    prepared = str(url).endswith(".parquet") and file.suffix != ".parquet"  # by the user, from the file at the URL
+    """Download a missing file, completely and with its hash or not at all; return the file's
+    sha256.
+    """
+    prepared = (
+        str(url).endswith(".parquet") and file.suffix != ".parquet"
+    )  # by the user, from the file at the URL
     inside = file.resolve().is_relative_to(ROOT)  # never write outside the repository
     if url is None or prepared or not inside or file.exists():
-        digest = hashlib.sha256(file.read_bytes()).hexdigest() if file.is_file() else ""  # the reader reports it
+        digest = (
+            hashlib.sha256(file.read_bytes()).hexdigest() if file.is_file() else ""
+        )  # the reader reports it
         if digest and sha256 not in (None, digest) and not prepared:
             why = f"has sha256 {digest[:12]}..., the published one {str(sha256)[:12]}..."
             raise UserError(f"{file} {why}; delete it to fetch it again")
@@ -150,14 +204,19 @@ def _fetch(file: Path, url: str | None, sha256: str | None) -> str:
             data = response.read()
     except OSError as error:  # URLError and TimeoutError, too
         raise UserError(
-            f"cannot fetch {url} ({getattr(error, 'reason', error)}); download it elsewhere and put it at {file}, "
-            "or name a folder with bench.path="
+            f"cannot fetch {url} ({getattr(error, 'reason', error)}); download it elsewhere and put"
+            f" it at {file}, or name a folder with bench.path="
         ) from None
     digest = hashlib.sha256(data).hexdigest()
     if sha256 is None:
-        print(f"{url}: no hash is known for it; pin what was fetched with bench.sha256={digest}", file=sys.stderr)
+        print(
+            f"{url}: no hash is known for it; pin what was fetched with bench.sha256={digest}",
+            file=sys.stderr,
+        )
     elif digest != sha256:
-        raise UserError(f"{url} has sha256 {digest[:12]}..., expected {sha256[:12]}...; nothing was kept")
+        raise UserError(
+            f"{url} has sha256 {digest[:12]}..., expected {sha256[:12]}...; nothing was kept"
+        )
     write_bytes(file, data)
     return digest
 
@@ -170,13 +229,16 @@ def _refuse_placeholders(questions: Sequence[Question], file: Path) -> None:
     if missing := Counter(question.category for question in questions if _is_placeholder(question)):
         counts = ", ".join(f"{category} {n}" for category, n in sorted(missing.items()))
         raise UserError(
-            f"{file}: {missing.total()} prompts are placeholders, as their licences keep the text out ({counts}); fill "
-            f"them by {PREPARE} and name its file with bench.path=, or leave them out with bench.placeholders=skip"
+            f"{file}: {missing.total()} prompts are placeholders, as their licences keep the text"
+            f" out ({counts}); fill them by {PREPARE} and name its file with bench.path=, or leave"
+            " them out with bench.placeholders=skip"
         )
 
 
 def _speed_bench_rows(path: Path) -> Iterator[tuple[str, Any]]:
-    """Yield SPEED-Bench's rows in Spec-Bench's layout. Raises UserError naming file and row, or the missing reader."""
+    """Yield SPEED-Bench's rows in Spec-Bench's layout. Raises UserError naming file and row, or the
+    missing reader.
+    """
     for where, row in _parquet_rows(path) if path.suffix == ".parquet" else read_rows(path):
         category = row.get("category") if isinstance(row, dict) else None
         if not isinstance(category, str):  # `checked_questions` reports it
@@ -184,11 +246,19 @@ def _speed_bench_rows(path: Path) -> Iterator[tuple[str, Any]]:
             continue
         if category not in SPEED_BENCH_CATEGORIES:
             known = ", ".join(SPEED_BENCH_CATEGORIES)
-            raise UserError(f"{where}: category {category!r} is none of SPEED-Bench's ({known}); is this its file?")
+            raise UserError(
+                f"{where}: category {category!r} is none of SPEED-Bench's ({known}); is this its"
+                " file?"
+            )
         if isinstance(row.get("messages"), list):
             said = [message if isinstance(message, dict) else {} for message in row["messages"]]
-            if any(message.get("role", "user") != "user" for message in said):  # else it would be asked
-                raise UserError(f"{where}: a message's role is not user; SPEED-Bench has no other; is this its file?")
+            if any(
+                message.get("role", "user") != "user" for message in said
+            ):  # else it would be asked
+                raise UserError(
+                    f"{where}: a message's role is not user; SPEED-Bench has no other; is this its"
+                    " file?"
+                )
             row |= {"turns": [message.get("content") for message in said]}
         yield where, row | {"category": f"speed_{category}"}  # apart from Spec-Bench's of this name
 
@@ -201,8 +271,8 @@ def _parquet_rows(path: Path) -> Iterator[tuple[str, Any]]:
         frame = pd.read_parquet(path)
     except ImportError:
         raise UserError(
-            f"{path}: parquet is read by pyarrow, which is not installed; pip install pyarrow, or name a JSONL file of "
-            f"{PREPARE} with bench.path="
+            f"{path}: parquet is read by pyarrow, which is not installed; pip install pyarrow, or"
+            f" name a JSONL file of {PREPARE} with bench.path="
         ) from None
     except Exception as error:  # pandas and pyarrow raise many kinds for a damaged file
         raise UserError(f"question file {path} is no parquet ({one_line(error)[:200]})") from None
@@ -211,12 +281,15 @@ def _parquet_rows(path: Path) -> Iterator[tuple[str, Any]]:
 
 
 def choose_template(name: str | None, tokenizer: Any, model: str) -> str:
-    """Return the template asked for, else the model's own. Raises UserError if there is none of this name."""
+    """Return the template asked for, else the model's own. Raises UserError if there is none of
+    this name.
+    """
     if name is None:
         return prompts.default_template(tokenizer, model)
     if name == prompts.CHAT and not prompts.takes_chats(tokenizer):
         raise UserError(
-            "model.template=chat: this tokenizer has no chat template; name one of fschat's, e.g. vicuna_v1.1, or raw"
+            "model.template=chat: this tokenizer has no chat template; name one of fschat's, e.g."
+            " vicuna_v1.1, or raw"
         )
     if name not in (prompts.CHAT, prompts.RAW) and name not in conv_templates:
         raise UserError(f"model.template={name}: fschat has no such conversation template")
@@ -234,8 +307,12 @@ def prompt_text(template: str, tokenizer: Any, turns: prompts.Turns) -> str:
     return str(conversation.get_prompt())
 
 
-def prompt_ids(template: str, tokenizer: Any, turns: Sequence[str], answers: Sequence[str]) -> list[int]:
-    """Return the token ids of the prompt for the next answer: a user's turns so far, the model's answers in between."""
+def prompt_ids(
+    template: str, tokenizer: Any, turns: Sequence[str], answers: Sequence[str]
+) -> list[int]:
+    """Return the token ids of the prompt for the next answer: a user's turns so far, the model's
+    answers in between.
+    """
     chat = chat_of(turns, answers)
     if template == prompts.CHAT:  # by the tokenizer itself, as mistral-common's gives no text
         return prompts.chat_ids(tokenizer, chat)
@@ -249,7 +326,9 @@ def chat_of(turns: Sequence[str], answers: Sequence[str]) -> list[dict[str, str]
 
 
 def answer_text(template: str, tokenizer: Any, tokens: list[int]) -> str:
-    """Return the answer as the user reads it: without special tokens, cut at the template's stop string."""
+    """Return the answer as the user reads it: without special tokens, cut at the template's stop
+    string.
+    """
     text = tokenizer.decode(tokens, skip_special_tokens=True)
     stop = None if template in (prompts.CHAT, prompts.RAW) else get_conv_template(template).stop_str
     for mark in [stop] if isinstance(stop, str) else stop or []:
@@ -258,6 +337,10 @@ def answer_text(template: str, tokenizer: Any, tokens: list[int]) -> str:
 
 
 def template_hash(template: str, tokenizer: Any) -> str:
-    """Return the sha256 of a prompt of two turns, which changes with the template and the special tokens."""
-    sample = prompt_text(template, tokenizer, chat_of(["question one", "question two"], ["answer one"]))
+    """Return the sha256 of a prompt of two turns, which changes with the template and the special
+    tokens.
+    """
+    sample = prompt_text(
+        template, tokenizer, chat_of(["question one", "question two"], ["answer one"])
+    )
     return hashlib.sha256(sample.encode()).hexdigest()

@@ -1,6 +1,7 @@
 """Companions: the heads, draft model or datastore that a method needs next to the model.
 
-configs/companions lists them by model. A job without its companion is reported before anything is loaded.
+configs/companions lists them by model. A job without its companion is reported before anything is
+loaded.
 """
 
 from __future__ import annotations
@@ -25,25 +26,38 @@ class Kind(NamedTuple):
     name: str  # its key in configs/companions
     words: str  # its name in messages
     how: str  # how to get one
-    weights: tuple[str, ...] = ()  # patterns of its weight files, best first; empty for a single file
+    weights: tuple[
+        str, ...
+    ] = ()  # patterns of its weight files, best first; empty for a single file
 
 
 _HEADS = "`python -m tools.heads {}` trains one"
 _DRAFT = "name a small model of the same vocabulary"
 KINDS = {  # by the method's setting
-    "heads_path": Kind("medusa", "Medusa heads", _HEADS.format("medusa"), (medusa.WEIGHTS, medusa.PUBLIC_WEIGHTS)),
-    "hydra_path": Kind("hydra", "Hydra heads", heads.UNTRAINED, (hydra.WEIGHTS, hydra.PUBLIC_WEIGHTS)),
-    "head_path": Kind("eagle", "EAGLE head", _HEADS.format("eagle"), (heads.WEIGHTS, heads.PUBLIC_WEIGHTS)),
-    "eagle3_path": Kind("eagle3", "EAGLE-3 head", heads.UNTRAINED, (heads.WEIGHTS, heads.PUBLIC_WEIGHTS)),
+    "heads_path": Kind(
+        "medusa", "Medusa heads", _HEADS.format("medusa"), (medusa.WEIGHTS, medusa.PUBLIC_WEIGHTS)
+    ),
+    "hydra_path": Kind(
+        "hydra", "Hydra heads", heads.UNTRAINED, (hydra.WEIGHTS, hydra.PUBLIC_WEIGHTS)
+    ),
+    "head_path": Kind(
+        "eagle", "EAGLE head", _HEADS.format("eagle"), (heads.WEIGHTS, heads.PUBLIC_WEIGHTS)
+    ),
+    "eagle3_path": Kind(
+        "eagle3", "EAGLE-3 head", heads.UNTRAINED, (heads.WEIGHTS, heads.PUBLIC_WEIGHTS)
+    ),
     "draft_path": Kind("draft", "draft model", _DRAFT, (SAFETENSORS,)),
     "datastore_path": Kind("datastore", "datastore", "`python -m tools.datastore` builds one"),
 }
 
 
 def missing_companion(method: dict[str, Any], model: str) -> str:
-    """Say which companion a method lacks, by its settings and the model's name; empty if none. Fetches nothing."""
+    """Say which companion a method lacks, by its settings and the model's name; empty if none.
+    Fetches nothing.
+    """
     for key in KINDS.keys() & method.keys():
-        kind, value = KINDS[key], method[key]
+        kind = KINDS[key]
+        value = method[key]
         if value is None:
             return f"no {kind.words} for {model} ({kind.how}; companions.{kind.name}=PATH names it)"
         on_hub = bool(kind.weights) and hub.is_name(str(value))
@@ -58,17 +72,21 @@ def missing_companion(method: dict[str, Any], model: str) -> str:
 
 
 def fetch_companions(method: dict[str, Any], model: str) -> None:
-    """Fetch a method's companions from the hub. Raises UserError if one is missing or lacks weights."""
+    """Fetch a method's companions from the hub. Raises UserError if one is missing or lacks
+    weights.
+    """
     if why := missing_companion(method, model):
         raise UserError(f"{method['name']}: not available: {why}")
     for key in KINDS.keys() & method.keys():
-        path, weights = path_of(key, str(method[key])), KINDS[key].weights
+        path = path_of(key, str(method[key]))
+        weights = KINDS[key].weights
         if weights and (why := hub.missing_weights(path, weights)):
             raise UserError(f"{path}: {why}")
 
 
 def path_of(key: str, value: str) -> Path:
-    """Return the path of a method's setting: a file or folder, or the snapshot of a hub name, fetched if needed.
+    """Return the path of a method's setting: a file or folder, or the snapshot of a hub name,
+    fetched if needed.
 
     Raises:
         UserError: a hub name that cannot be fetched.

@@ -1,8 +1,9 @@
 """Choose and lock the devices of a model; measure peak memory and the time of a step's parts.
 
-A timed run shares its device with no other timed run, and a GPU is never shared. Untimed runs on a CPU take no lock;
-the tables say which runs began while other processes kept cores busy. The locks are the system's file locks, in the
-temporary folder. They end with the process that holds the weights.
+A timed run shares its device with no other timed run, and a GPU is never shared. Untimed runs on a
+CPU take no lock; the tables say which runs began while other processes kept cores busy. The locks
+are the system's file locks, in the temporary folder. They end with the process that holds the
+weights.
 """
 
 from __future__ import annotations
@@ -37,7 +38,9 @@ _depth = 0
 
 @contextmanager
 def keep_devices() -> Iterator[None]:
-    """Keep devices locked until the outermost of these nested blocks ends: that of a command or of a single run."""
+    """Keep devices locked until the outermost of these nested blocks ends: that of a command or of
+    a single run.
+    """
     global _depth
     _depth += 1
     try:
@@ -50,24 +53,32 @@ def keep_devices() -> Iterator[None]:
 
 @contextmanager
 def exclusive(settings: ModelSettings, timed: bool = True) -> Iterator[ModelSettings]:
-    """Lock the devices that these settings use on this host; yields the settings with the device chosen for auto.
+    """Lock the devices that these settings use on this host; yields the settings with the device
+    chosen for auto.
 
-    The lock is taken before the model is loaded, as loading would disturb another run's timings. It is released when
+    The lock is taken before the model is loaded, as loading would disturb another run's timings. It
+    is released when
     the weights are freed: at the end of the command, or when the process moves to another device.
 
     Args:
         timed: False if the run takes no times; it does not lock the CPU.
     """
     count = torch.cuda.device_count() if torch.cuda.is_available() else 0
-    gpus = {_identity(device): device for device in (torch.device("cuda", index) for index in range(count))}
+    gpus = {
+        _identity(device): device
+        for device in (torch.device("cuda", index) for index in range(count))
+    }
     with keep_devices():
         if gpus and settings.device_map is not None:
             names = set(gpus)
-        elif gpus and settings.device == "auto":  # the one that this process holds already, else the first free one
+        elif (
+            gpus and settings.device == "auto"
+        ):  # the one that this process holds already, else the first free one
             if (name := next((name for name in gpus if name in _locks), None)) is None:
                 _release()
                 name = _lock_one_of(*gpus)
-            settings, names = dataclasses.replace(settings, device=str(gpus[name])), {name}
+            settings = dataclasses.replace(settings, device=str(gpus[name]))
+            names = {name}
         else:
             names = {_identity(choose_device(settings.device, "model.device"))}
         if not timed:
@@ -89,7 +100,9 @@ def _release() -> None:
 
 
 def _identity(device: torch.device) -> str:
-    """Return a name that does not depend on CUDA_VISIBLE_DEVICES, so that it is the same in all processes."""
+    """Return a name that does not depend on CUDA_VISIBLE_DEVICES, so that it is the same in all
+    processes.
+    """
     if device.type != "cuda":
         return device.type
     index = device.index or 0
@@ -98,31 +111,41 @@ def _identity(device: torch.device) -> str:
 
 def _lock_one_of(*names: str) -> str:
     """Wait for and lock the first of these devices that is free; returns its name."""
-    devices, waiting = f"any of {len(names)} GPUs" if len(names) > 1 else names[0], False
+    devices = f"any of {len(names)} GPUs" if len(names) > 1 else names[0]
+    waiting = False
     while True:
         for name in names:
             with suppress(Timeout):
                 _locks[name] = _locked(name)
                 return name
         if not waiting:
-            print(f"waiting: another run is being timed on {devices}; this one starts when it is done", file=sys.stderr)
+            print(
+                f"waiting: another run is being timed on {devices}; this one starts when it is"
+                " done",
+                file=sys.stderr,
+            )
             waiting = True
         time.sleep(POLL_SECONDS)
 
 
 def _locked(name: str) -> FileLock:
-    """Lock a device. Raises Timeout if it is not free. Any user may open the file, which holds nothing."""
+    """Lock a device. Raises Timeout if it is not free. Any user may open the file, which holds
+    nothing.
+    """
     file = re.sub(r"[^\w.-]", "_", f"token-recycling-{platform.node()}-{name}.lock")
     lock = FileLock(Path(tempfile.gettempdir()) / file, mode=0o666, thread_local=False)
     lock.acquire(blocking=False)
     return lock
 
 
-_STATUS, _CLEAR = Path("/proc/self/status"), Path("/proc/self/clear_refs")
+_STATUS = Path("/proc/self/status")
+_CLEAR = Path("/proc/self/clear_refs")
 
 
 def restart_peak(devices: Sequence[torch.device]) -> None:
-    """Reset the peak memory. On a CPU, this is the process's peak resident set, reset where Linux permits it."""
+    """Reset the peak memory. On a CPU, this is the process's peak resident set, reset where Linux
+    permits it.
+    """
     for device in devices:
         if device.type == "cuda":
             torch.cuda.reset_peak_memory_stats(device)
@@ -132,7 +155,8 @@ def restart_peak(devices: Sequence[torch.device]) -> None:
 
 
 def peak_bytes(devices: Sequence[torch.device]) -> int | None:
-    """Return the peak bytes since `restart_peak`, weights and cache included; None on other devices.
+    """Return the peak bytes since `restart_peak`, weights and cache included; None on other
+    devices.
 
     CUDA: allocated by tensors, summed over devices. CPU: the resident set of the process, on Linux.
     """
@@ -140,13 +164,17 @@ def peak_bytes(devices: Sequence[torch.device]) -> int | None:
         return sum(int(torch.cuda.max_memory_allocated(device)) for device in devices)
     if all(device.type == "cpu" for device in devices):
         with suppress(OSError):
-            found = re.search(r"^VmHWM:\s*(\d+)", _STATUS.read_text(encoding="ascii", errors="replace"), re.M)
+            found = re.search(
+                r"^VmHWM:\s*(\d+)", _STATUS.read_text(encoding="ascii", errors="replace"), re.M
+            )
             return 1024 * int(found[1]) if found else None
     return None
 
 
 class PhaseClock:
-    """Add up seconds by phase of a step; synchronises the device at each mark, so that work counts in its phase."""
+    """Add up seconds by phase of a step; synchronises the device at each mark, so that work counts
+    in its phase.
+    """
 
     def __init__(self, target: Target) -> None:
         self.target = target

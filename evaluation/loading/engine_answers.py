@@ -1,8 +1,10 @@
-"""Read answers of any engine from a JSONL file as token ids, and compute a model's choices along them.
+"""Read answers of any engine from a JSONL file as token ids, and compute a model's choices along
+them.
 
-A line is an answer to a bench's question in Spec-Bench's format, like this project's records. Or it has a prompt
-(prompt_token_ids, messages or prompt) and an answer (token_ids or text, perhaps in choices), named as in OpenAI's and
-vLLM's interfaces. If a line has ids and text, the ids are used. Text alone is tokenised together with its prompt.
+A line is an answer to a bench's question in Spec-Bench's format, like this project's records. Or it
+has a prompt (prompt_token_ids, messages or prompt) and an answer (token_ids or text, perhaps in
+choices), named as in OpenAI's and vLLM's interfaces. If a line has ids and text, the ids are used.
+Text alone is tokenised together with its prompt.
 """
 
 from __future__ import annotations
@@ -27,7 +29,12 @@ from .models import LoadedModel
 
 FIELDS: Schema = {
     **{"prompt_token_ids": (1, (int,)), "messages": (1, (dict,)), "prompt": (0, (str,))},
-    **{"token_ids": (1, (int,)), "text": (0, (str,)), "max_tokens": (0, (int,)), "temperature": (0, (int, float))},
+    **{
+        "token_ids": (1, (int,)),
+        "text": (0, (str,)),
+        "max_tokens": (0, (int,)),
+        "temperature": (0, (int, float)),
+    },
 }
 # Parts of an answer that a line without choices may have; its other keys are the user's own.
 _PART = re.compile("reasoning(_content|_details)?|thinking|refusal|tool_calls|function_call|audio")
@@ -42,7 +49,8 @@ class EngineAnswer:
     ids: list[int]  # the answer's, up to its first EOS
     behind: int  # number of tokens that the file has after that EOS
     remade: bool  # True if the ids were made from the answer's text
-    finish: str  # "stop" (the engine says that EOS ended it), "length", another word of the file's, or empty
+    # "stop" (the engine says that EOS ended it), "length", another word of the file's, or empty
+    finish: str
     limit: int | None  # the requested maximum of new tokens; None: unknown
 
 
@@ -61,7 +69,11 @@ def read_requests(path: Path, questions: Mapping[Any, Question]) -> list[tuple[s
         if not isinstance(choices, list) or not all(isinstance(choice, dict) for choice in choices):
             raise UserError(f"{where}: must be a JSON object, its choices a list of objects")
         numbered = {"id": where.rpartition(":")[2]} | row
-        read = _turns(row, questions) if choices and "turns" in choices[0] else _choices(numbered, choices)
+        read = (
+            _turns(row, questions)
+            if choices and "turns" in choices[0]
+            else _choices(numbered, choices)
+        )
         try:
             requests += ((where, request) for request in read)
         except UserError as error:
@@ -82,11 +94,17 @@ def _turns(row: Row, questions: Mapping[Any, Question]) -> Iterator[Row]:
     if row.get("question_sha256") not in (None, question.sha256):
         raise UserError(f"question {number} has another text in this bench")
     for index, choice in enumerate(row["choices"]):
-        messages, answers = list[Row](), choice.get("output_ids") or choice["turns"]
-        remade = choice.get("ids_remade") or [False] * len(answers)  # True: a server's run made the ids from the text
+        messages = list[Row]()
+        answers = choice.get("output_ids") or choice["turns"]
+        remade = choice.get("ids_remade") or [False] * len(
+            answers
+        )  # True: a server's run made the ids from the text
         stops = choice.get("stop") or [""] * len(answers)
         if {*map(len, (answers, stops, choice["turns"], remade))} != {len(question.turns)}:
-            raise UserError(f"question {number} has {len(question.turns)} turns, and not each has its answer and stop")
+            raise UserError(
+                f"question {number} has {len(question.turns)} turns, and not each has its answer"
+                " and stop"
+            )
         turns = zip(question.turns, answers, stops, choice["turns"], remade, strict=True)
         for turn, (asked, said, stop, text, made) in enumerate(turns, start=1):
             messages = [*messages, {"role": "user", "content": asked}]
@@ -94,31 +112,47 @@ def _turns(row: Row, questions: Mapping[Any, Question]) -> Iterator[Row]:
             kind = "text" if isinstance(said, str) else "token_ids"
             if said or made or stop != "context":  # else the prompt had no room for an answer
                 end = stop if said else "length"  # without ids, no end is judged
-                yield from _choices({"id": name, "messages": messages, "stop": end, "ids_remade": made}, [{kind: said}])
+                yield from _choices(
+                    {"id": name, "messages": messages, "stop": end, "ids_remade": made},
+                    [{kind: said}],
+                )
             messages = [*messages, {"role": "assistant", "content": text or said}]
 
 
 def _choices(row: Row, choices: list[Row]) -> Iterator[Row]:
-    """Yield each choice of a line, with the fields of the line; a line without choices is a single choice."""
+    """Yield each choice of a line, with the fields of the line; a line without choices is a single
+    choice.
+    """
     for index, choice in enumerate(choices):
         message = choice.get("message") or {}  # of chats
         request = row | {"text": message.get("content", row.get("text"))} | choice
         request["id"] = f"{row['id']}, answer {index + 1}" if index else row["id"]
-        request.setdefault("token_ids", request.get("ids"))  # as `token-recycling generate` calls them
+        request.setdefault(
+            "token_ids", request.get("ids")
+        )  # as `token-recycling generate` calls them
         if isinstance(request.get("prompt"), list):
-            request |= {"prompt": None, "prompt_token_ids": request.get("prompt_token_ids") or request["prompt"]}
+            request |= {
+                "prompt": None,
+                "prompt_token_ids": request.get("prompt_token_ids") or request["prompt"],
+            }
         if why := misfit(request, FIELDS):
             raise UserError(why)
         if request.get("temperature"):
             raise UserError(f"temperature {request['temperature']}: an audit is of greedy answers")
         if all(request.get(key) is None for key in ("prompt_token_ids", "messages", "prompt")):
             raise UserError("has no prompt: prompt_token_ids, messages or prompt")
-        if request.get("prompt_token_ids") is None and (request.get("tools") or request.get("chat_template_kwargs")):
-            raise UserError("tools and options of a chat template are not rendered: give prompt_token_ids")
+        if request.get("prompt_token_ids") is None and (
+            request.get("tools") or request.get("chat_template_kwargs")
+        ):
+            raise UserError(
+                "tools and options of a chat template are not rendered: give prompt_token_ids"
+            )
         named = {key: value for key, value in row.items() if _PART.fullmatch(key)}
         other = other_part(message | choice | named)
         if (other or request["text"] is None) and request["token_ids"] is None:
-            raise UserError(f"has neither token_ids nor an answer that is its text alone {other}".rstrip())
+            raise UserError(
+                f"has neither token_ids nor an answer that is its text alone {other}".rstrip()
+            )
         yield request
 
 
@@ -126,10 +160,11 @@ def tokenised(where: str, request: Row, loaded: LoadedModel) -> EngineAnswer:
     """Return an answer's token ids.
 
     Raises:
-        UserError: the template refuses the messages, ids are outside the vocabulary, or there are more tokens than
-            max_tokens or the context allow.
+        UserError: the template refuses the messages, ids are outside the vocabulary, or there are
+            more tokens than max_tokens or the context allow.
     """
-    prompt, ids = request.get("prompt_token_ids"), request["token_ids"]
+    prompt = request.get("prompt_token_ids")
+    ids = request["token_ids"]
     remade = ids is None or bool(request.get("ids_remade"))
     tokenizer = loaded.tokenizer
     space = ""
@@ -144,12 +179,19 @@ def tokenised(where: str, request: Row, loaded: LoadedModel) -> EngineAnswer:
     if limit is not None and not remade and len(ids) > limit:
         raise UserError(f"{where}: {len(ids)} tokens, and max_tokens is {limit}")
     end = next((place for place, token in enumerate(ids, start=1) if token in loaded.eos), len(ids))
-    known, most = loaded.target.vocab_size, loaded.target.context
+    known = loaded.target.vocab_size
+    most = loaded.target.context
     if not prompt or not all(0 <= token < known for token in (*prompt, *ids)):
-        raise UserError(f"{where}: its prompt is empty, or ids are outside the vocabulary of {known}")
+        raise UserError(
+            f"{where}: its prompt is empty, or ids are outside the vocabulary of {known}"
+        )
     if len(prompt) + end > most:
-        raise UserError(f"{where}: {len(prompt) + end} tokens, and the context has {most}; say model.context=N")
-    stop = request.get("stop")  # this project's stop reason, or the stop texts of a request to OpenAI
+        raise UserError(
+            f"{where}: {len(prompt) + end} tokens, and the context has {most}; say model.context=N"
+        )
+    stop = request.get(
+        "stop"
+    )  # this project's stop reason, or the stop texts of a request to OpenAI
     own = {"eos": "stop", "length": "length", "context": "length"}.get(str(stop), "")
     finish = request.get("finish_reason") or own
     if finish == "stop" and (request.get("stop_reason") is not None or (stop and stop != "eos")):
@@ -162,8 +204,8 @@ def tokenised(where: str, request: Row, loaded: LoadedModel) -> EngineAnswer:
 def continued(tokenizer: Any, before: str, said: str) -> list[int]:
     """Return the ids of an answer's text, tokenised together with the text before it.
 
-    Special words are plain text, as engines leave special tokens out. If the answer would merge with the last token
-    before it, which engines do not do, it is tokenised behind a line break.
+    Special words are plain text, as engines leave special tokens out. If the answer would merge
+    with the last token before it, which engines do not do, it is tokenised behind a line break.
     """
     head, whole = (
         list(tokenizer(text, add_special_tokens=False, split_special_tokens=True).input_ids)
@@ -175,15 +217,22 @@ def continued(tokenizer: Any, before: str, said: str) -> list[int]:
 
 
 def _prompt(where: str, request: Row, loaded: LoadedModel) -> tuple[str, str, bool]:
-    """Return a prompt's text, what is between it and the answer, and whether the tokenizer adds special tokens."""
-    tokenizer, template, said = loaded.tokenizer, loaded.template, request.get("text") or ""
+    """Return a prompt's text, what is between it and the answer, and whether the tokenizer adds
+    special tokens.
+    """
+    tokenizer = loaded.tokenizer
+    template = loaded.template
+    said = request.get("text") or ""
     if (messages := request.get("messages")) is None:
-        text, bos = request["prompt"], tokenizer.bos_token
+        text = request["prompt"]
+        bos = tokenizer.bos_token
         return text, "", not (bos and text.startswith(bos))
     messages = [
-        turn | {"content": answer_text(template, tokenizer, turn["content"])}
-        if turn.get("role") == "assistant" and isinstance(turn.get("content"), list)
-        else turn
+        (
+            turn | {"content": answer_text(template, tokenizer, turn["content"])}
+            if turn.get("role") == "assistant" and isinstance(turn.get("content"), list)
+            else turn
+        )
         for turn in messages
     ]
     try:
@@ -191,38 +240,55 @@ def _prompt(where: str, request: Row, loaded: LoadedModel) -> tuple[str, str, bo
         if template != CHAT and len(messages) % 2 == 0:
             raise ValueError("its last turn is not a user's")
     except Exception as error:  # the template's own errors, and jinja2's
-        raise UserError(f"{where}: {template} refuses its messages ({one_line(error)[:200]})") from None
+        raise UserError(
+            f"{where}: {template} refuses its messages ({one_line(error)[:200]})"
+        ) from None
     return text, space_between(template, text, said), template != CHAT
 
 
 def space_between(template: str, before: str, said: str) -> str:
-    """Return the space that fschat's templates have between prompt and answer, if neither has it."""
+    """Return the space that fschat's templates have between prompt and answer, if neither has
+    it.
+    """
     apart = template == CHAT or not said or before[-1].isspace() or said[0].isspace()
     return "" if apart else " "
 
 
 @dataclass
 class Forced:
-    """A model's logits along an answer: at each of its n positions, and at the position after it."""
+    """A model's logits along an answer: at each of its n positions, and at the position after
+    it.
+    """
 
     own: list[int] = field(default_factory=list)  # the model's arg-max (n + 1)
-    # largest logit minus the logit of the answer's token (n), then minus that of the likeliest EOS (1)
+    # largest logit minus the logit of the answer's token (n), then minus that of the likeliest EOS
+    # (1)
     gaps: list[float] = field(default_factory=list)
-    margins: list[float] = field(default_factory=list)  # largest logit minus the second largest (n + 1)
+    margins: list[float] = field(
+        default_factory=list
+    )  # largest logit minus the second largest (n + 1)
 
 
 def force(
-    target: Target, prompt: list[int], ids: list[int], eos: Collection[int] = (), *, by_steps: bool = False
+    target: Target,
+    prompt: list[int],
+    ids: list[int],
+    eos: Collection[int] = (),
+    *,
+    by_steps: bool = False,
 ) -> Forced:
-    """Read the model's logits along an answer; at most `LOGITS_BYTES` of logits are in memory at once.
+    """Read the model's logits along an answer; at most `LOGITS_BYTES` of logits are in memory at
+    once.
 
     Args:
         by_steps: forward one token at a time, as engines decode.
     """
-    forced, ends = Forced(), sorted(eos)
+    forced = Forced()
+    ends = sorted(eos)
 
     def read(start: int, logits: torch.Tensor) -> None:  # (m, V)
-        first, logits = len(forced.own), logits.float()
+        first = len(forced.own)
+        logits = logits.float()
         best = logits.topk(2).values  # (m, 2)
         said = torch.tensor([*ids, 0][first : first + len(logits)], device=logits.device)
         picked = logits.gather(1, said[:, None])[:, 0]
@@ -232,19 +298,27 @@ def force(
         forced.gaps.extend((best[:, 0] - picked).tolist())
         forced.margins.extend((best[:, 0] - best[:, 1]).tolist())
 
-    text, root = [*prompt, *ids], Tree.chain(0).on(target.device)
+    text = [*prompt, *ids]
+    root = Tree.chain(0).on(target.device)
     with target.turns, target.cache(1, tokens=len(text) + 1) as cache:
         if not by_steps:
             target.prefill(cache, [*text, 0], rows=len(ids) + 1, read=read)
             return forced
         target.prefill(cache, prompt)
         for token in text[len(prompt) - 1 :]:
-            read(0, target.forward(cache, Draft(root, torch.tensor([token], device=target.device))).logits)
+            read(
+                0,
+                target.forward(
+                    cache, Draft(root, torch.tensor([token], device=target.device))
+                ).logits,
+            )
             cache.commit(1)
     return forced
 
 
 def noise(one: Forced, other: Forced) -> float:
-    """Return the largest change from `one` to `other`, at any position, of the gap between the two largest logits."""
+    """Return the largest change from `one` to `other`, at any position, of the gap between the two
+    largest logits.
+    """
     pairs = zip(one.own, other.own, one.margins, other.margins, strict=True)
     return max(abs(a - b) if own == others else a + b for own, others, a, b in pairs)

@@ -1,7 +1,8 @@
-"""Serving engines: how each is asked for an answer, and how its answer, counters and properties are read.
+"""Serving engines: how each is asked for an answer, and how its answer, counters and properties are
+read.
 
-Steps are counted as on this engine, the first token's step included. For most engines, their number is that of the
-tokens that were not accepted drafts.
+Steps are counted as on this engine, the first token's step included. For most engines, their number
+is that of the tokens that were not accepted drafts.
 """
 
 from __future__ import annotations
@@ -16,8 +17,9 @@ from model.errors import visible
 
 from ..records.identity import NO_SPECULATION
 
-# Keys of a choice or message that are its text, its ids or no part of the answer, as OpenAI, vLLM, SGLang, TensorRT-LLM
-# and llama.cpp name them. Any other may be a part of the answer: reasoning, thinking, refusal, tool_calls, audio, ...
+# Keys of a choice or message that are its text, its ids or no part of the answer, as OpenAI, vLLM,
+# SGLang, TensorRT-LLM and llama.cpp name them. Any other may be a part of the answer: reasoning,
+# thinking, refusal, tool_calls, audio, ...
 _NO_OTHER_PART = re.compile(
     "role|name|content|text|message|index|id|token_ids|ids|prompt_token_ids|prompt|messages|stop|finish_reason|"
     "stop_reason|matched_stop|native_finish_reason|logprobs|prompt_logprobs|hidden_states|routed_experts|"
@@ -49,7 +51,9 @@ class Heard:
     drafts: int = 0  # steps that had a draft
     forwards: int = 0  # forwards that gave tokens, if the engine counts them
     speculation: str | None = None
-    means: dict[str, tuple[float, float]] = field(default_factory=dict)  # the engine's own mean: a sum and its count
+    means: dict[str, tuple[float, float]] = field(
+        default_factory=dict
+    )  # the engine's own mean: a sum and its count
 
     @property
     def progress(self) -> tuple[int, int, int, str]:
@@ -58,7 +62,9 @@ class Heard:
 
     @property
     def steps(self) -> int | None:
-        """The number of the answer's steps: the largest of three, as `accepted` may count tokens after the end."""
+        """The number of the answer's steps: the largest of three, as `accepted` may count tokens
+        after the end.
+        """
         # `forwards` may include forwards for other answers
         steps = max(self.tokens - (self.accepted or 0), 1 + self.drafts, self.forwards)
         return None if self.accepted is None else min(self.tokens, steps)
@@ -66,11 +72,15 @@ class Heard:
 
 @dataclass(frozen=True)
 class Engine:
-    """An engine with OpenAI's /v1/completions. By default it takes only text and counts no drafts."""
+    """An engine with OpenAI's /v1/completions. By default it takes only text and counts no
+    drafts.
+    """
 
     takes_ids: bool = False
     also: dict[str, float] = field(default_factory=dict)  # request fields beyond OpenAI's interface
-    counters: str = ""  # path of the whole server's counters, in Prometheus' text format; {}: the model's name
+    counters: str = (
+        ""  # path of the whole server's counters, in Prometheus' text format; {}: the model's name
+    )
     prefix: str = ""  # of the engine's own counters, which may be switched off
     mean: str = ""  # its name for 1 + accepted draft tokens / steps with a draft
     path: str = "/v1/completions"
@@ -91,24 +101,37 @@ class Engine:
             if mean := choice.get("avg_decoded_tokens_per_iter"):  # TensorRT-LLM's
                 heard.means["avg_decoded_tokens_per_iter"] = (len(heard.ids), len(heard.ids) / mean)
         if usage := event.get("usage"):
-            heard.tokens, heard.prompt_tokens = usage["completion_tokens"] or 0, usage["prompt_tokens"]
-        if said := (event.get("metrics") or {}).get("speculative_decoding"):  # vLLM's, if set to report it
-            heard.accepted, heard.drafts = said["num_accepted_draft_tokens"], said["num_spec_steps"]
+            heard.tokens = usage["completion_tokens"] or 0
+            heard.prompt_tokens = usage["prompt_tokens"]
+        if said := (event.get("metrics") or {}).get(
+            "speculative_decoding"
+        ):  # vLLM's, if set to report it
+            heard.accepted = said["num_accepted_draft_tokens"]
+            heard.drafts = said["num_spec_steps"]
 
     def count(self, moved: dict[str, float], heard: Heard) -> None:
-        """Add the increase of the server's counters; `moved` is empty without counters or for concurrent requests."""
+        """Add the increase of the server's counters; `moved` is empty without counters or for
+        concurrent requests.
+        """
         accepted, drafts = (
-            moved.get(f"{self.prefix}spec_decode_num_{of}_total", 0) for of in ("accepted_tokens", "drafts")
+            moved.get(f"{self.prefix}spec_decode_num_{of}_total", 0)
+            for of in ("accepted_tokens", "drafts")
         )
-        heard.forwards = int(moved.get("vllm:iteration_tokens_total_count", 0))  # entries of a histogram
+        heard.forwards = int(
+            moved.get("vllm:iteration_tokens_total_count", 0)
+        )  # entries of a histogram
         if any(name.startswith(self.prefix) for name in moved) and not heard.drafts:
-            heard.accepted, heard.drafts = int(accepted) if heard.accepted is None else heard.accepted, int(drafts)
+            heard.accepted = int(accepted) if heard.accepted is None else heard.accepted
+            heard.drafts = int(drafts)
         if heard.drafts and self.mean:
             heard.means[self.mean] = (heard.drafts + (heard.accepted or 0), heard.drafts)
 
     def describe(self, card: dict[str, Any], get: Callable[[str], Any]) -> dict[str, Any]:
-        """Return version, speculation and context, from the server's model card and its other paths."""
-        counters, version = (get(self.counters) or "") if self.counters else "", get("/version")
+        """Return version, speculation and context, from the server's model card and its other
+        paths.
+        """
+        counters = (get(self.counters) or "") if self.counters else ""
+        version = get("/version")
         drafts = "speculative" if f"{self.prefix}spec_decode_" in counters else NO_SPECULATION
         speculation = drafts if self.prefix and self.prefix in counters else None
         said = {"version": version.get("version") if isinstance(version, dict) else None}
@@ -116,19 +139,30 @@ class Engine:
 
 
 class Sglang(Engine):
-    """SGLang, by its own /generate: it verifies a draft in every step but the first and reports their number."""
+    """SGLang, by its own /generate: it verifies a draft in every step but the first and reports
+    their number.
+    """
 
     def body(self, model: str, prompt: list[int] | str, limit: int) -> dict[str, Any]:
-        return {"input_ids": prompt, "sampling_params": {"max_new_tokens": limit, "temperature": 0.0}, "stream": True}
+        return {
+            "input_ids": prompt,
+            "sampling_params": {"max_new_tokens": limit, "temperature": 0.0},
+            "stream": True,
+        }
 
     def read(self, event: dict[str, Any], heard: Heard) -> None:
-        said, ids = event["meta_info"], event.get("output_ids") or []
-        heard.tokens, heard.prompt_tokens = said["completion_tokens"], said["prompt_tokens"]
-        if (new := heard.tokens - len(heard.ids)) > 0:  # an event has all ids so far or, if so set, the last
+        said = event["meta_info"]
+        ids = event.get("output_ids") or []
+        heard.tokens = said["completion_tokens"]
+        heard.prompt_tokens = said["prompt_tokens"]
+        if (
+            new := heard.tokens - len(heard.ids)
+        ) > 0:  # an event has all ids so far or, if so set, the last
             heard.ids += ids[-new:]
         heard.text = event.get("text") or heard.text
         end = said.get("finish_reason") or {}
-        heard.finish, heard.stopped_by = end.get("type", ""), end.get("matched")
+        heard.finish = end.get("type", "")
+        heard.stopped_by = end.get("matched")
         if steps := said.get("spec_verify_ct"):
             heard.accepted = heard.tokens - 1 - steps  # SGLang's own count has had several names
             if mean := said.get("spec_accept_length"):
@@ -139,11 +173,17 @@ class Sglang(Engine):
     def describe(self, card: dict[str, Any], get: Callable[[str], Any]) -> dict[str, Any]:
         info = get("/server_info") or get("/get_server_info") or {}
         speculation = info.get("speculative_algorithm") or (NO_SPECULATION if info else None)
-        return {"version": info.get("version"), "speculation": speculation, "context": info.get("context_length")}
+        return {
+            "version": info.get("version"),
+            "speculation": speculation,
+            "context": info.get("context_length"),
+        }
 
 
 class LlamaCpp(Engine):
-    """llama.cpp's server, by its own /completion. Speculation is read from an answer's last event, not from /props."""
+    """llama.cpp's server, by its own /completion. Speculation is read from an answer's last event,
+    not from /props.
+    """
 
     def body(self, model: str, prompt: list[int] | str, limit: int) -> dict[str, Any]:
         plain = {"prompt": prompt, "n_predict": limit, "temperature": 0.0, "stream": True}
@@ -153,21 +193,40 @@ class LlamaCpp(Engine):
         heard.ids += event.get("tokens") or ()
         heard.text += event.get("content") or ""
         if event.get("stop"):
-            heard.finish = {"eos": "stop", "limit": "length"}.get(event["stop_type"], event["stop_type"])
-            heard.tokens, heard.prompt_tokens = event["tokens_predicted"], event["tokens_evaluated"]
-            heard.stopped_by = heard.ids[-1] if heard.ids and len(heard.ids) == heard.tokens else None
-            heard.accepted = event["timings"].get("draft_n_accepted", 0)  # missing if nothing was drafted
-            types = str(event["generation_settings"].get("speculative.types", NO_SPECULATION)).split(",")
-            heard.speculation = visible(",".join(name for name in types if name != NO_SPECULATION)) or NO_SPECULATION
+            heard.finish = {"eos": "stop", "limit": "length"}.get(
+                event["stop_type"], event["stop_type"]
+            )
+            heard.tokens = event["tokens_predicted"]
+            heard.prompt_tokens = event["tokens_evaluated"]
+            heard.stopped_by = (
+                heard.ids[-1] if heard.ids and len(heard.ids) == heard.tokens else None
+            )
+            heard.accepted = event["timings"].get(
+                "draft_n_accepted", 0
+            )  # missing if nothing was drafted
+            types = str(
+                event["generation_settings"].get("speculative.types", NO_SPECULATION)
+            ).split(",")
+            heard.speculation = (
+                visible(",".join(name for name in types if name != NO_SPECULATION))
+                or NO_SPECULATION
+            )
 
     def describe(self, card: dict[str, Any], get: Callable[[str], Any]) -> dict[str, Any]:
-        props, context = get("/props") or {}, (card.get("meta") or {}).get("n_ctx")
+        props = get("/props") or {}
+        context = (card.get("meta") or {}).get("n_ctx")
         return {"version": props.get("build_info"), "speculation": None, "context": context}
 
 
-_PLAIN = {"repetition_penalty": 1.0, "presence_penalty": 0.0, "frequency_penalty": 0.0}  # else the checkpoint's apply
+_PLAIN = {
+    "repetition_penalty": 1.0,
+    "presence_penalty": 0.0,
+    "frequency_penalty": 0.0,
+}  # else the checkpoint's apply
 ENGINES = {
-    "vllm": Engine(True, {"return_token_ids": True, **_PLAIN}, "/metrics", "vllm:", "mean_acceptance_length"),
+    "vllm": Engine(
+        True, {"return_token_ids": True, **_PLAIN}, "/metrics", "vllm:", "mean_acceptance_length"
+    ),
     "sglang": Sglang(True, path="/generate"),
     "llamacpp": LlamaCpp(True, {}, "/metrics?model={}", "llamacpp:", "mean_len", "/completion"),
     "tensorrt": Engine(True, {"detokenize": False}, "/prometheus/metrics", "trtllm_"),

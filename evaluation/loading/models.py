@@ -1,4 +1,6 @@
-"""Load a model: the embedded one, a local folder, or a hub name. Wrong input is reported in one line."""
+"""Load a model: the embedded one, a local folder, or a hub name. Wrong input is reported in one
+line.
+"""
 
 from __future__ import annotations
 
@@ -35,22 +37,50 @@ from .bench import choose_template
 from .devices import before_release
 from .settings import ModelSettings
 
-SPECIAL_IDS = ("eos_token_id", "pad_token_id", "bos_token_id")  # ids in a generation config that are the tokenizer's
+SPECIAL_IDS = (
+    "eos_token_id",
+    "pad_token_id",
+    "bos_token_id",
+)  # ids in a generation config that are the tokenizer's
 TOKENIZER_FILES = {"tokenizer.json", "tokenizer.model", "vocab.json"}
 SHAPES: dict[str, dict[str, int]] = {  # of LLaMA models
-    "vicuna-7b": dict(hidden_size=4096, num_hidden_layers=32, num_attention_heads=32, intermediate_size=11008),
-    "vicuna-13b": dict(hidden_size=5120, num_hidden_layers=40, num_attention_heads=40, intermediate_size=13824),
-    "vicuna-33b": dict(hidden_size=6656, num_hidden_layers=60, num_attention_heads=52, intermediate_size=17920),
-    "llama-3-8b": dict(hidden_size=4096, num_hidden_layers=32, num_attention_heads=32, intermediate_size=14336)
-    | dict(num_key_value_heads=8, vocab_size=128256),
-    "small": dict(hidden_size=512, num_hidden_layers=4, num_attention_heads=8, intermediate_size=1376, vocab_size=8192),
-    "tiny": dict(hidden_size=64, num_hidden_layers=2, num_attention_heads=4, intermediate_size=128, vocab_size=256),
+    "vicuna-7b": dict(
+        hidden_size=4096, num_hidden_layers=32, num_attention_heads=32, intermediate_size=11008
+    ),
+    "vicuna-13b": dict(
+        hidden_size=5120, num_hidden_layers=40, num_attention_heads=40, intermediate_size=13824
+    ),
+    "vicuna-33b": dict(
+        hidden_size=6656, num_hidden_layers=60, num_attention_heads=52, intermediate_size=17920
+    ),
+    "llama-3-8b": (
+        dict(
+            hidden_size=4096, num_hidden_layers=32, num_attention_heads=32, intermediate_size=14336
+        )
+        | dict(num_key_value_heads=8, vocab_size=128256)
+    ),
+    "small": dict(
+        hidden_size=512,
+        num_hidden_layers=4,
+        num_attention_heads=8,
+        intermediate_size=1376,
+        vocab_size=8192,
+    ),
+    "tiny": dict(
+        hidden_size=64,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        intermediate_size=128,
+        vocab_size=256,
+    ),
 }
 
 
 @dataclass(frozen=True)
 class LoadedModel:
-    """A model ready to decode; `left_out` are the checkpoint's generation settings, unused in plain greedy decoding."""
+    """A model ready to decode; `left_out` are the checkpoint's generation settings, unused in plain
+    greedy decoding.
+    """
 
     settings: ModelSettings
     target: Target
@@ -58,8 +88,12 @@ class LoadedModel:
     template: str
     eos: frozenset[int]
     left_out: dict[str, Any] = field(default_factory=dict)
-    converted_from: dict[str, Any] = field(default_factory=dict)  # of a GGUF file: name, hash and tensor types
-    files: dict[str, str] = field(default_factory=dict)  # digests of the folder's files, or the hub's commit
+    converted_from: dict[str, Any] = field(
+        default_factory=dict
+    )  # of a GGUF file: name, hash and tensor types
+    files: dict[str, str] = field(
+        default_factory=dict
+    )  # digests of the folder's files, or the hub's commit
     # transformers' own, of `stock`, by sequences and tokens; see `stock_generate`
     static_caches: dict[tuple[int, int], StaticCache] = field(default_factory=dict)
 
@@ -67,7 +101,8 @@ class LoadedModel:
     def stock(self) -> Any:
         """The model as transformers loads it, which `hf` measures.
 
-        It is the engine's own, unless that holds its weights in 16 bits: then it is another one, in float32.
+        It is the engine's own, unless that holds its weights in 16 bits: then it is another one, in
+        float32.
 
         Raises:
             UserError: the free memory does not hold it.
@@ -79,8 +114,8 @@ class LoadedModel:
         free = psutil.virtual_memory().available
         if needed > free:
             raise UserError(
-                f"hf: {self.settings.name} as transformers loads it takes {needed / 1e9:.1f} GB more in float32, and "
-                f"{free / 1e9:.1f} GB are free; leave hf out"
+                f"hf: {self.settings.name} as transformers loads it takes {needed / 1e9:.1f} GB"
+                f" more in float32, and {free / 1e9:.1f} GB are free; leave hf out"
             )
         wide = replace(self.settings, dtype="float32")
         stock, _ = pretrained(wide, self.target.device, _located(self.settings)[0])
@@ -95,10 +130,15 @@ def load_model(settings: ModelSettings) -> LoadedModel:
     """Load a model, or return the previous one if its settings and files are unchanged.
 
     Raises:
-        UserError: unknown dtype or device, missing folder, config, weights or tokenizer, a model the engine refuses.
+        UserError: unknown dtype or device, missing folder, config, weights or tokenizer, a model
+            the engine refuses.
     """
     global _loaded
-    if _loaded is None or _loaded.settings != settings or _located(settings)[1] not in (None, _loaded.files):
+    if (
+        _loaded is None
+        or _loaded.settings != settings
+        or _located(settings)[1] not in (None, _loaded.files)
+    ):
         forget_model()  # free the old weights before loading new ones
         _loaded = _load(settings)
     return _loaded
@@ -129,20 +169,30 @@ def random_model(shape: str, settings: ModelSettings) -> LoadedModel:
     torch.manual_seed(0)
     with torch.device(device):
         dtype = choose_dtype(settings.dtype, device)
-        model = AutoModelForCausalLM.from_config(config, dtype=dtype, attn_implementation=settings.kernel).eval()
+        model = AutoModelForCausalLM.from_config(
+            config, dtype=dtype, attn_implementation=settings.kernel
+        ).eval()
     if settings.quantize is not None:
         quantize(model, settings.quantize, device)
     return LoadedModel(settings, _target(model, settings), None, VICUNA, frozenset())
 
 
 def choose_dtype(name: str, device: torch.device) -> Any:
-    """Return the type; `auto` is float16 on an accelerator, as in the paper, and float32 on the CPU."""
-    return getattr(torch, name if name != "auto" else "float32" if device.type == "cpu" else "float16")
+    """Return the type; `auto` is float16 on an accelerator, as in the paper, and float32 on the
+    CPU.
+    """
+    return getattr(
+        torch, name if name != "auto" else "float32" if device.type == "cpu" else "float16"
+    )
 
 
 def _prepare_device(settings: ModelSettings) -> torch.device:
-    """Check the settings and return the device; a GPU is made the current one, for streams, graphs and kernels."""
-    check_settings(vars(settings), ModelSettings, "model.")  # before reading weights, which can take minutes
+    """Check the settings and return the device; a GPU is made the current one, for streams, graphs
+    and kernels.
+    """
+    check_settings(
+        vars(settings), ModelSettings, "model."
+    )  # before reading weights, which can take minutes
     device = choose_device(settings.device, "model.device")
     if device.type == "cuda" and device.index is not None:
         torch.cuda.set_device(device)
@@ -150,7 +200,9 @@ def _prepare_device(settings: ModelSettings) -> torch.device:
 
 
 def _target(model: Any, settings: ModelSettings) -> Target:
-    return Target(model, context=settings.context, linear=tuning.choose_linear(model, settings.linear))
+    return Target(
+        model, context=settings.context, linear=tuning.choose_linear(model, settings.linear)
+    )
 
 
 def _load(settings: ModelSettings) -> LoadedModel:
@@ -159,14 +211,23 @@ def _load(settings: ModelSettings) -> LoadedModel:
     model, tokenizer = pretrained(settings, device, path)
     check_offloaded(model, settings)
     if files is None and (commit := model.config._commit_hash) is None:
-        raise UserError(f"model {settings.path}: its commit is not known; fetch it, and name the folder")
-    eos, left_out = eos_of(model, tokenizer), plain_greedy(model)
+        raise UserError(
+            f"model {settings.path}: its commit is not known; fetch it, and name the folder"
+        )
+    eos = eos_of(model, tokenizer)
+    left_out = plain_greedy(model)
     template = choose_template(settings.template, tokenizer, f"{settings.name} {settings.path}")
     if template == RAW != settings.template:
-        raw = "has no chat template; each question's text is its prompt (model.template=vicuna_v1.1: Vicuna's template)"
+        raw = (
+            "has no chat template; each question's text is its prompt (model.template=vicuna_v1.1:"
+            " Vicuna's template)"
+        )
         print(f"model {settings.path}: {raw}", file=sys.stderr)
-    target, note = _target(model, settings), read_object(Path(path) / gguf.NOTE)
-    return LoadedModel(settings, target, tokenizer, template, eos, left_out, note, files or {"commit": commit})
+    target = _target(model, settings)
+    note = read_object(Path(path) / gguf.NOTE)
+    return LoadedModel(
+        settings, target, tokenizer, template, eos, left_out, note, files or {"commit": commit}
+    )
 
 
 def pretrained(settings: ModelSettings, device: torch.device, path: str) -> tuple[Any, Any]:
@@ -185,7 +246,9 @@ def pretrained(settings: ModelSettings, device: torch.device, path: str) -> tupl
             device_map=settings.device_map,
         )
     if settings.chat_template_kwargs:
-        tokenizer.apply_chat_template = partial(tokenizer.apply_chat_template, **settings.chat_template_kwargs)
+        tokenizer.apply_chat_template = partial(
+            tokenizer.apply_chat_template, **settings.chat_template_kwargs
+        )
     return model, tokenizer
 
 
@@ -194,26 +257,36 @@ def check_offloaded(model: Any, settings: ModelSettings) -> None:
     devices = {str(device) for device in (getattr(model, "hf_device_map", None) or {}).values()}
     if "disk" in devices or ("cpu" in devices and len(devices) > 1):
         raise UserError(
-            f"{settings.name}: does not fit on the devices of model.device_map={settings.device_map}, and a step would "
-            "wait for weights from main memory or disk; use more devices or a smaller model.dtype"
+            f"{settings.name}: does not fit on the devices of"
+            f" model.device_map={settings.device_map}, and a step would wait for weights from main"
+            " memory or disk; use more devices or a smaller model.dtype"
         )
 
 
 def plain_greedy(model: Any) -> dict[str, Any]:
     """Remove a checkpoint's generation settings, except the special tokens' ids, and return them.
 
-    Otherwise `generate` would apply them (a repetition penalty, a minimum length, forced tokens), and `hf` would not be
-    the plain greedy decoding that every method here reproduces.
+    Otherwise `generate` would apply them (a repetition penalty, a minimum length, forced tokens),
+    and `hf` would not be the plain greedy decoding that every method here reproduces.
     """
-    config, ids = model.generation_config, {key: getattr(model.generation_config, key) for key in SPECIAL_IDS}
+    config = model.generation_config
+    ids = {key: getattr(model.generation_config, key) for key in SPECIAL_IDS}
     model.generation_config = GenerationConfig(**ids)
-    names = [key for key in vars(config) if key not in (*ids, "transformers_version") and key[0] != "_"]
+    names = [
+        key for key in vars(config) if key not in (*ids, "transformers_version") and key[0] != "_"
+    ]
     usual = GenerationConfig._get_default_generation_params()
-    return {key: value for key, value in changed(config, names).items() if value is not False or usual.get(key)}
+    return {
+        key: value
+        for key, value in changed(config, names).items()
+        if value is not False or usual.get(key)
+    }
 
 
 def _located(settings: ModelSettings) -> tuple[str, dict[str, str] | None]:
-    """Return a model's folder and its files' digests, or its name on the hub and None: a commit identifies it."""
+    """Return a model's folder and its files' digests, or its name on the hub and None: a commit
+    identifies it.
+    """
     folder = Path(path := locate(settings))
     return path, model_files(folder, settings.weight_files) if folder.is_dir() else None
 
@@ -226,9 +299,13 @@ def locate(settings: ModelSettings) -> str:
     """
     transformers_logging.set_verbosity_error()  # for all that is loaded from here on
     transformers_logging.disable_progress_bar()
-    path, folder = settings.path, located(settings.path)
+    path = settings.path
+    folder = located(settings.path)
     if settings.weights is not None and not gguf.is_gguf(folder):
-        what = "is for a GGUF file; other checkpoints keep the weights that they have: model.weights=null"
+        what = (
+            "is for a GGUF file; other checkpoints keep the weights that they have:"
+            " model.weights=null"
+        )
         raise UserError(f"model.weights={settings.weights}: {what}")
     if not folder.exists():
         if not hub.is_name(path):
@@ -237,17 +314,24 @@ def locate(settings: ModelSettings) -> str:
     if gguf.is_gguf(folder):
         folder = gguf.convert(folder, settings.weights or "float32")
     names = {file.name for file in folder.iterdir()} if folder.is_dir() else set()
-    kinds, missing = {Path(name).suffix for name in names}, hub.missing_weights(folder, settings.weight_files)
+    kinds = {Path(name).suffix for name in names}
+    missing = hub.missing_weights(folder, settings.weight_files)
     pickled = (
-        "the folder has pickled weights only (*.bin); convert them to safetensors, or say model.allow_pickle=true "
-        "(torch reads them as weights only, no code is run)"
+        "the folder has pickled weights only (*.bin); convert them to safetensors, or say"
+        " model.allow_pickle=true (torch reads them as weights only, no code is run)"
     )
     for fits, why in (
-        (folder.is_dir(), "a file; name a GGUF file or the folder with config.json, weights and tokenizer"),
+        (
+            folder.is_dir(),
+            "a file; name a GGUF file or the folder with config.json, weights and tokenizer",
+        ),
         ("config.json" in names, "the folder has no config.json"),
         (kinds & {".safetensors"} or settings.allow_pickle or ".bin" not in kinds, pickled),
         (not missing, missing),
-        (names & TOKENIZER_FILES, "the folder has no tokenizer (tokenizer.json or tokenizer.model)"),
+        (
+            names & TOKENIZER_FILES,
+            "the folder has no tokenizer (tokenizer.json or tokenizer.model)",
+        ),
     ):
         if not fits:
             raise UserError(f"model {path}: {why}")
@@ -261,7 +345,9 @@ def devices_in_words(loaded: LoadedModel) -> str:
     return one if count == 1 else f"{count} x {one}"
 
 
-def choose_execution(name: str, loaded: LoadedModel, timed: bool = True, reads_text: bool = False) -> tuning.Execution:
+def choose_execution(
+    name: str, loaded: LoadedModel, timed: bool = True, reads_text: bool = False
+) -> tuning.Execution:
     """Return the execution asked for, or the choice of `tuning.choose_execution` for auto.
 
     Args:
@@ -269,13 +355,15 @@ def choose_execution(name: str, loaded: LoadedModel, timed: bool = True, reads_t
         reads_text: True if sampling depends on the text, which only eager steps provide.
 
     Raises:
-        UserError: unknown, timed=false with an execution other than auto or eager, or as `tuning.choose_execution`.
+        UserError: unknown, timed=false with an execution other than auto or eager, or as
+            `tuning.choose_execution`.
     """
     if name not in (names := (*tuning.EXECUTIONS, INSIDE["eager"])):
         raise UserError(f"execution={name}: there is {', '.join(names)}")
     if not timed and name not in ("auto", "eager"):
         raise UserError(
-            f"execution={name}: with timed=false the methods share eager forwards; leave out one of the two"
+            f"execution={name}: with timed=false the methods share eager forwards; leave out one of"
+            " the two"
         )
     if name == "auto" and (not timed or reads_text):
         return tuning.Execution("eager")

@@ -1,4 +1,6 @@
-"""transformers' own generate on the stock model, as `method=hf` answers by it and `bench_step` times its steps."""
+"""transformers' own generate on the stock model, as `method=hf` answers by it and `bench_step`
+times its steps.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,9 @@ from model.errors import UserError, one_line
 from .models import LoadedModel
 
 STATIC = "static cache"  # in names of tables
-CACHE = ALL_CACHE_NAMES[0]  # the name of generate's cache: `cache`, and `past_key_values` in earlier versions
+CACHE = ALL_CACHE_NAMES[
+    0
+]  # the name of generate's cache: `cache`, and `past_key_values` in earlier versions
 
 
 def stock_generate(
@@ -32,13 +36,15 @@ def stock_generate(
     seed: int = 0,
     **given: Any,
 ) -> tuple[list[list[int]], float]:
-    """Continue prompts as one batch, padded on the left. Return each row's new tokens, and the seconds.
+    """Continue prompts as one batch, padded on the left. Return each row's new tokens, and the
+    seconds.
 
     Args:
-        compiled: give generate a static cache. With it transformers compiles its steps on a GPU and captures them as
-            CUDA graphs; on a CPU it compiles nothing. Graphs are of one size and read the whole cache, so there is a
-            cache for each number of sequences and each power of two of tokens. Compiling is in no returned time: all
-            is generated again if the cache was new, or if something was compiled, which torch limits.
+        compiled: give generate a static cache. With it transformers compiles its steps on a GPU and
+            captures them as CUDA graphs; on a CPU it compiles nothing. Graphs are of one size and
+            read the whole cache, so there is a cache for each number of sequences and each power of
+            two of tokens. Compiling is in no returned time: all is generated again if the cache was
+            new, or if something was compiled, which torch limits.
         seed: of torch's generator.
         given: further arguments of generate; a streamer gets the tokens of each time.
 
@@ -47,9 +53,12 @@ def stock_generate(
     """
     rows = [torch.tensor(prompt) for prompt in prompts]
     padded = partial(pad_sequence, batch_first=True, padding_side="left")
-    ids, seen = padded(rows, padding_value=config.pad_token_id), padded([torch.ones_like(row) for row in rows])
+    ids = padded(rows, padding_value=config.pad_token_id)
+    seen = padded([torch.ones_like(row) for row in rows])
     size = len(prompts), 1 << (ids.shape[1] + config.max_new_tokens - 1).bit_length()
-    model, caches, device = loaded.stock, loaded.static_caches, loaded.target.device
+    model = loaded.stock
+    caches = loaded.static_caches
+    device = loaded.target.device
     given |= {"generation_config": config}
     with stock_linears(model), without_cudnn(device), warnings.catch_warnings(action="ignore"):
         while True:  # warnings are the compiler's, and of no use to users
@@ -59,7 +68,9 @@ def stock_generate(
             start = time.perf_counter()
             try:
                 if compiled and size not in caches:
-                    caches[size] = given[CACHE] = StaticCache(config=model.config, max_cache_len=size[1])
+                    caches[size] = given[CACHE] = StaticCache(
+                        config=model.config, max_cache_len=size[1]
+                    )
                 elif compiled:
                     given[CACHE] = caches[size]
                     given[CACHE].reset()  # its address stays, as captured steps are bound to it
@@ -67,7 +78,10 @@ def stock_generate(
             except Exception as error:  # compilers, kernels and models' code raise what they like
                 if not compiled:
                     raise
-                why = f"transformers fails on {loaded.settings.name} with its {STATIC}: {one_line(error)[:300]}"
+                why = (
+                    f"transformers fails on {loaded.settings.name} with its {STATIC}:"
+                    f" {one_line(error)[:300]}"
+                )
                 raise UserError(f"method.compiled=true: {why}") from error
             answers = out[:, ids.shape[1] :].tolist(), time.perf_counter() - start
             if not compiled or before == (True, counters["stats"]["unique_graphs"]):
