@@ -1,4 +1,6 @@
-"""From settings to jobs: expand a command line to jobs, check their settings, identify the run of a job.
+"""From settings to jobs: expand a command line to jobs, check their settings, identify the run of a
+job.
 
-Others use `jobs`, `config` and `fingerprint`. This folder may import `loading`, `records` and the answerers.
+Others use `jobs`, `config` and `fingerprint`. This folder may import `loading`, `records` and the
+answerers.
 """

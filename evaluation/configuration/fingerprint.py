@@ -1,4 +1,6 @@
-"""A run's fingerprint: the settings that decide its answers and measurements, and the folder named by them."""
+"""A run's fingerprint: the settings that decide its answers and measurements, and the folder named
+by them.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +28,8 @@ IDLE_IF_GREEDY = ("top_k", "top_p", "min_p")  # sampling settings that do not ch
 
 def run_settings(config: dict[str, Any], bench: Bench, answerer: Answerer) -> dict[str, Any]:
     """Return the fingerprint: everything that decides a run's answers and measurements."""
-    loaded, target = answerer.loaded, answerer.loaded.target
+    loaded = answerer.loaded
+    target = answerer.loaded.target
     attention = target.model.config.get_text_config()._attn_implementation
     model = asdict(loaded.settings) | {
         "dtype": str(target.dtype).removeprefix("torch."),
@@ -40,26 +43,37 @@ def run_settings(config: dict[str, Any], bench: Bench, answerer: Answerer) -> di
     for key in ("chat_template_kwargs", "weights"):  # earlier records lack these keys
         if not model[key]:
             del model[key]
-    ids, sampling = [q.question_id for q in bench.questions], changed_sampling(config)
+    ids = [q.question_id for q in bench.questions]
+    sampling = changed_sampling(config)
     as_asked = ("max_new_tokens", "num_choices", "seed", "phases", "repeat", "timed")
     return {
         "model": model,
-        "bench": {"name": bench.name, "sha256": bench.sha256, "ids_sha256": _sha256(ids), "questions": len(ids)}
+        "bench": {
+            "name": bench.name,
+            "sha256": bench.sha256,
+            "ids_sha256": _sha256(ids),
+            "questions": len(ids),
+        }
         | {"order": bench.order},
         "method": recorded_method(answerer.settings, sampling),
         "execution": answerer.execution,
         "schema": SCHEMA,
         "sampling": sampling,
         **{key: config[key] for key in as_asked},
-        **({"batch": config["batch"]} if config["batch"] > 1 else {}),  # earlier records lack this key
+        **(
+            {"batch": config["batch"]} if config["batch"] > 1 else {}
+        ),  # earlier records lack this key
     }
 
 
 def changed_sampling(config: dict[str, Any]) -> dict[str, Any]:
     """Return the sampling settings that differ from plain greedy decoding."""
-    greedy, sampling = asdict(Sampling()), config["sampling"]
+    greedy = asdict(Sampling())
+    sampling = config["sampling"]
     idle = () if sampling.get("temperature") else IDLE_IF_GREEDY
-    return {key: value for key, value in sampling.items() if value != greedy[key] and key not in idle}
+    return {
+        key: value for key, value in sampling.items() if value != greedy[key] and key not in idle
+    }
 
 
 def runs_folder(config: dict[str, Any]) -> Path:
@@ -68,10 +82,11 @@ def runs_folder(config: dict[str, Any]) -> Path:
 
 
 def recorded_threads(config: dict[str, Any]) -> int | None:
-    """Return the number of threads that an experiment's runs used on this processor; unfinished runs come first.
+    """Return the number of threads that an experiment's runs used on this processor; unfinished
+    runs come first.
 
-    So all configurations use one number, and a run is resumed with its own, however busy the machine is then. None if
-    no run has recorded it, or if OMP_NUM_THREADS is set.
+    So all configurations use one number, and a run is resumed with its own, however busy the
+    machine is then. None if no run has recorded it, or if OMP_NUM_THREADS is set.
     """
     if os.environ.get("OMP_NUM_THREADS"):
         return None
@@ -86,15 +101,22 @@ def recorded_threads(config: dict[str, Any]) -> int | None:
 
 def default_folder(config: dict[str, Any], settings: dict[str, Any], answerer: Answerer) -> Path:
     """Return the folder of a configuration: readable words and a hash of the fingerprint."""
-    words = [settings["model"]["name"], settings["bench"]["name"], answerer.label, answerer.settings.get("tree", "")]
+    words = [
+        settings["model"]["name"],
+        settings["bench"]["name"],
+        answerer.label,
+        answerer.settings.get("tree", ""),
+    ]
     name = "-".join(re.sub(r"[^\w.]+", "_", str(word)).strip("_") for word in words if word)
     return runs_folder(config) / f"{name}-{_sha256(fingerprint(settings))[:8]}"
 
 
 def saved_start(config: dict[str, Any], settings: dict[str, Any], answerer: Answerer) -> str:
-    """Return the state file for start=saved, from the hot run of the same configuration in this experiment's folder.
+    """Return the state file for start=saved, from the hot run of the same configuration in this
+    experiment's folder.
 
-    The hot run of the same repeat is used, else that of the first repeat. Other update rules use the run of update=all.
+    The hot run of the same repeat is used, else that of the first repeat. Other update rules use
+    the run of update=all.
 
     Args:
         settings, answerer: the hot run's; `settings` as `run_settings` returns them.
@@ -109,20 +131,23 @@ def saved_start(config: dict[str, Any], settings: dict[str, Any], answerer: Answ
         if state.exists():
             return str(state)
     raise UserError(
-        f"start=saved: there is no finished run of {settings['method']['name']} with start=hot, these settings and "
-        f"these files in {runs_folder(config)}; run it first (in a sweep: start=hot,saved), or name a file"
+        f"start=saved: there is no finished run of {settings['method']['name']} with start=hot,"
+        f" these settings and these files in {runs_folder(config)}; run it first (in a sweep:"
+        " start=hot,saved), or name a file"
     )
 
 
 def recorded_method(method: dict[str, Any], sampling: dict[str, Any]) -> dict[str, Any]:
-    """Return a method's settings as records hold them: share_noise only if tokens are sampled, layers only if given,
-    compiled only if true.
+    """Return a method's settings as records hold them: share_noise only if tokens are sampled,
+    layers only if given, compiled only if true.
 
     Args:
         sampling: from `changed_sampling`.
     """
     needed = {"share_noise": method.get("share_noise") and sampling.get("temperature")}
-    needed |= {key: method.get(key) for key in ("layers", "compiled")}  # earlier records lack these keys
+    needed |= {
+        key: method.get(key) for key in ("layers", "compiled")
+    }  # earlier records lack these keys
     return {key: value for key, value in method.items() if needed.get(key, True)}
 
 

@@ -1,9 +1,10 @@
-"""Expand a command line and its experiment to jobs. Each job has only settings that its method and tree have.
+"""Expand a command line and its experiment to jobs. Each job has only settings that its method and
+tree have.
 
-hydra.sweeper.params is the grid, in Hydra's form. Settings listed in hydra.sweeper.equal have the same value in a job.
-hydra.sweeper.also lists further runs, written as on a command line; their other settings are the grid's. Those of
-hydra.sweeper.also_on_cuda are further runs where there is a GPU.
-Settings typed on the command line replace the grid's lists and narrow further runs.
+hydra.sweeper.params is the grid, in Hydra's form. Settings listed in hydra.sweeper.equal have the
+same value in a job. hydra.sweeper.also lists further runs, written as on a command line; their
+other settings are the grid's. Those of hydra.sweeper.also_on_cuda are further runs where there is a
+GPU. Settings typed on the command line replace the grid's lists and narrow further runs.
 """
 
 from __future__ import annotations
@@ -55,52 +56,79 @@ class Composed(NamedTuple):
     given: set[str]  # names of the typed settings
 
 
-def compose(words: Sequence[str], *, multirun: bool = False, config_dir: str | None = None) -> Composed:
-    """Compose a command line: a sweep with `multirun`, an experiment or another launcher; else a single run.
+def compose(
+    words: Sequence[str], *, multirun: bool = False, config_dir: str | None = None
+) -> Composed:
+    """Compose a command line: a sweep with `multirun`, an experiment or another launcher; else a
+    single run.
 
     Raises UserError for a choice that does not exist, and for a setting that no job has.
     """
     for word in words:
-        if re.match(r"[+~]*hydra\.(?!launcher|sweeper|searchpath|job\.env)", word):  # others have no effect
-            raise UserError(f"{word}: has no effect; results go to results_dir=FOLDER, there to name=NAME")
+        if re.match(
+            r"[+~]*hydra\.(?!launcher|sweeper|searchpath|job\.env)", word
+        ):  # others have no effect
+            raise UserError(
+                f"{word}: has no effect; results go to results_dir=FOLDER, there to name=NAME"
+            )
     words = [re.sub(r"^\+*k=", "method.k=", word) for word in words]  # the paper calls it k
-    own = [f"hydra.searchpath=[{quoted(f'file://{_own_configs(config_dir)}')}]"] if config_dir else []
+    own = (
+        [f"hydra.searchpath=[{quoted(f'file://{_own_configs(config_dir)}')}]"] if config_dir else []
+    )
     with config_errors(), _own_hydra() as loader:
         typed = OverridesParser.create(config_loader=loader).parse_overrides([*words])
         for o in typed:
-            is_choice = o.key_or_group in ("", *loader.list_groups("")) and not (o.is_sweep_override() or o.is_delete())
+            is_choice = o.key_or_group in ("", *loader.list_groups("")) and not (
+                o.is_sweep_override() or o.is_delete()
+            )
             if is_choice and not isinstance(o.value(), str | dict):
                 raise UserError(f"{o.input_line}: must name a file of configs/{o.key_or_group}")
         given = {o.key_or_group for o in typed}
         if not multirun and not any(word.startswith("experiment=") for word in words):
             config = hydra.compose("config", [*words, *own], return_hydra_config=True)
-            if config.hydra.runtime.choices["hydra/launcher"] == BASIC:  # another one runs it as a sweep
+            if (
+                config.hydra.runtime.choices["hydra/launcher"] == BASIC
+            ):  # another one runs it as a sweep
                 for word in words:
-                    if re.split(r"[.=]", word)[0] == "tree" and not drafts_from_tree(config.method, config.tree):
-                        raise UserError(f"{word}: {config.method.name} drafts from no tree; leave it out")
-                settings = OmegaConf.masked_copy(config, [str(key) for key in config if key != "hydra"])
+                    if re.split(r"[.=]", word)[0] == "tree" and not drafts_from_tree(
+                        config.method, config.tree
+                    ):
+                        raise UserError(
+                            f"{word}: {config.method.name} drafts from no tree; leave it out"
+                        )
+                settings = OmegaConf.masked_copy(
+                    config, [str(key) for key in config if key != "hydra"]
+                )
                 return Composed([Planned([], settings, "")], config, loader, False, given)
-        several = (o.is_sweep_override() or o.key_or_group.startswith(DEPENDENT) for o in typed)  # decided by job
+        several = (
+            o.is_sweep_override() or o.key_or_group.startswith(DEPENDENT) for o in typed
+        )  # decided by job
         common = [word for word, differs in zip(words, several, strict=True) if not differs]
         config = hydra.compose("config", [*common, *own], return_hydra_config=True)
         return Composed(plan(typed, config, loader), config, loader, True, given)
 
 
 def group_settings(words: Sequence[str], *groups: str) -> dict[str, dict[str, Any]]:
-    """Compose and check the settings of these groups only. Raises UserError for a wrong or unrelated setting."""
+    """Compose and check the settings of these groups only. Raises UserError for a wrong or
+    unrelated setting.
+    """
     for word in words:
         if re.split(r"[.=]", word)[0] not in groups:
             count = " and ".join(f"{group}=NAME and {group}.KEY=VALUE" for group in groups)
             raise UserError(f"{word}: only {count} count here")
     (job,) = compose(words).jobs
     with config_errors():
-        config: Any = {group: OmegaConf.to_container(job.config[group], resolve=True) for group in groups}
+        config: Any = {
+            group: OmegaConf.to_container(job.config[group], resolve=True) for group in groups
+        }
     check_groups(config)
     return config  # type: ignore[no-any-return]
 
 
 def named(group: str, name: str) -> dict[str, str]:
-    """Return the settings for a shipped model or bench of this name, or for one in a folder or file."""
+    """Return the settings for a shipped model or bench of this name, or for one in a folder or
+    file.
+    """
     if (ROOT / "configs" / group / f"{name}.yaml").is_file():
         return {group: name}
     if group == "model":
@@ -109,12 +137,16 @@ def named(group: str, name: str) -> dict[str, str]:
 
 
 def quoted(value: Any) -> str:
-    """Return a value as written on a command line. Text is quoted: else 2024_06_01 is a number and null is None."""
+    """Return a value as written on a command line. Text is quoted: else 2024_06_01 is a number and
+    null is None.
+    """
     if value is None or isinstance(value, Number):
         return "null" if value is None else str(value).lower()
     if isinstance(value, list | tuple):
         return f"[{','.join(map(quoted, value))}]"
-    plain = re.sub(r"(\\*)\$\{", r"\1\1\\${", str(value))  # no interpolation: OmegaConf halves backslashes before one
+    plain = re.sub(
+        r"(\\*)\$\{", r"\1\1\\${", str(value)
+    )  # no interpolation: OmegaConf halves backslashes before one
     return str(QuotedString(plain, Quote.single).with_quotes())
 
 
@@ -122,7 +154,8 @@ def quoted(value: Any) -> str:
 def _own_hydra() -> Iterator[ConfigLoader]:
     """Initialize Hydra with configs/; restore the caller's Hydra afterwards."""
     instance = GlobalHydra.instance()
-    callers, instance.hydra = instance.hydra, None
+    callers = instance.hydra
+    instance.hydra = None
     try:
         with hydra.initialize_config_dir(str(ROOT / "configs"), version_base=None):
             yield GlobalHydra.instance().config_loader()
@@ -131,31 +164,44 @@ def _own_hydra() -> Iterator[ConfigLoader]:
 
 
 def _own_configs(config_dir: str) -> Path:
-    """Return the user's folder of configs. Raises UserError if there is none, or if configs/ hides one of its files."""
-    folder, shipped = Path(config_dir).resolve(), ROOT / "configs"
+    """Return the user's folder of configs. Raises UserError if there is none, or if configs/ hides
+    one of its files.
+    """
+    folder = Path(config_dir).resolve()
+    shipped = ROOT / "configs"
     if not folder.is_dir():
         raise UserError(f"--config-dir={config_dir}: no such folder")
     for path in shipped.rglob("*.yaml"):
         if (own := folder / path.relative_to(shipped)).exists():
-            raise UserError(f"{own}: configs/ has a file of this name, which would be used instead; rename yours")
+            raise UserError(
+                f"{own}: configs/ has a file of this name, which would be used instead; rename"
+                " yours"
+            )
     return folder
 
 
 def plan(typed: Sequence[Override], sweep: DictConfig, loader: ConfigLoader) -> list[Planned]:
-    """Return the jobs of a sweep, from the typed overrides and the configuration that all jobs share.
+    """Return the jobs of a sweep, from the typed overrides and the configuration that all jobs
+    share.
 
-    Raises UserError for a typed setting that no method or tree has, or for a list where all jobs need one value.
+    Raises UserError for a typed setting that no method or tree has, or for a list where all jobs
+    need one value.
     """
     sweeper: Any = OmegaConf.to_container(sweep.hydra.sweeper, resolve=True)
     reads = str(OmegaConf.to_container(sweep.hydra.sweeper, resolve=False))
-    parse, groups = OverridesParser.create(config_loader=loader).parse_overrides, {*loader.list_groups("")}
+    parse = OverridesParser.create(config_loader=loader).parse_overrides
+    groups = {*loader.list_groups("")}
     for o in typed:
         if o.is_delete():
             raise UserError(f"{o.input_line}: a job of a sweep has all settings; give it a value")
         is_hydra = o.key_or_group.startswith("hydra.")
-        if o.is_sweep_override() and (is_hydra or o.key_or_group in ONE_VALUE or f"${{{o.key_or_group}}}" in reads):
+        if o.is_sweep_override() and (
+            is_hydra or o.key_or_group in ONE_VALUE or f"${{{o.key_or_group}}}" in reads
+        ):
             each = "a command for each, or lists of settings as model=A,B method=A,B"
-            raise UserError(f"{o.input_line}: takes one value, as the list of jobs is made from it; give {each}")
+            raise UserError(
+                f"{o.input_line}: takes one value, as the list of jobs is made from it; give {each}"
+            )
 
     @cache  # composing takes a tenth of a second
     def compose(*choices: str) -> Any:
@@ -167,8 +213,16 @@ def plan(typed: Sequence[Override], sweep: DictConfig, loader: ConfigLoader) -> 
     def planned(words: Words) -> Planned:
         config = deepcopy(composed(words))
         for o in (o for o in parse(words) if o.key_or_group not in groups):
-            OmegaConf.update(config, o.key_or_group, o.value(), merge=True, force_add=o.is_add() or o.is_force_add())
-        lacks = missing_companion(config.method, str(config.model.name)) or too_wide(config.method, config.tree)
+            OmegaConf.update(
+                config,
+                o.key_or_group,
+                o.value(),
+                merge=True,
+                force_add=o.is_add() or o.is_force_add(),
+            )
+        lacks = missing_companion(config.method, str(config.model.name)) or too_wide(
+            config.method, config.tree
+        )
         return Planned(words, config, lacks)
 
     given = lists([o for o in typed if not o.is_hydra_override()])
@@ -183,36 +237,57 @@ def plan(typed: Sequence[Override], sweep: DictConfig, loader: ConfigLoader) -> 
 def lists(overrides: Sequence[Override]) -> Lists:
     """Return the values of each key, as they are written."""
     single = {o.get_key_element(): [str(o.input_line).partition("=")[2]] for o in overrides}
-    return single | {o.get_key_element(): [*o.sweep_string_iterator()] for o in overrides if o.is_sweep_override()}
+    return single | {
+        o.get_key_element(): [*o.sweep_string_iterator()]
+        for o in overrides
+        if o.is_sweep_override()
+    }
 
 
-def expand(grid: Lists, also: list[Lists], given: Lists, equal: Words, composed: Callable[[Words], Any]) -> list[Words]:
-    """Return the overrides of each job once, in the order of repeats: the machine drifts between repeats.
+def expand(
+    grid: Lists, also: list[Lists], given: Lists, equal: Words, composed: Callable[[Words], Any]
+) -> list[Words]:
+    """Return the overrides of each job once, in the order of repeats: the machine drifts between
+    repeats.
 
     Args:
         also: further runs; settings that they do not name are the grid's.
         given: replaces lists of the grid; further runs with other values than these are left out.
-        equal: keys that have the same value within a job, such as different methods' names for one budget.
+        equal: keys that have the same value within a job, such as different methods' names for one
+            budget.
         composed: returns the configuration of the choices among a job's overrides.
 
     Raises UserError for a given setting that neither the grid nor any job has.
     """
-    unknown, grid = given.keys() - grid.keys(), grid | given
+    unknown = given.keys() - grid.keys()
+    grid = grid | given
     jobs: dict[frozenset[tuple[str, str]], dict[str, str]] = {}
     for run in ({}, *also):
-        lists = grid | {key: [v for v in values if v in given.get(key, [v])] for key, values in run.items()}
+        lists = grid | {
+            key: [v for v in values if v in given.get(key, [v])] for key, values in run.items()
+        }
         for values in product(*lists.values()):
             job = dict(zip(lists, values, strict=True))
             config = composed(_words(job))
             own = own_settings(config.method, config.tree)
-            job = {k: v for k, v in job.items() if not k.startswith(DEPENDENT) or ".".join(k.split(".")[:2]) in own}
+            job = {
+                k: v
+                for k, v in job.items()
+                if not k.startswith(DEPENDENT) or ".".join(k.split(".")[:2]) in own
+            }
             if len({job[key] for key in equal if key in job}) <= 1:
                 jobs.setdefault(frozenset(job.items()), job)
     for key in sorted(unknown):
         if ("." in key or key == "tree") and not any(key in job for job in jobs.values()):
-            none = f"{key}={given[key][0]}: none of the methods or trees of this sweep has this setting"
+            none = (
+                f"{key}={given[key][0]}: none of the methods or trees of this sweep has this"
+                " setting"
+            )
             raise UserError(none + meant(key))
-    return [_words(job) for job in sorted(jobs.values(), key=lambda job: grid["repeat"].index(job["repeat"]))]
+    return [
+        _words(job)
+        for job in sorted(jobs.values(), key=lambda job: grid["repeat"].index(job["repeat"]))
+    ]
 
 
 def _words(job: dict[str, str]) -> Words:
@@ -230,7 +305,9 @@ def own_settings(method: Any, tree: Any) -> set[str]:
 
 
 def drafts_from_tree(method: Any, tree: Any) -> bool:
-    """True if a method drafts from a template, or if it is given tree=auto and can find its size."""
+    """True if a method drafts from a template, or if it is given tree=auto and can find its
+    size.
+    """
     try:
         factory = method_class(method.drafter)
         return takes_tree(factory) or (tree.name == AUTO and finds_size(factory))
@@ -239,7 +316,9 @@ def drafts_from_tree(method: Any, tree: Any) -> bool:
 
 
 def too_wide(method: Any, tree: Any) -> str:
-    """Say that a template needs more candidates than the method keeps; empty if not, or if other settings are wrong."""
+    """Say that a template needs more candidates than the method keeps; empty if not, or if other
+    settings are wrong.
+    """
     k = method.get("k")
     if not isinstance(k, int) or tree.name == "best" or not drafts_from_tree(method, tree):
         return ""
