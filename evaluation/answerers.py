@@ -1,7 +1,10 @@
-"""Answer prompts: by a method on this engine, by transformers' own generate, or by a server of any engine.
+"""Answer prompts: by a method on this engine, by transformers' own generate, or by a server of any
+engine.
 
-A run uses only the interface of `Answerer`, so a new kind is one more class here. `running.answering.answer_turn`
-decides which conversations are answered together: those of a batch, or those of methods that share forwards.
+A run uses only the interface of `Answerer`, so a new kind is one more class here.
+`running.answering.answer_turn`
+decides which conversations are answered together: those of a batch, or those of methods that share
+forwards.
 """
 
 from __future__ import annotations
@@ -41,7 +44,9 @@ from .records.provenance import sha256_of
 from .records.rows import difference
 from .records.runs import INSIDE, SERVED
 
-COLD, HOT, CATEGORY = "cold", "hot", "category"
+COLD = "cold"
+HOT = "hot"
+CATEGORY = "category"
 
 
 @dataclass
@@ -50,19 +55,29 @@ class Answerer:
 
     loaded: LoadedModel
     drafter: Drafter  # keeps the state between prompts; on this engine it also drafts
-    settings: dict[str, Any]  # whatever decides the answers, for the run's identity; `name` as in configs/method/
+    settings: dict[
+        str, Any
+    ]  # whatever decides the answers, for the run's identity; `name` as in configs/method/
     execution: str  # how steps are executed, as `model.engine.decode` takes it, or INSIDE
-    start: str | None = None  # cold, hot, category, or the file of a saved state; None if no state is kept
+    start: str | None = (
+        None  # cold, hot, category, or the file of a saved state; None if no state is kept
+    )
     on_engine: ClassVar[bool] = False  # True if answers have step records and phases
-    streams: ClassVar[bool] = False  # True if answers have a prefill time and the arrival times of tokens
+    streams: ClassVar[bool] = (
+        False  # True if answers have a prefill time and the arrival times of tokens
+    )
 
     @property
     def label(self) -> str:
-        """The name in tables, with the start if state is kept; tree=auto names its start only if it is not hot."""
+        """The name in tables, with the start if state is kept; tree=auto names its start only if it
+        is not hot.
+        """
         words = [AUTO] if self.settings.get("tree") == AUTO else []
         if self.start is not None and not (words and self.start == HOT):
             words.append(Path(self.start).stem)
-        return f"{self.settings['name']} ({', '.join(words)})" if words else str(self.settings["name"])
+        return (
+            f"{self.settings['name']} ({', '.join(words)})" if words else str(self.settings["name"])
+        )
 
     @property
     def keeps_state(self) -> bool:
@@ -81,7 +96,11 @@ class Answerer:
             self.drafter.reset()
 
     def answer(
-        self, prompt: list[int], max_new_tokens: int, sampling: Sampling = GREEDY, mark: Mark = unmarked
+        self,
+        prompt: list[int],
+        max_new_tokens: int,
+        sampling: Sampling = GREEDY,
+        mark: Mark = unmarked,
     ) -> Generation:
         """Answer a prompt; limit, sampling and mark as `generate` takes them."""
         raise NotImplementedError
@@ -89,7 +108,9 @@ class Answerer:
     def answer_batch(
         self, prompts: Sequence[list[int]], max_new_tokens: int, samplings: Sequence[Sampling]
     ) -> list[Generation]:
-        """Answer prompts together, each with its own sampling; each gets its share of the seconds (`Generation`)."""
+        """Answer prompts together, each with its own sampling; each gets its share of the seconds
+        (`Generation`).
+        """
         raise NotImplementedError
 
 
@@ -99,49 +120,79 @@ class Method(Answerer):
     on_engine = streams = True
 
     def answer(
-        self, prompt: list[int], max_new_tokens: int, sampling: Sampling = GREEDY, mark: Mark = unmarked
+        self,
+        prompt: list[int],
+        max_new_tokens: int,
+        sampling: Sampling = GREEDY,
+        mark: Mark = unmarked,
     ) -> Generation:
         self.begin()
-        asked: dict[str, Any] = dict(max_new_tokens=max_new_tokens, eos=self.loaded.eos, sampling=sampling, mark=mark)
+        asked: dict[str, Any] = dict(
+            max_new_tokens=max_new_tokens, eos=self.loaded.eos, sampling=sampling, mark=mark
+        )
         return generate(self.loaded.target, self.drafter, prompt, execution=self.execution, **asked)
 
     def answer_batch(
         self, prompts: Sequence[list[int]], max_new_tokens: int, samplings: Sequence[Sampling]
     ) -> list[Generation]:
-        how: dict[str, Any] = {"max_new_tokens": max_new_tokens, "eos": self.loaded.eos, "execution": self.execution}
-        asked = ((prompt, Request(sampling=own, **how)) for prompt, own in zip(prompts, samplings, strict=True))
+        how: dict[str, Any] = {
+            "max_new_tokens": max_new_tokens,
+            "eos": self.loaded.eos,
+            "execution": self.execution,
+        }
+        asked = (
+            (prompt, Request(sampling=own, **how))
+            for prompt, own in zip(prompts, samplings, strict=True)
+        )
         return whole(decode_batch(self.loaded.target, self.drafter, asked, len(prompts)))
 
 
 class InsideGenerate(Method):
-    """A method inside transformers' generate, by `custom_generate=Generate(...)`; greedy, one answer at a time."""
+    """A method inside transformers' generate, by `custom_generate=Generate(...)`; greedy, one
+    answer at a time.
+    """
 
     @cached_property
     def custom_generate(self) -> Generate:
         return _GenerateOfRun(self.loaded.target, self.drafter)
 
     def answer(
-        self, prompt: list[int], max_new_tokens: int, sampling: Sampling = GREEDY, mark: Mark = unmarked
+        self,
+        prompt: list[int],
+        max_new_tokens: int,
+        sampling: Sampling = GREEDY,
+        mark: Mark = unmarked,
     ) -> Generation:
-        """Answer a prompt. What transformers does before and after the steps counts as prefill; no phase is marked."""
+        """Answer a prompt. What transformers does before and after the steps counts as prefill; no
+        phase is marked.
+        """
         self.begin()
         target = self.loaded.target
-        config = generation_config(self.loaded, max_new_tokens, do_sample=False, return_dict_in_generate=True)
+        config = generation_config(
+            self.loaded, max_new_tokens, do_sample=False, return_dict_in_generate=True
+        )
         target.synchronize()
         start = time.perf_counter()
         ids = torch.tensor([prompt], device=target.device)
-        asked: dict[str, Any] = dict(attention_mask=torch.ones_like(ids), custom_generate=self.custom_generate)
-        out: Generation = target.model.generate(ids, generation_config=config, **asked).generations[0]
+        asked: dict[str, Any] = dict(
+            attention_mask=torch.ones_like(ids), custom_generate=self.custom_generate
+        )
+        out: Generation = target.model.generate(ids, generation_config=config, **asked).generations[
+            0
+        ]
         out.prefill_s = time.perf_counter() - start - out.decode_s - out.setup_s
         return out
 
 
 class _GenerateOfRun(Generate):
-    """Decodes with a run's target, which the other methods use, too, and its drafter, whose state the run keeps."""
+    """Decodes with a run's target, which the other methods use, too, and its drafter, whose state
+    the run keeps.
+    """
 
     def __init__(self, target: Target, drafter: Drafter) -> None:
         super().__init__()
-        self._target_of_run, self._drafter_of_run = target, drafter
+        self._target_of_run = target
+        self._drafter_of_run = drafter
 
     def _target(self, *_: Any) -> Target:
         return self._target_of_run
@@ -151,15 +202,23 @@ class _GenerateOfRun(Generate):
 
 
 class TransformersGenerate(Answerer):
-    """transformers' generate on the stock model: the paper's baseline. It samples with torch's generator."""
+    """transformers' generate on the stock model: the paper's baseline. It samples with torch's
+    generator.
+    """
 
     @property
     def label(self) -> str:
-        """The name in tables, and that it has a static cache; whether transformers then compiles is up to it."""
+        """The name in tables, and that it has a static cache; whether transformers then compiles is
+        up to it.
+        """
         return f"{super().label} ({STATIC})" if self.settings.get("compiled") else super().label
 
     def answer(
-        self, prompt: list[int], max_new_tokens: int, sampling: Sampling = GREEDY, mark: Mark = unmarked
+        self,
+        prompt: list[int],
+        max_new_tokens: int,
+        sampling: Sampling = GREEDY,
+        mark: Mark = unmarked,
     ) -> Generation:
         """Answer a prompt. Each token is one step, and no phase is marked."""
         return self.answer_batch([prompt], max_new_tokens, [sampling])[0]
@@ -169,23 +228,34 @@ class TransformersGenerate(Answerer):
     ) -> list[Generation]:
         """Answer prompts as one batch, padded on the left and sampled with the first prompt's seed.
 
-        A prompt with no room for `max_new_tokens` is answered alone, as it would shorten the others' answers.
+        A prompt with no room for `max_new_tokens` is answered alone, as it would shorten the
+        others' answers.
         """
         if not prompts:
             return []
-        sampling, size = samplings[0], len(prompts)
+        sampling = samplings[0]
+        size = len(prompts)
         limits = [self.loaded.target.token_budget(prompt, max_new_tokens) for prompt in prompts]
         limit = min(limits)
         if limit < max_new_tokens and size > 1:
             fits = [room == max_new_tokens for room in limits]
             fitting = list(compress(prompts, fits))
-            together = iter(self.answer_batch(fitting, max_new_tokens, list(compress(samplings, fits))))
+            together = iter(
+                self.answer_batch(fitting, max_new_tokens, list(compress(samplings, fits)))
+            )
             asked = zip(prompts, samplings, fits, strict=True)
-            return [next(together) if fit else self.answer(p, max_new_tokens, s) for p, s, fit in asked]
+            return [
+                next(together) if fit else self.answer(p, max_new_tokens, s) for p, s, fit in asked
+            ]
         drawn: dict[str, Any] = {}
         if sampling.temperature:
-            drawn = {key: getattr(sampling, key) for key in ("temperature", "top_k", "top_p", "min_p")}
-        drawn |= {"do_sample": bool(sampling.temperature), "repetition_penalty": sampling.repetition_penalty}
+            drawn = {
+                key: getattr(sampling, key) for key in ("temperature", "top_k", "top_p", "min_p")
+            }
+        drawn |= {
+            "do_sample": bool(sampling.temperature),
+            "repetition_penalty": sampling.repetition_penalty,
+        }
         config = generation_config(self.loaded, limit, **drawn)
         compiled = self.settings.get("compiled", False)
         rows, elapsed = stock_generate(self.loaded, prompts, config, compiled, sampling.seed)
@@ -199,8 +269,12 @@ class TransformersGenerate(Answerer):
         return outs
 
 
-def generation_config(loaded: LoadedModel, max_new_tokens: int, **settings: Any) -> GenerationConfig:
-    """Return settings for transformers' generate that end an answer and pad a batch by the model's EOS ids."""
+def generation_config(
+    loaded: LoadedModel, max_new_tokens: int, **settings: Any
+) -> GenerationConfig:
+    """Return settings for transformers' generate that end an answer and pad a batch by the model's
+    EOS ids.
+    """
     eos = sorted(loaded.eos)
     ends = {"eos_token_id": eos or None, "pad_token_id": eos[0] if eos else 0}
     return GenerationConfig(max_new_tokens=max_new_tokens, **ends, **settings)
@@ -211,7 +285,9 @@ class ServedAnswer(Generation):
     """An answer of a server, which reports at most the number of steps."""
 
     said: str | None = None  # the answer's text, if its token ids had to be made from it
-    recorded: dict[str, Any] = field(default_factory=dict)  # entries that this answer's record adds or replaces
+    recorded: dict[str, Any] = field(
+        default_factory=dict
+    )  # entries that this answer's record adds or replaces
 
 
 @dataclass
@@ -225,11 +301,20 @@ class Served(Answerer):
     @property
     def label(self) -> str:
         """The engine, and how it speculates."""
-        engine, speculation = self.settings["engine"], self.settings["speculation"]
-        return str(engine) if speculation == NO_SPECULATION else f"{engine} ({speculation or 'speculation unknown'})"
+        engine = self.settings["engine"]
+        speculation = self.settings["speculation"]
+        return (
+            str(engine)
+            if speculation == NO_SPECULATION
+            else f"{engine} ({speculation or 'speculation unknown'})"
+        )
 
-    def answer(self, prompt: list[int], max_new_tokens: int, *greedy: Any, **unmarked: Any) -> Generation:
-        """Answer a prompt; no phase is marked. Raises UserError if the server fails or has changed."""
+    def answer(
+        self, prompt: list[int], max_new_tokens: int, *greedy: Any, **unmarked: Any
+    ) -> Generation:
+        """Answer a prompt; no phase is marked. Raises UserError if the server fails or has
+        changed.
+        """
         return self._answer([prompt], max_new_tokens, alone=True)[0]
 
     def answer_batch(
@@ -238,19 +323,27 @@ class Served(Answerer):
         """Answer prompts by concurrent requests, one for each prompt."""
         return self._answer(prompts, max_new_tokens)
 
-    def _answer(self, prompts: Sequence[list[int]], max_new_tokens: int, alone: bool = False) -> list[Generation]:
-        """Answer prompts; `alone`: there is one request, so the counters of the whole server are read as its own."""
-        server, where = self.server, self.server.where
+    def _answer(
+        self, prompts: Sequence[list[int]], max_new_tokens: int, alone: bool = False
+    ) -> list[Generation]:
+        """Answer prompts; `alone`: there is one request, so the counters of the whole server are
+        read as its own.
+        """
+        server = self.server
+        where = self.server.where
         now = {key: value or self.said[key] for key, value in server.describe().items()}
         if changed := difference(self.said, now, words=("before", "now")):
             raise UserError(f"{where}: is another one now: {changed}")
         asked = [self._as_taken(prompt) for prompt in prompts]
         limits = [self.loaded.target.token_budget(prompt, max_new_tokens) for prompt in prompts]
-        before, start = server.counters() if alone else {}, time.perf_counter()
+        before = server.counters() if alone else {}
+        start = time.perf_counter()
         if len(prompts) == 1:
             replies = [server.ask(asked[0], limits[0])]
         else:
-            with ThreadPool(len(prompts)) as pool:  # an error or Ctrl-C ends it without waiting for other requests
+            with ThreadPool(
+                len(prompts)
+            ) as pool:  # an error or Ctrl-C ends it without waiting for other requests
                 places = zip(range(len(prompts)), asked, limits, strict=True)
                 done = pool.imap_unordered(lambda each: (each[0], server.ask(*each[1:])), places)
                 replies = [reply for _, reply in sorted(done, key=lambda pair: pair[0])]
@@ -275,7 +368,11 @@ class Served(Answerer):
                 forwards=heard.steps or 0,
                 stop="eos" if heard.finish == "stop" else full,
                 said=None if heard.ids else heard.text,
-                recorded=recorded | {"first_tokens": heard.first_tokens, "first_token_time": times[0]},
+                recorded=recorded
+                | {
+                    "first_tokens": heard.first_tokens,
+                    "first_token_time": times[0],
+                },
             )
             outs.append(out)
         return list[Generation](outs)
@@ -283,12 +380,15 @@ class Served(Answerer):
     def _checked(self, heard: Heard, prompt: list[int], limit: int) -> list[int]:
         """Return an answer's ids up to its end, and set `heard.tokens` to their number.
 
-        There are no ids if they cannot be made from the answer's text; the number of tokens is then the engine's.
-        Raises UserError if prompt, end, ids or their number do not fit the request.
+        There are no ids if they cannot be made from the answer's text; the number of tokens is then
+        the engine's. Raises UserError if prompt, end, ids or their number do not fit the request.
         """
-        loaded, where = self.loaded, self.server.where
+        loaded = self.loaded
+        where = self.server.where
         if heard.prompt_tokens not in (None, len(prompt)):
-            raise UserError(f"{where}: read {heard.prompt_tokens} tokens where the prompt has {len(prompt)}")
+            raise UserError(
+                f"{where}: read {heard.prompt_tokens} tokens where the prompt has {len(prompt)}"
+            )
         if heard.speculation not in (None, self.said["speculation"]):
             raise UserError(f"{where}: is another one now: speculation is {heard.speculation}")
         short = self.server.name == "llamacpp" and len(heard.ids) < heard.tokens
@@ -301,17 +401,27 @@ class Served(Answerer):
         if heard.finish not in ("stop", "length"):
             why = f"the engine says {heard.finish}" if heard.finish else "the stream broke off"
             raise UserError(f"{where}: an answer has no end: {why}")
-        hidden = heard.finish == "stop" and not shown and bool(loaded.eos)  # an EOS that is not among the ids
-        if heard.ids and heard.tokens not in (0, *range(count - shown, count + hidden + 1)):  # EOS counts, or not
+        hidden = (
+            heard.finish == "stop" and not shown and bool(loaded.eos)
+        )  # an EOS that is not among the ids
+        if heard.ids and heard.tokens not in (
+            0,
+            *range(count - shown, count + hidden + 1),
+        ):  # EOS counts, or not
             if not heard.text or heard.tokens < count:
                 raise UserError(f"{where}: gives {count} ids of {heard.tokens} tokens")
             heard.ids = []
         if (most := max(count, heard.tokens - hidden)) > limit:  # their time would be that of fewer
             raise UserError(f"{where}: gives {most} tokens where {limit} were asked for")
         if hidden and heard.stopped_by not in (None, *loaded.eos):
-            raise UserError(f"{where}: stopped at {one_line(str(heard.stopped_by))[:40]}, which is no EOS here")
+            raise UserError(
+                f"{where}: stopped at {one_line(str(heard.stopped_by))[:40]}, which is no EOS here"
+            )
         if heard.finish == "length" and not shown and (heard.tokens or limit) < limit:
-            raise UserError(f"{where}: stopped after {heard.tokens} tokens of {limit}; has it a shorter context?")
+            raise UserError(
+                f"{where}: stopped after {heard.tokens} tokens of {limit}; has it a shorter"
+                " context?"
+            )
         tokenizer = loaded.tokenizer
         ids = heard.ids
         if not ids:
@@ -323,7 +433,9 @@ class Served(Answerer):
             fitting = [ids for ids in possible if heard.tokens in (0, len(ids), len(ids) + hidden)]
             if not fitting or "\ufffd" in heard.text or heard.parts:
                 if not heard.tokens:
-                    raise UserError(f"{where}: gives no number of tokens, and no text that shows all of them")
+                    raise UserError(
+                        f"{where}: gives no number of tokens, and no text that shows all of them"
+                    )
                 return []
             ids = fitting[0]
             if not heard.tokens and heard.accepted:  # of the engine's ids, which may be others
@@ -332,22 +444,33 @@ class Served(Answerer):
         tokens = read.ids
         own = tokenizer.eos_token_id
         if read.behind:
-            raise UserError(f"{where}: {read.behind} tokens behind token {tokens[-1]}, which is EOS of the model here")
+            raise UserError(
+                f"{where}: {read.behind} tokens behind token {tokens[-1]}, which is EOS of the"
+                " model here"
+            )
         if hidden:  # it took a step, too
             tokens.append(own if own in loaded.eos else min(loaded.eos))
         heard.tokens = min(len(tokens), limit)
         return tokens[:limit]
 
     def _as_taken(self, prompt: list[int]) -> list[int] | str:
-        """Return a prompt as the engine takes it. Raises UserError if it takes text and no text gives these ids."""
+        """Return a prompt as the engine takes it. Raises UserError if it takes text and no text
+        gives these ids.
+        """
         if self.server.kind.takes_ids:
             return prompt
         tokenizer = self.loaded.tokenizer
         text = tokenizer.decode(prompt)
-        for exact in (text, text.removeprefix(tokenizer.bos_token or "")):  # most servers add BOS to a text
+        for exact in (
+            text,
+            text.removeprefix(tokenizer.bos_token or ""),
+        ):  # most servers add BOS to a text
             if list(tokenizer(exact).input_ids) == prompt:
                 return str(exact)
-        raise UserError(f"{self.server.where}: takes texts alone, and no text gives exactly this prompt's tokens")
+        raise UserError(
+            f"{self.server.where}: takes texts alone, and no text gives exactly this prompt's"
+            " tokens"
+        )
 
 
 def build_answerer(
@@ -356,35 +479,49 @@ def build_answerer(
     """Build the answerer that a run's settings name.
 
     Args:
-        method: `name`, `drafter` (a shipped method's name, an import path or `server`; None: transformers' own
-            generate), and the drafter's or the server's keyword arguments.
+        method: `name`, `drafter` (a shipped method's name, an import path or `server`; None:
+            transformers' own generate), and the drafter's or the server's keyword arguments.
         tree: `name` and parameters of a template, for methods that draft from one.
         start: cold | hot | category | path of a saved state; ignored by methods without state.
 
     Raises:
         UserError: unknown drafter, start, setting or value, a tree that does not fit k.
     """
-    settings, options = dict(method), {key: value for key, value in method.items() if key not in ("name", "drafter")}
+    settings = dict(method)
+    options = {key: value for key, value in method.items() if key not in ("name", "drafter")}
     if method["drafter"] == SERVER:
         return build_served(loaded, settings, Server(**options))
     if method["drafter"] is None:
         return TransformersGenerate(loaded, Drafter(loaded.target.device), settings, execution)
-    files = {key: value for key, value in options.items() if key.endswith("path") and isinstance(value, str)}
+    files = {
+        key: value
+        for key, value in options.items()
+        if key.endswith("path") and isinstance(value, str)
+    }
     paths = {key: path_of(key, value) for key, value in files.items()}
     options |= {key: str(path) for key, path in paths.items()}
-    factory, is_auto = method_class(method["drafter"]), tree["name"] == AUTO
+    factory = method_class(method["drafter"])
+    is_auto = tree["name"] == AUTO
     if is_auto and finds_size(factory):
         unused = [key for key in ("depth", "branching", "path") if tree[key] is not None]
         if unused or (tree["nodes"] or 0) < 1:
             wrong = unused or tree["nodes"]
-            raise UserError(f"tree=auto takes tree.nodes, a budget of at least 1, and nothing else ({wrong})")
+            raise UserError(
+                f"tree=auto takes tree.nodes, a budget of at least 1, and nothing else ({wrong})"
+            )
         options["nodes"] = f"{AUTO}:{tree['nodes']}"
         settings |= {"tree": AUTO, "nodes": tree["nodes"]}
     elif isinstance(options.get("nodes"), str):
-        raise UserError(f"method.nodes={options['nodes']}: must be a number; tree=auto finds it while decoding")
+        raise UserError(
+            f"method.nodes={options['nodes']}: must be a number; tree=auto finds it while decoding"
+        )
     elif is_auto and takes_tree(factory):
-        raise UserError("tree=auto: is for methods whose drafts have any size; with this one name a template")
-    drafter = build_drafter(factory, loaded.target, options, eos=loaded.eos, tree=None if is_auto else tree)
+        raise UserError(
+            "tree=auto: is for methods whose drafts have any size; with this one name a template"
+        )
+    drafter = build_drafter(
+        factory, loaded.target, options, eos=loaded.eos, tree=None if is_auto else tree
+    )
     settings |= {f"{key}_sha256": sha256_of(path) for key, path in paths.items()}
     if drafter.draft_tree is not None:
         nodes = [list(path) for path in drafter.draft_tree.rank_paths[1:]]
@@ -394,7 +531,9 @@ def build_answerer(
         settings["start"] = start
         if start not in (COLD, HOT, CATEGORY):
             if not Path(start).is_file():
-                raise UserError(f"start={start}: must be cold, hot, category or the file of a saved state")
+                raise UserError(
+                    f"start={start}: must be cold, hot, category or the file of a saved state"
+                )
             settings["start_sha256"] = sha256_of(Path(start))
     answers_by = InsideGenerate if execution in INSIDE.values() else Method
     built = answers_by(loaded, drafter, settings, execution, start if drafter.stateful else None)
@@ -405,17 +544,25 @@ def build_answerer(
 def build_served(loaded: LoadedModel, settings: dict[str, Any], server: Server) -> Served:
     """Build the answerer of a server; a server that takes token ids is first asked for one token.
 
-    Raises UserError if the server fails, if its context is shorter than the model's, or if `speculation` is wrong.
+    Raises UserError if the server fails, if its context is shorter than the model's, or if
+    `speculation` is wrong.
     """
-    said, asked = server.describe(), server.speculation
+    said = server.describe()
+    asked = server.speculation
     if server.kind.takes_ids:
         drafts = server.ask([0], 1)[0].speculation
         said = server.describe()  # a router has loaded the model now
         said["speculation"] = drafts or said["speculation"]
     if (context := said["context"]) is not None and context < loaded.target.context:
         most = f"has a context of {context} tokens, and the model {loaded.target.context}"
-        raise UserError(f"{server.where}: {most}; start it with a longer one, or say model.context={context}")
-    if asked and said["speculation"] and (asked == NO_SPECULATION) != (said["speculation"] == NO_SPECULATION):
+        raise UserError(
+            f"{server.where}: {most}; start it with a longer one, or say model.context={context}"
+        )
+    if (
+        asked
+        and said["speculation"]
+        and (asked == NO_SPECULATION) != (said["speculation"] == NO_SPECULATION)
+    ):
         raise UserError(f"method.speculation={asked}: {server.where} says {said['speculation']}")
     settings |= said | {"speculation": asked or said["speculation"], "url": server.url}
     for decides_no_answer in ("timeout", "context", "dtype"):

@@ -1,10 +1,13 @@
-"""python -m evaluation.audit FOLDER: is the output still the model's own? Compares each method with vanilla by turn.
+"""python -m evaluation.audit FOLDER: is the output still the model's own? Compares each method with
+vanilla by turn.
 
-Every report makes this comparison from the records (tables/audit.csv and .md). This command also loads the model and
-adds the target's top-2 logit gap where answers first differ: it distinguishes a tie in float16 from a defect.
+Every report makes this comparison from the records (tables/audit.csv and .md). This command also
+loads the model and adds the target's top-2 logit gap where answers first differ: it distinguishes a
+tie in float16 from a defect.
 
-With --answers FILE --model NAME instead of a folder: compares each token of any engine's answers with the model's own
-choice after the same text. Exit code 1 if a token is wrong or an answer is empty.
+With --answers FILE --model NAME instead of a folder: compares each token of any engine's answers
+with the model's own choice after the same text. Exit code 1 if a token is wrong or an answer is
+empty.
 """
 
 from __future__ import annotations
@@ -40,38 +43,64 @@ from .statistics.tables import AUDITED
 TYPES = ("float32", "float16", "bfloat16")
 SHOWN = 3  # differing positions of an answer that are put into words
 END = -1  # in place of a token's id: the end of an answer, whichever EOS it would be
-SAMPLES, SAMPLED = 4, 32  # number of answers in which noise is measured, and of their first tokens
+# number of answers in which noise is measured, and of their first tokens
+SAMPLES = 4
+SAMPLED = 32
 
 
 def main() -> None:
     """The command line."""
     parser = argparse.ArgumentParser(prog="python -m evaluation.audit", description=__doc__)
-    about = "an experiment's results, e.g. results/precision; with --answers: model.KEY=VALUE, bench.KEY=VALUE"
+    about = (
+        "an experiment's results, e.g. results/precision; with --answers: model.KEY=VALUE,"
+        " bench.KEY=VALUE"
+    )
     parser.add_argument("words", nargs="*", metavar="FOLDER", help=about)
-    parser.add_argument("--answers", type=Path, metavar="FILE", help="answers of any engine instead")
-    parser.add_argument("--model", metavar="NAME", help="--answers: one of configs/model, a folder, or a hub name")
-    parser.add_argument("--bench", metavar="NAME", help="--answers without prompts: one of configs/bench, or a file")
-    parser.add_argument("--made-in", choices=TYPES, help="--answers: the type they were computed in, if another one")
-    parser.add_argument("--trust-remote-code", action="store_true", help="run code that comes with the model")
-    parser.add_argument("--allow-pickle", action="store_true", help="also read *.bin weights (as weights only)")
+    parser.add_argument(
+        "--answers", type=Path, metavar="FILE", help="answers of any engine instead"
+    )
+    parser.add_argument(
+        "--model", metavar="NAME", help="--answers: one of configs/model, a folder, or a hub name"
+    )
+    parser.add_argument(
+        "--bench", metavar="NAME", help="--answers without prompts: one of configs/bench, or a file"
+    )
+    parser.add_argument(
+        "--made-in", choices=TYPES, help="--answers: the type they were computed in, if another one"
+    )
+    parser.add_argument(
+        "--trust-remote-code", action="store_true", help="run code that comes with the model"
+    )
+    parser.add_argument(
+        "--allow-pickle", action="store_true", help="also read *.bin weights (as weights only)"
+    )
     with user_errors("no gap was written"):
         given = parser.parse_intermixed_args()
-        permitted = {"trust_remote_code": given.trust_remote_code, "allow_pickle": given.allow_pickle}
-        if (given.answers is None) != (given.model is None) or (given.answers is None and len(given.words) != 1):
+        permitted = {
+            "trust_remote_code": given.trust_remote_code,
+            "allow_pickle": given.allow_pickle,
+        }
+        if (given.answers is None) != (given.model is None) or (
+            given.answers is None and len(given.words) != 1
+        ):
             raise UserError("name an experiment's folder, or --answers FILE and --model NAME")
         if given.answers is None and (given.bench or given.made_in):
             raise UserError("--bench, --made-in: with --answers only")
         if given.answers is None:
             audit_folder(Path(given.words[0]), permitted)
             return
-        settings = named("model", given.model) | (named("bench", given.bench) if given.bench else {})
+        settings = named("model", given.model) | (
+            named("bench", given.bench) if given.bench else {}
+        )
         settings["model.linear"] = "torch"  # linear layers as in transformers
         words = [f"{key}={quoted(value)}" for key, value in settings.items()]
         words += [f"model.{key}=true" for key, granted in permitted.items() if granted]
         config = group_settings([*words, *given.words], "model", "bench")
         questions = load_bench(**config["bench"]).questions if given.bench else ()
         by_id = {question.question_id: question for question in questions}
-        judged = audit_answers(given.answers, ModelSettings(**config["model"]), by_id, given.made_in)
+        judged = audit_answers(
+            given.answers, ModelSettings(**config["model"]), by_id, given.made_in
+        )
         sys.exit(int(not all(one.places and not one.wrong for one in judged)))
 
 
@@ -79,26 +108,32 @@ def audit_folder(folder: Path, permitted: dict[str, bool]) -> None:
     """Measure and write the gaps of an experiment's folder, and print its audit."""
     experiment = Experiment.read(folder)
     if not experiment.audits:
-        raise UserError(f"{folder}: no vanilla run to compare with; add method=vanilla to the sweep")
+        raise UserError(
+            f"{folder}: no vanilla run to compare with; add method=vanilla to the sweep"
+        )
     with keep_devices():  # several audits may use the same model
         write_json(folder / GAPS, list(measure_gaps(experiment, permitted)))
     print("\n".join(write_audit(experiment, folder / "tables")))
 
 
 def measure_gaps(experiment: Experiment, permitted: dict[str, bool]) -> Iterator[dict[str, Any]]:
-    """Measure the gap between the target's two largest logits where an answer first differs from vanilla's.
+    """Measure the gap between the target's two largest logits where an answer first differs from
+    vanilla's.
 
-    A folder's metadata name the model and bench, but grant no permissions, as anybody may have written them.
+    A folder's metadata name the model and bench, but grant no permissions, as anybody may have
+    written them.
 
     Args:
-        permitted: whether the user of this command grants the model settings trust_remote_code and allow_pickle.
+        permitted: whether the user of this command grants the model settings trust_remote_code and
+            allow_pickle.
 
     Yields:
-        `at` (run, question, choice, turn, token), `gap` (first minus second logit, in the run's own type), `picked`
-        (how far the logit of the method's token is below the largest).
+        `at` (run, question, choice, turn, token), `gap` (first minus second logit, in the run's own
+        type), `picked` (how far the logit of the method's token is below the largest).
 
     Raises:
-        UserError: a run's model needs a permission (nothing is loaded then), or its files or questions have changed.
+        UserError: a run's model needs a permission (nothing is loaded then), or its files or
+            questions have changed.
     """
     differing = [audit for audit in experiment.audits if audit.different]
     for first in (audit.pool.first for audit in differing):
@@ -113,13 +148,23 @@ def measure_gaps(experiment: Experiment, permitted: dict[str, bool]) -> Iterator
         with exclusive(settings) as settings:
             loaded = load_model(settings)
             if first.identity.files and (other := difference(first.identity.files, loaded.files)):
-                raise UserError(f"{first.folder}: its model is no longer the one in {settings.path} ({other})")
-            for run in {id(turn.run): turn.run for turn in audit.different}.values():  # shards have different questions
-                questions, rows = _questions(run), {row["question_id"]: row for row in run.answers}
+                raise UserError(
+                    f"{first.folder}: its model is no longer the one in {settings.path} ({other})"
+                )
+            for run in {
+                id(turn.run): turn.run for turn in audit.different
+            }.values():  # shards have different questions
+                questions = _questions(run)
+                rows = {row["question_id"]: row for row in run.answers}
                 for turn in (turn for turn in audit.different if turn.run is run):
-                    token, choice = turn.differs_at or 0, rows[turn.question_id]["choices"][turn.choice]
-                    *before, ids = choice["output_ids"][: turn.turn + 1]  # compact records hold no texts
-                    answers = [answer_text(loaded.template, loaded.tokenizer, tokens) for tokens in before]
+                    token = turn.differs_at or 0
+                    choice = rows[turn.question_id]["choices"][turn.choice]
+                    *before, ids = choice["output_ids"][
+                        : turn.turn + 1
+                    ]  # compact records hold no texts
+                    answers = [
+                        answer_text(loaded.template, loaded.tokenizer, tokens) for tokens in before
+                    ]
                     turns = list(questions[turn.question_id].turns[: turn.turn + 1])
                     prompt = prompt_ids(loaded.template, loaded.tokenizer, turns, answers)
                     forced = force(loaded.target, prompt, ids[: token + 1])
@@ -129,7 +174,9 @@ def measure_gaps(experiment: Experiment, permitted: dict[str, bool]) -> Iterator
 
 
 def _questions(run: Run) -> dict[int | str, Question]:
-    """Return a run's questions by id. Nothing is fetched, as the address comes from the folder's metadata."""
+    """Return a run's questions by id. Nothing is fetched, as the address comes from the folder's
+    metadata.
+    """
     settings = run.metadata["config"]["bench"] | {"url": None}
     bench = load_bench(**settings)
     if bench.sha256 != run.settings["bench"]["sha256"]:
@@ -158,7 +205,8 @@ def judge(answer: EngineAnswer, forced: Forced, tie: float, loaded: LoadedModel)
     def spelt(token: int) -> str:
         return visible(json.dumps(loaded.tokenizer.decode([token]), ensure_ascii=False))[:40]
 
-    ends, stops = forced.own[-1] in loaded.eos, answer.finish == "stop"
+    ends = forced.own[-1] in loaded.eos
+    stops = answer.finish == "stop"
     said = list(answer.ids)
     if stops:  # a position of its own
         said.append(forced.own[-1] if ends else END)
@@ -167,10 +215,17 @@ def judge(answer: EngineAnswer, forced: Forced, tie: float, loaded: LoadedModel)
     words = [f"{len(wrong)} wrong, the first ones:"] if len(wrong) > SHOWN else []
     for i in (wrong or apart)[:SHOWN]:
         token = "the end" if said[i] == END else spelt(said[i])
-        words.append(f"token {i + 1} is {token}, the model's {spelt(forced.own[i])} (gap {forced.gaps[i]:.3g})")
-    at_limit = answer.finish == "length" if answer.limit is None else len(answer.ids) >= answer.limit
+        words.append(
+            f"token {i + 1} is {token}, the model's {spelt(forced.own[i])} (gap"
+            f" {forced.gaps[i]:.3g})"
+        )
+    at_limit = (
+        answer.finish == "length" if answer.limit is None else len(answer.ids) >= answer.limit
+    )
     if not (ends or stops or at_limit):
-        words.append(f"ends early ({visible(answer.finish)[:30] or 'no reason given'}), the model goes on")
+        words.append(
+            f"ends early ({visible(answer.finish)[:30] or 'no reason given'}), the model goes on"
+        )
     words += [f"{answer.behind} tokens behind EOS are left out"] if answer.behind else []
     close = sum(margin <= tie for margin in forced.margins[: len(said)])
     ties = [forced.gaps[i] for i in apart if i not in wrong]
@@ -178,32 +233,48 @@ def judge(answer: EngineAnswer, forced: Forced, tie: float, loaded: LoadedModel)
 
 
 def without_eos(answer: EngineAnswer, loaded: LoadedModel) -> EngineAnswer:
-    """Return the answer without its EOS: of several, each is the end, and a server may hide which it was."""
+    """Return the answer without its EOS: of several, each is the end, and a server may hide which
+    it was.
+    """
     if not loaded.eos.intersection(answer.ids[-1:]):
         return answer
     return replace(answer, ids=answer.ids[:-1], finish="stop")
 
 
 def audit_served(folder: Path, permitted: dict[str, bool]) -> None:
-    """Audit each finished server run of a folder once for a number type, and add the counts to its summary.
+    """Audit each finished server run of a folder once for a number type, and add the counts to its
+    summary.
 
     Args:
         permitted: as in `measure_gaps`.
     """
-    for run in runs_at(filter(is_served, (path.parent for path in folder.glob("runs/*/summary.json")))):
+    for run in runs_at(
+        filter(is_served, (path.parent for path in folder.glob("runs/*/summary.json")))
+    ):
         made_in = run.metadata["config"]["method"]["dtype"]
         if run.summary.get("audit", {}).get("made_in", "none") == made_in:
             continue
-        settings = ModelSettings(**run.metadata["config"]["model"] | permitted | {"linear": "torch"})  # as in `main`
+        settings = ModelSettings(
+            **run.metadata["config"]["model"] | permitted | {"linear": "torch"}
+        )  # as in `main`
         judged = audit_answers(run.folder / "answers.jsonl", settings, _questions(run), made_in)
-        counts = [(one.places - len(one.ties) - len(one.wrong), len(one.ties), len(one.wrong)) for one in judged]
+        counts = [
+            (one.places - len(one.ties) - len(one.wrong), len(one.ties), len(one.wrong))
+            for one in judged
+        ]
         audit = dict(zip(AUDITED, map(sum, zip(*counts, strict=True)), strict=True))
         words = {one.answer.name: one.words for one in judged if one.words}
-        write_json(run.folder / "summary.json", run.summary | {"audit": audit | {"words": words, "made_in": made_in}})
+        write_json(
+            run.folder / "summary.json",
+            run.summary | {"audit": audit | {"words": words, "made_in": made_in}},
+        )
 
 
-def audit_answers(path: Path, settings: ModelSettings, questions: dict[Any, Question], made_in: Any) -> list[Judged]:
-    """Compare a file's answers with the model's own greedy choices; print and return the comparison.
+def audit_answers(
+    path: Path, settings: ModelSettings, questions: dict[Any, Question], made_in: Any
+) -> list[Judged]:
+    """Compare a file's answers with the model's own greedy choices; print and return the
+    comparison.
 
     Args:
         made_in: the type that the engine computed in; None: the model's.
@@ -212,13 +283,19 @@ def audit_answers(path: Path, settings: ModelSettings, questions: dict[Any, Ques
     with keep_devices(), exclusive(settings, timed=False) as settings:
         loaded = load_model(replace(settings, dtype=made_in or settings.dtype))
         answers = [tokenised(where, request, loaded) for where, request in requests]
-        sample = [(answer.prompt, answer.ids[:SAMPLED]) for answer in answers[:: -(-len(answers) // SAMPLES)]]
+        sample = [
+            (answer.prompt, answer.ids[:SAMPLED])
+            for answer in answers[:: -(-len(answers) // SAMPLES)]
+        ]
         by_steps = [force(loaded.target, *one, by_steps=True) for one in sample]
         types = [str(loaded.target.dtype).removeprefix("torch.")]
         del loaded  # before another type is loaded
         loaded = load_model(settings)
         types.append(str(loaded.target.dtype).removeprefix("torch."))
-        tie = 2 * max(noise(one, force(loaded.target, *given)) for one, given in zip(by_steps, sample, strict=True))
+        tie = 2 * max(
+            noise(one, force(loaded.target, *given))
+            for one, given in zip(by_steps, sample, strict=True)
+        )
         total = sum(len(answer.prompt) + len(answer.ids) for answer in answers)
         judged = []
         with Progress("audit", total, unit="tokens") as progress:
@@ -228,9 +305,15 @@ def audit_answers(path: Path, settings: ModelSettings, questions: dict[Any, Ques
                 judged.append(judge(bare, forced, tie, loaded))
                 progress.update(len(answer.prompt) + len(answer.ids))
     heading = [
-        f"{path}: each token next to the greedy choice of {settings.name} in {types[1]}, {devices_in_words(loaded)}",
-        f"near tie: a gap of at most {tie:.2g}, twice what two greatest logits moved against each other between one "
-        f"forward and, in {types[0]}, a forward a token ({sum(len(one.own) for one in by_steps)} places)",
+        (
+            f"{path}: each token next to the greedy choice of {settings.name} in {types[1]},"
+            f" {devices_in_words(loaded)}"
+        ),
+        (
+            f"near tie: a gap of at most {tie:.2g}, twice what two greatest logits moved against"
+            f" each other between one forward and, in {types[0]}, a forward a token"
+            f" ({sum(len(one.own) for one in by_steps)} places)"
+        ),
     ]
     print("\n".join([*heading, "", *table_of(judged), "", *verdict(judged, types[1])]))
     return judged
@@ -240,7 +323,12 @@ def table_of(judged: Sequence[Judged]) -> list[str]:
     """Return a line for each answer: its counts, and its first tokens that are not the model's."""
     rows = [["question", "tokens", "equal", "near ties", "wrong"]]
     for one in judged:
-        counts = (one.places, one.places - len(one.ties) - len(one.wrong), len(one.ties), len(one.wrong))
+        counts = (
+            one.places,
+            one.places - len(one.ties) - len(one.wrong),
+            len(one.ties),
+            len(one.wrong),
+        )
         rows.append([one.answer.name, *map(str, counts)])
     words = ["", *(one.words for one in judged)]
     return [f"{row}  {more}".rstrip() for row, more in zip(aligned(rows), words, strict=True)]
@@ -248,18 +336,26 @@ def table_of(judged: Sequence[Judged]) -> list[str]:
 
 def verdict(judged: Sequence[Judged], dtype: str) -> list[str]:
     """Say whether the answers are the model's own, and from how many tokens and near ties."""
-    ties, wrong = ([gap for one in judged for gap in getattr(one, kind)] for kind in ("ties", "wrong"))
-    places, close = sum(one.places for one in judged), sum(one.close for one in judged)
-    empty, remade = sum(not one.places for one in judged), sum(one.answer.remade for one in judged)
+    ties, wrong = (
+        [gap for one in judged for gap in getattr(one, kind)] for kind in ("ties", "wrong")
+    )
+    places = sum(one.places for one in judged)
+    close = sum(one.close for one in judged)
+    empty = sum(not one.places for one in judged)
+    remade = sum(one.answer.remade for one in judged)
     near = f"{len(ties)} near ties at {close} places where two logits are so close"
     near += f", the widest {max(ties):.2g}" if ties else ""
     lines = []
     if wrong:
         bad = f"{sum(bool(one.wrong) for one in judged)} of {len(judged)} answers"
-        lines.append(f"Not lossless in {dtype}: {len(wrong):,} of {places:,} tokens are wrong, in {bad}; {near}.")
+        lines.append(
+            f"Not lossless in {dtype}: {len(wrong):,} of {places:,} tokens are wrong, in {bad};"
+            f" {near}."
+        )
     elif places:
         lines.append(
-            f"Lossless in {dtype}: of {places:,} tokens in {len(judged) - empty} answers none is wrong; {near}."
+            f"Lossless in {dtype}: of {places:,} tokens in {len(judged) - empty} answers none is"
+            f" wrong; {near}."
         )
     if empty:
         lines.append(f"Not audited: {empty} of {len(judged)} answers, which hold no token.")

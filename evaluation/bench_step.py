@@ -1,9 +1,11 @@
-"""python -m evaluation.bench_step [model=NAME model.KEY=VALUE ...]: the time of a step by the number of drafted nodes.
+"""python -m evaluation.bench_step [model=NAME model.KEY=VALUE ...]: the time of a step by the
+number of drafted nodes.
 
-Times transformers' `generate`, plain decoding and recycling in turns: eager steps with their parts and, on CUDA,
-captured steps, `generate` with compiled steps, and the floor: the time in which weights and cache can be read. With
---batch, a step decodes several sequences in one forward. Random weights of a known shape (--shape) give times but no
-acceptance. The last line is one JSON object.
+Times transformers' `generate`, plain decoding and recycling in turns: eager steps with their parts
+and, on CUDA, captured steps, `generate` with compiled steps, and the floor: the time in which
+weights and cache can be read. With
+--batch, a step decodes several sequences in one forward. Random weights of a known shape (--shape)
+give times but no acceptance. The last line is one JSON object.
 """
 
 from __future__ import annotations
@@ -50,23 +52,42 @@ WARM_UP = 1  # turns that are not counted: they allocate memory, load kernels an
 LARGE = 1 << 30  # bytes; many times what a processor's own caches hold
 READS = 20  # of them in a row
 MOST = 512  # maximum number of nodes, and of sequences
-PARTS = {"draft": "draft", "forward": "forward", "verify": "verify", "commit": "commit", "observe": "learn"}
+PARTS = {
+    "draft": "draft",
+    "forward": "forward",
+    "verify": "verify",
+    "commit": "commit",
+    "observe": "learn",
+}
 
 
 def main() -> None:
     """The command line."""
     parser = argparse.ArgumentParser(prog="python -m evaluation.bench_step", description=__doc__)
-    parser.add_argument("overrides", nargs="*", help="as for evaluation.run: model=NAME, model.path=...")
-    parser.add_argument("--shape", help=f"random weights instead of a model: {', '.join(SHAPES)}")
-    parser.add_argument("--nodes", default="1,2,4,8,16,24,32,48,64,80", help="sizes of drafts (default: %(default)s)")
     parser.add_argument(
-        "--batch", default="1", help="sequences decoded together (default: %(default)s; several: 1,4,16)"
+        "overrides", nargs="*", help="as for evaluation.run: model=NAME, model.path=..."
     )
-    parser.add_argument("--context", type=int, help="tokens before a step (default: 500, or half of the model's)")
-    parser.add_argument("--rounds", type=int, default=5, help="turns of all sizes; medians are printed (default: 5)")
+    parser.add_argument("--shape", help=f"random weights instead of a model: {', '.join(SHAPES)}")
+    parser.add_argument(
+        "--nodes",
+        default="1,2,4,8,16,24,32,48,64,80",
+        help="sizes of drafts (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--batch",
+        default="1",
+        help="sequences decoded together (default: %(default)s; several: 1,4,16)",
+    )
+    parser.add_argument(
+        "--context", type=int, help="tokens before a step (default: 500, or half of the model's)"
+    )
+    parser.add_argument(
+        "--rounds", type=int, default=5, help="turns of all sizes; medians are printed (default: 5)"
+    )
     with user_errors("nothing was measured to its end"):
         given = parser.parse_intermixed_args()
-        settings, sizes = model_settings(given.overrides, given.shape), sorted({0, *numbers("--nodes", given.nodes)})
+        settings = model_settings(given.overrides, given.shape)
+        sizes = sorted({0, *numbers("--nodes", given.nodes)})
         batches = sorted({*numbers("--batch", given.batch)})
         if given.rounds < 1:
             raise UserError(f"--rounds {given.rounds}: must be at least 1")
@@ -78,19 +99,26 @@ def main() -> None:
 
 
 def model_settings(overrides: list[str], shape: str | None) -> ModelSettings:
-    """Compose a model's settings as evaluation.run does. Raises UserError for a wrong or unrelated override."""
+    """Compose a model's settings as evaluation.run does. Raises UserError for a wrong or unrelated
+    override.
+    """
     for override in overrides:
         if shape and override.startswith(("model=", "model.path=")):
-            raise UserError(f"{override}: --shape {shape} takes random weights; leave out one of the two")
+            raise UserError(
+                f"{override}: --shape {shape} takes random weights; leave out one of the two"
+            )
     model = group_settings(overrides, "model")["model"]
     return ModelSettings(**model | ({"name": shape, "path": "random weights"} if shape else {}))
 
 
 def numbers(flag: str, text: str) -> list[int]:
     """Parse --nodes or --batch. Raises UserError for anything but numbers."""
-    parts, least = text.split(","), int(flag == "--batch")
+    parts = text.split(",")
+    least = int(flag == "--batch")
     if not all(part.strip().isdecimal() and least <= int(part) <= MOST for part in parts):
-        raise UserError(f"{flag} {text}: must be whole numbers from {least} to {MOST} with commas between them")
+        raise UserError(
+            f"{flag} {text}: must be whole numbers from {least} to {MOST} with commas between them"
+        )
     return [*map(int, parts)]
 
 
@@ -105,23 +133,44 @@ def bench(
         context: tokens before a step; None: 500, or half of the model's context.
     """
     target = loaded.target
-    room = target.context - (1 + STEPS) * (2 + max((len(path) for path in best_order(max(sizes), K)), default=0))
+    room = target.context - (1 + STEPS) * (
+        2 + max((len(path) for path in best_order(max(sizes), K)), default=0)
+    )
     context = min(500, target.context // 2) if context is None else context
     if not 2 <= context <= room:
-        raise UserError(f"--context {context}: must be from 2 to {room} for {loaded.settings.name} and these --nodes")
-    model = dataclasses.asdict(loaded.settings) | {"dtype": str(target.dtype).removeprefix("torch.")}
-    result: dict[str, Any] = {"model": model, "linear": str(target.linear), "device": devices_in_words(loaded)}
+        raise UserError(
+            f"--context {context}: must be from 2 to {room} for {loaded.settings.name} and these"
+            " --nodes"
+        )
+    model = dataclasses.asdict(loaded.settings) | {
+        "dtype": str(target.dtype).removeprefix("torch.")
+    }
+    result: dict[str, Any] = {
+        "model": model,
+        "linear": str(target.linear),
+        "device": devices_in_words(loaded),
+    }
     result |= {"versions": versions(), "git": git_state(), "context": context, "rounds": rounds}
-    kind = f"{model['dtype']}, weights in {model['quantize']}" if model["quantize"] else model["dtype"]
-    used = ", ".join(f"{package} {result['versions'][package]}" for package in ("torch", "transformers"))
+    kind = (
+        f"{model['dtype']}, weights in {model['quantize']}" if model["quantize"] else model["dtype"]
+    )
+    used = ", ".join(
+        f"{package} {result['versions'][package]}" for package in ("torch", "transformers")
+    )
     print(f"{model['name']} ({kind}) on {result['device']}; {used}")
     print(
-        f"{context} tokens of context; median of {rounds} rounds of {STEPS} steps, in turns\nmeasuring ...", flush=True
+        f"{context} tokens of context; median of {rounds} rounds of {STEPS} steps, in"
+        " turns\nmeasuring ...",
+        flush=True,
     )
-    prompt = torch.randint(3, target.vocab_size, (context,), generator=torch.Generator().manual_seed(0)).tolist()
+    prompt = torch.randint(
+        3, target.vocab_size, (context,), generator=torch.Generator().manual_seed(0)
+    ).tolist()
     executions = ("eager", "graph") if captures(target) else ("eager",)
     if "graph" in executions:
-        result["trial"] = choose_execution(target).why  # from here on, steps use kernels that the trial chose
+        result["trial"] = choose_execution(
+            target
+        ).why  # from here on, steps use kernels that the trial chose
         print(result["trial"], flush=True)
     stock = [HfSteps(loaded, prompt)]
     with target.cache(1 + max(sizes)) as cache, ExitStack() as ends:
@@ -138,10 +187,16 @@ def bench(
         drafted: list[DraftedSteps | BatchedSteps] = []
         for size in batches:
             if size == 1:
-                drafted += [DraftedSteps(target, cache, way, n, prompt[-1]) for way in executions for n in sizes]
+                drafted += [
+                    DraftedSteps(target, cache, way, n, prompt[-1])
+                    for way in executions
+                    for n in sizes
+                ]
             else:
                 batch = ends.enter_context(batch_of(target, prompt, size, max(sizes)))
-                drafted += [BatchedSteps(target, batch, way, n) for way in executions for n in sizes]
+                drafted += [
+                    BatchedSteps(target, batch, way, n) for way in executions for n in sizes
+                ]
         timed: list[HfSteps | DraftedSteps | BatchedSteps] = [*stock, *drafted]
         for steps in timed * (WARM_UP + rounds):
             steps.take_turn()
@@ -149,7 +204,12 @@ def bench(
     plain = {(steps.execution, steps.size): median[steps] for steps in drafted if not steps.nodes}
     result |= {f"{steps.name}_s": median[steps] for steps in stock} | {"steps": []}
     for own in drafted:
-        row = {"execution": own.execution, "batch": own.size, "nodes": own.nodes, "seconds": median[own]}
+        row = {
+            "execution": own.execution,
+            "batch": own.size,
+            "nodes": own.nodes,
+            "seconds": median[own],
+        }
         parts = {part: statistics.median(times[WARM_UP:]) for part, times in own.parts.items()}
         over_plain = median[own] / plain[own.execution, own.size]
         result["steps"].append(row | {"over_plain": over_plain, "parts_s": parts})
@@ -157,12 +217,16 @@ def bench(
 
 
 def floor_of(target: Target, cache: TreeCache) -> dict[str, float]:
-    """Return the seconds in which a large read here would read the weights, and the cache of one sequence.
+    """Return the seconds in which a large read here would read the weights, and the cache of one
+    sequence.
 
     An embedding counts if it is the head, too. Of experts and windows a step reads fewer.
     """
-    model, large = target.model, torch.ones(LARGE // 4, device=target.device)
-    weights = {*model.parameters()} - {model.get_input_embeddings().weight} | {model.get_output_embeddings().weight}
+    model = target.model
+    large = torch.ones(LARGE // 4, device=target.device)
+    weights = {*model.parameters()} - {model.get_input_embeddings().weight} | {
+        model.get_output_embeddings().weight
+    }
     kept = (getattr(layer, name, None) for layer in cache.layers for name in ("keys", "values"))
     cached = [states[:, :, : cache.length] for states in kept if states is not None]
     byte_s = Timer("large.sum()", globals={"large": large}).timeit(READS).mean / large.nbytes
@@ -171,13 +235,17 @@ def floor_of(target: Target, cache: TreeCache) -> dict[str, float]:
 
 
 class HfSteps(BaseStreamer):
-    """Steps of transformers' generate on the stock model as in `method=hf`; notes when tokens arrive."""
+    """Steps of transformers' generate on the stock model as in `method=hf`; notes when tokens
+    arrive.
+    """
 
     def __init__(self, loaded: LoadedModel, prompt: list[int], compiled: bool = False) -> None:
         self.name = "hf_compiled" if compiled else "hf"
         self.generate = partial(stock_generate, loaded, [prompt], compiled=compiled, streamer=self)
         most = 2 + STEPS
-        self.config = GenerationConfig(max_new_tokens=most, min_new_tokens=most, do_sample=False, pad_token_id=0)
+        self.config = GenerationConfig(
+            max_new_tokens=most, min_new_tokens=most, do_sample=False, pad_token_id=0
+        )
         self.times: list[float] = []  # when each token arrived on the host
         self.seconds: list[float] = []  # per step, by turn
 
@@ -206,15 +274,25 @@ class DraftedSteps:
 
     size = 1  # sequences
 
-    def __init__(self, target: Target, cache: TreeCache, execution: str, nodes: int, root: int) -> None:
-        self.target, self.cache, self.execution, self.nodes = target, cache, execution, nodes
-        self.context, self.root = cache.length, root
+    def __init__(
+        self, target: Target, cache: TreeCache, execution: str, nodes: int, root: int
+    ) -> None:
+        self.target = target
+        self.cache = cache
+        self.execution = execution
+        self.nodes = nodes
+        self.context = cache.length
+        self.root = root
         self.drafter = drafter_of(target, nodes)
         self.seconds: list[float] = []  # per step, by turn; capturing is not included
-        self.parts: dict[str, list[float]] = {}  # seconds per step of each part, by turn; captured steps have none
+        self.parts: dict[
+            str, list[float]
+        ] = {}  # seconds per step of each part, by turn; captured steps have none
 
     def take_turn(self) -> None:
-        """Time STEPS steps. If they are eager, time STEPS more by part, synchronising the device after each part."""
+        """Time STEPS steps. If they are eager, time STEPS more by part, synchronising the device
+        after each part.
+        """
         self.seconds.append(self._run(unmarked))
         if self.execution == "eager":
             clock = PhaseClock(self.target)
@@ -233,7 +311,8 @@ class DraftedSteps:
         self.target.synchronize()
         sequence.mark = mark
         restart()
-        setup, start = step.executor.setup_s, time.perf_counter()
+        setup = step.executor.setup_s
+        start = time.perf_counter()
         for _ in range(STEPS):
             sequence.text += step().tokens
         self.target.synchronize()  # the device may still be busy
@@ -242,7 +321,9 @@ class DraftedSteps:
 
 @contextmanager
 def batch_of(target: Target, prompt: list[int], size: int, nodes: int) -> Iterator[Batch]:
-    """Begin a batch of `size` sequences with the same prompt, each with room for `nodes` draft nodes."""
+    """Begin a batch of `size` sequences with the same prompt, each with room for `nodes` draft
+    nodes.
+    """
     batch = Batch(target, drafter_of(target, nodes), size)
     with torch.inference_mode():
         for number in range(size):
@@ -257,9 +338,13 @@ class BatchedSteps:
     """Steps as in `DraftedSteps`, for all sequences of a batch in one forward."""
 
     def __init__(self, target: Target, batch: Batch, execution: str, nodes: int) -> None:
-        self.target, self.batch, self.nodes, self.size = target, batch, nodes, len(batch.members)
+        self.target = target
+        self.batch = batch
+        self.nodes = nodes
+        self.size = len(batch.members)
         self.execution = execution
-        self.drafter, self.context = drafter_of(target, nodes), len(batch.members[0].sequence.text)
+        self.drafter = drafter_of(target, nodes)
+        self.context = len(batch.members[0].sequence.text)
         self.seconds: list[float] = []  # per step, by turn
         self.parts: dict[str, list[float]] = {}
 
@@ -274,7 +359,8 @@ class BatchedSteps:
             member.request = replace(member.request, execution=self.execution)
         batch.step()
         self.target.synchronize()
-        setup_before, start = sum(member.out.setup_s for member in batch.members), time.perf_counter()
+        setup_before = sum(member.out.setup_s for member in batch.members)
+        start = time.perf_counter()
         for _ in range(STEPS):
             batch.step()
         self.target.synchronize()
@@ -288,8 +374,12 @@ class BatchedSteps:
 def table(result: dict[str, Any]) -> str:
     """Format a table for each execution and batch size, with a row for each number of nodes."""
     lines = []
-    for execution, batch in dict.fromkeys((row["execution"], row["batch"]) for row in result["steps"]):
-        steps = [row for row in result["steps"] if (row["execution"], row["batch"]) == (execution, batch)]
+    for execution, batch in dict.fromkeys(
+        (row["execution"], row["batch"]) for row in result["steps"]
+    ):
+        steps = [
+            row for row in result["steps"] if (row["execution"], row["batch"]) == (execution, batch)
+        ]
         stock = [key for key in ("hf", "hf_compiled") if f"{key}_s" in result]
         rows = [{"nodes": key, "seconds": result[f"{key}_s"], "parts_s": {}} for key in stock]
         over = {"/ plain": steps[0]["seconds"]}
@@ -299,12 +389,16 @@ def table(result: dict[str, Any]) -> str:
         parts = [f"{part}, us" for part in steps[0]["parts_s"]]
         cells = [["nodes", "ms", *over, *parts]]
         for row in [*rows * (batch == 1), *steps]:
-            times = [f"{1e6 * seconds:.0f}" for seconds in row["parts_s"].values()] or [""] * len(parts)
+            times = [f"{1e6 * seconds:.0f}" for seconds in row["parts_s"].values()] or [""] * len(
+                parts
+            )
             ratios = [f"{row['seconds'] / other:.2f}" for other in over.values()]
             cells.append([str(row["nodes"]), f"{1e3 * row['seconds']:.3f}", *ratios, *times])
         title = execution if batch == 1 else f"{execution}, batch {batch}"
         lines += ["", f"{title}:", *map(str.rstrip, aligned(cells))]
-    break_even = "Drafts of n nodes pay where their MAT is above their time / plain, the break-even MAT."
+    break_even = (
+        "Drafts of n nodes pay where their MAT is above their time / plain, the break-even MAT."
+    )
     return "\n".join([*lines, "", f"0 nodes is plain decoding. {break_even}"])
 
 

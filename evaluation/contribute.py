@@ -1,8 +1,10 @@
-"""python -m evaluation.contribute RESULTS NAME: write an experiment's records to results/reference/NAME, for git.
+"""python -m evaluation.contribute RESULTS NAME: write an experiment's records to
+results/reference/NAME, for git.
 
-Tables, figures and the page can be made from these records as from the results. Names of people, hosts and folders are
-left out. An unfinished experiment is refused. With --add the other runs of NAME are kept, so that an experiment can be
-measured in several sessions. Without arguments: write results/README.md again.
+Tables, figures and the page can be made from these records as from the results. Names of people,
+hosts and folders are left out. An unfinished experiment is refused. With --add the other runs of
+NAME are kept, so that an experiment can be measured in several sessions. Without arguments: write
+results/README.md again.
 """
 
 from __future__ import annotations
@@ -36,7 +38,7 @@ python -m evaluation.report results/quickstart --against results/reference/quick
 
 How a run on another machine or model gets in: [recipes](../docs/recipes.md#publish-my-results). This file is
 written by `python -m evaluation.contribute`.
-"""
+"""  # noqa: E501
 
 
 def contribute(folder: Path, name: str, note: str = "", add: bool = False) -> Path:
@@ -47,8 +49,8 @@ def contribute(folder: Path, name: str, note: str = "", add: bool = False) -> Pa
         add: keep the runs that were contributed earlier and are not in `folder`.
 
     Raises:
-        UserError: `name` is no folder's name, `folder` is unfinished or holds compact records, or the earlier records
-            are damaged or missing.
+        UserError: `name` is no folder's name, `folder` is unfinished or holds compact records, or
+            the earlier records are damaged or missing.
     """
     if not re.fullmatch(r"[\w][\w.-]*", name):
         raise UserError(f"{name}: must be one folder's name of letters, digits, dots and dashes")
@@ -59,20 +61,36 @@ def contribute(folder: Path, name: str, note: str = "", add: bool = False) -> Pa
         raise UserError(f"{folder}: {lacking}")
     more = [(run, run.metadata | {"summary": run.summary, "note": note}) for run in experiment.runs]
     records = [(run.folder.name, metadata, run.answers) for run, metadata in more]
-    marks = {path.name: mark for path in folder.glob("jobs/*.json") if "not_available" in (mark := read_object(path))}
-    kept = {file: compact.without_paths({key: mark[key] for key in OF_MARK}) for file, mark in marks.items()}
-    target, gaps = REFERENCE / name, read_gaps(folder)
+    marks = {
+        path.name: mark
+        for path in folder.glob("jobs/*.json")
+        if "not_available" in (mark := read_object(path))
+    }
+    kept = {
+        file: compact.without_paths({key: mark[key] for key in OF_MARK})
+        for file, mark in marks.items()
+    }
+    target = REFERENCE / name
+    gaps = read_gaps(folder)
     if add:
         names = {compact.published_name(run) for run, _, _ in records}
-        records = [run for run in compact.unpacked(target / compact.FILE) if run[0] not in names] + records
+        records = [
+            run for run in compact.unpacked(target / compact.FILE) if run[0] not in names
+        ] + records
         gaps = read_gaps(target) | gaps
     write_bytes(target / compact.FILE, compact.packed(records))
-    for old in [*([] if add else target.glob("jobs/*.json")), *target.glob(GAPS)]:  # files of earlier records
+    for old in [
+        *([] if add else target.glob("jobs/*.json")),
+        *target.glob(GAPS),
+    ]:  # files of earlier records
         old.unlink()
     for file, mark in kept.items():
         write_json(target / "jobs" / file, mark)
     if gaps:
-        entries = [{"at": [compact.published_name(run), *place], "gap": gap} for (run, *place), gap in gaps.items()]
+        entries = [
+            {"at": [compact.published_name(run), *place], "gap": gap}
+            for (run, *place), gap in gaps.items()
+        ]
         write_json(target / GAPS, entries)
     return target
 
@@ -82,21 +100,30 @@ def unfinished(experiment: Experiment, folder: Path) -> str:
     if experiment.missing:
         return experiment.missing
     runs = experiment.runs
-    read, cut = {run.folder for run in runs}, [run for run in runs if not run.complete or not run.summary]
-    if unread := [path for path in sorted(folder.glob("runs/*")) if path.is_dir() and path not in read]:
+    read = {run.folder for run in runs}
+    cut = [run for run in runs if not run.complete or not run.summary]
+    if unread := [
+        path for path in sorted(folder.glob("runs/*")) if path.is_dir() and path not in read
+    ]:
         return f"runs/{unread[0].name} has no answers that this version reads"
     if cut:
         answers = f"{len(cut[0].answers)} of {cut[0].metadata['questions']} answers"
-        return f"{len(cut)} of {len(runs)} runs are not finished (runs/{cut[0].folder.name}: {answers})"
+        return (
+            f"{len(cut)} of {len(runs)} runs are not finished (runs/{cut[0].folder.name}:"
+            f" {answers})"
+        )
     return ""
 
 
 def overview(folder: Path) -> str:
-    """Return results/README.md: each folder's models, benches, devices and dates, from its records."""
+    """Return results/README.md: each folder's models, benches, devices and dates, from its
+    records.
+    """
     rows = []
     for path in sorted(folder.glob(f"*/{compact.FILE}")):
         experiment = Experiment.read(path.parent)
-        pooled, metadata = experiment.pools, [run.metadata for run in experiment.runs]
+        pooled = experiment.pools
+        metadata = [run.metadata for run in experiment.runs]
         days = sorted(str(m["started"])[:10] for m in metadata if m.get("started"))
         row = {
             "folder": [f"`{path.parent.name}`"],
@@ -105,7 +132,9 @@ def overview(folder: Path) -> str:
             "configurations, runs": [f"{len(pooled)}, {len(metadata)}"],
             "device": [m["device"] for m in metadata],
             "started": [" to ".join(dict.fromkeys([*days[:1], *days[-1:]]))],
-            "torch, transformers": [f"{m['versions']['torch']}, {m['versions']['transformers']}" for m in metadata],
+            "torch, transformers": [
+                f"{m['versions']['torch']}, {m['versions']['transformers']}" for m in metadata
+            ],
             "code": map(commit, metadata),
             "KiB": [f"{path.stat().st_size / 2**10:.0f}"],
             "note": [m.get("note", "") for m in metadata],
@@ -116,14 +145,25 @@ def overview(folder: Path) -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m evaluation.contribute", description=__doc__)
-    parser.add_argument("folder", type=Path, nargs="?", metavar="RESULTS", help="an experiment's results")
-    parser.add_argument("name", nargs="?", metavar="NAME", help="of the folder: the experiment, or EXPERIMENT-MACHINE")
+    parser.add_argument(
+        "folder", type=Path, nargs="?", metavar="RESULTS", help="an experiment's results"
+    )
+    parser.add_argument(
+        "name",
+        nargs="?",
+        metavar="NAME",
+        help="of the folder: the experiment, or EXPERIMENT-MACHINE",
+    )
     parser.add_argument("--note", default="", help="a remark for results/README.md")
-    parser.add_argument("--add", action="store_true", help="keep the runs of NAME that RESULTS has not")
+    parser.add_argument(
+        "--add", action="store_true", help="keep the runs of NAME that RESULTS has not"
+    )
     with user_errors():
         given = parser.parse_args()
         if given.folder and not given.name:
-            raise UserError("name the folder below results/reference, such as the experiment's own name")
+            raise UserError(
+                "name the folder below results/reference, such as the experiment's own name"
+            )
         if given.folder:
             file = contribute(given.folder, given.name, given.note, given.add) / compact.FILE
             print(f"{file}: {file.stat().st_size / 2**10:.0f} KiB")

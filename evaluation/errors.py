@@ -1,4 +1,6 @@
-"""Errors of the command lines: a user's mistake is one line on stderr and exit code 2, never a traceback."""
+"""Errors of the command lines: a user's mistake is one line on stderr and exit code 2, never a
+traceback.
+"""
 
 from __future__ import annotations
 
@@ -18,16 +20,25 @@ class Failures(dict[str, bool]):
 
 
 def user_message(error: Exception) -> str | None:
-    """Return the line to print for an error that the user can fix; None for a defect of this project."""
-    text, kind = one_line(error), type(error).__name__
+    """Return the line to print for an error that the user can fix; None for a defect of this
+    project.
+    """
+    text = one_line(error)
+    kind = type(error).__name__
     if isinstance(error, UserError):
         return text
     if isinstance(error, OSError):
         return (f"{error.filename}: " if error.filename else "") + (error.strerror or text)
     if kind == "OutOfMemoryError":  # torch's; its module differs by version
-        return f"out of device memory; set model.context lower, or use a smaller model or dtype ({text[:120]})"
+        return (
+            "out of device memory; set model.context lower, or use a smaller model or dtype"
+            f" ({text[:120]})"
+        )
     if kind in ("UncompletedJobError", "FailedJobError"):  # submitit's: the job's process died
-        return f"a job of the launcher ended before it was done, give the same command again ({text[:300]})"
+        return (
+            "a job of the launcher ended before it was done, give the same command again"
+            f" ({text[:300]})"
+        )
     return None
 
 
@@ -50,8 +61,11 @@ def noted(failures: Failures | None) -> Iterator[None]:
 
 
 @contextmanager
-def user_errors(kept: str = "what was finished is kept, and the same command goes on from there") -> Iterator[None]:
-    """Print an error that the user can fix as one line and exit; a defect of this project keeps its traceback.
+def user_errors(
+    kept: str = "what was finished is kept, and the same command goes on from there",
+) -> Iterator[None]:
+    """Print an error that the user can fix as one line and exit; a defect of this project keeps its
+    traceback.
 
     Args:
         kept: what is left where Ctrl-C stops the command.

@@ -1,7 +1,9 @@
-"""python -m evaluation.inference_recycling: the command line that Token Recycling's and Spec-Bench's users know.
+"""python -m evaluation.inference_recycling: the command line that Token Recycling's and
+Spec-Bench's users know.
 
-It runs one job like `evaluation.run` and writes the answers to --answer-file. The same command resumes an interrupted
-file; a command with other settings is refused. As in theirs, prompts are fschat's vicuna_v1.1 for every model, unless
+It runs one job like `evaluation.run` and writes the answers to --answer-file. The same command
+resumes an interrupted file; a command with other settings is refused. As in theirs, prompts are
+fschat's vicuna_v1.1 for every model, unless
 --template names another.
 """
 
@@ -21,22 +23,47 @@ from .running.scheduling import Job, run_jobs
 
 
 def main() -> None:
-    """The command line: the flags of Token Recycling and Spec-Bench, each with the setting that it sets."""
-    parser = argparse.ArgumentParser(prog="python -m evaluation.inference_recycling", description=__doc__)
+    """The command line: the flags of Token Recycling and Spec-Bench, each with the setting that it
+    sets.
+    """
+    parser = argparse.ArgumentParser(
+        prog="python -m evaluation.inference_recycling", description=__doc__
+    )
     flag = parser.add_argument
-    flag("--model-path", dest="model.path", default="data/embedded", help="folder or hub name (default: %(default)s)")
-    flag("--model-id", dest="model.name", help="name in the records (default: the path's last part)")
-    flag("--bench-name", dest="bench.name", default="sample", help="of configs/bench, or any with --question-file")
+    flag(
+        "--model-path",
+        dest="model.path",
+        default="data/embedded",
+        help="folder or hub name (default: %(default)s)",
+    )
+    flag(
+        "--model-id", dest="model.name", help="name in the records (default: the path's last part)"
+    )
+    flag(
+        "--bench-name",
+        dest="bench.name",
+        default="sample",
+        help="of configs/bench, or any with --question-file",
+    )
     flag("--question-file", dest="bench.path", help="another file in Spec-Bench's format")
     flag("--question-begin", dest="bench.begin", type=int, help="first question, counted from 0")
     flag("--question-end", dest="bench.end", type=int, help="one past the last question")
     flag("--answer-file", help="default: data/BENCH/model_answer/MODEL_ID.jsonl")
     flag("--max-new-tokens", dest="max_new_tokens", type=int, default=1024)
     flag("--num-choices", dest="num_choices", type=int, default=1)
-    template_help = "of prompts: one of fschat's, chat: the tokenizer's own, or raw: none (default: %(default)s)"
+    template_help = (
+        "of prompts: one of fschat's, chat: the tokenizer's own, or raw: none (default:"
+        " %(default)s)"
+    )
     flag("--template", dest="model.template", default=VICUNA, help=template_help)
     flag("--dtype", dest="model.dtype", default="auto", help="auto, float32, float16, bfloat16")
-    flag("--output-id-topk", dest="method.k", type=int, default=8, help="candidates kept per token (k)")
+    flag(
+        "--output-id-topk",
+        dest="method.k",
+        type=int,
+        default=8,
+        help="candidates kept per token (k)",
+    )
     tree_help = "template, or a YAML file of rank paths"
     flag("--tree-version", "--tree_version", dest="tree.name", default="2.2.2", help=tree_help)
     flag("--temperature", dest="sampling.temperature", type=float, default=0.0, help="0: greedy")
@@ -47,10 +74,15 @@ def main() -> None:
 
 def infer(settings: dict[str, Any]) -> None:
     """Run with settings under the names of `main`'s flags. Raises UserError for a wrong value."""
-    answer_file, path, bench = settings.pop("answer_file"), settings["model.path"], settings["bench.name"]
+    answer_file = settings.pop("answer_file")
+    path = settings["model.path"]
+    bench = settings["bench.name"]
     model = settings["model.name"] = settings["model.name"] or Path(path).name
     answer_file = Path(answer_file or ROOT / "data" / bench / "model_answer" / f"{model}.jsonl")
-    settings |= {"model": "embedded" if path == "data/embedded" else "path", "run_dir": f"{answer_file}.run"}
+    settings |= {
+        "model": "embedded" if path == "data/embedded" else "path",
+        "run_dir": f"{answer_file}.run",
+    }
     if questions := settings.pop("bench.path"):
         settings |= {"bench": "file", "bench.path": str(Path(questions).resolve())}
     else:

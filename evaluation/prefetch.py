@@ -1,9 +1,10 @@
-"""python -m evaluation.prefetch experiment=NAME [k=v ...]: fetch and check what an experiment needs, before it runs.
+"""python -m evaluation.prefetch experiment=NAME [k=v ...]: fetch and check what an experiment
+needs, before it runs.
 
-It fetches the models, heads, draft models, datastores and benches of exactly the jobs that `evaluation.run` would start
-with the same arguments. For nodes without a network, run it where there is one. Each has a line: `here` if it is
-complete, or `missing` and why. A null in configs/companions is no error, as its jobs are left out. Exit code 2 if
-something else is missing.
+It fetches the models, heads, draft models, datastores and benches of exactly the jobs that
+`evaluation.run` would start with the same arguments. For nodes without a network, run it where
+there is one. Each has a line: `here` if it is complete, or `missing` and why. A null in
+configs/companions is no error, as its jobs are left out. Exit code 2 if something else is missing.
 """
 
 from __future__ import annotations
@@ -31,7 +32,9 @@ from .loading.settings import ModelSettings
 
 
 def needs(configurations: Iterable[DictConfig]) -> dict[str, Callable[[], object] | None]:
-    """Return by name the functions that fetch and check what the jobs need; None if nobody published it."""
+    """Return by name the functions that fetch and check what the jobs need; None if nobody
+    published it.
+    """
     fetchers: dict[str, Callable[[], object] | None] = {}
     for cfg in configurations:
         config: Any = OmegaConf.to_container(cfg, resolve=True, throw_on_missing=True)
@@ -52,21 +55,30 @@ def needs(configurations: Iterable[DictConfig]) -> dict[str, Callable[[], object
 def _fetch_model(settings: ModelSettings) -> Path:
     """Return the folder of the model, fetched and complete."""
     folder = Path(path := locate(settings))
-    return folder if folder.is_dir() else hub.fetch_snapshot(path, settings.weight_files, settings.revision)
+    return (
+        folder
+        if folder.is_dir()
+        else hub.fetch_snapshot(path, settings.weight_files, settings.revision)
+    )
 
 
 def prefetch(fetchers: dict[str, Callable[[], object] | None]) -> bool:
-    """Fetch what is missing and print a line for each. Return False if something published is still missing."""
+    """Fetch what is missing and print a line for each. Return False if something published is still
+    missing.
+    """
     complete = True
     for name, fetch in fetchers.items():
-        here, more = fetch is not None, ""
+        here = fetch is not None
+        more = ""
         try:
             where = fetch() if fetch is not None else None
             if isinstance(where, Path):  # a model
                 more = "" if name.endswith(where.name) else f" in {where}"
                 more += f" (on a CPU it takes {needed_bytes(where) / 1e9:.1f} GB of memory)"
         except UserError as error:
-            here, more, complete = False, f": {one_line(error)}", False
+            here = False
+            more = f": {one_line(error)}"
+            complete = False
         print(f"{'here' if here else 'missing':8} {name}{more}", flush=True)
     return complete
 
@@ -74,8 +86,12 @@ def prefetch(fetchers: dict[str, Callable[[], object] | None]) -> bool:
 def main() -> None:
     """The command line."""
     parser = argparse.ArgumentParser(prog="python -m evaluation.prefetch", description=__doc__)
-    parser.add_argument("overrides", nargs="*", help="as for evaluation.run: experiment=NAME, model=..., ...")
-    parser.add_argument("-m", "--multirun", action="store_true", help="a sweep without an experiment, as there")
+    parser.add_argument(
+        "overrides", nargs="*", help="as for evaluation.run: experiment=NAME, model=..., ..."
+    )
+    parser.add_argument(
+        "-m", "--multirun", action="store_true", help="a sweep without an experiment, as there"
+    )
     parser.add_argument("--config-dir", help="a further folder of configs, as there")
     with user_errors():
         given = parser.parse_intermixed_args()

@@ -1,8 +1,9 @@
-"""python -m evaluation.report FOLDER: rebuild tables, figures and page of an experiment from its records.
+"""python -m evaluation.report FOLDER: rebuild tables, figures and page of an experiment from its
+records.
 
-With --answers GLOB instead of a folder: the same table from answer files in Spec-Bench's format, of any method.
-With --against OTHER: compare token ids and accepted lengths with another folder's. Exit code 1 if token ids differ;
-rows of 16-bit numbers or of a server are named only.
+With --answers GLOB instead of a folder: the same table from answer files in Spec-Bench's format, of
+any method. With --against OTHER: compare token ids and accepted lengths with another folder's. Exit
+code 1 if token ids differ; rows of 16-bit numbers or of a server are named only.
 """
 
 from __future__ import annotations
@@ -42,7 +43,9 @@ REFERENCE = ROOT / "results" / "reference"  # shipped records, one folder per ex
 
 
 def report(folder: Path) -> Experiment:
-    """Write `tables/`, `figures/` and `report.html` below an experiment's folder, print the overall table."""
+    """Write `tables/`, `figures/` and `report.html` below an experiment's folder, print the overall
+    table.
+    """
     experiment = Experiment.read(folder)
     audit = write_tables(experiment, folder / "tables")
     figures = draw_all(experiment, folder / "figures")
@@ -63,11 +66,15 @@ def report_answers(pattern: str, out: Path, baseline: Path | None = None) -> Non
     experiment = Experiment(read_foreign(pattern, baseline))
     write_csv(out, experiment.table)
     write_text(out.with_suffix(".md"), to_markdown(main_view(experiment)))
-    print(f"\n{to_text(main_view(experiment, category=OVERALL))}\n\ntables:  {out} (by subtask; also .md)")
+    print(
+        f"\n{to_text(main_view(experiment, category=OVERALL))}\n\ntables:  {out} (by subtask; also"
+        " .md)"
+    )
 
 
 def against(folder: Path, other: Path) -> list[Comparison]:
-    """Compare an experiment's token ids and accepted lengths with another's; print and return the comparisons.
+    """Compare an experiment's token ids and accepted lengths with another's; print and return the
+    comparisons.
 
     Raises:
         UserError: they have no configuration in common on the same questions.
@@ -75,7 +82,17 @@ def against(folder: Path, other: Path) -> list[Comparison]:
     comparisons, alone = compare(Experiment.read(folder).pools, Experiment.read(other).pools)
     if not comparisons:
         raise UserError(f"{folder}: no configuration that {other} has, too, on the same questions")
-    print("\n".join(["", f"{folder} against {other}:", *in_words(comparisons), *alone, f"{summary(comparisons)}."]))
+    print(
+        "\n".join(
+            [
+                "",
+                f"{folder} against {other}:",
+                *in_words(comparisons),
+                *alone,
+                f"{summary(comparisons)}.",
+            ]
+        )
+    )
     return comparisons
 
 
@@ -85,7 +102,9 @@ def in_words(comparisons: Sequence[Comparison]) -> list[str]:
     for c in comparisons:
         interval = f" {interval_text(*c.ratio[1:])}" if math.isfinite(c.ratio[1]) else ""
         counts = (shown(count) for count in (c.questions, c.same_text, c.same_lengths))
-        rows.append([c.name, *counts, *(f"{mat:.2f}" for mat in c.mats), f"{c.ratio[0]:.3f}{interval}"])
+        rows.append(
+            [c.name, *counts, *(f"{mat:.2f}" for mat in c.mats), f"{c.ratio[0]:.3f}{interval}"]
+        )
     verdicts = ["", *(f"  {c.verdict}" for c in comparisons)]
     table = [row + verdict for row, verdict in zip(aligned(rows), verdicts, strict=True)]
     return table + [f"{c.name}: {c.first}" for c in comparisons if c.first]
@@ -95,23 +114,37 @@ def summary(comparisons: Sequence[Comparison]) -> str:
     """Say in one line how far two experiments agree."""
     verdicts = grouped(comparisons, lambda c: c.verdict)
     questions = " or ".join(map(str, sorted({c.questions for c in comparisons})))
-    equal = f"token ids and accepted lengths equal in {len(verdicts.pop(EQUAL, []))} of {len(comparisons)}"
+    equal = (
+        f"token ids and accepted lengths equal in {len(verdicts.pop(EQUAL, []))} of"
+        f" {len(comparisons)}"
+    )
     others = (f"{verdict}: {', '.join(c.name for c in same)}" for verdict, same in verdicts.items())
     return "; ".join([f"{equal} configurations on {questions} questions", *others])
 
 
 def against_shipped(experiment: Experiment, folder: Path) -> str:
-    """Say in one line how an experiment agrees with a shipped one; empty if there is none to compare.
+    """Say in one line how an experiment agrees with a shipped one; empty if there is none to
+    compare.
 
-    Candidates are shipped experiments whose name begins with the same word (start: start-embedded). The one with most
-    configurations in common is compared. Ties go to the same limit of new tokens, then to the same name.
+    Candidates are shipped experiments whose name begins with the same word (start: start-embedded).
+    The one with most configurations in common is compared. Ties go to the same limit of new tokens,
+    then to the same name.
     """
     if folder.resolve().parent == REFERENCE:
         return ""
-    compared, kind = list[tuple[list[Comparison], Path]](), folder.name.partition("-")[0]
-    peers = [path.parent for path in REFERENCE.glob(f"*/{FILE}") if path.parent.name.partition("-")[0] == kind]
-    for shipped in sorted(peers, key=lambda path: (path.name != folder.name, path.name)):  # ties: its own name
-        where = shipped.relative_to(Path.cwd()) if shipped.is_relative_to(Path.cwd()) else shipped  # as typed here
+    compared = list[tuple[list[Comparison], Path]]()
+    kind = folder.name.partition("-")[0]
+    peers = [
+        path.parent
+        for path in REFERENCE.glob(f"*/{FILE}")
+        if path.parent.name.partition("-")[0] == kind
+    ]
+    for shipped in sorted(
+        peers, key=lambda path: (path.name != folder.name, path.name)
+    ):  # ties: its own name
+        where = (
+            shipped.relative_to(Path.cwd()) if shipped.is_relative_to(Path.cwd()) else shipped
+        )  # as typed here
         try:
             compared.append((compare(experiment.pools, Experiment.read(shipped).pools)[0], where))
         except UserError as error:  # the user's own report does not depend on it
@@ -123,18 +156,30 @@ def against_shipped(experiment: Experiment, folder: Path) -> str:
     comparisons, closest = max(compared, key=likeness, default=([], folder))
     if not comparisons:
         return ""
-    again = shlex.join(["python", "-m", "evaluation.report", str(folder), "--against", str(closest)])
+    again = shlex.join(
+        ["python", "-m", "evaluation.report", str(folder), "--against", str(closest)]
+    )
     more = "" if all(c.verdict == EQUAL for c in comparisons) else f"; more: {again}"
     return f"against {closest}: {summary(comparisons)}{more}"
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m evaluation.report", description=__doc__)
-    parser.add_argument("folder", type=Path, nargs="?", metavar="FOLDER", help="results, e.g. results/quickstart")
-    parser.add_argument("--answers", metavar="GLOB", help="answer files instead, e.g. 'model_answer/*.jsonl'")
-    parser.add_argument("--baseline", type=Path, metavar="FILE", help="--answers: the file of plain decoding")
-    parser.add_argument("--out", type=Path, help=f"--answers: the table's file (default: {FOREIGN})")
-    parser.add_argument("--against", type=Path, metavar="OTHER", help="another folder: are token ids the same?")
+    parser.add_argument(
+        "folder", type=Path, nargs="?", metavar="FOLDER", help="results, e.g. results/quickstart"
+    )
+    parser.add_argument(
+        "--answers", metavar="GLOB", help="answer files instead, e.g. 'model_answer/*.jsonl'"
+    )
+    parser.add_argument(
+        "--baseline", type=Path, metavar="FILE", help="--answers: the file of plain decoding"
+    )
+    parser.add_argument(
+        "--out", type=Path, help=f"--answers: the table's file (default: {FOREIGN})"
+    )
+    parser.add_argument(
+        "--against", type=Path, metavar="OTHER", help="another folder: are token ids the same?"
+    )
     with user_errors():
         arguments = parser.parse_args()
         folder: Path | None = arguments.folder

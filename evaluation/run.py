@@ -1,7 +1,9 @@
-"""python -m evaluation.run model=... bench=... method=... tree=... start=...: one run; with -m and lists, a sweep.
+"""python -m evaluation.run model=... bench=... method=... tree=... start=...: one run; with -m and
+lists, a sweep.
 
-A sweep's jobs are written down (`sweep.json`) before the first one starts, so that a report can name what is missing.
-Jobs whose method lacks a companion, or candidates for its tree, are listed at the start and left out.
+A sweep's jobs are written down (`sweep.json`) before the first one starts, so that a report can
+name what is missing. Jobs whose method lacks a companion, or candidates for its tree, are listed at
+the start and left out.
 """
 
 from __future__ import annotations
@@ -29,8 +31,12 @@ from .running.scheduling import Job, run_jobs
 
 
 def run_command(composed: Composed, words: Sequence[str]) -> Failures:
-    """Run a command line's jobs, here or by a launcher, and report their experiments; return the user's errors."""
-    jobs, config, failures = composed.jobs, composed.config, Failures()
+    """Run a command line's jobs, here or by a launcher, and report their experiments; return the
+    user's errors.
+    """
+    jobs = composed.jobs
+    config = composed.config
+    failures = Failures()
     if composed.is_sweep:
         if config.run_dir is None:
             write_down(jobs, f"bash eval.sh {shlex.join(words)}")
@@ -44,22 +50,32 @@ def run_command(composed: Composed, words: Sequence[str]) -> Failures:
         run_jobs(checked, failures, given=composed.given)
     else:
         context = HydraContext(composed.loader, Callback())  # a callback that does nothing
-        for saved in (False, True):  # jobs with start=saved run last, as they read a hot run's state
+        for saved in (
+            False,
+            True,
+        ):  # jobs with start=saved run last, as they read a hot run's state
             if batch := [job.overrides for job in jobs if (job.config.start == SAVED) is saved]:
                 launcher = Plugins.instance().instantiate_launcher(context, launched_job, config)
-                for done in launcher.launch(batch, initial_job_idx=0):  # return_value raises what the job raised
+                for done in launcher.launch(
+                    batch, initial_job_idx=0
+                ):  # return_value raises what the job raised
                     failures |= dict.fromkeys(done.return_value, False)
     failures.early = False
     for folder in dict.fromkeys(job.folder for job in composed.jobs):
         if config.run_dir is None and any(folder.glob("runs/*/answers.jsonl")):
             with noted(failures):
-                audit_served(folder, {key: bool(config.model[key]) for key in ("trust_remote_code", "allow_pickle")})
+                audit_served(
+                    folder,
+                    {key: bool(config.model[key]) for key in ("trust_remote_code", "allow_pickle")},
+                )
             report(folder)
     return failures
 
 
 def launched_job(config: DictConfig) -> list[str]:
-    """Run the job that a launcher started, perhaps in another process; return its error that the user can fix."""
+    """Run the job that a launcher started, perhaps in another process; return its error that the
+    user can fix.
+    """
     failures = Failures()
     with noted(failures):
         run_jobs([Job(checked_config(config), [*HydraConfig.get().overrides.task])])
@@ -69,11 +85,19 @@ def launched_job(config: DictConfig) -> list[str]:
 def main() -> None:
     """The command line."""
     failures = Failures()
-    parser = argparse.ArgumentParser(prog="python -m evaluation.run", description=__doc__, allow_abbrev=False)
-    parser.add_argument("overrides", nargs="*", help="settings and choices, as method=recycling method.k=4")
-    parser.add_argument("-m", "--multirun", action="store_true", help="a sweep: settings may be lists")
+    parser = argparse.ArgumentParser(
+        prog="python -m evaluation.run", description=__doc__, allow_abbrev=False
+    )
+    parser.add_argument(
+        "overrides", nargs="*", help="settings and choices, as method=recycling method.k=4"
+    )
+    parser.add_argument(
+        "-m", "--multirun", action="store_true", help="a sweep: settings may be lists"
+    )
     parser.add_argument("--config-dir", help="a further folder of configs")
-    parser.add_argument("-c", "--cfg", choices=["job"], help="print the configuration of each job and run none")
+    parser.add_argument(
+        "-c", "--cfg", choices=["job"], help="print the configuration of each job and run none"
+    )
     with user_errors(), keep_devices():
         given = parser.parse_intermixed_args()
         composed = compose(given.overrides, multirun=given.multirun, config_dir=given.config_dir)

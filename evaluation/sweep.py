@@ -1,9 +1,11 @@
-"""The harness as a function: run a sweep as the command line does, and return its table as a DataFrame.
+"""The harness as a function: run a sweep as the command line does, and return its table as a
+DataFrame.
 
 from evaluation.sweep import evaluate
 
-frame = evaluate("smollm2-135m", "spec_bench", ["vanilla", "recycling"], start=["cold", "hot"], max_new_tokens=128)
-frame[frame.category == "overall"][["method", "mat", "tokens_per_second", "speedup_vanilla"]]
+frame = evaluate("smollm2-135m", "spec_bench", ["vanilla", "recycling"], start=["cold", "hot"],
+max_new_tokens=128) frame[frame.category == "overall"][["method", "mat", "tokens_per_second",
+"speedup_vanilla"]]
 """
 
 from __future__ import annotations
@@ -33,19 +35,22 @@ def evaluate(
     results_dir: str | Path = "results",
     **settings: Any,
 ) -> pd.DataFrame:
-    """Measure methods on a bench, interleaved, and return the rows of these runs as `tables/main.csv` has them.
+    """Measure methods on a bench, interleaved, and return the rows of these runs as
+    `tables/main.csv` has them.
 
-    Runs are stored as a command's are: finished runs are read and not repeated, interrupted runs are resumed.
+    Runs are stored as a command's are: finished runs are read and not repeated, interrupted runs
+    are resumed.
 
     Args:
         model: a name of configs/model, or a folder or hub name.
         bench: a name of configs/bench, or a file of questions.
         method: names of configs/method, one or several.
         name: of the experiment; its results go to results_dir/name.
-        settings: any setting of configs/config.yaml. A group's setting has two underscores for the dot (method__k=4) or
-            comes in a dictionary (**{"method.k": 4}, sampling={"temperature": 1.0}). A list is swept: every combination
-            runs, and a method without the setting runs once. Jobs that cannot run are named and left out, as on the
-            command line. A value that is itself a list is given inside a list (bench__categories=[["qa", "rag"]]).
+        settings: any setting of configs/config.yaml. A group's setting has two underscores for the
+            dot (method__k=4) or comes in a dictionary (**{"method.k": 4}, sampling={"temperature":
+            1.0}). A list is swept: every combination runs, and a method without the setting runs
+            once. Jobs that cannot run are named and left out, as on the command line. A value that
+            is itself a list is given inside a list (bench__categories=[["qa", "rag"]]).
             `experiment` and `run_dir` are for the command line only.
 
     Raises:
@@ -53,9 +58,13 @@ def evaluate(
     """
     for key in ("experiment", "run_dir"):
         if settings.get(key) is not None:
-            raise UserError(f"{key}: is for the command line, bash eval.sh {key}=...; see what evaluate() takes")
+            raise UserError(
+                f"{key}: is for the command line, bash eval.sh {key}=...; see what evaluate() takes"
+            )
     given = {**named("model", model), **named("bench", bench), "method": method, "interleave": True}
-    nested = pd.json_normalize([settings]).to_dict("records")[0]  # method.k for {"method": {"k": ...}}
+    nested = pd.json_normalize([settings]).to_dict("records")[
+        0
+    ]  # method.k for {"method": {"k": ...}}
     given |= {str(key).replace("__", "."): value for key, value in nested.items()}
     given |= {"name": str(name), "results_dir": str(results_dir)}
     words = []
@@ -64,5 +73,7 @@ def evaluate(
         if not values:
             raise UserError(f"{key}: an empty list; name at least one")
         words.append(f"{key}={','.join(map(quoted, values))}")
-    jobs = [Job(checked_config(job.config)) for job in available(compose(words, multirun=True).jobs)]
+    jobs = [
+        Job(checked_config(job.config)) for job in available(compose(words, multirun=True).jobs)
+    ]
     return Experiment(runs_at(set(run_jobs(jobs, given=given)))).table

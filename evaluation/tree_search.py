@@ -1,8 +1,10 @@
-"""python -m evaluation.tree_search FOLDER --nodes N --output FILE: the best tree by a run's measured acceptance.
+"""python -m evaluation.tree_search FOLDER --nodes N --output FILE: the best tree by a run's
+measured acceptance.
 
-The step records of a run give the acceptance of each rank path: how often its node was accepted when its parent was.
-The best tree has the n nodes most often on an accepted path. A node is never on one more often than its parent, so they
-form a tree. Use the written template with tree=file tree.path=FILE.
+The step records of a run give the acceptance of each rank path: how often its node was accepted
+when its parent was.
+The best tree has the n nodes most often on an accepted path. A node is never on one more often than
+its parent, so they form a tree. Use the written template with tree=file tree.path=FILE.
 """
 
 from __future__ import annotations
@@ -27,7 +29,8 @@ from .statistics.pools import Pool, pools
 
 
 def pick(runs: Sequence[Run], label: str | None) -> Pool:
-    """Choose the run to search in, with its repeats and shards: it must have drafted from a fixed tree.
+    """Choose the run to search in, with its repeats and shards: it must have drafted from a fixed
+    tree.
 
     Raises:
         UserError: no run has, or runs of several labels have and `label` names none of them.
@@ -35,16 +38,21 @@ def pick(runs: Sequence[Run], label: str | None) -> Pool:
     fixed = [run for run in runs if fixed_tree(run) and label in (None, run.label)]
     if not fixed:
         labels = ", ".join(sorted({run.label for run in runs}))
-        raise UserError(f"no run with a fixed draft tree{f' of {label}' if label else ''}; there are {labels}")
+        raise UserError(
+            f"no run with a fixed draft tree{f' of {label}' if label else ''}; there are {labels}"
+        )
     names = sorted({run.label for run in fixed})
     if len(names) > 1:
         raise UserError(f"several runs with a tree; name one with --method: {', '.join(names)}")
-    # among runs of one label, the largest tree has tried most nodes; ties go to the run with most questions
+    # among runs of one label, the largest tree has tried most nodes; ties go to the run with most
+    # questions
     return max(pools(fixed), key=lambda pool: (len(pool.identity.draft_tree or []), pool.questions))
 
 
 def find_tree(folder: Path, nodes: int, method: str | None = None) -> dict[str, Any]:
-    """Return the content of a tree's file: its nodes, their source, and the expected number of accepted drafts."""
+    """Return the content of a tree's file: its nodes, their source, and the expected number of
+    accepted drafts.
+    """
     if nodes < 1:
         raise UserError(f"--nodes {nodes}: must be at least 1")
     pool = pick(read_runs(folder), method)
@@ -53,28 +61,46 @@ def find_tree(folder: Path, nodes: int, method: str | None = None) -> dict[str, 
         raise UserError(f"{folder}: its records hold no drafted step")
     candidates = by_node(accepted, fixed_tree(pool.first))
     if nodes > len(candidates):
-        raise UserError(f"--nodes {nodes}: the run's tree has {len(candidates)} nodes; search from a larger one")
+        raise UserError(
+            f"--nodes {nodes}: the run's tree has {len(candidates)} nodes; search from a larger one"
+        )
     chosen = most_accepted(candidates, nodes)
     return {
         "source": f"{folder}: {pool.label}, {accepted.total()} steps",
         "expected_accepted": round(sum(node.accepted for node in chosen) / accepted.total(), 4),
-        "nodes": [list(path) for path in sorted((node.path for node in chosen), key=lambda p: (len(p), p))],
+        "nodes": [
+            list(path) for path in sorted((node.path for node in chosen), key=lambda p: (len(p), p))
+        ],
     }
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m evaluation.tree_search", description=__doc__)
-    parser.add_argument("folder", type=Path, help="an experiment's results, e.g. results/quickstart")
-    parser.add_argument("--nodes", type=int, required=True, help="of the tree, the root not counted")
+    parser.add_argument(
+        "folder", type=Path, help="an experiment's results, e.g. results/quickstart"
+    )
+    parser.add_argument(
+        "--nodes", type=int, required=True, help="of the tree, the root not counted"
+    )
     parser.add_argument("--output", required=True, help="the template's YAML file")
-    parser.add_argument("--method", help="label of the run, where several drafted from a tree, e.g. 'recycling (hot)'")
+    parser.add_argument(
+        "--method",
+        help="label of the run, where several drafted from a tree, e.g. 'recycling (hot)'",
+    )
     with user_errors():
         given = parser.parse_args()
         tree = find_tree(given.folder, given.nodes, given.method)
         nodes = [f"- {node}\n" for node in tree.pop("nodes")]
-        write_text(Path(given.output), "".join([yaml.safe_dump(tree, sort_keys=False), "nodes:\n", *nodes]))
-        print(f"{given.output}: {len(nodes)} nodes, {tree['expected_accepted']:.2f} drafts accepted a step")
-        bare = re.fullmatch(r"[\w./-]+", given.output)  # only characters that Hydra's grammar reads without quotes
+        write_text(
+            Path(given.output), "".join([yaml.safe_dump(tree, sort_keys=False), "nodes:\n", *nodes])
+        )
+        print(
+            f"{given.output}: {len(nodes)} nodes, {tree['expected_accepted']:.2f} drafts accepted a"
+            " step"
+        )
+        bare = re.fullmatch(
+            r"[\w./-]+", given.output
+        )  # only characters that Hydra's grammar reads without quotes
         path = given.output if bare else QuotedString(given.output, Quote.single).with_quotes()
         print(f"use it: tree=file {shlex.quote(f'tree.path={path}')}")
 
