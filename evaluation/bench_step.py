@@ -168,9 +168,8 @@ def bench(
     ).tolist()
     executions = ("eager", "graph") if captures(target) else ("eager",)
     if "graph" in executions:
-        result["trial"] = choose_execution(
-            target
-        ).why  # from here on, steps use kernels that the trial chose
+        # from here on, steps use kernels that the trial chose
+        result["trial"] = choose_execution(target).why
         print(result["trial"], flush=True)
     stock = [HfSteps(loaded, prompt)]
     with target.cache(1 + max(sizes)) as cache, ExitStack() as ends:
@@ -285,9 +284,8 @@ class DraftedSteps:
         self.root = root
         self.drafter = drafter_of(target, nodes)
         self.seconds: list[float] = []  # per step, by turn; capturing is not included
-        self.parts: dict[
-            str, list[float]
-        ] = {}  # seconds per step of each part, by turn; captured steps have none
+        # seconds per step of each part, by turn; captured steps have none
+        self.parts: dict[str, list[float]] = {}
 
     def take_turn(self) -> None:
         """Time STEPS steps. If they are eager, time STEPS more by part, synchronising the device

@@ -157,9 +157,8 @@ class Contact:
     def _moved(self, capture: Callable[..., Any]) -> float:
         ids = torch.tensor([self.prompt[:16]], device=self.device)
 
-        def logits(
-            executor: Executor, rows: int
-        ) -> Any:  # (rows, V), of a step after the cached text
+        # (rows, V), of a step after the cached text
+        def logits(executor: Executor, rows: int) -> Any:
             drafter = self._recycling(self.target, rows)
             drafter.needs = Needs(logits=True)
             draft = Draft(drafter.tree, torch.arange(3, 3 + rows, device=self.device))
@@ -185,9 +184,8 @@ class Contact:
             )
             cache.length //= 2  # the next step writes elsewhere
             logits(Executor(self.target, execution=self.way), 25)
-            self.target.prefill(
-                cache, self.prompt
-            )  # the last step wrote into the prompt's second half
+            # the last step wrote into the prompt's second half
+            self.target.prefill(cache, self.prompt)
             return float((logits(first, 25) - before).abs().max())
 
     def profile(self) -> dict[str, Any]:

@@ -367,9 +367,8 @@ def _gap(target: Target, prompt: list[int], drafter: Drafter) -> float:
     """
     answer = generate(target, drafter, prompt, max_new_tokens=TOKENS, execution=GRAPH).tokens
     before = torch.tensor([prompt[-1], *answer[:-1]], device=target.device)
-    logits = _logits(
-        target, prompt, Draft(Tree.chain(len(answer) - 1).on(target.device), before)
-    )  # (n, V)
+    # (n, V)
+    logits = _logits(target, prompt, Draft(Tree.chain(len(answer) - 1).on(target.device), before))
     chosen = logits[torch.arange(len(answer)), answer]
     return float(((logits.amax(1) - chosen) / logits.abs().amax(1)).max())
 

@@ -45,9 +45,10 @@ CONFIGS = {
     "qwen3": Qwen3Config(**SIZES, **NARROW, num_key_value_heads=2, head_dim=16),
     "mistral": MistralConfig(**SIZES, **NARROW, num_key_value_heads=2, sliding_window=256),
     "gemma": GemmaConfig(**SIZES, **NARROW, num_key_value_heads=1, head_dim=16),
+    # eager alone
     "gemma2": Gemma2Config(
         **SIZES, **NARROW, num_key_value_heads=2, head_dim=16, sliding_window=256
-    ),  # eager alone
+    ),
     "gemma3": Gemma3TextConfig(
         **SIZES, **NARROW, num_key_value_heads=2, head_dim=16, sliding_window=256
     ),
@@ -70,9 +71,8 @@ CONFIGS = {
 def toy_model(name: str, *, seed: int = 0, dtype: torch.dtype = torch.float32) -> PreTrainedModel:
     """A random model of that architecture, sharpened so that its greedy text is neither constant nor noise."""
     torch.manual_seed(seed)
-    model = Auto.from_config(
-        copy.deepcopy(CONFIGS[name])
-    ).eval()  # sdpa, where there is one; it writes into its config
+    # sdpa, where there is one; it writes into its config
+    model = Auto.from_config(copy.deepcopy(CONFIGS[name])).eval()
     return sharpened(model).to(dtype)
 
 

@@ -56,9 +56,8 @@ def test_links_lead_to_files_and_headings_and_named_files_are_there(page):
     ]
     for target in LINK.findall(FENCE.sub("", page.read_text())):
         name, _, anchor = target.partition("#")
-        if re.match(
-            r"https?://|\.\./\.\./actions/", target
-        ):  # the badge is a path of the hosting site
+        # the badge is a path of the hosting site
+        if re.match(r"https?://|\.\./\.\./actions/", target):
             continue
         file = (page.parent / name).resolve() if name else page
         assert file.exists(), f"{page.name}: {target}"

@@ -182,9 +182,8 @@ def test_files_and_functions_are_small_and_code_is_not_packed():
         too_large += [path] * (of_file > 4300)
         for node in ast.walk(code):
             if isinstance(node, ast.FunctionDef):
-                most = (
-                    1200 if path.name == "tree_kernel.py" else 900
-                )  # Triton's take their state as arguments
+                # Triton's take their state as arguments
+                most = 1200 if path.name == "tree_kernel.py" else 900
                 too_large += [f"{path}: {node.name}"] * (sum(1 for _ in ast.walk(node)) > most)
             pairs += (
                 isinstance(node, ast.Assign)

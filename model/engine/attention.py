@@ -40,10 +40,11 @@ class TreeAttention:
 
         # Looked up once, as each layer of each forward calls it
         self._sdpa: Callable[..., tuple[torch.Tensor, None]] = AttentionInterface()["sdpa"]
+        # of the last table
         self._parts: tuple[Any, list[tuple[slice, slice, torch.Tensor | None]]] = (
             None,
             [],
-        )  # of the last table
+        )
 
     def __call__(
         self,
@@ -184,9 +185,8 @@ class Attending:
             getattr(config, name, None) for name in ("num_attention_heads", "num_key_value_heads")
         )
         self._device = model.get_input_embeddings().weight.device
-        self._settings = vars(
-            config
-        )  # written directly: a config's own setter takes longer than the gain
+        # written directly: a config's own setter takes longer than the gain
+        self._settings = vars(config)
         self._shares = self._device.type == "cpu" and shared not in (None, heads)
         self.is_sdpa = self._settings.get(SETTING) == "sdpa"
         if self.is_sdpa:

@@ -166,9 +166,8 @@ class Batch:
         self.cache = idle if fits else SharedCache(target, size, most)
         self.cache.most = max(self.cache.most, most)
         self._plain = DeviceDrafter(target.device).session()
-        self._choices: dict[
-            Sampling, Choice
-        ] = {}  # by settings (seed 0, no processors), to share noise
+        # by settings (seed 0, no processors), to share noise
+        self._choices: dict[Sampling, Choice] = {}
         self._clock = step_clock(target)
 
     def begin(self, number: int, prompt: list[int], request: Request) -> Member:

@@ -104,18 +104,16 @@ class TreeCacheLayer(CacheLayerMixin):
             return buffer[:, :, : self.cursor.bucket]
         start = self.cursor.length
         end = self.cursor.length + states.shape[2]
-        torch.nan_to_num(
-            states, nan=-0.0, posinf=-0.0, neginf=-0.0, out=buffer[:, :, start:end]
-        )  # as fast as a copy
+        # as fast as a copy
+        torch.nan_to_num(states, nan=-0.0, posinf=-0.0, neginf=-0.0, out=buffer[:, :, start:end])
         return buffer[:, :, :end]
 
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
         return self.cursor.length + query_length, 0
 
     def get_seq_length(self) -> int:
-        stores = (
-            self.keys is not None and self.keys.shape[1] > 0
-        )  # a layer without heads stores nothing
+        # a layer without heads stores nothing
+        stores = self.keys is not None and self.keys.shape[1] > 0
         return self.cursor.length + self.cursor.ahead if stores else 0
 
     @property
@@ -189,9 +187,8 @@ class TreeCache(Cache):
         self._copies: list[torch.Tensor] = []  # of the states, before the last draft
         kinds = dict.fromkeys(shape for shape in shapes if shape is not None)
         self._groups = [(shape, [i for i, s in enumerate(shapes) if s == shape]) for shape in kinds]
-        self._buffers: list[
-            torch.Tensor
-        ] = []  # keys and values of each group: (layers, heads, capacity, dim)
+        # keys and values of each group: (layers, heads, capacity, dim)
+        self._buffers: list[torch.Tensor] = []
         layers = list[Any]()
         empty = torch.empty(0)
         counts = states or [0] * len(shapes)
@@ -233,11 +230,12 @@ class TreeCache(Cache):
                         for each in (buffers[-1][2], committed)
                     )
                     after[:, :, :, :kept] = before[:, :, :, :kept]
+        # only now, as memory may not have sufficed for the last one
         for (
             name,
             members,
             buffer,
-        ) in buffers:  # only now, as memory may not have sufficed for the last one
+        ) in buffers:
             for row, i in enumerate(members):
                 setattr(self.layers[i], name, buffer[row : row + 1])
         self._buffers = [buffer for _, _, buffer in buffers]
@@ -370,9 +368,8 @@ class TreeCache(Cache):
         """Note the committed part of an ending sequence's text; nothing if recurrent states have
         read more.
         """
-        read_more = (
-            self.forwarded is not None or len(text) < self.length
-        )  # a step failed in its forward, or after it
+        # a step failed in its forward, or after it
+        read_more = self.forwarded is not None or len(text) < self.length
         self.text = [] if self.recurrent and read_more else text[: self.length]
 
     def sound(self, columns: Any) -> int:
@@ -381,13 +378,11 @@ class TreeCache(Cache):
         """
         if self.recurrent:  # its recurrent states keep the NaN
             return len(columns)
-        states = max(self._buffers, key=torch.numel)[
-            -1
-        ]  # (heads, capacity, dim), of the last layer of its shape
+        # (heads, capacity, dim), of the last layer of its shape
+        states = max(self._buffers, key=torch.numel)[-1]
         states = states.index_select(1, torch.as_tensor(columns, device=states.device).long())
-        lost = (
-            ((states == 0) & states.signbit()).all(2).all(0)
-        )  # zeros that are computed are mostly positive
+        # zeros that are computed are mostly positive
+        lost = ((states == 0) & states.signbit()).all(2).all(0)
         return [*lost.tolist(), True].index(True)
 
     def copy_from(self, other: TreeCache, base: int) -> None:

@@ -22,9 +22,8 @@ from torch import nn
 from .linear import Copies, Fused, Part, own_product
 from .target import Target
 
-ROUNDS: dict[str, Any] = {
-    "emulate_precision_casts": True
-}  # round after each operator, as eager steps do
+# round after each operator, as eager steps do
+ROUNDS: dict[str, Any] = {"emulate_precision_casts": True}
 # Of dynamo: compilations of one function, by all models of a process; and a layer's number is not a
 # constant of it
 SETTINGS: dict[str, Any] = {"recompile_limit": 1 << 10, "allow_unspec_int_on_nn_module": True}
@@ -96,9 +95,8 @@ class CompiledLayers:
 
     def __init__(self, target: Target, backend: Any = "inductor") -> None:
         self._swaps: list[tuple[dict[str, Any], str, Any]] = []  # names, name, replacement
-        self._replaced: list[
-            list[Any]
-        ] = []  # originals, for each `with`; None where there was none
+        # originals, for each `with`; None where there was none
+        self._replaced: list[list[Any]] = []
         self._compiling: list[ExitStack] = []  # dynamo's settings and silence, for each `with`
         compiled: dict[Any, Callable[..., Any]] = {}
         cache_name = target.cache_name
@@ -141,9 +139,8 @@ class CompiledLayers:
         compiling.enter_context(torch._dynamo.config.patch(SETTINGS))
         compiling.enter_context(warnings.catch_warnings())
         warnings.filterwarnings("ignore", r"\s*Online softmax")  # of torch 2.11, seven times
-        warnings.filterwarnings(
-            "ignore", module=r"torch\._(dynamo|inductor)\."
-        )  # of no use to users, either
+        # of no use to users, either
+        warnings.filterwarnings("ignore", module=r"torch\._(dynamo|inductor)\.")
         self._replaced.append([where.get(name) for where, name, _ in self._swaps])
         for where, name, replacement in self._swaps:
             where[name] = replacement

@@ -13,9 +13,8 @@ import torch
 
 from ..errors import UserError
 
-_capturing = (
-    threading.RLock()
-)  # captures share a stream, and other work on it would be captured, too
+# captures share a stream, and other work on it would be captured, too
+_capturing = threading.RLock()
 CUDA_12 = "https://download.pytorch.org/whl/cu126"  # wheels for drivers from 525 on
 WARM_UPS = 2  # runs before a capture, so that planning and allocation happen outside the graph
 
@@ -39,9 +38,8 @@ def default_device(key: str = "device") -> torch.device:
     """
     if torch.cuda.is_available():
         return torch.device("cuda")
-    if (
-        torch.cuda._device_count_nvml() > 0
-    ):  # 0 if CUDA_VISIBLE_DEVICES hides them, negative without a driver
+    # 0 if CUDA_VISIBLE_DEVICES hides them, negative without a driver
+    if torch.cuda._device_count_nvml() > 0:
         built = (
             f"is made for CUDA {torch.version.cuda}"
             if torch.version.cuda
@@ -158,9 +156,8 @@ def _stream(device: torch.device) -> Any:
 
 
 def _clear_workspaces() -> None:
-    getattr(
-        torch._C, "_cuda_clearCublasWorkspaces", lambda: None
-    )()  # builds without CUDA have none
+    # builds without CUDA have none
+    getattr(torch._C, "_cuda_clearCublasWorkspaces", lambda: None)()
 
 
 class _CudnnAttention:

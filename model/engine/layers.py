@@ -128,9 +128,8 @@ def probe_layers(
             windows[types[i] if types else ""] = Window(layer.sliding_window, chunked)
     token = torch.zeros(1, 1, dtype=torch.long, device=device)
     states = [getattr(layer, "number_of_states", 0) for layer in probe.layers]
-    mask = (
-        dict.fromkeys(types) if windows and types and not any(states) else None
-    )  # chains need no masks
+    # chains need no masks
+    mask = dict.fromkeys(types) if windows and types and not any(states) else None
     with refusing_errors(name):
         model(input_ids=token, attention_mask=mask, use_cache=True, **{cache_name: probe})
     shapes: list[LayerShape | None] = []
@@ -180,16 +179,14 @@ def form_of(model: Any) -> tuple[Any, ...]:
     device and, on CUDA, the address, which graphs contain.
     """
     attention = model.config.get_text_config()._attn_implementation
-    attention = (
-        "sdpa" if attention == NAME else attention
-    )  # set for a moment by a model of the same config
+    # set for a moment by a model of the same config
+    attention = "sdpa" if attention == NAME else attention
     modules = list(model.modules())
     classes = tuple(torch.nn.Linear if type(m) is PackedLinear else type(m) for m in modules)
     pairs = zip(modules, classes, strict=True)
     functions = (vars(m).get("forward", m._compiled_call_impl) or kind.forward for m, kind in pairs)
-    forwards = tuple(
-        map(weakref.ref, functions)
-    )  # weak references, as a function may hold the model
+    # weak references, as a function may hold the model
+    forwards = tuple(map(weakref.ref, functions))
     tensors = (*model.parameters(), *model.buffers())
     forms = ((t.shape, t.dtype, t.device, t.data_ptr() if t.is_cuda else 0) for t in tensors)
     return (attention, classes, forwards, *forms)

@@ -42,9 +42,8 @@ from torch import nn
 
 PACKED = ("half", "onednn")  # layouts that are copies of the weights
 NARROW = (torch.float16, torch.bfloat16)
-SMALL_PRODUCT = (
-    1 << 18
-)  # multiplications below which a call, some 16 us, costs more than its product saves
+# multiplications below which a call, some 16 us, costs more than its product saves
+SMALL_PRODUCT = 1 << 18
 PACKING_ROWS = (
     32  # for which oneDNN chooses its layout; the layout serves one row and a hundred alike
 )
@@ -126,9 +125,8 @@ class Fused:
     def __init__(self, layers: Sequence[nn.Linear]) -> None:
         self.widths = [layer.out_features for layer in layers]
         self.weight = _joined([layer.weight for layer in layers])  # (sum of widths, in)
-        self.bias = (
-            None if layers[0].bias is None else _joined([layer.bias for layer in layers])
-        )  # (sum of widths,)
+        # (sum of widths,)
+        self.bias = None if layers[0].bias is None else _joined([layer.bias for layer in layers])
         self._input: torch.Tensor | None = None
         self._unread: dict[int, torch.Tensor] = {}  # of its product, the parts not yet returned
 
@@ -230,9 +228,8 @@ class Copies:
     def __init__(self, layout: str) -> None:
         self.layout = layout
         self.by_layer: WeakKeyDictionary[nn.Module, Packed | Part] = WeakKeyDictionary()
-        self._values: WeakKeyDictionary[nn.Module, bytes] = (
-            WeakKeyDictionary()
-        )  # fingerprints of what is packed
+        # fingerprints of what is packed
+        self._values: WeakKeyDictionary[nn.Module, bytes] = WeakKeyDictionary()
 
     @contextmanager
     def used(self) -> Iterator[None]:
@@ -256,9 +253,8 @@ class Copies:
             for layer, copy in self.by_layer.items()
             if copy.kind != "fused" or self.is_fused(layer)
         ]
-        return min(
-            kinds, default="torch"
-        )  # half before onednn, which is for weights that do not fit
+        # half before onednn, which is for weights that do not fit
+        return min(kinds, default="torch")
 
     def refresh(self, module: nn.Module, *, anew: bool = False) -> bytes:
         """Pack a module's layers, and all others that have changed since; return the module's

@@ -29,9 +29,8 @@ ROOM = 1024  # tokens of an answer that a cache has room for at first
 class StepRecord:
     """What one step added to the output; every metric derives from these records."""
 
-    tokens: list[
-        int
-    ]  # the accepted drafts and the target's own next token, cut at the answer's end
+    # the accepted drafts and the target's own next token, cut at the answer's end
+    tokens: list[int]
     nodes: int  # nodes forwarded, root included
     rank_path: RankPath  # ranks of the accepted nodes from the root down
     source: str | None = None  # where the draft came from, for a drafter with several sources
@@ -277,9 +276,8 @@ def open_sequence(
     end = len(prompt) + limit
     how = (request.sampling, request.execution, request.mark)
     sequence = Sequence(target, cache, session, list(prompt), *how, end, request.eos, request.ends)
-    ends.callback(
-        lambda: cache.record([] if sequence.overflowed else prompt + out.tokens)
-    )  # also if a step fails
+    # also if a step fails
+    ends.callback(lambda: cache.record([] if sequence.overflowed else prompt + out.tokens))
     return sequence
 
 
@@ -331,9 +329,8 @@ def first_forward(sequence: Sequence, choice: Choice, out: Generation) -> Verifi
         rows = sizing.begin()
         first_session = DeviceDrafter(target.device).session()
         chain = first_session.draft(prompt[-1])
-    later: list[
-        tuple[int, torch.Tensor]
-    ] = []  # the prompt's logits, for a session that observes them after `skip`
+    # the prompt's logits, for a session that observes them after `skip`
+    later: list[tuple[int, torch.Tensor]] = []
 
     def read(start: int, logits: torch.Tensor) -> None:
         if first_session is session:

@@ -67,9 +67,8 @@ class Sampling:
                     f" {'whole ' if kind is Integral else ''}number"
                 )
         right = {
-            "temperature": (
-                self.temperature == 0 or 1e-20 <= self.temperature < float("inf")
-            ),  # smaller: overflow
+            # smaller: overflow
+            "temperature": (self.temperature == 0 or 1e-20 <= self.temperature < float("inf")),
             "top_k": self.top_k >= 0,
             "top_p": 0 < self.top_p <= 1,
             "min_p": 0 <= self.min_p <= 1,
@@ -135,9 +134,8 @@ class Choice:
 
     def __init__(self, sampling: Sampling, device: torch.device) -> None:
         self.sampling = sampling
-        self.seed = torch.zeros(
-            (), dtype=torch.long, device=device
-        )  # never reallocated, for graphs
+        # never reallocated, for graphs
+        self.seed = torch.zeros((), dtype=torch.long, device=device)
         self._seed = 0
         # Noise (V,) by seed and position, on a CPU; the most recently used row is last.
         self._rows: dict[tuple[int, int], torch.Tensor] = {}
@@ -247,9 +245,8 @@ class Choice:
             row = logits[nodes[0] : nodes[0] + 1]
             if self._processors:  # row by row, as `generate` calls them
                 ids = torch.tensor([[*text, *new]], device=row.device)
-                row = (
-                    row.float().clone()
-                )  # processors may write into it; drafters learn from the model's
+                # processors may write into it; drafters learn from the model's
+                row = row.float().clone()
                 for processor in self._processors:
                     row = processor(ids, row)
             new.append(
@@ -274,13 +271,11 @@ class Choice:
         missing = [key for key in dict.fromkeys(keys) if key not in rows]
         if missing:
             drawn = gumbel(self.seed, torch.tensor([position for _, position in missing]), vocab)
-            rows |= zip(
-                missing, (row.clone() for row in drawn), strict=True
-            )  # a view would keep all rows alive
+            # a view would keep all rows alive
+            rows |= zip(missing, (row.clone() for row in drawn), strict=True)
         self._rows |= rows
-        while len(self._rows) > max(
-            NOISE_BYTES // (4 * vocab), len(rows)
-        ):  # least recently used first, none of these
+        # least recently used first, none of these
+        while len(self._rows) > max(NOISE_BYTES // (4 * vocab), len(rows)):
             del self._rows[next(iter(self._rows))]
         return torch.stack([rows[key] for key in keys])
 
@@ -298,9 +293,8 @@ def gumbel(seed: torch.Tensor, positions: torch.Tensor, vocab: int) -> torch.Ten
     """
     key = _splitmix(_splitmix(seed) ^ positions)[:, None]  # (n, 1)
     tokens = torch.arange(vocab, device=positions.device)  # (V,)
-    drawn = _lowbias(
-        _lowbias(tokens ^ (key & _HALF)) ^ (key >> 32 & _HALF)
-    )  # (n, V), 0 to 2^32 - 1
+    # (n, V), 0 to 2^32 - 1
+    drawn = _lowbias(_lowbias(tokens ^ (key & _HALF)) ^ (key >> 32 & _HALF))
     # in (0, 1): small values, which make large noise, are exact; some large values would round to 1
     share = ((drawn.float() + 0.5) * 2.0**-32).clamp(max=1 - 2.0**-24)
     return -torch.log(-torch.log1p(-share))
@@ -339,9 +333,10 @@ def _processors(sampling: Sampling) -> list[Processor]:
     """List the processors in `generate`'s order: the penalty, then the caller's own."""
     if sampling.repetition_penalty == 1:
         return list(sampling.processors)
+    # not above: greedy decoding needs none of it
     from transformers import (
         RepetitionPenaltyLogitsProcessor,
-    )  # not above: greedy decoding needs none of it
+    )
 
     return [RepetitionPenaltyLogitsProcessor(sampling.repetition_penalty), *sampling.processors]
 
@@ -430,9 +425,8 @@ def _greatest(
     dealt = logits.reshape(n, -1, groups)  # (n, V / g, g): column c is in group c % g
     maxima = dealt.amax(dim=1)
     best = maxima.topk(k, dim=-1).indices  # (n, k): the groups
-    inside = dealt.gather(2, best[:, None, :].expand(-1, vocab // groups, -1)).view(
-        n, -1
-    )  # (n, V / g * k)
+    # (n, V / g * k)
+    inside = dealt.gather(2, best[:, None, :].expand(-1, vocab // groups, -1)).view(n, -1)
     greatest, index = inside.topk(k, dim=-1)  # (n, k)
     row = index.div(k, rounding_mode="floor")
     return greatest, torch.add(best.gather(1, index % k), row, alpha=groups), maxima

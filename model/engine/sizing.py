@@ -212,10 +212,11 @@ class Sizing:
         # steps until the next trial, and in the next rest
         self._left = 0
         self._rest = self._policy.rest
+        # a step's recent average of tokens, and of its time in plain steps
         self._recent = [
             1.0,
             1.0,
-        ]  # a step's recent average of tokens, and of its time in plain steps
+        ]
         self._promised = [1.0] * len(self.sizes)
         self._used = [0] * (1 + len(self.sizes))
         self._expected = [0.0] * len(self.sizes)
@@ -225,14 +226,12 @@ class Sizing:
         """Return the times of steps of so many sequences."""
         if width not in self._times_of:
             policy = self._policy
-            slope = (
-                policy.slope * width / (1.0 + policy.slope * (width - 1))
-            )  # a plain step has `width` rows
+            # a plain step has `width` rows
+            slope = policy.slope * width / (1.0 + policy.slope * (width - 1))
             prior = [1.0, *(1.0 + policy.overhead + slope * n for n in self.sizes)]
             self._times_of[width] = StepTimes(prior, policy, 1 + self._start)
-            self._since_plain = (
-                policy.backoff * policy.probe
-            )  # so the first step of this width is plain
+            # so the first step of this width is plain
+            self._since_plain = policy.backoff * policy.probe
         return self._times_of[width]
 
     @property

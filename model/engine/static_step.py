@@ -61,9 +61,8 @@ class Setup(NamedTuple):
 class Forwarded:
     """The outputs of a forward over n rows, as far as the drafter needs them."""
 
-    choices: (
-        torch.Tensor | None
-    )  # int64 (n,), the target's token after each node; None: to be chosen from logits
+    # int64 (n,), the target's token after each node; None: to be chosen from logits
+    choices: torch.Tensor | None
     logits: torch.Tensor | None  # (n, V)
     hidden: torch.Tensor | None = (
         None  # (m, w H), of the n nodes, preceded by a prompt's own if forwarded with it
@@ -214,9 +213,8 @@ class StaticForward:
         tokens[first:] = 0
         self._input.copy_(self._host, non_blocking=True)
         drafted = [draft.tokens for draft in drafts]
-        if any(
-            part.device.type != "cpu" for part in drafted
-        ):  # copied without waiting; a method may draft on either
+        # copied without waiting; a method may draft on either
+        if any(part.device.type != "cpu" for part in drafted):
             on_device = [part.to(self._input.device) for part in drafted]
             self._input[:first].copy_(torch.cat(on_device) if len(on_device) > 1 else on_device[0])
 
@@ -230,18 +228,16 @@ class StaticForward:
         logits, self.hidden = self.target.forward_static(
             cache, tokens, positions, columns, sight, self.bucket, hidden=needs.hidden
         )
-        self.logits = (
-            logits if needs.logits or self.choice is None else None
-        )  # a graph would keep them for good
+        # a graph would keep them for good
+        self.logits = logits if needs.logits or self.choice is None else None
         if self.choice is not None:
             self.choices = self.choice.among(logits, positions + 1 if self.choice.draws else None)
             self._candidates = candidates_of(logits, needs.candidates, needs.log_probs)
             candidates, log_probs = self._candidates
             numbers = None if log_probs is None else log_probs.double().view(torch.long)
             parts = self.choices[:, None], candidates, numbers
-            self._report = torch.cat(
-                [part for part in parts if part is not None], 1
-            )  # int64 (n, 1 + k + k)
+            # int64 (n, 1 + k + k)
+            self._report = torch.cat([part for part in parts if part is not None], 1)
 
     def forwarded(self, n: int, *, on_host: bool) -> Forwarded:
         """Return the outputs of the first n rows; choices and candidates on the host after one

@@ -161,9 +161,8 @@ class Step:
         sizing = self.sequence.session.drafter.sizing
         is_plain = sizing is not None and sizing.begin_step()
         session = self._plain if is_plain else sequence.session
-        self.executor.choice.set_seed(
-            sequence.sampling.seed
-        )  # sequences with other seeds may take steps in between
+        # sequences with other seeds may take steps in between
+        self.executor.choice.set_seed(sequence.sampling.seed)
         start = sequence.cache.length
         verification = self._on_device(session) if self.on_device else self._on_host(session)
         sequence.settle(
@@ -249,9 +248,8 @@ class Executor:
         # capacity of the cache, mode of the model
         self.setup_s = 0.0
         self.made_for = (0, ())
-        self._steps: dict[
-            tuple[Any, ...], tuple[Any, Callable[[], None]]
-        ] = {}  # by drafter, tree or rows, ...
+        # by drafter, tree or rows, ...
+        self._steps: dict[tuple[Any, ...], tuple[Any, Callable[[], None]]] = {}
 
     @staticmethod
     def of(sequence: Sequence) -> Executor:
@@ -370,9 +368,8 @@ class Executor:
             feed: gives it an input, for its warm-up.
         """
         bucket = min(bucket_of(cache.length + nodes), cache.capacity)
-        if (
-            self.target.attends_by_table or cache.stretches > 1
-        ):  # a table reads no other columns than those seen
+        # a table reads no other columns than those seen
+        if self.target.attends_by_table or cache.stretches > 1:
             bucket = cache.capacity
         key = type(drafter), *shape, bucket, choice
         if key not in self._steps:
@@ -424,9 +421,8 @@ class Executor:
             restore()  # the run's tokens lie after the committed ones
 
         try:
-            return self.target.graphs.capture(
-                lambda: step.run(), warm_up
-            )  # `run` is looked up at capture
+            # `run` is looked up at capture
+            return self.target.graphs.capture(lambda: step.run(), warm_up)
         finally:
             restore()
 

@@ -45,9 +45,8 @@ MAX_PENDING = (
 # Additive (1, 1, n, c), by type of layer if types have different masks
 Masks = torch.Tensor | dict[str, torch.Tensor | None] | None
 Read = Callable[[int, torch.Tensor], None]
-Hidden = tuple[
-    int, ...
-]  # numbers of hidden states, as in transformers: i is the input of layer i, or
+# numbers of hidden states, as in transformers: i is the input of layer i, or
+Hidden = tuple[int, ...]
 LAST = -1  # the input of the model's own head, after the final norm
 EXECUTIONS = ("eager", "static", "graph")
 
@@ -90,12 +89,13 @@ class Target:
         self.linear = linear if isinstance(linear, Layouts) else Layouts((linear,))
         self._is_compiled = any(is_compiled(module) for module in self.model.modules())
         without_autocast = torch.autocast(device_of(self.model).type, enabled=False)
+        # the layers' own may be slow
         with (
             self.turns,
             self._uncompiled(),
             without_autocast,
             self.copies.used(),
-        ):  # the layers' own may be slow
+        ):
             self._examine(context)
 
     def _uncompiled(self) -> AbstractContextManager[Any]:
@@ -120,13 +120,11 @@ class Target:
         self._shapes: list[LayerShape | None] = []
         self._states: list[int] = []
         self._attending = Attending(model)
-        self.kernels: AbstractContextManager[None] = (
-            nullcontext()
-        )  # of static steps: see CompiledLayers
+        # of static steps: see CompiledLayers
+        self.kernels: AbstractContextManager[None] = nullcontext()
         self.copies.refresh(model, anew=True)
-        if (
-            self.linear.copy == "fused"
-        ):  # one forward finds what layers store and which share their input
+        # one forward finds what layers store and which share their input
+        if self.linear.copy == "fused":
             self.copies.fuse(model, self._probe)
             give_back(self.device)  # memory of the weights before they were joined
         else:
@@ -139,9 +137,8 @@ class Target:
         self.graphs = Graphs(self.device)
         self._form = form_of(model)
         self.mode = mode_of(model)
-        self.batch_columns: dict[
-            str, int
-        ] = {}  # by execution, of the largest batch tried; see `batch.check_batch`
+        # by execution, of the largest batch tried; see `batch.check_batch`
+        self.batch_columns: dict[str, int] = {}
         self.idle_batch: Any = None  # the cache of the last batch; see `batch.Batch`
         check_draft(self, TreeCache(self._shapes, TRIAL_ROOM, self._states))
 
@@ -391,9 +388,8 @@ class Target:
         """
         count = len(tokens)
         kept = cache.length
-        first_row = (
-            min(readable.start, count - max(n, 1)) if self._keeps_logits else 0
-        )  # of computed logits
+        # of computed logits
+        first_row = min(readable.start, count - max(n, 1)) if self._keeps_logits else 0
         budget = LOGITS_BYTES_GPU if self.device.type == "cuda" else LOGITS_BYTES
         size = size or max(budget // (self.logits_size * self.dtype.itemsize), n, 1)
         ends = sorted(range(count, max(first_row, 0), -size))
@@ -527,9 +523,8 @@ class Target:
         if not self.attends_by_table:
             visible, index = sight.seen(bucket)
             written = torch.zeros_like(index[0]).index_copy_(0, write_at, positions)  # (bucket,)
-            of_columns = torch.where(
-                index < sight.table[:, LENGTH, None], index, written
-            )  # (n, bucket)
+            # (n, bucket)
+            of_columns = torch.where(index < sight.table[:, LENGTH, None], index, written)
             masks = self._by_type(additive(visible, self.dtype), positions, of_columns)
         try:
             with self.kernels:

@@ -65,9 +65,8 @@ class Tree:
             )
         if any(a > b for a, b in zip(parents[1:], parents[2:], strict=False)):
             raise UserError("tree: nodes must be in breadth-first order (parents never decrease)")
-        if (
-            ranks is None
-        ):  # siblings are neighbours: the next one of the same parent has the next rank
+        # siblings are neighbours: the next one of the same parent has the next rank
+        if ranks is None:
             ranks = [0] * len(parents)
             for i in range(2, len(parents)):
                 ranks[i] = ranks[i - 1] + 1 if parents[i] == parents[i - 1] else 0

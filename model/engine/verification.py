@@ -21,9 +21,8 @@ class Verification:
 
     draft: Draft
     choices: torch.Tensor  # int64 (n,), the target's token after each node
-    accepted: (
-        torch.Tensor
-    )  # bool (n,), the node and all its ancestors are the target's choices; the root always is
+    # bool (n,), the node and all its ancestors are the target's choices; the root always is
+    accepted: torch.Tensor
     node: int  # the deepest accepted node, 0 if only the root is accepted
     # The accepted drafts, then the target's own next token (the bonus). Never empty. `cut` at the
     # answer's end before a session observes it; the other fields are not.
@@ -90,9 +89,8 @@ def accepted_nodes(
         return accepted, deepest
     matches = tokens == choices.index_select(0, tree.parents)
     whole: Any = torch.all(matches | tree.missing, -1, out=out)  # (n,): node and ancestors match
-    return whole, (tree.depths * whole).argmax(
-        keepdim=True
-    )  # (1,): indexing with a 0-d tensor forces a device sync
+    # (1,): indexing with a 0-d tensor forces a device sync
+    return whole, (tree.depths * whole).argmax(keepdim=True)
 
 
 def verify(draft: Draft, choices: torch.Tensor) -> Verification:
@@ -149,9 +147,8 @@ class Commit:
             torch.zeros(depth + 1, dtype=torch.long, device=device) for _ in range(2)
         )
         self._depths = torch.arange(depth + 1, device=device)
-        self._added = (
-            tree.depths + 1
-        )  # (n,): tokens that a step adds if this is its deepest accepted node
+        # (n,): tokens that a step adds if this is its deepest accepted node
+        self._added = tree.depths + 1
         self._host_report = on_host_like(self.report)
 
     def __call__(self, tokens: torch.Tensor, choices: torch.Tensor) -> None:

@@ -113,16 +113,16 @@ def test_the_gap_is_the_targets_own(evaluate, call, checkpoint, tmp_path):
     assert "Lossless in float32" in (folder / "tables/audit.md").read_text()
     run = next(r for r in read_runs(folder) if r.label != "vanilla")
     rows = [json.loads(line) for line in (run.folder / "answers.jsonl").open()]
+    # defects in the second turn of the first question, the first of the second
     places = {
         "10": (0, 1),
         "11": (1, 0),
-    }  # defects in the second turn of the first question, the first of the second
+    }
     for row, turn in places.values():
         ids = rows[row]["choices"][0]["output_ids"][turn]
         ids[3] = (ids[3] + 1) % 300
-        rows[row]["choices"][0]["turns"] = [""] * len(
-            rows[row]["choices"][0]["turns"]
-        )  # as in compact records
+        # as in compact records
+        rows[row]["choices"][0]["turns"] = [""] * len(rows[row]["choices"][0]["turns"])
     (run.folder / "answers.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     outcome = call(audit.main, folder)
     assert outcome.code == 0, outcome.err

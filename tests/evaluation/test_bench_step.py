@@ -164,9 +164,8 @@ def test_on_a_gpu_times_are_also_over_the_floor_and_next_to_compiled_steps(
     assert outcome.code == 0, outcome.err
     *table, last = outcome.out.splitlines()
     result = json.loads(last)
-    untied = 64 * (
-        256 + 2 * (4 * 64 + 3 * 128 + 2) + 1
-    )  # weights of the head, of two layers and of the last norm
+    # weights of the head, of two layers and of the last norm
+    untied = 64 * (256 + 2 * (4 * 64 + 3 * 128 + 2) + 1)
     cached = 19 * 2 * 2 * 64  # tokens before the last, keys and values, layers, width
     assert result["floor_s"] == {
         "weights": pytest.approx(2e-9 * untied),

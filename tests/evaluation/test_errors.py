@@ -466,9 +466,8 @@ def test_other_command_lines(call, tmp_path, bench_file):
 
 
 def test_a_hub_out_of_reach_is_told_at_once(evaluate, monkeypatch):
-    monkeypatch.setattr(
-        "huggingface_hub.constants.ENDPOINT", "http://127.0.0.1:9"
-    )  # nobody listens there
+    # nobody listens there
+    monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", "http://127.0.0.1:9")
     monkeypatch.setattr("evaluation.loading.models._loaded", None)
     started = time.perf_counter()
     check(evaluate("model.path=nobody/nothing"), "http://127.0.0.1:9 is not in reach")

@@ -91,9 +91,8 @@ def official(tmp_path_factory):
     rows = [
         json.loads(line) for line in (ROOT / "data/sample/question.jsonl").read_text().splitlines()
     ]
-    asked = [
-        json.dumps(row | {"turns": row["turns"][:1]}) for row in rows[:6]
-    ]  # the trace has first turns alone
+    # the trace has first turns alone
+    asked = [json.dumps(row | {"turns": row["turns"][:1]}) for row in rows[:6]]
     (folder / "question.jsonl").write_text("\n".join(asked))
     return folder
 

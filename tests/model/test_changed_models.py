@@ -362,9 +362,8 @@ def test_an_adapter_inside_the_layers_is_used_and_one_of_the_inputs_refused():
     assert decoder.generate(PROMPT, max_new_tokens=20).ids == greedy(model, PROMPT, 20)
     with pytest.raises(UserError, match="X_TUNING"):
         Decoder(Adapter(model, True))
-    model.prepare_inputs_for_generation = Adapter(
-        model, False
-    ).prepare_inputs_for_generation  # as peft sets it
+    # as peft sets it
+    model.prepare_inputs_for_generation = Adapter(model, False).prepare_inputs_for_generation
     assert decoded(model, Generate()) == greedy(model, PROMPT, 20)
     model.prepare_inputs_for_generation = Adapter(model, True).prepare_inputs_for_generation
     with pytest.raises(UserError, match="prompt tuning"):

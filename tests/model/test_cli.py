@@ -136,9 +136,8 @@ def test_a_last_line_says_how_fast_it_was_and_whether_drafting_paid(decoder, mon
     ]
     monkeypatch.setattr(decoder, "answers", lambda *_, **__: iter(answers))
     monkeypatch.setattr(decoder.method, "describe", lambda: {"predicted_speedup": 1.254})
-    monkeypatch.setattr(
-        "model.cli.choose_threads", lambda *_: ""
-    )  # which reads the clock if OMP_NUM_THREADS is unset
+    # which reads the clock if OMP_NUM_THREADS is unset
+    monkeypatch.setattr("model.cli.choose_threads", lambda *_: "")
     arguments = ["generate", EMBEDDED, "--file", "-", "--raw"]
     for more, says in (
         (["--quiet"], ""),
@@ -157,9 +156,8 @@ def test_a_last_line_says_how_fast_it_was_and_whether_drafting_paid(decoder, mon
     monkeypatch.setattr(decoder.method, "describe", lambda: figures)
     said = "steps: 75 % of 0, 25 % of 8 nodes: about 0.98 times plain decoding"
     assert summary(decoder, answers, 4.5) == f"{SPEED}; {said}"
-    monkeypatch.setattr(
-        decoder.method, "describe", lambda: {}
-    )  # a fixed size: no plain step to compare with
+    # a fixed size: no plain step to compare with
+    monkeypatch.setattr(decoder.method, "describe", lambda: {})
     assert summary(decoder, answers[:1], 4.5) == "9 tokens in 2 steps: 4.50 a step, 2.0 tokens/s"
 
 
@@ -229,9 +227,8 @@ def test_the_version(capsys):
 
 def test_a_hub_out_of_reach_is_said_at_once_with_what_there_is_instead(monkeypatch, capsys):
     """The hub's client had retried for two minutes, in 20 lines."""
-    monkeypatch.setattr(
-        "model.pretrained.constants.ENDPOINT", "http://127.0.0.1:9"
-    )  # nobody listens there
+    # nobody listens there
+    monkeypatch.setattr("model.pretrained.constants.ENDPOINT", "http://127.0.0.1:9")
     for name, says in (
         ("nobody/nothing", ""),
         ("HuggingFaceTB/SmolLM2-135M-Instruct", "prefetch model=smollm2-135m"),
@@ -350,9 +347,8 @@ def test_a_chat_shows_control_characters_and_sends_none(decoder, monkeypatch, co
     chat = Chat(decoder, out, colours=colours, max_new_tokens=60, sampling=GREEDY)
     steps = [StepRecord([i], 1, ()) for i in range(len(HOSTILE))]
     monkeypatch.setattr(decoder, "stream", lambda *arguments, **settings: (step for step in steps))
-    monkeypatch.setattr(
-        decoder, "text_of", lambda ids: "".join(HOSTILE[i : i + 1] for i in ids)
-    )  # a character a token
+    # a character a token
+    monkeypatch.setattr(decoder, "text_of", lambda ids: "".join(HOSTILE[i : i + 1] for i in ids))
     chat.say("Hello there.")
     own = re.compile(r"\033\[[0-9;]*m" if colours else "(?!)")
     assert chat.turns[1]["content"] == HOSTILE, "kept as it is"

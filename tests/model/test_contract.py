@@ -328,9 +328,8 @@ def test_a_conversation_keeps_the_cache_of_its_earlier_turns(name, companions):
 def test_threads_that_share_it_answer_as_alone(name, companions):
     """A decoder, and transformers' generate with this decoding, hot and cold."""
     of, method = toy_model("llama-grouped"), name.split()[0]
-    of.register_forward_pre_hook(
-        lambda *_: time.sleep(0.0005)
-    )  # lets the others overwrite what they can
+    # lets the others overwrite what they can
+    of.register_forward_pre_hook(lambda *_: time.sleep(0.0005))
     settings = SETTINGS[name] | companions.get(name, {})
     hot = Decoder(of, method=method, linear="torch", eos=(), **settings)
     cold = Generate(method, start="cold", **settings)

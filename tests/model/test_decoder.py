@@ -246,10 +246,11 @@ MISTAKES = [
     (lambda decoder: decoder.generate([5, 61]), "outside the vocabulary of 61"),
     (lambda decoder: decoder.save_state(""), "names no file"),
     (lambda decoder: decoder.load_state("."), "is not a saved state"),
+    # masks and caches are kept by the addresses of things that a copy has elsewhere
     (
         copy.deepcopy,
         "copy the model",
-    ),  # masks and caches are kept by the addresses of things that a copy has elsewhere
+    ),
     (pickle.dumps, "copy the model"),
     (lambda _: Generate(eos=1), "eos_token_id"),
     (lambda decoder: decoder.generate([5], stop="x"), "stop: needs a tokenizer"),

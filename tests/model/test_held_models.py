@@ -134,9 +134,8 @@ class Owner:
         with torch.no_grad():
             own, expected = self.held(IDS).logits, self.stock(IDS).logits
         assert own.dtype is expected.dtype
-        tolerance = (
-            3e-2 if self.normed else 1e-5
-        ) * expected.abs().max().item()  # a norm of 16-bit weights is rounded
+        # a norm of 16-bit weights is rounded
+        tolerance = (3e-2 if self.normed else 1e-5) * expected.abs().max().item()
         torch.testing.assert_close(own, expected, rtol=1e-4, atol=tolerance, equal_nan=True)
 
     def answer(self, how, new):
@@ -199,9 +198,8 @@ def fuzz(family, seed, folder, actions=14):
                 owner.decoder.release()
                 owner.decoder = None
             elif kind == "answer" and not narrow:
-                new = (
-                    done[-1:] == [_row_zeroed] or rng.random() < 0.3
-                )  # a decoder may miss a few values
+                # a decoder may miss a few values
+                new = done[-1:] == [_row_zeroed] or rng.random() < 0.3
                 done.append((how := rng.choice(LINEAR), new))
                 try:
                     owner.answer(how, new)

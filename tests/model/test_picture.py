@@ -99,9 +99,8 @@ def test_words_wrap_and_a_deep_rejected_draft_ends_in_dots():
     root, texts, _ = drawn(Picture([(text, 1) for text in words], [], [4], 100, chain))
     assert float(root.get("width")) == round(WIDTH)
     assert all(float(text.get("x")) + float(text.get("textLength", 0)) <= WIDTH for text in texts)
-    words_wide = [
-        6.6 * len(text.text) for text in texts if "words" in text.get("class")
-    ]  # of 13 pixels, without serifs
+    # of 13 pixels, without serifs
+    words_wide = [6.6 * len(text.text) for text in texts if "words" in text.get("class")]
     assert max(words_wide) <= WIDTH - 32, "README's last word was cut off"
     lines = {}
     for text in texts[7:]:

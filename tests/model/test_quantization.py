@@ -41,9 +41,8 @@ def test_weights_are_rounded_and_nothing_else_changes(name):
             seen += 1
             was = stock.weight.detach().numpy()
             now = layer.weight.dequantize().numpy()
-            step = (
-                np.abs(was).max(axis=1, keepdims=True) / 127.5 + 1e-30
-            )  # 255 levels, a scale each output
+            # 255 levels, a scale each output
+            step = np.abs(was).max(axis=1, keepdims=True) / 127.5 + 1e-30
             assert np.abs(now - was).max() > 0 and (np.abs(now - was) <= 0.51 * step).all(), path
             assert np.allclose(now / step, np.round(now / step), atol=1e-3), path
             assert stored_bytes(layer.weight) < 0.55 * stored_bytes(stock.weight), (

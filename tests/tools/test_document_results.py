@@ -51,11 +51,12 @@ def test_a_changed_cell_and_figure_are_found_and_mended(monkeypatch, tmp_path, c
     assert "README.md: a block is not closed" in capsys.readouterr().err
 
 
+# settings that methods have lost since; each was at its default
 GONE = (
     "version",
     "table_path",
     "pool_from_prompt",
-)  # settings that methods have lost since; each was at its default
+)
 
 
 def wanted(model, bench, method, tree, start, rest):
@@ -119,9 +120,8 @@ def of_job(job, stateful):
 )
 def test_the_printed_command_gives_the_settings_of_the_record(name, monkeypatch):
     """Repeats are not compared: `speed` is one of the three of its command."""
-    monkeypatch.setattr(
-        "torch.cuda.is_available", lambda: name.endswith("200")
-    )  # as where the record was made
+    # as where the record was made
+    monkeypatch.setattr("torch.cuda.is_available", lambda: name.endswith("200"))
     shipped = Shipped(name)
     stateful = {
         run.settings["method"]["name"]
@@ -234,10 +234,11 @@ def test_cells_and_without_columns_what_was_measured(experiment, monkeypatch):
     assert experiment.cell("spine") == experiment.cell("spine nodes=24"), (
         "as configs/method/spine.yaml"
     )
+    # of several, of none
     for words in (
         "recycling",
         "spine width=8",
         "spine nodes=8 over recycling fast=1",
-    ):  # of several, of none
+    ):
         with pytest.raises(UserError, match="e: .* fits"):
             experiment.cell(words)

@@ -30,9 +30,10 @@ def test_what_changed_is_named_and_replaced_and_what_stops_is_left(call, tmp_pat
     )
     assert outcome.code == 0, outcome.err
     file = contribute.contribute(tmp_path / "small", "small") / compact.FILE
+    # not pytest's
     typed = {
         "command": ["python", "-m", "evaluation.run", "experiment=order", *WORDS, "name=small"]
-    }  # not pytest's
+    }
     runs = Experiment.read(file.parent).runs
     rows = [
         (run.folder.name, run.metadata | {"summary": run.summary} | typed, run.answers)
@@ -41,9 +42,8 @@ def test_what_changed_is_named_and_replaced_and_what_stops_is_left(call, tmp_pat
     whole = [[*row["choices"][0]["accept_lengths"]] for *_, answers in rows for row in answers]
     (pld,) = (answers for _, metadata, answers in rows if metadata["label"] == "pld")
     lengths = (row["choices"][0]["accept_lengths"] for row in pld)
-    next(
-        own for own in lengths if own != own[::-1]
-    ).reverse()  # as another version of pld would have accepted
+    # as another version of pld would have accepted
+    next(own for own in lengths if own != own[::-1]).reverse()
     file.write_bytes(compact.packed(rows))
     outcome = call(measure_again.main)
     assert outcome.code == 0, outcome.err

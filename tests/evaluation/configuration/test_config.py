@@ -15,12 +15,13 @@ from model.errors import UserError
 from model.settings import check_settings
 
 ROOT = Path(__file__).resolve().parents[3]
+# groups of one command
 TOGETHER = [
     {"bench", "method", "preset", "tree"},
     {"experiment"},
     {"companions"},
     {"model"},
-]  # groups of one command
+]
 CHOICES = [
     paths
     for names in TOGETHER

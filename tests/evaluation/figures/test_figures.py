@@ -115,9 +115,8 @@ def drawn(figure, runs, panel=0):
 
 def test_lines_are_at_their_values():
     """By hand."""
-    gains = drawn(
-        "budget", VARIED["budget"], panel=1
-    )  # lengths 2, 3, 1 against 2, 2, 1, the same on every question
+    # lengths 2, 3, 1 against 2, 2, 1, the same on every question
+    gains = drawn("budget", VARIED["budget"], panel=1)
     assert gains == {"recycling (hot)": [1.0] * 3, "spine (hot)": pytest.approx([6 / 5] * 3)}
     cold = [recycling("cold", 0, TREE[:n], tree_nodes=n) for n in (1, 2, 3)]  # lengths 2, 1, 1
     gains = drawn("budget", VARIED["budget"] + cold, panel=1)
@@ -274,9 +273,8 @@ def test_a_run_has_the_same_colour_and_mark_in_every_figure():
         line.get_color() in {ink for ink, *_ in looks[line.get_label()]}
         for line in over_questions.lines
     )
-    assert (
-        over_questions.get_xlabel() == "question, in the order asked"
-    )  # few questions: each is a point of its own
+    # few questions: each is a point of its own
+    assert over_questions.get_xlabel() == "question, in the order asked"
 
 
 def test_of_many_runs_those_of_one_temperature_are_compared():

@@ -83,11 +83,12 @@ def test_accelerate_hooks_leave_the_tokens_alone(checkpoint):
         recycling = TokenRecycling(
             target.vocab_size, build_template("2.2.2", k=8), k=8, device=target.device
         )
+        # the second time with a tree that is full
         drafters = (
             Vanilla(target.device),
             recycling,
             recycling,
-        )  # the second time with a tree that is full
+        )
         return [generate(target, drafter, prompt, max_new_tokens=24).tokens for drafter in drafters]
 
     plain = tokens(loaded.target)

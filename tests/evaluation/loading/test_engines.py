@@ -333,9 +333,8 @@ def made_stream(rng: random.Random, engine: str) -> bytes:
     frames += [b"data: [DONE]", b"data: {"] if rng.random() < 0.7 else []
     end = rng.choice((b"\n", b"\r\n", b"\r"))
     stream = b"".join(frame.replace(b"\n", end) + 2 * end for frame in frames)
-    cut = stream[: rng.randrange(len(stream) + 1)].rstrip(
-        b"\r"
-    )  # of half a line end, httpx2 makes two
+    # of half a line end, httpx2 makes two
+    cut = stream[: rng.randrange(len(stream) + 1)].rstrip(b"\r")
     return cut if rng.random() < 0.2 else stream
 
 

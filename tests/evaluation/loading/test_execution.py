@@ -152,9 +152,8 @@ def test_kernels_are_kept_where_they_are_right_and_faster(
 
 
 def test_a_tie_may_fall_either_way(loaded, monkeypatch):
-    monkeypatch.setattr(
-        tuning, "_tolerance", lambda *_: 10.0
-    )  # twenty times the greatest logit is no gap at all
+    # twenty times the greatest logit is no gap at all
+    monkeypatch.setattr(tuning, "_tolerance", lambda *_: 10.0)
     monkeypatch.setattr(*BREAKS[-1][:3])
     assert trial(loaded.target).name == "static"
 

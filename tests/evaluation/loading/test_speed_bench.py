@@ -164,9 +164,8 @@ def test_fetched_without_a_hash_it_is_printed_and_a_prepared_file_needs_none(
         load(prepared(tmp_path / "own.jsonl", {"qa": ["Why?"]}), url=url, sha256="0" * 64).sha256
         != digest
     )
-    with pytest.raises(
-        UserError, match="none.jsonl does not exist"
-    ):  # and is not fetched as parquet
+    # and is not fetched as parquet
+    with pytest.raises(UserError, match="none.jsonl does not exist"):
         load(tmp_path / "none.jsonl", url=url, sha256="0" * 64)
 
 

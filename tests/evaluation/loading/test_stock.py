@@ -28,6 +28,7 @@ CONFIGS = {
     "llama": LlamaConfig(**SHAPE, num_key_value_heads=2),
     "windows": Gemma3TextConfig(**SHAPE, **WINDOWS, num_key_value_heads=2),
 }
+# prompts, new
 SIZES = [
     ((5,), 20),
     ((9,), 10),
@@ -37,7 +38,7 @@ SIZES = [
     ((5, 9), 20),
     ((9, 9), 9),
     ((4,), 1),
-]  # prompts, new
+]
 
 
 def loaded_model(kind):

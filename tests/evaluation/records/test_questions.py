@@ -78,14 +78,16 @@ def test_a_folder_holds_its_question_file(tmp_path):
         ({"question_id": 2, "category": "qa", "turns": ["  "]}, "q.jsonl:2: turns: must hold"),
         ({"question_id": 2, "turns": ["a"]}, "q.jsonl:2: category: must be str"),
         (GOOD, "q.jsonl:2: question_id 1 is that of .*q.jsonl:1"),
+        # and had the same key
         (
             GOOD | {"question_id": "1"},
             "q.jsonl:2: question_id 1 is that of .*q.jsonl:1",
-        ),  # and had the same key
+        ),
+        # answered, left out
         (
             GOOD | {"question_id": -1},
             "q.jsonl:2: question_id: must be int or str",
-        ),  # answered, left out
+        ),
         (GOOD | {"question_id": True}, "q.jsonl:2: question_id: must be int or str"),
         ("[" * 100_000, "q.jsonl:2: not JSON"),
         ('{"question_id": ' + "9" * 5000 + "}", "q.jsonl:2: not JSON"),

@@ -148,9 +148,8 @@ class FakeEngine:
             )
             choice = {"index": 0, "text": "", "token_ids": chunk, "finish_reason": finish}
             send({"choices": [choice | ({"stop_reason": "###"} if fault == "stop word" else {})]})
-        accepted, drafts = (
-            (len(chunks) - 1, len(chunks) - 1) if self.drafting else (0, 0)
-        )  # one may be behind the end
+        # one may be behind the end
+        accepted, drafts = (len(chunks) - 1, len(chunks) - 1) if self.drafting else (0, 0)
         self.accepted, self.drafts = self.accepted + accepted, self.drafts + drafts
         count = str(len(ids)) if fault == "words" else len(ids)
         send(

@@ -56,9 +56,8 @@ def test_texts_are_those_of_batch_1_and_shares_are_of_the_whole(evaluate, tmp_pa
                 [(choices[6], 0)],
             ]
             for group in groups:
-                later = [
-                    c["step_batch"][turn][1:] for c, turn in group
-                ]  # behind the first, which may be the prompt's
+                # behind the first, which may be the prompt's
+                later = [c["step_batch"][turn][1:] for c, turn in group]
                 if run.label != "hf":  # whose ended rows are forwarded on as padding
                     assert sum(1 / size for sizes in later for size in sizes) == pytest.approx(
                         max(map(len, later))
@@ -167,9 +166,8 @@ def test_a_run_cut_within_a_batch_answers_all_of_it_again(evaluate, tmp_path, li
         for text in (kept, answers.read_text().splitlines())
     ]
     assert stamps[0][:3] == stamps[1][:3] and not {*stamps[0][3:]} & {*stamps[1]}, "and no other"
-    (
-        folder / "summary.json"
-    ).unlink()  # killed after the last answer: the last batch holds one question
+    # killed after the last answer: the last batch holds one question
+    (folder / "summary.json").unlink()
     assert evaluate(*command).code == 0
     assert read_runs(tmp_path)[0].summary == again.summary
 

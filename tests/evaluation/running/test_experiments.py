@@ -38,10 +38,11 @@ def test_every_experiment_composes_for_vicuna_and_states_its_command(name):
         smoke = compose(
             "config", overrides=[f"experiment={name}", "preset=smoke"], return_hydra_config=True
         )
+    # in their names
     suffixes = {
         "paper": "vicuna-7b-sample",
         "curves": "vicuna-7b-spec_bench",
-    }  # in their names
+    }
     suffixes |= dict.fromkeys(
         ("batch", "dynamic_tree", "headline", "rivals", "speed", "whole"), suffixes["curves"]
     )

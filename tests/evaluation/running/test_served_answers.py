@@ -138,13 +138,14 @@ def test_text_without_a_number_of_tokens_has_to_show_all(served, engine, text, m
     ("text", "count", "tokens", "finish", "line"),
     [
         ("a", 4, 2, "length", "gives 4 ids of 2 tokens"),
+        # 5 tokens' time was that of 4
         (
             "",
             5,
             5,
             "length",
             "gives 5 tokens where 4 were asked for",
-        ),  # 5 tokens' time was that of 4
+        ),
         ("", 5, 0, "stop", "gives 5 tokens where 4 were asked for"),
         (" the answer the answer the", 0, 5, "length", "gives 5 tokens where 4 were asked for"),
         (
@@ -154,13 +155,14 @@ def test_text_without_a_number_of_tokens_has_to_show_all(served, engine, text, m
             "stop",
             "gives no number of tokens, and no text that shows",
         ),
+        # and an EOS that is counted
         (
             " the\ufffd",
             0,
             6,
             "stop",
             "gives 5 tokens where 4 were asked for",
-        ),  # and an EOS that is counted
+        ),
     ],
 )
 def test_more_tokens_than_are_counted_or_asked_for_are_an_error(

@@ -101,11 +101,12 @@ FAULTS = {
 
 def test_a_fault_is_a_line_and_the_run_goes_on_from_there(served, engine, tmp_path, monkeypatch):
     words = ("max_new_tokens=8", "method.timeout=0.5")
+    # the warm-up's and two answers are there; later on the warm-up's alone
     ask, at, kept = (
         type(engine).stream,
         4,
         [],
-    )  # the warm-up's and two answers are there; later on the warm-up's alone
+    )
 
     def failing(self, handler, body):
         self.fault = fault if self.asked == at else None

@@ -32,11 +32,12 @@ def stepped(*paths, nodes=4):
 def test_by_depth_by_hand():
     # five drafting steps: two stop at the root, one reaches depth 1, two depth 3; the last step drafted nothing
     depths = by_depth(accepted_paths([stepped((), (), (0,), (0, 0, 0), (1, 0, 0))]))
+    # depth, steps, joint, conditional
     assert depths == [
         (1, 3, 3 / 5, 3 / 5),
         (2, 2, 2 / 5, 2 / 3),
         (3, 2, 2 / 5, 1.0),
-    ]  # depth, steps, joint, conditional
+    ]
     assert by_depth(accepted_paths([stepped((0,), nodes=1)])) == [], "a root alone drafts nothing"
     assert by_depth(accepted_paths([answer(1, "qa", [([2], 1.0)])])) == []
 
@@ -154,8 +155,7 @@ def test_what_tree_auto_chose_is_said_of_every_repeat_and_variant():
         said.format("4, repeat 1", second),
         said.format(8, "98 % of 0"),
     ]
-    older = made(
-        "recycling (auto)", [], method={"tree": "auto"}, summary=choice
-    )  # a prediction of its last width
+    # a prediction of its last width
+    older = made("recycling (auto)", [], method={"tree": "auto"}, summary=choice)
     older.metadata["settings"]["batch"] = 4
     assert auto_lines(pools([older])) == ["recycling (auto) on file: steps: 98 % of 0 nodes"]

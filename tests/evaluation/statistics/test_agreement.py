@@ -108,10 +108,11 @@ def limited(limit, *turns):
 def test_runs_with_other_limits_of_new_tokens_are_compared_as_far_as_both_go():
     """All of them had been called another text."""
     full = limited(6, IDS, [21, 22])
+    # the second turn's prompt differs
     for there in (
         limited(4, IDS[:4], [31, 32]),
         limited(8, [*IDS, 17, 18], [31]),
-    ):  # the second turn's prompt differs
+    ):
         comparison = only(full, there)
         assert (comparison.verdict, comparison.same_text, comparison.same_lengths) == (CUT, 1, None)
         assert "  -  " in in_words([comparison])[1]
@@ -233,9 +234,8 @@ def test_the_command_and_a_report_say_how_a_folder_agrees_with_a_shipped_one(
     line = f"against {shipped}: token ids and accepted lengths equal in {{}} of 2 configurations on 8 questions"
     assert last["same"] == line.format(2)
     assert last["sizes"].startswith(f"{line.format(1)}; text equal, lengths differ: pld; more: ")
-    part = results(
-        "part", BY_TWO, name="study-of-mine"
-    )  # begins with the word of the shipped one's name
+    # begins with the word of the shipped one's name
+    part = results("part", BY_TWO, name="study-of-mine")
     assert call(report.main, part).out.splitlines()[-1].startswith(f"against {shipped}: token ids")
     contribute.contribute(results("own", BY_TWO, name="study-of"), "study-of")
     assert (

@@ -19,9 +19,8 @@ from model.errors import UserError
 from tests.evaluation.made_runs import answer, made, write
 
 ROWS = [
-    answer(
-        1, "writing", [([3, 1], 2.0), ([2, 2, 2], 3.0)], decode_time=[1.5, 2.0]
-    ),  # 10 tokens in 5 s, 5 steps
+    # 10 tokens in 5 s, 5 steps
+    answer(1, "writing", [([3, 1], 2.0), ([2, 2, 2], 3.0)], decode_time=[1.5, 2.0]),
     answer(2, "qa", [([1, 1, 1, 3], 0.5)], decode_time=[0.25]),  # 6 tokens in 0.5 s, 4 steps
 ]
 
@@ -38,9 +37,8 @@ def test_by_hand():
     assert figures["mat_macro"] == (10 / 5 + 6 / 4) / 2
     assert figures["tokens_per_second"] == (10 / 5 + 6 / 0.5) / 2
     assert figures["tokens_per_second_total"] == 16 / 5.5
-    assert (
-        figures["tokens_per_second_decode"] == (1 + 4 + 5) / 3.75
-    )  # all but what each turn's first step gave
+    # all but what each turn's first step gave
+    assert figures["tokens_per_second_decode"] == (1 + 4 + 5) / 3.75
 
 
 def test_rows_of_another_schema_are_refused(tmp_path):
@@ -96,9 +94,8 @@ def test_times_and_memory_by_hand():
         "prefill_time": [0.3, 0.0],
         "prompt_time": [0.02, 0.5],
     }
-    other = answer(
-        2, "qa", [([1], 0.1), ([], 0.0)], **without_room
-    )  # whose second turn counts in no mean
+    # whose second turn counts in no mean
+    other = answer(2, "qa", [([1], 0.1), ([], 0.0)], **without_room)
     other["peak_memory"] = 2**20
     figures = measure([timed, other])
     assert figures["prefill_ms"] == pytest.approx(300) and figures["decode_ms"] == pytest.approx(

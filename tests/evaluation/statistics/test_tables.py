@@ -40,10 +40,11 @@ def test_repeats_are_pooled_by_hand():
     )
     assert row["tokens_per_second"] == pytest.approx((3 + 7) / 2)
     assert row["tokens_per_second_std"] == pytest.approx(deviation([6, 4]))
+    # (questions, repeats)
     speeds, base = (
         np.array([[4.0, 2.0], [8.0, 6.0]] * 4),
         np.array([[2.0, 2.0], [4.0, 4.0]] * 4),
-    )  # (questions, repeats)
+    )
     ends = row["tokens_per_second_low"], row["tokens_per_second_high"]
     assert ends == speed_interval(speeds, np.ones((8, 2))) and ends[0] < 4 and ends[1] > 6
     assert row["speedup_vanilla"] == pytest.approx(5 / 3)
@@ -56,10 +57,11 @@ def test_repeats_are_pooled_by_hand():
 def test_a_speedup_and_its_interval_are_of_the_same_repeats():
     """The speedup had been of all repeats, 7.78 here, and its interval of those that both have."""
     third = made("pld", eight([3, 1], [8], 0.1, 0.1), repeat=2)  # vanilla has none
+    # of one repeat in common all are taken
     for runs in (
         [*VANILLA, *METHOD, third],
         [VANILLA[0], *METHOD],
-    ):  # of one repeat in common all are taken
+    ):
         row = Experiment(runs).table.set_index(["method", "category"]).loc[("pld", "overall")]
         assert row["speedup_vanilla"] == pytest.approx(5 / 3)
         assert row["speedup_vanilla_low"] < row["speedup_vanilla"] < row["speedup_vanilla_high"]
@@ -231,19 +233,21 @@ def test_tables_say_that_speeds_are_of_batches():
     assert line.endswith(
         "vanilla, batch=2 is fastest, 6 tokens/s in total at batch 2 (1.08 × hf of the same batch)."
     )
+    # 9 tokens/s as a mean, 2.4 in total
     slow = [
         *ALONE,
         in_batches("hf", 30, 30, 9, 9),
         in_batches("vanilla", 1, 60, 1, 1),
-    ]  # 9 tokens/s as a mean, 2.4 in total
+    ]
     assert (
         "vanilla, batch=1 is fastest, 5 tokens/s in total at batch 1 (2.00 ×"
         in headlines(Experiment(slow).table)[0]
     )
+    # 8.1 tokens/s as a mean, 3.1 in total
     uneven = [
         in_batches("vanilla", 0.5, 40, 4, 4, size=1),
         VANILLA_BATCH,
-    ]  # 8.1 tokens/s as a mean, 3.1 in total
+    ]
     assert headlines(Experiment(uneven).table)[0].endswith(
         "batch=2 is fastest, 6 tokens/s in total at batch 2."
     )
@@ -278,9 +282,8 @@ def test_pairs_are_of_the_same_question_and_repeat():
     table = Experiment([*drafts, *plain]).table.set_index(["method", "category"])["break_even_mat"]
     assert table["pld", "overall"] == pytest.approx((18 / 5) / (18 / 10))
     assert mat_ratio(own.cells, base.cells)[0] == pytest.approx((5 + 3) / (3 + 2))
-    (once,) = pools(
-        [run("vanilla", 2, first, second)]
-    )  # without a common repeat: means over repeats
+    # without a common repeat: means over repeats
+    (once,) = pools([run("vanilla", 2, first, second)])
     assert mat_ratio(base.cells, once.cells)[0] == pytest.approx((5 + 3) / (5 + 2))
 
 

@@ -22,10 +22,11 @@ class FakeGraphs:
 
     def __init__(self, monkeypatch):
         self.captured, self.replays, self.alive = [], 0, Counter()  # graphs by pool
+        # of the only stream: its pool, None the general one; and former ones
         self.workspace, self.freed = (
             None,
             [],
-        )  # of the only stream: its pool, None the general one; and former ones
+        )
         graphs = self
 
         class Graph:

@@ -99,10 +99,11 @@ def test_greedy_texts_of_every_method(name, sizes, companions):
             cut(longest(tuple(prompt)), min(request.max_new_tokens, 100 - len(prompt)), request.eos)
             for prompt, request in zip(prompts(), requests, strict=True)
         ]
+        # the second is hot: what is drafted goes past the end
         for execution in (
             "eager",
             "static",
-        ):  # the second is hot: what is drafted goes past the end
+        ):
             requests = [replace(request, execution=execution) for request in requests]
             outs = together(target, drafter, size, zip(prompts(), requests, strict=True))
             assert [out.tokens for out in outs] == expected

@@ -33,9 +33,8 @@ def test_steps_are_captured_once_and_replayed_from_then(monkeypatch, method):
     assert (
         len(graphs.captured) == sum(len(steps._steps) for steps in drafter.executors.values()) <= 4
     )
-    assert graphs.replays == sum(
-        answer.forwards - 1 for answer in answers
-    )  # all but the prompts' own
+    # all but the prompts' own
+    assert graphs.replays == sum(answer.forwards - 1 for answer in answers)
 
 
 def test_captured_steps_are_bounded_and_share_one_pool(monkeypatch):

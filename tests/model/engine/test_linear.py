@@ -115,9 +115,8 @@ def test_what_fits_in_16_bits():
 def test_large_products_use_the_packed_weight_and_all_others_the_layers_own():
     layer = nn.Linear(512, 256, bias=False)
     copies = packed(layer)
-    zeros = torch.ops.mkldnn._reorder_linear_weight(
-        torch.zeros(256, 512), 32
-    )  # tells the two apart
+    # tells the two apart
+    zeros = torch.ops.mkldnn._reorder_linear_weight(torch.zeros(256, 512), 32)
     copies.by_layer[layer].packed = zeros
     with torch.no_grad(), copies.used():
         assert layer(torch.ones(2, 512)).eq(0).all(), "2 x 512 x 256 is not small"
@@ -147,9 +146,8 @@ class _Attention(nn.Module):
         return self.out(q + torch.cat((k, v), dim=-1)) + (self.q(x) if self.again else 0)
 
 
-COPIES: weakref.WeakKeyDictionary[nn.Module, Copies] = (
-    weakref.WeakKeyDictionary()
-)  # as a target holds them
+# as a target holds them
+COPIES: weakref.WeakKeyDictionary[nn.Module, Copies] = weakref.WeakKeyDictionary()
 
 
 def change_layout(module, how):

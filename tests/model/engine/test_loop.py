@@ -118,9 +118,8 @@ def test_a_prompt_or_limit_that_leaves_no_room_is_refused(llama):
 
 def test_models_that_cannot_take_back_tokens_are_refused_with_the_reason():
     small = dict(vocab_size=61, hidden_size=32, num_hidden_layers=2, intermediate_size=48)
-    with pytest.raises(
-        UserError, match="drafts would change what the model says"
-    ):  # its scan forgets the state
+    # its scan forgets the state
+    with pytest.raises(UserError, match="drafts would change what the model says"):
         Target(Auto.from_config(MambaConfig(vocab_size=61, hidden_size=32, num_hidden_layers=2)))
     t5 = T5Config(vocab_size=61, d_model=32, d_kv=8, d_ff=48, num_layers=1, num_heads=4)
     with pytest.raises(UserError, match="encoder-decoder"):
@@ -155,10 +154,11 @@ def test_positions_that_change_with_the_longest_are_refused():
         Target(model)
     target, prompt = Target(model, context=16), [5, 6, 7, 8, 9]
     free = greedy(model, prompt, 11)
+    # drafts pass the end
     for drafter in (
         TokenRecycling(V, build_template("2.2.2")),
         Oracle(free, 3),
-    ):  # drafts pass the end
+    ):
         assert generate(target, drafter, prompt, max_new_tokens=40).tokens == free
 
 
@@ -190,9 +190,8 @@ def test_a_draft_that_overflows_harms_nobody(execution, kernel, dtype):
 
     target = Target(overflowing(plain, poison))
     drafter = Poisoner(61, build_template("2.2.2"))
-    for _ in range(
-        2
-    ):  # the second prompt has another length, and what was rejected in the first lies in its bucket
+    # the second prompt has another length, and what was rejected in the first lies in its bucket
+    for _ in range(2):
         assert (
             generate(target, drafter, prompt, max_new_tokens=16, execution=execution).tokens
             == expected
@@ -379,9 +378,8 @@ def test_a_hook_is_on_within_a_step_only(llama, tmp_path):
     assert not llama.get_decoder()._forward_hooks
 
     def abandon(session):
-        session.observe_prompt_hidden = lambda *_: (
-            abandoned.close()
-        )  # within the first step of the other
+        # within the first step of the other
+        session.observe_prompt_hidden = lambda *_: abandoned.close()
 
     expected = generate(target, eagle, prompt, max_new_tokens=30).steps
     drafter = Medusa(target, heads_path=write_medusa(tmp_path / "medusa"))

@@ -218,9 +218,8 @@ def test_tables_are_filled_in_rests_until_drafts_pay(device):
         observe = machine.size.observe
 
         def learning(nodes, tokens, seconds):
-            rows[0] += (
-                0 if machine.size._plain else 1 + nodes // 16
-            )  # most nodes repeat what is known
+            # most nodes repeat what is known
+            rows[0] += 0 if machine.size._plain else 1 + nodes // 16
             observe(nodes, tokens, seconds)
 
         machine.size.observe = learning

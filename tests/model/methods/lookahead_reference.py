@@ -42,9 +42,8 @@ class SlowLookahead:
         N, W = self.N, self.W
         draw, pool = random.Random(0), {}
         seen, tried = [], []
-        grid = {
-            (0, i): draw.choice(prompt) for i in range(1, W + N - 2)
-        }  # (level, column) -> token; (0, 0): the root
+        # (level, column) -> token; (0, 0): the root
+        grid = {(0, i): draw.choice(prompt) for i in range(1, W + N - 2)}
         depth, width, text = 0, W + N - 2, list(prompt)
         out, lengths = [], []
         while True:

@@ -112,12 +112,13 @@ def tokens_by_path(draft):
     }
 
 
+# the second and third are Qwen2's; none has a bias of o_proj
 LAYOUTS = [
     ("fc",),
     ("fc", *QKV),
     QKV,
     (),
-]  # the second and third are Qwen2's; none has a bias of o_proj
+]
 
 
 @pytest.mark.parametrize(
@@ -133,6 +134,7 @@ def test_the_static_tree_is_the_heads_own_paths_computed_from_scratch(tmp_path, 
     for text, draft in seen:
         slow.start(text)
         assert draft.tokens[0] == text[-1] and len(draft.tree) == 26
+        # counted in the published list
         assert [b - a for a, b in draft.tree.levels] == [
             1,
             4,
@@ -140,7 +142,7 @@ def test_the_static_tree_is_the_heads_own_paths_computed_from_scratch(tmp_path, 
             8,
             3,
             2,
-        ]  # counted in the published list
+        ]
         tokens, ranked = tokens_by_path(draft), {}
         for path, chain in tokens.items():
             if path:

@@ -166,11 +166,12 @@ def test_the_tree_of_a_table_is_the_public_codes(sizes, tokens, parents):
     with torch.inference_mode():
         draft = session.draft(0)
     assert paths_of(draft.tokens.tolist(), draft.tree.parent_of) == paths_of(tokens, parents)
+    # the second beam is 2 below 1, 3 below 2, 3 below 1; positions 3, 4 and 5
     if sizes == (
         3,
         2,
         8,
-    ):  # the second beam is 2 below 1, 3 below 2, 3 below 1; positions 3, 4 and 5
+    ):
         assert head.asked[0][1:] == (3.0, None) and [asked[2] for asked in head.asked[1:]] == [
             [1] * 3,
             [2] * 3,

@@ -40,9 +40,8 @@ def test_every_step_and_draft_is_the_public_codes(execution, every):
 def test_candidates_are_each_heads_best_tokens_after_its_path(tmp_path, blocks):
     """Every node's token worked out from the file, and the layer by transformers over the whole text."""
     torch.manual_seed(0)
-    config = LlamaConfig(
-        **SIZES | NARROW, num_key_value_heads=2, rope_theta=20.0
-    )  # the layer's base, too
+    # the layer's base, too
+    config = LlamaConfig(**SIZES | NARROW, num_key_value_heads=2, rope_theta=20.0)
     model = sharpened(LlamaForCausalLM(config).eval())
     folder = write_hydra(tmp_path, model, blocks=blocks)
     state = load_file(f"{folder}/{HYDRA_FILES[0]}")

@@ -48,7 +48,6 @@ def test_same_steps_as_the_reference(name, seed, level, window, guess):
         assert (out.tokens, out.accept_lengths) == (tokens, lengths)
         assert forwards == seen
         assert out.tokens == greedy(model, prompt, limit, eos or None)
-        if (
-            limit == 50 and not eos
-        ):  # the case shows what it should: a full guess set, drafts that stand
+        # the case shows what it should: a full guess set, drafts that stand
+        if limit == 50 and not eos:
             assert max(map(len, guesses)) == guess and max(lengths) >= 3

@@ -50,9 +50,8 @@ def test_candidates_are_each_heads_best_tokens(tmp_path, shared, layers):
     each_session(drafter, watch)
     out = generate(target, drafter, prompt, max_new_tokens=12)
     position = len(prompt) - 1  # of the token whose hidden state chose the root
-    for draft, step in zip(
-        drafts, out.steps[1:], strict=True
-    ):  # the first step has no hidden state to draft from
+    # the first step has no hidden state to draft from
+    for draft, step in zip(drafts, out.steps[1:], strict=True):
         text = prompt + out.tokens
         assert draft.tokens[0] == text[position + 1]
         with torch.no_grad():
@@ -78,9 +77,8 @@ def test_both_layouts_are_read_alike(tmp_path):
 def test_a_tree_of_ones_own_and_fewer_heads(tmp_path):
     target = Target(toy_model("llama"))
     two = write_medusa(tmp_path, heads=2)
-    assert (
-        Medusa(target, heads_path=two).tree.max_depth == 2
-    )  # the published tree, as deep as there are heads
+    # the published tree, as deep as there are heads
+    assert Medusa(target, heads_path=two).tree.max_depth == 2
     own = tmp_path / "tree.yaml"
     own.write_text(yaml.safe_dump([[0], [1], [0, 1], [0, 1, 0]]))
     with pytest.raises(UserError, match=r"3 deep.*there are 2 heads"):

@@ -82,10 +82,11 @@ def test_what_is_accepted_behind_the_end_is_not_inserted_and_the_end_is():
     answer = greedy(model, prompt, 30)
     for end in {token for token in answer[2:] if answer.index(token) > 1}:
         said = answer[: answer.index(end) + 1]
+        # the second time the answer is retrieved, and accepted to its end and beyond
         for times in (
             1,
             2,
-        ):  # the second time the answer is retrieved, and accepted to its end and beyond
+        ):
             drafter = Racer(V, ngram=2, eos={end})
             for _ in range(times):
                 out = generate(target, drafter, prompt, max_new_tokens=30, eos={end})

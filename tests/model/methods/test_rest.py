@@ -48,11 +48,12 @@ def test_continuations_by_hand_and_evenly_spread(tmp_path):
     datastore = store(tmp_path / "d", [7, 8, 1, 2, 3, 7, 8, 1, 2, 4, 7, 8], 9)
     _, first, last = datastore.longest([7, 8], min_n=2, max_n=2)
     rows = datastore.continuations(first, last, skip=2, length=4, limit=10)
+    # the last place has nothing behind it
     assert rows.tolist() == [
         [-1, -1, -1, -1],
         [1, 2, 3, 7],
         [1, 2, 4, 7],
-    ]  # the last place has nothing behind it
+    ]
     assert datastore.continuations(first, last, skip=2, length=1, limit=2).tolist() == [[-1], [1]]
     datastore = store(tmp_path / "d", [t for i in range(100) for t in (0, 1 + i)], 101)
     _, first, last = datastore.longest([0], min_n=1, max_n=1)
@@ -123,9 +124,8 @@ def test_tree_holds_the_most_frequent_prefixes(seed):
     assert len(set(paths)) == len(paths) == min(wanted, len(frequency))
     # in this order of preference, as the docstring has it
     assert set(paths) == set(sorted(frequency, key=lambda p: (-frequency[p], len(p), p))[:wanted])
-    for path, ranks in zip(
-        paths, tree.rank_paths[1:], strict=True
-    ):  # siblings: the more frequent first
+    # siblings: the more frequent first
+    for path, ranks in zip(paths, tree.rank_paths[1:], strict=True):
         siblings = [p for p in paths if p[:-1] == path[:-1]]
         assert sum(frequency[p] > frequency[path] for p in siblings) <= ranks[-1]
 
@@ -147,10 +147,11 @@ def test_a_draft_by_hand(tmp_path):
     assert draft([9, 2, 3], depth=1) == ([0, 0, 0], [3, 4, 5])  # (9, 2, 3) twice: 4 and 5
     assert draft([9, 2, 3], depth=1, max_ngram=1, min_ngram=1) == ([0, 0, 0, 0], [3, 4, 5, 6])
     assert draft([8, 3]) == ([0], [3])  # (8, 3) nowhere, and 3 alone is too short
+    # nothing from an end on
     assert draft([6, 2, 3], depth=3, eos=[9]) == (
         [0, 0, 0, 1],
         [3, 4, 5, 8],
-    )  # nothing from an end on
+    )
     assert draft([3, 6]) == ([0], [6])  # at the datastore's end
 
 

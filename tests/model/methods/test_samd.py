@@ -92,13 +92,14 @@ COPIES = [  # text, root, nodes; the match; root and what is copied
     ("1 2 3 1 2 4 1 2", 4, 6, 3, "4 1 2 0 0 0"),
     ("5 6 7 8 9 1 5 6 7 8", 9, 8, 5, "9 1 5 6 7 8 0 0"),
     ("5 6 7 8 9 1 2 3 4 5 6 7 8", 9, 4, 5, "9 1 2 3"),
+    # two tokens behind the first 7 8 9 7 8 9, five behind 7 8 9
     (
         "7 8 9 7 8 9 7 8",
         9,
         6,
         6,
         "9 7 8 9 7 8",
-    ),  # two tokens behind the first 7 8 9 7 8 9, five behind 7 8 9
+    ),
     ("7 7 7 7 7 7 7", 7, 5, 7, "7 7 7 7 7"),
     ("1 2 3", 9, 4, 0, "9 1 2 3"),
 ]

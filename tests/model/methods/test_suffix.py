@@ -75,9 +75,8 @@ def test_by_hand():
     automaton.extend([3])
     assert (automaton.length, automaton.end) == (3, 3)
     assert (SuffixAutomaton([5, 6]).length, SuffixAutomaton().length) == (0, 0)
-    automaton = SuffixAutomaton(
-        [7, 1, 2, 1, 2, 1]
-    )  # the match (1, 2, 1) overlaps its earlier place
+    # the match (1, 2, 1) overlaps its earlier place
+    automaton = SuffixAutomaton([7, 1, 2, 1, 2, 1])
     assert (automaton.length, automaton.end) == (3, 4)
     assert automaton.copy(4, 5) == [2, 1, 2, 1, 2], (
         "a copy that reaches the text's end goes on with itself"

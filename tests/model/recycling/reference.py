@@ -49,9 +49,8 @@ class Reference:
                     best = path
             drafts = [tokens[best[: i + 1]] for i in range(len(best))]
             if not any(token in eos for token in drafts):
-                for (
-                    path
-                ) in self.paths:  # in order, so that the last node with a token has the last word
+                # in order, so that the last node with a token has the last word
+                for path in self.paths:
                     self.matrix[tokens[path]] = logits[path].topk(self.k).indices.tolist()
             text += [root, *drafts]
             root = choice[best]
