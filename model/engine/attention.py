@@ -17,7 +17,9 @@ import torch
 from .devices import without_cudnn
 from .sight import BASE, COUNT, LENGTH, WORDS, Sight, additive
 
-NAME = "sdpa_tree"  # what a config says instead of sdpa for a moment
+# What a config says instead of sdpa for a moment. Transformers has one list of names in a process,
+# and the repository's package and an installed copy may both be loaded.
+NAME = f"sdpa_of_{__package__}"
 SETTING = (  # of a transformers config: the name that each layer looks up
     "_attn_implementation_internal"
 )
@@ -136,7 +138,7 @@ def parts_of(sight: Sight, dtype: torch.dtype) -> list[tuple[slice, slice, torch
     return parts
 
 
-@torch.library.custom_op("token_recycling::attend", mutates_args=())
+@torch.library.custom_op(f"{__package__.replace('.', '_')}::attend", mutates_args=())
 def attend_by_table(
     query: torch.Tensor,
     key: torch.Tensor,
