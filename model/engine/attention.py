@@ -5,9 +5,11 @@ Captured steps and batches attend so where the model takes its attention from tr
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import cache
+from threading import RLock
 from typing import Any
 
 import numpy as np
@@ -20,6 +22,9 @@ NAME = "sdpa_tree"  # what a config says instead of sdpa for a moment
 SETTING = "_attn_implementation_internal"  # of a transformers config: the name that each layer looks up
 # Arguments by which models change what attention computes
 UNSUPPORTED = ("softcap", "s_aux", "position_bias", "head_mask")
+Part = tuple[slice, slice, torch.Tensor | None]  # a sequence's rows, its columns, its mask; None: it sees all of them
+_inside: Counter[int] = Counter()  # forwards that attend by `TreeAttention` now, by the id of their config
+_swapping = RLock()
 
 
 class TreeAttention:
@@ -36,7 +41,7 @@ class TreeAttention:
 
         # Looked up once, as each layer of each forward calls it
         self._sdpa: Callable[..., tuple[torch.Tensor, None]] = AttentionInterface()["sdpa"]
-        self._parts: tuple[Any, list[tuple[slice, slice, torch.Tensor | None]]] = None, []  # of the last table
+        self._parts: tuple[Any, list[Part]] = None, []  # of the last table
 
     def __call__(
         self,
@@ -68,13 +73,14 @@ class TreeAttention:
         self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, table: torch.Tensor, scaling: float | None
     ) -> torch.Tensor:
         """Attend on a CPU: each sequence to its own stretch."""
-        if self._parts[0] is not table:  # once a forward, not once a layer
-            self._parts = table, parts_of(Sight(table[0, 0], table.shape[1]), query.dtype)
-        return _attend_in_turn(query, key, value, self._parts[1], scaling)
+        last = self._parts  # read once, as another thread may attend to another model's table meanwhile
+        if last[0] is not table:  # once a forward, not once a layer
+            last = self._parts = table, parts_of(Sight(table[0, 0], table.shape[1]), query.dtype)
+        return _attend_in_turn(query, key, value, last[1], scaling)
 
 
 def _attend_in_turn(
-    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, parts: list[Any], scaling: float | None
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, parts: list[Part], scaling: float | None
 ) -> torch.Tensor:
     """Attend a sequence after the other; `parts` as `parts_of` has them."""
     attended = [
@@ -94,8 +100,8 @@ def _attend(
     return attended.transpose(1, 2).contiguous()
 
 
-def parts_of(sight: Sight, dtype: torch.dtype) -> list[tuple[slice, slice, torch.Tensor | None]]:
-    """Return of each sequence with rows: these, its columns, and what its rows see of them; None: all."""
+def parts_of(sight: Sight, dtype: torch.dtype) -> list[Part]:
+    """Return the part of each sequence that has rows."""
     table = sight.table.numpy()
     bits = np.unpackbits(table[:, WORDS:].copy().view(np.uint8), axis=1, bitorder="little")
     parts = []
@@ -138,29 +144,40 @@ def _register() -> None:
 class Attending:
     """Switches a model to `TreeAttention` inside `with`, where that gains something; on a GPU, cuDNN's is off.
 
-    Outside `with` the model attends as before, and other threads' forwards inside it get the same numbers.
+    Outside `with` the model attends as before, and other threads' forwards inside it get the same numbers. Models may
+    share a config: the last one to leave restores it.
     """
 
     def __init__(self, model: Any) -> None:
-        config = model.config.get_text_config()
+        self._config = config = model.config.get_text_config()
         heads, shared = (getattr(config, name, None) for name in ("num_attention_heads", "num_key_value_heads"))
         self._device = model.get_input_embeddings().weight.device
-        self._settings = vars(config)  # written directly: a config's own setter takes longer than the gain
         self._shares = self._device.type == "cpu" and shared not in (None, heads)
-        self.is_sdpa = self._settings.get(SETTING) == "sdpa"
         if self.is_sdpa:
             _register()
+
+    @property
+    def is_sdpa(self) -> bool:
+        """True if the model's own attention is sdpa, now or outside of `by`."""
+        return vars(self._config).get(SETTING) in ("sdpa", NAME)
 
     @contextmanager
     def by(self, mask: Any) -> Iterator[None]:
         """Attend under this mask, or a `Sight`'s."""
         of_sight = isinstance(mask, torch.Tensor) and mask.dtype == torch.long
-        swaps = (of_sight or self._shares) and self._settings.get(SETTING) == "sdpa"
+        swaps = (of_sight or self._shares) and self.is_sdpa
         if swaps:
-            self._settings[SETTING] = NAME
+            self._enter(1)
         try:
             with without_cudnn(self._device):
                 yield
         finally:
             if swaps:
-                self._settings[SETTING] = "sdpa"
+                self._enter(-1)
+
+    def _enter(self, forwards: int) -> None:
+        """Count a forward that begins (1) or ends (-1), and set what the config says."""
+        with _swapping:
+            _inside[id(self._config)] += forwards
+            # written directly: a config's own setter takes longer than the gain
+            vars(self._config)[SETTING] = NAME if _inside[id(self._config)] else "sdpa"
