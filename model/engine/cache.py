@@ -135,7 +135,8 @@ class TreeCache(Cache):
         shapes: one entry a layer; None for a layer without keys and values of its own.
         capacity: tokens; must hold a prompt, its answer and one draft. `make_room` makes it larger.
         states: how many recurrent states each layer has; () for a model without any.
-        stretches: equal parts of the columns that `make_room` keeps apart: a batch's sequences have one each.
+        stretches: equal parts of the columns that `make_room` keeps apart: a batch's sequences have one each, and
+            `length` is the capacity.
 
     Attributes:
         recurrent: layers with recurrent states.
@@ -166,7 +167,6 @@ class TreeCache(Cache):
                 layers.append(LinearAttentionLayer(number_of_states=count) if count else NoLayer())
         super().__init__(layers=layers)
         self.recurrent = [layer for layer in layers if isinstance(layer, LinearAttentionLayer)]
-        self.capacity = 0
         self._allocate(capacity)
 
     def _allocate(self, capacity: int) -> None:
@@ -179,7 +179,7 @@ class TreeCache(Cache):
                 buffers.append((name, members, torch.zeros(size, dtype=shape.dtype, device=shape.device)))
                 committed = next(former, None)
                 if committed is not None:
-                    kept = self.length if self.stretches == 1 else self.capacity // self.stretches
+                    kept = self.length // self.stretches
                     after, before = (  # (layers, heads, stretches, columns, dim)
                         each.view(*each.shape[:2], self.stretches, -1, each.shape[3])
                         for each in (buffers[-1][2], committed)

@@ -307,7 +307,7 @@ class Executor:
             feed: gives it an input, for its warm-up.
         """
         bucket = min(bucket_of(cache.length + nodes), cache.capacity)
-        if self.target.attends_by_table or cache.stretches > 1:  # a table reads no other columns than those seen
+        if self.target.attends_by_table:  # which reads no other columns than those seen
             bucket = cache.capacity
         key = type(drafter), *shape, bucket, choice
         if key not in self._steps:
