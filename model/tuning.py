@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import gc
 import os
+import sys
 import time
 from collections.abc import Callable
 from contextlib import nullcontext
@@ -31,6 +32,7 @@ from .methods.vanilla import Vanilla
 from .recycling import TokenRecycling, build_template
 
 GRAPH = "graph"  # what auto tries on a CUDA device
+COMPILING = "compiling kernels for this GPU: some 40 s in each process, less once PyTorch has some of them on disk"
 TREE_KERNEL, COMPILED = "attention in a kernel of its own", "layers compiled whole"
 NODES = 12  # nodes below the root of the trial's draft
 # Tokens of the trial's prompt, the first that leave room for drafts: of the cache, attention in parts then reads 768 or
@@ -215,6 +217,8 @@ def _try_kernels(target: Target, steps: _Trial) -> str:
     """
     plain_s = steps.seconds
     said = ""
+    if target.device.type == "cuda":
+        print(COMPILING, file=sys.stderr, flush=True)
     attends = [True, False] if target.can_attend_by_table else [False]
     for by_table, compiles in [(by_table, True) for by_table in attends] + [(True, False)] * (len(attends) > 1):
         names = [TREE_KERNEL] * by_table + [COMPILED] * compiles
