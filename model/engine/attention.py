@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from .devices import without_cudnn
+from .devices import current, without_cudnn
 from .sight import BASE, COUNT, LENGTH, WORDS, Sight, additive
 
 NAME = "sdpa_tree"  # what a config says instead of sdpa for a moment
@@ -124,7 +124,8 @@ def attend_by_table(
         return _attend_in_turn(query, key, value, parts_of(Sight(table, sequences), query.dtype), scaling)
     from .tree_kernel import attend  # only on a GPU: it imports Triton
 
-    return attend(query, key, value, table, sequences, scaling)
+    with current(query.device):  # Triton launches on the current device, whatever its arguments are on
+        return attend(query, key, value, table, sequences, scaling)
 
 
 @attend_by_table.register_fake

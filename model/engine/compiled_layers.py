@@ -109,9 +109,10 @@ class CompiledLayers:
             return once(own)(module, *args, **kwargs)
 
         norms = [part for part in target.model.get_decoder().children() if type(part).__name__.endswith("Norm")]
-        for number, module in enumerate([*target.layers, *norms]):  # norms get no cache
-            if "forward" not in vars(module):  # else what somebody put there runs
-                self._swaps.append((vars(module), "forward", partial(call, number, module)))
+        with _swapping:  # nobody else's replacements are there
+            for number, module in enumerate([*target.layers, *norms]):  # norms get no cache
+                if "forward" not in vars(module):  # else what somebody put there runs
+                    self._swaps.append((vars(module), "forward", partial(call, number, module)))
         for joined, members in Joined.of(target.copies):
             for number, member in enumerate(members):
                 self._swaps.append((vars(member), "joined", (joined, number)))
