@@ -3,6 +3,7 @@
 import contextlib
 import copy
 import random
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -133,6 +134,14 @@ def test_two_models_attend_to_tables_at_the_same_time():
     expected = ours(*given, table_of(3, 30))[0]
     ours.other = *given, table_of(3, 5)
     assert torch.equal(ours(*given, table_of(3, 30))[0], expected)
+
+
+def test_sparse_attention_takes_no_table():
+    """It chooses columns by its mask."""
+    target = Target(toy_model("llama-grouped"))
+    assert target.can_attend_by_table
+    target._shapes = [replace(shape, index_dim=8) for shape in target._shapes]
+    assert not target.can_attend_by_table
 
 
 def test_models_of_one_config_and_copies_attend_by_tables():
