@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import gc
 import os
+import sys
 import time
 from collections.abc import Callable
 from contextlib import nullcontext
@@ -32,6 +33,10 @@ from .methods.vanilla import Vanilla
 from .recycling import TokenRecycling, build_template
 
 GRAPH = "graph"  # what auto tries on a CUDA device
+COMPILING = (
+    "compiling kernels for this GPU: some 40 s in each process, less once PyTorch has some of them"
+    " on disk"
+)
 TREE_KERNEL = "attention in a kernel of its own"
 COMPILED = "layers compiled whole"
 NODES = 12  # nodes below the root of the trial's draft
@@ -245,6 +250,8 @@ def _try_kernels(target: Target, steps: _Trial) -> str:
     """
     plain_s = steps.seconds
     said = ""
+    if target.device.type == "cuda":
+        print(COMPILING, file=sys.stderr, flush=True)
     attends = [True, False] if target.can_attend_by_table else [False]
     for by_table, compiles in [(by_table, True) for by_table in attends] + [(True, False)] * (
         len(attends) > 1

@@ -6,25 +6,31 @@ interface.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import cache
+from threading import RLock
 from typing import Any
 
 import numpy as np
 import torch
 
-from .devices import without_cudnn
+from .devices import current, without_cudnn
 from .sight import BASE, COUNT, LENGTH, WORDS, Sight, additive
 
 # What a config says instead of sdpa for a moment. Transformers has one list of names in a process,
 # and the repository's package and an installed copy may both be loaded.
 NAME = f"sdpa_of_{__package__}"
-SETTING = (  # of a transformers config: the name that each layer looks up
-    "_attn_implementation_internal"
-)
+# of a transformers config: the name that each layer looks up
+SETTING = "_attn_implementation_internal"
 # Arguments by which models change what attention computes
 UNSUPPORTED = ("softcap", "s_aux", "position_bias", "head_mask")
+# a sequence's rows, its columns, its mask; None: it sees all of them
+Part = tuple[slice, slice, torch.Tensor | None]
+# forwards that attend by `TreeAttention` now, by the id of their config
+_inside: Counter[int] = Counter()
+_swapping = RLock()
 
 
 class TreeAttention:
@@ -42,11 +48,7 @@ class TreeAttention:
 
         # Looked up once, as each layer of each forward calls it
         self._sdpa: Callable[..., tuple[torch.Tensor, None]] = AttentionInterface()["sdpa"]
-        # of the last table
-        self._parts: tuple[Any, list[tuple[slice, slice, torch.Tensor | None]]] = (
-            None,
-            [],
-        )
+        self._parts: tuple[Any, list[Part]] = None, []  # of the last table
 
     def __call__(
         self,
@@ -87,16 +89,18 @@ class TreeAttention:
         scaling: float | None,
     ) -> torch.Tensor:
         """Attend on a CPU: each sequence to its own stretch."""
-        if self._parts[0] is not table:  # once a forward, not once a layer
-            self._parts = table, parts_of(Sight(table[0, 0], table.shape[1]), query.dtype)
-        return _attend_in_turn(query, key, value, self._parts[1], scaling)
+        # read once, as another thread may attend to another model's table meanwhile
+        last = self._parts
+        if last[0] is not table:  # once a forward, not once a layer
+            last = self._parts = table, parts_of(Sight(table[0, 0], table.shape[1]), query.dtype)
+        return _attend_in_turn(query, key, value, last[1], scaling)
 
 
 def _attend_in_turn(
     query: torch.Tensor,
     key: torch.Tensor,
     value: torch.Tensor,
-    parts: list[Any],
+    parts: list[Part],
     scaling: float | None,
 ) -> torch.Tensor:
     """Attend a sequence after the other; `parts` as `parts_of` has them."""
@@ -121,10 +125,8 @@ def _attend(
     return attended.transpose(1, 2).contiguous()
 
 
-def parts_of(sight: Sight, dtype: torch.dtype) -> list[tuple[slice, slice, torch.Tensor | None]]:
-    """Return of each sequence with rows: these, its columns, and what its rows see of them; None:
-    all.
-    """
+def parts_of(sight: Sight, dtype: torch.dtype) -> list[Part]:
+    """Return the part of each sequence that has rows."""
     table = sight.table.numpy()
     bits = np.unpackbits(table[:, WORDS:].copy().view(np.uint8), axis=1, bitorder="little")
     parts = []
@@ -156,7 +158,9 @@ def attend_by_table(
         )
     from .tree_kernel import attend  # only on a GPU: it imports Triton
 
-    return attend(query, key, value, table, sequences, scaling)
+    # Triton launches on the current device, whatever its arguments are on
+    with current(query.device):
+        return attend(query, key, value, table, sequences, scaling)
 
 
 @attend_by_table.register_fake
@@ -178,32 +182,42 @@ class Attending:
     cuDNN's is off.
 
     Outside `with` the model attends as before, and other threads' forwards inside it get the same
-    numbers.
+    numbers. Models may
+    share a config: the last one to leave restores it.
     """
 
     def __init__(self, model: Any) -> None:
-        config = model.config.get_text_config()
+        self._config = config = model.config.get_text_config()
         heads, shared = (
             getattr(config, name, None) for name in ("num_attention_heads", "num_key_value_heads")
         )
         self._device = model.get_input_embeddings().weight.device
-        # written directly: a config's own setter takes longer than the gain
-        self._settings = vars(config)
         self._shares = self._device.type == "cpu" and shared not in (None, heads)
-        self.is_sdpa = self._settings.get(SETTING) == "sdpa"
         if self.is_sdpa:
             _register()
+
+    @property
+    def is_sdpa(self) -> bool:
+        """True if the model's own attention is sdpa, now or outside of `by`."""
+        return vars(self._config).get(SETTING) in ("sdpa", NAME)
 
     @contextmanager
     def by(self, mask: Any) -> Iterator[None]:
         """Attend under this mask, or a `Sight`'s."""
         of_sight = isinstance(mask, torch.Tensor) and mask.dtype == torch.long
-        swaps = (of_sight or self._shares) and self._settings.get(SETTING) == "sdpa"
+        swaps = (of_sight or self._shares) and self.is_sdpa
         if swaps:
-            self._settings[SETTING] = NAME
+            self._enter(1)
         try:
             with without_cudnn(self._device):
                 yield
         finally:
             if swaps:
-                self._settings[SETTING] = "sdpa"
+                self._enter(-1)
+
+    def _enter(self, forwards: int) -> None:
+        """Count a forward that begins (1) or ends (-1), and set what the config says."""
+        with _swapping:
+            _inside[id(self._config)] += forwards
+            # written directly: a config's own setter takes longer than the gain
+            vars(self._config)[SETTING] = NAME if _inside[id(self._config)] else "sdpa"

@@ -46,6 +46,7 @@ class SharedCache:
     def __init__(self, target: Target, size: int, most: int) -> None:
         self.most = most
         self.cache: TreeCache = target.caches.make(size * ROOM, stretches=size)
+        self.cache.length = self.cache.capacity
         self.lengths = [0] * size
 
     @property
@@ -59,6 +60,7 @@ class SharedCache:
             size = self.cache.stretches
             room = max(columns, min(2 * self.room, self.most))
             self.cache.make_room(size * -(-room // ALIGNED) * ALIGNED)
+            self.cache.length = self.cache.capacity
 
     def take(self, stretch: int, other: TreeCache) -> None:
         """Copy a sequence's committed tokens from a cache of its own."""
@@ -104,7 +106,7 @@ class SharedCache:
         )
         setup_s += executor.setup_s
         launch()
-        return forward, setup_s if execution != "eager" else 0.0
+        return forward, setup_s
 
     def commit(self, paths: dict[int, list[int]]) -> None:
         """Keep the accepted nodes of each stretch's last draft, root first."""
@@ -353,22 +355,37 @@ def decode_batch(
 def check_batch(target: Target, most: int, execution: str = "eager") -> None:
     """Refuse a model that cannot decode batches: by rules, then by a trial of two texts.
 
+    If a table fails the trial, as of attention that adds to its mask, masks are tried.
+
     Args:
         most: maximum columns of a stretch; attention that counts columns differs in the trial.
     """
     if not target.has_fixed_shapes:
         why = "keeps recurrent states" if target.recurrent else "is spread over several devices"
         raise UserError(f"{target.name}: {why}; decode its prompts one by one, without a batch")
-    half = min(TRIAL, target.context) // 2
-    if most <= target.batch_columns.get(execution, 0) or not half:
+    if most <= target.batch_columns.get(execution, 0) or target.context < 2:
         return
+    try:
+        _try_batch(target, most, execution)
+    except UserError:
+        if not target.attends_by_table:
+            raise
+        target.attends_by_table = False
+        _try_batch(target, most, execution)
+    target.batch_columns[execution] = most
+
+
+def _try_batch(target: Target, most: int, execution: str) -> None:
+    """Forward two texts in two steps; raise UserError if their logits are not those of each text
+    alone.
+    """
+    half = min(TRIAL, target.context) // 2
     ids = torch.tensor([(3 + 7 * i) % min(97, target.vocab_size) for i in range(4 * half)]).view(
         2, -1
     )
     shared = SharedCache(target, 2, most)
     chain = Tree.chain(half - 1)
     plain = DeviceDrafter(target.device)
-    plain.max_nodes = 2 * half
     shared.cache.cursor.ahead = most + PAST_END
     session = plain.session()
     target.copies.refresh(target.model)  # the trial's rows may use them
@@ -381,4 +398,3 @@ def check_batch(target: Target, most: int, execution: str = "eager") -> None:
         assert logits is not None
         rows = logits[: 2 * half].view(2, half, -1)
         check_error(target, rows, ids.flip(0).to(target.device), "a batch's rows")
-    target.batch_columns[execution] = most

@@ -51,9 +51,8 @@ class Cursor:
     length: int = 0  # committed tokens
     # added to the reported length in the load trial, to find models that use it as a position
     ahead: int = 0
-    write_at: torch.Tensor | None = (
-        None  # in static steps, int64 (n,): positions, as the host does not know the length
-    )
+    # in static steps, int64 (n,): positions, as the host does not know the length
+    write_at: torch.Tensor | None = None
     # in static steps, the columns that a step attends over; what it sees of them is for its mask
     bucket: int = 0
 
@@ -69,9 +68,8 @@ class TreeCacheLayer(CacheLayerMixin):
         self.cursor = cursor
         self.keys = keys
         self.values = values
-        self.index_keys = (
-            keys  # (1, 1, capacity, index_dim), by which sparse attention chooses what it reads
-        )
+        # (1, 1, capacity, index_dim), by which sparse attention chooses what it reads
+        self.index_keys = keys
         self._positions: torch.Tensor | None = None
         self.is_initialized = True
 
@@ -162,7 +160,7 @@ class TreeCache(Cache):
         capacity: tokens; must hold a prompt, its answer and one draft. `make_room` makes it larger.
         states: how many recurrent states each layer has; () for a model without any.
         stretches: equal parts of the columns that `make_room` keeps apart: a batch's sequences have
-            one each.
+            one each, and `length` is the capacity.
 
     Attributes:
         recurrent: layers with recurrent states.
@@ -202,7 +200,6 @@ class TreeCache(Cache):
                 layers.append(LinearAttentionLayer(number_of_states=count) if count else NoLayer())
         super().__init__(layers=layers)
         self.recurrent = [layer for layer in layers if isinstance(layer, LinearAttentionLayer)]
-        self.capacity = 0
         self._allocate(capacity)
 
     def _allocate(self, capacity: int) -> None:
@@ -224,18 +221,14 @@ class TreeCache(Cache):
                 )
                 committed = next(former, None)
                 if committed is not None:
-                    kept = self.length if self.stretches == 1 else self.capacity // self.stretches
+                    kept = self.length // self.stretches
                     after, before = (  # (layers, heads, stretches, columns, dim)
                         each.view(*each.shape[:2], self.stretches, -1, each.shape[3])
                         for each in (buffers[-1][2], committed)
                     )
                     after[:, :, :, :kept] = before[:, :, :, :kept]
         # only now, as memory may not have sufficed for the last one
-        for (
-            name,
-            members,
-            buffer,
-        ) in buffers:
+        for name, members, buffer in buffers:
             for row, i in enumerate(members):
                 setattr(self.layers[i], name, buffer[row : row + 1])
         self._buffers = [buffer for _, _, buffer in buffers]

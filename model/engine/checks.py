@@ -248,9 +248,7 @@ def _trial(target: Any, cache: TreeCache, tokens: int) -> tuple[torch.Tensor, to
         second = target.forward(cache, Draft(Tree.chain(1), torch.tensor(paths[1][1:]))).logits
         by_path = torch.stack((first, torch.cat((first[:1], second))))
     else:
-        draft = Draft(
-            Tree([0, 0, 0, 1, 2], once=True), torch.tensor([root, *drafted], device=target.device)
-        )
+        draft = Draft(Tree([0, 0, 0, 1, 2]), torch.tensor([root, *drafted], device=target.device))
         cache.cursor.ahead = target.context + PAST_END  # the most that a cache may ever hold
         by_path = target.forward(cache, draft).logits[torch.tensor([[0, 1, 3], [0, 2, 4]])]
     return by_path, torch.tensor([prompt + path for path in paths], device=target.device)

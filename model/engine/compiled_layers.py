@@ -7,6 +7,7 @@ share the result. In eager steps, calling compiled code costs more time on the h
 
 from __future__ import annotations
 
+import logging
 import warnings
 from collections import defaultdict
 from collections.abc import Callable
@@ -27,6 +28,7 @@ ROUNDS: dict[str, Any] = {"emulate_precision_casts": True}
 # Of dynamo: compilations of one function, by all models of a process; and a layer's number is not a
 # constant of it
 SETTINGS: dict[str, Any] = {"recompile_limit": 1 << 10, "allow_unspec_int_on_nn_module": True}
+LOGS = "torch._dynamo", "torch._inductor"  # their warnings are of no use to users
 _swapping = RLock()  # layers of one model, by its targets and threads
 
 
@@ -51,8 +53,8 @@ class Joined:
 
     @staticmethod
     def of(copies: Copies) -> list[tuple[Joined, list[nn.Linear]]]:
-        """Return all fused products of these copies, each with its layers in the order of their
-        calls.
+        """Return the whole fused products of these copies, each with its layers in the order of
+        their calls.
         """
         layers = defaultdict[Fused, list[tuple[int, Any]]](list)
         for layer, copy in copies.by_layer.items():
@@ -61,6 +63,7 @@ class Joined:
         return [
             (Joined(fused), [layer for _, layer in sorted(members, key=itemgetter(0))])
             for fused, members in layers.items()
+            if len(members) == len(fused.widths)  # none has left it
         ]
 
     def part(self, number: int, input: torch.Tensor) -> torch.Tensor:
@@ -108,7 +111,7 @@ class CompiledLayers:
                 )
             return compiled[original]
 
-        def layer(number: int, module: Any, *args: Any, **kwargs: Any) -> Any:
+        def call(number: int, module: Any, *args: Any, **kwargs: Any) -> Any:
             own = type(module).forward
             if not _entered():
                 return own(module, *args, **kwargs)
@@ -117,15 +120,15 @@ class CompiledLayers:
                 kwargs[cache_name] = cache.layers[number]
             return once(own)(module, *args, **kwargs)
 
-        def norm(module: Any, *args: Any) -> Any:
-            own = type(module).forward
-            return (once(own) if _entered() else own)(module, *args)
-
-        for number, module in enumerate(target.layers):
-            self._swaps.append((vars(module), "forward", partial(layer, number, module)))
-        for module in target.model.get_decoder().children():
-            if type(module).__name__.endswith("Norm"):
-                self._swaps.append((vars(module), "forward", partial(norm, module)))
+        norms = [
+            part
+            for part in target.model.get_decoder().children()
+            if type(part).__name__.endswith("Norm")
+        ]
+        with _swapping:  # nobody else's replacements are there
+            for number, module in enumerate([*target.layers, *norms]):  # norms get no cache
+                if "forward" not in vars(module):  # else what somebody put there runs
+                    self._swaps.append((vars(module), "forward", partial(call, number, module)))
         for joined, members in Joined.of(target.copies):
             for number, member in enumerate(members):
                 self._swaps.append((vars(member), "joined", (joined, number)))
@@ -139,8 +142,11 @@ class CompiledLayers:
         compiling.enter_context(torch._dynamo.config.patch(SETTINGS))
         compiling.enter_context(warnings.catch_warnings())
         warnings.filterwarnings("ignore", r"\s*Online softmax")  # of torch 2.11, seven times
-        # of no use to users, either
-        warnings.filterwarnings("ignore", module=r"torch\._(dynamo|inductor)\.")
+        warnings.filterwarnings("ignore", module=r"(torch|triton)\.")  # of no use to users, either
+        for log in map(logging.getLogger, LOGS):
+            if log.level in (logging.NOTSET, logging.WARNING):  # else TORCH_LOGS asked for more
+                compiling.callback(log.setLevel, log.level)
+                log.setLevel(logging.ERROR)
         self._replaced.append([where.get(name) for where, name, _ in self._swaps])
         for where, name, replacement in self._swaps:
             where[name] = replacement

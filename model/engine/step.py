@@ -54,9 +54,8 @@ class Sequence:
     mark: Mark = unmarked
     end: int = sys.maxsize  # limit of prompt and answer together
     eos: Collection[int] = ()  # ids that end an answer
-    ends: Ends | None = (
-        None  # asked once after each token, given the text so far: True if the answer ends there
-    )
+    # asked once after each token, given the text so far: True if the answer ends there
+    ends: Ends | None = None
     ended: bool = False  # True once `ends` was True
     asked: int = 0  # the length of the text last given to `ends`
     overflowed: bool = False  # True once a token of the text had states that are NaN
@@ -152,9 +151,8 @@ class Step:
             sequence.session, DeviceSession
         )
         self._plain = self.executor.idle.session()
-        self._last: StaticStep | None = (
-            None  # holds root and length on the device; None: the host has them
-        )
+        # holds root and length on the device; None: the host has them
+        self._last: StaticStep | None = None
 
     def __call__(self) -> Verification:
         sequence = self.sequence
@@ -368,8 +366,7 @@ class Executor:
             feed: gives it an input, for its warm-up.
         """
         bucket = min(bucket_of(cache.length + nodes), cache.capacity)
-        # a table reads no other columns than those seen
-        if self.target.attends_by_table or cache.stretches > 1:
+        if self.target.attends_by_table:  # which reads no other columns than those seen
             bucket = cache.capacity
         key = type(drafter), *shape, bucket, choice
         if key not in self._steps:

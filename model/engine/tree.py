@@ -39,9 +39,6 @@ class Tree:
         levels: (first, last + 1) node of each depth; level 0 is the root.
         rank_paths: per node, the ranks from the root down; () is the root.
 
-    Args:
-        once: for one step only, so no mask is kept for it.
-
     Raises:
         UserError: parents are not breadth-first, or the ranks do not match them in number.
     """
@@ -51,8 +48,6 @@ class Tree:
         parents: Sequence[int],
         ranks: Sequence[int] | None = None,
         device: str | torch.device = "cpu",
-        *,
-        once: bool = False,
     ) -> None:
         parents = list(parents)
         if (
@@ -88,7 +83,6 @@ class Tree:
         starts = [depths.index(d) for d in range(self.max_depth + 1)] + [n]
         self.levels = list(zip(starts, starts[1:], strict=False))
         self.max_rank = max(ranks)
-        self.once = once
         # True where the accepted path is always a prefix of the nodes, so that a commit moves
         # nothing.
         self.is_chain = depths == list(range(n))
@@ -140,9 +134,7 @@ class Tree:
 
     def below(self, node: int) -> torch.Tensor:
         """Return the nodes from below the root down to `node`: int64 (its depth,)."""
-        if self.once:
-            return self._tensor(self.chain_of[node][1:])
-        return self.paths[node, 1 : self.depth_of[node] + 1]
+        return self._tensor(self.chain_of[node][1:])
 
     @property
     def first_path(self) -> list[int]:

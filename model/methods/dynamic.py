@@ -153,7 +153,7 @@ class DynamicSession(TextSession[SuffixAutomaton]):
         self._arranged = np.empty((3, count), dtype=np.int64)
         loops.arrange(nodes, self._arranged)
         _, parents, tokens = self._arranged
-        return Draft(Tree(parents.tolist(), once=True), torch.from_numpy(tokens))
+        return Draft(Tree(parents.tolist()), torch.from_numpy(tokens))
 
     def likeliest_chain(self, draft: Draft) -> Draft:
         self._arranged = np.ascontiguousarray(self._arranged[:, draft.tree.first_path])

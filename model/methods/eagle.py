@@ -206,5 +206,5 @@ class ConfidenceTreeSession(HeadSession):
         order, tree_parents = breadth_first([index[parent] for _, parent, _ in nodes])
         # numbers of siblings start at a multiple of top_k
         ranks = [0] + [nodes[i][0] % self.drafter.top_k for i in order[1:]]
-        tree = Tree(tree_parents, ranks, device, once=True)
+        tree = Tree(tree_parents, ranks, device)
         return Draft(tree, torch.tensor([nodes[i][2] for i in order], device=device))

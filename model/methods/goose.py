@@ -234,7 +234,7 @@ class GooseSession(Session):
         self._drafted = True
         self._order, parents = breadth_first(parents)
         ordered = [tokens[node] for node in self._order]
-        return Draft(Tree(parents, once=True), torch.tensor(ordered))
+        return Draft(Tree(parents), torch.tensor(ordered))
 
     def _copied(self, chain: list[int]) -> tuple[list[int], bool]:
         """Return what first followed the end of text and `chain`; True if nothing else ever

@@ -160,7 +160,7 @@ class LogitSpecSession(TextSession[Continuations]):
             parents += [0, *range(len(tokens), len(tokens) + len(path) - 1)]
             tokens += path
         order, parents = breadth_first(parents)
-        return Draft(Tree(parents, once=True), torch.tensor([tokens[node] for node in order]))
+        return Draft(Tree(parents), torch.tensor([tokens[node] for node in order]))
 
     def _paths(self, root: int) -> list[list[int]]:
         """List the paths to draft below the root, the first ones first."""

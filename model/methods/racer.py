@@ -240,5 +240,5 @@ class MergedTree:
             elif siblings:
                 order += siblings.values()
                 parents.append(index)
-        tree = Tree(parents, [self._ranks[node] for node in order], once=True)
+        tree = Tree(parents, [self._ranks[node] for node in order])
         return Draft(tree, torch.from_numpy(np.array([self.tokens[node] for node in order])))

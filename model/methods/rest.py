@@ -96,7 +96,7 @@ class RestSession(Session):
                 np.logical_or.accumulate(np.isin(continuations, drafter.eos), axis=1)
             ] = -1
         parents, tokens = most_frequent(continuations, drafter.nodes)
-        return Draft(Tree(parents, once=True), torch.tensor([root, *tokens]))
+        return Draft(Tree(parents), torch.tensor([root, *tokens]))
 
     def observe(self, verification: Verification) -> None:
         self._context = (self._context + verification.tokens)[-self.drafter.max_ngram :]

@@ -170,9 +170,7 @@ class SuffixDecodingSession(Session):
             return self.drafter.root_alone(root)
         order, parents = breadth_first([0, *(parent + 1 for parent in drafted.parents)])
         tokens = [root, *drafted.tokens]
-        return Draft(
-            Tree(parents, once=True), torch.tensor([tokens[node] for node in order]), source
-        )
+        return Draft(Tree(parents), torch.tensor([tokens[node] for node in order]), source)
 
     def look_up(self) -> tuple[str, Drafted]:
         """Return which trie's draft is verified, and the draft."""

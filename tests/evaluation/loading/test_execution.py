@@ -1,6 +1,7 @@
 """execution=auto on CUDA, told by stand-ins: captured steps where they give eager logits and text, and why not."""
 
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -149,6 +150,25 @@ def test_kernels_are_kept_where_they_are_right_and_faster(
     drafter = TokenRecycling(V, build_template("best", nodes=9))
     out = generate(loaded.target, drafter, [5, 6, 7], max_new_tokens=30, execution=chosen.name)
     assert out.tokens == greedy(loaded.target.model, [5, 6, 7], 30)
+
+
+@pytest.mark.parametrize(
+    ("by_table", "tried"),
+    [(True, [(True, True), (False, True), (True, False)]), (False, [(False, True)])],
+)
+def test_compiling_for_a_gpu_is_said_once(by_table, tried, monkeypatch, capsys):
+    monkeypatch.undo()
+    attempts = []
+    monkeypatch.setattr(
+        tuning, "_failure", lambda target, made: attempts.append(made.args[2:]) or "no compiler"
+    )
+    for kind, said in (("cpu", ""), ("cuda", f"{tuning.COMPILING}\n")):
+        target = SimpleNamespace(device=torch.device(kind), can_attend_by_table=by_table)
+        assert tuning._try_kernels(target, SimpleNamespace(seconds=1.0)).count(
+            "no compiler"
+        ) == len(tried)
+        assert capsys.readouterr().err == said
+    assert attempts == 2 * tried and not target.attends_by_table
 
 
 def test_a_tie_may_fall_either_way(loaded, monkeypatch):

@@ -11,7 +11,7 @@ from itertools import count
 import pytest
 import torch
 from transformers import AutoModelForCausalLM as Auto
-from transformers import BambaConfig, GPTNeoConfig
+from transformers import BambaConfig, DogeConfig, GPTNeoConfig
 
 from model.engine import Drafter, Target, generate
 from model.engine.batch import ROOM, SharedCache, check_batch, decode_batch
@@ -346,6 +346,7 @@ def test_a_wrong_mask_is_noticed(wrong, by_table, monkeypatch):
     with pytest.raises(UserError, match="logits of a batch's rows are .* away"):
         together(target, Vanilla(target.device), 4, asked)
     monkeypatch.setattr("model.engine.batch.check_batch", lambda *trial: None)
+    target.attends_by_table = by_table
     outs = together(target, Vanilla(target.device), 4, asked)
     assert [out.tokens for out in outs] != [longest(tuple(prompt))[:30] for prompt, _ in asked]
 
@@ -422,6 +423,38 @@ def test_stretches_are_used_again_and_grow_together(llama, monkeypatch):
     outs = together(target, Vanilla(target.device), 4, asked)
     assert [out.tokens for out in outs] == [greedy(llama, prompt, 50) for prompt, _ in asked]
     assert 199 <= target.idle_batch.room < 400
+
+
+@pytest.mark.parametrize("execution", ["eager", "static"])
+@pytest.mark.parametrize("by_table", [True, False])
+@pytest.mark.parametrize("size", [1, 3])
+def test_texts_longer_than_a_stretch_at_first(size, by_table, execution, monkeypatch):
+    """A batch of one lost its text when its stretch grew, and saw the first 256 columns of it under masks."""
+    monkeypatch.setattr("model.engine.batch.ROOM", 48)
+    monkeypatch.setattr("model.engine.static_step.BUCKET", 64)
+    target, request = Target(model()), Request(max_new_tokens=50, execution=execution)
+    target.attends_by_table = by_table
+    texts = [tuple(prompts()[index]) for index in (6, 3, 10, 9)]
+    outs = together(
+        target, make("recycling", target, {}), size, [(list(text), request) for text in texts]
+    )
+    assert [out.tokens for out in outs] == [longest(text) for text in texts]
+
+
+def test_attention_that_adds_to_its_mask_gets_masks():
+    """Doge does; it takes its attention from the interface all the same."""
+    own = sharpened(
+        Auto.from_config(
+            DogeConfig(**SIZES, **NARROW, num_key_value_heads=2, keep_window_size=512)
+        ).eval()
+    )
+    target, texts = Target(own, context=256), prompts()[2:6]
+    assert target.attends_by_table
+    outs = together(
+        target, Vanilla(target.device), 3, [(text, Request(max_new_tokens=12)) for text in texts]
+    )
+    assert [out.tokens for out in outs] == [greedy(own, text, 12) for text in texts]
+    assert not target.attends_by_table
 
 
 def test_waiting_leaves_out_what_making_a_shape_takes(monkeypatch):

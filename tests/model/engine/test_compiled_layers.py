@@ -2,6 +2,7 @@
 
 import contextlib
 import copy
+import logging
 import shutil
 import threading
 import warnings
@@ -119,7 +120,7 @@ def test_captured_steps_call_them_and_nobody_else_does(compiled, monkeypatch):
     assert compiled.calls and type(copy.deepcopy(target.kernels)).__name__ == "nullcontext"
 
 
-def test_what_the_compiler_says_of_our_functions_reaches_no_user():
+def test_what_the_compiler_says_of_our_functions_reaches_no_user(monkeypatch):
     """On a GPU seven lines "Online softmax is disabled on the fly" came before the first answer."""
     torch._dynamo.reset()
     softmax = (
@@ -132,8 +133,12 @@ def test_what_the_compiler_says_of_our_functions_reaches_no_user():
             "TF32 is off", UserWarning, "compile_fx.py", 1, module="torch._inductor.compile_fx"
         )
         warnings.warn("the user's", stacklevel=1)
+        logging.getLogger("torch._inductor.utils").warning("Not enough SMs")
         return graph.forward
 
+    logged = []
+    monkeypatch.setattr(logging.getLogger("torch._inductor"), "callHandlers", logged.append)
+    monkeypatch.setattr(logging.getLogger("torch._inductor.utils"), "callHandlers", logged.append)
     target = Target(toy_model("llama"))
     kernels = CompiledLayers(target, backend)
     with warnings.catch_warnings(record=True) as told:
@@ -144,11 +149,26 @@ def test_what_the_compiler_says_of_our_functions_reaches_no_user():
         assert {str(one.message) for one in told} == {"the user's"} and list(
             warnings.filters
         ) == before
+        assert not logged
         torch.compile(lambda x: x + 1, backend=backend)(torch.ones(2))
     assert [str(one.message) for one in told][-3:] == [softmax, "TF32 is off", "the user's"], (
         "of the user's own functions"
     )
+    assert len(logged) == 1
     torch._dynamo.reset()
+
+
+def test_a_layers_own_forward_and_a_layer_that_left_its_product_count(compiled):
+    """What somebody put into a layer was not called, and keys were multiplied by the weight of queries."""
+    model = toy_model("llama-grouped")
+    target = Target(model, linear="fused")
+    own, projection = model.model.layers[0].forward, model.model.layers[1].self_attn.q_proj
+    projection.weight = torch.nn.Parameter(2 * projection.weight.detach())
+    model.model.layers[0].forward = lambda states, **more: own(states, **more) * 3
+    assert torch.allclose(
+        forwarded(target, 13, CompiledLayers(target, compiled)), forwarded(target, 13), atol=1e-5
+    )
+    assert not any(swapped(model)[1:])
 
 
 @pytest.mark.parametrize("twice", [False, True], ids=["an error", "entered twice"])

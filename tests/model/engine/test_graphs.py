@@ -9,7 +9,7 @@ import torch
 from model.engine import Target, Tree, generate
 from model.engine.sampling import Sampling
 from model.engine.sizing import POLICIES
-from model.engine.static_step import bucket_of
+from model.engine.static_step import StaticStep, bucket_of
 from model.engine.step import MAX_STEPS, MIN_STEPS, Executor
 from model.methods.suffix import SuffixRecycling
 from model.methods.vanilla import Vanilla
@@ -35,6 +35,22 @@ def test_steps_are_captured_once_and_replayed_from_then(monkeypatch, method):
     )
     # all but the prompts' own
     assert graphs.replays == sum(answer.forwards - 1 for answer in answers)
+
+
+def test_warm_ups_change_nothing(monkeypatch):
+    """A second one that began where the first one ended would write behind the cache at a context's end."""
+    graphs, drafter, seen = FakeGraphs(monkeypatch), TokenRecycling(V, build_template("2.2.2")), []
+    run = StaticStep.run
+
+    def noted(step):
+        seen.append((int(step.length), int(drafter.state_dict()["candidates"].sum())))
+        run(step)
+
+    monkeypatch.setattr(StaticStep, "run", noted)
+    generate(
+        graphs.target(toy_model("llama")), drafter, [5, 6, 7], max_new_tokens=9, execution="graph"
+    )
+    assert len(graphs.captured) == 1 and seen[0] == seen[1] == seen[2] != seen[3]
 
 
 def test_captured_steps_are_bounded_and_share_one_pool(monkeypatch):

@@ -355,3 +355,16 @@ def test_noise_is_hashed_once_for_each_depth(monkeypatch):
         execution="static",
     )
     assert max(places) <= tree.max_depth + 1 < 21
+
+
+@pytest.mark.parametrize("method", ["recycling", "dynamic"])  # a whole step, a forward
+def test_static_steps_draw_what_eager_ones_draw(method):
+    """Noise depends on a token's position, which these steps compute on the device."""
+    target, way, texts = Target(toy_model("llama-grouped")), Sampling(temperature=1.0, seed=5), []
+    for execution in ("eager", "static"):
+        drafter = make_method(method, target, nodes=12)
+        out = generate(
+            target, drafter, [5, 6, 7], max_new_tokens=30, sampling=way, execution=execution
+        )
+        texts.append(out.tokens)
+    assert texts[0] == texts[1]
