@@ -23,9 +23,8 @@ if "matplotlib" not in sys.modules and (exported := os.environ.pop("MPLBACKEND",
     import matplotlib
 
     os.environ["MPLBACKEND"] = exported
-    with suppress(
-        ValueError
-    ):  # a notebook's kernel exports one that this environment may lack; no figure needs it
+    # a notebook's kernel exports one that this environment may lack; no figure needs it
+    with suppress(ValueError):
         matplotlib.rcParams["backend"] = exported
 from matplotlib.figure import Figure
 

@@ -19,12 +19,13 @@ from ..statistics.metrics import OVERALL, repetition
 from .figure_data import MOST, FigureData, Row, counted
 from .style import FILLS, INTERVAL, PALETTE, drawable, finish, grid, panels
 
+# as axes print them
 CATEGORIES = {
     "mt_bench": "MT-bench",
     "qa": "QA",
     "rag": "RAG",
     "math_reasoning": "math",
-}  # as axes print them
+}
 FAR = 16  # accepted lengths from here on share the last point of a line
 DEEPEST = 12  # depths beyond this are left out
 PARTS = {

@@ -25,9 +25,8 @@ TITLES = {
     "rows_per_forward": "rows a forward",
     "tokens_per_second_total": "tokens/s\nof the batch",
 }
-SPEEDS = {
-    f"speedup_{name}": f"speedup\nover {name}" for name in reversed(BASELINES)
-}  # the first known one is drawn
+# the first known one is drawn
+SPEEDS = {f"speedup_{name}": f"speedup\nover {name}" for name in reversed(BASELINES)}
 SPEEDS["tokens_per_second"] = "tokens/s"
 
 

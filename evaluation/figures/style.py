@@ -58,11 +58,12 @@ ORDER = (
 PALETTE = ("#777777", "#000000", "#E69F00", "#56B4E9", "#0072B2", "#009E73", "#D55E00", "#CC79A7")
 MARKERS = "osD^vPX*<>"
 STROKES = ("-", "--", ":")  # one for each pass through the colours
+# of markers, by start; hot ones are full
 FILLS = {
     "cold": "none",
     "category": "left",
     "saved": "bottom",
-}  # of markers, by start; hot ones are full
+}
 GLYPHS = get_font(findfont("DejaVu Sans")).get_charmap()  # of matplotlib's own font
 INTERVAL = "95 % interval"
 
@@ -90,9 +91,8 @@ def panels(x: str, *y: str, height: float) -> tuple[Figure, list[Axes]]:
     `height` is the figure's, in inches. If a label is empty, the y axis has names and grid lines
     belong to x.
     """
-    figure = Figure(
-        figsize=(WIDTH, height), layout="constrained"
-    )  # not pyplot's, which keeps figures and windows open
+    # not pyplot's, which keeps figures and windows open
+    figure = Figure(figsize=(WIDTH, height), layout="constrained")
     drawn: list[Axes] = list(figure.subplots(len(y), 1, squeeze=False, sharex=True)[:, 0])
     for axes, label in zip(drawn, y, strict=True):
         axes.set_ylabel(label)
@@ -106,9 +106,8 @@ def look(method: int, variant: int, start: object) -> dict[str, Any]:
     """Return a line's options: colour and stroke of the method, marker of its variant, filled by
     its start.
     """
-    cycle, hue = divmod(
-        method - 2, len(PALETTE) - 2
-    )  # the first two colours are for baselines only
+    # the first two colours are for baselines only
+    cycle, hue = divmod(method - 2, len(PALETTE) - 2)
     ink = {
         "color": PALETTE[method if cycle < 0 else 2 + hue],
         "linestyle": STROKES[cycle % len(STROKES)],
@@ -131,9 +130,8 @@ def finish(figure: Figure, note: str) -> Figure:
         columns = max(1, min(len(unique), 62 // (max(map(len, unique)) + 7)))
         figure.legend(unique.values(), unique.keys(), loc="outside upper center", ncols=columns)
         figure.set_figheight(figure.get_figheight() + 0.135 * -(-len(unique) // columns))
-    escaped = note.replace(
-        "$", r"\$"
-    )  # matplotlib wraps by reading $ as mathematics in any case, but \$ as $
+    # matplotlib wraps by reading $ as mathematics in any case, but \$ as $
+    escaped = note.replace("$", r"\$")
     figure.supxlabel(
         escaped, parse_math=True, fontsize=6, color="#777777", x=0.99, ha="right", wrap=True
     )
@@ -174,9 +172,8 @@ def grid(
     values = cells.to_numpy(dtype=float)
     words = words or {}
     figure, (axes,) = panels("", "", height=0.75 + (0.3 if words else 0.155) * len(rows))
-    figure.set_figwidth(
-        WIDTH + 0.06 * max(0, *(len(name) - 16 for name in rows))
-    )  # the cells keep their width
+    # the cells keep their width
+    figure.set_figwidth(WIDTH + 0.06 * max(0, *(len(name) - 16 for name in rows)))
     norm = None
     ticks = None
     if middle is not None:
@@ -190,9 +187,8 @@ def grid(
     )
     for (row, column), value in np.ndenumerate(values):
         if np.isfinite(value):
-            ink = (
-                "w" if np.dot(image.to_rgba(value)[:3], (0.3, 0.59, 0.11)) < 0.5 else "k"
-            )  # by luma
+            # by luma
+            ink = "w" if np.dot(image.to_rgba(value)[:3], (0.3, 0.59, 0.11)) < 0.5 else "k"
             text = f"{value:.2f}\n{words.get((row, column), '')}".strip()
             axes.text(column, row, text, ha="center", va="center", fontsize=5, color=ink)
     slanted: dict[str, Any] = {"rotation": 35, "ha": "right", "rotation_mode": "anchor"}

@@ -57,9 +57,10 @@ def render(experiment: Experiment, folder: Path) -> str:
     environment.filters["sha256"] = lambda text: base64.b64encode(
         hashlib.sha256(text.encode()).digest()
     ).decode()
+    # our own
     style, script = (
         Markup((HERE / name).read_text(encoding="utf-8")) for name in ("page.css", "page.js")
-    )  # our own
+    )
     ran = experiment.named
     names = {id(pool): name for name, pool in experiment.named.items()}
     audited = experiment.audits + audits(

@@ -128,9 +128,10 @@ def load(path: str, revision: str | None = None) -> Tokenizer:
         return Tokenizer.from_file(str(folder / "tokenizer.json"))
     if folder is None and path.startswith(("/", ".", "~")):
         raise FileNotFoundError(f"no folder {path}")
+    # takes seconds to import: only where nothing else will do
     from transformers import (
         AutoTokenizer,
-    )  # takes seconds to import: only where nothing else will do
+    )
 
     where: dict[str, Any] = {
         "revision": revision,

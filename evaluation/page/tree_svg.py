@@ -13,6 +13,7 @@ from model.engine.tree import RankPath, layout
 from ..statistics.acceptance import LEARNT, TREE_SOURCE, accepted_paths, by_node, fixed_tree
 from ..statistics.pools import Pool
 
+# %, upper bounds of the colour classes; the last class has none
 BOUNDS = (
     0,
     1,
@@ -22,7 +23,7 @@ BOUNDS = (
     20,
     40,
     70,
-)  # %, upper bounds of the colour classes; the last class has none
+)
 # units of the drawing; LEFT is room for the word root
 COLUMN = 112
 ROW = 13

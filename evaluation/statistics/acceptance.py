@@ -19,9 +19,8 @@ TREE_SOURCE = (  # the source that drafts from the fixed tree, if a method has s
 )
 
 
-Accepted = Counter[
-    tuple[int, RankPath]
-]  # drafting steps by nodes forwarded, the root included, and path accepted
+# drafting steps by nodes forwarded, the root included, and path accepted
+Accepted = Counter[tuple[int, RankPath]]
 
 
 def accepted_paths(rows: Iterable[Row], source: str | None = None) -> Accepted:

@@ -126,9 +126,8 @@ def audits(pooled: Sequence[Pool], bases: Sequence[str] = ("vanilla",)) -> list[
     """
     audited = []
     for pool in pooled:
-        if (
-            pool.identity.is_served
-        ):  # audited separately (evaluation.audit), as its arithmetic differs
+        # audited separately (evaluation.audit), as its arithmetic differs
+        if pool.identity.is_served:
             continue
         batched = pool.identity.facets["batch"] > 1
         alone = (pool.closest(name, batch=1) if batched else None for name in bases)
@@ -261,9 +260,8 @@ def compare(here: Sequence[Pool], there: Sequence[Pool]) -> tuple[list[Compariso
                 other for other in pools_there if keys[id(other)][i] == key and _common(pool, other)
             ]
             twins = sum(keys[id(other)][i] == key for other in pools_here)
-            if peers and (
-                i < 2 or len(peers) == twins == 1
-            ):  # by the label alone only where it is unique
+            # by the label alone only where it is unique
+            if peers and (i < 2 or len(peers) == twins == 1):
                 other = max(peers, key=lambda peer: len(_common(pool, peer)))
                 comparisons.append(_compare(pool, other))
                 pools_here.remove(pool)
@@ -349,6 +347,7 @@ def _differences(here: Row, there: Row, most: int | None) -> Iterator[tuple[str,
                 place = diverge(ids, other_ids) + 1
                 yield "token ids", f"question {here['question_id']}, turn {turn + 1}, token {place}"
         return
+    # accepted lengths and token ids
     turns, other_turns = (
         [
             turn
@@ -356,7 +355,7 @@ def _differences(here: Row, there: Row, most: int | None) -> Iterator[tuple[str,
             for turn in zip(lengths_by_turn(c), c.get("output_ids") or [], strict=False)
         ]
         for row in (here, there)
-    )  # accepted lengths and token ids
+    )
     if len(turns) != len(other_turns):
         yield (
             "token ids",

@@ -94,9 +94,8 @@ def speed_interval(*columns: Floats, alike: bool = True) -> tuple[float, float]:
     share = finite * (repeats / finite.sum(axis=1, keepdims=True)) if alike else finite
     cells = np.where(finite, np.stack(kept), 0.0) * share  # (2 or 4, n, R)
     by_question = draws(questions) @ cells  # (2 or 4, RESAMPLES, R)
-    both = np.einsum(
-        "cbr,br->cb", by_question, repeat_draws(repeats)
-    )  # questions and repeats drawn
+    # questions and repeats drawn
+    both = np.einsum("cbr,br->cb", by_question, repeat_draws(repeats))
     drift = cells.sum(axis=1) @ repeat_draws(repeats).T  # repeats drawn alone
     choice = by_question.sum(axis=2)  # questions drawn alone
     with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
@@ -121,9 +120,8 @@ def quotient_interval(*columns: Floats) -> tuple[float, float]:
     together = together[np.isfinite(together).all(axis=1)]
     if len(together) < FEWEST:
         return math.nan, math.nan
-    sums = np.vstack(
-        [together.sum(axis=0), draws(len(together)) @ together]
-    ).T  # (2 or 4, 1 + RESAMPLES)
+    # (2 or 4, 1 + RESAMPLES)
+    sums = np.vstack([together.sum(axis=0), draws(len(together)) @ together]).T
     with np.errstate(divide="ignore", invalid="ignore"):
         figures = _quotient(sums)
         return _ends(figures[0] * (figures[1:] / figures[0]) ** wider(len(together)))

@@ -43,9 +43,8 @@ def measure(rows: Sequence[Row]) -> dict[str, Any]:
     prefill, decode, prompt = (
         per_turn(rows, f"{part}_time") for part in ("prefill", "decode", "prompt")
     )
-    waited = (
-        per_turn(rows, "first_token_time") or prefill
-    )  # with concurrent requests to a server, each one's own wait
+    # with concurrent requests to a server, each one's own wait
+    waited = per_turn(rows, "first_token_time") or prefill
     peaks: list[Any] = [row.get("peak_memory") for row in rows]
     batched = any("step_batch" in choice for row in rows for choice in row["choices"])
     later_seconds, later = later_steps(rows)
@@ -207,9 +206,8 @@ def _decode_speed(rows: Sequence[Row]) -> float:
     tokens = sum(map(new_tokens, rows))
     seconds = sum(per_turn(rows, "decode_time"))
     for choice in (choice for row in rows for choice in row["choices"]):
-        firsts = choice.get(
-            "first_tokens"
-        )  # of a server's turns: the tokens that came with the first event
+        # of a server's turns: the tokens that came with the first event
+        firsts = choice.get("first_tokens")
         turns = [[n or 0] for n in firsts] if firsts else lengths_by_turn(choice)
         if not turns:
             return math.nan

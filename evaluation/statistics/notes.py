@@ -46,9 +46,8 @@ def headlines(table: pd.DataFrame) -> list[str]:
             text += f"{_row_name(most)} accepts most, {most['mat']:.2f} tokens per step (MAT). "
         if timed := [row for row in rows if pd.notna(row["tokens_per_second"])]:
             batches = any(row["batch"] > 1 for row in rows)
-            speed = (
-                "tokens_per_second_total" if batches else "tokens_per_second"
-            )  # of one kind for every batch size
+            # of one kind for every batch size
+            speed = "tokens_per_second_total" if batches else "tokens_per_second"
             fastest = max(timed, key=lambda row: row[speed])
             others = [
                 name

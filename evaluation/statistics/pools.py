@@ -38,11 +38,12 @@ SAMPLED = tuple(SAMPLING_COLUMNS.values())  # how a run's tokens were chosen
 # Facets that a baseline must share: also how steps were executed, and whether they were timed.
 COMPARED = ("execution", "phases", "timed", "batch", *SAMPLED)
 MANY = 3  # if runs of a label differ in more settings than this, only unusual values are named
+# settings that say how many nodes a step drafts at most
 BUDGETS = (
     "nodes",
     "tree_nodes",
     "max_draft",
-)  # settings that say how many nodes a step drafts at most
+)
 
 
 @dataclass(frozen=True)
@@ -53,9 +54,8 @@ class Cells:
     subtasks: NDArray[np.object_]  # the questions' subtasks: (n,)
     repeats: tuple[int, ...]  # numbers of the repeats
     size: int  # of a batch
-    values: dict[
-        str, Floats
-    ]  # by a column of the runs' frames: (n, R), NaN where the repeat has no answer
+    # by a column of the runs' frames: (n, R), NaN where the repeat has no answer
+    values: dict[str, Floats]
 
     def take(self, rows: NDArray[Any]) -> Cells:
         """Return the cells of some questions, given by a mask (n,) or positions (m,)."""
@@ -280,9 +280,10 @@ class Pool:
         ]
         subtasks = pd.concat([frame.pop("subtask") for frame in frames])
         subtasks = subtasks[~subtasks.index.duplicated()]
+        # (n, R, m)
         stacked = np.stack(
             [f.reindex(subtasks.index).to_numpy(dtype=np.float64) for f in frames], axis=1
-        )  # (n, R, m)
+        )
         values = {name: stacked[:, :, column] for column, name in enumerate(frames[0])}
         about = subtasks.index, subtasks.to_numpy(dtype=object), tuple(self.repeats)
         return Cells(*about, self.identity.facets["batch"], values)
@@ -342,10 +343,11 @@ def distinguish(runs: Sequence[Run]) -> list[str]:
     keys = dict.fromkeys(key for settings in facets for key in settings)
     varied = [key for key in keys if len({str(settings.get(key)) for settings in facets}) > 1]
     plain = [key for key in varied if key not in ("tree_depth", "tree_breadth", "url")]
+    # depth, breadth, url only where needed
     choices = [
         (plain, [plain] * len(runs)),
         (varied, [varied] * len(runs)),
-    ]  # depth, breadth, url only where needed
+    ]
     if len(plain) > MANY:
         counts = {
             key: Counter(str(settings.get(key)) for settings in facets).most_common(1)[0]
@@ -367,9 +369,8 @@ def distinguish(runs: Sequence[Run]) -> list[str]:
         if len(set(words)) == len(runs):
             return words
     names = [run.folder.name for run in runs]
-    methods = [
-        run.settings["method"] for run in runs
-    ]  # left to differ: files of one name with other contents
+    # left to differ: files of one name with other contents
+    methods = [run.settings["method"] for run in runs]
     digests = [
         m.get("start_sha256") or m.get("tree_sha256") or name
         for m, name in zip(methods, names, strict=True)

@@ -46,10 +46,11 @@ SOURCES: tuple[tuple[str, str | None, str, dict[str, str]], ...] = (
     ("specbench_leaderboard", "A100", "Spec-Bench leaderboard, A100", {"samd": "samd+eagle2"}),
     ("sam_decoding_a6000", "A6000", "SAM-Decoding, A6000", SAM_NAMES),
 )
+# number of questions of the benches with published figures
 WHOLE = {
     "spec_bench": 480,
     "mbpp": 399,
-}  # number of questions of the benches with published figures
+}
 PUBLISHED_EXECUTION = "eager"  # execution of the published methods and of their baselines
 LIMIT = 1024  # new tokens a turn
 # Columns of the main table that name conditions, with their values in published figures
@@ -60,9 +61,8 @@ CONDITIONS: dict[str, Any] = dict.fromkeys(SAMPLED, 0.0) | {
 }
 CONDITIONS |= {"phases": False, "quantize": "", "order": FILE_ORDER}
 TREES = {"recycling": "2.2.2", "suffix_recycling": "2.2.2"}
-OTHERWISE: dict[str, dict[str, Any]] = {
-    "eagle3": {"depth": 6}
-}  # settings of published figures that are no defaults
+# settings of published figures that are no defaults
+OTHERWISE: dict[str, dict[str, Any]] = {"eagle3": {"depth": 6}}
 ANY = ("name", "drafter", "dtype")  # a method's settings that do not change its figures
 PAPER_COLUMNS = {subtask: column for column, subtask in PAPER_SUBTASKS.items()}
 
@@ -171,6 +171,7 @@ PARTS = {"spec_bench": "specbench", "mbpp": "mbpp"}  # benches and the beginning
 COUNTS = [f"{part}_questions" for part in PARTS.values()]
 ABOUT = ("model", "method", "name", "source", "measured", "complete", "execution")
 PAPER_DTYPE = "float16"
+# they identify a measured row
 ALIKE = [
     "model",
     "dtype",
@@ -179,7 +180,7 @@ ALIKE = [
     "execution",
     "method",
     "variant",
-]  # they identify a measured row
+]
 
 
 def table1(table: pd.DataFrame, left_out: Sequence[dict[str, str]] = ()) -> pd.DataFrame:

@@ -75,12 +75,10 @@ class Block:
     columns: list[Column]
     lines: list[Line]
     title: str = ""
-    numbers: set[str] = field(
-        default_factory=set
-    )  # names of columns that the page sorts as numbers
-    extra: set[str] = field(
-        default_factory=set
-    )  # names of columns that the page hides until asked for
+    # names of columns that the page sorts as numbers
+    numbers: set[str] = field(default_factory=set)
+    # names of columns that the page hides until asked for
+    extra: set[str] = field(default_factory=set)
 
     @property
     def configurations(self) -> list[list[Line]]:
@@ -226,9 +224,8 @@ def page_view(table: pd.DataFrame) -> View:
             columns.append(about)
             numbers |= {name} if measure or about.form == "g" else set()
             extra |= set() if _on_paper(about, rows, PAGE, several) else {name}
-    columns.sort(
-        key=lambda c: (c.name in extra, c.name != "method", c.name in numbers)
-    )  # names, numbers, extras
+    # names, numbers, extras
+    columns.sort(key=lambda c: (c.name in extra, c.name != "method", c.name in numbers))
     block = Block(columns, _lines(rows, columns), numbers=numbers, extra=extra)
     return View([block], footnotes=notes.table_notes(rows, block.has_intervals), same=same)
 
@@ -246,9 +243,8 @@ def table1_view(table: pd.DataFrame, footnotes: Sequence[str] = ()) -> View:
         devices = "; ".join(filter(None, rows["device"].unique()))
         lines = []
         for row in rows.to_dict("records"):
-            how = "; ".join(
-                filter(None, (row["measured"], row["execution"]))
-            )  # bench and questions, then execution
+            # bench and questions, then execution
+            how = "; ".join(filter(None, (row["measured"], row["execution"])))
             source = f"{MEASURED}: {how}" if row["source"] == MEASURED else str(row["source"])
             figures = {column.name: shown(row[column.name]) for column in TABLE1}
             texts = [
@@ -341,9 +337,8 @@ def to_latex(view: View) -> str:
     for end in reversed([*ends]):
         lines.insert(head + 3 + end, r"\midrule")
     lines.insert(head + 1, r"\cmidrule(lr){4-12} \cmidrule(lr){13-15}")
-    rows_apart = re.sub(
-        r"^(?=[*\[])", "{}", "\n".join(lines), flags=re.MULTILINE
-    )  # else \\ takes it as an option
+    # else \\ takes it as an option
+    rows_apart = re.sub(r"^(?=[*\[])", "{}", "\n".join(lines), flags=re.MULTILINE)
     above = [*view.footnotes, r"needs \usepackage{booktabs}"]
     return "".join(f"% {one_line(note)}\n" for note in above) + rows_apart
 

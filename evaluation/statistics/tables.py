@@ -22,11 +22,12 @@ from .intervals import Floats, deviation, quotient, quotient_interval, speed_int
 from .metrics import OVERALL, by_subtask, mean, measure
 from .pools import GROUP, Cells, Pool, paired
 
+# columns of the audit of a server's answers
 AUDITED = (
     "tokens_equal",
     "near_ties",
     "tokens_wrong",
-)  # columns of the audit of a server's answers
+)
 # where a column is shown
 TERMINAL = "terminal"
 MARKDOWN = "markdown"
@@ -150,10 +151,11 @@ def _measures(cells: Cells, speeds: Cells, answers: Sequence[Row]) -> dict[str, 
     steps[steps == 0] = np.nan  # not known in any repeat
     measures["mat_macro"] = mean((tokens / steps)[steps > 0].tolist())
     low, high = quotient_interval(tokens, steps)
+    # over questions alone
     measures |= rate("mat", counts, alike=False) | {
         "mat_low": low,
         "mat_high": high,
-    }  # over questions alone
+    }
     columns = [*speeds.values.values()]
     if speeds.size == 1:
         columns.append(np.where(np.isfinite(columns[0]), 1.0, np.nan))  # the mean of the speeds
@@ -252,9 +254,8 @@ def with_unavailable(table: pd.DataFrame, left_out: Sequence[dict[str, str]]) ->
     for entry in left_out:
         row = {key: entry[key] for key in ("model", "bench", "method")}
         same = table[(table["model"] == row["model"]) & (table["bench"] == row["bench"])]
-        methods = (
-            same["method"].astype(str).str.split(" (", regex=False).str[0]
-        )  # without their starts
+        # without their starts
+        methods = same["method"].astype(str).str.split(" (", regex=False).str[0]
         if not (methods == row["method"]).any():
             row |= {"category": OVERALL, "note": unavailable(entry["why"])}
             its_blocks = same[list(GROUP)].drop_duplicates().to_dict("records")
