@@ -173,5 +173,6 @@ def tree_shape(data: FigureData) -> Figure | None:
     most = int(rows["tree_nodes"].max())
     fewer = {at: f"({count:.0f})" for at, count in np.ndenumerate(nodes.to_numpy()) if count < most}
     note = f"{most} nodes, or as many as fit (in brackets); {data.note(rows)}"
-    axis_labels = {"xlabel": "depth of the draft tree", "ylabel": "breadth (root)"}
-    return grid(mats, "MAT", note, words=fewer, **axis_labels)
+    return grid(
+        mats, "MAT", note, words=fewer, xlabel="depth of the draft tree", ylabel="breadth (root)"
+    )
