@@ -390,7 +390,7 @@ def _promised(pool: Pool) -> bool:
 
 def _lengths_and_ids(row: Row) -> list[tuple[list[int], list[int]]]:
     """Return each turn's accepted lengths and token ids."""
-    turns = []
+    turns: list[tuple[list[int], list[int]]] = []
     for choice in row["choices"]:
         turns += zip(lengths_by_turn(choice), choice.get("output_ids") or [], strict=False)
     return turns

@@ -253,11 +253,10 @@ class Pool:
     def closest(
         self, label: str, alike: Iterable[str] = COMPARED, **other_facets: Any
     ) -> Pool | None:
-        """Return the configuration of this label, with the facets `alike` equal, that shares most
-        batches.
+        """Return the configuration of this label that shares most batches.
 
-        Ties go to most questions in common, then to fewest questions, then to the first. None if no
-        question is in common.
+        Its facets `alike` are equal to this one's. Ties go to most questions in common, then to
+        fewest questions, then to the first. None if no question is in common.
 
         Args:
             other_facets: values that its facets must have instead of this pool's.

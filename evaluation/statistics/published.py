@@ -89,12 +89,9 @@ def with_published(table: pd.DataFrame) -> pd.DataFrame:
 
 def as_published(row: dict[Any, Any]) -> bool:
     """Return whether a row of the main table measures the same as published figures do."""
-    return (
-        row.get("bench_questions") == WHOLE.get(row["bench"])
-        and row.get("complete") is True
-        and row.get("max_new_tokens") == LIMIT
-        and not departures(row)
-    )
+    if row.get("bench_questions") != WHOLE.get(row["bench"]) or row.get("complete") is not True:
+        return False
+    return row.get("max_new_tokens") == LIMIT and not departures(row)
 
 
 def departures(row: dict[Any, Any]) -> dict[str, Any]:
@@ -212,10 +209,10 @@ def table1(table: pd.DataFrame, left_out: Sequence[dict[str, str]] = ()) -> pd.D
 
 
 def _measured(table: pd.DataFrame) -> list[dict[str, Any]]:
-    """Build a row for each combination of ALIKE, from the configurations with most questions of
-    each bench.
+    """Build a row for each combination of ALIKE.
 
-    `name` is appended to the method's name: a start other than the paper's, and the variant.
+    It is from the configurations with most questions of each bench. `name` is appended to the
+    method's name: a start other than the paper's, and the variant.
     """
     table = table[table["batch"] == 1]  # as the paper's
     parts = PARTS

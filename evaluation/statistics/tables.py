@@ -194,8 +194,7 @@ def _measures(cells: Cells, speeds: Cells, answers: Sequence[Row]) -> dict[str, 
 
 
 def rate(name: str, columns: Sequence[Floats], *, alike: bool) -> dict[str, float]:
-    """Return a `quotient` with its deviation over repeats and its interval, as columns of that
-    name.
+    """Return a `quotient` with its deviation over repeats and its interval, as columns.
 
     Args:
         columns: two or four, (n, R).
@@ -279,8 +278,9 @@ def with_unavailable(table: pd.DataFrame, left_out: Sequence[dict[str, str]]) ->
     """
     empty = {"b": False, "i": 0, "f": math.nan}  # by the kind of a column's type
     empty_row = {name: empty.get(table[name].dtype.kind) for name in table.columns}
-    blank = {key: "" if empty_row[key] is None else empty_row[key] for key in GROUP}
-    own_block: dict[Any, Any] = blank
+    own_block: dict[Any, Any] = {
+        key: "" if empty_row[key] is None else empty_row[key] for key in GROUP
+    }
 
     rows: list[dict[Any, Any]] = []
     for entry in left_out:
