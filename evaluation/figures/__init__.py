@@ -1,10 +1,8 @@
-"""Draw figures from records only: each function draws one figure, or returns None if the runs lack
-its data.
+"""Draw figures from records only.
 
-A figure is one function: add it to FIGURES (it gets one `FigureData`, the runs of a model and
-bench) or to ACROSS (it
-gets all of them). Its name is the file's name, its docstring the sentence that the report page
-prints below it.
+A figure is one function, which returns None if the runs lack its data: add it to FIGURES (it gets
+one `FigureData`, the runs of a model and bench) or to ACROSS (it gets all of them). Its name is the
+file's name, its docstring the sentence that the report page prints below it.
 
 Others use `draw_all`, and `style` to draw by hand. This folder may import `records` and
 `statistics`.
@@ -19,13 +17,12 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 
+# A notebook's kernel exports a backend that this environment may lack; no figure needs it.
 if "matplotlib" not in sys.modules and (exported := os.environ.pop("MPLBACKEND", None)):
     import matplotlib
 
     os.environ["MPLBACKEND"] = exported
-    with suppress(
-        ValueError
-    ):  # a notebook's kernel exports one that this environment may lack; no figure needs it
+    with suppress(ValueError):
         matplotlib.rcParams["backend"] = exported
 from matplotlib.figure import Figure
 
@@ -47,15 +44,18 @@ from .figure_data import FigureData
 from .style import KINDS, drawable, save, styled
 
 FIGURES: tuple[Callable[[FigureData], Figure | None], ...] = (
-    *(
-        speedup_over_hf,
-        speedup_over_vanilla,
-        mat,
-        accepted_lengths,
-        acceptance_by_depth,
-        mat_over_questions,
-    ),
-    *(tree_size, topk, temperature, tree_shape, budget, batch),
+    speedup_over_hf,
+    speedup_over_vanilla,
+    mat,
+    accepted_lengths,
+    acceptance_by_depth,
+    mat_over_questions,
+    tree_size,
+    topk,
+    temperature,
+    tree_shape,
+    budget,
+    batch,
 )
 ACROSS: tuple[Callable[[Sequence[FigureData]], Figure | None], ...] = (overhead, novelty)
 
@@ -66,26 +66,29 @@ def draw_all(experiment: Experiment, folder: Path) -> list[Path]:
     Earlier figures are removed first, so that the folder shows only these runs.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    for old in (path for kind in KINDS for path in folder.glob(f"*.{kind}")):
-        old.unlink()
+    for kind in KINDS:
+        for old in folder.glob(f"*.{kind}"):
+            old.unlink()
+
     made = list[Path]()
     datasets = split(experiment)
     with styled():
         for name, data in datasets.items():
             end = "" if len(datasets) == 1 else "-" + re.sub(r"[^\w.]", "-", name)
-            made += [
-                save(figure, folder / f"{draw.__name__}{end}")
-                for draw in FIGURES
-                if (figure := draw(data))
-            ]
-        every = list(datasets.values())
-        made += [save(figure, folder / draw.__name__) for draw in ACROSS if (figure := draw(every))]
+            for draw in FIGURES:
+                if (figure := draw(data)) is not None:
+                    made.append(save(figure, folder / f"{draw.__name__}{end}"))
+
+        for draw_across in ACROSS:
+            if (figure := draw_across(list(datasets.values()))) is not None:
+                made.append(save(figure, folder / draw_across.__name__))
     return made
 
 
 def split(experiment: Experiment) -> dict[str, FigureData]:
-    """Group comparable configurations; each group has its rows of the table, and model, device and
-    bench in words.
+    """Group comparable configurations.
+
+    Each group has its rows of the table, and model, device and bench in words.
     """
     rows = blocks(experiment.table)
     datasets = {}

@@ -1,9 +1,11 @@
-"""Methods next to one another: by subtask, accepted length, depth, question, part of a step,
-repetition.
+"""Methods next to one another.
+
+By subtask, accepted length, depth, question, part of a step, repetition.
 """
 
 from __future__ import annotations
 
+import itertools
 from collections import Counter
 from collections.abc import Sequence
 from typing import Any
@@ -15,16 +17,12 @@ from matplotlib.ticker import MaxNLocator
 
 from ..records.rows import accept_lengths
 from ..statistics.acceptance import by_depth
-from ..statistics.metrics import OVERALL, repetition
+from ..statistics.metrics import OVERALL, choices, repetition
 from .figure_data import MOST, FigureData, Row, counted
 from .style import FILLS, INTERVAL, PALETTE, drawable, finish, grid, panels
 
-CATEGORIES = {
-    "mt_bench": "MT-bench",
-    "qa": "QA",
-    "rag": "RAG",
-    "math_reasoning": "math",
-}  # as axes print them
+# as axes print them
+CATEGORIES = {"mt_bench": "MT-bench", "qa": "QA", "rag": "RAG", "math_reasoning": "math"}
 FAR = 16  # accepted lengths from here on share the last point of a line
 DEEPEST = 12  # depths beyond this are left out
 PARTS = {
@@ -33,8 +31,9 @@ PARTS = {
     "verify": "verify",
     "commit": "commit",
     "observe": "update",
+    "loop": "loop",
+    "step": "whole step",
 }
-PARTS |= {"loop": "loop", "step": "whole step"}
 
 
 def mat(data: FigureData) -> Figure | None:
@@ -53,39 +52,43 @@ def speedup_over_vanilla(data: FigureData) -> Figure | None:
 
 
 def _by_category(data: FigureData, column: str, label: str) -> Figure | None:
-    """Draw one line a subtask, one mark a method, so that many methods fit a column; bars are 95 %
-    intervals.
+    """Draw one line a subtask, one mark a method, so that many methods fit a column.
+
+    Bars are 95 % intervals.
     """
-    rows = [row for row in data.shown() if row[column] == row[column]]
+    rows = [row for row in data.shown() if pd.notna(row[column])]
     if not rows:
         return None
+
     categories = list(dict.fromkeys(data.table["category"]))
     names = [drawable(str(category)) for category in categories]
     words = [CATEGORIES.get(name, name.replace("_", " ")) for name in names]
     by_method = dict(iter(data.table.set_index("category").groupby(["method", "variant"])))
     values = [by_method[row["method"], row["variant"]].reindex(categories) for row in rows]
+
     if len(rows) > MOST:
-        cells = pd.DataFrame(
-            [part[column].tolist() for part in values], [row["name"] for row in rows], words
-        )
-        return grid(
-            cells, label, data.note(rows), middle=1.0 if column.startswith("speedup") else None
-        )
+        numbers = [part[column].tolist() for part in values]
+        cells = pd.DataFrame(numbers, [row["name"] for row in rows], words)
+        middle = 1.0 if column.startswith("speedup") else None
+        return grid(cells, label, data.note(rows), middle=middle)
+
     figure, (axes,) = panels(label, "", height=0.8 + 0.27 * len(categories))
-    # drawn: True if an interval has a width
     places = np.arange(len(categories))[::-1]
-    drawn = False
+    has_intervals = False
     for i, (row, part) in enumerate(zip(rows, values, strict=True)):
         at = places + 0.5 * ((len(rows) - 1) / 2 - i) / len(rows)
-        ends = (part[f"{column}_low"], part[f"{column}_high"])
-        axes.hlines(at, *ends, color=row["look"]["color"], linewidth=0.8, alpha=0.8)
-        drawn |= bool((ends[0] < ends[1]).any())
+        low = part[f"{column}_low"]
+        high = part[f"{column}_high"]
+        axes.hlines(at, low, high, color=row["look"]["color"], linewidth=0.8, alpha=0.8)
         axes.plot(part[column], at, **row["look"] | {"linestyle": "none"})
+        has_intervals |= bool((low < high).any())
+
     axes.axvline(1.0, color="#444444", linewidth=0.7)
     axes.set_yticks(places, words)
     if OVERALL in categories:
         axes.axhline(0.5, color="#bbbbbb", linewidth=0.7, linestyle=":")
-    return finish(figure, f"lines: {INTERVAL}; " * drawn + data.note(rows))
+    note = data.note(rows)
+    return finish(figure, f"lines: {INTERVAL}; {note}" if has_intervals else note)
 
 
 def accepted_lengths(data: FigureData) -> Figure | None:
@@ -93,15 +96,16 @@ def accepted_lengths(data: FigureData) -> Figure | None:
     rows = data.shown(MOST)
     if not rows:
         return None
+
     figure, (axes,) = panels("accepted length (tokens per step)", "% of steps", height=1.9)
     longest = 1
     for row in rows:
-        lengths = np.array(
-            [n for answer in row["pool"].rows for n in accept_lengths(answer)], dtype=int
-        )
+        by_answer = map(accept_lengths, row["pool"].rows)
+        lengths = np.array(list(itertools.chain.from_iterable(by_answer)), dtype=int)
         longest = max([longest, *lengths])
         steps = np.bincount(np.minimum(lengths, FAR))[1:]
         axes.plot(range(1, len(steps) + 1), 100 * steps / max(len(lengths), 1), **row["look"])
+
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     if longest > FAR:
         axes.set_xticks([1, 4, 8, 12, FAR], ["1", "4", "8", "12", f"{FAR}+"])
@@ -113,19 +117,24 @@ def accepted_lengths(data: FigureData) -> Figure | None:
 def acceptance_by_depth(data: FigureData) -> Figure | None:
     """Acceptance by depth in the draft: the share of drafting steps whose accepted path reaches a
     depth (joint) and, where drawn, of those that reached the depth above it (conditional)."""
-    rows = [(row, depths) for row in data.shown(MOST) if (depths := by_depth(row["pool"].accepted))]
+    rows = [(row, by_depth(row["pool"].accepted)) for row in data.shown(MOST)]
+    rows = [(row, depths) for row, depths in rows if depths]
     if not rows:
         return None
+
     deepest = max(len(depths) for _, depths in rows)
-    label = "depth in the draft tree" + (f" (deepest: {deepest})" if deepest > DEEPEST else "")
-    titles = "joint (% of\ndrafting steps)", "conditional (% of\nthe depth above)"
+    label = "depth in the draft tree"
+    if deepest > DEEPEST:
+        label += f" (deepest: {deepest})"
+    titles = ("joint (% of\ndrafting steps)", "conditional (% of\nthe depth above)")
     figure, axes = panels(label, *titles, height=3.1)
+
     for row, depths in rows:
-        shares = np.array(
-            [(d.depth, 100 * d.joint, 100 * d.conditional) for d in depths[:DEEPEST]]
-        ).T
-        for panel, share in zip(axes, shares[1:], strict=True):
-            panel.plot(shares[0], share, **row["look"])
+        drawn = depths[:DEEPEST]
+        places = [float(depth.depth) for depth in drawn]
+        axes[0].plot(places, [100 * depth.joint for depth in drawn], **row["look"])
+        axes[1].plot(places, [100 * depth.conditional for depth in drawn], **row["look"])
+
     for panel in axes:
         panel.set_ylim(bottom=0)
     axes[-1].set_xticks(range(1, min(deepest, DEEPEST) + 1))
@@ -137,18 +146,19 @@ def mat_over_questions(data: FigureData) -> Figure | None:
     rows = [row for row in data.shown(MOST) if pd.notna(row["start"])]
     if not rows:
         return None
+
     windows = [max(1, len(row["pool"].first_answers) // 8) for row in rows]
-    label = "question, in the order asked" + (
-        f" (mean of the last {max(windows)})" if max(windows) > 1 else ""
-    )
+    label = "question, in the order asked"
+    if max(windows) > 1:
+        label += f" (mean of the last {max(windows)})"
     figure, (axes,) = panels(label, "MAT (tokens per step)", height=1.9)
+
     for row, window in zip(rows, windows, strict=True):
         lengths = [accept_lengths(answer) for answer in row["pool"].first_answers]
-        tokens, steps = (
-            pd.Series(list(map(of, lengths))).rolling(window, min_periods=1).sum()
-            for of in (sum, len)
-        )
+        tokens = pd.Series(list(map(sum, lengths))).rolling(window, min_periods=1).sum()
+        steps = pd.Series(list(map(len, lengths))).rolling(window, min_periods=1).sum()
         axes.plot(range(1, len(lengths) + 1), tokens / steps, **row["look"], markevery=window)
+
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     axes.set_xlim(left=1)
     return finish(figure, data.note(rows))
@@ -158,48 +168,44 @@ def overhead(datasets: Sequence[FigureData]) -> Figure | None:
     """Time of a step by its parts, for each method and model; the device is synchronised after each
     part.
     """
-    bars = [
-        (f"{row['model']}: {row['name']}" if len(datasets) > 1 else row["name"], times)
-        for data in datasets
-        for row in data.overall
-        if (times := part_ms(row["pool"].rows))
-    ]
+    names = []
+    bars = []
+    for data in datasets:
+        for row in data.overall:
+            times = part_ms(row["pool"].rows)
+            if times:
+                model = f"{row['model']}: " if len(datasets) > 1 else ""
+                names.append(model + row["name"])
+                bars.append(times)
     if not bars:
         return None
+
     figure, (axes,) = panels("step time (ms)", "", height=0.8 + 0.3 * len(bars))
-    widths = (
-        pd.DataFrame([times for _, times in bars], columns=[*PARTS])
-        .dropna(axis=1, how="all")
-        .fillna(0.0)
-    )
-    at = np.arange(len(bars))[::-1]
+    widths = pd.DataFrame(bars, columns=[*PARTS]).dropna(axis=1, how="all").fillna(0.0)
     ends = widths.cumsum(axis=1)
+    at = np.arange(len(bars))[::-1]
     for part, colour in zip(map(str, widths), PALETTE[1:], strict=False):
-        axes.barh(
-            at, widths[part], 0.7, left=ends[part] - widths[part], color=colour, label=PARTS[part]
-        )
-    axes.set_yticks(at, [name for name, _ in bars])
+        begins = ends[part] - widths[part]
+        axes.barh(at, widths[part], 0.7, left=begins, color=colour, label=PARTS[part])
+
+    axes.set_yticks(at, names)
     return finish(figure, _measured(datasets))
 
 
 def part_ms(rows: Sequence[Row]) -> dict[str, float]:
     """Return mean milliseconds of a step by its parts; empty where the run did not time them."""
-    choices = [choice for row in rows for choice in row["choices"]]
-    turns = [
-        turn
-        for c in choices
-        for turn in zip(c.get("phase_time") or [], c.get("forwards") or [], strict=False)
-    ]
     steps = 0
     seconds = Counter[str]()
-    for times, forwards in turns:
-        steps += max(forwards - 1, 0) if times else 0
-        seconds.update(times or {})
-    return (
-        {part: 1e3 * value / steps for part, value in seconds.items() if part != "prefill"}
-        if steps
-        else {}
-    )
+    for choice in choices(rows):
+        turns = zip(choice.get("phase_time") or [], choice.get("forwards") or [], strict=False)
+        for times, forwards in turns:
+            if times:
+                steps += max(forwards - 1, 0)
+                seconds.update(times)
+
+    if not steps:
+        return {}
+    return {part: 1e3 * value / steps for part, value in seconds.items() if part != "prefill"}
 
 
 def _measured(datasets: Sequence[FigureData]) -> str:
@@ -211,35 +217,34 @@ def novelty(datasets: Sequence[FigureData]) -> Figure | None:
     """MAT of each question against how much its answer repeats: the share of its 3-grams that
     occurred earlier, in the prompt or in the answer."""
     drawn: list[tuple[Row, list[tuple[float, float]]]] = []
-    for row in (row for data in datasets for row in data.shown(MOST)):
-        answers = [
-            (repetition(answer), accept_lengths(answer)) for answer in row["pool"].first_answers
-        ]
-        if points := [
-            (100 * share, sum(n) / len(n)) for share, n in answers if n and share == share
-        ]:
-            drawn.append((row, points))
+    for data in datasets:
+        pairs = [(row, _repetition_and_mat(row["pool"].first_answers)) for row in data.shown(MOST)]
+        drawn += [(row, points) for row, points in pairs if points]
     if sum(len(points) for _, points in drawn) < 8 or len(drawn) > MOST:
         return None
+
+    label = "% of the answer's 3-grams that occurred earlier"
+    figure, (axes,) = panels(label, "MAT of the question", height=2.2)
     benches = list(dict.fromkeys(row["bench"] for row, _ in drawn))
-    figure, (axes,) = panels(
-        "% of the answer's 3-grams that occurred earlier", "MAT of the question", height=2.2
-    )
     for row, points in drawn:
-        options: dict[str, Any] = row["look"] | {
-            "linestyle": "none",
-            "markersize": 3,
-            "alpha": 0.55,
-        }
+        options: dict[str, Any] = dict(row["look"], linestyle="none", markersize=3, alpha=0.55)
         if len(benches) > 1:
             fill = benches.index(row["bench"]) % (1 + len(FILLS))
-            options |= {
-                "label": f"{row['name']}, {row['bench']}",
-                "fillstyle": ("full", *FILLS.values())[fill],
-            }
+            options["label"] = f"{row['name']}, {row['bench']}"
+            options["fillstyle"] = ("full", *FILLS.values())[fill]
         axes.plot(*zip(*points, strict=True), **options)
+
     axes.axhline(1.0, color="#444444", linewidth=0.7)
-    return finish(
-        figure,
-        _measured(datasets) + counted(len(drawn), sum(len(data.overall) for data in datasets)),
-    )
+    every = sum(len(data.overall) for data in datasets)
+    return finish(figure, _measured(datasets) + counted(len(drawn), every))
+
+
+def _repetition_and_mat(answers: Sequence[Row]) -> list[tuple[float, float]]:
+    """Return the repeated 3-grams in %, and the MAT, of the answers for which both are known."""
+    points = []
+    for answer in answers:
+        share = repetition(answer)
+        lengths = accept_lengths(answer)
+        if lengths and pd.notna(share):
+            points.append((100 * share, sum(lengths) / len(lengths)))
+    return points

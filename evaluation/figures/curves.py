@@ -8,9 +8,10 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from ..statistics.pools import BASELINES, BUDGETS, mat_ratio
+from ..statistics.pools import BASELINES, BUDGETS, Cells, mat_ratio
 from .figure_data import FigureData, Line, largest
 from .style import INTERVAL, finish, grid, panels
 
@@ -25,9 +26,8 @@ TITLES = {
     "rows_per_forward": "rows a forward",
     "tokens_per_second_total": "tokens/s\nof the batch",
 }
-SPEEDS = {
-    f"speedup_{name}": f"speedup\nover {name}" for name in reversed(BASELINES)
-}  # the first known one is drawn
+# the first known one is drawn
+SPEEDS = {f"speedup_{name}": f"speedup\nover {name}" for name in reversed(BASELINES)}
 SPEEDS["tokens_per_second"] = "tokens/s"
 
 
@@ -48,9 +48,8 @@ def topk(data: FigureData) -> Figure | None:
 def temperature(data: FigureData) -> Figure | None:
     """MAT and speed by temperature."""
     lines = data.lines("temperature")
-    return _curves(
-        data, lines, "temperature", "temperature (0: greedy)", ("mat", "step_ms", "speed")
-    )
+    label = "temperature (0: greedy)"
+    return _curves(data, lines, "temperature", label, ("mat", "step_ms", "speed"))
 
 
 def batch(data: FigureData) -> Figure | None:
@@ -67,24 +66,23 @@ def budget(data: FigureData) -> Figure | None:
     nodes of a draft.
     """
     lines = data.lines("budget", "tree_nodes", *SHAPE, *BUDGETS)
-    of_reference = [line for line in reversed(lines) if line[0]["pool"].method == REFERENCE]
-    references = {
-        line[0]["start"]: {row["budget"]: row["pool"].cells for row in line}
-        for line in of_reference
-    }
+    references: dict[Any, dict[Any, Cells]] = {}  # by start and budget
+    for line in reversed(lines):
+        if line[0]["pool"].method == REFERENCE:
+            references[line[0]["start"]] = {row["budget"]: row["pool"].cells for row in line}
     if not references or len(lines) < 2:
         return None
+
     lines = largest(lines)
+    usual = references.get("hot") or next(iter(references.values()))
     for line in lines:
-        cells = (
-            references.get(line[0]["start"])
-            or references.get("hot")
-            or next(iter(references.values()))
-        )
+        cells = references.get(line[0]["start"]) or usual
         for row in line:
-            known = row["budget"] in cells
-            ratio = mat_ratio(row["pool"].cells, cells[row["budget"]]) if known else (math.nan,) * 3
-            row |= dict(zip(("gain", "gain_low", "gain_high"), ratio, strict=True))
+            ratio = (math.nan, math.nan, math.nan)
+            if row["budget"] in cells:
+                ratio = mat_ratio(row["pool"].cells, cells[row["budget"]])
+            row["gain"], row["gain_low"], row["gain_high"] = ratio
+
     note = f"ratios to {REFERENCE}: of the same start (hot or cold) and questions; "
     label = "nodes that a step drafts at most, root not counted"
     return _curves(data, lines, "budget", label, ("mat", "gain", "speed"), note)
@@ -98,53 +96,66 @@ def _curves(
     columns: Sequence[str],
     note: str = "",
 ) -> Figure | None:
-    """Draw a panel for each column that has values, with a line for each element of `lines`; bands
-    are intervals.
+    """Draw a panel for each column that has values, with a line for each element of `lines`.
 
-    The column `speed` is the speedup over vanilla, else over hf, else tokens per second.
+    Bands are intervals. The column `speed` is the speedup over vanilla, else over hf, else tokens
+    per second.
     """
     if not lines:
         return None
+
     frames = [pd.DataFrame(line) for line in largest(lines)]
     rows = pd.concat(frames)
     known = rows.columns[rows.notna().any()]
     speed = next((name for name in SPEEDS if name in known), "")
-    shown = [
-        name
-        for name in (speed if column == "speed" else column for column in columns)
-        if name in known
-    ]
-    figure, axes = panels(
-        label, *((TITLES | SPEEDS)[column] for column in shown), height=0.6 + 1.2 * len(shown)
-    )
-    shaded = False
+    wanted = [speed if column == "speed" else column for column in columns]
+    shown = [column for column in wanted if column in known]
+    titles = TITLES | SPEEDS
+    height = 0.6 + 1.2 * len(shown)
+    figure, axes = panels(label, *(titles[column] for column in shown), height=height)
+
+    has_intervals = False
     for panel, column in zip(axes, shown, strict=True):
         for frame in frames:
             line = frame[frame[column].notna()]
-            look = frame["look"].iloc[0]
-            panel.plot(line[setting], line[column], **look)
-            if f"{column}_low" in line and (line[f"{column}_low"] < line[f"{column}_high"]).any():
-                ends = line[f"{column}_low"], line[f"{column}_high"]
-                panel.fill_between(
-                    line[setting], *ends, color=look["color"], alpha=0.15, linewidth=0
-                )
-                shaded = True
+            has_intervals |= _draw_line(panel, line, setting, column, frame["look"].iloc[0])
             if setting == "tree_nodes" and column == speed and len(line):
-                at = tuple(line.sort_values(speed)[[setting, speed]].iloc[-1])
-                above: dict[str, Any] = {
-                    "xytext": (0, 5),
-                    "textcoords": "offset points",
-                    "ha": "center",
-                }
-                panel.plot(*at, "*", color=look["color"], markersize=9, zorder=5)
-                panel.annotate(f"{at[0]:.0f}", at, fontsize=6.5, **above)
+                _mark_fastest(panel, line, setting, speed, frame["look"].iloc[0])
         if column.startswith("speedup"):
             panel.axhline(1.0, color="#777777", linewidth=0.7)
+
     if setting in DOUBLED:
         values = sorted({int(value) for value in rows[setting]})
         axes[-1].set_xscale("log", base=2)  # for all panels, which share the x axis
         axes[-1].set_xticks(values, [str(value) for value in values])
-    return finish(figure, f"shaded: {INTERVAL}; " * shaded + note + data.note(rows))
+    bands = f"shaded: {INTERVAL}; " if has_intervals else ""
+    return finish(figure, bands + note + data.note(rows))
+
+
+def _draw_line(
+    panel: Axes, line: pd.DataFrame, setting: str, column: str, look: dict[str, Any]
+) -> bool:
+    """Draw a line with its intervals, where there are any; return whether there are."""
+    panel.plot(line[setting], line[column], **look)
+    if f"{column}_low" not in line:
+        return False
+    low = line[f"{column}_low"]
+    high = line[f"{column}_high"]
+    if not (low < high).any():
+        return False
+
+    panel.fill_between(line[setting], low, high, color=look["color"], alpha=0.15, linewidth=0)
+    return True
+
+
+def _mark_fastest(
+    panel: Axes, line: pd.DataFrame, setting: str, speed: str, look: dict[str, Any]
+) -> None:
+    """Draw a star with the setting's value at the fastest point of a line."""
+    at = tuple(line.sort_values(speed)[[setting, speed]].iloc[-1])
+    panel.plot(*at, "*", color=look["color"], markersize=9, zorder=5)
+    above: dict[str, Any] = {"xytext": (0, 5), "textcoords": "offset points", "ha": "center"}
+    panel.annotate(f"{at[0]:.0f}", at, fontsize=6.5, **above)
 
 
 def tree_shape(data: FigureData) -> Figure | None:
@@ -154,12 +165,11 @@ def tree_shape(data: FigureData) -> Figure | None:
     rows = pd.DataFrame(data.drafting or None, columns=["tree", "tree_nodes", *SHAPE, "mat"])
     rows = rows[rows["tree"] == "shape"].sort_values("mat").astype(dict.fromkeys(SHAPE, int))
     rows = rows.drop_duplicates(SHAPE, keep="last")  # keep the start with the largest MAT
-    mats, nodes = (
-        rows.pivot(index=SHAPE[1], columns=SHAPE[0], values=of)[::-1]
-        for of in ("mat", "tree_nodes")
-    )
+    mats = rows.pivot(index=SHAPE[1], columns=SHAPE[0], values="mat")[::-1]
+    nodes = rows.pivot(index=SHAPE[1], columns=SHAPE[0], values="tree_nodes")[::-1]
     if min(mats.shape) < 2:
         return None
+
     most = int(rows["tree_nodes"].max())
     fewer = {at: f"({count:.0f})" for at, count in np.ndenumerate(nodes.to_numpy()) if count < most}
     note = f"{most} nodes, or as many as fit (in brackets); {data.note(rows)}"

@@ -22,8 +22,9 @@ Line = list[Row]
 
 @dataclass(frozen=True)
 class FigureData:
-    """Comparable runs, repeats pooled. Rows that are drawn hold their line's plot options as
-    `look`.
+    """Comparable runs, repeats pooled.
+
+    Rows that are drawn hold their line's plot options as `look`.
 
     Attributes:
         pools: one for each configuration, in the tables' order.
@@ -37,8 +38,9 @@ class FigureData:
 
     @cached_property
     def overall(self) -> list[Row]:
-        """A row for each pool, of all categories together, with `pool`, `name`, `budget`,
-        `state_mib`.
+        """A row for each pool, of all categories together.
+
+        It also has `pool`, `name`, `budget` and `state_mib`.
         """
         rows: list[Row] = self.table[self.table["category"] == OVERALL].to_dict("records")  # type: ignore[assignment]
         for row, pool in zip(rows, self.pools, strict=True):
@@ -52,24 +54,25 @@ class FigureData:
         return [row for row in self.overall if row["method"] not in BASELINES]
 
     def shown(self, most: int | None = None) -> list[Row]:
-        """Return all rows or, if there are too many to distinguish, each label's row with the
-        largest MAT.
+        """Return all rows or, if they are too many, each label's row with the largest MAT.
 
-        Of too many rows, only those of the lowest temperature and smallest batch count, as others
-        have their own baselines. With `most`, only the `most` drafting rows with the largest MAT
-        are returned.
+        There are too many if a figure cannot distinguish them. Then only those of the lowest
+        temperature and smallest batch count, as others have their own baselines. With `most`, only
+        the `most` drafting rows with the largest MAT are returned.
         """
         rows = self.overall
         if len(rows) > MOST:
             lowest = min((row["temperature"], row["batch"]) for row in rows)
-            ranked = sorted(rows, key=lambda row: float(row["mat"]))
-            best = {
-                row["method"]: row for row in ranked if (row["temperature"], row["batch"]) == lowest
-            }
+            best: dict[str, Row] = {}
+            for row in sorted(rows, key=lambda row: float(row["mat"])):
+                if (row["temperature"], row["batch"]) == lowest:
+                    best[row["method"]] = row
             rows = [row for row in rows if best.get(row["method"]) is row]
+
         lines = self._with_looks({row["pool"].name: [row] for row in rows})
         if most is not None:
-            lines = largest([line for line in lines if line[0]["method"] not in BASELINES], most)
+            drafting = [line for line in lines if line[0]["method"] not in BASELINES]
+            lines = largest(drafting, most)
         return [row for (row,) in lines]
 
     def lines(self, setting: str, *follow: str, baselines: bool = False) -> list[Line]:
@@ -86,31 +89,33 @@ class FigureData:
         """
         groups: dict[tuple[str, frozenset[tuple[str, str]]], Line] = {}
         for row in self.overall if baselines else self.drafting:
-            if pd.notna(row.get(setting)) and not (setting in SIZES and row["tree"] == "shape"):
-                facets = row["pool"].identity.facets.items()
-                fixed = {key: str(value) for key, value in facets if key not in (setting, *follow)}
-                groups.setdefault((row["method"], frozenset(fixed.items())), []).append(
-                    row | {"fixed": fixed}
-                )
-        groups = {
-            key: rows
-            for key, rows in groups.items()
-            if len({row[setting] for row in rows}) == len(rows) > 2
-        }
+            changes_shape = setting in SIZES and row["tree"] == "shape"
+            if changes_shape or pd.isna(row.get(setting)):
+                continue
+            facets = row["pool"].identity.facets.items()
+            fixed = {key: str(value) for key, value in facets if key not in (setting, *follow)}
+            group = groups.setdefault((row["method"], frozenset(fixed.items())), [])
+            group.append(row | {"fixed": fixed})
+
+        for key, rows in list(groups.items()):
+            values = {row[setting] for row in rows}
+            if len(values) < 3 or len(values) < len(rows):
+                del groups[key]
+
         lines = {}
         for (label, _), rows in groups.items():
             common = frozenset.intersection(*(fixed for other, fixed in groups if other == label))
-            own = [
-                f"{k.removeprefix('method_')}={v}"
-                for k, v in rows[0]["fixed"].items()
-                if (k, v) not in common
-            ]
-            lines[", ".join([label, *own])] = sorted(rows, key=lambda row: float(row[setting]))
+            words = [label]
+            for key, value in rows[0]["fixed"].items():
+                if (key, value) not in common:
+                    words.append(f"{key.removeprefix('method_')}={value}")
+            lines[", ".join(words)] = sorted(rows, key=lambda row: float(row[setting]))
         return self._with_looks(lines)
 
     def _with_looks(self, lines: dict[str, Line]) -> list[Line]:
-        """Give each method a colour and stroke, and each of its variants another marker; starts
-        share all three.
+        """Give each method a colour and stroke, and each of its variants another marker.
+
+        Starts share all three.
         """
         methods = list(dict.fromkeys([*ORDER, *(pool.method for pool in self.pools)]))
         variants: dict[str, dict[str, int]] = {}

@@ -1,5 +1,6 @@
-"""One look for all figures, as PDF, SVG and PNG: paper.mplstyle, lines safe for the colour-blind, a
-grid of numbers.
+"""One look for all figures, as PDF, SVG and PNG.
+
+It is paper.mplstyle, lines safe for the colour-blind, and a grid of numbers.
 """
 
 from __future__ import annotations
@@ -21,62 +22,57 @@ from matplotlib.font_manager import findfont, get_font
 from model.errors import one_line
 from model.files import replaced
 
-PAPER, DARK = (Path(__file__).with_name(f"{name}.mplstyle") for name in ("paper", "dark"))
+PAPER = Path(__file__).with_name("paper.mplstyle")
+DARK = Path(__file__).with_name("dark.mplstyle")
 WIDTH = 3.3  # in, a column of a two-column paper
 KINDS = ("png", "svg", "pdf")
 # A method has one colour, line style and marker in all figures, by its position here; other methods
 # follow.
 ORDER = (
-    *(
-        "hf",
-        "vanilla",
-        "recycling",
-        "dynamic",
-        "spine",
-        "pld",
-        "suffix_recycling",
-        "eagle2",
-        "medusa",
-        "logitspec",
-    ),
-    *(
-        "suffix_decoding",
-        "goose",
-        "sps",
-        "suffix",
-        "racer",
-        "eagle",
-        "lookahead",
-        "ngram_cache",
-        "rest",
-        "eagle3",
-    ),
-    *("hydra", "samd"),
+    "hf",
+    "vanilla",
+    "recycling",
+    "dynamic",
+    "spine",
+    "pld",
+    "suffix_recycling",
+    "eagle2",
+    "medusa",
+    "logitspec",
+    "suffix_decoding",
+    "goose",
+    "sps",
+    "suffix",
+    "racer",
+    "eagle",
+    "lookahead",
+    "ngram_cache",
+    "rest",
+    "eagle3",
+    "hydra",
+    "samd",
 )
 # Okabe and Ito's colours, grey and black for the baselines first; each with a marker, so that
 # colour is never alone.
 PALETTE = ("#777777", "#000000", "#E69F00", "#56B4E9", "#0072B2", "#009E73", "#D55E00", "#CC79A7")
 MARKERS = "osD^vPX*<>"
 STROKES = ("-", "--", ":")  # one for each pass through the colours
-FILLS = {
-    "cold": "none",
-    "category": "left",
-    "saved": "bottom",
-}  # of markers, by start; hot ones are full
+# of markers, by start; hot ones are full
+FILLS = {"cold": "none", "category": "left", "saved": "bottom"}
 GLYPHS = get_font(findfont("DejaVu Sans")).get_charmap()  # of matplotlib's own font
 INTERVAL = "95 % interval"
 
 
 def styled(*, dark: bool = False) -> AbstractContextManager[None]:
     """Draw in this style inside, whatever the caller's is."""
-    return rc_context(
-        rc_params_from_file(DARK, use_default_template=False) if dark else None, PAPER
-    )
+    colours = rc_params_from_file(DARK, use_default_template=False) if dark else None
+    return rc_context(colours, PAPER)
 
 
 def drawable(name: str) -> str:
-    """Return a name that any figure can show: on one line, characters without a glyph as
-    \\u65e5.
+    """Return a name that any figure can show.
+
+    It is on one line, and characters without a glyph are as \\u65e5.
     """
     line = one_line(name)
     if line.startswith("_"):
@@ -90,9 +86,8 @@ def panels(x: str, *y: str, height: float) -> tuple[Figure, list[Axes]]:
     `height` is the figure's, in inches. If a label is empty, the y axis has names and grid lines
     belong to x.
     """
-    figure = Figure(
-        figsize=(WIDTH, height), layout="constrained"
-    )  # not pyplot's, which keeps figures and windows open
+    # not pyplot's, which keeps figures and windows open
+    figure = Figure(figsize=(WIDTH, height), layout="constrained")
     drawn: list[Axes] = list(figure.subplots(len(y), 1, squeeze=False, sharex=True)[:, 0])
     for axes, label in zip(drawn, y, strict=True):
         axes.set_ylabel(label)
@@ -103,19 +98,16 @@ def panels(x: str, *y: str, height: float) -> tuple[Figure, list[Axes]]:
 
 
 def look(method: int, variant: int, start: object) -> dict[str, Any]:
-    """Return a line's options: colour and stroke of the method, marker of its variant, filled by
-    its start.
+    """Return a line's options: colour and stroke of the method, marker of its variant.
+
+    The marker is filled by the start.
     """
-    cycle, hue = divmod(
-        method - 2, len(PALETTE) - 2
-    )  # the first two colours are for baselines only
-    ink = {
+    # the first two colours are for baselines only
+    cycle, hue = divmod(method - 2, len(PALETTE) - 2)
+    return {
         "color": PALETTE[method if cycle < 0 else 2 + hue],
         "linestyle": STROKES[cycle % len(STROKES)],
-    }
-    marker = MARKERS[(method + variant) % len(MARKERS)]
-    return ink | {
-        "marker": marker,
+        "marker": MARKERS[(method + variant) % len(MARKERS)],
         "fillstyle": FILLS.get(str(start), "full"),
         "markerfacecoloralt": "white",
     }
@@ -127,15 +119,24 @@ def finish(figure: Figure, note: str) -> Figure:
     The figure grows by the height of the legend, so that the panels keep their height.
     """
     handles, labels = figure.axes[0].get_legend_handles_labels()
-    if unique := dict(zip(labels, handles, strict=True)):
-        columns = max(1, min(len(unique), 62 // (max(map(len, unique)) + 7)))
+    unique = dict(zip(labels, handles, strict=True))
+    if unique:
+        longest = max(map(len, unique))
+        columns = max(1, min(len(unique), 62 // (longest + 7)))
+        lines = -(-len(unique) // columns)
         figure.legend(unique.values(), unique.keys(), loc="outside upper center", ncols=columns)
-        figure.set_figheight(figure.get_figheight() + 0.135 * -(-len(unique) // columns))
-    escaped = note.replace(
-        "$", r"\$"
-    )  # matplotlib wraps by reading $ as mathematics in any case, but \$ as $
+        figure.set_figheight(figure.get_figheight() + 0.135 * lines)
+
+    # matplotlib wraps by reading $ as mathematics in any case, but \$ as $
+    escaped = note.replace("$", r"\$")
     figure.supxlabel(
-        escaped, parse_math=True, fontsize=6, color="#777777", x=0.99, ha="right", wrap=True
+        escaped,
+        parse_math=True,
+        fontsize=6,
+        color="#777777",
+        x=0.99,
+        ha="right",
+        wrap=True,
     )
     return figure
 
@@ -173,32 +174,33 @@ def grid(
     columns = list(map(str, cells.columns))
     values = cells.to_numpy(dtype=float)
     words = words or {}
+
     figure, (axes,) = panels("", "", height=0.75 + (0.3 if words else 0.155) * len(rows))
-    figure.set_figwidth(
-        WIDTH + 0.06 * max(0, *(len(name) - 16 for name in rows))
-    )  # the cells keep their width
+    # the cells keep their width
+    figure.set_figwidth(WIDTH + 0.06 * max(0, *(len(name) - 16 for name in rows)))
+
     norm = None
     ticks = None
     if middle is not None:
-        norm = TwoSlopeNorm(
-            middle, min(np.nanmin(values), middle - 0.1), max(np.nanmax(values), middle + 0.1)
-        )
+        lowest = min(np.nanmin(values), middle - 0.1)
+        highest = max(np.nanmax(values), middle + 0.1)
+        norm = TwoSlopeNorm(middle, lowest, highest)
         ticks = [norm.vmin, middle, norm.vmax]  # by default, the lower half has no tick
     image = axes.imshow(values, cmap="PuOr" if norm else "Blues", norm=norm, aspect="auto")
-    figure.colorbar(image, fraction=0.04, pad=0.02, ticks=ticks, format="%.2g").ax.tick_params(
-        labelsize=5, length=2
-    )
+    bar = figure.colorbar(image, fraction=0.04, pad=0.02, ticks=ticks, format="%.2g")
+    bar.ax.tick_params(labelsize=5, length=2)
+
     for (row, column), value in np.ndenumerate(values):
         if np.isfinite(value):
-            ink = (
-                "w" if np.dot(image.to_rgba(value)[:3], (0.3, 0.59, 0.11)) < 0.5 else "k"
-            )  # by luma
+            luma = np.dot(image.to_rgba(value)[:3], (0.3, 0.59, 0.11))
+            ink = "w" if luma < 0.5 else "k"
             text = f"{value:.2f}\n{words.get((row, column), '')}".strip()
             axes.text(column, row, text, ha="center", va="center", fontsize=5, color=ink)
-    slanted: dict[str, Any] = {"rotation": 35, "ha": "right", "rotation_mode": "anchor"}
-    axes.set_xticks(
-        range(len(columns)), columns, fontsize=6, **(slanted if max(map(len, columns)) > 3 else {})
-    )
+
+    slanted: dict[str, Any] = {}
+    if max(map(len, columns)) > 3:
+        slanted = {"rotation": 35, "ha": "right", "rotation_mode": "anchor"}
+    axes.set_xticks(range(len(columns)), columns, fontsize=6, **slanted)
     axes.set_yticks(range(len(rows)), rows, fontsize=6)
     axes.tick_params(length=0)
     axes.grid(visible=False)

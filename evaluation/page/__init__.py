@@ -1,5 +1,6 @@
-"""Write an experiment's page, `report.html`: one file that needs no network and no script but its
-own.
+"""Write an experiment's page, `report.html`.
+
+It is one file that needs no network and no script but its own.
 
 Others use `write_page`. This folder may import `records`, `statistics` and `figures`.
 """
@@ -39,9 +40,42 @@ def write_page(experiment: Experiment, folder: Path) -> Path:
 
 
 def render(experiment: Experiment, folder: Path) -> str:
-    """Render the page as HTML. Everything that a model or a user wrote goes through autoescaping or
-    `tojson`.
+    """Render the page as HTML.
+
+    Everything that a model or a user wrote goes through autoescaping or `tojson`.
     """
+    ran = experiment.named
+    names = {id(pool): name for name, pool in ran.items()}
+    without_vanilla = [pool for pool in experiment.pools if not pool.baselines["vanilla"]]
+    audited = experiment.audits + audits(without_vanilla, ("hf",))
+    trees = [tree_svg.draw(name, pool) for name, pool in ran.items()]
+
+    return (
+        _environment()
+        .get_template("page.html")
+        .render(
+            title=folder.resolve().name,
+            style=Markup((HERE / "page.css").read_text(encoding="utf-8")),  # our own
+            script=Markup((HERE / "page.js").read_text(encoding="utf-8")),
+            experiment=experiment,
+            notes=notes,
+            facts=facts.facts(ran),
+            table=page_view(experiment.whole_table),
+            figures=_figures(folder / "figures"),
+            trees=list(filter(None, trees)),
+            bounds=tree_svg.BOUNDS,
+            audits=[(names[id(audit.pool)], names[id(audit.base)], audit) for audit in audited],
+            answers=reader.collect(ran),
+            compact=FILE,
+            commands=facts.commands(ran),
+            audit_command=shlex.join(["python", "-m", "evaluation.audit", str(folder)]),
+            again=shlex.join(["python", "-m", "evaluation.report", str(folder)]),
+        )
+    )
+
+
+def _environment() -> Environment:
+    """Return Jinja's environment of the page's template."""
     environment = Environment(
         loader=FileSystemLoader(HERE),
         autoescape=True,
@@ -54,46 +88,24 @@ def render(experiment: Experiment, folder: Path) -> str:
         "separators": (",", ":"),
         "allow_nan": False,
     }
-    environment.filters["sha256"] = lambda text: base64.b64encode(
-        hashlib.sha256(text.encode()).digest()
-    ).decode()
-    style, script = (
-        Markup((HERE / name).read_text(encoding="utf-8")) for name in ("page.css", "page.js")
-    )  # our own
-    ran = experiment.named
-    names = {id(pool): name for name, pool in experiment.named.items()}
-    audited = experiment.audits + audits(
-        [p for p in experiment.pools if not p.baselines["vanilla"]], ("hf",)
-    )
-    return environment.get_template("page.html").render(
-        title=folder.resolve().name,
-        style=style,
-        script=script,
-        experiment=experiment,
-        notes=notes,
-        facts=facts.facts(ran),
-        table=page_view(experiment.whole_table),
-        figures=_figures(folder / "figures"),
-        trees=[tree for name, pool in ran.items() if (tree := tree_svg.draw(name, pool))],
-        bounds=tree_svg.BOUNDS,
-        audits=[(names[id(audit.pool)], names[id(audit.base)], audit) for audit in audited],
-        answers=reader.collect(ran),
-        compact=FILE,
-        commands=facts.commands(ran),
-        audit_command=shlex.join(["python", "-m", "evaluation.audit", str(folder)]),
-        again=shlex.join(["python", "-m", "evaluation.report", str(folder)]),
-    )
+    environment.filters["sha256"] = _sha256
+    return environment
+
+
+def _sha256(text: str) -> str:
+    """Return a script's or style's hash as the page's security policy names it."""
+    return base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
 
 
 def _figures(folder: Path) -> list[dict[str, Any]]:
     """Return the figures as images inside the page, their docstrings as captions."""
     figures = []
     for draw in (*drawn.FIGURES, *drawn.ACROSS):
-        for path in sorted(
-            path for path in folder.glob("*.svg") if path.stem.split("-")[0] == draw.__name__
-        ):
+        caption = " ".join((inspect.getdoc(draw) or "").split())
+        for path in sorted(folder.glob("*.svg")):
+            if path.stem.split("-")[0] != draw.__name__:
+                continue
             svg = path.read_bytes()
-            caption = " ".join((inspect.getdoc(draw) or "").split())
             source = f"data:image/svg+xml;base64,{base64.b64encode(svg).decode()}"
             width = re.search(rb'<svg[^>]* width="([\d.]+)pt"', svg)
             wide = width is None or float(width[1]) > COLUMN_WIDTH

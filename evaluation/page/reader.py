@@ -1,5 +1,6 @@
-"""Single answers for the page's reader: the text of each token, by step, if the tokenizer is on
-this machine.
+"""Single answers for the page's reader: the text of each token, by step.
+
+Tokens are told apart only if the tokenizer is on this machine.
 """
 
 from __future__ import annotations
@@ -30,17 +31,17 @@ MOST_PROMPT = 600  # characters of a question's turn that are shown
 
 
 def collect(ran: dict[str, Pool]) -> dict[str, Any]:
-    """Collect what the reader shows: `runs`, `questions`, `texts` (each once), `answers`; and what
-    is left out.
+    """Collect what the reader shows: `runs`, `questions`, `texts` (each once), `answers`.
 
     Questions are taken from all subtasks in turn, each with the answers of all configurations. Only
-    the first repeat is shown, and the first of several choices. `failures` says by a model's path
-    why its ids could not be decoded.
+    the first repeat is shown, and the first of several choices; `total` and `first_only` say what
+    is left out. `failures` says by a model's path why its ids could not be decoded.
     """
     pools = list(ran.values())
     rows = [next(iter(pool.answers.values())) for pool in pools]
     order = _in_turn(rows)
     prompts = _prompts([pool.first for pool in pools])
+
     texts: dict[str | tuple[str, ...], int] = {}  # lossless methods share their texts
     failures: dict[str, str] = {}
     questions: list[dict[str, Any]] = []
@@ -50,74 +51,96 @@ def collect(ran: dict[str, Pool]) -> dict[str, Any]:
         for i, row in answered:
             turns = _turns(pools[i].first, row, texts, failures)
             answers.append({"run": i, "question": len(questions), "turns": turns})
+
         _, row = answered[0]
-        about = {"id": str(row["question_id"]), "category": str(row.get("category", "unknown"))}
-        questions.append(about | {"turns": prompts.get(key, [])})
+        about = {
+            "id": str(row["question_id"]),
+            "category": str(row.get("category", "unknown")),
+            "turns": prompts.get(key, []),
+        }
+        questions.append(about)
+
     return {
         "runs": list(ran),
         "questions": questions,
         "answers": answers,
         "texts": [{"text": text} if isinstance(text, str) else {"pieces": text} for text in texts],
         "total": len(order),
-        "first_only": any(
-            len(p.repeats) > 1 or any(len(row["choices"]) > 1 for row in p.rows) for p in pools
-        ),
+        "first_only": any(map(_has_several, pools)),
         "failures": failures,
     }
 
 
+def _has_several(pool: Pool) -> bool:
+    """Return whether questions were answered several times, in repeats or choices."""
+    return len(pool.repeats) > 1 or any(len(row["choices"]) > 1 for row in pool.rows)
+
+
 def _in_turn(rows: Iterable[dict[str, Row]]) -> list[str]:
     """Order the questions with one of each subtask in turn, so that a part shows every subtask."""
-    answered = (pair for of_pool in rows for pair in of_pool.items())
-    groups = pd.Series({key: subtask(str(row.get("category", "unknown"))) for key, row in answered})
+    subtasks: dict[str, str] = {}
+    for of_pool in rows:
+        for key, row in of_pool.items():
+            subtasks[key] = subtask(str(row.get("category", "unknown")))
+    groups = pd.Series(subtasks)
     return list(groups.groupby(groups).cumcount().sort_values(kind="stable").index)
 
 
 def _turns(
     run: Run, row: Row, texts: dict[str | tuple[str, ...], int], failures: dict[str, str]
 ) -> list[Any]:
-    """Return each turn of the first answer: its text, and its steps' lengths, paths and nodes where
-    recorded.
+    """Return each turn of the first answer: its text, and its steps where they are recorded.
+
+    Steps have lengths, paths and nodes. `texts` and `failures` are added to.
     """
     choice = row["choices"][0]
     lengths = lengths_by_turn(choice)
-    ids, paths, nodes = (
-        choice.get(key) or [] for key in ("output_ids", "step_paths", "step_nodes")
-    )
+    ids = choice.get("output_ids") or []
+    paths = choice.get("step_paths") or []
+    nodes = choice.get("step_nodes") or []
+
     turns = []
     for i, text in enumerate(choice["turns"]):
         decoded = _decoded(run, ids[i], failures) if i < len(ids) and ids[i] else None
-        turn = {
+        turn: dict[str, Any] = {
             "text": texts.setdefault(decoded or text, len(texts)),
             "lengths": lengths[i] if lengths else [],
         }
-        turn |= {"paths": [spelled(tuple(path)) for path in paths[i]]} if i < len(paths) else {}
-        turns.append(turn | ({"nodes": nodes[i]} if i < len(nodes) else {}))
+        if i < len(paths):
+            turn["paths"] = [spelled(tuple(path)) for path in paths[i]]
+        if i < len(nodes):
+            turn["nodes"] = nodes[i]
+        turns.append(turn)
     return turns
 
 
 def _decoded(run: Run, ids: list[int], failures: dict[str, str]) -> tuple[str, ...] | None:
-    """Decode with the run's tokenizer, from local files only; None, and why in `failures`, if there
-    is none.
+    """Decode with the run's tokenizer, from local files only.
+
+    Without one, return None and add to `failures` why.
     """
     model = run.settings["model"] | run.identity.asked.get("model", {})
     path = str(model.get("path"))
-    sha256 = str((run.metadata.get("converted_from") or {}).get("sha256", ""))
-    if path not in failures:
-        try:
-            folders = (
-                [path] if not sha256 else sorted(map(str, CONVERTED.glob(f"*-{sha256[:16]}-*")))
-            )
-            if not folders:
-                raise FileNotFoundError(
-                    f"its GGUF file of sha256 {sha256[:12]} was not converted here"
-                )
-            return pieces(load(folders[-1], model.get("revision")), tuple(ids))
-        except (
-            Exception
-        ) as error:  # a foreign tokenizer may raise anything; the page shows plain text, and why
-            failures[path] = " ".join(f"{type(error).__name__}: {error}".split())[:200]
-    return None
+    if path in failures:
+        return None
+    try:
+        return pieces(load(_tokenizer_path(run, path), model.get("revision")), tuple(ids))
+    except Exception as error:
+        # a foreign tokenizer may raise anything; the page shows plain text, and why
+        failures[path] = " ".join(f"{type(error).__name__}: {error}".split())[:200]
+        return None
+
+
+def _tokenizer_path(run: Run, path: str) -> str:
+    """Return where the tokenizer is: of a GGUF file, in the folder that it was converted to."""
+    source = run.metadata.get("converted_from") or {}
+    sha256 = str(source.get("sha256", ""))
+    if not sha256:
+        return path
+    folders = sorted(map(str, CONVERTED.glob(f"*-{sha256[:16]}-*")))
+    if not folders:
+        raise FileNotFoundError(f"its GGUF file of sha256 {sha256[:12]} was not converted here")
+    return folders[-1]
 
 
 @lru_cache(maxsize=4)
@@ -128,59 +151,65 @@ def load(path: str, revision: str | None = None) -> Tokenizer:
         return Tokenizer.from_file(str(folder / "tokenizer.json"))
     if folder is None and path.startswith(("/", ".", "~")):
         raise FileNotFoundError(f"no folder {path}")
-    from transformers import (
-        AutoTokenizer,
-    )  # takes seconds to import: only where nothing else will do
+
+    # takes seconds to import: only where nothing else will do
+    from transformers import AutoTokenizer
 
     where: dict[str, Any] = {
         "revision": revision,
         "local_files_only": True,
         "trust_remote_code": False,
     }
-    tokenizer: Tokenizer = AutoTokenizer.from_pretrained(
-        str(folder or path), **where
-    ).backend_tokenizer
+    loaded = AutoTokenizer.from_pretrained(str(folder or path), **where)
+    tokenizer: Tokenizer = loaded.backend_tokenizer
     return tokenizer
 
 
 @lru_cache(maxsize=1024)
 def pieces(tokenizer: Tokenizer, ids: tuple[int, ...]) -> tuple[str, ...]:
-    """Return the text that each id adds, special tokens included; the last id of a character adds
-    all of it.
+    """Return the text that each id adds, special tokens included.
 
-    If ids are no text, such as bytes that begin no character, the whole answer is one piece.
+    The last id of a character adds all of it. If ids are no text, such as bytes that begin no
+    character, the whole answer is one piece.
     """
-    whole = tokenizer.decode(ids, skip_special_tokens=False)
+    text = tokenizer.decode(ids, skip_special_tokens=False)
     stream = DecodeStream(skip_special_tokens=False)
     try:
         parts = [stream.step(tokenizer, token) or "" for token in ids]
     except Exception:  # DecodeStream raises no other class
-        return (whole,)
-    parts[-1] += whole[len("".join(parts)) :]  # a character that the limit cut
-    return tuple(parts) if "".join(parts) == whole else (whole,)
+        return (text,)
+
+    parts[-1] += text[len("".join(parts)) :]  # a character that the limit cut
+    return tuple(parts) if "".join(parts) == text else (text,)
 
 
 def _prompts(runs: Iterable[Run]) -> dict[str, list[str]]:
-    """Read the questions' own turns, by key, from the bench's file if it has not changed since the
-    run.
+    """Read the questions' own turns, by key, from the bench's file.
+
+    A file that has changed since the run is left out.
     """
+    benches: dict[tuple[str, Any], None] = {}
+    for run in runs:
+        path = str(run.identity.asked.get("bench", {}).get("path"))
+        benches[path, run.settings["bench"].get("sha256")] = None
+
     prompts: dict[str, list[str]] = {}
-    benches = [
-        (str(run.identity.asked.get("bench", {}).get("path")), run.settings["bench"].get("sha256"))
-        for run in runs
-    ]
-    for path, digest in dict.fromkeys(benches):
-        file = ROOT / path / "question.jsonl" if (ROOT / path).is_dir() else ROOT / path
+    for path, digest in benches:
+        file = ROOT / path
+        if file.is_dir():
+            file /= "question.jsonl"
         try:
             if hashlib.sha256(file.read_bytes()).hexdigest() != digest:
                 continue
             for question in read_questions(file):
-                turns = [
-                    turn[:MOST_PROMPT] + " …" * (len(turn) > MOST_PROMPT) for turn in question.turns
-                ]
-                for key in (question.key, str(question.question_id)):
-                    prompts.setdefault(key, turns)
+                turns = [_shortened(turn) for turn in question.turns]
+                prompts.setdefault(question.key, turns)
+                prompts.setdefault(str(question.question_id), turns)
         except (OSError, UserError):
             # the page shows the question's number and category, as for other people's files
             continue
     return prompts
+
+
+def _shortened(turn: str) -> str:
+    return f"{turn[:MOST_PROMPT]} …" if len(turn) > MOST_PROMPT else turn

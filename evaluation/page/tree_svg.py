@@ -1,5 +1,6 @@
-"""A draft tree laid out for drawing: the root on the left, leaves below one another, acceptance as
-colour.
+"""A draft tree laid out for drawing.
+
+The root is on the left, leaves are below one another, acceptance is the colour.
 """
 
 from __future__ import annotations
@@ -13,22 +14,16 @@ from model.engine.tree import RankPath, layout
 from ..statistics.acceptance import LEARNT, TREE_SOURCE, accepted_paths, by_node, fixed_tree
 from ..statistics.pools import Pool
 
-BOUNDS = (
-    0,
-    1,
-    2,
-    5,
-    10,
-    20,
-    40,
-    70,
-)  # %, upper bounds of the colour classes; the last class has none
+# %, upper bounds of the colour classes; the last class has none
+BOUNDS = (0, 1, 2, 5, 10, 20, 40, 70)
+
 # units of the drawing; LEFT is room for the word root
 COLUMN = 112
 ROW = 13
 MARGIN = 16
 LEFT = 48
 MOST_EQUAL = 3  # longest run of equal ranks that is spelled out
+UNRECORDED = "The records do not hold the tree"
 
 
 def draw(name: str, pool: Pool) -> dict[str, Any] | None:
@@ -44,38 +39,41 @@ def draw(name: str, pool: Pool) -> dict[str, Any] | None:
     nodes = by_node(accepted, order)
     if not tree or not accepted or not nodes:
         return None
+
     rows, leaves = layout([node.path for node in nodes])
-    places = {
-        path: (LEFT + COLUMN * len(path), round(MARGIN + ROW * (row + 0.5), 1))
-        for path, row in rows.items()
-    }
+    places = {}
+    for path, row in rows.items():
+        places[path] = (LEFT + COLUMN * len(path), round(MARGIN + ROW * (row + 0.5), 1))
+
+    dots = []
+    for node in sorted(nodes, key=lambda node: node.path):
+        shade = bisect_left(BOUNDS, 100 * node.share)
+        parent = places[node.path[:-1]]
+        dots.append((node, spelled(node.path), shade, *places[node.path], *parent))
+
+    unknown = ""
+    if not order:
+        learnt = tree == LEARNT
+        unknown = "The tree changed during the run" if learnt else UNRECORDED
     deepest = max(len(node.path) for node in nodes)
-    why = (
-        "The tree changed during the run" if tree == LEARNT else "The records do not hold the tree"
-    )
     return {
         "name": name,
-        "dots": [
-            (
-                node,
-                spelled(path),
-                bisect_left(BOUNDS, 100 * node.share),
-                *places[path],
-                *places[path[:-1]],
-            )
-            for path, node in sorted((node.path, node) for node in nodes)
-        ],
+        "dots": dots,
         "root": places[()],
         "size": (LEFT + COLUMN * deepest + MARGIN, ROW * leaves + 2 * MARGIN),
         "deepest": deepest,
         "never": sum(node.accepted == 0 for node in nodes),
-        "unknown": "" if order else why,
+        "unknown": unknown,
     }
 
 
 def spelled(path: RankPath) -> str:
-    """Spell the ranks from the root down: 0·0·1; of a deep path 0×36 is the same rank 36 times.
-    Empty for the root.
+    """Spell the ranks from the root down: 0·0·1. Empty for the root.
+
+    Of a deep path, 0×36 is the same rank 36 times.
     """
-    runs = [(str(rank), len(list(same))) for rank, same in groupby(path)]
-    return "·".join(f"{rank}×{n}" if n > MOST_EQUAL else "·".join([rank] * n) for rank, n in runs)
+    words = []
+    for rank, same in groupby(path):
+        times = len(list(same))
+        words += [f"{rank}×{times}"] if times > MOST_EQUAL else [str(rank)] * times
+    return "·".join(words)

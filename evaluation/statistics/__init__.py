@@ -1,5 +1,6 @@
-"""Compute from records: metrics, intervals, acceptance, audits, tables, and published figures next
-to them.
+"""Compute from records: metrics, intervals, acceptance, audits, tables.
+
+Published figures are put next to them.
 
 Other folders may use everything. This folder may import `records`.
 """

@@ -12,40 +12,46 @@ from model.engine.tree import RankPath
 
 from ..records.rows import Row
 from ..records.runs import Run
+from .metrics import choices
 
-LEARNT = "auto"  # a tree whose nodes' order is learnt: records do not say which nodes a step tried
-TREE_SOURCE = (  # the source that drafts from the fixed tree, if a method has several sources
-    "recycling"
-)
+# A tree whose nodes' order is learnt: records do not say which nodes a step tried.
+LEARNT = "auto"
 
+# The source that drafts from the fixed tree, if a method has several sources.
+TREE_SOURCE = "recycling"
 
-Accepted = Counter[
-    tuple[int, RankPath]
-]  # drafting steps by nodes forwarded, the root included, and path accepted
+# Drafting steps by nodes forwarded, the root included, and path accepted.
+Accepted = Counter[tuple[int, RankPath]]
 
 
 def accepted_paths(rows: Iterable[Row], source: str | None = None) -> Accepted:
-    """Count the steps that drafted, only from `source` if a method has several; none without step
-    records.
+    """Count the steps that drafted; none without step records.
+
+    Args:
+        source: of a method with several sources, count only this one's steps.
     """
     accepted: Accepted = Counter()
-    for choice in (choice for row in rows for choice in row["choices"]):
-        turns = zip(choice.get("step_nodes") or [], choice.get("step_paths") or [], strict=False)
-        for turn, (nodes, paths) in enumerate(turns):
-            sources = (
-                choice["step_sources"][turn]
-                if choice.get("step_sources")
-                else itertools.repeat(None)
-            )
-            for forwarded, path, drafted_by in zip(nodes, paths, sources, strict=False):
+    every_source = itertools.repeat(itertools.repeat(None))
+
+    for choice in choices(rows):
+        turns = zip(
+            choice.get("step_nodes") or [],
+            choice.get("step_paths") or [],
+            choice.get("step_sources") or every_source,
+            strict=False,
+        )
+        for steps in turns:
+            for forwarded, path, drafted_by in zip(*steps, strict=False):
                 if forwarded > 1 and (source is None or drafted_by in (None, source)):
                     accepted[forwarded, tuple(path)] += 1
+
     return accepted
 
 
 class Depth(NamedTuple):
-    """Acceptance at one depth of the tree, over all steps that drafted; columns.yaml defines the
-    shares.
+    """Acceptance at one depth of the tree, over all steps that drafted.
+
+    columns.yaml defines the shares.
     """
 
     depth: int
@@ -55,18 +61,23 @@ class Depth(NamedTuple):
 
 
 def by_depth(accepted: Accepted) -> list[Depth]:
-    """Return acceptance from depth 1 down to the deepest that was ever accepted; nothing without
-    step records.
+    """Return acceptance from depth 1 down to the deepest that was ever accepted.
+
+    Without step records, nothing is returned.
     """
     deepest = max((len(path) for _, path in accepted), default=0)
-    reached = [
-        sum(n for (_, path), n in accepted.items() if len(path) >= depth)
-        for depth in range(deepest + 1)
-    ]
-    return [
-        Depth(d, reached[d], reached[d] / reached[0], reached[d] / reached[d - 1])
-        for d in range(1, deepest + 1)
-    ]
+    reached = [0] * (deepest + 1)  # steps whose accepted path is at least that long
+
+    for (_, path), steps in accepted.items():
+        for depth in range(len(path) + 1):
+            reached[depth] += steps
+
+    depths = []
+    for depth in range(1, deepest + 1):
+        joint = reached[depth] / reached[0]
+        conditional = reached[depth] / reached[depth - 1]
+        depths.append(Depth(depth, reached[depth], joint, conditional))
+    return depths
 
 
 @dataclass(frozen=True)
@@ -88,8 +99,9 @@ class Node:
 
 
 def fixed_tree(run: Run) -> list[RankPath] | None:
-    """Return the fixed tree's nodes below the root, breadth-first; None without one, or where it
-    changes (auto).
+    """Return the fixed tree's nodes below the root, breadth-first.
+
+    None without a fixed tree, and for tree=auto, which changes.
     """
     if run.settings["method"].get("tree") == LEARNT or run.identity.draft_tree is None:
         return None
@@ -105,23 +117,39 @@ def by_node(accepted: Accepted, order: Sequence[RankPath] | None) -> list[Node]:
     """
     fixed = order is not None
     if order is None:
-        prefixes = {path[:depth] for _, path in accepted for depth in range(1, len(path) + 1)}
-        order = sorted(prefixes, key=lambda path: (len(path), path))
+        order = _prefixes(accepted)
+
     nodes = []
     for place, path in enumerate(order):
-        tries = [
-            (other, n) for (size, other), n in accepted.items() if place < size - 1 or not fixed
-        ]
-        of_parent = [(other, n) for other, n in tries if other[: len(path) - 1] == path[:-1]]
-        times = sum(n for other, n in of_parent if other[: len(path)] == path)
-        nodes.append(Node(path, sum(n for _, n in tries), times, sum(n for _, n in of_parent)))
+        tried = 0
+        times = 0
+        parent_accepted = 0
+
+        for (forwarded, other), steps in accepted.items():
+            if fixed and place >= forwarded - 1:
+                continue  # this step's tree did not have the node
+            tried += steps
+            if other[: len(path) - 1] == path[:-1]:
+                parent_accepted += steps
+            if other[: len(path)] == path:
+                times += steps
+
+        nodes.append(Node(path, tried, times, parent_accepted))
     return nodes
 
 
-def most_accepted(nodes: Iterable[Node], most: int) -> list[Node]:
-    """Return the nodes most often on an accepted path, best first; ties go to the shallower, then
-    the better rank.
+def _prefixes(accepted: Accepted) -> list[RankPath]:
+    """Return the nodes that were ever accepted, breadth-first."""
+    prefixes = set[RankPath]()
+    for _, path in accepted:
+        prefixes.update(path[:depth] for depth in range(1, len(path) + 1))
+    return sorted(prefixes, key=lambda path: (len(path), path))
 
-    A node is accepted at most as often as its parent, so each comes after its parent.
+
+def most_accepted(nodes: Iterable[Node], most: int) -> list[Node]:
+    """Return the nodes most often on an accepted path, best first.
+
+    Ties go to the shallower node, then to the better rank. A node is accepted at most as often as
+    its parent, so each comes after its parent.
     """
     return sorted(nodes, key=lambda node: (-node.accepted, len(node.path), node.path))[:most]

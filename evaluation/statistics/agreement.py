@@ -1,16 +1,13 @@
-"""Compare answers: each method's with vanilla's, turn by turn, and two experiments', question by
-question.
+"""Compare answers: each method's with vanilla's by turn, two experiments' by question.
 
 Audit: is the output still the model's own? Token ids are compared in the turns that both answered
 from the same prompt.
 
 Two experiments: token ids must be equal in every turn, as neither the machine nor a draft may
-change them. Accepted
-lengths may differ: with the state kept between prompts, the sizes that step times choose, other
-settings. The ratio of
-the MATs and its interval say by how much. Of runs with different limits of new tokens, only the
-text is compared, up to the smaller limit. Another processor rounds 16-bit numbers in its own way,
-and so does a server: another text is named.
+change them. Accepted lengths may differ: with the state kept between prompts, the sizes that step
+times choose, other settings. The ratio of the MATs and its interval say by how much. Of runs with
+different limits of new tokens, only the text is compared, up to the smaller limit. Another
+processor rounds 16-bit numbers in its own way, and so does a server: another text is named.
 """
 
 from __future__ import annotations
@@ -22,7 +19,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pandas as pd
 
@@ -41,30 +38,54 @@ TEXT = "ANOTHER TEXT"
 CUT = "text equal up to the smaller limit"
 ROUNDED = "another text, as 16 bits may give"  # or a server, or hf with sampling
 HOW = ("execution", "timed", "phases")  # facets that change neither text nor accepted lengths
+IDS = "token ids"
+STEPS = "accepted lengths"
 
 
-def common_turns(one: Row, other: Row) -> tuple[list[tuple[int, int, list[int], list[int]]], int]:
-    """Return the turns answered from the same prompt: choice, turn, token ids of the one and of the
-    other.
+class SharedTurn(NamedTuple):
+    """A turn that two rows answered from the same prompt."""
 
-    Also return how many turns are left out: those after an answer that differs, as their prompts
-    differ, too; those
-    that one row lacks; and those in which neither row has a token.
+    choice: int
+    turn: int
+    ids: list[int]
+    other_ids: list[int]
+
+
+def common_turns(one: Row, other: Row) -> tuple[list[SharedTurn], int]:
+    """Return the turns that two rows answered from the same prompt, and how many are left out.
+
+    Left out are the turns after an answer that differs, as their prompts differ, too; those that
+    one row lacks; and those in which neither row has a token.
     """
     turns = []
-    for index, choices in enumerate(zip(one["choices"], other["choices"], strict=False)):
-        pairs = list(zip(*(choice.get("output_ids") or [] for choice in choices), strict=False))
-        same = next((turn for turn, (a, b) in enumerate(pairs) if a != b), len(pairs))
-        turns += [(index, turn, a, b) for turn, (a, b) in enumerate(pairs[: same + 1]) if a or b]
-    most = max(sum(len(choice["turns"]) for choice in row["choices"]) for row in (one, other))
+    pairs = zip(one["choices"], other["choices"], strict=False)
+
+    for index, (choice, other_choice) in enumerate(pairs):
+        answers = zip(
+            choice.get("output_ids") or [],
+            other_choice.get("output_ids") or [],
+            strict=False,
+        )
+        for turn, (ids, other_ids) in enumerate(answers):
+            if ids or other_ids:
+                turns.append(SharedTurn(index, turn, ids, other_ids))
+            if ids != other_ids:
+                break
+
+    most = max(_number_of_turns(one), _number_of_turns(other))
     return turns, most - len(turns)
+
+
+def _number_of_turns(row: Row) -> int:
+    return sum(len(choice["turns"]) for choice in row["choices"])
 
 
 def diverge(a: Any, b: Any) -> int:
     """Return the first index at which two sequences differ."""
-    return next(
-        (i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b))
-    )
+    for index, (x, y) in enumerate(zip(a, b, strict=False)):
+        if x != y:
+            return index
+    return min(len(a), len(b))
 
 
 @dataclass(frozen=True)
@@ -81,9 +102,8 @@ class Turn:
     @property
     def key(self) -> tuple[str, ...]:
         """The turn and its first difference, as in the file of gaps."""
-        return self.run.folder.name, *map(
-            str, (self.question_id, self.choice, self.turn, self.differs_at)
-        )
+        place = (self.question_id, self.choice, self.turn, self.differs_at)
+        return self.run.folder.name, *map(str, place)
 
     @property
     def where(self) -> str:
@@ -98,8 +118,8 @@ class Audit:
     pool: Pool
     base: Pool
     turns: list[Turn] = field(default_factory=list)
-    # turns after one that differed, as their prompts differ, and turns with no token ids on one
-    # side
+
+    # turns after one that differed, as their prompts differ; turns with no token ids on one side
     left_out: int = 0
 
     @property
@@ -117,110 +137,126 @@ class Audit:
 
 
 def audits(pooled: Sequence[Pool], bases: Sequence[str] = ("vanilla",)) -> list[Audit]:
-    """Audit each configuration against the first of these baselines that it has; the last baseline
-    is not audited.
+    """Audit each configuration against the first of these baselines that it has.
 
-    A batch is compared with the baseline's answers of batch 1, if there are any; so are the
-    baseline's own batches. An answer is compared with that of the same repeat if the baseline has
-    it, else with any repeat's. With sampling, hf is left out, as transformers draws its own noise.
+    The last baseline is not audited. A batch is compared with the baseline's answers of batch 1, if
+    there are any; so are the baseline's own batches. An answer is compared with that of the same
+    repeat if the baseline has it, else with any repeat's. With sampling, hf is left out, as
+    transformers draws its own noise.
     """
     audited = []
     for pool in pooled:
-        if (
-            pool.identity.is_served
-        ):  # audited separately (evaluation.audit), as its arithmetic differs
-            continue
-        batched = pool.identity.facets["batch"] > 1
-        alone = (pool.closest(name, batch=1) if batched else None for name in bases)
-        own = (None if name == pool.label else pool.baselines[name] for name in bases)
-        base = next((base for base in (*alone, *own) if base is not None), None)
-        if base is None or (pool.label == bases[-1] and not batched):
-            continue
-        if pool.identity.facets.get("temperature") and "hf" in (pool.method, base.method):
-            continue
-        audit = Audit(pool, base)
-        for repeat, shards in pool.repeats.items():
-            base_rows = base.answers_to_compare(repeat)
-            for run, row in ((shard, row) for shard in shards for row in shard.answers):
-                turns, left_out = common_turns(row, base_rows.get(row_key(row), {"choices": []}))
-                audit.left_out += left_out
-                for choice, turn, ids, base_ids in turns:
-                    differs_at = None if ids == base_ids else diverge(ids, base_ids)
-                    audit.turns.append(
-                        Turn(run, row["question_id"], choice, turn, len(base_ids), differs_at)
-                    )
-        audited.append(audit)
+        base = _audit_base(pool, bases)
+        if base is not None:
+            audited.append(_audit(pool, base))
     return audited
 
 
+def _audit_base(pool: Pool, bases: Sequence[str]) -> Pool | None:
+    """Return the configuration to audit this one against; None if it is not audited."""
+    if pool.identity.is_served:
+        return None  # audited separately (evaluation.audit), as its arithmetic differs
+    batched = pool.identity.facets["batch"] > 1
+    if pool.label == bases[-1] and not batched:
+        return None
+
+    candidates = [pool.baselines[name] for name in bases if name != pool.label]
+    if batched:
+        candidates = [pool.closest(name, batch=1) for name in bases] + candidates
+    base = next(filter(None, candidates), None)
+    if base is None:
+        return None
+
+    samples = bool(pool.identity.facets.get("temperature"))
+    return None if samples and "hf" in (pool.method, base.method) else base
+
+
+def _audit(pool: Pool, base: Pool) -> Audit:
+    audit = Audit(pool, base)
+    for repeat, shards in pool.repeats.items():
+        base_rows = base.answers_to_compare(repeat)
+        for run in shards:
+            for row in run.answers:
+                base_row = base_rows.get(row_key(row), {"choices": []})
+                turns, left_out = common_turns(row, base_row)
+                audit.left_out += left_out
+                audit.turns += [_audited_turn(run, row, shared) for shared in turns]
+    return audit
+
+
+def _audited_turn(run: Run, row: Row, shared: SharedTurn) -> Turn:
+    differs_at = None
+    if shared.ids != shared.other_ids:
+        differs_at = diverge(shared.ids, shared.other_ids)
+    tokens = len(shared.other_ids)
+    return Turn(run, row["question_id"], shared.choice, shared.turn, tokens, differs_at)
+
+
 def audit_table(audited: Sequence[Audit], gaps: Gaps) -> pd.DataFrame:
-    """Build a row for each configuration, with its first difference and, where known, its largest
-    logit gap.
+    """Build a row for each configuration.
+
+    It holds the first difference and, where known, the largest logit gap.
     """
     rows = []
     for audit in audited:
         measured = [gaps[turn.key] for turn in audit.different if turn.key in gaps]
         first = next(iter(audit.different), None)
-        rows.append(
-            identity(audit.pool)
-            | {
-                "turns": len(audit.turns),
-                "identical_turns": audit.identical,
-                "identical_share": audit.identical / len(audit.turns) if audit.turns else math.nan,
-                "tokens": audit.tokens,
-                "turns_left_out": audit.left_out,
-                "first_difference_question": first and first.question_id,
-                "first_difference_turn": first and first.turn,
-                "first_difference_token": first and first.differs_at,
-                "gaps_known": len(measured),
-                "largest_logit_gap": max(measured, default=math.nan),
-            }
-        )
+
+        counts = {
+            "turns": len(audit.turns),
+            "identical_turns": audit.identical,
+            "identical_share": audit.identical / len(audit.turns) if audit.turns else math.nan,
+            "tokens": audit.tokens,
+            "turns_left_out": audit.left_out,
+            "first_difference_question": first and first.question_id,
+            "first_difference_turn": first and first.turn,
+            "first_difference_token": first and first.differs_at,
+            "gaps_known": len(measured),
+            "largest_logit_gap": max(measured, default=math.nan),
+        }
+        rows.append(identity(audit.pool) | counts)
+
     return pd.DataFrame(rows)
 
 
 def wording(table: pd.DataFrame, folder: Path) -> list[str]:
-    """Say for each type how many turns equal vanilla's; float32 first, where every difference is a
-    defect.
+    """Say for each type how many turns equal vanilla's.
+
+    float32 comes first: there, every difference is a defect.
     """
     lines = []
     for dtype in ["float32", *sorted(set(table["dtype"]) - {"float32"})]:
         rows = table[table["dtype"] == dtype]
-        turns = int(rows["turns"].sum())
-        same = int(rows["identical_turns"].sum())
-        about = (
-            f"({len(rows)} configuration{'s' if len(rows) > 1 else ''},"
-            f" {int(rows['tokens'].sum()):,} tokens)"
-        )
-        measured = int(rows["gaps_known"].sum())
-        different = turns - same
-        if not turns:
-            lines += ["Nothing was compared in float32."] if dtype == "float32" else []
-        elif not different:
-            left = (
-                f"; {left_out:,} turns are not compared"
-                if (left_out := int(rows["turns_left_out"].sum()))
-                else ""
-            )
-            lines.append(
-                f"Lossless in {dtype}: all {turns:,} turns equal vanilla's, token for token"
-                f" {about}{left}."
-            )
-        else:
-            largest = f"{rows['largest_logit_gap'].max():.3g}"
-            gap = f"where a difference starts, the two largest logits are at most {largest} apart."
-            command = f"python -m evaluation.audit {shlex.quote(str(folder))}"
-            ask = (
-                f"this measures the logit gap at {different - measured} of {different} differences:"
-                f" {command}"
-            )
-            share = (
-                f"{same:,} of {turns:,} turns ({100 * same / turns:.2f} %) equal vanilla's {about}"
-            )
-            lines.append(
-                f"Not identical in {dtype}: {share}; {gap if measured == different else ask}"
-            )
+        if rows["turns"].sum():
+            lines.append(_dtype_wording(dtype, rows, folder))
+        elif dtype == "float32":
+            lines.append("Nothing was compared in float32.")
     return lines
+
+
+def _dtype_wording(dtype: str, rows: pd.DataFrame, folder: Path) -> str:
+    """Say how many turns of the configurations of one type equal vanilla's."""
+    turns = int(rows["turns"].sum())
+    same = int(rows["identical_turns"].sum())
+    different = turns - same
+    configurations = f"{len(rows)} configuration{'s' if len(rows) > 1 else ''}"
+    about = f"({configurations}, {int(rows['tokens'].sum()):,} tokens)"
+
+    if not different:
+        left_out = int(rows["turns_left_out"].sum())
+        left = f"; {left_out:,} turns are not compared" if left_out else ""
+        equal = f"all {turns:,} turns equal vanilla's, token for token"
+        return f"Lossless in {dtype}: {equal} {about}{left}."
+
+    share = f"{same:,} of {turns:,} turns ({100 * same / turns:.2f} %) equal vanilla's {about}"
+    unknown = different - int(rows["gaps_known"].sum())
+    if unknown:
+        command = f"python -m evaluation.audit {shlex.quote(str(folder))}"
+        gaps = f"this measures the logit gap at {unknown} of {different} differences: {command}"
+    else:
+        largest = f"{rows['largest_logit_gap'].max():.3g}"
+        gaps = f"where a difference starts, the two largest logits are at most {largest} apart."
+    return f"Not identical in {dtype}: {share}; {gaps}"
 
 
 def read_gaps(folder: Path) -> Gaps:
@@ -247,51 +283,59 @@ class Comparison:
 
 
 def compare(here: Sequence[Pool], there: Sequence[Pool]) -> tuple[list[Comparison], list[str]]:
-    """Compare configurations paired by all settings, by all but the limit, or by label; also
-    describe the rest.
+    """Compare configurations paired by all settings, by all but the limit, or by label.
+
+    Also describe what has no counterpart.
     """
     pools_here = list(here)
     pools_there = list(there)
-    comparisons = []
     keys = {id(pool): _keys(pool) for pool in (*here, *there)}
-    for i in range(3):
+    comparisons = []
+
+    for level in range(3):
         for pool in list(pools_here):
-            key = keys[id(pool)][i]
-            peers = [
-                other for other in pools_there if keys[id(other)][i] == key and _common(pool, other)
-            ]
-            twins = sum(keys[id(other)][i] == key for other in pools_here)
-            if peers and (
-                i < 2 or len(peers) == twins == 1
-            ):  # by the label alone only where it is unique
-                other = max(peers, key=lambda peer: len(_common(pool, peer)))
-                comparisons.append(_compare(pool, other))
-                pools_here.remove(pool)
-                pools_there.remove(other)
-    alone = [f"only here: {pool.name}" for pool in pools_here] + [
-        f"only there: {pool.name}" for pool in pools_there
-    ]
-    counts = [{key for pool in side for key in pool.cells.questions} for side in (here, there)]
-    alone += (
-        [f"questions: {len(counts[0])} here, {len(counts[1])} there"]
-        if counts[0] != counts[1]
-        else []
-    )
+            key = keys[id(pool)][level]
+            twins = [other for other in pools_here if keys[id(other)][level] == key]
+            peers = [other for other in pools_there if keys[id(other)][level] == key]
+            peers = [other for other in peers if _common(pool, other)]
+
+            unique = len(peers) == len(twins) == 1
+            by_label = level == 2
+            if not peers or (by_label and not unique):
+                continue
+
+            closest = max(peers, key=lambda peer: len(_common(pool, peer)))
+            comparisons.append(_compare(pool, closest))
+            pools_here.remove(pool)
+            pools_there.remove(closest)
+
+    alone = [f"only here: {pool.name}" for pool in pools_here]
+    alone += [f"only there: {pool.name}" for pool in pools_there]
+
+    questions_here = _questions(here)
+    questions_there = _questions(there)
+    if questions_here != questions_there:
+        alone.append(f"questions: {len(questions_here)} here, {len(questions_there)} there")
     return comparisons, alone
 
 
 def _keys(pool: Pool) -> tuple[Any, Any, Any]:
-    """Return the keys that pair a configuration: all settings, all but the limit of new tokens, the
-    label.
+    """Return the keys that pair a configuration.
+
+    They are: all settings, all but the limit of new tokens, the label.
     """
-    facets = {
-        key: value
-        for key, value in pool.identity.facets.items()
-        if key not in HOW and value is not None
-    }
-    label = pool.group["model"], pool.group["bench"], pool.label
-    settings = label, pool.group["dtype"], facets
-    return (*settings, pool.group["max_new_tokens"]), settings, label
+    facets = pool.identity.facets.items()
+    told = {key: value for key, value in facets if key not in HOW and value is not None}
+
+    label = (pool.group["model"], pool.group["bench"], pool.label)
+    settings = (label, pool.group["dtype"], told)
+    everything = (*settings, pool.group["max_new_tokens"])
+    return everything, settings, label
+
+
+def _questions(pooled: Sequence[Pool]) -> set[str]:
+    """Return the keys of all questions that were answered."""
+    return set[str]().union(*(pool.cells.questions for pool in pooled))
 
 
 def _common(here: Pool, there: Pool) -> set[str]:
@@ -299,79 +343,88 @@ def _common(here: Pool, there: Pool) -> set[str]:
 
 
 def _compare(here: Pool, there: Pool) -> Comparison:
-    """Compare two configurations with questions in common, each repeat with the same one if it is
-    there.
+    """Compare two configurations with questions in common.
+
+    Each repeat is compared with the same repeat if the other has it.
     """
     common = _common(here, there)
-    first = dict[str, str]()
     limits = {pool.group["max_new_tokens"] for pool in (here, there)}
     most = min(limits) if len(limits) > 1 else None  # new tokens that both could have
-    # keys of questions in which these differ
-    text = set[str]()
-    lengths = set[str]()
+
+    differing = {IDS: set[str](), STEPS: set[str]()}  # the keys of the questions that differ
+    first = {IDS: "", STEPS: ""}  # where, in words
     for repeat, rows in here.answers.items():
         others = there.answers_to_compare(repeat)
-        for key in (key for key in rows if key in common):
+        for key in filter(common.__contains__, rows):
             for kind, where in _differences(rows[key], others[key], most):
-                (text if kind == "token ids" else lengths).add(key)
-                first.setdefault(kind, f"{kind} differ first at {where}")
-    if text:
+                differing[kind].add(key)
+                first[kind] = first[kind] or f"{kind} differ first at {where}"
+
+    if differing[IDS]:
         verdict = TEXT if _promised(here) and _promised(there) else ROUNDED
     elif most is not None:
         verdict = CUT
     else:
-        verdict = LENGTHS if lengths else EQUAL
+        verdict = LENGTHS if differing[STEPS] else EQUAL
+
     counts = mat_counts(here.cells, there.cells)
-    mats = [quotient(*counts[:2]), quotient(*counts[2:])]
-    same = (len(common) - len(text), len(common) - len(lengths) if most is None else None)
-    where = first.get("token ids") or first.get("accepted lengths", "")
-    ratio = mat_ratio(here.cells, there.cells)
-    return Comparison(here.name, len(common), *same, mats, ratio, verdict, where)
+    return Comparison(
+        name=here.name,
+        questions=len(common),
+        same_text=len(common) - len(differing[IDS]),
+        same_lengths=len(common) - len(differing[STEPS]) if most is None else None,
+        mats=[quotient(*counts[:2]), quotient(*counts[2:])],
+        ratio=mat_ratio(here.cells, there.cells),
+        verdict=verdict,
+        first=first[IDS] or first[STEPS],
+    )
 
 
 def _promised(pool: Pool) -> bool:
     """Return whether every machine gives the same text, by this engine in float32."""
-    drawn = pool.label == "hf" and pool.identity.facets["temperature"]  # by the device's generator
-    return not (pool.identity.is_served or drawn or pool.group["dtype"] != "float32")
+    if pool.identity.is_served or pool.group["dtype"] != "float32":
+        return False
+    # hf samples by the device's generator
+    return pool.label != "hf" or not pool.identity.facets["temperature"]
+
+
+def _lengths_and_ids(row: Row) -> list[tuple[list[int], list[int]]]:
+    """Return each turn's accepted lengths and token ids."""
+    turns: list[tuple[list[int], list[int]]] = []
+    for choice in row["choices"]:
+        turns += zip(lengths_by_turn(choice), choice.get("output_ids") or [], strict=False)
+    return turns
 
 
 def _differences(here: Row, there: Row, most: int | None) -> Iterator[tuple[str, str]]:
-    """Yield where the turns of two answers differ, in token ids or accepted lengths; numbers count
-    from 1.
+    """Yield where the turns of two answers differ: IDS or STEPS, and the place.
+
+    Numbers count from 1.
 
     Args:
         most: compare only this many tokens, in turns answered from the same prompt, and no lengths;
             None: everything.
     """
+    question = f"question {here['question_id']}"
+
     if most is not None:
-        for _, turn, ids, other_ids in common_turns(here, there)[0]:
-            if ids[:most] != other_ids[:most]:
-                place = diverge(ids, other_ids) + 1
-                yield "token ids", f"question {here['question_id']}, turn {turn + 1}, token {place}"
+        for shared in common_turns(here, there)[0]:
+            if shared.ids[:most] != shared.other_ids[:most]:
+                token = diverge(shared.ids, shared.other_ids) + 1
+                yield IDS, f"{question}, turn {shared.turn + 1}, token {token}"
         return
-    turns, other_turns = (
-        [
-            turn
-            for c in row["choices"]
-            for turn in zip(lengths_by_turn(c), c.get("output_ids") or [], strict=False)
-        ]
-        for row in (here, there)
-    )  # accepted lengths and token ids
+
+    turns = _lengths_and_ids(here)
+    other_turns = _lengths_and_ids(there)
     if len(turns) != len(other_turns):
-        yield (
-            "token ids",
-            f"question {here['question_id']}: {len(turns)} turns here, {len(other_turns)} there",
-        )
+        yield IDS, f"{question}: {len(turns)} turns here, {len(other_turns)} there"
+
     pairs = zip(turns, other_turns, strict=False)
     for turn, ((lengths, ids), (other_lengths, other_ids)) in enumerate(pairs, start=1):
-        where = f"question {here['question_id']}, turn {turn}"
+        where = f"{question}, turn {turn}"
         if ids != other_ids:
-            yield (
-                "token ids",
-                (
-                    f"{where}, step"
-                    f" {bisect_right(list(accumulate(lengths)), diverge(ids, other_ids)) + 1}"
-                ),
-            )
+            ends = list(accumulate(lengths))
+            step = bisect_right(ends, diverge(ids, other_ids)) + 1
+            yield IDS, f"{where}, step {step}"
         if lengths != other_lengths:
-            yield "accepted lengths", f"{where}, step {diverge(lengths, other_lengths) + 1}"
+            yield STEPS, f"{where}, step {diverge(lengths, other_lengths) + 1}"

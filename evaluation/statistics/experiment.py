@@ -1,5 +1,6 @@
-"""An experiment: the runs that are reported together, and the results that reports need, each
-computed once.
+"""An experiment: the runs that are reported together.
+
+It has the results that reports need, each computed once.
 """
 
 from __future__ import annotations
@@ -43,22 +44,26 @@ class Experiment:
 
     @cached_property
     def blocks(self) -> dict[str, list[Pool]]:
-        """The configurations of each block, by its name: those of one model, bench, limit and
-        device.
+        """The configurations of each block, by its name.
+
+        A block is of one model, bench, limit and device.
         """
         names = block_names(tuple(pool.group.values()) for pool in self.pools)
         return grouped(self.pools, lambda pool: names[tuple(pool.group.values())])
 
     @cached_property
     def named(self) -> dict[str, Pool]:
-        """The configurations by their names in tables and figures; names that are not unique
-        include the block.
+        """The configurations by their names in tables and figures.
+
+        Names that are not unique include the block.
         """
         counts = Counter(pool.name for pool in self.pools)
-        names = {id(pool): block for block, of_block in self.blocks.items() for pool in of_block}
-        return {
-            f"{p.name}, {names[id(p)]}" if counts[p.name] > 1 else p.name: p for p in self.pools
-        }
+        named = {}
+        for block, pooled in self.blocks.items():
+            for pool in pooled:
+                name = f"{pool.name}, {block}" if counts[pool.name] > 1 else pool.name
+                named[id(pool)] = name
+        return {named[id(pool)]: pool for pool in self.pools}
 
     @cached_property
     def table(self) -> pd.DataFrame:

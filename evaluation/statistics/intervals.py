@@ -1,12 +1,10 @@
 """Uncertainty of a figure: the standard deviation over repeats, and the 95 % bootstrap interval.
 
 A MAT depends on the bench's questions: questions are drawn with replacement, each with all its
-repeats. A speed also
-depends on the machine, which drifts from run to run: repeats are drawn with replacement, too, and a
-method's repeat is
-paired with the same repeat of its baseline. The interval is from the 2.5th to the 97.5th percentile
-of the resampled figures. With one repeat, the drift is unknown and the interval is over questions
-only.
+repeats. A speed also depends on the machine, which drifts from run to run: repeats are drawn with
+replacement, too, and a method's repeat is paired with the same repeat of its baseline. The interval
+is from the 2.5th to the 97.5th percentile of the resampled figures. With one repeat, the drift is
+unknown and the interval is over questions only.
 
 Draws from few questions or repeats vary less than questions or repeats do. So intervals are widened
 as in Student's t: a draw's deviation is scaled by `wider(n)`. With fewer than FEWEST questions
@@ -33,16 +31,14 @@ Floats = NDArray[np.float64]
 
 @lru_cache(maxsize=32)
 def draws(n: int) -> Floats:
-    """Draw how often each of n questions is taken: (RESAMPLES, n), the same for every method, as it
-    is seeded.
+    """Draw how often each of n questions is taken: (RESAMPLES, n).
+
+    The draws are seeded, and so the same for every method.
     """
     drawn = np.random.default_rng(SEED).integers(0, n, (RESAMPLES, n))
     offsets = drawn + n * np.arange(RESAMPLES)[:, None]
-    return (
-        np.bincount(offsets.ravel(), minlength=RESAMPLES * n)
-        .reshape(RESAMPLES, n)
-        .astype(np.float64)
-    )
+    counts = np.bincount(offsets.ravel(), minlength=RESAMPLES * n)
+    return counts.reshape(RESAMPLES, n).astype(np.float64)
 
 
 @lru_cache(maxsize=32)
@@ -53,16 +49,18 @@ def repeat_draws(n: int) -> Floats:
 
 @lru_cache(maxsize=64)
 def wider(n: int) -> Floats:
-    """Sample variance-inflation factors: sqrt(n / chi squared with n - 1 degrees of freedom),
-    (RESAMPLES,).
+    """Sample variance-inflation factors: (RESAMPLES,).
+
+    They are sqrt(n / chi squared with n - 1 degrees of freedom).
     """
     spread: Floats = np.sqrt(n / np.random.default_rng(SEED + 2).chisquare(n - 1, RESAMPLES))
     return spread
 
 
 def _ends(figures: Floats) -> tuple[float, float]:
-    """Return the percentiles of the resampled figures; a resample without a figure (no step drawn)
-    is left out.
+    """Return the percentiles of the resampled figures.
+
+    A resample without a figure (no step drawn) is left out.
     """
     finite = figures[np.isfinite(figures)]
     if not len(finite):
@@ -72,8 +70,7 @@ def _ends(figures: Floats) -> tuple[float, float]:
 
 
 def speed_interval(*columns: Floats, alike: bool = True) -> tuple[float, float]:
-    """Return the interval of a `quotient`, over questions and, with two repeats or more, over
-    repeats.
+    """Return the interval of a `quotient` over questions and, with two or more, over repeats.
 
     Args:
         columns: two or four, (n, R): a question's value in each repeat, NaN if it has none. Of two,
@@ -83,26 +80,30 @@ def speed_interval(*columns: Floats, alike: bool = True) -> tuple[float, float]:
     Returns:
         Both ends; (NaN, NaN) with fewer than FEWEST questions.
     """
-    finite = np.all(np.isfinite(columns), axis=0)
+    # Leave out questions and repeats without a value.
+    finite = np.all(np.isfinite(columns), axis=0)  # (n, R)
     some = np.ix_(finite.any(axis=1), finite.any(axis=0))
     finite = finite[some]
     kept = [column[some] for column in columns]
+
     questions, repeats = finite.shape
-    if repeats < 2 or questions < FEWEST:
-        flat = [column.ravel() for column in kept]
-        return quotient_interval(*flat) if repeats == 1 else (math.nan, math.nan)
-    share = finite * (repeats / finite.sum(axis=1, keepdims=True)) if alike else finite
-    cells = np.where(finite, np.stack(kept), 0.0) * share  # (2 or 4, n, R)
+    if repeats == 1:
+        return quotient_interval(*(column.ravel() for column in kept))
+    if repeats < 1 or questions < FEWEST:
+        return math.nan, math.nan
+
+    # Draw questions and repeats together, then each alone.
+    weights = finite * (repeats / finite.sum(axis=1, keepdims=True)) if alike else finite
+    cells = np.where(finite, np.stack(kept), 0.0) * weights  # (2 or 4, n, R)
     by_question = draws(questions) @ cells  # (2 or 4, RESAMPLES, R)
-    both = np.einsum(
-        "cbr,br->cb", by_question, repeat_draws(repeats)
-    )  # questions and repeats drawn
-    drift = cells.sum(axis=1) @ repeat_draws(repeats).T  # repeats drawn alone
-    choice = by_question.sum(axis=2)  # questions drawn alone
+    drawn_both = np.einsum("cbr,br->cb", by_question, repeat_draws(repeats))
+    drawn_repeats = cells.sum(axis=1) @ repeat_draws(repeats).T
+    drawn_questions = by_question.sum(axis=2)
+
     with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
         middle = _quotient(cells.sum(axis=(1, 2)))
-        figures = _quotient(both)
-        for alone, n in ((drift, repeats), (choice, questions)):
+        figures = _quotient(drawn_both)
+        for alone, n in ((drawn_repeats, repeats), (drawn_questions, questions)):
             figures = figures * (_quotient(alone) / middle) ** (wider(n) - 1)
         return _ends(figures)
 
@@ -119,26 +120,28 @@ def quotient_interval(*columns: Floats) -> tuple[float, float]:
     """
     together = np.stack(columns, axis=1)  # (n, 2 or 4)
     together = together[np.isfinite(together).all(axis=1)]
-    if len(together) < FEWEST:
+    questions = len(together)
+    if questions < FEWEST:
         return math.nan, math.nan
-    sums = np.vstack(
-        [together.sum(axis=0), draws(len(together)) @ together]
-    ).T  # (2 or 4, 1 + RESAMPLES)
+
+    all_of_them = together.sum(axis=0)
+    sums = np.vstack([all_of_them, draws(questions) @ together]).T  # (2 or 4, 1 + RESAMPLES)
     with np.errstate(divide="ignore", invalid="ignore"):
         figures = _quotient(sums)
-        return _ends(figures[0] * (figures[1:] / figures[0]) ** wider(len(together)))
+        return _ends(figures[0] * (figures[1:] / figures[0]) ** wider(questions))
 
 
 def _quotient(sums: Floats) -> Any:
     """Return a / b of two sums, (a / b) / (c / d) of four."""
-    return sums[0] / sums[1] / (sums[2] / sums[3] if len(sums) > 2 else 1.0)
+    first = sums[0] / sums[1]
+    return first / (sums[2] / sums[3]) if len(sums) > 2 else first
 
 
 def quotient(*columns: Floats, alike: bool = False) -> float:
-    """Return sum a / sum b, or of four columns (sum a / sum b) / (sum c / sum d); NaN if that is no
-    number.
+    """Return sum a / sum b, or of four columns (sum a / sum b) / (sum c / sum d).
 
-    Values that are NaN are left out; where columns are paired, all of them have NaN there.
+    NaN if that is no number. Values that are NaN are left out; where columns are paired, all of
+    them have NaN there.
 
     Args:
         alike: sum the means of each row, so that all questions weigh the same, however many repeats
@@ -166,7 +169,8 @@ def deviation(values: Sequence[float]) -> float:
 
 
 def spans_one(low: float, high: float) -> bool:
-    """Return whether an interval leaves open which of two is faster; False if both ends are 1, the
-    baseline itself.
+    """Return whether an interval leaves open which of two is faster.
+
+    False if both ends are 1, as of the baseline itself.
     """
     return low <= 1.0 <= high and low < high

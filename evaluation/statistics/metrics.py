@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, TypeVar
 
@@ -26,89 +27,104 @@ Item = TypeVar("Item")
 Key = TypeVar("Key")
 
 
+def choices(rows: Iterable[Row]) -> list[Row]:
+    """Return the choices of all rows; a question has several if it was answered several times."""
+    return list(itertools.chain.from_iterable(row["choices"] for row in rows))
+
+
 def mean(values: Iterable[float]) -> float:
     """Return the arithmetic mean; NaN of nothing."""
     items = list(values)
-    return sum(items) / len(items) if items else float("nan")
+    return sum(items) / len(items) if items else math.nan
 
 
 def measure(rows: Sequence[Row]) -> dict[str, Any]:
-    """Compute the figures of these answers, one row a question; NaN where the records lack what a
-    figure needs.
+    """Compute the figures of these answers, one row a question.
+
+    A figure is NaN where the records lack what it needs.
     """
     counts = [tokens_and_steps(row) for row in rows]
-    counted, taken = (sum(column) for column in zip(*counts, strict=True)) if counts else (0, 0)
+    counted = sum(tokens for tokens, _ in counts)
+    taken = sum(steps for _, steps in counts)
+
     seconds = sum(map(wall_time, rows))
     tokens = sum(map(new_tokens, rows))
-    prefill, decode, prompt = (
-        per_turn(rows, f"{part}_time") for part in ("prefill", "decode", "prompt")
-    )
-    waited = (
-        per_turn(rows, "first_token_time") or prefill
-    )  # with concurrent requests to a server, each one's own wait
-    peaks: list[Any] = [row.get("peak_memory") for row in rows]
-    batched = any("step_batch" in choice for row in rows for choice in row["choices"])
     later_seconds, later = later_steps(rows)
+    batched = any("step_batch" in choice for choice in choices(rows))
+
     total = tokens / seconds if seconds > 0 else math.nan
+    speed = total
+    if not batched:
+        speed = mean(question_speed(row) for row in rows if wall_time(row) > 0)
+
+    prefill = per_turn(rows, "prefill_time")
+    prompt = per_turn(rows, "prompt_time")
+    # with concurrent requests to a server, each one's own wait
+    waited = per_turn(rows, "first_token_time") or prefill
     if waited is prefill and batched:
         prompt = []  # prefill times are shares of a batch's, not the time to a first token
+    first_token = [sum(pair) for pair in zip(prompt, waited, strict=False)]
+
+    peaks: list[Any] = [row.get("peak_memory") for row in rows]
+    peak = math.nan
+    if peaks and None not in peaks:
+        peak = float(max(peaks)) / 2**20
+
     return {
         "questions": len(rows),
-        "turns": sum(len(choice["turns"]) for row in rows for choice in row["choices"]),
+        "turns": sum(len(choice["turns"]) for choice in choices(rows)),
         "steps": taken,
         "new_tokens": tokens,
         "mat": counted / taken if taken else math.nan,
         "mat_macro": mean(n / steps for n, steps in counts if steps),
-        "tokens_per_second": (
-            total if batched else mean(question_speed(row) for row in rows if wall_time(row) > 0)
-        ),
+        "tokens_per_second": speed,
         "tokens_per_second_total": total,
         "tokens_per_second_decode": _decode_speed(rows),
         "prefill_ms": 1e3 * mean(prefill),
-        "decode_ms": 1e3 * mean(decode),
+        "decode_ms": 1e3 * mean(per_turn(rows, "decode_time")),
         "time_to_first_token_ms": 1e3 * (mean(prompt) + mean(waited)),  # both over the same turns
         "step_ms": 1e3 * later_seconds / later if later else math.nan,
         "rows_per_forward": _rows_per_forward(rows),
-        **percentiles(
-            "time_to_first_token_ms", [sum(pair) for pair in zip(prompt, waited, strict=False)]
-        ),
+        **percentiles("time_to_first_token_ms", first_token),
         **percentiles("inter_token_latency_ms", between_tokens(rows)),
-        "peak_memory_mib": float(max(peaks)) / 2**20 if peaks and None not in peaks else math.nan,
+        "peak_memory_mib": peak,
         **engine_means(rows),
     }
 
 
 def engine_means(rows: Sequence[Row]) -> dict[str, float]:
-    """Return the mean acceptance that servers' engines report, by their names for it, over all
-    turns.
+    """Return the mean acceptance that servers' engines report, over all turns.
+
+    It is named as the engine names it.
     """
-    turns = (
-        means
-        for row in rows
-        for choice in row["choices"]
-        for means in choice.get("engine_means") or ()
-        if means
-    )
-    by_name = grouped(
-        ((name, *pair) for means in turns for name, pair in means.items()), lambda mean: mean[0]
-    )
-    return {
-        name: sum(a for _, a, _ in means) / sum(b for *_, b in means)
-        for name, means in by_name.items()
-    }
+    sums = Counter[str]()
+    weights = Counter[str]()
+
+    for choice in choices(rows):
+        for means in choice.get("engine_means") or ():
+            for name, (numerator, denominator) in (means or {}).items():
+                sums[name] += numerator
+                weights[name] += denominator
+
+    return {name: sums[name] / weights[name] for name in sums}
 
 
 def repetition(row: Row) -> float:
-    """Return the mean over a question's turns of the share of repeated 3-grams; NaN where the row
-    does not say.
+    """Return the mean over a question's turns of the share of repeated 3-grams.
+
+    NaN where the row does not say.
     """
-    turns = [share for choice in row["choices"] for share in choice.get("repeated_3grams") or []]
-    return mean(share for share in turns if share is not None)
+    shares: list[float] = []
+    for choice in row["choices"]:
+        turns = choice.get("repeated_3grams") or []
+        shares += [share for share in turns if share is not None]
+    return mean(shares)
 
 
 def counts_between(row: Row, begin: int, end: int, loops: bool = True) -> tuple[int, int]:
-    """Return the tokens and steps of a question's steps that begin between two positions of their
-    answer.
+    """Return the tokens and steps of a question's steps that begin between two positions.
+
+    Positions count from the start of a turn's answer.
 
     Args:
         begin, end: positions; a step that begins at `end` is not counted.
@@ -116,104 +132,116 @@ def counts_between(row: Row, begin: int, end: int, loops: bool = True) -> tuple[
     """
     tokens = 0
     steps = 0
+
     for choice in row["choices"]:
         turns = lengths_by_turn(choice)
-        lasts = (
-            [end] * len(turns)
-            if loops
-            else [min(end, loop_start(ids)) for ids in choice["output_ids"]]
-        )
+        lasts = [end] * len(turns)
+        if not loops:
+            lasts = [min(end, loop_start(ids)) for ids in choice["output_ids"]]
+
         for lengths, last in zip(turns, lasts, strict=True):
-            starts = itertools.accumulate(lengths, initial=0)
-            counted = [
-                length
-                for start, length in zip(starts, lengths, strict=False)
-                if begin <= start < last
-            ]
-            tokens = tokens + sum(counted)
-            steps = steps + len(counted)
+            position = 0
+            for length in lengths:
+                if begin <= position < last:
+                    tokens += length
+                    steps += 1
+                position += length
+
     return tokens, steps
 
 
 def loop_start(ids: Sequence[int], length: int = 64) -> int:
-    """Return the first position whose next `length` tokens occur earlier in the answer; the
-    answer's length if none.
+    """Return the first position whose next `length` tokens occur earlier in the answer.
+
+    If there is none, the answer's length is returned.
     """
-    seen: set[tuple[int, ...]] = set()
+    seen = set[tuple[int, ...]]()
     for position in range(len(ids) - length + 1):
-        run = tuple(ids[position : position + length])
-        if run in seen:
+        ngram = tuple(ids[position : position + length])
+        if ngram in seen:
             return position
-        seen.add(run)
+        seen.add(ngram)
     return len(ids)
 
 
 def between_tokens(rows: Sequence[Row]) -> list[float]:
-    """Return the seconds of all steps after the first of their turn; empty if any row lacks
-    them.
-    """
-    turns = [choice.get("step_us") for row in rows for choice in row["choices"]]
-    return (
-        []
-        if None in turns
-        else [us / 1e6 for of_choice in turns for turn in of_choice for us in turn[1:]]
-    )
+    """Return the seconds of all steps but each turn's first; empty if any row lacks them."""
+    seconds: list[float] = []
+    for choice in choices(rows):
+        turns = choice.get("step_us")
+        if turns is None:
+            return []
+        for turn in turns:
+            seconds += [us / 1e6 for us in turn[1:]]
+    return seconds
 
 
 def percentiles(name: str, seconds: Sequence[float]) -> dict[str, float]:
     """Return the percentiles of latencies in ms, as columns; NaN of none."""
-    values = (
-        1e3 * np.percentile(seconds, PERCENTILES)
-        if seconds
-        else np.full(len(PERCENTILES), math.nan)
-    )
-    return {
-        f"{name}_p{percent}": float(value)
-        for percent, value in zip(PERCENTILES, values, strict=True)
-    }
+    values = np.full(len(PERCENTILES), math.nan)
+    if seconds:
+        values = 1e3 * np.percentile(seconds, PERCENTILES)
+
+    columns = [f"{name}_p{percent}" for percent in PERCENTILES]
+    return dict(zip(columns, map(float, values), strict=True))
 
 
 def lengths_by_turn(choice: Row) -> list[list[int]]:
-    """Return the accepted lengths of each turn's steps; empty if the row does not say which turn a
-    step belongs to.
+    """Return the accepted lengths of each turn's steps.
+
+    Empty if the row does not say which turn a step belongs to.
     """
     lengths = choice.get("accept_lengths")
     counts = choice.get("decoding_steps")
-    if lengths is None or counts is None or None in counts or sum(counts) != len(lengths):
+    if lengths is None or counts is None:
         return []
+    if None in counts or sum(counts) != len(lengths):
+        return []
+
     rest = iter(lengths)
     return [list(itertools.islice(rest, count)) for count in counts]
 
 
 def _rows_per_forward(rows: Sequence[Row]) -> float:
-    """Return the number of draft nodes and roots per forward; NaN unless every row has step
-    records.
+    """Return the number of draft nodes and roots per forward.
+
+    NaN unless every row has step records.
     """
     nodes = 0
     forwards = 0.0
-    for choice in (choice for row in rows for choice in row["choices"]):
-        if choice.get("step_nodes") is None:
+
+    for choice in choices(rows):
+        turns = choice.get("step_nodes")
+        if turns is None:
             return math.nan
-        nodes += sum(map(sum, choice["step_nodes"]))
-        batch = choice.get("step_batch") or [[1] * len(turn) for turn in choice["step_nodes"]]
-        forwards += sum(1 / size for turn in batch for size in turn)
+        nodes += sum(map(sum, turns))
+
+        batch_sizes = choice.get("step_batch") or [[1] * len(turn) for turn in turns]
+        forwards += sum(1 / size for size in itertools.chain.from_iterable(batch_sizes))
+
     return nodes / forwards if forwards else math.nan
 
 
 def _decode_speed(rows: Sequence[Row]) -> float:
-    """Return tokens per second after the first step of each turn; NaN unless every row has times
-    and steps.
+    """Return tokens per second after the first step of each turn.
+
+    NaN unless every row has times and steps.
     """
     tokens = sum(map(new_tokens, rows))
     seconds = sum(per_turn(rows, "decode_time"))
-    for choice in (choice for row in rows for choice in row["choices"]):
-        firsts = choice.get(
-            "first_tokens"
-        )  # of a server's turns: the tokens that came with the first event
-        turns = [[n or 0] for n in firsts] if firsts else lengths_by_turn(choice)
+
+    for choice in choices(rows):
+        # of a server's turns: the tokens that came with the first event
+        first_tokens = choice.get("first_tokens")
+        if first_tokens:
+            tokens -= sum(n or 0 for n in first_tokens)
+            continue
+
+        turns = lengths_by_turn(choice)
         if not turns:
             return math.nan
         tokens -= sum(lengths[0] for lengths in turns if lengths)
+
     return tokens / seconds if seconds > 0 else math.nan
 
 
@@ -228,5 +256,9 @@ def grouped(items: Iterable[Item], key: Callable[[Item], Key]) -> dict[Key, list
 def by_subtask(rows: Sequence[Row]) -> dict[str, list[Row]]:
     """Group rows as the tables print them: Spec-Bench's subtasks, then others by name, then all."""
     groups = grouped(rows, lambda row: subtask(str(row.get("category", "unknown"))))
-    names = [name for name in SUBTASKS if name in groups] + sorted(groups.keys() - set(SUBTASKS))
-    return {name: groups[name] for name in names} | {OVERALL: list(rows)}
+    names = [name for name in SUBTASKS if name in groups]
+    names += sorted(groups.keys() - set(SUBTASKS))
+
+    by_name = {name: groups[name] for name in names}
+    by_name[OVERALL] = list(rows)
+    return by_name

@@ -1,10 +1,12 @@
-"""The runs of one configuration together: its repeats, and the shards of a bench that one repeat
-was split into.
+"""The runs of one configuration together.
+
+They are its repeats, and the shards of a bench that one repeat was split into.
 """
 
 from __future__ import annotations
 
 import hashlib
+import itertools
 import json
 from collections import Counter
 from collections.abc import Iterable, Sequence
@@ -38,11 +40,8 @@ SAMPLED = tuple(SAMPLING_COLUMNS.values())  # how a run's tokens were chosen
 # Facets that a baseline must share: also how steps were executed, and whether they were timed.
 COMPARED = ("execution", "phases", "timed", "batch", *SAMPLED)
 MANY = 3  # if runs of a label differ in more settings than this, only unusual values are named
-BUDGETS = (
-    "nodes",
-    "tree_nodes",
-    "max_draft",
-)  # settings that say how many nodes a step drafts at most
+# settings that say how many nodes a step drafts at most
+BUDGETS = ("nodes", "tree_nodes", "max_draft")
 
 
 @dataclass(frozen=True)
@@ -53,9 +52,9 @@ class Cells:
     subtasks: NDArray[np.object_]  # the questions' subtasks: (n,)
     repeats: tuple[int, ...]  # numbers of the repeats
     size: int  # of a batch
-    values: dict[
-        str, Floats
-    ]  # by a column of the runs' frames: (n, R), NaN where the repeat has no answer
+
+    # by a column of the runs' frames: (n, R), NaN where the repeat has no answer
+    values: dict[str, Floats]
 
     def take(self, rows: NDArray[Any]) -> Cells:
         """Return the cells of some questions, given by a mask (n,) or positions (m,)."""
@@ -68,47 +67,53 @@ class Cells:
 
 
 def paired(cells: Cells, others: Cells, *names: str) -> list[Floats]:
-    """Return these values of the first, then of the other, where both have all of them; elsewhere
-    NaN.
+    """Return these values of the first, then of the other, where both have all; elsewhere NaN.
 
     Pairs are of the same question and, if at least two repeats are in common, of the same repeat:
-    (n, R). Otherwise a
-    question's value is the mean over the side's repeats: (n, 1).
+    (n, R). Otherwise a question's value is the mean over the side's repeats: (n, 1).
     """
     at = others.questions.get_indexer(cells.questions)
-    both, *repeats = np.intersect1d(cells.repeats, others.repeats, return_indices=True)
+    both, own, theirs = np.intersect1d(cells.repeats, others.repeats, return_indices=True)
+    sides = [(cells, at >= 0, own), (others, at[at >= 0], theirs)]
+
     columns = []
-    for side, rows, kept in zip((cells, others), (at >= 0, at[at >= 0]), repeats, strict=True):
+    for side, questions, repeats in sides:
         for name in names:
-            values = side.values[name][rows]
-            columns.append(values[:, kept] if len(both) > 1 else row_means(values)[:, None])
+            values = side.values[name][questions]
+            columns.append(values[:, repeats] if len(both) > 1 else row_means(values)[:, None])
+
     known = np.all(np.isfinite(columns), axis=0)
     return [np.where(known, column, np.nan) for column in columns]
 
 
 def mat_counts(cells: Cells, others: Cells) -> list[Floats]:
-    """Return each question's tokens and steps of the first, then of the other, as means over
-    repeats: (n,) each.
+    """Return each question's tokens and steps of the first, then of the other: (n,) each.
+
+    They are means over repeats.
     """
     return [row_means(column) for column in paired(cells, others, "tokens", "steps")]
 
 
 def mat_ratio(cells: Cells, others: Cells) -> tuple[float, float, float]:
-    """Return the ratio of the two MATs on the questions and repeats that both have, and its paired
-    interval.
+    """Return the ratio of the two MATs and its paired interval.
+
+    It is on the questions and repeats that both have.
     """
     columns = mat_counts(cells, others)
     return quotient(*columns), *quotient_interval(*columns)
 
 
+def _number_in_common(cells: Cells, others: Cells) -> int:
+    """Return how many questions, or batches, are in both."""
+    return int(cells.questions.isin(others.questions).sum())
+
+
 @dataclass(frozen=True)
 class Pool:
-    """The repeats and shards of one configuration, and the words that distinguish it from others of
-    the same label.
-    """
+    """The repeats and shards of one configuration."""
 
     runs: tuple[Run, ...]
-    variant: str = ""
+    variant: str = ""  # the words that distinguish it from others of the same label
     among: list[Pool] = field(default_factory=list, compare=False, repr=False)  # the experiment's
 
     @property
@@ -136,8 +141,9 @@ class Pool:
 
     @property
     def budget(self) -> int | None:
-        """The maximum number of draft nodes per step, root not counted, by its settings; None if
-        they set none.
+        """The maximum number of draft nodes per step, root not counted.
+
+        None if its settings set none.
         """
         method = self.first.settings["method"]
         return next((int(method[key]) for key in BUDGETS if method.get(key)), None)
@@ -150,53 +156,59 @@ class Pool:
     @property
     def questions(self) -> int:
         """The number of questions that it is to answer."""
-        unknown = self.first.settings["bench"].get("questions", len(self.first.answers))
-        return len(self.selection) if self.identity.question_keys else int(unknown)
+        if self.identity.question_keys:
+            return len(self.selection)
+        return int(self.first.settings["bench"].get("questions", len(self.first.answers)))
 
     @cached_property
     def group(self) -> dict[str, Any]:
         """Its values of the columns in GROUP."""
         settings = self.first.settings
-        questions = json.dumps([settings["bench"].get("sha256"), sorted(self.selection)]).encode()
-        bench = settings["bench"]["name"], self.questions, hashlib.sha256(questions).hexdigest()[:8]
-        machine = settings["max_new_tokens"], self.first.metadata["device"]
-        return dict(
-            zip(
-                GROUP, (self.first.model, settings["model"]["dtype"], *bench, *machine), strict=True
-            )
+        bench = settings["bench"]
+        questions = json.dumps([bench.get("sha256"), sorted(self.selection)]).encode()
+        values = (
+            self.first.model,
+            settings["model"]["dtype"],
+            bench["name"],
+            self.questions,
+            hashlib.sha256(questions).hexdigest()[:8],
+            settings["max_new_tokens"],
+            self.first.metadata["device"],
         )
+        return dict(zip(GROUP, values, strict=True))
 
     @cached_property
     def repeats(self) -> dict[int, tuple[Run, ...]]:
         """The shards of each repeat, in the order of the bench."""
         shards: dict[int, tuple[Run, ...]] = {}
         for run in self.runs:
-            place = run.identity.repeat
-            while any(
-                other.identity.selection == run.identity.selection
-                for other in shards.get(place, ())
-            ):
-                place += 1  # the same run in two directories counts as another repeat
-            shards[place] = (*shards.get(place, ()), run)
+            repeat = run.identity.repeat
+            selection = run.identity.selection
+            # The same run in two directories counts as another repeat.
+            while selection in (other.identity.selection for other in shards.get(repeat, ())):
+                repeat += 1
+            shards[repeat] = (*shards.get(repeat, ()), run)
         return shards
 
     @cached_property
     def answers(self) -> dict[int, dict[str, Row]]:
         """The rows of each repeat, by question, in the order asked."""
-        repeats = self.repeats.items()
-        return {
-            repeat: {row_key(row): row for run in shards for row in run.answers}
-            for repeat, shards in repeats
-        }
+        answers: dict[int, dict[str, Row]] = {}
+        for repeat, shards in self.repeats.items():
+            answers[repeat] = {}
+            for run in shards:
+                answers[repeat] |= {row_key(row): row for row in run.answers}
+        return answers
 
     def answers_to_compare(self, repeat: int) -> dict[str, Row]:
-        """Return the rows to compare another configuration's repeat with: the same repeat's, else
-        any repeat's.
+        """Return the rows to compare another configuration's repeat with.
+
+        They are the same repeat's, else any repeat's.
         """
-        every = {
-            key: row for answers in reversed(self.answers.values()) for key, row in answers.items()
-        }
-        return every | self.answers.get(repeat, {})
+        rows: dict[str, Row] = {}
+        for answers in reversed(self.answers.values()):
+            rows |= answers
+        return rows | self.answers.get(repeat, {})
 
     @property
     def first_answers(self) -> list[Row]:
@@ -206,7 +218,10 @@ class Pool:
     @cached_property
     def rows(self) -> list[Row]:
         """All rows of all repeats."""
-        return [row for run in self.runs for row in run.answers]
+        rows: list[Row] = []
+        for run in self.runs:
+            rows += run.answers
+        return rows
 
     @cached_property
     def accepted(self) -> Accepted:
@@ -215,8 +230,7 @@ class Pool:
 
     @cached_property
     def baselines(self) -> dict[str, Pool | None]:
-        """The pool of each baseline to compare with, by name; None if none has a question in
-        common.
+        """The pool of each baseline, by name; None if none has a question in common.
 
         It has the same model, bench file, device and COMPARED settings; only hf may have another
         execution, and for what ran inside transformers' generate a baseline may have the steps'
@@ -226,39 +240,45 @@ class Pool:
             engine = str(self.identity.method["engine"])
             alike = (*COMPARED, "method_model")
             return dict.fromkeys(BASELINES) | {SERVER: self.closest(engine, alike)}
+
         found = {name: self.closest(name) for name in BASELINES}
         for steps, inside in INSIDE.items():
             if self.identity.facets.get("execution") == inside:
-                found = {
-                    name: pool or self.closest(name, execution=steps)
-                    for name, pool in found.items()
-                }
-        return found | {"hf": found["hf"] or self.closest("hf", set(COMPARED) - {"execution"})}
+                for name in BASELINES:
+                    found[name] = found[name] or self.closest(name, execution=steps)
+
+        found["hf"] = found["hf"] or self.closest("hf", set(COMPARED) - {"execution"})
+        return found
 
     def closest(
         self, label: str, alike: Iterable[str] = COMPARED, **other_facets: Any
     ) -> Pool | None:
-        """Return the configuration of this label, with the facets `alike` equal, that shares most
-        batches.
+        """Return the configuration of this label that shares most batches.
 
-        Ties go to most questions in common, then to fewest questions. None if none is in common.
+        Its facets `alike` are equal to this one's. Ties go to most questions in common, then to
+        fewest questions, then to the first. None if no question is in common.
 
         Args:
             other_facets: values that its facets must have instead of this pool's.
         """
         facets = self.identity.facets | other_facets
-        ranked = list[tuple[int, int, int, Pool]]()
-        for other in (pool for pool in self.among if pool.label == label):
-            same = all(facets.get(key) == other.identity.facets.get(key) for key in alike)
-            if same and other.identity.comparable == self.identity.comparable:
-                pairs = ((self.speeds, other.speeds), (self.cells, other.cells))
-                batches, common = (
-                    int(own.questions.isin(others.questions).sum()) for own, others in pairs
-                )
-                ranked.append((batches, common, -len(other.cells.questions), other))
-        # ties: the first
-        _, common, _, best = max(ranked, key=lambda entry: entry[:3], default=(0, 0, 0, None))
-        return best if common else None
+        best = None
+        most = (0, 0, 0)
+
+        for other in self.among:
+            if other.label != label or other.identity.comparable != self.identity.comparable:
+                continue
+            if any(facets.get(key) != other.identity.facets.get(key) for key in alike):
+                continue
+
+            batches = _number_in_common(self.speeds, other.speeds)
+            questions = _number_in_common(self.cells, other.cells)
+            rank = (batches, questions, -len(other.cells.questions))
+            if best is None or rank > most:
+                best = other
+                most = rank
+
+        return best if most[1] else None
 
     @cached_property
     def cells(self) -> Cells:
@@ -267,25 +287,30 @@ class Pool:
 
     @cached_property
     def speeds(self) -> Cells:
-        """The values that its speed is made of, by batch and repeat: speed, or new tokens and
-        seconds.
+        """The values that its speed is made of, by batch and repeat.
+
+        They are speed, or new tokens and seconds.
         """
         return self._cells("by_batch")
 
     def _cells(self, frame_name: str) -> Cells:
         """Return the values of the runs' frames of that name."""
-        frames = [
-            pd.concat([getattr(run, frame_name) for run in shards])
-            for shards in self.repeats.values()
-        ]
+        frames = []
+        for shards in self.repeats.values():
+            frames.append(pd.concat([getattr(run, frame_name) for run in shards]))
+
         subtasks = pd.concat([frame.pop("subtask") for frame in frames])
         subtasks = subtasks[~subtasks.index.duplicated()]
-        stacked = np.stack(
-            [f.reindex(subtasks.index).to_numpy(dtype=np.float64) for f in frames], axis=1
-        )  # (n, R, m)
-        values = {name: stacked[:, :, column] for column, name in enumerate(frames[0])}
-        about = subtasks.index, subtasks.to_numpy(dtype=object), tuple(self.repeats)
-        return Cells(*about, self.identity.facets["batch"], values)
+        arrays = [frame.reindex(subtasks.index).to_numpy(dtype=np.float64) for frame in frames]
+        stacked = np.stack(arrays, axis=1)  # (n, R, m)
+
+        return Cells(
+            questions=subtasks.index,
+            subtasks=subtasks.to_numpy(dtype=object),
+            repeats=tuple(self.repeats),
+            size=self.identity.facets["batch"],
+            values={name: stacked[:, :, column] for column, name in enumerate(frames[0])},
+        )
 
 
 def pools(runs: Sequence[Run]) -> list[Pool]:
@@ -295,31 +320,35 @@ def pools(runs: Sequence[Run]) -> list[Pool]:
     """
     place = {id(run): i for i, run in enumerate(runs)}
     begins = {run.identity.comparable: place[id(run)] for run in reversed(runs)}
-    configurations = grouped(runs, lambda run: run.identity.configuration).values()
-    groups = [
-        sorted(g, key=lambda run: place[id(run)]) for peers in configurations for g in joined(peers)
-    ]
-    pooled = [Pool(tuple(group)) for group in groups]
+
+    pooled = []
+    for peers in grouped(runs, lambda run: run.identity.configuration).values():
+        for group in joined(peers):
+            group.sort(key=lambda run: place[id(run)])
+            pooled.append(Pool(tuple(group)))
     pooled.sort(
         key=lambda pool: (begins[pool.identity.comparable], -pool.questions, place[id(pool.first)])
     )
-    words: dict[int, str] = {}
-    for peers in grouped(pooled, lambda pool: (*pool.group.values(), pool.label)).values():
-        words |= zip(map(id, peers), distinguish([pool.first for pool in peers]), strict=True)
+
+    variants: dict[int, str] = {}
+    for alike in grouped(pooled, lambda pool: (*pool.group.values(), pool.label)).values():
+        words = distinguish([pool.first for pool in alike])
+        variants |= zip(map(id, alike), words, strict=True)
+
     named: list[Pool] = []
-    named += [Pool(pool.runs, words[id(pool)], named) for pool in pooled]
+    named += [Pool(pool.runs, variants[id(pool)], named) for pool in pooled]
     return named
 
 
 def joined(runs: Sequence[Run]) -> list[list[Run]]:
-    """Group the runs of one configuration: repeats of the same questions together, and shards,
-    which share no question.
+    """Group the runs of one configuration: repeats of the same questions together, and shards.
 
-    Selections that overlap (a part and the whole) stay apart, and so do those whose questions are
-    not known.
+    Shards share no question. Selections that overlap (a part and the whole) stay apart, and so do
+    those whose questions are not known.
     """
     selections = grouped(runs, lambda run: run.identity.selection)
     groups: list[tuple[set[str], list[Run]]] = []
+
     for selection, same in sorted(selections.items(), key=lambda pair: -len(pair[0])):
         for keys, group in groups:
             known = same[0].identity.question_keys and group[0].identity.question_keys
@@ -329,6 +358,7 @@ def joined(runs: Sequence[Run]) -> list[list[Run]]:
                 break
         else:
             groups.append((set(selection), same))
+
     return [group for _, group in groups]
 
 
@@ -339,57 +369,69 @@ def distinguish(runs: Sequence[Run]) -> list[str]:
     out, except those of the first setting.
     """
     facets = [run.identity.facets | run.identity.loading for run in runs]
-    keys = dict.fromkeys(key for settings in facets for key in settings)
+    keys = dict.fromkeys(itertools.chain.from_iterable(facets))
     varied = [key for key in keys if len({str(settings.get(key)) for settings in facets}) > 1]
     plain = [key for key in varied if key not in ("tree_depth", "tree_breadth", "url")]
-    choices = [
-        (plain, [plain] * len(runs)),
-        (varied, [varied] * len(runs)),
-    ]  # depth, breadth, url only where needed
+
+    # The settings named of each run; depth, breadth and url only where needed.
+    attempts = [[plain] * len(runs), [varied] * len(runs)]
     if len(plain) > MANY:
-        counts = {
-            key: Counter(str(settings.get(key)) for settings in facets).most_common(1)[0]
-            for key in plain[1:]
-        }
-        usual = {key: value for key, (value, times) in counts.items() if 2 * times > len(runs)}
-        unusual = [
-            [key for key in plain if str(settings.get(key)) != usual.get(key)]
-            for settings in facets
-        ]
-        choices.insert(0, (plain, unusual))
-    words: list[str] = []
-    for among, chosen in choices:
-        named = zip(chosen, facets, strict=True)
-        words = [
-            ", ".join(filter(None, (_words(key, settings, among) for key in kept)))
-            for kept, settings in named
-        ]
-        if len(set(words)) == len(runs):
-            return words
-    names = [run.folder.name for run in runs]
-    methods = [
-        run.settings["method"] for run in runs
-    ]  # left to differ: files of one name with other contents
-    digests = [
-        m.get("start_sha256") or m.get("tree_sha256") or name
-        for m, name in zip(methods, names, strict=True)
-    ]
-    told_apart = len(
-        {(word, digest[-6:]) for word, digest in zip(words, digests, strict=True)}
-    ) == len(runs)
-    marks = [f"#{mark[-6:]}" for mark in (digests if told_apart else names)]
-    return [", ".join(filter(None, pair)) for pair in zip(words, marks, strict=True)]
+        attempts.insert(0, _unusual(plain, facets))
+
+    variants: list[str] = []
+    for attempt in attempts:
+        variants = []
+        for named, settings in zip(attempt, facets, strict=True):
+            words = (_words(key, settings, varied) for key in named)
+            variants.append(", ".join(filter(None, words)))
+        if len(set(variants)) == len(runs):
+            return variants
+
+    pairs = zip(variants, _marks(runs, variants), strict=True)
+    return [f"{words}, #{mark}" if words else f"#{mark}" for words, mark in pairs]
+
+
+def _unusual(keys: Sequence[str], facets: Sequence[dict[str, Any]]) -> list[list[str]]:
+    """Return for each run the first setting, and those whose value is not most runs'."""
+    usual = {}
+    for key in keys[1:]:
+        values = Counter(str(settings.get(key)) for settings in facets)
+        value, times = values.most_common(1)[0]
+        if 2 * times > len(facets):
+            usual[key] = value
+
+    unusual = []
+    for settings in facets:
+        unusual.append([key for key in keys if str(settings.get(key)) != usual.get(key)])
+    return unusual
+
+
+def _marks(runs: Sequence[Run], variants: Sequence[str]) -> list[str]:
+    """Tell apart runs whose settings are named alike: by their files' contents, else by folder."""
+    digests = []
+    for run in runs:
+        method = run.settings["method"]
+        digest = method.get("start_sha256") or method.get("tree_sha256") or run.folder.name
+        digests.append(digest[-6:])
+
+    if len(set(zip(variants, digests, strict=True))) == len(runs):
+        return digests
+    return [run.folder.name[-6:] for run in runs]
 
 
 def _words(key: str, settings: dict[str, Any], varied: list[str]) -> str:
     value = settings.get(key)
-    if key == "tree_nodes":
-        return "" if "tree" in varied else f"{value} nodes"  # named with the tree
-    forms = {"tree": f"{value} ({settings.get('tree_nodes')})", "order": f"{value or 'file'} order"}
-    forms |= {"tree_depth": f"{value} deep", "tree_breadth": f"{value} wide"}
-    plain = (
-        f"{'' if value else 'no '}{key}"
-        if isinstance(value, bool)
-        else f"{key.removeprefix('method_')}={value}"
-    )
-    return forms.get(key, plain)
+    match key:
+        case "tree":
+            return f"{value} ({settings.get('tree_nodes')})"
+        case "tree_nodes":
+            return "" if "tree" in varied else f"{value} nodes"  # named with the tree
+        case "tree_depth":
+            return f"{value} deep"
+        case "tree_breadth":
+            return f"{value} wide"
+        case "order":
+            return f"{value or 'file'} order"
+    if isinstance(value, bool):
+        return key if value else f"no {key}"
+    return f"{key.removeprefix('method_')}={value}"

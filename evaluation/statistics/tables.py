@@ -1,5 +1,4 @@
-"""Build tables: the runs of an experiment as rows, repeats pooled, numbers kept as numbers; and
-columns' definitions.
+"""Build tables: the runs of an experiment as rows, repeats pooled, numbers kept as numbers.
 
 columns.yaml defines the columns for terminal, Markdown, LaTeX, page and documents.
 """
@@ -7,6 +6,7 @@ columns.yaml defines the columns for terminal, Markdown, LaTeX, page and documen
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -22,11 +22,17 @@ from .intervals import Floats, deviation, quotient, quotient_interval, speed_int
 from .metrics import OVERALL, by_subtask, mean, measure
 from .pools import GROUP, Cells, Pool, paired
 
-AUDITED = (
-    "tokens_equal",
-    "near_ties",
-    "tokens_wrong",
-)  # columns of the audit of a server's answers
+# columns of the audit of a server's answers
+AUDITED = ("tokens_equal", "near_ties", "tokens_wrong")
+# how a block's name shows its values of GROUP; others are shown as they are
+FORMS = {
+    "bench_questions": "{} questions",
+    "questions_sha256": "questions #{}",
+    "max_new_tokens": "max_new_tokens {}",
+}
+MODEL = GROUP.index("model")
+BENCH = GROUP.index("bench")
+
 # where a column is shown
 TERMINAL = "terminal"
 MARKDOWN = "markdown"
@@ -56,26 +62,33 @@ class Column:
 
 
 _DEFINED = yaml.safe_load(Path(__file__).with_name("columns.yaml").read_text(encoding="utf-8"))
-COLUMNS, TABLE1 = (
-    tuple(Column(**entry | {"shown": tuple(entry.get("shown", ()))}) for entry in _DEFINED[table])
-    for table in ("main", "table1")
-)
+
+
+def _columns(table: str) -> tuple[Column, ...]:
+    """Return the columns that columns.yaml defines for a table, in its order."""
+    entries = _DEFINED[table]
+    return tuple(Column(**entry | {"shown": tuple(entry.get("shown", ()))}) for entry in entries)
+
+
+COLUMNS = _columns("main")
+TABLE1 = _columns("table1")
 _BY_NAME = {column.name: column for column in COLUMNS}
 
 
 def column(name: str) -> Column:
-    """Return the column of this name; a measure's deviation (NAME_std) and any setting of a method
-    are columns, too.
+    """Return the column of this name.
+
+    A measure's deviation (NAME_std) and any setting of a method are columns, too.
     """
     if name in _BY_NAME:
         return _BY_NAME[name]
+
     base, _, end = name.rpartition("_")
-    if end == "std":
-        measure = column(base)
-        return replace(
-            _BY_NAME["X_std"], name=name, title=f"{measure.title or base} std", form=measure.form
-        )
-    return Column(name)
+    if end != "std":
+        return Column(name)
+    measure = column(base)
+    title = f"{measure.title or base} std"
+    return replace(_BY_NAME["X_std"], name=name, title=title, form=measure.form)
 
 
 def main_table(pooled: Sequence[Pool]) -> pd.DataFrame:
@@ -86,43 +99,53 @@ def main_table(pooled: Sequence[Pool]) -> pd.DataFrame:
     rows: list[dict[str, Any]] = []
     for pool in pooled:
         for category, answers in by_subtask(pool.rows).items():
-            cells = pool.cells.of(category)
-            speeds = pool.speeds.of(category)
-            row: dict[str, Any] = {
-                **{key: pool.group[key] for key in ("model", "bench")},
-                "method": pool.label,
-                "variant": pool.variant,
-                "category": category,
-                "repeats": len(pool.repeats),
-                **_measures(cells, speeds, answers),
-            }
-            for name, base in pool.baselines.items():
-                row |= speedups(name, speeds, base)
-            row["break_even_mat"] = _break_even_mat(cells, pool.baselines["vanilla"])
-            row["state_bytes"] = pool.first.summary.get("state_bytes", math.nan)
-            facets = {
-                f"method_{key}" if key in row else key: value
-                for key, value in pool.identity.facets.items()
-            }
-            row |= facets | {"execution": pool.first.execution}
-            row |= {
-                "num_choices": pool.first.settings.get("num_choices"),
-                "quantize": pool.first.quantized,
-            }
-            row |= {
-                f"execution_{name}": base and base.first.execution
-                for name, base in pool.baselines.items()
-            }
-            audited = (
-                [run.summary.get("audit") or {} for run in pool.runs]
-                if category == OVERALL
-                else [{}]
-            )
-            if all(audited):
-                counts = {name: sum(audit[name] for audit in audited) for name in AUDITED}
-                row |= counts if any(counts.values()) else {}  # else nothing had ids to judge
-            rows.append(row | pool.group | {"complete": all(run.complete for run in pool.runs)})
+            rows.append(_main_row(pool, category, answers))
     return pd.DataFrame(rows)
+
+
+def _main_row(pool: Pool, category: str, answers: Sequence[Row]) -> dict[str, Any]:
+    """Return a configuration's row for one category, measured on these answers."""
+    cells = pool.cells.of(category)
+    speeds = pool.speeds.of(category)
+    row: dict[str, Any] = {
+        "model": pool.group["model"],
+        "bench": pool.group["bench"],
+        "method": pool.label,
+        "variant": pool.variant,
+        "category": category,
+        "repeats": len(pool.repeats),
+        **_measures(cells, speeds, answers),
+    }
+    for name, base in pool.baselines.items():
+        row |= speedups(name, speeds, base)
+    row["break_even_mat"] = _break_even_mat(cells, pool.baselines["vanilla"])
+    row["state_bytes"] = pool.first.summary.get("state_bytes", math.nan)
+
+    # settings
+    facets = pool.identity.facets.items()
+    row |= {f"method_{key}" if key in row else key: value for key, value in facets}
+    row["execution"] = pool.first.execution
+    row["num_choices"] = pool.first.settings.get("num_choices")
+    row["quantize"] = pool.first.quantized
+    for name, base in pool.baselines.items():
+        row[f"execution_{name}"] = base and base.first.execution
+
+    if category == OVERALL:
+        row |= _audited(pool)
+    row |= pool.group
+    row["complete"] = all(run.complete for run in pool.runs)
+    return row
+
+
+def _audited(pool: Pool) -> dict[str, int]:
+    """Return the counts of AUDITED; none unless all runs were audited and had ids to judge."""
+    counts = Counter(dict.fromkeys(AUDITED, 0))
+    for run in pool.runs:
+        audit = run.summary.get("audit")
+        if not audit:
+            return {}
+        counts.update({name: audit[name] for name in AUDITED})
+    return counts if any(counts.values()) else {}
 
 
 def depths_table(pooled: Sequence[Pool]) -> pd.DataFrame:
@@ -130,8 +153,13 @@ def depths_table(pooled: Sequence[Pool]) -> pd.DataFrame:
     rows: list[dict[str, Any]] = []
     for pool in pooled:
         for depth in by_depth(pool.accepted):
-            shares = {"joint_acceptance": depth.joint, "conditional_acceptance": depth.conditional}
-            rows.append(identity(pool) | {"depth": depth.depth, "steps": depth.steps} | shares)
+            figures = {
+                "depth": depth.depth,
+                "steps": depth.steps,
+                "joint_acceptance": depth.joint,
+                "conditional_acceptance": depth.conditional,
+            }
+            rows.append(identity(pool) | figures)
     return pd.DataFrame(rows)
 
 
@@ -145,76 +173,85 @@ def _measures(cells: Cells, speeds: Cells, answers: Sequence[Row]) -> dict[str, 
     """Return the measures of a category, with deviation and interval of MAT and tokens/s."""
     measures = measure(answers)
     measures["questions"] = len(cells.questions)
-    counts = [cells.values[name] for name in ("tokens", "steps")]
+
+    # MAT; its interval is over questions alone
+    counts = [cells.values["tokens"], cells.values["steps"]]  # (n, R) each
     tokens, steps = (np.nansum(count, axis=1) for count in counts)
     steps[steps == 0] = np.nan  # not known in any repeat
     measures["mat_macro"] = mean((tokens / steps)[steps > 0].tolist())
-    low, high = quotient_interval(tokens, steps)
-    measures |= rate("mat", counts, alike=False) | {
-        "mat_low": low,
-        "mat_high": high,
-    }  # over questions alone
-    columns = [*speeds.values.values()]
-    if speeds.size == 1:
-        columns.append(np.where(np.isfinite(columns[0]), 1.0, np.nan))  # the mean of the speeds
-    measures |= rate("tokens_per_second", columns, alike=speeds.size == 1)
-    if speeds.size > 1:
+    measures |= rate("mat", counts, alike=False)
+    measures["mat_low"], measures["mat_high"] = quotient_interval(tokens, steps)
+
+    # tokens/s: of single questions, the mean of their speeds
+    single = speeds.size == 1
+    columns = list(speeds.values.values())
+    if single:
+        columns.append(np.where(np.isfinite(columns[0]), 1.0, np.nan))
+    measures |= rate("tokens_per_second", columns, alike=single)
+    if not single:
         measures["tokens_per_second_total"] = measures["tokens_per_second"]
     return measures
 
 
 def rate(name: str, columns: Sequence[Floats], *, alike: bool) -> dict[str, float]:
-    """Return a `quotient` with its deviation over repeats and its interval, as columns of that
-    name.
+    """Return a `quotient` with its deviation over repeats and its interval, as columns.
 
     Args:
         columns: two or four, (n, R).
         alike: as `quotient` takes it.
     """
-    repeats = range(columns[0].shape[1])
-    by_repeat = [quotient(*(column[:, [i]] for column in columns)) for i in repeats]
+    by_repeat = []
+    for repeat in range(columns[0].shape[1]):
+        by_repeat.append(quotient(*(column[:, [repeat]] for column in columns)))
+
     low, high = speed_interval(*columns, alike=alike)
-    value = quotient(*columns, alike=alike)
-    spread = deviation(by_repeat)
-    return {name: value, f"{name}_std": spread, f"{name}_low": low, f"{name}_high": high}
+    return {
+        name: quotient(*columns, alike=alike),
+        f"{name}_std": deviation(by_repeat),
+        f"{name}_low": low,
+        f"{name}_high": high,
+    }
 
 
 def speedups(name: str, speeds: Cells, base: Pool | None) -> dict[str, float]:
-    """Return the speedup over a baseline of the same batch size, on the questions (whole batches)
-    that both have.
+    """Return the speedup over a baseline of the same batch size.
+
+    It is over the questions (whole batches) that both have.
     """
+    column = f"speedup_{name}"
     if base is None or base.speeds.size != speeds.size:
-        return dict.fromkeys(
-            [f"speedup_{name}{end}" for end in ("", "_std", "_low", "_high")], math.nan
-        )
+        return dict.fromkeys([f"{column}{end}" for end in ("", "_std", "_low", "_high")], math.nan)
     columns = paired(speeds, base.speeds, *speeds.values)
-    return rate(f"speedup_{name}", columns, alike=speeds.size == 1)
+    return rate(column, columns, alike=speeds.size == 1)
 
 
 def _break_even_mat(cells: Cells, plain: Pool | None) -> float:
     """Return the time of a step over that of a plain step, where both are timed; NaN if nowhere."""
-    return (
-        quotient(*paired(cells, plain.cells, "later_seconds", "later_steps")) if plain else math.nan
-    )
+    if plain is None:
+        return math.nan
+    return quotient(*paired(cells, plain.cells, "later_seconds", "later_steps"))
 
 
 def block_names(keys: Iterable[tuple[Any, ...]]) -> dict[tuple[Any, ...], str]:
-    """Name blocks, given by their values of GROUP: by model and bench, and by what else
-    distinguishes them.
+    """Name blocks, given by their values of GROUP.
+
+    The names are model and bench, and what else distinguishes blocks of the same two.
     """
     keys = list(dict.fromkeys(keys))
-    forms = {3: "{} questions", 4: "questions #{}", 5: "max_new_tokens {}"}  # by index in GROUP
     names = {}
     for key in keys:
-        words = [str(key[0]), str(key[2])]
+        words = [str(key[MODEL]), str(key[BENCH])]
         twins = [
-            other for other in keys if other != key and (other[0], other[2]) == (key[0], key[2])
+            other for other in keys if (other[MODEL], other[BENCH]) == (key[MODEL], key[BENCH])
         ]
+
         for i, value in enumerate(key):
-            if i == 4:  # the hash is named only if the number of questions is the same
-                twins = [other for other in twins if other[3] == key[3]]
+            if GROUP[i] == "questions_sha256":
+                # named only if the number of questions is the same
+                twins = [other for other in twins if other[i - 1] == key[i - 1]]
             if any(other[i] != value for other in twins):
-                words.append(forms.get(i, "{}").format(value))
+                words.append(FORMS.get(GROUP[i], "{}").format(value))
+
         names[key] = ", ".join(words)
     return names
 
@@ -232,33 +269,31 @@ def unavailable(why: str) -> str:
 
 
 def with_unavailable(table: pd.DataFrame, left_out: Sequence[dict[str, str]]) -> pd.DataFrame:
-    """Return the main table with a row for each method that a sweep left out, by its model, bench
-    and method.
+    """Return the main table with a row for each method that a sweep left out.
 
-    The row is in the block of its model and bench: in each block if there are several (another type
-    or device), in its
-    own block if there is none. Counts are 0, measures are empty, and the column `note` says why. A
-    method that was measured since has no such row. Without such rows, the table is returned
-    unchanged.
+    `left_out` names model, bench and method. The row is in the block of its model and bench: in
+    each block if there are several (another type or device), in its own block if there is none.
+    Counts are 0, measures are empty, and the column `note` says why. A method that was measured
+    since has no such row. Without such rows, the table is returned unchanged.
     """
-    rows: list[dict[Any, Any]] = []
-    empty_row = {
-        name: {"b": False, "i": 0, "f": math.nan}.get(table[name].dtype.kind)
-        for name in table.columns
-    }
-    empty_block: dict[Any, Any] = {
+    empty = {"b": False, "i": 0, "f": math.nan}  # by the kind of a column's type
+    empty_row = {name: empty.get(table[name].dtype.kind) for name in table.columns}
+    own_block: dict[Any, Any] = {
         key: "" if empty_row[key] is None else empty_row[key] for key in GROUP
     }
+
+    rows: list[dict[Any, Any]] = []
     for entry in left_out:
+        same = table[(table["model"] == entry["model"]) & (table["bench"] == entry["bench"])]
+        labels = same["method"].astype(str)
+        if (labels.str.split(" (", regex=False).str[0] == entry["method"]).any():
+            continue  # measured since, whatever its start
+
         row = {key: entry[key] for key in ("model", "bench", "method")}
-        same = table[(table["model"] == row["model"]) & (table["bench"] == row["bench"])]
-        methods = (
-            same["method"].astype(str).str.split(" (", regex=False).str[0]
-        )  # without their starts
-        if not (methods == row["method"]).any():
-            row |= {"category": OVERALL, "note": unavailable(entry["why"])}
-            its_blocks = same[list(GROUP)].drop_duplicates().to_dict("records")
-            rows += [empty_row | block | row for block in its_blocks or [empty_block]]
+        row |= {"category": OVERALL, "note": unavailable(entry["why"])}
+        its_blocks = same[list(GROUP)].drop_duplicates().to_dict("records")
+        rows += [empty_row | block | row for block in its_blocks or [own_block]]
+
     if not rows:
         return table
     below = pd.DataFrame(rows).astype({name: table[name].dtype for name in table.columns})
