@@ -55,9 +55,8 @@ class Answerer:
 
     loaded: LoadedModel
     drafter: Drafter  # keeps the state between prompts; on this engine it also drafts
-    settings: dict[
-        str, Any
-    ]  # whatever decides the answers, for the run's identity; `name` as in configs/method/
+    # whatever decides the answers, for the run's identity; `name` as in configs/method/
+    settings: dict[str, Any]
     execution: str  # how steps are executed, as `model.engine.decode` takes it, or INSIDE
     start: str | None = (
         None  # cold, hot, category, or the file of a saved state; None if no state is kept
@@ -285,9 +284,8 @@ class ServedAnswer(Generation):
     """An answer of a server, which reports at most the number of steps."""
 
     said: str | None = None  # the answer's text, if its token ids had to be made from it
-    recorded: dict[str, Any] = field(
-        default_factory=dict
-    )  # entries that this answer's record adds or replaces
+    # entries that this answer's record adds or replaces
+    recorded: dict[str, Any] = field(default_factory=dict)
 
 
 @dataclass
@@ -341,9 +339,8 @@ class Served(Answerer):
         if len(prompts) == 1:
             replies = [server.ask(asked[0], limits[0])]
         else:
-            with ThreadPool(
-                len(prompts)
-            ) as pool:  # an error or Ctrl-C ends it without waiting for other requests
+            # an error or Ctrl-C ends it without waiting for other requests
+            with ThreadPool(len(prompts)) as pool:
                 places = zip(range(len(prompts)), asked, limits, strict=True)
                 done = pool.imap_unordered(lambda each: (each[0], server.ask(*each[1:])), places)
                 replies = [reply for _, reply in sorted(done, key=lambda pair: pair[0])]
@@ -401,13 +398,13 @@ class Served(Answerer):
         if heard.finish not in ("stop", "length"):
             why = f"the engine says {heard.finish}" if heard.finish else "the stream broke off"
             raise UserError(f"{where}: an answer has no end: {why}")
-        hidden = (
-            heard.finish == "stop" and not shown and bool(loaded.eos)
-        )  # an EOS that is not among the ids
+        # an EOS that is not among the ids
+        hidden = heard.finish == "stop" and not shown and bool(loaded.eos)
+        # EOS counts, or not
         if heard.ids and heard.tokens not in (
             0,
             *range(count - shown, count + hidden + 1),
-        ):  # EOS counts, or not
+        ):
             if not heard.text or heard.tokens < count:
                 raise UserError(f"{where}: gives {count} ids of {heard.tokens} tokens")
             heard.ids = []
@@ -461,10 +458,11 @@ class Served(Answerer):
             return prompt
         tokenizer = self.loaded.tokenizer
         text = tokenizer.decode(prompt)
+        # most servers add BOS to a text
         for exact in (
             text,
             text.removeprefix(tokenizer.bos_token or ""),
-        ):  # most servers add BOS to a text
+        ):
             if list(tokenizer(exact).input_ids) == prompt:
                 return str(exact)
         raise UserError(

@@ -151,17 +151,15 @@ def measure_gaps(experiment: Experiment, permitted: dict[str, bool]) -> Iterator
                 raise UserError(
                     f"{first.folder}: its model is no longer the one in {settings.path} ({other})"
                 )
-            for run in {
-                id(turn.run): turn.run for turn in audit.different
-            }.values():  # shards have different questions
+            # shards have different questions
+            for run in {id(turn.run): turn.run for turn in audit.different}.values():
                 questions = _questions(run)
                 rows = {row["question_id"]: row for row in run.answers}
                 for turn in (turn for turn in audit.different if turn.run is run):
                     token = turn.differs_at or 0
                     choice = rows[turn.question_id]["choices"][turn.choice]
-                    *before, ids = choice["output_ids"][
-                        : turn.turn + 1
-                    ]  # compact records hold no texts
+                    # compact records hold no texts
+                    *before, ids = choice["output_ids"][: turn.turn + 1]
                     answers = [
                         answer_text(loaded.template, loaded.tokenizer, tokens) for tokens in before
                     ]
@@ -254,9 +252,10 @@ def audit_served(folder: Path, permitted: dict[str, bool]) -> None:
         made_in = run.metadata["config"]["method"]["dtype"]
         if run.summary.get("audit", {}).get("made_in", "none") == made_in:
             continue
+        # as in `main`
         settings = ModelSettings(
             **run.metadata["config"]["model"] | permitted | {"linear": "torch"}
-        )  # as in `main`
+        )
         judged = audit_answers(run.folder / "answers.jsonl", settings, _questions(run), made_in)
         counts = [
             (one.places - len(one.ties) - len(one.wrong), len(one.ties), len(one.wrong))

@@ -79,10 +79,11 @@ def contribute(folder: Path, name: str, note: str = "", add: bool = False) -> Pa
         ] + records
         gaps = read_gaps(target) | gaps
     write_bytes(target / compact.FILE, compact.packed(records))
+    # files of earlier records
     for old in [
         *([] if add else target.glob("jobs/*.json")),
         *target.glob(GAPS),
-    ]:  # files of earlier records
+    ]:
         old.unlink()
     for file, mark in kept.items():
         write_json(target / "jobs" / file, mark)

@@ -139,12 +139,10 @@ def against_shipped(experiment: Experiment, folder: Path) -> str:
         for path in REFERENCE.glob(f"*/{FILE}")
         if path.parent.name.partition("-")[0] == kind
     ]
-    for shipped in sorted(
-        peers, key=lambda path: (path.name != folder.name, path.name)
-    ):  # ties: its own name
-        where = (
-            shipped.relative_to(Path.cwd()) if shipped.is_relative_to(Path.cwd()) else shipped
-        )  # as typed here
+    # ties: its own name
+    for shipped in sorted(peers, key=lambda path: (path.name != folder.name, path.name)):
+        # as typed here
+        where = shipped.relative_to(Path.cwd()) if shipped.is_relative_to(Path.cwd()) else shipped
         try:
             compared.append((compare(experiment.pools, Experiment.read(shipped).pools)[0], where))
         except UserError as error:  # the user's own report does not depend on it

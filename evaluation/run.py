@@ -50,15 +50,15 @@ def run_command(composed: Composed, words: Sequence[str]) -> Failures:
         run_jobs(checked, failures, given=composed.given)
     else:
         context = HydraContext(composed.loader, Callback())  # a callback that does nothing
+        # jobs with start=saved run last, as they read a hot run's state
         for saved in (
             False,
             True,
-        ):  # jobs with start=saved run last, as they read a hot run's state
+        ):
             if batch := [job.overrides for job in jobs if (job.config.start == SAVED) is saved]:
                 launcher = Plugins.instance().instantiate_launcher(context, launched_job, config)
-                for done in launcher.launch(
-                    batch, initial_job_idx=0
-                ):  # return_value raises what the job raised
+                # return_value raises what the job raised
+                for done in launcher.launch(batch, initial_job_idx=0):
                     failures |= dict.fromkeys(done.return_value, False)
     failures.early = False
     for folder in dict.fromkeys(job.folder for job in composed.jobs):

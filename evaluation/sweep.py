@@ -62,9 +62,8 @@ def evaluate(
                 f"{key}: is for the command line, bash eval.sh {key}=...; see what evaluate() takes"
             )
     given = {**named("model", model), **named("bench", bench), "method": method, "interleave": True}
-    nested = pd.json_normalize([settings]).to_dict("records")[
-        0
-    ]  # method.k for {"method": {"k": ...}}
+    # method.k for {"method": {"k": ...}}
+    nested = pd.json_normalize([settings]).to_dict("records")[0]
     given |= {str(key).replace("__", "."): value for key, value in nested.items()}
     given |= {"name": str(name), "results_dir": str(results_dir)}
     words = []

@@ -98,9 +98,8 @@ def main() -> None:
             f"{given.output}: {len(nodes)} nodes, {tree['expected_accepted']:.2f} drafts accepted a"
             " step"
         )
-        bare = re.fullmatch(
-            r"[\w./-]+", given.output
-        )  # only characters that Hydra's grammar reads without quotes
+        # only characters that Hydra's grammar reads without quotes
+        bare = re.fullmatch(r"[\w./-]+", given.output)
         path = given.output if bare else QuotedString(given.output, Quote.single).with_quotes()
         print(f"use it: tree=file {shlex.quote(f'tree.path={path}')}")
 

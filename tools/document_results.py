@@ -235,9 +235,8 @@ def halved(pool: pools.Pool, half: str | None) -> pools.Cells:
     """
     if half is None:
         return pool.cells
-    rows = dict(
-        sorted(pool.answers_to_compare(0).items(), key=lambda item: item[1]["question_id"])
-    )  # as in the file
+    # as in the file
+    rows = dict(sorted(pool.answers_to_compare(0).items(), key=lambda item: item[1]["question_id"]))
     number = dict(zip(rows, numbers(row["category"] for row in rows.values()), strict=True))
     return pool.cells.take(
         np.array([WORDS["split"][number[key] % 2] == half for key in pool.cells.questions])
@@ -337,9 +336,8 @@ def rendered(block: re.Match[str]) -> str:
         body = rendering.markdown(
             [spec.get("first", "method"), *(title for title, _ in columns), *more], rows
         )
-        body = re.sub(
-            r"(?<=\d), (?=[\d.]+\])", ",\N{NO-BREAK SPACE}", body
-        )  # keeps an interval on one line
+        # keeps an interval on one line
+        body = re.sub(r"(?<=\d), (?=[\d.]+\])", ",\N{NO-BREAK SPACE}", body)
         body += "\n\n" + ";\n".join(f"`{Shipped(name).command}`" for name in used)
     elif spec["results"] == "definitions":
         body = rendering.markdown(("name", "unit", "definition"), defined())

@@ -165,9 +165,8 @@ def eagle_loss(
     """
     noise = torch.rand(features.shape, generator=generator).to(features) - 0.5
     cos, sin = head.angles(ids.shape[1] - 1)
-    out = head(
-        (features + 2 * NOISE * noise)[:, :-1], ids[:, 1:], (cos, sin)
-    )  # (B, T - 1, H): next features
+    # (B, T - 1, H): next features
+    out = head((features + 2 * NOISE * noise)[:, :-1], ids[:, 1:], (cos, sin))
     counts = wanted[:, 2:]  # (B, T - 2)
     # (m, H)
     predicted = out[:, :-1][counts]

@@ -60,9 +60,8 @@ def run_settings(config: dict[str, Any], bench: Bench, answerer: Answerer) -> di
         "schema": SCHEMA,
         "sampling": sampling,
         **{key: config[key] for key in as_asked},
-        **(
-            {"batch": config["batch"]} if config["batch"] > 1 else {}
-        ),  # earlier records lack this key
+        # earlier records lack this key
+        **({"batch": config["batch"]} if config["batch"] > 1 else {}),
     }
 
 
@@ -145,9 +144,8 @@ def recorded_method(method: dict[str, Any], sampling: dict[str, Any]) -> dict[st
         sampling: from `changed_sampling`.
     """
     needed = {"share_noise": method.get("share_noise") and sampling.get("temperature")}
-    needed |= {
-        key: method.get(key) for key in ("layers", "compiled")
-    }  # earlier records lack these keys
+    # earlier records lack these keys
+    needed |= {key: method.get(key) for key in ("layers", "compiled")}
     return {key: value for key, value in method.items() if needed.get(key, True)}
 
 

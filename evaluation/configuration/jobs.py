@@ -65,9 +65,8 @@ def compose(
     Raises UserError for a choice that does not exist, and for a setting that no job has.
     """
     for word in words:
-        if re.match(
-            r"[+~]*hydra\.(?!launcher|sweeper|searchpath|job\.env)", word
-        ):  # others have no effect
+        # others have no effect
+        if re.match(r"[+~]*hydra\.(?!launcher|sweeper|searchpath|job\.env)", word):
             raise UserError(
                 f"{word}: has no effect; results go to results_dir=FOLDER, there to name=NAME"
             )
@@ -86,9 +85,8 @@ def compose(
         given = {o.key_or_group for o in typed}
         if not multirun and not any(word.startswith("experiment=") for word in words):
             config = hydra.compose("config", [*words, *own], return_hydra_config=True)
-            if (
-                config.hydra.runtime.choices["hydra/launcher"] == BASIC
-            ):  # another one runs it as a sweep
+            # another one runs it as a sweep
+            if config.hydra.runtime.choices["hydra/launcher"] == BASIC:
                 for word in words:
                     if re.split(r"[.=]", word)[0] == "tree" and not drafts_from_tree(
                         config.method, config.tree
@@ -100,9 +98,8 @@ def compose(
                     config, [str(key) for key in config if key != "hydra"]
                 )
                 return Composed([Planned([], settings, "")], config, loader, False, given)
-        several = (
-            o.is_sweep_override() or o.key_or_group.startswith(DEPENDENT) for o in typed
-        )  # decided by job
+        # decided by job
+        several = (o.is_sweep_override() or o.key_or_group.startswith(DEPENDENT) for o in typed)
         common = [word for word, differs in zip(words, several, strict=True) if not differs]
         config = hydra.compose("config", [*common, *own], return_hydra_config=True)
         return Composed(plan(typed, config, loader), config, loader, True, given)
@@ -144,9 +141,8 @@ def quoted(value: Any) -> str:
         return "null" if value is None else str(value).lower()
     if isinstance(value, list | tuple):
         return f"[{','.join(map(quoted, value))}]"
-    plain = re.sub(
-        r"(\\*)\$\{", r"\1\1\\${", str(value)
-    )  # no interpolation: OmegaConf halves backslashes before one
+    # no interpolation: OmegaConf halves backslashes before one
+    plain = re.sub(r"(\\*)\$\{", r"\1\1\\${", str(value))
     return str(QuotedString(plain, Quote.single).with_quotes())
 
 

@@ -137,9 +137,8 @@ def load_bench(
         raise UserError(
             f"bench.categories={unknown[0]}: not in {file}, which has {', '.join(sorted(subtasks))}"
         )
-    of_file = numbers(
-        question.category for question in questions
-    )  # so that a slice keeps the file's halves
+    # so that a slice keeps the file's halves
+    of_file = numbers(question.category for question in questions)
     numbered = list(zip(questions, of_file, strict=True))[begin:end]
     part = [
         question
@@ -187,14 +186,12 @@ def _fetch(file: Path, url: str | None, sha256: str | None) -> str:
     """Download a missing file, completely and with its hash or not at all; return the file's
     sha256.
     """
-    prepared = (
-        str(url).endswith(".parquet") and file.suffix != ".parquet"
-    )  # by the user, from the file at the URL
+    # by the user, from the file at the URL
+    prepared = str(url).endswith(".parquet") and file.suffix != ".parquet"
     inside = file.resolve().is_relative_to(ROOT)  # never write outside the repository
     if url is None or prepared or not inside or file.exists():
-        digest = (
-            hashlib.sha256(file.read_bytes()).hexdigest() if file.is_file() else ""
-        )  # the reader reports it
+        # the reader reports it
+        digest = hashlib.sha256(file.read_bytes()).hexdigest() if file.is_file() else ""
         if digest and sha256 not in (None, digest) and not prepared:
             why = f"has sha256 {digest[:12]}..., the published one {str(sha256)[:12]}..."
             raise UserError(f"{file} {why}; delete it to fetch it again")
@@ -252,9 +249,8 @@ def _speed_bench_rows(path: Path) -> Iterator[tuple[str, Any]]:
             )
         if isinstance(row.get("messages"), list):
             said = [message if isinstance(message, dict) else {} for message in row["messages"]]
-            if any(
-                message.get("role", "user") != "user" for message in said
-            ):  # else it would be asked
+            # else it would be asked
+            if any(message.get("role", "user") != "user" for message in said):
                 raise UserError(
                     f"{where}: a message's role is not user; SPEED-Bench has no other; is this its"
                     " file?"

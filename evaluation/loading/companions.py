@@ -26,9 +26,8 @@ class Kind(NamedTuple):
     name: str  # its key in configs/companions
     words: str  # its name in messages
     how: str  # how to get one
-    weights: tuple[
-        str, ...
-    ] = ()  # patterns of its weight files, best first; empty for a single file
+    # patterns of its weight files, best first; empty for a single file
+    weights: tuple[str, ...] = ()
 
 
 _HEADS = "`python -m tools.heads {}` trains one"

@@ -96,9 +96,8 @@ def _turns(row: Row, questions: Mapping[Any, Question]) -> Iterator[Row]:
     for index, choice in enumerate(row["choices"]):
         messages = list[Row]()
         answers = choice.get("output_ids") or choice["turns"]
-        remade = choice.get("ids_remade") or [False] * len(
-            answers
-        )  # True: a server's run made the ids from the text
+        # True: a server's run made the ids from the text
+        remade = choice.get("ids_remade") or [False] * len(answers)
         stops = choice.get("stop") or [""] * len(answers)
         if {*map(len, (answers, stops, choice["turns"], remade))} != {len(question.turns)}:
             raise UserError(
@@ -127,9 +126,8 @@ def _choices(row: Row, choices: list[Row]) -> Iterator[Row]:
         message = choice.get("message") or {}  # of chats
         request = row | {"text": message.get("content", row.get("text"))} | choice
         request["id"] = f"{row['id']}, answer {index + 1}" if index else row["id"]
-        request.setdefault(
-            "token_ids", request.get("ids")
-        )  # as `token-recycling generate` calls them
+        # as `token-recycling generate` calls them
+        request.setdefault("token_ids", request.get("ids"))
         if isinstance(request.get("prompt"), list):
             request |= {
                 "prompt": None,
@@ -189,9 +187,8 @@ def tokenised(where: str, request: Row, loaded: LoadedModel) -> EngineAnswer:
         raise UserError(
             f"{where}: {len(prompt) + end} tokens, and the context has {most}; say model.context=N"
         )
-    stop = request.get(
-        "stop"
-    )  # this project's stop reason, or the stop texts of a request to OpenAI
+    # this project's stop reason, or the stop texts of a request to OpenAI
+    stop = request.get("stop")
     own = {"eos": "stop", "length": "length", "context": "length"}.get(str(stop), "")
     finish = request.get("finish_reason") or own
     if finish == "stop" and (request.get("stop_reason") is not None or (stop and stop != "eos")):
@@ -264,9 +261,8 @@ class Forced:
     # largest logit minus the logit of the answer's token (n), then minus that of the likeliest EOS
     # (1)
     gaps: list[float] = field(default_factory=list)
-    margins: list[float] = field(
-        default_factory=list
-    )  # largest logit minus the second largest (n + 1)
+    # largest logit minus the second largest (n + 1)
+    margins: list[float] = field(default_factory=list)
 
 
 def force(

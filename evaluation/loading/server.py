@@ -56,9 +56,8 @@ class Server:
         headers = {"Authorization": f"Bearer {self.key}"} if self.key else {}
         self.url = without_passwords(base := self.url.rstrip("/").removesuffix("/v1"))
         self.where = f"server {self.url}"
-        fresh = httpx2.Limits(
-            max_keepalive_connections=0
-        )  # servers close idle connections when they like
+        # servers close idle connections when they like
+        fresh = httpx2.Limits(max_keepalive_connections=0)
         with self._faults():  # trust_env=False: a proxy would be asked for 127.0.0.1, too
             self.client = httpx2.Client(
                 base_url=base, headers=headers, timeout=self.timeout, limits=fresh, trust_env=False
@@ -148,9 +147,8 @@ class Server:
                 data = event.data.strip()
                 if data == "[DONE]":
                     break
-                said = (
-                    json.loads(data, strict=False) if data else None
-                )  # some errors have line breaks
+                # some errors have line breaks
+                said = json.loads(data, strict=False) if data else None
                 if not said:  # a frame that only keeps the connection
                     continue
                 now = time.perf_counter()

@@ -23,9 +23,8 @@ from model.errors import UserError, one_line
 from .models import LoadedModel
 
 STATIC = "static cache"  # in names of tables
-CACHE = ALL_CACHE_NAMES[
-    0
-]  # the name of generate's cache: `cache`, and `past_key_values` in earlier versions
+# the name of generate's cache: `cache`, and `past_key_values` in earlier versions
+CACHE = ALL_CACHE_NAMES[0]
 
 
 def stock_generate(

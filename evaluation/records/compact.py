@@ -82,10 +82,11 @@ CHOICE = (
     *("step_paths", "step_sources", "step_us", "step_batch", "phase_time"),
     *("first_tokens", "first_token_time", "engine_means", "ids_remade"),
 )
+# fields of prose, which are cut before the first path
 SENTENCES = (
     "execution_why",
     "not_available",
-)  # fields of prose, which are cut before the first path
+)
 _PLAIN_WORD = re.compile(r"-m|[\w.]+=[\w.,+()\[\]-]*")  # a setting and its plain values
 _NAMES = ("results_dir=", "run_dir=", "name=")  # words that name the user's folders
 
@@ -160,9 +161,8 @@ def published(metadata: dict[str, Any]) -> dict[str, Any]:
     kept: dict[str, Any] = without_paths(
         _only(metadata, METADATA) | {"config": config, "texts": False}
     )
-    if "commit" in (
-        metadata["settings"]["model"].get("files") or {}
-    ):  # on the hub, so the name is public
+    # on the hub, so the name is public
+    if "commit" in (metadata["settings"]["model"].get("files") or {}):
         kept["config"]["model"]["path"] = config["model"]["path"]
     return kept | {
         "command": command[:3] + words if command[1:2] == ["-m"] else [],

@@ -13,24 +13,26 @@ from typing import Any
 
 Settings = dict[str, Any]
 
+# method settings that the label or other words name
 NAMED = (
     "name",
     "drafter",
     "start",
     "tree",
     "tree_nodes",
-)  # method settings that the label or other words name
+)
 SAVED = (  # start=saved: start from the state that the hot run of the same configuration saved
     "saved"
 )
 SERVER = "server"  # in place of a drafter: a server of any engine answers
 NO_SPECULATION = "none"  # reported by a server that does not speculate, or set by its user
+# settings that select questions: a selection is no shard
 PART = (
     "split",
     "categories",
     "per_category",
     "spread",
-)  # settings that select questions: a selection is no shard
+)
 # Sampling settings and the names of their columns, which differ as a method may have a top_k, too.
 SAMPLING_COLUMNS = {
     "temperature": "temperature",
@@ -59,9 +61,8 @@ def fingerprint(settings: Settings) -> Settings:
     are recorded.
     """
     method = settings.get("method", {})
-    paths = [
-        key for key in method if f"{key}_sha256" in method and key != "tree"
-    ]  # tree: a fixed tree's name
+    # tree: a fixed tree's name
+    paths = [key for key in method if f"{key}_sha256" in method and key != "tree"]
     return settings | {"method": {key: value for key, value in method.items() if key not in paths}}
 
 
@@ -75,13 +76,11 @@ class Identity:
     decoding: Settings  # sampling, limit, execution, seed, whether it is timed, and so on
     repeat: int
     machine: str  # the device in words
-    question_keys: tuple[
-        str, ...
-    ]  # of the questions to answer, in their order; empty if not recorded
+    # of the questions to answer, in their order; empty if not recorded
+    question_keys: tuple[str, ...]
     asked: Settings  # the configuration it was started with, as far as it is kept
-    draft_tree: (
-        list[list[int]] | None
-    )  # the fixed tree's nodes as rank paths, the root left out; None without one
+    # the fixed tree's nodes as rank paths, the root left out; None without one
+    draft_tree: list[list[int]] | None
 
     @classmethod
     def of(cls, metadata: dict[str, Any]) -> Identity:
@@ -158,9 +157,8 @@ class Identity:
             facets["tree_depth"] = max(len(path) for path in tree)
             facets["tree_breadth"] = 1 + max(path[0] for path in tree)
         others = {k: v for k, v in method.items() if k not in NAMED and not k.endswith("sha256")}
-        others = {
-            k: str(v) if isinstance(v, list | dict) else v for k, v in others.items()
-        }  # a cell holds one value
+        # a cell holds one value
+        others = {k: str(v) if isinstance(v, list | dict) else v for k, v in others.items()}
         facets |= {f"method_{k}" if k in _TAKEN else k: v for k, v in others.items()}
         if self.bench.get("order", "file") != "file":
             facets["order"] = self.bench["order"]

@@ -84,9 +84,8 @@ def git_state() -> dict[str, Any]:
         return done.stdout.strip()
 
     try:
-        changed = git(
-            "status", "--porcelain", "--", ".", ":!results"
-        )  # measure_again replaces records as it goes
+        # measure_again replaces records as it goes
+        changed = git("status", "--porcelain", "--", ".", ":!results")
         return {"commit": git("rev-parse", "HEAD"), "modified": bool(changed)}
     except (OSError, subprocess.SubprocessError):
         return {}

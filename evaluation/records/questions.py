@@ -84,9 +84,8 @@ def read_rows(
     naming both.
     """
     try:
-        lines = path.read_text(encoding="utf-8-sig").split(
-            "\n"
-        )  # no splitlines(): U+2028 and others are text
+        # no splitlines(): U+2028 and others are text
+        lines = path.read_text(encoding="utf-8-sig").split("\n")
     except FileNotFoundError:
         raise UserError(f"{kind} {path} does not exist") from None
     except (OSError, UnicodeDecodeError) as error:

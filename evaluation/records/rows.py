@@ -146,9 +146,8 @@ def read_answers(path: Path) -> tuple[dict[Any, Row], str]:
     opened.
     """
     try:
-        lines = path.read_text(encoding="utf-8-sig", errors="replace").split(
-            "\n"
-        )  # U+2028 and others are text
+        # U+2028 and others are text
+        lines = path.read_text(encoding="utf-8-sig", errors="replace").split("\n")
     except OSError as error:
         raise UserError(f"answer file {path}: {error.strerror}") from None
     return parse_answers(lines)
@@ -197,9 +196,8 @@ def parse_answers(lines: Iterable[str]) -> tuple[dict[Any, Row], str]:
         rows[key] = row
     damage = []
     if broken:
-        first = {
-            why: number for number, why in reversed(broken.items())
-        }  # each reason's first line
+        # each reason's first line
+        first = {why: number for number, why in reversed(broken.items())}
         reasons = "; ".join(f"line {number}: {why}" for why, number in reversed(first.items()))
         damage.append(f"{len(broken)} broken line(s): {_some(list(broken))} ({reasons})")
     if repeated:
@@ -247,13 +245,14 @@ _CHOICE: Schema = {
     },
 }
 _FILLED = ("choices", "turns")
+# others may be missing or null
 _NEEDED = (
     "question_id",
     "choices",
     "turns",
     "new_tokens",
     "wall_time",
-)  # others may be missing or null
+)
 
 
 def fault(row: Any) -> str:

@@ -64,9 +64,8 @@ class AnswerStore:
         path = self.folder / "metadata.json"
         data = self.answers.read_bytes() if self.answers.exists() else b""
         answered = data.count(b"\n")
-        if (
-            answered < metadata["questions"]
-        ):  # killed while a batch was written: it is answered again
+        # killed while a batch was written: it is answered again
+        if answered < metadata["questions"]:
             answered -= answered % metadata["settings"].get("batch", 1)
         if path.exists():
             try:
@@ -107,10 +106,11 @@ class AnswerStore:
             recorded["config"]["method"] = metadata["config"]["method"]
             write_json(path, recorded)
         states = set(self.folder.glob("state-*.safetensors")) - {self._state_path(answered)}
+        # a killed run's; the directory is locked
         for stale in [
             *self.folder.glob(PARTIAL),
             *states,
-        ]:  # a killed run's; the directory is locked
+        ]:
             stale.unlink()
         if not data:
             return {}
@@ -149,9 +149,8 @@ class AnswerStore:
             save_state(state, self._state_path(answered))
         lines = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows).encode()
         self.answers.parent.mkdir(parents=True, exist_ok=True)
-        with self.answers.open(
-            "ab", buffering=0
-        ) as handle:  # no buffer that would try again when closed
+        # no buffer that would try again when closed
+        with self.answers.open("ab", buffering=0) as handle:
             size = handle.tell()
             written = 0
             try:

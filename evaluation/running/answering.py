@@ -150,27 +150,23 @@ class Conversation:
                 "prompt_time": self.prompt_s if self.timed else None,
                 "prefill_time": generation.prefill_s if by_phase else None,
                 "decode_time": generation.decode_s if by_phase else None,
-                "setup_time": (
-                    generation.setup_s if by_phase else None
-                ),  # in none of the other times
+                # in none of the other times
+                "setup_time": (generation.setup_s if by_phase else None),
                 "step_us": between(generation.ends_s),
                 "forwards": generation.forwards,
                 "stop": generation.stop,
                 "output_ids": generation.tokens,
-                "repeated_3grams": repeated_ngrams(
-                    self.prompt, generation.tokens
-                ),  # in the prompt or the answer
+                # in the prompt or the answer
+                "repeated_3grams": repeated_ngrams(self.prompt, generation.tokens),
                 # nodes forwarded, rank path accepted, and the source of the draft if there are
                 # several
                 "step_nodes": [step.nodes for step in steps],
                 "step_paths": [list(step.rank_path) for step in steps],
                 "step_sources": [step.source for step in steps],
-                **(
-                    {"step_batch": [step.batch for step in steps]} if self.batched else {}
-                ),  # sequences in its forward
-                "phase_time": (
-                    dict(self.clock.seconds) if self.clock else {}
-                ),  # seconds by phase of its steps
+                # sequences in its forward
+                **({"step_batch": [step.batch for step in steps]} if self.batched else {}),
+                # seconds by phase of its steps
+                "phase_time": (dict(self.clock.seconds) if self.clock else {}),
             }
             | more
         )

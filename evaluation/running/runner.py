@@ -63,9 +63,8 @@ class Runner:
     def __init__(
         self, config: dict[str, Any], model: ModelSettings, answer_file: Path | None = None
     ) -> None:
-        bench = load_bench(
-            **config["bench"] | {"order": FILE_ORDER}
-        )  # a wrong one raises before weights are read
+        # a wrong one raises before weights are read
+        bench = load_bench(**config["bench"] | {"order": FILE_ORDER})
         # The order asked for is kept even if it changes no answer, so that interleaved runs stay at
         # the same question.
         self._questions = ordered(bench.questions, order := config["bench"]["order"])
@@ -249,9 +248,8 @@ class Runner:
         summary = measure(rows)
         summary["state_bytes"] = sum(t.numel() * t.element_size() for t in state.values())
         described = answerer.drafter.describe()
-        if (
-            answerer.start == COLD or self.size > 1
-        ):  # would be of the last prompt only, or of the last batch's width
+        # would be of the last prompt only, or of the last batch's width
+        if answerer.start == COLD or self.size > 1:
             for key in ("predicted_speedup", "predicted_speedup_by_size"):
                 described.pop(key, None)
         summary |= {"drafter": described} if described else {}

@@ -60,9 +60,8 @@ def run_jobs(
     turns = _Turns(failures, given)
     with keep_devices():
         groups = grouped([job for job in jobs if job.config["start"] != SAVED])
-        groups += grouped(
-            [job for job in jobs if job.config["start"] == SAVED]
-        )  # read hot runs' states
+        # read hot runs' states
+        groups += grouped([job for job in jobs if job.config["start"] == SAVED])
         _check(groups, turns)
         for group in groups:
             with noted(failures):
@@ -145,9 +144,8 @@ class _Turns:
         self.given = given
         self.ignored: dict[str, Any] = defaultdict(dict)  # labels of runs, as keys, by setting
         self.folders: list[Path] = []  # of finished runs
-        self.jobs: dict[
-            Runner, list[Job]
-        ] = {}  # of each unfinished run, which several jobs may share
+        # of each unfinished run, which several jobs may share
+        self.jobs: dict[Runner, list[Job]] = {}
 
     def add(self, job: Job, model: ModelSettings, answer_file: Path | None = None) -> None:
         """Build a job's run, unless another job has the same one."""
@@ -176,9 +174,8 @@ class _Turns:
             nodes = (
                 max(sizes) if any(runner.config["timed"] for runner in self.jobs) else sum(sizes)
             )
-            with (
-                torch.inference_mode()
-            ):  # one cache for all, as captured steps are bound to their cache
+            # one cache for all, as captured steps are bound to their cache
+            with torch.inference_mode():
                 next(iter(self.jobs)).loaded.target.reserve(nodes)
         for runner in list(self.jobs):
             with self._catch_errors(runner):

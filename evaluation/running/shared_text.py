@@ -39,9 +39,8 @@ class Context:
     """
 
     position: int  # of its last token
-    children: dict[int, Context] = field(
-        default_factory=dict
-    )  # the contexts that are one token longer
+    # the contexts that are one token longer
+    children: dict[int, Context] = field(default_factory=dict)
     choice: int | None = None  # the token that the target picks; None: not forwarded yet
     logits: Any = None  # (V,), if kept
     hidden: Any = None  # (w H,), all that any method needs; None if none does
@@ -96,9 +95,8 @@ class SharedText:
         self.prompt_hidden = [] if states is None else [*states]  # P - 1 of (w H,)
         self.tip = Context(len(prompt) - 2, choice=prompt[-1], committed=True)
         self.start = replace(self.tip, children={})
-        self._end = (
-            None if all(need.rejected for need in needs) else self.start
-        )  # end of `start`'s text
+        # end of `start`'s text
+        self._end = None if all(need.rejected for need in needs) else self.start
 
     def forward(self, drafts: Sequence[tuple[Context, Draft]]) -> list[list[Context]]:
         """Return the context of every node of these drafts, below the contexts of their roots;
@@ -165,9 +163,8 @@ class SharedText:
     def _forward(self, rows: dict[Context, int], parents: list[Context], tokens: list[int]) -> None:
         target = self.target
         past = self.cache.length
-        visible = np.zeros(
-            (len(rows), past + len(rows)), dtype=bool
-        )  # True where a row attends to a column
+        # True where a row attends to a column
+        visible = np.zeros((len(rows), past + len(rows)), dtype=bool)
         for row, parent in enumerate(parents):
             if parent in rows:
                 visible[row] = visible[rows[parent]]
