@@ -58,13 +58,11 @@ class Answerer:
     # whatever decides the answers, for the run's identity; `name` as in configs/method/
     settings: dict[str, Any]
     execution: str  # how steps are executed, as `model.engine.decode` takes it, or INSIDE
-    start: str | None = (
-        None  # cold, hot, category, or the file of a saved state; None if no state is kept
-    )
+    # cold, hot, category, or the file of a saved state; None if no state is kept
+    start: str | None = None
     on_engine: ClassVar[bool] = False  # True if answers have step records and phases
-    streams: ClassVar[bool] = (
-        False  # True if answers have a prefill time and the arrival times of tokens
-    )
+    # True if answers have a prefill time and the arrival times of tokens
+    streams: ClassVar[bool] = False
 
     @property
     def label(self) -> str:
@@ -162,8 +160,9 @@ class InsideGenerate(Method):
         sampling: Sampling = GREEDY,
         mark: Mark = unmarked,
     ) -> Generation:
-        """Answer a prompt. What transformers does before and after the steps counts as prefill; no
-        phase is marked.
+        """Answer a prompt.
+
+        What transformers does before and after the steps counts as prefill; no phase is marked.
         """
         self.begin()
         target = self.loaded.target
@@ -201,8 +200,9 @@ class _GenerateOfRun(Generate):
 
 
 class TransformersGenerate(Answerer):
-    """transformers' generate on the stock model: the paper's baseline. It samples with torch's
-    generator.
+    """transformers' generate on the stock model: the paper's baseline.
+
+    It samples with torch's generator.
     """
 
     @property
@@ -310,8 +310,9 @@ class Served(Answerer):
     def answer(
         self, prompt: list[int], max_new_tokens: int, *greedy: Any, **unmarked: Any
     ) -> Generation:
-        """Answer a prompt; no phase is marked. Raises UserError if the server fails or has
-        changed.
+        """Answer a prompt; no phase is marked.
+
+        Raises UserError if the server fails or has changed.
         """
         return self._answer([prompt], max_new_tokens, alone=True)[0]
 
@@ -451,8 +452,9 @@ class Served(Answerer):
         return tokens[:limit]
 
     def _as_taken(self, prompt: list[int]) -> list[int] | str:
-        """Return a prompt as the engine takes it. Raises UserError if it takes text and no text
-        gives these ids.
+        """Return a prompt as the engine takes it.
+
+        Raises UserError if it takes text and no text gives these ids.
         """
         if self.server.kind.takes_ids:
             return prompt

@@ -172,8 +172,9 @@ def measure_gaps(experiment: Experiment, permitted: dict[str, bool]) -> Iterator
 
 
 def _questions(run: Run) -> dict[int | str, Question]:
-    """Return a run's questions by id. Nothing is fetched, as the address comes from the folder's
-    metadata.
+    """Return a run's questions by id.
+
+    Nothing is fetched, as the address comes from the folder's metadata.
     """
     settings = run.metadata["config"]["bench"] | {"url": None}
     bench = load_bench(**settings)

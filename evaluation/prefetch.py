@@ -63,8 +63,9 @@ def _fetch_model(settings: ModelSettings) -> Path:
 
 
 def prefetch(fetchers: dict[str, Callable[[], object] | None]) -> bool:
-    """Fetch what is missing and print a line for each. Return False if something published is still
-    missing.
+    """Fetch what is missing and print a line for each.
+
+    Return False if something published is still missing.
     """
     complete = True
     for name, fetch in fetchers.items():

@@ -58,7 +58,8 @@ from evaluation.statistics.tables import COLUMNS
 from model.errors import UserError
 from model.files import ROOT, replaced, write_text
 
-FIGURES = {  # file in docs/figures: the experiment and the name of its figure
+# file in docs/figures: the experiment and the name of its figure
+FIGURES = {
     "budget.png": ("dynamic_tree", "budget"),
     "tree_size.png": ("curves", "tree_size"),
     "topk.png": ("topk-whole", "topk"),

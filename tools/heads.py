@@ -207,8 +207,9 @@ def sequences(text: str, tokenizer: Any, length: int, seed: int) -> Iterator[Enc
 
 
 def train(recipe: Recipe, target: Target, tokenizer: Any, text: str) -> MedusaHeads | EagleHead:
-    """Train heads by the recipe; the target stays frozen. Raises UserError for a text that cannot
-    be read.
+    """Train heads by the recipe; the target stays frozen.
+
+    Raises UserError for a text that cannot be read.
     """
     heads = new_heads(recipe, target)
     device = target.device

@@ -17,8 +17,9 @@ from model.files import ROOT
 
 
 def write_repository(folder: Path) -> None:
-    """Write the repository's files over an older version's. Raises FileExistsError for another
-    one's README.md.
+    """Write the repository's files over an older version's.
+
+    Raises FileExistsError for another one's README.md.
     """
     own = ROOT / "custom_generate"
     card = folder / "README.md"

@@ -31,8 +31,9 @@ AGAIN = ROOT / "results/again"
 
 
 def measure_again(name: str) -> tuple[str, str, str]:
-    """Run a shipped experiment again and replace its records. Returns its name, what differs, and
-    which code made it.
+    """Run a shipped experiment again and replace its records.
+
+    Returns its name, what differs, and which code made it.
 
     Raises UserError if its command stops; the shipped records are unchanged then.
     """

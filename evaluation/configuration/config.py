@@ -113,8 +113,9 @@ def meant(name: str) -> str:
 
 
 def checked_config(cfg: DictConfig) -> dict[str, Any]:
-    """Check and resolve a run's configuration and fetch its method's companions. Records hold the
-    returned dictionary.
+    """Check and resolve a run's configuration and fetch its method's companions.
+
+    Records hold the returned dictionary.
 
     Raises UserError for a wrong setting, before anything is loaded or a device is waited for.
     """

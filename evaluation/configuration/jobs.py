@@ -1,5 +1,6 @@
-"""Expand a command line and its experiment to jobs. Each job has only settings that its method and
-tree have.
+"""Expand a command line and its experiment to jobs.
+
+Each job has only settings that its method and tree have.
 
 hydra.sweeper.params is the grid, in Hydra's form. Settings listed in hydra.sweeper.equal have the
 same value in a job. hydra.sweeper.also lists further runs, written as on a command line; their
@@ -106,8 +107,9 @@ def compose(
 
 
 def group_settings(words: Sequence[str], *groups: str) -> dict[str, dict[str, Any]]:
-    """Compose and check the settings of these groups only. Raises UserError for a wrong or
-    unrelated setting.
+    """Compose and check the settings of these groups only.
+
+    Raises UserError for a wrong or unrelated setting.
     """
     for word in words:
         if re.split(r"[.=]", word)[0] not in groups:
@@ -134,8 +136,9 @@ def named(group: str, name: str) -> dict[str, str]:
 
 
 def quoted(value: Any) -> str:
-    """Return a value as written on a command line. Text is quoted: else 2024_06_01 is a number and
-    null is None.
+    """Return a value as written on a command line.
+
+    Text is quoted: else 2024_06_01 is a number and null is None.
     """
     if value is None or isinstance(value, Number):
         return "null" if value is None else str(value).lower()
@@ -160,8 +163,9 @@ def _own_hydra() -> Iterator[ConfigLoader]:
 
 
 def _own_configs(config_dir: str) -> Path:
-    """Return the user's folder of configs. Raises UserError if there is none, or if configs/ hides
-    one of its files.
+    """Return the user's folder of configs.
+
+    Raises UserError if there is none, or if configs/ hides one of its files.
     """
     folder = Path(config_dir).resolve()
     shipped = ROOT / "configs"

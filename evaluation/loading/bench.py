@@ -233,8 +233,9 @@ def _refuse_placeholders(questions: Sequence[Question], file: Path) -> None:
 
 
 def _speed_bench_rows(path: Path) -> Iterator[tuple[str, Any]]:
-    """Yield SPEED-Bench's rows in Spec-Bench's layout. Raises UserError naming file and row, or the
-    missing reader.
+    """Yield SPEED-Bench's rows in Spec-Bench's layout.
+
+    Raises UserError naming file and row, or the missing reader.
     """
     for where, row in _parquet_rows(path) if path.suffix == ".parquet" else read_rows(path):
         category = row.get("category") if isinstance(row, dict) else None
@@ -277,8 +278,9 @@ def _parquet_rows(path: Path) -> Iterator[tuple[str, Any]]:
 
 
 def choose_template(name: str | None, tokenizer: Any, model: str) -> str:
-    """Return the template asked for, else the model's own. Raises UserError if there is none of
-    this name.
+    """Return the template asked for, else the model's own.
+
+    Raises UserError if there is none of this name.
     """
     if name is None:
         return prompts.default_template(tokenizer, model)

@@ -32,7 +32,8 @@ class Kind(NamedTuple):
 
 _HEADS = "`python -m tools.heads {}` trains one"
 _DRAFT = "name a small model of the same vocabulary"
-KINDS = {  # by the method's setting
+# by the method's setting
+KINDS = {
     "heads_path": Kind(
         "medusa", "Medusa heads", _HEADS.format("medusa"), (medusa.WEIGHTS, medusa.PUBLIC_WEIGHTS)
     ),
@@ -52,6 +53,7 @@ KINDS = {  # by the method's setting
 
 def missing_companion(method: dict[str, Any], model: str) -> str:
     """Say which companion a method lacks, by its settings and the model's name; empty if none.
+
     Fetches nothing.
     """
     for key in KINDS.keys() & method.keys():
@@ -71,8 +73,9 @@ def missing_companion(method: dict[str, Any], model: str) -> str:
 
 
 def fetch_companions(method: dict[str, Any], model: str) -> None:
-    """Fetch a method's companions from the hub. Raises UserError if one is missing or lacks
-    weights.
+    """Fetch a method's companions from the hub.
+
+    Raises UserError if one is missing or lacks weights.
     """
     if why := missing_companion(method, model):
         raise UserError(f"{method['name']}: not available: {why}")

@@ -129,8 +129,9 @@ def _lock_one_of(*names: str) -> str:
 
 
 def _locked(name: str) -> FileLock:
-    """Lock a device. Raises Timeout if it is not free. Any user may open the file, which holds
-    nothing.
+    """Lock a device.
+
+    Raises Timeout if it is not free. Any user may open the file, which holds nothing.
     """
     file = re.sub(r"[^\w.-]", "_", f"token-recycling-{platform.node()}-{name}.lock")
     lock = FileLock(Path(tempfile.gettempdir()) / file, mode=0o666, thread_local=False)
@@ -143,8 +144,9 @@ _CLEAR = Path("/proc/self/clear_refs")
 
 
 def restart_peak(devices: Sequence[torch.device]) -> None:
-    """Reset the peak memory. On a CPU, this is the process's peak resident set, reset where Linux
-    permits it.
+    """Reset the peak memory.
+
+    On a CPU, this is the process's peak resident set, reset where Linux permits it.
     """
     for device in devices:
         if device.type == "cuda":

@@ -71,15 +71,15 @@ class Heard:
 
 @dataclass(frozen=True)
 class Engine:
-    """An engine with OpenAI's /v1/completions. By default it takes only text and counts no
-    drafts.
+    """An engine with OpenAI's /v1/completions.
+
+    By default it takes only text and counts no drafts.
     """
 
     takes_ids: bool = False
     also: dict[str, float] = field(default_factory=dict)  # request fields beyond OpenAI's interface
-    counters: str = (
-        ""  # path of the whole server's counters, in Prometheus' text format; {}: the model's name
-    )
+    # path of the whole server's counters, in Prometheus' text format; {}: the model's name
+    counters: str = ""
     prefix: str = ""  # of the engine's own counters, which may be switched off
     mean: str = ""  # its name for 1 + accepted draft tokens / steps with a draft
     path: str = "/v1/completions"
@@ -177,8 +177,9 @@ class Sglang(Engine):
 
 
 class LlamaCpp(Engine):
-    """llama.cpp's server, by its own /completion. Speculation is read from an answer's last event,
-    not from /props.
+    """llama.cpp's server, by its own /completion.
+
+    Speculation is read from an answer's last event, not from /props.
     """
 
     def body(self, model: str, prompt: list[int] | str, limit: int) -> dict[str, Any]:

@@ -36,8 +36,9 @@ def is_name(path: str) -> bool:
 
 
 def local_snapshot(name: str, weights: Sequence[str], revision: str | None = None) -> Path | None:
-    """Return the repository's snapshot on this machine; None if its weights are missing. Uses no
-    network.
+    """Return the repository's snapshot on this machine; None if its weights are missing.
+
+    Uses no network.
 
     Args:
         weights: patterns of weight files, best first; one kind suffices.

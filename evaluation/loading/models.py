@@ -1,5 +1,6 @@
-"""Load a model: the embedded one, a local folder, or a hub name. Wrong input is reported in one
-line.
+"""Load a model: the embedded one, a local folder, or a hub name.
+
+Wrong input is reported in one line.
 """
 
 from __future__ import annotations
@@ -44,7 +45,8 @@ SPECIAL_IDS = (
     "bos_token_id",
 )
 TOKENIZER_FILES = {"tokenizer.json", "tokenizer.model", "vocab.json"}
-SHAPES: dict[str, dict[str, int]] = {  # of LLaMA models
+# of LLaMA models
+SHAPES: dict[str, dict[str, int]] = {
     "vicuna-7b": dict(
         hidden_size=4096, num_hidden_layers=32, num_attention_heads=32, intermediate_size=11008
     ),

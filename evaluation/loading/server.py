@@ -1,5 +1,6 @@
-"""A connection to a server of any engine. Each failure is an error of one line, and the run can be
-resumed.
+"""A connection to a server of any engine.
+
+Each failure is an error of one line, and the run can be resumed.
 """
 
 from __future__ import annotations
@@ -23,21 +24,19 @@ from .engines import ENGINES, Heard, counted
 
 @dataclass
 class Server:
-    """A server; the settings of method=server. Raises UserError if it is not in reach, or does not
-    have the model.
+    """A server; the settings of method=server.
+
+    Raises UserError if it is not in reach, or does not have the model.
     """
 
     url: str | None  # as http://127.0.0.1:8000, with or without OpenAI's /v1
     model: str | None = None  # its name on the server; None: the server's only model
-    engine: Literal["auto", "vllm", "sglang", "llamacpp", "tensorrt", "other"] = (
-        "auto"  # auto: as the server reports
-    )
-    speculation: str | None = (
-        None  # how it drafts, for its name; none: the baseline; None: as the server reports
-    )
-    dtype: Literal["float32", "float16", "bfloat16"] | None = (
-        None  # the server's, for audits; None: the local model's
-    )
+    # auto: as the server reports
+    engine: Literal["auto", "vllm", "sglang", "llamacpp", "tensorrt", "other"] = "auto"
+    # how it drafts, for its name; none: the baseline; None: as the server reports
+    speculation: str | None = None
+    # the server's, for audits; None: the local model's
+    dtype: Literal["float32", "float16", "bfloat16"] | None = None
     timeout: float = 600.0  # maximum seconds without a byte
 
     def __post_init__(self) -> None:
@@ -69,8 +68,9 @@ class Server:
         self.model = str(card["id"])
 
     def _card(self) -> dict[str, Any]:
-        """Return the server's card of `model`, or of its only model. Raises UserError if it does
-        not have the model.
+        """Return the server's card of `model`, or of its only model.
+
+        Raises UserError if it does not have the model.
         """
         listed = self.get("/v1/models")
         cards = (
@@ -108,9 +108,8 @@ class Server:
             if response.status_code in (404, 405, 501) or (
                 "/metrics" in path and not response.is_success
             ):
-                return (
-                    None  # of counters, llama.cpp's router answers 400, and 501 without --metrics
-                )
+                # of counters, llama.cpp's router answers 400, and 501 without --metrics
+                return None
             self._refuse(response)
             return (
                 response.json()

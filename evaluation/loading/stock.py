@@ -35,8 +35,9 @@ def stock_generate(
     seed: int = 0,
     **given: Any,
 ) -> tuple[list[list[int]], float]:
-    """Continue prompts as one batch, padded on the left. Return each row's new tokens, and the
-    seconds.
+    """Continue prompts as one batch, padded on the left.
+
+    Return each row's new tokens, and the seconds.
 
     Args:
         compiled: give generate a static cache. With it transformers compiles its steps on a GPU and

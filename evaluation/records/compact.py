@@ -113,8 +113,9 @@ def packed(runs: Iterable[tuple[str, dict[str, Any], Sequence[Row]]]) -> bytes:
 
 
 def unpacked(path: Path) -> Iterator[tuple[str, dict[str, Any], list[Row]]]:
-    """Yield the runs of compact records: name, metadata, answers. Raises UserError if the file is
-    broken.
+    """Yield the runs of compact records: name, metadata, answers.
+
+    Raises UserError if the file is broken.
     """
     try:
         lines = lzma.decompress(path.read_bytes()).decode().split("\n")
@@ -144,8 +145,9 @@ def published_name(run: str) -> str:
 
 
 def published(metadata: dict[str, Any]) -> dict[str, Any]:
-    """Return the published part of a run's metadata. Its command keeps only words with plain or
-    public values.
+    """Return the published part of a run's metadata.
+
+    Its command keeps only words with plain or public values.
     """
     config = _only(metadata.get("config", {}), CONFIG)
     config |= (

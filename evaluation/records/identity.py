@@ -21,9 +21,8 @@ NAMED = (
     "tree",
     "tree_nodes",
 )
-SAVED = (  # start=saved: start from the state that the hot run of the same configuration saved
-    "saved"
-)
+# start=saved: start from the state that the hot run of the same configuration saved
+SAVED = "saved"
 SERVER = "server"  # in place of a drafter: a server of any engine answers
 NO_SPECULATION = "none"  # reported by a server that does not speculate, or set by its user
 # settings that select questions: a selection is no shard

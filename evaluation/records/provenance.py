@@ -134,8 +134,9 @@ def model_files(folder: Path, weights: Sequence[str]) -> dict[str, str]:
 
 
 def sha256_of(path: Path) -> str:
-    """Return the hash of a file, or of all files of a folder with their names. Raises UserError if
-    it cannot be read.
+    """Return the hash of a file, or of all files of a folder with their names.
+
+    Raises UserError if it cannot be read.
 
     A file is read once a process, and again if its size, times or inode change.
     """

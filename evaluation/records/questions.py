@@ -80,8 +80,9 @@ def read_questions(path: Path) -> tuple[Question, ...]:
 def read_rows(
     path: Path, kind: str = "question file", parse: Callable[[str], Any] = json.loads
 ) -> Iterator[tuple[str, Any]]:
-    """Yield file and line number of each line of a JSONL file, and its value. Raises UserError
-    naming both.
+    """Yield file and line number of each line of a JSONL file, and its value.
+
+    Raises UserError naming both.
     """
     try:
         # no splitlines(): U+2028 and others are text
@@ -99,8 +100,9 @@ def read_rows(
 
 
 def checked_questions(rows: Iterable[tuple[str, Any]], path: Path) -> tuple[Question, ...]:
-    """Return the questions of rows, each given with its file and line. Raises UserError naming
-    these.
+    """Return the questions of rows, each given with its file and line.
+
+    Raises UserError naming these.
     """
     found: dict[str, tuple[Question, str]] = {}  # by the id's text: 1 and "1" are the same id
     for where, row in rows:

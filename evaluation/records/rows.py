@@ -120,8 +120,9 @@ def check_rows(rows: Iterable[Row], where: object) -> None:
 
 
 def parsed(text: str, decode: Callable[[str], Any] = json.loads) -> Any:
-    """Parse JSON; a lone surrogate becomes "?". Raises ValueError if it is not JSON, or nested too
-    deep.
+    """Parse JSON; a lone surrogate becomes "?".
+
+    Raises ValueError if it is not JSON, or nested too deep.
     """
     try:
         value = decode(text)
@@ -142,8 +143,9 @@ def read_object(path: Path) -> dict[str, Any]:
 
 
 def read_answers(path: Path) -> tuple[dict[Any, Row], str]:
-    """Read an answer file of any origin, as `parse_answers` does. Raises UserError if it cannot be
-    opened.
+    """Read an answer file of any origin, as `parse_answers` does.
+
+    Raises UserError if it cannot be opened.
     """
     try:
         # U+2028 and others are text
@@ -158,8 +160,9 @@ _number = lru_cache(maxsize=1 << 17)(int)
 
 
 def parse_answers(lines: Iterable[str]) -> tuple[dict[Any, Row], str]:
-    """Parse answers, one a line. Return the rows by question id, and a description of what is wrong
-    with the file.
+    """Parse answers, one a line.
+
+    Return the rows by question id, and a description of what is wrong with the file.
 
     Broken lines are left out. A line is broken if it is no JSON object with a question id and
     choices of turns with matching counts. Keys that Spec-Bench's own table of speeds does not need

@@ -76,8 +76,9 @@ def write_down(jobs: Sequence[Planned], command: str) -> None:
 
 
 def available(jobs: Sequence[Planned]) -> list[Planned]:
-    """Return the jobs that can run; name the others on stderr, each reason once. Raises UserError
-    if none can run.
+    """Return the jobs that can run; name the others on stderr, each reason once.
+
+    Raises UserError if none can run.
     """
     left = [job for job in jobs if not job.not_available]
     reasons = [

@@ -115,8 +115,9 @@ class Conversation:
         self.turns: list[dict[str, Any]] = []  # the record of each turn
 
     def fits_next_prompt(self) -> bool:
-        """Build the next turn's prompt, with the answers so far. Return True if it leaves room for
-        an answer.
+        """Build the next turn's prompt, with the answers so far.
+
+        Return True if it leaves room for an answer.
         """
         loaded = self.answerer.loaded
         turns = self.question.turns[: len(self.answers) + 1]

@@ -129,8 +129,9 @@ class Runner:
         return [key for key, holds in ignored.items() if holds and key.split()[0] in given]
 
     def resume(self) -> None:
-        """Read the answers that the run's directory, now locked, has. Raises UserError if it holds
-        another run.
+        """Read the answers that the run's directory, now locked, has.
+
+        Raises UserError if it holds another run.
         """
         self.done = self.store.begin(self._metadata())
         self.pending = [q for q in self._questions if q.question_id not in self.done]
@@ -264,8 +265,9 @@ class Runner:
 
 
 def answer_next(sharing: Sequence[Runner]) -> int:
-    """Answer the next question, the same for all these runs, or a run's next batch. Returns the
-    number of rows.
+    """Answer the next question, the same for all these runs, or a run's next batch.
+
+    Returns the number of rows.
     """
     for runner in sharing:
         runner.forget_other_subtask()

@@ -44,9 +44,8 @@ class Context:
     choice: int | None = None  # the token that the target picks; None: not forwarded yet
     logits: Any = None  # (V,), if kept
     hidden: Any = None  # (w H,), all that any method needs; None if none does
-    committed: bool = (
-        False  # True if its states are in the cache at its position: it is part of the text
-    )
+    # True if its states are in the cache at its position: it is part of the text
+    committed: bool = False
 
     def child(self, token: int) -> Context:
         """Return the context that is longer by this token."""
@@ -178,9 +177,8 @@ class SharedText:
         choices = self.choice.among(logits, positions + 1).tolist()
         for context, row_logits, choice in zip(rows, logits, choices, strict=True):
             if context.choice is None:
-                context.choice = (
-                    choice  # clones below: a view would keep the whole forward's output alive
-                )
+                # clones below: a view would keep the whole forward's output alive
+                context.choice = choice
                 context.logits = row_logits.clone() if self.keeps_logits else None
                 context.hidden = None if hidden is None else hidden[rows[context]].clone()
 
