@@ -1,5 +1,4 @@
-"""Answer prompts: by a method on this engine, by transformers' own generate, or by a server of any
-engine.
+"""Answer prompts: by this engine, by transformers' own generate, or by a server of any engine.
 
 A run uses only the interface of `Answerer`, so a new kind is one more class here.
 `running.answering.answer_turn`
@@ -66,8 +65,9 @@ class Answerer:
 
     @property
     def label(self) -> str:
-        """The name in tables, with the start if state is kept; tree=auto names its start only if it
-        is not hot.
+        """The name in tables, with the start if state is kept.
+
+        tree=auto names its start only if it is not hot.
         """
         words = [AUTO] if self.settings.get("tree") == AUTO else []
         if self.start is not None and not (words and self.start == HOT):
@@ -105,8 +105,9 @@ class Answerer:
     def answer_batch(
         self, prompts: Sequence[list[int]], max_new_tokens: int, samplings: Sequence[Sampling]
     ) -> list[Generation]:
-        """Answer prompts together, each with its own sampling; each gets its share of the seconds
-        (`Generation`).
+        """Answer prompts together, each with its own sampling.
+
+        Each answer gets its share of the seconds (`Generation`).
         """
         raise NotImplementedError
 
@@ -145,8 +146,9 @@ class Method(Answerer):
 
 
 class InsideGenerate(Method):
-    """A method inside transformers' generate, by `custom_generate=Generate(...)`; greedy, one
-    answer at a time.
+    """A method inside transformers' generate, by `custom_generate=Generate(...)`.
+
+    It is greedy and answers one prompt at a time.
     """
 
     @cached_property
@@ -183,8 +185,9 @@ class InsideGenerate(Method):
 
 
 class _GenerateOfRun(Generate):
-    """Decodes with a run's target, which the other methods use, too, and its drafter, whose state
-    the run keeps.
+    """Decodes with a run's target and drafter.
+
+    The other methods use the target, too; the run keeps the drafter's state.
     """
 
     def __init__(self, target: Target, drafter: Drafter) -> None:
@@ -207,8 +210,9 @@ class TransformersGenerate(Answerer):
 
     @property
     def label(self) -> str:
-        """The name in tables, and that it has a static cache; whether transformers then compiles is
-        up to it.
+        """The name in tables, and that it has a static cache.
+
+        Whether transformers then compiles is up to it.
         """
         return f"{super().label} ({STATIC})" if self.settings.get("compiled") else super().label
 
@@ -271,8 +275,9 @@ class TransformersGenerate(Answerer):
 def generation_config(
     loaded: LoadedModel, max_new_tokens: int, **settings: Any
 ) -> GenerationConfig:
-    """Return settings for transformers' generate that end an answer and pad a batch by the model's
-    EOS ids.
+    """Return settings for transformers' generate with the model's EOS ids.
+
+    They end an answer and pad a batch.
     """
     eos = sorted(loaded.eos)
     ends = {"eos_token_id": eos or None, "pad_token_id": eos[0] if eos else 0}
@@ -325,8 +330,9 @@ class Served(Answerer):
     def _answer(
         self, prompts: Sequence[list[int]], max_new_tokens: int, alone: bool = False
     ) -> list[Generation]:
-        """Answer prompts; `alone`: there is one request, so the counters of the whole server are
-        read as its own.
+        """Answer prompts.
+
+        If `alone`, there is one request, so the counters of the whole server are read as its own.
         """
         server = self.server
         where = self.server.where

@@ -117,8 +117,9 @@ def audit_folder(folder: Path, permitted: dict[str, bool]) -> None:
 
 
 def measure_gaps(experiment: Experiment, permitted: dict[str, bool]) -> Iterator[dict[str, Any]]:
-    """Measure the gap between the target's two largest logits where an answer first differs from
-    vanilla's.
+    """Measure the logit gap where an answer first differs from vanilla's.
+
+    It is the gap between the target's two largest logits.
 
     A folder's metadata name the model and bench, but grant no permissions, as anybody may have
     written them.
@@ -232,8 +233,9 @@ def judge(answer: EngineAnswer, forced: Forced, tie: float, loaded: LoadedModel)
 
 
 def without_eos(answer: EngineAnswer, loaded: LoadedModel) -> EngineAnswer:
-    """Return the answer without its EOS: of several, each is the end, and a server may hide which
-    it was.
+    """Return the answer without its EOS.
+
+    Of several, each is the end, and a server may hide which it was.
     """
     if not loaded.eos.intersection(answer.ids[-1:]):
         return answer
@@ -241,8 +243,9 @@ def without_eos(answer: EngineAnswer, loaded: LoadedModel) -> EngineAnswer:
 
 
 def audit_served(folder: Path, permitted: dict[str, bool]) -> None:
-    """Audit each finished server run of a folder once for a number type, and add the counts to its
-    summary.
+    """Audit each finished server run of a folder once for a number type.
+
+    The counts are added to the run's summary.
 
     Args:
         permitted: as in `measure_gaps`.
@@ -273,8 +276,9 @@ def audit_served(folder: Path, permitted: dict[str, bool]) -> None:
 def audit_answers(
     path: Path, settings: ModelSettings, questions: dict[Any, Question], made_in: Any
 ) -> list[Judged]:
-    """Compare a file's answers with the model's own greedy choices; print and return the
-    comparison.
+    """Compare a file's answers with the model's own greedy choices.
+
+    The comparison is printed and returned.
 
     Args:
         made_in: the type that the engine computed in; None: the model's.

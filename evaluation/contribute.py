@@ -117,8 +117,9 @@ def unfinished(experiment: Experiment, folder: Path) -> str:
 
 
 def overview(folder: Path) -> str:
-    """Return results/README.md: each folder's models, benches, devices and dates, from its
-    records.
+    """Return results/README.md, made from the records.
+
+    It lists each folder's models, benches, devices and dates.
     """
     rows = []
     for path in sorted(folder.glob(f"*/{compact.FILE}")):

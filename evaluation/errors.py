@@ -1,5 +1,6 @@
-"""Errors of the command lines: a user's mistake is one line on stderr and exit code 2, never a
-traceback.
+"""Errors of the command lines.
+
+A user's mistake is one line on stderr and exit code 2, never a traceback.
 """
 
 from __future__ import annotations
@@ -20,8 +21,9 @@ class Failures(dict[str, bool]):
 
 
 def user_message(error: Exception) -> str | None:
-    """Return the line to print for an error that the user can fix; None for a defect of this
-    project.
+    """Return the line to print for an error that the user can fix.
+
+    None is returned for a defect of this project.
     """
     text = one_line(error)
     kind = type(error).__name__
@@ -64,8 +66,9 @@ def noted(failures: Failures | None) -> Iterator[None]:
 def user_errors(
     kept: str = "what was finished is kept, and the same command goes on from there",
 ) -> Iterator[None]:
-    """Print an error that the user can fix as one line and exit; a defect of this project keeps its
-    traceback.
+    """Print an error that the user can fix as one line and exit.
+
+    A defect of this project keeps its traceback.
 
     Args:
         kept: what is left where Ctrl-C stops the command.

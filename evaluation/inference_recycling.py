@@ -23,8 +23,9 @@ from .running.scheduling import Job, run_jobs
 
 
 def main() -> None:
-    """The command line: the flags of Token Recycling and Spec-Bench, each with the setting that it
-    sets.
+    """The command line: Token Recycling's and Spec-Bench's flags.
+
+    Each flag has the setting that it sets.
     """
     parser = argparse.ArgumentParser(
         prog="python -m evaluation.inference_recycling", description=__doc__

@@ -32,8 +32,9 @@ from .loading.settings import ModelSettings
 
 
 def needs(configurations: Iterable[DictConfig]) -> dict[str, Callable[[], object] | None]:
-    """Return by name the functions that fetch and check what the jobs need; None if nobody
-    published it.
+    """Return by name the functions that fetch and check what the jobs need.
+
+    A function is None if nobody published its data.
     """
     fetchers: dict[str, Callable[[], object] | None] = {}
     for cfg in configurations:

@@ -43,8 +43,9 @@ REFERENCE = ROOT / "results" / "reference"  # shipped records, one folder per ex
 
 
 def report(folder: Path) -> Experiment:
-    """Write `tables/`, `figures/` and `report.html` below an experiment's folder, print the overall
-    table.
+    """Write `tables/`, `figures/` and `report.html` below an experiment's folder.
+
+    Print the overall table.
     """
     experiment = Experiment.read(folder)
     audit = write_tables(experiment, folder / "tables")
@@ -73,8 +74,9 @@ def report_answers(pattern: str, out: Path, baseline: Path | None = None) -> Non
 
 
 def against(folder: Path, other: Path) -> list[Comparison]:
-    """Compare an experiment's token ids and accepted lengths with another's; print and return the
-    comparisons.
+    """Compare an experiment's token ids and accepted lengths with another's.
+
+    The comparisons are printed and returned.
 
     Raises:
         UserError: they have no configuration in common on the same questions.
@@ -123,8 +125,9 @@ def summary(comparisons: Sequence[Comparison]) -> str:
 
 
 def against_shipped(experiment: Experiment, folder: Path) -> str:
-    """Say in one line how an experiment agrees with a shipped one; empty if there is none to
-    compare.
+    """Say in one line how an experiment agrees with a shipped one.
+
+    The text is empty if there is none to compare.
 
     Candidates are shipped experiments whose name begins with the same word (start: start-embedded).
     The one with most configurations in common is compared. Ties go to the same limit of new tokens,

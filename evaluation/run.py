@@ -31,8 +31,9 @@ from .running.scheduling import Job, run_jobs
 
 
 def run_command(composed: Composed, words: Sequence[str]) -> Failures:
-    """Run a command line's jobs, here or by a launcher, and report their experiments; return the
-    user's errors.
+    """Run a command line's jobs, here or by a launcher, and report their experiments.
+
+    Returns the user's errors.
     """
     jobs = composed.jobs
     config = composed.config
@@ -73,8 +74,9 @@ def run_command(composed: Composed, words: Sequence[str]) -> Failures:
 
 
 def launched_job(config: DictConfig) -> list[str]:
-    """Run the job that a launcher started, perhaps in another process; return its error that the
-    user can fix.
+    """Run the job that a launcher started, perhaps in another process.
+
+    Returns its error that the user can fix.
     """
     failures = Failures()
     with noted(failures):

@@ -1,5 +1,6 @@
-"""The harness as a function: run a sweep as the command line does, and return its table as a
-DataFrame.
+"""The harness as a function: run a sweep as the command line does.
+
+The sweep's table is returned as a DataFrame.
 
 from evaluation.sweep import evaluate
 
@@ -35,8 +36,9 @@ def evaluate(
     results_dir: str | Path = "results",
     **settings: Any,
 ) -> pd.DataFrame:
-    """Measure methods on a bench, interleaved, and return the rows of these runs as
-    `tables/main.csv` has them.
+    """Measure methods on a bench, interleaved, and return the rows of these runs.
+
+    The rows are as `tables/main.csv` has them.
 
     Runs are stored as a command's are: finished runs are read and not repeated, interrupted runs
     are resumed.

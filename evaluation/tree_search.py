@@ -29,8 +29,9 @@ from .statistics.pools import Pool, pools
 
 
 def pick(runs: Sequence[Run], label: str | None) -> Pool:
-    """Choose the run to search in, with its repeats and shards: it must have drafted from a fixed
-    tree.
+    """Choose the run to search in, with its repeats and shards.
+
+    It must have drafted from a fixed tree.
 
     Raises:
         UserError: no run has, or runs of several labels have and `label` names none of them.
@@ -50,8 +51,9 @@ def pick(runs: Sequence[Run], label: str | None) -> Pool:
 
 
 def find_tree(folder: Path, nodes: int, method: str | None = None) -> dict[str, Any]:
-    """Return the content of a tree's file: its nodes, their source, and the expected number of
-    accepted drafts.
+    """Return the content of a tree's file.
+
+    It has the nodes, their source, and the expected number of accepted drafts.
     """
     if nodes < 1:
         raise UserError(f"--nodes {nodes}: must be at least 1")

@@ -66,8 +66,9 @@ def _text(line: str, where: str) -> str:
 
 
 def encode(tokenizer: Any, texts: Iterable[Sequence[str]]) -> NDArray[np.int64]:
-    """Return the token ids of all documents in order, each followed by the end-of-sequence token:
-    (n,).
+    """Return the token ids of all documents in order: (n,).
+
+    The end-of-sequence token follows each document.
     """
     ids = array("q")
     ends = [] if tokenizer.eos_token_id is None else [tokenizer.eos_token_id]

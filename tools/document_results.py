@@ -135,8 +135,9 @@ class Shipped:
         }
 
     def find(self, wanted: dict[str, str]) -> pools.Pool | None:
-        """Return the configuration with these settings; prefer the method's defaults for the
-        others.
+        """Return the configuration with these settings.
+
+        The method's defaults are preferred for the others.
 
         A method without state has one configuration, which fits every start.
         """
@@ -231,8 +232,9 @@ class Shipped:
 
 
 def halved(pool: pools.Pool, half: str | None) -> pools.Cells:
-    """Return the cells of the questions that bench.split=`half` chooses from all questions; None:
-    of every question.
+    """Return the cells of the questions that bench.split=`half` chooses.
+
+    It chooses from all questions. None: the cells of every question.
     """
     if half is None:
         return pool.cells
@@ -264,8 +266,9 @@ def conditions(experiment: Experiment) -> str:
 
 
 def defined() -> list[tuple[str, str, str]]:
-    """Return names, unit and meaning of what is defined: columns of one meaning together, for
-    docs/concepts.md.
+    """Return names, unit and meaning of what is defined.
+
+    Columns of one meaning come together, for docs/concepts.md.
     """
     groups = itertools.groupby((c for c in COLUMNS if c.meaning), key=lambda c: (c.unit, c.meaning))
     return [
@@ -348,8 +351,9 @@ def rendered(block: re.Match[str]) -> str:
 
 
 def contents(figure: Figure) -> str:
-    """Return a digest of what a figure shows: data, names, labels and how lines look, whatever the
-    fonts.
+    """Return a digest of what a figure shows, whatever the fonts.
+
+    That is data, names, labels and how lines look.
     """
     shown: list[object] = [text.get_text() for text in figure.texts]
     for axes in figure.axes:
@@ -382,8 +386,9 @@ def contents(figure: Figure) -> str:
 
 
 def save_png(figure: Figure, path: Path, shown: str) -> None:
-    """Write the figure with the digest of what it shows in its metadata, and without a version of
-    the software.
+    """Write the figure with the digest of what it shows in its metadata.
+
+    No version of the software is in there.
     """
     with style.styled(), replaced(path) as partial:
         figure.savefig(partial, format="png", metadata={"Software": None, "Contents": shown})

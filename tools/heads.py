@@ -73,16 +73,18 @@ class Recipe:
             raise UserError(f"--seed {self.seed}: must be from 0 to {2**32 - 1}")
 
     def rate_at(self, step: int) -> float:
-        """Return the learning rate: a warm-up over a twentieth of the steps, then a half cosine to
-        0.
+        """Return the learning rate.
+
+        It warms up over a twentieth of the steps, then falls by a half cosine to 0.
         """
         warm = max(1, self.steps // 20)
         return self.rate * min((step + 1) / warm, 0.5 * (1 + math.cos(math.pi * step / self.steps)))
 
 
 def new_heads(recipe: Recipe, target: Target) -> MedusaHeads | EagleHead:
-    """Build untrained heads: Medusa's as copies of the target's head (paper, 2.2.1), EAGLE's at
-    random.
+    """Build untrained heads.
+
+    Medusa's are copies of the target's head (paper, 2.2.1), EAGLE's are random.
     """
     torch.manual_seed(recipe.seed)
     hidden = hidden_size(target)
@@ -129,8 +131,9 @@ def medusa_loss(
     ids: torch.Tensor,
     wanted: torch.Tensor,
 ) -> torch.Tensor:
-    """Sum over heads i of 0.8^(i + 1) times the cross-entropy of the token i + 2 after each
-    position.
+    """Sum the weighted cross-entropies of all heads.
+
+    Head i has 0.8^(i + 1) times that of the token i + 2 after each position.
 
     Args:
         features: (B, T, H), the frozen target's last hidden states of ids (B, T).
@@ -157,8 +160,9 @@ def eagle_loss(
     wanted: torch.Tensor,
     generator: torch.Generator,
 ) -> torch.Tensor:
-    """Smooth L1 to the next feature, plus CLASS_WEIGHT times the cross-entropy to the target's
-    distribution.
+    """Smooth L1 to the next feature, plus a weighted cross-entropy.
+
+    CLASS_WEIGHT weights the cross-entropy to the target's distribution.
 
     Only positions whose next feature predicts a wanted token count. Noise on the features imitates
     the head's own errors while drafting.

@@ -1,5 +1,6 @@
-"""Check a configuration: an unknown setting, a wrong value, a missing companion is reported in one
-line with its key.
+"""Check a configuration, and report what is wrong in one line with its key.
+
+That is an unknown setting, a wrong value or a missing companion.
 
 Names and types of a group's settings come from the signature of the function or class that takes
 them. Those of the run itself come from the values in configs/config.yaml.
@@ -96,8 +97,10 @@ def config_errors() -> Iterator[None]:
 
 
 def meant(name: str) -> str:
-    """Name the settings of a run and of all groups that end like an unknown one, as the end of its
-    message; empty if there is none."""
+    """Name the settings that end like an unknown one, of a run and of all groups.
+
+    The text is the end of a message; it is empty if there is none.
+    """
     setting = name.rpartition(".")[2]
     others = {f"sampling.{setting}"} if setting in SHIPPED["sampling"] else set()
     for file in (ROOT / "configs").glob("*/*.yaml"):
@@ -177,8 +180,9 @@ def checked_config(cfg: DictConfig) -> dict[str, Any]:
 
 
 def check_groups(config: dict[str, Any]) -> None:
-    """Check the settings of all given groups except `method`, whose settings are its drafter's
-    parameters.
+    """Check the settings of all given groups except `method`.
+
+    A method's settings are its drafter's parameters.
     """
     for group, what in (("model", "a folder, or a hub name"), ("bench", "a file of questions")):
         if group in config and config[group].get("path", "") is None:

@@ -1,5 +1,6 @@
-"""A run's fingerprint: the settings that decide its answers and measurements, and the folder named
-by them.
+"""A run's fingerprint, and the folder named by it.
+
+The fingerprint holds the settings that decide a run's answers and measurements.
 """
 
 from __future__ import annotations
@@ -81,8 +82,9 @@ def runs_folder(config: dict[str, Any]) -> Path:
 
 
 def recorded_threads(config: dict[str, Any]) -> int | None:
-    """Return the number of threads that an experiment's runs used on this processor; unfinished
-    runs come first.
+    """Return the number of threads that an experiment's runs used on this processor.
+
+    Unfinished runs come first.
 
     So all configurations use one number, and a run is resumed with its own, however busy the
     machine is then. None if no run has recorded it, or if OMP_NUM_THREADS is set.
@@ -111,8 +113,9 @@ def default_folder(config: dict[str, Any], settings: dict[str, Any], answerer: A
 
 
 def saved_start(config: dict[str, Any], settings: dict[str, Any], answerer: Answerer) -> str:
-    """Return the state file for start=saved, from the hot run of the same configuration in this
-    experiment's folder.
+    """Return the state file for start=saved.
+
+    It is from the hot run of the same configuration in this experiment's folder.
 
     The hot run of the same repeat is used, else that of the first repeat. Other update rules use
     the run of update=all.
@@ -137,8 +140,9 @@ def saved_start(config: dict[str, Any], settings: dict[str, Any], answerer: Answ
 
 
 def recorded_method(method: dict[str, Any], sampling: dict[str, Any]) -> dict[str, Any]:
-    """Return a method's settings as records hold them: share_noise only if tokens are sampled,
-    layers only if given, compiled only if true.
+    """Return a method's settings as records hold them.
+
+    share_noise is there only if tokens are sampled, layers only if given, compiled only if true.
 
     Args:
         sampling: from `changed_sampling`.

@@ -60,8 +60,9 @@ class Composed(NamedTuple):
 def compose(
     words: Sequence[str], *, multirun: bool = False, config_dir: str | None = None
 ) -> Composed:
-    """Compose a command line: a sweep with `multirun`, an experiment or another launcher; else a
-    single run.
+    """Compose a command line, as a sweep or as a single run.
+
+    It is a sweep with `multirun`, an experiment or another launcher.
 
     Raises UserError for a choice that does not exist, and for a setting that no job has.
     """
@@ -125,9 +126,7 @@ def group_settings(words: Sequence[str], *groups: str) -> dict[str, dict[str, An
 
 
 def named(group: str, name: str) -> dict[str, str]:
-    """Return the settings for a shipped model or bench of this name, or for one in a folder or
-    file.
-    """
+    """Return the settings for a shipped model or bench, or for one in a folder or file."""
     if (ROOT / "configs" / group / f"{name}.yaml").is_file():
         return {group: name}
     if group == "model":
@@ -181,8 +180,9 @@ def _own_configs(config_dir: str) -> Path:
 
 
 def plan(typed: Sequence[Override], sweep: DictConfig, loader: ConfigLoader) -> list[Planned]:
-    """Return the jobs of a sweep, from the typed overrides and the configuration that all jobs
-    share.
+    """Return the jobs of a sweep.
+
+    They follow from the typed overrides and the configuration that all jobs share.
 
     Raises UserError for a typed setting that no method or tree has, or for a list where all jobs
     need one value.
@@ -247,8 +247,9 @@ def lists(overrides: Sequence[Override]) -> Lists:
 def expand(
     grid: Lists, also: list[Lists], given: Lists, equal: Words, composed: Callable[[Words], Any]
 ) -> list[Words]:
-    """Return the overrides of each job once, in the order of repeats: the machine drifts between
-    repeats.
+    """Return the overrides of each job once, in the order of repeats.
+
+    The machine drifts between repeats.
 
     Args:
         also: further runs; settings that they do not name are the grid's.
@@ -305,8 +306,9 @@ def own_settings(method: Any, tree: Any) -> set[str]:
 
 
 def drafts_from_tree(method: Any, tree: Any) -> bool:
-    """True if a method drafts from a template, or if it is given tree=auto and can find its
-    size.
+    """True if a method drafts from a template.
+
+    Also if it is given tree=auto and can find its size.
     """
     try:
         factory = method_class(method.drafter)
@@ -316,8 +318,9 @@ def drafts_from_tree(method: Any, tree: Any) -> bool:
 
 
 def too_wide(method: Any, tree: Any) -> str:
-    """Say that a template needs more candidates than the method keeps; empty if not, or if other
-    settings are wrong.
+    """Say that a template needs more candidates than the method keeps.
+
+    The text is empty if not, or if other settings are wrong.
     """
     k = method.get("k")
     if not isinstance(k, int) or tree.name == "best" or not drafts_from_tree(method, tree):

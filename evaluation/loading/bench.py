@@ -1,5 +1,4 @@
-"""Load benches: fetch a file once by URL and hash, select and order its questions, and make prompts
-of them.
+"""Load benches: fetch a file, select and order its questions, make prompts of them.
 
 SPEED-Bench's rows (NVIDIA, arXiv 2604.09557) are read as published, or as NVIDIA's prepare.py
 writes them. Licences
@@ -183,8 +182,9 @@ def ordered(questions: Sequence[Question], order: str) -> tuple[Question, ...]:
 
 
 def _fetch(file: Path, url: str | None, sha256: str | None) -> str:
-    """Download a missing file, completely and with its hash or not at all; return the file's
-    sha256.
+    """Download a missing file, and return the file's sha256.
+
+    The file is written completely and with its hash, or not at all.
     """
     # by the user, from the file at the URL
     prepared = str(url).endswith(".parquet") and file.suffix != ".parquet"
@@ -308,8 +308,9 @@ def prompt_text(template: str, tokenizer: Any, turns: prompts.Turns) -> str:
 def prompt_ids(
     template: str, tokenizer: Any, turns: Sequence[str], answers: Sequence[str]
 ) -> list[int]:
-    """Return the token ids of the prompt for the next answer: a user's turns so far, the model's
-    answers in between.
+    """Return the token ids of the prompt for the next answer.
+
+    The prompt holds a user's turns so far, and the model's answers in between.
     """
     chat = chat_of(turns, answers)
     if template == prompts.CHAT:  # by the tokenizer itself, as mistral-common's gives no text
@@ -324,8 +325,9 @@ def chat_of(turns: Sequence[str], answers: Sequence[str]) -> list[dict[str, str]
 
 
 def answer_text(template: str, tokenizer: Any, tokens: list[int]) -> str:
-    """Return the answer as the user reads it: without special tokens, cut at the template's stop
-    string.
+    """Return the answer as the user reads it.
+
+    It is without special tokens, cut at the template's stop string.
     """
     text = tokenizer.decode(tokens, skip_special_tokens=True)
     stop = None if template in (prompts.CHAT, prompts.RAW) else get_conv_template(template).stop_str
@@ -335,8 +337,9 @@ def answer_text(template: str, tokenizer: Any, tokens: list[int]) -> str:
 
 
 def template_hash(template: str, tokenizer: Any) -> str:
-    """Return the sha256 of a prompt of two turns, which changes with the template and the special
-    tokens.
+    """Return the sha256 of a prompt of two turns.
+
+    It changes with the template and the special tokens.
     """
     sample = prompt_text(
         template, tokenizer, chat_of(["question one", "question two"], ["answer one"])

@@ -87,8 +87,9 @@ def fetch_companions(method: dict[str, Any], model: str) -> None:
 
 
 def path_of(key: str, value: str) -> Path:
-    """Return the path of a method's setting: a file or folder, or the snapshot of a hub name,
-    fetched if needed.
+    """Return the path of a method's setting.
+
+    It is a file or folder, or the snapshot of a hub name, fetched if needed.
 
     Raises:
         UserError: a hub name that cannot be fetched.

@@ -38,8 +38,9 @@ _depth = 0
 
 @contextmanager
 def keep_devices() -> Iterator[None]:
-    """Keep devices locked until the outermost of these nested blocks ends: that of a command or of
-    a single run.
+    """Keep devices locked until the outermost of these nested blocks ends.
+
+    That is the block of a command or of a single run.
     """
     global _depth
     _depth += 1
@@ -53,8 +54,9 @@ def keep_devices() -> Iterator[None]:
 
 @contextmanager
 def exclusive(settings: ModelSettings, timed: bool = True) -> Iterator[ModelSettings]:
-    """Lock the devices that these settings use on this host; yields the settings with the device
-    chosen for auto.
+    """Lock the devices that these settings use on this host.
+
+    Yields the settings with the device chosen for auto.
 
     The lock is taken before the model is loaded, as loading would disturb another run's timings. It
     is released when
@@ -100,8 +102,9 @@ def _release() -> None:
 
 
 def _identity(device: torch.device) -> str:
-    """Return a name that does not depend on CUDA_VISIBLE_DEVICES, so that it is the same in all
-    processes.
+    """Return a name that does not depend on CUDA_VISIBLE_DEVICES.
+
+    So it is the same in all processes.
     """
     if device.type != "cuda":
         return device.type
@@ -157,8 +160,9 @@ def restart_peak(devices: Sequence[torch.device]) -> None:
 
 
 def peak_bytes(devices: Sequence[torch.device]) -> int | None:
-    """Return the peak bytes since `restart_peak`, weights and cache included; None on other
-    devices.
+    """Return the peak bytes since `restart_peak`, weights and cache included.
+
+    None is returned on other devices.
 
     CUDA: allocated by tensors, summed over devices. CPU: the resident set of the process, on Linux.
     """
@@ -174,8 +178,9 @@ def peak_bytes(devices: Sequence[torch.device]) -> int | None:
 
 
 class PhaseClock:
-    """Add up seconds by phase of a step; synchronises the device at each mark, so that work counts
-    in its phase.
+    """Add up seconds by phase of a step.
+
+    The device is synchronised at each mark, so that work counts in its phase.
     """
 
     def __init__(self, target: Target) -> None:

@@ -1,5 +1,4 @@
-"""Read answers of any engine from a JSONL file as token ids, and compute a model's choices along
-them.
+"""Answers of any engine from a JSONL file as token ids, and a model's choices along them.
 
 A line is an answer to a bench's question in Spec-Bench's format, like this project's records. Or it
 has a prompt (prompt_token_ids, messages or prompt) and an answer (token_ids or text, perhaps in
@@ -119,8 +118,9 @@ def _turns(row: Row, questions: Mapping[Any, Question]) -> Iterator[Row]:
 
 
 def _choices(row: Row, choices: list[Row]) -> Iterator[Row]:
-    """Yield each choice of a line, with the fields of the line; a line without choices is a single
-    choice.
+    """Yield each choice of a line, with the fields of the line.
+
+    A line without choices is a single choice.
     """
     for index, choice in enumerate(choices):
         message = choice.get("message") or {}  # of chats
@@ -214,8 +214,9 @@ def continued(tokenizer: Any, before: str, said: str) -> list[int]:
 
 
 def _prompt(where: str, request: Row, loaded: LoadedModel) -> tuple[str, str, bool]:
-    """Return a prompt's text, what is between it and the answer, and whether the tokenizer adds
-    special tokens.
+    """Return a prompt's text, and how it becomes ids.
+
+    The rest is what is between it and the answer, and whether the tokenizer adds special tokens.
     """
     tokenizer = loaded.tokenizer
     template = loaded.template
@@ -244,8 +245,9 @@ def _prompt(where: str, request: Row, loaded: LoadedModel) -> tuple[str, str, bo
 
 
 def space_between(template: str, before: str, said: str) -> str:
-    """Return the space that fschat's templates have between prompt and answer, if neither has
-    it.
+    """Return the space that fschat's templates have between prompt and answer.
+
+    Only if neither has it.
     """
     apart = template == CHAT or not said or before[-1].isspace() or said[0].isspace()
     return "" if apart else " "
@@ -253,9 +255,7 @@ def space_between(template: str, before: str, said: str) -> str:
 
 @dataclass
 class Forced:
-    """A model's logits along an answer: at each of its n positions, and at the position after
-    it.
-    """
+    """A model's logits at each of an answer's n positions, and at the position after it."""
 
     own: list[int] = field(default_factory=list)  # the model's arg-max (n + 1)
     # largest logit minus the logit of the answer's token (n), then minus that of the likeliest EOS
@@ -273,8 +273,9 @@ def force(
     *,
     by_steps: bool = False,
 ) -> Forced:
-    """Read the model's logits along an answer; at most `LOGITS_BYTES` of logits are in memory at
-    once.
+    """Read the model's logits along an answer.
+
+    At most `LOGITS_BYTES` of logits are in memory at once.
 
     Args:
         by_steps: forward one token at a time, as engines decode.
@@ -313,8 +314,9 @@ def force(
 
 
 def noise(one: Forced, other: Forced) -> float:
-    """Return the largest change from `one` to `other`, at any position, of the gap between the two
-    largest logits.
+    """Return the largest change of the gap between the two largest logits.
+
+    The change is from `one` to `other`, at any position.
     """
     pairs = zip(one.own, other.own, one.margins, other.margins, strict=True)
     return max(abs(a - b) if own == others else a + b for own, others, a, b in pairs)

@@ -1,5 +1,4 @@
-"""Serving engines: how each is asked for an answer, and how its answer, counters and properties are
-read.
+"""Serving engines: how each is asked, and how answers, counters and properties are read.
 
 Steps are counted as on this engine, the first token's step included. For most engines, their number
 is that of the tokens that were not accepted drafts.
@@ -61,8 +60,9 @@ class Heard:
 
     @property
     def steps(self) -> int | None:
-        """The number of the answer's steps: the largest of three, as `accepted` may count tokens
-        after the end.
+        """The number of the answer's steps.
+
+        It is the largest of three, as `accepted` may count tokens after the end.
         """
         # `forwards` may include forwards for other answers
         steps = max(self.tokens - (self.accepted or 0), 1 + self.drafts, self.forwards)
@@ -108,8 +108,9 @@ class Engine:
             heard.drafts = said["num_spec_steps"]
 
     def count(self, moved: dict[str, float], heard: Heard) -> None:
-        """Add the increase of the server's counters; `moved` is empty without counters or for
-        concurrent requests.
+        """Add the increase of the server's counters.
+
+        `moved` is empty without counters or for concurrent requests.
         """
         accepted, drafts = (
             moved.get(f"{self.prefix}spec_decode_num_{of}_total", 0)
@@ -124,8 +125,9 @@ class Engine:
             heard.means[self.mean] = (heard.drafts + (heard.accepted or 0), heard.drafts)
 
     def describe(self, card: dict[str, Any], get: Callable[[str], Any]) -> dict[str, Any]:
-        """Return version, speculation and context, from the server's model card and its other
-        paths.
+        """Return version, speculation and context.
+
+        They are from the server's model card and its other paths.
         """
         counters = (get(self.counters) or "") if self.counters else ""
         version = get("/version")
@@ -136,8 +138,9 @@ class Engine:
 
 
 class Sglang(Engine):
-    """SGLang, by its own /generate: it verifies a draft in every step but the first and reports
-    their number.
+    """SGLang, by its own /generate.
+
+    It verifies a draft in every step but the first and reports their number.
     """
 
     def body(self, model: str, prompt: list[int] | str, limit: int) -> dict[str, Any]:

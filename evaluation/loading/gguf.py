@@ -1,5 +1,6 @@
-"""GGUF files of LLaMA-like models: read once by transformers, de-quantised, kept as safetensors by
-the file's hash.
+"""GGUF files of LLaMA-like models.
+
+Each is read once by transformers, de-quantised, and kept as safetensors by the file's hash.
 
 transformers ignores keys and tensors that it does not know. If one of them would change the model,
 such as Llama 3.1's scaling of rotary positions, the file is refused and the error names it.
@@ -90,8 +91,9 @@ READ |= {f"attention.{key}" for key in ("head_count", "head_count_kv", "layer_no
 
 
 def convert(path: Path, weights: str = "float32") -> Path:
-    """Return a folder with a GGUF file's model, tokenizer and chat template; written the first
-    time.
+    """Return a folder with a GGUF file's model, tokenizer and chat template.
+
+    It is written the first time.
 
     Args:
         path: one for which `is_gguf` holds.
@@ -180,8 +182,9 @@ def _reader(file: Path) -> Any:
 
 
 def _pieces(reader: Any) -> Any:
-    """Return the name of the rule that cuts text before merges; None without one, and for
-    SentencePiece.
+    """Return the name of the rule that cuts text before merges.
+
+    None without one, and for SentencePiece.
     """
     kind, pieces = (reader.get_field(f"tokenizer.ggml.{key}") for key in ("model", "pre"))
     return pieces.contents() if pieces and kind and kind.contents() == "gpt2" else None

@@ -29,8 +29,9 @@ SMALL = (
 
 
 def is_name(path: str) -> bool:
-    """True if this could be a repository's name, owner/name; the caller checks first that it is no
-    folder.
+    """True if this could be a repository's name, owner/name.
+
+    The caller checks first that it is no folder.
     """
     return re.fullmatch(r"\w[\w.-]*/[\w.-]+", path) is not None
 
@@ -53,8 +54,9 @@ def local_snapshot(name: str, weights: Sequence[str], revision: str | None = Non
 
 
 def fetch_snapshot(name: str, weights: Sequence[str], revision: str | None = None) -> Path:
-    """Return the repository's snapshot, fetched if needed: small files, and the best kind of
-    weights.
+    """Return the repository's snapshot, fetched if needed.
+
+    It holds small files, and the best kind of weights.
 
     Raises:
         UserError: unreachable, no such repository, no weights of these kinds.
@@ -80,8 +82,9 @@ def fetch_snapshot(name: str, weights: Sequence[str], revision: str | None = Non
 
 
 def missing_weights(folder: Path, weights: Sequence[str]) -> str:
-    """Name the missing or broken weights of a folder; empty if one kind is complete, with every
-    file of its index.
+    """Name the missing or broken weights of a folder.
+
+    The text is empty if one kind is complete, with every file of its index.
     """
     problems = []
     for kind in weights:

@@ -81,8 +81,9 @@ SHAPES: dict[str, dict[str, int]] = {
 
 @dataclass(frozen=True)
 class LoadedModel:
-    """A model ready to decode; `left_out` are the checkpoint's generation settings, unused in plain
-    greedy decoding.
+    """A model ready to decode.
+
+    `left_out` are the checkpoint's generation settings, unused in plain greedy decoding.
     """
 
     settings: ModelSettings
@@ -179,8 +180,9 @@ def random_model(shape: str, settings: ModelSettings) -> LoadedModel:
 
 
 def choose_dtype(name: str, device: torch.device) -> Any:
-    """Return the type; `auto` is float16 on an accelerator, as in the paper, and float32 on the
-    CPU.
+    """Return the type.
+
+    `auto` is float16 on an accelerator, as in the paper, and float32 on the CPU.
     """
     return getattr(
         torch, name if name != "auto" else "float32" if device.type == "cpu" else "float16"
@@ -188,8 +190,9 @@ def choose_dtype(name: str, device: torch.device) -> Any:
 
 
 def _prepare_device(settings: ModelSettings) -> torch.device:
-    """Check the settings and return the device; a GPU is made the current one, for streams, graphs
-    and kernels.
+    """Check the settings and return the device.
+
+    A GPU is made the current one, for streams, graphs and kernels.
     """
     # before reading weights, which can take minutes
     check_settings(vars(settings), ModelSettings, "model.")
@@ -284,8 +287,9 @@ def plain_greedy(model: Any) -> dict[str, Any]:
 
 
 def _located(settings: ModelSettings) -> tuple[str, dict[str, str] | None]:
-    """Return a model's folder and its files' digests, or its name on the hub and None: a commit
-    identifies it.
+    """Return a model's folder and its files' digests.
+
+    Else its name on the hub and None: a commit identifies it.
     """
     folder = Path(path := locate(settings))
     return path, model_files(folder, settings.weight_files) if folder.is_dir() else None

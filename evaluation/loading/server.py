@@ -85,8 +85,9 @@ class Server:
         return dict(cards[name])
 
     def describe(self) -> dict[str, Any]:
-        """Return engine, model, version, speculation and context as the server reports them; None
-        if it does not.
+        """Return engine, model, version, speculation and context as the server reports them.
+
+        Each is None if it does not.
         """
         with self._faults():
             said = {"engine": self.name, "model": self.model} | self.kind.describe(
@@ -100,8 +101,9 @@ class Server:
             }
 
     def get(self, path: str, body: Any = None) -> Any:
-        """Return the JSON or text at a path, or of its reply to a body; None if the server has no
-        such path.
+        """Return the JSON or text at a path, or of its reply to a body.
+
+        None if the server has no such path.
         """
         with self._faults():
             response = self.client.request("POST" if body else "GET", path, json=body)
@@ -124,8 +126,9 @@ class Server:
             return counted(self.get(path)) if path else {}
 
     def whole(self, prompt: list[int], limit: int) -> Heard:
-        """Ask for an answer again without a stream, to get all ids: llama.cpp streams no ids inside
-        a character.
+        """Ask for an answer again without a stream, to get all ids.
+
+        llama.cpp streams no ids inside a character.
         """
         with self._faults():
             body = self.kind.body(str(self.model), prompt, limit) | {"stream": False}
@@ -133,8 +136,9 @@ class Server:
         return again
 
     def ask(self, prompt: list[int] | str, limit: int) -> tuple[Heard, list[float]]:
-        """Return the server's answer to a prompt, and the seconds until each event with tokens or
-        the end.
+        """Return the server's answer to a prompt.
+
+        Next to it are the seconds until each event with tokens or the end.
         """
         heard = Heard()
         times = []

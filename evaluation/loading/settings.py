@@ -13,8 +13,9 @@ SAFETENSORS = "model*.safetensors"
 
 @dataclass(frozen=True)
 class ModelSettings:
-    """The settings that decide which model is loaded and how; equal settings share a loaded
-    model.
+    """The settings that decide which model is loaded and how.
+
+    Equal settings share a loaded model.
     """
 
     name: str
@@ -50,8 +51,9 @@ class ModelSettings:
 
     @property
     def kernel(self) -> str | None:
-        """The attention to load with; None: transformers' choice, sdpa, or eager for Gemma 2 and
-        gpt-oss.
+        """The attention to load with.
+
+        None: transformers' choice, sdpa, or eager for Gemma 2 and gpt-oss.
         """
         return None if self.attention == "auto" else self.attention
 

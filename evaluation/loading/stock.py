@@ -1,5 +1,6 @@
-"""transformers' own generate on the stock model, as `method=hf` answers by it and `bench_step`
-times its steps.
+"""transformers' own generate on the stock model.
+
+`method=hf` answers by it, and `bench_step` times its steps.
 """
 
 from __future__ import annotations

@@ -1,5 +1,6 @@
-"""Compact records: all runs of an experiment in one compressed file that is kept in git, without
-folders or links.
+"""Compact records: all runs of an experiment in one compressed file.
+
+It is kept in git, without folders or links.
 
 Each run has one JSON line (its name, metadata and summary), then one line per answer, with the
 fields listed here. Token ids are kept, as audits compare them; the answers' text is not. With the
@@ -135,8 +136,9 @@ def unpacked(path: Path) -> Iterator[tuple[str, dict[str, Any], list[Row]]]:
 
 
 def published_name(run: str) -> str:
-    """Return the name under which a run is published, by the hash in its folder's name, else by a
-    hash of that name.
+    """Return the name under which a run is published.
+
+    It holds the hash in its folder's name, else a hash of that name.
     """
     digest = run.rpartition("-")[2]
     if not re.fullmatch("[0-9a-f]{8}", digest):

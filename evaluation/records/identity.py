@@ -1,5 +1,6 @@
-"""A run's identity: the parts of its recorded settings, and the keys by which two runs count as the
-same.
+"""A run's identity: the parts of its recorded settings, and its keys.
+
+By a key, two runs count as the same.
 """
 
 from __future__ import annotations
@@ -56,8 +57,9 @@ _TAKEN |= {"batch", *SAMPLING_COLUMNS.values()}
 
 
 def fingerprint(settings: Settings) -> Settings:
-    """Return the settings that a resumed run must share: all except paths of files whose digests
-    are recorded.
+    """Return the settings that a resumed run must share.
+
+    They are all except paths of files whose digests are recorded.
     """
     method = settings.get("method", {})
     # tree: a fixed tree's name
@@ -105,8 +107,9 @@ class Identity:
 
     @cached_property
     def comparable(self) -> tuple[str, ...]:
-        """Key shared by runs that may be compared on common questions: model, bench file, limit,
-        machine.
+        """Key shared by runs that may be compared on common questions.
+
+        It holds model, bench file, limit and machine.
         """
         compared = self.model | {"bench": self.bench["name"], "file": self.bench.get("sha256")}
         compared |= {
@@ -117,16 +120,18 @@ class Identity:
 
     @cached_property
     def selection(self) -> frozenset[str]:
-        """Key shared by runs of the same questions: the questions' keys, else their recorded number
-        and digest.
+        """Key shared by runs of the same questions.
+
+        It holds the questions' keys, else their recorded number and digest.
         """
         unknown = f"{self.bench.get('questions')} questions, {self.bench.get('ids_sha256')}"
         return frozenset(self.question_keys or [unknown])
 
     @cached_property
     def configuration(self) -> str:
-        """Key shared by the repeats and shards of one configuration, whichever questions they
-        answer.
+        """Key shared by the repeats and shards of one configuration.
+
+        It is the same whichever questions they answer.
         """
         method = fingerprint({"method": self.method})["method"]
         # where state is kept, parts of a bench are no shards of one run: each begins with a state
@@ -142,8 +147,9 @@ class Identity:
 
     @cached_property
     def facets(self) -> Settings:
-        """Settings that may distinguish runs of one label: the method's, the tree's shape, and
-        those of decoding.
+        """Settings that may distinguish runs of one label.
+
+        They are the method's, the tree's shape, and those of decoding.
         """
         method = self.method
         decoding = self.decoding
@@ -178,15 +184,17 @@ class Identity:
 
     @property
     def files(self) -> dict[str, str]:
-        """Digests of the model's files, or its commit on the hub; empty where it was not
-        recorded.
+        """Digests of the model's files, or its commit on the hub.
+
+        Empty where it was not recorded.
         """
         return dict(self.model.get("files") or {})
 
     @property
     def loading(self) -> Settings:
-        """Settings that may distinguish runs of the same facets: how the model was loaded, answers
-        per question.
+        """Settings that may distinguish runs of the same facets.
+
+        They are how the model was loaded, and the answers per question.
         """
         model = {
             k: v for k, v in self.model.items() if k not in ("name", "dtype", "device", "files")

@@ -1,5 +1,6 @@
-"""Provenance of a run: versions, device, and digests of code and files, so that every figure can be
-traced.
+"""Provenance of a run: versions, device, and digests of code and files.
+
+With it, every figure can be traced.
 """
 
 from __future__ import annotations
@@ -60,8 +61,9 @@ def describe_device(device: torch.device, threads: int | None = None) -> str:
 
 
 def versions(*more: str) -> dict[str, str]:
-    """Return the versions of Python, of this project, of the main packages, and of others that a
-    run uses.
+    """Return the versions of Python, of this project, and of packages.
+
+    They are the main packages, and others that a run uses.
     """
     installed = {"python": platform.python_version(), "token-recycling": __version__}
     for package in (*PACKAGES, *more):
@@ -73,8 +75,9 @@ def versions(*more: str) -> dict[str, str]:
 
 
 def git_state() -> dict[str, Any]:
-    """Return the commit and whether files other than records differ from it; empty outside a
-    checkout.
+    """Return the commit and whether files other than records differ from it.
+
+    Empty outside a checkout.
     """
 
     def git(*words: str) -> str:
@@ -92,8 +95,9 @@ def git_state() -> dict[str, Any]:
 
 
 def module_command(argv: Sequence[str]) -> list[str]:
-    """Return a recorded command as it is typed: `python -m evaluation.NAME ...` for a module of
-    this repository.
+    """Return a recorded command as it is typed.
+
+    For a module of this repository that is `python -m evaluation.NAME ...`.
     """
     for i, part in enumerate(map(Path, argv[:2])):
         if part.suffix == ".py" and part.parent.name == "evaluation":
@@ -192,8 +196,9 @@ def without_passwords(value: Any) -> Any:
 
 
 def collect(settings: dict[str, Any], now: dict[str, Any], extra: dict[str, Any]) -> dict[str, Any]:
-    """Collect the metadata of a run: settings, which decide the output, and circumstances, which
-    decide the speed.
+    """Collect the metadata of a run.
+
+    Its settings decide the output, its circumstances decide the speed.
     """
     return {
         "settings": settings,

@@ -33,8 +33,9 @@ SUBTASKS = ("mt_bench", "translation", "summarization", "qa", "math_reasoning", 
 
 
 def subtask(category: str) -> str:
-    """Return the row that a question counts in; an unknown category has its own row, never that of
-    all questions.
+    """Return the row that a question counts in.
+
+    An unknown category has its own row, never that of all questions.
     """
     return (
         "mt_bench"
@@ -55,8 +56,9 @@ class Question:
 
     @property
     def sha256(self) -> str:
-        """Hash of category and turns, first 16 digits; it distinguishes questions of the same
-        id.
+        """Hash of category and turns, first 16 digits.
+
+        It distinguishes questions of the same id.
         """
         return hashlib.sha256(json.dumps([self.category, *self.turns]).encode()).hexdigest()[:16]
 
@@ -66,8 +68,9 @@ class Question:
 
 
 def question_key(question_id: int | str, sha256: str | None) -> str:
-    """Return the key that questions are paired by: id and hash, or only the id if no hash was
-    recorded.
+    """Return the key that questions are paired by.
+
+    It is id and hash, or only the id if no hash was recorded.
     """
     return f"{question_id}:{sha256}" if sha256 else str(question_id)
 

@@ -1,5 +1,6 @@
-"""Recorded answers in Spec-Bench's format: figures of a row, files of rows, and how two settings
-differ.
+"""Recorded answers in Spec-Bench's format.
+
+Figures of a row, files of rows, and how two settings differ.
 """
 
 from __future__ import annotations
@@ -25,8 +26,9 @@ def accept_lengths(row: Row) -> list[int]:
 
 
 def tokens_and_steps(row: Row) -> tuple[int, int]:
-    """Count a question's tokens and steps; (0, 0) if its steps are not known, as with some
-    servers.
+    """Count a question's tokens and steps.
+
+    They are (0, 0) if its steps are not known, as with some servers.
     """
     if lengths := accept_lengths(row):
         return sum(lengths), len(lengths)
@@ -56,8 +58,9 @@ def question_speed(row: Row) -> float:
 
 
 def per_turn(rows: Sequence[Row], key: str) -> list[float]:
-    """Return a key that holds one number a turn, over all turns that decoded; empty if any row
-    lacks it.
+    """Return a key that holds one number a turn, over all turns that decoded.
+
+    It is empty if any row lacks the key.
     """
     values: list[float] = []
     for row in rows:
@@ -73,8 +76,9 @@ def per_turn(rows: Sequence[Row], key: str) -> list[float]:
 
 
 def later_steps(rows: Sequence[Row]) -> tuple[float, float]:
-    """Return the seconds and the number of the steps after each turn's first; NaN if a row lacks
-    either.
+    """Return the seconds and the number of the steps after each turn's first.
+
+    They are NaN if a row lacks either.
     """
     seconds = per_turn(rows, "decode_time")
     steps = per_turn(rows, "decoding_steps")
@@ -84,8 +88,9 @@ def later_steps(rows: Sequence[Row]) -> tuple[float, float]:
 
 
 def repeated_ngrams(before: Sequence[int], tokens: Sequence[int], n: int = 3) -> float | None:
-    """Return the share of n-grams of `tokens` that occur earlier, in `before` or `tokens`; None
-    without n-grams.
+    """Return the share of n-grams of `tokens` that occur earlier.
+
+    Earlier is in `before` or `tokens`. None without n-grams.
     """
     seen = set(zip(*(before[i:] for i in range(n)), strict=False))
     grams = list(zip(*(tokens[i:] for i in range(n)), strict=False))
@@ -93,8 +98,9 @@ def repeated_ngrams(before: Sequence[int], tokens: Sequence[int], n: int = 3) ->
 
 
 def between(ends: Sequence[float]) -> list[int]:
-    """Return each step's time in whole microseconds, from the steps' end times in seconds since the
-    first began.
+    """Return each step's time in whole microseconds.
+
+    It is given the steps' end times in seconds since the first began.
     """
     whole = [round(1e6 * end) for end in (0.0, *ends)]
     return [max(later - earlier, 0) for earlier, later in itertools.pairwise(whole)]
@@ -111,8 +117,9 @@ def check_schema(recorded: dict[str, Any], where: object) -> None:
 
 
 def check_rows(rows: Iterable[Row], where: object) -> None:
-    """Raise UserError as `check_schema` does, for rows with step records; other people's rows have
-    none.
+    """Raise UserError as `check_schema` does, for rows with step records.
+
+    Other people's rows have none.
     """
     for row in rows:
         if any("step_nodes" in choice for choice in row["choices"]):
@@ -274,8 +281,9 @@ def fault(row: Any) -> str:
 
 
 def misfit(values: Row, schema: Schema, needed: Sequence[str] = _NEEDED) -> str:
-    """Name the first value that is missing or whose type does not fit the schema; empty if there is
-    none.
+    """Name the first value that is missing or whose type does not fit the schema.
+
+    The text is empty if there is none.
     """
     for key, (lists, kinds) in schema.items():
         value = values.get(key)
@@ -290,8 +298,9 @@ def misfit(values: Row, schema: Schema, needed: Sequence[str] = _NEEDED) -> str:
 
 
 def fits(value: Any, lists: int, kinds: tuple[type, ...]) -> bool:
-    """Return whether a value is of these types, nested in `lists` lists; numbers are finite and not
-    negative.
+    """Return whether a value is of these types, nested in `lists` lists.
+
+    Numbers must be finite and not negative.
     """
     if lists:
         return isinstance(value, list) and all(fits(item, lists - 1, kinds) for item in value)
@@ -301,8 +310,9 @@ def fits(value: Any, lists: int, kinds: tuple[type, ...]) -> bool:
 def difference(
     before: Any, now: Any, where: str = "", words: tuple[str, str] = ("there", "now")
 ) -> str:
-    """Name the first setting that differs, with both values shortened and followed by `words`;
-    empty if none does.
+    """Name the first setting that differs; empty if none does.
+
+    Both values are shortened and followed by `words`.
     """
     if isinstance(before, dict) and isinstance(now, dict):
         keys = sorted(before.keys() | now.keys())

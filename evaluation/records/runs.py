@@ -1,6 +1,4 @@
-"""Read runs from disk: those of an experiment, and other people's answer files in Spec-Bench's
-format.
-"""
+"""Read runs from disk, and other people's answer files in Spec-Bench's format."""
 
 from __future__ import annotations
 
@@ -119,8 +117,9 @@ class Run:
 
     @property
     def quantized(self) -> str:
-        """What its weights are or were quantised to, by torchao or in a GGUF file; empty if
-        nothing.
+        """What its weights are or were quantised to.
+
+        That is by torchao or in a GGUF file; empty if nothing.
         """
         types = (self.metadata.get("converted_from") or {}).get("tensor_types", {})
         return self.settings["model"].get("quantize") or ", ".join(sorted(types.keys() - FLOATS))
@@ -135,8 +134,9 @@ class Run:
 
     @property
     def execution(self) -> str:
-        """How steps ran: eager, graph or INSIDE; GENERATE for transformers' own decoding, SERVED
-        for a server.
+        """How steps ran: eager, graph or INSIDE.
+
+        It is GENERATE for transformers' own decoding, SERVED for a server.
         """
         requested = (
             GENERATE if self.settings["method"]["name"] == "hf" else self.settings.get("execution")
@@ -177,8 +177,9 @@ class Run:
 
     @property
     def by_batch(self) -> pd.DataFrame:
-        """What a speed is made of: a row for each batch, by its questions' keys: subtasks, new
-        tokens and seconds.
+        """What a speed is made of: a row for each batch, by its questions' keys.
+
+        A row has subtasks, new tokens and seconds.
 
         With batch 1 a row for each question: subtask and speed. A question's share of a batch's
         time is not its own.
@@ -201,8 +202,9 @@ def row_key(row: Row) -> str:
 
 
 def read_runs(folder: Path) -> list[Run]:
-    """Read all runs of an experiment's folder, or of its compact records; methods in the tables'
-    order.
+    """Read all runs of an experiment's folder, or of its compact records.
+
+    Methods are in the tables' order.
 
     Raises:
         UserError: there are none.
@@ -270,8 +272,9 @@ def _of_this_schema(records: Iterable[tuple[Path, dict[str, Any], list[Row]]]) -
 
 
 def _inside(values: Any, key: str) -> Any:
-    """Return the value of a dotted key; None if it is missing, Ellipsis if a group on the way is no
-    dictionary.
+    """Return the value of a dotted key.
+
+    None if it is missing, Ellipsis if a group on the way is no dictionary.
     """
     for part in key.split("."):
         values = values.get(part) if isinstance(values, dict) else None if values is None else ...
@@ -279,8 +282,9 @@ def _inside(values: Any, key: str) -> Any:
 
 
 def _order(run: Run) -> tuple[Any, ...]:
-    """Return a run's sort key: comparable runs together, then method as in tables, settings, repeat
-    and shard.
+    """Return a run's sort key.
+
+    Comparable runs come together, then follow method as in tables, settings, repeat and shard.
     """
     method = run.settings["method"]
     numbers = [
@@ -311,8 +315,9 @@ PLAIN_DECODING = {"vanilla", "baseline", "autoregressive"}  # words in the names
 
 
 def read_foreign(pattern: str, baseline: Path | None = None) -> list[Run]:
-    """Read the files that match, one run each, named after the file; the run of plain decoding is
-    named `vanilla`.
+    """Read the files that match, one run each, named after the file.
+
+    The run of plain decoding is named `vanilla`.
 
     The answers' model, device and settings are not known and not guessed. Answers are paired by id
     and hash of their questions if all have hashes, else by the questions' ids.

@@ -1,5 +1,6 @@
-"""The store of a run: one JSON line a question, in Spec-Bench's answer format; survives a kill at
-any point.
+"""The store of a run: one JSON line a question, in Spec-Bench's answer format.
+
+It survives a kill at any point.
 
 After each question or batch, the drafter's state is written first, then the answers' lines, flushed
 to the disk. So the state after the last line is always there, and a resumed run continues from
@@ -50,8 +51,9 @@ class AnswerStore:
             yield
 
     def begin(self, metadata: dict[str, Any]) -> dict[Any, Row]:
-        """Start or resume: write the metadata, cut off an unfinished line or batch, and return the
-        stored answers.
+        """Start or resume a run, and return the stored answers.
+
+        Write the metadata, and cut off an unfinished line or batch.
 
         Args:
             metadata: `settings` decide what is answered, `circumstances` how fast; `questions`: how
@@ -125,8 +127,9 @@ class AnswerStore:
         return rows
 
     def is_finished(self) -> bool:
-        """Return whether the run's summary is there: the last file of a run whose questions are all
-        answered.
+        """Return whether the run's summary is there.
+
+        It is the last file of a run whose questions are all answered.
         """
         return (self.folder / "summary.json").exists()
 
@@ -135,15 +138,17 @@ class AnswerStore:
         return load_state(self._state_path(answered))
 
     def last_state(self, answered: int) -> dict[str, torch.Tensor]:
-        """Load the state after the last question, whether a kill came before or after the file was
-        renamed.
+        """Load the state after the last question.
+
+        A kill may have come before or after the file was renamed.
         """
         path = self._state_path(answered)
         return load_state(path if path.exists() else self.folder / "state.safetensors")
 
     def append(self, rows: Sequence[Row], state: dict[str, torch.Tensor], answered: int) -> None:
-        """Write the state after answer number `answered` (from 1), and the answers up to it: all or
-        none.
+        """Write the state after answer number `answered` (from 1).
+
+        Then write the answers up to it: all or none.
         """
         if state:
             save_state(state, self._state_path(answered))
@@ -169,8 +174,9 @@ class AnswerStore:
     def finish(
         self, summary: dict[str, Any], state: dict[str, torch.Tensor], answered: int
     ) -> None:
-        """Write the summary; the last state stays as `state.safetensors`, to start another run
-        from.
+        """Write the summary.
+
+        The last state stays as `state.safetensors`, to start another run from.
         """
         if state and self._state_path(answered).exists():
             self._state_path(answered).replace(self.folder / "state.safetensors")

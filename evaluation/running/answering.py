@@ -1,5 +1,6 @@
-"""Answer turn by turn, `num_choices` times: a question by one method, by several in shared
-forwards, or a batch.
+"""Answer turn by turn, `num_choices` times.
+
+That is a question by one method, by several in shared forwards, or a batch.
 """
 
 from __future__ import annotations
@@ -28,8 +29,9 @@ from .shared_text import generate_together
 def answer(
     questions: Sequence[Question], answerers: Sequence[tuple[Answerer, dict[str, Any]]]
 ) -> list[Row]:
-    """Return the rows in Spec-Bench's answer format: of one question by each answerer, or of
-    several by one as a batch.
+    """Return the rows in Spec-Bench's answer format.
+
+    They are of one question by each answerer, or of several questions by one as a batch.
 
     Args:
         answerers: each with its configuration; if several, they are untimed and have the same
@@ -88,8 +90,9 @@ def answer_turn(conversations: Sequence[Conversation]) -> None:
 
 
 def sampling_of(config: dict[str, Any], question: Question, index: int) -> Sampling:
-    """Return the sampling of one choice: its noise differs by choice and is the same for all
-    methods and turns.
+    """Return the sampling of one choice.
+
+    Its noise differs by choice and is the same for all methods and turns.
     """
     return Sampling(**config["sampling"], seed=hashed_seed(config["seed"], question.key, index))
 
@@ -173,8 +176,9 @@ class Conversation:
         )
 
     def record(self, index: int) -> Row:
-        """Return Spec-Bench's keys of a choice and this project's, which have one entry per
-        turn.
+        """Return Spec-Bench's keys of a choice and this project's.
+
+        This project's have one entry per turn.
         """
         keys = max(self.turns, key=len)  # a turn that has no room in the context has fewer
         columns: Row = {key: [turn.get(key) for turn in self.turns] for key in keys}
@@ -211,8 +215,9 @@ def build_row(choices: Sequence[Conversation], peak: int | None) -> Row:
 
 
 def acceptance_lines(row: Row, most: int) -> Iterator[str]:
-    """Yield a question's lines of acceptance.jsonl: for each turn, `usage` and `metrics` as in a
-    response of vLLM.
+    """Yield a question's lines of acceptance.jsonl.
+
+    Each turn has `usage` and `metrics` as in a response of vLLM.
 
     Args:
         most: maximum number of draft tokens of a step.

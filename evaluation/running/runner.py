@@ -1,5 +1,6 @@
-"""One run, a question or a batch of them at a time: its settings, its resumed state, its answers,
-its summary.
+"""One run, a question or a batch of them at a time.
+
+It has its settings, its resumed state, its answers and its summary.
 
 A runner does nothing between two answers, so that the runs of a sweep can be interleaved
 (`scheduling.py`).
@@ -230,8 +231,9 @@ class Runner:
         )
 
     def finish(self) -> None:
-        """Write the summary, and keep the last state for runs with start=saved; leave a finished
-        run untouched.
+        """Write the summary, and keep the last state for runs with start=saved.
+
+        A finished run is left untouched.
         """
         if self.store.is_finished():
             return
@@ -295,8 +297,9 @@ def check_unloaded(config: dict[str, Any], settings: ModelSettings) -> None:
 
 
 def check_prompts(bench: Bench, loaded: LoadedModel) -> None:
-    """Raise UserError if a first turn leaves no room for an answer, which would stop the run
-    later.
+    """Raise UserError if a first turn leaves no room for an answer.
+
+    It would stop the run later.
     """
     for question in bench.questions:
         length = len(prompt_ids(loaded.template, loaded.tokenizer, [question.turns[0]], []))

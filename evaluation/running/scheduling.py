@@ -1,5 +1,6 @@
-"""Run jobs alone, or interleave them question by question, so that a drifting machine favours
-none.
+"""Run jobs alone, or interleave them question by question.
+
+Interleaved, a drifting machine favours none.
 """
 
 from __future__ import annotations
@@ -32,8 +33,9 @@ LOG_SECONDS = 60.0  # between two lines of progress in a log: more would fill it
 
 @dataclass
 class Job:
-    """A configuration to run, all its repeats if `repeat` is None; `overrides` if it is a job of a
-    sweep.
+    """A configuration to run, all its repeats if `repeat` is None.
+
+    It has `overrides` if it is a job of a sweep.
     """
 
     config: dict[str, Any]
@@ -46,8 +48,9 @@ def run_jobs(
     answer_file: Path | None = None,
     given: Container[str] = (),
 ) -> list[Path]:
-    """Run jobs that are not interleaved, then interleaved ones question by question; then those
-    with start=saved.
+    """Run jobs that are not interleaved, then interleaved ones question by question.
+
+    Those with start=saved come last.
 
     Args:
         failures: gets a line for each error that the user can fix, and the other jobs go on; None:
@@ -70,8 +73,10 @@ def run_jobs(
 
 
 def _check(groups: Sequence[list[Job]], turns: _Turns) -> None:
-    """Build the runs of the first repeat and drop them, so that an impossible job is reported
-    before another has run for hours. A further model's jobs are checked without its weights.
+    """Build the runs of the first repeat and drop them.
+
+    So an impossible job is reported before another has run for hours. A further model's jobs are
+    checked without its weights.
     """
     for group in reversed(groups[1:] and groups):  # the first group's model is then loaded
         for job in group:
@@ -89,8 +94,9 @@ def _check(groups: Sequence[list[Job]], turns: _Turns) -> None:
 
 
 def grouped(jobs: Sequence[Job]) -> list[list[Job]]:
-    """Split jobs to single repeats and group them: each alone, or interleaved ones of a model,
-    bench and repeat.
+    """Split jobs to single repeats and group them.
+
+    Each is alone, or interleaved with those of the same model, bench and repeat.
 
     Untimed jobs are interleaved and have one repeat, as further repeats would be the same.
     """
@@ -226,8 +232,9 @@ class _Turns:
 
 
 def group_by_question(runners: Sequence[Runner]) -> list[list[Runner]]:
-    """Group the runs that share forwards: untimed, unbatched runs on this engine with the same next
-    question.
+    """Group the runs that share forwards.
+
+    They are untimed, unbatched runs on this engine with the same next question.
     """
     groups: dict[Any, list[Runner]] = {}
     for runner in runners:

@@ -98,8 +98,9 @@ class SharedText:
         self._end = None if all(need.rejected for need in needs) else self.start
 
     def forward(self, drafts: Sequence[tuple[Context, Draft]]) -> list[list[Context]]:
-        """Return the context of every node of these drafts, below the contexts of their roots;
-        forward the new ones.
+        """Return the context of every node of these drafts; forward the new ones.
+
+        The contexts are below those of the drafts' roots.
         """
         contexts: list[list[Context]] = []  # of each draft, by node
         rows: dict[Context, int] = {}  # rows of the forward
@@ -136,8 +137,9 @@ class SharedText:
             self._end = None
 
     def follow(self, root: Context, draft: Draft) -> list[Context]:
-        """Return the context of every accepted node of a draft; forward the text as far as they
-        reach.
+        """Return the context of every accepted node of a draft.
+
+        The text is forwarded as far as they reach.
         """
         nodes = [root]
         tokens = draft.tokens.tolist()
@@ -151,8 +153,9 @@ class SharedText:
         return nodes
 
     def _extend(self, context: Context, token: int) -> None:
-        """Forward and commit the text's next context, which ends in this token, unless that is
-        done.
+        """Forward and commit the text's next context, unless that is done.
+
+        The context ends in this token.
         """
         if context.choice is None:
             rows = {context: 0}
@@ -252,16 +255,18 @@ class _Sequence:
         return self.out.add(verification, limit, eos)
 
     def _observe_hidden(self, tokens: list[int], last: list[Context]) -> None:
-        """Let the session observe the hidden states of `tokens`; `last` has the context of a
-        prompt's last token.
+        """Let the session observe the hidden states of `tokens`.
+
+        `last` has the context of a prompt's last token.
         """
         if tokens and self.session.drafter.needs.hidden:
             hidden = self._hidden(self.text.prompt_hidden + [context.hidden for context in last])
             self.session.observe_prompt_hidden(tokens, hidden)
 
     def _hidden(self, states: list[torch.Tensor]) -> torch.Tensor:
-        """Return the hidden states that this method needs, from those kept for all methods: (n, w
-        H).
+        """Return the hidden states that this method needs: (n, w H).
+
+        They are part of those kept for all methods.
         """
         parts = torch.stack(states).chunk(len(self.text.hidden), -1)
         return torch.cat(
@@ -280,8 +285,9 @@ def generate_together(
     eos: Collection[int] = (),
     sampling: Sampling = GREEDY,
 ) -> list[Generation]:
-    """Answer one prompt by each of several methods, with the steps that each would take alone;
-    measure no times.
+    """Answer one prompt by each of several methods; measure no times.
+
+    Each takes the steps that it would take alone.
 
     Sequences whose root is furthest back go first, so that contexts that all sequences have passed
     are freed. Compared with all sequences at once, this takes about twice as many forwards, equally
