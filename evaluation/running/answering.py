@@ -40,17 +40,18 @@ def answer(
     first, config = answerers[0]
     devices = [torch.device(device) for device in first.loaded.target.devices]
     restart_peak(devices)
+
     choices: list[list[Conversation]] = []
     for index in range(config["num_choices"]):
-        choices.append(
-            [Conversation(q, *configured, index) for q in questions for configured in answerers]
-        )
-        while unfinished := [
-            one for one in choices[-1] if len(one.answers) < len(one.question.turns)
-        ]:
+        conversations = list[Conversation]()
+        for question in questions:
+            conversations += [Conversation(question, *own, index) for own in answerers]
+        while unfinished := [one for one in conversations if one.is_unfinished]:
             answer_turn(unfinished)
+        choices.append(conversations)
+
     peak = peak_bytes(devices) if config["timed"] and not isinstance(first, Served) else None
-    return [build_row(conversations, peak) for conversations in zip(*choices, strict=True)]
+    return [build_row(of_question, peak) for of_question in zip(*choices, strict=True)]
 
 
 def answer_turn(conversations: Sequence[Conversation]) -> None:
@@ -69,6 +70,7 @@ def answer_turn(conversations: Sequence[Conversation]) -> None:
             one.add(one.answerer.answer(one.prompt, mark=one.mark, **one.asked))
         else:
             sharing.setdefault((*one.asked.values(), *one.prompt), []).append(one)
+
     if batch:
         prompts = [one.prompt for one in batch]
         samplings = [one.asked["sampling"] for one in batch]
@@ -77,6 +79,7 @@ def answer_turn(conversations: Sequence[Conversation]) -> None:
         )
         for one, generation in zip(batch, answers, strict=True):
             one.add(generation)
+
     for together in sharing.values():
         for one in together:
             one.answerer.begin()
@@ -108,14 +111,18 @@ class Conversation:
         self.timed = bool(config["timed"])
         self.in_phases = bool(config["phases"] and answerer.on_engine)
         self.batched = config["batch"] > 1
-        sampling = sampling_of(config, question, index)
         self.asked: dict[str, Any] = {
             "max_new_tokens": config["max_new_tokens"],
-            "sampling": sampling,
+            "sampling": sampling_of(config, question, index),
         }
         self.answers: list[str] = []
         self.accept_lengths: list[int] = []
         self.turns: list[dict[str, Any]] = []  # the record of each turn
+
+    @property
+    def is_unfinished(self) -> bool:
+        """True if a turn of the question has no answer yet."""
+        return len(self.answers) < len(self.question.turns)
 
     def fits_next_prompt(self) -> bool:
         """Build the next turn's prompt, with the answers so far.
@@ -123,10 +130,12 @@ class Conversation:
         Return True if it leaves room for an answer.
         """
         loaded = self.answerer.loaded
-        turns = self.question.turns[: len(self.answers) + 1]
+        turns = list(self.question.turns[: len(self.answers) + 1])
+
         start = time.perf_counter()
-        self.prompt = prompt_ids(loaded.template, loaded.tokenizer, list(turns), self.answers)
+        self.prompt = prompt_ids(loaded.template, loaded.tokenizer, turns, self.answers)
         self.prompt_s = time.perf_counter() - start
+
         self.clock = PhaseClock(loaded.target) if self.in_phases else None
         self.mark = self.clock.mark if self.clock else unmarked
         return len(self.prompt) < loaded.target.context
@@ -181,11 +190,11 @@ class Conversation:
         This project's have one entry per turn.
         """
         keys = max(self.turns, key=len)  # a turn that has no room in the context has fewer
-        columns: Row = {key: [turn.get(key) for turn in self.turns] for key in keys}
+        columns: Row = {key: _column(self.turns, key) for key in keys}
         there = {
             "step_paths": self.answerer.on_engine,
             "step_us": self.timed and self.answerer.streams,
-            "step_sources": any(source for turn in columns["step_sources"] for source in turn),
+            "step_sources": any(any(turn) for turn in columns["step_sources"]),
             "phase_time": self.in_phases,
         }
         columns |= {key: None for key, recorded in there.items() if not recorded}
@@ -195,6 +204,10 @@ class Conversation:
             "accept_lengths": self.accept_lengths,
             **columns,
         }
+
+
+def _column(turns: Sequence[dict[str, Any]], key: str) -> list[Any]:
+    return [turn.get(key) for turn in turns]
 
 
 def build_row(choices: Sequence[Conversation], peak: int | None) -> Row:

@@ -68,7 +68,9 @@ class Runner:
         bench = load_bench(**config["bench"] | {"order": FILE_ORDER})
         # The order asked for is kept even if it changes no answer, so that interleaved runs stay at
         # the same question.
-        self._questions = ordered(bench.questions, order := config["bench"]["order"])
+        order = config["bench"]["order"]
+        self._questions = ordered(bench.questions, order)
+
         self.config = config
         self.loaded = load_model(model)
         check_prompts(bench, self.loaded)
@@ -77,6 +79,7 @@ class Runner:
         self.execution = choose_execution(
             str(config["execution"]), self.loaded, config["timed"], reads_text
         )
+
         self.saved = config["start"] == SAVED
         self.answerer = self._build(HOT if self.saved else str(config["start"]))
         if self.size > len(self._questions):
@@ -91,6 +94,7 @@ class Runner:
             )
         if self.size > 1 and self.answerer.on_engine:
             check_batch(self.loaded.target, 0)  # by rules; the trial comes with the first batch
+
         if self.answerer.keeps_state or self.size > 1:  # else all orders have the same record
             bench = replace(bench, questions=self._questions, order=order)
         self.settings = run_settings(config, bench, self.answerer)
@@ -98,10 +102,12 @@ class Runner:
             self.answerer = self._build(saved_start(config, self.settings, self.answerer))
             self.settings = run_settings(config, bench, self.answerer)
         self.bench = bench
+
         given: str | None = config["run_dir"]
         self.folder = Path(given) if given else default_folder(config, self.settings, self.answerer)
         self.identity = json.dumps([str(self.folder), fingerprint(self.settings)], sort_keys=True)
         self.store = AnswerStore(self.folder, answer_file)
+
         self.done: dict[Any, Row] = {}
         self.pending: list[Question] = list(self._questions)
         # of the answers
@@ -163,40 +169,44 @@ class Runner:
     def _metadata(self) -> dict[str, Any]:
         loaded = self.loaded
         answerer = self.answerer
-        on_cpu = self.loaded.target.device.type == "cpu"
-        draft_tree = answerer.drafter.draft_tree
-        more = {
-            "label": (
-                answerer.label.replace("state)", f"{SAVED})") if self.saved else answerer.label
-            ),
-            "execution_used": (
-                answerer.execution
-                if answerer.on_engine or isinstance(answerer, Served)
-                else GENERATE
-            ),
-            **(
-                {"execution_why": self.execution.why}
-                if self.execution.why and answerer.on_engine
-                else {}
-            ),
-            **({"cudnn_attention": False} if loaded.target.device.type == "cuda" else {}),
+        device = loaded.target.device.type
+
+        label = answerer.label
+        if self.saved:
+            label = label.replace("state)", f"{SAVED})")
+
+        # entries in the order of the file, some only where they apply
+        more: dict[str, Any] = {"label": label, "execution_used": answerer.execution}
+        if not answerer.on_engine and not isinstance(answerer, Served):
+            more["execution_used"] = GENERATE
+        if answerer.on_engine and self.execution.why:
+            more["execution_why"] = self.execution.why
+        if device == "cuda":
+            more["cudnn_attention"] = False
+
+        more |= {
             "questions": len(self.bench.questions),
             "question_hashes": [question.key for question in self.bench.questions],
             "template_sha256": template_hash(loaded.template, loaded.tokenizer),
             "vocab_size": loaded.target.vocab_size,
             "generation_config_left_out": loaded.left_out,
-            **({"converted_from": loaded.converted_from} if loaded.converted_from else {}),
-            "cores_busy_elsewhere": (
-                Load().cores_busy() if self.config["timed"] and on_cpu else None
-            ),
-            **({"threads_why": why} if on_cpu and (why := threads_why()) else {}),
-            "draft_tree": (
-                " ".join(",".join(map(str, p)) for p in draft_tree.rank_paths[1:])
-                if draft_tree
-                else None
-            ),
-            "config": without_passwords(self.config),
         }
+        if loaded.converted_from:
+            more["converted_from"] = loaded.converted_from
+
+        more["cores_busy_elsewhere"] = None
+        if device == "cpu":
+            if self.config["timed"]:
+                more["cores_busy_elsewhere"] = Load().cores_busy()
+            if why := threads_why():
+                more["threads_why"] = why
+
+        more["draft_tree"] = None
+        if answerer.drafter.draft_tree:
+            paths = answerer.drafter.draft_tree.rank_paths[1:]
+            more["draft_tree"] = " ".join(",".join(map(str, path)) for path in paths)
+        more["config"] = without_passwords(self.config)
+
         packages = ("torchao",) if loaded.settings.quantize else ()
         now = circumstances(devices_in_words(loaded), str(loaded.target.linear), *packages)
         return collect(self.settings, now, more)
@@ -225,10 +235,12 @@ class Runner:
     @property
     def figures(self) -> str:
         """MAT of the answers so far, and their speed if they are timed."""
-        speed = f", {self.tokens / self.seconds:.0f} tokens/s" if self.seconds else ""
-        return (
-            f"MAT {self.tokens / self.steps:.2f}{speed}" if self.steps else speed.removeprefix(", ")
-        )
+        figures = list[str]()
+        if self.steps:
+            figures.append(f"MAT {self.tokens / self.steps:.2f}")
+        if self.seconds:
+            figures.append(f"{self.tokens / self.seconds:.0f} tokens/s")
+        return ", ".join(figures)
 
     def finish(self) -> None:
         """Write the summary, and keep the last state for runs with start=saved.
@@ -243,13 +255,13 @@ class Runner:
             if answerer.keeps_state:
                 answerer.drafter.load_state_dict(self.store.last_state(len(rows)))
             else:  # the final state was not saved: answer again
-                answer(
-                    self._questions[-(len(rows) % self.size or self.size) :],
-                    [(answerer, self.config)],
-                )
+                count = len(rows) % self.size or self.size
+                answer(self._questions[-count:], [(answerer, self.config)])
+
         state = answerer.drafter.state_dict()
         summary = measure(rows)
         summary["state_bytes"] = sum(t.numel() * t.element_size() for t in state.values())
+
         described = answerer.drafter.describe()
         # would be of the last prompt only, or of the last batch's width
         if answerer.start == COLD or self.size > 1:
@@ -257,12 +269,12 @@ class Runner:
                 described.pop(key, None)
         summary |= {"drafter": described} if described else {}
         if answerer.on_engine:
-            lines = (
-                line
-                for row in rows
-                for line in acceptance_lines(row, answerer.drafter.max_nodes - 1)
-            )
+            most = answerer.drafter.max_nodes - 1
+            lines = list[str]()
+            for row in rows:
+                lines += acceptance_lines(row, most)
             write_text(self.folder / "acceptance.jsonl", "".join(lines))
+
         self.store.finish(summary, state if answerer.keeps_state else {}, len(rows))
 
 
@@ -282,13 +294,16 @@ def answer_next(sharing: Sequence[Runner]) -> int:
 
 def check_unloaded(config: dict[str, Any], settings: ModelSettings) -> None:
     """Raise UserError for a job that is impossible by its model's folder; weights are not read."""
-    if not Path(path := locate(settings)).is_dir():
+    path = locate(settings)
+    if not Path(path).is_dir():
         return  # on the hub, and perhaps not here yet
+
     on_meta = replace(settings, device="auto", device_map={"": "meta"}, quantize=None)
     model, tokenizer = pretrained(on_meta, torch.device("meta"), path)
     target: Any = SimpleNamespace(device=torch.device("cpu"))
     target.context = check_model(model, model.config.name_or_path, settings.context)[0]
     target.vocab_size = len(model.get_input_embeddings().weight)
+
     template = choose_template(settings.template, tokenizer, f"{settings.name} {settings.path}")
     loaded = LoadedModel(settings, target, tokenizer, template, frozenset())
     check_prompts(load_bench(**config["bench"]), loaded)

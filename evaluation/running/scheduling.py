@@ -63,7 +63,7 @@ def run_jobs(
     turns = _Turns(failures, given)
     with keep_devices():
         groups = grouped([job for job in jobs if job.config["start"] != SAVED])
-        # read hot runs' states
+        # these read hot runs' states
         groups += grouped([job for job in jobs if job.config["start"] == SAVED])
         _check(groups, turns)
         for group in groups:
@@ -104,18 +104,19 @@ def grouped(jobs: Sequence[Job]) -> list[list[Job]]:
     interleaved = dict[str, list[Job]]()
     for job in jobs:
         config = job.config
-        timed = job.config["timed"]
+        timed = config["timed"]
         bench = {key: value for key, value in config["bench"].items() if key != "order"}
-        numbers = (
-            range(config["repeats"] if timed else 1)
-            if config["repeat"] is None
-            else [config["repeat"]]
-        )
-        for single in (Job(config | {"repeat": repeat}, job.overrides) for repeat in numbers):
+
+        repeats = [config["repeat"]]
+        if repeats == [None]:
+            repeats = [*range(config["repeats"] if timed else 1)]
+
+        for repeat in repeats:
+            single = Job(config | {"repeat": repeat}, job.overrides)
             if timed and not config["interleave"]:
                 alone.append([single])
             else:
-                key = json.dumps([single.config["repeat"], config["model"], bench], sort_keys=True)
+                key = json.dumps([repeat, config["model"], bench], sort_keys=True)
                 interleaved.setdefault(key, []).append(single)
     return alone + sorted(interleaved.values(), key=lambda group: group[0].config["repeat"])
 
@@ -160,7 +161,8 @@ class _Turns:
             for key in runner.ignored(self.given):
                 self.ignored[key][runner.answerer.label] = None
             same = next((other for other in self.jobs if other.identity == runner.identity), None)
-            if (folder := job.config["run_dir"]) is not None and self.jobs and same is None:
+            folder = job.config["run_dir"]
+            if folder is not None and self.jobs and same is None:
                 raise UserError(
                     f"run_dir={folder}: holds one run, and this sweep has several; leave it out"
                 )
@@ -173,16 +175,16 @@ class _Turns:
                 stack.enter_context(runner.store.locked())
                 runner.resume()
                 self._complete(runner)
-        sizes = [
-            runner.answerer.drafter.max_nodes for runner in self.jobs if runner.answerer.on_engine
-        ]
+
+        answerers = [runner.answerer for runner in self.jobs]
+        sizes = [each.drafter.max_nodes for each in answerers if each.on_engine]
         if sizes:
-            nodes = (
-                max(sizes) if any(runner.config["timed"] for runner in self.jobs) else sum(sizes)
-            )
+            timed = any(runner.config["timed"] for runner in self.jobs)
+            nodes = max(sizes) if timed else sum(sizes)
             # one cache for all, as captured steps are bound to their cache
             with torch.inference_mode():
                 next(iter(self.jobs)).loaded.target.reserve(nodes)
+
         for runner in list(self.jobs):
             with self._catch_errors(runner):
                 runner.prepare()
@@ -190,14 +192,15 @@ class _Turns:
     def answer(self) -> None:
         """Answer question by question; interrupted runs catch up with the others first."""
         labels = [runner.answerer.label for runner in self.jobs]
-        done = sum(len(r.done) for r in self.jobs)
         what = labels[0] if len(labels) == 1 else f"{len(labels)} configurations, interleaved"
-        with Progress(
-            what, done + sum(len(runner.pending) for runner in self.jobs), done
-        ) as progress:
+        done = sum(len(runner.done) for runner in self.jobs)
+        pending = sum(len(runner.pending) for runner in self.jobs)
+
+        with Progress(what, done + pending, done) as progress:
             while self.jobs:
                 position = min(len(runner.done) for runner in self.jobs)
-                for sharing in group_by_question([r for r in self.jobs if len(r.done) == position]):
+                behind = [runner for runner in self.jobs if len(runner.done) == position]
+                for sharing in group_by_question(behind):
                     with self._catch_errors(*sharing):
                         count = answer_next(sharing)
                         label = f"{sharing[0].answerer.label}: " if len(labels) > 1 else ""
@@ -251,11 +254,17 @@ class Progress(tqdm):
 
     def __init__(self, label: str, total: int, done: int = 0, unit: str = "answers") -> None:
         self.terminal = sys.stderr.isatty()
-        every = dict(
-            mininterval=0.1 if self.terminal else LOG_SECONDS, miniters=1, smoothing=0, delay=1e-9
+        super().__init__(
+            desc=label,
+            total=total,
+            initial=done,
+            unit=unit,
+            bar_format="{desc}: {n_fmt} of {total_fmt} {unit}{postfix}; {remaining} left",
+            mininterval=0.1 if self.terminal else LOG_SECONDS,
+            miniters=1,
+            smoothing=0,
+            delay=1e-9,
         )
-        form = "{desc}: {n_fmt} of {total_fmt} {unit}{postfix}; {remaining} left"
-        super().__init__(desc=label, total=total, initial=done, unit=unit, bar_format=form, **every)
 
     def display(self, msg: str | None = None, pos: int | None = None) -> None:
         """Write the line."""

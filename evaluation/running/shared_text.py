@@ -82,7 +82,7 @@ class SharedText:
         readers = [session for session in sessions if session.drafter.needs.prompt_logits]
         needs = [session.drafter.needs for session in sessions]
         self.keeps_logits = bool(readers) or any(need.logits or need.candidates for need in needs)
-        self.hidden = tuple(sorted({number for need in needs for number in need.hidden}))
+        self.hidden = tuple(sorted(set[int]().union(*(need.hidden for need in needs))))
 
         def read(start: int, logits: torch.Tensor) -> None:
             for session in readers:
@@ -112,18 +112,17 @@ class SharedText:
             nodes = [root]
             for token, parent in zip(tokens[1:], parents[1:], strict=True):
                 nodes.append(nodes[parent].child(token))
+
             for node, context in enumerate(nodes):
-                if context.choice is None and context not in rows:
-                    # also its ancestors without states: forwarded earlier and not accepted
-                    missing = [
-                        i
-                        for i in draft.tree.chain_of[node]
-                        if not nodes[i].committed and nodes[i] not in rows
-                    ]
-                    for i in missing:
-                        rows[nodes[i]] = len(rows)
-                        row_parents.append(nodes[parents[i]] if i else self.tip)
-                        row_tokens.append(tokens[i])
+                if context.choice is not None or context in rows:
+                    continue
+                # also its ancestors without states: forwarded earlier and not accepted
+                for i in draft.tree.chain_of[node]:
+                    if nodes[i].committed or nodes[i] in rows:
+                        continue
+                    rows[nodes[i]] = len(rows)
+                    row_parents.append(nodes[parents[i]] if i else self.tip)
+                    row_tokens.append(tokens[i])
             contexts.append(nodes)
         if rows:
             self._forward(rows, row_parents, row_tokens)
@@ -173,10 +172,12 @@ class SharedText:
             else:
                 visible[row, : parent.position + 1] = True
             visible[row, past + row] = True
+
         mask = additive(torch.from_numpy(visible).to(target.device), target.dtype)
         positions = torch.tensor([context.position for context in rows], device=target.device)
         ids = torch.tensor(tokens, device=target.device)
         logits, hidden = target.forward_masked(self.cache, ids, mask, positions, hidden=self.hidden)
+
         choices = self.choice.among(logits, positions + 1).tolist()
         for context, row_logits, choice in zip(rows, logits, choices, strict=True):
             if context.choice is None:
@@ -189,20 +190,22 @@ class SharedText:
         """Commit the states of contexts that are part of the text now."""
         past = self.cache.length
         path = list[int]()
-        while (
-            self.tip.choice is not None
-            and (accepted := self.tip.children.get(self.tip.choice)) in rows
-        ):
-            assert accepted is not None
+        while self.tip.choice is not None:
+            accepted = self.tip.children.get(self.tip.choice)
+            if accepted is None or accepted not in rows:
+                break
             path.append(rows[accepted])
             accepted.committed = True
             if self._end is not None:
                 copy = replace(accepted, children={})
-                self._end.children[self.tip.choice], self._end = copy, copy
+                self._end.children[self.tip.choice] = copy
+                self._end = copy
             self.tip = accepted
+
         if path:
-            source = torch.tensor(path, device=self.target.device) + past
-            self.cache.move(source, torch.arange(past, past + len(path), device=self.target.device))
+            device = self.target.device
+            source = torch.tensor(path, device=device) + past
+            self.cache.move(source, torch.arange(past, past + len(path), device=device))
             self.cache.length += len(path)
 
 
@@ -223,10 +226,6 @@ class _Sequence:
             self.out.forwards = int(len(prompt) > 1)
             self._observe_hidden(prompt[:-1], [])
 
-    def begin_after(self, context: Context) -> _Sequence:
-        self.context = context.child(self.root)
-        return self
-
     def draft(self) -> Draft:
         return self._first_draft or self.session.draft(self.root)
 
@@ -240,11 +239,13 @@ class _Sequence:
                     self.prompt, len(self.prompt) - 1, self.context.logits[None]
                 )
             self._observe_hidden(self.prompt, [self.context])
+
         choices = torch.tensor([context.choice for context in nodes], device=draft.tokens.device)
         needs_logits = needs.logits or needs.candidates
         logits = torch.stack([context.logits for context in nodes]) if needs_logits else None
         hidden = self._hidden([context.hidden for context in nodes]) if needs.hidden else None
         forwarded = Forwarded(choices, logits, hidden)
+
         left = limit - len(self.out.tokens)
         verification = conclude(
             self.session, draft, forwarded, over=lambda new: new[-1] in eos or len(new) == left
@@ -269,10 +270,8 @@ class _Sequence:
         They are part of those kept for all methods.
         """
         parts = torch.stack(states).chunk(len(self.text.hidden), -1)
-        return torch.cat(
-            [parts[self.text.hidden.index(number)] for number in self.session.drafter.needs.hidden],
-            -1,
-        )
+        needed = self.session.drafter.needs.hidden
+        return torch.cat([parts[self.text.hidden.index(number)] for number in needed], -1)
 
 
 @torch.inference_mode()
@@ -312,22 +311,26 @@ def generate_together(
         ends.enter_context(target.turns)
         cache = ends.enter_context(target.cache(sum(drafter.max_nodes for drafter in drafters)))
         sessions = [drafter.session() for drafter in drafters]
+
         choice = Choice(sampling, target.device)
         for session in sessions:
             session.choice = choice
             ends.callback(session.close)
+
         chains = [session.begin(prompt) for session in sessions]
         text = SharedText(target, cache, prompt, choice, sessions)
-        sequences = [
-            _Sequence(session, prompt, chain, text)
-            for session, chain in zip(sessions, chains, strict=True)
-        ]
-        following = [
-            sequence for sequence in sequences if not sequence.session.drafter.needs.rejected
-        ]
-        unfinished = [
-            sequence.begin_after(text.tip) for sequence in sequences if sequence not in following
-        ]
+        sequences = list[_Sequence]()
+        following = list[_Sequence]()  # those that need nothing of rejected nodes
+        unfinished = list[_Sequence]()
+        for session, chain in zip(sessions, chains, strict=True):
+            sequence = _Sequence(session, prompt, chain, text)
+            sequences.append(sequence)
+            if session.drafter.needs.rejected:
+                sequence.context = text.tip.child(prompt[-1])
+                unfinished.append(sequence)
+            else:
+                following.append(sequence)
+
         while unfinished:
             back = min(sequence.context.position for sequence in unfinished)
             turn = [sequence for sequence in unfinished if sequence.context.position == back]
@@ -335,13 +338,16 @@ def generate_together(
             for sequence, (_, draft), nodes in zip(turn, drafts, text.forward(drafts), strict=True):
                 if not sequence.learn(draft, nodes, limit, eos):
                     unfinished.remove(sequence)
+
         text.forget_rejected()
         for sequence in following:
-            sequence.begin_after(text.start)
-            while sequence.learn(
-                draft := sequence.draft(), text.follow(sequence.context, draft), limit, eos
-            ):
-                pass
+            sequence.context = text.start.child(prompt[-1])
+            goes_on = True
+            while goes_on:
+                draft = sequence.draft()
+                nodes = text.follow(sequence.context, draft)
+                goes_on = sequence.learn(draft, nodes, limit, eos)
+
     for sequence in sequences:
         sequence.out.end(limit, max_new_tokens, eos)
     return [sequence.out for sequence in sequences]
