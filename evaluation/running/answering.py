@@ -46,8 +46,8 @@ def answer(
         conversations = list[Conversation]()
         for question in questions:
             conversations += [Conversation(question, *own, index) for own in answerers]
-        while unfinished := [one for one in conversations if one.is_unfinished]:
-            answer_turn(unfinished)
+        for turn in range(max(len(question.turns) for question in questions)):
+            answer_turn([one for one in conversations if turn < len(one.question.turns)])
         choices.append(conversations)
 
     peak = peak_bytes(devices) if config["timed"] and not isinstance(first, Served) else None
@@ -119,11 +119,6 @@ class Conversation:
         self.accept_lengths: list[int] = []
         self.turns: list[dict[str, Any]] = []  # the record of each turn
 
-    @property
-    def is_unfinished(self) -> bool:
-        """True if a turn of the question has no answer yet."""
-        return len(self.answers) < len(self.question.turns)
-
     def fits_next_prompt(self) -> bool:
         """Build the next turn's prompt, with the answers so far.
 
@@ -190,7 +185,7 @@ class Conversation:
         This project's have one entry per turn.
         """
         keys = max(self.turns, key=len)  # a turn that has no room in the context has fewer
-        columns: Row = {key: _column(self.turns, key) for key in keys}
+        columns: Row = {key: [turn.get(key) for turn in self.turns] for key in keys}
         there = {
             "step_paths": self.answerer.on_engine,
             "step_us": self.timed and self.answerer.streams,
@@ -204,10 +199,6 @@ class Conversation:
             "accept_lengths": self.accept_lengths,
             **columns,
         }
-
-
-def _column(turns: Sequence[dict[str, Any]], key: str) -> list[Any]:
-    return [turn.get(key) for turn in turns]
 
 
 def build_row(choices: Sequence[Conversation], peak: int | None) -> Row:
@@ -246,7 +237,8 @@ def acceptance_lines(row: Row, most: int) -> Iterator[str]:
                 "question_id": row["question_id"],
                 "category": row["category"],
                 "choice": choice["index"],
+                "turn": turn,
+                "usage": {"prompt_tokens": prompt, "completion_tokens": new},
+                "metrics": {"speculative_decoding": record},
             }
-            line |= {"turn": turn, "usage": {"prompt_tokens": prompt, "completion_tokens": new}}
-            line |= {"metrics": {"speculative_decoding": record}}
             yield json.dumps(line, ensure_ascii=False) + "\n"

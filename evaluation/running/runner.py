@@ -46,6 +46,9 @@ from ..records.store import AnswerStore
 from ..statistics.metrics import measure
 from .answering import acceptance_lines, answer
 
+# entries of the metadata that are left out where they are empty
+OPTIONAL = ("execution_why", "cudnn_attention", "converted_from", "threads_why")
+EMPTY = (None, "", {})
 WARM_UP = ROOT / "data/sample/warmup.jsonl"  # held out from every bench
 
 
@@ -170,46 +173,33 @@ class Runner:
         loaded = self.loaded
         answerer = self.answerer
         device = loaded.target.device.type
+        timed_on_cpu = self.config["timed"] and device == "cpu"
+        label = answerer.label.replace("state)", f"{SAVED})") if self.saved else answerer.label
+        in_steps = answerer.on_engine or isinstance(answerer, Served)
+        tree = answerer.drafter.draft_tree
+        paths = [",".join(map(str, path)) for path in tree.rank_paths[1:]] if tree else []
 
-        label = answerer.label
-        if self.saved:
-            label = label.replace("state)", f"{SAVED})")
-
-        # entries in the order of the file, some only where they apply
-        more: dict[str, Any] = {"label": label, "execution_used": answerer.execution}
-        if not answerer.on_engine and not isinstance(answerer, Served):
-            more["execution_used"] = GENERATE
-        if answerer.on_engine and self.execution.why:
-            more["execution_why"] = self.execution.why
-        if device == "cuda":
-            more["cudnn_attention"] = False
-
-        more |= {
+        more = {
+            "label": label,
+            "execution_used": answerer.execution if in_steps else GENERATE,
+            "execution_why": self.execution.why if answerer.on_engine else "",
+            "cudnn_attention": False if device == "cuda" else None,
             "questions": len(self.bench.questions),
             "question_hashes": [question.key for question in self.bench.questions],
             "template_sha256": template_hash(loaded.template, loaded.tokenizer),
             "vocab_size": loaded.target.vocab_size,
             "generation_config_left_out": loaded.left_out,
+            "converted_from": loaded.converted_from,
+            "cores_busy_elsewhere": Load().cores_busy() if timed_on_cpu else None,
+            "threads_why": threads_why() if device == "cpu" else "",
+            "draft_tree": " ".join(paths) if tree else None,
+            "config": without_passwords(self.config),
         }
-        if loaded.converted_from:
-            more["converted_from"] = loaded.converted_from
-
-        more["cores_busy_elsewhere"] = None
-        if device == "cpu":
-            if self.config["timed"]:
-                more["cores_busy_elsewhere"] = Load().cores_busy()
-            if why := threads_why():
-                more["threads_why"] = why
-
-        more["draft_tree"] = None
-        if answerer.drafter.draft_tree:
-            paths = answerer.drafter.draft_tree.rank_paths[1:]
-            more["draft_tree"] = " ".join(",".join(map(str, path)) for path in paths)
-        more["config"] = without_passwords(self.config)
+        given = {key: more[key] for key in more if key not in OPTIONAL or more[key] not in EMPTY}
 
         packages = ("torchao",) if loaded.settings.quantize else ()
         now = circumstances(devices_in_words(loaded), str(loaded.target.linear), *packages)
-        return collect(self.settings, now, more)
+        return collect(self.settings, now, given)
 
     def forget_other_subtask(self) -> None:
         """With start=category, reset the state if the next question is the first of a subtask."""
@@ -270,9 +260,7 @@ class Runner:
         summary |= {"drafter": described} if described else {}
         if answerer.on_engine:
             most = answerer.drafter.max_nodes - 1
-            lines = list[str]()
-            for row in rows:
-                lines += acceptance_lines(row, most)
+            lines = ["".join(acceptance_lines(row, most)) for row in rows]
             write_text(self.folder / "acceptance.jsonl", "".join(lines))
 
         self.store.finish(summary, state if answerer.keeps_state else {}, len(rows))

@@ -216,12 +216,14 @@ class _Sequence:
         self, session: Session, prompt: list[int], chain: Draft | None, text: SharedText
     ) -> None:
         self.session = session
+        self.needs = session.drafter.needs
         self.prompt = prompt
         self.text = text
         self.root = prompt[-1]
+        # of the root; only sequences hold contexts that may be rejected
+        self.context = text.tip.child(self.root)
         self.out = Generation()
         self._first_draft = chain
-        self.context: Context  # of the root; only sequences hold contexts that may be rejected
         if chain is None:
             self.out.forwards = int(len(prompt) > 1)
             self._observe_hidden(prompt[:-1], [])
@@ -231,7 +233,7 @@ class _Sequence:
 
     def learn(self, draft: Draft, nodes: list[Context], limit: int, eos: Collection[int]) -> bool:
         """Finish a step after the forward. Returns True if the answer goes on."""
-        needs = self.session.drafter.needs
+        needs = self.needs
         if self._first_draft is not None:  # its root is the prompt's last token
             self._first_draft = None
             if needs.prompt_logits:
@@ -260,7 +262,7 @@ class _Sequence:
 
         `last` has the context of a prompt's last token.
         """
-        if tokens and self.session.drafter.needs.hidden:
+        if tokens and self.needs.hidden:
             hidden = self._hidden(self.text.prompt_hidden + [context.hidden for context in last])
             self.session.observe_prompt_hidden(tokens, hidden)
 
@@ -270,8 +272,8 @@ class _Sequence:
         They are part of those kept for all methods.
         """
         parts = torch.stack(states).chunk(len(self.text.hidden), -1)
-        needed = self.session.drafter.needs.hidden
-        return torch.cat([parts[self.text.hidden.index(number)] for number in needed], -1)
+        kept = self.text.hidden
+        return torch.cat([parts[kept.index(number)] for number in self.needs.hidden], -1)
 
 
 @torch.inference_mode()
@@ -320,16 +322,10 @@ def generate_together(
         chains = [session.begin(prompt) for session in sessions]
         text = SharedText(target, cache, prompt, choice, sessions)
         sequences = list[_Sequence]()
-        following = list[_Sequence]()  # those that need nothing of rejected nodes
-        unfinished = list[_Sequence]()
         for session, chain in zip(sessions, chains, strict=True):
-            sequence = _Sequence(session, prompt, chain, text)
-            sequences.append(sequence)
-            if session.drafter.needs.rejected:
-                sequence.context = text.tip.child(prompt[-1])
-                unfinished.append(sequence)
-            else:
-                following.append(sequence)
+            sequences.append(_Sequence(session, prompt, chain, text))
+        following = [one for one in sequences if not one.needs.rejected]
+        unfinished = [one for one in sequences if one.needs.rejected]
 
         while unfinished:
             back = min(sequence.context.position for sequence in unfinished)
@@ -341,7 +337,7 @@ def generate_together(
 
         text.forget_rejected()
         for sequence in following:
-            sequence.context = text.start.child(prompt[-1])
+            sequence.context = text.start.child(sequence.root)
             goes_on = True
             while goes_on:
                 draft = sequence.draft()
