@@ -30,7 +30,7 @@ IDLE_IF_GREEDY = ("top_k", "top_p", "min_p")  # sampling settings that do not ch
 def run_settings(config: dict[str, Any], bench: Bench, answerer: Answerer) -> dict[str, Any]:
     """Return the fingerprint: everything that decides a run's answers and measurements."""
     loaded = answerer.loaded
-    target = answerer.loaded.target
+    target = loaded.target
     attention = target.model.config.get_text_config()._attn_implementation
     model = asdict(loaded.settings) | {
         "dtype": str(target.dtype).removeprefix("torch."),
@@ -41,10 +41,12 @@ def run_settings(config: dict[str, Any], bench: Bench, answerer: Answerer) -> di
         "files": loaded.files,
     }
     del model["path"]  # the files' digests identify the model, wherever it is stored
+
     for key in ("chat_template_kwargs", "weights"):  # earlier records lack these keys
         if not model[key]:
             del model[key]
-    ids = [q.question_id for q in bench.questions]
+
+    ids = [question.question_id for question in bench.questions]
     sampling = changed_sampling(config)
     as_asked = ("max_new_tokens", "num_choices", "seed", "phases", "repeat", "timed")
     return {
@@ -54,8 +56,8 @@ def run_settings(config: dict[str, Any], bench: Bench, answerer: Answerer) -> di
             "sha256": bench.sha256,
             "ids_sha256": _sha256(ids),
             "questions": len(ids),
-        }
-        | {"order": bench.order},
+            "order": bench.order,
+        },
         "method": recorded_method(answerer.settings, sampling),
         "execution": answerer.execution,
         "schema": SCHEMA,
@@ -69,11 +71,9 @@ def run_settings(config: dict[str, Any], bench: Bench, answerer: Answerer) -> di
 def changed_sampling(config: dict[str, Any]) -> dict[str, Any]:
     """Return the sampling settings that differ from plain greedy decoding."""
     greedy = asdict(Sampling())
-    sampling = config["sampling"]
-    idle = () if sampling.get("temperature") else IDLE_IF_GREEDY
-    return {
-        key: value for key, value in sampling.items() if value != greedy[key] and key not in idle
-    }
+    asked = config["sampling"]
+    idle = () if asked.get("temperature") else IDLE_IF_GREEDY
+    return {key: asked[key] for key in asked if key not in idle and asked[key] != greedy[key]}
 
 
 def runs_folder(config: dict[str, Any]) -> Path:
@@ -91,6 +91,7 @@ def recorded_threads(config: dict[str, Any]) -> int | None:
     """
     if os.environ.get("OMP_NUM_THREADS"):
         return None
+
     found = []
     for folder in [Path(config["run_dir"])] if config["run_dir"] else runs_folder(config).glob("*"):
         recorded = read_object(folder / "metadata.json")
@@ -147,9 +148,12 @@ def recorded_method(method: dict[str, Any], sampling: dict[str, Any]) -> dict[st
     Args:
         sampling: from `changed_sampling`.
     """
-    needed = {"share_noise": method.get("share_noise") and sampling.get("temperature")}
-    # earlier records lack these keys
-    needed |= {key: method.get(key) for key in ("layers", "compiled")}
+    needed = {
+        "share_noise": method.get("share_noise") and sampling.get("temperature"),
+        # earlier records lack these keys
+        "layers": method.get("layers"),
+        "compiled": method.get("compiled"),
+    }
     return {key: value for key, value in method.items() if needed.get(key, True)}
 
 

@@ -73,34 +73,33 @@ def compose(
                 f"{word}: has no effect; results go to results_dir=FOLDER, there to name=NAME"
             )
     words = [re.sub(r"^\+*k=", "method.k=", word) for word in words]  # the paper calls it k
-    own = (
-        [f"hydra.searchpath=[{quoted(f'file://{_own_configs(config_dir)}')}]"] if config_dir else []
-    )
+    own = list[str]()
+    if config_dir:
+        own.append(f"hydra.searchpath=[{quoted(f'file://{_own_configs(config_dir)}')}]")
+
     with config_errors(), _own_hydra() as loader:
         typed = OverridesParser.create(config_loader=loader).parse_overrides([*words])
+        groups = ("", *loader.list_groups(""))
         for o in typed:
-            is_choice = o.key_or_group in ("", *loader.list_groups("")) and not (
-                o.is_sweep_override() or o.is_delete()
-            )
-            if is_choice and not isinstance(o.value(), str | dict):
+            is_one_value = not (o.is_sweep_override() or o.is_delete())
+            if o.key_or_group in groups and is_one_value and not isinstance(o.value(), str | dict):
                 raise UserError(f"{o.input_line}: must name a file of configs/{o.key_or_group}")
+
         given = {o.key_or_group for o in typed}
         if not multirun and not any(word.startswith("experiment=") for word in words):
             config = hydra.compose("config", [*words, *own], return_hydra_config=True)
             # another one runs it as a sweep
             if config.hydra.runtime.choices["hydra/launcher"] == BASIC:
-                for word in words:
-                    if re.split(r"[.=]", word)[0] == "tree" and not drafts_from_tree(
-                        config.method, config.tree
-                    ):
-                        raise UserError(
-                            f"{word}: {config.method.name} drafts from no tree; leave it out"
-                        )
-                settings = OmegaConf.masked_copy(
-                    config, [str(key) for key in config if key != "hydra"]
-                )
+                of_tree = [word for word in words if re.split(r"[.=]", word)[0] == "tree"]
+                if of_tree and not drafts_from_tree(config.method, config.tree):
+                    raise UserError(
+                        f"{of_tree[0]}: {config.method.name} drafts from no tree; leave it out"
+                    )
+                keys = [str(key) for key in config if key != "hydra"]
+                settings = OmegaConf.masked_copy(config, keys)
                 return Composed([Planned([], settings, "")], config, loader, False, given)
-        # decided by job
+
+        # each job decides the value of these
         several = (o.is_sweep_override() or o.key_or_group.startswith(DEPENDENT) for o in typed)
         common = [word for word, differs in zip(words, several, strict=True) if not differs]
         config = hydra.compose("config", [*common, *own], return_hydra_config=True)
@@ -116,6 +115,7 @@ def group_settings(words: Sequence[str], *groups: str) -> dict[str, dict[str, An
         if re.split(r"[.=]", word)[0] not in groups:
             count = " and ".join(f"{group}=NAME and {group}.KEY=VALUE" for group in groups)
             raise UserError(f"{word}: only {count} count here")
+
     (job,) = compose(words).jobs
     with config_errors():
         config: Any = {
@@ -171,7 +171,8 @@ def _own_configs(config_dir: str) -> Path:
     if not folder.is_dir():
         raise UserError(f"--config-dir={config_dir}: no such folder")
     for path in shipped.rglob("*.yaml"):
-        if (own := folder / path.relative_to(shipped)).exists():
+        own = folder / path.relative_to(shipped)
+        if own.exists():
             raise UserError(
                 f"{own}: configs/ has a file of this name, which would be used instead; rename"
                 " yours"
@@ -191,39 +192,34 @@ def plan(typed: Sequence[Override], sweep: DictConfig, loader: ConfigLoader) -> 
     reads = str(OmegaConf.to_container(sweep.hydra.sweeper, resolve=False))
     parse = OverridesParser.create(config_loader=loader).parse_overrides
     groups = {*loader.list_groups("")}
+
     for o in typed:
         if o.is_delete():
             raise UserError(f"{o.input_line}: a job of a sweep has all settings; give it a value")
-        is_hydra = o.key_or_group.startswith("hydra.")
-        if o.is_sweep_override() and (
-            is_hydra or o.key_or_group in ONE_VALUE or f"${{{o.key_or_group}}}" in reads
-        ):
+        name = o.key_or_group
+        one_value = name.startswith("hydra.") or name in ONE_VALUE or f"${{{name}}}" in reads
+        if one_value and o.is_sweep_override():
             each = "a command for each, or lists of settings as model=A,B method=A,B"
             raise UserError(
                 f"{o.input_line}: takes one value, as the list of jobs is made from it; give {each}"
             )
 
     @cache  # composing takes a tenth of a second
-    def compose(*choices: str) -> Any:
+    def compose_choices(*choices: str) -> Any:
         return hydra.compose("config", [*sweep.hydra.overrides.hydra, *choices])
 
     def composed(words: Words) -> Any:
-        return compose(*(word for word in words if word.split("=")[0].strip("+") in groups))
+        return compose_choices(*(word for word in words if word.split("=")[0].strip("+") in groups))
 
     def planned(words: Words) -> Planned:
         config = deepcopy(composed(words))
-        for o in (o for o in parse(words) if o.key_or_group not in groups):
-            OmegaConf.update(
-                config,
-                o.key_or_group,
-                o.value(),
-                merge=True,
-                force_add=o.is_add() or o.is_force_add(),
-            )
-        lacks = missing_companion(config.method, str(config.model.name)) or too_wide(
-            config.method, config.tree
-        )
-        return Planned(words, config, lacks)
+        for o in parse(words):
+            if o.key_or_group not in groups:
+                add = o.is_add() or o.is_force_add()
+                OmegaConf.update(config, o.key_or_group, o.value(), merge=True, force_add=add)
+
+        lacks = missing_companion(config.method, str(config.model.name))
+        return Planned(words, config, lacks or too_wide(config.method, config.tree))
 
     given = lists([o for o in typed if not o.is_hydra_override()])
     if not sweep.timed:
@@ -237,11 +233,8 @@ def plan(typed: Sequence[Override], sweep: DictConfig, loader: ConfigLoader) -> 
 def lists(overrides: Sequence[Override]) -> Lists:
     """Return the values of each key, as they are written."""
     single = {o.get_key_element(): [str(o.input_line).partition("=")[2]] for o in overrides}
-    return single | {
-        o.get_key_element(): [*o.sweep_string_iterator()]
-        for o in overrides
-        if o.is_sweep_override()
-    }
+    several = [o for o in overrides if o.is_sweep_override()]
+    return single | {o.get_key_element(): [*o.sweep_string_iterator()] for o in several}
 
 
 def expand(
@@ -264,31 +257,27 @@ def expand(
     grid = grid | given
     jobs: dict[frozenset[tuple[str, str]], dict[str, str]] = {}
     for run in ({}, *also):
-        lists = grid | {
-            key: [v for v in values if v in given.get(key, [v])] for key, values in run.items()
-        }
-        for values in product(*lists.values()):
-            job = dict(zip(lists, values, strict=True))
+        values_of = dict(grid)
+        for key, values in run.items():
+            values_of[key] = [value for value in values if value in given.get(key, [value])]
+
+        for choice in product(*values_of.values()):
+            job = dict(zip(values_of, choice, strict=True))
             config = composed(_words(job))
             own = own_settings(config.method, config.tree)
-            job = {
-                k: v
-                for k, v in job.items()
-                if not k.startswith(DEPENDENT) or ".".join(k.split(".")[:2]) in own
-            }
+            for key in values_of:
+                if key.startswith(DEPENDENT) and ".".join(key.split(".")[:2]) not in own:
+                    del job[key]
             if len({job[key] for key in equal if key in job}) <= 1:
                 jobs.setdefault(frozenset(job.items()), job)
+
     for key in sorted(unknown):
         if ("." in key or key == "tree") and not any(key in job for job in jobs.values()):
-            none = (
-                f"{key}={given[key][0]}: none of the methods or trees of this sweep has this"
-                " setting"
-            )
-            raise UserError(none + meant(key))
-    return [
-        _words(job)
-        for job in sorted(jobs.values(), key=lambda job: grid["repeat"].index(job["repeat"]))
-    ]
+            none = "none of the methods or trees of this sweep has this setting"
+            raise UserError(f"{key}={given[key][0]}: {none}{meant(key)}")
+
+    by_repeat = sorted(jobs.values(), key=lambda job: grid["repeat"].index(job["repeat"]))
+    return [_words(job) for job in by_repeat]
 
 
 def _words(job: dict[str, str]) -> Words:
