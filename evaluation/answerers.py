@@ -34,7 +34,7 @@ from model.methods import AUTO, build_drafter, method_class, takes_tree
 
 from .loading.companions import path_of
 from .loading.engine_answers import continued, space_between, tokenised
-from .loading.engines import Heard
+from .loading.engines import Reply
 from .loading.models import LoadedModel
 from .loading.server import Server
 from .loading.stock import STATIC, stock_generate
@@ -356,94 +356,94 @@ class Served(Answerer):
         after = server.counters() if alone else {}
         moved = {name: value - before.get(name, 0.0) for name, value in after.items() if before}
         outs = []
-        for prompt, limit, (heard, times) in zip(prompts, limits, replies, strict=True):
-            if self.settings["speculation"] == NO_SPECULATION and heard.accepted is None:
-                heard.accepted = 0
-            server.kind.count(moved, heard)
-            tokens = self._checked(heard, prompt, limit)
+        for prompt, limit, (reply, times) in zip(prompts, limits, replies, strict=True):
+            if self.settings["speculation"] == NO_SPECULATION and reply.accepted is None:
+                reply.accepted = 0
+            server.kind.count(moved, reply)
+            tokens = self._checked(reply, prompt, limit)
             full = "length" if limit == max_new_tokens else "context"
-            recorded: dict[str, Any] = {"new_tokens": heard.tokens, "engine_means": heard.means}
-            recorded |= {"decoding_steps": heard.steps, "ids_remade": not heard.ids}
+            recorded: dict[str, Any] = {"new_tokens": reply.tokens, "engine_means": reply.means}
+            recorded |= {"decoding_steps": reply.steps, "ids_remade": not reply.ids}
             out = ServedAnswer(
                 tokens,
                 prefill_s=times[0] * share,
                 decode_s=(times[-1] - times[0]) * share,
                 ends_s=times,
-                forwards=heard.steps or 0,
-                stop="eos" if heard.finish == "stop" else full,
-                said=None if heard.ids else heard.text,
+                forwards=reply.steps or 0,
+                stop="eos" if reply.finish == "stop" else full,
+                said=None if reply.ids else reply.text,
                 recorded=recorded
                 | {
-                    "first_tokens": heard.first_tokens,
+                    "first_tokens": reply.first_tokens,
                     "first_token_time": times[0],
                 },
             )
             outs.append(out)
         return list[Generation](outs)
 
-    def _checked(self, heard: Heard, prompt: list[int], limit: int) -> list[int]:
-        """Return an answer's ids up to its end, and set `heard.tokens` to their number.
+    def _checked(self, reply: Reply, prompt: list[int], limit: int) -> list[int]:
+        """Return an answer's ids up to its end, and set `reply.tokens` to their number.
 
         There are no ids if they cannot be made from the answer's text; the number of tokens is then
         the engine's. Raises UserError if prompt, end, ids or their number do not fit the request.
         """
         loaded = self.loaded
         where = self.server.where
-        if heard.prompt_tokens not in (None, len(prompt)):
+        if reply.prompt_tokens not in (None, len(prompt)):
             raise UserError(
-                f"{where}: read {heard.prompt_tokens} tokens where the prompt has {len(prompt)}"
+                f"{where}: read {reply.prompt_tokens} tokens where the prompt has {len(prompt)}"
             )
-        if heard.speculation not in (None, self.said["speculation"]):
-            raise UserError(f"{where}: is another one now: speculation is {heard.speculation}")
-        short = self.server.name == "llamacpp" and len(heard.ids) < heard.tokens
-        if short and (again := self.server.whole(prompt, limit)).text.startswith(heard.text):
-            heard.ids = again.ids
-        shown = bool(loaded.eos.intersection(heard.ids[-1:]))  # EOS is among the ids
-        count = len(heard.ids)
-        full = max(count, heard.tokens) >= limit
-        heard.finish = heard.finish or ("stop" if shown else "length" if full else "")
-        if heard.finish not in ("stop", "length"):
-            why = f"the engine says {heard.finish}" if heard.finish else "the stream broke off"
+        if reply.speculation not in (None, self.said["speculation"]):
+            raise UserError(f"{where}: is another one now: speculation is {reply.speculation}")
+        short = self.server.name == "llamacpp" and len(reply.ids) < reply.tokens
+        if short and (again := self.server.ask_again(prompt, limit)).text.startswith(reply.text):
+            reply.ids = again.ids
+        shown = bool(loaded.eos.intersection(reply.ids[-1:]))  # EOS is among the ids
+        count = len(reply.ids)
+        full = max(count, reply.tokens) >= limit
+        reply.finish = reply.finish or ("stop" if shown else "length" if full else "")
+        if reply.finish not in ("stop", "length"):
+            why = f"the engine says {reply.finish}" if reply.finish else "the stream broke off"
             raise UserError(f"{where}: an answer has no end: {why}")
         # an EOS that is not among the ids
-        hidden = heard.finish == "stop" and not shown and bool(loaded.eos)
+        hidden = reply.finish == "stop" and not shown and bool(loaded.eos)
         # EOS counts, or not
-        if heard.ids and heard.tokens not in (
+        if reply.ids and reply.tokens not in (
             0,
             *range(count - shown, count + hidden + 1),
         ):
-            if not heard.text or heard.tokens < count:
-                raise UserError(f"{where}: gives {count} ids of {heard.tokens} tokens")
-            heard.ids = []
-        if (most := max(count, heard.tokens - hidden)) > limit:  # their time would be that of fewer
+            if not reply.text or reply.tokens < count:
+                raise UserError(f"{where}: gives {count} ids of {reply.tokens} tokens")
+            reply.ids = []
+        if (most := max(count, reply.tokens - hidden)) > limit:  # their time would be that of fewer
             raise UserError(f"{where}: gives {most} tokens where {limit} were asked for")
-        if hidden and heard.stopped_by not in (None, *loaded.eos):
+        if hidden and reply.stopped_by not in (None, *loaded.eos):
             raise UserError(
-                f"{where}: stopped at {one_line(str(heard.stopped_by))[:40]}, which is no EOS here"
+                f"{where}: stopped at {one_line(str(reply.stopped_by))[:40]}, which is no EOS here"
             )
-        if heard.finish == "length" and not shown and (heard.tokens or limit) < limit:
+        if reply.finish == "length" and not shown and (reply.tokens or limit) < limit:
             raise UserError(
-                f"{where}: stopped after {heard.tokens} tokens of {limit}; has it a shorter"
+                f"{where}: stopped after {reply.tokens} tokens of {limit}; has it a shorter"
                 " context?"
             )
         tokenizer = loaded.tokenizer
-        ids = heard.ids
+        ids = reply.ids
         if not ids:
             before = tokenizer.decode(prompt)
-            likely = space_between(loaded.template, before, heard.text)  # some servers leave it out
-            spaces = dict.fromkeys((likely, "", " ") if heard.text else ("",))
-            made = (continued(tokenizer, before, space + heard.text) for space in spaces)
+            likely = space_between(loaded.template, before, reply.text)  # some servers leave it out
+            spaces = dict.fromkeys((likely, "", " ") if reply.text else ("",))
+            made = (continued(tokenizer, before, space + reply.text) for space in spaces)
             possible = [ids for ids in made if (ids or hidden) and len(ids) <= limit]
-            fitting = [ids for ids in possible if heard.tokens in (0, len(ids), len(ids) + hidden)]
-            if not fitting or "\ufffd" in heard.text or heard.parts:
-                if not heard.tokens:
+            fitting = [ids for ids in possible if reply.tokens in (0, len(ids), len(ids) + hidden)]
+            if not fitting or "\ufffd" in reply.text or reply.parts:
+                if not reply.tokens:
                     raise UserError(
                         f"{where}: gives no number of tokens, and no text that shows all of them"
                     )
                 return []
             ids = fitting[0]
-            if not heard.tokens and heard.accepted:  # of the engine's ids, which may be others
-                heard.accepted = None
+            if not reply.tokens and reply.accepted:  # of the engine's ids, which may be others
+                reply.accepted = None
         read = tokenised(where, {"id": "", "prompt_token_ids": prompt, "token_ids": ids}, loaded)
         tokens = read.ids
         own = tokenizer.eos_token_id
@@ -454,7 +454,7 @@ class Served(Answerer):
             )
         if hidden:  # it took a step, too
             tokens.append(own if own in loaded.eos else min(loaded.eos))
-        heard.tokens = min(len(tokens), limit)
+        reply.tokens = min(len(tokens), limit)
         return tokens[:limit]
 
     def _as_taken(self, prompt: list[int]) -> list[int] | str:

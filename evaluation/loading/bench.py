@@ -16,7 +16,7 @@ import urllib.request
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import count, zip_longest
+from itertools import chain, count, zip_longest
 from pathlib import Path
 from typing import Any
 
@@ -45,19 +45,20 @@ WORDS = {
     "placeholders": ("refuse", "skip"),
 }
 SPEED_BENCH_CATEGORIES = (
-    *(
-        "coding",
-        "humanities",
-        "math",
-        "multilingual",
-        "qa",
-        "rag",
-        "reasoning",
-        "roleplay",
-        "stem",
-        "summarization",
-    ),
-    *("writing", "low_entropy", "mixed", "high_entropy"),
+    "coding",
+    "humanities",
+    "math",
+    "multilingual",
+    "qa",
+    "rag",
+    "reasoning",
+    "roleplay",
+    "stem",
+    "summarization",
+    "writing",
+    "low_entropy",
+    "mixed",
+    "high_entropy",
 )
 PLACEHOLDER = "FULL BENCHMARK DATA SHOULD BE FETCHED FROM THE SOURCE"
 PREPARE = (
@@ -114,23 +115,20 @@ def load_bench(
         UserError: missing, empty, malformed, wrong hash, no network, nothing selected, unknown
             order.
     """
-    for key, value in (
-        ("split", split or "dev"),
-        ("layout", layout),
-        ("placeholders", placeholders),
-    ):
+    given = {"split": split or "dev", "layout": layout, "placeholders": placeholders}
+    for key, value in given.items():
         if value not in WORDS[key]:
             raise UserError(f"bench.{key}={value}: must be {' or '.join(WORDS[key])}")
+
     file = ROOT / path
     if file.is_dir() or (url is None and not file.suffix):
         file /= "question.jsonl"
     digest = _fetch(file, url, sha256)
     rows = read_rows(file) if layout == "spec_bench" else _speed_bench_rows(file)
-    questions = [
-        q
-        for q in checked_questions(rows, file)
-        if placeholders == "refuse" or not _is_placeholder(q)
-    ]
+    questions = [*checked_questions(rows, file)]
+    if placeholders == "skip":
+        questions = [question for question in questions if not _is_placeholder(question)]
+
     subtasks = {subtask(question.category) for question in questions}
     if unknown := [name for name in categories or () if name not in subtasks]:
         raise UserError(
@@ -139,11 +137,10 @@ def load_bench(
     # so that a slice keeps the file's halves
     of_file = numbers(question.category for question in questions)
     numbered = list(zip(questions, of_file, strict=True))[begin:end]
-    part = [
-        question
-        for question, number in numbered
-        if split is None or WORDS["split"][number % 2] == split
-    ]
+    if split is not None:
+        numbered = [pair for pair in numbered if WORDS["split"][pair[1] % 2] == split]
+    part = [question for question, _ in numbered]
+
     kept = set[Question]()
     for row in subtasks if categories is None else categories:
         members = [question for question in part if subtask(question.category) == row]
@@ -188,14 +185,16 @@ def _fetch(file: Path, url: str | None, sha256: str | None) -> str:
     """
     # by the user, from the file at the URL
     prepared = str(url).endswith(".parquet") and file.suffix != ".parquet"
-    inside = file.resolve().is_relative_to(ROOT)  # never write outside the repository
-    if url is None or prepared or not inside or file.exists():
+    # never write outside the repository
+    is_fetched = not prepared and file.resolve().is_relative_to(ROOT) and not file.exists()
+    if url is None or not is_fetched:
         # the reader reports it
         digest = hashlib.sha256(file.read_bytes()).hexdigest() if file.is_file() else ""
         if digest and sha256 not in (None, digest) and not prepared:
             why = f"has sha256 {digest[:12]}..., the published one {str(sha256)[:12]}..."
             raise UserError(f"{file} {why}; delete it to fetch it again")
         return digest
+
     try:
         with urllib.request.urlopen(url, timeout=30) as response:
             data = response.read()
@@ -204,6 +203,7 @@ def _fetch(file: Path, url: str | None, sha256: str | None) -> str:
             f"cannot fetch {url} ({getattr(error, 'reason', error)}); download it elsewhere and put"
             f" it at {file}, or name a folder with bench.path="
         ) from None
+
     digest = hashlib.sha256(data).hexdigest()
     if sha256 is None:
         print(
@@ -223,7 +223,8 @@ def _is_placeholder(question: Question) -> bool:
 
 
 def _refuse_placeholders(questions: Sequence[Question], file: Path) -> None:
-    if missing := Counter(question.category for question in questions if _is_placeholder(question)):
+    missing = Counter(question.category for question in questions if _is_placeholder(question))
+    if missing:
         counts = ", ".join(f"{category} {n}" for category, n in sorted(missing.items()))
         raise UserError(
             f"{file}: {missing.total()} prompts are placeholders, as their licences keep the text"
@@ -320,7 +321,7 @@ def prompt_ids(
 
 def chat_of(turns: Sequence[str], answers: Sequence[str]) -> list[dict[str, str]]:
     """Return a chat of a user's turns and the answers to them; the last answer may be missing."""
-    texts = [text for pair in zip_longest(turns, answers) for text in pair if text is not None]
+    texts = [text for text in chain(*zip_longest(turns, answers)) if text is not None]
     return [{"role": prompts.ROLES[i % 2], "content": text} for i, text in enumerate(texts)]
 
 

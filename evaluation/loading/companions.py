@@ -61,10 +61,11 @@ def missing_companion(method: dict[str, Any], model: str) -> str:
         value = method[key]
         if value is None:
             return f"no {kind.words} for {model} ({kind.how}; companions.{kind.name}=PATH names it)"
-        on_hub = bool(kind.weights) and hub.is_name(str(value))
-        if located(str(value)).exists() or (
-            on_hub and (hub.local_snapshot(str(value), kind.weights) or hub.is_reachable())
-        ):
+        path = str(value)
+        if located(path).exists():
+            continue
+        on_hub = bool(kind.weights) and hub.is_name(path)
+        if on_hub and (hub.local_snapshot(path, kind.weights) or hub.is_reachable()):
             continue
         reason = f"no such {'folder' if kind.weights else 'file'}"
         reason += f", and {constants.ENDPOINT} is not in reach" if on_hub else ""
@@ -82,8 +83,9 @@ def fetch_companions(method: dict[str, Any], model: str) -> None:
     for key in KINDS.keys() & method.keys():
         path = path_of(key, str(method[key]))
         weights = KINDS[key].weights
-        if weights and (why := hub.missing_weights(path, weights)):
-            raise UserError(f"{path}: {why}")
+        lacking = hub.missing_weights(path, weights) if weights else ""
+        if lacking:
+            raise UserError(f"{path}: {lacking}")
 
 
 def path_of(key: str, value: str) -> Path:
@@ -95,6 +97,7 @@ def path_of(key: str, value: str) -> Path:
         UserError: a hub name that cannot be fetched.
     """
     path = located(value)
-    if path.exists() or key not in KINDS or not KINDS[key].weights or not hub.is_name(value):
+    from_hub = key in KINDS and KINDS[key].weights and hub.is_name(value)
+    if path.exists() or not from_hub:
         return path
     return hub.fetch_snapshot(value, KINDS[key].weights)

@@ -66,23 +66,21 @@ def exclusive(settings: ModelSettings, timed: bool = True) -> Iterator[ModelSett
         timed: False if the run takes no times; it does not lock the CPU.
     """
     count = torch.cuda.device_count() if torch.cuda.is_available() else 0
-    gpus = {
-        _identity(device): device
-        for device in (torch.device("cuda", index) for index in range(count))
-    }
+    devices = [torch.device("cuda", index) for index in range(count)]
+    gpus = {_lock_name(device): device for device in devices}
     with keep_devices():
         if gpus and settings.device_map is not None:
             names = set(gpus)
-        elif (
-            gpus and settings.device == "auto"
-        ):  # the one that this process holds already, else the first free one
-            if (name := next((name for name in gpus if name in _locks), None)) is None:
+        elif gpus and settings.device == "auto":
+            # the one that this process holds already, else the first free one
+            name = next((name for name in gpus if name in _locks), "")
+            if not name:
                 _release()
                 name = _lock_one_of(*gpus)
             settings = dataclasses.replace(settings, device=str(gpus[name]))
             names = {name}
         else:
-            names = {_identity(choose_device(settings.device, "model.device"))}
+            names = {_lock_name(choose_device(settings.device, "model.device"))}
         if not timed:
             names.discard(CPU)
         if not names <= _locks.keys():
@@ -101,7 +99,7 @@ def _release() -> None:
     _locks.clear()
 
 
-def _identity(device: torch.device) -> str:
+def _lock_name(device: torch.device) -> str:
     """Return a name that does not depend on CUDA_VISIBLE_DEVICES.
 
     So it is the same in all processes.
@@ -170,9 +168,8 @@ def peak_bytes(devices: Sequence[torch.device]) -> int | None:
         return sum(int(torch.cuda.max_memory_allocated(device)) for device in devices)
     if all(device.type == "cpu" for device in devices):
         with suppress(OSError):
-            found = re.search(
-                r"^VmHWM:\s*(\d+)", _STATUS.read_text(encoding="ascii", errors="replace"), re.M
-            )
+            status = _STATUS.read_text(encoding="ascii", errors="replace")
+            found = re.search(r"^VmHWM:\s*(\d+)", status, re.M)
             return 1024 * int(found[1]) if found else None
     return None
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 import re
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -27,13 +28,13 @@ from .engines import other_part
 from .models import LoadedModel
 
 FIELDS: Schema = {
-    **{"prompt_token_ids": (1, (int,)), "messages": (1, (dict,)), "prompt": (0, (str,))},
-    **{
-        "token_ids": (1, (int,)),
-        "text": (0, (str,)),
-        "max_tokens": (0, (int,)),
-        "temperature": (0, (int, float)),
-    },
+    "prompt_token_ids": (1, (int,)),
+    "messages": (1, (dict,)),
+    "prompt": (0, (str,)),
+    "token_ids": (1, (int,)),
+    "text": (0, (str,)),
+    "max_tokens": (0, (int,)),
+    "temperature": (0, (int, float)),
 }
 # Parts of an answer that a line without choices may have; its other keys are the user's own.
 _PART = re.compile("reasoning(_content|_details)?|thinking|refusal|tool_calls|function_call|audio")
@@ -68,11 +69,8 @@ def read_requests(path: Path, questions: Mapping[Any, Question]) -> list[tuple[s
         if not isinstance(choices, list) or not all(isinstance(choice, dict) for choice in choices):
             raise UserError(f"{where}: must be a JSON object, its choices a list of objects")
         numbered = {"id": where.rpartition(":")[2]} | row
-        read = (
-            _turns(row, questions)
-            if choices and "turns" in choices[0]
-            else _choices(numbered, choices)
-        )
+        of_bench = choices and "turns" in choices[0]
+        read = _turns(row, questions) if of_bench else _choices(numbered, choices)
         try:
             requests += ((where, request) for request in read)
         except UserError as error:
@@ -139,9 +137,8 @@ def _choices(row: Row, choices: list[Row]) -> Iterator[Row]:
             raise UserError(f"temperature {request['temperature']}: an audit is of greedy answers")
         if all(request.get(key) is None for key in ("prompt_token_ids", "messages", "prompt")):
             raise UserError("has no prompt: prompt_token_ids, messages or prompt")
-        if request.get("prompt_token_ids") is None and (
-            request.get("tools") or request.get("chat_template_kwargs")
-        ):
+        options = request.get("tools") or request.get("chat_template_kwargs")
+        if options and request.get("prompt_token_ids") is None:
             raise UserError(
                 "tools and options of a chat template are not rendered: give prompt_token_ids"
             )
@@ -169,9 +166,11 @@ def tokenised(where: str, request: Row, loaded: LoadedModel) -> EngineAnswer:
     if prompt is None:
         text, space, special = _prompt(where, request, loaded)
         prompt = list(tokenizer(text, add_special_tokens=special).input_ids)
+
     cut = ids is None and "\ufffd" in request["text"]
     if ids is None:
         ids = [] if cut else continued(tokenizer, tokenizer.decode(prompt), space + request["text"])
+
     limit = request.get("max_tokens")
     name = one_line(str(request["id"]))[:40]
     if limit is not None and not remade and len(ids) > limit:
@@ -187,11 +186,13 @@ def tokenised(where: str, request: Row, loaded: LoadedModel) -> EngineAnswer:
         raise UserError(
             f"{where}: {len(prompt) + end} tokens, and the context has {most}; say model.context=N"
         )
+
     # this project's stop reason, or the stop texts of a request to OpenAI
     stop = request.get("stop")
     own = {"eos": "stop", "length": "length", "context": "length"}.get(str(stop), "")
     finish = request.get("finish_reason") or own
-    if finish == "stop" and (request.get("stop_reason") is not None or (stop and stop != "eos")):
+    by_text = request.get("stop_reason") is not None or (stop and stop != "eos")
+    if finish == "stop" and by_text:
         finish = "a stop text, perhaps"
     if cut:  # its ids are not those of the text
         finish = "cut inside a character"
@@ -204,13 +205,12 @@ def continued(tokenizer: Any, before: str, said: str) -> list[int]:
     Special words are plain text, as engines leave special tokens out. If the answer would merge
     with the last token before it, which engines do not do, it is tokenised behind a line break.
     """
-    head, whole = (
-        list(tokenizer(text, add_special_tokens=False, split_special_tokens=True).input_ids)
-        for text in (before, before + said)
-    )
-    if whole[: len(head)] != head:
+    plain = partial(tokenizer, add_special_tokens=False, split_special_tokens=True)
+    head = list(plain(before).input_ids)
+    text = list(plain(before + said).input_ids)
+    if text[: len(head)] != head:
         return continued(tokenizer, "\n" if len(before) > 1 else "", said)
-    return whole[len(head) :]
+    return text[len(head) :]
 
 
 def _prompt(where: str, request: Row, loaded: LoadedModel) -> tuple[str, str, bool]:
@@ -225,17 +225,14 @@ def _prompt(where: str, request: Row, loaded: LoadedModel) -> tuple[str, str, bo
         text = request["prompt"]
         bos = tokenizer.bos_token
         return text, "", not (bos and text.startswith(bos))
-    messages = [
-        (
-            turn | {"content": answer_text(template, tokenizer, turn["content"])}
-            if turn.get("role") == "assistant" and isinstance(turn.get("content"), list)
-            else turn
-        )
-        for turn in messages
-    ]
+
+    chat = list(messages)
+    for i, turn in enumerate(chat):
+        if turn.get("role") == "assistant" and isinstance(turn.get("content"), list):
+            chat[i] = turn | {"content": answer_text(template, tokenizer, turn["content"])}
     try:
-        text = prompt_text(template, tokenizer, messages)
-        if template != CHAT and len(messages) % 2 == 0:
+        text = prompt_text(template, tokenizer, chat)
+        if template != CHAT and len(chat) % 2 == 0:
             raise ValueError("its last turn is not a user's")
     except Exception as error:  # the template's own errors, and jinja2's
         raise UserError(
@@ -249,8 +246,9 @@ def space_between(template: str, before: str, said: str) -> str:
 
     Only if neither has it.
     """
-    apart = template == CHAT or not said or before[-1].isspace() or said[0].isspace()
-    return "" if apart else " "
+    if template == CHAT or not said:
+        return ""
+    return "" if before[-1].isspace() or said[0].isspace() else " "
 
 
 @dataclass
@@ -303,12 +301,8 @@ def force(
             return forced
         target.prefill(cache, prompt)
         for token in text[len(prompt) - 1 :]:
-            read(
-                0,
-                target.forward(
-                    cache, Draft(root, torch.tensor([token], device=target.device))
-                ).logits,
-            )
+            draft = Draft(root, torch.tensor([token], device=target.device))
+            read(0, target.forward(cache, draft).logits)
             cache.commit(1)
     return forced
 

@@ -35,7 +35,7 @@ def other_part(said: dict[str, Any]) -> str:
 
 
 @dataclass
-class Heard:
+class Reply:
     """What a stream has reported about its answer so far; None: not reported."""
 
     ids: list[int] = field(default_factory=list)
@@ -86,43 +86,48 @@ class Engine:
 
     def body(self, model: str, prompt: list[int] | str, limit: int) -> dict[str, Any]:
         """Return the request for a greedy streamed answer."""
-        asked = {"model": model, "prompt": prompt, "max_tokens": limit, "temperature": 0.0}
-        return asked | {"stream": True, "stream_options": {"include_usage": True}} | self.also
+        return {
+            "model": model,
+            "prompt": prompt,
+            "max_tokens": limit,
+            "temperature": 0.0,
+            "stream": True,
+            "stream_options": {"include_usage": True},
+            **self.also,
+        }
 
-    def read(self, event: dict[str, Any], heard: Heard) -> None:
-        """Add an event of the stream to `heard`."""
+    def read(self, event: dict[str, Any], reply: Reply) -> None:
+        """Add an event of the stream to `reply`."""
         for choice in event.get("choices") or ():
-            heard.ids += choice.get("token_ids") or ()
-            heard.text += choice.get("text") or ""
-            heard.parts += bool(other_part(choice))
-            heard.finish = choice.get("finish_reason") or heard.finish
-            heard.stopped_by = choice.get("stop_reason", heard.stopped_by)
+            reply.ids += choice.get("token_ids") or ()
+            reply.text += choice.get("text") or ""
+            reply.parts += bool(other_part(choice))
+            reply.finish = choice.get("finish_reason") or reply.finish
+            reply.stopped_by = choice.get("stop_reason", reply.stopped_by)
             if mean := choice.get("avg_decoded_tokens_per_iter"):  # TensorRT-LLM's
-                heard.means["avg_decoded_tokens_per_iter"] = (len(heard.ids), len(heard.ids) / mean)
+                reply.means["avg_decoded_tokens_per_iter"] = (len(reply.ids), len(reply.ids) / mean)
         if usage := event.get("usage"):
-            heard.tokens = usage["completion_tokens"] or 0
-            heard.prompt_tokens = usage["prompt_tokens"]
+            reply.tokens = usage["completion_tokens"] or 0
+            reply.prompt_tokens = usage["prompt_tokens"]
         # vLLM's, if set to report it
         if said := (event.get("metrics") or {}).get("speculative_decoding"):
-            heard.accepted = said["num_accepted_draft_tokens"]
-            heard.drafts = said["num_spec_steps"]
+            reply.accepted = said["num_accepted_draft_tokens"]
+            reply.drafts = said["num_spec_steps"]
 
-    def count(self, moved: dict[str, float], heard: Heard) -> None:
+    def count(self, moved: dict[str, float], reply: Reply) -> None:
         """Add the increase of the server's counters.
 
         `moved` is empty without counters or for concurrent requests.
         """
-        accepted, drafts = (
-            moved.get(f"{self.prefix}spec_decode_num_{of}_total", 0)
-            for of in ("accepted_tokens", "drafts")
-        )
+        accepted = moved.get(f"{self.prefix}spec_decode_num_accepted_tokens_total", 0)
+        drafts = moved.get(f"{self.prefix}spec_decode_num_drafts_total", 0)
         # entries of a histogram
-        heard.forwards = int(moved.get("vllm:iteration_tokens_total_count", 0))
-        if any(name.startswith(self.prefix) for name in moved) and not heard.drafts:
-            heard.accepted = int(accepted) if heard.accepted is None else heard.accepted
-            heard.drafts = int(drafts)
-        if heard.drafts and self.mean:
-            heard.means[self.mean] = (heard.drafts + (heard.accepted or 0), heard.drafts)
+        reply.forwards = int(moved.get("vllm:iteration_tokens_total_count", 0))
+        if any(name.startswith(self.prefix) for name in moved) and not reply.drafts:
+            reply.accepted = int(accepted) if reply.accepted is None else reply.accepted
+            reply.drafts = int(drafts)
+        if reply.drafts and self.mean:
+            reply.means[self.mean] = (reply.drafts + (reply.accepted or 0), reply.drafts)
 
     def describe(self, card: dict[str, Any], get: Callable[[str], Any]) -> dict[str, Any]:
         """Return version, speculation and context.
@@ -133,8 +138,11 @@ class Engine:
         version = get("/version")
         drafts = "speculative" if f"{self.prefix}spec_decode_" in counters else NO_SPECULATION
         speculation = drafts if self.prefix and self.prefix in counters else None
-        said = {"version": version.get("version") if isinstance(version, dict) else None}
-        return said | {"speculation": speculation, "context": card.get("max_model_len")}
+        return {
+            "version": version.get("version") if isinstance(version, dict) else None,
+            "speculation": speculation,
+            "context": card.get("max_model_len"),
+        }
 
 
 class Sglang(Engine):
@@ -150,24 +158,25 @@ class Sglang(Engine):
             "stream": True,
         }
 
-    def read(self, event: dict[str, Any], heard: Heard) -> None:
+    def read(self, event: dict[str, Any], reply: Reply) -> None:
         said = event["meta_info"]
         ids = event.get("output_ids") or []
-        heard.tokens = said["completion_tokens"]
-        heard.prompt_tokens = said["prompt_tokens"]
+        reply.tokens = said["completion_tokens"]
+        reply.prompt_tokens = said["prompt_tokens"]
         # an event has all ids so far or, if so set, the last
-        if (new := heard.tokens - len(heard.ids)) > 0:
-            heard.ids += ids[-new:]
-        heard.text = event.get("text") or heard.text
+        new = reply.tokens - len(reply.ids)
+        if new > 0:
+            reply.ids += ids[-new:]
+        reply.text = event.get("text") or reply.text
         end = said.get("finish_reason") or {}
-        heard.finish = end.get("type", "")
-        heard.stopped_by = end.get("matched")
+        reply.finish = end.get("type", "")
+        reply.stopped_by = end.get("matched")
         if steps := said.get("spec_verify_ct"):
-            heard.accepted = heard.tokens - 1 - steps  # SGLang's own count has had several names
+            reply.accepted = reply.tokens - 1 - steps  # SGLang's own count has had several names
             if mean := said.get("spec_accept_length"):
-                heard.means["spec_accept_length"] = (mean * steps, steps)
+                reply.means["spec_accept_length"] = (mean * steps, steps)
         elif steps == 0:  # nothing was drafted
-            heard.accepted = 0
+            reply.accepted = 0
 
     def describe(self, card: dict[str, Any], get: Callable[[str], Any]) -> dict[str, Any]:
         info = get("/server_info") or get("/get_server_info") or {}
@@ -186,30 +195,31 @@ class LlamaCpp(Engine):
     """
 
     def body(self, model: str, prompt: list[int] | str, limit: int) -> dict[str, Any]:
-        plain = {"prompt": prompt, "n_predict": limit, "temperature": 0.0, "stream": True}
-        return plain | {"model": model, "return_tokens": True, "cache_prompt": False}
+        return {
+            "prompt": prompt,
+            "n_predict": limit,
+            "temperature": 0.0,
+            "stream": True,
+            "model": model,
+            "return_tokens": True,
+            "cache_prompt": False,
+        }
 
-    def read(self, event: dict[str, Any], heard: Heard) -> None:
-        heard.ids += event.get("tokens") or ()
-        heard.text += event.get("content") or ""
+    def read(self, event: dict[str, Any], reply: Reply) -> None:
+        reply.ids += event.get("tokens") or ()
+        reply.text += event.get("content") or ""
         if event.get("stop"):
-            heard.finish = {"eos": "stop", "limit": "length"}.get(
-                event["stop_type"], event["stop_type"]
-            )
-            heard.tokens = event["tokens_predicted"]
-            heard.prompt_tokens = event["tokens_evaluated"]
-            heard.stopped_by = (
-                heard.ids[-1] if heard.ids and len(heard.ids) == heard.tokens else None
-            )
+            end = event["stop_type"]
+            reply.finish = {"eos": "stop", "limit": "length"}.get(end, end)
+            reply.tokens = event["tokens_predicted"]
+            reply.prompt_tokens = event["tokens_evaluated"]
+            all_ids = reply.ids and len(reply.ids) == reply.tokens
+            reply.stopped_by = reply.ids[-1] if all_ids else None
             # missing if nothing was drafted
-            heard.accepted = event["timings"].get("draft_n_accepted", 0)
-            types = str(
-                event["generation_settings"].get("speculative.types", NO_SPECULATION)
-            ).split(",")
-            heard.speculation = (
-                visible(",".join(name for name in types if name != NO_SPECULATION))
-                or NO_SPECULATION
-            )
+            reply.accepted = event["timings"].get("draft_n_accepted", 0)
+            types = event["generation_settings"].get("speculative.types", NO_SPECULATION)
+            drafting = [name for name in str(types).split(",") if name != NO_SPECULATION]
+            reply.speculation = visible(",".join(drafting)) or NO_SPECULATION
 
     def describe(self, card: dict[str, Any], get: Callable[[str], Any]) -> dict[str, Any]:
         props = get("/props") or {}
@@ -217,16 +227,15 @@ class LlamaCpp(Engine):
         return {"version": props.get("build_info"), "speculation": None, "context": context}
 
 
-# else the checkpoint's apply
-_PLAIN = {
+_VLLM = {
+    "return_token_ids": True,
+    # else the checkpoint's penalties apply
     "repetition_penalty": 1.0,
     "presence_penalty": 0.0,
     "frequency_penalty": 0.0,
 }
 ENGINES = {
-    "vllm": Engine(
-        True, {"return_token_ids": True, **_PLAIN}, "/metrics", "vllm:", "mean_acceptance_length"
-    ),
+    "vllm": Engine(True, _VLLM, "/metrics", "vllm:", "mean_acceptance_length"),
     "sglang": Sglang(True, path="/generate"),
     "llamacpp": LlamaCpp(True, {}, "/metrics?model={}", "llamacpp:", "mean_len", "/completion"),
     "tensorrt": Engine(True, {"detokenize": False}, "/prometheus/metrics", "trtllm_"),

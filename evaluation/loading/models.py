@@ -47,35 +47,46 @@ SPECIAL_IDS = (
 TOKENIZER_FILES = {"tokenizer.json", "tokenizer.model", "vocab.json"}
 # of LLaMA models
 SHAPES: dict[str, dict[str, int]] = {
-    "vicuna-7b": dict(
-        hidden_size=4096, num_hidden_layers=32, num_attention_heads=32, intermediate_size=11008
-    ),
-    "vicuna-13b": dict(
-        hidden_size=5120, num_hidden_layers=40, num_attention_heads=40, intermediate_size=13824
-    ),
-    "vicuna-33b": dict(
-        hidden_size=6656, num_hidden_layers=60, num_attention_heads=52, intermediate_size=17920
-    ),
-    "llama-3-8b": (
-        dict(
-            hidden_size=4096, num_hidden_layers=32, num_attention_heads=32, intermediate_size=14336
-        )
-        | dict(num_key_value_heads=8, vocab_size=128256)
-    ),
-    "small": dict(
-        hidden_size=512,
-        num_hidden_layers=4,
-        num_attention_heads=8,
-        intermediate_size=1376,
-        vocab_size=8192,
-    ),
-    "tiny": dict(
-        hidden_size=64,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        intermediate_size=128,
-        vocab_size=256,
-    ),
+    "vicuna-7b": {
+        "hidden_size": 4096,
+        "num_hidden_layers": 32,
+        "num_attention_heads": 32,
+        "intermediate_size": 11008,
+    },
+    "vicuna-13b": {
+        "hidden_size": 5120,
+        "num_hidden_layers": 40,
+        "num_attention_heads": 40,
+        "intermediate_size": 13824,
+    },
+    "vicuna-33b": {
+        "hidden_size": 6656,
+        "num_hidden_layers": 60,
+        "num_attention_heads": 52,
+        "intermediate_size": 17920,
+    },
+    "llama-3-8b": {
+        "hidden_size": 4096,
+        "num_hidden_layers": 32,
+        "num_attention_heads": 32,
+        "intermediate_size": 14336,
+        "num_key_value_heads": 8,
+        "vocab_size": 128256,
+    },
+    "small": {
+        "hidden_size": 512,
+        "num_hidden_layers": 4,
+        "num_attention_heads": 8,
+        "intermediate_size": 1376,
+        "vocab_size": 8192,
+    },
+    "tiny": {
+        "hidden_size": 64,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "intermediate_size": 128,
+        "vocab_size": 256,
+    },
 }
 
 
@@ -184,9 +195,9 @@ def choose_dtype(name: str, device: torch.device) -> Any:
 
     `auto` is float16 on an accelerator, as in the paper, and float32 on the CPU.
     """
-    return getattr(
-        torch, name if name != "auto" else "float32" if device.type == "cpu" else "float16"
-    )
+    if name == "auto":
+        name = "float32" if device.type == "cpu" else "float16"
+    return getattr(torch, name)
 
 
 def _prepare_device(settings: ModelSettings) -> torch.device:
@@ -213,10 +224,14 @@ def _load(settings: ModelSettings) -> LoadedModel:
     path, files = _located(settings)
     model, tokenizer = pretrained(settings, device, path)
     check_offloaded(model, settings)
-    if files is None and (commit := model.config._commit_hash) is None:
-        raise UserError(
-            f"model {settings.path}: its commit is not known; fetch it, and name the folder"
-        )
+    if files is None:
+        commit = model.config._commit_hash
+        if commit is None:
+            raise UserError(
+                f"model {settings.path}: its commit is not known; fetch it, and name the folder"
+            )
+        files = {"commit": commit}
+
     eos = eos_of(model, tokenizer)
     left_out = plain_greedy(model)
     template = choose_template(settings.template, tokenizer, f"{settings.name} {settings.path}")
@@ -228,9 +243,7 @@ def _load(settings: ModelSettings) -> LoadedModel:
         print(f"model {settings.path}: {raw}", file=sys.stderr)
     target = _target(model, settings)
     note = read_object(Path(path) / gguf.NOTE)
-    return LoadedModel(
-        settings, target, tokenizer, template, eos, left_out, note, files or {"commit": commit}
-    )
+    return LoadedModel(settings, target, tokenizer, template, eos, left_out, note, files)
 
 
 def pretrained(settings: ModelSettings, device: torch.device, path: str) -> tuple[Any, Any]:
@@ -273,17 +286,14 @@ def plain_greedy(model: Any) -> dict[str, Any]:
     and `hf` would not be the plain greedy decoding that every method here reproduces.
     """
     config = model.generation_config
-    ids = {key: getattr(model.generation_config, key) for key in SPECIAL_IDS}
+    ids = {key: getattr(config, key) for key in SPECIAL_IDS}
     model.generation_config = GenerationConfig(**ids)
-    names = [
-        key for key in vars(config) if key not in (*ids, "transformers_version") and key[0] != "_"
-    ]
+
+    kept = (*ids, "transformers_version")
+    names = [key for key in vars(config) if key not in kept and key[0] != "_"]
     usual = GenerationConfig._get_default_generation_params()
-    return {
-        key: value
-        for key, value in changed(config, names).items()
-        if value is not False or usual.get(key)
-    }
+    left = changed(config, names)
+    return {key: left[key] for key in left if left[key] is not False or usual.get(key)}
 
 
 def _located(settings: ModelSettings) -> tuple[str, dict[str, str] | None]:
@@ -291,7 +301,8 @@ def _located(settings: ModelSettings) -> tuple[str, dict[str, str] | None]:
 
     Else its name on the hub and None: a commit identifies it.
     """
-    folder = Path(path := locate(settings))
+    path = locate(settings)
+    folder = Path(path)
     return path, model_files(folder, settings.weight_files) if folder.is_dir() else None
 
 
@@ -306,15 +317,15 @@ def locate(settings: ModelSettings) -> str:
     path = settings.path
     folder = located(settings.path)
     if settings.weights is not None and not gguf.is_gguf(folder):
-        what = (
-            "is for a GGUF file; other checkpoints keep the weights that they have:"
-            " model.weights=null"
+        raise UserError(
+            f"model.weights={settings.weights}: is for a GGUF file; other checkpoints keep the"
+            " weights that they have: model.weights=null"
         )
-        raise UserError(f"model.weights={settings.weights}: {what}")
     if not folder.exists():
         if not hub.is_name(path):
             raise UserError(f"model {path}: no such folder, and not a hub name (owner/name) either")
         return path
+
     if gguf.is_gguf(folder):
         folder = gguf.convert(folder, settings.weights or "float32")
     names = {file.name for file in folder.iterdir()} if folder.is_dir() else set()
@@ -324,18 +335,15 @@ def locate(settings: ModelSettings) -> str:
         "the folder has pickled weights only (*.bin); convert them to safetensors, or say"
         " model.allow_pickle=true (torch reads them as weights only, no code is run)"
     )
+    readable = kinds & {".safetensors"} or settings.allow_pickle or ".bin" not in kinds
+    a_file = "a file; name a GGUF file or the folder with config.json, weights and tokenizer"
+    no_tokenizer = "the folder has no tokenizer (tokenizer.json or tokenizer.model)"
     for fits, why in (
-        (
-            folder.is_dir(),
-            "a file; name a GGUF file or the folder with config.json, weights and tokenizer",
-        ),
+        (folder.is_dir(), a_file),
         ("config.json" in names, "the folder has no config.json"),
-        (kinds & {".safetensors"} or settings.allow_pickle or ".bin" not in kinds, pickled),
+        (readable, pickled),
         (not missing, missing),
-        (
-            names & TOKENIZER_FILES,
-            "the folder has no tokenizer (tokenizer.json or tokenizer.model)",
-        ),
+        (names & TOKENIZER_FILES, no_tokenizer),
     ):
         if not fits:
             raise UserError(f"model {path}: {why}")
@@ -362,7 +370,8 @@ def choose_execution(
         UserError: unknown, timed=false with an execution other than auto or eager, or as
             `tuning.choose_execution`.
     """
-    if name not in (names := (*tuning.EXECUTIONS, INSIDE["eager"])):
+    names = (*tuning.EXECUTIONS, INSIDE["eager"])
+    if name not in names:
         raise UserError(f"execution={name}: there is {', '.join(names)}")
     if not timed and name not in ("auto", "eager"):
         raise UserError(

@@ -19,7 +19,7 @@ import httpx2
 from model.errors import UserError, one_line, visible
 
 from ..records.provenance import without_passwords
-from .engines import ENGINES, Heard, counted
+from .engines import ENGINES, Reply, counted
 
 
 @dataclass
@@ -53,7 +53,8 @@ class Server:
         if not (self.key.isascii() and self.key.isprintable()):
             raise UserError("OPENAI_API_KEY: holds characters that no header can have; correct it")
         headers = {"Authorization": f"Bearer {self.key}"} if self.key else {}
-        self.url = without_passwords(base := self.url.rstrip("/").removesuffix("/v1"))
+        base = self.url.rstrip("/").removesuffix("/v1")
+        self.url = without_passwords(base)
         self.where = f"server {self.url}"
         # servers close idle connections when they like
         fresh = httpx2.Limits(max_keepalive_connections=0)
@@ -63,7 +64,8 @@ class Server:
             )
             card = self._card()
         owner = str(card.get("owned_by")).removesuffix("_llm")  # TensorRT-LLM's
-        self.name = self.engine if self.engine != "auto" else owner if owner in ENGINES else "other"
+        reported = owner if owner in ENGINES else "other"
+        self.name = reported if self.engine == "auto" else self.engine
         self.kind = ENGINES[self.name]
         self.model = str(card["id"])
 
@@ -73,11 +75,8 @@ class Server:
         Raises UserError if it does not have the model.
         """
         listed = self.get("/v1/models")
-        cards = (
-            {str(card["id"]): card for card in listed.get("data") or ()}
-            if isinstance(listed, dict)
-            else {}
-        )
+        data = listed.get("data") if isinstance(listed, dict) else ()
+        cards = {str(card["id"]): card for card in data or ()}
         name = next(iter(cards)) if self.model is None and len(cards) == 1 else self.model
         if name is None or name not in cards:
             names = ", ".join(cards) or "there is none at /v1/models"
@@ -90,9 +89,8 @@ class Server:
         Each is None if it does not.
         """
         with self._faults():
-            said = {"engine": self.name, "model": self.model} | self.kind.describe(
-                self._card(), self.get
-            )
+            said = {"engine": self.name, "model": self.model}
+            said |= self.kind.describe(self._card(), self.get)
             if type(said["context"]) not in (int, type(None)):
                 raise TypeError(f"context {said['context']}")
             return {
@@ -107,17 +105,13 @@ class Server:
         """
         with self._faults():
             response = self.client.request("POST" if body else "GET", path, json=body)
-            if response.status_code in (404, 405, 501) or (
-                "/metrics" in path and not response.is_success
-            ):
-                # of counters, llama.cpp's router answers 400, and 501 without --metrics
+            # of counters, llama.cpp's router answers 400, and 501 without --metrics
+            no_counters = "/metrics" in path and not response.is_success
+            if no_counters or response.status_code in (404, 405, 501):
                 return None
             self._refuse(response)
-            return (
-                response.json()
-                if "json" in response.headers.get("content-type", "")
-                else response.text
-            )
+            is_json = "json" in response.headers.get("content-type", "")
+            return response.json() if is_json else response.text
 
     def counters(self) -> dict[str, float]:
         """Return the counters of the whole server; empty if it has none."""
@@ -125,22 +119,23 @@ class Server:
             path = self.kind.counters.format(quote(str(self.model), safe=""))
             return counted(self.get(path)) if path else {}
 
-    def whole(self, prompt: list[int], limit: int) -> Heard:
+    def ask_again(self, prompt: list[int], limit: int) -> Reply:
         """Ask for an answer again without a stream, to get all ids.
 
         llama.cpp streams no ids inside a character.
         """
         with self._faults():
             body = self.kind.body(str(self.model), prompt, limit) | {"stream": False}
-            self.kind.read(self.get(self.kind.path, body), again := Heard())
+            again = Reply()
+            self.kind.read(self.get(self.kind.path, body), again)
         return again
 
-    def ask(self, prompt: list[int] | str, limit: int) -> tuple[Heard, list[float]]:
+    def ask(self, prompt: list[int] | str, limit: int) -> tuple[Reply, list[float]]:
         """Return the server's answer to a prompt.
 
         Next to it are the seconds until each event with tokens or the end.
         """
-        heard = Heard()
+        reply = Reply()
         times = []
         body = self.kind.body(str(self.model), prompt, limit)
         start = time.perf_counter()
@@ -155,24 +150,24 @@ class Server:
                 if not said:  # a frame that only keeps the connection
                     continue
                 now = time.perf_counter()
-                before = heard.progress
+                before = reply.progress
                 if error := said.get("error"):
                     words = error.get("message") if isinstance(error, dict) else error
                     raise UserError(f"{self.where}: {one_line(str(words))[:300]}")
-                self.kind.read(said, heard)
-                if before != heard.progress:
+                self.kind.read(said, reply)
+                if before != reply.progress:
                     times.append(now - start)
-                    heard.first_tokens = heard.first_tokens or len(heard.ids) or 1
+                    reply.first_tokens = reply.first_tokens or len(reply.ids) or 1
             for number in (
-                heard.tokens,
-                heard.prompt_tokens,
-                heard.accepted,
-                heard.drafts,
-                *heard.ids,
+                reply.tokens,
+                reply.prompt_tokens,
+                reply.accepted,
+                reply.drafts,
+                *reply.ids,
             ):
                 if type(number) not in (int, type(None)):
                     raise TypeError(f"{number!r} where a whole number is due")
-        return heard, times or [time.perf_counter() - start]  # nothing was sent
+        return reply, times or [time.perf_counter() - start]  # nothing was sent
 
     def _refuse(self, response: httpx2.Response) -> None:
         """Raise UserError with the server's message if the status is no success."""
