@@ -111,8 +111,10 @@ class Identity:
 
         It holds model, bench file, limit and machine.
         """
-        compared = self.model | {"bench": self.bench["name"], "file": self.bench.get("sha256")}
-        compared |= {
+        compared = {
+            **self.model,
+            "bench": self.bench["name"],
+            "file": self.bench.get("sha256"),
             "limit": self.decoding["max_new_tokens"],
             "choices": self.decoding.get("num_choices"),
         }

@@ -15,6 +15,7 @@ import time
 from collections.abc import Iterable, Sequence
 from functools import cache
 from importlib import metadata
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -26,26 +27,41 @@ from model.files import ROOT, processor
 
 CONVERTED = ROOT / "data/.models"  # GGUF files as safetensors, in folders NAME-SHA256-REVISION
 PACKAGES = (
-    *("torch", "transformers", "tokenizers", "safetensors", "fschat", "accelerate"),
-    *("hydra-core", "numba", "pandas", "matplotlib"),
+    "torch",
+    "transformers",
+    "tokenizers",
+    "safetensors",
+    "fschat",
+    "accelerate",
+    "hydra-core",
+    "numba",
+    "pandas",
+    "matplotlib",
 )
 ANSWERING = (
-    *("model/**/*.py", "evaluation/answerers.py"),
-    *(f"evaluation/{folder}/*.py" for folder in ("configuration", "loading", "records", "running")),
+    "model/**/*.py",
+    "evaluation/answerers.py",
+    "evaluation/configuration/*.py",
+    "evaluation/loading/*.py",
+    "evaluation/records/*.py",
+    "evaluation/running/*.py",
 )
 CONFIG = ("config.json", "generation_config.json", "adapter_config.json", "*.py")
 TOKENIZER = (
-    *("tokenizer*", "special_tokens_map.json", "added_tokens.json", "chat_template*", "*.jinja"),
-    *(
-        "additional_chat_templates/*",
-        "vocab*",
-        "encoder.json",
-        "emoji.json",
-        "*.txt",
-        "*.bpe",
-        "*.codes",
-    ),
-    *("*.model", "*.tiktoken"),
+    "tokenizer*",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "chat_template*",
+    "*.jinja",
+    "additional_chat_templates/*",
+    "vocab*",
+    "encoder.json",
+    "emoji.json",
+    "*.txt",
+    "*.bpe",
+    "*.codes",
+    "*.model",
+    "*.tiktoken",
 )
 
 
@@ -115,7 +131,7 @@ def commit(run: dict[str, Any]) -> str:
 @cache
 def sources_sha256() -> str:
     """Hash the files that answer and measure (ANSWERING), with their names."""
-    return _of_files(ROOT, (path for pattern in ANSWERING for path in ROOT.glob(pattern)))
+    return _of_files(ROOT, ANSWERING)
 
 
 def model_files(folder: Path, weights: Sequence[str]) -> dict[str, str]:
@@ -131,10 +147,7 @@ def model_files(folder: Path, weights: Sequence[str]) -> dict[str, str]:
         "config": CONFIG,
         "tokenizer": TOKENIZER,
     }
-    return {
-        name: _of_files(folder, {path for pattern in patterns for path in folder.glob(pattern)})
-        for name, patterns in patterns_of.items()
-    }
+    return {name: _of_files(folder, patterns) for name, patterns in patterns_of.items()}
 
 
 def sha256_of(path: Path) -> str:
@@ -145,7 +158,7 @@ def sha256_of(path: Path) -> str:
     A file is read once a process, and again if its size, times or inode change.
     """
     if path.is_dir():
-        return _of_files(path, path.rglob("*"))
+        return _of_files(path, ["**/*"])
     try:
         stat = path.stat()
         return _of_file(
@@ -161,13 +174,11 @@ def _of_file(path: Path, *identity: int) -> str:
         return hashlib.file_digest(stream, "sha256").hexdigest()
 
 
-def _of_files(folder: Path, files: Iterable[Path]) -> str:
-    """Return the hash of files with their names."""
-    digests = [
-        [path.relative_to(folder).as_posix(), sha256_of(path)]
-        for path in sorted(files)
-        if path.is_file()
-    ]
+def _of_files(folder: Path, patterns: Iterable[str]) -> str:
+    """Return the hash of the files that match, with their names."""
+    paths = set(chain.from_iterable(map(folder.glob, patterns)))
+    files = [path for path in sorted(paths) if path.is_file()]
+    digests = [[path.relative_to(folder).as_posix(), sha256_of(path)] for path in files]
     return hashlib.sha256(json.dumps(digests).encode()).hexdigest()
 
 

@@ -37,13 +37,9 @@ def subtask(category: str) -> str:
 
     An unknown category has its own row, never that of all questions.
     """
-    return (
-        "mt_bench"
-        if category in MT_BENCH
-        else f"{OVERALL} (category)"
-        if category == OVERALL
-        else category
-    )
+    if category in MT_BENCH:
+        return "mt_bench"
+    return f"{OVERALL} (category)" if category == OVERALL else category
 
 
 @dataclass(frozen=True)

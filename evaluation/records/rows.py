@@ -22,7 +22,8 @@ SCHEMA = 4  # version of this project's rows and metadata, raised when either ch
 
 def accept_lengths(row: Row) -> list[int]:
     """Return the accepted lengths of all steps of a question, over choices and turns."""
-    return [n for choice in row["choices"] for n in choice.get("accept_lengths") or []]
+    of_choices = [choice.get("accept_lengths") or [] for choice in row["choices"]]
+    return list(itertools.chain(*of_choices))
 
 
 def tokens_and_steps(row: Row) -> tuple[int, int]:
@@ -32,12 +33,10 @@ def tokens_and_steps(row: Row) -> tuple[int, int]:
     """
     if lengths := accept_lengths(row):
         return sum(lengths), len(lengths)
-    turns = [
-        steps
-        for choice in row["choices"]
-        if "engine_means" in choice
-        for steps in choice["decoding_steps"]
-    ]
+    turns = []
+    for choice in row["choices"]:
+        if "engine_means" in choice:
+            turns += choice["decoding_steps"]
     return (0, 0) if None in turns or not turns else (new_tokens(row), sum(turns))
 
 
@@ -66,10 +65,9 @@ def per_turn(rows: Sequence[Row], key: str) -> list[float]:
     for row in rows:
         for choice in row["choices"]:
             turns = choice.get(key) or []
-            decoded = [
-                value for value, tokens in zip(turns, choice["new_tokens"], strict=False) if tokens
-            ]
-            if len(turns) != len(choice["new_tokens"]) or None in decoded:
+            new = choice["new_tokens"]
+            decoded = [value for value, tokens in zip(turns, new, strict=False) if tokens]
+            if len(turns) != len(new) or None in decoded:
                 return []
             values += decoded
     return values
@@ -102,8 +100,8 @@ def between(ends: Sequence[float]) -> list[int]:
 
     It is given the steps' end times in seconds since the first began.
     """
-    whole = [round(1e6 * end) for end in (0.0, *ends)]
-    return [max(later - earlier, 0) for earlier, later in itertools.pairwise(whole)]
+    microseconds = [round(1e6 * end) for end in (0.0, *ends)]
+    return [max(later - earlier, 0) for earlier, later in itertools.pairwise(microseconds)]
 
 
 def check_schema(recorded: dict[str, Any], where: object) -> None:
@@ -193,17 +191,17 @@ def parse_answers(lines: Iterable[str]) -> tuple[dict[Any, Row], str]:
         if why := fault(row):
             broken[number] = why
             continue
+
         key = ids.setdefault(str(row["question_id"]), row["question_id"])
         if key in rows:
             repeated[key] = None
         if any(choice.get("accept_lengths") is None for choice in row["choices"]):
             without_lengths.append(key)
         for choice in row["choices"]:  # equal paths share one list
-            if choice.get("step_paths"):
-                choice["step_paths"] = [
-                    [rank_paths.setdefault(tuple(p), p) for p in t] for t in choice["step_paths"]
-                ]
+            for paths in choice.get("step_paths") or []:
+                paths[:] = [rank_paths.setdefault(tuple(path), path) for path in paths]
         rows[key] = row
+
     damage = []
     if broken:
         # each reason's first line
@@ -236,33 +234,24 @@ _ROW: Schema = {
     "peak_memory": (0, _MEASURED),
 }
 _CHOICE: Schema = {
-    **{
-        "turns": (1, (str,)),
-        "new_tokens": (1, _NUMBER),
-        "wall_time": (1, _NUMBER),
-        "accept_lengths": (1, (int,)),
-    },
+    "turns": (1, (str,)),
+    "new_tokens": (1, _NUMBER),
+    "wall_time": (1, _NUMBER),
+    "accept_lengths": (1, (int,)),
     **dict.fromkeys(
         ("decoding_steps", "prefill_time", "decode_time", "prompt_time"), (1, _MEASURED)
     ),
     **dict.fromkeys(("output_ids", "step_nodes", "step_us", "step_batch"), (2, (int,))),
     **dict.fromkeys(("first_tokens", "first_token_time"), (1, _MEASURED)),
-    **{"engine_means": (1, (dict, type(None))), "ids_remade": (1, (bool, type(None)))},
-    **{
-        "step_paths": (3, (int,)),
-        "step_sources": (2, (str, type(None))),
-        "repeated_3grams": (1, _MEASURED),
-    },
+    "engine_means": (1, (dict, type(None))),
+    "ids_remade": (1, (bool, type(None))),
+    "step_paths": (3, (int,)),
+    "step_sources": (2, (str, type(None))),
+    "repeated_3grams": (1, _MEASURED),
 }
 _FILLED = ("choices", "turns")
 # others may be missing or null
-_NEEDED = (
-    "question_id",
-    "choices",
-    "turns",
-    "new_tokens",
-    "wall_time",
-)
+_NEEDED = ("question_id", "choices", "turns", "new_tokens", "wall_time")
 
 
 def fault(row: Any) -> str:
@@ -287,13 +276,12 @@ def misfit(values: Row, schema: Schema, needed: Sequence[str] = _NEEDED) -> str:
     """
     for key, (lists, kinds) in schema.items():
         value = values.get(key)
-        if (value is not None or key in needed) and not (
-            fits(value, lists, kinds) and (value != [] or key not in _FILLED)
-        ):
-            return (
-                f"{key}: must be"
-                f" {'a list of ' * lists}{' or '.join(kind.__name__ for kind in kinds)}"
-            )
+        if value is None and key not in needed:
+            continue
+        lacks_items = value == [] and key in _FILLED
+        if lacks_items or not fits(value, lists, kinds):
+            names = " or ".join(kind.__name__ for kind in kinds)
+            return f"{key}: must be {'a list of ' * lists}{names}"
     return ""
 
 
@@ -321,12 +309,10 @@ def difference(
             for k in keys
         )
         return next(filter(None, inside), "")
+    if before == now:
+        return ""
     old = "not recorded" if before is None and isinstance(now, dict) else _short(before)
-    return (
-        ""
-        if before == now
-        else f"{where} is {old} {words[0]} and {_short(now)} {words[1]}".rstrip()
-    )
+    return f"{where} is {old} {words[0]} and {_short(now)} {words[1]}".rstrip()
 
 
 def _short(value: Any) -> str:

@@ -85,21 +85,19 @@ class AnswerStore:
                     f"{self.folder} holds a run of another configuration: {different}; use another"
                     " run_dir or delete it"
                 )
-            now = metadata["circumstances"]
-            if (
-                answered
-                and not self.is_finished()
-                and (different := difference(recorded["circumstances"], now))
-            ):
-                raise UserError(
-                    f"{self.folder} holds {answered} answers given under other circumstances:"
-                    f" {different}; finish it under those, or delete it to start anew"
-                )
+            if answered and not self.is_finished():
+                different = difference(recorded["circumstances"], metadata["circumstances"])
+                if different:
+                    raise UserError(
+                        f"{self.folder} holds {answered} answers given under other circumstances:"
+                        f" {different}; finish it under those, or delete it to start anew"
+                    )
         elif data:
             raise UserError(
                 f"{self.answers} holds answers of an unknown configuration (no metadata.json next"
                 " to it); move it away"
             )
+
         if not answered:  # no answer depends on earlier metadata
             write_json(path, metadata)
         elif "config" in recorded and recorded["config"]["method"] != metadata["config"]["method"]:
@@ -116,8 +114,9 @@ class AnswerStore:
             stale.unlink()
         if not data:
             return {}
-        if (whole := sum(len(line) + 1 for line in data.split(b"\n")[:answered])) < len(data):
-            os.truncate(self.answers, whole)
+        complete = sum(len(line) + 1 for line in data.split(b"\n")[:answered])
+        if complete < len(data):
+            os.truncate(self.answers, complete)
         rows, damage = read_answers(self.answers)
         if damage:
             raise UserError(

@@ -86,15 +86,13 @@ def available(jobs: Sequence[Planned]) -> list[Planned]:
     Raises UserError if none can run.
     """
     left = [job for job in jobs if not job.not_available]
-    reasons = [
-        *dict.fromkeys(
-            f"{job.config.method.name}: {job.not_available}" for job in jobs if job.not_available
-        )
-    ]
+    others = [job for job in jobs if job.not_available]
+    said = (f"{job.config.method.name}: {job.not_available}" for job in others)
+    reasons = [*dict.fromkeys(said)]
     if jobs and not left:
         raise UserError(f"none of the {len(jobs)} jobs can run: {'; '.join(reasons[:3])}")
     if reasons:
-        head = f"not available, {len(jobs) - len(left)} of {len(jobs)} jobs are left out:"
+        head = f"not available, {len(others)} of {len(jobs)} jobs are left out:"
         print("\n  ".join([head, *reasons]), file=sys.stderr)
     return left
 
@@ -104,20 +102,13 @@ def not_available(folder: Path) -> list[dict[str, str]]:
 
     Each has its model, bench and method, and `why`.
     """
-    marks = [
-        mark
-        for path in sorted(folder.glob("jobs/*.json"))
-        if (mark := read_object(path)).get("not_available")
-    ]
-    groups = ("model", "bench", "method")
-    reasons = {
-        tuple(str(mark.get(group)) for group in groups): str(mark["not_available"])
-        for mark in marks
-    }
-    return [
-        dict(zip(groups, names, strict=True)) | {"why": why}
-        for names, why in sorted(reasons.items())
-    ]
+    reasons: dict[tuple[str, ...], dict[str, str]] = {}
+    for path in sorted(folder.glob("jobs/*.json")):
+        mark = read_object(path)
+        if mark.get("not_available"):
+            job = {group: str(mark.get(group)) for group in ("model", "bench", "method")}
+            reasons[tuple(job.values())] = job | {"why": str(mark["not_available"])}
+    return [reasons[names] for names in sorted(reasons)]
 
 
 def missing_jobs(folder: Path) -> str:
