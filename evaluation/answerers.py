@@ -72,9 +72,8 @@ class Answerer:
         words = [AUTO] if self.settings.get("tree") == AUTO else []
         if self.start is not None and not (words and self.start == HOT):
             words.append(Path(self.start).stem)
-        return (
-            f"{self.settings['name']} ({', '.join(words)})" if words else str(self.settings["name"])
-        )
+        name = str(self.settings["name"])
+        return f"{name} ({', '.join(words)})" if words else name
 
     @property
     def keeps_state(self) -> bool:
@@ -125,10 +124,16 @@ class Method(Answerer):
         mark: Mark = unmarked,
     ) -> Generation:
         self.begin()
-        asked: dict[str, Any] = dict(
-            max_new_tokens=max_new_tokens, eos=self.loaded.eos, sampling=sampling, mark=mark
+        return generate(
+            self.loaded.target,
+            self.drafter,
+            prompt,
+            max_new_tokens=max_new_tokens,
+            eos=self.loaded.eos,
+            sampling=sampling,
+            execution=self.execution,
+            mark=mark,
         )
-        return generate(self.loaded.target, self.drafter, prompt, execution=self.execution, **asked)
 
     def answer_batch(
         self, prompts: Sequence[list[int]], max_new_tokens: int, samplings: Sequence[Sampling]
@@ -174,12 +179,13 @@ class InsideGenerate(Method):
         target.synchronize()
         start = time.perf_counter()
         ids = torch.tensor([prompt], device=target.device)
-        asked: dict[str, Any] = dict(
-            attention_mask=torch.ones_like(ids), custom_generate=self.custom_generate
+        generated = target.model.generate(
+            ids,
+            generation_config=config,
+            attention_mask=torch.ones_like(ids),
+            custom_generate=self.custom_generate,
         )
-        out: Generation = target.model.generate(ids, generation_config=config, **asked).generations[
-            0
-        ]
+        out: Generation = generated.generations[0]
         out.prefill_s = time.perf_counter() - start - out.decode_s - out.setup_s
         return out
 
@@ -236,6 +242,7 @@ class TransformersGenerate(Answerer):
         """
         if not prompts:
             return []
+
         sampling = samplings[0]
         size = len(prompts)
         limits = [self.loaded.target.token_budget(prompt, max_new_tokens) for prompt in prompts]
@@ -243,25 +250,25 @@ class TransformersGenerate(Answerer):
         if limit < max_new_tokens and size > 1:
             fits = [room == max_new_tokens for room in limits]
             fitting = list(compress(prompts, fits))
-            together = iter(
-                self.answer_batch(fitting, max_new_tokens, list(compress(samplings, fits)))
-            )
-            asked = zip(prompts, samplings, fits, strict=True)
-            return [
-                next(together) if fit else self.answer(p, max_new_tokens, s) for p, s, fit in asked
-            ]
-        drawn: dict[str, Any] = {}
-        if sampling.temperature:
-            drawn = {
-                key: getattr(sampling, key) for key in ("temperature", "top_k", "top_p", "min_p")
-            }
-        drawn |= {
+            of_fitting = list(compress(samplings, fits))
+            together = iter(self.answer_batch(fitting, max_new_tokens, of_fitting))
+            outs = []
+            for prompt, own, fit in zip(prompts, samplings, fits, strict=True):
+                outs.append(next(together) if fit else self.answer(prompt, max_new_tokens, own))
+            return outs
+
+        drawn: dict[str, Any] = {
             "do_sample": bool(sampling.temperature),
             "repetition_penalty": sampling.repetition_penalty,
         }
+        if sampling.temperature:
+            for key in ("temperature", "top_k", "top_p", "min_p"):
+                drawn[key] = getattr(sampling, key)
+
         config = generation_config(self.loaded, limit, **drawn)
         compiled = self.settings.get("compiled", False)
         rows, elapsed = stock_generate(self.loaded, prompts, config, compiled, sampling.seed)
+
         outs = []
         for row in rows:
             ends = [i for i, token in enumerate(row, start=1) if token in self.loaded.eos]
@@ -306,11 +313,9 @@ class Served(Answerer):
         """The engine, and how it speculates."""
         engine = self.settings["engine"]
         speculation = self.settings["speculation"]
-        return (
-            str(engine)
-            if speculation == NO_SPECULATION
-            else f"{engine} ({speculation or 'speculation unknown'})"
-        )
+        if speculation == NO_SPECULATION:
+            return str(engine)
+        return f"{engine} ({speculation or 'speculation unknown'})"
 
     def answer(
         self, prompt: list[int], max_new_tokens: int, *greedy: Any, **unmarked: Any
@@ -339,9 +344,11 @@ class Served(Answerer):
         now = {key: value or self.said[key] for key, value in server.describe().items()}
         if changed := difference(self.said, now, words=("before", "now")):
             raise UserError(f"{where}: is another one now: {changed}")
+
         asked = [self._as_taken(prompt) for prompt in prompts]
         limits = [self.loaded.target.token_budget(prompt, max_new_tokens) for prompt in prompts]
         before = server.counters() if alone else {}
+
         start = time.perf_counter()
         if len(prompts) == 1:
             replies = [server.ask(asked[0], limits[0])]
@@ -352,9 +359,11 @@ class Served(Answerer):
                 done = pool.imap_unordered(lambda each: (each[0], server.ask(*each[1:])), places)
                 replies = [reply for _, reply in sorted(done, key=lambda pair: pair[0])]
         elapsed = time.perf_counter() - start  # the sum of all answers' times
+
         share = 1.0 if alone else elapsed / sum(times[-1] for _, times in replies)
         after = server.counters() if alone else {}
         moved = {name: value - before.get(name, 0.0) for name, value in after.items() if before}
+
         outs = []
         for prompt, limit, (reply, times) in zip(prompts, limits, replies, strict=True):
             if self.settings["speculation"] == NO_SPECULATION and reply.accepted is None:
@@ -362,8 +371,14 @@ class Served(Answerer):
             server.kind.count(moved, reply)
             tokens = self._checked(reply, prompt, limit)
             full = "length" if limit == max_new_tokens else "context"
-            recorded: dict[str, Any] = {"new_tokens": reply.tokens, "engine_means": reply.means}
-            recorded |= {"decoding_steps": reply.steps, "ids_remade": not reply.ids}
+            recorded = {
+                "new_tokens": reply.tokens,
+                "engine_means": reply.means,
+                "decoding_steps": reply.steps,
+                "ids_remade": not reply.ids,
+                "first_tokens": reply.first_tokens,
+                "first_token_time": times[0],
+            }
             out = ServedAnswer(
                 tokens,
                 prefill_s=times[0] * share,
@@ -372,11 +387,7 @@ class Served(Answerer):
                 forwards=reply.steps or 0,
                 stop="eos" if reply.finish == "stop" else full,
                 said=None if reply.ids else reply.text,
-                recorded=recorded
-                | {
-                    "first_tokens": reply.first_tokens,
-                    "first_token_time": times[0],
-                },
+                recorded=recorded,
             )
             outs.append(out)
         return list[Generation](outs)
@@ -396,36 +407,42 @@ class Served(Answerer):
         if reply.speculation not in (None, self.said["speculation"]):
             raise UserError(f"{where}: is another one now: speculation is {reply.speculation}")
         short = self.server.name == "llamacpp" and len(reply.ids) < reply.tokens
-        if short and (again := self.server.ask_again(prompt, limit)).text.startswith(reply.text):
-            reply.ids = again.ids
+        if short:
+            again = self.server.ask_again(prompt, limit)
+            if again.text.startswith(reply.text):
+                reply.ids = again.ids
+
         shown = bool(loaded.eos.intersection(reply.ids[-1:]))  # EOS is among the ids
         count = len(reply.ids)
         full = max(count, reply.tokens) >= limit
-        reply.finish = reply.finish or ("stop" if shown else "length" if full else "")
+        if not reply.finish and (shown or full):
+            reply.finish = "stop" if shown else "length"
         if reply.finish not in ("stop", "length"):
             why = f"the engine says {reply.finish}" if reply.finish else "the stream broke off"
             raise UserError(f"{where}: an answer has no end: {why}")
+
         # an EOS that is not among the ids
         hidden = reply.finish == "stop" and not shown and bool(loaded.eos)
         # EOS counts, or not
-        if reply.ids and reply.tokens not in (
-            0,
-            *range(count - shown, count + hidden + 1),
-        ):
+        possible_counts = (0, *range(count - shown, count + hidden + 1))
+        if reply.ids and reply.tokens not in possible_counts:
             if not reply.text or reply.tokens < count:
                 raise UserError(f"{where}: gives {count} ids of {reply.tokens} tokens")
             reply.ids = []
-        if (most := max(count, reply.tokens - hidden)) > limit:  # their time would be that of fewer
+        most = max(count, reply.tokens - hidden)
+        if most > limit:  # their time would be that of fewer
             raise UserError(f"{where}: gives {most} tokens where {limit} were asked for")
         if hidden and reply.stopped_by not in (None, *loaded.eos):
             raise UserError(
                 f"{where}: stopped at {one_line(str(reply.stopped_by))[:40]}, which is no EOS here"
             )
-        if reply.finish == "length" and not shown and (reply.tokens or limit) < limit:
+        early = (reply.tokens or limit) < limit
+        if early and reply.finish == "length" and not shown:
             raise UserError(
                 f"{where}: stopped after {reply.tokens} tokens of {limit}; has it a shorter"
                 " context?"
             )
+
         tokenizer = loaded.tokenizer
         ids = reply.ids
         if not ids:
@@ -444,6 +461,7 @@ class Served(Answerer):
             ids = fitting[0]
             if not reply.tokens and reply.accepted:  # of the engine's ids, which may be others
                 reply.accepted = None
+
         read = tokenised(where, {"id": "", "prompt_token_ids": prompt, "token_ids": ids}, loaded)
         tokens = read.ids
         own = tokenizer.eos_token_id
@@ -467,10 +485,7 @@ class Served(Answerer):
         tokenizer = self.loaded.tokenizer
         text = tokenizer.decode(prompt)
         # most servers add BOS to a text
-        for exact in (
-            text,
-            text.removeprefix(tokenizer.bos_token or ""),
-        ):
+        for exact in (text, text.removeprefix(tokenizer.bos_token or "")):
             if list(tokenizer(exact).input_ids) == prompt:
                 return str(exact)
         raise UserError(
@@ -494,18 +509,18 @@ def build_answerer(
         UserError: unknown drafter, start, setting or value, a tree that does not fit k.
     """
     settings = dict(method)
-    options = {key: value for key, value in method.items() if key not in ("name", "drafter")}
+    options = {key: method[key] for key in method if key not in ("name", "drafter")}
     if method["drafter"] == SERVER:
         return build_served(loaded, settings, Server(**options))
     if method["drafter"] is None:
         return TransformersGenerate(loaded, Drafter(loaded.target.device), settings, execution)
-    files = {
-        key: value
-        for key, value in options.items()
-        if key.endswith("path") and isinstance(value, str)
-    }
-    paths = {key: path_of(key, value) for key, value in files.items()}
+
+    paths = {}
+    for key, value in options.items():
+        if key.endswith("path") and isinstance(value, str):
+            paths[key] = path_of(key, value)
     options |= {key: str(path) for key, path in paths.items()}
+
     factory = method_class(method["drafter"])
     is_auto = tree["name"] == AUTO
     if is_auto and finds_size(factory):
@@ -528,6 +543,7 @@ def build_answerer(
     drafter = build_drafter(
         factory, loaded.target, options, eos=loaded.eos, tree=None if is_auto else tree
     )
+
     settings |= {f"{key}_sha256": sha256_of(path) for key, path in paths.items()}
     if drafter.draft_tree is not None:
         nodes = [list(path) for path in drafter.draft_tree.rank_paths[1:]]
@@ -541,6 +557,7 @@ def build_answerer(
                     f"start={start}: must be cold, hot, category or the file of a saved state"
                 )
             settings["start_sha256"] = sha256_of(Path(start))
+
     answers_by = InsideGenerate if execution in INSIDE.values() else Method
     built = answers_by(loaded, drafter, settings, execution, start if drafter.stateful else None)
     built.prepare()  # raises now if a saved state does not fit
@@ -559,18 +576,19 @@ def build_served(loaded: LoadedModel, settings: dict[str, Any], server: Server) 
         drafts = server.ask([0], 1)[0].speculation
         said = server.describe()  # a router has loaded the model now
         said["speculation"] = drafts or said["speculation"]
-    if (context := said["context"]) is not None and context < loaded.target.context:
+
+    context = said["context"]
+    if context is not None and context < loaded.target.context:
         most = f"has a context of {context} tokens, and the model {loaded.target.context}"
         raise UserError(
             f"{server.where}: {most}; start it with a longer one, or say model.context={context}"
         )
-    if (
-        asked
-        and said["speculation"]
-        and (asked == NO_SPECULATION) != (said["speculation"] == NO_SPECULATION)
-    ):
-        raise UserError(f"method.speculation={asked}: {server.where} says {said['speculation']}")
-    settings |= said | {"speculation": asked or said["speculation"], "url": server.url}
+    reported = said["speculation"]
+    contradicts = (asked == NO_SPECULATION) != (reported == NO_SPECULATION)
+    if asked and reported and contradicts:
+        raise UserError(f"method.speculation={asked}: {server.where} says {reported}")
+
+    settings |= said | {"speculation": asked or reported, "url": server.url}
     for decides_no_answer in ("timeout", "context", "dtype"):
         del settings[decides_no_answer]
     return Served(loaded, Drafter(loaded.target.device), settings, SERVED, server=server, said=said)

@@ -1,5 +1,6 @@
-"""python -m evaluation.audit FOLDER: is the output still the model's own? Compares each method with
-vanilla by turn.
+"""python -m evaluation.audit FOLDER: is the output still the model's own?
+
+Compares each method with vanilla by turn.
 
 Every report makes this comparison from the records (tables/audit.csv and .md). This command also
 loads the model and adds the target's top-2 logit gap where answers first differ: it distinguishes a
@@ -80,22 +81,23 @@ def main() -> None:
             "trust_remote_code": given.trust_remote_code,
             "allow_pickle": given.allow_pickle,
         }
-        if (given.answers is None) != (given.model is None) or (
-            given.answers is None and len(given.words) != 1
-        ):
+        of_folder = given.answers is None
+        if of_folder != (given.model is None) or (of_folder and len(given.words) != 1):
             raise UserError("name an experiment's folder, or --answers FILE and --model NAME")
-        if given.answers is None and (given.bench or given.made_in):
+        if of_folder and (given.bench or given.made_in):
             raise UserError("--bench, --made-in: with --answers only")
-        if given.answers is None:
+        if of_folder:
             audit_folder(Path(given.words[0]), permitted)
             return
-        settings = named("model", given.model) | (
-            named("bench", given.bench) if given.bench else {}
-        )
+
+        settings = named("model", given.model)
+        if given.bench:
+            settings |= named("bench", given.bench)
         settings["model.linear"] = "torch"  # linear layers as in transformers
         words = [f"{key}={quoted(value)}" for key, value in settings.items()]
         words += [f"model.{key}=true" for key, granted in permitted.items() if granted]
         config = group_settings([*words, *given.words], "model", "bench")
+
         questions = load_bench(**config["bench"]).questions if given.bench else ()
         by_id = {question.question_id: question for question in questions}
         judged = audit_answers(
@@ -137,35 +139,44 @@ def measure_gaps(experiment: Experiment, permitted: dict[str, bool]) -> Iterator
             questions have changed.
     """
     differing = [audit for audit in experiment.audits if audit.different]
-    for first in (audit.pool.first for audit in differing):
+    for audit in differing:
+        first = audit.pool.first
         model = first.metadata["config"]["model"]
-        for key in (key for key, granted in permitted.items() if model.get(key) and not granted):
-            trusted = f"if you trust {model['path']}, say so: --{key.replace('_', '-')}"
-            raise UserError(f"{first.folder}: was run with model.{key}=true; {trusted}")
+        for key, granted in permitted.items():
+            if model.get(key) and not granted:
+                trusted = f"if you trust {model['path']}, say so: --{key.replace('_', '-')}"
+                raise UserError(f"{first.folder}: was run with model.{key}=true; {trusted}")
+
     for audit in differing:
         first = audit.pool.first
         dtype = {"dtype": first.settings["model"]["dtype"]}  # the type that the run used
         settings = ModelSettings(**first.metadata["config"]["model"] | permitted | dtype)
         with exclusive(settings) as settings:
             loaded = load_model(settings)
-            if first.identity.files and (other := difference(first.identity.files, loaded.files)):
+            files = first.identity.files
+            changed = difference(files, loaded.files) if files else ""
+            if changed:
                 raise UserError(
-                    f"{first.folder}: its model is no longer the one in {settings.path} ({other})"
+                    f"{first.folder}: its model is no longer the one in {settings.path} ({changed})"
                 )
+
+            template = loaded.template
+            tokenizer = loaded.tokenizer
             # shards have different questions
             for run in {id(turn.run): turn.run for turn in audit.different}.values():
                 questions = _questions(run)
                 rows = {row["question_id"]: row for row in run.answers}
-                for turn in (turn for turn in audit.different if turn.run is run):
+                for turn in audit.different:
+                    if turn.run is not run:
+                        continue
                     token = turn.differs_at or 0
                     choice = rows[turn.question_id]["choices"][turn.choice]
                     # compact records hold no texts
                     *before, ids = choice["output_ids"][: turn.turn + 1]
-                    answers = [
-                        answer_text(loaded.template, loaded.tokenizer, tokens) for tokens in before
-                    ]
+                    answers = [answer_text(template, tokenizer, tokens) for tokens in before]
                     turns = list(questions[turn.question_id].turns[: turn.turn + 1])
-                    prompt = prompt_ids(loaded.template, loaded.tokenizer, turns, answers)
+                    prompt = prompt_ids(template, tokenizer, turns, answers)
+
                     forced = force(loaded.target, prompt, ids[: token + 1])
                     picked = forced.gaps[token] if token < len(ids) else math.nan
                     yield {"at": list(turn.key), "gap": forced.margins[token], "picked": picked}
@@ -194,6 +205,11 @@ class Judged(NamedTuple):
     wrong: list[float]  # the gaps of its wrong tokens
     words: str
 
+    @property
+    def counts(self) -> tuple[int, int, int]:
+        """How many positions are equal, near ties, and wrong."""
+        return self.places - len(self.ties) - len(self.wrong), len(self.ties), len(self.wrong)
+
 
 def judge(answer: EngineAnswer, forced: Forced, tie: float, loaded: LoadedModel) -> Judged:
     """Judge each position of an answer, and its end if the engine reports an EOS there.
@@ -210,6 +226,7 @@ def judge(answer: EngineAnswer, forced: Forced, tie: float, loaded: LoadedModel)
     said = list(answer.ids)
     if stops:  # a position of its own
         said.append(forced.own[-1] if ends else END)
+
     apart = [i for i, (one, own) in enumerate(zip(said, forced.own, strict=False)) if one != own]
     wrong = [i for i in apart if not forced.gaps[i] <= tie]  # NaN is wrong
     words = [f"{len(wrong)} wrong, the first ones:"] if len(wrong) > SHOWN else []
@@ -219,14 +236,17 @@ def judge(answer: EngineAnswer, forced: Forced, tie: float, loaded: LoadedModel)
             f"token {i + 1} is {token}, the model's {spelt(forced.own[i])} (gap"
             f" {forced.gaps[i]:.3g})"
         )
-    at_limit = (
-        answer.finish == "length" if answer.limit is None else len(answer.ids) >= answer.limit
-    )
+
+    at_limit = answer.finish == "length"
+    if answer.limit is not None:
+        at_limit = len(answer.ids) >= answer.limit
     if not (ends or stops or at_limit):
         words.append(
             f"ends early ({visible(answer.finish)[:30] or 'no reason given'}), the model goes on"
         )
-    words += [f"{answer.behind} tokens behind EOS are left out"] if answer.behind else []
+    if answer.behind:
+        words.append(f"{answer.behind} tokens behind EOS are left out")
+
     close = sum(margin <= tie for margin in forced.margins[: len(said)])
     ties = [forced.gaps[i] for i in apart if i not in wrong]
     return Judged(answer, len(said), close, ties, [forced.gaps[i] for i in wrong], "; ".join(words))
@@ -250,9 +270,8 @@ def audit_served(folder: Path, permitted: dict[str, bool]) -> None:
     Args:
         permitted: as in `measure_gaps`.
     """
-    for run in runs_at(
-        filter(is_served, (path.parent for path in folder.glob("runs/*/summary.json")))
-    ):
+    finished = [path.parent for path in folder.glob("runs/*/summary.json")]
+    for run in runs_at(filter(is_served, finished)):
         made_in = run.metadata["config"]["method"]["dtype"]
         if run.summary.get("audit", {}).get("made_in", "none") == made_in:
             continue
@@ -261,16 +280,12 @@ def audit_served(folder: Path, permitted: dict[str, bool]) -> None:
             **run.metadata["config"]["model"] | permitted | {"linear": "torch"}
         )
         judged = audit_answers(run.folder / "answers.jsonl", settings, _questions(run), made_in)
-        counts = [
-            (one.places - len(one.ties) - len(one.wrong), len(one.ties), len(one.wrong))
-            for one in judged
-        ]
-        audit = dict(zip(AUDITED, map(sum, zip(*counts, strict=True)), strict=True))
-        words = {one.answer.name: one.words for one in judged if one.words}
-        write_json(
-            run.folder / "summary.json",
-            run.summary | {"audit": audit | {"words": words, "made_in": made_in}},
-        )
+
+        counts = zip(*(one.counts for one in judged), strict=True)
+        audit: dict[str, Any] = dict(zip(AUDITED, map(sum, counts), strict=True))
+        audit["words"] = {one.answer.name: one.words for one in judged if one.words}
+        audit["made_in"] = made_in
+        write_json(run.folder / "summary.json", run.summary | {"audit": audit})
 
 
 def audit_answers(
@@ -287,19 +302,17 @@ def audit_answers(
     with keep_devices(), exclusive(settings, timed=False) as settings:
         loaded = load_model(replace(settings, dtype=made_in or settings.dtype))
         answers = [tokenised(where, request, loaded) for where, request in requests]
-        sample = [
-            (answer.prompt, answer.ids[:SAMPLED])
-            for answer in answers[:: -(-len(answers) // SAMPLES)]
-        ]
+        every = -(-len(answers) // SAMPLES)
+        sample = [(answer.prompt, answer.ids[:SAMPLED]) for answer in answers[::every]]
         by_steps = [force(loaded.target, *one, by_steps=True) for one in sample]
         types = [str(loaded.target.dtype).removeprefix("torch.")]
         del loaded  # before another type is loaded
+
         loaded = load_model(settings)
         types.append(str(loaded.target.dtype).removeprefix("torch."))
-        tie = 2 * max(
-            noise(one, force(loaded.target, *given))
-            for one, given in zip(by_steps, sample, strict=True)
-        )
+        at_once = [force(loaded.target, *one) for one in sample]
+        tie = 2 * max(map(noise, by_steps, at_once))
+
         total = sum(len(answer.prompt) + len(answer.ids) for answer in answers)
         judged = []
         with Progress("audit", total, unit="tokens") as progress:
@@ -327,28 +340,25 @@ def table_of(judged: Sequence[Judged]) -> list[str]:
     """Return a line for each answer: its counts, and its first tokens that are not the model's."""
     rows = [["question", "tokens", "equal", "near ties", "wrong"]]
     for one in judged:
-        counts = (
-            one.places,
-            one.places - len(one.ties) - len(one.wrong),
-            len(one.ties),
-            len(one.wrong),
-        )
-        rows.append([one.answer.name, *map(str, counts)])
+        rows.append([one.answer.name, *map(str, (one.places, *one.counts))])
     words = ["", *(one.words for one in judged)]
     return [f"{row}  {more}".rstrip() for row, more in zip(aligned(rows), words, strict=True)]
 
 
 def verdict(judged: Sequence[Judged], dtype: str) -> list[str]:
     """Say whether the answers are the model's own, and from how many tokens and near ties."""
-    ties, wrong = (
-        [gap for one in judged for gap in getattr(one, kind)] for kind in ("ties", "wrong")
-    )
+    ties = list[float]()
+    wrong = list[float]()
+    for one in judged:
+        ties += one.ties
+        wrong += one.wrong
     places = sum(one.places for one in judged)
     close = sum(one.close for one in judged)
     empty = sum(not one.places for one in judged)
     remade = sum(one.answer.remade for one in judged)
     near = f"{len(ties)} near ties at {close} places where two logits are so close"
     near += f", the widest {max(ties):.2g}" if ties else ""
+
     lines = []
     if wrong:
         bad = f"{sum(bool(one.wrong) for one in judged)} of {len(judged)} answers"

@@ -59,25 +59,26 @@ def contribute(folder: Path, name: str, note: str = "", add: bool = False) -> Pa
     experiment = Experiment.read(folder)
     if lacking := unfinished(experiment, folder):
         raise UserError(f"{folder}: {lacking}")
-    more = [(run, run.metadata | {"summary": run.summary, "note": note}) for run in experiment.runs]
-    records = [(run.folder.name, metadata, run.answers) for run, metadata in more]
-    marks = {
-        path.name: mark
-        for path in folder.glob("jobs/*.json")
-        if "not_available" in (mark := read_object(path))
-    }
-    kept = {
-        file: compact.without_paths({key: mark[key] for key in OF_MARK})
-        for file, mark in marks.items()
-    }
+
+    records = []
+    for run in experiment.runs:
+        metadata = run.metadata | {"summary": run.summary, "note": note}
+        records.append((run.folder.name, metadata, run.answers))
+
+    marks = {}
+    for path in folder.glob("jobs/*.json"):
+        mark = read_object(path)
+        if "not_available" in mark:
+            marks[path.name] = compact.without_paths({key: mark[key] for key in OF_MARK})
+
     target = REFERENCE / name
     gaps = read_gaps(folder)
     if add:
         names = {compact.published_name(run) for run, _, _ in records}
-        records = [
-            run for run in compact.unpacked(target / compact.FILE) if run[0] not in names
-        ] + records
+        earlier = compact.unpacked(target / compact.FILE)
+        records = [run for run in earlier if run[0] not in names] + records
         gaps = read_gaps(target) | gaps
+
     write_bytes(target / compact.FILE, compact.packed(records))
     # files of earlier records
     for old in [
@@ -85,13 +86,12 @@ def contribute(folder: Path, name: str, note: str = "", add: bool = False) -> Pa
         *target.glob(GAPS),
     ]:
         old.unlink()
-    for file, mark in kept.items():
+    for file, mark in marks.items():
         write_json(target / "jobs" / file, mark)
     if gaps:
-        entries = [
-            {"at": [compact.published_name(run), *place], "gap": gap}
-            for (run, *place), gap in gaps.items()
-        ]
+        entries = []
+        for (name_of_run, *place), gap in gaps.items():
+            entries.append({"at": [compact.published_name(name_of_run), *place], "gap": gap})
         write_json(target / GAPS, entries)
     return target
 
@@ -103,10 +103,9 @@ def unfinished(experiment: Experiment, folder: Path) -> str:
     runs = experiment.runs
     read = {run.folder for run in runs}
     cut = [run for run in runs if not run.complete or not run.summary]
-    if unread := [
-        path for path in sorted(folder.glob("runs/*")) if path.is_dir() and path not in read
-    ]:
-        return f"runs/{unread[0].name} has no answers that this version reads"
+    for path in sorted(folder.glob("runs/*")):
+        if path.is_dir() and path not in read:
+            return f"runs/{path.name} has no answers that this version reads"
     if cut:
         answers = f"{len(cut[0].answers)} of {cut[0].metadata['questions']} answers"
         return (

@@ -40,7 +40,9 @@ def needs(configurations: Iterable[DictConfig]) -> dict[str, Callable[[], object
     for cfg in configurations:
         config: Any = OmegaConf.to_container(cfg, resolve=True, throw_on_missing=True)
         check_groups(config)
-        model, method, bench = (config[group] for group in ("model", "method", "bench"))
+        model = config["model"]
+        method = config["method"]
+        bench = config["bench"]
         fetchers.setdefault(f"model {model['path']}", partial(_fetch_model, ModelSettings(**model)))
         for key in KINDS.keys() & method.keys():
             companion = {"name": method["name"], key: method[key]}
@@ -55,12 +57,10 @@ def needs(configurations: Iterable[DictConfig]) -> dict[str, Callable[[], object
 
 def _fetch_model(settings: ModelSettings) -> Path:
     """Return the folder of the model, fetched and complete."""
-    folder = Path(path := locate(settings))
-    return (
-        folder
-        if folder.is_dir()
-        else hub.fetch_snapshot(path, settings.weight_files, settings.revision)
-    )
+    path = locate(settings)
+    if Path(path).is_dir():
+        return Path(path)
+    return hub.fetch_snapshot(path, settings.weight_files, settings.revision)
 
 
 def prefetch(fetchers: dict[str, Callable[[], object] | None]) -> bool:

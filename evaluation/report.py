@@ -84,17 +84,8 @@ def against(folder: Path, other: Path) -> list[Comparison]:
     comparisons, alone = compare(Experiment.read(folder).pools, Experiment.read(other).pools)
     if not comparisons:
         raise UserError(f"{folder}: no configuration that {other} has, too, on the same questions")
-    print(
-        "\n".join(
-            [
-                "",
-                f"{folder} against {other}:",
-                *in_words(comparisons),
-                *alone,
-                f"{summary(comparisons)}.",
-            ]
-        )
-    )
+    heading = f"\n{folder} against {other}:"
+    print("\n".join([heading, *in_words(comparisons), *alone, f"{summary(comparisons)}."]))
     return comparisons
 
 
@@ -104,9 +95,8 @@ def in_words(comparisons: Sequence[Comparison]) -> list[str]:
     for c in comparisons:
         interval = f" {interval_text(*c.ratio[1:])}" if math.isfinite(c.ratio[1]) else ""
         counts = (shown(count) for count in (c.questions, c.same_text, c.same_lengths))
-        rows.append(
-            [c.name, *counts, *(f"{mat:.2f}" for mat in c.mats), f"{c.ratio[0]:.3f}{interval}"]
-        )
+        mats = (f"{mat:.2f}" for mat in c.mats)
+        rows.append([c.name, *counts, *mats, f"{c.ratio[0]:.3f}{interval}"])
     verdicts = ["", *(f"  {c.verdict}" for c in comparisons)]
     table = [row + verdict for row, verdict in zip(aligned(rows), verdicts, strict=True)]
     return table + [f"{c.name}: {c.first}" for c in comparisons if c.first]
@@ -116,12 +106,11 @@ def summary(comparisons: Sequence[Comparison]) -> str:
     """Say in one line how far two experiments agree."""
     verdicts = grouped(comparisons, lambda c: c.verdict)
     questions = " or ".join(map(str, sorted({c.questions for c in comparisons})))
-    equal = (
-        f"token ids and accepted lengths equal in {len(verdicts.pop(EQUAL, []))} of"
-        f" {len(comparisons)}"
-    )
-    others = (f"{verdict}: {', '.join(c.name for c in same)}" for verdict, same in verdicts.items())
-    return "; ".join([f"{equal} configurations on {questions} questions", *others])
+    equal = f"{len(verdicts.pop(EQUAL, []))} of {len(comparisons)} configurations"
+    words = [f"token ids and accepted lengths equal in {equal} on {questions} questions"]
+    for verdict, same in verdicts.items():
+        words.append(f"{verdict}: {', '.join(c.name for c in same)}")
+    return "; ".join(words)
 
 
 def against_shipped(experiment: Experiment, folder: Path) -> str:
@@ -137,11 +126,8 @@ def against_shipped(experiment: Experiment, folder: Path) -> str:
         return ""
     compared = list[tuple[list[Comparison], Path]]()
     kind = folder.name.partition("-")[0]
-    peers = [
-        path.parent
-        for path in REFERENCE.glob(f"*/{FILE}")
-        if path.parent.name.partition("-")[0] == kind
-    ]
+    folders = [path.parent for path in REFERENCE.glob(f"*/{FILE}")]
+    peers = [path for path in folders if path.name.partition("-")[0] == kind]
     # ties: its own name
     for shipped in sorted(peers, key=lambda path: (path.name != folder.name, path.name)):
         # as typed here

@@ -67,12 +67,11 @@ def find_tree(folder: Path, nodes: int, method: str | None = None) -> dict[str, 
             f"--nodes {nodes}: the run's tree has {len(candidates)} nodes; search from a larger one"
         )
     chosen = most_accepted(candidates, nodes)
+    paths = sorted((node.path for node in chosen), key=lambda path: (len(path), path))
     return {
         "source": f"{folder}: {pool.label}, {accepted.total()} steps",
         "expected_accepted": round(sum(node.accepted for node in chosen) / accepted.total(), 4),
-        "nodes": [
-            list(path) for path in sorted((node.path for node in chosen), key=lambda p: (len(p), p))
-        ],
+        "nodes": [list(path) for path in paths],
     }
 
 
