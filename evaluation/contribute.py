@@ -81,10 +81,8 @@ def contribute(folder: Path, name: str, note: str = "", add: bool = False) -> Pa
 
     write_bytes(target / compact.FILE, compact.packed(records))
     # files of earlier records
-    for old in [
-        *([] if add else target.glob("jobs/*.json")),
-        *target.glob(GAPS),
-    ]:
+    earlier_marks = [] if add else target.glob("jobs/*.json")
+    for old in [*earlier_marks, *target.glob(GAPS)]:
         old.unlink()
     for file, mark in marks.items():
         write_json(target / "jobs" / file, mark)

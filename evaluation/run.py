@@ -42,6 +42,7 @@ def run_command(composed: Composed, words: Sequence[str]) -> Failures:
         if config.run_dir is None:
             write_down(jobs, f"bash eval.sh {shlex.join(words)}")
         jobs = available(jobs)
+
     failures.early = len(jobs) > 1
     if config.hydra.runtime.choices["hydra/launcher"] == BASIC:
         checked = []
@@ -52,23 +53,20 @@ def run_command(composed: Composed, words: Sequence[str]) -> Failures:
     else:
         context = HydraContext(composed.loader, Callback())  # a callback that does nothing
         # jobs with start=saved run last, as they read a hot run's state
-        for saved in (
-            False,
-            True,
-        ):
+        for saved in (False, True):
             if batch := [job.overrides for job in jobs if (job.config.start == SAVED) is saved]:
                 launcher = Plugins.instance().instantiate_launcher(context, launched_job, config)
                 # return_value raises what the job raised
                 for done in launcher.launch(batch, initial_job_idx=0):
                     failures |= dict.fromkeys(done.return_value, False)
+
     failures.early = False
     for folder in dict.fromkeys(job.folder for job in composed.jobs):
         if config.run_dir is None and any(folder.glob("runs/*/answers.jsonl")):
+            permissions = ("trust_remote_code", "allow_pickle")
+            permitted = {key: bool(config.model[key]) for key in permissions}
             with noted(failures):
-                audit_served(
-                    folder,
-                    {key: bool(config.model[key]) for key in ("trust_remote_code", "allow_pickle")},
-                )
+                audit_served(folder, permitted)
             report(folder)
     return failures
 

@@ -72,15 +72,20 @@ def encode(tokenizer: Any, texts: Iterable[Sequence[str]]) -> NDArray[np.int64]:
     """
     ids = array("q")
     ends = [] if tokenizer.eos_token_id is None else [tokenizer.eos_token_id]
-    pieces = (
-        (piece, i + 1 == len(document)) for document in texts for i, piece in enumerate(document)
-    )
+    pieces = _pieces(texts)
     while batch := list(islice(pieces, BATCH)):
         encoded = tokenizer([piece for piece, _ in batch], add_special_tokens=False).input_ids
         for piece, (_, last) in zip(encoded, batch, strict=True):
             ids.extend(piece)
             ids.extend(ends if last else [])
     return np.array(ids, dtype=np.int64)
+
+
+def _pieces(texts: Iterable[Sequence[str]]) -> Iterator[tuple[str, bool]]:
+    """Yield each piece of a document, and whether it is the last one."""
+    for document in texts:
+        for i, piece in enumerate(document, start=1):
+            yield piece, i == len(document)
 
 
 def load_tokenizer(path: str) -> tuple[Any, int]:
@@ -90,9 +95,8 @@ def load_tokenizer(path: str) -> tuple[Any, int]:
     transformers_logging.set_verbosity_error()  # no warning of texts longer than the context
     try:
         config = AutoConfig.from_pretrained(source, trust_remote_code=False)
-        return AutoTokenizer.from_pretrained(source, trust_remote_code=False), int(
-            config.get_text_config().vocab_size
-        )
+        tokenizer = AutoTokenizer.from_pretrained(source, trust_remote_code=False)
+        return tokenizer, int(config.get_text_config().vocab_size)
     except (OSError, ValueError, KeyError, ImportError) as error:
         raise UserError(
             f"model {path}: no configuration or tokenizer ({one_line(error)[:300]})"

@@ -171,10 +171,10 @@ def eagle_loss(
     cos, sin = head.angles(ids.shape[1] - 1)
     # (B, T - 1, H): next features
     out = head((features + 2 * NOISE * noise)[:, :-1], ids[:, 1:], (cos, sin))
+
     counts = wanted[:, 2:]  # (B, T - 2)
-    # (m, H)
-    predicted = out[:, :-1][counts]
-    true = features[:, 1:-1][counts]
+    predicted = out[:, :-1][counts]  # (m, H)
+    true = features[:, 1:-1][counts]  # (m, H)
     with torch.no_grad():
         probabilities = lm_head(true).float().softmax(dim=-1)  # (m, V)
     classes = F.cross_entropy(lm_head(predicted).float(), probabilities)
@@ -194,9 +194,9 @@ def sequences(text: str, tokenizer: Any, length: int, seed: int) -> Iterator[Enc
     """
     if text == EMBEDDED:
         dialogues = training(TRAINING_SEED + seed, easy_until=1)
-        yield from (
-            item for item in encode(tokenizer.backend_tokenizer, dialogues) if len(item) <= length
-        )
+        items = encode(tokenizer.backend_tokenizer, dialogues)
+        yield from (item for item in items if len(item) <= length)
+
     chunks = []
     for document in documents([Path(text)]):
         ids = tokenizer("".join(document)).input_ids
@@ -225,18 +225,19 @@ def train(recipe: Recipe, target: Target, tokenizer: Any, text: str) -> MedusaHe
         lm_head = nn.Linear(
             half.weight.shape[1], half.weight.shape[0], bias=half.bias is not None, device=device
         )
-        lm_head.load_state_dict(
-            {name: tensor.float() for name, tensor in half.state_dict().items()}
-        )
+        state = half.state_dict()
+        lm_head.load_state_dict({name: tensor.float() for name, tensor in state.items()})
         lm_head.requires_grad_(False)
         if isinstance(heads, EagleHead):
             heads.embedding = heads.embedding.float()
+
     optimizer = torch.optim.AdamW(
         heads.parameters(), lr=recipe.rate, betas=(0.9, 0.95), weight_decay=0.0
     )
     generator = torch.Generator().manual_seed(recipe.seed)
     items = sequences(text, tokenizer, min(recipe.length, target.context), recipe.seed)
     stream = batches(items, POOL, recipe.batch_tokens, recipe.seed)
+
     started = time.perf_counter()
     running = 0.0
     for step, (ids, wanted) in enumerate(islice(stream, recipe.steps)):
@@ -248,6 +249,7 @@ def train(recipe: Recipe, target: Target, tokenizer: Any, text: str) -> MedusaHe
             loss = medusa_loss(heads, lm_head, features, ids, wanted)
         else:
             loss = eagle_loss(heads, lm_head, features, ids, wanted, generator)
+
         if not loss.requires_grad:  # this batch has nothing to predict
             continue
         for group in optimizer.param_groups:
@@ -256,6 +258,7 @@ def train(recipe: Recipe, target: Target, tokenizer: Any, text: str) -> MedusaHe
         torch.autograd.backward(loss)
         torch.nn.utils.clip_grad_norm_(heads.parameters(), 0.5)
         optimizer.step()
+
         running = loss.item() if step == 0 else 0.95 * running + 0.05 * loss.item()
         if (step + 1) % 20 == 0 or step + 1 == recipe.steps:
             spent = time.perf_counter() - started
@@ -308,15 +311,14 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
         kind.add_argument("--device", default="auto", help="of the target")
         kind.add_argument("--dtype", default="auto", help="of the target")
         for setting in fields(Recipe)[1:]:
-            if kind is medusa or setting.name not in MEDUSA_ALONE:
-                flag = f"--{setting.name.replace('_', '-')}"
-                default = setting.default
-                how: Any = (
-                    {"action": "store_true"}
-                    if default is False
-                    else {"type": type(default), "default": default}
-                )
-                kind.add_argument(flag, help=setting.metadata["help"], **how)
+            if kind is eagle and setting.name in MEDUSA_ALONE:
+                continue
+            flag = f"--{setting.name.replace('_', '-')}"
+            default = setting.default
+            how: Any = {"type": type(default), "default": default}
+            if default is False:
+                how = {"action": "store_true"}
+            kind.add_argument(flag, help=setting.metadata["help"], **how)
     return parser.parse_args(arguments)
 
 

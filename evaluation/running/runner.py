@@ -48,7 +48,7 @@ from .answering import acceptance_lines, answer
 
 # entries of the metadata that are left out where they are empty
 OPTIONAL = ("execution_why", "cudnn_attention", "converted_from", "threads_why")
-EMPTY = (None, "", {})
+EMPTY: tuple[Any, ...] = (None, "", {})
 WARM_UP = ROOT / "data/sample/warmup.jsonl"  # held out from every bench
 
 
