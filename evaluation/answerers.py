@@ -247,6 +247,7 @@ class TransformersGenerate(Answerer):
         size = len(prompts)
         limits = [self.loaded.target.token_budget(prompt, max_new_tokens) for prompt in prompts]
         limit = min(limits)
+
         if limit < max_new_tokens and size > 1:
             fits = [room == max_new_tokens for room in limits]
             fitting = list(compress(prompts, fits))
@@ -276,6 +277,7 @@ class TransformersGenerate(Answerer):
             steps = [StepRecord([token], 1, (), batch=size) for token in tokens]
             outs.append(Generation(tokens, steps, forwards=len(tokens), decode_s=elapsed / size))
             outs[-1].end(limit, max_new_tokens, self.loaded.eos)
+
         return outs
 
 
@@ -358,6 +360,7 @@ class Served(Answerer):
                 places = zip(range(len(prompts)), asked, limits, strict=True)
                 done = pool.imap_unordered(lambda each: (each[0], server.ask(*each[1:])), places)
                 replies = [reply for _, reply in sorted(done, key=lambda pair: pair[0])]
+
         elapsed = time.perf_counter() - start  # the sum of all answers' times
 
         share = 1.0 if alone else elapsed / sum(times[-1] for _, times in replies)
@@ -390,6 +393,7 @@ class Served(Answerer):
                 recorded=recorded,
             )
             outs.append(out)
+
         return list[Generation](outs)
 
     def _checked(self, reply: Reply, prompt: list[int], limit: int) -> list[int]:
@@ -429,6 +433,7 @@ class Served(Answerer):
             if not reply.text or reply.tokens < count:
                 raise UserError(f"{where}: gives {count} ids of {reply.tokens} tokens")
             reply.ids = []
+
         most = max(count, reply.tokens - hidden)
         if most > limit:  # their time would be that of fewer
             raise UserError(f"{where}: gives {most} tokens where {limit} were asked for")
@@ -436,6 +441,7 @@ class Served(Answerer):
             raise UserError(
                 f"{where}: stopped at {one_line(str(reply.stopped_by))[:40]}, which is no EOS here"
             )
+
         early = (reply.tokens or limit) < limit
         if early and reply.finish == "length" and not shown:
             raise UserError(
@@ -452,12 +458,14 @@ class Served(Answerer):
             made = (continued(tokenizer, before, space + reply.text) for space in spaces)
             possible = [ids for ids in made if (ids or hidden) and len(ids) <= limit]
             fitting = [ids for ids in possible if reply.tokens in (0, len(ids), len(ids) + hidden)]
+
             if not fitting or "\ufffd" in reply.text or reply.parts:
                 if not reply.tokens:
                     raise UserError(
                         f"{where}: gives no number of tokens, and no text that shows all of them"
                     )
                 return []
+
             ids = fitting[0]
             if not reply.tokens and reply.accepted:  # of the engine's ids, which may be others
                 reply.accepted = None
@@ -470,6 +478,7 @@ class Served(Answerer):
                 f"{where}: {read.behind} tokens behind token {tokens[-1]}, which is EOS of the"
                 " model here"
             )
+
         if hidden:  # it took a step, too
             tokens.append(own if own in loaded.eos else min(loaded.eos))
         reply.tokens = min(len(tokens), limit)
@@ -540,6 +549,7 @@ def build_answerer(
         raise UserError(
             "tree=auto: is for methods whose drafts have any size; with this one name a template"
         )
+
     drafter = build_drafter(
         factory, loaded.target, options, eos=loaded.eos, tree=None if is_auto else tree
     )
@@ -549,6 +559,7 @@ def build_answerer(
         nodes = [list(path) for path in drafter.draft_tree.rank_paths[1:]]
         digest = hashlib.sha256(repr(nodes).encode()).hexdigest()
         settings |= {"tree": tree["name"], "tree_nodes": len(nodes), "tree_sha256": digest}
+
     if drafter.stateful:
         settings["start"] = start
         if start not in (COLD, HOT, CATEGORY):
@@ -583,6 +594,7 @@ def build_served(loaded: LoadedModel, settings: dict[str, Any], server: Server) 
         raise UserError(
             f"{server.where}: {most}; start it with a longer one, or say model.context={context}"
         )
+
     reported = said["speculation"]
     contradicts = (asked == NO_SPECULATION) != (reported == NO_SPECULATION)
     if asked and reported and contradicts:

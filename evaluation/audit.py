@@ -75,6 +75,7 @@ def main() -> None:
     parser.add_argument(
         "--allow-pickle", action="store_true", help="also read *.bin weights (as weights only)"
     )
+
     with user_errors("no gap was written"):
         given = parser.parse_intermixed_args()
         permitted = {
@@ -113,6 +114,7 @@ def audit_folder(folder: Path, permitted: dict[str, bool]) -> None:
         raise UserError(
             f"{folder}: no vanilla run to compare with; add method=vanilla to the sweep"
         )
+
     with keep_devices():  # several audits may use the same model
         write_json(folder / GAPS, list(measure_gaps(experiment, permitted)))
     print("\n".join(write_audit(experiment, folder / "tables")))
@@ -151,6 +153,7 @@ def measure_gaps(experiment: Experiment, permitted: dict[str, bool]) -> Iterator
         first = audit.pool.first
         dtype = {"dtype": first.settings["model"]["dtype"]}  # the type that the run used
         settings = ModelSettings(**first.metadata["config"]["model"] | permitted | dtype)
+
         with exclusive(settings) as settings:
             loaded = load_model(settings)
             files = first.identity.files
@@ -180,6 +183,7 @@ def measure_gaps(experiment: Experiment, permitted: dict[str, bool]) -> Iterator
                     forced = force(loaded.target, prompt, ids[: token + 1])
                     picked = forced.gaps[token] if token < len(ids) else math.nan
                     yield {"at": list(turn.key), "gap": forced.margins[token], "picked": picked}
+
             del loaded  # before loading another model
 
 
@@ -230,6 +234,7 @@ def judge(answer: EngineAnswer, forced: Forced, tie: float, loaded: LoadedModel)
     apart = [i for i, (one, own) in enumerate(zip(said, forced.own, strict=False)) if one != own]
     wrong = [i for i in apart if not forced.gaps[i] <= tie]  # NaN is wrong
     words = [f"{len(wrong)} wrong, the first ones:"] if len(wrong) > SHOWN else []
+
     for i in (wrong or apart)[:SHOWN]:
         token = "the end" if said[i] == END else spelt(said[i])
         words.append(
@@ -244,6 +249,7 @@ def judge(answer: EngineAnswer, forced: Forced, tie: float, loaded: LoadedModel)
         words.append(
             f"ends early ({visible(answer.finish)[:30] or 'no reason given'}), the model goes on"
         )
+
     if answer.behind:
         words.append(f"{answer.behind} tokens behind EOS are left out")
 
@@ -321,6 +327,7 @@ def audit_answers(
                 forced = force(loaded.target, bare.prompt, bare.ids, loaded.eos)
                 judged.append(judge(bare, forced, tie, loaded))
                 progress.update(len(answer.prompt) + len(answer.ids))
+
     heading = [
         (
             f"{path}: each token next to the greedy choice of {settings.name} in {types[1]},"
@@ -371,6 +378,7 @@ def verdict(judged: Sequence[Judged], dtype: str) -> list[str]:
             f"Lossless in {dtype}: of {places:,} tokens in {len(judged) - empty} answers none is"
             f" wrong; {near}."
         )
+
     if empty:
         lines.append(f"Not audited: {empty} of {len(judged)} answers, which hold no token.")
     if remade:

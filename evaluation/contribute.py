@@ -91,6 +91,7 @@ def contribute(folder: Path, name: str, note: str = "", add: bool = False) -> Pa
         for (name_of_run, *place), gap in gaps.items():
             entries.append({"at": [compact.published_name(name_of_run), *place], "gap": gap})
         write_json(target / GAPS, entries)
+
     return target
 
 
@@ -110,6 +111,7 @@ def unfinished(experiment: Experiment, folder: Path) -> str:
             f"{len(cut)} of {len(runs)} runs are not finished (runs/{cut[0].folder.name}:"
             f" {answers})"
         )
+
     return ""
 
 
@@ -139,6 +141,7 @@ def overview(folder: Path) -> str:
             "note": [m.get("note", "") for m in metadata],
         }
         rows.append({k: "; ".join(dict.fromkeys(filter(None, v))) for k, v in row.items()})
+
     return f"{HEADING}\n{markdown(rows[0], (row.values() for row in rows))}\n" if rows else HEADING
 
 
@@ -157,6 +160,7 @@ def main() -> None:
     parser.add_argument(
         "--add", action="store_true", help="keep the runs of NAME that RESULTS has not"
     )
+
     with user_errors():
         given = parser.parse_args()
         if given.folder and not given.name:

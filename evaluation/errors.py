@@ -41,6 +41,7 @@ def user_message(error: Exception) -> str | None:
             "a job of the launcher ended before it was done, give the same command again"
             f" ({text[:300]})"
         )
+
     return None
 
 

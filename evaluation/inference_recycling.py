@@ -84,10 +84,12 @@ def infer(settings: dict[str, Any]) -> None:
         "model": "embedded" if path == "data/embedded" else "path",
         "run_dir": f"{answer_file}.run",
     }
+
     if questions := settings.pop("bench.path"):
         settings |= {"bench": "file", "bench.path": str(Path(questions).resolve())}
     else:
         settings["bench"] = bench
+
     if settings["tree.name"].endswith((".yaml", ".yml")):
         settings |= {"tree.name": "file", "tree.path": settings["tree.name"]}
     print(f"prompts: template {settings['model.template']} (--template names another)")

@@ -44,6 +44,7 @@ def needs(configurations: Iterable[DictConfig]) -> dict[str, Callable[[], object
         method = config["method"]
         bench = config["bench"]
         fetchers.setdefault(f"model {model['path']}", partial(_fetch_model, ModelSettings(**model)))
+
         for key in KINDS.keys() & method.keys():
             companion = {"name": method["name"], key: method[key]}
             if method[key] is None:
@@ -51,7 +52,9 @@ def needs(configurations: Iterable[DictConfig]) -> dict[str, Callable[[], object
             else:
                 name = f"{KINDS[key].words} {method[key]}"
                 fetchers.setdefault(name, partial(fetch_companions, companion, model["name"]))
+
         fetchers.setdefault(f"bench {bench['name']}", partial(load_bench, **bench))
+
     return fetchers
 
 
@@ -82,6 +85,7 @@ def prefetch(fetchers: dict[str, Callable[[], object] | None]) -> bool:
             more = f": {one_line(error)}"
             complete = False
         print(f"{'here' if here else 'missing':8} {name}{more}", flush=True)
+
     return complete
 
 
@@ -95,6 +99,7 @@ def main() -> None:
         "-m", "--multirun", action="store_true", help="a sweep without an experiment, as there"
     )
     parser.add_argument("--config-dir", help="a further folder of configs, as there")
+
     with user_errors():
         given = parser.parse_intermixed_args()
         composed = compose(given.overrides, multirun=given.multirun, config_dir=given.config_dir)

@@ -97,6 +97,7 @@ def in_words(comparisons: Sequence[Comparison]) -> list[str]:
         counts = (shown(count) for count in (c.questions, c.same_text, c.same_lengths))
         mats = (f"{mat:.2f}" for mat in c.mats)
         rows.append([c.name, *counts, *mats, f"{c.ratio[0]:.3f}{interval}"])
+
     verdicts = ["", *(f"  {c.verdict}" for c in comparisons)]
     table = [row + verdict for row, verdict in zip(aligned(rows), verdicts, strict=True)]
     return table + [f"{c.name}: {c.first}" for c in comparisons if c.first]
@@ -128,6 +129,7 @@ def against_shipped(experiment: Experiment, folder: Path) -> str:
     kind = folder.name.partition("-")[0]
     folders = [path.parent for path in REFERENCE.glob(f"*/{FILE}")]
     peers = [path for path in folders if path.name.partition("-")[0] == kind]
+
     # ties: its own name
     for shipped in sorted(peers, key=lambda path: (path.name != folder.name, path.name)):
         # as typed here
@@ -167,6 +169,7 @@ def main() -> None:
     parser.add_argument(
         "--against", type=Path, metavar="OTHER", help="another folder: are token ids the same?"
     )
+
     with user_errors():
         arguments = parser.parse_args()
         folder: Path | None = arguments.folder

@@ -38,6 +38,7 @@ def run_command(composed: Composed, words: Sequence[str]) -> Failures:
     jobs = composed.jobs
     config = composed.config
     failures = Failures()
+
     if composed.is_sweep:
         if config.run_dir is None:
             write_down(jobs, f"bash eval.sh {shlex.join(words)}")
@@ -68,6 +69,7 @@ def run_command(composed: Composed, words: Sequence[str]) -> Failures:
             with noted(failures):
                 audit_served(folder, permitted)
             report(folder)
+
     return failures
 
 
@@ -98,6 +100,7 @@ def main() -> None:
     parser.add_argument(
         "-c", "--cfg", choices=["job"], help="print the configuration of each job and run none"
     )
+
     with user_errors(), keep_devices():
         given = parser.parse_intermixed_args()
         composed = compose(given.overrides, multirun=given.multirun, config_dir=given.config_dir)
@@ -105,6 +108,7 @@ def main() -> None:
             print("---\n".join(OmegaConf.to_yaml(job.config) for job in composed.jobs))
         else:
             failures = run_command(composed, sys.argv[1:])
+
     if failures:
         unsaid = "; ".join(line for line in failures if not failures[line])
         fail(unsaid or "what was left out is named above")

@@ -63,17 +63,20 @@ def evaluate(
             raise UserError(
                 f"{key}: is for the command line, bash eval.sh {key}=...; see what evaluate() takes"
             )
+
     given = {**named("model", model), **named("bench", bench), "method": method, "interleave": True}
     # method.k for {"method": {"k": ...}}
     nested = pd.json_normalize([settings]).to_dict("records")[0]
     given |= {str(key).replace("__", "."): value for key, value in nested.items()}
     given |= {"name": str(name), "results_dir": str(results_dir)}
     words = []
+
     for key, value in given.items():
         values = value if isinstance(value, list | tuple) else [value]
         if not values:
             raise UserError(f"{key}: an empty list; name at least one")
         words.append(f"{key}={','.join(map(quoted, values))}")
+
     jobs = [
         Job(checked_config(job.config)) for job in available(compose(words, multirun=True).jobs)
     ]

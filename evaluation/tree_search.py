@@ -42,6 +42,7 @@ def pick(runs: Sequence[Run], label: str | None) -> Pool:
         raise UserError(
             f"no run with a fixed draft tree{f' of {label}' if label else ''}; there are {labels}"
         )
+
     names = sorted({run.label for run in fixed})
     if len(names) > 1:
         raise UserError(f"several runs with a tree; name one with --method: {', '.join(names)}")
@@ -66,6 +67,7 @@ def find_tree(folder: Path, nodes: int, method: str | None = None) -> dict[str, 
         raise UserError(
             f"--nodes {nodes}: the run's tree has {len(candidates)} nodes; search from a larger one"
         )
+
     chosen = most_accepted(candidates, nodes)
     paths = sorted((node.path for node in chosen), key=lambda path: (len(path), path))
     return {
@@ -88,6 +90,7 @@ def main() -> None:
         "--method",
         help="label of the run, where several drafted from a tree, e.g. 'recycling (hot)'",
     )
+
     with user_errors():
         given = parser.parse_args()
         tree = find_tree(given.folder, given.nodes, given.method)

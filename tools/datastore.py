@@ -60,6 +60,7 @@ def _text(line: str, where: str) -> str:
         row = json.loads(line)
     except json.JSONDecodeError as error:
         raise UserError(f"{where}: not JSON ({error})") from None
+
     if not isinstance(row, dict) or not isinstance(row.get("text"), str):
         raise UserError(f"{where}: holds no text (a field `text`)")
     return str(row["text"])
@@ -73,11 +74,13 @@ def encode(tokenizer: Any, texts: Iterable[Sequence[str]]) -> NDArray[np.int64]:
     ids = array("q")
     ends = [] if tokenizer.eos_token_id is None else [tokenizer.eos_token_id]
     pieces = _pieces(texts)
+
     while batch := list(islice(pieces, BATCH)):
         encoded = tokenizer([piece for piece, _ in batch], add_special_tokens=False).input_ids
         for piece, (_, last) in zip(encoded, batch, strict=True):
             ids.extend(piece)
             ids.extend(ends if last else [])
+
     return np.array(ids, dtype=np.int64)
 
 
@@ -93,6 +96,7 @@ def load_tokenizer(path: str) -> tuple[Any, int]:
     folder = located(path)
     source = str(folder) if folder.exists() else path
     transformers_logging.set_verbosity_error()  # no warning of texts longer than the context
+
     try:
         config = AutoConfig.from_pretrained(source, trust_remote_code=False)
         tokenizer = AutoTokenizer.from_pretrained(source, trust_remote_code=False)

@@ -201,6 +201,7 @@ class Shipped:
                 low, high = (int(end) / 100 for end in repeated.split("-"))
                 shares = [metrics.repetition(answers[key]) for key in cells.questions]
                 cells = cells.take(np.array([low <= share < high for share in shares]))
+
             begin, end = map(int, (tokens_between or f"0-{sys.maxsize}").split("-"))
             asked = [answers[key] for key in cells.questions]
             counts = [metrics.counts_between(answer, begin, end, loops) for answer in asked]
@@ -221,6 +222,7 @@ class Shipped:
             table = self.experiment.table
             is_named = (table[list(named)] == list(named.values())).all(axis=1)
             (row,) = table[is_named].to_dict("records")
+
         return rendering.cell(row, column, with_interval=interval).printed
 
 
@@ -249,6 +251,7 @@ def conditions(experiment: Experiment) -> str:
             turns += sum(len(choice["turns"]) for choice in row["choices"])
         counts = f"({turns:,} turns, {sum(map(new_tokens, rows)):,} tokens)"
         benches.setdefault(bench, f"{len(rows)} questions of {bench} {counts}")
+
     repeats = max(len(pool.repeats) for pool in experiment.pools)
     parts = [*benches.values(), f"{repeats} repeat{'s' * (repeats > 1)}"]
     parts += dict.fromkeys("; ".join(notes.heading(experiment.runs)).split("; "))
@@ -318,6 +321,7 @@ def rendered(block: re.Match[str]) -> str:
     more = spec.get("more", {})
     rows = []
     used = dict[str, None]()
+
     for title, of_row in expanded(spec.get("rows", {})):
         cells = []
         for words_of_row, (_, (of_column,)) in zip(itertools.cycle(of_row), columns, strict=False):
@@ -341,6 +345,7 @@ def rendered(block: re.Match[str]) -> str:
         body = rendering.markdown(("name", "unit", "definition"), defined())
     else:
         body = conditions(Shipped(spec["results"]).experiment)
+
     return f"<!-- results: {block[1]}-->\n{body}\n<!-- end -->"
 
 
@@ -398,6 +403,7 @@ def main() -> None:
             if blocks != old.count("<!-- results:"):
                 raise UserError(f"{page.name}: a block is not closed by <!-- end -->")
             stale += [(page, partial(write_text, page, new))] if new != old else []
+
         for name, (of, kind) in FIGURES.items():
             (data,) = figures.split(Shipped(of).experiment).values()
             with style.styled(dark=name.endswith("-dark.png")):
@@ -406,10 +412,12 @@ def main() -> None:
             shown = contents(figure)  # kept as text in a PNG
             if not file.exists() or f"Contents\0{shown}".encode() not in file.read_bytes():
                 stale.append((file, partial(save_png, figure, file, shown)))
+
         for file, write in stale:
             print(f"{file.name}: {'not what the records say' if check else 'written'}")
             if not check:
                 write()
+
         if stale and check:
             raise UserError("python -m tools.document_results writes them anew")
 

@@ -67,6 +67,7 @@ class Recipe:
                 raise UserError(
                     f"--{key.replace('_', '-')} {getattr(self, key)}: must be at least 1"
                 )
+
         if not 0 < self.rate < math.inf:
             raise UserError(f"--rate {self.rate}: must be above 0")
         if not 0 <= self.seed < 2**32:
@@ -89,6 +90,7 @@ def new_heads(recipe: Recipe, target: Target) -> MedusaHeads | EagleHead:
     torch.manual_seed(recipe.seed)
     hidden = hidden_size(target)
     lm_head = target.model.get_output_embeddings()
+
     if recipe.kind == "medusa":
         heads = MedusaHeads(
             recipe.heads, recipe.layers, hidden, target.logits_size, shared=recipe.shared_lm_head
@@ -98,6 +100,7 @@ def new_heads(recipe: Recipe, target: Target) -> MedusaHeads | EagleHead:
                 for head in heads:
                     head.load_state_dict({f"{recipe.layers}.weight": lm_head.weight}, strict=False)
         return heads.float().to(target.device)
+
     embedding = target.model.get_input_embeddings().weight.detach()
     return EagleHead(head_config(_eagle_config(target)), embedding).to(target.device)
 
@@ -149,6 +152,7 @@ def medusa_loss(
             total = total + DECAY ** (i + 1) * F.cross_entropy(
                 logits.float(), ids[:, ahead:][counts]
             )
+
     return total
 
 
@@ -219,6 +223,7 @@ def train(recipe: Recipe, target: Target, tokenizer: Any, text: str) -> MedusaHe
     device = target.device
     model = target.model.requires_grad_(False).eval()
     lm_head = model.get_output_embeddings()
+
     # Gradients flow through the target's head into ours, so it is in float32 like ours.
     if target.dtype != torch.float32:
         half = lm_head
@@ -268,6 +273,7 @@ def train(recipe: Recipe, target: Target, tokenizer: Any, text: str) -> MedusaHe
                 " to go",
                 flush=True,
             )
+
     return heads
 
 
@@ -286,6 +292,7 @@ def save(heads: MedusaHeads | EagleHead, recipe: Recipe, target: Target, folder:
     else:
         file = folder / EAGLE_WEIGHTS
         config = _eagle_config(target)
+
     save_state({name: tensor.detach().half() for name, tensor in heads.state_dict().items()}, file)
     write_json(folder / "config.json", config | origin)
     return file.stat().st_size
@@ -298,6 +305,7 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     defaults = argparse.ArgumentDefaultsHelpFormatter
     medusa = kinds.add_parser("medusa", help="Medusa-1 heads", formatter_class=defaults)
     eagle = kinds.add_parser("eagle", help="for eagle and eagle2", formatter_class=defaults)
+
     for kind in (medusa, eagle):
         kind.add_argument(
             "--model", required=True, help="folder or hub name of the target, which stays frozen"
@@ -310,6 +318,7 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
         )
         kind.add_argument("--device", default="auto", help="of the target")
         kind.add_argument("--dtype", default="auto", help="of the target")
+
         for setting in fields(Recipe)[1:]:
             if kind is eagle and setting.name in MEDUSA_ALONE:
                 continue
@@ -319,6 +328,7 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
             if default is False:
                 how = {"action": "store_true"}
             kind.add_argument(flag, help=setting.metadata["help"], **how)
+
     return parser.parse_args(arguments)
 
 

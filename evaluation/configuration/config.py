@@ -87,6 +87,7 @@ def config_errors() -> Iterator[None]:
             name = unknown[1] or unknown[2]
             of_run = "" if "." in name else " of a run"
             raise UserError(f"{name}: no such setting{of_run}{meant(name)}") from None
+
         raise UserError(f"{key}: {text}" if key and key not in text else text) from None
     except AttributeError:
         if not sys.flags.optimize:
@@ -137,6 +138,7 @@ def checked_config(cfg: DictConfig) -> dict[str, Any]:
         value = OmegaConf.select(cfg, key)
         if value is not None and value < least:
             raise UserError(f"{key}={value}: must be a whole number, at least {least}")
+
     if not 0 <= config["seed"] < 2**63:
         raise UserError(f"seed={config['seed']}: must be from 0 to {2**63 - 1}")
 
@@ -167,6 +169,7 @@ def checked_config(cfg: DictConfig) -> dict[str, Any]:
     name = options.pop("name")
     drafter = options.pop("drafter")
     sampling = changed_sampling(config)
+
     if drafter == SERVER:
         check_settings(options, Server, "method.")
         if sampling:
@@ -183,6 +186,7 @@ def checked_config(cfg: DictConfig) -> dict[str, Any]:
             raise UserError(
                 f"execution={config['execution']}: is for greedy answers, batch=1 and phases=false"
             )
+
     return config
 
 

@@ -98,6 +98,7 @@ def recorded_threads(config: dict[str, Any]) -> int | None:
         threads = recorded.get("threads")
         if threads and recorded.get("device") == describe_device(torch.device("cpu"), threads):
             found.append(((folder / "summary.json").exists(), threads))
+
     return min(found)[1] if found else None
 
 
@@ -133,6 +134,7 @@ def saved_start(config: dict[str, Any], settings: dict[str, Any], answerer: Answ
         state = default_folder(config, hot, answerer) / "state.safetensors"
         if state.exists():
             return str(state)
+
     raise UserError(
         f"start=saved: there is no finished run of {settings['method']['name']} with start=hot,"
         f" these settings and these files in {runs_folder(config)}; run it first (in a sweep:"

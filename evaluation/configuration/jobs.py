@@ -72,6 +72,7 @@ def compose(
             raise UserError(
                 f"{word}: has no effect; results go to results_dir=FOLDER, there to name=NAME"
             )
+
     words = [re.sub(r"^\+*k=", "method.k=", word) for word in words]  # the paper calls it k
     own = list[str]()
     if config_dir:
@@ -121,6 +122,7 @@ def group_settings(words: Sequence[str], *groups: str) -> dict[str, dict[str, An
         config: Any = {
             group: OmegaConf.to_container(job.config[group], resolve=True) for group in groups
         }
+
     check_groups(config)
     return config  # type: ignore[no-any-return]
 
@@ -154,6 +156,7 @@ def _own_hydra() -> Iterator[ConfigLoader]:
     instance = GlobalHydra.instance()
     callers = instance.hydra
     instance.hydra = None
+
     try:
         with hydra.initialize_config_dir(str(ROOT / "configs"), version_base=None):
             yield GlobalHydra.instance().config_loader()
@@ -177,6 +180,7 @@ def _own_configs(config_dir: str) -> Path:
                 f"{own}: configs/ has a file of this name, which would be used instead; rename"
                 " yours"
             )
+
     return folder
 
 
@@ -256,6 +260,7 @@ def expand(
     unknown = given.keys() - grid.keys()
     grid = grid | given
     jobs: dict[frozenset[tuple[str, str]], dict[str, str]] = {}
+
     for run in ({}, *also):
         values_of = dict(grid)
         for key, values in run.items():
@@ -318,4 +323,5 @@ def too_wide(method: Any, tree: Any) -> str:
         ranks = 1 + build_template(**tree, k=RANKS).max_rank
     except (UserError, TypeError):  # no template (tree=auto), or a wrong one
         return ""
+
     return f"tree={tree.name} needs method.k={ranks} or more, and here k={k}" if ranks > k else ""

@@ -134,6 +134,7 @@ def load_bench(
         raise UserError(
             f"bench.categories={unknown[0]}: not in {file}, which has {', '.join(sorted(subtasks))}"
         )
+
     # so that a slice keeps the file's halves
     of_file = numbers(question.category for question in questions)
     numbered = list(zip(questions, of_file, strict=True))[begin:end]
@@ -146,11 +147,13 @@ def load_bench(
         members = [question for question in part if subtask(question.category) == row]
         most = len(members) if per_category is None else min(per_category, len(members))
         kept |= {members[i * len(members) // most if spread else i] for i in range(most)}
+
     chosen = [question for question in part if question in kept]
     if not chosen:
         raise UserError(
             f"bench {name}: no question is left of {len(questions)} after the selection"
         )
+
     _refuse_placeholders(chosen, file)
     return Bench(name, ordered(chosen, order), digest, order)
 
@@ -173,6 +176,7 @@ def ordered(questions: Sequence[Question], order: str) -> tuple[Question, ...]:
         shuffled = list(questions)
         random.Random(int(seed or 0)).shuffle(shuffled)
         return tuple(shuffled)
+
     raise UserError(
         f"bench.order={order}: unknown; use file, interleaved, shuffled or shuffled-N (seed N)"
     )
@@ -214,6 +218,7 @@ def _fetch(file: Path, url: str | None, sha256: str | None) -> str:
         raise UserError(
             f"{url} has sha256 {digest[:12]}..., expected {sha256[:12]}...; nothing was kept"
         )
+
     write_bytes(file, data)
     return digest
 
@@ -249,6 +254,7 @@ def _speed_bench_rows(path: Path) -> Iterator[tuple[str, Any]]:
                 f"{where}: category {category!r} is none of SPEED-Bench's ({known}); is this its"
                 " file?"
             )
+
         if isinstance(row.get("messages"), list):
             said = [message if isinstance(message, dict) else {} for message in row["messages"]]
             # else it would be asked
@@ -258,6 +264,7 @@ def _speed_bench_rows(path: Path) -> Iterator[tuple[str, Any]]:
                     " file?"
                 )
             row |= {"turns": [message.get("content") for message in said]}
+
         yield where, row | {"category": f"speed_{category}"}  # apart from Spec-Bench's of this name
 
 
@@ -274,6 +281,7 @@ def _parquet_rows(path: Path) -> Iterator[tuple[str, Any]]:
         ) from None
     except Exception as error:  # pandas and pyarrow raise many kinds for a damaged file
         raise UserError(f"question file {path} is no parquet ({one_line(error)[:200]})") from None
+
     for number, row in enumerate(json.loads(frame.to_json(orient="records")), start=1):
         yield f"{path}: row {number}", row
 

@@ -70,6 +70,7 @@ def missing_companion(method: dict[str, Any], model: str) -> str:
         reason = f"no such {'folder' if kind.weights else 'file'}"
         reason += f", and {constants.ENDPOINT} is not in reach" if on_hub else ""
         return f"no {kind.words} for {model} (method.{key}={value}: {reason}; {kind.how})"
+
     return ""
 
 

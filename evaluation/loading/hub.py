@@ -50,6 +50,7 @@ def local_snapshot(name: str, weights: Sequence[str], revision: str | None = Non
         )
     except (OSError, ValueError):  # LocalEntryNotFoundError is both
         return None
+
     return None if missing_weights(folder, weights) else folder
 
 
@@ -67,6 +68,7 @@ def fetch_snapshot(name: str, weights: Sequence[str], revision: str | None = Non
         raise UserError(
             f"{name}: {constants.ENDPOINT} is not in reach, and this machine holds no copy"
         )
+
     try:
         files = huggingface_hub.list_repo_files(name, revision=revision)
         kinds = [kind for kind in weights if any(Path(file).match(kind) for file in files)]
@@ -76,6 +78,7 @@ def fetch_snapshot(name: str, weights: Sequence[str], revision: str | None = Non
         )
     except (OSError, ValueError, HfHubHTTPError) as error:
         raise UserError(f"{name}: cannot be fetched ({one_line(error)[:300]})") from None
+
     if why := missing_weights(folder, weights):
         raise UserError(f"{name}: {why}")
     return folder
@@ -107,4 +110,5 @@ def missing_weights(folder: Path, weights: Sequence[str]) -> str:
         else:
             if files:
                 return ""
+
     return problems[0] if problems else f"no weights ({' or '.join(weights)})"

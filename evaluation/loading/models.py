@@ -130,6 +130,7 @@ class LoadedModel:
                 f"hf: {self.settings.name} as transformers loads it takes {needed / 1e9:.1f} GB"
                 f" more in float32, and {free / 1e9:.1f} GB are free; leave hf out"
             )
+
         wide = replace(self.settings, dtype="float32")
         stock, _ = pretrained(wide, self.target.device, _located(self.settings)[0])
         plain_greedy(stock)
@@ -154,6 +155,7 @@ def load_model(settings: ModelSettings) -> LoadedModel:
     ):
         forget_model()  # free the old weights before loading new ones
         _loaded = _load(settings)
+
     return _loaded
 
 
@@ -180,11 +182,13 @@ def random_model(shape: str, settings: ModelSettings) -> LoadedModel:
     device = _prepare_device(settings)
     config = LlamaConfig(**{"vocab_size": 32000, "max_position_embeddings": 4096} | SHAPES[shape])
     torch.manual_seed(0)
+
     with torch.device(device):
         dtype = choose_dtype(settings.dtype, device)
         model = AutoModelForCausalLM.from_config(
             config, dtype=dtype, attn_implementation=settings.kernel
         ).eval()
+
     if settings.quantize is not None:
         quantize(model, settings.quantize, device)
     return LoadedModel(settings, _target(model, settings), None, VICUNA, frozenset())
@@ -224,6 +228,7 @@ def _load(settings: ModelSettings) -> LoadedModel:
     path, files = _located(settings)
     model, tokenizer = pretrained(settings, device, path)
     check_offloaded(model, settings)
+
     if files is None:
         commit = model.config._commit_hash
         if commit is None:
@@ -235,12 +240,14 @@ def _load(settings: ModelSettings) -> LoadedModel:
     eos = eos_of(model, tokenizer)
     left_out = plain_greedy(model)
     template = choose_template(settings.template, tokenizer, f"{settings.name} {settings.path}")
+
     if template == RAW != settings.template:
         raw = (
             "has no chat template; each question's text is its prompt (model.template=vicuna_v1.1:"
             " Vicuna's template)"
         )
         print(f"model {settings.path}: {raw}", file=sys.stderr)
+
     target = _target(model, settings)
     note = read_object(Path(path) / gguf.NOTE)
     return LoadedModel(settings, target, tokenizer, template, eos, left_out, note, files)
@@ -261,10 +268,12 @@ def pretrained(settings: ModelSettings, device: torch.device, path: str) -> tupl
             use_safetensors=None if settings.allow_pickle else True,
             device_map=settings.device_map,
         )
+
     if settings.chat_template_kwargs:
         tokenizer.apply_chat_template = partial(
             tokenizer.apply_chat_template, **settings.chat_template_kwargs
         )
+
     return model, tokenizer
 
 
@@ -321,6 +330,7 @@ def locate(settings: ModelSettings) -> str:
             f"model.weights={settings.weights}: is for a GGUF file; other checkpoints keep the"
             " weights that they have: model.weights=null"
         )
+
     if not folder.exists():
         if not hub.is_name(path):
             raise UserError(f"model {path}: no such folder, and not a hub name (owner/name) either")
@@ -338,6 +348,7 @@ def locate(settings: ModelSettings) -> str:
     readable = kinds & {".safetensors"} or settings.allow_pickle or ".bin" not in kinds
     a_file = "a file; name a GGUF file or the folder with config.json, weights and tokenizer"
     no_tokenizer = "the folder has no tokenizer (tokenizer.json or tokenizer.model)"
+
     for fits, why in (
         (folder.is_dir(), a_file),
         ("config.json" in names, "the folder has no config.json"),
@@ -347,6 +358,7 @@ def locate(settings: ModelSettings) -> str:
     ):
         if not fits:
             raise UserError(f"model {path}: {why}")
+
     return str(folder)
 
 

@@ -49,6 +49,7 @@ class Server:
                 f"method.timeout={self.timeout}: must be more than 0 and less than a million"
                 " seconds"
             )
+
         self.key = os.environ.get("OPENAI_API_KEY", "").strip()
         if not (self.key.isascii() and self.key.isprintable()):
             raise UserError("OPENAI_API_KEY: holds characters that no header can have; correct it")
@@ -58,11 +59,13 @@ class Server:
         self.where = f"server {self.url}"
         # servers close idle connections when they like
         fresh = httpx2.Limits(max_keepalive_connections=0)
+
         with self._faults():  # trust_env=False: a proxy would be asked for 127.0.0.1, too
             self.client = httpx2.Client(
                 base_url=base, headers=headers, timeout=self.timeout, limits=fresh, trust_env=False
             )
             card = self._card()
+
         owner = str(card.get("owned_by")).removesuffix("_llm")  # TensorRT-LLM's
         reported = owner if owner in ENGINES else "other"
         self.name = reported if self.engine == "auto" else self.engine
@@ -139,6 +142,7 @@ class Server:
         times = []
         body = self.kind.body(str(self.model), prompt, limit)
         start = time.perf_counter()
+
         with self._faults(), self.client.sse(self.kind.path, method="POST", json=body) as source:
             self._refuse(source.response)
             for event in source:
@@ -158,6 +162,7 @@ class Server:
                 if before != reply.progress:
                     times.append(now - start)
                     reply.first_tokens = reply.first_tokens or len(reply.ids) or 1
+
             for number in (
                 reply.tokens,
                 reply.prompt_tokens,
@@ -167,6 +172,7 @@ class Server:
             ):
                 if type(number) not in (int, type(None)):
                     raise TypeError(f"{number!r} where a whole number is due")
+
         return reply, times or [time.perf_counter() - start]  # nothing was sent
 
     def _refuse(self, response: httpx2.Response) -> None:

@@ -61,12 +61,14 @@ def stock_generate(
     caches = loaded.static_caches
     device = loaded.target.device
     given |= {"generation_config": config}
+
     with stock_linears(model), without_cudnn(device), warnings.catch_warnings(action="ignore"):
         while True:  # warnings are the compiler's, and of no use to users
             before = size in caches, counters["stats"]["unique_graphs"]
             torch.manual_seed(seed)
             synchronize(device)
             start = time.perf_counter()
+
             try:
                 if compiled and size not in caches:
                     caches[size] = given[CACHE] = StaticCache(
@@ -84,6 +86,7 @@ def stock_generate(
                     f" {one_line(error)[:300]}"
                 )
                 raise UserError(f"method.compiled=true: {why}") from error
+
             answers = out[:, ids.shape[1] :].tolist(), time.perf_counter() - start
             if not compiled or before == (True, counters["stats"]["unique_graphs"]):
                 return answers

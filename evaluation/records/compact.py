@@ -108,6 +108,7 @@ def packed(runs: Iterable[tuple[str, dict[str, Any], Sequence[Row]]]) -> bytes:
                 no_texts = [""] * len(choice["turns"])
                 choices.append(_only(choice, CHOICE) | {"turns": no_texts})
             lines.append(_line(_only(row, ANSWER) | {"choices": choices}))
+
     return lzma.compress("".join(lines).encode(), preset=9)
 
 

@@ -141,10 +141,12 @@ class Identity:
         left_out = ("questions", "ids_sha256") if method.get("start", "cold") == "cold" else ()
         bench = {key: value for key, value in self.bench.items() if key not in left_out}
         bench |= {key: self.asked.get("bench", {}).get(key) for key in PART}
+
         if self.asked.get("start") == SAVED:  # each repeat starts from its own hot run's state
             method = {key: value for key, value in method.items() if key != "start_sha256"} | {
                 "start": SAVED
             }
+
         return json.dumps([self.comparable, bench, method, self.decoding], sort_keys=True)
 
     @cached_property
@@ -156,10 +158,12 @@ class Identity:
         method = self.method
         decoding = self.decoding
         facets = {key: method.get(key) for key in ("start", "tree", "tree_nodes")}
+
         if "start_sha256" in method:  # a saved state: its file's name, or `saved`
             facets["start"] = (
                 SAVED if self.asked.get("start") == SAVED else Path(str(method["start"])).stem
             )
+
         if tree := self.draft_tree:
             facets["tree_depth"] = max(len(path) for path in tree)
             facets["tree_breadth"] = 1 + max(path[0] for path in tree)

@@ -87,6 +87,7 @@ def versions(*more: str) -> dict[str, str]:
             installed[package] = metadata.version(package)
         except metadata.PackageNotFoundError:
             installed[package] = "not installed"
+
     return installed
 
 

@@ -90,6 +90,7 @@ def read_rows(
         raise UserError(f"{kind} {path} does not exist") from None
     except (OSError, UnicodeDecodeError) as error:
         raise UserError(f"{kind} {path} cannot be read ({one_line(error)})") from None
+
     for number, line in enumerate(lines, start=1):
         if line.strip():
             try:
@@ -109,6 +110,7 @@ def checked_questions(rows: Iterable[tuple[str, Any]], path: Path) -> tuple[Ques
         _, first = found.setdefault(str(question.question_id), (question, where))
         if first != where:
             raise UserError(f"{where}: question_id {question.question_id} is that of {first}, too")
+
     if not found:
         raise UserError(f"question file {path} is empty")
     return tuple(question for question, _ in found.values())

@@ -70,6 +70,7 @@ def per_turn(rows: Sequence[Row], key: str) -> list[float]:
             if len(turns) != len(new) or None in decoded:
                 return []
             values += decoded
+
     return values
 
 
@@ -135,6 +136,7 @@ def parsed(text: str, decode: Callable[[str], Any] = json.loads) -> Any:
             value = decode(json.dumps(value, ensure_ascii=False).encode(errors="replace").decode())
     except RecursionError:
         raise ValueError("nested too deep") from None
+
     return value
 
 
@@ -157,6 +159,7 @@ def read_answers(path: Path) -> tuple[dict[Any, Row], str]:
         lines = path.read_text(encoding="utf-8-sig", errors="replace").split("\n")
     except OSError as error:
         raise UserError(f"answer file {path}: {error.strerror}") from None
+
     return parse_answers(lines)
 
 
@@ -180,6 +183,7 @@ def parse_answers(lines: Iterable[str]) -> tuple[dict[Any, Row], str]:
     without_lengths = []
     decoder = json.JSONDecoder(parse_int=_number)
     rank_paths: dict[tuple[int, ...], list[int]] = {}
+
     for number, line in enumerate(lines, start=1):
         if not line.strip():
             continue
@@ -188,6 +192,7 @@ def parse_answers(lines: Iterable[str]) -> tuple[dict[Any, Row], str]:
         except ValueError:  # no JSON, a number with too many digits, or nested too deep
             broken[number] = "not JSON, cut short?"
             continue
+
         if why := fault(row):
             broken[number] = why
             continue
@@ -208,11 +213,13 @@ def parse_answers(lines: Iterable[str]) -> tuple[dict[Any, Row], str]:
         first = {why: number for number, why in reversed(broken.items())}
         reasons = "; ".join(f"line {number}: {why}" for why, number in reversed(first.items()))
         damage.append(f"{len(broken)} broken line(s): {_some(list(broken))} ({reasons})")
+
     if repeated:
         damage.append(
             f"{len(repeated)} question id(s) repeated, the later one counts:"
             f" {_some(list(repeated))}"
         )
+
     if without_lengths:
         count = f"{len(without_lengths)} answer(s) without accept_lengths, which count in no MAT"
         damage.append(f"{count}: {_some(without_lengths)}")
@@ -266,6 +273,7 @@ def fault(row: Any) -> str:
         for key in ("new_tokens", "wall_time"):
             if len(choice[key]) != len(choice["turns"]):
                 return f"{key}: must be one number a turn"
+
     return ""
 
 
@@ -282,6 +290,7 @@ def misfit(values: Row, schema: Schema, needed: Sequence[str] = _NEEDED) -> str:
         if lacks_items or not fits(value, lists, kinds):
             names = " or ".join(kind.__name__ for kind in kinds)
             return f"{key}: must be {'a list of ' * lists}{names}"
+
     return ""
 
 
@@ -309,6 +318,7 @@ def difference(
             for k in keys
         )
         return next(filter(None, inside), "")
+
     if before == now:
         return ""
     old = "not recorded" if before is None and isinstance(now, dict) else _short(before)

@@ -179,6 +179,7 @@ class Run:
             tokens, steps = tokens_and_steps(row)
             counts = (tokens, steps) if steps else (math.nan, math.nan)  # not known, so in no pair
             values.append((category, *counts, *speed, *later_steps([row])))
+
         return pd.DataFrame(values, index=[row_key(row) for row in self.answers], columns=names)
 
     @property
@@ -225,11 +226,13 @@ def read_runs(folder: Path) -> list[Run]:
         )
     else:
         records = _read(sorted(path for path in folder.glob("runs/*") if path.is_dir()))
+
     runs = _of_this_schema(records)
     if not runs:
         raise UserError(
             f"{folder}: no runs here (runs/*/metadata.json with answers.jsonl, or {compact.FILE})"
         )
+
     return runs
 
 
@@ -274,7 +277,9 @@ def _of_this_schema(records: Iterable[tuple[Path, dict[str, Any], list[Row]]]) -
                 file=sys.stderr,
             )
             continue
+
         runs.append(Run(folder, metadata, rows))
+
     return sorted(runs, key=_order)
 
 
@@ -288,6 +293,7 @@ def _inside(values: Any, key: str) -> Any:
             values = values.get(part)
         elif values is not None:
             return ...
+
     return values
 
 

@@ -80,11 +80,13 @@ class AnswerStore:
                 raise UserError(
                     f"{path} is broken; delete the directory to start the run anew"
                 ) from None
+
             if different:
                 raise UserError(
                     f"{self.folder} holds a run of another configuration: {different}; use another"
                     " run_dir or delete it"
                 )
+
             if answered and not self.is_finished():
                 different = difference(recorded["circumstances"], metadata["circumstances"])
                 if different:
@@ -105,6 +107,7 @@ class AnswerStore:
             # count.
             recorded["config"]["method"] = metadata["config"]["method"]
             write_json(path, recorded)
+
         states = set(self.folder.glob("state-*.safetensors")) - {self._state_path(answered)}
         # a killed run's; the directory is locked
         for stale in [
@@ -112,6 +115,7 @@ class AnswerStore:
             *states,
         ]:
             stale.unlink()
+
         if not data:
             return {}
         complete = sum(len(line) + 1 for line in data.split(b"\n")[:answered])
@@ -123,6 +127,7 @@ class AnswerStore:
                 f"{self.answers}: {damage}; this file was changed from outside, delete the"
                 " directory to start anew"
             )
+
         return rows
 
     def is_finished(self) -> bool:
@@ -167,6 +172,7 @@ class AnswerStore:
                     f"{self.answers}: cannot be written ({error.strerror}); {answered - len(rows)}"
                     " answers are kept, make room and give the same command again"
                 ) from None
+
         if state:
             self._state_path(answered - len(rows)).unlink(missing_ok=True)
 

@@ -108,6 +108,7 @@ def not_available(folder: Path) -> list[dict[str, str]]:
         if mark.get("not_available"):
             job = {group: str(mark.get(group)) for group in ("model", "bench", "method")}
             reasons[tuple(job.values())] = job | {"why": str(mark["not_available"])}
+
     return [reasons[names] for names in sorted(reasons)]
 
 
@@ -119,6 +120,7 @@ def missing_jobs(folder: Path) -> str:
     sweep = read_object(folder / "sweep.json")
     jobs: list[list[str]] = sweep["jobs"] if fits(sweep.get("jobs"), 2, (str,)) else []
     left = []
+
     for job in jobs:  # done: not available, or marked and all its runs are still there and finished
         mark = read_object(mark_of(folder, job))
         runs = mark.get("runs")
@@ -127,6 +129,7 @@ def missing_jobs(folder: Path) -> str:
         )
         if not finished and "not_available" not in mark:
             left.append(job)
+
     if not left:
         return ""
     common = set.intersection(*map(set, jobs)) if len(jobs) > 1 else set()  # already in the command

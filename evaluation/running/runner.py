@@ -95,6 +95,7 @@ class Runner:
                 f"start={self.answerer.start}: forgets between prompts what those of a batch share;"
                 " use start=hot, or batch=1"
             )
+
         if self.size > 1 and self.answerer.on_engine:
             check_batch(self.loaded.target, 0)  # by rules; the trial comes with the first batch
 
@@ -165,6 +166,7 @@ class Runner:
             else:
                 self.answerer.answer(prompt, 48)
             self.answerer.prepare()
+
         torch.manual_seed(self.config["seed"])
         if self.done and self.answerer.keeps_state:
             self.answerer.drafter.load_state_dict(self.store.state_at(len(self.done)))

@@ -69,6 +69,7 @@ def run_jobs(
         for group in groups:
             with noted(failures):
                 _run(group, turns, answer_file)
+
     return turns.folders
 
 
@@ -118,6 +119,7 @@ def grouped(jobs: Sequence[Job]) -> list[list[Job]]:
             else:
                 key = json.dumps([repeat, config["model"], bench], sort_keys=True)
                 interleaved.setdefault(key, []).append(single)
+
     return alone + sorted(interleaved.values(), key=lambda group: group[0].config["repeat"])
 
 
@@ -244,6 +246,7 @@ def group_by_question(runners: Sequence[Runner]) -> list[list[Runner]]:
         shared = json.dumps([runner.pending[0].key, runner.config["num_choices"]])
         alone = runner.config["timed"] or runner.size > 1 or not runner.answerer.on_engine
         groups.setdefault(runner if alone else shared, []).append(runner)
+
     return list(groups.values())
 
 

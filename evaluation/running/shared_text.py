@@ -106,6 +106,7 @@ class SharedText:
         rows: dict[Context, int] = {}  # rows of the forward
         row_parents: list[Context] = []
         row_tokens: list[int] = []
+
         for root, draft in drafts:
             tokens = draft.tokens.tolist()
             parents = draft.tree.parent_of
@@ -123,7 +124,9 @@ class SharedText:
                     rows[nodes[i]] = len(rows)
                     row_parents.append(nodes[parents[i]] if i else self.tip)
                     row_tokens.append(tokens[i])
+
             contexts.append(nodes)
+
         if rows:
             self._forward(rows, row_parents, row_tokens)
             self._commit(rows)
@@ -144,11 +147,13 @@ class SharedText:
         tokens = draft.tokens.tolist()
         self._extend(root, tokens[0])
         rejected = replace(root, choice=-1)  # its logits and hidden states are not read
+
         for token, parent in zip(tokens[1:], draft.tree.parent_of[1:], strict=True):
             accepted = nodes[parent].choice == token
             nodes.append(nodes[parent].child(token) if accepted else rejected)
             if accepted:
                 self._extend(nodes[-1], token)
+
         return nodes
 
     def _extend(self, context: Context, token: int) -> None:
@@ -166,6 +171,7 @@ class SharedText:
         past = self.cache.length
         # True where a row attends to a column
         visible = np.zeros((len(rows), past + len(rows)), dtype=bool)
+
         for row, parent in enumerate(parents):
             if parent in rows:
                 visible[row] = visible[rows[parent]]
@@ -309,6 +315,7 @@ def generate_together(
         raise UserError(
             "sampling: a repetition penalty and other processors read the text; say timed=true"
         )
+
     with ExitStack() as ends:
         ends.enter_context(target.turns)
         cache = ends.enter_context(target.cache(sum(drafter.max_nodes for drafter in drafters)))
