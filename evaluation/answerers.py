@@ -445,8 +445,8 @@ class Served(Answerer):
         early = (reply.tokens or limit) < limit
         if early and reply.finish == "length" and not shown:
             raise UserError(
-                f"{where}: stopped after {reply.tokens} tokens of {limit}; has it a shorter"
-                " context?"
+                f"{where}: stopped after {reply.tokens} tokens of {limit};"
+                " has it a shorter context?"
             )
 
         tokenizer = loaded.tokenizer
@@ -475,8 +475,8 @@ class Served(Answerer):
         own = tokenizer.eos_token_id
         if read.behind:
             raise UserError(
-                f"{where}: {read.behind} tokens behind token {tokens[-1]}, which is EOS of the"
-                " model here"
+                f"{where}: {read.behind} tokens behind token {tokens[-1]},"
+                " which is EOS of the model here"
             )
 
         if hidden:  # it took a step, too
@@ -498,8 +498,8 @@ class Served(Answerer):
             if list(tokenizer(exact).input_ids) == prompt:
                 return str(exact)
         raise UserError(
-            f"{self.server.where}: takes texts alone, and no text gives exactly this prompt's"
-            " tokens"
+            f"{self.server.where}: takes texts alone,"
+            " and no text gives exactly this prompt's tokens"
         )
 
 

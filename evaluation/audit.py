@@ -53,8 +53,8 @@ def main() -> None:
     """The command line."""
     parser = argparse.ArgumentParser(prog="python -m evaluation.audit", description=__doc__)
     about = (
-        "an experiment's results, e.g. results/precision; with --answers: model.KEY=VALUE,"
-        " bench.KEY=VALUE"
+        "an experiment's results, e.g. results/precision;"
+        " with --answers: model.KEY=VALUE, bench.KEY=VALUE"
     )
     parser.add_argument("words", nargs="*", metavar="FOLDER", help=about)
     parser.add_argument(
@@ -238,8 +238,8 @@ def judge(answer: EngineAnswer, forced: Forced, tie: float, loaded: LoadedModel)
     for i in (wrong or apart)[:SHOWN]:
         token = "the end" if said[i] == END else spelt(said[i])
         words.append(
-            f"token {i + 1} is {token}, the model's {spelt(forced.own[i])} (gap"
-            f" {forced.gaps[i]:.3g})"
+            f"token {i + 1} is {token}, the model's {spelt(forced.own[i])}"
+            f" (gap {forced.gaps[i]:.3g})"
         )
 
     at_limit = answer.finish == "length"

@@ -108,8 +108,8 @@ def unfinished(experiment: Experiment, folder: Path) -> str:
     if cut:
         answers = f"{len(cut[0].answers)} of {cut[0].metadata['questions']} answers"
         return (
-            f"{len(cut)} of {len(runs)} runs are not finished (runs/{cut[0].folder.name}:"
-            f" {answers})"
+            f"{len(cut)} of {len(runs)} runs are not finished"
+            f" (runs/{cut[0].folder.name}: {answers})"
         )
 
     return ""

@@ -33,13 +33,13 @@ def user_message(error: Exception) -> str | None:
         return (f"{error.filename}: " if error.filename else "") + (error.strerror or text)
     if kind == "OutOfMemoryError":  # torch's; its module differs by version
         return (
-            "out of device memory; set model.context lower, or use a smaller model or dtype"
-            f" ({text[:120]})"
+            "out of device memory; set model.context lower,"
+            f" or use a smaller model or dtype ({text[:120]})"
         )
     if kind in ("UncompletedJobError", "FailedJobError"):  # submitit's: the job's process died
         return (
-            "a job of the launcher ended before it was done, give the same command again"
-            f" ({text[:300]})"
+            "a job of the launcher ended before it was done,"
+            f" give the same command again ({text[:300]})"
         )
 
     return None

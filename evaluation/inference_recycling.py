@@ -53,8 +53,8 @@ def main() -> None:
     flag("--max-new-tokens", dest="max_new_tokens", type=int, default=1024)
     flag("--num-choices", dest="num_choices", type=int, default=1)
     template_help = (
-        "of prompts: one of fschat's, chat: the tokenizer's own, or raw: none (default:"
-        " %(default)s)"
+        "of prompts: one of fschat's, chat: the tokenizer's own, or raw:"
+        " none (default: %(default)s)"
     )
     flag("--template", dest="model.template", default=VICUNA, help=template_help)
     flag("--dtype", dest="model.dtype", default="auto", help="auto, float32, float16, bfloat16")

@@ -99,8 +99,8 @@ def main() -> None:
             Path(given.output), "".join([yaml.safe_dump(tree, sort_keys=False), "nodes:\n", *nodes])
         )
         print(
-            f"{given.output}: {len(nodes)} nodes, {tree['expected_accepted']:.2f} drafts accepted a"
-            " step"
+            f"{given.output}: {len(nodes)} nodes,"
+            f" {tree['expected_accepted']:.2f} drafts accepted a step"
         )
         # only characters that Hydra's grammar reads without quotes
         bare = re.fullmatch(r"[\w./-]+", given.output)

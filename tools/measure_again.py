@@ -44,8 +44,8 @@ def measure_again(name: str) -> tuple[str, str, str]:
     )
     if done.returncode:
         raise UserError(
-            f"{name}: its command stopped with exit code {done.returncode}; the same command"
-            " goes on"
+            f"{name}: its command stopped with exit code {done.returncode};"
+            " the same command goes on"
         )
 
     here = Experiment.read(AGAIN / name)

@@ -151,8 +151,8 @@ def checked_config(cfg: DictConfig) -> dict[str, Any]:
 
     if config["phases"] and not config["timed"]:
         raise UserError(
-            "phases=true: times the parts of a step, and timed=false takes no times; leave out one"
-            " of both"
+            "phases=true: times the parts of a step, and timed=false takes no times;"
+            " leave out one of both"
         )
     if config["phases"] and config["batch"] > 1:
         raise UserError("phases=true: times the parts of one sequence's steps; use batch=1")
@@ -160,8 +160,8 @@ def checked_config(cfg: DictConfig) -> dict[str, Any]:
     Sampling(**config["sampling"])
     if config["tree"]["name"] == "auto" and not config["timed"]:
         raise UserError(
-            "tree=auto: sizes follow the times of steps, and timed=false takes none; use a fixed"
-            " tree"
+            "tree=auto: sizes follow the times of steps, and timed=false takes none;"
+            " use a fixed tree"
         )
 
     fetch_companions(config["method"], config["model"]["name"])

@@ -177,8 +177,8 @@ def _own_configs(config_dir: str) -> Path:
         own = folder / path.relative_to(shipped)
         if own.exists():
             raise UserError(
-                f"{own}: configs/ has a file of this name, which would be used instead; rename"
-                " yours"
+                f"{own}: configs/ has a file of this name, which would be used instead;"
+                " rename yours"
             )
 
     return folder

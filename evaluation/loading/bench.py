@@ -251,8 +251,8 @@ def _speed_bench_rows(path: Path) -> Iterator[tuple[str, Any]]:
         if category not in SPEED_BENCH_CATEGORIES:
             known = ", ".join(SPEED_BENCH_CATEGORIES)
             raise UserError(
-                f"{where}: category {category!r} is none of SPEED-Bench's ({known}); is this its"
-                " file?"
+                f"{where}: category {category!r} is none of SPEED-Bench's ({known});"
+                " is this its file?"
             )
 
         if isinstance(row.get("messages"), list):
@@ -260,8 +260,8 @@ def _speed_bench_rows(path: Path) -> Iterator[tuple[str, Any]]:
             # else it would be asked
             if any(message.get("role", "user") != "user" for message in said):
                 raise UserError(
-                    f"{where}: a message's role is not user; SPEED-Bench has no other; is this its"
-                    " file?"
+                    f"{where}: a message's role is not user; SPEED-Bench has no other;"
+                    " is this its file?"
                 )
             row |= {"turns": [message.get("content") for message in said]}
 
@@ -295,8 +295,8 @@ def choose_template(name: str | None, tokenizer: Any, model: str) -> str:
         return prompts.default_template(tokenizer, model)
     if name == prompts.CHAT and not prompts.takes_chats(tokenizer):
         raise UserError(
-            "model.template=chat: this tokenizer has no chat template; name one of fschat's, e.g."
-            " vicuna_v1.1, or raw"
+            "model.template=chat: this tokenizer has no chat template;"
+            " name one of fschat's, e.g. vicuna_v1.1, or raw"
         )
     if name not in (prompts.CHAT, prompts.RAW) and name not in conv_templates:
         raise UserError(f"model.template={name}: fschat has no such conversation template")

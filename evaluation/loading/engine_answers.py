@@ -99,8 +99,8 @@ def _turns(row: Row, questions: Mapping[Any, Question]) -> Iterator[Row]:
         stops = choice.get("stop") or [""] * len(answers)
         if {*map(len, (answers, stops, choice["turns"], remade))} != {len(question.turns)}:
             raise UserError(
-                f"question {number} has {len(question.turns)} turns, and not each has its answer"
-                " and stop"
+                f"question {number} has {len(question.turns)} turns,"
+                " and not each has its answer and stop"
             )
 
         turns = zip(question.turns, answers, stops, choice["turns"], remade, strict=True)

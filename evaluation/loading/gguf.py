@@ -176,15 +176,15 @@ def _reader(file: Path) -> Any:
 
     if architecture not in ARCHITECTURES:
         raise UserError(
-            f"model {file}: architecture {architecture}; GGUF files of {', '.join(ARCHITECTURES)}"
-            " are read"
+            f"model {file}: architecture {architecture};"
+            f" GGUF files of {', '.join(ARCHITECTURES)} are read"
         )
 
     pieces = _pieces(reader)
     if pieces not in KNOWN:
         raise UserError(
-            f"model {file}: tokenizer.ggml.pre={pieces}: a rule that is not known; ids would be"
-            " wrong"
+            f"model {file}: tokenizer.ggml.pre={pieces}: a rule that is not known;"
+            " ids would be wrong"
         )
 
     return reader

@@ -243,8 +243,8 @@ def _load(settings: ModelSettings) -> LoadedModel:
 
     if template == RAW != settings.template:
         raw = (
-            "has no chat template; each question's text is its prompt (model.template=vicuna_v1.1:"
-            " Vicuna's template)"
+            "has no chat template; each question's text is its prompt"
+            " (model.template=vicuna_v1.1: Vicuna's template)"
         )
         print(f"model {settings.path}: {raw}", file=sys.stderr)
 
@@ -387,8 +387,8 @@ def choose_execution(
         raise UserError(f"execution={name}: there is {', '.join(names)}")
     if not timed and name not in ("auto", "eager"):
         raise UserError(
-            f"execution={name}: with timed=false the methods share eager forwards; leave out one of"
-            " the two"
+            f"execution={name}: with timed=false the methods share eager forwards;"
+            " leave out one of the two"
         )
     if name == "auto" and (not timed or reads_text):
         return tuning.Execution("eager")

@@ -46,8 +46,8 @@ class Server:
             )
         if not 0 < self.timeout < 1e6:
             raise UserError(
-                f"method.timeout={self.timeout}: must be more than 0 and less than a million"
-                " seconds"
+                f"method.timeout={self.timeout}:"
+                " must be more than 0 and less than a million seconds"
             )
 
         self.key = os.environ.get("OPENAI_API_KEY", "").strip()

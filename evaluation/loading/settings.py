@@ -45,8 +45,8 @@ class ModelSettings:
             )
         if self.device_map is not None and self.quantize is not None:
             raise UserError(
-                f"model.quantize={self.quantize}: is for a model on one device; leave out"
-                " device_map"
+                f"model.quantize={self.quantize}: is for a model on one device;"
+                " leave out device_map"
             )
 
     @property

@@ -216,8 +216,8 @@ def parse_answers(lines: Iterable[str]) -> tuple[dict[Any, Row], str]:
 
     if repeated:
         damage.append(
-            f"{len(repeated)} question id(s) repeated, the later one counts:"
-            f" {_some(list(repeated))}"
+            f"{len(repeated)} question id(s) repeated,"
+            f" the later one counts: {_some(list(repeated))}"
         )
 
     if without_lengths:

@@ -45,8 +45,8 @@ class AnswerStore:
         with (self.folder / "run.lock").open("a") as handle:
             if not lock_descriptor(handle.fileno(), blocking=False):
                 raise UserError(
-                    f"{self.folder}: another run is at work in this directory; wait for it or"
-                    " stop it"
+                    f"{self.folder}: another run is at work in this directory;"
+                    " wait for it or stop it"
                 )
             yield
 
@@ -83,8 +83,8 @@ class AnswerStore:
 
             if different:
                 raise UserError(
-                    f"{self.folder} holds a run of another configuration: {different}; use another"
-                    " run_dir or delete it"
+                    f"{self.folder} holds a run of another configuration: {different};"
+                    " use another run_dir or delete it"
                 )
 
             if answered and not self.is_finished():
@@ -96,8 +96,8 @@ class AnswerStore:
                     )
         elif data:
             raise UserError(
-                f"{self.answers} holds answers of an unknown configuration (no metadata.json next"
-                " to it); move it away"
+                f"{self.answers} holds answers of an unknown configuration"
+                " (no metadata.json next to it); move it away"
             )
 
         if not answered:  # no answer depends on earlier metadata
@@ -124,8 +124,8 @@ class AnswerStore:
         rows, damage = read_answers(self.answers)
         if damage:
             raise UserError(
-                f"{self.answers}: {damage}; this file was changed from outside, delete the"
-                " directory to start anew"
+                f"{self.answers}: {damage};"
+                " this file was changed from outside, delete the directory to start anew"
             )
 
         return rows

@@ -87,8 +87,8 @@ class Runner:
         self.answerer = self._build(HOT if self.saved else str(config["start"]))
         if self.size > len(self._questions):
             raise UserError(
-                f"batch={self.size}: there are {len(self._questions)} questions; use at most so"
-                " many"
+                f"batch={self.size}: there are {len(self._questions)} questions;"
+                " use at most so many"
             )
         if self.size > 1 and self.answerer.start in (COLD, CATEGORY):
             raise UserError(
