@@ -11,8 +11,6 @@ from contextlib import contextmanager
 
 from model.errors import UserError, complete_output, one_line, start_command
 
-__all__ = ["Failures", "fail", "noted", "one_line", "user_errors"]
-
 
 class Failures(dict[str, bool]):
     """Lines of errors that the user can fix, each with whether it is printed already."""

@@ -18,12 +18,12 @@ from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 
-from model.errors import UserError
+from model.errors import UserError, one_line
 from model.holding import needed_bytes
 
 from .configuration.config import check_groups
 from .configuration.jobs import compose
-from .errors import one_line, user_errors
+from .errors import user_errors
 from .loading import hub
 from .loading.bench import load_bench
 from .loading.companions import KINDS, fetch_companions, missing_companion

@@ -21,8 +21,8 @@ from numpy.typing import NDArray
 from transformers import AutoConfig, AutoTokenizer
 from transformers.utils import logging as transformers_logging
 
-from evaluation.errors import one_line, user_errors
-from model.errors import UserError
+from evaluation.errors import user_errors
+from model.errors import UserError, one_line
 from model.files import located
 from model.structures.datastore import Datastore, write_datastore
 

@@ -336,16 +336,17 @@ def main(arguments: list[str] | None = None) -> None:
     """Load, train, save."""
     with user_errors("nothing was written"):
         options = vars(parse(arguments))
-        target = {
-            "path": options.pop("model"),
-            "device": options.pop("device"),
-            "dtype": options.pop("dtype"),
-        }
+        settings = ModelSettings(
+            "path",
+            options.pop("model"),
+            device=options.pop("device"),
+            dtype=options.pop("dtype"),
+        )
         text = options.pop("text")
         output = options.pop("output")
         recipe = Recipe(**options)
         output.mkdir(parents=True, exist_ok=True)  # may fail: better before the training
-        loaded = load_model(ModelSettings("path", **target))
+        loaded = load_model(settings)
         heads = train(recipe, loaded.target, loaded.tokenizer, text)
         size = save(heads, recipe, loaded.target, output)
         print(f"{output}: {size / 1e6:.2f} MB")

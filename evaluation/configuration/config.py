@@ -42,13 +42,16 @@ GROUPS: dict[str, Any] = {
     "sampling": Sampling,
 }
 # parameters of GROUPS set elsewhere: by the method, by the run, in code
-NOT_SETTINGS = (
-    "k",
-    "seed",
-    "processors",
-)
-MINIMUM = {"max_new_tokens": 1, "num_choices": 1, "batch": 1, "repeats": 1, "repeat": 0}
-MINIMUM |= {"bench.begin": 0, "bench.end": 0}
+NOT_SETTINGS = ("k", "seed", "processors")
+MINIMUM = {
+    "max_new_tokens": 1,
+    "num_choices": 1,
+    "batch": 1,
+    "repeats": 1,
+    "repeat": 0,
+    "bench.begin": 0,
+    "bench.end": 0,
+}
 # A run's settings: the groups, and the keys of configs/config.yaml with the types of their values
 # there.
 SHIPPED = yaml.safe_load((ROOT / "configs/config.yaml").read_text(encoding="utf-8"))

@@ -82,10 +82,7 @@ CHOICE = (
     "ids_remade",
 )
 # fields of prose, which are cut before the first path
-SENTENCES = (
-    "execution_why",
-    "not_available",
-)
+SENTENCES = ("execution_why", "not_available")
 _PLAIN_WORD = re.compile(r"-m|[\w.]+=[\w.,+()\[\]-]*")  # a setting and its plain values
 _NAMES = ("results_dir=", "run_dir=", "name=")  # words that name the user's folders
 

@@ -15,28 +15,19 @@ from typing import Any
 Settings = dict[str, Any]
 
 # method settings that the label or other words name
-NAMED = (
-    "name",
-    "drafter",
-    "start",
-    "tree",
-    "tree_nodes",
-)
+NAMED = ("name", "drafter", "start", "tree", "tree_nodes")
 # start=saved: start from the state that the hot run of the same configuration saved
 SAVED = "saved"
 SERVER = "server"  # in place of a drafter: a server of any engine answers
 NO_SPECULATION = "none"  # reported by a server that does not speculate, or set by its user
 # settings that select questions: a selection is no shard
-PART = (
-    "split",
-    "categories",
-    "per_category",
-    "spread",
-)
+PART = ("split", "categories", "per_category", "spread")
 # Sampling settings and the names of their columns, which differ as a method may have a top_k, too.
 SAMPLING_COLUMNS = {
     "temperature": "temperature",
-    **{key: f"sampling_{key}" for key in ("top_k", "top_p", "min_p")},
+    "top_k": "sampling_top_k",
+    "top_p": "sampling_top_p",
+    "min_p": "sampling_min_p",
     "repetition_penalty": "repetition_penalty",
 }
 # Names of a table's other columns, which a method's settings must not take.
@@ -52,8 +43,9 @@ _TAKEN = {
     "timed",
     "phases",
     "order",
+    "batch",
+    *SAMPLING_COLUMNS.values(),
 }
-_TAKEN |= {"batch", *SAMPLING_COLUMNS.values()}
 
 
 def fingerprint(settings: Settings) -> Settings:
@@ -88,21 +80,16 @@ class Identity:
         """Read the identity from a run's metadata."""
         settings = metadata["settings"]
         tree = metadata.get("draft_tree")
+        nodes = [list(map(int, node.split(","))) for node in (tree or "").split()]
         parts = {key: settings[key] for key in ("model", "bench", "method")}
         return cls(
             **parts,
-            decoding={
-                key: value for key, value in settings.items() if key not in (*parts, "repeat")
-            },
+            decoding={key: settings[key] for key in settings if key not in (*parts, "repeat")},
             repeat=int(settings.get("repeat") or 0),
             machine=metadata["device"],
             question_keys=tuple(metadata.get("question_hashes", ())),
             asked=dict(metadata.get("config", {})),
-            draft_tree=(
-                None
-                if tree is None
-                else [[int(rank) for rank in node.split(",")] for node in tree.split()]
-            ),
+            draft_tree=None if tree is None else nodes,
         )
 
     @cached_property
@@ -160,28 +147,32 @@ class Identity:
         facets = {key: method.get(key) for key in ("start", "tree", "tree_nodes")}
 
         if "start_sha256" in method:  # a saved state: its file's name, or `saved`
-            facets["start"] = (
-                SAVED if self.asked.get("start") == SAVED else Path(str(method["start"])).stem
-            )
-
+            is_saved = self.asked.get("start") == SAVED
+            facets["start"] = SAVED if is_saved else Path(str(method["start"])).stem
         if tree := self.draft_tree:
             facets["tree_depth"] = max(len(path) for path in tree)
             facets["tree_breadth"] = 1 + max(path[0] for path in tree)
-        others = {k: v for k, v in method.items() if k not in NAMED and not k.endswith("sha256")}
-        # a cell holds one value
-        others = {k: str(v) if isinstance(v, list | dict) else v for k, v in others.items()}
-        facets |= {f"method_{k}" if k in _TAKEN else k: v for k, v in others.items()}
+
+        for key, value in method.items():
+            if key not in NAMED and not key.endswith("sha256"):
+                column = f"method_{key}" if key in _TAKEN else key
+                # a cell holds one value
+                facets[column] = str(value) if isinstance(value, list | dict) else value
+
         if self.bench.get("order", "file") != "file":
             facets["order"] = self.bench["order"]
         facets |= {key: decoding[key] for key in ("execution", "seed", "timed") if key in decoding}
         facets["batch"] = decoding.get("batch", 1)
+
         # sampling settings other than greedy decoding's, and the temperature: 0 in runs from before
         # sampling existed
-        facets |= {"temperature": 0.0} | {
-            SAMPLING_COLUMNS[k]: v for k, v in decoding.get("sampling", {}).items()
-        }
+        facets["temperature"] = 0.0
+        for key, value in decoding.get("sampling", {}).items():
+            facets[SAMPLING_COLUMNS[key]] = value
+
         in_parts = method["name"] != "hf" and not self.is_served  # their steps have no parts
-        return facets | {"phases": bool(decoding.get("phases")) and in_parts}
+        facets["phases"] = bool(decoding.get("phases")) and in_parts
+        return facets
 
     @property
     def is_served(self) -> bool:
@@ -202,9 +193,8 @@ class Identity:
 
         They are how the model was loaded, and the answers per question.
         """
-        model = {
-            k: v for k, v in self.model.items() if k not in ("name", "dtype", "device", "files")
-        }
+        elsewhere = ("name", "dtype", "device", "files")
+        model = {key: self.model[key] for key in self.model if key not in elsewhere}
         files = hashlib.sha256(json.dumps(self.files, sort_keys=True).encode()).hexdigest()[:8]
         choices = self.decoding.get("num_choices")
         return model | {"num_choices": choices, "files": files if self.files else "unknown"}

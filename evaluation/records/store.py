@@ -110,10 +110,7 @@ class AnswerStore:
 
         states = set(self.folder.glob("state-*.safetensors")) - {self._state_path(answered)}
         # a killed run's; the directory is locked
-        for stale in [
-            *self.folder.glob(PARTIAL),
-            *states,
-        ]:
+        for stale in [*self.folder.glob(PARTIAL), *states]:
             stale.unlink()
 
         if not data:

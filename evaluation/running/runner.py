@@ -47,8 +47,7 @@ from ..statistics.metrics import measure
 from .answering import acceptance_lines, answer
 
 # entries of the metadata that are left out where they are empty
-OPTIONAL = ("execution_why", "cudnn_attention", "converted_from", "threads_why")
-EMPTY: tuple[Any, ...] = (None, "", {})
+OPTIONAL = ("execution_why", "converted_from", "threads_why")
 WARM_UP = ROOT / "data/sample/warmup.jsonl"  # held out from every bench
 
 
@@ -185,7 +184,7 @@ class Runner:
             "label": label,
             "execution_used": answerer.execution if in_steps else GENERATE,
             "execution_why": self.execution.why if answerer.on_engine else "",
-            "cudnn_attention": False if device == "cuda" else None,
+            **({"cudnn_attention": False} if device == "cuda" else {}),
             "questions": len(self.bench.questions),
             "question_hashes": [question.key for question in self.bench.questions],
             "template_sha256": template_hash(loaded.template, loaded.tokenizer),
@@ -197,7 +196,7 @@ class Runner:
             "draft_tree": " ".join(paths) if tree else None,
             "config": without_passwords(self.config),
         }
-        given = {key: more[key] for key in more if key not in OPTIONAL or more[key] not in EMPTY}
+        given = {key: more[key] for key in more if more[key] or key not in OPTIONAL}
 
         packages = ("torchao",) if loaded.settings.quantize else ()
         now = circumstances(devices_in_words(loaded), str(loaded.target.linear), *packages)
@@ -227,12 +226,9 @@ class Runner:
     @property
     def figures(self) -> str:
         """MAT of the answers so far, and their speed if they are timed."""
-        figures = list[str]()
-        if self.steps:
-            figures.append(f"MAT {self.tokens / self.steps:.2f}")
-        if self.seconds:
-            figures.append(f"{self.tokens / self.seconds:.0f} tokens/s")
-        return ", ".join(figures)
+        mat = f"MAT {self.tokens / self.steps:.2f}" if self.steps else ""
+        speed = f"{self.tokens / self.seconds:.0f} tokens/s" if self.seconds else ""
+        return ", ".join(filter(None, (mat, speed)))
 
     def finish(self) -> None:
         """Write the summary, and keep the last state for runs with start=saved.
