@@ -429,6 +429,7 @@ class Served(Answerer):
         hidden = reply.finish == "stop" and not shown and bool(loaded.eos)
         # EOS counts, or not
         possible_counts = (0, *range(count - shown, count + hidden + 1))
+
         if reply.ids and reply.tokens not in possible_counts:
             if not reply.text or reply.tokens < count:
                 raise UserError(f"{where}: gives {count} ids of {reply.tokens} tokens")
@@ -451,6 +452,7 @@ class Served(Answerer):
 
         tokenizer = loaded.tokenizer
         ids = reply.ids
+
         if not ids:
             before = tokenizer.decode(prompt)
             likely = space_between(loaded.template, before, reply.text)  # some servers leave it out
@@ -493,10 +495,12 @@ class Served(Answerer):
             return prompt
         tokenizer = self.loaded.tokenizer
         text = tokenizer.decode(prompt)
+
         # most servers add BOS to a text
         for exact in (text, text.removeprefix(tokenizer.bos_token or "")):
             if list(tokenizer(exact).input_ids) == prompt:
                 return str(exact)
+
         raise UserError(
             f"{self.server.where}: takes texts alone,"
             " and no text gives exactly this prompt's tokens"
@@ -528,10 +532,12 @@ def build_answerer(
     for key, value in options.items():
         if key.endswith("path") and isinstance(value, str):
             paths[key] = path_of(key, value)
+
     options |= {key: str(path) for key, path in paths.items()}
 
     factory = method_class(method["drafter"])
     is_auto = tree["name"] == AUTO
+
     if is_auto and finds_size(factory):
         unused = [key for key in ("depth", "branching", "path") if tree[key] is not None]
         if unused or (tree["nodes"] or 0) < 1:
@@ -583,6 +589,7 @@ def build_served(loaded: LoadedModel, settings: dict[str, Any], server: Server) 
     """
     said = server.describe()
     asked = server.speculation
+
     if server.kind.takes_ids:
         drafts = server.ask([0], 1)[0].speculation
         said = server.describe()  # a router has loaded the model now

@@ -165,10 +165,12 @@ def measure_gaps(experiment: Experiment, permitted: dict[str, bool]) -> Iterator
 
             template = loaded.template
             tokenizer = loaded.tokenizer
+
             # shards have different questions
             for run in {id(turn.run): turn.run for turn in audit.different}.values():
                 questions = _questions(run)
                 rows = {row["question_id"]: row for row in run.answers}
+
                 for turn in audit.different:
                     if turn.run is not run:
                         continue
@@ -321,6 +323,7 @@ def audit_answers(
 
         total = sum(len(answer.prompt) + len(answer.ids) for answer in answers)
         judged = []
+
         with Progress("audit", total, unit="tokens") as progress:
             for answer in answers:
                 bare = without_eos(answer, loaded)
@@ -356,9 +359,11 @@ def verdict(judged: Sequence[Judged], dtype: str) -> list[str]:
     """Say whether the answers are the model's own, and from how many tokens and near ties."""
     ties = list[float]()
     wrong = list[float]()
+
     for one in judged:
         ties += one.ties
         wrong += one.wrong
+
     places = sum(one.places for one in judged)
     close = sum(one.close for one in judged)
     empty = sum(not one.places for one in judged)
@@ -384,6 +389,7 @@ def verdict(judged: Sequence[Judged], dtype: str) -> list[str]:
     if remade:
         alone = "their ids were made from it, and may not be the engine's."
         lines.append(f"Of {remade} answers there is text alone: {alone}")
+
     return lines
 
 

@@ -73,6 +73,7 @@ def contribute(folder: Path, name: str, note: str = "", add: bool = False) -> Pa
 
     target = REFERENCE / name
     gaps = read_gaps(folder)
+
     if add:
         names = {compact.published_name(run) for run, _, _ in records}
         earlier = compact.unpacked(target / compact.FILE)
@@ -102,9 +103,11 @@ def unfinished(experiment: Experiment, folder: Path) -> str:
     runs = experiment.runs
     read = {run.folder for run in runs}
     cut = [run for run in runs if not run.complete or not run.summary]
+
     for path in sorted(folder.glob("runs/*")):
         if path.is_dir() and path not in read:
             return f"runs/{path.name} has no answers that this version reads"
+
     if cut:
         answers = f"{len(cut[0].answers)} of {cut[0].metadata['questions']} answers"
         return (
@@ -167,9 +170,11 @@ def main() -> None:
             raise UserError(
                 "name the folder below results/reference, such as the experiment's own name"
             )
+
         if given.folder:
             file = contribute(given.folder, given.name, given.note, given.add) / compact.FILE
             print(f"{file}: {file.stat().st_size / 2**10:.0f} KiB")
+
         write_text(REFERENCE.parent / "README.md", overview(REFERENCE))
         print(f"{REFERENCE.parent / 'README.md'}: written")
 

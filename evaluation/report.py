@@ -179,6 +179,7 @@ def main() -> None:
         for option in ("out", "baseline") if folder else ("against",):
             if getattr(arguments, option) is not None:
                 raise UserError(f"--{option}: {where} only")
+
         if folder is None:
             report_answers(arguments.answers, arguments.out or FOREIGN, arguments.baseline)
         elif arguments.against is not None:

@@ -153,9 +153,11 @@ class Shipped:
         usual = (texts(published.default_settings(method)) | wanted).items()
         by_default = [pair for pair in fitting if usual <= (dict(usual) | pair[1]).items()]
         fitting = by_default or fitting
+
         if wanted.keys() - self.setting_names or len(fitting) > 1:
             names = [pool.name for pool, _ in fitting]
             raise UserError(f"{self.name}: {wanted} fits {names}, of settings {self.setting_names}")
+
         return fitting[0][0] if fitting else None
 
     def cell(self, words: str) -> str | None:
@@ -332,6 +334,7 @@ def rendered(block: re.Match[str]) -> str:
             cells.append(Shipped(name).cell(re.sub(r"\bin=\S+", "", words)))
             if cells[-1] is None and not spec.get("gaps"):
                 raise UserError(f"{name}: no configuration is '{words}'")
+
         by_hand = [str(column.get(title, "")) for column in more.values()]
         rows.append([title.strip(), *(cell or "" for cell in cells), *by_hand])
 
@@ -394,9 +397,11 @@ def main() -> None:
     parser.add_argument(
         "--check", action="store_true", help="write nothing; fail where a document is stale"
     )
+
     with user_errors():
         check = parser.parse_args().check
         stale = []
+
         for page in (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))):
             old = page.read_text(encoding="utf-8")
             new, blocks = BLOCK.subn(rendered, old)

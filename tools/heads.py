@@ -205,6 +205,7 @@ def sequences(text: str, tokenizer: Any, length: int, seed: int) -> Iterator[Enc
     for document in documents([Path(text)]):
         ids = tokenizer("".join(document)).input_ids
         chunks += [ids[i : i + length] for i in range(0, len(ids), length)]
+
     chunks = [ids for ids in chunks if len(ids) >= 8]
     if not chunks:
         raise UserError(f"{text}: holds fewer than 8 tokens")
@@ -245,6 +246,7 @@ def train(recipe: Recipe, target: Target, tokenizer: Any, text: str) -> MedusaHe
 
     started = time.perf_counter()
     running = 0.0
+
     for step, (ids, wanted) in enumerate(islice(stream, recipe.steps)):
         ids = ids.to(device)
         wanted = wanted.to(device)

@@ -81,6 +81,7 @@ def compose(
     with config_errors(), _own_hydra() as loader:
         typed = OverridesParser.create(config_loader=loader).parse_overrides([*words])
         groups = ("", *loader.list_groups(""))
+
         for o in typed:
             is_one_value = not (o.is_sweep_override() or o.is_delete())
             if o.key_or_group in groups and is_one_value and not isinstance(o.value(), str | dict):
@@ -202,6 +203,7 @@ def plan(typed: Sequence[Override], sweep: DictConfig, loader: ConfigLoader) -> 
             raise UserError(f"{o.input_line}: a job of a sweep has all settings; give it a value")
         name = o.key_or_group
         one_value = name.startswith("hydra.") or name in ONE_VALUE or f"${{{name}}}" in reads
+
         if one_value and o.is_sweep_override():
             each = "a command for each, or lists of settings as model=A,B method=A,B"
             raise UserError(

@@ -61,6 +61,7 @@ def answer_turn(conversations: Sequence[Conversation]) -> None:
     """
     sharing: dict[tuple[Any, ...], list[Conversation]] = {}
     batch: list[Conversation] = []
+
     for one in conversations:
         if not one.fits_next_prompt():  # a later turn after long answers: recorded as such
             one.add(Generation(stop="context"))

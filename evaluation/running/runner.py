@@ -104,6 +104,7 @@ class Runner:
         if self.saved and self.answerer.keeps_state:
             self.answerer = self._build(saved_start(config, self.settings, self.answerer))
             self.settings = run_settings(config, bench, self.answerer)
+
         self.bench = bench
 
         given: str | None = config["run_dir"]
@@ -160,10 +161,12 @@ class Runner:
             loaded = self.loaded
             prompt = prompt_ids(loaded.template, loaded.tokenizer, [turns[0]], [])
             prompt = prompt[: max(loaded.target.context // 2, 1)]
+
             if self.size > 1:
                 self.answerer.answer_batch([prompt] * self.size, 48, [GREEDY] * self.size)
             else:
                 self.answerer.answer(prompt, 48)
+
             self.answerer.prepare()
 
         torch.manual_seed(self.config["seed"])
@@ -239,6 +242,7 @@ class Runner:
             return
         answerer = self.answerer
         rows = list(self.done.values())
+
         if self._resumed_at == len(rows) and answerer.on_engine:  # killed after its last answer
             if answerer.keeps_state:
                 answerer.drafter.load_state_dict(self.store.last_state(len(rows)))
@@ -255,6 +259,7 @@ class Runner:
         if answerer.start == COLD or self.size > 1:
             for key in ("predicted_speedup", "predicted_speedup_by_size"):
                 described.pop(key, None)
+
         summary |= {"drafter": described} if described else {}
         if answerer.on_engine:
             most = answerer.drafter.max_nodes - 1

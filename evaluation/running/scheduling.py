@@ -83,6 +83,7 @@ def _check(groups: Sequence[list[Job]], turns: _Turns) -> None:
         for job in group:
             config = job.config
             first = groups[0][0].config
+
             if config["repeat"] == first["repeat"] and config["start"] != SAVED:
                 with noted(turns.failures):
                     settings = ModelSettings(**config["model"])
@@ -103,6 +104,7 @@ def grouped(jobs: Sequence[Job]) -> list[list[Job]]:
     """
     alone = list[list[Job]]()
     interleaved = dict[str, list[Job]]()
+
     for job in jobs:
         config = job.config
         timed = config["timed"]
@@ -127,6 +129,7 @@ def _run(group: Sequence[Job], turns: _Turns, answer_file: Path | None) -> None:
     """Answer the remaining questions of all runs in a group."""
     first = group[0].config
     timed = any(job.config["timed"] for job in group)
+
     with exclusive(ModelSettings(**first["model"]), timed) as model, ExitStack() as stack:
         stack.callback(torch.set_num_threads, torch.get_num_threads())  # as the caller had it
         if said := choose_threads(recorded_threads(first), "as this experiment's other runs"):
@@ -168,6 +171,7 @@ class _Turns:
                 raise UserError(
                     f"run_dir={folder}: holds one run, and this sweep has several; leave it out"
                 )
+
             self.jobs.setdefault(same or runner, []).append(job)
 
     def begin(self, stack: ExitStack) -> None:
@@ -180,6 +184,7 @@ class _Turns:
 
         answerers = [runner.answerer for runner in self.jobs]
         sizes = [each.drafter.max_nodes for each in answerers if each.on_engine]
+
         if sizes:
             timed = any(runner.config["timed"] for runner in self.jobs)
             nodes = max(sizes) if timed else sum(sizes)
@@ -202,6 +207,7 @@ class _Turns:
             while self.jobs:
                 position = min(len(runner.done) for runner in self.jobs)
                 behind = [runner for runner in self.jobs if len(runner.done) == position]
+
                 for sharing in group_by_question(behind):
                     with self._catch_errors(*sharing):
                         count = answer_next(sharing)

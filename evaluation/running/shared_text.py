@@ -130,6 +130,7 @@ class SharedText:
         if rows:
             self._forward(rows, row_parents, row_tokens)
             self._commit(rows)
+
         return contexts
 
     def forget_rejected(self) -> None:
@@ -196,16 +197,19 @@ class SharedText:
         """Commit the states of contexts that are part of the text now."""
         past = self.cache.length
         path = list[int]()
+
         while self.tip.choice is not None:
             accepted = self.tip.children.get(self.tip.choice)
             if accepted is None or accepted not in rows:
                 break
             path.append(rows[accepted])
             accepted.committed = True
+
             if self._end is not None:
                 copy = replace(accepted, children={})
                 self._end.children[self.tip.choice] = copy
                 self._end = copy
+
             self.tip = accepted
 
         if path:
@@ -230,6 +234,7 @@ class _Sequence:
         self.context = text.tip.child(self.root)
         self.out = Generation()
         self._first_draft = chain
+
         if chain is None:
             self.out.forwards = int(len(prompt) > 1)
             self._observe_hidden(prompt[:-1], [])
@@ -310,6 +315,7 @@ def generate_together(
     if target.recurrent:  # its state cannot branch
         settings = dict(max_new_tokens=max_new_tokens, eos=eos, sampling=sampling)
         return [generate(target, drafter, prompt, **settings) for drafter in drafters]
+
     limit = target.token_budget(prompt, max_new_tokens)
     if sampling.reads_text:
         raise UserError(
