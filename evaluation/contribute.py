@@ -149,6 +149,7 @@ def overview(folder: Path) -> str:
 
 
 def main() -> None:
+    """The command line."""
     parser = argparse.ArgumentParser(prog="python -m evaluation.contribute", description=__doc__)
     parser.add_argument(
         "folder", type=Path, nargs="?", metavar="RESULTS", help="an experiment's results"

@@ -153,6 +153,7 @@ def against_shipped(experiment: Experiment, folder: Path) -> str:
 
 
 def main() -> None:
+    """The command line."""
     parser = argparse.ArgumentParser(prog="python -m evaluation.report", description=__doc__)
     parser.add_argument(
         "folder", type=Path, nargs="?", metavar="FOLDER", help="results, e.g. results/quickstart"

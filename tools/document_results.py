@@ -92,7 +92,13 @@ BLOCK = re.compile(r"^<!-- results: ([^<]*?)-->\n(?:(?!<!-- ).*\n)*?<!-- end -->
 
 @cache
 class Shipped:
-    """A shipped experiment, each configuration with its settings as text."""
+    """A shipped experiment, each configuration with its settings as text.
+
+    Attributes:
+        configurations: the pooled runs of each configuration, and its settings.
+        setting_names: of all configurations.
+        methods: the names of all methods.
+    """
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -180,13 +186,15 @@ class Shipped:
 
         in_part = repeated or tokens_between or half or not loops
         if over:
-            names = set[str]()  # of the other method's settings
+            # the other configuration shares the settings that its method has
+            names = set[str]()
             for values in self.of_method(over.get("method", pool.method)):
                 names |= {key for key in values if values[key] != "null"}
             shared = {key: value for key, value in wanted.items() if key in names}
             base = self.find(shared | over)
             if base is None:
                 return None
+
             row: dict[Any, Any] = {}
             if column == "tokens_per_second":
                 speeds = pool.speeds.of(category)
@@ -204,10 +212,12 @@ class Shipped:
                 shares = [metrics.repetition(answers[key]) for key in cells.questions]
                 cells = cells.take(np.array([low <= share < high for share in shares]))
 
+            # tokens and steps of each question: (questions, 2)
             begin, end = map(int, (tokens_between or f"0-{sys.maxsize}").split("-"))
             asked = [answers[key] for key in cells.questions]
             counts = [metrics.counts_between(answer, begin, end, loops) for answer in asked]
             tokens, steps = np.array(counts, dtype=np.float64).T
+
             row = {
                 "mat": tokens.sum() / steps.sum(),
                 "questions": len(tokens),
@@ -221,6 +231,7 @@ class Shipped:
                 "variant": pool.variant,
                 "category": category,
             }
+
             table = self.experiment.table
             is_named = (table[list(named)] == list(named.values())).all(axis=1)
             (row,) = table[is_named].to_dict("records")
@@ -235,7 +246,8 @@ def halved(pool: pools.Pool, half: str | None) -> pools.Cells:
     """
     if half is None:
         return pool.cells
-    # as in the file
+
+    # halves are counted in the order of the file
     rows = dict(sorted(pool.answers_to_compare(0).items(), key=lambda item: item[1]["question_id"]))
     number = dict(zip(rows, numbers(row["category"] for row in rows.values()), strict=True))
     halves = [WORDS["split"][number[key] % 2] for key in pool.cells.questions]
@@ -378,6 +390,7 @@ def contents(figure: Figure) -> str:
 
 
 def _rounded(array: Any) -> list[str]:
+    """Return the numbers of an array with five digits, which all machines share."""
     return [f"{value:.5g}" for value in np.ravel(array).tolist()]
 
 
@@ -391,6 +404,7 @@ def save_png(figure: Figure, path: Path, shown: str) -> None:
 
 
 def main() -> None:
+    """The command line."""
     parser = argparse.ArgumentParser(
         prog="python -m tools.document_results", description="Write documents' results."
     )

@@ -179,6 +179,7 @@ def eagle_loss(
     counts = wanted[:, 2:]  # (B, T - 2)
     predicted = out[:, :-1][counts]  # (m, H)
     true = features[:, 1:-1][counts]  # (m, H)
+
     with torch.no_grad():
         probabilities = lm_head(true).float().softmax(dim=-1)  # (m, V)
     classes = F.cross_entropy(lm_head(predicted).float(), probabilities)
@@ -240,6 +241,7 @@ def train(recipe: Recipe, target: Target, tokenizer: Any, text: str) -> MedusaHe
     optimizer = torch.optim.AdamW(
         heads.parameters(), lr=recipe.rate, betas=(0.9, 0.95), weight_decay=0.0
     )
+
     generator = torch.Generator().manual_seed(recipe.seed)
     items = sequences(text, tokenizer, min(recipe.length, target.context), recipe.seed)
     stream = batches(items, POOL, recipe.batch_tokens, recipe.seed)

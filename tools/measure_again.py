@@ -78,6 +78,7 @@ def untimed() -> list[str]:
 
 
 def main() -> None:
+    """The command line."""
     parser = argparse.ArgumentParser(prog="python -m tools.measure_again", description=__doc__)
     parser.add_argument("names", nargs="*", metavar="NAMES", help="folders of results/reference")
     with user_errors("what was measured is kept"):

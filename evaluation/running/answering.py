@@ -102,7 +102,14 @@ def sampling_of(config: dict[str, Any], question: Question, index: int) -> Sampl
 
 
 class Conversation:
-    """The turns of a question with one answerer, and their record."""
+    """The turns of a question with one answerer, and their record.
+
+    Attributes:
+        asked: arguments of `Answerer.answer`, the same for all turns.
+        answers: the text of each answered turn.
+        accept_lengths: of all steps, over the turns.
+        turns: the record of each answered turn, by the keys of a choice.
+    """
 
     def __init__(
         self, question: Question, answerer: Answerer, config: dict[str, Any], index: int
@@ -118,7 +125,7 @@ class Conversation:
         }
         self.answers: list[str] = []
         self.accept_lengths: list[int] = []
-        self.turns: list[dict[str, Any]] = []  # the record of each turn
+        self.turns: list[dict[str, Any]] = []
 
     def fits_next_prompt(self) -> bool:
         """Build the next turn's prompt, with the answers so far.
@@ -141,44 +148,42 @@ class Conversation:
         loaded = self.answerer.loaded
         steps = generation.steps
         by_phase = self.timed and self.answerer.streams
-        text, more = (
-            (generation.said, generation.recorded)
-            if isinstance(generation, ServedAnswer)
-            else (None, {})
-        )
-        self.answers.append(
-            text or answer_text(loaded.template, loaded.tokenizer, generation.tokens)
-        )
+
+        turn = {
+            "decoding_steps": len(steps),
+            "new_tokens": len(generation.tokens),
+            "wall_time": generation.prefill_s + generation.decode_s if self.timed else 0.0,
+            "prompt_tokens": len(self.prompt),
+            "prompt_time": self.prompt_s if self.timed else None,
+            "prefill_time": generation.prefill_s if by_phase else None,
+            "decode_time": generation.decode_s if by_phase else None,
+            # in none of the other times
+            "setup_time": generation.setup_s if by_phase else None,
+            "step_us": between(generation.ends_s),
+            "forwards": generation.forwards,
+            "stop": generation.stop,
+            "output_ids": generation.tokens,
+            # in the prompt or the answer
+            "repeated_3grams": repeated_ngrams(self.prompt, generation.tokens),
+            # nodes forwarded, rank path accepted, and the source of the draft if there are
+            # several
+            "step_nodes": [step.nodes for step in steps],
+            "step_paths": [list(step.rank_path) for step in steps],
+            "step_sources": [step.source for step in steps],
+            # sequences in its forward
+            **({"step_batch": [step.batch for step in steps]} if self.batched else {}),
+            # seconds by phase of its steps
+            "phase_time": dict(self.clock.seconds) if self.clock else {},
+        }
+        text = None
+        if isinstance(generation, ServedAnswer):
+            text = generation.said
+            turn |= generation.recorded
+
+        text = text or answer_text(loaded.template, loaded.tokenizer, generation.tokens)
+        self.answers.append(text)
         self.accept_lengths += generation.accept_lengths
-        self.turns.append(
-            {
-                "decoding_steps": len(steps),
-                "new_tokens": len(generation.tokens),
-                "wall_time": generation.prefill_s + generation.decode_s if self.timed else 0.0,
-                "prompt_tokens": len(self.prompt),
-                "prompt_time": self.prompt_s if self.timed else None,
-                "prefill_time": generation.prefill_s if by_phase else None,
-                "decode_time": generation.decode_s if by_phase else None,
-                # in none of the other times
-                "setup_time": (generation.setup_s if by_phase else None),
-                "step_us": between(generation.ends_s),
-                "forwards": generation.forwards,
-                "stop": generation.stop,
-                "output_ids": generation.tokens,
-                # in the prompt or the answer
-                "repeated_3grams": repeated_ngrams(self.prompt, generation.tokens),
-                # nodes forwarded, rank path accepted, and the source of the draft if there are
-                # several
-                "step_nodes": [step.nodes for step in steps],
-                "step_paths": [list(step.rank_path) for step in steps],
-                "step_sources": [step.source for step in steps],
-                # sequences in its forward
-                **({"step_batch": [step.batch for step in steps]} if self.batched else {}),
-                # seconds by phase of its steps
-                "phase_time": (dict(self.clock.seconds) if self.clock else {}),
-            }
-            | more
-        )
+        self.turns.append(turn)
 
     def record(self, index: int) -> Row:
         """Return Spec-Bench's keys of a choice and this project's.
@@ -187,6 +192,8 @@ class Conversation:
         """
         keys = max(self.turns, key=len)  # a turn that has no room in the context has fewer
         columns: Row = {key: [turn.get(key) for turn in self.turns] for key in keys}
+
+        # columns that this run does not record are null
         there = {
             "step_paths": self.answerer.on_engine,
             "step_us": self.timed and self.answerer.streams,
@@ -194,6 +201,7 @@ class Conversation:
             "phase_time": self.in_phases,
         }
         columns |= {key: None for key, recorded in there.items() if not recorded}
+
         return {
             "index": index,
             "turns": self.answers,
@@ -233,6 +241,7 @@ def acceptance_lines(row: Row, most: int) -> Iterator[str]:
         ):
             prompt = choice["prompt_tokens"][turn]
             new = choice["new_tokens"][turn]
+            # the root is no draft token
             record = acceptance_record([n - 1 for n in nodes], [len(path) for path in paths], most)
             line = {
                 "question_id": row["question_id"],

@@ -59,6 +59,16 @@ class Runner:
         model: its model's settings, with the device chosen.
         answer_file: another file for the answers.
 
+    Attributes:
+        execution: how steps run, and why they run so.
+        answerer: the method with the state that it keeps between questions.
+        settings: the fingerprint, which decides answers and measurements.
+        bench: the questions in the order that is recorded.
+        identity: equal for two runs that would write the same files.
+        done: the stored answers by question id.
+        pending: the questions without an answer, in the order asked.
+        tokens, steps, seconds: sums over the stored answers.
+
     Raises:
         UserError: a mistake of the user.
     """
@@ -77,13 +87,14 @@ class Runner:
         self.loaded = load_model(model)
         check_prompts(bench, self.loaded)
         reads_text = Sampling(**config["sampling"]).reads_text
-        self.size = config["batch"]
+        self.size = config["batch"]  # questions answered at a time
         self.execution = choose_execution(
             str(config["execution"]), self.loaded, config["timed"], reads_text
         )
 
         self.saved = config["start"] == SAVED
         self.answerer = self._build(HOT if self.saved else str(config["start"]))
+
         if self.size > len(self._questions):
             raise UserError(
                 f"batch={self.size}: there are {len(self._questions)} questions;"
@@ -101,6 +112,8 @@ class Runner:
         if self.answerer.keeps_state or self.size > 1:  # else all orders have the same record
             bench = replace(bench, questions=self._questions, order=order)
         self.settings = run_settings(config, bench, self.answerer)
+
+        # the state's file is found by the settings of the hot run
         if self.saved and self.answerer.keeps_state:
             self.answerer = self._build(saved_start(config, self.settings, self.answerer))
             self.settings = run_settings(config, bench, self.answerer)
@@ -120,6 +133,7 @@ class Runner:
         self.seconds = 0.0
 
     def _build(self, start: str) -> Answerer:
+        """Build the run's answerer with this start."""
         return build_answerer(
             self.loaded, self.config["method"], self.config["tree"], start, self.execution.name
         )
@@ -174,12 +188,17 @@ class Runner:
             self.answerer.drafter.load_state_dict(self.store.state_at(len(self.done)))
 
     def _metadata(self) -> dict[str, Any]:
+        """Return what the run's folder says about it; see `records.provenance.collect`."""
         loaded = self.loaded
         answerer = self.answerer
         device = loaded.target.device.type
         timed_on_cpu = self.config["timed"] and device == "cpu"
+
+        # a saved state has the name of its file; the tables call it by its kind
         label = answerer.label.replace("state)", f"{SAVED})") if self.saved else answerer.label
         in_steps = answerer.on_engine or isinstance(answerer, Served)
+
+        # rank paths of the tree's nodes, the root left out: "0 1 0,0"
         tree = answerer.drafter.draft_tree
         paths = [",".join(map(str, path)) for path in tree.rank_paths[1:]] if tree else []
 
@@ -217,11 +236,13 @@ class Runner:
         self.done |= {row["question_id"]: row for row in rows}
         state = self.answerer.drafter.state_dict() if self.answerer.keeps_state else {}
         self.store.append(rows, state, len(self.done))
+
         for row in rows:
             self._count(row)
         del self.pending[: len(rows)]
 
     def _count(self, row: Row) -> None:
+        """Add a row to the sums that progress shows."""
         self.tokens += new_tokens(row)
         self.steps += tokens_and_steps(row)[1]
         self.seconds += wall_time(row)
@@ -260,7 +281,9 @@ class Runner:
             for key in ("predicted_speedup", "predicted_speedup_by_size"):
                 described.pop(key, None)
 
-        summary |= {"drafter": described} if described else {}
+        if described:
+            summary["drafter"] = described
+
         if answerer.on_engine:
             most = answerer.drafter.max_nodes - 1
             lines = ["".join(acceptance_lines(row, most)) for row in rows]
@@ -276,8 +299,11 @@ def answer_next(sharing: Sequence[Runner]) -> int:
     """
     for runner in sharing:
         runner.forget_other_subtask()
+
     questions = sharing[0].pending[: sharing[0].size]
     rows = answer(questions, [(runner.answerer, runner.config) for runner in sharing])
+
+    # a run of several that share has one row; a run alone has the rows of its batch
     for i, runner in enumerate(sharing):
         runner.keep(rows[i * len(questions) : (i + 1) * len(questions)])
     return len(rows)

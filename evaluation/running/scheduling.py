@@ -233,6 +233,7 @@ class _Turns:
 
     @contextmanager
     def _catch_errors(self, *runners: Runner) -> Iterator[None]:
+        """Drop these runs if an error ends them, and note an error that the user can fix."""
         with noted(self.failures):
             try:
                 yield

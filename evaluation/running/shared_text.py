@@ -168,21 +168,28 @@ class SharedText:
             self._commit(rows)
 
     def _forward(self, rows: dict[Context, int], parents: list[Context], tokens: list[int]) -> None:
+        """Forward n new contexts behind the text, and keep the output of each.
+
+        Args:
+            rows: the contexts, with their rows of the forward; a parent comes before its children.
+            parents, tokens: of each row.
+        """
         target = self.target
         past = self.cache.length
-        # True where a row attends to a column
+        # (n, past + n); True where a row attends to a column
         visible = np.zeros((len(rows), past + len(rows)), dtype=bool)
 
         for row, parent in enumerate(parents):
             if parent in rows:
                 visible[row] = visible[rows[parent]]
             else:
-                visible[row, : parent.position + 1] = True
+                visible[row, : parent.position + 1] = True  # the text up to the parent
             visible[row, past + row] = True
 
         mask = additive(torch.from_numpy(visible).to(target.device), target.dtype)
         positions = torch.tensor([context.position for context in rows], device=target.device)
         ids = torch.tensor(tokens, device=target.device)
+        # (n, V), (n, w H)
         logits, hidden = target.forward_masked(self.cache, ids, mask, positions, hidden=self.hidden)
 
         choices = self.choice.among(logits, positions + 1).tolist()
@@ -220,7 +227,13 @@ class SharedText:
 
 
 class _Sequence:
-    """One method's decoding along the text."""
+    """One method's decoding along the text.
+
+    Attributes:
+        root: the last known token, the root of the next draft.
+        context: the root's context. Only sequences hold contexts that may be rejected.
+        out: the answer so far.
+    """
 
     def __init__(
         self, session: Session, prompt: list[int], chain: Draft | None, text: SharedText
@@ -230,7 +243,6 @@ class _Sequence:
         self.prompt = prompt
         self.text = text
         self.root = prompt[-1]
-        # of the root; only sequences hold contexts that may be rejected
         self.context = text.tip.child(self.root)
         self.out = Generation()
         self._first_draft = chain
@@ -240,6 +252,7 @@ class _Sequence:
             self._observe_hidden(prompt[:-1], [])
 
     def draft(self) -> Draft:
+        """Return the next step's draft; the first one may be the rest of the prompt."""
         return self._first_draft or self.session.draft(self.root)
 
     def learn(self, draft: Draft, nodes: list[Context], limit: int, eos: Collection[int]) -> bool:
@@ -263,6 +276,7 @@ class _Sequence:
         verification = conclude(
             self.session, draft, forwarded, over=lambda new: new[-1] in eos or len(new) == left
         )
+
         for token in verification.tokens:
             self.context = self.context.child(token)
         self.root = verification.tokens[-1]
@@ -341,6 +355,7 @@ def generate_together(
         unfinished = [one for one in sequences if one.needs.rejected]
 
         while unfinished:
+            # those furthest back take a step, in one forward
             back = min(sequence.context.position for sequence in unfinished)
             turn = [sequence for sequence in unfinished if sequence.context.position == back]
             drafts = [(sequence.context, sequence.draft()) for sequence in turn]
