@@ -390,7 +390,7 @@ def contents(figure: Figure) -> str:
 
 
 def _rounded(array: Any) -> list[str]:
-    """Return the numbers of an array with five digits, which all machines share."""
+    """Return the numbers of an array, rounded to five digits."""
     return [f"{value:.5g}" for value in np.ravel(array).tolist()]
 
 

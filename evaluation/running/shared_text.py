@@ -252,7 +252,7 @@ class _Sequence:
             self._observe_hidden(prompt[:-1], [])
 
     def draft(self) -> Draft:
-        """Return the next step's draft; the first one may be the rest of the prompt."""
+        """Return the next step's draft; the first may be what the session began with."""
         return self._first_draft or self.session.draft(self.root)
 
     def learn(self, draft: Draft, nodes: list[Context], limit: int, eos: Collection[int]) -> bool:
