@@ -102,7 +102,10 @@ class Answerer:
         raise NotImplementedError
 
     def answer_batch(
-        self, prompts: Sequence[list[int]], max_new_tokens: int, samplings: Sequence[Sampling]
+        self,
+        prompts: Sequence[list[int]],
+        max_new_tokens: int,
+        samplings: Sequence[Sampling],
     ) -> list[Generation]:
         """Answer prompts together, each with its own sampling.
 
@@ -136,7 +139,10 @@ class Method(Answerer):
         )
 
     def answer_batch(
-        self, prompts: Sequence[list[int]], max_new_tokens: int, samplings: Sequence[Sampling]
+        self,
+        prompts: Sequence[list[int]],
+        max_new_tokens: int,
+        samplings: Sequence[Sampling],
     ) -> list[Generation]:
         how: dict[str, Any] = {
             "max_new_tokens": max_new_tokens,
@@ -174,7 +180,10 @@ class InsideGenerate(Method):
         self.begin()
         target = self.loaded.target
         config = generation_config(
-            self.loaded, max_new_tokens, do_sample=False, return_dict_in_generate=True
+            self.loaded,
+            max_new_tokens,
+            do_sample=False,
+            return_dict_in_generate=True,
         )
         target.synchronize()
         start = time.perf_counter()
@@ -233,7 +242,10 @@ class TransformersGenerate(Answerer):
         return self.answer_batch([prompt], max_new_tokens, [sampling])[0]
 
     def answer_batch(
-        self, prompts: Sequence[list[int]], max_new_tokens: int, samplings: Sequence[Sampling]
+        self,
+        prompts: Sequence[list[int]],
+        max_new_tokens: int,
+        samplings: Sequence[Sampling],
     ) -> list[Generation]:
         """Answer prompts as one batch, padded on the left and sampled with the first prompt's seed.
 
@@ -329,13 +341,19 @@ class Served(Answerer):
         return self._answer([prompt], max_new_tokens, alone=True)[0]
 
     def answer_batch(
-        self, prompts: Sequence[list[int]], max_new_tokens: int, samplings: Sequence[Sampling] = ()
+        self,
+        prompts: Sequence[list[int]],
+        max_new_tokens: int,
+        samplings: Sequence[Sampling] = (),
     ) -> list[Generation]:
         """Answer prompts by concurrent requests, one for each prompt."""
         return self._answer(prompts, max_new_tokens)
 
     def _answer(
-        self, prompts: Sequence[list[int]], max_new_tokens: int, alone: bool = False
+        self,
+        prompts: Sequence[list[int]],
+        max_new_tokens: int,
+        alone: bool = False,
     ) -> list[Generation]:
         """Answer prompts.
 
@@ -508,7 +526,11 @@ class Served(Answerer):
 
 
 def build_answerer(
-    loaded: LoadedModel, method: dict[str, Any], tree: dict[str, Any], start: str, execution: str
+    loaded: LoadedModel,
+    method: dict[str, Any],
+    tree: dict[str, Any],
+    start: str,
+    execution: str,
 ) -> Answerer:
     """Build the answerer that a run's settings name.
 
@@ -557,7 +579,11 @@ def build_answerer(
         )
 
     drafter = build_drafter(
-        factory, loaded.target, options, eos=loaded.eos, tree=None if is_auto else tree
+        factory,
+        loaded.target,
+        options,
+        eos=loaded.eos,
+        tree=None if is_auto else tree,
     )
 
     settings |= {f"{key}_sha256": sha256_of(path) for key, path in paths.items()}

@@ -58,22 +58,35 @@ def main() -> None:
     )
     parser.add_argument("words", nargs="*", metavar="FOLDER", help=about)
     parser.add_argument(
-        "--answers", type=Path, metavar="FILE", help="answers of any engine instead"
+        "--answers",
+        type=Path,
+        metavar="FILE",
+        help="answers of any engine instead",
     )
     parser.add_argument(
-        "--model", metavar="NAME", help="--answers: one of configs/model, a folder, or a hub name"
+        "--model",
+        metavar="NAME",
+        help="--answers: one of configs/model, a folder, or a hub name",
     )
     parser.add_argument(
-        "--bench", metavar="NAME", help="--answers without prompts: one of configs/bench, or a file"
+        "--bench",
+        metavar="NAME",
+        help="--answers without prompts: one of configs/bench, or a file",
     )
     parser.add_argument(
-        "--made-in", choices=TYPES, help="--answers: the type they were computed in, if another one"
+        "--made-in",
+        choices=TYPES,
+        help="--answers: the type they were computed in, if another one",
     )
     parser.add_argument(
-        "--trust-remote-code", action="store_true", help="run code that comes with the model"
+        "--trust-remote-code",
+        action="store_true",
+        help="run code that comes with the model",
     )
     parser.add_argument(
-        "--allow-pickle", action="store_true", help="also read *.bin weights (as weights only)"
+        "--allow-pickle",
+        action="store_true",
+        help="also read *.bin weights (as weights only)",
     )
 
     with user_errors("no gap was written"):
@@ -102,7 +115,10 @@ def main() -> None:
         questions = load_bench(**config["bench"]).questions if given.bench else ()
         by_id = {question.question_id: question for question in questions}
         judged = audit_answers(
-            given.answers, ModelSettings(**config["model"]), by_id, given.made_in
+            given.answers,
+            ModelSettings(**config["model"]),
+            by_id,
+            given.made_in,
         )
         sys.exit(int(not all(one.places and not one.wrong for one in judged)))
 
@@ -297,7 +313,10 @@ def audit_served(folder: Path, permitted: dict[str, bool]) -> None:
 
 
 def audit_answers(
-    path: Path, settings: ModelSettings, questions: dict[Any, Question], made_in: Any
+    path: Path,
+    settings: ModelSettings,
+    questions: dict[Any, Question],
+    made_in: Any,
 ) -> list[Judged]:
     """Compare a file's answers with the model's own greedy choices.
 

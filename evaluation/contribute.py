@@ -152,7 +152,11 @@ def main() -> None:
     """The command line."""
     parser = argparse.ArgumentParser(prog="python -m evaluation.contribute", description=__doc__)
     parser.add_argument(
-        "folder", type=Path, nargs="?", metavar="RESULTS", help="an experiment's results"
+        "folder",
+        type=Path,
+        nargs="?",
+        metavar="RESULTS",
+        help="an experiment's results",
     )
     parser.add_argument(
         "name",
@@ -162,7 +166,9 @@ def main() -> None:
     )
     parser.add_argument("--note", default="", help="a remark for results/README.md")
     parser.add_argument(
-        "--add", action="store_true", help="keep the runs of NAME that RESULTS has not"
+        "--add",
+        action="store_true",
+        help="keep the runs of NAME that RESULTS has not",
     )
 
     with user_errors():

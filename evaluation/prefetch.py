@@ -93,10 +93,15 @@ def main() -> None:
     """The command line."""
     parser = argparse.ArgumentParser(prog="python -m evaluation.prefetch", description=__doc__)
     parser.add_argument(
-        "overrides", nargs="*", help="as for evaluation.run: experiment=NAME, model=..., ..."
+        "overrides",
+        nargs="*",
+        help="as for evaluation.run: experiment=NAME, model=..., ...",
     )
     parser.add_argument(
-        "-m", "--multirun", action="store_true", help="a sweep without an experiment, as there"
+        "-m",
+        "--multirun",
+        action="store_true",
+        help="a sweep without an experiment, as there",
     )
     parser.add_argument("--config-dir", help="a further folder of configs, as there")
 

@@ -156,19 +156,33 @@ def main() -> None:
     """The command line."""
     parser = argparse.ArgumentParser(prog="python -m evaluation.report", description=__doc__)
     parser.add_argument(
-        "folder", type=Path, nargs="?", metavar="FOLDER", help="results, e.g. results/quickstart"
+        "folder",
+        type=Path,
+        nargs="?",
+        metavar="FOLDER",
+        help="results, e.g. results/quickstart",
     )
     parser.add_argument(
-        "--answers", metavar="GLOB", help="answer files instead, e.g. 'model_answer/*.jsonl'"
+        "--answers",
+        metavar="GLOB",
+        help="answer files instead, e.g. 'model_answer/*.jsonl'",
     )
     parser.add_argument(
-        "--baseline", type=Path, metavar="FILE", help="--answers: the file of plain decoding"
+        "--baseline",
+        type=Path,
+        metavar="FILE",
+        help="--answers: the file of plain decoding",
     )
     parser.add_argument(
-        "--out", type=Path, help=f"--answers: the table's file (default: {FOREIGN})"
+        "--out",
+        type=Path,
+        help=f"--answers: the table's file (default: {FOREIGN})",
     )
     parser.add_argument(
-        "--against", type=Path, metavar="OTHER", help="another folder: are token ids the same?"
+        "--against",
+        type=Path,
+        metavar="OTHER",
+        help="another folder: are token ids the same?",
     )
 
     with user_errors():

@@ -88,17 +88,27 @@ def main() -> None:
     """The command line."""
     failures = Failures()
     parser = argparse.ArgumentParser(
-        prog="python -m evaluation.run", description=__doc__, allow_abbrev=False
+        prog="python -m evaluation.run",
+        description=__doc__,
+        allow_abbrev=False,
     )
     parser.add_argument(
-        "overrides", nargs="*", help="settings and choices, as method=recycling method.k=4"
+        "overrides",
+        nargs="*",
+        help="settings and choices, as method=recycling method.k=4",
     )
     parser.add_argument(
-        "-m", "--multirun", action="store_true", help="a sweep: settings may be lists"
+        "-m",
+        "--multirun",
+        action="store_true",
+        help="a sweep: settings may be lists",
     )
     parser.add_argument("--config-dir", help="a further folder of configs")
     parser.add_argument(
-        "-c", "--cfg", choices=["job"], help="print the configuration of each job and run none"
+        "-c",
+        "--cfg",
+        choices=["job"],
+        help="print the configuration of each job and run none",
     )
 
     with user_errors(), keep_devices():

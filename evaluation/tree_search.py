@@ -80,10 +80,15 @@ def find_tree(folder: Path, nodes: int, method: str | None = None) -> dict[str, 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m evaluation.tree_search", description=__doc__)
     parser.add_argument(
-        "folder", type=Path, help="an experiment's results, e.g. results/quickstart"
+        "folder",
+        type=Path,
+        help="an experiment's results, e.g. results/quickstart",
     )
     parser.add_argument(
-        "--nodes", type=int, required=True, help="of the tree, the root not counted"
+        "--nodes",
+        type=int,
+        required=True,
+        help="of the tree, the root not counted",
     )
     parser.add_argument("--output", required=True, help="the template's YAML file")
     parser.add_argument(

@@ -108,7 +108,10 @@ def load_tokenizer(path: str) -> tuple[Any, int]:
 
 
 def build(
-    tokenizer: Any, vocab_size: int, texts: Iterable[Sequence[str]], output: Path
+    tokenizer: Any,
+    vocab_size: int,
+    texts: Iterable[Sequence[str]],
+    output: Path,
 ) -> Datastore:
     """Tokenise, sort and write the texts; returns the opened datastore."""
     ids = encode(tokenizer, texts)
@@ -123,7 +126,9 @@ def main(arguments: list[str] | None = None) -> None:
         prog="python -m tools.datastore", description=(__doc__ or "").split("\n\n")[1]
     )
     parser.add_argument(
-        "--model", required=True, help="folder or hub name of the model whose tokenizer is used"
+        "--model",
+        required=True,
+        help="folder or hub name of the model whose tokenizer is used",
     )
     parser.add_argument("--text", type=Path, nargs="+", required=True, help=".txt and .jsonl files")
     parser.add_argument("--output", type=Path, required=True, help="the file to write")

@@ -409,7 +409,9 @@ def main() -> None:
         prog="python -m tools.document_results", description="Write documents' results."
     )
     parser.add_argument(
-        "--check", action="store_true", help="write nothing; fail where a document is stale"
+        "--check",
+        action="store_true",
+        help="write nothing; fail where a document is stale",
     )
 
     with user_errors():

@@ -93,7 +93,11 @@ def new_heads(recipe: Recipe, target: Target) -> MedusaHeads | EagleHead:
 
     if recipe.kind == "medusa":
         heads = MedusaHeads(
-            recipe.heads, recipe.layers, hidden, target.logits_size, shared=recipe.shared_lm_head
+            recipe.heads,
+            recipe.layers,
+            hidden,
+            target.logits_size,
+            shared=recipe.shared_lm_head,
         )
         if not recipe.shared_lm_head:
             with torch.no_grad():
@@ -230,7 +234,10 @@ def train(recipe: Recipe, target: Target, tokenizer: Any, text: str) -> MedusaHe
     if target.dtype != torch.float32:
         half = lm_head
         lm_head = nn.Linear(
-            half.weight.shape[1], half.weight.shape[0], bias=half.bias is not None, device=device
+            half.weight.shape[1],
+            half.weight.shape[0],
+            bias=half.bias is not None,
+            device=device,
         )
         state = half.state_dict()
         lm_head.load_state_dict({name: tensor.float() for name, tensor in state.items()})
@@ -239,7 +246,10 @@ def train(recipe: Recipe, target: Target, tokenizer: Any, text: str) -> MedusaHe
             heads.embedding = heads.embedding.float()
 
     optimizer = torch.optim.AdamW(
-        heads.parameters(), lr=recipe.rate, betas=(0.9, 0.95), weight_decay=0.0
+        heads.parameters(),
+        lr=recipe.rate,
+        betas=(0.9, 0.95),
+        weight_decay=0.0,
     )
 
     generator = torch.Generator().manual_seed(recipe.seed)
@@ -312,13 +322,20 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
 
     for kind in (medusa, eagle):
         kind.add_argument(
-            "--model", required=True, help="folder or hub name of the target, which stays frozen"
+            "--model",
+            required=True,
+            help="folder or hub name of the target, which stays frozen",
         )
         kind.add_argument(
-            "--text", required=True, help=".txt, .jsonl (as of tools.datastore), or `embedded`"
+            "--text",
+            required=True,
+            help=".txt, .jsonl (as of tools.datastore), or `embedded`",
         )
         kind.add_argument(
-            "--output", required=True, type=Path, help="folder for weights and config.json"
+            "--output",
+            required=True,
+            type=Path,
+            help="folder for weights and config.json",
         )
         kind.add_argument("--device", default="auto", help="of the target")
         kind.add_argument("--dtype", default="auto", help="of the target")

@@ -76,7 +76,9 @@ def answer_turn(conversations: Sequence[Conversation]) -> None:
         prompts = [one.prompt for one in batch]
         samplings = [one.asked["sampling"] for one in batch]
         answers = batch[0].answerer.answer_batch(
-            prompts, batch[0].asked["max_new_tokens"], samplings
+            prompts,
+            batch[0].asked["max_new_tokens"],
+            samplings,
         )
         for one, generation in zip(batch, answers, strict=True):
             one.add(generation)
@@ -112,7 +114,11 @@ class Conversation:
     """
 
     def __init__(
-        self, question: Question, answerer: Answerer, config: dict[str, Any], index: int
+        self,
+        question: Question,
+        answerer: Answerer,
+        config: dict[str, Any],
+        index: int,
     ) -> None:
         self.question = question
         self.answerer = answerer
@@ -237,7 +243,7 @@ def acceptance_lines(row: Row, most: int) -> Iterator[str]:
     """
     for choice in row["choices"]:
         for turn, (nodes, paths) in enumerate(
-            zip(choice["step_nodes"], choice["step_paths"], strict=True)
+            zip(choice["step_nodes"], choice["step_paths"], strict=True),
         ):
             prompt = choice["prompt_tokens"][turn]
             new = choice["new_tokens"][turn]

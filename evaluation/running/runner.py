@@ -74,7 +74,10 @@ class Runner:
     """
 
     def __init__(
-        self, config: dict[str, Any], model: ModelSettings, answer_file: Path | None = None
+        self,
+        config: dict[str, Any],
+        model: ModelSettings,
+        answer_file: Path | None = None,
     ) -> None:
         # a wrong one raises before weights are read
         bench = load_bench(**config["bench"] | {"order": FILE_ORDER})
@@ -89,7 +92,10 @@ class Runner:
         reads_text = Sampling(**config["sampling"]).reads_text
         self.size = config["batch"]  # questions answered at a time
         self.execution = choose_execution(
-            str(config["execution"]), self.loaded, config["timed"], reads_text
+            str(config["execution"]),
+            self.loaded,
+            config["timed"],
+            reads_text,
         )
 
         self.saved = config["start"] == SAVED
@@ -135,7 +141,11 @@ class Runner:
     def _build(self, start: str) -> Answerer:
         """Build the run's answerer with this start."""
         return build_answerer(
-            self.loaded, self.config["method"], self.config["tree"], start, self.execution.name
+            self.loaded,
+            self.config["method"],
+            self.config["tree"],
+            start,
+            self.execution.name,
         )
 
     def ignored(self, given: Container[str]) -> list[str]:

@@ -89,7 +89,11 @@ class SharedText:
                 session.observe_prompt(prompt, start, logits)
 
         states = target.prefill(
-            cache, prompt, rows=len(prompt) if readers else 0, read=read, hidden=self.hidden
+            cache,
+            prompt,
+            rows=len(prompt) if readers else 0,
+            read=read,
+            hidden=self.hidden,
         ).hidden
         self.prompt_hidden = [] if states is None else [*states]  # P - 1 of (w H,)
         self.tip = Context(len(prompt) - 2, choice=prompt[-1], committed=True)
@@ -236,7 +240,11 @@ class _Sequence:
     """
 
     def __init__(
-        self, session: Session, prompt: list[int], chain: Draft | None, text: SharedText
+        self,
+        session: Session,
+        prompt: list[int],
+        chain: Draft | None,
+        text: SharedText,
     ) -> None:
         self.session = session
         self.needs = session.drafter.needs
@@ -262,7 +270,9 @@ class _Sequence:
             self._first_draft = None
             if needs.prompt_logits:
                 self.session.observe_prompt(
-                    self.prompt, len(self.prompt) - 1, self.context.logits[None]
+                    self.prompt,
+                    len(self.prompt) - 1,
+                    self.context.logits[None],
                 )
             self._observe_hidden(self.prompt, [self.context])
 
@@ -274,7 +284,10 @@ class _Sequence:
 
         left = limit - len(self.out.tokens)
         verification = conclude(
-            self.session, draft, forwarded, over=lambda new: new[-1] in eos or len(new) == left
+            self.session,
+            draft,
+            forwarded,
+            over=lambda new: new[-1] in eos or len(new) == left,
         )
 
         for token in verification.tokens:
