@@ -251,6 +251,7 @@ def judge(answer: EngineAnswer, forced: Forced, tie: float, loaded: LoadedModel)
 
     apart = [i for i, (one, own) in enumerate(zip(said, forced.own, strict=False)) if one != own]
     wrong = [i for i in apart if not forced.gaps[i] <= tie]  # NaN is wrong
+
     words = [f"{len(wrong)} wrong, the first ones:"] if len(wrong) > SHOWN else []
 
     for i in (wrong or apart)[:SHOWN]:
@@ -303,6 +304,7 @@ def audit_served(folder: Path, permitted: dict[str, bool]) -> None:
         settings = ModelSettings(
             **run.metadata["config"]["model"] | permitted | {"linear": "torch"}
         )
+
         judged = audit_answers(run.folder / "answers.jsonl", settings, _questions(run), made_in)
 
         counts = zip(*(one.counts for one in judged), strict=True)
@@ -387,6 +389,7 @@ def verdict(judged: Sequence[Judged], dtype: str) -> list[str]:
     close = sum(one.close for one in judged)
     empty = sum(not one.places for one in judged)
     remade = sum(one.answer.remade for one in judged)
+
     near = f"{len(ties)} near ties at {close} places where two logits are so close"
     near += f", the widest {max(ties):.2g}" if ties else ""
 

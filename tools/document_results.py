@@ -150,6 +150,7 @@ class Shipped:
 
         A method without state has one configuration, which fits every start.
         """
+        # a method without state fits every start
         method = wanted.get("method", "")
         starts = {values.get("start", "null") for values in self.of_method(method)}
         if starts == {"null"}:
@@ -169,9 +170,13 @@ class Shipped:
     def cell(self, words: str) -> str | None:
         """Return what these words ask for, as printed; None if it was not measured."""
         wanted, over = map(self.parsed, f" {words} ".partition(" over ")[::2])
+
+        # what is printed
         column = wanted.pop("column", "mat")
         category = wanted.pop("category", metrics.OVERALL)
         interval = wanted.pop("interval", "yes") == "yes"
+
+        # of which answers and steps
         repeated = wanted.pop("repeated", None)
         tokens_between = wanted.pop("tokens", None)
         loops = wanted.pop("loops", "yes") == "yes"
@@ -180,6 +185,7 @@ class Shipped:
         pool = self.find(wanted)
         if pool is None:
             return None
+
         cells = halved(pool, half).of(category)
         if column in self.setting_names:
             return settings(pool)[column]
@@ -196,15 +202,18 @@ class Shipped:
                 return None
 
             row: dict[Any, Any] = {}
+
             if column == "tokens_per_second":
                 speeds = pool.speeds.of(category)
                 if half:
                     speeds = speeds.take(speeds.questions.isin(cells.questions))
+
                 column = "speedup_vanilla"
                 row = tables.speedups("vanilla", speeds, base)
             else:
                 ratio = pools.mat_ratio(cells, halved(base, half).of(category))
                 row = dict(zip(("mat", "mat_low", "mat_high"), ratio, strict=True))
+
         elif in_part:
             answers = pool.answers_to_compare(0)
             if repeated:
@@ -224,6 +233,7 @@ class Shipped:
                 "new_tokens": f"{tokens.sum():,.0f}",
             }
             row["mat_low"], row["mat_high"] = intervals.quotient_interval(tokens, steps)
+
         else:
             named = {
                 **pool.group,
@@ -250,6 +260,7 @@ def halved(pool: pools.Pool, half: str | None) -> pools.Cells:
     # halves are counted in the order of the file
     rows = dict(sorted(pool.answers_to_compare(0).items(), key=lambda item: item[1]["question_id"]))
     number = dict(zip(rows, numbers(row["category"] for row in rows.values()), strict=True))
+
     halves = [WORDS["split"][number[key] % 2] for key in pool.cells.questions]
     return pool.cells.take(np.array(halves) == half)
 
@@ -260,15 +271,18 @@ def conditions(experiment: Experiment) -> str:
     for pool in experiment.pools:
         rows = pool.first_answers
         bench = pool.group["bench"]
+
         turns = 0
         for row in rows:
             turns += sum(len(choice["turns"]) for choice in row["choices"])
+
         counts = f"({turns:,} turns, {sum(map(new_tokens, rows)):,} tokens)"
         benches.setdefault(bench, f"{len(rows)} questions of {bench} {counts}")
 
     repeats = max(len(pool.repeats) for pool in experiment.pools)
     parts = [*benches.values(), f"{repeats} repeat{'s' * (repeats > 1)}"]
     parts += dict.fromkeys("; ".join(notes.heading(experiment.runs)).split("; "))
+
     text = "; ".join(parts) + "."
     return textwrap.fill(text, 118, break_long_words=False, break_on_hyphens=False)
 
@@ -302,8 +316,10 @@ def texts(values: dict[str, Any]) -> dict[str, str]:
     """Return settings as text, as YAML has them."""
     words = {}
     for key, value in values.items():
-        word = f"{value:g}" if isinstance(value, float) else str(value).lower()
-        words[key] = "null" if value is None else word
+        words[key] = f"{value:g}" if isinstance(value, float) else str(value).lower()
+        if value is None:
+            words[key] = "null"
+
     return words
 
 
@@ -339,10 +355,12 @@ def rendered(block: re.Match[str]) -> str:
     for title, of_row in expanded(spec.get("rows", {})):
         cells = []
         for words_of_row, (_, (of_column,)) in zip(itertools.cycle(of_row), columns, strict=False):
+            # "over" comes last: what follows it is of the other configuration
             parts = sorted((words_of_row, of_column), key=lambda part: "over" in part.split())
             words = " ".join(parts)
             name = "".join(re.findall(r"\bin=(\S+)", words)) or spec["results"]
             used[name] = None
+
             cells.append(Shipped(name).cell(re.sub(r"\bin=\S+", "", words)))
             if cells[-1] is None and not spec.get("gaps"):
                 raise UserError(f"{name}: no configuration is '{words}'")
@@ -355,6 +373,7 @@ def rendered(block: re.Match[str]) -> str:
         body = rendering.markdown(heading, rows)
         # keeps an interval on one line
         body = re.sub(r"(?<=\d), (?=[\d.]+\])", ",\N{NO-BREAK SPACE}", body)
+
         body += "\n\n" + ";\n".join(f"`{Shipped(name).command}`" for name in used)
     elif spec["results"] == "definitions":
         body = rendering.markdown(("name", "unit", "definition"), defined())
@@ -373,14 +392,18 @@ def contents(figure: Figure) -> str:
     for axes in figure.axes:
         shown += [axes.get_xlabel(), axes.get_ylabel(), axes.get_title()]
         shown.append([text.get_text() for text in axes.texts])
+
         lines = axes.lines
         shown += [(line.get_label(), line.get_xydata()) for line in lines]
         shown += [(line.get_color(), line.get_linestyle(), line.get_marker()) for line in lines]
+
         for patch in axes.patches:
             shown.append(patch.get_path().transformed(patch.get_patch_transform()).vertices)
         for shape in axes.collections:
             shown += [path.vertices for path in shape.get_paths()]
         shown += [np.ma.filled(np.ma.asarray(image.get_array()), np.nan) for image in axes.images]
+
+        # labels of ticks that were set, not found by matplotlib
         for axis in (axes.xaxis, axes.yaxis):
             if isinstance(axis.get_major_locator(), FixedLocator):
                 shown.append([label.get_text() for label in axis.get_ticklabels()])
@@ -421,6 +444,7 @@ def main() -> None:
         for page in (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))):
             old = page.read_text(encoding="utf-8")
             new, blocks = BLOCK.subn(rendered, old)
+
             if blocks != old.count("<!-- results:"):
                 raise UserError(f"{page.name}: a block is not closed by <!-- end -->")
             stale += [(page, partial(write_text, page, new))] if new != old else []
@@ -430,6 +454,7 @@ def main() -> None:
             with style.styled(dark=name.endswith("-dark.png")):
                 file = ROOT / "docs/figures" / name
                 figure = getattr(figures, kind)(data)
+
             shown = contents(figure)  # kept as text in a PNG
             if not file.exists() or f"Contents\0{shown}".encode() not in file.read_bytes():
                 stale.append((file, partial(save_png, figure, file, shown)))

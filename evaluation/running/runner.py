@@ -89,6 +89,7 @@ class Runner:
         self.config = config
         self.loaded = load_model(model)
         check_prompts(bench, self.loaded)
+
         reads_text = Sampling(**config["sampling"]).reads_text
         self.size = config["batch"]  # questions answered at a time
         self.execution = choose_execution(
@@ -125,7 +126,6 @@ class Runner:
             self.settings = run_settings(config, bench, self.answerer)
 
         self.bench = bench
-
         given: str | None = config["run_dir"]
         self.folder = Path(given) if given else default_folder(config, self.settings, self.answerer)
         self.identity = json.dumps([str(self.folder), fingerprint(self.settings)], sort_keys=True)
@@ -153,6 +153,8 @@ class Runner:
         greedy = not self.config["sampling"].get("temperature")
         settings = self.answerer.settings
         nodes = self.config["tree"]["nodes"] or 0
+
+        # by setting, and perhaps the reason, whether it is ignored
         ignored = {
             "start": self.answerer.start is None,
             "repeats at timed=false": not self.config["timed"],
@@ -171,6 +173,7 @@ class Runner:
         self.done = self.store.begin(self._metadata())
         self.pending = [q for q in self._questions if q.question_id not in self.done]
         self._resumed_at = len(self.done)
+
         for row in self.done.values():
             self._count(row)
 
@@ -183,6 +186,8 @@ class Runner:
         if self.config["timed"]:
             turns = read_questions(WARM_UP)[0].turns
             loaded = self.loaded
+
+            # half of a short context is left to the answer
             prompt = prompt_ids(loaded.template, loaded.tokenizer, [turns[0]], [])
             prompt = prompt[: max(loaded.target.context // 2, 1)]
 
@@ -271,6 +276,7 @@ class Runner:
         """
         if self.store.is_finished():
             return
+
         answerer = self.answerer
         rows = list(self.done.values())
 
@@ -282,6 +288,7 @@ class Runner:
                 answer(self._questions[-count:], [(answerer, self.config)])
 
         state = answerer.drafter.state_dict()
+
         summary = measure(rows)
         summary["state_bytes"] = sum(t.numel() * t.element_size() for t in state.values())
 
@@ -327,6 +334,8 @@ def check_unloaded(config: dict[str, Any], settings: ModelSettings) -> None:
 
     on_meta = replace(settings, device="auto", device_map={"": "meta"}, quantize=None)
     model, tokenizer = pretrained(on_meta, torch.device("meta"), path)
+
+    # what the checks below read of a target
     target: Any = SimpleNamespace(device=torch.device("cpu"))
     target.context = check_model(model, model.config.name_or_path, settings.context)[0]
     target.vocab_size = len(model.get_input_embeddings().weight)
@@ -334,6 +343,7 @@ def check_unloaded(config: dict[str, Any], settings: ModelSettings) -> None:
     template = choose_template(settings.template, tokenizer, f"{settings.name} {settings.path}")
     loaded = LoadedModel(settings, target, tokenizer, template, frozenset())
     check_prompts(load_bench(**config["bench"]), loaded)
+
     with suppress(AttributeError):  # a method that needs more of the model, as heads do
         build_answerer(loaded, config["method"], config["tree"], config["start"], "eager")
 

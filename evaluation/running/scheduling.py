@@ -134,11 +134,14 @@ def _run(group: Sequence[Job], turns: _Turns, answer_file: Path | None) -> None:
         stack.callback(torch.set_num_threads, torch.get_num_threads())  # as the caller had it
         if said := choose_threads(recorded_threads(first), "as this experiment's other runs"):
             print(said, file=sys.stderr)
+
         turns.jobs.clear()
         for job in group:
             turns.add(job, model, answer_file)
+
         if ignored := [f"{key} by {', '.join(by)}" for key, by in turns.ignored.items()]:
             print(f"ignored: {'; '.join(ignored)}", file=sys.stderr)
+
         turns.given = turns.ignored = {}  # said once: later groups were checked, or are repeats
         turns.begin(stack)
         turns.answer()
@@ -163,8 +166,10 @@ class _Turns:
         """Build a job's run, unless another job has the same one."""
         with self._catch_errors():
             runner = Runner(job.config, model, answer_file)
+
             for key in runner.ignored(self.given):
                 self.ignored[key][runner.answerer.label] = None
+
             same = next((other for other in self.jobs if other.identity == runner.identity), None)
             folder = job.config["run_dir"]
             if folder is not None and self.jobs and same is None:

@@ -81,6 +81,8 @@ class SharedText:
         self.choice = choice
         readers = [session for session in sessions if session.drafter.needs.prompt_logits]
         needs = [session.drafter.needs for session in sessions]
+
+        # what any method reads
         self.keeps_logits = bool(readers) or any(need.logits or need.candidates for need in needs)
         self.hidden = tuple(sorted(set[int]().union(*(need.hidden for need in needs))))
 
@@ -95,7 +97,10 @@ class SharedText:
             read=read,
             hidden=self.hidden,
         ).hidden
+
         self.prompt_hidden = [] if states is None else [*states]  # P - 1 of (w H,)
+
+        # the prompt's last token is the root of the first step
         self.tip = Context(len(prompt) - 2, choice=prompt[-1], committed=True)
         self.start = replace(self.tip, children={})
         # end of `start`'s text
@@ -114,6 +119,7 @@ class SharedText:
         for root, draft in drafts:
             tokens = draft.tokens.tolist()
             parents = draft.tree.parent_of
+
             nodes = [root]
             for token, parent in zip(tokens[1:], parents[1:], strict=True):
                 nodes.append(nodes[parent].child(token))
@@ -150,6 +156,7 @@ class SharedText:
         """
         nodes = [root]
         tokens = draft.tokens.tolist()
+
         self._extend(root, tokens[0])
         rejected = replace(root, choice=-1)  # its logits and hidden states are not read
 
@@ -352,6 +359,7 @@ def generate_together(
     with ExitStack() as ends:
         ends.enter_context(target.turns)
         cache = ends.enter_context(target.cache(sum(drafter.max_nodes for drafter in drafters)))
+
         sessions = [drafter.session() for drafter in drafters]
 
         choice = Choice(sampling, target.device)
@@ -361,6 +369,7 @@ def generate_together(
 
         chains = [session.begin(prompt) for session in sessions]
         text = SharedText(target, cache, prompt, choice, sessions)
+
         sequences = list[_Sequence]()
         for session, chain in zip(sessions, chains, strict=True):
             sequences.append(_Sequence(session, prompt, chain, text))
@@ -372,6 +381,7 @@ def generate_together(
             back = min(sequence.context.position for sequence in unfinished)
             turn = [sequence for sequence in unfinished if sequence.context.position == back]
             drafts = [(sequence.context, sequence.draft()) for sequence in turn]
+
             for sequence, (_, draft), nodes in zip(turn, drafts, text.forward(drafts), strict=True):
                 if not sequence.learn(draft, nodes, limit, eos):
                     unfinished.remove(sequence)
