@@ -20,9 +20,9 @@ from ..records.identity import NO_SPECULATION
 # SGLang, TensorRT-LLM and llama.cpp name them. Any other may be a part of the answer: reasoning,
 # thinking, refusal, tool_calls, audio, ...
 _NO_OTHER_PART = re.compile(
-    "role|name|content|text|message|index|id|token_ids|ids|prompt_token_ids|prompt|messages|stop|finish_reason|"
-    "stop_reason|matched_stop|native_finish_reason|logprobs|prompt_logprobs|hidden_states|routed_experts|"
-    "disaggregated_params|content_filter_results"
+    "role|name|content|text|message|index|id|token_ids|ids|prompt_token_ids|prompt|messages|"
+    "stop|finish_reason|stop_reason|matched_stop|native_finish_reason|logprobs|prompt_logprobs|"
+    "hidden_states|routed_experts|disaggregated_params|content_filter_results"
 )
 
 
