@@ -1,5 +1,4 @@
-"""Answer prompts: by a method on this engine, by transformers' own generate, or by a server of any
-engine.
+"""Answer prompts: by this engine, by transformers' own generate, or by a server of any engine.
 
 A run uses only the interface of `Answerer`, so a new kind is one more class here.
 `running.answering.answer_turn`
@@ -35,7 +34,7 @@ from model.methods import AUTO, build_drafter, method_class, takes_tree
 
 from .loading.companions import path_of
 from .loading.engine_answers import continued, space_between, tokenised
-from .loading.engines import Heard
+from .loading.engines import Reply
 from .loading.models import LoadedModel
 from .loading.server import Server
 from .loading.stock import STATIC, stock_generate
@@ -55,29 +54,26 @@ class Answerer:
 
     loaded: LoadedModel
     drafter: Drafter  # keeps the state between prompts; on this engine it also drafts
-    settings: dict[
-        str, Any
-    ]  # whatever decides the answers, for the run's identity; `name` as in configs/method/
+    # whatever decides the answers, for the run's identity; `name` as in configs/method/
+    settings: dict[str, Any]
     execution: str  # how steps are executed, as `model.engine.decode` takes it, or INSIDE
-    start: str | None = (
-        None  # cold, hot, category, or the file of a saved state; None if no state is kept
-    )
+    # cold, hot, category, or the file of a saved state; None if no state is kept
+    start: str | None = None
     on_engine: ClassVar[bool] = False  # True if answers have step records and phases
-    streams: ClassVar[bool] = (
-        False  # True if answers have a prefill time and the arrival times of tokens
-    )
+    # True if answers have a prefill time and the arrival times of tokens
+    streams: ClassVar[bool] = False
 
     @property
     def label(self) -> str:
-        """The name in tables, with the start if state is kept; tree=auto names its start only if it
-        is not hot.
+        """The name in tables, with the start if state is kept.
+
+        tree=auto names its start only if it is not hot.
         """
         words = [AUTO] if self.settings.get("tree") == AUTO else []
         if self.start is not None and not (words and self.start == HOT):
             words.append(Path(self.start).stem)
-        return (
-            f"{self.settings['name']} ({', '.join(words)})" if words else str(self.settings["name"])
-        )
+        name = str(self.settings["name"])
+        return f"{name} ({', '.join(words)})" if words else name
 
     @property
     def keeps_state(self) -> bool:
@@ -106,10 +102,14 @@ class Answerer:
         raise NotImplementedError
 
     def answer_batch(
-        self, prompts: Sequence[list[int]], max_new_tokens: int, samplings: Sequence[Sampling]
+        self,
+        prompts: Sequence[list[int]],
+        max_new_tokens: int,
+        samplings: Sequence[Sampling],
     ) -> list[Generation]:
-        """Answer prompts together, each with its own sampling; each gets its share of the seconds
-        (`Generation`).
+        """Answer prompts together, each with its own sampling.
+
+        Each answer gets its share of the seconds (`Generation`).
         """
         raise NotImplementedError
 
@@ -127,13 +127,22 @@ class Method(Answerer):
         mark: Mark = unmarked,
     ) -> Generation:
         self.begin()
-        asked: dict[str, Any] = dict(
-            max_new_tokens=max_new_tokens, eos=self.loaded.eos, sampling=sampling, mark=mark
+        return generate(
+            self.loaded.target,
+            self.drafter,
+            prompt,
+            max_new_tokens=max_new_tokens,
+            eos=self.loaded.eos,
+            sampling=sampling,
+            execution=self.execution,
+            mark=mark,
         )
-        return generate(self.loaded.target, self.drafter, prompt, execution=self.execution, **asked)
 
     def answer_batch(
-        self, prompts: Sequence[list[int]], max_new_tokens: int, samplings: Sequence[Sampling]
+        self,
+        prompts: Sequence[list[int]],
+        max_new_tokens: int,
+        samplings: Sequence[Sampling],
     ) -> list[Generation]:
         how: dict[str, Any] = {
             "max_new_tokens": max_new_tokens,
@@ -148,8 +157,9 @@ class Method(Answerer):
 
 
 class InsideGenerate(Method):
-    """A method inside transformers' generate, by `custom_generate=Generate(...)`; greedy, one
-    answer at a time.
+    """A method inside transformers' generate, by `custom_generate=Generate(...)`.
+
+    It is greedy and answers one prompt at a time.
     """
 
     @cached_property
@@ -163,30 +173,36 @@ class InsideGenerate(Method):
         sampling: Sampling = GREEDY,
         mark: Mark = unmarked,
     ) -> Generation:
-        """Answer a prompt. What transformers does before and after the steps counts as prefill; no
-        phase is marked.
+        """Answer a prompt.
+
+        What transformers does before and after the steps counts as prefill; no phase is marked.
         """
         self.begin()
         target = self.loaded.target
         config = generation_config(
-            self.loaded, max_new_tokens, do_sample=False, return_dict_in_generate=True
+            self.loaded,
+            max_new_tokens,
+            do_sample=False,
+            return_dict_in_generate=True,
         )
         target.synchronize()
         start = time.perf_counter()
         ids = torch.tensor([prompt], device=target.device)
-        asked: dict[str, Any] = dict(
-            attention_mask=torch.ones_like(ids), custom_generate=self.custom_generate
+        generated = target.model.generate(
+            ids,
+            generation_config=config,
+            attention_mask=torch.ones_like(ids),
+            custom_generate=self.custom_generate,
         )
-        out: Generation = target.model.generate(ids, generation_config=config, **asked).generations[
-            0
-        ]
+        out: Generation = generated.generations[0]
         out.prefill_s = time.perf_counter() - start - out.decode_s - out.setup_s
         return out
 
 
 class _GenerateOfRun(Generate):
-    """Decodes with a run's target, which the other methods use, too, and its drafter, whose state
-    the run keeps.
+    """Decodes with a run's target and drafter.
+
+    The other methods use the target, too; the run keeps the drafter's state.
     """
 
     def __init__(self, target: Target, drafter: Drafter) -> None:
@@ -202,14 +218,16 @@ class _GenerateOfRun(Generate):
 
 
 class TransformersGenerate(Answerer):
-    """transformers' generate on the stock model: the paper's baseline. It samples with torch's
-    generator.
+    """transformers' generate on the stock model: the paper's baseline.
+
+    It samples with torch's generator.
     """
 
     @property
     def label(self) -> str:
-        """The name in tables, and that it has a static cache; whether transformers then compiles is
-        up to it.
+        """The name in tables, and that it has a static cache.
+
+        Whether transformers then compiles is up to it.
         """
         return f"{super().label} ({STATIC})" if self.settings.get("compiled") else super().label
 
@@ -224,7 +242,10 @@ class TransformersGenerate(Answerer):
         return self.answer_batch([prompt], max_new_tokens, [sampling])[0]
 
     def answer_batch(
-        self, prompts: Sequence[list[int]], max_new_tokens: int, samplings: Sequence[Sampling]
+        self,
+        prompts: Sequence[list[int]],
+        max_new_tokens: int,
+        samplings: Sequence[Sampling],
     ) -> list[Generation]:
         """Answer prompts as one batch, padded on the left and sampled with the first prompt's seed.
 
@@ -233,32 +254,34 @@ class TransformersGenerate(Answerer):
         """
         if not prompts:
             return []
+
         sampling = samplings[0]
         size = len(prompts)
         limits = [self.loaded.target.token_budget(prompt, max_new_tokens) for prompt in prompts]
         limit = min(limits)
+
         if limit < max_new_tokens and size > 1:
             fits = [room == max_new_tokens for room in limits]
             fitting = list(compress(prompts, fits))
-            together = iter(
-                self.answer_batch(fitting, max_new_tokens, list(compress(samplings, fits)))
-            )
-            asked = zip(prompts, samplings, fits, strict=True)
-            return [
-                next(together) if fit else self.answer(p, max_new_tokens, s) for p, s, fit in asked
-            ]
-        drawn: dict[str, Any] = {}
-        if sampling.temperature:
-            drawn = {
-                key: getattr(sampling, key) for key in ("temperature", "top_k", "top_p", "min_p")
-            }
-        drawn |= {
+            of_fitting = list(compress(samplings, fits))
+            together = iter(self.answer_batch(fitting, max_new_tokens, of_fitting))
+            outs = []
+            for prompt, own, fit in zip(prompts, samplings, fits, strict=True):
+                outs.append(next(together) if fit else self.answer(prompt, max_new_tokens, own))
+            return outs
+
+        drawn: dict[str, Any] = {
             "do_sample": bool(sampling.temperature),
             "repetition_penalty": sampling.repetition_penalty,
         }
+        if sampling.temperature:
+            for key in ("temperature", "top_k", "top_p", "min_p"):
+                drawn[key] = getattr(sampling, key)
+
         config = generation_config(self.loaded, limit, **drawn)
         compiled = self.settings.get("compiled", False)
         rows, elapsed = stock_generate(self.loaded, prompts, config, compiled, sampling.seed)
+
         outs = []
         for row in rows:
             ends = [i for i, token in enumerate(row, start=1) if token in self.loaded.eos]
@@ -266,14 +289,16 @@ class TransformersGenerate(Answerer):
             steps = [StepRecord([token], 1, (), batch=size) for token in tokens]
             outs.append(Generation(tokens, steps, forwards=len(tokens), decode_s=elapsed / size))
             outs[-1].end(limit, max_new_tokens, self.loaded.eos)
+
         return outs
 
 
 def generation_config(
     loaded: LoadedModel, max_new_tokens: int, **settings: Any
 ) -> GenerationConfig:
-    """Return settings for transformers' generate that end an answer and pad a batch by the model's
-    EOS ids.
+    """Return settings for transformers' generate with the model's EOS ids.
+
+    They end an answer and pad a batch.
     """
     eos = sorted(loaded.eos)
     ends = {"eos_token_id": eos or None, "pad_token_id": eos[0] if eos else 0}
@@ -285,9 +310,8 @@ class ServedAnswer(Generation):
     """An answer of a server, which reports at most the number of steps."""
 
     said: str | None = None  # the answer's text, if its token ids had to be made from it
-    recorded: dict[str, Any] = field(
-        default_factory=dict
-    )  # entries that this answer's record adds or replaces
+    # entries that this answer's record adds or replaces
+    recorded: dict[str, Any] = field(default_factory=dict)
 
 
 @dataclass
@@ -303,178 +327,210 @@ class Served(Answerer):
         """The engine, and how it speculates."""
         engine = self.settings["engine"]
         speculation = self.settings["speculation"]
-        return (
-            str(engine)
-            if speculation == NO_SPECULATION
-            else f"{engine} ({speculation or 'speculation unknown'})"
-        )
+        if speculation == NO_SPECULATION:
+            return str(engine)
+        return f"{engine} ({speculation or 'speculation unknown'})"
 
     def answer(
         self, prompt: list[int], max_new_tokens: int, *greedy: Any, **unmarked: Any
     ) -> Generation:
-        """Answer a prompt; no phase is marked. Raises UserError if the server fails or has
-        changed.
+        """Answer a prompt; no phase is marked.
+
+        Raises UserError if the server fails or has changed.
         """
         return self._answer([prompt], max_new_tokens, alone=True)[0]
 
     def answer_batch(
-        self, prompts: Sequence[list[int]], max_new_tokens: int, samplings: Sequence[Sampling] = ()
+        self,
+        prompts: Sequence[list[int]],
+        max_new_tokens: int,
+        samplings: Sequence[Sampling] = (),
     ) -> list[Generation]:
         """Answer prompts by concurrent requests, one for each prompt."""
         return self._answer(prompts, max_new_tokens)
 
     def _answer(
-        self, prompts: Sequence[list[int]], max_new_tokens: int, alone: bool = False
+        self,
+        prompts: Sequence[list[int]],
+        max_new_tokens: int,
+        alone: bool = False,
     ) -> list[Generation]:
-        """Answer prompts; `alone`: there is one request, so the counters of the whole server are
-        read as its own.
+        """Answer prompts.
+
+        If `alone`, there is one request, so the counters of the whole server are read as its own.
         """
         server = self.server
         where = self.server.where
         now = {key: value or self.said[key] for key, value in server.describe().items()}
         if changed := difference(self.said, now, words=("before", "now")):
             raise UserError(f"{where}: is another one now: {changed}")
+
         asked = [self._as_taken(prompt) for prompt in prompts]
         limits = [self.loaded.target.token_budget(prompt, max_new_tokens) for prompt in prompts]
         before = server.counters() if alone else {}
+
         start = time.perf_counter()
         if len(prompts) == 1:
             replies = [server.ask(asked[0], limits[0])]
         else:
-            with ThreadPool(
-                len(prompts)
-            ) as pool:  # an error or Ctrl-C ends it without waiting for other requests
+            # an error or Ctrl-C ends it without waiting for other requests
+            with ThreadPool(len(prompts)) as pool:
                 places = zip(range(len(prompts)), asked, limits, strict=True)
                 done = pool.imap_unordered(lambda each: (each[0], server.ask(*each[1:])), places)
                 replies = [reply for _, reply in sorted(done, key=lambda pair: pair[0])]
+
         elapsed = time.perf_counter() - start  # the sum of all answers' times
+
         share = 1.0 if alone else elapsed / sum(times[-1] for _, times in replies)
         after = server.counters() if alone else {}
         moved = {name: value - before.get(name, 0.0) for name, value in after.items() if before}
+
         outs = []
-        for prompt, limit, (heard, times) in zip(prompts, limits, replies, strict=True):
-            if self.settings["speculation"] == NO_SPECULATION and heard.accepted is None:
-                heard.accepted = 0
-            server.kind.count(moved, heard)
-            tokens = self._checked(heard, prompt, limit)
+        for prompt, limit, (reply, times) in zip(prompts, limits, replies, strict=True):
+            if self.settings["speculation"] == NO_SPECULATION and reply.accepted is None:
+                reply.accepted = 0
+            server.kind.count(moved, reply)
+            tokens = self._checked(reply, prompt, limit)
             full = "length" if limit == max_new_tokens else "context"
-            recorded: dict[str, Any] = {"new_tokens": heard.tokens, "engine_means": heard.means}
-            recorded |= {"decoding_steps": heard.steps, "ids_remade": not heard.ids}
+            recorded = {
+                "new_tokens": reply.tokens,
+                "engine_means": reply.means,
+                "decoding_steps": reply.steps,
+                "ids_remade": not reply.ids,
+                "first_tokens": reply.first_tokens,
+                "first_token_time": times[0],
+            }
             out = ServedAnswer(
                 tokens,
                 prefill_s=times[0] * share,
                 decode_s=(times[-1] - times[0]) * share,
                 ends_s=times,
-                forwards=heard.steps or 0,
-                stop="eos" if heard.finish == "stop" else full,
-                said=None if heard.ids else heard.text,
-                recorded=recorded
-                | {
-                    "first_tokens": heard.first_tokens,
-                    "first_token_time": times[0],
-                },
+                forwards=reply.steps or 0,
+                stop="eos" if reply.finish == "stop" else full,
+                said=None if reply.ids else reply.text,
+                recorded=recorded,
             )
             outs.append(out)
+
         return list[Generation](outs)
 
-    def _checked(self, heard: Heard, prompt: list[int], limit: int) -> list[int]:
-        """Return an answer's ids up to its end, and set `heard.tokens` to their number.
+    def _checked(self, reply: Reply, prompt: list[int], limit: int) -> list[int]:
+        """Return an answer's ids up to its end, and set `reply.tokens` to their number.
 
         There are no ids if they cannot be made from the answer's text; the number of tokens is then
         the engine's. Raises UserError if prompt, end, ids or their number do not fit the request.
         """
         loaded = self.loaded
         where = self.server.where
-        if heard.prompt_tokens not in (None, len(prompt)):
+        if reply.prompt_tokens not in (None, len(prompt)):
             raise UserError(
-                f"{where}: read {heard.prompt_tokens} tokens where the prompt has {len(prompt)}"
+                f"{where}: read {reply.prompt_tokens} tokens where the prompt has {len(prompt)}"
             )
-        if heard.speculation not in (None, self.said["speculation"]):
-            raise UserError(f"{where}: is another one now: speculation is {heard.speculation}")
-        short = self.server.name == "llamacpp" and len(heard.ids) < heard.tokens
-        if short and (again := self.server.whole(prompt, limit)).text.startswith(heard.text):
-            heard.ids = again.ids
-        shown = bool(loaded.eos.intersection(heard.ids[-1:]))  # EOS is among the ids
-        count = len(heard.ids)
-        full = max(count, heard.tokens) >= limit
-        heard.finish = heard.finish or ("stop" if shown else "length" if full else "")
-        if heard.finish not in ("stop", "length"):
-            why = f"the engine says {heard.finish}" if heard.finish else "the stream broke off"
+        if reply.speculation not in (None, self.said["speculation"]):
+            raise UserError(f"{where}: is another one now: speculation is {reply.speculation}")
+        short = self.server.name == "llamacpp" and len(reply.ids) < reply.tokens
+        if short:
+            again = self.server.ask_again(prompt, limit)
+            if again.text.startswith(reply.text):
+                reply.ids = again.ids
+
+        shown = bool(loaded.eos.intersection(reply.ids[-1:]))  # EOS is among the ids
+        count = len(reply.ids)
+        full = max(count, reply.tokens) >= limit
+        if not reply.finish and (shown or full):
+            reply.finish = "stop" if shown else "length"
+        if reply.finish not in ("stop", "length"):
+            why = f"the engine says {reply.finish}" if reply.finish else "the stream broke off"
             raise UserError(f"{where}: an answer has no end: {why}")
-        hidden = (
-            heard.finish == "stop" and not shown and bool(loaded.eos)
-        )  # an EOS that is not among the ids
-        if heard.ids and heard.tokens not in (
-            0,
-            *range(count - shown, count + hidden + 1),
-        ):  # EOS counts, or not
-            if not heard.text or heard.tokens < count:
-                raise UserError(f"{where}: gives {count} ids of {heard.tokens} tokens")
-            heard.ids = []
-        if (most := max(count, heard.tokens - hidden)) > limit:  # their time would be that of fewer
+
+        # an EOS that is not among the ids
+        hidden = reply.finish == "stop" and not shown and bool(loaded.eos)
+        # EOS counts, or not
+        possible_counts = (0, *range(count - shown, count + hidden + 1))
+
+        if reply.ids and reply.tokens not in possible_counts:
+            if not reply.text or reply.tokens < count:
+                raise UserError(f"{where}: gives {count} ids of {reply.tokens} tokens")
+            reply.ids = []
+
+        most = max(count, reply.tokens - hidden)
+        if most > limit:  # their time would be that of fewer
             raise UserError(f"{where}: gives {most} tokens where {limit} were asked for")
-        if hidden and heard.stopped_by not in (None, *loaded.eos):
+        if hidden and reply.stopped_by not in (None, *loaded.eos):
             raise UserError(
-                f"{where}: stopped at {one_line(str(heard.stopped_by))[:40]}, which is no EOS here"
+                f"{where}: stopped at {one_line(str(reply.stopped_by))[:40]}, which is no EOS here"
             )
-        if heard.finish == "length" and not shown and (heard.tokens or limit) < limit:
+
+        early = (reply.tokens or limit) < limit
+        if early and reply.finish == "length" and not shown:
             raise UserError(
-                f"{where}: stopped after {heard.tokens} tokens of {limit}; has it a shorter"
-                " context?"
+                f"{where}: stopped after {reply.tokens} tokens of {limit};"
+                " has it a shorter context?"
             )
+
         tokenizer = loaded.tokenizer
-        ids = heard.ids
+        ids = reply.ids
+
         if not ids:
             before = tokenizer.decode(prompt)
-            likely = space_between(loaded.template, before, heard.text)  # some servers leave it out
-            spaces = dict.fromkeys((likely, "", " ") if heard.text else ("",))
-            made = (continued(tokenizer, before, space + heard.text) for space in spaces)
+            likely = space_between(loaded.template, before, reply.text)  # some servers leave it out
+            spaces = dict.fromkeys((likely, "", " ") if reply.text else ("",))
+            made = (continued(tokenizer, before, space + reply.text) for space in spaces)
             possible = [ids for ids in made if (ids or hidden) and len(ids) <= limit]
-            fitting = [ids for ids in possible if heard.tokens in (0, len(ids), len(ids) + hidden)]
-            if not fitting or "\ufffd" in heard.text or heard.parts:
-                if not heard.tokens:
+            fitting = [ids for ids in possible if reply.tokens in (0, len(ids), len(ids) + hidden)]
+
+            if not fitting or "\ufffd" in reply.text or reply.parts:
+                if not reply.tokens:
                     raise UserError(
                         f"{where}: gives no number of tokens, and no text that shows all of them"
                     )
                 return []
+
             ids = fitting[0]
-            if not heard.tokens and heard.accepted:  # of the engine's ids, which may be others
-                heard.accepted = None
+            if not reply.tokens and reply.accepted:  # of the engine's ids, which may be others
+                reply.accepted = None
+
         read = tokenised(where, {"id": "", "prompt_token_ids": prompt, "token_ids": ids}, loaded)
         tokens = read.ids
         own = tokenizer.eos_token_id
         if read.behind:
             raise UserError(
-                f"{where}: {read.behind} tokens behind token {tokens[-1]}, which is EOS of the"
-                " model here"
+                f"{where}: {read.behind} tokens behind token {tokens[-1]},"
+                " which is EOS of the model here"
             )
+
         if hidden:  # it took a step, too
             tokens.append(own if own in loaded.eos else min(loaded.eos))
-        heard.tokens = min(len(tokens), limit)
+        reply.tokens = min(len(tokens), limit)
         return tokens[:limit]
 
     def _as_taken(self, prompt: list[int]) -> list[int] | str:
-        """Return a prompt as the engine takes it. Raises UserError if it takes text and no text
-        gives these ids.
+        """Return a prompt as the engine takes it.
+
+        Raises UserError if it takes text and no text gives these ids.
         """
         if self.server.kind.takes_ids:
             return prompt
         tokenizer = self.loaded.tokenizer
         text = tokenizer.decode(prompt)
-        for exact in (
-            text,
-            text.removeprefix(tokenizer.bos_token or ""),
-        ):  # most servers add BOS to a text
+
+        # most servers add BOS to a text
+        for exact in (text, text.removeprefix(tokenizer.bos_token or "")):
             if list(tokenizer(exact).input_ids) == prompt:
                 return str(exact)
+
         raise UserError(
-            f"{self.server.where}: takes texts alone, and no text gives exactly this prompt's"
-            " tokens"
+            f"{self.server.where}: takes texts alone,"
+            " and no text gives exactly this prompt's tokens"
         )
 
 
 def build_answerer(
-    loaded: LoadedModel, method: dict[str, Any], tree: dict[str, Any], start: str, execution: str
+    loaded: LoadedModel,
+    method: dict[str, Any],
+    tree: dict[str, Any],
+    start: str,
+    execution: str,
 ) -> Answerer:
     """Build the answerer that a run's settings name.
 
@@ -488,20 +544,22 @@ def build_answerer(
         UserError: unknown drafter, start, setting or value, a tree that does not fit k.
     """
     settings = dict(method)
-    options = {key: value for key, value in method.items() if key not in ("name", "drafter")}
+    options = {key: method[key] for key in method if key not in ("name", "drafter")}
     if method["drafter"] == SERVER:
         return build_served(loaded, settings, Server(**options))
     if method["drafter"] is None:
         return TransformersGenerate(loaded, Drafter(loaded.target.device), settings, execution)
-    files = {
-        key: value
-        for key, value in options.items()
-        if key.endswith("path") and isinstance(value, str)
-    }
-    paths = {key: path_of(key, value) for key, value in files.items()}
+
+    paths = {}
+    for key, value in options.items():
+        if key.endswith("path") and isinstance(value, str):
+            paths[key] = path_of(key, value)
+
     options |= {key: str(path) for key, path in paths.items()}
+
     factory = method_class(method["drafter"])
     is_auto = tree["name"] == AUTO
+
     if is_auto and finds_size(factory):
         unused = [key for key in ("depth", "branching", "path") if tree[key] is not None]
         if unused or (tree["nodes"] or 0) < 1:
@@ -519,14 +577,21 @@ def build_answerer(
         raise UserError(
             "tree=auto: is for methods whose drafts have any size; with this one name a template"
         )
+
     drafter = build_drafter(
-        factory, loaded.target, options, eos=loaded.eos, tree=None if is_auto else tree
+        factory,
+        loaded.target,
+        options,
+        eos=loaded.eos,
+        tree=None if is_auto else tree,
     )
+
     settings |= {f"{key}_sha256": sha256_of(path) for key, path in paths.items()}
     if drafter.draft_tree is not None:
         nodes = [list(path) for path in drafter.draft_tree.rank_paths[1:]]
         digest = hashlib.sha256(repr(nodes).encode()).hexdigest()
         settings |= {"tree": tree["name"], "tree_nodes": len(nodes), "tree_sha256": digest}
+
     if drafter.stateful:
         settings["start"] = start
         if start not in (COLD, HOT, CATEGORY):
@@ -535,6 +600,7 @@ def build_answerer(
                     f"start={start}: must be cold, hot, category or the file of a saved state"
                 )
             settings["start_sha256"] = sha256_of(Path(start))
+
     answers_by = InsideGenerate if execution in INSIDE.values() else Method
     built = answers_by(loaded, drafter, settings, execution, start if drafter.stateful else None)
     built.prepare()  # raises now if a saved state does not fit
@@ -549,22 +615,25 @@ def build_served(loaded: LoadedModel, settings: dict[str, Any], server: Server) 
     """
     said = server.describe()
     asked = server.speculation
+
     if server.kind.takes_ids:
         drafts = server.ask([0], 1)[0].speculation
         said = server.describe()  # a router has loaded the model now
         said["speculation"] = drafts or said["speculation"]
-    if (context := said["context"]) is not None and context < loaded.target.context:
+
+    context = said["context"]
+    if context is not None and context < loaded.target.context:
         most = f"has a context of {context} tokens, and the model {loaded.target.context}"
         raise UserError(
             f"{server.where}: {most}; start it with a longer one, or say model.context={context}"
         )
-    if (
-        asked
-        and said["speculation"]
-        and (asked == NO_SPECULATION) != (said["speculation"] == NO_SPECULATION)
-    ):
-        raise UserError(f"method.speculation={asked}: {server.where} says {said['speculation']}")
-    settings |= said | {"speculation": asked or said["speculation"], "url": server.url}
+
+    reported = said["speculation"]
+    contradicts = (asked == NO_SPECULATION) != (reported == NO_SPECULATION)
+    if asked and reported and contradicts:
+        raise UserError(f"method.speculation={asked}: {server.where} says {reported}")
+
+    settings |= said | {"speculation": asked or reported, "url": server.url}
     for decides_no_answer in ("timeout", "context", "dtype"):
         del settings[decides_no_answer]
     return Served(loaded, Drafter(loaded.target.device), settings, SERVED, server=server, said=said)

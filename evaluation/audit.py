@@ -1,5 +1,6 @@
-"""python -m evaluation.audit FOLDER: is the output still the model's own? Compares each method with
-vanilla by turn.
+"""python -m evaluation.audit FOLDER: is the output still the model's own?
+
+Compares each method with vanilla by turn.
 
 Every report makes this comparison from the records (tables/audit.csv and .md). This command also
 loads the model and adds the target's top-2 logit gap where answers first differ: it distinguishes a
@@ -52,54 +53,72 @@ def main() -> None:
     """The command line."""
     parser = argparse.ArgumentParser(prog="python -m evaluation.audit", description=__doc__)
     about = (
-        "an experiment's results, e.g. results/precision; with --answers: model.KEY=VALUE,"
-        " bench.KEY=VALUE"
+        "an experiment's results, e.g. results/precision;"
+        " with --answers: model.KEY=VALUE, bench.KEY=VALUE"
     )
     parser.add_argument("words", nargs="*", metavar="FOLDER", help=about)
     parser.add_argument(
-        "--answers", type=Path, metavar="FILE", help="answers of any engine instead"
+        "--answers",
+        type=Path,
+        metavar="FILE",
+        help="answers of any engine instead",
     )
     parser.add_argument(
-        "--model", metavar="NAME", help="--answers: one of configs/model, a folder, or a hub name"
+        "--model",
+        metavar="NAME",
+        help="--answers: one of configs/model, a folder, or a hub name",
     )
     parser.add_argument(
-        "--bench", metavar="NAME", help="--answers without prompts: one of configs/bench, or a file"
+        "--bench",
+        metavar="NAME",
+        help="--answers without prompts: one of configs/bench, or a file",
     )
     parser.add_argument(
-        "--made-in", choices=TYPES, help="--answers: the type they were computed in, if another one"
+        "--made-in",
+        choices=TYPES,
+        help="--answers: the type they were computed in, if another one",
     )
     parser.add_argument(
-        "--trust-remote-code", action="store_true", help="run code that comes with the model"
+        "--trust-remote-code",
+        action="store_true",
+        help="run code that comes with the model",
     )
     parser.add_argument(
-        "--allow-pickle", action="store_true", help="also read *.bin weights (as weights only)"
+        "--allow-pickle",
+        action="store_true",
+        help="also read *.bin weights (as weights only)",
     )
+
     with user_errors("no gap was written"):
         given = parser.parse_intermixed_args()
         permitted = {
             "trust_remote_code": given.trust_remote_code,
             "allow_pickle": given.allow_pickle,
         }
-        if (given.answers is None) != (given.model is None) or (
-            given.answers is None and len(given.words) != 1
-        ):
+        of_folder = given.answers is None
+        if of_folder != (given.model is None) or (of_folder and len(given.words) != 1):
             raise UserError("name an experiment's folder, or --answers FILE and --model NAME")
-        if given.answers is None and (given.bench or given.made_in):
+        if of_folder and (given.bench or given.made_in):
             raise UserError("--bench, --made-in: with --answers only")
-        if given.answers is None:
+        if of_folder:
             audit_folder(Path(given.words[0]), permitted)
             return
-        settings = named("model", given.model) | (
-            named("bench", given.bench) if given.bench else {}
-        )
+
+        settings = named("model", given.model)
+        if given.bench:
+            settings |= named("bench", given.bench)
         settings["model.linear"] = "torch"  # linear layers as in transformers
         words = [f"{key}={quoted(value)}" for key, value in settings.items()]
         words += [f"model.{key}=true" for key, granted in permitted.items() if granted]
         config = group_settings([*words, *given.words], "model", "bench")
+
         questions = load_bench(**config["bench"]).questions if given.bench else ()
         by_id = {question.question_id: question for question in questions}
         judged = audit_answers(
-            given.answers, ModelSettings(**config["model"]), by_id, given.made_in
+            given.answers,
+            ModelSettings(**config["model"]),
+            by_id,
+            given.made_in,
         )
         sys.exit(int(not all(one.places and not one.wrong for one in judged)))
 
@@ -111,14 +130,16 @@ def audit_folder(folder: Path, permitted: dict[str, bool]) -> None:
         raise UserError(
             f"{folder}: no vanilla run to compare with; add method=vanilla to the sweep"
         )
+
     with keep_devices():  # several audits may use the same model
         write_json(folder / GAPS, list(measure_gaps(experiment, permitted)))
     print("\n".join(write_audit(experiment, folder / "tables")))
 
 
 def measure_gaps(experiment: Experiment, permitted: dict[str, bool]) -> Iterator[dict[str, Any]]:
-    """Measure the gap between the target's two largest logits where an answer first differs from
-    vanilla's.
+    """Measure the logit gap where an answer first differs from vanilla's.
+
+    It is the gap between the target's two largest logits.
 
     A folder's metadata name the model and bench, but grant no permissions, as anybody may have
     written them.
@@ -136,46 +157,58 @@ def measure_gaps(experiment: Experiment, permitted: dict[str, bool]) -> Iterator
             questions have changed.
     """
     differing = [audit for audit in experiment.audits if audit.different]
-    for first in (audit.pool.first for audit in differing):
+    for audit in differing:
+        first = audit.pool.first
         model = first.metadata["config"]["model"]
-        for key in (key for key, granted in permitted.items() if model.get(key) and not granted):
-            trusted = f"if you trust {model['path']}, say so: --{key.replace('_', '-')}"
-            raise UserError(f"{first.folder}: was run with model.{key}=true; {trusted}")
+        for key, granted in permitted.items():
+            if model.get(key) and not granted:
+                trusted = f"if you trust {model['path']}, say so: --{key.replace('_', '-')}"
+                raise UserError(f"{first.folder}: was run with model.{key}=true; {trusted}")
+
     for audit in differing:
         first = audit.pool.first
         dtype = {"dtype": first.settings["model"]["dtype"]}  # the type that the run used
         settings = ModelSettings(**first.metadata["config"]["model"] | permitted | dtype)
+
         with exclusive(settings) as settings:
             loaded = load_model(settings)
-            if first.identity.files and (other := difference(first.identity.files, loaded.files)):
+            files = first.identity.files
+            changed = difference(files, loaded.files) if files else ""
+            if changed:
                 raise UserError(
-                    f"{first.folder}: its model is no longer the one in {settings.path} ({other})"
+                    f"{first.folder}: its model is no longer the one in {settings.path} ({changed})"
                 )
-            for run in {
-                id(turn.run): turn.run for turn in audit.different
-            }.values():  # shards have different questions
+
+            template = loaded.template
+            tokenizer = loaded.tokenizer
+
+            # shards have different questions
+            for run in {id(turn.run): turn.run for turn in audit.different}.values():
                 questions = _questions(run)
                 rows = {row["question_id"]: row for row in run.answers}
-                for turn in (turn for turn in audit.different if turn.run is run):
+
+                for turn in audit.different:
+                    if turn.run is not run:
+                        continue
                     token = turn.differs_at or 0
                     choice = rows[turn.question_id]["choices"][turn.choice]
-                    *before, ids = choice["output_ids"][
-                        : turn.turn + 1
-                    ]  # compact records hold no texts
-                    answers = [
-                        answer_text(loaded.template, loaded.tokenizer, tokens) for tokens in before
-                    ]
+                    # compact records hold no texts
+                    *before, ids = choice["output_ids"][: turn.turn + 1]
+                    answers = [answer_text(template, tokenizer, tokens) for tokens in before]
                     turns = list(questions[turn.question_id].turns[: turn.turn + 1])
-                    prompt = prompt_ids(loaded.template, loaded.tokenizer, turns, answers)
+                    prompt = prompt_ids(template, tokenizer, turns, answers)
+
                     forced = force(loaded.target, prompt, ids[: token + 1])
                     picked = forced.gaps[token] if token < len(ids) else math.nan
                     yield {"at": list(turn.key), "gap": forced.margins[token], "picked": picked}
+
             del loaded  # before loading another model
 
 
 def _questions(run: Run) -> dict[int | str, Question]:
-    """Return a run's questions by id. Nothing is fetched, as the address comes from the folder's
-    metadata.
+    """Return a run's questions by id.
+
+    Nothing is fetched, as the address comes from the folder's metadata.
     """
     settings = run.metadata["config"]["bench"] | {"url": None}
     bench = load_bench(**settings)
@@ -194,6 +227,11 @@ class Judged(NamedTuple):
     wrong: list[float]  # the gaps of its wrong tokens
     words: str
 
+    @property
+    def counts(self) -> tuple[int, int, int]:
+        """How many positions are equal, near ties, and wrong."""
+        return self.places - len(self.ties) - len(self.wrong), len(self.ties), len(self.wrong)
+
 
 def judge(answer: EngineAnswer, forced: Forced, tie: float, loaded: LoadedModel) -> Judged:
     """Judge each position of an answer, and its end if the engine reports an EOS there.
@@ -210,31 +248,39 @@ def judge(answer: EngineAnswer, forced: Forced, tie: float, loaded: LoadedModel)
     said = list(answer.ids)
     if stops:  # a position of its own
         said.append(forced.own[-1] if ends else END)
+
     apart = [i for i, (one, own) in enumerate(zip(said, forced.own, strict=False)) if one != own]
     wrong = [i for i in apart if not forced.gaps[i] <= tie]  # NaN is wrong
+
     words = [f"{len(wrong)} wrong, the first ones:"] if len(wrong) > SHOWN else []
+
     for i in (wrong or apart)[:SHOWN]:
         token = "the end" if said[i] == END else spelt(said[i])
         words.append(
-            f"token {i + 1} is {token}, the model's {spelt(forced.own[i])} (gap"
-            f" {forced.gaps[i]:.3g})"
+            f"token {i + 1} is {token}, the model's {spelt(forced.own[i])}"
+            f" (gap {forced.gaps[i]:.3g})"
         )
-    at_limit = (
-        answer.finish == "length" if answer.limit is None else len(answer.ids) >= answer.limit
-    )
+
+    at_limit = answer.finish == "length"
+    if answer.limit is not None:
+        at_limit = len(answer.ids) >= answer.limit
     if not (ends or stops or at_limit):
         words.append(
             f"ends early ({visible(answer.finish)[:30] or 'no reason given'}), the model goes on"
         )
-    words += [f"{answer.behind} tokens behind EOS are left out"] if answer.behind else []
+
+    if answer.behind:
+        words.append(f"{answer.behind} tokens behind EOS are left out")
+
     close = sum(margin <= tie for margin in forced.margins[: len(said)])
     ties = [forced.gaps[i] for i in apart if i not in wrong]
     return Judged(answer, len(said), close, ties, [forced.gaps[i] for i in wrong], "; ".join(words))
 
 
 def without_eos(answer: EngineAnswer, loaded: LoadedModel) -> EngineAnswer:
-    """Return the answer without its EOS: of several, each is the end, and a server may hide which
-    it was.
+    """Return the answer without its EOS.
+
+    Of several, each is the end, and a server may hide which it was.
     """
     if not loaded.eos.intersection(answer.ids[-1:]):
         return answer
@@ -242,39 +288,41 @@ def without_eos(answer: EngineAnswer, loaded: LoadedModel) -> EngineAnswer:
 
 
 def audit_served(folder: Path, permitted: dict[str, bool]) -> None:
-    """Audit each finished server run of a folder once for a number type, and add the counts to its
-    summary.
+    """Audit each finished server run of a folder once for a number type.
+
+    The counts are added to the run's summary.
 
     Args:
         permitted: as in `measure_gaps`.
     """
-    for run in runs_at(
-        filter(is_served, (path.parent for path in folder.glob("runs/*/summary.json")))
-    ):
+    finished = [path.parent for path in folder.glob("runs/*/summary.json")]
+    for run in runs_at(filter(is_served, finished)):
         made_in = run.metadata["config"]["method"]["dtype"]
         if run.summary.get("audit", {}).get("made_in", "none") == made_in:
             continue
+        # as in `main`
         settings = ModelSettings(
             **run.metadata["config"]["model"] | permitted | {"linear": "torch"}
-        )  # as in `main`
-        judged = audit_answers(run.folder / "answers.jsonl", settings, _questions(run), made_in)
-        counts = [
-            (one.places - len(one.ties) - len(one.wrong), len(one.ties), len(one.wrong))
-            for one in judged
-        ]
-        audit = dict(zip(AUDITED, map(sum, zip(*counts, strict=True)), strict=True))
-        words = {one.answer.name: one.words for one in judged if one.words}
-        write_json(
-            run.folder / "summary.json",
-            run.summary | {"audit": audit | {"words": words, "made_in": made_in}},
         )
+
+        judged = audit_answers(run.folder / "answers.jsonl", settings, _questions(run), made_in)
+
+        counts = zip(*(one.counts for one in judged), strict=True)
+        audit: dict[str, Any] = dict(zip(AUDITED, map(sum, counts), strict=True))
+        audit["words"] = {one.answer.name: one.words for one in judged if one.words}
+        audit["made_in"] = made_in
+        write_json(run.folder / "summary.json", run.summary | {"audit": audit})
 
 
 def audit_answers(
-    path: Path, settings: ModelSettings, questions: dict[Any, Question], made_in: Any
+    path: Path,
+    settings: ModelSettings,
+    questions: dict[Any, Question],
+    made_in: Any,
 ) -> list[Judged]:
-    """Compare a file's answers with the model's own greedy choices; print and return the
-    comparison.
+    """Compare a file's answers with the model's own greedy choices.
+
+    The comparison is printed and returned.
 
     Args:
         made_in: the type that the engine computed in; None: the model's.
@@ -283,27 +331,27 @@ def audit_answers(
     with keep_devices(), exclusive(settings, timed=False) as settings:
         loaded = load_model(replace(settings, dtype=made_in or settings.dtype))
         answers = [tokenised(where, request, loaded) for where, request in requests]
-        sample = [
-            (answer.prompt, answer.ids[:SAMPLED])
-            for answer in answers[:: -(-len(answers) // SAMPLES)]
-        ]
+        every = -(-len(answers) // SAMPLES)
+        sample = [(answer.prompt, answer.ids[:SAMPLED]) for answer in answers[::every]]
         by_steps = [force(loaded.target, *one, by_steps=True) for one in sample]
         types = [str(loaded.target.dtype).removeprefix("torch.")]
         del loaded  # before another type is loaded
+
         loaded = load_model(settings)
         types.append(str(loaded.target.dtype).removeprefix("torch."))
-        tie = 2 * max(
-            noise(one, force(loaded.target, *given))
-            for one, given in zip(by_steps, sample, strict=True)
-        )
+        at_once = [force(loaded.target, *one) for one in sample]
+        tie = 2 * max(map(noise, by_steps, at_once))
+
         total = sum(len(answer.prompt) + len(answer.ids) for answer in answers)
         judged = []
+
         with Progress("audit", total, unit="tokens") as progress:
             for answer in answers:
                 bare = without_eos(answer, loaded)
                 forced = force(loaded.target, bare.prompt, bare.ids, loaded.eos)
                 judged.append(judge(bare, forced, tie, loaded))
                 progress.update(len(answer.prompt) + len(answer.ids))
+
     heading = [
         (
             f"{path}: each token next to the greedy choice of {settings.name} in {types[1]},"
@@ -323,28 +371,28 @@ def table_of(judged: Sequence[Judged]) -> list[str]:
     """Return a line for each answer: its counts, and its first tokens that are not the model's."""
     rows = [["question", "tokens", "equal", "near ties", "wrong"]]
     for one in judged:
-        counts = (
-            one.places,
-            one.places - len(one.ties) - len(one.wrong),
-            len(one.ties),
-            len(one.wrong),
-        )
-        rows.append([one.answer.name, *map(str, counts)])
+        rows.append([one.answer.name, *map(str, (one.places, *one.counts))])
     words = ["", *(one.words for one in judged)]
     return [f"{row}  {more}".rstrip() for row, more in zip(aligned(rows), words, strict=True)]
 
 
 def verdict(judged: Sequence[Judged], dtype: str) -> list[str]:
     """Say whether the answers are the model's own, and from how many tokens and near ties."""
-    ties, wrong = (
-        [gap for one in judged for gap in getattr(one, kind)] for kind in ("ties", "wrong")
-    )
+    ties = list[float]()
+    wrong = list[float]()
+
+    for one in judged:
+        ties += one.ties
+        wrong += one.wrong
+
     places = sum(one.places for one in judged)
     close = sum(one.close for one in judged)
     empty = sum(not one.places for one in judged)
     remade = sum(one.answer.remade for one in judged)
+
     near = f"{len(ties)} near ties at {close} places where two logits are so close"
     near += f", the widest {max(ties):.2g}" if ties else ""
+
     lines = []
     if wrong:
         bad = f"{sum(bool(one.wrong) for one in judged)} of {len(judged)} answers"
@@ -357,11 +405,13 @@ def verdict(judged: Sequence[Judged], dtype: str) -> list[str]:
             f"Lossless in {dtype}: of {places:,} tokens in {len(judged) - empty} answers none is"
             f" wrong; {near}."
         )
+
     if empty:
         lines.append(f"Not audited: {empty} of {len(judged)} answers, which hold no token.")
     if remade:
         alone = "their ids were made from it, and may not be the engine's."
         lines.append(f"Of {remade} answers there is text alone: {alone}")
+
     return lines
 
 

@@ -59,39 +59,40 @@ def contribute(folder: Path, name: str, note: str = "", add: bool = False) -> Pa
     experiment = Experiment.read(folder)
     if lacking := unfinished(experiment, folder):
         raise UserError(f"{folder}: {lacking}")
-    more = [(run, run.metadata | {"summary": run.summary, "note": note}) for run in experiment.runs]
-    records = [(run.folder.name, metadata, run.answers) for run, metadata in more]
-    marks = {
-        path.name: mark
-        for path in folder.glob("jobs/*.json")
-        if "not_available" in (mark := read_object(path))
-    }
-    kept = {
-        file: compact.without_paths({key: mark[key] for key in OF_MARK})
-        for file, mark in marks.items()
-    }
+
+    records = []
+    for run in experiment.runs:
+        metadata = run.metadata | {"summary": run.summary, "note": note}
+        records.append((run.folder.name, metadata, run.answers))
+
+    marks = {}
+    for path in folder.glob("jobs/*.json"):
+        mark = read_object(path)
+        if "not_available" in mark:
+            marks[path.name] = compact.without_paths({key: mark[key] for key in OF_MARK})
+
     target = REFERENCE / name
     gaps = read_gaps(folder)
+
     if add:
         names = {compact.published_name(run) for run, _, _ in records}
-        records = [
-            run for run in compact.unpacked(target / compact.FILE) if run[0] not in names
-        ] + records
+        earlier = compact.unpacked(target / compact.FILE)
+        records = [run for run in earlier if run[0] not in names] + records
         gaps = read_gaps(target) | gaps
+
     write_bytes(target / compact.FILE, compact.packed(records))
-    for old in [
-        *([] if add else target.glob("jobs/*.json")),
-        *target.glob(GAPS),
-    ]:  # files of earlier records
+    # files of earlier records
+    earlier_marks = [] if add else target.glob("jobs/*.json")
+    for old in [*earlier_marks, *target.glob(GAPS)]:
         old.unlink()
-    for file, mark in kept.items():
+    for file, mark in marks.items():
         write_json(target / "jobs" / file, mark)
     if gaps:
-        entries = [
-            {"at": [compact.published_name(run), *place], "gap": gap}
-            for (run, *place), gap in gaps.items()
-        ]
+        entries = []
+        for (name_of_run, *place), gap in gaps.items():
+            entries.append({"at": [compact.published_name(name_of_run), *place], "gap": gap})
         write_json(target / GAPS, entries)
+
     return target
 
 
@@ -102,22 +103,25 @@ def unfinished(experiment: Experiment, folder: Path) -> str:
     runs = experiment.runs
     read = {run.folder for run in runs}
     cut = [run for run in runs if not run.complete or not run.summary]
-    if unread := [
-        path for path in sorted(folder.glob("runs/*")) if path.is_dir() and path not in read
-    ]:
-        return f"runs/{unread[0].name} has no answers that this version reads"
+
+    for path in sorted(folder.glob("runs/*")):
+        if path.is_dir() and path not in read:
+            return f"runs/{path.name} has no answers that this version reads"
+
     if cut:
         answers = f"{len(cut[0].answers)} of {cut[0].metadata['questions']} answers"
         return (
-            f"{len(cut)} of {len(runs)} runs are not finished (runs/{cut[0].folder.name}:"
-            f" {answers})"
+            f"{len(cut)} of {len(runs)} runs are not finished"
+            f" (runs/{cut[0].folder.name}: {answers})"
         )
+
     return ""
 
 
 def overview(folder: Path) -> str:
-    """Return results/README.md: each folder's models, benches, devices and dates, from its
-    records.
+    """Return results/README.md, made from the records.
+
+    It lists each folder's models, benches, devices and dates.
     """
     rows = []
     for path in sorted(folder.glob(f"*/{compact.FILE}")):
@@ -140,13 +144,19 @@ def overview(folder: Path) -> str:
             "note": [m.get("note", "") for m in metadata],
         }
         rows.append({k: "; ".join(dict.fromkeys(filter(None, v))) for k, v in row.items()})
+
     return f"{HEADING}\n{markdown(rows[0], (row.values() for row in rows))}\n" if rows else HEADING
 
 
 def main() -> None:
+    """The command line."""
     parser = argparse.ArgumentParser(prog="python -m evaluation.contribute", description=__doc__)
     parser.add_argument(
-        "folder", type=Path, nargs="?", metavar="RESULTS", help="an experiment's results"
+        "folder",
+        type=Path,
+        nargs="?",
+        metavar="RESULTS",
+        help="an experiment's results",
     )
     parser.add_argument(
         "name",
@@ -156,17 +166,22 @@ def main() -> None:
     )
     parser.add_argument("--note", default="", help="a remark for results/README.md")
     parser.add_argument(
-        "--add", action="store_true", help="keep the runs of NAME that RESULTS has not"
+        "--add",
+        action="store_true",
+        help="keep the runs of NAME that RESULTS has not",
     )
+
     with user_errors():
         given = parser.parse_args()
         if given.folder and not given.name:
             raise UserError(
                 "name the folder below results/reference, such as the experiment's own name"
             )
+
         if given.folder:
             file = contribute(given.folder, given.name, given.note, given.add) / compact.FILE
             print(f"{file}: {file.stat().st_size / 2**10:.0f} KiB")
+
         write_text(REFERENCE.parent / "README.md", overview(REFERENCE))
         print(f"{REFERENCE.parent / 'README.md'}: written")
 

@@ -1,5 +1,6 @@
-"""Errors of the command lines: a user's mistake is one line on stderr and exit code 2, never a
-traceback.
+"""Errors of the command lines.
+
+A user's mistake is one line on stderr and exit code 2, never a traceback.
 """
 
 from __future__ import annotations
@@ -10,8 +11,6 @@ from contextlib import contextmanager
 
 from model.errors import UserError, complete_output, one_line, start_command
 
-__all__ = ["Failures", "fail", "noted", "one_line", "user_errors"]
-
 
 class Failures(dict[str, bool]):
     """Lines of errors that the user can fix, each with whether it is printed already."""
@@ -20,8 +19,9 @@ class Failures(dict[str, bool]):
 
 
 def user_message(error: Exception) -> str | None:
-    """Return the line to print for an error that the user can fix; None for a defect of this
-    project.
+    """Return the line to print for an error that the user can fix.
+
+    None is returned for a defect of this project.
     """
     text = one_line(error)
     kind = type(error).__name__
@@ -31,14 +31,15 @@ def user_message(error: Exception) -> str | None:
         return (f"{error.filename}: " if error.filename else "") + (error.strerror or text)
     if kind == "OutOfMemoryError":  # torch's; its module differs by version
         return (
-            "out of device memory; set model.context lower, or use a smaller model or dtype"
-            f" ({text[:120]})"
+            "out of device memory; set model.context lower,"
+            f" or use a smaller model or dtype ({text[:120]})"
         )
     if kind in ("UncompletedJobError", "FailedJobError"):  # submitit's: the job's process died
         return (
-            "a job of the launcher ended before it was done, give the same command again"
-            f" ({text[:300]})"
+            "a job of the launcher ended before it was done,"
+            f" give the same command again ({text[:300]})"
         )
+
     return None
 
 
@@ -64,8 +65,9 @@ def noted(failures: Failures | None) -> Iterator[None]:
 def user_errors(
     kept: str = "what was finished is kept, and the same command goes on from there",
 ) -> Iterator[None]:
-    """Print an error that the user can fix as one line and exit; a defect of this project keeps its
-    traceback.
+    """Print an error that the user can fix as one line and exit.
+
+    A defect of this project keeps its traceback.
 
     Args:
         kept: what is left where Ctrl-C stops the command.

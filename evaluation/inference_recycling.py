@@ -23,8 +23,9 @@ from .running.scheduling import Job, run_jobs
 
 
 def main() -> None:
-    """The command line: the flags of Token Recycling and Spec-Bench, each with the setting that it
-    sets.
+    """The command line: Token Recycling's and Spec-Bench's flags.
+
+    Each flag has the setting that it sets.
     """
     parser = argparse.ArgumentParser(
         prog="python -m evaluation.inference_recycling", description=__doc__
@@ -52,8 +53,8 @@ def main() -> None:
     flag("--max-new-tokens", dest="max_new_tokens", type=int, default=1024)
     flag("--num-choices", dest="num_choices", type=int, default=1)
     template_help = (
-        "of prompts: one of fschat's, chat: the tokenizer's own, or raw: none (default:"
-        " %(default)s)"
+        "of prompts: one of fschat's, chat: the tokenizer's own, or raw:"
+        " none (default: %(default)s)"
     )
     flag("--template", dest="model.template", default=VICUNA, help=template_help)
     flag("--dtype", dest="model.dtype", default="auto", help="auto, float32, float16, bfloat16")
@@ -83,10 +84,12 @@ def infer(settings: dict[str, Any]) -> None:
         "model": "embedded" if path == "data/embedded" else "path",
         "run_dir": f"{answer_file}.run",
     }
+
     if questions := settings.pop("bench.path"):
         settings |= {"bench": "file", "bench.path": str(Path(questions).resolve())}
     else:
         settings["bench"] = bench
+
     if settings["tree.name"].endswith((".yaml", ".yml")):
         settings |= {"tree.name": "file", "tree.path": settings["tree.name"]}
     print(f"prompts: template {settings['model.template']} (--template names another)")

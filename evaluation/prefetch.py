@@ -18,12 +18,12 @@ from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 
-from model.errors import UserError
+from model.errors import UserError, one_line
 from model.holding import needed_bytes
 
 from .configuration.config import check_groups
 from .configuration.jobs import compose
-from .errors import one_line, user_errors
+from .errors import user_errors
 from .loading import hub
 from .loading.bench import load_bench
 from .loading.companions import KINDS, fetch_companions, missing_companion
@@ -32,15 +32,19 @@ from .loading.settings import ModelSettings
 
 
 def needs(configurations: Iterable[DictConfig]) -> dict[str, Callable[[], object] | None]:
-    """Return by name the functions that fetch and check what the jobs need; None if nobody
-    published it.
+    """Return by name the functions that fetch and check what the jobs need.
+
+    A function is None if nobody published its data.
     """
     fetchers: dict[str, Callable[[], object] | None] = {}
     for cfg in configurations:
         config: Any = OmegaConf.to_container(cfg, resolve=True, throw_on_missing=True)
         check_groups(config)
-        model, method, bench = (config[group] for group in ("model", "method", "bench"))
+        model = config["model"]
+        method = config["method"]
+        bench = config["bench"]
         fetchers.setdefault(f"model {model['path']}", partial(_fetch_model, ModelSettings(**model)))
+
         for key in KINDS.keys() & method.keys():
             companion = {"name": method["name"], key: method[key]}
             if method[key] is None:
@@ -48,23 +52,24 @@ def needs(configurations: Iterable[DictConfig]) -> dict[str, Callable[[], object
             else:
                 name = f"{KINDS[key].words} {method[key]}"
                 fetchers.setdefault(name, partial(fetch_companions, companion, model["name"]))
+
         fetchers.setdefault(f"bench {bench['name']}", partial(load_bench, **bench))
+
     return fetchers
 
 
 def _fetch_model(settings: ModelSettings) -> Path:
     """Return the folder of the model, fetched and complete."""
-    folder = Path(path := locate(settings))
-    return (
-        folder
-        if folder.is_dir()
-        else hub.fetch_snapshot(path, settings.weight_files, settings.revision)
-    )
+    path = locate(settings)
+    if Path(path).is_dir():
+        return Path(path)
+    return hub.fetch_snapshot(path, settings.weight_files, settings.revision)
 
 
 def prefetch(fetchers: dict[str, Callable[[], object] | None]) -> bool:
-    """Fetch what is missing and print a line for each. Return False if something published is still
-    missing.
+    """Fetch what is missing and print a line for each.
+
+    Return False if something published is still missing.
     """
     complete = True
     for name, fetch in fetchers.items():
@@ -80,6 +85,7 @@ def prefetch(fetchers: dict[str, Callable[[], object] | None]) -> bool:
             more = f": {one_line(error)}"
             complete = False
         print(f"{'here' if here else 'missing':8} {name}{more}", flush=True)
+
     return complete
 
 
@@ -87,12 +93,18 @@ def main() -> None:
     """The command line."""
     parser = argparse.ArgumentParser(prog="python -m evaluation.prefetch", description=__doc__)
     parser.add_argument(
-        "overrides", nargs="*", help="as for evaluation.run: experiment=NAME, model=..., ..."
+        "overrides",
+        nargs="*",
+        help="as for evaluation.run: experiment=NAME, model=..., ...",
     )
     parser.add_argument(
-        "-m", "--multirun", action="store_true", help="a sweep without an experiment, as there"
+        "-m",
+        "--multirun",
+        action="store_true",
+        help="a sweep without an experiment, as there",
     )
     parser.add_argument("--config-dir", help="a further folder of configs, as there")
+
     with user_errors():
         given = parser.parse_intermixed_args()
         composed = compose(given.overrides, multirun=given.multirun, config_dir=given.config_dir)

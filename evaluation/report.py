@@ -43,8 +43,9 @@ REFERENCE = ROOT / "results" / "reference"  # shipped records, one folder per ex
 
 
 def report(folder: Path) -> Experiment:
-    """Write `tables/`, `figures/` and `report.html` below an experiment's folder, print the overall
-    table.
+    """Write `tables/`, `figures/` and `report.html` below an experiment's folder.
+
+    Print the overall table.
     """
     experiment = Experiment.read(folder)
     audit = write_tables(experiment, folder / "tables")
@@ -73,8 +74,9 @@ def report_answers(pattern: str, out: Path, baseline: Path | None = None) -> Non
 
 
 def against(folder: Path, other: Path) -> list[Comparison]:
-    """Compare an experiment's token ids and accepted lengths with another's; print and return the
-    comparisons.
+    """Compare an experiment's token ids and accepted lengths with another's.
+
+    The comparisons are printed and returned.
 
     Raises:
         UserError: they have no configuration in common on the same questions.
@@ -82,17 +84,8 @@ def against(folder: Path, other: Path) -> list[Comparison]:
     comparisons, alone = compare(Experiment.read(folder).pools, Experiment.read(other).pools)
     if not comparisons:
         raise UserError(f"{folder}: no configuration that {other} has, too, on the same questions")
-    print(
-        "\n".join(
-            [
-                "",
-                f"{folder} against {other}:",
-                *in_words(comparisons),
-                *alone,
-                f"{summary(comparisons)}.",
-            ]
-        )
-    )
+    heading = f"\n{folder} against {other}:"
+    print("\n".join([heading, *in_words(comparisons), *alone, f"{summary(comparisons)}."]))
     return comparisons
 
 
@@ -102,9 +95,9 @@ def in_words(comparisons: Sequence[Comparison]) -> list[str]:
     for c in comparisons:
         interval = f" {interval_text(*c.ratio[1:])}" if math.isfinite(c.ratio[1]) else ""
         counts = (shown(count) for count in (c.questions, c.same_text, c.same_lengths))
-        rows.append(
-            [c.name, *counts, *(f"{mat:.2f}" for mat in c.mats), f"{c.ratio[0]:.3f}{interval}"]
-        )
+        mats = (f"{mat:.2f}" for mat in c.mats)
+        rows.append([c.name, *counts, *mats, f"{c.ratio[0]:.3f}{interval}"])
+
     verdicts = ["", *(f"  {c.verdict}" for c in comparisons)]
     table = [row + verdict for row, verdict in zip(aligned(rows), verdicts, strict=True)]
     return table + [f"{c.name}: {c.first}" for c in comparisons if c.first]
@@ -114,17 +107,17 @@ def summary(comparisons: Sequence[Comparison]) -> str:
     """Say in one line how far two experiments agree."""
     verdicts = grouped(comparisons, lambda c: c.verdict)
     questions = " or ".join(map(str, sorted({c.questions for c in comparisons})))
-    equal = (
-        f"token ids and accepted lengths equal in {len(verdicts.pop(EQUAL, []))} of"
-        f" {len(comparisons)}"
-    )
-    others = (f"{verdict}: {', '.join(c.name for c in same)}" for verdict, same in verdicts.items())
-    return "; ".join([f"{equal} configurations on {questions} questions", *others])
+    equal = f"{len(verdicts.pop(EQUAL, []))} of {len(comparisons)} configurations"
+    words = [f"token ids and accepted lengths equal in {equal} on {questions} questions"]
+    for verdict, same in verdicts.items():
+        words.append(f"{verdict}: {', '.join(c.name for c in same)}")
+    return "; ".join(words)
 
 
 def against_shipped(experiment: Experiment, folder: Path) -> str:
-    """Say in one line how an experiment agrees with a shipped one; empty if there is none to
-    compare.
+    """Say in one line how an experiment agrees with a shipped one.
+
+    The text is empty if there is none to compare.
 
     Candidates are shipped experiments whose name begins with the same word (start: start-embedded).
     The one with most configurations in common is compared. Ties go to the same limit of new tokens,
@@ -134,17 +127,13 @@ def against_shipped(experiment: Experiment, folder: Path) -> str:
         return ""
     compared = list[tuple[list[Comparison], Path]]()
     kind = folder.name.partition("-")[0]
-    peers = [
-        path.parent
-        for path in REFERENCE.glob(f"*/{FILE}")
-        if path.parent.name.partition("-")[0] == kind
-    ]
-    for shipped in sorted(
-        peers, key=lambda path: (path.name != folder.name, path.name)
-    ):  # ties: its own name
-        where = (
-            shipped.relative_to(Path.cwd()) if shipped.is_relative_to(Path.cwd()) else shipped
-        )  # as typed here
+    folders = [path.parent for path in REFERENCE.glob(f"*/{FILE}")]
+    peers = [path for path in folders if path.name.partition("-")[0] == kind]
+
+    # ties: its own name
+    for shipped in sorted(peers, key=lambda path: (path.name != folder.name, path.name)):
+        # as typed here
+        where = shipped.relative_to(Path.cwd()) if shipped.is_relative_to(Path.cwd()) else shipped
         try:
             compared.append((compare(experiment.pools, Experiment.read(shipped).pools)[0], where))
         except UserError as error:  # the user's own report does not depend on it
@@ -164,22 +153,38 @@ def against_shipped(experiment: Experiment, folder: Path) -> str:
 
 
 def main() -> None:
+    """The command line."""
     parser = argparse.ArgumentParser(prog="python -m evaluation.report", description=__doc__)
     parser.add_argument(
-        "folder", type=Path, nargs="?", metavar="FOLDER", help="results, e.g. results/quickstart"
+        "folder",
+        type=Path,
+        nargs="?",
+        metavar="FOLDER",
+        help="results, e.g. results/quickstart",
     )
     parser.add_argument(
-        "--answers", metavar="GLOB", help="answer files instead, e.g. 'model_answer/*.jsonl'"
+        "--answers",
+        metavar="GLOB",
+        help="answer files instead, e.g. 'model_answer/*.jsonl'",
     )
     parser.add_argument(
-        "--baseline", type=Path, metavar="FILE", help="--answers: the file of plain decoding"
+        "--baseline",
+        type=Path,
+        metavar="FILE",
+        help="--answers: the file of plain decoding",
     )
     parser.add_argument(
-        "--out", type=Path, help=f"--answers: the table's file (default: {FOREIGN})"
+        "--out",
+        type=Path,
+        help=f"--answers: the table's file (default: {FOREIGN})",
     )
     parser.add_argument(
-        "--against", type=Path, metavar="OTHER", help="another folder: are token ids the same?"
+        "--against",
+        type=Path,
+        metavar="OTHER",
+        help="another folder: are token ids the same?",
     )
+
     with user_errors():
         arguments = parser.parse_args()
         folder: Path | None = arguments.folder
@@ -189,6 +194,7 @@ def main() -> None:
         for option in ("out", "baseline") if folder else ("against",):
             if getattr(arguments, option) is not None:
                 raise UserError(f"--{option}: {where} only")
+
         if folder is None:
             report_answers(arguments.answers, arguments.out or FOREIGN, arguments.baseline)
         elif arguments.against is not None:

@@ -31,16 +31,19 @@ from .running.scheduling import Job, run_jobs
 
 
 def run_command(composed: Composed, words: Sequence[str]) -> Failures:
-    """Run a command line's jobs, here or by a launcher, and report their experiments; return the
-    user's errors.
+    """Run a command line's jobs, here or by a launcher, and report their experiments.
+
+    Returns the user's errors.
     """
     jobs = composed.jobs
     config = composed.config
     failures = Failures()
+
     if composed.is_sweep:
         if config.run_dir is None:
             write_down(jobs, f"bash eval.sh {shlex.join(words)}")
         jobs = available(jobs)
+
     failures.early = len(jobs) > 1
     if config.hydra.runtime.choices["hydra/launcher"] == BASIC:
         checked = []
@@ -50,31 +53,30 @@ def run_command(composed: Composed, words: Sequence[str]) -> Failures:
         run_jobs(checked, failures, given=composed.given)
     else:
         context = HydraContext(composed.loader, Callback())  # a callback that does nothing
-        for saved in (
-            False,
-            True,
-        ):  # jobs with start=saved run last, as they read a hot run's state
+        # jobs with start=saved run last, as they read a hot run's state
+        for saved in (False, True):
             if batch := [job.overrides for job in jobs if (job.config.start == SAVED) is saved]:
                 launcher = Plugins.instance().instantiate_launcher(context, launched_job, config)
-                for done in launcher.launch(
-                    batch, initial_job_idx=0
-                ):  # return_value raises what the job raised
+                # return_value raises what the job raised
+                for done in launcher.launch(batch, initial_job_idx=0):
                     failures |= dict.fromkeys(done.return_value, False)
+
     failures.early = False
     for folder in dict.fromkeys(job.folder for job in composed.jobs):
         if config.run_dir is None and any(folder.glob("runs/*/answers.jsonl")):
+            permissions = ("trust_remote_code", "allow_pickle")
+            permitted = {key: bool(config.model[key]) for key in permissions}
             with noted(failures):
-                audit_served(
-                    folder,
-                    {key: bool(config.model[key]) for key in ("trust_remote_code", "allow_pickle")},
-                )
+                audit_served(folder, permitted)
             report(folder)
+
     return failures
 
 
 def launched_job(config: DictConfig) -> list[str]:
-    """Run the job that a launcher started, perhaps in another process; return its error that the
-    user can fix.
+    """Run the job that a launcher started, perhaps in another process.
+
+    Returns its error that the user can fix.
     """
     failures = Failures()
     with noted(failures):
@@ -86,18 +88,29 @@ def main() -> None:
     """The command line."""
     failures = Failures()
     parser = argparse.ArgumentParser(
-        prog="python -m evaluation.run", description=__doc__, allow_abbrev=False
+        prog="python -m evaluation.run",
+        description=__doc__,
+        allow_abbrev=False,
     )
     parser.add_argument(
-        "overrides", nargs="*", help="settings and choices, as method=recycling method.k=4"
+        "overrides",
+        nargs="*",
+        help="settings and choices, as method=recycling method.k=4",
     )
     parser.add_argument(
-        "-m", "--multirun", action="store_true", help="a sweep: settings may be lists"
+        "-m",
+        "--multirun",
+        action="store_true",
+        help="a sweep: settings may be lists",
     )
     parser.add_argument("--config-dir", help="a further folder of configs")
     parser.add_argument(
-        "-c", "--cfg", choices=["job"], help="print the configuration of each job and run none"
+        "-c",
+        "--cfg",
+        choices=["job"],
+        help="print the configuration of each job and run none",
     )
+
     with user_errors(), keep_devices():
         given = parser.parse_intermixed_args()
         composed = compose(given.overrides, multirun=given.multirun, config_dir=given.config_dir)
@@ -105,6 +118,7 @@ def main() -> None:
             print("---\n".join(OmegaConf.to_yaml(job.config) for job in composed.jobs))
         else:
             failures = run_command(composed, sys.argv[1:])
+
     if failures:
         unsaid = "; ".join(line for line in failures if not failures[line])
         fail(unsaid or "what was left out is named above")

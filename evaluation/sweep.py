@@ -1,5 +1,6 @@
-"""The harness as a function: run a sweep as the command line does, and return its table as a
-DataFrame.
+"""The harness as a function: run a sweep as the command line does.
+
+The sweep's table is returned as a DataFrame.
 
 from evaluation.sweep import evaluate
 
@@ -35,8 +36,9 @@ def evaluate(
     results_dir: str | Path = "results",
     **settings: Any,
 ) -> pd.DataFrame:
-    """Measure methods on a bench, interleaved, and return the rows of these runs as
-    `tables/main.csv` has them.
+    """Measure methods on a bench, interleaved, and return the rows of these runs.
+
+    The rows are as `tables/main.csv` has them.
 
     Runs are stored as a command's are: finished runs are read and not repeated, interrupted runs
     are resumed.
@@ -61,18 +63,20 @@ def evaluate(
             raise UserError(
                 f"{key}: is for the command line, bash eval.sh {key}=...; see what evaluate() takes"
             )
+
     given = {**named("model", model), **named("bench", bench), "method": method, "interleave": True}
-    nested = pd.json_normalize([settings]).to_dict("records")[
-        0
-    ]  # method.k for {"method": {"k": ...}}
+    # method.k for {"method": {"k": ...}}
+    nested = pd.json_normalize([settings]).to_dict("records")[0]
     given |= {str(key).replace("__", "."): value for key, value in nested.items()}
     given |= {"name": str(name), "results_dir": str(results_dir)}
     words = []
+
     for key, value in given.items():
         values = value if isinstance(value, list | tuple) else [value]
         if not values:
             raise UserError(f"{key}: an empty list; name at least one")
         words.append(f"{key}={','.join(map(quoted, values))}")
+
     jobs = [
         Job(checked_config(job.config)) for job in available(compose(words, multirun=True).jobs)
     ]

@@ -29,8 +29,9 @@ from .statistics.pools import Pool, pools
 
 
 def pick(runs: Sequence[Run], label: str | None) -> Pool:
-    """Choose the run to search in, with its repeats and shards: it must have drafted from a fixed
-    tree.
+    """Choose the run to search in, with its repeats and shards.
+
+    It must have drafted from a fixed tree.
 
     Raises:
         UserError: no run has, or runs of several labels have and `label` names none of them.
@@ -41,6 +42,7 @@ def pick(runs: Sequence[Run], label: str | None) -> Pool:
         raise UserError(
             f"no run with a fixed draft tree{f' of {label}' if label else ''}; there are {labels}"
         )
+
     names = sorted({run.label for run in fixed})
     if len(names) > 1:
         raise UserError(f"several runs with a tree; name one with --method: {', '.join(names)}")
@@ -50,8 +52,9 @@ def pick(runs: Sequence[Run], label: str | None) -> Pool:
 
 
 def find_tree(folder: Path, nodes: int, method: str | None = None) -> dict[str, Any]:
-    """Return the content of a tree's file: its nodes, their source, and the expected number of
-    accepted drafts.
+    """Return the content of a tree's file.
+
+    It has the nodes, their source, and the expected number of accepted drafts.
     """
     if nodes < 1:
         raise UserError(f"--nodes {nodes}: must be at least 1")
@@ -64,29 +67,35 @@ def find_tree(folder: Path, nodes: int, method: str | None = None) -> dict[str, 
         raise UserError(
             f"--nodes {nodes}: the run's tree has {len(candidates)} nodes; search from a larger one"
         )
+
     chosen = most_accepted(candidates, nodes)
+    paths = sorted((node.path for node in chosen), key=lambda path: (len(path), path))
     return {
         "source": f"{folder}: {pool.label}, {accepted.total()} steps",
         "expected_accepted": round(sum(node.accepted for node in chosen) / accepted.total(), 4),
-        "nodes": [
-            list(path) for path in sorted((node.path for node in chosen), key=lambda p: (len(p), p))
-        ],
+        "nodes": [list(path) for path in paths],
     }
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m evaluation.tree_search", description=__doc__)
     parser.add_argument(
-        "folder", type=Path, help="an experiment's results, e.g. results/quickstart"
+        "folder",
+        type=Path,
+        help="an experiment's results, e.g. results/quickstart",
     )
     parser.add_argument(
-        "--nodes", type=int, required=True, help="of the tree, the root not counted"
+        "--nodes",
+        type=int,
+        required=True,
+        help="of the tree, the root not counted",
     )
     parser.add_argument("--output", required=True, help="the template's YAML file")
     parser.add_argument(
         "--method",
         help="label of the run, where several drafted from a tree, e.g. 'recycling (hot)'",
     )
+
     with user_errors():
         given = parser.parse_args()
         tree = find_tree(given.folder, given.nodes, given.method)
@@ -95,12 +104,11 @@ def main() -> None:
             Path(given.output), "".join([yaml.safe_dump(tree, sort_keys=False), "nodes:\n", *nodes])
         )
         print(
-            f"{given.output}: {len(nodes)} nodes, {tree['expected_accepted']:.2f} drafts accepted a"
-            " step"
+            f"{given.output}: {len(nodes)} nodes,"
+            f" {tree['expected_accepted']:.2f} drafts accepted a step"
         )
-        bare = re.fullmatch(
-            r"[\w./-]+", given.output
-        )  # only characters that Hydra's grammar reads without quotes
+        # only characters that Hydra's grammar reads without quotes
+        bare = re.fullmatch(r"[\w./-]+", given.output)
         path = given.output if bare else QuotedString(given.output, Quote.single).with_quotes()
         print(f"use it: tree=file {shlex.quote(f'tree.path={path}')}")
 

@@ -21,8 +21,8 @@ from numpy.typing import NDArray
 from transformers import AutoConfig, AutoTokenizer
 from transformers.utils import logging as transformers_logging
 
-from evaluation.errors import one_line, user_errors
-from model.errors import UserError
+from evaluation.errors import user_errors
+from model.errors import UserError, one_line
 from model.files import located
 from model.structures.datastore import Datastore, write_datastore
 
@@ -60,26 +60,35 @@ def _text(line: str, where: str) -> str:
         row = json.loads(line)
     except json.JSONDecodeError as error:
         raise UserError(f"{where}: not JSON ({error})") from None
+
     if not isinstance(row, dict) or not isinstance(row.get("text"), str):
         raise UserError(f"{where}: holds no text (a field `text`)")
     return str(row["text"])
 
 
 def encode(tokenizer: Any, texts: Iterable[Sequence[str]]) -> NDArray[np.int64]:
-    """Return the token ids of all documents in order, each followed by the end-of-sequence token:
-    (n,).
+    """Return the token ids of all documents in order: (n,).
+
+    The end-of-sequence token follows each document.
     """
     ids = array("q")
     ends = [] if tokenizer.eos_token_id is None else [tokenizer.eos_token_id]
-    pieces = (
-        (piece, i + 1 == len(document)) for document in texts for i, piece in enumerate(document)
-    )
+    pieces = _pieces(texts)
+
     while batch := list(islice(pieces, BATCH)):
         encoded = tokenizer([piece for piece, _ in batch], add_special_tokens=False).input_ids
         for piece, (_, last) in zip(encoded, batch, strict=True):
             ids.extend(piece)
             ids.extend(ends if last else [])
+
     return np.array(ids, dtype=np.int64)
+
+
+def _pieces(texts: Iterable[Sequence[str]]) -> Iterator[tuple[str, bool]]:
+    """Yield each piece of a document, and whether it is the last one."""
+    for document in texts:
+        for i, piece in enumerate(document, start=1):
+            yield piece, i == len(document)
 
 
 def load_tokenizer(path: str) -> tuple[Any, int]:
@@ -87,11 +96,11 @@ def load_tokenizer(path: str) -> tuple[Any, int]:
     folder = located(path)
     source = str(folder) if folder.exists() else path
     transformers_logging.set_verbosity_error()  # no warning of texts longer than the context
+
     try:
         config = AutoConfig.from_pretrained(source, trust_remote_code=False)
-        return AutoTokenizer.from_pretrained(source, trust_remote_code=False), int(
-            config.get_text_config().vocab_size
-        )
+        tokenizer = AutoTokenizer.from_pretrained(source, trust_remote_code=False)
+        return tokenizer, int(config.get_text_config().vocab_size)
     except (OSError, ValueError, KeyError, ImportError) as error:
         raise UserError(
             f"model {path}: no configuration or tokenizer ({one_line(error)[:300]})"
@@ -99,7 +108,10 @@ def load_tokenizer(path: str) -> tuple[Any, int]:
 
 
 def build(
-    tokenizer: Any, vocab_size: int, texts: Iterable[Sequence[str]], output: Path
+    tokenizer: Any,
+    vocab_size: int,
+    texts: Iterable[Sequence[str]],
+    output: Path,
 ) -> Datastore:
     """Tokenise, sort and write the texts; returns the opened datastore."""
     ids = encode(tokenizer, texts)
@@ -114,7 +126,9 @@ def main(arguments: list[str] | None = None) -> None:
         prog="python -m tools.datastore", description=(__doc__ or "").split("\n\n")[1]
     )
     parser.add_argument(
-        "--model", required=True, help="folder or hub name of the model whose tokenizer is used"
+        "--model",
+        required=True,
+        help="folder or hub name of the model whose tokenizer is used",
     )
     parser.add_argument("--text", type=Path, nargs="+", required=True, help=".txt and .jsonl files")
     parser.add_argument("--output", type=Path, required=True, help="the file to write")

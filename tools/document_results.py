@@ -58,7 +58,8 @@ from evaluation.statistics.tables import COLUMNS
 from model.errors import UserError
 from model.files import ROOT, replaced, write_text
 
-FIGURES = {  # file in docs/figures: the experiment and the name of its figure
+# file in docs/figures: the experiment and the name of its figure
+FIGURES = {
     "budget.png": ("dynamic_tree", "budget"),
     "tree_size.png": ("curves", "tree_size"),
     "topk.png": ("topk-whole", "topk"),
@@ -91,7 +92,13 @@ BLOCK = re.compile(r"^<!-- results: ([^<]*?)-->\n(?:(?!<!-- ).*\n)*?<!-- end -->
 
 @cache
 class Shipped:
-    """A shipped experiment, each configuration with its settings as text."""
+    """A shipped experiment, each configuration with its settings as text.
+
+    Attributes:
+        configurations: the pooled runs of each configuration, and its settings.
+        setting_names: of all configurations.
+        methods: the names of all methods.
+    """
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -107,114 +114,126 @@ class Shipped:
         If the experiment's file has further methods today, the recorded methods are named. CHANGED
         settings are added.
         """
-        command = min(self.experiment.runs, key=lambda run: str(run.metadata["started"])).metadata[
-            "command"
-        ]
-        words = [
-            word
-            for word in command[3:]
-            if not word.startswith(("name=", "results_dir=", "-m", "--multirun"))
-        ]
-        experiment = yaml.safe_load(
-            (ROOT / f"configs/{words[0].replace('=', '/')}.yaml").read_text()
-        )
+        first = min(self.experiment.runs, key=lambda run: str(run.metadata["started"]))
+        left_out = ("name=", "results_dir=", "-m", "--multirun")
+        words = [word for word in first.metadata["command"][3:] if not word.startswith(left_out)]
+
+        file = ROOT / f"configs/{words[0].replace('=', '/')}.yaml"
+        experiment = yaml.safe_load(file.read_text())
         grid = {*experiment["hydra"]["sweeper"]["params"]["method"].split(",")}
         named = any(word.startswith(("method=", "hydra.sweeper.params.method=")) for word in words)
         if grid > self.methods and not named:
             words.append(f"method={','.join(sorted(self.methods))}")
-        return shlex.join(
-            ["bash", "eval.sh", *words, *CHANGED.get(self.name, ()), f"name={self.name}"]
-        )
+
+        words += CHANGED.get(self.name, ())
+        return shlex.join(["bash", "eval.sh", *words, f"name={self.name}"])
 
     def parsed(self, words: str) -> dict[str, str]:
-        parts = (word.partition("=") for word in words.split())
-        return {
-            k if eq else "method" if k in self.methods else "column": value or k
-            for k, eq, value in parts
-        }
+        """Return WORDS by what they name: a setting, the method, or the column."""
+        values = {}
+        for word in words.split():
+            key, is_setting, value = word.partition("=")
+            if is_setting:
+                values[key] = value or key
+            else:
+                values["method" if key in self.methods else "column"] = key
+        return values
+
+    def of_method(self, method: str) -> list[dict[str, str]]:
+        """Return the settings of a method's configurations."""
+        return [values for _, values in self.configurations if values["method"] == method]
 
     def find(self, wanted: dict[str, str]) -> pools.Pool | None:
-        """Return the configuration with these settings; prefer the method's defaults for the
-        others.
+        """Return the configuration with these settings.
+
+        The method's defaults are preferred for the others.
 
         A method without state has one configuration, which fits every start.
         """
-        own = [
-            values for _, values in self.configurations if values["method"] == wanted.get("method")
-        ]
-        if own and all(values.get("start", "null") == "null" for values in own):
+        # a method without state fits every start
+        method = wanted.get("method", "")
+        starts = {values.get("start", "null") for values in self.of_method(method)}
+        if starts == {"null"}:
             wanted = {key: value for key, value in wanted.items() if key != "start"}
-        usual = texts(published.default_settings(wanted.get("method", ""))) | wanted
-        fitting = [
-            (pool, values)
-            for pool, values in self.configurations
-            if wanted.items() <= values.items()
-        ]
-        fitting = [
-            pair for pair in fitting if all(pair[1].get(k, v) == v for k, v in usual.items())
-        ] or fitting
+
+        fitting = [pair for pair in self.configurations if wanted.items() <= pair[1].items()]
+        usual = (texts(published.default_settings(method)) | wanted).items()
+        by_default = [pair for pair in fitting if usual <= (dict(usual) | pair[1]).items()]
+        fitting = by_default or fitting
+
         if wanted.keys() - self.setting_names or len(fitting) > 1:
             names = [pool.name for pool, _ in fitting]
             raise UserError(f"{self.name}: {wanted} fits {names}, of settings {self.setting_names}")
+
         return fitting[0][0] if fitting else None
 
     def cell(self, words: str) -> str | None:
         """Return what these words ask for, as printed; None if it was not measured."""
         wanted, over = map(self.parsed, f" {words} ".partition(" over ")[::2])
+
+        # what is printed
         column = wanted.pop("column", "mat")
         category = wanted.pop("category", metrics.OVERALL)
         interval = wanted.pop("interval", "yes") == "yes"
+
+        # of which answers and steps
         repeated = wanted.pop("repeated", None)
         tokens_between = wanted.pop("tokens", None)
         loops = wanted.pop("loops", "yes") == "yes"
         half = wanted.pop("half", None)
-        if (pool := self.find(wanted)) is None:
+
+        pool = self.find(wanted)
+        if pool is None:
             return None
+
         cells = halved(pool, half).of(category)
         if column in self.setting_names:
             return settings(pool)[column]
+
+        in_part = repeated or tokens_between or half or not loops
         if over:
-            peers = [
-                values
-                for _, values in self.configurations
-                if values["method"] == over.get("method", pool.method)
-            ]
-            base = self.find(
-                {k: v for k, v in wanted.items() if any(p.get(k, "null") != "null" for p in peers)}
-                | over
-            )
+            # the other configuration shares the settings that its method has
+            names = set[str]()
+            for values in self.of_method(over.get("method", pool.method)):
+                names |= {key for key in values if values[key] != "null"}
+            shared = {key: value for key, value in wanted.items() if key in names}
+            base = self.find(shared | over)
             if base is None:
                 return None
+
             row: dict[Any, Any] = {}
+
             if column == "tokens_per_second":
                 speeds = pool.speeds.of(category)
                 if half:
                     speeds = speeds.take(speeds.questions.isin(cells.questions))
+
                 column = "speedup_vanilla"
                 row = tables.speedups("vanilla", speeds, base)
             else:
                 ratio = pools.mat_ratio(cells, halved(base, half).of(category))
                 row = dict(zip(("mat", "mat_low", "mat_high"), ratio, strict=True))
-        elif repeated or tokens_between or half or not loops:
+
+        elif in_part:
             answers = pool.answers_to_compare(0)
             if repeated:
                 low, high = (int(end) / 100 for end in repeated.split("-"))
-                cells = cells.take(
-                    np.array(
-                        [low <= metrics.repetition(answers[k]) < high for k in cells.questions]
-                    )
-                )
+                shares = [metrics.repetition(answers[key]) for key in cells.questions]
+                cells = cells.take(np.array([low <= share < high for share in shares]))
+
+            # tokens and steps of each question: (questions, 2)
             begin, end = map(int, (tokens_between or f"0-{sys.maxsize}").split("-"))
-            counts = [
-                metrics.counts_between(answers[key], begin, end, loops) for key in cells.questions
-            ]
+            asked = [answers[key] for key in cells.questions]
+            counts = [metrics.counts_between(answer, begin, end, loops) for answer in asked]
             tokens, steps = np.array(counts, dtype=np.float64).T
+
             row = {
                 "mat": tokens.sum() / steps.sum(),
                 "questions": len(tokens),
                 "new_tokens": f"{tokens.sum():,.0f}",
             }
             row["mat_low"], row["mat_high"] = intervals.quotient_interval(tokens, steps)
+
         else:
             named = {
                 **pool.group,
@@ -222,26 +241,28 @@ class Shipped:
                 "variant": pool.variant,
                 "category": category,
             }
+
             table = self.experiment.table
-            (row,) = table[(table[list(named)] == list(named.values())).all(axis=1)].to_dict(
-                "records"
-            )
+            is_named = (table[list(named)] == list(named.values())).all(axis=1)
+            (row,) = table[is_named].to_dict("records")
+
         return rendering.cell(row, column, with_interval=interval).printed
 
 
 def halved(pool: pools.Pool, half: str | None) -> pools.Cells:
-    """Return the cells of the questions that bench.split=`half` chooses from all questions; None:
-    of every question.
+    """Return the cells of the questions that bench.split=`half` chooses.
+
+    It chooses from all questions. None: the cells of every question.
     """
     if half is None:
         return pool.cells
-    rows = dict(
-        sorted(pool.answers_to_compare(0).items(), key=lambda item: item[1]["question_id"])
-    )  # as in the file
+
+    # halves are counted in the order of the file
+    rows = dict(sorted(pool.answers_to_compare(0).items(), key=lambda item: item[1]["question_id"]))
     number = dict(zip(rows, numbers(row["category"] for row in rows.values()), strict=True))
-    return pool.cells.take(
-        np.array([WORDS["split"][number[key] % 2] == half for key in pool.cells.questions])
-    )
+
+    halves = [WORDS["split"][number[key] % 2] for key in pool.cells.questions]
+    return pool.cells.take(np.array(halves) == half)
 
 
 def conditions(experiment: Experiment) -> str:
@@ -250,27 +271,32 @@ def conditions(experiment: Experiment) -> str:
     for pool in experiment.pools:
         rows = pool.first_answers
         bench = pool.group["bench"]
-        turns = sum(len(choice["turns"]) for row in rows for choice in row["choices"])
+
+        turns = 0
+        for row in rows:
+            turns += sum(len(choice["turns"]) for choice in row["choices"])
+
         counts = f"({turns:,} turns, {sum(map(new_tokens, rows)):,} tokens)"
         benches.setdefault(bench, f"{len(rows)} questions of {bench} {counts}")
+
     repeats = max(len(pool.repeats) for pool in experiment.pools)
     parts = [*benches.values(), f"{repeats} repeat{'s' * (repeats > 1)}"]
-    parts += dict.fromkeys(
-        part for line in notes.heading(experiment.runs) for part in line.split("; ")
-    )
-    return textwrap.fill(
-        "; ".join(parts) + ".", 118, break_long_words=False, break_on_hyphens=False
-    )
+    parts += dict.fromkeys("; ".join(notes.heading(experiment.runs)).split("; "))
+
+    text = "; ".join(parts) + "."
+    return textwrap.fill(text, 118, break_long_words=False, break_on_hyphens=False)
 
 
 def defined() -> list[tuple[str, str, str]]:
-    """Return names, unit and meaning of what is defined: columns of one meaning together, for
-    docs/concepts.md.
+    """Return names, unit and meaning of what is defined.
+
+    Columns of one meaning come together, for docs/concepts.md.
     """
-    groups = itertools.groupby((c for c in COLUMNS if c.meaning), key=lambda c: (c.unit, c.meaning))
-    return [
-        (", ".join(f"`{c.name}`" for c in same), unit, meaning) for (unit, meaning), same in groups
-    ]
+    with_meaning = [column for column in COLUMNS if column.meaning]
+    rows = []
+    for of, same in itertools.groupby(with_meaning, key=lambda c: (c.unit, c.meaning)):
+        rows.append((", ".join(f"`{column.name}`" for column in same), *of))
+    return rows
 
 
 def settings(pool: pools.Pool) -> dict[str, str]:
@@ -287,25 +313,35 @@ def settings(pool: pools.Pool) -> dict[str, str]:
 
 
 def texts(values: dict[str, Any]) -> dict[str, str]:
-    return {
-        k: f"{v:g}" if isinstance(v, float) else {None: "null"}.get(v, str(v).lower())
-        for k, v in values.items()
-    }
+    """Return settings as text, as YAML has them."""
+    words = {}
+    for key, value in values.items():
+        words[key] = f"{value:g}" if isinstance(value, float) else str(value).lower()
+        if value is None:
+            words[key] = "null"
+
+    return words
 
 
 def expanded(entries: dict[str, Any]) -> Iterator[tuple[str, list[str]]]:
     """Yield titles and words, with one entry for each of the values between commas."""
     for title, words in entries.items():
-        parts = [] if isinstance(words, list) else [word.rpartition("=") for word in words.split()]
-        for choice in itertools.product(
-            *([key + eq + v for v in listed.split(",")] for key, eq, listed in parts)
-        ):
-            values = {
-                key or "method": value
-                for key, _, value in (word.rpartition("=") for word in choice)
-            }
-            values["category"] = values.get("category", "").replace("_", " ")
-            yield title.format(**values), words if isinstance(words, list) else [" ".join(choice)]
+        if isinstance(words, list):
+            yield title.format(category=""), words
+            continue
+
+        choices = []
+        for word in words.split():
+            key, is_setting, values = word.rpartition("=")
+            choices.append([key + is_setting + value for value in values.split(",")])
+
+        for choice in itertools.product(*choices):
+            named = {"category": ""}
+            for word in choice:
+                key, _, value = word.rpartition("=")
+                named[key or "method"] = value
+            named["category"] = named["category"].replace("_", " ")
+            yield title.format(**named), [" ".join(choice)]
 
 
 def rendered(block: re.Match[str]) -> str:
@@ -315,109 +351,119 @@ def rendered(block: re.Match[str]) -> str:
     more = spec.get("more", {})
     rows = []
     used = dict[str, None]()
+
     for title, of_row in expanded(spec.get("rows", {})):
         cells = []
         for words_of_row, (_, (of_column,)) in zip(itertools.cycle(of_row), columns, strict=False):
-            words = " ".join(
-                sorted((words_of_row, of_column), key=lambda part: "over" in part.split())
-            )
+            # "over" comes last: what follows it is of the other configuration
+            parts = sorted((words_of_row, of_column), key=lambda part: "over" in part.split())
+            words = " ".join(parts)
             name = "".join(re.findall(r"\bin=(\S+)", words)) or spec["results"]
             used[name] = None
+
             cells.append(Shipped(name).cell(re.sub(r"\bin=\S+", "", words)))
             if cells[-1] is None and not spec.get("gaps"):
                 raise UserError(f"{name}: no configuration is '{words}'")
-        rows.append(
-            [
-                title.strip(),
-                *(cell or "" for cell in cells),
-                *(str(m.get(title, "")) for m in more.values()),
-            ]
-        )
+
+        by_hand = [str(column.get(title, "")) for column in more.values()]
+        rows.append([title.strip(), *(cell or "" for cell in cells), *by_hand])
+
     if rows:
-        body = rendering.markdown(
-            [spec.get("first", "method"), *(title for title, _ in columns), *more], rows
-        )
-        body = re.sub(
-            r"(?<=\d), (?=[\d.]+\])", ",\N{NO-BREAK SPACE}", body
-        )  # keeps an interval on one line
+        heading = [spec.get("first", "method"), *(title for title, _ in columns), *more]
+        body = rendering.markdown(heading, rows)
+        # keeps an interval on one line
+        body = re.sub(r"(?<=\d), (?=[\d.]+\])", ",\N{NO-BREAK SPACE}", body)
+
         body += "\n\n" + ";\n".join(f"`{Shipped(name).command}`" for name in used)
     elif spec["results"] == "definitions":
         body = rendering.markdown(("name", "unit", "definition"), defined())
     else:
         body = conditions(Shipped(spec["results"]).experiment)
+
     return f"<!-- results: {block[1]}-->\n{body}\n<!-- end -->"
 
 
 def contents(figure: Figure) -> str:
-    """Return a digest of what a figure shows: data, names, labels and how lines look, whatever the
-    fonts.
+    """Return a digest of what a figure shows, whatever the fonts.
+
+    That is data, names, labels and how lines look.
     """
     shown: list[object] = [text.get_text() for text in figure.texts]
     for axes in figure.axes:
-        shown += [
-            axes.get_xlabel(),
-            axes.get_ylabel(),
-            axes.get_title(),
-            [text.get_text() for text in axes.texts],
-        ]
-        shown += [(line.get_label(), line.get_xydata()) for line in axes.lines]
-        shown += [
-            (line.get_color(), line.get_linestyle(), line.get_marker()) for line in axes.lines
-        ]
-        shown += [
-            patch.get_path().transformed(patch.get_patch_transform()).vertices
-            for patch in axes.patches
-        ]
-        shown += [path.vertices for shape in axes.collections for path in shape.get_paths()]
+        shown += [axes.get_xlabel(), axes.get_ylabel(), axes.get_title()]
+        shown.append([text.get_text() for text in axes.texts])
+
+        lines = axes.lines
+        shown += [(line.get_label(), line.get_xydata()) for line in lines]
+        shown += [(line.get_color(), line.get_linestyle(), line.get_marker()) for line in lines]
+
+        for patch in axes.patches:
+            shown.append(patch.get_path().transformed(patch.get_patch_transform()).vertices)
+        for shape in axes.collections:
+            shown += [path.vertices for path in shape.get_paths()]
         shown += [np.ma.filled(np.ma.asarray(image.get_array()), np.nan) for image in axes.images]
-        named = [
-            axis
-            for axis in (axes.xaxis, axes.yaxis)
-            if isinstance(axis.get_major_locator(), FixedLocator)
-        ]
-        shown += [[label.get_text() for label in axis.get_ticklabels()] for axis in named]
-    rounded = json.dumps(
-        shown, default=lambda array: [f"{value:.5g}" for value in np.ravel(array).tolist()]
-    )
+
+        # labels of ticks that were set, not found by matplotlib
+        for axis in (axes.xaxis, axes.yaxis):
+            if isinstance(axis.get_major_locator(), FixedLocator):
+                shown.append([label.get_text() for label in axis.get_ticklabels()])
+
+    rounded = json.dumps(shown, default=_rounded)
     return hashlib.sha256(rounded.encode()).hexdigest()
 
 
+def _rounded(array: Any) -> list[str]:
+    """Return the numbers of an array, rounded to five digits."""
+    return [f"{value:.5g}" for value in np.ravel(array).tolist()]
+
+
 def save_png(figure: Figure, path: Path, shown: str) -> None:
-    """Write the figure with the digest of what it shows in its metadata, and without a version of
-    the software.
+    """Write the figure with the digest of what it shows in its metadata.
+
+    No version of the software is in there.
     """
     with style.styled(), replaced(path) as partial:
         figure.savefig(partial, format="png", metadata={"Software": None, "Contents": shown})
 
 
 def main() -> None:
+    """The command line."""
     parser = argparse.ArgumentParser(
         prog="python -m tools.document_results", description="Write documents' results."
     )
     parser.add_argument(
-        "--check", action="store_true", help="write nothing; fail where a document is stale"
+        "--check",
+        action="store_true",
+        help="write nothing; fail where a document is stale",
     )
+
     with user_errors():
         check = parser.parse_args().check
         stale = []
+
         for page in (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))):
             old = page.read_text(encoding="utf-8")
             new, blocks = BLOCK.subn(rendered, old)
+
             if blocks != old.count("<!-- results:"):
                 raise UserError(f"{page.name}: a block is not closed by <!-- end -->")
             stale += [(page, partial(write_text, page, new))] if new != old else []
+
         for name, (of, kind) in FIGURES.items():
             (data,) = figures.split(Shipped(of).experiment).values()
             with style.styled(dark=name.endswith("-dark.png")):
                 file = ROOT / "docs/figures" / name
                 figure = getattr(figures, kind)(data)
+
             shown = contents(figure)  # kept as text in a PNG
             if not file.exists() or f"Contents\0{shown}".encode() not in file.read_bytes():
                 stale.append((file, partial(save_png, figure, file, shown)))
+
         for file, write in stale:
             print(f"{file.name}: {'not what the records say' if check else 'written'}")
             if not check:
                 write()
+
         if stale and check:
             raise UserError("python -m tools.document_results writes them anew")
 

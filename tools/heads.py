@@ -67,35 +67,44 @@ class Recipe:
                 raise UserError(
                     f"--{key.replace('_', '-')} {getattr(self, key)}: must be at least 1"
                 )
+
         if not 0 < self.rate < math.inf:
             raise UserError(f"--rate {self.rate}: must be above 0")
         if not 0 <= self.seed < 2**32:
             raise UserError(f"--seed {self.seed}: must be from 0 to {2**32 - 1}")
 
     def rate_at(self, step: int) -> float:
-        """Return the learning rate: a warm-up over a twentieth of the steps, then a half cosine to
-        0.
+        """Return the learning rate.
+
+        It warms up over a twentieth of the steps, then falls by a half cosine to 0.
         """
         warm = max(1, self.steps // 20)
         return self.rate * min((step + 1) / warm, 0.5 * (1 + math.cos(math.pi * step / self.steps)))
 
 
 def new_heads(recipe: Recipe, target: Target) -> MedusaHeads | EagleHead:
-    """Build untrained heads: Medusa's as copies of the target's head (paper, 2.2.1), EAGLE's at
-    random.
+    """Build untrained heads.
+
+    Medusa's are copies of the target's head (paper, 2.2.1), EAGLE's are random.
     """
     torch.manual_seed(recipe.seed)
     hidden = hidden_size(target)
     lm_head = target.model.get_output_embeddings()
+
     if recipe.kind == "medusa":
         heads = MedusaHeads(
-            recipe.heads, recipe.layers, hidden, target.logits_size, shared=recipe.shared_lm_head
+            recipe.heads,
+            recipe.layers,
+            hidden,
+            target.logits_size,
+            shared=recipe.shared_lm_head,
         )
         if not recipe.shared_lm_head:
             with torch.no_grad():
                 for head in heads:
                     head.load_state_dict({f"{recipe.layers}.weight": lm_head.weight}, strict=False)
         return heads.float().to(target.device)
+
     embedding = target.model.get_input_embeddings().weight.detach()
     return EagleHead(head_config(_eagle_config(target)), embedding).to(target.device)
 
@@ -129,8 +138,9 @@ def medusa_loss(
     ids: torch.Tensor,
     wanted: torch.Tensor,
 ) -> torch.Tensor:
-    """Sum over heads i of 0.8^(i + 1) times the cross-entropy of the token i + 2 after each
-    position.
+    """Sum the weighted cross-entropies of all heads.
+
+    Head i has 0.8^(i + 1) times that of the token i + 2 after each position.
 
     Args:
         features: (B, T, H), the frozen target's last hidden states of ids (B, T).
@@ -146,6 +156,7 @@ def medusa_loss(
             total = total + DECAY ** (i + 1) * F.cross_entropy(
                 logits.float(), ids[:, ahead:][counts]
             )
+
     return total
 
 
@@ -157,21 +168,22 @@ def eagle_loss(
     wanted: torch.Tensor,
     generator: torch.Generator,
 ) -> torch.Tensor:
-    """Smooth L1 to the next feature, plus CLASS_WEIGHT times the cross-entropy to the target's
-    distribution.
+    """Smooth L1 to the next feature, plus a weighted cross-entropy.
+
+    CLASS_WEIGHT weights the cross-entropy to the target's distribution.
 
     Only positions whose next feature predicts a wanted token count. Noise on the features imitates
     the head's own errors while drafting.
     """
     noise = torch.rand(features.shape, generator=generator).to(features) - 0.5
     cos, sin = head.angles(ids.shape[1] - 1)
-    out = head(
-        (features + 2 * NOISE * noise)[:, :-1], ids[:, 1:], (cos, sin)
-    )  # (B, T - 1, H): next features
+    # (B, T - 1, H): next features
+    out = head((features + 2 * NOISE * noise)[:, :-1], ids[:, 1:], (cos, sin))
+
     counts = wanted[:, 2:]  # (B, T - 2)
-    # (m, H)
-    predicted = out[:, :-1][counts]
-    true = features[:, 1:-1][counts]
+    predicted = out[:, :-1][counts]  # (m, H)
+    true = features[:, 1:-1][counts]  # (m, H)
+
     with torch.no_grad():
         probabilities = lm_head(true).float().softmax(dim=-1)  # (m, V)
     classes = F.cross_entropy(lm_head(predicted).float(), probabilities)
@@ -191,13 +203,14 @@ def sequences(text: str, tokenizer: Any, length: int, seed: int) -> Iterator[Enc
     """
     if text == EMBEDDED:
         dialogues = training(TRAINING_SEED + seed, easy_until=1)
-        yield from (
-            item for item in encode(tokenizer.backend_tokenizer, dialogues) if len(item) <= length
-        )
+        items = encode(tokenizer.backend_tokenizer, dialogues)
+        yield from (item for item in items if len(item) <= length)
+
     chunks = []
     for document in documents([Path(text)]):
         ids = tokenizer("".join(document)).input_ids
         chunks += [ids[i : i + length] for i in range(0, len(ids), length)]
+
     chunks = [ids for ids in chunks if len(ids) >= 8]
     if not chunks:
         raise UserError(f"{text}: holds fewer than 8 tokens")
@@ -208,33 +221,44 @@ def sequences(text: str, tokenizer: Any, length: int, seed: int) -> Iterator[Enc
 
 
 def train(recipe: Recipe, target: Target, tokenizer: Any, text: str) -> MedusaHeads | EagleHead:
-    """Train heads by the recipe; the target stays frozen. Raises UserError for a text that cannot
-    be read.
+    """Train heads by the recipe; the target stays frozen.
+
+    Raises UserError for a text that cannot be read.
     """
     heads = new_heads(recipe, target)
     device = target.device
     model = target.model.requires_grad_(False).eval()
     lm_head = model.get_output_embeddings()
+
     # Gradients flow through the target's head into ours, so it is in float32 like ours.
     if target.dtype != torch.float32:
         half = lm_head
         lm_head = nn.Linear(
-            half.weight.shape[1], half.weight.shape[0], bias=half.bias is not None, device=device
+            half.weight.shape[1],
+            half.weight.shape[0],
+            bias=half.bias is not None,
+            device=device,
         )
-        lm_head.load_state_dict(
-            {name: tensor.float() for name, tensor in half.state_dict().items()}
-        )
+        state = half.state_dict()
+        lm_head.load_state_dict({name: tensor.float() for name, tensor in state.items()})
         lm_head.requires_grad_(False)
         if isinstance(heads, EagleHead):
             heads.embedding = heads.embedding.float()
+
     optimizer = torch.optim.AdamW(
-        heads.parameters(), lr=recipe.rate, betas=(0.9, 0.95), weight_decay=0.0
+        heads.parameters(),
+        lr=recipe.rate,
+        betas=(0.9, 0.95),
+        weight_decay=0.0,
     )
+
     generator = torch.Generator().manual_seed(recipe.seed)
     items = sequences(text, tokenizer, min(recipe.length, target.context), recipe.seed)
     stream = batches(items, POOL, recipe.batch_tokens, recipe.seed)
+
     started = time.perf_counter()
     running = 0.0
+
     for step, (ids, wanted) in enumerate(islice(stream, recipe.steps)):
         ids = ids.to(device)
         wanted = wanted.to(device)
@@ -244,6 +268,7 @@ def train(recipe: Recipe, target: Target, tokenizer: Any, text: str) -> MedusaHe
             loss = medusa_loss(heads, lm_head, features, ids, wanted)
         else:
             loss = eagle_loss(heads, lm_head, features, ids, wanted, generator)
+
         if not loss.requires_grad:  # this batch has nothing to predict
             continue
         for group in optimizer.param_groups:
@@ -252,6 +277,7 @@ def train(recipe: Recipe, target: Target, tokenizer: Any, text: str) -> MedusaHe
         torch.autograd.backward(loss)
         torch.nn.utils.clip_grad_norm_(heads.parameters(), 0.5)
         optimizer.step()
+
         running = loss.item() if step == 0 else 0.95 * running + 0.05 * loss.item()
         if (step + 1) % 20 == 0 or step + 1 == recipe.steps:
             spent = time.perf_counter() - started
@@ -261,6 +287,7 @@ def train(recipe: Recipe, target: Target, tokenizer: Any, text: str) -> MedusaHe
                 " to go",
                 flush=True,
             )
+
     return heads
 
 
@@ -279,6 +306,7 @@ def save(heads: MedusaHeads | EagleHead, recipe: Recipe, target: Target, folder:
     else:
         file = folder / EAGLE_WEIGHTS
         config = _eagle_config(target)
+
     save_state({name: tensor.detach().half() for name, tensor in heads.state_dict().items()}, file)
     write_json(folder / "config.json", config | origin)
     return file.stat().st_size
@@ -291,28 +319,37 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     defaults = argparse.ArgumentDefaultsHelpFormatter
     medusa = kinds.add_parser("medusa", help="Medusa-1 heads", formatter_class=defaults)
     eagle = kinds.add_parser("eagle", help="for eagle and eagle2", formatter_class=defaults)
+
     for kind in (medusa, eagle):
         kind.add_argument(
-            "--model", required=True, help="folder or hub name of the target, which stays frozen"
+            "--model",
+            required=True,
+            help="folder or hub name of the target, which stays frozen",
         )
         kind.add_argument(
-            "--text", required=True, help=".txt, .jsonl (as of tools.datastore), or `embedded`"
+            "--text",
+            required=True,
+            help=".txt, .jsonl (as of tools.datastore), or `embedded`",
         )
         kind.add_argument(
-            "--output", required=True, type=Path, help="folder for weights and config.json"
+            "--output",
+            required=True,
+            type=Path,
+            help="folder for weights and config.json",
         )
         kind.add_argument("--device", default="auto", help="of the target")
         kind.add_argument("--dtype", default="auto", help="of the target")
+
         for setting in fields(Recipe)[1:]:
-            if kind is medusa or setting.name not in MEDUSA_ALONE:
-                flag = f"--{setting.name.replace('_', '-')}"
-                default = setting.default
-                how: Any = (
-                    {"action": "store_true"}
-                    if default is False
-                    else {"type": type(default), "default": default}
-                )
-                kind.add_argument(flag, help=setting.metadata["help"], **how)
+            if kind is eagle and setting.name in MEDUSA_ALONE:
+                continue
+            flag = f"--{setting.name.replace('_', '-')}"
+            default = setting.default
+            how: Any = {"type": type(default), "default": default}
+            if default is False:
+                how = {"action": "store_true"}
+            kind.add_argument(flag, help=setting.metadata["help"], **how)
+
     return parser.parse_args(arguments)
 
 
@@ -320,16 +357,17 @@ def main(arguments: list[str] | None = None) -> None:
     """Load, train, save."""
     with user_errors("nothing was written"):
         options = vars(parse(arguments))
-        target = {
-            "path": options.pop("model"),
-            "device": options.pop("device"),
-            "dtype": options.pop("dtype"),
-        }
+        settings = ModelSettings(
+            "path",
+            options.pop("model"),
+            device=options.pop("device"),
+            dtype=options.pop("dtype"),
+        )
         text = options.pop("text")
         output = options.pop("output")
         recipe = Recipe(**options)
         output.mkdir(parents=True, exist_ok=True)  # may fail: better before the training
-        loaded = load_model(ModelSettings("path", **target))
+        loaded = load_model(settings)
         heads = train(recipe, loaded.target, loaded.tokenizer, text)
         size = save(heads, recipe, loaded.target, output)
         print(f"{output}: {size / 1e6:.2f} MB")

@@ -17,18 +17,19 @@ from model.files import ROOT
 
 
 def write_repository(folder: Path) -> None:
-    """Write the repository's files over an older version's. Raises FileExistsError for another
-    one's README.md.
+    """Write the repository's files over an older version's.
+
+    Raises FileExistsError for another one's README.md.
     """
     own = ROOT / "custom_generate"
     card = folder / "README.md"
-    if card.exists() and not (
-        card.read_text().startswith("---") and "custom_generate" in card.read_text()
-    ):
-        raise FileExistsError(f"{card} is another's; name a new folder or delete it")
-    shutil.copytree(
-        own, folder / own.name, dirs_exist_ok=True, ignore=shutil.ignore_patterns("__pycache__")
-    )
+    if card.exists():
+        text = card.read_text()
+        if not text.startswith("---") or "custom_generate" not in text:
+            raise FileExistsError(f"{card} is another's; name a new folder or delete it")
+
+    no_bytecode = shutil.ignore_patterns("__pycache__")
+    shutil.copytree(own, folder / own.name, dirs_exist_ok=True, ignore=no_bytecode)
     (folder / own.name / "README.md").replace(card)
     (folder / own.name / "requirements.txt").write_text(f"token-recycling>={__version__}\n")
 

@@ -31,8 +31,9 @@ AGAIN = ROOT / "results/again"
 
 
 def measure_again(name: str) -> tuple[str, str, str]:
-    """Run a shipped experiment again and replace its records. Returns its name, what differs, and
-    which code made it.
+    """Run a shipped experiment again and replace its records.
+
+    Returns its name, what differs, and which code made it.
 
     Raises UserError if its command stops; the shipped records are unchanged then.
     """
@@ -43,43 +44,41 @@ def measure_again(name: str) -> tuple[str, str, str]:
     )
     if done.returncode:
         raise UserError(
-            f"{name}: its command stopped with exit code {done.returncode}; the same command"
-            " goes on"
+            f"{name}: its command stopped with exit code {done.returncode};"
+            " the same command goes on"
         )
+
     here = Experiment.read(AGAIN / name)
     comparisons, alone = compare(here.pools, shipped.experiment.pools)
-    before, now = (made_with(experiment) for experiment in (shipped.experiment, here))
-    note = next(
-        (run.metadata["note"] for run in shipped.experiment.runs if run.metadata.get("note")), ""
-    )
-    contribute(AGAIN / name, name, note)
-    other = difference(before[1], now[1])
-    return (
-        name,
-        "; ".join([summary(comparisons), *alone]),
-        f"{before[0]} -> {now[0]}{other and f'; {other}'}",
-    )
+    commits, machine = made_with(shipped.experiment)
+    commits_now, machine_now = made_with(here)
+    notes = [run.metadata.get("note") for run in shipped.experiment.runs]
+    contribute(AGAIN / name, name, next(filter(None, notes), ""))
+
+    differs = difference(machine, machine_now)
+    code = f"{commits} -> {commits_now}{differs and f'; {differs}'}"
+    return name, "; ".join([summary(comparisons), *alone]), code
 
 
 def made_with(experiment: Experiment) -> tuple[str, dict[str, Any]]:
     """Return the commits of an experiment's runs, and the versions and machine of the first."""
     runs = [run.metadata for run in experiment.runs]
-    return ", ".join(sorted({commit(run) for run in runs})), runs[0]["versions"] | {
-        "device": runs[0]["device"]
-    }
+    machine = runs[0]["versions"] | {"device": runs[0]["device"]}
+    return ", ".join(sorted({commit(run) for run in runs})), machine
 
 
 def untimed() -> list[str]:
     """Return the names of the shipped experiments that took no times."""
-    names = sorted(path.parent.name for path in REFERENCE.glob(f"*/{FILE}"))
-    return [
-        name
-        for name in names
-        if not any(run.settings["timed"] for run in Shipped(name).experiment.runs)
-    ]
+    names = []
+    for path in sorted(REFERENCE.glob(f"*/{FILE}")):
+        runs = Shipped(path.parent.name).experiment.runs
+        if not any(run.settings["timed"] for run in runs):
+            names.append(path.parent.name)
+    return names
 
 
 def main() -> None:
+    """The command line."""
     parser = argparse.ArgumentParser(prog="python -m tools.measure_again", description=__doc__)
     parser.add_argument("names", nargs="*", metavar="NAMES", help="folders of results/reference")
     with user_errors("what was measured is kept"):

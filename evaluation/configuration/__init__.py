@@ -1,5 +1,4 @@
-"""From settings to jobs: expand a command line to jobs, check their settings, identify the run of a
-job.
+"""From settings to jobs: expand a command line, check its settings, identify a job's run.
 
 Others use `jobs`, `config` and `fingerprint`. This folder may import `loading`, `records` and the
 answerers.

@@ -1,5 +1,6 @@
-"""Check a configuration: an unknown setting, a wrong value, a missing companion is reported in one
-line with its key.
+"""Check a configuration, and report what is wrong in one line with its key.
+
+That is an unknown setting, a wrong value or a missing companion.
 
 Names and types of a group's settings come from the signature of the function or class that takes
 them. Those of the run itself come from the values in configs/config.yaml.
@@ -40,21 +41,23 @@ GROUPS: dict[str, Any] = {
     "tree": build_template,
     "sampling": Sampling,
 }
-NOT_SETTINGS = (
-    "k",
-    "seed",
-    "processors",
-)  # parameters of GROUPS set elsewhere: by the method, by the run, in code
-MINIMUM = {"max_new_tokens": 1, "num_choices": 1, "batch": 1, "repeats": 1, "repeat": 0}
-MINIMUM |= {"bench.begin": 0, "bench.end": 0}
+# parameters of GROUPS set elsewhere: by the method, by the run, in code
+NOT_SETTINGS = ("k", "seed", "processors")
+MINIMUM = {
+    "max_new_tokens": 1,
+    "num_choices": 1,
+    "batch": 1,
+    "repeats": 1,
+    "repeat": 0,
+    "bench.begin": 0,
+    "bench.end": 0,
+}
 # A run's settings: the groups, and the keys of configs/config.yaml with the types of their values
 # there.
 SHIPPED = yaml.safe_load((ROOT / "configs/config.yaml").read_text(encoding="utf-8"))
 OR_NULL = {"repeat": int | None, "run_dir": str | None}
 NO_SETTINGS = ("defaults", "companions", "subject", "hydra")  # read by Hydra, or by other settings
-TYPES = {
-    key: OR_NULL.get(key, type(value)) for key, value in SHIPPED.items() if key not in NO_SETTINGS
-}
+TYPES = {key: OR_NULL.get(key, type(SHIPPED[key])) for key in SHIPPED if key not in NO_SETTINGS}
 TYPES |= dict.fromkeys(("method", *GROUPS), dict)
 
 # ${plain:NAME} in configs/ makes a name fit for a folder. Registered at import, so in every process
@@ -72,19 +75,22 @@ def config_errors() -> Iterator[None]:
     except (HydraException, OmegaConfBaseException) as error:
         text = one_line(error)
         key = getattr(error, "full_key", None)
+
         if "hydra/launcher" in text:
             raise UserError(
                 "this launcher is not installed; requirements-cluster.txt has its pip line"
             ) from None
+
         hints = (
-            r"\s*(full_key: \S+|object_type=\S+|Config search path:.*|Set the environment"
-            r" variable.*)"
+            r"\s*(full_key: \S+|object_type=\S+|Config search path:.*"
+            r"|Set the environment variable.*)"
         )
         text = re.sub(hints, "", text)
         if unknown := re.match(r"Could not override '([^']+)'|Key '(\w+)' is not in struct", text):
             name = unknown[1] or unknown[2]
             of_run = "" if "." in name else " of a run"
             raise UserError(f"{name}: no such setting{of_run}{meant(name)}") from None
+
         raise UserError(f"{key}: {text}" if key and key not in text else text) from None
     except AttributeError:
         if not sys.flags.optimize:
@@ -95,16 +101,18 @@ def config_errors() -> Iterator[None]:
 
 
 def meant(name: str) -> str:
-    """Name the settings of a run and of all groups that end like an unknown one, as the end of its
-    message; empty if there is none."""
+    """Name the settings that end like an unknown one, of a run and of all groups.
+
+    The text is the end of a message; it is empty if there is none.
+    """
     setting = name.rpartition(".")[2]
     others = {f"sampling.{setting}"} if setting in SHIPPED["sampling"] else set()
-    for file in (ROOT / "configs").glob("*/*.yaml"):
-        group = file.parent.name
-        if group in ("method", "companions", *GROUPS) and f"\n{setting}:" in file.read_text(
-            "utf-8"
-        ):
-            others.add(f"{group}.{setting}")
+
+    for group in ("method", "companions", *GROUPS):
+        for file in (ROOT / "configs" / group).glob("*.yaml"):
+            if f"\n{setting}:" in file.read_text("utf-8"):
+                others.add(f"{group}.{setting}")
+
     if setting in TYPES.keys() - {"method", *GROUPS}:
         others.add(setting)
     others.discard(name)
@@ -112,8 +120,9 @@ def meant(name: str) -> str:
 
 
 def checked_config(cfg: DictConfig) -> dict[str, Any]:
-    """Check and resolve a run's configuration and fetch its method's companions. Records hold the
-    returned dictionary.
+    """Check and resolve a run's configuration and fetch its method's companions.
+
+    Records hold the returned dictionary.
 
     Raises UserError for a wrong setting, before anything is loaded or a device is waited for.
     """
@@ -121,62 +130,73 @@ def checked_config(cfg: DictConfig) -> dict[str, Any]:
         config: dict[str, Any] = OmegaConf.to_container(cfg, resolve=True, throw_on_missing=True)  # type: ignore[assignment]
     check_settings(config, make_dataclass("Settings", TYPES.items()), allow_extra=True)
     check_groups(config)
+
     for key in sorted({"name", "drafter"} - config["method"].keys()):
         raise UserError(f"method.{key}: a method needs this setting")
     for group in ("method", *GROUPS):
         for key in config[group].keys() & config.keys() - TYPES.keys():
             raise UserError(f"{key}: no setting of a run{meant(key)}")
+
     for key, least in MINIMUM.items():
-        if (value := OmegaConf.select(cfg, key)) is not None and value < least:
+        value = OmegaConf.select(cfg, key)
+        if value is not None and value < least:
             raise UserError(f"{key}={value}: must be a whole number, at least {least}")
+
     if not 0 <= config["seed"] < 2**63:
         raise UserError(f"seed={config['seed']}: must be from 0 to {2**63 - 1}")
+
     repeats = config["repeats"]
     folder = config["run_dir"]
     if folder is not None and repeats > 1 and config["repeat"] is None:
         raise UserError(
             f"run_dir={folder}: holds one run, but repeats={repeats}; leave out one of the two"
         )
+
     if config["phases"] and not config["timed"]:
         raise UserError(
-            "phases=true: times the parts of a step, and timed=false takes no times; leave out one"
-            " of both"
+            "phases=true: times the parts of a step, and timed=false takes no times;"
+            " leave out one of both"
         )
     if config["phases"] and config["batch"] > 1:
         raise UserError("phases=true: times the parts of one sequence's steps; use batch=1")
+
     Sampling(**config["sampling"])
     if config["tree"]["name"] == "auto" and not config["timed"]:
         raise UserError(
-            "tree=auto: sizes follow the times of steps, and timed=false takes none; use a fixed"
-            " tree"
+            "tree=auto: sizes follow the times of steps, and timed=false takes none;"
+            " use a fixed tree"
         )
+
     fetch_companions(config["method"], config["model"]["name"])
-    options = {
-        key: value for key, value in config["method"].items() if key not in ("name", "drafter")
-    }
-    if config["method"]["drafter"] == SERVER:
+    options = dict(config["method"])
+    name = options.pop("name")
+    drafter = options.pop("drafter")
+    sampling = changed_sampling(config)
+
+    if drafter == SERVER:
         check_settings(options, Server, "method.")
-        if sampling := changed_sampling(config):
+        if sampling:
             raise UserError(
                 f"sampling.{min(sampling)}: a server is asked for greedy answers; leave it out"
             )
-        return config
-    if (drafter := config["method"]["drafter"]) is None:  # transformers' own generate
-        taker = make_dataclass(str(config["method"]["name"]), [("compiled", bool, False)])
+    elif drafter is None:  # transformers' own generate
+        taker = make_dataclass(str(name), [("compiled", bool, False)])
         check_settings(options, taker, "method.")
     else:
         check_method(method_class(drafter), options)
-        inside = config["execution"] == INSIDE["eager"]
-        if inside and (config["batch"] > 1 or config["phases"] or changed_sampling(config)):
+        unfit = config["batch"] > 1 or config["phases"] or sampling
+        if unfit and config["execution"] == INSIDE["eager"]:
             raise UserError(
                 f"execution={config['execution']}: is for greedy answers, batch=1 and phases=false"
             )
+
     return config
 
 
 def check_groups(config: dict[str, Any]) -> None:
-    """Check the settings of all given groups except `method`, whose settings are its drafter's
-    parameters.
+    """Check the settings of all given groups except `method`.
+
+    A method's settings are its drafter's parameters.
     """
     for group, what in (("model", "a folder, or a hub name"), ("bench", "a file of questions")):
         if group in config and config[group].get("path", "") is None:

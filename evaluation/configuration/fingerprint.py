@@ -1,5 +1,6 @@
-"""A run's fingerprint: the settings that decide its answers and measurements, and the folder named
-by them.
+"""A run's fingerprint, and the folder named by it.
+
+The fingerprint holds the settings that decide a run's answers and measurements.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ IDLE_IF_GREEDY = ("top_k", "top_p", "min_p")  # sampling settings that do not ch
 def run_settings(config: dict[str, Any], bench: Bench, answerer: Answerer) -> dict[str, Any]:
     """Return the fingerprint: everything that decides a run's answers and measurements."""
     loaded = answerer.loaded
-    target = answerer.loaded.target
+    target = loaded.target
     attention = target.model.config.get_text_config()._attn_implementation
     model = asdict(loaded.settings) | {
         "dtype": str(target.dtype).removeprefix("torch."),
@@ -40,10 +41,12 @@ def run_settings(config: dict[str, Any], bench: Bench, answerer: Answerer) -> di
         "files": loaded.files,
     }
     del model["path"]  # the files' digests identify the model, wherever it is stored
+
     for key in ("chat_template_kwargs", "weights"):  # earlier records lack these keys
         if not model[key]:
             del model[key]
-    ids = [q.question_id for q in bench.questions]
+
+    ids = [question.question_id for question in bench.questions]
     sampling = changed_sampling(config)
     as_asked = ("max_new_tokens", "num_choices", "seed", "phases", "repeat", "timed")
     return {
@@ -53,27 +56,24 @@ def run_settings(config: dict[str, Any], bench: Bench, answerer: Answerer) -> di
             "sha256": bench.sha256,
             "ids_sha256": _sha256(ids),
             "questions": len(ids),
-        }
-        | {"order": bench.order},
+            "order": bench.order,
+        },
         "method": recorded_method(answerer.settings, sampling),
         "execution": answerer.execution,
         "schema": SCHEMA,
         "sampling": sampling,
         **{key: config[key] for key in as_asked},
-        **(
-            {"batch": config["batch"]} if config["batch"] > 1 else {}
-        ),  # earlier records lack this key
+        # earlier records lack this key
+        **({"batch": config["batch"]} if config["batch"] > 1 else {}),
     }
 
 
 def changed_sampling(config: dict[str, Any]) -> dict[str, Any]:
     """Return the sampling settings that differ from plain greedy decoding."""
     greedy = asdict(Sampling())
-    sampling = config["sampling"]
-    idle = () if sampling.get("temperature") else IDLE_IF_GREEDY
-    return {
-        key: value for key, value in sampling.items() if value != greedy[key] and key not in idle
-    }
+    asked = config["sampling"]
+    idle = () if asked.get("temperature") else IDLE_IF_GREEDY
+    return {key: asked[key] for key in asked if key not in idle and asked[key] != greedy[key]}
 
 
 def runs_folder(config: dict[str, Any]) -> Path:
@@ -82,20 +82,23 @@ def runs_folder(config: dict[str, Any]) -> Path:
 
 
 def recorded_threads(config: dict[str, Any]) -> int | None:
-    """Return the number of threads that an experiment's runs used on this processor; unfinished
-    runs come first.
+    """Return the number of threads that an experiment's runs used on this processor.
+
+    Unfinished runs come first.
 
     So all configurations use one number, and a run is resumed with its own, however busy the
     machine is then. None if no run has recorded it, or if OMP_NUM_THREADS is set.
     """
     if os.environ.get("OMP_NUM_THREADS"):
         return None
+
     found = []
     for folder in [Path(config["run_dir"])] if config["run_dir"] else runs_folder(config).glob("*"):
         recorded = read_object(folder / "metadata.json")
         threads = recorded.get("threads")
         if threads and recorded.get("device") == describe_device(torch.device("cpu"), threads):
             found.append(((folder / "summary.json").exists(), threads))
+
     return min(found)[1] if found else None
 
 
@@ -112,8 +115,9 @@ def default_folder(config: dict[str, Any], settings: dict[str, Any], answerer: A
 
 
 def saved_start(config: dict[str, Any], settings: dict[str, Any], answerer: Answerer) -> str:
-    """Return the state file for start=saved, from the hot run of the same configuration in this
-    experiment's folder.
+    """Return the state file for start=saved.
+
+    It is from the hot run of the same configuration in this experiment's folder.
 
     The hot run of the same repeat is used, else that of the first repeat. Other update rules use
     the run of update=all.
@@ -130,6 +134,7 @@ def saved_start(config: dict[str, Any], settings: dict[str, Any], answerer: Answ
         state = default_folder(config, hot, answerer) / "state.safetensors"
         if state.exists():
             return str(state)
+
     raise UserError(
         f"start=saved: there is no finished run of {settings['method']['name']} with start=hot,"
         f" these settings and these files in {runs_folder(config)}; run it first (in a sweep:"
@@ -138,16 +143,19 @@ def saved_start(config: dict[str, Any], settings: dict[str, Any], answerer: Answ
 
 
 def recorded_method(method: dict[str, Any], sampling: dict[str, Any]) -> dict[str, Any]:
-    """Return a method's settings as records hold them: share_noise only if tokens are sampled,
-    layers only if given, compiled only if true.
+    """Return a method's settings as records hold them.
+
+    share_noise is there only if tokens are sampled, layers only if given, compiled only if true.
 
     Args:
         sampling: from `changed_sampling`.
     """
-    needed = {"share_noise": method.get("share_noise") and sampling.get("temperature")}
-    needed |= {
-        key: method.get(key) for key in ("layers", "compiled")
-    }  # earlier records lack these keys
+    needed = {
+        "share_noise": method.get("share_noise") and sampling.get("temperature"),
+        # earlier records lack these keys
+        "layers": method.get("layers"),
+        "compiled": method.get("compiled"),
+    }
     return {key: value for key, value in method.items() if needed.get(key, True)}
 
 

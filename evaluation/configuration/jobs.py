@@ -1,5 +1,6 @@
-"""Expand a command line and its experiment to jobs. Each job has only settings that its method and
-tree have.
+"""Expand a command line and its experiment to jobs.
+
+Each job has only settings that its method and tree have.
 
 hydra.sweeper.params is the grid, in Hydra's form. Settings listed in hydra.sweeper.equal have the
 same value in a job. hydra.sweeper.also lists further runs, written as on a command line; their
@@ -59,76 +60,76 @@ class Composed(NamedTuple):
 def compose(
     words: Sequence[str], *, multirun: bool = False, config_dir: str | None = None
 ) -> Composed:
-    """Compose a command line: a sweep with `multirun`, an experiment or another launcher; else a
-    single run.
+    """Compose a command line, as a sweep or as a single run.
+
+    It is a sweep with `multirun`, an experiment or another launcher.
 
     Raises UserError for a choice that does not exist, and for a setting that no job has.
     """
     for word in words:
-        if re.match(
-            r"[+~]*hydra\.(?!launcher|sweeper|searchpath|job\.env)", word
-        ):  # others have no effect
+        # others have no effect
+        if re.match(r"[+~]*hydra\.(?!launcher|sweeper|searchpath|job\.env)", word):
             raise UserError(
                 f"{word}: has no effect; results go to results_dir=FOLDER, there to name=NAME"
             )
+
     words = [re.sub(r"^\+*k=", "method.k=", word) for word in words]  # the paper calls it k
-    own = (
-        [f"hydra.searchpath=[{quoted(f'file://{_own_configs(config_dir)}')}]"] if config_dir else []
-    )
+    own = list[str]()
+    if config_dir:
+        own.append(f"hydra.searchpath=[{quoted(f'file://{_own_configs(config_dir)}')}]")
+
     with config_errors(), _own_hydra() as loader:
         typed = OverridesParser.create(config_loader=loader).parse_overrides([*words])
+        groups = ("", *loader.list_groups(""))
+
         for o in typed:
-            is_choice = o.key_or_group in ("", *loader.list_groups("")) and not (
-                o.is_sweep_override() or o.is_delete()
-            )
-            if is_choice and not isinstance(o.value(), str | dict):
+            is_one_value = not (o.is_sweep_override() or o.is_delete())
+            if o.key_or_group in groups and is_one_value and not isinstance(o.value(), str | dict):
                 raise UserError(f"{o.input_line}: must name a file of configs/{o.key_or_group}")
+
         given = {o.key_or_group for o in typed}
         if not multirun and not any(word.startswith("experiment=") for word in words):
             config = hydra.compose("config", [*words, *own], return_hydra_config=True)
-            if (
-                config.hydra.runtime.choices["hydra/launcher"] == BASIC
-            ):  # another one runs it as a sweep
-                for word in words:
-                    if re.split(r"[.=]", word)[0] == "tree" and not drafts_from_tree(
-                        config.method, config.tree
-                    ):
-                        raise UserError(
-                            f"{word}: {config.method.name} drafts from no tree; leave it out"
-                        )
-                settings = OmegaConf.masked_copy(
-                    config, [str(key) for key in config if key != "hydra"]
-                )
+            # another one runs it as a sweep
+            if config.hydra.runtime.choices["hydra/launcher"] == BASIC:
+                of_tree = [word for word in words if re.split(r"[.=]", word)[0] == "tree"]
+                if of_tree and not drafts_from_tree(config.method, config.tree):
+                    raise UserError(
+                        f"{of_tree[0]}: {config.method.name} drafts from no tree; leave it out"
+                    )
+                keys = [str(key) for key in config if key != "hydra"]
+                settings = OmegaConf.masked_copy(config, keys)
                 return Composed([Planned([], settings, "")], config, loader, False, given)
-        several = (
-            o.is_sweep_override() or o.key_or_group.startswith(DEPENDENT) for o in typed
-        )  # decided by job
+
+        # each job decides the value of these
+        several = (o.is_sweep_override() or o.key_or_group.startswith(DEPENDENT) for o in typed)
         common = [word for word, differs in zip(words, several, strict=True) if not differs]
         config = hydra.compose("config", [*common, *own], return_hydra_config=True)
         return Composed(plan(typed, config, loader), config, loader, True, given)
 
 
 def group_settings(words: Sequence[str], *groups: str) -> dict[str, dict[str, Any]]:
-    """Compose and check the settings of these groups only. Raises UserError for a wrong or
-    unrelated setting.
+    """Compose and check the settings of these groups only.
+
+    Raises UserError for a wrong or unrelated setting.
     """
     for word in words:
         if re.split(r"[.=]", word)[0] not in groups:
             count = " and ".join(f"{group}=NAME and {group}.KEY=VALUE" for group in groups)
             raise UserError(f"{word}: only {count} count here")
+
     (job,) = compose(words).jobs
     with config_errors():
         config: Any = {
             group: OmegaConf.to_container(job.config[group], resolve=True) for group in groups
         }
+
     check_groups(config)
     return config  # type: ignore[no-any-return]
 
 
 def named(group: str, name: str) -> dict[str, str]:
-    """Return the settings for a shipped model or bench of this name, or for one in a folder or
-    file.
-    """
+    """Return the settings for a shipped model or bench, or for one in a folder or file."""
     if (ROOT / "configs" / group / f"{name}.yaml").is_file():
         return {group: name}
     if group == "model":
@@ -137,16 +138,16 @@ def named(group: str, name: str) -> dict[str, str]:
 
 
 def quoted(value: Any) -> str:
-    """Return a value as written on a command line. Text is quoted: else 2024_06_01 is a number and
-    null is None.
+    """Return a value as written on a command line.
+
+    Text is quoted: else 2024_06_01 is a number and null is None.
     """
     if value is None or isinstance(value, Number):
         return "null" if value is None else str(value).lower()
     if isinstance(value, list | tuple):
         return f"[{','.join(map(quoted, value))}]"
-    plain = re.sub(
-        r"(\\*)\$\{", r"\1\1\\${", str(value)
-    )  # no interpolation: OmegaConf halves backslashes before one
+    # no interpolation: OmegaConf halves backslashes before one
+    plain = re.sub(r"(\\*)\$\{", r"\1\1\\${", str(value))
     return str(QuotedString(plain, Quote.single).with_quotes())
 
 
@@ -156,6 +157,7 @@ def _own_hydra() -> Iterator[ConfigLoader]:
     instance = GlobalHydra.instance()
     callers = instance.hydra
     instance.hydra = None
+
     try:
         with hydra.initialize_config_dir(str(ROOT / "configs"), version_base=None):
             yield GlobalHydra.instance().config_loader()
@@ -164,25 +166,29 @@ def _own_hydra() -> Iterator[ConfigLoader]:
 
 
 def _own_configs(config_dir: str) -> Path:
-    """Return the user's folder of configs. Raises UserError if there is none, or if configs/ hides
-    one of its files.
+    """Return the user's folder of configs.
+
+    Raises UserError if there is none, or if configs/ hides one of its files.
     """
     folder = Path(config_dir).resolve()
     shipped = ROOT / "configs"
     if not folder.is_dir():
         raise UserError(f"--config-dir={config_dir}: no such folder")
     for path in shipped.rglob("*.yaml"):
-        if (own := folder / path.relative_to(shipped)).exists():
+        own = folder / path.relative_to(shipped)
+        if own.exists():
             raise UserError(
-                f"{own}: configs/ has a file of this name, which would be used instead; rename"
-                " yours"
+                f"{own}: configs/ has a file of this name, which would be used instead;"
+                " rename yours"
             )
+
     return folder
 
 
 def plan(typed: Sequence[Override], sweep: DictConfig, loader: ConfigLoader) -> list[Planned]:
-    """Return the jobs of a sweep, from the typed overrides and the configuration that all jobs
-    share.
+    """Return the jobs of a sweep.
+
+    They follow from the typed overrides and the configuration that all jobs share.
 
     Raises UserError for a typed setting that no method or tree has, or for a list where all jobs
     need one value.
@@ -191,39 +197,35 @@ def plan(typed: Sequence[Override], sweep: DictConfig, loader: ConfigLoader) -> 
     reads = str(OmegaConf.to_container(sweep.hydra.sweeper, resolve=False))
     parse = OverridesParser.create(config_loader=loader).parse_overrides
     groups = {*loader.list_groups("")}
+
     for o in typed:
         if o.is_delete():
             raise UserError(f"{o.input_line}: a job of a sweep has all settings; give it a value")
-        is_hydra = o.key_or_group.startswith("hydra.")
-        if o.is_sweep_override() and (
-            is_hydra or o.key_or_group in ONE_VALUE or f"${{{o.key_or_group}}}" in reads
-        ):
+        name = o.key_or_group
+        one_value = name.startswith("hydra.") or name in ONE_VALUE or f"${{{name}}}" in reads
+
+        if one_value and o.is_sweep_override():
             each = "a command for each, or lists of settings as model=A,B method=A,B"
             raise UserError(
                 f"{o.input_line}: takes one value, as the list of jobs is made from it; give {each}"
             )
 
     @cache  # composing takes a tenth of a second
-    def compose(*choices: str) -> Any:
+    def compose_choices(*choices: str) -> Any:
         return hydra.compose("config", [*sweep.hydra.overrides.hydra, *choices])
 
     def composed(words: Words) -> Any:
-        return compose(*(word for word in words if word.split("=")[0].strip("+") in groups))
+        return compose_choices(*(word for word in words if word.split("=")[0].strip("+") in groups))
 
     def planned(words: Words) -> Planned:
         config = deepcopy(composed(words))
-        for o in (o for o in parse(words) if o.key_or_group not in groups):
-            OmegaConf.update(
-                config,
-                o.key_or_group,
-                o.value(),
-                merge=True,
-                force_add=o.is_add() or o.is_force_add(),
-            )
-        lacks = missing_companion(config.method, str(config.model.name)) or too_wide(
-            config.method, config.tree
-        )
-        return Planned(words, config, lacks)
+        for o in parse(words):
+            if o.key_or_group not in groups:
+                add = o.is_add() or o.is_force_add()
+                OmegaConf.update(config, o.key_or_group, o.value(), merge=True, force_add=add)
+
+        lacks = missing_companion(config.method, str(config.model.name))
+        return Planned(words, config, lacks or too_wide(config.method, config.tree))
 
     given = lists([o for o in typed if not o.is_hydra_override()])
     if not sweep.timed:
@@ -237,18 +239,16 @@ def plan(typed: Sequence[Override], sweep: DictConfig, loader: ConfigLoader) -> 
 def lists(overrides: Sequence[Override]) -> Lists:
     """Return the values of each key, as they are written."""
     single = {o.get_key_element(): [str(o.input_line).partition("=")[2]] for o in overrides}
-    return single | {
-        o.get_key_element(): [*o.sweep_string_iterator()]
-        for o in overrides
-        if o.is_sweep_override()
-    }
+    several = [o for o in overrides if o.is_sweep_override()]
+    return single | {o.get_key_element(): [*o.sweep_string_iterator()] for o in several}
 
 
 def expand(
     grid: Lists, also: list[Lists], given: Lists, equal: Words, composed: Callable[[Words], Any]
 ) -> list[Words]:
-    """Return the overrides of each job once, in the order of repeats: the machine drifts between
-    repeats.
+    """Return the overrides of each job once, in the order of repeats.
+
+    The machine drifts between repeats.
 
     Args:
         also: further runs; settings that they do not name are the grid's.
@@ -262,32 +262,29 @@ def expand(
     unknown = given.keys() - grid.keys()
     grid = grid | given
     jobs: dict[frozenset[tuple[str, str]], dict[str, str]] = {}
+
     for run in ({}, *also):
-        lists = grid | {
-            key: [v for v in values if v in given.get(key, [v])] for key, values in run.items()
-        }
-        for values in product(*lists.values()):
-            job = dict(zip(lists, values, strict=True))
+        values_of = dict(grid)
+        for key, values in run.items():
+            values_of[key] = [value for value in values if value in given.get(key, [value])]
+
+        for choice in product(*values_of.values()):
+            job = dict(zip(values_of, choice, strict=True))
             config = composed(_words(job))
             own = own_settings(config.method, config.tree)
-            job = {
-                k: v
-                for k, v in job.items()
-                if not k.startswith(DEPENDENT) or ".".join(k.split(".")[:2]) in own
-            }
+            for key in values_of:
+                if key.startswith(DEPENDENT) and ".".join(key.split(".")[:2]) not in own:
+                    del job[key]
             if len({job[key] for key in equal if key in job}) <= 1:
                 jobs.setdefault(frozenset(job.items()), job)
+
     for key in sorted(unknown):
         if ("." in key or key == "tree") and not any(key in job for job in jobs.values()):
-            none = (
-                f"{key}={given[key][0]}: none of the methods or trees of this sweep has this"
-                " setting"
-            )
-            raise UserError(none + meant(key))
-    return [
-        _words(job)
-        for job in sorted(jobs.values(), key=lambda job: grid["repeat"].index(job["repeat"]))
-    ]
+            none = "none of the methods or trees of this sweep has this setting"
+            raise UserError(f"{key}={given[key][0]}: {none}{meant(key)}")
+
+    by_repeat = sorted(jobs.values(), key=lambda job: grid["repeat"].index(job["repeat"]))
+    return [_words(job) for job in by_repeat]
 
 
 def _words(job: dict[str, str]) -> Words:
@@ -305,8 +302,9 @@ def own_settings(method: Any, tree: Any) -> set[str]:
 
 
 def drafts_from_tree(method: Any, tree: Any) -> bool:
-    """True if a method drafts from a template, or if it is given tree=auto and can find its
-    size.
+    """True if a method drafts from a template.
+
+    Also if it is given tree=auto and can find its size.
     """
     try:
         factory = method_class(method.drafter)
@@ -316,8 +314,9 @@ def drafts_from_tree(method: Any, tree: Any) -> bool:
 
 
 def too_wide(method: Any, tree: Any) -> str:
-    """Say that a template needs more candidates than the method keeps; empty if not, or if other
-    settings are wrong.
+    """Say that a template needs more candidates than the method keeps.
+
+    The text is empty if not, or if other settings are wrong.
     """
     k = method.get("k")
     if not isinstance(k, int) or tree.name == "best" or not drafts_from_tree(method, tree):
@@ -326,4 +325,5 @@ def too_wide(method: Any, tree: Any) -> str:
         ranks = 1 + build_template(**tree, k=RANKS).max_rank
     except (UserError, TypeError):  # no template (tree=auto), or a wrong one
         return ""
+
     return f"tree={tree.name} needs method.k={ranks} or more, and here k={k}" if ranks > k else ""

@@ -1,5 +1,4 @@
-"""Load benches: fetch a file once by URL and hash, select and order its questions, and make prompts
-of them.
+"""Load benches: fetch a file, select and order its questions, make prompts of them.
 
 SPEED-Bench's rows (NVIDIA, arXiv 2604.09557) are read as published, or as NVIDIA's prepare.py
 writes them. Licences
@@ -17,7 +16,7 @@ import urllib.request
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import count, zip_longest
+from itertools import chain, count, zip_longest
 from pathlib import Path
 from typing import Any
 
@@ -46,19 +45,20 @@ WORDS = {
     "placeholders": ("refuse", "skip"),
 }
 SPEED_BENCH_CATEGORIES = (
-    *(
-        "coding",
-        "humanities",
-        "math",
-        "multilingual",
-        "qa",
-        "rag",
-        "reasoning",
-        "roleplay",
-        "stem",
-        "summarization",
-    ),
-    *("writing", "low_entropy", "mixed", "high_entropy"),
+    "coding",
+    "humanities",
+    "math",
+    "multilingual",
+    "qa",
+    "rag",
+    "reasoning",
+    "roleplay",
+    "stem",
+    "summarization",
+    "writing",
+    "low_entropy",
+    "mixed",
+    "high_entropy",
 )
 PLACEHOLDER = "FULL BENCHMARK DATA SHOULD BE FETCHED FROM THE SOURCE"
 PREPARE = (
@@ -115,47 +115,45 @@ def load_bench(
         UserError: missing, empty, malformed, wrong hash, no network, nothing selected, unknown
             order.
     """
-    for key, value in (
-        ("split", split or "dev"),
-        ("layout", layout),
-        ("placeholders", placeholders),
-    ):
+    given = {"split": split or "dev", "layout": layout, "placeholders": placeholders}
+    for key, value in given.items():
         if value not in WORDS[key]:
             raise UserError(f"bench.{key}={value}: must be {' or '.join(WORDS[key])}")
+
     file = ROOT / path
     if file.is_dir() or (url is None and not file.suffix):
         file /= "question.jsonl"
     digest = _fetch(file, url, sha256)
     rows = read_rows(file) if layout == "spec_bench" else _speed_bench_rows(file)
-    questions = [
-        q
-        for q in checked_questions(rows, file)
-        if placeholders == "refuse" or not _is_placeholder(q)
-    ]
+    questions = [*checked_questions(rows, file)]
+    if placeholders == "skip":
+        questions = [question for question in questions if not _is_placeholder(question)]
+
     subtasks = {subtask(question.category) for question in questions}
     if unknown := [name for name in categories or () if name not in subtasks]:
         raise UserError(
             f"bench.categories={unknown[0]}: not in {file}, which has {', '.join(sorted(subtasks))}"
         )
-    of_file = numbers(
-        question.category for question in questions
-    )  # so that a slice keeps the file's halves
+
+    # so that a slice keeps the file's halves
+    of_file = numbers(question.category for question in questions)
     numbered = list(zip(questions, of_file, strict=True))[begin:end]
-    part = [
-        question
-        for question, number in numbered
-        if split is None or WORDS["split"][number % 2] == split
-    ]
+    if split is not None:
+        numbered = [pair for pair in numbered if WORDS["split"][pair[1] % 2] == split]
+    part = [question for question, _ in numbered]
+
     kept = set[Question]()
     for row in subtasks if categories is None else categories:
         members = [question for question in part if subtask(question.category) == row]
         most = len(members) if per_category is None else min(per_category, len(members))
         kept |= {members[i * len(members) // most if spread else i] for i in range(most)}
+
     chosen = [question for question in part if question in kept]
     if not chosen:
         raise UserError(
             f"bench {name}: no question is left of {len(questions)} after the selection"
         )
+
     _refuse_placeholders(chosen, file)
     return Bench(name, ordered(chosen, order), digest, order)
 
@@ -178,27 +176,29 @@ def ordered(questions: Sequence[Question], order: str) -> tuple[Question, ...]:
         shuffled = list(questions)
         random.Random(int(seed or 0)).shuffle(shuffled)
         return tuple(shuffled)
+
     raise UserError(
         f"bench.order={order}: unknown; use file, interleaved, shuffled or shuffled-N (seed N)"
     )
 
 
 def _fetch(file: Path, url: str | None, sha256: str | None) -> str:
-    """Download a missing file, completely and with its hash or not at all; return the file's
-    sha256.
+    """Download a missing file, and return the file's sha256.
+
+    The file is written completely and with its hash, or not at all.
     """
-    prepared = (
-        str(url).endswith(".parquet") and file.suffix != ".parquet"
-    )  # by the user, from the file at the URL
-    inside = file.resolve().is_relative_to(ROOT)  # never write outside the repository
-    if url is None or prepared or not inside or file.exists():
-        digest = (
-            hashlib.sha256(file.read_bytes()).hexdigest() if file.is_file() else ""
-        )  # the reader reports it
+    # by the user, from the file at the URL
+    prepared = str(url).endswith(".parquet") and file.suffix != ".parquet"
+    # never write outside the repository
+    is_fetched = not prepared and file.resolve().is_relative_to(ROOT) and not file.exists()
+    if url is None or not is_fetched:
+        # the reader reports it
+        digest = hashlib.sha256(file.read_bytes()).hexdigest() if file.is_file() else ""
         if digest and sha256 not in (None, digest) and not prepared:
             why = f"has sha256 {digest[:12]}..., the published one {str(sha256)[:12]}..."
             raise UserError(f"{file} {why}; delete it to fetch it again")
         return digest
+
     try:
         with urllib.request.urlopen(url, timeout=30) as response:
             data = response.read()
@@ -207,6 +207,7 @@ def _fetch(file: Path, url: str | None, sha256: str | None) -> str:
             f"cannot fetch {url} ({getattr(error, 'reason', error)}); download it elsewhere and put"
             f" it at {file}, or name a folder with bench.path="
         ) from None
+
     digest = hashlib.sha256(data).hexdigest()
     if sha256 is None:
         print(
@@ -217,6 +218,7 @@ def _fetch(file: Path, url: str | None, sha256: str | None) -> str:
         raise UserError(
             f"{url} has sha256 {digest[:12]}..., expected {sha256[:12]}...; nothing was kept"
         )
+
     write_bytes(file, data)
     return digest
 
@@ -226,7 +228,8 @@ def _is_placeholder(question: Question) -> bool:
 
 
 def _refuse_placeholders(questions: Sequence[Question], file: Path) -> None:
-    if missing := Counter(question.category for question in questions if _is_placeholder(question)):
+    missing = Counter(question.category for question in questions if _is_placeholder(question))
+    if missing:
         counts = ", ".join(f"{category} {n}" for category, n in sorted(missing.items()))
         raise UserError(
             f"{file}: {missing.total()} prompts are placeholders, as their licences keep the text"
@@ -236,8 +239,9 @@ def _refuse_placeholders(questions: Sequence[Question], file: Path) -> None:
 
 
 def _speed_bench_rows(path: Path) -> Iterator[tuple[str, Any]]:
-    """Yield SPEED-Bench's rows in Spec-Bench's layout. Raises UserError naming file and row, or the
-    missing reader.
+    """Yield SPEED-Bench's rows in Spec-Bench's layout.
+
+    Raises UserError naming file and row, or the missing reader.
     """
     for where, row in _parquet_rows(path) if path.suffix == ".parquet" else read_rows(path):
         category = row.get("category") if isinstance(row, dict) else None
@@ -247,19 +251,20 @@ def _speed_bench_rows(path: Path) -> Iterator[tuple[str, Any]]:
         if category not in SPEED_BENCH_CATEGORIES:
             known = ", ".join(SPEED_BENCH_CATEGORIES)
             raise UserError(
-                f"{where}: category {category!r} is none of SPEED-Bench's ({known}); is this its"
-                " file?"
+                f"{where}: category {category!r} is none of SPEED-Bench's ({known});"
+                " is this its file?"
             )
+
         if isinstance(row.get("messages"), list):
             said = [message if isinstance(message, dict) else {} for message in row["messages"]]
-            if any(
-                message.get("role", "user") != "user" for message in said
-            ):  # else it would be asked
+            # else it would be asked
+            if any(message.get("role", "user") != "user" for message in said):
                 raise UserError(
-                    f"{where}: a message's role is not user; SPEED-Bench has no other; is this its"
-                    " file?"
+                    f"{where}: a message's role is not user; SPEED-Bench has no other;"
+                    " is this its file?"
                 )
             row |= {"turns": [message.get("content") for message in said]}
+
         yield where, row | {"category": f"speed_{category}"}  # apart from Spec-Bench's of this name
 
 
@@ -276,20 +281,22 @@ def _parquet_rows(path: Path) -> Iterator[tuple[str, Any]]:
         ) from None
     except Exception as error:  # pandas and pyarrow raise many kinds for a damaged file
         raise UserError(f"question file {path} is no parquet ({one_line(error)[:200]})") from None
+
     for number, row in enumerate(json.loads(frame.to_json(orient="records")), start=1):
         yield f"{path}: row {number}", row
 
 
 def choose_template(name: str | None, tokenizer: Any, model: str) -> str:
-    """Return the template asked for, else the model's own. Raises UserError if there is none of
-    this name.
+    """Return the template asked for, else the model's own.
+
+    Raises UserError if there is none of this name.
     """
     if name is None:
         return prompts.default_template(tokenizer, model)
     if name == prompts.CHAT and not prompts.takes_chats(tokenizer):
         raise UserError(
-            "model.template=chat: this tokenizer has no chat template; name one of fschat's, e.g."
-            " vicuna_v1.1, or raw"
+            "model.template=chat: this tokenizer has no chat template;"
+            " name one of fschat's, e.g. vicuna_v1.1, or raw"
         )
     if name not in (prompts.CHAT, prompts.RAW) and name not in conv_templates:
         raise UserError(f"model.template={name}: fschat has no such conversation template")
@@ -310,8 +317,9 @@ def prompt_text(template: str, tokenizer: Any, turns: prompts.Turns) -> str:
 def prompt_ids(
     template: str, tokenizer: Any, turns: Sequence[str], answers: Sequence[str]
 ) -> list[int]:
-    """Return the token ids of the prompt for the next answer: a user's turns so far, the model's
-    answers in between.
+    """Return the token ids of the prompt for the next answer.
+
+    The prompt holds a user's turns so far, and the model's answers in between.
     """
     chat = chat_of(turns, answers)
     if template == prompts.CHAT:  # by the tokenizer itself, as mistral-common's gives no text
@@ -321,13 +329,14 @@ def prompt_ids(
 
 def chat_of(turns: Sequence[str], answers: Sequence[str]) -> list[dict[str, str]]:
     """Return a chat of a user's turns and the answers to them; the last answer may be missing."""
-    texts = [text for pair in zip_longest(turns, answers) for text in pair if text is not None]
+    texts = [text for text in chain(*zip_longest(turns, answers)) if text is not None]
     return [{"role": prompts.ROLES[i % 2], "content": text} for i, text in enumerate(texts)]
 
 
 def answer_text(template: str, tokenizer: Any, tokens: list[int]) -> str:
-    """Return the answer as the user reads it: without special tokens, cut at the template's stop
-    string.
+    """Return the answer as the user reads it.
+
+    It is without special tokens, cut at the template's stop string.
     """
     text = tokenizer.decode(tokens, skip_special_tokens=True)
     stop = None if template in (prompts.CHAT, prompts.RAW) else get_conv_template(template).stop_str
@@ -337,8 +346,9 @@ def answer_text(template: str, tokenizer: Any, tokens: list[int]) -> str:
 
 
 def template_hash(template: str, tokenizer: Any) -> str:
-    """Return the sha256 of a prompt of two turns, which changes with the template and the special
-    tokens.
+    """Return the sha256 of a prompt of two turns.
+
+    It changes with the template and the special tokens.
     """
     sample = prompt_text(
         template, tokenizer, chat_of(["question one", "question two"], ["answer one"])

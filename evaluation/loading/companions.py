@@ -26,14 +26,14 @@ class Kind(NamedTuple):
     name: str  # its key in configs/companions
     words: str  # its name in messages
     how: str  # how to get one
-    weights: tuple[
-        str, ...
-    ] = ()  # patterns of its weight files, best first; empty for a single file
+    # patterns of its weight files, best first; empty for a single file
+    weights: tuple[str, ...] = ()
 
 
 _HEADS = "`python -m tools.heads {}` trains one"
 _DRAFT = "name a small model of the same vocabulary"
-KINDS = {  # by the method's setting
+# by the method's setting
+KINDS = {
     "heads_path": Kind(
         "medusa", "Medusa heads", _HEADS.format("medusa"), (medusa.WEIGHTS, medusa.PUBLIC_WEIGHTS)
     ),
@@ -53,6 +53,7 @@ KINDS = {  # by the method's setting
 
 def missing_companion(method: dict[str, Any], model: str) -> str:
     """Say which companion a method lacks, by its settings and the model's name; empty if none.
+
     Fetches nothing.
     """
     for key in KINDS.keys() & method.keys():
@@ -60,38 +61,44 @@ def missing_companion(method: dict[str, Any], model: str) -> str:
         value = method[key]
         if value is None:
             return f"no {kind.words} for {model} ({kind.how}; companions.{kind.name}=PATH names it)"
-        on_hub = bool(kind.weights) and hub.is_name(str(value))
-        if located(str(value)).exists() or (
-            on_hub and (hub.local_snapshot(str(value), kind.weights) or hub.is_reachable())
-        ):
+        path = str(value)
+        if located(path).exists():
+            continue
+        on_hub = bool(kind.weights) and hub.is_name(path)
+        if on_hub and (hub.local_snapshot(path, kind.weights) or hub.is_reachable()):
             continue
         reason = f"no such {'folder' if kind.weights else 'file'}"
         reason += f", and {constants.ENDPOINT} is not in reach" if on_hub else ""
         return f"no {kind.words} for {model} (method.{key}={value}: {reason}; {kind.how})"
+
     return ""
 
 
 def fetch_companions(method: dict[str, Any], model: str) -> None:
-    """Fetch a method's companions from the hub. Raises UserError if one is missing or lacks
-    weights.
+    """Fetch a method's companions from the hub.
+
+    Raises UserError if one is missing or lacks weights.
     """
     if why := missing_companion(method, model):
         raise UserError(f"{method['name']}: not available: {why}")
     for key in KINDS.keys() & method.keys():
         path = path_of(key, str(method[key]))
         weights = KINDS[key].weights
-        if weights and (why := hub.missing_weights(path, weights)):
-            raise UserError(f"{path}: {why}")
+        lacking = hub.missing_weights(path, weights) if weights else ""
+        if lacking:
+            raise UserError(f"{path}: {lacking}")
 
 
 def path_of(key: str, value: str) -> Path:
-    """Return the path of a method's setting: a file or folder, or the snapshot of a hub name,
-    fetched if needed.
+    """Return the path of a method's setting.
+
+    It is a file or folder, or the snapshot of a hub name, fetched if needed.
 
     Raises:
         UserError: a hub name that cannot be fetched.
     """
     path = located(value)
-    if path.exists() or key not in KINDS or not KINDS[key].weights or not hub.is_name(value):
+    from_hub = key in KINDS and KINDS[key].weights and hub.is_name(value)
+    if path.exists() or not from_hub:
         return path
     return hub.fetch_snapshot(value, KINDS[key].weights)

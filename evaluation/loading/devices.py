@@ -38,8 +38,9 @@ _depth = 0
 
 @contextmanager
 def keep_devices() -> Iterator[None]:
-    """Keep devices locked until the outermost of these nested blocks ends: that of a command or of
-    a single run.
+    """Keep devices locked until the outermost of these nested blocks ends.
+
+    That is the block of a command or of a single run.
     """
     global _depth
     _depth += 1
@@ -53,8 +54,9 @@ def keep_devices() -> Iterator[None]:
 
 @contextmanager
 def exclusive(settings: ModelSettings, timed: bool = True) -> Iterator[ModelSettings]:
-    """Lock the devices that these settings use on this host; yields the settings with the device
-    chosen for auto.
+    """Lock the devices that these settings use on this host.
+
+    Yields the settings with the device chosen for auto.
 
     The lock is taken before the model is loaded, as loading would disturb another run's timings. It
     is released when
@@ -64,29 +66,30 @@ def exclusive(settings: ModelSettings, timed: bool = True) -> Iterator[ModelSett
         timed: False if the run takes no times; it does not lock the CPU.
     """
     count = torch.cuda.device_count() if torch.cuda.is_available() else 0
-    gpus = {
-        _identity(device): device
-        for device in (torch.device("cuda", index) for index in range(count))
-    }
+    devices = [torch.device("cuda", index) for index in range(count)]
+    gpus = {_lock_name(device): device for device in devices}
+
     with keep_devices():
         if gpus and settings.device_map is not None:
             names = set(gpus)
-        elif (
-            gpus and settings.device == "auto"
-        ):  # the one that this process holds already, else the first free one
-            if (name := next((name for name in gpus if name in _locks), None)) is None:
+        elif gpus and settings.device == "auto":
+            # the one that this process holds already, else the first free one
+            name = next((name for name in gpus if name in _locks), "")
+            if not name:
                 _release()
                 name = _lock_one_of(*gpus)
             settings = dataclasses.replace(settings, device=str(gpus[name]))
             names = {name}
         else:
-            names = {_identity(choose_device(settings.device, "model.device"))}
+            names = {_lock_name(choose_device(settings.device, "model.device"))}
+
         if not timed:
             names.discard(CPU)
         if not names <= _locks.keys():
             _release()  # all of them, or two runs that swap devices would wait for each other
             for name in sorted(names):
                 _lock_one_of(name)
+
         yield settings
 
 
@@ -99,9 +102,10 @@ def _release() -> None:
     _locks.clear()
 
 
-def _identity(device: torch.device) -> str:
-    """Return a name that does not depend on CUDA_VISIBLE_DEVICES, so that it is the same in all
-    processes.
+def _lock_name(device: torch.device) -> str:
+    """Return a name that does not depend on CUDA_VISIBLE_DEVICES.
+
+    So it is the same in all processes.
     """
     if device.type != "cuda":
         return device.type
@@ -129,8 +133,9 @@ def _lock_one_of(*names: str) -> str:
 
 
 def _locked(name: str) -> FileLock:
-    """Lock a device. Raises Timeout if it is not free. Any user may open the file, which holds
-    nothing.
+    """Lock a device.
+
+    Raises Timeout if it is not free. Any user may open the file, which holds nothing.
     """
     file = re.sub(r"[^\w.-]", "_", f"token-recycling-{platform.node()}-{name}.lock")
     lock = FileLock(Path(tempfile.gettempdir()) / file, mode=0o666, thread_local=False)
@@ -143,8 +148,9 @@ _CLEAR = Path("/proc/self/clear_refs")
 
 
 def restart_peak(devices: Sequence[torch.device]) -> None:
-    """Reset the peak memory. On a CPU, this is the process's peak resident set, reset where Linux
-    permits it.
+    """Reset the peak memory.
+
+    On a CPU, this is the process's peak resident set, reset where Linux permits it.
     """
     for device in devices:
         if device.type == "cuda":
@@ -155,8 +161,9 @@ def restart_peak(devices: Sequence[torch.device]) -> None:
 
 
 def peak_bytes(devices: Sequence[torch.device]) -> int | None:
-    """Return the peak bytes since `restart_peak`, weights and cache included; None on other
-    devices.
+    """Return the peak bytes since `restart_peak`, weights and cache included.
+
+    None is returned on other devices.
 
     CUDA: allocated by tensors, summed over devices. CPU: the resident set of the process, on Linux.
     """
@@ -164,16 +171,17 @@ def peak_bytes(devices: Sequence[torch.device]) -> int | None:
         return sum(int(torch.cuda.max_memory_allocated(device)) for device in devices)
     if all(device.type == "cpu" for device in devices):
         with suppress(OSError):
-            found = re.search(
-                r"^VmHWM:\s*(\d+)", _STATUS.read_text(encoding="ascii", errors="replace"), re.M
-            )
+            status = _STATUS.read_text(encoding="ascii", errors="replace")
+            found = re.search(r"^VmHWM:\s*(\d+)", status, re.M)
             return 1024 * int(found[1]) if found else None
+
     return None
 
 
 class PhaseClock:
-    """Add up seconds by phase of a step; synchronises the device at each mark, so that work counts
-    in its phase.
+    """Add up seconds by phase of a step.
+
+    The device is synchronised at each mark, so that work counts in its phase.
     """
 
     def __init__(self, target: Target) -> None:
@@ -182,6 +190,7 @@ class PhaseClock:
         self.restart()
 
     def restart(self) -> None:
+        """Begin the next phase now, so that the time before it counts in none."""
         self._last = time.perf_counter()
 
     def mark(self, phase: str) -> None:

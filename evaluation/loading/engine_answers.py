@@ -1,5 +1,4 @@
-"""Read answers of any engine from a JSONL file as token ids, and compute a model's choices along
-them.
+"""Answers of any engine from a JSONL file as token ids, and a model's choices along them.
 
 A line is an answer to a bench's question in Spec-Bench's format, like this project's records. Or it
 has a prompt (prompt_token_ids, messages or prompt) and an answer (token_ids or text, perhaps in
@@ -12,6 +11,7 @@ from __future__ import annotations
 import re
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -28,13 +28,13 @@ from .engines import other_part
 from .models import LoadedModel
 
 FIELDS: Schema = {
-    **{"prompt_token_ids": (1, (int,)), "messages": (1, (dict,)), "prompt": (0, (str,))},
-    **{
-        "token_ids": (1, (int,)),
-        "text": (0, (str,)),
-        "max_tokens": (0, (int,)),
-        "temperature": (0, (int, float)),
-    },
+    "prompt_token_ids": (1, (int,)),
+    "messages": (1, (dict,)),
+    "prompt": (0, (str,)),
+    "token_ids": (1, (int,)),
+    "text": (0, (str,)),
+    "max_tokens": (0, (int,)),
+    "temperature": (0, (int, float)),
 }
 # Parts of an answer that a line without choices may have; its other keys are the user's own.
 _PART = re.compile("reasoning(_content|_details)?|thinking|refusal|tool_calls|function_call|audio")
@@ -69,15 +69,13 @@ def read_requests(path: Path, questions: Mapping[Any, Question]) -> list[tuple[s
         if not isinstance(choices, list) or not all(isinstance(choice, dict) for choice in choices):
             raise UserError(f"{where}: must be a JSON object, its choices a list of objects")
         numbered = {"id": where.rpartition(":")[2]} | row
-        read = (
-            _turns(row, questions)
-            if choices and "turns" in choices[0]
-            else _choices(numbered, choices)
-        )
+        of_bench = choices and "turns" in choices[0]
+        read = _turns(row, questions) if of_bench else _choices(numbered, choices)
         try:
             requests += ((where, request) for request in read)
         except UserError as error:
             raise UserError(f"{where}: {error}") from None
+
     if not requests:
         raise UserError(f"answer file {path}: holds no answer")
     return requests
@@ -96,15 +94,15 @@ def _turns(row: Row, questions: Mapping[Any, Question]) -> Iterator[Row]:
     for index, choice in enumerate(row["choices"]):
         messages = list[Row]()
         answers = choice.get("output_ids") or choice["turns"]
-        remade = choice.get("ids_remade") or [False] * len(
-            answers
-        )  # True: a server's run made the ids from the text
+        # True: a server's run made the ids from the text
+        remade = choice.get("ids_remade") or [False] * len(answers)
         stops = choice.get("stop") or [""] * len(answers)
         if {*map(len, (answers, stops, choice["turns"], remade))} != {len(question.turns)}:
             raise UserError(
-                f"question {number} has {len(question.turns)} turns, and not each has its answer"
-                " and stop"
+                f"question {number} has {len(question.turns)} turns,"
+                " and not each has its answer and stop"
             )
+
         turns = zip(question.turns, answers, stops, choice["turns"], remade, strict=True)
         for turn, (asked, said, stop, text, made) in enumerate(turns, start=1):
             messages = [*messages, {"role": "user", "content": asked}]
@@ -120,39 +118,42 @@ def _turns(row: Row, questions: Mapping[Any, Question]) -> Iterator[Row]:
 
 
 def _choices(row: Row, choices: list[Row]) -> Iterator[Row]:
-    """Yield each choice of a line, with the fields of the line; a line without choices is a single
-    choice.
+    """Yield each choice of a line, with the fields of the line.
+
+    A line without choices is a single choice.
     """
     for index, choice in enumerate(choices):
         message = choice.get("message") or {}  # of chats
         request = row | {"text": message.get("content", row.get("text"))} | choice
         request["id"] = f"{row['id']}, answer {index + 1}" if index else row["id"]
-        request.setdefault(
-            "token_ids", request.get("ids")
-        )  # as `token-recycling generate` calls them
+        # as `token-recycling generate` calls them
+        request.setdefault("token_ids", request.get("ids"))
+
         if isinstance(request.get("prompt"), list):
             request |= {
                 "prompt": None,
                 "prompt_token_ids": request.get("prompt_token_ids") or request["prompt"],
             }
+
         if why := misfit(request, FIELDS):
             raise UserError(why)
         if request.get("temperature"):
             raise UserError(f"temperature {request['temperature']}: an audit is of greedy answers")
         if all(request.get(key) is None for key in ("prompt_token_ids", "messages", "prompt")):
             raise UserError("has no prompt: prompt_token_ids, messages or prompt")
-        if request.get("prompt_token_ids") is None and (
-            request.get("tools") or request.get("chat_template_kwargs")
-        ):
+        options = request.get("tools") or request.get("chat_template_kwargs")
+        if options and request.get("prompt_token_ids") is None:
             raise UserError(
                 "tools and options of a chat template are not rendered: give prompt_token_ids"
             )
+
         named = {key: value for key, value in row.items() if _PART.fullmatch(key)}
         other = other_part(message | choice | named)
         if (other or request["text"] is None) and request["token_ids"] is None:
             raise UserError(
                 f"has neither token_ids nor an answer that is its text alone {other}".rstrip()
             )
+
         yield request
 
 
@@ -171,9 +172,11 @@ def tokenised(where: str, request: Row, loaded: LoadedModel) -> EngineAnswer:
     if prompt is None:
         text, space, special = _prompt(where, request, loaded)
         prompt = list(tokenizer(text, add_special_tokens=special).input_ids)
+
     cut = ids is None and "\ufffd" in request["text"]
     if ids is None:
         ids = [] if cut else continued(tokenizer, tokenizer.decode(prompt), space + request["text"])
+
     limit = request.get("max_tokens")
     name = one_line(str(request["id"]))[:40]
     if limit is not None and not remade and len(ids) > limit:
@@ -189,12 +192,13 @@ def tokenised(where: str, request: Row, loaded: LoadedModel) -> EngineAnswer:
         raise UserError(
             f"{where}: {len(prompt) + end} tokens, and the context has {most}; say model.context=N"
         )
-    stop = request.get(
-        "stop"
-    )  # this project's stop reason, or the stop texts of a request to OpenAI
+
+    # this project's stop reason, or the stop texts of a request to OpenAI
+    stop = request.get("stop")
     own = {"eos": "stop", "length": "length", "context": "length"}.get(str(stop), "")
     finish = request.get("finish_reason") or own
-    if finish == "stop" and (request.get("stop_reason") is not None or (stop and stop != "eos")):
+    by_text = request.get("stop_reason") is not None or (stop and stop != "eos")
+    if finish == "stop" and by_text:
         finish = "a stop text, perhaps"
     if cut:  # its ids are not those of the text
         finish = "cut inside a character"
@@ -207,66 +211,64 @@ def continued(tokenizer: Any, before: str, said: str) -> list[int]:
     Special words are plain text, as engines leave special tokens out. If the answer would merge
     with the last token before it, which engines do not do, it is tokenised behind a line break.
     """
-    head, whole = (
-        list(tokenizer(text, add_special_tokens=False, split_special_tokens=True).input_ids)
-        for text in (before, before + said)
-    )
-    if whole[: len(head)] != head:
+    plain = partial(tokenizer, add_special_tokens=False, split_special_tokens=True)
+    head = list(plain(before).input_ids)
+    text = list(plain(before + said).input_ids)
+    if text[: len(head)] != head:
         return continued(tokenizer, "\n" if len(before) > 1 else "", said)
-    return whole[len(head) :]
+    return text[len(head) :]
 
 
 def _prompt(where: str, request: Row, loaded: LoadedModel) -> tuple[str, str, bool]:
-    """Return a prompt's text, what is between it and the answer, and whether the tokenizer adds
-    special tokens.
+    """Return a prompt's text, and how it becomes ids.
+
+    The rest is what is between it and the answer, and whether the tokenizer adds special tokens.
     """
     tokenizer = loaded.tokenizer
     template = loaded.template
     said = request.get("text") or ""
+
     if (messages := request.get("messages")) is None:
         text = request["prompt"]
         bos = tokenizer.bos_token
         return text, "", not (bos and text.startswith(bos))
-    messages = [
-        (
-            turn | {"content": answer_text(template, tokenizer, turn["content"])}
-            if turn.get("role") == "assistant" and isinstance(turn.get("content"), list)
-            else turn
-        )
-        for turn in messages
-    ]
+
+    chat = list(messages)
+    for i, turn in enumerate(chat):
+        if turn.get("role") == "assistant" and isinstance(turn.get("content"), list):
+            chat[i] = turn | {"content": answer_text(template, tokenizer, turn["content"])}
     try:
-        text = prompt_text(template, tokenizer, messages)
-        if template != CHAT and len(messages) % 2 == 0:
+        text = prompt_text(template, tokenizer, chat)
+        if template != CHAT and len(chat) % 2 == 0:
             raise ValueError("its last turn is not a user's")
     except Exception as error:  # the template's own errors, and jinja2's
         raise UserError(
             f"{where}: {template} refuses its messages ({one_line(error)[:200]})"
         ) from None
+
     return text, space_between(template, text, said), template != CHAT
 
 
 def space_between(template: str, before: str, said: str) -> str:
-    """Return the space that fschat's templates have between prompt and answer, if neither has
-    it.
+    """Return the space that fschat's templates have between prompt and answer.
+
+    Only if neither has it.
     """
-    apart = template == CHAT or not said or before[-1].isspace() or said[0].isspace()
-    return "" if apart else " "
+    if template == CHAT or not said:
+        return ""
+    return "" if before[-1].isspace() or said[0].isspace() else " "
 
 
 @dataclass
 class Forced:
-    """A model's logits along an answer: at each of its n positions, and at the position after
-    it.
-    """
+    """A model's logits at each of an answer's n positions, and at the position after it."""
 
     own: list[int] = field(default_factory=list)  # the model's arg-max (n + 1)
     # largest logit minus the logit of the answer's token (n), then minus that of the likeliest EOS
     # (1)
     gaps: list[float] = field(default_factory=list)
-    margins: list[float] = field(
-        default_factory=list
-    )  # largest logit minus the second largest (n + 1)
+    # largest logit minus the second largest (n + 1)
+    margins: list[float] = field(default_factory=list)
 
 
 def force(
@@ -277,8 +279,9 @@ def force(
     *,
     by_steps: bool = False,
 ) -> Forced:
-    """Read the model's logits along an answer; at most `LOGITS_BYTES` of logits are in memory at
-    once.
+    """Read the model's logits along an answer.
+
+    At most `LOGITS_BYTES` of logits are in memory at once.
 
     Args:
         by_steps: forward one token at a time, as engines decode.
@@ -306,19 +309,17 @@ def force(
             return forced
         target.prefill(cache, prompt)
         for token in text[len(prompt) - 1 :]:
-            read(
-                0,
-                target.forward(
-                    cache, Draft(root, torch.tensor([token], device=target.device))
-                ).logits,
-            )
+            draft = Draft(root, torch.tensor([token], device=target.device))
+            read(0, target.forward(cache, draft).logits)
             cache.commit(1)
+
     return forced
 
 
 def noise(one: Forced, other: Forced) -> float:
-    """Return the largest change from `one` to `other`, at any position, of the gap between the two
-    largest logits.
+    """Return the largest change of the gap between the two largest logits.
+
+    The change is from `one` to `other`, at any position.
     """
     pairs = zip(one.own, other.own, one.margins, other.margins, strict=True)
     return max(abs(a - b) if own == others else a + b for own, others, a, b in pairs)

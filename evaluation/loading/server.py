@@ -1,5 +1,6 @@
-"""A connection to a server of any engine. Each failure is an error of one line, and the run can be
-resumed.
+"""A connection to a server of any engine.
+
+Each failure is an error of one line, and the run can be resumed.
 """
 
 from __future__ import annotations
@@ -18,26 +19,24 @@ import httpx2
 from model.errors import UserError, one_line, visible
 
 from ..records.provenance import without_passwords
-from .engines import ENGINES, Heard, counted
+from .engines import ENGINES, Reply, counted
 
 
 @dataclass
 class Server:
-    """A server; the settings of method=server. Raises UserError if it is not in reach, or does not
-    have the model.
+    """A server; the settings of method=server.
+
+    Raises UserError if it is not in reach, or does not have the model.
     """
 
     url: str | None  # as http://127.0.0.1:8000, with or without OpenAI's /v1
     model: str | None = None  # its name on the server; None: the server's only model
-    engine: Literal["auto", "vllm", "sglang", "llamacpp", "tensorrt", "other"] = (
-        "auto"  # auto: as the server reports
-    )
-    speculation: str | None = (
-        None  # how it drafts, for its name; none: the baseline; None: as the server reports
-    )
-    dtype: Literal["float32", "float16", "bfloat16"] | None = (
-        None  # the server's, for audits; None: the local model's
-    )
+    # auto: as the server reports
+    engine: Literal["auto", "vllm", "sglang", "llamacpp", "tensorrt", "other"] = "auto"
+    # how it drafts, for its name; none: the baseline; None: as the server reports
+    speculation: str | None = None
+    # the server's, for audits; None: the local model's
+    dtype: Literal["float32", "float16", "bfloat16"] | None = None
     timeout: float = 600.0  # maximum seconds without a byte
 
     def __post_init__(self) -> None:
@@ -47,38 +46,40 @@ class Server:
             )
         if not 0 < self.timeout < 1e6:
             raise UserError(
-                f"method.timeout={self.timeout}: must be more than 0 and less than a million"
-                " seconds"
+                f"method.timeout={self.timeout}:"
+                " must be more than 0 and less than a million seconds"
             )
+
         self.key = os.environ.get("OPENAI_API_KEY", "").strip()
         if not (self.key.isascii() and self.key.isprintable()):
             raise UserError("OPENAI_API_KEY: holds characters that no header can have; correct it")
         headers = {"Authorization": f"Bearer {self.key}"} if self.key else {}
-        self.url = without_passwords(base := self.url.rstrip("/").removesuffix("/v1"))
+        base = self.url.rstrip("/").removesuffix("/v1")
+        self.url = without_passwords(base)
         self.where = f"server {self.url}"
-        fresh = httpx2.Limits(
-            max_keepalive_connections=0
-        )  # servers close idle connections when they like
+        # servers close idle connections when they like
+        fresh = httpx2.Limits(max_keepalive_connections=0)
+
         with self._faults():  # trust_env=False: a proxy would be asked for 127.0.0.1, too
             self.client = httpx2.Client(
                 base_url=base, headers=headers, timeout=self.timeout, limits=fresh, trust_env=False
             )
             card = self._card()
+
         owner = str(card.get("owned_by")).removesuffix("_llm")  # TensorRT-LLM's
-        self.name = self.engine if self.engine != "auto" else owner if owner in ENGINES else "other"
+        reported = owner if owner in ENGINES else "other"
+        self.name = reported if self.engine == "auto" else self.engine
         self.kind = ENGINES[self.name]
         self.model = str(card["id"])
 
     def _card(self) -> dict[str, Any]:
-        """Return the server's card of `model`, or of its only model. Raises UserError if it does
-        not have the model.
+        """Return the server's card of `model`, or of its only model.
+
+        Raises UserError if it does not have the model.
         """
         listed = self.get("/v1/models")
-        cards = (
-            {str(card["id"]): card for card in listed.get("data") or ()}
-            if isinstance(listed, dict)
-            else {}
-        )
+        data = listed.get("data") if isinstance(listed, dict) else ()
+        cards = {str(card["id"]): card for card in data or ()}
         name = next(iter(cards)) if self.model is None and len(cards) == 1 else self.model
         if name is None or name not in cards:
             names = ", ".join(cards) or "there is none at /v1/models"
@@ -86,13 +87,13 @@ class Server:
         return dict(cards[name])
 
     def describe(self) -> dict[str, Any]:
-        """Return engine, model, version, speculation and context as the server reports them; None
-        if it does not.
+        """Return engine, model, version, speculation and context as the server reports them.
+
+        Each is None if it does not.
         """
         with self._faults():
-            said = {"engine": self.name, "model": self.model} | self.kind.describe(
-                self._card(), self.get
-            )
+            said = {"engine": self.name, "model": self.model}
+            said |= self.kind.describe(self._card(), self.get)
             if type(said["context"]) not in (int, type(None)):
                 raise TypeError(f"context {said['context']}")
             return {
@@ -101,23 +102,19 @@ class Server:
             }
 
     def get(self, path: str, body: Any = None) -> Any:
-        """Return the JSON or text at a path, or of its reply to a body; None if the server has no
-        such path.
+        """Return the JSON or text at a path, or of its reply to a body.
+
+        None if the server has no such path.
         """
         with self._faults():
             response = self.client.request("POST" if body else "GET", path, json=body)
-            if response.status_code in (404, 405, 501) or (
-                "/metrics" in path and not response.is_success
-            ):
-                return (
-                    None  # of counters, llama.cpp's router answers 400, and 501 without --metrics
-                )
+            # of counters, llama.cpp's router answers 400, and 501 without --metrics
+            no_counters = "/metrics" in path and not response.is_success
+            if no_counters or response.status_code in (404, 405, 501):
+                return None
             self._refuse(response)
-            return (
-                response.json()
-                if "json" in response.headers.get("content-type", "")
-                else response.text
-            )
+            is_json = "json" in response.headers.get("content-type", "")
+            return response.json() if is_json else response.text
 
     def counters(self) -> dict[str, float]:
         """Return the counters of the whole server; empty if it has none."""
@@ -125,53 +122,58 @@ class Server:
             path = self.kind.counters.format(quote(str(self.model), safe=""))
             return counted(self.get(path)) if path else {}
 
-    def whole(self, prompt: list[int], limit: int) -> Heard:
-        """Ask for an answer again without a stream, to get all ids: llama.cpp streams no ids inside
-        a character.
+    def ask_again(self, prompt: list[int], limit: int) -> Reply:
+        """Ask for an answer again without a stream, to get all ids.
+
+        llama.cpp streams no ids inside a character.
         """
         with self._faults():
             body = self.kind.body(str(self.model), prompt, limit) | {"stream": False}
-            self.kind.read(self.get(self.kind.path, body), again := Heard())
+            again = Reply()
+            self.kind.read(self.get(self.kind.path, body), again)
         return again
 
-    def ask(self, prompt: list[int] | str, limit: int) -> tuple[Heard, list[float]]:
-        """Return the server's answer to a prompt, and the seconds until each event with tokens or
-        the end.
+    def ask(self, prompt: list[int] | str, limit: int) -> tuple[Reply, list[float]]:
+        """Return the server's answer to a prompt.
+
+        Next to it are the seconds until each event with tokens or the end.
         """
-        heard = Heard()
+        reply = Reply()
         times = []
         body = self.kind.body(str(self.model), prompt, limit)
         start = time.perf_counter()
+
         with self._faults(), self.client.sse(self.kind.path, method="POST", json=body) as source:
             self._refuse(source.response)
             for event in source:
                 data = event.data.strip()
                 if data == "[DONE]":
                     break
-                said = (
-                    json.loads(data, strict=False) if data else None
-                )  # some errors have line breaks
+                # some errors have line breaks
+                said = json.loads(data, strict=False) if data else None
                 if not said:  # a frame that only keeps the connection
                     continue
                 now = time.perf_counter()
-                before = heard.progress
+                before = reply.progress
                 if error := said.get("error"):
                     words = error.get("message") if isinstance(error, dict) else error
                     raise UserError(f"{self.where}: {one_line(str(words))[:300]}")
-                self.kind.read(said, heard)
-                if before != heard.progress:
+                self.kind.read(said, reply)
+                if before != reply.progress:
                     times.append(now - start)
-                    heard.first_tokens = heard.first_tokens or len(heard.ids) or 1
+                    reply.first_tokens = reply.first_tokens or len(reply.ids) or 1
+
             for number in (
-                heard.tokens,
-                heard.prompt_tokens,
-                heard.accepted,
-                heard.drafts,
-                *heard.ids,
+                reply.tokens,
+                reply.prompt_tokens,
+                reply.accepted,
+                reply.drafts,
+                *reply.ids,
             ):
                 if type(number) not in (int, type(None)):
                     raise TypeError(f"{number!r} where a whole number is due")
-        return heard, times or [time.perf_counter() - start]  # nothing was sent
+
+        return reply, times or [time.perf_counter() - start]  # nothing was sent
 
     def _refuse(self, response: httpx2.Response) -> None:
         """Raise UserError with the server's message if the status is no success."""

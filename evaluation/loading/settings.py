@@ -13,8 +13,9 @@ SAFETENSORS = "model*.safetensors"
 
 @dataclass(frozen=True)
 class ModelSettings:
-    """The settings that decide which model is loaded and how; equal settings share a loaded
-    model.
+    """The settings that decide which model is loaded and how.
+
+    Equal settings share a loaded model.
     """
 
     name: str
@@ -44,14 +45,15 @@ class ModelSettings:
             )
         if self.device_map is not None and self.quantize is not None:
             raise UserError(
-                f"model.quantize={self.quantize}: is for a model on one device; leave out"
-                " device_map"
+                f"model.quantize={self.quantize}: is for a model on one device;"
+                " leave out device_map"
             )
 
     @property
     def kernel(self) -> str | None:
-        """The attention to load with; None: transformers' choice, sdpa, or eager for Gemma 2 and
-        gpt-oss.
+        """The attention to load with.
+
+        None: transformers' choice, sdpa, or eager for Gemma 2 and gpt-oss.
         """
         return None if self.attention == "auto" else self.attention
 

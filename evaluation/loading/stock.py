@@ -1,5 +1,6 @@
-"""transformers' own generate on the stock model, as `method=hf` answers by it and `bench_step`
-times its steps.
+"""transformers' own generate on the stock model.
+
+`method=hf` answers by it, and `bench_step` times its steps.
 """
 
 from __future__ import annotations
@@ -23,9 +24,8 @@ from model.errors import UserError, one_line
 from .models import LoadedModel
 
 STATIC = "static cache"  # in names of tables
-CACHE = ALL_CACHE_NAMES[
-    0
-]  # the name of generate's cache: `cache`, and `past_key_values` in earlier versions
+# the name of generate's cache: `cache`, and `past_key_values` in earlier versions
+CACHE = ALL_CACHE_NAMES[0]
 
 
 def stock_generate(
@@ -36,8 +36,9 @@ def stock_generate(
     seed: int = 0,
     **given: Any,
 ) -> tuple[list[list[int]], float]:
-    """Continue prompts as one batch, padded on the left. Return each row's new tokens, and the
-    seconds.
+    """Continue prompts as one batch, padded on the left.
+
+    Return each row's new tokens, and the seconds.
 
     Args:
         compiled: give generate a static cache. With it transformers compiles its steps on a GPU and
@@ -60,12 +61,14 @@ def stock_generate(
     caches = loaded.static_caches
     device = loaded.target.device
     given |= {"generation_config": config}
+
     with stock_linears(model), without_cudnn(device), warnings.catch_warnings(action="ignore"):
         while True:  # warnings are the compiler's, and of no use to users
             before = size in caches, counters["stats"]["unique_graphs"]
             torch.manual_seed(seed)
             synchronize(device)
             start = time.perf_counter()
+
             try:
                 if compiled and size not in caches:
                     caches[size] = given[CACHE] = StaticCache(
@@ -83,6 +86,7 @@ def stock_generate(
                     f" {one_line(error)[:300]}"
                 )
                 raise UserError(f"method.compiled=true: {why}") from error
+
             answers = out[:, ids.shape[1] :].tolist(), time.perf_counter() - start
             if not compiled or before == (True, counters["stats"]["unique_graphs"]):
                 return answers

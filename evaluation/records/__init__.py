@@ -1,5 +1,6 @@
-"""What a run writes and how it is read: answers, a run's folder, provenance, sweeps, other people's
-files.
+"""What a run writes and how it is read.
+
+That is answers, a run's folder, provenance, sweeps, and other people's files.
 
 Other folders may use everything. This folder imports no other one.
 """

@@ -1,5 +1,6 @@
-"""Provenance of a run: versions, device, and digests of code and files, so that every figure can be
-traced.
+"""Provenance of a run: versions, device, and digests of code and files.
+
+With it, every figure can be traced.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import time
 from collections.abc import Iterable, Sequence
 from functools import cache
 from importlib import metadata
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -25,26 +27,41 @@ from model.files import ROOT, processor
 
 CONVERTED = ROOT / "data/.models"  # GGUF files as safetensors, in folders NAME-SHA256-REVISION
 PACKAGES = (
-    *("torch", "transformers", "tokenizers", "safetensors", "fschat", "accelerate"),
-    *("hydra-core", "numba", "pandas", "matplotlib"),
+    "torch",
+    "transformers",
+    "tokenizers",
+    "safetensors",
+    "fschat",
+    "accelerate",
+    "hydra-core",
+    "numba",
+    "pandas",
+    "matplotlib",
 )
 ANSWERING = (
-    *("model/**/*.py", "evaluation/answerers.py"),
-    *(f"evaluation/{folder}/*.py" for folder in ("configuration", "loading", "records", "running")),
+    "model/**/*.py",
+    "evaluation/answerers.py",
+    "evaluation/configuration/*.py",
+    "evaluation/loading/*.py",
+    "evaluation/records/*.py",
+    "evaluation/running/*.py",
 )
 CONFIG = ("config.json", "generation_config.json", "adapter_config.json", "*.py")
 TOKENIZER = (
-    *("tokenizer*", "special_tokens_map.json", "added_tokens.json", "chat_template*", "*.jinja"),
-    *(
-        "additional_chat_templates/*",
-        "vocab*",
-        "encoder.json",
-        "emoji.json",
-        "*.txt",
-        "*.bpe",
-        "*.codes",
-    ),
-    *("*.model", "*.tiktoken"),
+    "tokenizer*",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "chat_template*",
+    "*.jinja",
+    "additional_chat_templates/*",
+    "vocab*",
+    "encoder.json",
+    "emoji.json",
+    "*.txt",
+    "*.bpe",
+    "*.codes",
+    "*.model",
+    "*.tiktoken",
 )
 
 
@@ -60,8 +77,9 @@ def describe_device(device: torch.device, threads: int | None = None) -> str:
 
 
 def versions(*more: str) -> dict[str, str]:
-    """Return the versions of Python, of this project, of the main packages, and of others that a
-    run uses.
+    """Return the versions of Python, of this project, and of packages.
+
+    They are the main packages, and others that a run uses.
     """
     installed = {"python": platform.python_version(), "token-recycling": __version__}
     for package in (*PACKAGES, *more):
@@ -69,12 +87,14 @@ def versions(*more: str) -> dict[str, str]:
             installed[package] = metadata.version(package)
         except metadata.PackageNotFoundError:
             installed[package] = "not installed"
+
     return installed
 
 
 def git_state() -> dict[str, Any]:
-    """Return the commit and whether files other than records differ from it; empty outside a
-    checkout.
+    """Return the commit and whether files other than records differ from it.
+
+    Empty outside a checkout.
     """
 
     def git(*words: str) -> str:
@@ -84,17 +104,17 @@ def git_state() -> dict[str, Any]:
         return done.stdout.strip()
 
     try:
-        changed = git(
-            "status", "--porcelain", "--", ".", ":!results"
-        )  # measure_again replaces records as it goes
+        # measure_again replaces records as it goes
+        changed = git("status", "--porcelain", "--", ".", ":!results")
         return {"commit": git("rev-parse", "HEAD"), "modified": bool(changed)}
     except (OSError, subprocess.SubprocessError):
         return {}
 
 
 def module_command(argv: Sequence[str]) -> list[str]:
-    """Return a recorded command as it is typed: `python -m evaluation.NAME ...` for a module of
-    this repository.
+    """Return a recorded command as it is typed.
+
+    For a module of this repository that is `python -m evaluation.NAME ...`.
     """
     for i, part in enumerate(map(Path, argv[:2])):
         if part.suffix == ".py" and part.parent.name == "evaluation":
@@ -112,7 +132,7 @@ def commit(run: dict[str, Any]) -> str:
 @cache
 def sources_sha256() -> str:
     """Hash the files that answer and measure (ANSWERING), with their names."""
-    return _of_files(ROOT, (path for pattern in ANSWERING for path in ROOT.glob(pattern)))
+    return _of_files(ROOT, ANSWERING)
 
 
 def model_files(folder: Path, weights: Sequence[str]) -> dict[str, str]:
@@ -128,20 +148,18 @@ def model_files(folder: Path, weights: Sequence[str]) -> dict[str, str]:
         "config": CONFIG,
         "tokenizer": TOKENIZER,
     }
-    return {
-        name: _of_files(folder, {path for pattern in patterns for path in folder.glob(pattern)})
-        for name, patterns in patterns_of.items()
-    }
+    return {name: _of_files(folder, patterns) for name, patterns in patterns_of.items()}
 
 
 def sha256_of(path: Path) -> str:
-    """Return the hash of a file, or of all files of a folder with their names. Raises UserError if
-    it cannot be read.
+    """Return the hash of a file, or of all files of a folder with their names.
+
+    Raises UserError if it cannot be read.
 
     A file is read once a process, and again if its size, times or inode change.
     """
     if path.is_dir():
-        return _of_files(path, path.rglob("*"))
+        return _of_files(path, ["**/*"])
     try:
         stat = path.stat()
         return _of_file(
@@ -157,13 +175,11 @@ def _of_file(path: Path, *identity: int) -> str:
         return hashlib.file_digest(stream, "sha256").hexdigest()
 
 
-def _of_files(folder: Path, files: Iterable[Path]) -> str:
-    """Return the hash of files with their names."""
-    digests = [
-        [path.relative_to(folder).as_posix(), sha256_of(path)]
-        for path in sorted(files)
-        if path.is_file()
-    ]
+def _of_files(folder: Path, patterns: Iterable[str]) -> str:
+    """Return the hash of the files that match, with their names."""
+    paths = set(chain.from_iterable(map(folder.glob, patterns)))
+    files = [path for path in sorted(paths) if path.is_file()]
+    digests = [[path.relative_to(folder).as_posix(), sha256_of(path)] for path in files]
     return hashlib.sha256(json.dumps(digests).encode()).hexdigest()
 
 
@@ -192,8 +208,9 @@ def without_passwords(value: Any) -> Any:
 
 
 def collect(settings: dict[str, Any], now: dict[str, Any], extra: dict[str, Any]) -> dict[str, Any]:
-    """Collect the metadata of a run: settings, which decide the output, and circumstances, which
-    decide the speed.
+    """Collect the metadata of a run.
+
+    Its settings decide the output, its circumstances decide the speed.
     """
     return {
         "settings": settings,

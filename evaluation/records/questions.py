@@ -33,16 +33,13 @@ SUBTASKS = ("mt_bench", "translation", "summarization", "qa", "math_reasoning", 
 
 
 def subtask(category: str) -> str:
-    """Return the row that a question counts in; an unknown category has its own row, never that of
-    all questions.
+    """Return the row that a question counts in.
+
+    An unknown category has its own row, never that of all questions.
     """
-    return (
-        "mt_bench"
-        if category in MT_BENCH
-        else f"{OVERALL} (category)"
-        if category == OVERALL
-        else category
-    )
+    if category in MT_BENCH:
+        return "mt_bench"
+    return f"{OVERALL} (category)" if category == OVERALL else category
 
 
 @dataclass(frozen=True)
@@ -55,8 +52,9 @@ class Question:
 
     @property
     def sha256(self) -> str:
-        """Hash of category and turns, first 16 digits; it distinguishes questions of the same
-        id.
+        """Hash of category and turns, first 16 digits.
+
+        It distinguishes questions of the same id.
         """
         return hashlib.sha256(json.dumps([self.category, *self.turns]).encode()).hexdigest()[:16]
 
@@ -66,8 +64,9 @@ class Question:
 
 
 def question_key(question_id: int | str, sha256: str | None) -> str:
-    """Return the key that questions are paired by: id and hash, or only the id if no hash was
-    recorded.
+    """Return the key that questions are paired by.
+
+    It is id and hash, or only the id if no hash was recorded.
     """
     return f"{question_id}:{sha256}" if sha256 else str(question_id)
 
@@ -80,17 +79,18 @@ def read_questions(path: Path) -> tuple[Question, ...]:
 def read_rows(
     path: Path, kind: str = "question file", parse: Callable[[str], Any] = json.loads
 ) -> Iterator[tuple[str, Any]]:
-    """Yield file and line number of each line of a JSONL file, and its value. Raises UserError
-    naming both.
+    """Yield file and line number of each line of a JSONL file, and its value.
+
+    Raises UserError naming both.
     """
     try:
-        lines = path.read_text(encoding="utf-8-sig").split(
-            "\n"
-        )  # no splitlines(): U+2028 and others are text
+        # no splitlines(): U+2028 and others are text
+        lines = path.read_text(encoding="utf-8-sig").split("\n")
     except FileNotFoundError:
         raise UserError(f"{kind} {path} does not exist") from None
     except (OSError, UnicodeDecodeError) as error:
         raise UserError(f"{kind} {path} cannot be read ({one_line(error)})") from None
+
     for number, line in enumerate(lines, start=1):
         if line.strip():
             try:
@@ -100,8 +100,9 @@ def read_rows(
 
 
 def checked_questions(rows: Iterable[tuple[str, Any]], path: Path) -> tuple[Question, ...]:
-    """Return the questions of rows, each given with its file and line. Raises UserError naming
-    these.
+    """Return the questions of rows, each given with its file and line.
+
+    Raises UserError naming these.
     """
     found: dict[str, tuple[Question, str]] = {}  # by the id's text: 1 and "1" are the same id
     for where, row in rows:
@@ -109,6 +110,7 @@ def checked_questions(rows: Iterable[tuple[str, Any]], path: Path) -> tuple[Ques
         _, first = found.setdefault(str(question.question_id), (question, where))
         if first != where:
             raise UserError(f"{where}: question_id {question.question_id} is that of {first}, too")
+
     if not found:
         raise UserError(f"question file {path} is empty")
     return tuple(question for question, _ in found.values())

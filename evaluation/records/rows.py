@@ -1,5 +1,6 @@
-"""Recorded answers in Spec-Bench's format: figures of a row, files of rows, and how two settings
-differ.
+"""Recorded answers in Spec-Bench's format.
+
+Figures of a row, files of rows, and how two settings differ.
 """
 
 from __future__ import annotations
@@ -21,21 +22,21 @@ SCHEMA = 4  # version of this project's rows and metadata, raised when either ch
 
 def accept_lengths(row: Row) -> list[int]:
     """Return the accepted lengths of all steps of a question, over choices and turns."""
-    return [n for choice in row["choices"] for n in choice.get("accept_lengths") or []]
+    of_choices = [choice.get("accept_lengths") or [] for choice in row["choices"]]
+    return list(itertools.chain(*of_choices))
 
 
 def tokens_and_steps(row: Row) -> tuple[int, int]:
-    """Count a question's tokens and steps; (0, 0) if its steps are not known, as with some
-    servers.
+    """Count a question's tokens and steps.
+
+    They are (0, 0) if its steps are not known, as with some servers.
     """
     if lengths := accept_lengths(row):
         return sum(lengths), len(lengths)
-    turns = [
-        steps
-        for choice in row["choices"]
-        if "engine_means" in choice
-        for steps in choice["decoding_steps"]
-    ]
+    turns = []
+    for choice in row["choices"]:
+        if "engine_means" in choice:
+            turns += choice["decoding_steps"]
     return (0, 0) if None in turns or not turns else (new_tokens(row), sum(turns))
 
 
@@ -56,25 +57,27 @@ def question_speed(row: Row) -> float:
 
 
 def per_turn(rows: Sequence[Row], key: str) -> list[float]:
-    """Return a key that holds one number a turn, over all turns that decoded; empty if any row
-    lacks it.
+    """Return a key that holds one number a turn, over all turns that decoded.
+
+    It is empty if any row lacks the key.
     """
     values: list[float] = []
     for row in rows:
         for choice in row["choices"]:
             turns = choice.get(key) or []
-            decoded = [
-                value for value, tokens in zip(turns, choice["new_tokens"], strict=False) if tokens
-            ]
-            if len(turns) != len(choice["new_tokens"]) or None in decoded:
+            new = choice["new_tokens"]
+            decoded = [value for value, tokens in zip(turns, new, strict=False) if tokens]
+            if len(turns) != len(new) or None in decoded:
                 return []
             values += decoded
+
     return values
 
 
 def later_steps(rows: Sequence[Row]) -> tuple[float, float]:
-    """Return the seconds and the number of the steps after each turn's first; NaN if a row lacks
-    either.
+    """Return the seconds and the number of the steps after each turn's first.
+
+    They are NaN if a row lacks either.
     """
     seconds = per_turn(rows, "decode_time")
     steps = per_turn(rows, "decoding_steps")
@@ -84,8 +87,9 @@ def later_steps(rows: Sequence[Row]) -> tuple[float, float]:
 
 
 def repeated_ngrams(before: Sequence[int], tokens: Sequence[int], n: int = 3) -> float | None:
-    """Return the share of n-grams of `tokens` that occur earlier, in `before` or `tokens`; None
-    without n-grams.
+    """Return the share of n-grams of `tokens` that occur earlier.
+
+    Earlier is in `before` or `tokens`. None without n-grams.
     """
     seen = set(zip(*(before[i:] for i in range(n)), strict=False))
     grams = list(zip(*(tokens[i:] for i in range(n)), strict=False))
@@ -93,11 +97,12 @@ def repeated_ngrams(before: Sequence[int], tokens: Sequence[int], n: int = 3) ->
 
 
 def between(ends: Sequence[float]) -> list[int]:
-    """Return each step's time in whole microseconds, from the steps' end times in seconds since the
-    first began.
+    """Return each step's time in whole microseconds.
+
+    It is given the steps' end times in seconds since the first began.
     """
-    whole = [round(1e6 * end) for end in (0.0, *ends)]
-    return [max(later - earlier, 0) for earlier, later in itertools.pairwise(whole)]
+    microseconds = [round(1e6 * end) for end in (0.0, *ends)]
+    return [max(later - earlier, 0) for earlier, later in itertools.pairwise(microseconds)]
 
 
 def check_schema(recorded: dict[str, Any], where: object) -> None:
@@ -111,8 +116,9 @@ def check_schema(recorded: dict[str, Any], where: object) -> None:
 
 
 def check_rows(rows: Iterable[Row], where: object) -> None:
-    """Raise UserError as `check_schema` does, for rows with step records; other people's rows have
-    none.
+    """Raise UserError as `check_schema` does, for rows with step records.
+
+    Other people's rows have none.
     """
     for row in rows:
         if any("step_nodes" in choice for choice in row["choices"]):
@@ -120,8 +126,9 @@ def check_rows(rows: Iterable[Row], where: object) -> None:
 
 
 def parsed(text: str, decode: Callable[[str], Any] = json.loads) -> Any:
-    """Parse JSON; a lone surrogate becomes "?". Raises ValueError if it is not JSON, or nested too
-    deep.
+    """Parse JSON; a lone surrogate becomes "?".
+
+    Raises ValueError if it is not JSON, or nested too deep.
     """
     try:
         value = decode(text)
@@ -129,6 +136,7 @@ def parsed(text: str, decode: Callable[[str], Any] = json.loads) -> Any:
             value = decode(json.dumps(value, ensure_ascii=False).encode(errors="replace").decode())
     except RecursionError:
         raise ValueError("nested too deep") from None
+
     return value
 
 
@@ -142,15 +150,16 @@ def read_object(path: Path) -> dict[str, Any]:
 
 
 def read_answers(path: Path) -> tuple[dict[Any, Row], str]:
-    """Read an answer file of any origin, as `parse_answers` does. Raises UserError if it cannot be
-    opened.
+    """Read an answer file of any origin, as `parse_answers` does.
+
+    Raises UserError if it cannot be opened.
     """
     try:
-        lines = path.read_text(encoding="utf-8-sig", errors="replace").split(
-            "\n"
-        )  # U+2028 and others are text
+        # U+2028 and others are text
+        lines = path.read_text(encoding="utf-8-sig", errors="replace").split("\n")
     except OSError as error:
         raise UserError(f"answer file {path}: {error.strerror}") from None
+
     return parse_answers(lines)
 
 
@@ -159,8 +168,9 @@ _number = lru_cache(maxsize=1 << 17)(int)
 
 
 def parse_answers(lines: Iterable[str]) -> tuple[dict[Any, Row], str]:
-    """Parse answers, one a line. Return the rows by question id, and a description of what is wrong
-    with the file.
+    """Parse answers, one a line.
+
+    Return the rows by question id, and a description of what is wrong with the file.
 
     Broken lines are left out. A line is broken if it is no JSON object with a question id and
     choices of turns with matching counts. Keys that Spec-Bench's own table of speeds does not need
@@ -173,6 +183,7 @@ def parse_answers(lines: Iterable[str]) -> tuple[dict[Any, Row], str]:
     without_lengths = []
     decoder = json.JSONDecoder(parse_int=_number)
     rank_paths: dict[tuple[int, ...], list[int]] = {}
+
     for number, line in enumerate(lines, start=1):
         if not line.strip():
             continue
@@ -181,32 +192,34 @@ def parse_answers(lines: Iterable[str]) -> tuple[dict[Any, Row], str]:
         except ValueError:  # no JSON, a number with too many digits, or nested too deep
             broken[number] = "not JSON, cut short?"
             continue
+
         if why := fault(row):
             broken[number] = why
             continue
+
         key = ids.setdefault(str(row["question_id"]), row["question_id"])
         if key in rows:
             repeated[key] = None
         if any(choice.get("accept_lengths") is None for choice in row["choices"]):
             without_lengths.append(key)
         for choice in row["choices"]:  # equal paths share one list
-            if choice.get("step_paths"):
-                choice["step_paths"] = [
-                    [rank_paths.setdefault(tuple(p), p) for p in t] for t in choice["step_paths"]
-                ]
+            for paths in choice.get("step_paths") or []:
+                paths[:] = [rank_paths.setdefault(tuple(path), path) for path in paths]
         rows[key] = row
+
     damage = []
     if broken:
-        first = {
-            why: number for number, why in reversed(broken.items())
-        }  # each reason's first line
+        # each reason's first line
+        first = {why: number for number, why in reversed(broken.items())}
         reasons = "; ".join(f"line {number}: {why}" for why, number in reversed(first.items()))
         damage.append(f"{len(broken)} broken line(s): {_some(list(broken))} ({reasons})")
+
     if repeated:
         damage.append(
-            f"{len(repeated)} question id(s) repeated, the later one counts:"
-            f" {_some(list(repeated))}"
+            f"{len(repeated)} question id(s) repeated,"
+            f" the later one counts: {_some(list(repeated))}"
         )
+
     if without_lengths:
         count = f"{len(without_lengths)} answer(s) without accept_lengths, which count in no MAT"
         damage.append(f"{count}: {_some(without_lengths)}")
@@ -228,32 +241,24 @@ _ROW: Schema = {
     "peak_memory": (0, _MEASURED),
 }
 _CHOICE: Schema = {
-    **{
-        "turns": (1, (str,)),
-        "new_tokens": (1, _NUMBER),
-        "wall_time": (1, _NUMBER),
-        "accept_lengths": (1, (int,)),
-    },
+    "turns": (1, (str,)),
+    "new_tokens": (1, _NUMBER),
+    "wall_time": (1, _NUMBER),
+    "accept_lengths": (1, (int,)),
     **dict.fromkeys(
         ("decoding_steps", "prefill_time", "decode_time", "prompt_time"), (1, _MEASURED)
     ),
     **dict.fromkeys(("output_ids", "step_nodes", "step_us", "step_batch"), (2, (int,))),
     **dict.fromkeys(("first_tokens", "first_token_time"), (1, _MEASURED)),
-    **{"engine_means": (1, (dict, type(None))), "ids_remade": (1, (bool, type(None)))},
-    **{
-        "step_paths": (3, (int,)),
-        "step_sources": (2, (str, type(None))),
-        "repeated_3grams": (1, _MEASURED),
-    },
+    "engine_means": (1, (dict, type(None))),
+    "ids_remade": (1, (bool, type(None))),
+    "step_paths": (3, (int,)),
+    "step_sources": (2, (str, type(None))),
+    "repeated_3grams": (1, _MEASURED),
 }
 _FILLED = ("choices", "turns")
-_NEEDED = (
-    "question_id",
-    "choices",
-    "turns",
-    "new_tokens",
-    "wall_time",
-)  # others may be missing or null
+# others may be missing or null
+_NEEDED = ("question_id", "choices", "turns", "new_tokens", "wall_time")
 
 
 def fault(row: Any) -> str:
@@ -268,28 +273,31 @@ def fault(row: Any) -> str:
         for key in ("new_tokens", "wall_time"):
             if len(choice[key]) != len(choice["turns"]):
                 return f"{key}: must be one number a turn"
+
     return ""
 
 
 def misfit(values: Row, schema: Schema, needed: Sequence[str] = _NEEDED) -> str:
-    """Name the first value that is missing or whose type does not fit the schema; empty if there is
-    none.
+    """Name the first value that is missing or whose type does not fit the schema.
+
+    The text is empty if there is none.
     """
     for key, (lists, kinds) in schema.items():
         value = values.get(key)
-        if (value is not None or key in needed) and not (
-            fits(value, lists, kinds) and (value != [] or key not in _FILLED)
-        ):
-            return (
-                f"{key}: must be"
-                f" {'a list of ' * lists}{' or '.join(kind.__name__ for kind in kinds)}"
-            )
+        if value is None and key not in needed:
+            continue
+        lacks_items = value == [] and key in _FILLED
+        if lacks_items or not fits(value, lists, kinds):
+            names = " or ".join(kind.__name__ for kind in kinds)
+            return f"{key}: must be {'a list of ' * lists}{names}"
+
     return ""
 
 
 def fits(value: Any, lists: int, kinds: tuple[type, ...]) -> bool:
-    """Return whether a value is of these types, nested in `lists` lists; numbers are finite and not
-    negative.
+    """Return whether a value is of these types, nested in `lists` lists.
+
+    Numbers must be finite and not negative.
     """
     if lists:
         return isinstance(value, list) and all(fits(item, lists - 1, kinds) for item in value)
@@ -299,8 +307,9 @@ def fits(value: Any, lists: int, kinds: tuple[type, ...]) -> bool:
 def difference(
     before: Any, now: Any, where: str = "", words: tuple[str, str] = ("there", "now")
 ) -> str:
-    """Name the first setting that differs, with both values shortened and followed by `words`;
-    empty if none does.
+    """Name the first setting that differs; empty if none does.
+
+    Both values are shortened and followed by `words`.
     """
     if isinstance(before, dict) and isinstance(now, dict):
         keys = sorted(before.keys() | now.keys())
@@ -309,12 +318,11 @@ def difference(
             for k in keys
         )
         return next(filter(None, inside), "")
+
+    if before == now:
+        return ""
     old = "not recorded" if before is None and isinstance(now, dict) else _short(before)
-    return (
-        ""
-        if before == now
-        else f"{where} is {old} {words[0]} and {_short(now)} {words[1]}".rstrip()
-    )
+    return f"{where} is {old} {words[0]} and {_short(now)} {words[1]}".rstrip()
 
 
 def _short(value: Any) -> str:

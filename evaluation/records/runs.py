@@ -1,10 +1,9 @@
-"""Read runs from disk: those of an experiment, and other people's answer files in Spec-Bench's
-format.
-"""
+"""Read runs from disk, and other people's answer files in Spec-Bench's format."""
 
 from __future__ import annotations
 
 import glob
+import itertools
 import math
 import re
 import sys
@@ -47,38 +46,44 @@ FLOATS = {"F32", "F16", "BF16"}  # types of a GGUF file's tensors that are not q
 # Types of the metadata that tables and pages read; a dot leads into a group. _NAMES must be
 # present.
 _NAMES = (
-    *(
-        "label",
-        "device",
-        "settings.model.name",
-        "settings.model.dtype",
-        "settings.bench.name",
-        "settings.method.name",
-    ),
-    *("versions.torch", "versions.transformers"),
+    "label",
+    "device",
+    "settings.model.name",
+    "settings.model.dtype",
+    "settings.bench.name",
+    "settings.method.name",
+    "versions.torch",
+    "versions.transformers",
+)
+_TEXTS = ("execution_used", "execution_why", "threads_why", "platform", "draft_tree")
+_GROUPS = (
+    "settings.sampling",
+    "config",
+    "config.bench",
+    "config.model",
+    "git",
+    "summary",
+    "settings.model.files",
+    "generation_config_left_out",
+    "converted_from",
+    "circumstances",
+)
+_COUNTS = (
+    "settings.repeat",
+    "settings.max_new_tokens",
+    "settings.method.nodes",
+    "settings.method.tree_nodes",
+    "settings.method.max_draft",
 )
 _METADATA: Schema = {
     **dict.fromkeys(_NAMES, (0, (str, int, float))),
     "questions": (0, (int,)),
-    **dict.fromkeys(
-        ("execution_used", "execution_why", "threads_why", "platform", "draft_tree"), (0, (str,))
-    ),
-    **dict.fromkeys(
-        ("settings.sampling", "config", "config.bench", "config.model", "git", "summary"),
-        (0, (dict,)),
-    ),
-    **dict.fromkeys(("settings.model.files", "generation_config_left_out"), (0, (dict,))),
-    **dict.fromkeys(("converted_from", "circumstances"), (0, (dict,))),
-    **dict.fromkeys(("settings.repeat", "settings.max_new_tokens"), (0, (int,))),
-    **dict.fromkeys(
-        ("settings.method.nodes", "settings.method.tree_nodes", "settings.method.max_draft"),
-        (0, (int,)),
-    ),
-    **{
-        "question_hashes": (1, (str,)),
-        "command": (1, (str,)),
-        "cores_busy_elsewhere": (0, (int, float)),
-    },
+    **dict.fromkeys(_TEXTS, (0, (str,))),
+    **dict.fromkeys(_GROUPS, (0, (dict,))),
+    **dict.fromkeys(_COUNTS, (0, (int,))),
+    "question_hashes": (1, (str,)),
+    "command": (1, (str,)),
+    "cores_busy_elsewhere": (0, (int, float)),
 }
 _NUMBER = re.compile(r"(\d+(?:\.\d+)?)")
 
@@ -119,8 +124,9 @@ class Run:
 
     @property
     def quantized(self) -> str:
-        """What its weights are or were quantised to, by torchao or in a GGUF file; empty if
-        nothing.
+        """What its weights are or were quantised to.
+
+        That is by torchao or in a GGUF file; empty if nothing.
         """
         types = (self.metadata.get("converted_from") or {}).get("tensor_types", {})
         return self.settings["model"].get("quantize") or ", ".join(sorted(types.keys() - FLOATS))
@@ -135,12 +141,12 @@ class Run:
 
     @property
     def execution(self) -> str:
-        """How steps ran: eager, graph or INSIDE; GENERATE for transformers' own decoding, SERVED
-        for a server.
+        """How steps ran: eager, graph or INSIDE.
+
+        It is GENERATE for transformers' own decoding, SERVED for a server.
         """
-        requested = (
-            GENERATE if self.settings["method"]["name"] == "hf" else self.settings.get("execution")
-        )
+        is_hf = self.settings["method"]["name"] == "hf"
+        requested = GENERATE if is_hf else self.settings.get("execution")
         return str(self.metadata.get("execution_used", requested))
 
     @cached_property
@@ -173,12 +179,14 @@ class Run:
             tokens, steps = tokens_and_steps(row)
             counts = (tokens, steps) if steps else (math.nan, math.nan)  # not known, so in no pair
             values.append((category, *counts, *speed, *later_steps([row])))
+
         return pd.DataFrame(values, index=[row_key(row) for row in self.answers], columns=names)
 
     @property
     def by_batch(self) -> pd.DataFrame:
-        """What a speed is made of: a row for each batch, by its questions' keys: subtasks, new
-        tokens and seconds.
+        """What a speed is made of: a row for each batch, by its questions' keys.
+
+        A row has subtasks, new tokens and seconds.
 
         With batch 1 a row for each question: subtask and speed. A question's share of a batch's
         time is not its own.
@@ -187,11 +195,14 @@ class Run:
         size = self.identity.facets["batch"]
         if size == 1:
             return frame[["subtask", "speed"]]
+
         starts = [place - place % size for place in range(len(frame))]
         batches = ["\n".join(frame.index[start : start + size]) for start in starts]
-        how: dict[str, Any] = dict(
-            subtask=lambda names: "+".join(names.unique()), new_tokens="sum", seconds="sum"
-        )
+        how: dict[str, Any] = {
+            "subtask": lambda names: "+".join(names.unique()),
+            "new_tokens": "sum",
+            "seconds": "sum",
+        }
         return frame.groupby(batches, sort=False).agg(how)
 
 
@@ -201,8 +212,9 @@ def row_key(row: Row) -> str:
 
 
 def read_runs(folder: Path) -> list[Run]:
-    """Read all runs of an experiment's folder, or of its compact records; methods in the tables'
-    order.
+    """Read all runs of an experiment's folder, or of its compact records.
+
+    Methods are in the tables' order.
 
     Raises:
         UserError: there are none.
@@ -214,10 +226,13 @@ def read_runs(folder: Path) -> list[Run]:
         )
     else:
         records = _read(sorted(path for path in folder.glob("runs/*") if path.is_dir()))
-    if not (runs := _of_this_schema(records)):
+
+    runs = _of_this_schema(records)
+    if not runs:
         raise UserError(
             f"{folder}: no runs here (runs/*/metadata.json with answers.jsonl, or {compact.FILE})"
         )
+
     return runs
 
 
@@ -249,11 +264,8 @@ def _of_this_schema(records: Iterable[tuple[Path, dict[str, Any], list[Row]]]) -
         try:
             check_schema(metadata["settings"], folder)
             check_rows(rows, folder)
-            if why := misfit(
-                {key: _inside(metadata, key) for key in _METADATA},
-                _METADATA,
-                (*_NAMES, "questions"),
-            ):
+            values = {key: _inside(metadata, key) for key in _METADATA}
+            if why := misfit(values, _METADATA, (*_NAMES, "questions")):
                 raise TypeError(why)
             _order(Run(folder, metadata, rows))  # raises if the rest is broken
         except UserError as refused:
@@ -265,28 +277,34 @@ def _of_this_schema(records: Iterable[tuple[Path, dict[str, Any], list[Row]]]) -
                 file=sys.stderr,
             )
             continue
+
         runs.append(Run(folder, metadata, rows))
+
     return sorted(runs, key=_order)
 
 
 def _inside(values: Any, key: str) -> Any:
-    """Return the value of a dotted key; None if it is missing, Ellipsis if a group on the way is no
-    dictionary.
+    """Return the value of a dotted key.
+
+    None if it is missing, Ellipsis if a group on the way is no dictionary.
     """
     for part in key.split("."):
-        values = values.get(part) if isinstance(values, dict) else None if values is None else ...
+        if isinstance(values, dict):
+            values = values.get(part)
+        elif values is not None:
+            return ...
+
     return values
 
 
 def _order(run: Run) -> tuple[Any, ...]:
-    """Return a run's sort key: comparable runs together, then method as in tables, settings, repeat
-    and shard.
+    """Return a run's sort key.
+
+    Comparable runs come together, then follow method as in tables, settings, repeat and shard.
     """
     method = run.settings["method"]
-    numbers = [
-        method.get(key) if isinstance(method.get(key), int | float) else 0
-        for key in ("k", "tree_nodes", "nodes", "max_draft")
-    ]
+    sizes = [method.get(key) for key in ("k", "tree_nodes", "nodes", "max_draft")]
+    numbers = [size if isinstance(size, int | float) else 0 for size in sizes]
     identity = run.identity
     facets = natural(str(sorted(identity.facets.items(), key=str)))
     bench = natural("|".join(identity.comparable))
@@ -311,8 +329,9 @@ PLAIN_DECODING = {"vanilla", "baseline", "autoregressive"}  # words in the names
 
 
 def read_foreign(pattern: str, baseline: Path | None = None) -> list[Run]:
-    """Read the files that match, one run each, named after the file; the run of plain decoding is
-    named `vanilla`.
+    """Read the files that match, one run each, named after the file.
+
+    The run of plain decoding is named `vanilla`.
 
     The answers' model, device and settings are not known and not guessed. Answers are paired by id
     and hash of their questions if all have hashes, else by the questions' ids.
@@ -346,7 +365,8 @@ def read_foreign(pattern: str, baseline: Path | None = None) -> list[Run]:
         runs.append(
             Run(path.parent, _unrecorded("vanilla" if path in plain else name), list(rows.values()))
         )
-    answers = [row for run in runs for row in run.answers]
+
+    answers = list(itertools.chain(*(run.answers for run in runs)))
     if not all(row.get("question_sha256") for row in answers):
         for row in answers:
             row.pop("question_sha256", None)  # some have no hash, so ids are used for all

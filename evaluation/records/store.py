@@ -1,5 +1,6 @@
-"""The store of a run: one JSON line a question, in Spec-Bench's answer format; survives a kill at
-any point.
+"""The store of a run: one JSON line a question, in Spec-Bench's answer format.
+
+It survives a kill at any point.
 
 After each question or batch, the drafter's state is written first, then the answers' lines, flushed
 to the disk. So the state after the last line is always there, and a resumed run continues from
@@ -44,14 +45,15 @@ class AnswerStore:
         with (self.folder / "run.lock").open("a") as handle:
             if not lock_descriptor(handle.fileno(), blocking=False):
                 raise UserError(
-                    f"{self.folder}: another run is at work in this directory; wait for it or"
-                    " stop it"
+                    f"{self.folder}: another run is at work in this directory;"
+                    " wait for it or stop it"
                 )
             yield
 
     def begin(self, metadata: dict[str, Any]) -> dict[Any, Row]:
-        """Start or resume: write the metadata, cut off an unfinished line or batch, and return the
-        stored answers.
+        """Start or resume a run, and return the stored answers.
+
+        Write the metadata, and cut off an unfinished line or batch.
 
         Args:
             metadata: `settings` decide what is answered, `circumstances` how fast; `questions`: how
@@ -64,9 +66,8 @@ class AnswerStore:
         path = self.folder / "metadata.json"
         data = self.answers.read_bytes() if self.answers.exists() else b""
         answered = data.count(b"\n")
-        if (
-            answered < metadata["questions"]
-        ):  # killed while a batch was written: it is answered again
+        # killed while a batch was written: it is answered again
+        if answered < metadata["questions"]:
             answered -= answered % metadata["settings"].get("batch", 1)
         if path.exists():
             try:
@@ -79,26 +80,26 @@ class AnswerStore:
                 raise UserError(
                     f"{path} is broken; delete the directory to start the run anew"
                 ) from None
+
             if different:
                 raise UserError(
-                    f"{self.folder} holds a run of another configuration: {different}; use another"
-                    " run_dir or delete it"
+                    f"{self.folder} holds a run of another configuration: {different};"
+                    " use another run_dir or delete it"
                 )
-            now = metadata["circumstances"]
-            if (
-                answered
-                and not self.is_finished()
-                and (different := difference(recorded["circumstances"], now))
-            ):
-                raise UserError(
-                    f"{self.folder} holds {answered} answers given under other circumstances:"
-                    f" {different}; finish it under those, or delete it to start anew"
-                )
+
+            if answered and not self.is_finished():
+                different = difference(recorded["circumstances"], metadata["circumstances"])
+                if different:
+                    raise UserError(
+                        f"{self.folder} holds {answered} answers given under other circumstances:"
+                        f" {different}; finish it under those, or delete it to start anew"
+                    )
         elif data:
             raise UserError(
-                f"{self.answers} holds answers of an unknown configuration (no metadata.json next"
-                " to it); move it away"
+                f"{self.answers} holds answers of an unknown configuration"
+                " (no metadata.json next to it); move it away"
             )
+
         if not answered:  # no answer depends on earlier metadata
             write_json(path, metadata)
         elif "config" in recorded and recorded["config"]["method"] != metadata["config"]["method"]:
@@ -106,27 +107,30 @@ class AnswerStore:
             # count.
             recorded["config"]["method"] = metadata["config"]["method"]
             write_json(path, recorded)
+
         states = set(self.folder.glob("state-*.safetensors")) - {self._state_path(answered)}
-        for stale in [
-            *self.folder.glob(PARTIAL),
-            *states,
-        ]:  # a killed run's; the directory is locked
+        # a killed run's; the directory is locked
+        for stale in [*self.folder.glob(PARTIAL), *states]:
             stale.unlink()
+
         if not data:
             return {}
-        if (whole := sum(len(line) + 1 for line in data.split(b"\n")[:answered])) < len(data):
-            os.truncate(self.answers, whole)
+        complete = sum(len(line) + 1 for line in data.split(b"\n")[:answered])
+        if complete < len(data):
+            os.truncate(self.answers, complete)
         rows, damage = read_answers(self.answers)
         if damage:
             raise UserError(
-                f"{self.answers}: {damage}; this file was changed from outside, delete the"
-                " directory to start anew"
+                f"{self.answers}: {damage};"
+                " this file was changed from outside, delete the directory to start anew"
             )
+
         return rows
 
     def is_finished(self) -> bool:
-        """Return whether the run's summary is there: the last file of a run whose questions are all
-        answered.
+        """Return whether the run's summary is there.
+
+        It is the last file of a run whose questions are all answered.
         """
         return (self.folder / "summary.json").exists()
 
@@ -135,23 +139,24 @@ class AnswerStore:
         return load_state(self._state_path(answered))
 
     def last_state(self, answered: int) -> dict[str, torch.Tensor]:
-        """Load the state after the last question, whether a kill came before or after the file was
-        renamed.
+        """Load the state after the last question.
+
+        A kill may have come before or after the file was renamed.
         """
         path = self._state_path(answered)
         return load_state(path if path.exists() else self.folder / "state.safetensors")
 
     def append(self, rows: Sequence[Row], state: dict[str, torch.Tensor], answered: int) -> None:
-        """Write the state after answer number `answered` (from 1), and the answers up to it: all or
-        none.
+        """Write the state after answer number `answered` (from 1).
+
+        Then write the answers up to it: all or none.
         """
         if state:
             save_state(state, self._state_path(answered))
         lines = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows).encode()
         self.answers.parent.mkdir(parents=True, exist_ok=True)
-        with self.answers.open(
-            "ab", buffering=0
-        ) as handle:  # no buffer that would try again when closed
+        # no buffer that would try again when closed
+        with self.answers.open("ab", buffering=0) as handle:
             size = handle.tell()
             written = 0
             try:
@@ -164,14 +169,16 @@ class AnswerStore:
                     f"{self.answers}: cannot be written ({error.strerror}); {answered - len(rows)}"
                     " answers are kept, make room and give the same command again"
                 ) from None
+
         if state:
             self._state_path(answered - len(rows)).unlink(missing_ok=True)
 
     def finish(
         self, summary: dict[str, Any], state: dict[str, torch.Tensor], answered: int
     ) -> None:
-        """Write the summary; the last state stays as `state.safetensors`, to start another run
-        from.
+        """Write the summary.
+
+        The last state stays as `state.safetensors`, to start another run from.
         """
         if state and self._state_path(answered).exists():
             self._state_path(answered).replace(self.folder / "state.safetensors")

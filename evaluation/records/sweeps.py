@@ -1,5 +1,6 @@
-"""Keep track of a sweep: its jobs are written down before the first one starts, and marked when
-finished.
+"""Keep track of a sweep.
+
+Its jobs are written down before the first one starts, and marked when finished.
 
 A job whose method lacks a companion, or candidates for its tree, is marked at the start with the
 reason and never runs. It does not count as missing, and the tables have a row that gives the
@@ -25,8 +26,9 @@ from .rows import fits, read_object
 
 
 class Planned(NamedTuple):
-    """A job of a sweep: its overrides, the configuration they compose to, and why it cannot run, if
-    it cannot.
+    """A job of a sweep: its overrides, and the configuration they compose to.
+
+    `not_available` says why it cannot run, if it cannot.
     """
 
     overrides: list[str]
@@ -40,16 +42,18 @@ class Planned(NamedTuple):
 
 
 def mark_of(folder: Path, job: Sequence[str]) -> Path:
-    """Return the file that marks a job as done or not available; the order of its overrides does
-    not matter.
+    """Return the file that marks a job as done or not available.
+
+    The order of its overrides does not matter.
     """
     name = json.dumps(sorted(without_passwords(job)))
     return folder / "jobs" / f"{hashlib.sha256(name.encode()).hexdigest()[:16]}.json"
 
 
 def note_done(config: dict[str, Any], job: list[str], folders: Sequence[Path]) -> None:
-    """Mark this job of a sweep as done, with the folders of its runs: several jobs may share a
-    run.
+    """Mark this job of a sweep as done, with the folders of its runs.
+
+    Several jobs may share a run.
     """
     folder = Path(config["results_dir"]) / str(config["name"])
     if (folder / "sweep.json").exists() and config["run_dir"] is None:
@@ -60,8 +64,9 @@ def note_done(config: dict[str, Any], job: list[str], folders: Sequence[Path]) -
 
 
 def write_down(jobs: Sequence[Planned], command: str) -> None:
-    """Write each experiment's jobs to its folder; mark those not available, and remove old marks of
-    the others.
+    """Write each experiment's jobs to its folder.
+
+    Those not available are marked, and old marks of the others are removed.
     """
     for folder in dict.fromkeys(job.folder for job in jobs):
         planned = [job for job in jobs if job.folder == folder]
@@ -76,50 +81,46 @@ def write_down(jobs: Sequence[Planned], command: str) -> None:
 
 
 def available(jobs: Sequence[Planned]) -> list[Planned]:
-    """Return the jobs that can run; name the others on stderr, each reason once. Raises UserError
-    if none can run.
+    """Return the jobs that can run; name the others on stderr, each reason once.
+
+    Raises UserError if none can run.
     """
     left = [job for job in jobs if not job.not_available]
-    reasons = [
-        *dict.fromkeys(
-            f"{job.config.method.name}: {job.not_available}" for job in jobs if job.not_available
-        )
-    ]
+    others = [job for job in jobs if job.not_available]
+    said = (f"{job.config.method.name}: {job.not_available}" for job in others)
+    reasons = [*dict.fromkeys(said)]
     if jobs and not left:
         raise UserError(f"none of the {len(jobs)} jobs can run: {'; '.join(reasons[:3])}")
     if reasons:
-        head = f"not available, {len(jobs) - len(left)} of {len(jobs)} jobs are left out:"
+        head = f"not available, {len(others)} of {len(jobs)} jobs are left out:"
         print("\n  ".join([head, *reasons]), file=sys.stderr)
     return left
 
 
 def not_available(folder: Path) -> list[dict[str, str]]:
-    """Return model, bench and method of the jobs that sweeps into this folder left out, each with
-    `why`.
+    """Return the jobs that sweeps into this folder left out.
+
+    Each has its model, bench and method, and `why`.
     """
-    marks = [
-        mark
-        for path in sorted(folder.glob("jobs/*.json"))
-        if (mark := read_object(path)).get("not_available")
-    ]
-    groups = ("model", "bench", "method")
-    reasons = {
-        tuple(str(mark.get(group)) for group in groups): str(mark["not_available"])
-        for mark in marks
-    }
-    return [
-        dict(zip(groups, names, strict=True)) | {"why": why}
-        for names, why in sorted(reasons.items())
-    ]
+    reasons: dict[tuple[str, ...], dict[str, str]] = {}
+    for path in sorted(folder.glob("jobs/*.json")):
+        mark = read_object(path)
+        if mark.get("not_available"):
+            job = {group: str(mark.get(group)) for group in ("model", "bench", "method")}
+            reasons[tuple(job.values())] = job | {"why": str(mark["not_available"])}
+
+    return [reasons[names] for names in sorted(reasons)]
 
 
 def missing_jobs(folder: Path) -> str:
-    """Name the jobs that the last sweep into this folder has not finished, and its command; empty
-    if all are done.
+    """Name the jobs that the last sweep into this folder has not finished.
+
+    The sweep's command is named, too. The text is empty if all are done.
     """
     sweep = read_object(folder / "sweep.json")
     jobs: list[list[str]] = sweep["jobs"] if fits(sweep.get("jobs"), 2, (str,)) else []
     left = []
+
     for job in jobs:  # done: not available, or marked and all its runs are still there and finished
         mark = read_object(mark_of(folder, job))
         runs = mark.get("runs")
@@ -128,6 +129,7 @@ def missing_jobs(folder: Path) -> str:
         )
         if not finished and "not_available" not in mark:
             left.append(job)
+
     if not left:
         return ""
     common = set.intersection(*map(set, jobs)) if len(jobs) > 1 else set()  # already in the command

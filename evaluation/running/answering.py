@@ -1,5 +1,6 @@
-"""Answer turn by turn, `num_choices` times: a question by one method, by several in shared
-forwards, or a batch.
+"""Answer turn by turn, `num_choices` times.
+
+That is a question by one method, by several in shared forwards, or a batch.
 """
 
 from __future__ import annotations
@@ -28,8 +29,9 @@ from .shared_text import generate_together
 def answer(
     questions: Sequence[Question], answerers: Sequence[tuple[Answerer, dict[str, Any]]]
 ) -> list[Row]:
-    """Return the rows in Spec-Bench's answer format: of one question by each answerer, or of
-    several by one as a batch.
+    """Return the rows in Spec-Bench's answer format.
+
+    They are of one question by each answerer, or of several questions by one as a batch.
 
     Args:
         answerers: each with its configuration; if several, they are untimed and have the same
@@ -38,17 +40,18 @@ def answer(
     first, config = answerers[0]
     devices = [torch.device(device) for device in first.loaded.target.devices]
     restart_peak(devices)
+
     choices: list[list[Conversation]] = []
     for index in range(config["num_choices"]):
-        choices.append(
-            [Conversation(q, *configured, index) for q in questions for configured in answerers]
-        )
-        while unfinished := [
-            one for one in choices[-1] if len(one.answers) < len(one.question.turns)
-        ]:
-            answer_turn(unfinished)
+        conversations = list[Conversation]()
+        for question in questions:
+            conversations += [Conversation(question, *own, index) for own in answerers]
+        for turn in range(max(len(question.turns) for question in questions)):
+            answer_turn([one for one in conversations if turn < len(one.question.turns)])
+        choices.append(conversations)
+
     peak = peak_bytes(devices) if config["timed"] and not isinstance(first, Served) else None
-    return [build_row(conversations, peak) for conversations in zip(*choices, strict=True)]
+    return [build_row(of_question, peak) for of_question in zip(*choices, strict=True)]
 
 
 def answer_turn(conversations: Sequence[Conversation]) -> None:
@@ -58,6 +61,7 @@ def answer_turn(conversations: Sequence[Conversation]) -> None:
     """
     sharing: dict[tuple[Any, ...], list[Conversation]] = {}
     batch: list[Conversation] = []
+
     for one in conversations:
         if not one.fits_next_prompt():  # a later turn after long answers: recorded as such
             one.add(Generation(stop="context"))
@@ -67,14 +71,18 @@ def answer_turn(conversations: Sequence[Conversation]) -> None:
             one.add(one.answerer.answer(one.prompt, mark=one.mark, **one.asked))
         else:
             sharing.setdefault((*one.asked.values(), *one.prompt), []).append(one)
+
     if batch:
         prompts = [one.prompt for one in batch]
         samplings = [one.asked["sampling"] for one in batch]
         answers = batch[0].answerer.answer_batch(
-            prompts, batch[0].asked["max_new_tokens"], samplings
+            prompts,
+            batch[0].asked["max_new_tokens"],
+            samplings,
         )
         for one, generation in zip(batch, answers, strict=True):
             one.add(generation)
+
     for together in sharing.values():
         for one in together:
             one.answerer.begin()
@@ -88,41 +96,55 @@ def answer_turn(conversations: Sequence[Conversation]) -> None:
 
 
 def sampling_of(config: dict[str, Any], question: Question, index: int) -> Sampling:
-    """Return the sampling of one choice: its noise differs by choice and is the same for all
-    methods and turns.
+    """Return the sampling of one choice.
+
+    Its noise differs by choice and is the same for all methods and turns.
     """
     return Sampling(**config["sampling"], seed=hashed_seed(config["seed"], question.key, index))
 
 
 class Conversation:
-    """The turns of a question with one answerer, and their record."""
+    """The turns of a question with one answerer, and their record.
+
+    Attributes:
+        asked: arguments of `Answerer.answer`, the same for all turns.
+        answers: the text of each answered turn.
+        accept_lengths: of all steps, over the turns.
+        turns: the record of each answered turn, by the keys of a choice.
+    """
 
     def __init__(
-        self, question: Question, answerer: Answerer, config: dict[str, Any], index: int
+        self,
+        question: Question,
+        answerer: Answerer,
+        config: dict[str, Any],
+        index: int,
     ) -> None:
         self.question = question
         self.answerer = answerer
         self.timed = bool(config["timed"])
         self.in_phases = bool(config["phases"] and answerer.on_engine)
         self.batched = config["batch"] > 1
-        sampling = sampling_of(config, question, index)
         self.asked: dict[str, Any] = {
             "max_new_tokens": config["max_new_tokens"],
-            "sampling": sampling,
+            "sampling": sampling_of(config, question, index),
         }
         self.answers: list[str] = []
         self.accept_lengths: list[int] = []
-        self.turns: list[dict[str, Any]] = []  # the record of each turn
+        self.turns: list[dict[str, Any]] = []
 
     def fits_next_prompt(self) -> bool:
-        """Build the next turn's prompt, with the answers so far. Return True if it leaves room for
-        an answer.
+        """Build the next turn's prompt, with the answers so far.
+
+        Return True if it leaves room for an answer.
         """
         loaded = self.answerer.loaded
-        turns = self.question.turns[: len(self.answers) + 1]
+        turns = list(self.question.turns[: len(self.answers) + 1])
+
         start = time.perf_counter()
-        self.prompt = prompt_ids(loaded.template, loaded.tokenizer, list(turns), self.answers)
+        self.prompt = prompt_ids(loaded.template, loaded.tokenizer, turns, self.answers)
         self.prompt_s = time.perf_counter() - start
+
         self.clock = PhaseClock(loaded.target) if self.in_phases else None
         self.mark = self.clock.mark if self.clock else unmarked
         return len(self.prompt) < loaded.target.context
@@ -132,62 +154,60 @@ class Conversation:
         loaded = self.answerer.loaded
         steps = generation.steps
         by_phase = self.timed and self.answerer.streams
-        text, more = (
-            (generation.said, generation.recorded)
-            if isinstance(generation, ServedAnswer)
-            else (None, {})
-        )
-        self.answers.append(
-            text or answer_text(loaded.template, loaded.tokenizer, generation.tokens)
-        )
+
+        turn = {
+            "decoding_steps": len(steps),
+            "new_tokens": len(generation.tokens),
+            "wall_time": generation.prefill_s + generation.decode_s if self.timed else 0.0,
+            "prompt_tokens": len(self.prompt),
+            "prompt_time": self.prompt_s if self.timed else None,
+            "prefill_time": generation.prefill_s if by_phase else None,
+            "decode_time": generation.decode_s if by_phase else None,
+            # in none of the other times
+            "setup_time": generation.setup_s if by_phase else None,
+            "step_us": between(generation.ends_s),
+            "forwards": generation.forwards,
+            "stop": generation.stop,
+            "output_ids": generation.tokens,
+            # in the prompt or the answer
+            "repeated_3grams": repeated_ngrams(self.prompt, generation.tokens),
+            # nodes forwarded, rank path accepted, and the source of the draft if there are
+            # several
+            "step_nodes": [step.nodes for step in steps],
+            "step_paths": [list(step.rank_path) for step in steps],
+            "step_sources": [step.source for step in steps],
+            # sequences in its forward
+            **({"step_batch": [step.batch for step in steps]} if self.batched else {}),
+            # seconds by phase of its steps
+            "phase_time": dict(self.clock.seconds) if self.clock else {},
+        }
+        text = None
+        if isinstance(generation, ServedAnswer):
+            text = generation.said
+            turn |= generation.recorded
+
+        text = text or answer_text(loaded.template, loaded.tokenizer, generation.tokens)
+        self.answers.append(text)
         self.accept_lengths += generation.accept_lengths
-        self.turns.append(
-            {
-                "decoding_steps": len(steps),
-                "new_tokens": len(generation.tokens),
-                "wall_time": generation.prefill_s + generation.decode_s if self.timed else 0.0,
-                "prompt_tokens": len(self.prompt),
-                "prompt_time": self.prompt_s if self.timed else None,
-                "prefill_time": generation.prefill_s if by_phase else None,
-                "decode_time": generation.decode_s if by_phase else None,
-                "setup_time": (
-                    generation.setup_s if by_phase else None
-                ),  # in none of the other times
-                "step_us": between(generation.ends_s),
-                "forwards": generation.forwards,
-                "stop": generation.stop,
-                "output_ids": generation.tokens,
-                "repeated_3grams": repeated_ngrams(
-                    self.prompt, generation.tokens
-                ),  # in the prompt or the answer
-                # nodes forwarded, rank path accepted, and the source of the draft if there are
-                # several
-                "step_nodes": [step.nodes for step in steps],
-                "step_paths": [list(step.rank_path) for step in steps],
-                "step_sources": [step.source for step in steps],
-                **(
-                    {"step_batch": [step.batch for step in steps]} if self.batched else {}
-                ),  # sequences in its forward
-                "phase_time": (
-                    dict(self.clock.seconds) if self.clock else {}
-                ),  # seconds by phase of its steps
-            }
-            | more
-        )
+        self.turns.append(turn)
 
     def record(self, index: int) -> Row:
-        """Return Spec-Bench's keys of a choice and this project's, which have one entry per
-        turn.
+        """Return Spec-Bench's keys of a choice and this project's.
+
+        This project's have one entry per turn.
         """
         keys = max(self.turns, key=len)  # a turn that has no room in the context has fewer
         columns: Row = {key: [turn.get(key) for turn in self.turns] for key in keys}
+
+        # columns that this run does not record are null
         there = {
             "step_paths": self.answerer.on_engine,
             "step_us": self.timed and self.answerer.streams,
-            "step_sources": any(source for turn in columns["step_sources"] for source in turn),
+            "step_sources": any(any(turn) for turn in columns["step_sources"]),
             "phase_time": self.in_phases,
         }
         columns |= {key: None for key, recorded in there.items() if not recorded}
+
         return {
             "index": index,
             "turns": self.answers,
@@ -214,24 +234,27 @@ def build_row(choices: Sequence[Conversation], peak: int | None) -> Row:
 
 
 def acceptance_lines(row: Row, most: int) -> Iterator[str]:
-    """Yield a question's lines of acceptance.jsonl: for each turn, `usage` and `metrics` as in a
-    response of vLLM.
+    """Yield a question's lines of acceptance.jsonl.
+
+    Each turn has `usage` and `metrics` as in a response of vLLM.
 
     Args:
         most: maximum number of draft tokens of a step.
     """
     for choice in row["choices"]:
         for turn, (nodes, paths) in enumerate(
-            zip(choice["step_nodes"], choice["step_paths"], strict=True)
+            zip(choice["step_nodes"], choice["step_paths"], strict=True),
         ):
             prompt = choice["prompt_tokens"][turn]
             new = choice["new_tokens"][turn]
+            # the root is no draft token
             record = acceptance_record([n - 1 for n in nodes], [len(path) for path in paths], most)
             line = {
                 "question_id": row["question_id"],
                 "category": row["category"],
                 "choice": choice["index"],
+                "turn": turn,
+                "usage": {"prompt_tokens": prompt, "completion_tokens": new},
+                "metrics": {"speculative_decoding": record},
             }
-            line |= {"turn": turn, "usage": {"prompt_tokens": prompt, "completion_tokens": new}}
-            line |= {"metrics": {"speculative_decoding": record}}
             yield json.dumps(line, ensure_ascii=False) + "\n"

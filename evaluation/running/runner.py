@@ -1,5 +1,6 @@
-"""One run, a question or a batch of them at a time: its settings, its resumed state, its answers,
-its summary.
+"""One run, a question or a batch of them at a time.
+
+It has its settings, its resumed state, its answers and its summary.
 
 A runner does nothing between two answers, so that the runs of a sweep can be interleaved
 (`scheduling.py`).
@@ -45,6 +46,8 @@ from ..records.store import AnswerStore
 from ..statistics.metrics import measure
 from .answering import acceptance_lines, answer
 
+# entries of the metadata that are left out where they are empty
+OPTIONAL = ("execution_why", "converted_from", "threads_why")
 WARM_UP = ROOT / "data/sample/warmup.jsonl"  # held out from every bench
 
 
@@ -56,52 +59,78 @@ class Runner:
         model: its model's settings, with the device chosen.
         answer_file: another file for the answers.
 
+    Attributes:
+        execution: how steps run, and why they run so.
+        answerer: the method with the state that it keeps between questions.
+        settings: the fingerprint, which decides answers and measurements.
+        bench: the questions in the order that is recorded.
+        identity: equal for two runs that would write the same files.
+        done: the stored answers by question id.
+        pending: the questions without an answer, in the order asked.
+        tokens, steps, seconds: sums over the stored answers.
+
     Raises:
         UserError: a mistake of the user.
     """
 
     def __init__(
-        self, config: dict[str, Any], model: ModelSettings, answer_file: Path | None = None
+        self,
+        config: dict[str, Any],
+        model: ModelSettings,
+        answer_file: Path | None = None,
     ) -> None:
-        bench = load_bench(
-            **config["bench"] | {"order": FILE_ORDER}
-        )  # a wrong one raises before weights are read
+        # a wrong one raises before weights are read
+        bench = load_bench(**config["bench"] | {"order": FILE_ORDER})
         # The order asked for is kept even if it changes no answer, so that interleaved runs stay at
         # the same question.
-        self._questions = ordered(bench.questions, order := config["bench"]["order"])
+        order = config["bench"]["order"]
+        self._questions = ordered(bench.questions, order)
+
         self.config = config
         self.loaded = load_model(model)
         check_prompts(bench, self.loaded)
+
         reads_text = Sampling(**config["sampling"]).reads_text
-        self.size = config["batch"]
+        self.size = config["batch"]  # questions answered at a time
         self.execution = choose_execution(
-            str(config["execution"]), self.loaded, config["timed"], reads_text
+            str(config["execution"]),
+            self.loaded,
+            config["timed"],
+            reads_text,
         )
+
         self.saved = config["start"] == SAVED
         self.answerer = self._build(HOT if self.saved else str(config["start"]))
+
         if self.size > len(self._questions):
             raise UserError(
-                f"batch={self.size}: there are {len(self._questions)} questions; use at most so"
-                " many"
+                f"batch={self.size}: there are {len(self._questions)} questions;"
+                " use at most so many"
             )
         if self.size > 1 and self.answerer.start in (COLD, CATEGORY):
             raise UserError(
                 f"start={self.answerer.start}: forgets between prompts what those of a batch share;"
                 " use start=hot, or batch=1"
             )
+
         if self.size > 1 and self.answerer.on_engine:
             check_batch(self.loaded.target, 0)  # by rules; the trial comes with the first batch
+
         if self.answerer.keeps_state or self.size > 1:  # else all orders have the same record
             bench = replace(bench, questions=self._questions, order=order)
         self.settings = run_settings(config, bench, self.answerer)
+
+        # the state's file is found by the settings of the hot run
         if self.saved and self.answerer.keeps_state:
             self.answerer = self._build(saved_start(config, self.settings, self.answerer))
             self.settings = run_settings(config, bench, self.answerer)
+
         self.bench = bench
         given: str | None = config["run_dir"]
         self.folder = Path(given) if given else default_folder(config, self.settings, self.answerer)
         self.identity = json.dumps([str(self.folder), fingerprint(self.settings)], sort_keys=True)
         self.store = AnswerStore(self.folder, answer_file)
+
         self.done: dict[Any, Row] = {}
         self.pending: list[Question] = list(self._questions)
         # of the answers
@@ -110,8 +139,13 @@ class Runner:
         self.seconds = 0.0
 
     def _build(self, start: str) -> Answerer:
+        """Build the run's answerer with this start."""
         return build_answerer(
-            self.loaded, self.config["method"], self.config["tree"], start, self.execution.name
+            self.loaded,
+            self.config["method"],
+            self.config["tree"],
+            start,
+            self.execution.name,
         )
 
     def ignored(self, given: Container[str]) -> list[str]:
@@ -119,6 +153,8 @@ class Runner:
         greedy = not self.config["sampling"].get("temperature")
         settings = self.answerer.settings
         nodes = self.config["tree"]["nodes"] or 0
+
+        # by setting, and perhaps the reason, whether it is ignored
         ignored = {
             "start": self.answerer.start is None,
             "repeats at timed=false": not self.config["timed"],
@@ -130,12 +166,14 @@ class Runner:
         return [key for key, holds in ignored.items() if holds and key.split()[0] in given]
 
     def resume(self) -> None:
-        """Read the answers that the run's directory, now locked, has. Raises UserError if it holds
-        another run.
+        """Read the answers that the run's directory, now locked, has.
+
+        Raises UserError if it holds another run.
         """
         self.done = self.store.begin(self._metadata())
         self.pending = [q for q in self._questions if q.question_id not in self.done]
         self._resumed_at = len(self.done)
+
         for row in self.done.values():
             self._count(row)
 
@@ -148,57 +186,58 @@ class Runner:
         if self.config["timed"]:
             turns = read_questions(WARM_UP)[0].turns
             loaded = self.loaded
+
+            # half of a short context is left to the answer
             prompt = prompt_ids(loaded.template, loaded.tokenizer, [turns[0]], [])
             prompt = prompt[: max(loaded.target.context // 2, 1)]
+
             if self.size > 1:
                 self.answerer.answer_batch([prompt] * self.size, 48, [GREEDY] * self.size)
             else:
                 self.answerer.answer(prompt, 48)
+
             self.answerer.prepare()
+
         torch.manual_seed(self.config["seed"])
         if self.done and self.answerer.keeps_state:
             self.answerer.drafter.load_state_dict(self.store.state_at(len(self.done)))
 
     def _metadata(self) -> dict[str, Any]:
+        """Return what the run's folder says about it; see `records.provenance.collect`."""
         loaded = self.loaded
         answerer = self.answerer
-        on_cpu = self.loaded.target.device.type == "cpu"
-        draft_tree = answerer.drafter.draft_tree
+        device = loaded.target.device.type
+        timed_on_cpu = self.config["timed"] and device == "cpu"
+
+        # a saved state has the name of its file; the tables call it by its kind
+        label = answerer.label.replace("state)", f"{SAVED})") if self.saved else answerer.label
+        in_steps = answerer.on_engine or isinstance(answerer, Served)
+
+        # rank paths of the tree's nodes, the root left out: "0 1 0,0"
+        tree = answerer.drafter.draft_tree
+        paths = [",".join(map(str, path)) for path in tree.rank_paths[1:]] if tree else []
+
         more = {
-            "label": (
-                answerer.label.replace("state)", f"{SAVED})") if self.saved else answerer.label
-            ),
-            "execution_used": (
-                answerer.execution
-                if answerer.on_engine or isinstance(answerer, Served)
-                else GENERATE
-            ),
-            **(
-                {"execution_why": self.execution.why}
-                if self.execution.why and answerer.on_engine
-                else {}
-            ),
-            **({"cudnn_attention": False} if loaded.target.device.type == "cuda" else {}),
+            "label": label,
+            "execution_used": answerer.execution if in_steps else GENERATE,
+            "execution_why": self.execution.why if answerer.on_engine else "",
+            **({"cudnn_attention": False} if device == "cuda" else {}),
             "questions": len(self.bench.questions),
             "question_hashes": [question.key for question in self.bench.questions],
             "template_sha256": template_hash(loaded.template, loaded.tokenizer),
             "vocab_size": loaded.target.vocab_size,
             "generation_config_left_out": loaded.left_out,
-            **({"converted_from": loaded.converted_from} if loaded.converted_from else {}),
-            "cores_busy_elsewhere": (
-                Load().cores_busy() if self.config["timed"] and on_cpu else None
-            ),
-            **({"threads_why": why} if on_cpu and (why := threads_why()) else {}),
-            "draft_tree": (
-                " ".join(",".join(map(str, p)) for p in draft_tree.rank_paths[1:])
-                if draft_tree
-                else None
-            ),
+            "converted_from": loaded.converted_from,
+            "cores_busy_elsewhere": Load().cores_busy() if timed_on_cpu else None,
+            "threads_why": threads_why() if device == "cpu" else "",
+            "draft_tree": " ".join(paths) if tree else None,
             "config": without_passwords(self.config),
         }
+        given = {key: more[key] for key in more if more[key] or key not in OPTIONAL}
+
         packages = ("torchao",) if loaded.settings.quantize else ()
         now = circumstances(devices_in_words(loaded), str(loaded.target.linear), *packages)
-        return collect(self.settings, now, more)
+        return collect(self.settings, now, given)
 
     def forget_other_subtask(self) -> None:
         """With start=category, reset the state if the next question is the first of a subtask."""
@@ -212,11 +251,13 @@ class Runner:
         self.done |= {row["question_id"]: row for row in rows}
         state = self.answerer.drafter.state_dict() if self.answerer.keeps_state else {}
         self.store.append(rows, state, len(self.done))
+
         for row in rows:
             self._count(row)
         del self.pending[: len(rows)]
 
     def _count(self, row: Row) -> None:
+        """Add a row to the sums that progress shows."""
         self.tokens += new_tokens(row)
         self.steps += tokens_and_steps(row)[1]
         self.seconds += wall_time(row)
@@ -224,55 +265,62 @@ class Runner:
     @property
     def figures(self) -> str:
         """MAT of the answers so far, and their speed if they are timed."""
-        speed = f", {self.tokens / self.seconds:.0f} tokens/s" if self.seconds else ""
-        return (
-            f"MAT {self.tokens / self.steps:.2f}{speed}" if self.steps else speed.removeprefix(", ")
-        )
+        mat = f"MAT {self.tokens / self.steps:.2f}" if self.steps else ""
+        speed = f"{self.tokens / self.seconds:.0f} tokens/s" if self.seconds else ""
+        return ", ".join(filter(None, (mat, speed)))
 
     def finish(self) -> None:
-        """Write the summary, and keep the last state for runs with start=saved; leave a finished
-        run untouched.
+        """Write the summary, and keep the last state for runs with start=saved.
+
+        A finished run is left untouched.
         """
         if self.store.is_finished():
             return
+
         answerer = self.answerer
         rows = list(self.done.values())
+
         if self._resumed_at == len(rows) and answerer.on_engine:  # killed after its last answer
             if answerer.keeps_state:
                 answerer.drafter.load_state_dict(self.store.last_state(len(rows)))
             else:  # the final state was not saved: answer again
-                answer(
-                    self._questions[-(len(rows) % self.size or self.size) :],
-                    [(answerer, self.config)],
-                )
+                count = len(rows) % self.size or self.size
+                answer(self._questions[-count:], [(answerer, self.config)])
+
         state = answerer.drafter.state_dict()
+
         summary = measure(rows)
         summary["state_bytes"] = sum(t.numel() * t.element_size() for t in state.values())
+
         described = answerer.drafter.describe()
-        if (
-            answerer.start == COLD or self.size > 1
-        ):  # would be of the last prompt only, or of the last batch's width
+        # would be of the last prompt only, or of the last batch's width
+        if answerer.start == COLD or self.size > 1:
             for key in ("predicted_speedup", "predicted_speedup_by_size"):
                 described.pop(key, None)
-        summary |= {"drafter": described} if described else {}
+
+        if described:
+            summary["drafter"] = described
+
         if answerer.on_engine:
-            lines = (
-                line
-                for row in rows
-                for line in acceptance_lines(row, answerer.drafter.max_nodes - 1)
-            )
+            most = answerer.drafter.max_nodes - 1
+            lines = ["".join(acceptance_lines(row, most)) for row in rows]
             write_text(self.folder / "acceptance.jsonl", "".join(lines))
+
         self.store.finish(summary, state if answerer.keeps_state else {}, len(rows))
 
 
 def answer_next(sharing: Sequence[Runner]) -> int:
-    """Answer the next question, the same for all these runs, or a run's next batch. Returns the
-    number of rows.
+    """Answer the next question, the same for all these runs, or a run's next batch.
+
+    Returns the number of rows.
     """
     for runner in sharing:
         runner.forget_other_subtask()
+
     questions = sharing[0].pending[: sharing[0].size]
     rows = answer(questions, [(runner.answerer, runner.config) for runner in sharing])
+
+    # a run of several that share has one row; a run alone has the rows of its batch
     for i, runner in enumerate(sharing):
         runner.keep(rows[i * len(questions) : (i + 1) * len(questions)])
     return len(rows)
@@ -280,23 +328,30 @@ def answer_next(sharing: Sequence[Runner]) -> int:
 
 def check_unloaded(config: dict[str, Any], settings: ModelSettings) -> None:
     """Raise UserError for a job that is impossible by its model's folder; weights are not read."""
-    if not Path(path := locate(settings)).is_dir():
+    path = locate(settings)
+    if not Path(path).is_dir():
         return  # on the hub, and perhaps not here yet
+
     on_meta = replace(settings, device="auto", device_map={"": "meta"}, quantize=None)
     model, tokenizer = pretrained(on_meta, torch.device("meta"), path)
+
+    # what the checks below read of a target
     target: Any = SimpleNamespace(device=torch.device("cpu"))
     target.context = check_model(model, model.config.name_or_path, settings.context)[0]
     target.vocab_size = len(model.get_input_embeddings().weight)
+
     template = choose_template(settings.template, tokenizer, f"{settings.name} {settings.path}")
     loaded = LoadedModel(settings, target, tokenizer, template, frozenset())
     check_prompts(load_bench(**config["bench"]), loaded)
+
     with suppress(AttributeError):  # a method that needs more of the model, as heads do
         build_answerer(loaded, config["method"], config["tree"], config["start"], "eager")
 
 
 def check_prompts(bench: Bench, loaded: LoadedModel) -> None:
-    """Raise UserError if a first turn leaves no room for an answer, which would stop the run
-    later.
+    """Raise UserError if a first turn leaves no room for an answer.
+
+    It would stop the run later.
     """
     for question in bench.questions:
         length = len(prompt_ids(loaded.template, loaded.tokenizer, [question.turns[0]], []))

@@ -1,5 +1,6 @@
-"""Run jobs alone, or interleave them question by question, so that a drifting machine favours
-none.
+"""Run jobs alone, or interleave them question by question.
+
+Interleaved, a drifting machine favours none.
 """
 
 from __future__ import annotations
@@ -32,8 +33,9 @@ LOG_SECONDS = 60.0  # between two lines of progress in a log: more would fill it
 
 @dataclass
 class Job:
-    """A configuration to run, all its repeats if `repeat` is None; `overrides` if it is a job of a
-    sweep.
+    """A configuration to run, all its repeats if `repeat` is None.
+
+    It has `overrides` if it is a job of a sweep.
     """
 
     config: dict[str, Any]
@@ -46,8 +48,9 @@ def run_jobs(
     answer_file: Path | None = None,
     given: Container[str] = (),
 ) -> list[Path]:
-    """Run jobs that are not interleaved, then interleaved ones question by question; then those
-    with start=saved.
+    """Run jobs that are not interleaved, then interleaved ones question by question.
+
+    Those with start=saved come last.
 
     Args:
         failures: gets a line for each error that the user can fix, and the other jobs go on; None:
@@ -60,24 +63,27 @@ def run_jobs(
     turns = _Turns(failures, given)
     with keep_devices():
         groups = grouped([job for job in jobs if job.config["start"] != SAVED])
-        groups += grouped(
-            [job for job in jobs if job.config["start"] == SAVED]
-        )  # read hot runs' states
+        # these read hot runs' states
+        groups += grouped([job for job in jobs if job.config["start"] == SAVED])
         _check(groups, turns)
         for group in groups:
             with noted(failures):
                 _run(group, turns, answer_file)
+
     return turns.folders
 
 
 def _check(groups: Sequence[list[Job]], turns: _Turns) -> None:
-    """Build the runs of the first repeat and drop them, so that an impossible job is reported
-    before another has run for hours. A further model's jobs are checked without its weights.
+    """Build the runs of the first repeat and drop them.
+
+    So an impossible job is reported before another has run for hours. A further model's jobs are
+    checked without its weights.
     """
     for group in reversed(groups[1:] and groups):  # the first group's model is then loaded
         for job in group:
             config = job.config
             first = groups[0][0].config
+
             if config["repeat"] == first["repeat"] and config["start"] != SAVED:
                 with noted(turns.failures):
                     settings = ModelSettings(**config["model"])
@@ -90,28 +96,32 @@ def _check(groups: Sequence[list[Job]], turns: _Turns) -> None:
 
 
 def grouped(jobs: Sequence[Job]) -> list[list[Job]]:
-    """Split jobs to single repeats and group them: each alone, or interleaved ones of a model,
-    bench and repeat.
+    """Split jobs to single repeats and group them.
+
+    Each is alone, or interleaved with those of the same model, bench and repeat.
 
     Untimed jobs are interleaved and have one repeat, as further repeats would be the same.
     """
     alone = list[list[Job]]()
     interleaved = dict[str, list[Job]]()
+
     for job in jobs:
         config = job.config
-        timed = job.config["timed"]
+        timed = config["timed"]
         bench = {key: value for key, value in config["bench"].items() if key != "order"}
-        numbers = (
-            range(config["repeats"] if timed else 1)
-            if config["repeat"] is None
-            else [config["repeat"]]
-        )
-        for single in (Job(config | {"repeat": repeat}, job.overrides) for repeat in numbers):
+
+        repeats = [config["repeat"]]
+        if repeats == [None]:
+            repeats = [*range(config["repeats"] if timed else 1)]
+
+        for repeat in repeats:
+            single = Job(config | {"repeat": repeat}, job.overrides)
             if timed and not config["interleave"]:
                 alone.append([single])
             else:
-                key = json.dumps([single.config["repeat"], config["model"], bench], sort_keys=True)
+                key = json.dumps([repeat, config["model"], bench], sort_keys=True)
                 interleaved.setdefault(key, []).append(single)
+
     return alone + sorted(interleaved.values(), key=lambda group: group[0].config["repeat"])
 
 
@@ -119,15 +129,19 @@ def _run(group: Sequence[Job], turns: _Turns, answer_file: Path | None) -> None:
     """Answer the remaining questions of all runs in a group."""
     first = group[0].config
     timed = any(job.config["timed"] for job in group)
+
     with exclusive(ModelSettings(**first["model"]), timed) as model, ExitStack() as stack:
         stack.callback(torch.set_num_threads, torch.get_num_threads())  # as the caller had it
         if said := choose_threads(recorded_threads(first), "as this experiment's other runs"):
             print(said, file=sys.stderr)
+
         turns.jobs.clear()
         for job in group:
             turns.add(job, model, answer_file)
+
         if ignored := [f"{key} by {', '.join(by)}" for key, by in turns.ignored.items()]:
             print(f"ignored: {'; '.join(ignored)}", file=sys.stderr)
+
         turns.given = turns.ignored = {}  # said once: later groups were checked, or are repeats
         turns.begin(stack)
         turns.answer()
@@ -145,21 +159,24 @@ class _Turns:
         self.given = given
         self.ignored: dict[str, Any] = defaultdict(dict)  # labels of runs, as keys, by setting
         self.folders: list[Path] = []  # of finished runs
-        self.jobs: dict[
-            Runner, list[Job]
-        ] = {}  # of each unfinished run, which several jobs may share
+        # of each unfinished run, which several jobs may share
+        self.jobs: dict[Runner, list[Job]] = {}
 
     def add(self, job: Job, model: ModelSettings, answer_file: Path | None = None) -> None:
         """Build a job's run, unless another job has the same one."""
         with self._catch_errors():
             runner = Runner(job.config, model, answer_file)
+
             for key in runner.ignored(self.given):
                 self.ignored[key][runner.answerer.label] = None
+
             same = next((other for other in self.jobs if other.identity == runner.identity), None)
-            if (folder := job.config["run_dir"]) is not None and self.jobs and same is None:
+            folder = job.config["run_dir"]
+            if folder is not None and self.jobs and same is None:
                 raise UserError(
                     f"run_dir={folder}: holds one run, and this sweep has several; leave it out"
                 )
+
             self.jobs.setdefault(same or runner, []).append(job)
 
     def begin(self, stack: ExitStack) -> None:
@@ -169,17 +186,17 @@ class _Turns:
                 stack.enter_context(runner.store.locked())
                 runner.resume()
                 self._complete(runner)
-        sizes = [
-            runner.answerer.drafter.max_nodes for runner in self.jobs if runner.answerer.on_engine
-        ]
+
+        answerers = [runner.answerer for runner in self.jobs]
+        sizes = [each.drafter.max_nodes for each in answerers if each.on_engine]
+
         if sizes:
-            nodes = (
-                max(sizes) if any(runner.config["timed"] for runner in self.jobs) else sum(sizes)
-            )
-            with (
-                torch.inference_mode()
-            ):  # one cache for all, as captured steps are bound to their cache
+            timed = any(runner.config["timed"] for runner in self.jobs)
+            nodes = max(sizes) if timed else sum(sizes)
+            # one cache for all, as captured steps are bound to their cache
+            with torch.inference_mode():
                 next(iter(self.jobs)).loaded.target.reserve(nodes)
+
         for runner in list(self.jobs):
             with self._catch_errors(runner):
                 runner.prepare()
@@ -187,14 +204,16 @@ class _Turns:
     def answer(self) -> None:
         """Answer question by question; interrupted runs catch up with the others first."""
         labels = [runner.answerer.label for runner in self.jobs]
-        done = sum(len(r.done) for r in self.jobs)
         what = labels[0] if len(labels) == 1 else f"{len(labels)} configurations, interleaved"
-        with Progress(
-            what, done + sum(len(runner.pending) for runner in self.jobs), done
-        ) as progress:
+        done = sum(len(runner.done) for runner in self.jobs)
+        pending = sum(len(runner.pending) for runner in self.jobs)
+
+        with Progress(what, done + pending, done) as progress:
             while self.jobs:
                 position = min(len(runner.done) for runner in self.jobs)
-                for sharing in group_by_question([r for r in self.jobs if len(r.done) == position]):
+                behind = [runner for runner in self.jobs if len(runner.done) == position]
+
+                for sharing in group_by_question(behind):
                     with self._catch_errors(*sharing):
                         count = answer_next(sharing)
                         label = f"{sharing[0].answerer.label}: " if len(labels) > 1 else ""
@@ -219,6 +238,7 @@ class _Turns:
 
     @contextmanager
     def _catch_errors(self, *runners: Runner) -> Iterator[None]:
+        """Drop these runs if an error ends them, and note an error that the user can fix."""
         with noted(self.failures):
             try:
                 yield
@@ -229,14 +249,16 @@ class _Turns:
 
 
 def group_by_question(runners: Sequence[Runner]) -> list[list[Runner]]:
-    """Group the runs that share forwards: untimed, unbatched runs on this engine with the same next
-    question.
+    """Group the runs that share forwards.
+
+    They are untimed, unbatched runs on this engine with the same next question.
     """
     groups: dict[Any, list[Runner]] = {}
     for runner in runners:
         shared = json.dumps([runner.pending[0].key, runner.config["num_choices"]])
         alone = runner.config["timed"] or runner.size > 1 or not runner.answerer.on_engine
         groups.setdefault(runner if alone else shared, []).append(runner)
+
     return list(groups.values())
 
 
@@ -247,11 +269,17 @@ class Progress(tqdm):
 
     def __init__(self, label: str, total: int, done: int = 0, unit: str = "answers") -> None:
         self.terminal = sys.stderr.isatty()
-        every = dict(
-            mininterval=0.1 if self.terminal else LOG_SECONDS, miniters=1, smoothing=0, delay=1e-9
+        super().__init__(
+            desc=label,
+            total=total,
+            initial=done,
+            unit=unit,
+            bar_format="{desc}: {n_fmt} of {total_fmt} {unit}{postfix}; {remaining} left",
+            mininterval=0.1 if self.terminal else LOG_SECONDS,
+            miniters=1,
+            smoothing=0,
+            delay=1e-9,
         )
-        form = "{desc}: {n_fmt} of {total_fmt} {unit}{postfix}; {remaining} left"
-        super().__init__(desc=label, total=total, initial=done, unit=unit, bar_format=form, **every)
 
     def display(self, msg: str | None = None, pos: int | None = None) -> None:
         """Write the line."""

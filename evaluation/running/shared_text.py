@@ -39,15 +39,13 @@ class Context:
     """
 
     position: int  # of its last token
-    children: dict[int, Context] = field(
-        default_factory=dict
-    )  # the contexts that are one token longer
+    # the contexts that are one token longer
+    children: dict[int, Context] = field(default_factory=dict)
     choice: int | None = None  # the token that the target picks; None: not forwarded yet
     logits: Any = None  # (V,), if kept
     hidden: Any = None  # (w H,), all that any method needs; None if none does
-    committed: bool = (
-        False  # True if its states are in the cache at its position: it is part of the text
-    )
+    # True if its states are in the cache at its position: it is part of the text
+    committed: bool = False
 
     def child(self, token: int) -> Context:
         """Return the context that is longer by this token."""
@@ -83,53 +81,66 @@ class SharedText:
         self.choice = choice
         readers = [session for session in sessions if session.drafter.needs.prompt_logits]
         needs = [session.drafter.needs for session in sessions]
+
+        # what any method reads
         self.keeps_logits = bool(readers) or any(need.logits or need.candidates for need in needs)
-        self.hidden = tuple(sorted({number for need in needs for number in need.hidden}))
+        self.hidden = tuple(sorted(set[int]().union(*(need.hidden for need in needs))))
 
         def read(start: int, logits: torch.Tensor) -> None:
             for session in readers:
                 session.observe_prompt(prompt, start, logits)
 
         states = target.prefill(
-            cache, prompt, rows=len(prompt) if readers else 0, read=read, hidden=self.hidden
+            cache,
+            prompt,
+            rows=len(prompt) if readers else 0,
+            read=read,
+            hidden=self.hidden,
         ).hidden
+
         self.prompt_hidden = [] if states is None else [*states]  # P - 1 of (w H,)
+
+        # the prompt's last token is the root of the first step
         self.tip = Context(len(prompt) - 2, choice=prompt[-1], committed=True)
         self.start = replace(self.tip, children={})
-        self._end = (
-            None if all(need.rejected for need in needs) else self.start
-        )  # end of `start`'s text
+        # end of `start`'s text
+        self._end = None if all(need.rejected for need in needs) else self.start
 
     def forward(self, drafts: Sequence[tuple[Context, Draft]]) -> list[list[Context]]:
-        """Return the context of every node of these drafts, below the contexts of their roots;
-        forward the new ones.
+        """Return the context of every node of these drafts; forward the new ones.
+
+        The contexts are below those of the drafts' roots.
         """
         contexts: list[list[Context]] = []  # of each draft, by node
         rows: dict[Context, int] = {}  # rows of the forward
         row_parents: list[Context] = []
         row_tokens: list[int] = []
+
         for root, draft in drafts:
             tokens = draft.tokens.tolist()
             parents = draft.tree.parent_of
+
             nodes = [root]
             for token, parent in zip(tokens[1:], parents[1:], strict=True):
                 nodes.append(nodes[parent].child(token))
+
             for node, context in enumerate(nodes):
-                if context.choice is None and context not in rows:
-                    # also its ancestors without states: forwarded earlier and not accepted
-                    missing = [
-                        i
-                        for i in draft.tree.chain_of[node]
-                        if not nodes[i].committed and nodes[i] not in rows
-                    ]
-                    for i in missing:
-                        rows[nodes[i]] = len(rows)
-                        row_parents.append(nodes[parents[i]] if i else self.tip)
-                        row_tokens.append(tokens[i])
+                if context.choice is not None or context in rows:
+                    continue
+                # also its ancestors without states: forwarded earlier and not accepted
+                for i in draft.tree.chain_of[node]:
+                    if nodes[i].committed or nodes[i] in rows:
+                        continue
+                    rows[nodes[i]] = len(rows)
+                    row_parents.append(nodes[parents[i]] if i else self.tip)
+                    row_tokens.append(tokens[i])
+
             contexts.append(nodes)
+
         if rows:
             self._forward(rows, row_parents, row_tokens)
             self._commit(rows)
+
         return contexts
 
     def forget_rejected(self) -> None:
@@ -139,23 +150,28 @@ class SharedText:
             self._end = None
 
     def follow(self, root: Context, draft: Draft) -> list[Context]:
-        """Return the context of every accepted node of a draft; forward the text as far as they
-        reach.
+        """Return the context of every accepted node of a draft.
+
+        The text is forwarded as far as they reach.
         """
         nodes = [root]
         tokens = draft.tokens.tolist()
+
         self._extend(root, tokens[0])
         rejected = replace(root, choice=-1)  # its logits and hidden states are not read
+
         for token, parent in zip(tokens[1:], draft.tree.parent_of[1:], strict=True):
             accepted = nodes[parent].choice == token
             nodes.append(nodes[parent].child(token) if accepted else rejected)
             if accepted:
                 self._extend(nodes[-1], token)
+
         return nodes
 
     def _extend(self, context: Context, token: int) -> None:
-        """Forward and commit the text's next context, which ends in this token, unless that is
-        done.
+        """Forward and commit the text's next context, unless that is done.
+
+        The context ends in this token.
         """
         if context.choice is None:
             rows = {context: 0}
@@ -163,27 +179,35 @@ class SharedText:
             self._commit(rows)
 
     def _forward(self, rows: dict[Context, int], parents: list[Context], tokens: list[int]) -> None:
+        """Forward n new contexts behind the text, and keep the output of each.
+
+        Args:
+            rows: the contexts, with their rows of the forward; a parent comes before its children.
+            parents, tokens: of each row.
+        """
         target = self.target
         past = self.cache.length
-        visible = np.zeros(
-            (len(rows), past + len(rows)), dtype=bool
-        )  # True where a row attends to a column
+        # (n, past + n); True where a row attends to a column
+        visible = np.zeros((len(rows), past + len(rows)), dtype=bool)
+
         for row, parent in enumerate(parents):
             if parent in rows:
                 visible[row] = visible[rows[parent]]
             else:
-                visible[row, : parent.position + 1] = True
+                visible[row, : parent.position + 1] = True  # the text up to the parent
             visible[row, past + row] = True
+
         mask = additive(torch.from_numpy(visible).to(target.device), target.dtype)
         positions = torch.tensor([context.position for context in rows], device=target.device)
         ids = torch.tensor(tokens, device=target.device)
+        # (n, V), (n, w H)
         logits, hidden = target.forward_masked(self.cache, ids, mask, positions, hidden=self.hidden)
+
         choices = self.choice.among(logits, positions + 1).tolist()
         for context, row_logits, choice in zip(rows, logits, choices, strict=True):
             if context.choice is None:
-                context.choice = (
-                    choice  # clones below: a view would keep the whole forward's output alive
-                )
+                # clones below: a view would keep the whole forward's output alive
+                context.choice = choice
                 context.logits = row_logits.clone() if self.keeps_logits else None
                 context.hidden = None if hidden is None else hidden[rows[context]].clone()
 
@@ -191,88 +215,110 @@ class SharedText:
         """Commit the states of contexts that are part of the text now."""
         past = self.cache.length
         path = list[int]()
-        while (
-            self.tip.choice is not None
-            and (accepted := self.tip.children.get(self.tip.choice)) in rows
-        ):
-            assert accepted is not None
+
+        while self.tip.choice is not None:
+            accepted = self.tip.children.get(self.tip.choice)
+            if accepted is None or accepted not in rows:
+                break
             path.append(rows[accepted])
             accepted.committed = True
+
             if self._end is not None:
                 copy = replace(accepted, children={})
-                self._end.children[self.tip.choice], self._end = copy, copy
+                self._end.children[self.tip.choice] = copy
+                self._end = copy
+
             self.tip = accepted
+
         if path:
-            source = torch.tensor(path, device=self.target.device) + past
-            self.cache.move(source, torch.arange(past, past + len(path), device=self.target.device))
+            device = self.target.device
+            source = torch.tensor(path, device=device) + past
+            self.cache.move(source, torch.arange(past, past + len(path), device=device))
             self.cache.length += len(path)
 
 
 class _Sequence:
-    """One method's decoding along the text."""
+    """One method's decoding along the text.
+
+    Attributes:
+        root: the last known token, the root of the next draft.
+        context: the root's context. Only sequences hold contexts that may be rejected.
+        out: the answer so far.
+    """
 
     def __init__(
-        self, session: Session, prompt: list[int], chain: Draft | None, text: SharedText
+        self,
+        session: Session,
+        prompt: list[int],
+        chain: Draft | None,
+        text: SharedText,
     ) -> None:
         self.session = session
+        self.needs = session.drafter.needs
         self.prompt = prompt
         self.text = text
         self.root = prompt[-1]
+        self.context = text.tip.child(self.root)
         self.out = Generation()
         self._first_draft = chain
-        self.context: Context  # of the root; only sequences hold contexts that may be rejected
+
         if chain is None:
             self.out.forwards = int(len(prompt) > 1)
             self._observe_hidden(prompt[:-1], [])
 
-    def begin_after(self, context: Context) -> _Sequence:
-        self.context = context.child(self.root)
-        return self
-
     def draft(self) -> Draft:
+        """Return the next step's draft; the first may be what the session began with."""
         return self._first_draft or self.session.draft(self.root)
 
     def learn(self, draft: Draft, nodes: list[Context], limit: int, eos: Collection[int]) -> bool:
         """Finish a step after the forward. Returns True if the answer goes on."""
-        needs = self.session.drafter.needs
+        needs = self.needs
         if self._first_draft is not None:  # its root is the prompt's last token
             self._first_draft = None
             if needs.prompt_logits:
                 self.session.observe_prompt(
-                    self.prompt, len(self.prompt) - 1, self.context.logits[None]
+                    self.prompt,
+                    len(self.prompt) - 1,
+                    self.context.logits[None],
                 )
             self._observe_hidden(self.prompt, [self.context])
+
         choices = torch.tensor([context.choice for context in nodes], device=draft.tokens.device)
         needs_logits = needs.logits or needs.candidates
         logits = torch.stack([context.logits for context in nodes]) if needs_logits else None
         hidden = self._hidden([context.hidden for context in nodes]) if needs.hidden else None
         forwarded = Forwarded(choices, logits, hidden)
+
         left = limit - len(self.out.tokens)
         verification = conclude(
-            self.session, draft, forwarded, over=lambda new: new[-1] in eos or len(new) == left
+            self.session,
+            draft,
+            forwarded,
+            over=lambda new: new[-1] in eos or len(new) == left,
         )
+
         for token in verification.tokens:
             self.context = self.context.child(token)
         self.root = verification.tokens[-1]
         return self.out.add(verification, limit, eos)
 
     def _observe_hidden(self, tokens: list[int], last: list[Context]) -> None:
-        """Let the session observe the hidden states of `tokens`; `last` has the context of a
-        prompt's last token.
+        """Let the session observe the hidden states of `tokens`.
+
+        `last` has the context of a prompt's last token.
         """
-        if tokens and self.session.drafter.needs.hidden:
+        if tokens and self.needs.hidden:
             hidden = self._hidden(self.text.prompt_hidden + [context.hidden for context in last])
             self.session.observe_prompt_hidden(tokens, hidden)
 
     def _hidden(self, states: list[torch.Tensor]) -> torch.Tensor:
-        """Return the hidden states that this method needs, from those kept for all methods: (n, w
-        H).
+        """Return the hidden states that this method needs: (n, w H).
+
+        They are part of those kept for all methods.
         """
         parts = torch.stack(states).chunk(len(self.text.hidden), -1)
-        return torch.cat(
-            [parts[self.text.hidden.index(number)] for number in self.session.drafter.needs.hidden],
-            -1,
-        )
+        kept = self.text.hidden
+        return torch.cat([parts[kept.index(number)] for number in self.needs.hidden], -1)
 
 
 @torch.inference_mode()
@@ -285,8 +331,9 @@ def generate_together(
     eos: Collection[int] = (),
     sampling: Sampling = GREEDY,
 ) -> list[Generation]:
-    """Answer one prompt by each of several methods, with the steps that each would take alone;
-    measure no times.
+    """Answer one prompt by each of several methods; measure no times.
+
+    Each takes the steps that it would take alone.
 
     Sequences whose root is furthest back go first, so that contexts that all sequences have passed
     are freed. Compared with all sequences at once, this takes about twice as many forwards, equally
@@ -302,45 +349,52 @@ def generate_together(
     if target.recurrent:  # its state cannot branch
         settings = dict(max_new_tokens=max_new_tokens, eos=eos, sampling=sampling)
         return [generate(target, drafter, prompt, **settings) for drafter in drafters]
+
     limit = target.token_budget(prompt, max_new_tokens)
     if sampling.reads_text:
         raise UserError(
             "sampling: a repetition penalty and other processors read the text; say timed=true"
         )
+
     with ExitStack() as ends:
         ends.enter_context(target.turns)
         cache = ends.enter_context(target.cache(sum(drafter.max_nodes for drafter in drafters)))
+
         sessions = [drafter.session() for drafter in drafters]
+
         choice = Choice(sampling, target.device)
         for session in sessions:
             session.choice = choice
             ends.callback(session.close)
+
         chains = [session.begin(prompt) for session in sessions]
         text = SharedText(target, cache, prompt, choice, sessions)
-        sequences = [
-            _Sequence(session, prompt, chain, text)
-            for session, chain in zip(sessions, chains, strict=True)
-        ]
-        following = [
-            sequence for sequence in sequences if not sequence.session.drafter.needs.rejected
-        ]
-        unfinished = [
-            sequence.begin_after(text.tip) for sequence in sequences if sequence not in following
-        ]
+
+        sequences = list[_Sequence]()
+        for session, chain in zip(sessions, chains, strict=True):
+            sequences.append(_Sequence(session, prompt, chain, text))
+        following = [one for one in sequences if not one.needs.rejected]
+        unfinished = [one for one in sequences if one.needs.rejected]
+
         while unfinished:
+            # those furthest back take a step, in one forward
             back = min(sequence.context.position for sequence in unfinished)
             turn = [sequence for sequence in unfinished if sequence.context.position == back]
             drafts = [(sequence.context, sequence.draft()) for sequence in turn]
+
             for sequence, (_, draft), nodes in zip(turn, drafts, text.forward(drafts), strict=True):
                 if not sequence.learn(draft, nodes, limit, eos):
                     unfinished.remove(sequence)
+
         text.forget_rejected()
         for sequence in following:
-            sequence.begin_after(text.start)
-            while sequence.learn(
-                draft := sequence.draft(), text.follow(sequence.context, draft), limit, eos
-            ):
-                pass
+            sequence.context = text.start.child(sequence.root)
+            goes_on = True
+            while goes_on:
+                draft = sequence.draft()
+                nodes = text.follow(sequence.context, draft)
+                goes_on = sequence.learn(draft, nodes, limit, eos)
+
     for sequence in sequences:
         sequence.out.end(limit, max_new_tokens, eos)
     return [sequence.out for sequence in sequences]

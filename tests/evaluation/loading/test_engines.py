@@ -9,15 +9,15 @@ from pathlib import Path
 import httpx2
 import pytest
 
-from evaluation.loading.engines import ENGINES, Heard, counted
+from evaluation.loading.engines import ENGINES, Reply, counted
 from evaluation.loading.server import Server
 from model.errors import UserError
 
 STREAMS = Path(__file__).with_name("streams")
 
 
-def heard(engine: str, events: list[dict], moved: dict[str, float] | None = None) -> Heard:
-    out = Heard()
+def heard(engine: str, events: list[dict], moved: dict[str, float] | None = None) -> Reply:
+    out = Reply()
     for event in events:
         ENGINES[engine].read(event, out)
     ENGINES[engine].count(moved or {}, out)

@@ -36,7 +36,7 @@ def gpus(monkeypatch):
 
 
 def name(index: int) -> str:
-    return devices._identity(torch.device("cuda", index))
+    return devices._lock_name(torch.device("cuda", index))
 
 
 def is_free(index: int) -> bool:
@@ -53,7 +53,7 @@ def cpu(monkeypatch):
     """The settings of a run on a CPU of our own; `devices.CPU` is its name."""
     monkeypatch.setattr(devices, "CPU", name := f"cpu-{os.getpid()}")
     monkeypatch.setattr(
-        devices, "_identity", lambda device: name if device.type == "cpu" else device.type
+        devices, "_lock_name", lambda device: name if device.type == "cpu" else device.type
     )
     assert not devices._locks
     return ModelSettings("toy", "nowhere", device="cpu")
