@@ -80,9 +80,8 @@ class Chat:
         except UserError as error:
             self._note(str(error))
         finally:
-            if (
-                self.turns and self.turns[-1]["role"] == "user"
-            ):  # without an answer, drop the question
+            # without an answer, drop the question
+            if self.turns and self.turns[-1]["role"] == "user":
                 self.turns.pop()
         return True
 
@@ -328,9 +327,8 @@ def summary(decoder: Decoder, answers: list[Answer], seconds: float, batch: int 
         f" {tokens / (seconds - setup):.1f} tokens/s"
     )
     says += f" and {setup:.1f} s of setup" if setup else ""
-    described = (
-        decoder.method.describe() if batch == 1 else {}
-    )  # a batch's step times depend on its width
+    # a batch's step times depend on its width
+    described = decoder.method.describe() if batch == 1 else {}
     if gain := described.get("predicted_speedup"):
         says += (
             f"; {'drafting paid' if gain > 1 else steps_in_words(described)}: about {gain:.2f}"
@@ -342,9 +340,8 @@ def summary(decoder: Decoder, answers: list[Answer], seconds: float, batch: int 
 def show(prompt: str, answer: Answer, given: argparse.Namespace) -> None:
     """Print an answer: exact, except that a terminal gets control characters as escapes."""
     if given.jsonl:
-        chat = (
-            {} if given.raw else {"messages": [{"role": "user", "content": prompt}]}
-        )  # as the template got it
+        # as the template got it
+        chat = {} if given.raw else {"messages": [{"role": "user", "content": prompt}]}
         print(
             visible(json.dumps({"prompt": prompt, **chat, **asdict(answer)}, ensure_ascii=False)),
             flush=True,
@@ -363,9 +360,8 @@ def prompts_of(given: argparse.Namespace) -> list[str]:
         ).decode("utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
         raise UserError(f"--file {given.file}: cannot be read ({error})") from None
-    lines = [
-        line.removesuffix("\r") for line in text.split("\n")
-    ]  # U+2028, form feeds and others are text
+    # U+2028, form feeds and others are text
+    lines = [line.removesuffix("\r") for line in text.split("\n")]
     prompts = [line for line in lines if line.strip()]
     if not prompts:
         raise UserError(f"--file {given.file}: holds no prompt")

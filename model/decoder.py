@@ -49,9 +49,8 @@ class Answer:
     setup_s: float = (
         0.0  # seconds spent on preparing new step shapes, mostly in a GPU's first answers
     )
-    metrics: dict[str, Any] = field(
-        default_factory=dict
-    )  # speculative_decoding: as `acceptance_record` returns it
+    # speculative_decoding: as `acceptance_record` returns it
+    metrics: dict[str, Any] = field(default_factory=dict)
 
     @property
     def mat(self) -> float:
@@ -114,10 +113,11 @@ class Decoder:
         self.tokenizer = tokenizer
         self.start = str(start)
         self.chat_template_kwargs = dict(chat_template_kwargs or {})
+        # the last stop strings, and their criterion
         self._stop: tuple[tuple[str, ...], Any] = (
             (),
             None,
-        )  # the last stop strings, and their criterion
+        )
         self._load = Load()
         as_it_was = not packed_linears(unwrapped(model))
         try:

@@ -35,9 +35,8 @@ def visible(text: str) -> str:
     return _CONTROLS.sub(lambda control: f"\\u{ord(control[0]):04x}", text)
 
 
-SURROGATE = re.compile(
-    "[\ud800-\udfff]"
-)  # an undecodable byte becomes a surrogate, which UTF-8 cannot encode
+# an undecodable byte becomes a surrogate, which UTF-8 cannot encode
+SURROGATE = re.compile("[\ud800-\udfff]")
 
 
 def _escaped(error: Any) -> tuple[str, int]:
@@ -82,9 +81,8 @@ def complete_output() -> Iterator[None]:
     except OSError as error:
         if error.errno not in _UNWRITABLE or error.filename is not None:  # of a file
             raise
-        os.dup2(
-            os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno()
-        )  # what is in the buffer is lost
+        # what is in the buffer is lost
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         if isinstance(error, BrokenPipeError):
             raise
         raise UserError(f"standard output: cannot be written ({error.strerror})") from None

@@ -111,6 +111,7 @@ REFUSED: dict[str, tuple[Any, ...]] = {
     **dict.fromkeys(("use_mtp", "is_assistant"), (None, False)),
     "prefill_chunk_size": (None,),
     "penalty_alpha": (None, 0),
+    # all but quantized
     "cache_implementation": (
         None,
         "dynamic",
@@ -118,7 +119,7 @@ REFUSED: dict[str, tuple[Any, ...]] = {
         "static",
         "offloaded",
         "offloaded_static",
-    ),  # all but quantized
+    ),
 }
 # Processors and criteria that a batch may have: they read only a text's ids. Others know the padded
 # prompts' length.
@@ -143,12 +144,13 @@ READ_IDS = (
     *("TopKLogitsWarper", "TopPLogitsWarper", "MinPLogitsWarper", "LogitNormalization"),
     *("StopStringCriteria", "MaxTimeCriteria"),
 )
+# refused if returning a dict
 OUTPUTS = (
     "output_scores",
     "output_logits",
     "output_attentions",
     "output_hidden_states",
-)  # refused if returning a dict
+)
 
 # Inputs of the model that `generate` prepares; some are checked below.
 PREPARED = {"attention_mask", "position_ids", "inputs_embeds", "use_cache", "logits_to_keep"}
@@ -225,9 +227,8 @@ def _refused(config: Any) -> dict[str, Any]:
     contains.
     """
     listed = {*DRAWS, *PROCESSORS, *READ, *IRRELEVANT, *REFUSED, *OUTPUTS}
-    fields = [
-        name for name in vars(type(config)()) if not name.startswith("_")
-    ]  # others are notes of a checkpoint
+    # others are notes of a checkpoint
+    fields = [name for name in vars(type(config)()) if not name.startswith("_")]
     values = {name: getattr(config, name, None) for name in REFUSED}
     refused = {name: value for name, value in values.items() if value not in REFUSED[name]}
     return refused | changed(config, [name for name in fields if name not in listed])
@@ -268,9 +269,8 @@ def with_own_settings(
         own["repetition_penalty"] = 1.0
     own |= dict(eos_token_id=sorted(eos), pad_token_id=0, max_new_tokens=max_new_tokens)
     prompt = torch.tensor([ids], device=target.device)
-    model = copy.copy(
-        target.model
-    )  # a shallow copy, so that `generate` applies no setting but these
+    # a shallow copy, so that `generate` applies no setting but these
+    model = copy.copy(target.model)
     try:
         model.generation_config = type(model.generation_config)(**own)
         model.generate(prompt, custom_generate=prepare, attention_mask=torch.ones_like(prompt))
@@ -439,9 +439,8 @@ class Generate:
         batched = len(prompts) > 1
         if batched or len(prompts[0]) < input_ids.shape[1]:
             logits_processor = of_rows(logits_processor or (), criteria, token_streamer, batched)
-        inside = turns_of(
-            model
-        ).held  # another answer's processor calls: that step is not yet observed
+        # another answer's processor calls: that step is not yet observed
+        inside = turns_of(model).held
         with turns_of(model):
             target = target_of(model, config.max_length, self.linear, self.context)
             execution = choose_execution(target, self.execution)
@@ -483,12 +482,12 @@ class Generate:
             logger.warning_once(
                 f"{target.name}: the answer ends at the {limit} tokens that its context has"
             )
-        filler = (
-            config._pad_token_tensor
-        )  # transformers' own: without a pad id, the first of the EOS ids
+        # transformers' own: without a pad id, the first of the EOS ids
+        filler = config._pad_token_tensor
+        # (B, n)
         new = pad_sequence(
             [*map(torch.tensor, answers)], True, 0 if filler is None else int(filler)
-        )  # (B, n)
+        )
         ids = torch.cat((input_ids, new.to(input_ids.device)), 1)
         if token_streamer is not None:
             token_streamer.end()
@@ -632,20 +631,17 @@ def target_of(
     target = state.targets.get(linear)
     if target is not None and target.context >= length:
         return target
-    context = max(
-        DEFAULT_CONTEXT, 1 << (length - 1).bit_length()
-    )  # a power of two: targets are rarely made anew
+    # a power of two: targets are rarely made anew
+    context = max(DEFAULT_CONTEXT, 1 << (length - 1).bit_length())
     context = context if limit is None else min(context, limit)
     chosen = choose_linear(unwrapped(model), linear)
-    if (
-        linear == "auto" and chosen.copy == "fused"
-    ):  # unfusing would move weights that graphs address
+    # unfusing would move weights that graphs address
+    if linear == "auto" and chosen.copy == "fused":
         chosen = Layouts(("torch",))
     target = ModelTarget(model, context=context, linear=chosen)
     state.targets[linear] = target
     if chosen.copy == "torch":
         state.without_copies[linear] = target
-    object.__setattr__(
-        model, ATTRIBUTE, state
-    )  # not by Module.__setattr__, which looks for parameters in it
+    # not by Module.__setattr__, which looks for parameters in it
+    object.__setattr__(model, ATTRIBUTE, state)
     return target

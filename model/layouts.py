@@ -31,9 +31,8 @@ from .files import processor, write_json
 
 SECONDS = 0.05  # for each number of ROWS, and at least RUNS of each layout
 RUNS = 4
-WEIGHTS = (
-    1 << 19
-)  # elements of a weight that are timed at most: a part of its outputs stands for all
+# elements of a weight that are timed at most: a part of its outputs stands for all
+WEIGHTS = 1 << 19
 # of the weight, timed in turns, as a model's weights are not in the cache when their turn comes
 COPIES = 8
 CALM = (
@@ -78,9 +77,8 @@ def choose(model: nn.Module, possible: Sequence[str]) -> Layouts:
     size = COPIES, min(outputs, WEIGHTS // inputs + 1), inputs
     times, calm = measure(torch.full(size, 0.5, dtype=weight.dtype, device="cpu"), dtype, possible)
     if calm:
-        with suppress(
-            UserError, OSError
-        ):  # if it cannot be written, the next process measures again
+        # if it cannot be written, the next process measures again
+        with suppress(UserError, OSError):
             write_json(path, times)
     return fastest(times)
 

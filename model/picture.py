@@ -148,9 +148,8 @@ def _boxes(parts: list[tuple[str, int]]) -> Iterator[tuple[int, int, str, int]]:
     text = "".join(c for c, _ in characters)
     row = 0
     column = 0
-    places: dict[
-        tuple[int, int], list[tuple[int, str]]
-    ] = {}  # by row and piece: columns and characters
+    # by row and piece: columns and characters
+    places: dict[tuple[int, int], list[tuple[int, str]]] = {}
     for word in re.finditer(rf"\n+|[^\S\n]|\S{{1,{COLUMNS}}}", text):
         if word[0][0] == "\n" or column + _columns(word[0]) > COLUMNS:
             row = row + min(word[0].count("\n") or 1, 2)

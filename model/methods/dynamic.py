@@ -167,9 +167,8 @@ class DynamicSession(TextSession[SuffixAutomaton]):
         assert verification.candidates is not None and verification.log_probs is not None
         choices = verification.choices.numpy()
         accepted = verification.accepted.numpy()
-        if (
-            self.choice is not None and not self.choice.greedy
-        ):  # after rejected nodes it may be unknown
+        # after rejected nodes it may be unknown
+        if self.choice is not None and not self.choice.greedy:
             choices = np.where(accepted, choices, NONE)
         outcome = (
             np.ascontiguousarray(choices),
@@ -196,9 +195,8 @@ class DynamicSession(TextSession[SuffixAutomaton]):
 def new_growth(nodes: int, rows: TokenRows) -> tuple[Any, ...]:
     """Return the fields of a `loops.Growth` of at most so many nodes below the root."""
     vocab_size, k = rows.ids.shape
-    limit = (1 + nodes) * (
-        2 * k + 1
-    ) + 2 * k  # two rows and a copy per node, and the root's siblings
+    # two rows and a copy per node, and the root's siblings
+    limit = (1 + nodes) * (2 * k + 1) + 2 * k
     growth = loops.Growth(
         nodes=np.zeros(2 + nodes, dtype=loops.NODE),
         candidates=np.empty(limit, dtype=loops.CANDIDATE),

@@ -144,9 +144,8 @@ class ConfidenceTreeSession(HeadSession):
     def expand(self, root: int, feature: torch.Tensor) -> Draft:
         drafter = self.drafter
         k = self.drafter.top_k
-        value, token = (
-            best.view(-1) for best in self._best(feature)
-        )  # of the nodes to expand: (k,)
+        # of the nodes to expand: (k,)
+        value, token = (best.view(-1) for best in self._best(feature))
         # their parents' feature rows; their numbers
         whose = torch.zeros_like(drafter.children)
         node = drafter.children
@@ -159,9 +158,8 @@ class ConfidenceTreeSession(HeadSession):
         features = feature
         listed = k
         for depth in range(1, drafter.depth):
-            features = self.continue_nodes(
-                features.index_select(0, whose), token, depth, visible
-            )  # (k, H)
+            # (k, H)
+            features = self.continue_nodes(features.index_select(0, whose), token, depth, visible)
             log_probs, best = self._best(features)
             below = (value[:, None] + log_probs).view(-1)  # (k * k,)
             values.append(below)
@@ -189,9 +187,8 @@ class ConfidenceTreeSession(HeadSession):
         best = torch.log_softmax(drafter.lm_head(features).float(), dim=-1).topk(
             drafter.top_k, dim=-1
         )
-        values = best.values.nan_to_num(
-            nan=-math.inf, neginf=-math.inf
-        )  # a sort puts NaN first, before its parent
+        # a sort puts NaN first, before its parent
+        values = best.values.nan_to_num(nan=-math.inf, neginf=-math.inf)
         return values, best.indices if drafter.ids is None else drafter.ids[best.indices]
 
     def _breadth_first(

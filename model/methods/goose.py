@@ -41,11 +41,12 @@ EXTEND_ABOVE = 0.6  # confidence above which the copy is extended
 NEWEST = 0.3
 OLDER = 0.7
 FIRST_AVERAGE = 0.5
+# the spine's share of the budget, for averages below each limit
 SHARES = (
     (0.2, 0.15),
     (0.4, 0.30),
     (math.inf, 0.50),
-)  # the spine's share of the budget, for averages below each limit
+)
 ROW_FIELDS = ("keys", "ids", "scores")  # of a saved state
 ScoredRow = tuple[list[int], list[float]]  # candidates, best first, and their scores
 HARMONIC = [0.0, *accumulate(1 / i for i in range(1, MAX_NODES + 1))]
@@ -114,9 +115,8 @@ class Rows:
 
     def reset(self) -> None:
         self.by_token: dict[int, ScoredRow] = {}
-        self.by_pair: dict[
-            int, ScoredRow
-        ] = {}  # by the first token times V and the second, the newest last
+        # by the first token times V and the second, the newest last
+        self.by_pair: dict[int, ScoredRow] = {}
 
     def find(self, before: int, token: int) -> ScoredRow | None:
         """Return the row of a pair of tokens, else of its second token; None if neither was
@@ -336,9 +336,8 @@ class GooseSession(Session):
             logits = verification.logits
             assert ids is not None and logits is not None
             built = torch.from_numpy(positions).to(ids.device)
-            scores = scores_of(logits, ids.to(logits.device)).to(
-                ids.device
-            )  # only ids may be on the host
+            # only ids may be on the host
+            scores = scores_of(logits, ids.to(logits.device)).to(ids.device)
             self.drafter.rows.write(before, tokens, ids[built], scores[built])
             if self._spine:
                 accepted = (

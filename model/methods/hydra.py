@@ -100,9 +100,8 @@ def load_heads(path: str, target: Target) -> HydraHeads:
     given = state.pop(EMBEDDING, embedding)
     _ = state.pop(UNUSED, None)
     if given.shape == embedding.shape:
-        given, own = (
-            matrix[::16].float().cpu() for matrix in (given, embedding)
-        )  # a sample of the rows
+        # a sample of the rows
+        given, own = (matrix[::16].float().cpu() for matrix in (given, embedding))
         if (given - own).norm() > 0.02 * own.norm():  # 16-bit values are at most 0.4 % off
             raise UserError(
                 f"{file}: {EMBEDDING} is not the embedding of {target.name}; heads are of one model"

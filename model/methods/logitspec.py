@@ -47,9 +47,8 @@ class LogitSpec(Drafter):
             some 300 bytes each; 0: the prompt's own text alone.
     """
 
-    needs = Needs(
-        logits=True, accepted_only=True
-    )  # many candidates are needed, but only of the last accepted node
+    # many candidates are needed, but only of the last accepted node
+    needs = Needs(logits=True, accepted_only=True)
 
     def __init__(
         self,

@@ -78,9 +78,8 @@ class Lookahead(LayoutDrafter):
         """Return the draft of levels 0 to `deepest` in `width` columns, then `guesses` chains of N
         - 1 tokens.
         """
-        paths: list[RankPath] = [
-            (0,) * i for i in range(width)
-        ]  # level 0; the root is its column 0
+        # level 0; the root is its column 0
+        paths: list[RankPath] = [(0,) * i for i in range(width)]
         for below in range(deepest):
             paths += [(0,) * i + (1,) + (0,) * below for i in range(width)]
         for g in range(guesses):
@@ -96,9 +95,8 @@ class LookaheadSession(DeviceSession):
     def __init__(self, drafter: Lookahead) -> None:
         super().__init__(drafter)
         self.pool = NgramTable(1, drafter.level - 1, capacity=sys.maxsize, followers=drafter.guess)
-        self._levels: list[
-            list[int]
-        ] = []  # level 0 without its column 0, which is the root; the others whole
+        # level 0 without its column 0, which is the root; the others whole
+        self._levels: list[list[int]] = []
         self._tail: list[int] = []  # the text's last N - 1 tokens
         self._layout = drafter.layouts[0, 0]  # the draft's layout
 

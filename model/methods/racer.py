@@ -61,9 +61,8 @@ class Racer(Drafter):
         check_whole("racer", 1, nodes=nodes)
         check_whole("racer", 2, ngram=ngram)
         check_whole("racer", 1, ngram, min_match=min_match)
-        check_whole(
-            "racer", ngram + 2, MAX_KEPT, trie_nodes=trie_nodes
-        )  # so that no n-gram evicts its own prefix
+        # so that no n-gram evicts its own prefix
+        check_whole("racer", ngram + 2, MAX_KEPT, trie_nodes=trie_nodes)
         super().__init__(torch.device(device), vocab_size)
         self.eos = frozenset(eos)
         self.max_nodes = 1 + nodes
@@ -104,10 +103,11 @@ class Racer(Drafter):
         children = tree.children
         queue = [(0, self.matrix.k)]
         queued = {0}
+        # grows while it is walked; every node has a child, so it ends with a full tree
         for (
             node,
             breadth,
-        ) in queue:  # grows while it is walked; every node has a child, so it ends with a full tree
+        ) in queue:
             below = breadth if node == 0 else breadth // 2
             for token in candidates[tokens[node]].tolist()[:breadth]:
                 child = children[node].get(token)
@@ -151,9 +151,10 @@ class RacerSession(Session):
 
     def observe_prompt(self, prompt: list[int], start: int, logits: torch.Tensor) -> None:
         matrix = self.drafter.matrix
+        # (m, k)
         matrix.update(
             torch.tensor(prompt[start : start + len(logits)]), top_k(logits, matrix.k).cpu()
-        )  # (m, k)
+        )
 
     def draft(self, root: int) -> Draft:
         self._node, borders = self._trie.step(self._node, root)
@@ -207,9 +208,8 @@ class MergedTree:
 
     def __init__(self, root: int) -> None:
         self.tokens = [root]
-        self.children: list[dict[int, int]] = [
-            {}
-        ]  # of each node, by token, in the order in which they came
+        # of each node, by token, in the order in which they came
+        self.children: list[dict[int, int]] = [{}]
         self._ranks = [0]  # among siblings
 
     def add(self, node: int, token: int) -> int:

@@ -77,9 +77,8 @@ class RestSession(Session):
 
     def begin(self, prompt: list[int]) -> Draft:
         self._context = prompt[-self.drafter.max_ngram :]
-        return self.drafter.root_alone(
-            prompt[-1]
-        )  # as in the official code, the prefill verifies nothing
+        # as in the official code, the prefill verifies nothing
+        return self.drafter.root_alone(prompt[-1])
 
     def draft(self, root: int) -> Draft:
         drafter = self.drafter
@@ -120,9 +119,8 @@ def most_frequent(continuations: NDArray[np.int64], nodes: int) -> tuple[list[in
         (m,).
     """
     s, length = continuations.shape
-    differs = np.ones(
-        (s, length), dtype=bool
-    )  # [i, d]: row i begins another node of depth d + 1 than row i - 1
+    # [i, d]: row i begins another node of depth d + 1 than row i - 1
+    differs = np.ones((s, length), dtype=bool)
     np.logical_or.accumulate(continuations[1:] != continuations[:-1], axis=1, out=differs[1:])
     index = np.flatnonzero(differs.T)  # of every node: s * depth + the first row of its run
     depth, first = np.divmod(index, s)
@@ -132,9 +130,8 @@ def most_frequent(continuations: NDArray[np.int64], nodes: int) -> tuple[list[in
     count = last - first
     real = np.flatnonzero(token >= 0)
     chosen = real[np.lexsort((first[real], depth[real], -count[real]))[:nodes]]
-    above = (
-        np.searchsorted(index, index[chosen] - s, side="right") - 1
-    )  # the parent of each; -1: the root
+    # the parent of each; -1: the root
+    above = np.searchsorted(index, index[chosen] - s, side="right") - 1
     number = {node: i for i, node in enumerate([-1, *chosen.tolist()])}
     order, parents = breadth_first([0, *(number[node] for node in above.tolist())])
     return parents, token[chosen].take(np.array(order[1:], dtype=np.int64) - 1).tolist()

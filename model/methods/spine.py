@@ -81,9 +81,8 @@ class Spine(TokenRecycling):
         self.nodes = nodes
         self.accept_probs = accept_probs
         self.draft_tree = None
-        matches = range(
-            len(accept_probs) + 1
-        )  # lengths of a match, each with topologies of its own
+        # lengths of a match, each with topologies of its own
+        matches = range(len(accept_probs) + 1)
         self._topologies: dict[tuple[int, int], Topology] = {}  # by kind and nodes
         if isinstance(sized, str):
             self.sizing = Sizing(sized, device, teaches=True)
@@ -95,9 +94,8 @@ class Spine(TokenRecycling):
         self.max_nodes = 1 + nodes
         self.history = History(history_tokens, SuffixAutomaton, vocab_size)
         self.stores = [self.matrix, self.history, *([self.sizing] if self.sizing else [])]
-        self._line = torch.zeros(
-            1 + nodes, dtype=torch.long, device=device
-        )  # the root and the spine, filled each step
+        # the root and the spine, filled each step
+        self._line = torch.zeros(1 + nodes, dtype=torch.long, device=device)
         self._line_cells = fastest(self._line)
         self._chosen = self._topology(0, nodes)
         self.tree = self._chosen.tree
@@ -184,9 +182,8 @@ class Topology:
         ]
         # depths of the first generation's parents
         self.depths = numbers([len(tree.rank_paths[i]) - 1 for i in generations.get(1, [])])
-        self.spine_ranks = numbers(
-            [-1] * (spine + 1)
-        )  # filled each step; -1 at the tip, which has no next token
+        # filled each step; -1 at the tip, which has no next token
+        self.spine_ranks = numbers([-1] * (spine + 1))
         self.tokens = torch.zeros(len(tree), dtype=torch.long, device=tree.device)
         self.cells = fastest(self.tokens)
 

@@ -108,9 +108,8 @@ class SpeculativeSession(Session):
         if len(prompt) >= drafter.model.context:  # beyond the draft model's context
             return drafter.root_alone(prompt[-1])
         known = [min(token, drafter.last) for token in prompt]
-        logits = drafter.model.prefill(
-            self.cache, known, drafter.root_alone(known[-1])
-        ).logits  # (1, V)
+        # (1, V)
+        logits = drafter.model.prefill(self.cache, known, drafter.root_alone(known[-1])).logits
         self.cache.commit(1)
         return self._propose(logits)
 

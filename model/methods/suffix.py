@@ -26,9 +26,8 @@ from ..structures.suffix_automaton import SuffixAutomaton
 # Prior probability that the token that followed a match of 1, 2, 3, ... tokens follows it again; it
 # is not learnt.
 ACCEPT_PROBS = (0.1, 0.2, 0.45, 0.55, 0.65, 0.75, 0.85)
-MATCHES = range(
-    1, len(ACCEPT_PROBS) + 1
-)  # lengths of a match; the last one includes longer matches
+# lengths of a match; the last one includes longer matches
+MATCHES = range(1, len(ACCEPT_PROBS) + 1)
 
 
 class Suffix(DeviceDrafter):
@@ -85,9 +84,8 @@ class Suffix(DeviceDrafter):
         self.history = History(history_tokens, SuffixAutomaton, vocab_size)
         self.stateful = history_tokens > 0
         self.stores = [self.history, *([self.sizing] if self.sizing else [])]
-        self.line = torch.zeros(
-            1 + max_draft, dtype=torch.long, device=self.device
-        )  # the draft, filled every step
+        # the draft, filled every step
+        self.line = torch.zeros(1 + max_draft, dtype=torch.long, device=self.device)
 
     def session(self) -> SuffixSession:
         return SuffixSession(self)

@@ -19,9 +19,8 @@ PATH_PRIOR = 8.0  # visits that the share of a path's rank is worth in the path'
 RANK_PRIOR = 16.0  # visits that the power law is worth in a rank's share
 REORDERS = frozenset(32 * 4**i for i in range(12))  # the nodes are sorted anew at these steps
 LONGEST_CHAIN = 12  # chains of first candidates are considered down to this depth
-CONSIDERED = (
-    2 * MAX_AUTO
-)  # paths of the power law among which nodes are chosen, and so the most that `auto:N` may have
+# paths of the power law among which nodes are chosen, and so the most that `auto:N` may have
+CONSIDERED = 2 * MAX_AUTO
 RENEW_EVERY = 4  # steps between two updates of the likelihoods
 
 
@@ -124,21 +123,22 @@ class Acceptance:
             for node, path in enumerate(tree.rank_paths):
                 if node and path in self._index:
                     listed[tree.chain_of[node][-2]].append((node, self._index[path]))
+            # keeps the tree alive, so that its id is not reused
             self._children[id(tree)] = (
                 tree,
                 listed,
-            )  # keeps the tree alive, so that its id is not reused
+            )
         return self._children[id(tree)][1]
 
     def state_dict(self) -> dict[str, torch.Tensor]:
         """Everything learnt: counts, float64; the order and the steps, int64."""
         return {
-            "path_counts": torch.tensor(
-                [self._visits, self._accepted], dtype=torch.float64
-            ),  # (2, paths)
+            # (2, paths)
+            "path_counts": torch.tensor([self._visits, self._accepted], dtype=torch.float64),
+            # (2, ranks)
             "rank_counts": torch.tensor(
                 [self._rank_visits, self._rank_accepted], dtype=torch.float64
-            ),  # (2, ranks)
+            ),
             "order": torch.tensor(self.order, dtype=torch.int64),
             "steps": torch.tensor([self._steps]),
         }

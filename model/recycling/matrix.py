@@ -75,9 +75,8 @@ class AdjacencyMatrix:
         order = torch.arange(tokens.shape[0], device=tokens.device)
         if mask is not None:
             order = order.masked_fill(~mask, -1)
-        last = order.masked_fill(tokens[:, None].ne(tokens), -1).amax(
-            dim=1
-        )  # (n,): the last node with the same token
+        # (n,): the last node with the same token
+        last = order.masked_fill(tokens[:, None].ne(tokens), -1).amax(dim=1)
         new = top_k.index_select(0, last.clamp(min=0)).to(self.candidates.dtype)  # (n, k)
         if mask is not None:  # static shapes: a token whose nodes are all masked gets its old row
             new = torch.where((last < 0)[:, None], self.candidates.index_select(0, tokens), new)

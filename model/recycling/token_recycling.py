@@ -116,9 +116,8 @@ class TokenRecycling(DeviceDrafter):
     def use_tree(self, tree: Tree) -> None:
         """Draft from this tree from now on; at most as large as the one given first."""
         self.tree = tree
-        self._tokens = torch.zeros(
-            len(tree), dtype=torch.long, device=self.device
-        )  # (n,), filled anew every step
+        # (n,), filled anew every step
+        self._tokens = torch.zeros(len(tree), dtype=torch.long, device=self.device)
         self._token_cells, parents, ranks = map(fastest, (self._tokens, tree.parents, tree.ranks))
         # Slices of each level's look-up, made once: its part of the tokens, parents, ranks.
         self._levels = [

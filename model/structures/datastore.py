@@ -32,13 +32,11 @@ def suffix_array(tokens: NDArray[np.int64]) -> NDArray[np.int64]:
     """
     n = len(tokens)
     span = 1
-    rank = np.unique(tokens, return_inverse=True)[
-        1
-    ]  # by a suffix's first `span` tokens; ties share a rank
+    # by a suffix's first `span` tokens; ties share a rank
+    rank = np.unique(tokens, return_inverse=True)[1]
     while True:
-        following = np.append(
-            rank[span:] + 1, np.zeros(min(span, n), dtype=np.int64)
-        )  # 0 is the end
+        # 0 is the end
+        following = np.append(rank[span:] + 1, np.zeros(min(span, n), dtype=np.int64))
         keys = rank * (n + 1) + following
         order = np.argsort(keys)
         sorted_keys = keys[order]

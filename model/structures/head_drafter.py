@@ -48,9 +48,8 @@ class HeadSession(Session):
         super().__init__(drafter)
         self._borrowed = ExitStack()
         self._committed = 0  # pairs in the cache, drafted nodes not counted
-        self._pairs: list[
-            tuple[torch.Tensor, torch.Tensor]
-        ] = []  # states (m, w H), tokens (m,), not yet in the cache
+        # states (m, w H), tokens (m,), not yet in the cache
+        self._pairs: list[tuple[torch.Tensor, torch.Tensor]] = []
 
     def begin(self, prompt: list[int]) -> Draft:
         self.cache = self._borrowed.enter_context(
@@ -97,9 +96,10 @@ class HeadSession(Session):
             earlier = torch.ones(new, new, dtype=torch.bool, device=drafter.device).tril_()
             mask = additive(earlier, drafter.dtype, past)[None, None]
         angles = drafter.cos[:, past : past + new], drafter.sin[:, past : past + new]
+        # (m, H)
         out = drafter.head(
             drafter.head.features(hidden)[None], tokens[None], angles, mask, self.cache
-        )[0]  # (m, H)
+        )[0]
         self.cache.commit(new)
         self._committed = self.cache.length
         return out[-1:]  # type: ignore[no-any-return]
@@ -118,9 +118,8 @@ class HeadSession(Session):
         """
         width = len(tokens)
         position = self._committed - 1 + depth
-        mask = additive(visible, self.drafter.dtype, self._committed)[
-            None, None
-        ]  # (1, 1, w, past + m)
+        # (1, 1, w, past + m)
+        mask = additive(visible, self.drafter.dtype, self._committed)[None, None]
         angles = (
             self.drafter.cos[:, position : position + 1],
             self.drafter.sin[:, position : position + 1],
@@ -137,16 +136,13 @@ class Level:
     """The w nodes of one depth of a static tree that have children."""
 
     nodes: torch.Tensor  # int64 (w,): their indices among this depth's nodes
-    parents: (
-        torch.Tensor
-    )  # int64 (w,): their parents' indices among the nodes continued one depth above
-    visible: (
-        torch.Tensor
-    )  # bool (w, m): which of the m nodes continued so far each is or descends from
+    # int64 (w,): their parents' indices among the nodes continued one depth above
+    parents: torch.Tensor
+    # bool (w, m): which of the m nodes continued so far each is or descends from
+    visible: torch.Tensor
     candidates: int  # number of candidates needed per node
-    pick: (
-        torch.Tensor
-    )  # int64 (children,): index of each child's token among the (w * candidates) candidates
+    # int64 (children,): index of each child's token among the (w * candidates) candidates
+    pick: torch.Tensor
 
 
 def plan(tree: Tree) -> list[Level]:

@@ -215,15 +215,12 @@ _ROPE = {
     **{"default": (), "mrope": (), "linear": ("factor",)},
     "llama3": ("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings"),
 }
-_LLAMA = re.compile(
-    "llama|qwen[23]|mistral|mixtral|phi3|eagle3?|speculator.*"
-)  # layers as LLaMA's, but for tensors
-_BIASES = dict.fromkeys(("gate_proj", "up_proj", "down_proj"), "mlp_bias") | {
-    "fc": "bias"
-}  # by layers
-_BIASES |= dict.fromkeys(
-    ("q_proj", "k_proj", "v_proj"), "attention_bias"
-)  # o_proj: only LLaMA's has one then
+# layers as LLaMA's, but for tensors
+_LLAMA = re.compile("llama|qwen[23]|mistral|mixtral|phi3|eagle3?|speculator.*")
+# by layers
+_BIASES = dict.fromkeys(("gate_proj", "up_proj", "down_proj"), "mlp_bias") | {"fc": "bias"}
+# o_proj: only LLaMA's has one then
+_BIASES |= dict.fromkeys(("q_proj", "k_proj", "v_proj"), "attention_bias")
 NORMS = ("norm_before_residual", "norm_output", "norm_before_fc", "fc_norm")
 _ANGLES = "rotary_emb.inv_freq"  # in old files; ignored, as config.json defines the angles
 AnyHead = TypeVar("AnyHead", bound="Head")
@@ -269,9 +266,8 @@ class Head(nn.Module):
         each.
         """
         weight = self._weight
-        rotary = LlamaRotaryEmbedding(self.config).to(
-            weight.device
-        )  # outside the head, as casting it would round this
+        # outside the head, as casting it would round this
+        rotary = LlamaRotaryEmbedding(self.config).to(weight.device)
         cos, sin = rotary(weight, torch.arange(count, device=weight.device)[None])
         return cos, sin
 
@@ -292,9 +288,8 @@ def run_layer(
     layer: nn.Module, x: torch.Tensor, angles: Any, mask: Any = None, cache: Any = None
 ) -> torch.Tensor:
     """Run a LLaMA layer over (B, n, H); the rest is as a `Head` takes it."""
-    out = layer(
-        x, mask, None, cache, position_embeddings=angles
-    )  # the cache's name depends on the version
+    # the cache's name depends on the version
+    out = layer(x, mask, None, cache, position_embeddings=angles)
     return out[0] if isinstance(out, tuple) else out  # type: ignore[no-any-return]
 
 
@@ -512,9 +507,8 @@ def fit_biases(
         if isinstance(module, nn.Linear):
             biased = f"{name}.bias" in state
             key = _BIASES.get(name.rpartition(".")[2], "")
-            key = (
-                "qkv_bias" if key == "attention_bias" and "qkv_bias" in values else key
-            )  # as in vLLM
+            # as in vLLM
+            key = "qkv_bias" if key == "attention_bias" and "qkv_bias" in values else key
             if values.get(key, biased) != biased:
                 raise UserError(
                     f"{file}: {key}={values[key]} in config.json, and {name}.bias in the file:"

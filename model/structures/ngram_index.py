@@ -23,12 +23,10 @@ class NgramIndex:
     def __init__(self, lengths: Iterable[int]) -> None:
         self.tokens: list[int] = []
         self._lengths = sorted(lengths, reverse=True)
-        self._after: dict[
-            tuple[int, ...], int
-        ] = {}  # n-gram -> the index after its first occurrence
-        self._unanimous: dict[
-            tuple[int, ...], bool
-        ] = {}  # n-gram seen twice or more -> always followed by one token?
+        # n-gram -> the index after its first occurrence
+        self._after: dict[tuple[int, ...], int] = {}
+        # n-gram seen twice or more -> always followed by one token?
+        self._unanimous: dict[tuple[int, ...], bool] = {}
 
     def extend(self, tokens: Iterable[int]) -> None:
         """Append tokens, and index every n-gram that now has a token after it."""

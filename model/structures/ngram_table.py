@@ -34,9 +34,8 @@ class NgramTable:
         self.reset()
 
     def reset(self) -> None:
-        self._rows: OrderedDict[Gram, list[Gram]] = (
-            OrderedDict()
-        )  # oldest first; followers latest first
+        # oldest first; followers latest first
+        self._rows: OrderedDict[Gram, list[Gram]] = OrderedDict()
 
     def followers_of(self, leader: Gram) -> list[Gram]:
         """Return the followers seen, latest first; a look-up does not count as use."""

@@ -21,6 +21,7 @@ import torch
 from ..errors import UserError
 
 ROOT_NODE = 0
+# libstdc++'s
 HASH_BUCKETS = (
     13,
     29,
@@ -37,7 +38,7 @@ HASH_BUCKETS = (
     85229,
     172933,
     351061,
-)  # libstdc++'s
+)
 _FIELDS = ("parent", "fail", "token", "freq", "depth", "buckets")
 
 
@@ -62,18 +63,16 @@ class NgramTrie:
         self.max_nodes = max_nodes
         self.shortest = shortest
         self.current = ROOT_NODE
-        self.children: list[dict[int, int]] = [
-            {}
-        ]  # in hash order from depth `shortest` on, where order counts
+        # in hash order from depth `shortest` on, where order counts
+        self.children: list[dict[int, int]] = [{}]
         self.parent = [ROOT_NODE]
         self.fail = [ROOT_NODE]
         self.token = [0]
         self.freq = [0]
         self.depth = [0]
         self.buckets = [1]  # of each node's hash map; a reused node keeps them
-        self.recency: OrderedDict[int, None] = OrderedDict(
-            {ROOT_NODE: None}
-        )  # least recently touched first
+        # least recently touched first
+        self.recency: OrderedDict[int, None] = OrderedDict({ROOT_NODE: None})
 
     def insert(self, ngram: Iterable[int]) -> None:
         """Insert or count an n-gram. Each node is touched before its child, so a prefix is older
@@ -228,12 +227,10 @@ class NgramTrie:
         freq = self.freq
         depth = self.depth
         token = self.token
-        selected: list[
-            tuple[int, int, int, int, int]
-        ] = []  # a heap: freq, -depth, node, border, serial
-        above: list[
-            int
-        ] = []  # by serial of each node ever selected: its parent's serial; -1: a border
+        # a heap: freq, -depth, node, border, serial
+        selected: list[tuple[int, int, int, int, int]] = []
+        # by serial of each node ever selected: its parent's serial; -1: a border
+        above: list[int] = []
         nodes: list[int] = []
         layer = [(border, border, -1) for border in borders]
         while layer:

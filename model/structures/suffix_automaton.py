@@ -27,9 +27,8 @@ STATE = record(
     first="i4",  # the index after its first occurrence
     transitions="i4",  # its newest transition, counted from 1; 0: none
 )
-TRANSITION = record(
-    state="i4", token="i4", target="i4", next="i4"
-)  # next: the state's next older one, counted from 1
+# next: the state's next older one, counted from 1
+TRANSITION = record(state="i4", token="i4", target="i4", next="i4")
 COUNTS = record(
     tokens="i8",
     states="i8",
@@ -172,9 +171,8 @@ def _append(text: Text, index: int) -> None:
     counts.whole = new
     counts.match = states[match].length
     counts.match_end = states[match].end
-    states[match].end = (
-        index + 1
-    )  # later matches continue this occurrence; the match's own suffixes keep theirs
+    # later matches continue this occurrence; the match's own suffixes keep theirs
+    states[match].end = index + 1
 
 
 @loop

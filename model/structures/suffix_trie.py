@@ -219,9 +219,8 @@ class SuffixTrie:
                     break
                 del node.ordered[node.index_of(child)]
                 child.count -= 1
-                node.ordered.insert(
-                    _first(node.ordered, child.count), child
-                )  # the first of its new equals
+                # the first of its new equals
+                node.ordered.insert(_first(node.ordered, child.count), child)
                 if child.text is text.tokens:  # other occurrences need the string
                     child.text = child.text[child.end - child.depth : child.end]
                     child.end = child.depth
