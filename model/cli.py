@@ -41,8 +41,9 @@ NO_SETTINGS = {
 
 
 class Chat:
-    """One chat: reads lines and writes answers. Control characters in the model's text are printed
-    as escapes.
+    """One chat: reads lines and writes answers.
+
+    Control characters in the model's text are printed as escapes.
 
     Args:
         colours: colour the text of each step by its number of tokens, and print MAT and speed below

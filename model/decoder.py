@@ -155,8 +155,9 @@ class Decoder:
         )
 
     def release(self) -> None:
-        """Give the model's linear layers their own layout back. Do not use this decoder
-        afterwards.
+        """Give the model's linear layers their own layout back.
+
+        Do not use this decoder afterwards.
         """
         with self.target.turns:
             unpack_linears(self.target.model)
@@ -167,8 +168,9 @@ class Decoder:
             save_state(self.method.state_dict(), Path(path))
 
     def load_state(self, path: str | Path) -> None:
-        """Load what `save_state` wrote. Raises UserError if it cannot be read, or is another
-        method's.
+        """Load what `save_state` wrote.
+
+        Raises UserError if it cannot be read, or is another method's.
         """
         state = load_state(Path(path))
         with self.target.turns:
@@ -192,8 +194,9 @@ class Decoder:
         quantize: str | None = None,
         **settings: Any,
     ) -> Decoder:
-        """Load a model from the hub or a folder, from safetensors alone. Raises UserError if it
-        cannot be loaded.
+        """Load a model from the hub or a folder, from safetensors alone.
+
+        Raises UserError if it cannot be loaded.
 
         Args:
             dtype: auto: on a CPU float32, with 16-bit weights kept in 16 bits; elsewhere the
@@ -248,8 +251,9 @@ class Decoder:
         return row
 
     def _tokenized(self, prompt: str | list[Any]) -> list[int]:
-        """Return the ids of a text or a chat. Raises UserError if there is no chat template or it
-        refuses the chat.
+        """Return the ids of a text or a chat.
+
+        Raises UserError if there is no chat template or it refuses the chat.
         """
         said = (
             [prompt]
@@ -312,8 +316,9 @@ class Decoder:
         sampling: Sampling = GREEDY,
         stop: str | Sequence[str] | None = None,
     ) -> dict[str, Any]:
-        """Return the settings of a `Request`, the model's own included. Raises UserError as
-        `stream` says.
+        """Return the settings of a `Request`, the model's own included.
+
+        Raises UserError as `stream` says.
         """
         model = self.target.model
         left_out = not_applied(model.generation_config, self.tokenizer)
@@ -343,8 +348,9 @@ class Decoder:
         )
 
     def _stop_criteria(self, stop: str | Sequence[str] | None) -> list[Any]:
-        """Return transformers' criterion for stop strings, if there are any. Raises UserError if it
-        refuses them.
+        """Return transformers' criterion for stop strings, if there are any.
+
+        Raises UserError if it refuses them.
         """
         if not isinstance(stop, Iterable | None):
             raise UserError(f"stop={stop}: must be a text, or several")
@@ -482,8 +488,9 @@ def seeded(sampling: Sampling, number: int) -> Sampling:
 def pieces(
     steps: Iterable[StepRecord], text_of: Callable[[list[int]], str], probes: Sequence[int] = ()
 ) -> Iterator[tuple[str, int]]:
-    """Yield the text that each step adds, and the step's accepted length. The pieces join to the
-    whole text.
+    """Yield the text that each step adds, and the step's accepted length.
+
+    The pieces join to the whole text.
 
     A character that a step leaves unfinished, or that later tokens may change, comes with a later
     step.

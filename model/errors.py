@@ -17,8 +17,9 @@ from typing import Any
 
 
 class UserError(ValueError):
-    """A user's mistake, in one line: what is wrong, where, and what to do. Commands print it and
-    exit with code 2.
+    """A user's mistake, in one line: what is wrong, where, and what to do.
+
+    Commands print it and exit with code 2.
     """
 
 
@@ -29,8 +30,9 @@ _CONTROLS = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]"
 
 
 def visible(text: str) -> str:
-    """Escape control characters except newlines and tabs, such as \\u001b for ESC. JSON keeps its
-    meaning.
+    """Escape control characters except newlines and tabs, such as \\u001b for ESC.
+
+    JSON keeps its meaning.
     """
     return _CONTROLS.sub(lambda control: f"\\u{ord(control[0]):04x}", text)
 
@@ -45,8 +47,9 @@ def _escaped(error: Any) -> tuple[str, int]:
 
 
 def start_command(arguments: Sequence[str]) -> None:
-    """Let this process print any text and read any input. Characters that the terminal lacks print
-    as \\u00e9.
+    """Let this process print any text and read any input.
+
+    Characters that the terminal lacks print as \\u00e9.
 
     Raises UserError for an argument that could not be decoded.
     """

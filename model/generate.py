@@ -328,8 +328,9 @@ class ModelTarget(Target):
 
 
 class ModelState:
-    """State kept with a model: its targets by `linear`, and the drafters made for it. A copy of the
-    model has none.
+    """State kept with a model: its targets by `linear`, and the drafters made for it.
+
+    A copy of the model has none.
 
     A target with copies of weights is freed with the last `Generate` object that has a drafter for
     it.
@@ -348,8 +349,9 @@ class ModelState:
 
 
 class Generate:
-    """A decoding method for `custom_generate`. What it learns is kept between calls, separately for
-    each model.
+    """A decoding method for `custom_generate`.
+
+    What it learns is kept between calls, separately for each model.
 
     Greedy output is the model's own. With `do_sample`, tokens are drawn with noise keyed by
     position from the distribution that transformers' processors leave: torch's own distribution,
@@ -586,8 +588,9 @@ def undecided(criteria: Iterable[Any], max_length: int, eos: Collection[int]) ->
 
 
 def asked(criteria: Iterable[Any], device: torch.device) -> Callable[[list[int]], bool] | None:
-    """Return a function, as `Request.ends`, that is True if a criterion ends a text; None without
-    criteria.
+    """Return a function, as `Request.ends`, that is True if a criterion ends a text.
+
+    None without criteria.
     """
     from transformers.generation import StoppingCriteriaList
 
@@ -600,8 +603,9 @@ def asked(criteria: Iterable[Any], device: torch.device) -> Callable[[list[int]]
 
 
 def eos_ids(ids: Any) -> frozenset[int]:
-    """Return the ids of an `eos_token_id`, which may be one, several or none. Raises UserError for
-    anything else.
+    """Return the ids of an `eos_token_id`, which may be one, several or none.
+
+    Raises UserError for anything else.
     """
     listed = ids.tolist() if hasattr(ids, "tolist") else ids  # a tensor
     several = listed if isinstance(listed, Iterable) else [] if listed is None else [listed]

@@ -141,8 +141,9 @@ def _columns(text: str) -> int:
 
 
 def _boxes(parts: list[tuple[str, int]]) -> Iterator[tuple[int, int, str, int]]:
-    """Wrap the pieces by words. Yield row, column, text and tokens of each box: one piece's text on
-    one line.
+    """Wrap the pieces by words.
+
+    Yield row, column, text and tokens of each box: one piece's text on one line.
     """
     characters = [(c, number) for number, (text, _) in enumerate(parts) for c in visible(text)]
     text = "".join(c for c, _ in characters)
@@ -182,8 +183,9 @@ def _text(picture: Picture) -> tuple[list[str], float]:
 
 
 def _tree(picture: Picture, top: float) -> tuple[list[str], float, float]:
-    """Draw the draft, `…` for rejected nodes that do not fit. Return lines of SVG, their bottom and
-    their right end.
+    """Draw the draft, `…` for rejected nodes that do not fit.
+
+    Return lines of SVG, their bottom and their right end.
     """
     labels = {
         path: visible(text).replace("\n", "⏎").replace(" ", "·") or "∅"

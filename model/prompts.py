@@ -72,8 +72,9 @@ def chat_ids(tokenizer: Any, turns: Turns, **options: Any) -> list[int]:
 
 
 def several(prompts: Any) -> list[Any]:
-    """Return several prompts as a list. Raises UserError for a text, a mapping, or what holds no
-    prompts at all.
+    """Return several prompts as a list.
+
+    Raises UserError for a text, a mapping, or what holds no prompts at all.
     """
     rows = prompts.tolist() if hasattr(prompts, "tolist") else prompts
     if isinstance(rows, str) or hasattr(rows, "keys") or not isinstance(rows, Iterable):
@@ -85,8 +86,9 @@ def several(prompts: Any) -> list[Any]:
 
 
 def one_row(prompt: Any) -> list[Any]:
-    """Return a prompt's ids as Python numbers, or the turns of its chat. Raises UserError unless it
-    is a single row.
+    """Return a prompt's ids as Python numbers, or the turns of its chat.
+
+    Raises UserError unless it is a single row.
     """
     if isinstance(prompt, Mapping):
         if "input_ids" not in prompt:

@@ -69,8 +69,9 @@ def check_settings(
 
 
 def _kinds(annotation: Any) -> list[Any]:
-    """Return what an annotation allows: types, and the texts of a Literal; `object` for other
-    types.
+    """Return what an annotation allows: types, and the texts of a Literal.
+
+    `object` for other types.
     """
     origin = get_origin(annotation) or annotation
     if origin in (UnionType, Union):

@@ -108,8 +108,9 @@ class Eagle2(ConfidenceTree):
 
 
 class Eagle3(ConfidenceTree):
-    """EAGLE-3's head, which gives the tokens itself. Spec-Bench runs it with depth 6, which its
-    code calls 5.
+    """EAGLE-3's head, which gives the tokens itself.
+
+    Spec-Bench runs it with depth 6, which its code calls 5.
 
     Args:
         layers: numbers of the hidden states that the head reads, in place of those in its

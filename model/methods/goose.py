@@ -119,8 +119,9 @@ class Rows:
         self.by_pair: dict[int, ScoredRow] = {}
 
     def find(self, before: int, token: int) -> ScoredRow | None:
-        """Return the row of a pair of tokens, else of its second token; None if neither was
-        seen.
+        """Return the row of a pair of tokens, else of its second token.
+
+        None if neither was seen.
         """
         return self.by_pair.get(before * self.vocab_size + token) or self.by_token.get(token)
 
@@ -237,8 +238,9 @@ class GooseSession(Session):
         return Draft(Tree(parents, once=True), torch.tensor(ordered))
 
     def _copied(self, chain: list[int]) -> tuple[list[int], bool]:
-        """Return what first followed the end of text and `chain`; True if nothing else ever
-        followed it.
+        """Return what first followed the end of text and `chain`.
+
+        True if nothing else ever followed it.
         """
         text = self._index.tokens
         start, unanimous = self._index.find((text[-NGRAMS[0] :] + chain)[-NGRAMS[0] :])
@@ -279,6 +281,7 @@ class GooseSession(Session):
             width: int,
         ) -> int:
             """Add the best `width` candidates but `spine_token` below a node, at most `limit`.
+
             Return their number.
             """
             count = 0

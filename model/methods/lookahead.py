@@ -38,8 +38,9 @@ from ..structures.ngram_table import NgramTable
 
 
 class Lookahead(LayoutDrafter):
-    """Drafts the window's tokens and the pool's n-grams of the root. Window and pool are the
-    prompt's own.
+    """Drafts the window's tokens and the pool's n-grams of the root.
+
+    Window and pool are the prompt's own.
 
     Args:
         level: N; an n-gram has N tokens, its key included, and the window N - 1 levels.

@@ -135,8 +135,9 @@ class SpeculativeSession(Session):
         self._borrowed.close()
 
     def _propose(self, logits: torch.Tensor) -> Draft:
-        """Return the draft after the root, given the root's logits (1, V). One transfer to the
-        host, at the end.
+        """Return the draft after the root, given the root's logits (1, V).
+
+        One transfer to the host, at the end.
         """
         drafter = self.drafter
         root = Tree.chain(0).on(self.drafter.device)

@@ -102,8 +102,9 @@ class Answers:
         self.trie = SuffixTrie(self.depth)
 
     def begin(self) -> int:
-        """Start an answer and return its number. If there are too many, drop the oldest one, even
-        an unfinished one.
+        """Start an answer and return its number.
+
+        If there are too many, drop the oldest one, even an unfinished one.
         """
         number = next(reversed(self.texts), -1) + 1
         if self.max_texts:
@@ -119,6 +120,7 @@ class Answers:
 
     def state_dict(self) -> dict[str, torch.Tensor]:
         """`answers`, int32 (n, 2): the answers in turn, each token with its answer's number.
+
         `orders`, int32 (m,).
 
         The order of equally frequent tokens also depends on dropped answers, so it is saved as
@@ -133,8 +135,9 @@ class Answers:
         }
 
     def load_state_dict(self, state: dict[str, torch.Tensor]) -> None:
-        """Load the answers anew. A state of earlier versions has no `orders`, but has all answers
-        ever written.
+        """Load the answers anew.
+
+        A state of earlier versions has no `orders`, but has all answers ever written.
         """
         log = state.get("answers", torch.zeros(0))
         if self.max_texts and (log.dim() != 2 or log.shape[1] != 2 or log.is_floating_point()):

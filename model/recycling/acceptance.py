@@ -144,8 +144,9 @@ class Acceptance:
         }
 
     def load_state_dict(self, state: dict[str, torch.Tensor]) -> None:
-        """Load saved counts, if the state has any. The order is loaded only if it has the same
-        number of nodes.
+        """Load saved counts, if the state has any.
+
+        The order is loaded only if it has the same number of nodes.
 
         Raises UserError if the state holds counts of other paths, a part of them, or impossible
         ones.

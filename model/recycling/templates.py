@@ -135,8 +135,9 @@ def likelihood(path: RankPath) -> float:
 
 @lru_cache(maxsize=64)
 def best_order(n: int, k: int) -> tuple[RankPath, ...]:
-    """List the n best nodes with ranks below k: published nodes first, most likely first; each
-    after its parent.
+    """List the n best nodes with ranks below k: published nodes first, most likely first.
+
+    Each node comes after its parent.
     """
     published = [p for p in read_tree(_SHIPPED / "2.2.2.yaml").rank_paths[1:] if max(p) < k]
     return tuple(filled(sorted(published, key=lambda p: (-likelihood(p), p)), n, k))

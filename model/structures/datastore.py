@@ -27,8 +27,9 @@ from . import PADDING
 
 
 def suffix_array(tokens: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Return where the suffixes of `tokens` (n,) begin, in lexicographic order: int64 (n,). A
-    prefix comes first.
+    """Return where the suffixes of `tokens` (n,) begin, in lexicographic order: int64 (n,).
+
+    A prefix comes first.
     """
     n = len(tokens)
     span = 1
@@ -50,8 +51,9 @@ MAX_TOKENS = 2**32 - 1  # tokens: what four bytes can number
 
 
 class Datastore:
-    """An opened file. Raises UserError if it is no datastore, cut short, or of another
-    vocabulary.
+    """An opened file.
+
+    Raises UserError if it is no datastore, cut short, or of another vocabulary.
     """
 
     def __init__(self, path: str | Path, *, vocab_size: int) -> None:

@@ -59,8 +59,9 @@ class Growth(NamedTuple):
 
 
 class Rows(NamedTuple):
-    """Candidates by token (V rows) and by pair of tokens (p rows; 0 if none are kept), best
-    first.
+    """Candidates by token (V rows) and by pair of tokens (p rows), best first.
+
+    Without pairs, p is 0.
     """
 
     ids: Any  # int32 (V, k)
@@ -198,8 +199,9 @@ def _kind(candidate: Any) -> Any:
 
 @loop
 def _find(candidates: Any, first: int, end: int, token: int) -> Any:
-    """Return the index of a token among the candidates from `first` to `end` - 1; `end` if it is
-    not there.
+    """Return the index of a token among the candidates from `first` to `end` - 1.
+
+    `end` if it is not there.
     """
     for at in range(first, end):
         if candidates[at].token == token:
@@ -235,8 +237,9 @@ def _add_row(
     levels: Any,
     row: int,
 ) -> Any:
-    """Add a row to a node's candidates from `first` on, and take over those already there. Return
-    the new end.
+    """Add a row to a node's candidates from `first` on, and take over those already there.
+
+    Return the new end.
     """
     for rank in range(ids.shape[1]):
         token = ids[row, rank]
@@ -252,8 +255,9 @@ def _add_row(
 
 @loop
 def _add_guesses(candidates: Any, end: int, guesses: Any, source: int, suggested: int) -> Any:
-    """Add a sibling source's tokens to the root's candidates, and mark those already there. Return
-    the new end.
+    """Add a sibling source's tokens to the root's candidates, and mark those already there.
+
+    Return the new end.
     """
     for guess in guesses:
         if guess.token == NONE:
@@ -268,8 +272,9 @@ def _add_guesses(candidates: Any, end: int, guesses: Any, source: int, suggested
 
 @loop
 def _push(heap: Any, size: int, worth: float, number: int) -> None:
-    """Put a number into a heap of `size`. Its top has the greatest worth; ties go to the least
-    number.
+    """Put a number into a heap of `size`.
+
+    Its top has the greatest worth; ties go to the least number.
     """
     at = size
     while at:

@@ -83,8 +83,9 @@ class HeadSession(Session):
         raise NotImplementedError
 
     def catch_up(self) -> torch.Tensor:
-        """Forward the new pairs into the head's cache. Returns the feature predicted at the last
-        one, (1, H).
+        """Forward the new pairs into the head's cache.
+
+        Returns the feature predicted at the last one, (1, H).
         """
         drafter = self.drafter
         hidden, tokens = (torch.cat(tensors) for tensors in zip(*self._pairs, strict=True))
@@ -107,8 +108,9 @@ class HeadSession(Session):
     def continue_nodes(
         self, features: torch.Tensor, tokens: torch.Tensor, depth: int, visible: torch.Tensor
     ) -> torch.Tensor:
-        """Return the features predicted at w nodes of one depth: (w, H). The nodes stay cached
-        until the draft is done.
+        """Return the features predicted at w nodes of one depth: (w, H).
+
+        The nodes stay cached until the draft is done.
 
         Args:
             features: (w, H), predicted at the nodes' parents.
@@ -146,8 +148,9 @@ class Level:
 
 
 def plan(tree: Tree) -> list[Level]:
-    """Return the levels of a static tree, root first, without the deepest leaves. Tensors are on
-    the tree's device.
+    """Return the levels of a static tree, root first, without the deepest leaves.
+
+    Tensors are on the tree's device.
     """
     parents = tree.parents.tolist()
     ranks = tree.ranks.tolist()

@@ -139,8 +139,9 @@ def flat(file: Path, config: dict[str, Any]) -> dict[str, Any]:
 
 
 def read_weights(folder: Path, *names: str) -> tuple[Path, dict[str, torch.Tensor]]:
-    """Read the first of the named files that exists, onto the CPU; a pickle is read as weights only
-    and runs no code.
+    """Read the first of the named files that exists, onto the CPU.
+
+    A pickle is read as weights only and runs no code.
 
     Raises UserError if none exists, or the file is damaged or holds anything but weights.
     """
@@ -165,8 +166,9 @@ def read_weights(folder: Path, *names: str) -> tuple[Path, dict[str, torch.Tenso
 
 
 def load_weights(module: nn.Module, file: Path, state: dict[str, torch.Tensor]) -> None:
-    """Load what `read_weights` read. Raises UserError if a tensor is missing, unknown or of another
-    shape.
+    """Load what `read_weights` read.
+
+    Raises UserError if a tensor is missing, unknown or of another shape.
     """
     shapes, given = (
         {name: list(t.shape) for name, t in s.items()} for s in (module.state_dict(), state)
@@ -390,8 +392,9 @@ class Eagle3Head(Head):
 
 
 def head_config(values: dict[str, Any]) -> Any:
-    """Return the configuration of a head from a LLaMA-like config.json, `flat`. Raises UserError if
-    it has none.
+    """Return the configuration of a head from a LLaMA-like config.json, `flat`.
+
+    Raises UserError if it has none.
     """
     if values.get("num_hidden_layers", 1) != 1:
         raise UserError(
@@ -450,8 +453,9 @@ def load_head(path: str, target: Target) -> EagleHead:
 
 
 def load_eagle3_head(path: str, target: Target, layers: list[int] | None = None) -> Eagle3Head:
-    """Load EAGLE-3's head from a folder, as `load_head` loads EAGLE's; `layers` as in
-    `layers_read`.
+    """Load EAGLE-3's head from a folder, as `load_head` loads EAGLE's.
+
+    `layers` as in `layers_read`.
     """
     only = dict.fromkeys(
         ("use_aux_hidden_state", "use_input_layernorm_in_first_layer", "use_last_layernorm"), True
@@ -500,8 +504,9 @@ def renamed(state: dict[str, torch.Tensor], names: dict[str, str]) -> dict[str, 
 def fit_biases(
     head: Head, values: dict[str, Any], file: Path, state: dict[str, torch.Tensor]
 ) -> None:
-    """Give a linear layer a bias if the file has one. Raises UserError if config.json says
-    otherwise.
+    """Give a linear layer a bias if the file has one.
+
+    Raises UserError if config.json says otherwise.
     """
     for name, module in head.named_modules():
         if isinstance(module, nn.Linear):
@@ -558,8 +563,9 @@ def layers_read(
 def _draft_vocabulary(
     file: Path, state: dict[str, torch.Tensor], rows: int, target: Target
 ) -> torch.Tensor | None:
-    """Return the target's ids of the draft vocabulary, from the file's differences; None if it is
-    the whole one.
+    """Return the target's ids of the draft vocabulary, from the file's differences.
+
+    None if it is the whole one.
     """
     used = state.pop("t2d", None)
     offsets = state.pop("d2t", None)

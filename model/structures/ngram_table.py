@@ -13,8 +13,9 @@ Gram = tuple[int, ...]
 
 
 class NgramTable:
-    """Leaders of `leader` tokens, each with followers of `follower` tokens; the least recently seen
-    is dropped first.
+    """Leaders of `leader` tokens, each with followers of `follower` tokens.
+
+    The least recently seen is dropped first.
 
     Args:
         leader, follower: tokens in each.
@@ -78,8 +79,9 @@ class NgramTable:
         }
 
     def load_state_dict(self, state: dict[str, torch.Tensor]) -> None:
-        """Load a table. Raises UserError if it is missing, too large, or of other n-grams or
-        another vocabulary.
+        """Load a table.
+
+        Raises UserError if it is missing, too large, or of other n-grams or another vocabulary.
         """
         leaders, counts, followers = (
             state.get(name, torch.zeros(0)) for name in ("leaders", "counts", "followers")

@@ -75,8 +75,9 @@ class NgramTrie:
         self.recency: OrderedDict[int, None] = OrderedDict({ROOT_NODE: None})
 
     def insert(self, ngram: Iterable[int]) -> None:
-        """Insert or count an n-gram. Each node is touched before its child, so a prefix is older
-        than its extension.
+        """Insert or count an n-gram.
+
+        Each node is touched before its child, so a prefix is older than its extension.
         """
         children = self.children
         freq = self.freq
@@ -283,8 +284,9 @@ class NgramTrie:
         }
 
     def load_state_dict(self, state: dict[str, torch.Tensor], vocab_size: int) -> None:
-        """Load a saved trie. Raises UserError if it is damaged, has more nodes, or is of another
-        vocabulary.
+        """Load a saved trie.
+
+        Raises UserError if it is damaged, has more nodes, or is of another vocabulary.
         """
         names = (*_FIELDS, "children", "counts", "recency", "place")
         saved = {name: state.get(f"trie_{name}", torch.zeros(0)).tolist() for name in names}

@@ -47,8 +47,9 @@ def on_host(best: torch.Tensor, log_probs: torch.Tensor) -> tuple[Any, Any]:
 
 
 class TokenRows:
-    """One row per token: V x k candidates and their levels. Empty until the token was seen; the
-    newest visit counts.
+    """One row per token: V x k candidates and their levels.
+
+    Empty until the token was seen; the newest visit counts.
     """
 
     kind = "token"  # the names of its tensors in a saved state begin with this
@@ -128,8 +129,9 @@ def _guesses() -> Any:
 
 
 class Weights:
-    """The weight of every kind of candidate. `dynamic_loops` reads the weights and, if `learning`,
-    updates them.
+    """The weight of every kind of candidate.
+
+    `dynamic_loops` reads the weights and, if `learning`, updates them.
     """
 
     _prior = _guesses()

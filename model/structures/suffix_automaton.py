@@ -85,8 +85,9 @@ class SuffixAutomaton:
         self.length, self.end = extend(self.arrays, count)
 
     def copy(self, end: int, count: int) -> list[int]:
-        """Return `count` tokens from index `end` < n on; a copy that reaches the text's end
-        continues with itself.
+        """Return `count` tokens from index `end` < n on.
+
+        A copy that reaches the text's end continues with itself.
         """
         tokens = self.tokens[end : end + count]
         return tokens if len(tokens) == count else (tokens * -(-count // len(tokens)))[:count]
@@ -133,8 +134,9 @@ def _room(capacity: int) -> Text:
 
 @loop
 def extend(arrays: Any, count: int) -> Any:
-    """Append the tokens up to the `count`-th, which are in the array. Return the match's length and
-    end.
+    """Append the tokens up to the `count`-th, which are in the array.
+
+    Return the match's length and end.
     """
     text = Text(*arrays)
     counts = text.counts[0]
@@ -177,8 +179,9 @@ def _append(text: Text, index: int) -> None:
 
 @loop
 def _split(text: Text, long: int, state: Any, token: int) -> Any:
-    """Split off the substrings of `long` that end here, too: those up to `state` + token. Return
-    their state.
+    """Split off the substrings of `long` that end here, too: those up to `state` + token.
+
+    Return their state.
     """
     states = text.states
     transitions = text.transitions

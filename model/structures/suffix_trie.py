@@ -46,8 +46,9 @@ MANY = 8
 
 
 class Node:
-    """A string of tokens. Strings between it and its parent occur as often as it does, so they need
-    no nodes.
+    """A string of tokens.
+
+    Strings between it and its parent occur as often as it does, so they need no nodes.
 
     A string that occurs once is part of a leaf's string, which has the trie's full depth and grows
     with its text.
@@ -127,8 +128,9 @@ NONE: list[Node] = []  # the children of all leaves
 
 
 class GrowingText:
-    """A text of a trie. `suffixes` has, for each of the last D tokens, the node of the text from
-    that token on.
+    """A text of a trie.
+
+    `suffixes` has, for each of the last D tokens, the node of the text from that token on.
     """
 
     def __init__(self) -> None:
@@ -398,8 +400,9 @@ def _push(queue: list[tuple[Any, ...]], item: tuple[Any, ...], hole: int = -1) -
 
 
 def _pop(queue: list[tuple[Any, ...]]) -> tuple[Any, ...]:
-    """Take the first item. Its hole sinks to the bottom; there the last item goes in and moves
-    up.
+    """Take the first item.
+
+    Its hole sinks to the bottom; there the last item goes in and moves up.
     """
     first = queue[0]
     last = queue.pop()
