@@ -63,11 +63,8 @@ class Datastore:
             with file.open("rb") as stream:
                 size, self._suffixes, self._tokens = (_mapped(stream) for _ in range(3))
         except Exception as error:  # whatever numpy raises for a damaged header
-            why = (
-                error.strerror
-                if isinstance(error, OSError)
-                else "not a datastore of this version, or cut short"
-            )
+            damaged = "not a datastore of this version, or cut short"
+            why = error.strerror if isinstance(error, OSError) else damaged
             raise UserError(
                 f"datastore {path}: {why}; build one with `python -m tools.datastore`"
             ) from None
@@ -128,9 +125,8 @@ class Datastore:
         suffixes = self._suffixes[rows].astype(np.int64)
         positions = suffixes[:, None] + np.arange(skip, skip + length)  # (s, length)
         beyond = positions >= self._count
-        tokens: NDArray[np.int64] = self._tokens[np.minimum(positions, self._count - 1)].astype(
-            np.int64
-        )
+        stored = self._tokens[np.minimum(positions, self._count - 1)]
+        tokens: NDArray[np.int64] = stored.astype(np.int64)
         if suffixes.max() >= self._count or tokens.max() >= self.vocab_size:
             raise UserError(
                 f"datastore {self.name}: corrupt; build it again with `python -m tools.datastore`"

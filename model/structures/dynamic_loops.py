@@ -165,7 +165,7 @@ def _list_candidates(
     copied, match = (
         following(text, node.state, node.match) if copies else (np.int64(NONE), np.int64(0))
     )
-    match_kind = match if match < 5 else 5 if match < 8 else 6 if match < 16 else 7  # see MATCHES
+    match_kind = _match_class(match)
     end = first
     if rows.seen[token]:
         source = BACKOFF if pair >= 0 else TOKEN
@@ -189,6 +189,16 @@ def _list_candidates(
     nodes[number + 1].first = end
     for at in range(first, end):
         _push(heap, at - number, node.likelihood * weights[_kind(candidates[at])], at)
+
+
+@loop
+def _match_class(length: Any) -> Any:
+    """Return the class of a copied match's length, see MATCHES."""
+    if length < 5:
+        return length
+    if length < 8:
+        return 5
+    return 6 if length < 16 else 7
 
 
 @loop
@@ -271,6 +281,12 @@ def _add_guesses(candidates: Any, end: int, guesses: Any, source: int, suggested
 
 
 @loop
+def _is_first(worth: float, number: int, other_worth: float, other_number: int) -> Any:
+    """True if the first element of a heap comes before the other one."""
+    return worth > other_worth or (worth == other_worth and number < other_number)
+
+
+@loop
 def _push(heap: Any, size: int, worth: float, number: int) -> None:
     """Put a number into a heap of `size`.
 
@@ -279,9 +295,7 @@ def _push(heap: Any, size: int, worth: float, number: int) -> None:
     at = size
     while at:
         above = (at - 1) >> 1
-        if heap[above].worth > worth or (
-            heap[above].worth == worth and heap[above].number < number
-        ):
+        if _is_first(heap[above].worth, heap[above].number, worth, number):
             break
         heap[at] = heap[above]
         at = above
@@ -301,14 +315,11 @@ def _pop(heap: Any, size: int) -> None:
         if below >= size:
             break
         other = below + 1
-        if other < size and (
-            heap[other].worth > heap[below].worth
-            or (heap[other].worth == heap[below].worth and heap[other].number < heap[below].number)
+        if other < size and _is_first(
+            heap[other].worth, heap[other].number, heap[below].worth, heap[below].number
         ):
             below = other
-        if worth > heap[below].worth or (
-            worth == heap[below].worth and number < heap[below].number
-        ):
+        if _is_first(worth, number, heap[below].worth, heap[below].number):
             break
         heap[at] = heap[below]
         at = below
@@ -339,7 +350,8 @@ def arrange(nodes: Any, arranged: Any) -> None:
         tokens[index] = node.token
         below = node.child
         while below:
-            order[end], parents[end] = below, index
+            order[end] = below
+            parents[end] = index
             below = nodes[below].sibling
             end += 1
 
@@ -445,19 +457,19 @@ def _write_row(
     levels = rows.levels
     keys = rows.pair_keys
     for rank in range(ids.shape[1]):
-        ids[token, rank], levels[token, rank] = (
-            candidates[row, rank],
-            level_of(log_probs[row, rank]),
-        )
+        ids[token, rank] = candidates[row, rank]
+        levels[token, rank] = level_of(log_probs[row, rank])
     rows.seen[token] = True
     if len(keys):
         key = (before << 32) | token
         index = np.int64(hashed(key) >> np.uint64(rows.pair_shift))
-        keys[index], rows.pair_seen[index] = key, True
+        keys[index] = key
+        rows.pair_seen[index] = True
         pair_ids = rows.pair_ids
         pair_levels = rows.pair_levels
         for rank in range(ids.shape[1]):
-            pair_ids[index, rank], pair_levels[index, rank] = ids[token, rank], levels[token, rank]
+            pair_ids[index, rank] = ids[token, rank]
+            pair_levels[index, rank] = levels[token, rank]
 
 
 @loop

@@ -88,11 +88,9 @@ def open_head(
     try:
         config = dict(json.loads(file.read_text(encoding="utf-8")).items())
     except (OSError, ValueError, AttributeError) as error:
-        reason = (
-            "missing"
-            if isinstance(error, FileNotFoundError)
-            else f"is not a readable JSON object ({error})"
-        )
+        reason = f"is not a readable JSON object ({error})"
+        if isinstance(error, FileNotFoundError):
+            reason = "missing"
         raise UserError(
             f"{file}: {reason}; a head is a folder with config.json and weights"
         ) from None
@@ -149,10 +147,10 @@ def read_weights(folder: Path, *names: str) -> tuple[Path, dict[str, torch.Tenso
     if file is None:
         raise UserError(f"{folder}: has no weights ({' or '.join(names)})")
     try:
-        pickled = file.suffix != ".safetensors"
-        state = (
-            torch.load(file, map_location="cpu", weights_only=True) if pickled else load_file(file)
-        )
+        if file.suffix != ".safetensors":
+            state = torch.load(file, map_location="cpu", weights_only=True)
+        else:
+            state = load_file(file)
     except Exception as error:  # whatever torch, pickle and safetensors raise on a damaged file
         reason = one_line(error)[:160] or type(error).__name__
         raise UserError(
@@ -170,10 +168,10 @@ def load_weights(module: nn.Module, file: Path, state: dict[str, torch.Tensor]) 
 
     Raises UserError if a tensor is missing, unknown or of another shape.
     """
-    shapes, given = (
-        {name: list(t.shape) for name, t in s.items()} for s in (module.state_dict(), state)
-    )
-    if wrong := [name for name in shapes | given if shapes.get(name) != given.get(name)]:
+    shapes = {name: list(tensor.shape) for name, tensor in module.state_dict().items()}
+    given = {name: list(tensor.shape) for name, tensor in state.items()}
+    wrong = [name for name in shapes | given if shapes.get(name) != given.get(name)]
+    if wrong:
         name = wrong[0]
         wanted = f"should be {shapes[name]}" if name in shapes else "has no place in such a head"
         raise UserError(
@@ -604,9 +602,8 @@ def _embedding(
 
 def filled(head: AnyHead, file: Path, state: dict[str, torch.Tensor], target: Target) -> AnyHead:
     """Load a head's weights and move it to the target. Raises UserError as `load_weights`."""
-    load_weights(
-        head, file, {name: tensor for name, tensor in state.items() if not name.endswith(_ANGLES)}
-    )
+    weights = {name: tensor for name, tensor in state.items() if not name.endswith(_ANGLES)}
+    load_weights(head, file, weights)
     embedding = head.embedding
     head = head.to(target.device, target.dtype)
     head.embedding = embedding  # the original, neither moved nor cast

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict
+from itertools import chain, islice
 
 import torch
 
@@ -71,7 +72,7 @@ class NgramTable:
         Leaders are listed oldest first, the followers of each latest first.
         """
         rows = self._rows
-        grams = [gram for row in rows.values() for gram in row]
+        grams = [*chain.from_iterable(rows.values())]
         return {
             "leaders": torch.tensor(list(rows), dtype=torch.int32).view(-1, self.leader),
             "counts": torch.tensor([len(row) for row in rows.values()], dtype=torch.int32),
@@ -87,20 +88,17 @@ class NgramTable:
             state.get(name, torch.zeros(0)) for name in ("leaders", "counts", "followers")
         )
         sizes = counts.flatten().tolist()
-        fits = (
-            leaders.shape == (len(sizes), self.leader)
-            and followers.shape == (sum(sizes), self.follower)
-            and all(1 <= size <= self.followers for size in sizes)
-            and len(sizes) <= self.capacity
-        )
-        if not fits:
+        of_leaders = leaders.shape == (len(sizes), self.leader)
+        of_followers = followers.shape == (sum(sizes), self.follower)
+        counts_fit = all(1 <= size <= self.followers for size in sizes)
+        if not (of_leaders and of_followers and counts_fit) or len(sizes) > self.capacity:
             raise UserError(
                 f"start: the saved n-gram table is not one of at most {self.capacity} leaders of"
                 f" {self.leader} tokens with 1 to {self.followers} followers of {self.follower}"
             )
-        check_ids(
-            "n-gram table", torch.cat((leaders.flatten(), followers.flatten())), self.vocab_size
-        )
+        ids = torch.cat((leaders.flatten(), followers.flatten()))
+        check_ids("n-gram table", ids, self.vocab_size)
         grams = iter(map(tuple, followers.tolist()))
-        rows = zip(map(tuple, leaders.tolist()), sizes, strict=True)
-        self._rows = OrderedDict((row, [next(grams) for _ in range(size)]) for row, size in rows)
+        self.reset()
+        for leader, size in zip(leaders.tolist(), sizes, strict=True):
+            self._rows[tuple(leader)] = [*islice(grams, size)]

@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Collection, Iterable, Sequence
 from heapq import heappush, heapreplace
-from itertools import islice
+from itertools import chain, islice
 
 import numpy as np
 import torch
@@ -115,12 +115,11 @@ class NgramTrie:
             if siblings.get(self.token[node]) == node:
                 del siblings[self.token[node]]
             self.children[node] = {}
-            self.parent[node], self.token[node], self.depth[node] = (
-                parent,
-                token,
-                self.depth[parent] + 1,
-            )
-            self.fail[node], self.freq[node] = ROOT_NODE, 0
+            self.parent[node] = parent
+            self.token[node] = token
+            self.depth[node] = self.depth[parent] + 1
+            self.fail[node] = ROOT_NODE
+            self.freq[node] = 0
         self.recency[node] = None
         self._list(parent, token, node)
         return node
@@ -249,15 +248,12 @@ class NgramTrie:
                 nodes.append(node)
             # children of a node that was not selected are no more frequent: they would not be
             # selected either
-            layer = [
-                (child, border, serial)
-                for node, border, serial in entered
-                for child in children[node].values()
-            ]
+            layer = []
+            for node, border, serial in entered:
+                layer += [(child, border, serial) for child in children[node].values()]
         inner = {above[serial] for *_, serial in selected}
-        ends = sorted(
-            (node, border, serial) for *_, node, border, serial in selected if serial not in inner
-        )
+        # by node, border and serial
+        ends = sorted(entry[2:] for entry in selected if entry[-1] not in inner)
         paths: list[list[int]] = []
         for *_, serial in reversed(ends):
             path: list[int] = []
@@ -273,7 +269,7 @@ class NgramTrie:
         """
         listed = [list(children.values()) for children in self.children]
         numbers = {name: getattr(self, name) for name in _FIELDS} | {
-            "children": [child for children in listed for child in children],
+            "children": [*chain.from_iterable(listed)],
             "counts": [len(children) for children in listed],
             "recency": list(self.recency),
             "place": [self.current],
@@ -290,22 +286,7 @@ class NgramTrie:
         """
         names = (*_FIELDS, "children", "counts", "recency", "place")
         saved = {name: state.get(f"trie_{name}", torch.zeros(0)).tolist() for name in names}
-        size = len(saved["parent"])
-        nodes = [node for name in ("parent", "fail", "children", "place") for node in saved[name]]
-        fits = (
-            1 <= size <= self.max_nodes
-            and all(len(saved[name]) == size for name in (*_FIELDS, "counts"))
-            and 0 <= min(nodes) <= max(nodes) < size
-            and 0 <= min(saved["token"]) <= max(saved["token"]) < vocab_size
-            and 0 <= min(saved["depth"]) <= max(saved["depth"]) <= self.length
-            and sorted(saved["recency"]) == list(range(size))
-            and min(saved["buckets"]) > 0
-            and min(saved["counts"]) >= 0
-            and sum(saved["counts"]) == len(saved["children"])
-            and len(saved["place"]) == 1
-            and _is_tree(saved)
-        )
-        if not fits:
+        if not (self._in_range(saved, vocab_size) and _is_tree(saved)):
             raise UserError(
                 f"start: the saved trie is not one of at most {self.max_nodes} nodes for"
                 f" {self.length}-grams of token ids below {vocab_size}"
@@ -313,12 +294,27 @@ class NgramTrie:
         for name in _FIELDS:
             setattr(self, name, saved[name])
         children = iter(saved["children"])
-        self.children = [
-            {self.token[child]: child for child in islice(children, count)}
-            for count in saved["counts"]
-        ]
+        self.children = []
+        for count in saved["counts"]:
+            self.children.append({self.token[child]: child for child in islice(children, count)})
         self.recency = OrderedDict.fromkeys(saved["recency"])
         self.current = saved["place"][0]
+
+    def _in_range(self, saved: dict[str, list[int]], vocab_size: int) -> bool:
+        """True if the fields are of one number of nodes, and no number is out of range."""
+        size = len(saved["parent"])
+        if not 1 <= size <= self.max_nodes or len(saved["place"]) != 1:
+            return False
+        if any(len(saved[name]) != size for name in (*_FIELDS, "counts")):
+            return False
+        limits = dict.fromkeys(("parent", "fail", "children", "place", "counts"), size)
+        limits |= {"token": vocab_size, "depth": self.length + 1}
+        for name, limit in limits.items():
+            if not all(0 <= number < limit for number in saved[name]):
+                return False
+        if sum(saved["counts"]) != len(saved["children"]) or min(saved["buckets"]) <= 0:
+            return False
+        return sorted(saved["recency"]) == list(range(size))
 
 
 def _is_tree(saved: dict[str, list[int]]) -> bool:
@@ -328,24 +324,25 @@ def _is_tree(saved: dict[str, list[int]]) -> bool:
     Also, no child may be more frequent than its parent: `continuations` skips the children of a
     node not selected.
     """
-    parents = [node for node, count in enumerate(saved["counts"]) for _ in range(count)]
-    below = {
-        (parent, saved["token"][child])
-        for parent, child in zip(parents, saved["children"], strict=True)
-    }
-    links = [np.array(saved[name]) for name in ("parent", "fail")]
-    for _ in range(len(links[0]).bit_length()):
-        links = [link[link] for link in links]
-    return (
-        len(below) == len(parents)
-        and all(
-            saved["parent"][c] == p
-            and saved["depth"][c] == 1 + saved["depth"][p]
-            and (p == ROOT_NODE or saved["freq"][c] <= saved["freq"][p])
-            for p, c in zip(parents, saved["children"], strict=True)
-        )
-        and not any(link.any() for link in links)
-    )
+    depth = saved["depth"]
+    freq = saved["freq"]
+    parents: list[int] = []
+    for node, count in enumerate(saved["counts"]):
+        parents += [node] * count
+    below: set[tuple[int, int]] = set()
+    for parent, child in zip(parents, saved["children"], strict=True):
+        below.add((parent, saved["token"][child]))
+        if saved["parent"][child] != parent or depth[child] != 1 + depth[parent]:
+            return False
+        if parent != ROOT_NODE and freq[child] > freq[parent]:
+            return False
+    for name in ("parent", "fail"):
+        links = np.array(saved[name])
+        for _ in range(len(links).bit_length()):
+            links = links[links]
+        if links.any():
+            return False
+    return len(below) == len(parents)
 
 
 def more_buckets(buckets: int) -> int:
@@ -391,4 +388,4 @@ def _placed(tokens: Iterable[int], buckets: int) -> list[int]:
     filled: dict[int, list[int]] = {}
     for token in tokens:
         filled.setdefault(token % buckets, []).append(token)
-    return [token for bucket in filled.values() for token in bucket][::-1]
+    return [*chain.from_iterable(filled.values())][::-1]

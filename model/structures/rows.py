@@ -102,12 +102,8 @@ class PairRows(TokenRows):
     fields = ("ids", "levels", "seen", "keys")
 
     def __init__(self, vocab_size: int, k: int, size: int) -> None:
-        if (
-            not isinstance(size, int)
-            or size == 1
-            or not 0 <= size <= MAX_PAIRS
-            or size & (size - 1)
-        ):
+        in_range = isinstance(size, int) and 0 <= size <= MAX_PAIRS
+        if not in_range or size == 1 or size & (size - 1):
             raise UserError(
                 f"method.pairs={size}: must be a power of two from 2 to {MAX_PAIRS}, or 0"
             )
@@ -142,11 +138,9 @@ class Weights:
 
     def reset(self) -> None:
         # float64 KINDS: candidates, those of them that were the next token, and the quotient
-        self.seen, self.accepted, self.probs = (
-            np.full(KINDS, PRIOR),
-            PRIOR * self._prior,
-            self._prior.copy(),
-        )
+        self.seen = np.full(KINDS, PRIOR)
+        self.accepted = PRIOR * self._prior
+        self.probs = self._prior.copy()
 
     def state_dict(self) -> dict[str, torch.Tensor]:
         """`weights`, float64 (2, kinds): seen and accepted."""
@@ -155,9 +149,12 @@ class Weights:
     def load_state_dict(self, state: dict[str, torch.Tensor]) -> None:
         """Load weights. Raises UserError if there are none."""
         saved = state.get("weights", torch.zeros(0))
-        if saved.shape != (2, self.probs.size) or bool(
-            (~(saved[1] >= 0) | ~(saved[1] <= saved[0]) | ~(saved[0] > 0) | saved[0].isinf()).any()
-        ):
+        fits = saved.shape == (2, self.probs.size)
+        if fits:
+            seen, accepted = saved
+            possible = (accepted >= 0) & (accepted <= seen) & (seen > 0) & ~seen.isinf()
+            fits = bool(possible.all())
+        if not fits:
             raise UserError("start: the saved state has no weights of this method")
         self.seen, self.accepted = saved.double().numpy().copy().reshape(2, *KINDS)
         self.probs = self.accepted / self.seen

@@ -70,7 +70,9 @@ class SuffixAutomaton:
     def __init__(self, tokens: Iterable[int] = ()) -> None:
         self.tokens: list[int] = []
         empty = _room(0)
-        empty.states["link"], empty.counts["states"] = NONE, 1  # of the empty text
+        # the state of the empty text
+        empty.states["link"] = NONE
+        empty.counts["states"] = 1
         self.arrays = tuple(empty)
         self._grow(MIN_CAPACITY)
         self.extend(tokens)

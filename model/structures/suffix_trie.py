@@ -253,9 +253,8 @@ class SuffixTrie:
             if len(node.ordered) > 1:
                 ordered = [node.child(token) for token in islice(tokens, len(node.ordered))]
                 children = [child for child in ordered if child is not None]
-                if {*children} != {*node.ordered} or [c.count for c in children] != [
-                    c.count for c in node.ordered
-                ]:
+                counts = [child.count for child in node.ordered]
+                if {*children} != {*node.ordered} or [c.count for c in children] != counts:
                     return False
                 node.ordered = children
             waiting += node.ordered
@@ -269,14 +268,12 @@ class SuffixTrie:
         """
         best = Drafted([], [], [], np.float32(0))
         best_match = 0
-        for bound, match, limit, node, at in sorted(
-            self._matches(context, limits), key=lambda m: m[:2], reverse=True
-        ):
+        draft = _tree if limits.branches else _chain
+        matches = sorted(self._matches(context, limits), key=lambda m: m[:2], reverse=True)
+        for bound, match, limit, node, at in matches:
             if (bound, match) < (float(best.score), best_match):
                 break
-            drafted = (_tree if limits.branches else _chain)(
-                node, at, self.depth - match, limit, limits.min_prob
-            )
+            drafted = draft(node, at, self.depth - match, limit, limits.min_prob)
             if drafted.score > best.score or (drafted.score == best.score and match > best_match):
                 best = drafted
                 best_match = match
@@ -311,13 +308,8 @@ class SuffixTrie:
                     node = child
             if at == known and not node.ordered:
                 return  # the texts end here, and so they do after longer matches
-            limit = max(
-                min(
-                    limits.nodes,
-                    int(float(limits.factor * np.float32(match) + limits.offset) + 1e-6),
-                ),
-                0,
-            )
+            by_match = int(float(limits.factor * np.float32(match) + limits.offset) + 1e-6)
+            limit = max(min(limits.nodes, by_match), 0)
             # the probabilities of one depth add up to 1, except for rounding
             yield min(limit, 1.0001 * (self.depth - match)), match, limit, node, at
 
@@ -342,7 +334,8 @@ def _chain(node: Node, at: int, left: int, limit: int, min_prob: np.float32) -> 
                 prob = prob * (np.float32(child.count) / np.float32(node.count))
                 if prob < min_prob:
                     break
-            node, at = child, child.start(node.depth)
+            at = child.start(node.depth)
+            node = child
         tokens.append(node.text[at])
         at += 1
         probs.append(prob)
@@ -371,7 +364,9 @@ def _tree(node: Node, at: int, left: int, limit: int, min_prob: np.float32) -> D
             if at < node.known:
                 at += 1
             elif len(node.ordered) == 1 and node.ordered[0].count == node.count:
-                node, at = node.ordered[0], node.ordered[0].start(node.depth) + 1
+                child = node.ordered[0]
+                at = child.start(node.depth) + 1
+                node = child
             else:
                 for child in node.ordered:
                     part = prob * np.float32(child.count) / np.float32(node.count)
@@ -394,8 +389,12 @@ def _push(queue: list[tuple[Any, ...]], item: tuple[Any, ...], hole: int = -1) -
     if hole < 0:
         hole = len(queue)
         queue.append(item)
-    while hole and queue[above := (hole - 1) // 2][0] < item[0]:
-        queue[hole], hole = queue[above], above
+    while hole:
+        above = (hole - 1) // 2
+        if not queue[above][0] < item[0]:
+            break
+        queue[hole] = queue[above]
+        hole = above
     queue[hole] = item
 
 
@@ -410,7 +409,8 @@ def _pop(queue: list[tuple[Any, ...]]) -> tuple[Any, ...]:
     while (child := 2 * hole + 2) <= len(queue):
         if child == len(queue) or queue[child][0] < queue[child - 1][0]:
             child -= 1  # the right one, if equal
-        queue[hole], hole = queue[child], child
+        queue[hole] = queue[child]
+        hole = child
     if queue:
         _push(queue, last, hole)
     return first
