@@ -69,19 +69,18 @@ class Acceptance:
         """
         keep = 1 - 1 / MEMORY_VISITS
         if len(tree) == 1:
-            self._visits, self._accepted = (
-                [keep * n for n in counts] for counts in (self._visits, self._accepted)
-            )
+            self._visits = [keep * count for count in self._visits]
+            self._accepted = [keep * count for count in self._accepted]
             for rank, prior in enumerate(self._priors):
-                self._rank_visits[rank] += (RANK_PRIOR - self._rank_visits[rank]) / MEMORY_VISITS
-                self._rank_accepted[rank] += (
-                    RANK_PRIOR * prior - self._rank_accepted[rank]
-                ) / MEMORY_VISITS
+                visits = self._rank_visits[rank]
+                accepted = self._rank_accepted[rank]
+                self._rank_visits[rank] += (RANK_PRIOR - visits) / MEMORY_VISITS
+                self._rank_accepted[rank] += (RANK_PRIOR * prior - accepted) / MEMORY_VISITS
         children = self._children_of(tree)
         chain = tree.chain_of[node]
-        for parent, accepted in zip(chain, [*chain[1:], -1], strict=True):
+        for parent, accepted_child in zip(chain, [*chain[1:], -1], strict=True):
             for child, path in children[parent]:
-                hit = float(child == accepted)
+                hit = float(child == accepted_child)
                 rank = self._rank[path]
                 self._visits[path] = self._visits[path] * keep + 1
                 self._accepted[path] = self._accepted[path] * keep + hit
@@ -124,10 +123,7 @@ class Acceptance:
                 if node and path in self._index:
                     listed[tree.chain_of[node][-2]].append((node, self._index[path]))
             # keeps the tree alive, so that its id is not reused
-            self._children[id(tree)] = (
-                tree,
-                listed,
-            )
+            self._children[id(tree)] = (tree, listed)
         return self._children[id(tree)][1]
 
     def state_dict(self) -> dict[str, torch.Tensor]:
@@ -156,25 +152,10 @@ class Acceptance:
             "rank_counts": (2, len(self._priors)),
             "steps": (1,),
         }
-        saved = [
-            state[name] for name in shapes if name in state and state[name].shape == shapes[name]
-        ]
-        order = state.get("order", torch.zeros(0)).tolist()
-        indices = {path: i for i, path in enumerate(order)}
-        fits = (
-            len(saved) == 3
-            and all(
-                bool(((accepted >= 0) & (accepted <= visits) & visits.isfinite()).all())
-                for visits, accepted in saved[:2]
-            )
-            and len(indices) == len(order)
-            and all(path in range(len(self._parent)) for path in order)
-            and all(
-                self._parent[path] < 0 or indices.get(self._parent[path], i) < i
-                for path, i in indices.items()
-            )
-        )
-        if state.keys() & {*shapes, "order"} and not fits:
+        learnt = state.keys() & {*shapes, "order"}
+        nothing = torch.zeros(0)
+        fits = all(state.get(name, nothing).shape == shape for name, shape in shapes.items())
+        if learnt and not (fits and self._is_possible(state)):
             raise UserError(
                 "start: the saved acceptance was learnt with another k, or is damaged; use another"
                 " start"
@@ -188,12 +169,28 @@ class Acceptance:
                 self.order = state["order"].tolist()
             self._renew()
 
+    def _is_possible(self, state: dict[str, torch.Tensor]) -> bool:
+        """True if no more is accepted than visited, and each path comes once, after its parent."""
+        for name in ("path_counts", "rank_counts"):
+            visits, accepted = state[name]
+            if not ((accepted >= 0) & (accepted <= visits) & visits.isfinite()).all():
+                return False
+        drafted: set[int] = set()
+        for path in state.get("order", torch.zeros(0)).tolist():
+            if path in drafted or path not in range(len(self._parent)):
+                return False
+            if self._parent[path] >= 0 and self._parent[path] not in drafted:
+                return False
+            drafted.add(path)
+        return True
+
 
 def considered_paths(k: int) -> tuple[RankPath, ...]:
     """List the rank paths among which nodes are chosen: the most likely by the power law, and
     chains of rank 0.
     """
     chains = [(0,) * depth for depth in range(1, LONGEST_CHAIN + 1)]
-    ends = [(*path, rank) for path in chains for rank in range(min(2, k))]
-    paths = {*best_order(CONSIDERED, k), *chains, *ends}
+    paths = {*best_order(CONSIDERED, k), *chains}
+    for rank in range(min(2, k)):
+        paths.update((*path, rank) for path in chains)
     return tuple(sorted(paths, key=lambda path: (len(path), path)))

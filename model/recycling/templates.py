@@ -68,29 +68,28 @@ def build_template(
             raise UserError(f"tree: template {name!r} {problem}")
         if isinstance(value, int) and not 0 <= value <= _MAX_NODES:
             raise UserError(f"tree: {key}={value} must be from 0 to {_MAX_NODES}")
+    nodes = nodes or 0
+    depth = depth or 0
+    branching = branching or 0
 
     if name == "file":
         tree = read_tree(str(path))
     elif name == "best":
-        tree = Tree.from_rank_paths(best_order(nodes or 0, k))
+        tree = Tree.from_rank_paths(best_order(nodes, k))
     elif name == "chain":
-        tree = Tree.chain(depth or 0)
+        tree = Tree.chain(depth)
     elif name == "balanced":
         levels = (
-            itertools.product(range(branching or 0), repeat=level)
-            for level in range(1, 1 + (depth or 0))
+            itertools.product(range(branching), repeat=level) for level in range(1, 1 + depth)
         )
         tree = Tree.from_rank_paths(itertools.islice(itertools.chain.from_iterable(levels), nodes))
     elif name == "shape":
-        most_likely = [(0,) * level for level in range(1, 1 + (depth or 0))]
-        order = (
-            [*most_likely, *((rank,) for rank in range(1, branching or 0))]
-            if depth and branching
-            else []
-        )
-        tree = Tree.from_rank_paths(
-            filled(order, nodes or 0, branching or 0, depth or 0) if order else []
-        )
+        order: list[RankPath] = []
+        if depth and branching:
+            order += [(0,) * level for level in range(1, 1 + depth)]
+            order += [(rank,) for rank in range(1, branching)]
+            order = filled(order, nodes, branching, depth)
+        tree = Tree.from_rank_paths(order)
     else:
         tree = read_tree(_SHIPPED / f"{name}.yaml")
     if tree.max_rank >= k:
