@@ -107,19 +107,16 @@ def load_heads(path: str, target: Target) -> HydraHeads:
                 f"{file}: {EMBEDDING} is not the embedding of {target.name}; heads are of one model"
             )
     for name, tensor in state.items():
-        repeated = state.get(shared := LATER_BLOCK.sub(r"\1.3.", name), tensor)
+        shared = LATER_BLOCK.sub(r"\1.3.", name)
+        repeated = state.get(shared, tensor)
         if repeated is not tensor and not torch.equal(repeated, tensor):
             raise UserError(
                 f"{file}: {name} and {shared} differ; a head's later blocks are one block, repeated"
             )
     try:
-        numbers = [
-            [int(part) for part in name.split(".")[1:3]]
-            for name in state
-            if name.startswith("hydra_mlp.")
-        ]
-        heads = 1 + max(head for head, _ in numbers)
-        blocks = (1 + max(block for _, block in numbers)) // 2
+        numbers = [name.split(".")[1:3] for name in state if name.startswith("hydra_mlp.")]
+        heads = 1 + max(int(head) for head, _ in numbers)
+        blocks = (1 + max(int(block) for _, block in numbers)) // 2
     except ValueError:
         raise UserError(
             f"{file}: keys such as {sorted(state)[:2]} are not Hydra's"

@@ -49,14 +49,12 @@ class MedusaHeads(nn.ModuleList):
     def __init__(
         self, heads: int, layers: int, hidden: int, vocab_size: int, *, shared: bool
     ) -> None:
-        widths = [] if shared else [vocab_size]
-        super().__init__(
-            nn.Sequential(
-                *(ResBlock(hidden) for _ in range(layers)),
-                *(nn.Linear(hidden, size, bias=False) for size in widths),
-            )
-            for _ in range(heads)
-        )
+        super().__init__()
+        for _ in range(heads):
+            modules: list[nn.Module] = [ResBlock(hidden) for _ in range(layers)]
+            if not shared:
+                modules.append(nn.Linear(hidden, vocab_size, bias=False))
+            self.append(nn.Sequential(*modules))
         self.shared = shared
 
     def logits(self, i: int, hidden: torch.Tensor, lm_head: nn.Module) -> torch.Tensor:
@@ -81,9 +79,9 @@ def load_heads(path: str, target: Target) -> MedusaHeads:
     file, state = read_weights(folder, WEIGHTS, PUBLIC_WEIGHTS)
     shared = bool(config.get("shared_lm_head", False))
     try:
-        names = [[int(part) for part in name.split(".")[:2]] for name in state]
-        heads = 1 + max(head for head, _ in names)
-        layers = max(layer for _, layer in names) + shared
+        numbers = [name.split(".")[:2] for name in state]
+        heads = 1 + max(int(head) for head, _ in numbers)
+        layers = max(int(layer) for _, layer in numbers) + shared
     except ValueError:
         raise UserError(
             f"{file}: keys such as {sorted(state)[:2]} are not Medusa's (0.0.linear.weight)"

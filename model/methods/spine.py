@@ -86,8 +86,10 @@ class Spine(TokenRecycling):
         self._topologies: dict[tuple[int, int], Topology] = {}  # by kind and nodes
         if isinstance(sized, str):
             self.sizing = Sizing(sized, device, teaches=True)
-            listed = [best_first(match, nodes, k, accept_probs) for match in matches]
-            self._likelihoods = [[1.0, *(prob for prob, _, _ in best)] for best in listed]
+            self._likelihoods = []
+            for match in matches:
+                best = best_first(match, nodes, k, accept_probs)
+                self._likelihoods.append([1.0, *(prob for prob, _, _ in best)])
         else:
             for match in matches:
                 self._topology(match, nodes)

@@ -103,10 +103,11 @@ def prior_likelihoods(count: int) -> list[list[float]]:
     token.
     """
     last = len(ACCEPT_PROBS)
-    token_probs = [
-        [ACCEPT_PROBS[min(match + index, last) - 1] for index in range(count)] for match in MATCHES
-    ]
-    return [[1.0, *accumulate(probs, operator.mul)] for probs in token_probs]
+    likelihoods = []
+    for match in MATCHES:
+        token_probs = [ACCEPT_PROBS[min(match + index, last) - 1] for index in range(count)]
+        likelihoods.append([1.0, *accumulate(token_probs, operator.mul)])
+    return likelihoods
 
 
 class SuffixSession(TextSession[SuffixAutomaton], DeviceSession):
@@ -117,15 +118,12 @@ class SuffixSession(TextSession[SuffixAutomaton], DeviceSession):
     def choose(self) -> None:
         drafter = self.drafter
         text = self.text
-        count = (
-            min(drafter.max_draft, math.ceil(drafter.factor * text.length))
-            if text.length >= drafter.min_match
-            else 0
-        )
+        count = 0
+        if text.length >= drafter.min_match:
+            count = min(drafter.max_draft, math.ceil(drafter.factor * text.length))
         if count and drafter.sizing is not None:
-            count = drafter.sizing.choose(
-                drafter.likelihoods[min(text.length, len(ACCEPT_PROBS)) - 1][: 1 + count]
-            )
+            likelihoods = drafter.likelihoods[min(text.length, len(ACCEPT_PROBS)) - 1]
+            count = drafter.sizing.choose(likelihoods[: 1 + count])
         drafter.tree = Tree.chain(count).on(drafter.device)
         if count:
             drafter.line[1 : 1 + count] = torch.tensor(self.copied(count))

@@ -128,7 +128,9 @@ class Answers:
         """
         if not self.max_texts:
             return {}
-        log = [(i, t) for i, text in enumerate(self.texts.values()) for t in (BEGINS, *text.tokens)]
+        log: list[tuple[int, int]] = []
+        for number, text in enumerate(self.texts.values()):
+            log += [(number, token) for token in (BEGINS, *text.tokens)]
         return {
             "answers": torch.from_numpy(np.array(log, dtype=np.int32).reshape(-1, 2)),
             "orders": torch.from_numpy(np.array(self.trie.orders(), dtype=np.int32)),
@@ -139,18 +141,20 @@ class Answers:
 
         A state of earlier versions has no `orders`, but has all answers ever written.
         """
+        if not self.max_texts:
+            self.reset()
+            return
         log = state.get("answers", torch.zeros(0))
-        if self.max_texts and (log.dim() != 2 or log.shape[1] != 2 or log.is_floating_point()):
+        if log.dim() != 2 or log.shape[1] != 2 or log.is_floating_point():
             raise UserError("start: the saved answers are no log of numbers and tokens")
-        if self.max_texts:
-            check_ids("answers", log[:, 1][log[:, 1] != BEGINS], self.vocab_size)
+        check_ids("answers", log[:, 1][log[:, 1] != BEGINS], self.vocab_size)
         self.reset()
-        for number, token in state["answers"].tolist() if self.max_texts else ():
+        for number, token in log.tolist():
             if token == BEGINS:
                 self.begin()
             else:
                 self.extend(number, [token])
-        if self.max_texts and "orders" in state and not self.trie.reorder(state["orders"].tolist()):
+        if "orders" in state and not self.trie.reorder(state["orders"].tolist()):
             raise UserError("start: the saved orders are not those of the saved answers")
 
 
@@ -183,9 +187,9 @@ class SuffixDecodingSession(Session):
         limits = self.drafter.limits
         drafted = self._trie.draft(context, limits)
         of_answers = self.drafter.answers.trie.draft(context, limits)
-        return (
-            ("request", drafted) if drafted.score >= of_answers.score else ("answers", of_answers)
-        )
+        if drafted.score >= of_answers.score:
+            return "request", drafted
+        return "answers", of_answers
 
     def observe(self, verification: Verification) -> None:
         self._trie.extend(self._text, verification.tokens)
