@@ -129,14 +129,14 @@ class Chat:
             for piece, length in pieces(taken(), decoder.text_of, decoder.probes):
                 text += piece
                 shown = visible(piece)
-                self._put(
-                    f"\033[{COLOURS[min(length, len(COLOURS)) - 1]}m{shown}\033[0m"
-                    if self.colours
-                    else shown
-                )
+                if self.colours:
+                    colour = COLOURS[min(length, len(COLOURS)) - 1]
+                    shown = f"\033[{colour}m{shown}\033[0m"
+                self._put(shown)
         self._put("\n")
         self.turns.append({"role": "assistant", "content": text})
-        if self.colours and ended is not None and len(lengths := ended.accept_lengths) > 1:
+        if self.colours and ended is not None and len(ended.accept_lengths) > 1:
+            lengths = ended.accept_lengths
             setup = f"; {ended.setup_s:.1f} s of setup" if ended.setup_s else ""
             speed = (
                 f"{sum(lengths[1:]) / ended.decode_s:.1f} tokens/s; first token after"
@@ -282,9 +282,8 @@ def run(given: argparse.Namespace) -> None:
     if said := choose_threads(given.threads):
         print(said, file=sys.stderr)
     gc.freeze()  # imported modules stay alive; scanning them for garbage took 0.3 s of loading
-    options = {
-        name: value for name, value in vars(given).items() if name in NO_SETTINGS - {"model"}
-    }
+    names = NO_SETTINGS - {"model"}
+    options = {name: value for name, value in vars(given).items() if name in names}
     decoder = Decoder.from_pretrained(given.model, **options, **settings_of(given.set, "--set"))
     limits = dict(max_new_tokens=given.max_new_tokens, sampling=sampling, stop=given.stop)
     if given.command == "generate":

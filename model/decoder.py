@@ -255,11 +255,10 @@ class Decoder:
 
         Raises UserError if there is no chat template or it refuses the chat.
         """
-        said = (
-            [prompt]
-            if isinstance(prompt, str)
-            else [t.get("content") for t in prompt if isinstance(t, Mapping)]
-        )
+        if isinstance(prompt, str):
+            said = [prompt]
+        else:
+            said = [turn.get("content") for turn in prompt if isinstance(turn, Mapping)]
         if any(SURROGATE.search(str(text)) for text in said):
             raise UserError("prompt: holds a lone surrogate, as of bytes that are not UTF-8")
         if isinstance(prompt, str):
@@ -458,20 +457,16 @@ class Decoder:
         """Ids for `pieces`: byte 0xFF, part of no character, if the tokenizer decodes runs of byte
         tokens together.
         """
-        byte = (
-            self.tokenizer.get_vocab().get("<0xFF>")
-            if hasattr(self.tokenizer, "get_vocab")
-            else None
-        )
+        if not hasattr(self.tokenizer, "get_vocab"):
+            return []
+        byte = self.tokenizer.get_vocab().get("<0xFF>")
         return [] if byte is None else [byte]
 
     def text_of(self, ids: list[int]) -> str:
         """Return the text of ids without special tokens; empty without a tokenizer."""
-        return (
-            ""
-            if self.tokenizer is None
-            else str(self.tokenizer.decode(ids, skip_special_tokens=True))
-        )
+        if self.tokenizer is None:
+            return ""
+        return str(self.tokenizer.decode(ids, skip_special_tokens=True))
 
 
 def seeded(sampling: Sampling, number: int) -> Sampling:

@@ -168,42 +168,34 @@ def refuse(model: Any, input_ids: torch.Tensor, config: Any, kwargs: dict[str, A
     caches = {name: kwargs[name] for name in CACHE_NAMES if kwargs.get(name) is not None}
     positions = kwargs.get("position_ids")
     mask = kwargs.get("attention_mask")
-    seen = (
-        torch.ones_like(input_ids) if mask is None or mask.shape != input_ids.shape else mask.long()
-    )
+    if mask is None or mask.shape != input_ids.shape:
+        seen = torch.ones_like(input_ids)
+    else:
+        seen = mask.long()
     padded_left = mask is None or (
         seen.shape == mask.shape and bool((seen.diff() >= 0).all() and (seen[:, -1] == 1).all())
     )
-    cannot = {
-        **dict.fromkeys(_refused(config), True),
-        **{
-            name: bool(config.return_dict_in_generate and getattr(config, name, False))
-            for name in OUTPUTS
-        },
-        "padding but on the left (attention_mask)": not padded_left,
-        **{
-            name: any(vars(layer).get("device") is not None for layer in caches[name].layers)
-            for name in caches
-        },
-        "inputs_embeds": kwargs.get("inputs_embeds") is not None,
-        "position_ids": (
-            positions is not None
-            and bool(
-                (
-                    (positions != seen.cumsum(-1).to(positions) - 1)
-                    & (seen == 1).to(positions.device)
-                ).any()
-            )
-        ),
-        **{
-            name: value is not None and value != {}
-            for name, value in kwargs.items()
-            if name not in PREPARED
-        },
-        "inputs prepared by another object (prompt tuning)": _prepared_elsewhere(model),
-        **dict.fromkeys(_given_by_peft(model), True),
-    }
-    if names := [name for name, in_use in cannot.items() if in_use]:
+    moved = False
+    if positions is not None:
+        differ = positions != seen.cumsum(-1).to(positions) - 1
+        moved = bool((differ & (seen == 1).to(positions.device)).any())
+
+    in_use = dict.fromkeys(_refused(config), True)
+    for name in OUTPUTS:
+        in_use[name] = bool(config.return_dict_in_generate and getattr(config, name, False))
+    in_use["padding but on the left (attention_mask)"] = not padded_left
+    for name, cache in caches.items():
+        in_use[name] = any(vars(layer).get("device") is not None for layer in cache.layers)
+    in_use["inputs_embeds"] = kwargs.get("inputs_embeds") is not None
+    in_use["position_ids"] = moved
+    for name, value in kwargs.items():
+        if name not in PREPARED:
+            in_use[name] = value is not None and value != {}
+    in_use["inputs prepared by another object (prompt tuning)"] = _prepared_elsewhere(model)
+    in_use |= dict.fromkeys(_given_by_peft(model), True)
+
+    names = [name for name, used in in_use.items() if used]
+    if names:
         raise UserError(f"custom_generate: not supported: {', '.join(names)}; leave it out")
 
 
@@ -214,12 +206,12 @@ def changed(config: Any, names: Collection[str]) -> dict[str, Any]:
     defaults: dict[str, Any] = (
         vars(type(config)()) | getattr(config, "_get_default_generation_params", dict)()
     )
-    values = {name: getattr(config, name, None) for name in names}
-    return {
-        name: v
-        for name, v in values.items()
-        if isinstance(v, torch.Tensor) or v not in (None, defaults.get(name))
-    }
+    settings = {}
+    for name in names:
+        value = getattr(config, name, None)
+        if isinstance(value, torch.Tensor) or value not in (None, defaults.get(name)):
+            settings[name] = value
+    return settings
 
 
 def _refused(config: Any) -> dict[str, Any]:
@@ -297,17 +289,13 @@ def _given_by_peft(model: Any) -> set[str]:
     """Return the arguments that peft's hooks pass to the layers: they fit a call's rows, not a
     draft tree's.
     """
-    hooks = [hook for module in model.modules() for hook in module._forward_pre_hooks.values()]
-    theirs = [
-        h
-        for h in hooks
-        if str(getattr(getattr(h, "func", h), "__module__", "")).startswith("peft.")
-    ]
-    return {
-        name
-        for hook in theirs
-        for name in getattr(hook, "keywords", ["arguments of peft's layers"])
-    }
+    names: set[str] = set()
+    for module in model.modules():
+        for hook in module._forward_pre_hooks.values():
+            function = getattr(hook, "func", hook)
+            if str(getattr(function, "__module__", "")).startswith("peft."):
+                names.update(getattr(hook, "keywords", ["arguments of peft's layers"]))
+    return names
 
 
 ATTRIBUTE = "_token_recycling"  # attribute of a model that holds its `ModelState`
@@ -508,7 +496,8 @@ class Generate:
             new = self._made(target, eos)
             if drafter is not None and new.stateful:
                 new.load_state_dict(drafter.state_dict())
-            state.drafters[self], drafter = (target, eos, new), new
+            state.drafters[self] = (target, eos, new)
+            drafter = new
         return drafter
 
 
@@ -548,11 +537,9 @@ def of_rows(
             processor.prompt_ignore_length = None
     names = [type(other).__name__ for other in (*bare, *criteria)]
     names = [name for name in names if name not in READ_IDS] + ["token_streamer"] * streamed
-    names += [
-        "prompt_ignore_length"
-        for one in bare
-        if getattr(one, "prompt_ignore_length", None) is not None
-    ]
+    for processor in bare:
+        if getattr(processor, "prompt_ignore_length", None) is not None:
+            names.append("prompt_ignore_length")
     if names:
         rows = "a batch" if batched else "a padded row"
         raise UserError(
@@ -595,11 +582,9 @@ def asked(criteria: Iterable[Any], device: torch.device) -> Callable[[list[int]]
     from transformers.generation import StoppingCriteriaList
 
     listed = StoppingCriteriaList(criteria)
-    return (
-        (lambda text: bool(listed(torch.tensor([text], device=device), None).all()))
-        if listed
-        else None
-    )
+    if not listed:
+        return None
+    return lambda text: bool(listed(torch.tensor([text], device=device), None).all())
 
 
 def eos_ids(ids: Any) -> frozenset[int]:
@@ -608,7 +593,9 @@ def eos_ids(ids: Any) -> frozenset[int]:
     Raises UserError for anything else.
     """
     listed = ids.tolist() if hasattr(ids, "tolist") else ids  # a tensor
-    several = listed if isinstance(listed, Iterable) else [] if listed is None else [listed]
+    if listed is None:
+        listed = []
+    several = listed if isinstance(listed, Iterable) else [listed]
     found = [getattr(token, "tolist", lambda token=token: token)() for token in several]
     if not all(isinstance(token, int) for token in found):
         raise UserError(f"eos={ids}: must be a token id, or several")
@@ -628,9 +615,8 @@ def target_of(
     state: ModelState = vars(model).get(ATTRIBUTE, ModelState())
     if any(target.model is not model or target.changed for target in state.targets.values()):
         state = ModelState()
-    limit = min(
-        (limit for limit in (max_context, position_limit(model)) if limit is not None), default=None
-    )
+    limits = [limit for limit in (max_context, position_limit(model)) if limit is not None]
+    limit = min(limits, default=None)
     length = length if limit is None else min(length, limit)
     target = state.targets.get(linear)
     if target is not None and target.context >= length:

@@ -35,9 +35,8 @@ RUNS = 4
 WEIGHTS = 1 << 19
 # of the weight, timed in turns, as a model's weights are not in the cache when their turn comes
 COPIES = 8
-CALM = (
-    1.3  # how much more than the lower quartile the median is at most if no other process disturbs
-)
+# how much more than the lower quartile the median is at most if no other process disturbs
+CALM = 1.3
 IMPORTANCE = 8, 4, 2, 1  # of the times for ROWS: most steps are plain ones or short drafts
 # of torch's time is the most that a copy may take where it is used: a call's checks cost some, too
 WORTH = 0.8
@@ -85,10 +84,11 @@ def choose(model: nn.Module, possible: Sequence[str]) -> Layouts:
 
 def fastest(times: Times) -> Layouts:
     """Return the copy that saves most, where it is clearly faster than torch's own product."""
-    shares = {
-        name: [seconds / plain for seconds, plain in zip(each, times["torch"], strict=True)]
-        for name, each in times.items()
-    }
+    shares: Times = {}
+    for name, each in times.items():
+        shares[name] = [
+            seconds / plain for seconds, plain in zip(each, times["torch"], strict=True)
+        ]
 
     def cost(name: str) -> float:
         used = [share if share < WORTH else 1.0 for share in shares[name]]

@@ -68,6 +68,7 @@ class Picture:
             session: Any = decoder.method.session()
         observe = session.observe
         steps = list[StepRecord]()
+        tokens: list[int] = []
         drafts: dict[int, list[tuple[RankPath, str, bool]]] = {}
 
         def watched(verification: Any) -> None:
@@ -85,8 +86,8 @@ class Picture:
             decoder.target, session, ids, max_new_tokens=max_new_tokens, eos=decoder.eos
         ):
             steps.append(record)
+            tokens += record.tokens
         step = max(drafts, key=lambda number: sum(ok for _, _, ok in drafts[number]), default=0)
-        tokens = [token for record in steps for token in record.tokens]
         lengths = [s.accepted for s in steps]
         return cls(
             list(pieces(steps, decoder.text_of, decoder.probes)),
@@ -98,7 +99,8 @@ class Picture:
 
     def svg(self, *notes: str) -> str:
         """Return the drawing as SVG, with these lines below it and its data inside."""
-        (parts, bottom), width = _text(self), WIDTH
+        parts, bottom = _text(self)
+        width = WIDTH
         if self.nodes:
             drawn, bottom, right = _tree(self, bottom + 2 * ROW)
             parts += drawn
@@ -145,7 +147,9 @@ def _boxes(parts: list[tuple[str, int]]) -> Iterator[tuple[int, int, str, int]]:
 
     Yield row, column, text and tokens of each box: one piece's text on one line.
     """
-    characters = [(c, number) for number, (text, _) in enumerate(parts) for c in visible(text)]
+    characters: list[tuple[str, int]] = []
+    for number, (text, _) in enumerate(parts):
+        characters += [(character, number) for character in visible(text)]
     text = "".join(c for c, _ in characters)
     row = 0
     column = 0

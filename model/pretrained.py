@@ -136,11 +136,14 @@ def load_pretrained(
         return model
 
     try:
-        if not is_local and (commit := AutoConfig.from_pretrained(source, **common)._commit_hash):
-            common["revision"] = commit
+        if not is_local:
+            commit = AutoConfig.from_pretrained(source, **common)._commit_hash
+            if commit:
+                common["revision"] = commit
         tokenizer = AutoTokenizer.from_pretrained(source, **common) if with_tokenizer else None
         wide = dtype == "auto" and device.type == "cpu"
-        if wide and quantize is None and linear in ("auto", "half") and halves():
+        wants_halves = quantize is None and linear in ("auto", "half")
+        if wide and wants_halves and halves():
             model = holding.load(load, source, common.get("revision"))
         else:
             model = load(torch.float32 if wide else dtype)

@@ -34,7 +34,9 @@ def default_template(tokenizer: Any, name: str) -> str:
     """Return the template of a model's chats: its tokenizer's, else Vicuna's if the name says
     Vicuna, else raw.
     """
-    return CHAT if takes_chats(tokenizer) else VICUNA if "vicuna" in name.lower() else RAW
+    if takes_chats(tokenizer):
+        return CHAT
+    return VICUNA if "vicuna" in name.lower() else RAW
 
 
 def alternating(turns: Turns) -> list[str]:
@@ -96,7 +98,8 @@ def one_row(prompt: Any) -> list[Any]:
                 f"prompt: is a mapping of {', '.join(map(str, prompt))[:80]}, without input_ids"
             )
         mask = prompt.get("attention_mask")
-        if mask is not None and 0 in (row := one_row(mask)):
+        row = [] if mask is None else one_row(mask)
+        if 0 in row:
             raise UserError(
                 f"prompt: attention_mask leaves {row.count(0)} of {len(row)} tokens out; give ids"
                 " unpadded"

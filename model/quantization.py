@@ -41,15 +41,16 @@ def quantize(model: Any, to: str, device: torch.device) -> None:
         from torchao.quantization import Int4WeightOnlyConfig, Int8WeightOnlyConfig, quantize_
     except ImportError as error:
         raise UserError(f"quantize={to}: needs torchao; pip install torchao ({error})") from None
-    int4 = dict(
-        group_size=GROUP_SIZE, int4_packing_format="tile_packed_to_4d", set_inductor_config=False
-    )
-    config = (
-        Int4WeightOnlyConfig(**int4)
-        if to == "int4"
-        else Int8WeightOnlyConfig(set_inductor_config=False)
-    )
-    left_out = model.get_output_embeddings() if to == "int4" else None
+    if to == "int4":
+        config = Int4WeightOnlyConfig(
+            group_size=GROUP_SIZE,
+            int4_packing_format="tile_packed_to_4d",
+            set_inductor_config=False,
+        )
+        left_out = model.get_output_embeddings()
+    else:
+        config = Int8WeightOnlyConfig(set_inductor_config=False)
+        left_out = None
     try:
         quantize_(
             model,
