@@ -1,5 +1,6 @@
-"""Acceptance probability of each node of a draft tree and the order of the nodes, learnt while
-decoding.
+"""Acceptance probability of each node of a draft tree, and the order of the nodes.
+
+Both are learnt while decoding.
 """
 
 from __future__ import annotations
@@ -91,8 +92,9 @@ class Acceptance:
             self._renew()
 
     def _renew(self) -> None:
-        """Update the likelihood of each node, and rarely their order, by what was accepted so
-        far.
+        """Update the likelihood of each node by what was accepted so far.
+
+        Rarely, update their order, too.
         """
         p = self.probabilities()
         if self._steps in REORDERS:
@@ -114,8 +116,9 @@ class Acceptance:
         return p
 
     def _children_of(self, tree: Tree) -> list[list[tuple[int, int]]]:
-        """Return the children of each node as (node, index of its path); listed once for each
-        tree.
+        """Return the children of each node as (node, index of its path).
+
+        They are listed once for each tree.
         """
         if id(tree) not in self._children:
             listed: list[list[tuple[int, int]]] = [[] for _ in range(len(tree))]
@@ -186,8 +189,9 @@ class Acceptance:
 
 
 def considered_paths(k: int) -> tuple[RankPath, ...]:
-    """List the rank paths among which nodes are chosen: the most likely by the power law, and
-    chains of rank 0.
+    """List the rank paths among which nodes are chosen.
+
+    They are the most likely by the power law, and chains of rank 0.
     """
     chains = [(0,) * depth for depth in range(1, LONGEST_CHAIN + 1)]
     paths = {*best_order(CONSIDERED, k), *chains}

@@ -1,5 +1,6 @@
-"""The adjacency matrix: for every token, the k tokens that were likely to follow it when last seen
-(paper, 3.1).
+"""The adjacency matrix (paper, 3.1).
+
+For every token, it has the k tokens that were likely to follow it when last seen.
 """
 
 from __future__ import annotations
@@ -42,8 +43,9 @@ class AdjacencyMatrix:
         return self._array is not None
 
     def look_up(self, tokens: Any, ranks: Any) -> Any:
-        """Return M[token, rank] for tokens and ranks, int64 (m,): tensors or, on the CPU, NumPy
-        arrays, as given.
+        """Return M[token, rank] for tokens and ranks, int64 (m,).
+
+        They are tensors or, on the CPU, NumPy arrays; the result is of the same kind.
         """
         if isinstance(tokens, torch.Tensor):
             return self.candidates[tokens, ranks].long()  # an indexed write into int64 needs int64
@@ -56,8 +58,9 @@ class AdjacencyMatrix:
     def update(
         self, tokens: torch.Tensor, top_k: torch.Tensor, mask: torch.Tensor | None = None
     ) -> None:
-        """Write `top_k` (n, k) into the rows of `tokens` (n,), in order: of equal tokens the last
-        one wins.
+        """Write `top_k` (n, k) into the rows of `tokens` (n,), in order.
+
+        Of equal tokens the last one wins.
 
         An indexed write with repeated rows leaves the winner to chance on CUDA. Here every repeat
         writes the winner's row, so that order does not matter and a run repeats bit for bit.

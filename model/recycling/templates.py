@@ -1,5 +1,6 @@
-"""Draft tree templates: by name, by family, or from a YAML list of rank paths (paper, 3.2 and
-appendix).
+"""Draft tree templates (paper, 3.2 and appendix).
+
+They come by name, by family, or from a YAML list of rank paths.
 
 | name | parameters | tree |
 |---|---|---|
@@ -100,8 +101,9 @@ def build_template(
 
 
 def filled(order: list[RankPath], n: int, ranks: int, depth: int = _MAX_NODES) -> list[RankPath]:
-    """Extend `order` to n nodes at most: add the most likely others with ranks below `ranks`,
-    parents first.
+    """Extend `order` to n nodes at most.
+
+    The most likely other nodes with ranks below `ranks` are added, parents first.
     """
     frontier: list[tuple[float, RankPath]] = [
         (-likelihood((rank,)), (rank,)) for rank in range(ranks)
@@ -119,8 +121,9 @@ def filled(order: list[RankPath], n: int, ranks: int, depth: int = _MAX_NODES) -
 
 
 def likelihood(path: RankPath) -> float:
-    """Return a node's acceptance probability up to scale: the product of 0.45 / (rank + 1)^1.9
-    along its path.
+    """Return a node's acceptance probability up to scale.
+
+    It is the product of 0.45 / (rank + 1)^1.9 along its path.
 
     The published tree comes without its statistics. This is the power law whose own best 80 nodes
     come nearest to it (70 of 80 in common; fitted over both constants), so it serves to put the

@@ -26,8 +26,9 @@ UPDATES = ("all", "path", "root", "frozen")
 
 
 class TokenRecycling(DeviceDrafter):
-    """Drafts by breadth-first look-up in the adjacency matrix, learns from every node of every
-    step.
+    """Drafts by breadth-first look-up in the adjacency matrix.
+
+    Learns from every node of every step.
 
     With `nodes="auto"` it drafts the best nodes by learnt acceptance. Their order changes rarely,
     so that few trees are ever captured; the trees of one order are nested.
@@ -135,8 +136,9 @@ class TokenRecycling(DeviceDrafter):
         return self._tokens
 
     def learn(self, tokens: torch.Tensor, candidates: torch.Tensor, accepted: torch.Tensor) -> None:
-        """Recycle: the top-k after every node, rejected ones too, replaces that token's candidates
-        (paper, 3.3).
+        """Recycle: the top-k after every node replaces its token's candidates (paper, 3.3).
+
+        Rejected nodes count, too.
         """
         mask = accepted if self.update == "path" else None
         if self.eos:
@@ -165,8 +167,9 @@ class RecyclingSession(DeviceSession):
     drafter: TokenRecycling
 
     def begin(self, prompt: list[int]) -> Draft | None:
-        """Return None: as in the official loop, the first step drafts and learns like all
-        others.
+        """Return None, so that the first step drafts and learns like all others.
+
+        The official loop does so, too.
         """
         return None
 

@@ -1,5 +1,6 @@
-"""A datastore of token ids that is searched by exact match: the tokens of a corpus and their suffix
-array, in one file.
+"""A datastore of token ids that is searched by exact match.
+
+One file holds the tokens of a corpus and their suffix array.
 
 The file is mapped into memory, so that opening it costs the same at any size and only the pages
 that a search touches are read. Tokens are stored big-endian: the order of their bytes is then the
@@ -83,8 +84,9 @@ class Datastore:
         return self._count
 
     def longest(self, context: Sequence[int], *, min_n: int, max_n: int) -> tuple[int, int, int]:
-        """Find the longest n-gram at the end of `context` that the datastore holds, with `min_n` <=
-        n <= `max_n`.
+        """Find the longest n-gram at the end of `context` that the datastore holds.
+
+        Its length n is from `min_n` to `max_n`.
 
         Every suffix of a stored n-gram is stored, too; so the longest is found by bisection over n.
 
@@ -110,8 +112,9 @@ class Datastore:
     def continuations(
         self, first: int, last: int, *, skip: int, length: int, limit: int
     ) -> NDArray[np.int64]:
-        """Return the tokens after the first `skip` of each suffix in rows first ... last - 1, in
-        lexicographic order.
+        """Return the tokens after the first `skip` of each suffix in rows first ... last - 1.
+
+        The suffixes are in lexicographic order.
 
         Of more than `limit` suffixes, `limit` evenly spread ones are read. Raises UserError if the
         file is corrupt.

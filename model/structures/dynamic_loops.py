@@ -1,5 +1,6 @@
-"""Dynamic recycling's loops: grow a draft best first, arrange it breadth-first, and learn from
-it.
+"""Dynamic recycling's loops.
+
+They grow a draft best first, arrange it breadth-first, and learn from it.
 """
 
 from __future__ import annotations
@@ -406,8 +407,9 @@ def learn_prompt(
     growth: Any,
     rows: Any,
 ) -> None:
-    """Learn from a prompt's m tokens before the root: candidates int64 (m, k), log-probs float32
-    (m, k).
+    """Learn from a prompt's m tokens before the root.
+
+    Candidates are int64 (m, k), log-probs float32 (m, k).
     """
     tables = Rows(*rows)
     for i in range(len(tokens)):
@@ -450,9 +452,7 @@ def level_of(log_prob: Any) -> Any:
 def _write_row(
     before: int, token: int, candidates: Any, log_probs: Any, row: int, rows: Rows
 ) -> None:
-    """Store a row of the candidates (m, k) for a token, and for its pair with the token before
-    it.
-    """
+    """Store a row of the candidates (m, k) for a token, and for its pair with the one before."""
     ids = rows.ids
     levels = rows.levels
     keys = rows.pair_keys
@@ -476,8 +476,9 @@ def _write_row(
 def _guess(
     node: int, root: int, tokens: Any, parents: Any, candidates: Any, log_probs: Any, draft: Growth
 ) -> None:
-    """Note the siblings of the next root, and the tokens that followed its drafted and rejected
-    siblings.
+    """Note the siblings of the next root, and the tokens that followed them.
+
+    These are the tokens that followed the drafted and rejected siblings.
 
     Args:
         node: the parent of the next root.

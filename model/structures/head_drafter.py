@@ -202,8 +202,9 @@ class StaticTreeSession(HeadSession):
     def after(
         self, depth: int, state: torch.Tensor, tokens: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return the states of w nodes and the logits (w, V) after them, from parents' states (w,
-        S) and tokens (w,).
+        """Return the states of w nodes and the logits (w, V) after them.
+
+        The parents' states are (w, S), the tokens (w,).
 
         At depth 0, the root, `state` is the feature predicted at the root.
         """

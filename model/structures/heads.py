@@ -1,5 +1,6 @@
-"""Learned heads: their files, and EAGLE's auto-regressive heads (arXiv 2401.15077, 4.1; EAGLE-3:
-2503.01840).
+"""Learned heads: their files, and EAGLE's auto-regressive heads.
+
+EAGLE: arXiv 2401.15077, 4.1; EAGLE-3: 2503.01840.
 
 A head is a folder with config.json and weights, in the public layouts or as tools.heads writes.
 EAGLE's is one LLaMA decoder layer that continues the target's features. The feature of a position
@@ -187,8 +188,9 @@ def hidden_size(target: Target) -> int:
 
 
 def template(name: str, path: str | None, vocab_size: int, *, heads: int | None = None) -> Tree:
-    """Return the tree of a YAML file or, without a path, the published one of this name, cut to a
-    depth of `heads`.
+    """Return the tree of a YAML file.
+
+    Without a path, return the published one of this name, cut to a depth of `heads`.
 
     Raises UserError if the tree has more ranks than there are tokens, or a file's tree is deeper
     than `heads`.
@@ -227,8 +229,9 @@ AnyHead = TypeVar("AnyHead", bound="Head")
 
 
 class Head(nn.Module):
-    """A decoder layer over hidden states of the target, with keys and values of its own; subclasses
-    say how it is run.
+    """A decoder layer over hidden states of the target, with keys and values of its own.
+
+    Subclasses say how it is run.
 
     `forward(features, tokens, angles, mask, cache)` returns the predicted features (B, n, H), each
     for the position after its own, from features (B, n, H) of n positions and tokens, int64 (B, n),
@@ -262,8 +265,9 @@ class Head(nn.Module):
         return F.embedding(tokens, self.embedding).to(self._weight.dtype)
 
     def angles(self, count: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return cosines and sines of rotary positions 0 to count - 1: (1, count, head_dim)
-        each.
+        """Return cosines and sines of rotary positions 0 to count - 1.
+
+        Each is (1, count, head_dim).
         """
         weight = self._weight
         # outside the head, as casting it would round this
@@ -294,8 +298,9 @@ def run_layer(
 
 
 class EagleHead(Head):
-    """fc over (embedding of the next token, feature), then one decoder layer without its input
-    norm, as published.
+    """fc over (embedding of the next token, feature), then one decoder layer.
+
+    The layer has no input norm, as published.
 
     The state dict is the public layout (`fc.weight`, `fc.bias`, `layers.0.*`) but for the frozen
     embedding, (V, H).
@@ -317,8 +322,9 @@ class EagleHead(Head):
 
 
 class Eagle3Head(Head):
-    """A decoder layer whose attention reads (embedding of the next token, feature), each after a
-    norm of its own.
+    """A decoder layer whose attention reads (embedding of the next token, feature).
+
+    Each of the two has a norm of its own.
 
     The state dict is the public layout but for the embedding and the draft vocabulary.
 
@@ -428,8 +434,9 @@ def head_config(values: dict[str, Any]) -> Any:
 
 
 def load_head(path: str, target: Target) -> EagleHead:
-    """Load EAGLE's head from a folder: config.json and model.safetensors (ours, public) or
-    pytorch_model.bin (public).
+    """Load EAGLE's head from a folder.
+
+    It holds config.json, and model.safetensors (ours, public) or pytorch_model.bin (public).
 
     Without an embedding in the file, or with an equal one, the target's own is used. Raises
     UserError if it is missing, corrupt, of another kind, or made for another model.
@@ -490,8 +497,9 @@ def load_eagle3_head(path: str, target: Target, layers: list[int] | None = None)
 
 
 def renamed(state: dict[str, torch.Tensor], names: dict[str, str]) -> dict[str, torch.Tensor]:
-    """Return tensors by other names, given which parts of names become which; as they are if two
-    would become one.
+    """Return tensors by other names, given which parts of names become which.
+
+    If two names would become one, the tensors are returned as they are.
     """
     new = state
     for old, ours in names.items():
@@ -525,8 +533,7 @@ def fit_biases(
 def layers_read(
     values: dict[str, Any], folder: Path, target: Target, layers: list[int] | None
 ) -> tuple[tuple[int, ...], str]:
-    """Return the hidden states that an EAGLE-3 head reads, by number, and where the numbers come
-    from.
+    """Return the hidden states that an EAGLE-3 head reads, and the source of their numbers.
 
     State 0 is the embedding's output, state i enters layer i (from 0), as in transformers. `layers`
     decides, if given. In config.json, `eagle_config` lists layers whose outputs are read
@@ -587,8 +594,9 @@ def _draft_vocabulary(
 def _embedding(
     file: Path, state: dict[str, torch.Tensor], config: Any, target: Target
 ) -> torch.Tensor:
-    """Take the embedding out of a file's tensors; return it, or the target's own where it is
-    missing or equal.
+    """Take the embedding out of a file's tensors and return it.
+
+    Where it is missing or equal, return the target's own.
     """
     own: torch.Tensor = target.model.get_input_embeddings().weight.detach()
     given = state.pop(EMBEDDING, own)

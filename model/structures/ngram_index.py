@@ -1,5 +1,6 @@
-"""Index of the first occurrence of each n-gram of a text, for methods that copy the tokens after
-it.
+"""Index of the first occurrence of each n-gram of a text.
+
+Methods copy the tokens after it.
 """
 
 from __future__ import annotations

@@ -66,8 +66,9 @@ class NgramTable:
             self.add(tuple(text[start : start + lead]), tuple(text[start + lead : start + both]))
 
     def state_dict(self) -> dict[str, torch.Tensor]:
-        """The table, its order included: int32 leaders (R, leader), counts (R,), followers (sum of
-        counts, follower).
+        """The table, its order included.
+
+        Int32 leaders (R, leader), counts (R,), followers (sum of counts, follower).
 
         Leaders are listed oldest first, the followers of each latest first.
         """

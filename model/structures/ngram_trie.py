@@ -97,8 +97,9 @@ class NgramTrie:
         return [tokens[end - self.length : end] for end in range(self.length, len(tokens) + 1)]
 
     def _make(self, parent: int, token: int) -> int:
-        """Return a new child of `parent`: a new node, or with `max_nodes` of them the least
-        recently touched one.
+        """Return a new child of `parent`.
+
+        It is a new node, or with `max_nodes` of them the least recently touched one.
         """
         if len(self.parent) < self.max_nodes:
             node = len(self.parent)
@@ -137,8 +138,9 @@ class NgramTrie:
             self.children[parent] = {other: listed[other] for other in order}
 
     def build_fail_links(self) -> None:
-        """Link every node that is reached from the root to the longest proper suffix of its path
-        that is a path.
+        """Link every node that is reached from the root.
+
+        A fail link leads to the longest proper suffix of the node's path that is a path.
         """
         children = self.children
         fail = self.fail
@@ -264,8 +266,9 @@ class NgramTrie:
         return paths
 
     def state_dict(self) -> dict[str, torch.Tensor]:
-        """Every node's fields, int64 (m,) each; its children in order, and how many; the recency;
-        the current node.
+        """Every node's fields, int64 (m,) each, and the trie's order.
+
+        Also each node's children in order, and how many; the recency; the current node.
         """
         listed = [list(children.values()) for children in self.children]
         numbers = {name: getattr(self, name) for name in _FIELDS} | {
@@ -318,8 +321,9 @@ class NgramTrie:
 
 
 def _is_tree(saved: dict[str, list[int]]) -> bool:
-    """True if each child has one parent, and all parents and fail links lead to the root without a
-    cycle.
+    """True if each child has one parent, and all links lead to the root without a cycle.
+
+    Links are those to parents, and the fail links.
 
     Also, no child may be more frequent than its parent: `continuations` skips the children of a
     node not selected.
@@ -351,8 +355,9 @@ def more_buckets(buckets: int) -> int:
 
 
 def add_in_hash_order(order: list[int], token: int, buckets: int) -> int:
-    """Add a token to a hash map's tokens in the order in which libstdc++'s unordered_map<int> lists
-    them.
+    """Add a token to a hash map's tokens.
+
+    The order is the one in which libstdc++'s unordered_map<int> lists them.
 
     A token comes before the first token of its bucket; if the bucket was empty, before all others.
 
@@ -382,8 +387,9 @@ def hash_order(tokens: Collection[int]) -> list[int]:
 
 
 def _placed(tokens: Iterable[int], buckets: int) -> list[int]:
-    """Return the order of tokens inserted one by one into so many empty buckets: the last one is
-    first.
+    """Return the order of tokens inserted one by one into so many empty buckets.
+
+    The last one is first.
     """
     filled: dict[int, list[int]] = {}
     for token in tokens:

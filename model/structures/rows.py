@@ -87,8 +87,9 @@ class TokenRows:
 
 
 class PairRows(TokenRows):
-    """One row per pair of tokens, in a table of fixed size: a new pair replaces another one with
-    its hash.
+    """One row per pair of tokens, in a table of fixed size.
+
+    A new pair replaces another one with its hash.
 
     Attributes:
         keys: int64 (size,), the pair of each row: its first token times 2^32, and its second.

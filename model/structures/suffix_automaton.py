@@ -1,5 +1,6 @@
-"""Suffix automaton: the longest suffix of a text that occurred in it before, in O(1) amortised per
-token.
+"""Suffix automaton: the longest suffix of a text that occurred in it before.
+
+A token takes O(1) amortised.
 
 Blumer et al. 1984, as SAM-Decoding uses it (arXiv 2411.10666, 3.1 and algorithm 1).
 """
@@ -95,8 +96,9 @@ class SuffixAutomaton:
         return tokens if len(tokens) == count else (tokens * -(-count // len(tokens)))[:count]
 
     def copy_first(self, count: int) -> list[int]:
-        """Return the `count` tokens after the match's first occurrence, padded with 0, as
-        SAM-Decoding's code does.
+        """Return the `count` tokens after the match's first occurrence.
+
+        They are padded with 0, as SAM-Decoding's code does.
 
         If too few tokens follow the occurrence, that of a shorter suffix is used, if there is one.
         The text's last token, the root, ends the match and is not copied.
@@ -122,8 +124,9 @@ class SuffixAutomaton:
 
 
 def _room(capacity: int) -> Text:
-    """Return arrays for a text of so many tokens: n tokens make fewer than 2n states and 3n
-    transitions.
+    """Return arrays for a text of so many tokens.
+
+    n tokens make fewer than 2n states and 3n transitions.
     """
     return Text(
         tokens=np.zeros(capacity, dtype=np.int32),
@@ -254,8 +257,9 @@ def rehash(arrays: Any) -> None:
 
 @loop
 def transfer(text: Text, state: Any, length: Any, token: int) -> Any:
-    """Return the state and length of the longest match after one more token (2411.10666, algorithm
-    1).
+    """Return the state and length of the longest match after one more token.
+
+    This is algorithm 1 of 2411.10666.
     """
     states = text.states
     transitions = text.transitions
@@ -272,8 +276,9 @@ def transfer(text: Text, state: Any, length: Any, token: int) -> Any:
 
 @loop
 def following(text: Text, state: int, length: int) -> Any:
-    """Return the token that followed a match before, and the length of the match that it followed;
-    else NONE and 0.
+    """Return the token that followed a match before, and the match's length.
+
+    Without one, return NONE and 0.
 
     A match that occurred only at the text's end has no follower: then the text's own match is used.
     """

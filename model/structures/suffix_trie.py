@@ -1,5 +1,6 @@
-"""A trie that counts suffixes: SuffixDecoding (arXiv 2411.04975) drafts what most often followed a
-string of tokens.
+"""A trie that counts suffixes, for SuffixDecoding (arXiv 2411.04975).
+
+It drafts what most often followed a string of tokens.
 
 Ties are ordered as in its public code, as drafts depend on the order: siblings by the rules of
 `_rise` and `remove`, a
@@ -19,8 +20,9 @@ ONE = np.float32(1)
 
 
 class Limits(NamedTuple):
-    """Limits of a draft: at most `nodes` tokens, and at most factor * m + offset after a match of m
-    tokens.
+    """Limits of a draft.
+
+    At most `nodes` tokens, and at most factor * m + offset after a match of m tokens.
     """
 
     nodes: int
@@ -31,8 +33,9 @@ class Limits(NamedTuple):
 
 
 class Drafted(NamedTuple):
-    """Tokens in the order in which they were drafted, each one's parent (-1: the root) and
-    estimated probability.
+    """Tokens in the order in which they were drafted.
+
+    Each has a parent (-1: the root) and an estimated probability.
     """
 
     tokens: list[int]
@@ -111,15 +114,17 @@ class Node:
         return self.ordered.index(child, _first(self.ordered, child.count))
 
     def start(self, above: int) -> int:
-        """The index in the text of the first token after the parent's string, which has `above`
-        tokens.
+        """The index in the text of the first token after the parent's string.
+
+        The parent's string has `above` tokens.
         """
         return self.end - self.depth + above
 
     @property
     def known(self) -> int:
-        """The index in the text where the known part of the string ends: a leaf's string may still
-        grow.
+        """The index in the text where the known part of the string ends.
+
+        A leaf's string may still grow.
         """
         return min(self.end, len(self.text))
 
@@ -139,8 +144,9 @@ class GrowingText:
 
 
 class SuffixTrie:
-    """Counts how often each string of at most `depth` tokens occurs in some texts, which may grow
-    in turns.
+    """Counts how often each string of at most `depth` tokens occurs in some texts.
+
+    The texts may grow in turns.
     """
 
     def __init__(self, depth: int) -> None:
@@ -230,8 +236,9 @@ class SuffixTrie:
             self._join(node)
 
     def orders(self) -> list[int]:
-        """List the tokens of all siblings, node by node from the root: the order of ties depends on
-        removed texts.
+        """List the tokens of all siblings, node by node from the root.
+
+        The order of ties depends on removed texts.
         """
         tokens = list[int]()
         waiting = [self.root]
@@ -243,8 +250,9 @@ class SuffixTrie:
         return tokens
 
     def reorder(self, orders: list[int]) -> bool:
-        """Put siblings of equal counts into saved orders; return False if the orders do not fit
-        this trie.
+        """Put siblings of equal counts into saved orders.
+
+        Return False if the orders do not fit this trie.
         """
         tokens = iter(orders)
         waiting = [self.root]
@@ -261,8 +269,9 @@ class SuffixTrie:
         return next(tokens, None) is None
 
     def draft(self, context: list[int], limits: Limits) -> Drafted:
-        """Return the draft with the greatest score over all lengths of match that are shorter than
-        the context.
+        """Return the draft with the greatest score over all lengths of match.
+
+        A match is shorter than the context.
 
         Ties go to the longest match.
         """
@@ -282,8 +291,9 @@ class SuffixTrie:
     def _matches(
         self, context: list[int], limits: Limits
     ) -> Iterator[tuple[float, int, int, Node, int]]:
-        """Yield the matches: suffixes of the context that occur in the trie and are continued
-        there, shortest first.
+        """Yield the matches, shortest first.
+
+        A match is a suffix of the context that occurs in the trie and is continued there.
 
         Each has a bound of its score, its length, a limit of tokens, its node, and the next token's
         index in the text.
@@ -383,8 +393,9 @@ def _tree(node: Node, at: int, left: int, limit: int, min_prob: np.float32) -> D
 
 
 def _push(queue: list[tuple[Any, ...]], item: tuple[Any, ...], hole: int = -1) -> None:
-    """Put an item at the end, or into this hole, and move it up while its parent has a smaller
-    probability.
+    """Put an item at the end, or into this hole, and move it up.
+
+    It moves while its parent has a smaller probability.
     """
     if hole < 0:
         hole = len(queue)
