@@ -106,6 +106,7 @@ class Chat:
         if name == "help":
             chosen = "\n".join(f"{key}: {value}" for key, value in decoder.settings.items())
             return f"{HELP}\nmethods: {', '.join(METHODS)}\n{chosen}"
+
         raise UserError(f"/{name}: no such command, or its arguments do not fit; there are\n{HELP}")
 
     def _answer(self) -> None:
@@ -117,6 +118,7 @@ class Chat:
             raise UserError(
                 f"the chat has {len(prompt)} tokens, more than the context takes; /reset forgets it"
             )
+
         sampling = seeded(self.sampling, len(self.turns) // 2)
         steps = decoder.stream(prompt, sampling=sampling, **self.limits)
         ended: Generation | None = None  # None if Ctrl-C stopped the answer
@@ -133,6 +135,7 @@ class Chat:
                     colour = COLOURS[min(length, len(COLOURS)) - 1]
                     shown = f"\033[{colour}m{shown}\033[0m"
                 self._put(shown)
+
         self._put("\n")
         self.turns.append({"role": "assistant", "content": text})
         if self.colours and ended is not None and len(ended.accept_lengths) > 1:
@@ -239,6 +242,7 @@ def parser() -> argparse.ArgumentParser:
         command.add_argument("--linear", default="auto", help="auto, half, onednn, fused, torch")
         command.add_argument("--quantize", help="weights of int8 or int4, by torchao")
         command.add_argument("--trust-remote-code", action="store_true")
+
     source = command.add_mutually_exclusive_group(required=True)  # `command` is now `generate`
     source.add_argument("--prompt")
     source.add_argument("--file", type=Path, help="one prompt per line; - reads standard input")
@@ -281,6 +285,7 @@ def run(given: argparse.Namespace) -> None:
     logging.disable_progress_bar()
     if said := choose_threads(given.threads):
         print(said, file=sys.stderr)
+
     gc.freeze()  # imported modules stay alive; scanning them for garbage took 0.3 s of loading
     names = NO_SETTINGS - {"model"}
     options = {name: value for name, value in vars(given).items() if name in names}
@@ -288,10 +293,12 @@ def run(given: argparse.Namespace) -> None:
     limits = dict(max_new_tokens=given.max_new_tokens, sampling=sampling, stop=given.stop)
     if given.command == "generate":
         return generate(decoder, prompts, given, limits)
+
     chat = Chat(decoder, colours=sys.stdout.isatty(), **limits)
     if chat.colours:
         legend = " ".join(f"\033[{colour}m{n}\033[0m" for n, colour in enumerate(COLOURS, 1))
         print(f"Colour: tokens that a step added, {legend} and more. /help lists the commands.")
+
     talk(chat)
 
 
@@ -305,12 +312,14 @@ def generate(
             f"{decoder.target.name}: has no chat template; each prompt is continued as it is",
             file=sys.stderr,
         )
+
     asked = prompts if given.raw else [[{"role": "user", "content": prompt}] for prompt in prompts]
     start = time.perf_counter()
     answers = list[Answer]()
     for answer in decoder.answers(asked, batch=given.batch, **limits):
         show(prompts[len(answers)], answer, given)
         answers.append(answer)
+
     if not given.quiet:
         print(summary(decoder, answers, time.perf_counter() - start, given.batch), file=sys.stderr)
 
@@ -334,6 +343,7 @@ def summary(decoder: Decoder, answers: list[Answer], seconds: float, batch: int 
             f"; {'drafting paid' if gain > 1 else steps_in_words(described)}: about {gain:.2f}"
             " times plain decoding"
         )
+
     return says
 
 
@@ -354,12 +364,14 @@ def prompts_of(given: argparse.Namespace) -> list[str]:
     """Return the prompts. Raises UserError if the file cannot be read or holds none."""
     if given.prompt is not None:
         return [given.prompt]
+
     try:
         text = (
             sys.stdin.buffer.read() if str(given.file) == "-" else given.file.read_bytes()
         ).decode("utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
         raise UserError(f"--file {given.file}: cannot be read ({error})") from None
+
     # U+2028, form feeds and others are text
     lines = [line.removesuffix("\r") for line in text.split("\n")]
     prompts = [line for line in lines if line.strip()]

@@ -110,6 +110,7 @@ class Decoder:
             )
         if context is not None and (not isinstance(context, int) or context < 2):
             raise UserError(f"context={context}: must be a number of tokens, 2 or more")
+
         self.tokenizer = tokenizer
         self.start = str(start)
         self.chat_template_kwargs = dict(chat_template_kwargs or {})
@@ -208,6 +209,7 @@ class Decoder:
         """
         if str(dtype).removeprefix("torch.") not in DTYPES:
             raise UserError(f"dtype={dtype}: use one of {', '.join(DTYPES)}")
+
         placed = choose_device("auto" if device is None else device)
         model, tokenizer = load_pretrained(
             name_or_path,
@@ -240,12 +242,14 @@ class Decoder:
                     f"prompt: is {kind}, and this decoder has no tokenizer; give token ids"
                 )
             row = self._tokenized(row)
+
         for token in row:
             if not isinstance(token, int) or isinstance(token, bool):
                 raise UserError(
                     f"prompt: holds {str(token)[:40]!r}, which is no token id; give text, ids or"
                     " one chat"
                 )
+
         if not row:
             raise UserError("prompt: has no tokens")
         return row
@@ -267,6 +271,7 @@ class Decoder:
             raise UserError(
                 "prompt: is a chat, and the tokenizer has no template for one; give text"
             )
+
         try:
             if self.template == CHAT:
                 return chat_ids(self.tokenizer, prompt, **self.chat_template_kwargs)
@@ -325,6 +330,7 @@ class Decoder:
             logger.warning_once(
                 f"{self.target.name}: answers are greedy, without the model's own {left_out}"
             )
+
         with self.target.turns:
             if self.target.changed:
                 raise UserError(
@@ -337,6 +343,7 @@ class Decoder:
             )
             own = None if self.tokenizer is None else model.generation_config.stop_strings
             criteria += self._stop_criteria(own if stop is None else stop)
+
         return dict(
             max_new_tokens=max_new_tokens,
             eos=self.eos,
@@ -353,6 +360,7 @@ class Decoder:
         """
         if not isinstance(stop, Iterable | None):
             raise UserError(f"stop={stop}: must be a text, or several")
+
         strings = (stop,) if isinstance(stop, str) else tuple(stop or ())
         if strings and self.tokenizer is None:
             raise UserError("stop: needs a tokenizer, and this decoder has none")
@@ -363,6 +371,7 @@ class Decoder:
                 self._stop = strings, StopStringCriteria(self.tokenizer, list(strings))
             except (ValueError, TypeError, AttributeError) as error:
                 raise UserError(f"stop={list(strings)}: {one_line(error)[:200]}") from None
+
         return [self._stop[1]] if strings else []
 
     def generate(self, prompt: Prompt, **settings: Any) -> Answer:
@@ -407,6 +416,7 @@ class Decoder:
                 self.target.token_budget(rows[-1], max_new_tokens)
             except UserError as error:
                 raise UserError(f"prompt {number}: {error}") from None
+
         given = [
             dict(settings, max_new_tokens=max_new_tokens, sampling=seeded(sampling, i))
             for i in range(len(rows))
@@ -420,6 +430,7 @@ class Decoder:
                 "start=cold: forgets between answers what those of a batch share; use hot, or"
                 " batch=1"
             )
+
         asked_of_each = (
             (ids, Request(**self._settings(ids, **settings_of_one)))
             for ids, settings_of_one in zip(rows, given, strict=True)
@@ -514,6 +525,7 @@ def pieces(
                 ids = ids[last:]
                 shown = alone
             last = len(ids)
+
     if length:
         yield text_of(ids)[len(shown) :], length
 

@@ -172,6 +172,7 @@ def refuse(model: Any, input_ids: torch.Tensor, config: Any, kwargs: dict[str, A
         seen = torch.ones_like(input_ids)
     else:
         seen = mask.long()
+
     padded_left = mask is None or (
         seen.shape == mask.shape and bool((seen.diff() >= 0).all() and (seen[:, -1] == 1).all())
     )
@@ -183,14 +184,17 @@ def refuse(model: Any, input_ids: torch.Tensor, config: Any, kwargs: dict[str, A
     in_use = dict.fromkeys(_refused(config), True)
     for name in OUTPUTS:
         in_use[name] = bool(config.return_dict_in_generate and getattr(config, name, False))
+
     in_use["padding but on the left (attention_mask)"] = not padded_left
     for name, cache in caches.items():
         in_use[name] = any(vars(layer).get("device") is not None for layer in cache.layers)
+
     in_use["inputs_embeds"] = kwargs.get("inputs_embeds") is not None
     in_use["position_ids"] = moved
     for name, value in kwargs.items():
         if name not in PREPARED:
             in_use[name] = value is not None and value != {}
+
     in_use["inputs prepared by another object (prompt tuning)"] = _prepared_elsewhere(model)
     in_use |= dict.fromkeys(_given_by_peft(model), True)
 
@@ -259,6 +263,7 @@ def with_own_settings(
 
     if sampling.repetition_penalty != 1:  # the caller's replaces it
         own["repetition_penalty"] = 1.0
+
     own |= dict(eos_token_id=sorted(eos), pad_token_id=0, max_new_tokens=max_new_tokens)
     prompt = torch.tensor([ids], device=target.device)
     # a shallow copy, so that `generate` applies no setting but these
@@ -270,6 +275,7 @@ def with_own_settings(
         raise UserError(
             f"{target.name}: its generation_config is refused ({one_line(error)[:200]})"
         ) from None
+
     criteria = undecided(prepared["stopping_criteria"], len(ids) + max_new_tokens, eos)
     return replace(
         sampling, processors=(*prepared["logits_processor"], *sampling.processors)
@@ -383,6 +389,7 @@ class Generate:
             raise UserError(f"context={context}: must be a number of tokens, 2 or more")
         if "eos" in settings:
             raise UserError("eos: is the eos_token_id of `generate`; leave it out")
+
         self.method = method
         self.start = start
         self.settings = settings
@@ -429,6 +436,7 @@ class Generate:
         batched = len(prompts) > 1
         if batched or len(prompts[0]) < input_ids.shape[1]:
             logits_processor = of_rows(logits_processor or (), criteria, token_streamer, batched)
+
         # another answer's processor calls: that step is not yet observed
         inside = turns_of(model).held
         with turns_of(model):
@@ -444,6 +452,7 @@ class Generate:
                 drafter.reset()
             if not batched:  # a batch opens a session for each row
                 session = drafter.session()
+
         limit = min(target.context, self.context or target.context)
         max_new = config.max_length - input_ids.shape[1]
         tokens = [max(min(max_new, limit - len(row)), 1) for row in prompts]
@@ -465,13 +474,16 @@ class Generate:
         else:
             with closing(decode(target, session, prompts[0], **given[0])) as steps:
                 generations = [whole(steps, stream)]
+
         answers = [out.tokens for out in generations]
         for out, count in zip(generations, tokens, strict=True):
             out.stop = "context" if out.stop == "length" and count < max_new else out.stop
+
         if any(out.stop == "context" for out in generations):
             logger.warning_once(
                 f"{target.name}: the answer ends at the {limit} tokens that its context has"
             )
+
         # transformers' own: without a pad id, the first of the EOS ids
         filler = config._pad_token_tensor
         # (B, n)
@@ -535,17 +547,20 @@ def of_rows(
     for processor in bare:
         if isinstance(getattr(processor, "prompt_ignore_length", None), torch.Tensor):
             processor.prompt_ignore_length = None
+
     names = [type(other).__name__ for other in (*bare, *criteria)]
     names = [name for name in names if name not in READ_IDS] + ["token_streamer"] * streamed
     for processor in bare:
         if getattr(processor, "prompt_ignore_length", None) is not None:
             names.append("prompt_ignore_length")
+
     if names:
         rows = "a batch" if batched else "a padded row"
         raise UserError(
             f"custom_generate: {rows} has no {', '.join(names)}; leave it out, or give rows one"
             " by one"
         )
+
     return bare
 
 
@@ -615,12 +630,14 @@ def target_of(
     state: ModelState = vars(model).get(ATTRIBUTE, ModelState())
     if any(target.model is not model or target.changed for target in state.targets.values()):
         state = ModelState()
+
     limits = [limit for limit in (max_context, position_limit(model)) if limit is not None]
     limit = min(limits, default=None)
     length = length if limit is None else min(length, limit)
     target = state.targets.get(linear)
     if target is not None and target.context >= length:
         return target
+
     # a power of two: targets are rarely made anew
     context = max(DEFAULT_CONTEXT, 1 << (length - 1).bit_length())
     context = context if limit is None else min(context, limit)
@@ -628,10 +645,12 @@ def target_of(
     # unfusing would move weights that graphs address
     if linear == "auto" and chosen.copy == "fused":
         chosen = Layouts(("torch",))
+
     target = ModelTarget(model, context=context, linear=chosen)
     state.targets[linear] = target
     if chosen.copy == "torch":
         state.without_copies[linear] = target
+
     # not by Module.__setattr__, which looks for parameters in it
     object.__setattr__(model, ATTRIBUTE, state)
     return target

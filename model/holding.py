@@ -47,16 +47,20 @@ def load(loader: Callable[..., Any], source: str, revision: str | None = None) -
     ).parent
     if not weight_files(folder):
         loader(dtype="auto")  # downloads them
+
     check_memory(folder)
     sizes = Counter[torch.dtype]()
     for _, tensor in _tensors(folder):
         sizes[tensor.dtype] += tensor.numel()
+
     narrow = max(NARROW, key=lambda dtype: sizes[dtype])
     if not sizes[narrow]:
         return loader(dtype=torch.float32)
+
     model = loader(dtype=narrow)
     if _read_wide(model, folder, narrow) and hold_weights(model):
         return model
+
     del model
     check_memory(folder, 2)
     return loader(dtype=torch.float32)
@@ -89,8 +93,10 @@ def hold_weights(model: Any) -> bool:
     saved = model.state_dict().keys()
     if any(buffer.dtype in NARROW and name not in saved for name, buffer in model.named_buffers()):
         return False  # computed when the model was made, and rounded to 16 bits
+
     for layer in plain_linears(model):
         layer.__class__ = PackedLinear
+
     for module in model.modules():
         if type(module) is nn.Embedding:
             module.__class__ = WideEmbedding
@@ -99,6 +105,7 @@ def hold_weights(model: Any) -> bool:
         for tensor in (*module.parameters(recurse=False), *module.buffers(recurse=False)):
             if tensor.dtype in NARROW and tensor is not kept:
                 tensor.data = tensor.data.float()
+
     model.register_forward_pre_hook(_widen_head)
     with torch.inference_mode(), _Widths() as widths:  # type: ignore[no-untyped-call]
         model(input_ids=torch.zeros(1, PROBE, dtype=torch.long), use_cache=False)
@@ -161,4 +168,5 @@ def _read_wide(model: Any, folder: Path, narrow: torch.dtype) -> bool:
             return False
         if loaded[name].dtype in NARROW:
             loaded[name].data = tensor.to(torch.float32, copy=True)
+
     return True

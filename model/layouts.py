@@ -72,6 +72,7 @@ def choose(model: nn.Module, possible: Sequence[str]) -> Layouts:
         return fastest({name: kept[name] for name in ("torch", *possible)})
     except (OSError, ValueError, LookupError, TypeError, ArithmeticError):
         pass  # there are no times yet, or the file is broken
+
     outputs, inputs = weight.shape
     size = COPIES, min(outputs, WEIGHTS // inputs + 1), inputs
     times, calm = measure(torch.full(size, 0.5, dtype=weight.dtype, device="cpu"), dtype, possible)
@@ -118,6 +119,7 @@ def measure(
         ]
         if copies[0].packed is not None:
             products[name] = [partial(copy.product, bias=None) for copy in copies]
+
     times = {name: list[float]() for name in products}
     calm = True
     for rows in ROWS:
@@ -134,6 +136,7 @@ def measure(
             quartile, median, _ = statistics.quantiles(seconds)
             times[name].append(round(1e6 * quartile, 1))
             calm &= median < CALM * quartile
+
     return times, calm
 
 

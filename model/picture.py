@@ -66,6 +66,7 @@ class Picture:
         """
         with decoder.target.turns:
             session: Any = decoder.method.session()
+
         observe = session.observe
         steps = list[StepRecord]()
         tokens: list[int] = []
@@ -87,6 +88,7 @@ class Picture:
         ):
             steps.append(record)
             tokens += record.tokens
+
         step = max(drafts, key=lambda number: sum(ok for _, _, ok in drafts[number]), default=0)
         lengths = [s.accepted for s in steps]
         return cls(
@@ -105,6 +107,7 @@ class Picture:
             drawn, bottom, right = _tree(self, bottom + 2 * ROW)
             parts += drawn
             width = max(width, right)
+
         parts += [_words(16, bottom + 19 * number, note) for number, note in enumerate(notes, 1)]
         height = bottom + 19 * len(notes) + 16
         size = f'viewBox="0 0 {width:.0f} {height:.0f}" width="{width:.0f}"'
@@ -150,6 +153,7 @@ def _boxes(parts: list[tuple[str, int]]) -> Iterator[tuple[int, int, str, int]]:
     characters: list[tuple[str, int]] = []
     for number, (text, _) in enumerate(parts):
         characters += [(character, number) for character in visible(text)]
+
     text = "".join(c for c, _ in characters)
     row = 0
     column = 0
@@ -163,6 +167,7 @@ def _boxes(parts: list[tuple[str, int]]) -> Iterator[tuple[int, int, str, int]]:
             for character, number in characters[word.start() : word.end()]:
                 places.setdefault((row, number), []).append((column, character))
                 column += _columns(character)
+
     for (row, number), placed in places.items():
         shown = "".join(character for _, character in placed)
         if not shown.isspace():
@@ -183,6 +188,7 @@ def _text(picture: Picture) -> tuple[list[str], float]:
         width = CHAR * _columns(text)
         box = f'x="{x + 0.5:.1f}" y="{y - 15:.1f}" width="{width - 1:.1f}" height="20" rx="3"'
         parts += [f'<rect class="s{min(length, 5)}" {box}/>', _fitted(x, y, text, width)]
+
     return parts, y
 
 
@@ -207,6 +213,7 @@ def _tree(picture: Picture, top: float) -> tuple[list[str], float, float]:
             + GAP
             + LABEL * max(_columns(label) for path, label in labels.items() if len(path) == depth)
         )
+
     deepest = max(
         [len(path) for path in accepted]
         + [d for d in range(len(x) - 1) if x[d + 1] - GAP <= WIDTH - 16]
@@ -214,6 +221,7 @@ def _tree(picture: Picture, top: float) -> tuple[list[str], float, float]:
     says = f"step {picture.step}: {len(labels) - 1} tokens drafted, {len(accepted) - 1} accepted"
     for cut in [path[:deepest] for path in labels if len(path) == deepest + 1]:
         labels[cut] = labels[cut].removesuffix("…") + "…"
+
     labels = {path: label for path, label in labels.items() if len(path) <= deepest}
     says += f", {len(labels) - 1} drawn (… goes on)" * (len(labels) < len(picture.nodes))
     rows, count = layout(labels)
@@ -239,4 +247,5 @@ def _tree(picture: Picture, top: float) -> tuple[list[str], float, float]:
             bend = f"C{at - 13:.1f} {high:.1f} {at - 13:.1f} {y - 4:.1f} {at - 3:.1f} {y - 4:.1f}"
             kind = "edge path" if path in accepted else "edge"
             edges.append(f'<path class="{kind}" d="M{left:.1f} {high:.1f}H{at - 21:.1f}{bend}"/>')
+
     return edges + names, top + ROW * (count + 1), x[deepest + 1]

@@ -159,6 +159,7 @@ def load_pretrained(
                     " instead"
                 )
         raise UserError(f"{called}: {why} ({one_line(error)[:300]})") from None
+
     if quantize is not None:
         quantize_model(model, quantize, device)
     return (model if options.get("device_map") else model.to(device)).eval(), tokenizer

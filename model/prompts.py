@@ -105,11 +105,13 @@ def one_row(prompt: Any) -> list[Any]:
                 " unpadded"
             )
         return one_row(prompt["input_ids"])
+
     numbers = prompt.tolist() if hasattr(prompt, "tolist") else prompt
     if not isinstance(numbers, Sequence) or isinstance(numbers, str | bytes):
         raise UserError(
             f"prompt: is of type {type(numbers).__name__}; give text, a chat or a list of token ids"
         )
+
     numbers = [number.tolist() if hasattr(number, "tolist") else number for number in numbers]
     rows = [row for row in numbers if isinstance(row, Sequence) and not isinstance(row, str)]
     if rows and len(numbers) > 1:

@@ -31,16 +31,19 @@ def quantize(model: Any, to: str, device: torch.device) -> None:
     """
     if to not in QUANTIZE:
         raise UserError(f"quantize={to}: there is {', '.join(QUANTIZE)}")
+
     weight = model.get_input_embeddings().weight
     if to == "int4" and (device.type != "cuda" or weight.dtype != torch.bfloat16):
         raise UserError(
             f"quantize=int4: is for bfloat16 on a CUDA device, this is {weight.dtype} on {device};"
             " use int8"
         )
+
     try:
         from torchao.quantization import Int4WeightOnlyConfig, Int8WeightOnlyConfig, quantize_
     except ImportError as error:
         raise UserError(f"quantize={to}: needs torchao; pip install torchao ({error})") from None
+
     if to == "int4":
         config = Int4WeightOnlyConfig(
             group_size=GROUP_SIZE,
@@ -51,6 +54,7 @@ def quantize(model: Any, to: str, device: torch.device) -> None:
     else:
         config = Int8WeightOnlyConfig(set_inductor_config=False)
         left_out = None
+
     try:
         quantize_(
             model,
@@ -62,6 +66,7 @@ def quantize(model: Any, to: str, device: torch.device) -> None:
         raise UserError(
             f"quantize={to}: torchao refuses this model ({one_line(error)[:300]})"
         ) from None
+
     _check_done(model, to)
 
 

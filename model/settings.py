@@ -36,6 +36,7 @@ def check_settings(
         signature = inspect.signature(taker, eval_str=True)
     except (NameError, AttributeError, TypeError):  # a type imported only for type checkers
         signature = inspect.signature(taker)
+
     name = getattr(taker, "__name__", type(taker).__name__)
     parameters: dict[str, inspect.Parameter] = {}
     for key, parameter in signature.parameters.items():
@@ -57,6 +58,7 @@ def check_settings(
             else:
                 meant = f"{name} has {', '.join(parameters) or 'none'}"
             raise UserError(f"{prefix}{key}: no such setting; {meant}")
+
     for key, parameter in parameters.items():
         if parameter.default is parameter.empty and key not in settings:
             raise UserError(f"{prefix}{key}: {name if prefix else 'a run'} needs this setting")

@@ -79,6 +79,7 @@ def method_class(name: str) -> Callable[..., Any]:
     module, _, attribute = METHODS.get(name, name).rpartition(".")
     if not module:
         raise UserError(f"method {name}: unknown; there is {', '.join(METHODS)}, or an import path")
+
     try:
         factory = getattr(
             importlib.import_module("." * (name in METHODS) + module, __package__), attribute
@@ -87,6 +88,7 @@ def method_class(name: str) -> Callable[..., Any]:
         raise UserError(
             f"method {name}: must be a method's name or an import path ({error})"
         ) from None
+
     if not callable(factory):
         raise UserError(f"method {name}: must be a class or a function")
     return factory  # type: ignore[no-any-return]
@@ -142,6 +144,7 @@ def build_drafter(
     if arguments.get("tree") is not None:
         k = settings.get("k", parameters["k"].default if "k" in parameters else RANKS)
         arguments["tree"] = _template(arguments["tree"], k)
+
     drafter = factory(**arguments)
     if not isinstance(drafter, Drafter):
         raise UserError(

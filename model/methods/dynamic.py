@@ -76,6 +76,7 @@ class DynamicRecycling(Drafter):
         super().__init__(torch.device(device), vocab_size)
         if isinstance(sized, str):
             self.sizing = Sizing(sized, self.device)
+
         self.nodes = nodes
         self.k = k
         self.copy = copy
@@ -150,6 +151,7 @@ class DynamicSession(TextSession[SuffixAutomaton]):
                 count, following = loops.grow(count, size, *state)
                 size = drafter.sizing.choose(nodes["likelihood"][:count], following)
             count = 1 + size
+
         self._arranged = np.empty((3, count), dtype=np.int64)
         loops.arrange(nodes, self._arranged)
         _, parents, tokens = self._arranged
@@ -170,6 +172,7 @@ class DynamicSession(TextSession[SuffixAutomaton]):
         # after rejected nodes it may be unknown
         if self.choice is not None and not self.choice.greedy:
             choices = np.where(accepted, choices, NONE)
+
         outcome = (
             np.ascontiguousarray(choices),
             accepted,

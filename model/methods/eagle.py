@@ -172,6 +172,7 @@ class ConfidenceTreeSession(HeadSession):
             node = flat + listed
             visible = torch.cat((visible.index_select(0, whose), drafter.itself), dim=1)
             listed += k * k
+
         # A child's value is at most its parent's, and it comes later, so a stable sort puts every
         # parent first.
         best_nodes = torch.cat(values).sort(descending=True, stable=True).indices[: drafter.nodes]

@@ -83,6 +83,7 @@ class Goose(Drafter):
     ) -> None:
         if nodes is not None:
             check_whole("goose", 1, nodes=nodes)
+
         check_whole("goose", 0, MAX_KEPT, history_pairs=history_pairs)
         super().__init__(torch.device(device), vocab_size)
         # A tree's size at confidence 0, root included; the nodes that confidence 1 adds; the limit
@@ -228,6 +229,7 @@ class GooseSession(Session):
             self._extend(chain, conf)
             tokens, parents, spine = self._grow(root, chain, conf)
             pair_written = len(tokens) == 1
+
         before = [tokens[parent] for parent in parents]
         before[0] = self._before if pair_written else -1
         self._built = (before, tokens)
@@ -319,6 +321,7 @@ class GooseSession(Session):
                 spine_token,
                 ROW_CANDIDATES,
             )
+
         remaining = budget - len(tokens)
         for node, depth, score in queue:  # grows while it is walked
             if remaining <= 0:
@@ -326,6 +329,7 @@ class GooseSession(Session):
             row = find(tokens[parents[node]], tokens[node])
             width = min(max(1, math.ceil(remaining * score)), max(1, ROW_CANDIDATES // depth))
             remaining -= attach(node, depth + 1, row, remaining, None, width)
+
         return tokens, parents, spine
 
     def observe(self, verification: Verification) -> None:
@@ -348,6 +352,7 @@ class GooseSession(Session):
                     - 1
                 )
                 self._acceptance = NEWEST * accepted / self._spine + OLDER * self._acceptance
+
         self._before = int(draft.tokens[node])
         self._index.extend(verification.tokens)
 

@@ -95,6 +95,7 @@ def load_heads(path: str, target: Target) -> HydraHeads:
             f"{target.name}: has no hidden_size in its config; Hydra's heads are of models like"
             " LLaMA"
         )
+
     file, state = read_weights(folder, WEIGHTS, PUBLIC_WEIGHTS)
     embedding = target.model.get_input_embeddings().weight.detach()
     given = state.pop(EMBEDDING, embedding)
@@ -106,6 +107,7 @@ def load_heads(path: str, target: Target) -> HydraHeads:
             raise UserError(
                 f"{file}: {EMBEDDING} is not the embedding of {target.name}; heads are of one model"
             )
+
     for name, tensor in state.items():
         shared = LATER_BLOCK.sub(r"\1.3.", name)
         repeated = state.get(shared, tensor)
@@ -113,6 +115,7 @@ def load_heads(path: str, target: Target) -> HydraHeads:
             raise UserError(
                 f"{file}: {name} and {shared} differ; a head's later blocks are one block, repeated"
             )
+
     try:
         numbers = [name.split(".")[1:3] for name in state if name.startswith("hydra_mlp.")]
         heads = 1 + max(int(head) for head, _ in numbers)
@@ -122,6 +125,7 @@ def load_heads(path: str, target: Target) -> HydraHeads:
             f"{file}: keys such as {sorted(state)[:2]} are not Hydra's"
             " (hydra_mlp.0.1.linear.weight)"
         ) from None
+
     config = head_config(of_target | {"num_hidden_layers": 1})
     made = HydraHeads(config, embedding, heads=heads, blocks=blocks, vocab_size=target.logits_size)
     return filled(made, file, state, target)

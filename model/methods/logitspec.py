@@ -139,6 +139,7 @@ class Continuations:
             entry = singles.get(token)
         if entry is None:
             return []
+
         end, count = divmod(entry, MAX_COPY + 1)
         return self.tokens[end : end + min(count, limit)]
 
@@ -173,6 +174,7 @@ class LogitSpecSession(TextSession[Continuations]):
         if first:
             paths.append(first)
             left -= len(first)
+
         for rank, token in enumerate(self._ranked or ()):
             if left == 0:
                 break
@@ -186,6 +188,7 @@ class LogitSpecSession(TextSession[Continuations]):
                 )
                 paths.append(path)
                 left -= len(path)
+
         return paths
 
     def observe(self, verification: Verification) -> None:

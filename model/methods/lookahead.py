@@ -135,6 +135,7 @@ class LookaheadSession(DeviceSession):
             levels[:] = [levels[1][1:], *levels[2:], new]
         else:  # every level loses its column 0
             levels[:] = [row[1:] for row in levels] + [new[1:]]
+
         self._extend(verification.tokens)
 
     @property

@@ -86,6 +86,7 @@ def load_heads(path: str, target: Target) -> MedusaHeads:
         raise UserError(
             f"{file}: keys such as {sorted(state)[:2]} are not Medusa's (0.0.linear.weight)"
         ) from None
+
     module = MedusaHeads(heads, layers, hidden_size(target), target.logits_size, shared=shared)
     load_weights(module, file, state)
     return module.to(target.device, target.dtype).eval().requires_grad_(False)

@@ -106,6 +106,7 @@ class NgramCacheSession(DeviceSession):
             gram = followers[rank] if rank < len(followers) else before[-1:] * drafter.follower
             tokens += gram
             ends.append((before + gram)[-drafter.leader :])
+
         drafter.lay_out(shape, tokens)
 
     def account(self, verification: Verification) -> None:

@@ -98,6 +98,7 @@ class Racer(Drafter):
         tree = MergedTree(root)
         for path in paths:
             tree.insert(path)
+
         candidates = self.matrix.candidates.numpy()
         tokens = tree.tokens
         children = tree.children
@@ -119,6 +120,7 @@ class Racer(Drafter):
                     queued.add(child)
                     queue.append((child, max(1, below)))
                 below //= 2
+
         return tree
 
 
@@ -240,5 +242,6 @@ class MergedTree:
             elif siblings:
                 order += siblings.values()
                 parents.append(index)
+
         tree = Tree(parents, [self._ranks[node] for node in order], once=True)
         return Draft(tree, torch.from_numpy(np.array([self.tokens[node] for node in order])))

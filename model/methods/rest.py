@@ -87,6 +87,7 @@ class RestSession(Session):
         )
         if not n:
             return drafter.root_alone(root)
+
         continuations = drafter.datastore.continuations(
             first, last, skip=n, length=drafter.depth, limit=drafter.places
         )
@@ -94,6 +95,7 @@ class RestSession(Session):
             continuations[
                 np.logical_or.accumulate(np.isin(continuations, drafter.eos), axis=1)
             ] = -1
+
         parents, tokens = most_frequent(continuations, drafter.nodes)
         return Draft(Tree(parents, once=True), torch.tensor([root, *tokens]))
 

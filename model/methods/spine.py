@@ -75,6 +75,7 @@ class Spine(TokenRecycling):
                 f"spine: accept_probs={accept_probs} must be a list of probabilities, for matches"
                 " of 1, 2, ... tokens"
             )
+
         device = torch.device(device)
         settings = dict(k=k, recycle_prompt=recycle_prompt, device=device, dtype=dtype, eos=eos)
         super().__init__(vocab_size, Tree.chain(0), **settings)  # type: ignore[arg-type]
@@ -93,6 +94,7 @@ class Spine(TokenRecycling):
         else:
             for match in matches:
                 self._topology(match, nodes)
+
         self.max_nodes = 1 + nodes
         self.history = History(history_tokens, SuffixAutomaton, vocab_size)
         self.stores = [self.matrix, self.history, *([self.sizing] if self.sizing else [])]
@@ -143,6 +145,7 @@ class Spine(TokenRecycling):
                 # rank r is candidate r - 1 before the spine's token, and candidate r after it
                 ranks = ranks - 1 * (ranks <= topology.spine_ranks[topology.depths])
             cells[nodes] = matrix.look_up(cells[parents], ranks)
+
         return topology.tokens
 
 
@@ -208,6 +211,7 @@ def spine_tree(match: int, nodes: int, k: int, accept_probs: Sequence[float]) ->
     paths = [path for _, path, _ in listed]
     if not copies(match, accept_probs):
         return Tree.from_rank_paths(paths), 0
+
     spine = max((len(path) for _, path, copied in listed if copied), default=0)
     # The tip has no spine token among its candidates: its children begin with rank 0.
     at_tip = [path[:spine] == (0,) * spine and len(path) > spine for path in paths]
@@ -235,6 +239,7 @@ def best_first(
     """
     if not copies(match, accept_probs):
         return [(likelihood(path), path, False) for path in best_order(nodes, k)]
+
     frontier: list[tuple[float, RankPath, bool]] = []  # (-likelihood, rank path, on the spine)
 
     def open_spine(path: RankPath, prob: float) -> None:
@@ -256,4 +261,5 @@ def best_first(
         else:
             for rank in range(k):
                 heapq.heappush(frontier, (negated * likelihood((rank,)), (*path, rank), False))
+
     return listed

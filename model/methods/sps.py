@@ -59,6 +59,7 @@ class Speculative(Drafter):
                 f"sps: no draft model in {draft_path}; train the embedded one by `{TRAIN}`, or name"
                 " a folder"
             )
+
         model, _ = load_pretrained(
             str(folder),
             dtype=target.dtype,
@@ -81,6 +82,7 @@ class Speculative(Drafter):
                 f"sps: the draft model {draft_path} keeps recurrent states, which cannot take back"
                 " its drafts"
             )
+
         self.draft_tokens = draft_tokens
         self.eos = frozenset(eos)
         self.max_nodes = 1 + draft_tokens
@@ -146,6 +148,7 @@ class SpeculativeSession(Session):
             logits = drafter.model.forward(self.cache, Draft(root, drafts[-1])).logits
             drafts.append(self._pick(logits, len(self._text) + len(drafts)))
             self.cache.commit(1)
+
         tokens = torch.cat(drafts).tolist()
         tokens = next(
             (tokens[:i] for i, token in enumerate(tokens) if token in drafter.eos), tokens

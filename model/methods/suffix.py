@@ -67,6 +67,7 @@ class Suffix(DeviceDrafter):
             raise UserError(
                 f"suffix: factor={factor} must be a number above 0, at most {MAX_NODES}"
             )
+
         super().__init__(torch.device(device), vocab_size)
         if nodes is not None:
             if not isinstance(nodes, str):
@@ -77,6 +78,7 @@ class Suffix(DeviceDrafter):
                 f"auto:{min(budget_of(nodes), max_draft)}", self.device, filling=0.0
             )
             self.likelihoods = prior_likelihoods(max_draft)
+
         self.min_match = min_match
         self.max_draft = max_draft
         self.factor = factor
@@ -172,6 +174,7 @@ class SuffixRecycling(DeviceDrafter):
         super().__init__(torch.device(device), vocab_size)
         if isinstance(nodes, str):
             self.sizing = Sizing(nodes, self.device, teaches=True)
+
         shared: dict[str, Any] = dict(nodes=nodes, sizing=self.sizing, device=device)
         copying: dict[str, Any] = dict(
             max_draft=max_draft, factor=factor, history_tokens=history_tokens

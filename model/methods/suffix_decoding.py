@@ -144,9 +144,11 @@ class Answers:
         if not self.max_texts:
             self.reset()
             return
+
         log = state.get("answers", torch.zeros(0))
         if log.dim() != 2 or log.shape[1] != 2 or log.is_floating_point():
             raise UserError("start: the saved answers are no log of numbers and tokens")
+
         check_ids("answers", log[:, 1][log[:, 1] != BEGINS], self.vocab_size)
         self.reset()
         for number, token in log.tolist():
@@ -154,6 +156,7 @@ class Answers:
                 self.begin()
             else:
                 self.extend(number, [token])
+
         if "orders" in state and not self.trie.reorder(state["orders"].tolist()):
             raise UserError("start: the saved orders are not those of the saved answers")
 

@@ -77,6 +77,7 @@ class Acceptance:
                 accepted = self._rank_accepted[rank]
                 self._rank_visits[rank] += (RANK_PRIOR - visits) / MEMORY_VISITS
                 self._rank_accepted[rank] += (RANK_PRIOR * prior - accepted) / MEMORY_VISITS
+
         children = self._children_of(tree)
         chain = tree.chain_of[node]
         for parent, accepted_child in zip(chain, [*chain[1:], -1], strict=True):
@@ -87,6 +88,7 @@ class Acceptance:
                 self._accepted[path] = self._accepted[path] * keep + hit
                 self._rank_visits[rank] = self._rank_visits[rank] * keep + 1
                 self._rank_accepted[rank] = self._rank_accepted[rank] * keep + hit
+
         self._steps += 1
         if self._steps % RENEW_EVERY == 0:
             self._renew()
@@ -163,6 +165,7 @@ class Acceptance:
                 "start: the saved acceptance was learnt with another k, or is damaged; use another"
                 " start"
             )
+
         self.reset()
         if "steps" in state:
             self._visits, self._accepted = state["path_counts"].tolist()
@@ -178,6 +181,7 @@ class Acceptance:
             visits, accepted = state[name]
             if not ((accepted >= 0) & (accepted <= visits) & visits.isfinite()).all():
                 return False
+
         drafted: set[int] = set()
         for path in state.get("order", torch.zeros(0)).tolist():
             if path in drafted or path not in range(len(self._parent)):
@@ -185,6 +189,7 @@ class Acceptance:
             if self._parent[path] >= 0 and self._parent[path] not in drafted:
                 return False
             drafted.add(path)
+
         return True
 
 

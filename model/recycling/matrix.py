@@ -71,18 +71,23 @@ class AdjacencyMatrix:
         if self._array is not None:  # NumPy writes in order, so the last one wins by itself
             rows = tokens.numpy()
             best = top_k.numpy()
-            self._array[rows if mask is None else rows[mask.numpy()]] = (
-                best if mask is None else best[mask.numpy()]
-            )
+            if mask is not None:
+                written = mask.numpy()
+                rows = rows[written]
+                best = best[written]
+            self._array[rows] = best
             return
+
         order = torch.arange(tokens.shape[0], device=tokens.device)
         if mask is not None:
             order = order.masked_fill(~mask, -1)
+
         # (n,): the last node with the same token
         last = order.masked_fill(tokens[:, None].ne(tokens), -1).amax(dim=1)
         new = top_k.index_select(0, last.clamp(min=0)).to(self.candidates.dtype)  # (n, k)
         if mask is not None:  # static shapes: a token whose nodes are all masked gets its old row
             new = torch.where((last < 0)[:, None], self.candidates.index_select(0, tokens), new)
+
         self.candidates.index_copy_(0, tokens, new)
 
     def reset(self) -> None:

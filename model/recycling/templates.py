@@ -61,6 +61,7 @@ def build_template(
         raise UserError(
             f"tree: no template {name!r}; there are {', '.join(shipped + list(PARAMETERS))}"
         )
+
     for key, value in parameters.items():
         if (value is not None) != (key in PARAMETERS.get(name, ())):
             problem = (
@@ -69,6 +70,7 @@ def build_template(
             raise UserError(f"tree: template {name!r} {problem}")
         if isinstance(value, int) and not 0 <= value <= _MAX_NODES:
             raise UserError(f"tree: {key}={value} must be from 0 to {_MAX_NODES}")
+
     nodes = nodes or 0
     depth = depth or 0
     branching = branching or 0
@@ -117,6 +119,7 @@ def filled(order: list[RankPath], n: int, ranks: int, depth: int = _MAX_NODES) -
         if len(path) < depth:
             for rank in range(ranks):
                 heapq.heappush(frontier, (-likelihood((*path, rank)), (*path, rank)))
+
     return order[:n]
 
 

@@ -71,6 +71,7 @@ class TokenRecycling(DeviceDrafter):
             raise UserError(
                 "method.update=frozen and method.recycle_prompt=true contradict each other"
             )
+
         super().__init__(torch.device(device), vocab_size)
         self.matrix = AdjacencyMatrix(
             vocab_size, k, device=self.device, dtype=getattr(torch, dtype)
@@ -101,6 +102,7 @@ class TokenRecycling(DeviceDrafter):
                 f"tree: needs candidates up to rank {tree.max_rank}, but k={k} keeps ranks 0 to"
                 f" {k - 1}"
             )
+
         self.draft_tree = tree
         self.max_nodes = len(tree)
         self.use_tree(tree.on(self.device))
@@ -155,6 +157,7 @@ class TokenRecycling(DeviceDrafter):
             tokens = tokens[:1]
             candidates = candidates[:1]
             mask = None if mask is None else mask[:1]
+
         self.matrix.update(tokens, candidates, mask)
 
     def step_state(self) -> dict[str, torch.Tensor]:

@@ -69,6 +69,7 @@ class Datastore:
             raise UserError(
                 f"datastore {path}: {why}; build one with `python -m tools.datastore`"
             ) from None
+
         self._width = self._tokens.itemsize
         self._count = len(self._tokens)
         if abs(size[0] - vocab_size) >= PADDING or vocab_size > 256**self._width:
@@ -76,6 +77,7 @@ class Datastore:
                 f"datastore {path}: its vocabulary has {size[0]} tokens, the model's {vocab_size}; "
                 "build one with this model's tokenizer (`python -m tools.datastore`)"
             )
+
         self.vocab_size = vocab_size
         self._bytes = self._tokens.view(np.uint8).data
         self._order = self._suffixes.data  # (n,); reading one number of it costs 40 ns, numpy's 100
@@ -107,6 +109,7 @@ class Datastore:
                 low = n + 1
             else:
                 high = n - 1
+
         return best
 
     def continuations(
@@ -134,6 +137,7 @@ class Datastore:
             raise UserError(
                 f"datastore {self.name}: corrupt; build it again with `python -m tools.datastore`"
             )
+
         tokens[beyond] = -1
         return tokens
 
@@ -165,6 +169,7 @@ def write_datastore(path: Path, tokens: NDArray[np.int64], vocab_size: int) -> N
             f"datastore {path}: tokens {tokens.min()} to {tokens.max()}, but the vocabulary is"
             f" {vocab_size}"
         )
+
     width = 2 if vocab_size <= 2**16 else 4
     of_file = (
         np.array([vocab_size], "<i8"),

@@ -125,6 +125,7 @@ def grow(
             counts = automaton.counts[0]
             node.state = automaton.states[counts.whole].link
             node.match = counts.match
+
     while True:
         if listed < count:
             above = nodes[nodes[listed].parent].token if listed else before
@@ -162,6 +163,7 @@ def _list_candidates(
     if number and rows.ends[token]:
         nodes[number + 1].first = first
         return
+
     pair = find_pair(rows.pair_keys, rows.pair_seen, rows.pair_shift, before, token)
     copied, match = (
         following(text, node.state, node.match) if copies else (np.int64(NONE), np.int64(0))
@@ -187,6 +189,7 @@ def _list_candidates(
             candidates, end, draft.sibling_children, SIBLING_CHILD, AND_SIBLING_CHILD
         )
         end = _add_guesses(candidates, end, draft.siblings, SIBLING, AND_SIBLING)
+
     nodes[number + 1].first = end
     for at in range(first, end):
         _push(heap, at - number, node.likelihood * weights[_kind(candidates[at])], at)
@@ -324,6 +327,7 @@ def _pop(heap: Any, size: int) -> None:
             break
         heap[at] = heap[below]
         at = below
+
     heap[at].worth = worth
     heap[at].number = number
 
@@ -339,11 +343,13 @@ def arrange(nodes: Any, arranged: Any) -> None:
     count = len(order)
     for node in nodes[:count]:
         node.child = 0
+
     for number in range(count - 1, 0, -1):
         node = nodes[number]
         parent = nodes[node.parent]
         node.sibling = parent.child
         parent.child = number
+
     order[0] = parents[0] = 0
     end = 1
     for index in range(count):
@@ -386,12 +392,14 @@ def learn(
     tables = Rows(*rows)
     if learning:
         _learn_weights(order, choices, draft, weights)
+
     for turn in (False, True):  # accepted nodes are written last, so they win
         for i in range(len(tokens)):
             if accepted[i] == turn:
                 _write_row(
                     tokens[parents[i]] if i else before, tokens[i], candidates, log_probs, i, tables
                 )
+
     if guessing:
         _guess(node, choices[node], tokens, parents, candidates, log_probs, draft)
 
@@ -434,6 +442,7 @@ def _learn_weights(order: Any, choices: Any, draft: Growth, weights: Any) -> Non
             seen[kind] += 1.0
             if candidates[at].token == choices[index]:
                 accepted[kind] += 1.0
+
     for number in order:
         for at in range(nodes[number].first, nodes[number + 1].first):
             kind = _kind(candidates[at])
@@ -459,6 +468,7 @@ def _write_row(
     for rank in range(ids.shape[1]):
         ids[token, rank] = candidates[row, rank]
         levels[token, rank] = level_of(log_probs[row, rank])
+
     rows.seen[token] = True
     if len(keys):
         key = (before << 32) | token
@@ -495,6 +505,7 @@ def _guess(
             siblings[listed].token = candidates[node, rank]
             siblings[listed].level = level_of(log_probs[node, rank])
             listed += 1
+
     siblings[listed].token = NONE
 
     tokens_met = 0
@@ -513,8 +524,10 @@ def _guess(
                 met[tokens_met] = token
                 tokens_met += 1
             mass[token] += weight * 0.5 ** level_of(log_probs[child, rank])
+
     for i in range(tokens_met):
         _push(heap, i, mass[met[i]], i)
+
     best = min(tokens_met, k)
     for i in range(best):
         share = heap[0].worth
@@ -525,6 +538,7 @@ def _guess(
         sibling_children[i].token = met[heap[0].number]
         sibling_children[i].level = level
         _pop(heap, tokens_met - i)
+
     sibling_children[best].token = NONE
     for i in range(tokens_met):
         mass[met[i]] = 0.0

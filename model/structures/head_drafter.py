@@ -96,6 +96,7 @@ class HeadSession(Session):
         if past and new > 1:
             earlier = torch.ones(new, new, dtype=torch.bool, device=drafter.device).tril_()
             mask = additive(earlier, drafter.dtype, past)[None, None]
+
         angles = drafter.cos[:, past : past + new], drafter.sin[:, past : past + new]
         # (m, H)
         out = drafter.head(
@@ -173,6 +174,7 @@ def plan(tree: Tree) -> list[Level]:
         visible = tree.ancestors[inner][:, continued]
         levels.append(Level(nodes, whose, visible, candidates, pick))
         above = inner
+
     return levels
 
 

@@ -85,6 +85,7 @@ def open_head(
             f" {shlex.quote(path)}` (--model data/embedded --text embedded for the shipped model)"
         )
         raise UserError(f"no {kind} head in {path}: {trained if kind in TRAINED else UNTRAINED}")
+
     file = folder / "config.json"
     try:
         config = dict(json.loads(file.read_text(encoding="utf-8")).items())
@@ -95,6 +96,7 @@ def open_head(
         raise UserError(
             f"{file}: {reason}; a head is a folder with config.json and weights"
         ) from None
+
     config = flat(file, config)
     width = "target_hidden_size" if config.get("target_hidden_size") else "hidden_size"
     sizes = {width: hidden_size(target), "vocab_size": target.logits_size}
@@ -102,8 +104,10 @@ def open_head(
     wrong = {key: config[key] for key, size in sizes.items() if config.get(key, size) != size}
     for key, size in wrong.items():
         raise UserError(f"{folder}: made for a {key} of {size}, {target.name} has {sizes[key]}")
+
     if config.get("use_sliding_window") is False:
         config.pop("sliding_window", None)
+
     only = {**_NEUTRAL, "speculators_model_type": kind, **only}
     for key, value in config.items():
         known = key in computed or LAYER_KEYS.fullmatch(key) or not _CHANGES_SUMS.match(key)
@@ -112,6 +116,7 @@ def open_head(
             raise UserError(
                 f"{file}: {key}={value} changes a head's sums; those of {supported} are supported"
             )
+
     return folder, config
 
 
@@ -134,6 +139,7 @@ def flat(file: Path, config: dict[str, Any]) -> dict[str, Any]:
                 and not _LABELS.fullmatch(key)
             ):
                 raise UserError(f"{file}: {key} is {values[key]} and {value}")
+
     return values
 
 
@@ -147,6 +153,7 @@ def read_weights(folder: Path, *names: str) -> tuple[Path, dict[str, torch.Tenso
     file = next((folder / name for name in names if (folder / name).is_file()), None)
     if file is None:
         raise UserError(f"{folder}: has no weights ({' or '.join(names)})")
+
     try:
         if file.suffix != ".safetensors":
             state = torch.load(file, map_location="cpu", weights_only=True)
@@ -157,6 +164,7 @@ def read_weights(folder: Path, *names: str) -> tuple[Path, dict[str, torch.Tenso
         raise UserError(
             f"{file}: corrupt or cut short, or a pickle of more than weights ({reason})"
         ) from None
+
     if not isinstance(state, dict) or not all(
         isinstance(value, torch.Tensor) for value in state.values()
     ):
@@ -369,6 +377,7 @@ class Eagle3Head(Head):
         for name in ("q_proj", "k_proj", "v_proj"):
             size = getattr(layer.self_attn, name).out_features
             setattr(layer.self_attn, name, nn.Linear(2 * hidden, size, bias=False))
+
         self.norm = LlamaRMSNorm(hidden, eps)
         self.lm_head = nn.Linear(hidden, rows, bias=False)
 
@@ -409,10 +418,12 @@ def head_config(values: dict[str, Any]) -> Any:
         raise UserError(
             f"head: model_type={values['model_type']}: its layers are not LLaMA's, as heads' are"
         )
+
     kind = values.get("rope_type", "default")
     rope = {*_ROPE["llama3"]} & values.keys()
     if kind not in _ROPE or rope - {*_ROPE[kind], "original_max_position_embeddings"}:
         raise UserError(f"head: rope_type={kind} with {sorted(rope)}: there is {', '.join(_ROPE)}")
+
     of_layer = {key: value for key, value in values.items() if LAYER_KEYS.fullmatch(str(key))}
     angles = {key: values[key] for key in ("rope_theta", *_ROPE[kind]) if key in values}
     angles["rope_type"] = kind if _ROPE[kind] else "default"
@@ -430,6 +441,7 @@ def head_config(values: dict[str, Any]) -> Any:
         raise UserError(
             f"head: config.json describes no LLaMA layer ({one_line(error)[:160]})"
         ) from None
+
     return config
 
 
@@ -449,6 +461,7 @@ def load_head(path: str, target: Target) -> EagleHead:
             f"{folder}: config.json has a draft_vocab_size, as EAGLE-3's heads have: use"
             " method=eagle3"
         )
+
     file, state = read_weights(folder, WEIGHTS, PUBLIC_WEIGHTS)
     state = renamed(state, {"model.": "", "fusion_fc.": "fc.", "transformer.": "layers.0."})
     config = head_config(values)
@@ -475,6 +488,7 @@ def load_eagle3_head(path: str, target: Target, layers: list[int] | None = None)
             f"{folder}: config.json has no draft_vocab_size, as EAGLE-3's heads have: use"
             " method=eagle2"
         )
+
     rows = values.get("draft_vocab_size", target.logits_size)
     check_whole(f"{folder / 'config.json'}", 1, target.logits_size, draft_vocab_size=rows)
     config = head_config(values)
@@ -492,6 +506,7 @@ def load_eagle3_head(path: str, target: Target, layers: list[int] | None = None)
     sizes = (target.logits_size, hidden_size(target))
     if "lm_head.weight" not in state and shared and (rows, config.hidden_size) == sizes:
         head.lm_head = None
+
     fit_biases(head, values, file, state)
     return filled(head, file, state, target)
 
@@ -555,6 +570,7 @@ def layers_read(
         elif _LAYER_IDS in values.get("eagle_config", ()):
             more = 1
             source = f"eagle_config: layers whose outputs are read, {ids}"
+
     numbers = [number for number in range(count) if isinstance(ids, list) and number - more in ids]
     if not numbers or len(numbers) != len(ids):
         raise UserError(
@@ -562,6 +578,7 @@ def layers_read(
             f" differ and be inputs of layers, below the {count} of {target.name}; method.layers="
             " names those of its training"
         )
+
     return tuple(numbers), source
 
 
@@ -583,6 +600,7 @@ def _draft_vocabulary(
     ):
         found = "missing" if offsets is None else f"{list(offsets.shape)} of {offsets.dtype}"
         raise UserError(f"{file}: d2t is {found}, should be [{rows}] of torch.int64")
+
     ids = torch.arange(rows) + offsets
     if not 0 <= int(ids.min()) <= int(ids.max()) < target.logits_size:
         raise UserError(f"{file}: d2t leads to ids outside the vocabulary of {target.logits_size}")

@@ -61,6 +61,7 @@ class History(Generic[T]):
             self.last_length = 0
         if len(self.text.tokens) > self.history_tokens:
             self.text = self.text_of(self.text.tokens[-(self.history_tokens // 2) :])
+
         self.pending = []
         self.borrowed_length = len(self.text.tokens)
         return self.text

@@ -51,11 +51,13 @@ class NgramTable:
                 self._rows.popitem(last=False)
             self._rows[leader] = [follower]
             return
+
         self._rows.move_to_end(leader)
         if follower in row:
             row.remove(follower)
         elif len(row) == self.followers:
             row.pop()
+
         row.insert(0, follower)
 
     def add_text(self, text: list[int]) -> None:
@@ -97,6 +99,7 @@ class NgramTable:
                 f"start: the saved n-gram table is not one of at most {self.capacity} leaders of"
                 f" {self.leader} tokens with 1 to {self.followers} followers of {self.follower}"
             )
+
         ids = torch.cat((leaders.flatten(), followers.flatten()))
         check_ids("n-gram table", ids, self.vocab_size)
         grams = iter(map(tuple, followers.tolist()))

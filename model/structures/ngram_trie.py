@@ -90,6 +90,7 @@ class NgramTrie:
                 child = self._make(node, token)
             freq[child] += 1
             node = child
+
         touch(node)
 
     def ngrams(self, tokens: Sequence[int]) -> list[Sequence[int]]:
@@ -121,6 +122,7 @@ class NgramTrie:
             self.depth[node] = self.depth[parent] + 1
             self.fail[node] = ROOT_NODE
             self.freq[node] = 0
+
         self.recency[node] = None
         self._list(parent, token, node)
         return node
@@ -146,6 +148,7 @@ class NgramTrie:
         fail = self.fail
         for node in children[ROOT_NODE].values():
             fail[node] = ROOT_NODE
+
         # for each node in breadth-first order: its children, and the node that it links to
         below = [children[node] for node in children[ROOT_NODE].values()]
         links = [ROOT_NODE] * len(children[ROOT_NODE])
@@ -182,6 +185,7 @@ class NgramTrie:
             if at == ROOT_NODE:
                 break
             at = fail[at]
+
         borders = [node for node in matches if depth[node] >= self.shortest]
         for border in borders:
             self._touch_prefix(border)
@@ -199,6 +203,7 @@ class NgramTrie:
                     node = fail[node]
                 self._touch_prefix(node)
             node = children[node].get(token, node)
+
         touch(node)
         return node
 
@@ -253,6 +258,7 @@ class NgramTrie:
             layer = []
             for node, border, serial in entered:
                 layer += [(child, border, serial) for child in children[node].values()]
+
         inner = {above[serial] for *_, serial in selected}
         # by node, border and serial
         ends = sorted(entry[2:] for entry in selected if entry[-1] not in inner)
@@ -263,6 +269,7 @@ class NgramTrie:
                 path.append(token[nodes[serial]])
                 serial = above[serial]
             paths.append(path[::-1])
+
         return paths
 
     def state_dict(self) -> dict[str, torch.Tensor]:
@@ -294,12 +301,15 @@ class NgramTrie:
                 f"start: the saved trie is not one of at most {self.max_nodes} nodes for"
                 f" {self.length}-grams of token ids below {vocab_size}"
             )
+
         for name in _FIELDS:
             setattr(self, name, saved[name])
+
         children = iter(saved["children"])
         self.children = []
         for count in saved["counts"]:
             self.children.append({self.token[child]: child for child in islice(children, count)})
+
         self.recency = OrderedDict.fromkeys(saved["recency"])
         self.current = saved["place"][0]
 
@@ -310,11 +320,13 @@ class NgramTrie:
             return False
         if any(len(saved[name]) != size for name in (*_FIELDS, "counts")):
             return False
+
         limits = dict.fromkeys(("parent", "fail", "children", "place", "counts"), size)
         limits |= {"token": vocab_size, "depth": self.length + 1}
         for name, limit in limits.items():
             if not all(0 <= number < limit for number in saved[name]):
                 return False
+
         if sum(saved["counts"]) != len(saved["children"]) or min(saved["buckets"]) <= 0:
             return False
         return sorted(saved["recency"]) == list(range(size))
@@ -333,6 +345,7 @@ def _is_tree(saved: dict[str, list[int]]) -> bool:
     parents: list[int] = []
     for node, count in enumerate(saved["counts"]):
         parents += [node] * count
+
     below: set[tuple[int, int]] = set()
     for parent, child in zip(parents, saved["children"], strict=True):
         below.add((parent, saved["token"][child]))
@@ -340,12 +353,14 @@ def _is_tree(saved: dict[str, list[int]]) -> bool:
             return False
         if parent != ROOT_NODE and freq[child] > freq[parent]:
             return False
+
     for name in ("parent", "fail"):
         links = np.array(saved[name])
         for _ in range(len(links).bit_length()):
             links = links[links]
         if links.any():
             return False
+
     return len(below) == len(parents)
 
 

@@ -169,11 +169,13 @@ def _append(text: Text, index: int) -> None:
             break
         _connect(text, state, token, new)
         state = np.int64(states[state].link)
+
     match = np.int64(0)
     if state >= 0:
         match = np.int64(transitions[transition].target)
         if states[match].length > states[state].length + 1:
             match = _split(text, match, state, token)
+
     states[new].link = match
     counts.whole = new
     counts.match = states[match].length
@@ -204,12 +206,14 @@ def _split(text: Text, long: int, state: Any, token: int) -> Any:
         copied = transitions[entry - 1]
         _connect(text, short, copied.token, copied.target)
         entry = copied.next
+
     while state >= 0:
         transition = _find_transition(transitions, slots, state, token)
         if transition < 0 or transitions[transition].target != long:
             break
         transitions[transition].target = short
         state = np.int64(states[state].link)
+
     return short
 
 

@@ -185,6 +185,7 @@ class SuffixTrie:
             child.text = text
             child.end = end
             self._rise(node, child)
+
         self._join(node)
         return child
 
@@ -266,6 +267,7 @@ class SuffixTrie:
                     return False
                 node.ordered = children
             waiting += node.ordered
+
         return next(tokens, None) is None
 
     def draft(self, context: list[int], limits: Limits) -> Drafted:
@@ -286,6 +288,7 @@ class SuffixTrie:
             if drafted.score > best.score or (drafted.score == best.score and match > best_match):
                 best = drafted
                 best_match = match
+
         return best
 
     def _matches(
@@ -350,6 +353,7 @@ def _chain(node: Node, at: int, left: int, limit: int, min_prob: np.float32) -> 
         at += 1
         probs.append(prob)
         score = score + prob
+
     return Drafted(tokens, list(range(-1, len(tokens) - 1)), probs, score)
 
 
@@ -389,6 +393,7 @@ def _tree(node: Node, at: int, left: int, limit: int, min_prob: np.float32) -> D
         probs.append(prob)
         score = score + prob
         _push(queue, (prob, node, at, left, len(tokens) - 1, False))
+
     return Drafted(tokens, parents, probs, score)
 
 
