@@ -260,7 +260,7 @@ class Decoder:
         Raises UserError if there is no chat template or it refuses the chat.
         """
         if isinstance(prompt, str):
-            said = [prompt]
+            said: list[Any] = [prompt]
         else:
             said = [turn.get("content") for turn in prompt if isinstance(turn, Mapping)]
         if any(SURROGATE.search(str(text)) for text in said):

@@ -43,59 +43,56 @@ DRAWS = (
     "eta_cutoff",
 )
 PROCESSORS = (
-    *(
-        "min_length",
-        "min_new_tokens",
-        "repetition_penalty",
-        "encoder_repetition_penalty",
-        "no_repeat_ngram_size",
-    ),
-    *(
-        "encoder_no_repeat_ngram_size",
-        "bad_words_ids",
-        "sequence_bias",
-        "suppress_tokens",
-        "begin_suppress_tokens",
-    ),
-    *(
-        "forced_bos_token_id",
-        "forced_eos_token_id",
-        "exponential_decay_length_penalty",
-        "remove_invalid_values",
-    ),
+    "min_length",
+    "min_new_tokens",
+    "repetition_penalty",
+    "encoder_repetition_penalty",
+    "no_repeat_ngram_size",
+    "encoder_no_repeat_ngram_size",
+    "bad_words_ids",
+    "sequence_bias",
+    "suppress_tokens",
+    "begin_suppress_tokens",
+    "forced_bos_token_id",
+    "forced_eos_token_id",
+    "exponential_decay_length_penalty",
+    "remove_invalid_values",
     "renormalize_logits",
 )
 # Settings that transformers turns into the prompt or criteria, or that the loop reads itself
 READ = (
-    *(
-        "bos_token_id",
-        "token_healing",
-        "max_length",
-        "max_new_tokens",
-        "eos_token_id",
-        "max_time",
-        "stop_strings",
-    ),
-    *("do_sample", "return_dict_in_generate"),
+    "bos_token_id",
+    "token_healing",
+    "max_length",
+    "max_new_tokens",
+    "eos_token_id",
+    "max_time",
+    "stop_strings",
+    "do_sample",
+    "return_dict_in_generate",
 )
 # Settings that change no token here: padding, caches, compilation, and details of refused features
 IRRELEVANT = (
-    *(
-        "pad_token_id",
-        "decoder_start_token_id",
-        "continuous_batching_config",
-        "low_memory",
-        "transformers_version",
-    ),
-    *("use_cache", "cache_config", "max_cache_len", "compile_config", "disable_compile"),
-    *("early_stopping", "length_penalty", "diversity_penalty"),
-    *(
-        "assistant_confidence_threshold",
-        "assistant_ensemble_weight",
-        "assistant_lookbehind",
-        "target_lookbehind",
-    ),
-    *("num_assistant_tokens", "num_assistant_tokens_schedule", "max_matching_ngram_size"),
+    "pad_token_id",
+    "decoder_start_token_id",
+    "continuous_batching_config",
+    "low_memory",
+    "transformers_version",
+    "use_cache",
+    "cache_config",
+    "max_cache_len",
+    "compile_config",
+    "disable_compile",
+    "early_stopping",
+    "length_penalty",
+    "diversity_penalty",
+    "assistant_confidence_threshold",
+    "assistant_ensemble_weight",
+    "assistant_lookbehind",
+    "target_lookbehind",
+    "num_assistant_tokens",
+    "num_assistant_tokens_schedule",
+    "max_matching_ngram_size",
 )
 # Refused settings, and the values that turn them off.
 REFUSED: dict[str, tuple[Any, ...]] = {
@@ -124,25 +121,23 @@ REFUSED: dict[str, tuple[Any, ...]] = {
 # Processors and criteria that a batch may have: they read only a text's ids. Others know the padded
 # prompts' length.
 READ_IDS = (
-    *(
-        "RepetitionPenaltyLogitsProcessor",
-        "NoRepeatNGramLogitsProcessor",
-        "NoBadWordsLogitsProcessor",
-    ),
-    *(
-        "SequenceBiasLogitsProcessor",
-        "SuppressTokensLogitsProcessor",
-        "InfNanRemoveLogitsProcessor",
-    ),
-    *(
-        "TemperatureLogitsWarper",
-        "TypicalLogitsWarper",
-        "EpsilonLogitsWarper",
-        "EtaLogitsWarper",
-        "TopHLogitsWarper",
-    ),
-    *("TopKLogitsWarper", "TopPLogitsWarper", "MinPLogitsWarper", "LogitNormalization"),
-    *("StopStringCriteria", "MaxTimeCriteria"),
+    "RepetitionPenaltyLogitsProcessor",
+    "NoRepeatNGramLogitsProcessor",
+    "NoBadWordsLogitsProcessor",
+    "SequenceBiasLogitsProcessor",
+    "SuppressTokensLogitsProcessor",
+    "InfNanRemoveLogitsProcessor",
+    "TemperatureLogitsWarper",
+    "TypicalLogitsWarper",
+    "EpsilonLogitsWarper",
+    "EtaLogitsWarper",
+    "TopHLogitsWarper",
+    "TopKLogitsWarper",
+    "TopPLogitsWarper",
+    "MinPLogitsWarper",
+    "LogitNormalization",
+    "StopStringCriteria",
+    "MaxTimeCriteria",
 )
 # refused if returning a dict
 OUTPUTS = (
@@ -456,19 +451,18 @@ class Generate:
         limit = min(target.context, self.context or target.context)
         max_new = config.max_length - input_ids.shape[1]
         tokens = [max(min(max_new, limit - len(row)), 1) for row in prompts]
-        given = [row_settings(count, config, logits_processor or (), execution) for count in tokens]
-        given = [
-            dict(settings, eos=eos, ends=asked(criteria, input_ids.device)) for settings in given
-        ]
+        given = []
+        for count in tokens:
+            settings = row_settings(count, config, logits_processor or (), execution)
+            given.append(dict(settings, eos=eos, ends=asked(criteria, input_ids.device)))
 
         def stream(step: StepRecord) -> None:
-            for token in step.tokens if token_streamer is not None else ():
-                token_streamer.put(torch.tensor([token]))
+            if token_streamer is not None:
+                for token in step.tokens:
+                    token_streamer.put(torch.tensor([token]))
 
         if batched:
-            requests = (
-                (row, Request(**settings)) for row, settings in zip(prompts, given, strict=True)
-            )
+            requests = ((row, Request(**each)) for row, each in zip(prompts, given, strict=True))
             with closing(decode_batch(target, drafter, requests, len(prompts))) as steps_of_all:
                 generations = whole(steps_of_all)
         else:
@@ -477,7 +471,8 @@ class Generate:
 
         answers = [out.tokens for out in generations]
         for out, count in zip(generations, tokens, strict=True):
-            out.stop = "context" if out.stop == "length" and count < max_new else out.stop
+            if out.stop == "length" and count < max_new:
+                out.stop = "context"
 
         if any(out.stop == "context" for out in generations):
             logger.warning_once(
@@ -486,10 +481,8 @@ class Generate:
 
         # transformers' own: without a pad id, the first of the EOS ids
         filler = config._pad_token_tensor
-        # (B, n)
-        new = pad_sequence(
-            [*map(torch.tensor, answers)], True, 0 if filler is None else int(filler)
-        )
+        padding = 0 if filler is None else int(filler)
+        new = pad_sequence([*map(torch.tensor, answers)], True, padding)  # (B, n)
         ids = torch.cat((input_ids, new.to(input_ids.device)), 1)
         if token_streamer is not None:
             token_streamer.end()

@@ -59,8 +59,20 @@ DEFAULT = "dynamic"  # of the library: the fastest known on real text
 # In the order of tables and figures, transformers' own decoding first. Other methods come next, and
 # recycling is last.
 FIRST_IN_TABLES = (
-    *("hf", "vanilla", "lookahead", "pld", "ngram_cache", "rest", "suffix", "sps"),
-    *("medusa", "hydra", "eagle", "eagle2", "eagle3", "samd"),
+    "hf",
+    "vanilla",
+    "lookahead",
+    "pld",
+    "ngram_cache",
+    "rest",
+    "suffix",
+    "sps",
+    "medusa",
+    "hydra",
+    "eagle",
+    "eagle2",
+    "eagle3",
+    "samd",
 )
 
 

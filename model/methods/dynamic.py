@@ -74,8 +74,6 @@ class DynamicRecycling(Drafter):
         check_whole("dynamic", 0, nodes=nodes)
         check_whole("dynamic", 1, vocab_size, k=k)
         super().__init__(torch.device(device), vocab_size)
-        if isinstance(sized, str):
-            self.sizing = Sizing(sized, self.device)
 
         self.nodes = nodes
         self.k = k
@@ -88,13 +86,10 @@ class DynamicRecycling(Drafter):
         self.loop_rows = loop_rows(self.rows, self.pairs, eos)
         self.weights = Weights(calibrate)
         self.history = History(history_tokens, SuffixAutomaton, vocab_size)
-        self.stores = [
-            self.rows,
-            self.pairs,
-            self.weights,
-            self.history,
-            *([self.sizing] if self.sizing else []),
-        ]
+        self.stores = [self.rows, self.pairs, self.weights, self.history]
+        if isinstance(sized, str):
+            self.sizing = Sizing(sized, self.device)
+            self.stores.append(self.sizing)
         compile_loops()
 
     def session(self) -> DynamicSession:
@@ -163,7 +158,6 @@ class DynamicSession(TextSession[SuffixAutomaton]):
         return super().likeliest_chain(draft)
 
     def observe(self, verification: Verification) -> None:
-        drafter = self.drafter
         weights = self.drafter.weights
         node = verification.node
         assert verification.candidates is not None and verification.log_probs is not None
@@ -180,7 +174,13 @@ class DynamicSession(TextSession[SuffixAutomaton]):
         )
         tables = self.growth, self.rows, (weights.seen, weights.accepted, weights.probs)
         loops.learn(
-            self._before, node, weights.learning, drafter.siblings, self._arranged, outcome, *tables
+            self._before,
+            node,
+            weights.learning,
+            self.drafter.siblings,
+            self._arranged,
+            outcome,
+            *tables,
         )
         self._before = int(self._arranged[2, node])
         self.text.extend(verification.tokens)

@@ -138,15 +138,12 @@ class Rows:
         """
         exact_scores = scores.cpu().numpy()
         written = ids.tolist(), exact_scores.tolist(), exact_scores.astype(np.float16).tolist()
-        by_token = self.by_token
-        by_pair = self.by_pair
-        vocab = self.vocab_size
         for first, token, row, exact, rounded in zip(before, tokens, *written, strict=True):
-            by_token[token] = row, rounded
+            self.by_token[token] = row, rounded
             if first >= 0:
-                pair = first * vocab + token
-                by_pair.pop(pair, None)
-                by_pair[pair] = row, exact
+                pair = first * self.vocab_size + token
+                self.by_pair.pop(pair, None)
+                self.by_pair[pair] = row, exact
 
     def forget_pairs(self, limit: int) -> None:
         """Keep the newest `limit` rows by pair."""

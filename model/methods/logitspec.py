@@ -164,9 +164,8 @@ class LogitSpecSession(TextSession[Continuations]):
 
     def _paths(self, root: int) -> list[list[int]]:
         """List the paths to draft below the root, the first ones first."""
-        # nodes left to fill
         text = self.text
-        left = self.drafter.nodes
+        left = self.drafter.nodes  # nodes left to fill
         tokens = text.tokens
         paths = []
         last = tokens[-1]
@@ -179,13 +178,11 @@ class LogitSpecSession(TextSession[Continuations]):
             if left == 0:
                 break
             if token != root:
-                length = min(
-                    next((length for highest, length in PATHS if rank <= highest), SHORTEST_PATH),
-                    left,
-                )
-                path = (
-                    [token, *text.after(last, root, token, length - 1)] if length > 1 else [token]
-                )
+                lengths = (length for highest, length in PATHS if rank <= highest)
+                length = min(next(lengths, SHORTEST_PATH), left)
+                path = [token]
+                if length > 1:
+                    path += text.after(last, root, token, length - 1)
                 paths.append(path)
                 left -= len(path)
 

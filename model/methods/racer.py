@@ -105,10 +105,7 @@ class Racer(Drafter):
         queue = [(0, self.matrix.k)]
         queued = {0}
         # grows while it is walked; every node has a child, so it ends with a full tree
-        for (
-            node,
-            breadth,
-        ) in queue:
+        for node, breadth in queue:
             below = breadth if node == 0 else breadth // 2
             for token in candidates[tokens[node]].tolist()[:breadth]:
                 child = children[node].get(token)

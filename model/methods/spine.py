@@ -68,9 +68,7 @@ class Spine(TokenRecycling):
         sized = nodes
         nodes = budget_of(nodes)
         check_whole("spine", 1, nodes=nodes)
-        if not accept_probs or not all(
-            isinstance(p, int | float) and 0 <= p <= 1 for p in accept_probs
-        ):
+        if not accept_probs or not all(map(_is_probability, accept_probs)):
             raise UserError(
                 f"spine: accept_probs={accept_probs} must be a list of probabilities, for matches"
                 " of 1, 2, ... tokens"
@@ -82,11 +80,14 @@ class Spine(TokenRecycling):
         self.nodes = nodes
         self.accept_probs = accept_probs
         self.draft_tree = None
+        self.history = History(history_tokens, SuffixAutomaton, vocab_size)
+        self.stores = [self.matrix, self.history]
         # lengths of a match, each with topologies of its own
         matches = range(len(accept_probs) + 1)
         self._topologies: dict[tuple[int, int], Topology] = {}  # by kind and nodes
         if isinstance(sized, str):
             self.sizing = Sizing(sized, device, teaches=True)
+            self.stores.append(self.sizing)
             self._likelihoods = []
             for match in matches:
                 best = best_first(match, nodes, k, accept_probs)
@@ -96,8 +97,6 @@ class Spine(TokenRecycling):
                 self._topology(match, nodes)
 
         self.max_nodes = 1 + nodes
-        self.history = History(history_tokens, SuffixAutomaton, vocab_size)
-        self.stores = [self.matrix, self.history, *([self.sizing] if self.sizing else [])]
         # the root and the spine, filled each step
         self._line = torch.zeros(1 + nodes, dtype=torch.long, device=device)
         self._line_cells = fastest(self._line)
@@ -191,6 +190,10 @@ class Topology:
         self.spine_ranks = numbers([-1] * (spine + 1))
         self.tokens = torch.zeros(len(tree), dtype=torch.long, device=tree.device)
         self.cells = fastest(self.tokens)
+
+
+def _is_probability(value: Any) -> bool:
+    return isinstance(value, int | float) and 0 <= value <= 1
 
 
 def spine_depth(path: RankPath, spine: int) -> int:

@@ -49,6 +49,7 @@ class Acceptance:
         self._rank = [path[-1] for path in self.rank_paths]
         self._priors = [likelihood((rank,)) for rank in range(max(self._rank, default=0) + 1)]
         self._first_order = [self._index[path] for path in first]
+        # by id of a tree: the tree, and per node its children's numbers and paths
         self._children: dict[int, tuple[Tree, list[list[tuple[int, int]]]]] = {}
         self.reset()
 
@@ -69,6 +70,7 @@ class Acceptance:
         on.
         """
         keep = 1 - 1 / MEMORY_VISITS
+
         if len(tree) == 1:
             self._visits = [keep * count for count in self._visits]
             self._accepted = [keep * count for count in self._accepted]
@@ -157,23 +159,26 @@ class Acceptance:
             "rank_counts": (2, len(self._priors)),
             "steps": (1,),
         }
-        learnt = state.keys() & {*shapes, "order"}
+
+        if not state.keys() & {*shapes, "order"}:
+            self.reset()
+            return
+
         nothing = torch.zeros(0)
         fits = all(state.get(name, nothing).shape == shape for name, shape in shapes.items())
-        if learnt and not (fits and self._is_possible(state)):
+        if not (fits and self._is_possible(state)):
             raise UserError(
                 "start: the saved acceptance was learnt with another k, or is damaged; use another"
                 " start"
             )
 
         self.reset()
-        if "steps" in state:
-            self._visits, self._accepted = state["path_counts"].tolist()
-            self._rank_visits, self._rank_accepted = state["rank_counts"].tolist()
-            self._steps = int(state["steps"])
-            if len(state["order"]) == len(self.order):
-                self.order = state["order"].tolist()
-            self._renew()
+        self._visits, self._accepted = state["path_counts"].tolist()
+        self._rank_visits, self._rank_accepted = state["rank_counts"].tolist()
+        self._steps = int(state["steps"])
+        if len(state["order"]) == len(self.order):
+            self.order = state["order"].tolist()
+        self._renew()
 
     def _is_possible(self, state: dict[str, torch.Tensor]) -> bool:
         """True if no more is accepted than visited, and each path comes once, after its parent."""
@@ -182,11 +187,11 @@ class Acceptance:
             if not ((accepted >= 0) & (accepted <= visits) & visits.isfinite()).all():
                 return False
 
-        drafted: set[int] = set()
+        drafted = {-1}  # the root
         for path in state.get("order", torch.zeros(0)).tolist():
             if path in drafted or path not in range(len(self._parent)):
                 return False
-            if self._parent[path] >= 0 and self._parent[path] not in drafted:
+            if self._parent[path] not in drafted:
                 return False
             drafted.add(path)
 

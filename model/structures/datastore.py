@@ -101,6 +101,7 @@ class Datastore:
         low = min_n
         high = min(max_n, len(context))
         best = (0, 0, 0)
+
         while low <= high:
             n = (low + high) // 2
             first, last = self._find(key[len(key) - n * self._width :])
@@ -142,13 +143,11 @@ class Datastore:
         return tokens
 
     def _find(self, key: bytes) -> tuple[int, int]:
-        data = self._bytes
-        width = self._width
         size = len(key)
 
         def prefix(position: int) -> bytes:
-            at = position * width
-            return bytes(data[at : at + size])
+            at = position * self._width
+            return bytes(self._bytes[at : at + size])
 
         first = bisect_left(self._order, key, key=prefix)
         if first == self._count or prefix(self._order[first]) != key:

@@ -131,6 +131,7 @@ def grow(
             above = nodes[nodes[listed].parent].token if listed else before
             _list_candidates(listed, above, copies, draft, tables, automaton, weights)
             listed = count
+
         waiting = nodes[count].first - (count - 1)  # candidates that are listed and not drafted
         if waiting == 0:
             return count, -1.0
@@ -156,7 +157,6 @@ def _list_candidates(
     """List the candidates of the newest node and put them into the heap."""
     nodes = draft.nodes
     candidates = draft.candidates
-    heap = draft.heap
     node = nodes[number]
     first = node.first
     token = node.token
@@ -192,7 +192,7 @@ def _list_candidates(
 
     nodes[number + 1].first = end
     for at in range(first, end):
-        _push(heap, at - number, node.likelihood * weights[_kind(candidates[at])], at)
+        _push(draft.heap, at - number, node.likelihood * weights[_kind(candidates[at])], at)
 
 
 @loop
@@ -314,6 +314,7 @@ def _pop(heap: Any, size: int) -> None:
     worth = heap[size].worth
     number = heap[size].number
     at = 0
+
     while True:
         below = 2 * at + 1
         if below >= size:
@@ -434,6 +435,7 @@ def _learn_weights(order: Any, choices: Any, draft: Growth, weights: Any) -> Non
     nodes = draft.nodes
     candidates = draft.candidates
     seen, accepted, probs = weights
+
     for index in range(len(order)):
         if choices[index] == NONE:
             continue
@@ -463,11 +465,10 @@ def _write_row(
 ) -> None:
     """Store a row of the candidates (m, k) for a token, and for its pair with the one before."""
     ids = rows.ids
-    levels = rows.levels
     keys = rows.pair_keys
     for rank in range(ids.shape[1]):
         ids[token, rank] = candidates[row, rank]
-        levels[token, rank] = level_of(log_probs[row, rank])
+        rows.levels[token, rank] = level_of(log_probs[row, rank])
 
     rows.seen[token] = True
     if len(keys):
@@ -475,11 +476,9 @@ def _write_row(
         index = np.int64(hashed(key) >> np.uint64(rows.pair_shift))
         keys[index] = key
         rows.pair_seen[index] = True
-        pair_ids = rows.pair_ids
-        pair_levels = rows.pair_levels
         for rank in range(ids.shape[1]):
-            pair_ids[index, rank] = ids[token, rank]
-            pair_levels[index, rank] = levels[token, rank]
+            rows.pair_ids[index, rank] = ids[token, rank]
+            rows.pair_levels[index, rank] = rows.levels[token, rank]
 
 
 @loop
@@ -500,6 +499,7 @@ def _guess(
     met = draft.met
     k = candidates.shape[1]
     listed = 0
+
     for rank in range(k):
         if candidates[node, rank] != root:
             siblings[listed].token = candidates[node, rank]
@@ -510,6 +510,7 @@ def _guess(
 
     tokens_met = 0
     total = 0.0
+
     for child in range(1, len(tokens)):
         if parents[child] != node:
             continue

@@ -97,14 +97,11 @@ class HeadSession(Session):
             earlier = torch.ones(new, new, dtype=torch.bool, device=drafter.device).tril_()
             mask = additive(earlier, drafter.dtype, past)[None, None]
 
-        angles = drafter.cos[:, past : past + new], drafter.sin[:, past : past + new]
-        # (m, H)
-        out = drafter.head(
-            drafter.head.features(hidden)[None], tokens[None], angles, mask, self.cache
-        )[0]
+        features = drafter.head.features(hidden)
+        out = self._forward(features, tokens, slice(past, past + new), mask)
         self.cache.commit(new)
         self._committed = self.cache.length
-        return out[-1:]  # type: ignore[no-any-return]
+        return out[-1:]
 
     def continue_nodes(
         self, features: torch.Tensor, tokens: torch.Tensor, depth: int, visible: torch.Tensor
@@ -119,19 +116,25 @@ class HeadSession(Session):
             visible: bool (w, m), which of the m nodes drafted so far, their own included, each
                 attends to.
         """
-        width = len(tokens)
         position = self._committed - 1 + depth
         # (1, 1, w, past + m)
         mask = additive(visible, self.drafter.dtype, self._committed)[None, None]
-        angles = (
-            self.drafter.cos[:, position : position + 1],
-            self.drafter.sin[:, position : position + 1],
-        )
-        out: torch.Tensor = self.drafter.head(
-            features[None], tokens[None], angles, mask, self.cache
-        )[0]
-        self.cache.length += width
+        out = self._forward(features, tokens, slice(position, position + 1), mask)
+        self.cache.length += len(tokens)
         return out
+
+    def _forward(
+        self,
+        features: torch.Tensor,
+        tokens: torch.Tensor,
+        positions: slice,
+        mask: torch.Tensor | None,
+    ) -> torch.Tensor:
+        """Run the head over features (m, H) and tokens (m,). Returns its outputs, (m, H)."""
+        drafter = self.drafter
+        angles = drafter.cos[:, positions], drafter.sin[:, positions]
+        out = drafter.head(features[None], tokens[None], angles, mask, self.cache)
+        return out[0]  # type: ignore[no-any-return]
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,6 +161,7 @@ def plan(tree: Tree) -> list[Level]:
     levels: list[Level] = []
     continued: list[int] = []  # below the root
     above: list[int] = [0]
+
     for (first, end), (below, below_end) in zip(tree.levels, tree.levels[1:], strict=False):
         inner = [i for i in range(first, end) if i in set(parents[below:below_end])]
         continued += inner if first else []

@@ -61,7 +61,10 @@ _CHANGES_SUMS = re.compile(
 _LAYER_IDS = "eagle_aux_hidden_state_layer_ids"
 _ALIASES = {"type": "rope_type", "fusion_bias": "bias", "aux_hidden_state_layer_ids": _LAYER_IDS}
 _NEUTRAL = {
-    **{"is_causal": True, "logit_scale": 1, "partial_rotary_factor": 1, "parallel_draft_step": 1},
+    "is_causal": True,
+    "logit_scale": 1,
+    "partial_rotary_factor": 1,
+    "parallel_draft_step": 1,
     "layer_types": ["full_attention"],
 }
 
@@ -102,6 +105,7 @@ def open_head(
     sizes = {width: hidden_size(target), "vocab_size": target.logits_size}
     sizes["truncated_vocab_size"] = target.logits_size
     wrong = {key: config[key] for key, size in sizes.items() if config.get(key, size) != size}
+
     for key, size in wrong.items():
         raise UserError(f"{folder}: made for a {key} of {size}, {target.name} has {sizes[key]}")
 
@@ -222,7 +226,9 @@ PUBLIC_WEIGHTS = "pytorch_model.bin"
 EMBEDDING = "embed_tokens.weight"
 # angles that depend on the position alone, and their parameters; for text, mrope is the default
 _ROPE = {
-    **{"default": (), "mrope": (), "linear": ("factor",)},
+    "default": (),
+    "mrope": (),
+    "linear": ("factor",),
     "llama3": ("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings"),
 }
 # layers as LLaMA's, but for tensors
@@ -374,6 +380,7 @@ class Eagle3Head(Head):
         self.fc = nn.Linear(width, hidden, bias=False)
         self.midlayer = layer = LlamaDecoderLayer(config, layer_idx=0)
         layer.hidden_norm = LlamaRMSNorm(hidden, eps)
+
         for name in ("q_proj", "k_proj", "v_proj"):
             size = getattr(layer.self_attn, name).out_features
             setattr(layer.self_attn, name, nn.Linear(2 * hidden, size, bias=False))
@@ -427,6 +434,7 @@ def head_config(values: dict[str, Any]) -> Any:
     of_layer = {key: value for key, value in values.items() if LAYER_KEYS.fullmatch(str(key))}
     angles = {key: values[key] for key in ("rope_theta", *_ROPE[kind]) if key in values}
     angles["rope_type"] = kind if _ROPE[kind] else "default"
+
     try:
         config = LlamaConfig(
             **of_layer, rope_parameters=angles, num_hidden_layers=1, attn_implementation="sdpa"

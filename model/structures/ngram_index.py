@@ -32,17 +32,17 @@ class NgramIndex:
     def extend(self, tokens: Iterable[int]) -> None:
         """Append tokens, and index every n-gram that now has a token after it."""
         text = self.tokens
-        after = self._after
-        unanimous = self._unanimous
         first = len(text)
         text += tokens
         for end in range(max(first, 1), len(text)):
             for n in self._lengths:
                 if n <= end:
                     gram = tuple(text[end - n : end])
-                    start = after.setdefault(gram, end)
+                    start = self._after.setdefault(gram, end)
                     if start != end:
-                        unanimous[gram] = unanimous.get(gram, True) and text[start] == text[end]
+                        self._unanimous[gram] = (
+                            self._unanimous.get(gram, True) and text[start] == text[end]
+                        )
 
     def find(self, tail: Sequence[int]) -> tuple[int, bool]:
         """Find the longest indexed n-gram that ends `tail`.

@@ -62,10 +62,10 @@ class NgramTable:
 
     def add_text(self, text: list[int]) -> None:
         """Add every n-gram of a text, from its beginning on."""
-        lead = self.leader
         both = self.leader + self.follower
         for start in range(len(text) - both + 1):
-            self.add(tuple(text[start : start + lead]), tuple(text[start + lead : start + both]))
+            middle = start + self.leader
+            self.add(tuple(text[start:middle]), tuple(text[middle : start + both]))
 
     def state_dict(self) -> dict[str, torch.Tensor]:
         """The table, its order included.
@@ -104,5 +104,6 @@ class NgramTable:
         check_ids("n-gram table", ids, self.vocab_size)
         grams = iter(map(tuple, followers.tolist()))
         self.reset()
+
         for leader, size in zip(leaders.tolist(), sizes, strict=True):
             self._rows[tuple(leader)] = [*islice(grams, size)]

@@ -79,16 +79,14 @@ class NgramTrie:
 
         Each node is touched before its child, so a prefix is older than its extension.
         """
-        children = self.children
-        freq = self.freq
         touch = self.recency.move_to_end
         node = ROOT_NODE
         for token in ngram:
             touch(node)
-            child = children[node].get(token)
+            child = self.children[node].get(token)
             if child is None:
                 child = self._make(node, token)
-            freq[child] += 1
+            self.freq[child] += 1
             node = child
 
         touch(node)
@@ -173,20 +171,17 @@ class NgramTrie:
             nodes of all matches from depth `shortest` on, longest first. Their prefixes are
             touched, and link to the root from now on.
         """
-        children = self.children
-        fail = self.fail
-        depth = self.depth
         matches: list[int] = []
         at = node
         while True:
-            child = children[at].get(token)
+            child = self.children[at].get(token)
             if child is not None:
                 matches.append(child)
             if at == ROOT_NODE:
                 break
-            at = fail[at]
+            at = self.fail[at]
 
-        borders = [node for node in matches if depth[node] >= self.shortest]
+        borders = [node for node in matches if self.depth[node] >= self.shortest]
         for border in borders:
             self._touch_prefix(border)
         return (matches[0] if matches else node), borders
@@ -194,13 +189,12 @@ class NgramTrie:
     def walk(self, node: int, tokens: Iterable[int]) -> int:
         """Return the node of the longest match after these tokens; the root if there is none."""
         children = self.children
-        fail = self.fail
         touch = self.recency.move_to_end
         for token in tokens:
             touch(node)
             if token not in children[node]:
                 while node and token not in children[node]:
-                    node = fail[node]
+                    node = self.fail[node]
                 self._touch_prefix(node)
             node = children[node].get(token, node)
 
@@ -209,13 +203,11 @@ class NgramTrie:
 
     def _touch_prefix(self, node: int) -> None:
         """Touch a node and all above it, the root last, and link them to the root."""
-        parent = self.parent
-        fail = self.fail
         touch = self.recency.move_to_end
         while node:
             touch(node)
-            fail[node] = ROOT_NODE
-            node = parent[node]
+            self.fail[node] = ROOT_NODE
+            node = self.parent[node]
         touch(ROOT_NODE)
 
     def continuations(self, borders: Sequence[int], limit: int) -> list[list[int]]:
@@ -230,43 +222,42 @@ class NgramTrie:
             The paths to the selected nodes without a selected child, each as the tokens below its
             border, the highest node numbers first.
         """
-        children = self.children
-        freq = self.freq
-        depth = self.depth
-        token = self.token
         # a heap: freq, -depth, node, border, serial
         selected: list[tuple[int, int, int, int, int]] = []
         # by serial of each node ever selected: its parent's serial; -1: a border
         above: list[int] = []
         nodes: list[int] = []
         layer = [(border, border, -1) for border in borders]
+
         while layer:
             entered: list[tuple[int, int, int]] = []
             for node, border, parent in layer:
-                count = freq[node]
+                count = self.freq[node]
                 if len(selected) < limit:
-                    heappush(selected, (count, -depth[node], node, border, len(nodes)))
+                    heappush(selected, (count, -self.depth[node], node, border, len(nodes)))
                 elif count > selected[0][0]:
-                    heapreplace(selected, (count, -depth[node], node, border, len(nodes)))
+                    heapreplace(selected, (count, -self.depth[node], node, border, len(nodes)))
                 else:
                     continue
                 entered.append((node, border, len(nodes)))
                 above.append(parent)
                 nodes.append(node)
+
             # children of a node that was not selected are no more frequent: they would not be
             # selected either
             layer = []
             for node, border, serial in entered:
-                layer += [(child, border, serial) for child in children[node].values()]
+                layer += [(child, border, serial) for child in self.children[node].values()]
 
         inner = {above[serial] for *_, serial in selected}
         # by node, border and serial
         ends = sorted(entry[2:] for entry in selected if entry[-1] not in inner)
         paths: list[list[int]] = []
+
         for *_, serial in reversed(ends):
             path: list[int] = []
             while above[serial] >= 0:
-                path.append(token[nodes[serial]])
+                path.append(self.token[nodes[serial]])
                 serial = above[serial]
             paths.append(path[::-1])
 
@@ -343,6 +334,7 @@ def _is_tree(saved: dict[str, list[int]]) -> bool:
     depth = saved["depth"]
     freq = saved["freq"]
     parents: list[int] = []
+
     for node, count in enumerate(saved["counts"]):
         parents += [node] * count
 

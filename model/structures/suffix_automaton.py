@@ -154,8 +154,6 @@ def extend(arrays: Any, count: int) -> Any:
 @loop
 def _append(text: Text, index: int) -> None:
     states = text.states
-    transitions = text.transitions
-    slots = text.slots
     counts = text.counts[0]
     token = text.tokens[index]
     new = counts.states
@@ -163,8 +161,9 @@ def _append(text: Text, index: int) -> None:
     states[new].length = states[new].end = states[new].first = index + 1
     state = counts.whole
     transition = np.int64(NONE)
+
     while state >= 0:
-        transition = _find_transition(transitions, slots, state, token)
+        transition = _find_transition(text.transitions, text.slots, state, token)
         if transition >= 0:
             break
         _connect(text, state, token, new)
@@ -172,7 +171,7 @@ def _append(text: Text, index: int) -> None:
 
     match = np.int64(0)
     if state >= 0:
-        match = np.int64(transitions[transition].target)
+        match = np.int64(text.transitions[transition].target)
         if states[match].length > states[state].length + 1:
             match = _split(text, match, state, token)
 
@@ -192,7 +191,6 @@ def _split(text: Text, long: int, state: Any, token: int) -> Any:
     """
     states = text.states
     transitions = text.transitions
-    slots = text.slots
     counts = text.counts[0]
     short = counts.states
     counts.states = short + 1
@@ -202,13 +200,14 @@ def _split(text: Text, long: int, state: Any, token: int) -> Any:
     states[short].link = states[long].link
     states[long].link = short
     entry = states[long].transitions
+
     while entry:
         copied = transitions[entry - 1]
         _connect(text, short, copied.token, copied.target)
         entry = copied.next
 
     while state >= 0:
-        transition = _find_transition(transitions, slots, state, token)
+        transition = _find_transition(transitions, text.slots, state, token)
         if transition < 0 or transitions[transition].target != long:
             break
         transitions[transition].target = short
@@ -265,14 +264,12 @@ def transfer(text: Text, state: Any, length: Any, token: int) -> Any:
 
     This is algorithm 1 of 2411.10666.
     """
-    states = text.states
     transitions = text.transitions
-    slots = text.slots
-    transition = _find_transition(transitions, slots, state, token)
+    transition = _find_transition(transitions, text.slots, state, token)
     while state and transition < 0:
-        state = np.int64(states[state].link)
-        length = np.int64(states[state].length)
-        transition = _find_transition(transitions, slots, state, token)
+        state = np.int64(text.states[state].link)
+        length = np.int64(text.states[state].length)
+        transition = _find_transition(transitions, text.slots, state, token)
     if transition < 0:
         return np.int64(0), np.int64(0)
     return np.int64(transitions[transition].target), length + 1

@@ -234,6 +234,7 @@ class SuffixTrie:
                     child.text = child.text[child.end - child.depth : child.end]
                     child.end = child.depth
                 node = child
+
             self._join(node)
 
     def orders(self) -> list[int]:
@@ -319,6 +320,7 @@ class SuffixTrie:
                     at = child.start(node.depth) + 1
                     known = child.known
                     node = child
+
             if at == known and not node.ordered:
                 return  # the texts end here, and so they do after longer matches
             by_match = int(float(limits.factor * np.float32(match) + limits.offset) + 1e-6)
@@ -338,6 +340,7 @@ def _chain(node: Node, at: int, left: int, limit: int, min_prob: np.float32) -> 
     probs = list[np.float32]()
     prob = ONE
     score = np.float32(0)
+
     for _ in range(min(limit, left)):
         if at == node.known:
             if not node.ordered:
@@ -349,6 +352,7 @@ def _chain(node: Node, at: int, left: int, limit: int, min_prob: np.float32) -> 
                     break
             at = child.start(node.depth)
             node = child
+
         tokens.append(node.text[at])
         at += 1
         probs.append(prob)
@@ -369,6 +373,7 @@ def _tree(node: Node, at: int, left: int, limit: int, min_prob: np.float32) -> D
     score = np.float32(0)
     queue: list[tuple[Any, ...]] = []
     _push(queue, (ONE, node, at, left, -1, False))
+
     while len(tokens) < limit and queue:
         prob, node, at, left, parent, due = _pop(queue)
         if not due:
@@ -388,6 +393,7 @@ def _tree(node: Node, at: int, left: int, limit: int, min_prob: np.float32) -> D
                         break
                     _push(queue, (part, child, child.start(node.depth) + 1, left, parent, True))
                 continue
+
         tokens.append(node.text[at - 1])
         parents.append(parent)
         probs.append(prob)
