@@ -1,5 +1,6 @@
-"""token-recycling chat MODEL, token-recycling generate MODEL: decode in the terminal, without the
-harness.
+"""token-recycling chat MODEL, token-recycling generate MODEL.
+
+Decode in the terminal, without the harness.
 """
 
 from __future__ import annotations
@@ -325,8 +326,9 @@ def generate(
 
 
 def summary(decoder: Decoder, answers: list[Answer], seconds: float, batch: int = 1) -> str:
-    """Return a line about the answers' speed and, where step times were learnt, the speedup over
-    plain decoding.
+    """Return a line about the answers' speed.
+
+    Where step times were learnt, it also has the speedup over plain decoding.
     """
     tokens = sum(len(a.ids) for a in answers)
     steps = sum(len(a.accept_lengths) for a in answers)

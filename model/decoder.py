@@ -227,8 +227,9 @@ class Decoder:
         return default_template(self.tokenizer, self.target.name)
 
     def ids_of(self, prompt: Prompt) -> list[int]:
-        """Return the token ids of a prompt: ids, text, or a chat (roles and contents) by
-        `template`.
+        """Return the token ids of a prompt.
+
+        A prompt is ids, text, or a chat (roles and contents) by `template`.
 
         Raises:
             UserError: text without a tokenizer, a chat without a template, several rows, padding,
@@ -465,8 +466,9 @@ class Decoder:
 
     @property
     def probes(self) -> list[int]:
-        """Ids for `pieces`: byte 0xFF, part of no character, if the tokenizer decodes runs of byte
-        tokens together.
+        """Ids for `pieces`: byte 0xFF, part of no character.
+
+        Empty unless the tokenizer decodes runs of byte tokens together.
         """
         if not hasattr(self.tokenizer, "get_vocab"):
             return []
@@ -481,8 +483,9 @@ class Decoder:
 
 
 def seeded(sampling: Sampling, number: int) -> Sampling:
-    """Return the sampling of answer `number`: 0 has the given seed, the others have noise
-    independent of all seeds'.
+    """Return the sampling of answer `number`.
+
+    Answer 0 has the given seed, the others have noise independent of all seeds'.
     """
     if not isinstance(sampling, Sampling):
         raise UserError(
@@ -531,8 +534,9 @@ def pieces(
 
 
 def eos_of(model: Any, tokenizer: Any) -> frozenset[int]:
-    """Return every id that the generation config, the config or the tokenizer calls an end of
-    sequence.
+    """Return every id that ends a sequence.
+
+    The generation config, the config or the tokenizer names it.
     """
     sources = (model.generation_config, model.config, tokenizer)
     return frozenset().union(

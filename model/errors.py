@@ -1,5 +1,6 @@
-"""The one exception for a user's mistake, and the escaping of control characters in printed
-text.
+"""The one exception for a user's mistake.
+
+Also: the escaping of control characters in printed text.
 """
 
 from __future__ import annotations
@@ -69,8 +70,9 @@ _UNWRITABLE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EBADF, 
 
 @contextmanager
 def complete_output() -> Iterator[None]:
-    """Write out all of standard output at the end, however the block ends: Python's own attempt
-    at exit would fail with a traceback.
+    """Write out all of standard output at the end, however the block ends.
+
+    Python's own attempt at exit would fail with a traceback.
 
     Raises UserError if it cannot be written, BrokenPipeError if its reader has closed the pipe.
     """

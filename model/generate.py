@@ -1,5 +1,6 @@
-"""Decoding inside transformers' own `generate`, which prepares everything else:
-`custom_generate=Generate()`.
+"""Decoding inside transformers' own `generate`: `custom_generate=Generate()`.
+
+transformers prepares everything else.
 """
 
 from __future__ import annotations
@@ -153,8 +154,9 @@ PREPARED |= {*CACHE_NAMES, "cache_position", *OUTPUTS}
 
 
 def refuse(model: Any, input_ids: torch.Tensor, config: Any, kwargs: dict[str, Any]) -> None:
-    """Raise UserError that names the unsupported settings in use, unknown ones included, that
-    change the output.
+    """Raise UserError that names the unsupported settings in use that change the output.
+
+    Unknown settings are named, too.
 
     Args:
         config: the GenerationConfig of the call.
@@ -199,8 +201,9 @@ def refuse(model: Any, input_ids: torch.Tensor, config: Any, kwargs: dict[str, A
 
 
 def changed(config: Any, names: Collection[str]) -> dict[str, Any]:
-    """Return the named settings to which a GenerationConfig gives other values than transformers'
-    defaults.
+    """Return the named settings that a GenerationConfig changes.
+
+    Their values differ from transformers' defaults.
     """
     defaults: dict[str, Any] = (
         vars(type(config)()) | getattr(config, "_get_default_generation_params", dict)()
@@ -214,8 +217,9 @@ def changed(config: Any, names: Collection[str]) -> dict[str, Any]:
 
 
 def _refused(config: Any) -> dict[str, Any]:
-    """Return the settings in use that are refused: those of REFUSED, and those that no list above
-    contains.
+    """Return the settings in use that are refused.
+
+    They are those of REFUSED, and those that no list above contains.
     """
     listed = {*DRAWS, *PROCESSORS, *READ, *IRRELEVANT, *REFUSED, *OUTPUTS}
     # others are notes of a checkpoint
@@ -237,8 +241,9 @@ def not_applied(config: Any, tokenizer: Any) -> str:
 def with_own_settings(
     sampling: Sampling, target: Target, ids: list[int], max_new_tokens: int, eos: Collection[int]
 ) -> tuple[Sampling, list[Any]]:
-    """Add the processors of the model's own GenerationConfig, as transformers prepares them for a
-    prompt.
+    """Add the processors of the model's own GenerationConfig.
+
+    They are as transformers prepares them for a prompt.
 
     Returns:
         The sampling and the config's criteria (`max_time`). The decoder adds stop strings, which
@@ -278,8 +283,9 @@ def with_own_settings(
 
 
 def _prepared_elsewhere(model: Any) -> bool:
-    """True if an adapter prepares the model's inputs, as peft's prompt tuning does; this loop
-    prepares its own.
+    """True if an adapter prepares the model's inputs, as peft's prompt tuning does.
+
+    This loop prepares its own.
     """
     prepare = vars(model).get("prepare_inputs_for_generation")
     adapter = getattr(prepare, "__self__", None)
@@ -287,8 +293,9 @@ def _prepared_elsewhere(model: Any) -> bool:
 
 
 def _given_by_peft(model: Any) -> set[str]:
-    """Return the arguments that peft's hooks pass to the layers: they fit a call's rows, not a
-    draft tree's.
+    """Return the arguments that peft's hooks pass to the layers.
+
+    They fit a call's rows, not a draft tree's.
     """
     names: set[str] = set()
     for module in model.modules():
@@ -303,8 +310,9 @@ ATTRIBUTE = "_token_recycling"  # attribute of a model that holds its `ModelStat
 
 
 class ModelTarget(Target):
-    """A target that its model holds, and that references the model weakly: a cycle would outlive
-    its last user.
+    """A target that its model holds, and that references the model weakly.
+
+    A cycle would outlive its last user.
     """
 
     @property
@@ -416,8 +424,9 @@ class Generate:
         token_streamer: Any = None,
         **kwargs: Any,
     ) -> Any:
-        """Follow transformers' contract of a decoding method: ids (B, P) -> (B, P + new), or its
-        output class.
+        """Follow transformers' contract of a decoding method.
+
+        Ids (B, P) become (B, P + new), or the output class.
 
         Args:
             token_streamer: gets the new tokens; the prompt goes to `streamer`, which no callable
@@ -492,8 +501,9 @@ class Generate:
         return make_method(self.method, target, eos=eos, **self.settings)
 
     def _drafter(self, model: Any, target: Target, eos: frozenset[int]) -> Drafter:
-        """Return this method's drafter for a model; new, with the same state, for a new target or
-        other EOS ids.
+        """Return this method's drafter for a model.
+
+        For a new target or other EOS ids it is new, with the same state.
         """
         state: ModelState = vars(model)[ATTRIBUTE]
         *made_for, drafter = state.drafters.get(self, (None, None, None))
@@ -509,8 +519,9 @@ class Generate:
 def row_settings(
     tokens: int, config: Any, processors: Iterable[Any], how: Execution
 ) -> dict[str, Any]:
-    """Return the `Request` settings of a row of at most `tokens` new tokens; when sampling, with a
-    seed of its own.
+    """Return the `Request` settings of a row of at most `tokens` new tokens.
+
+    When sampling, a row has a seed of its own.
     """
     if config.do_sample:
         sampling = drawn_by(processors, seed=int(torch.randint(1 << 62, (1,))))
@@ -529,8 +540,9 @@ def unpadded(input_ids: torch.Tensor, mask: torch.Tensor | None) -> list[list[in
 def of_rows(
     processors: Iterable[Any], criteria: Iterable[Any], streamer: Any, batched: bool
 ) -> list[Any]:
-    """Return copies of the processors of padded rows for rows without padding: the penalty has none
-    to leave out.
+    """Return copies of the processors of padded rows for rows without padding.
+
+    Then the penalty has no padding to leave out.
 
     Raises UserError that names processors, criteria or a batch's streamer that read more than each
     row's own ids.
@@ -558,8 +570,9 @@ def of_rows(
 
 
 def output(ids: torch.Tensor, generations: list[Generation]) -> Any:
-    """Return ids (B, n) in transformers' output class, with the rows' answers and their steps as
-    `generations`.
+    """Return ids (B, n) in transformers' output class.
+
+    Its `generations` are the rows' answers and their steps.
     """
     from transformers.generation import GenerateDecoderOnlyOutput
 
@@ -569,8 +582,9 @@ def output(ids: torch.Tensor, generations: list[Generation]) -> Any:
 
 
 def undecided(criteria: Iterable[Any], max_length: int, eos: Collection[int]) -> Any:
-    """Return a StoppingCriteriaList of what the loop does not decide: each criterion costs a GPU
-    transfer per token.
+    """Return a StoppingCriteriaList of what the loop does not decide.
+
+    Each criterion costs a GPU transfer per token.
     """
     from transformers.generation import EosTokenCriteria, MaxLengthCriteria, StoppingCriteriaList
 
@@ -613,8 +627,9 @@ def eos_ids(ids: Any) -> frozenset[int]:
 def target_of(
     model: Any, length: int, linear: str = "torch", max_context: int | None = None
 ) -> Target:
-    """Return the model's target for texts of `length` tokens, at most `max_context` and the model's
-    positions.
+    """Return the model's target for texts of `length` tokens.
+
+    The length is cut to `max_context` and the model's positions.
 
     The target is kept with the model. It is made anew if the text is longer than its context, or
     the model has changed (`Target.changed`) or is a copy. Callers hold the model's turns. Raises

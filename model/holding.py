@@ -1,5 +1,6 @@
-"""Load a checkpoint of 16-bit weights so that it computes in float32, without a float32 copy of
-them.
+"""Load a checkpoint of 16-bit weights so that it computes in float32.
+
+No float32 copy of the weights is made.
 
 If weights keep their type, transformers leaves them in the memory-mapped file. Linear layers widen
 their weights, and the engine's forwards multiply by 16-bit copies of them (`engine.linear`), with
@@ -67,8 +68,9 @@ def load(loader: Callable[..., Any], source: str, revision: str | None = None) -
 
 
 def needed_bytes(folder: Path) -> int:
-    """Return the memory that a checkpoint takes on a CPU, without caches: its weights, and 0.5 GB
-    for the process.
+    """Return the memory that a checkpoint takes on a CPU, without caches.
+
+    It is its weights, and 0.5 GB for the process.
     """
     return int(1.06 * sum(path.stat().st_size for path in weight_files(folder))) + MARGIN
 
@@ -113,8 +115,9 @@ def hold_weights(model: Any) -> bool:
 
 
 def _widen_head(model: Any, inputs: Any) -> None:
-    """Let a head that `resize_token_embeddings` made widen its weight, too; runs before each
-    forward.
+    """Let a head that `resize_token_embeddings` made widen its weight, too.
+
+    Runs before each forward.
     """
     head = model.get_output_embeddings()
     if type(head) is nn.Linear and head.weight.dtype in NARROW:
@@ -122,8 +125,9 @@ def _widen_head(model: Any, inputs: Any) -> None:
 
 
 class _Widths(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Notes if an operator other than embedding returns 16-bit values: some models cast to a
-    weight's type.
+    """Notes if an operator other than embedding returns 16-bit values.
+
+    Some models cast to a weight's type.
     """
 
     narrow = False
@@ -149,8 +153,9 @@ def _tensors(folder: Path) -> Iterator[tuple[str, torch.Tensor]]:
 
 
 def _read_wide(model: Any, folder: Path, narrow: torch.dtype) -> bool:
-    """Read again, as float32, what has values in the files that the model's 16-bit type does not
-    hold.
+    """Read again, as float32, the tensors that lose values in 16 bits.
+
+    Their files hold values that the model's 16-bit type does not.
 
     Returns:
         False if such a tensor is not in the model by this name and shape.

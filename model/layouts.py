@@ -1,5 +1,6 @@
-"""Choose by measurement how linear layers multiply on a CPU: which layout is fastest differs by
-processor and rows.
+"""Choose by measurement how linear layers multiply on a CPU.
+
+Which layout is fastest differs by processor and rows.
 
 A model's most frequent large layer is timed in each layout, once per processor, torch, threads,
 types and shape. The times are kept on disk, in $XDG_CACHE_HOME/token_recycling or
@@ -45,8 +46,9 @@ Times = dict[str, list[float]]  # by layout: microseconds of a product for each 
 
 
 def choose(model: nn.Module, possible: Sequence[str]) -> Layouts:
-    """Return the layouts that are fastest for a model on this machine: one that is a copy, torch's
-    own elsewhere.
+    """Return the layouts that are fastest for a model on this machine.
+
+    At most one is a copy; elsewhere it is torch's own.
 
     Args:
         possible: names of copies.
@@ -105,8 +107,9 @@ def fastest(times: Times) -> Layouts:
 def measure(
     weights: torch.Tensor, dtype: torch.dtype, possible: Sequence[str]
 ) -> tuple[Times, bool]:
-    """Time products with weights (COPIES, out, in) in turns, so that a weight has left the cache
-    when its turn comes.
+    """Time products with weights (COPIES, out, in) in turns.
+
+    So a weight has left the cache when its turn comes.
 
     Returns:
         The lower quartiles of the times; False if other processes disturbed them.

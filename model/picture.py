@@ -1,5 +1,6 @@
-"""Draw an answer as SVG: its text coloured by the tokens of each step, and the draft tree of one
-step.
+"""Draw an answer as SVG.
+
+The drawing has its text, coloured by the tokens of each step, and one step's draft tree.
 
 The model's text is escaped. Colours follow the reader's light or dark scheme.
 """
@@ -61,8 +62,9 @@ class Picture:
 
     @classmethod
     def watch(cls, decoder: Decoder, prompt: Prompt, *, max_new_tokens: int = 96) -> Picture:
-        """Decode a prompt greedily and collect the data, with the draft of the first step that
-        accepted most nodes.
+        """Decode a prompt greedily and collect the data.
+
+        The draft kept is that of the first step that accepted most nodes.
         """
         with decoder.target.turns:
             session: Any = decoder.method.session()

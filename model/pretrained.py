@@ -37,8 +37,9 @@ ON_PYPI = {
 
 
 def is_reachable() -> bool:
-    """True if the hub answers, asked once a minute; HF_ENDPOINT, HF_HUB_OFFLINE and proxies are
-    honoured.
+    """True if the hub answers, asked once a minute.
+
+    HF_ENDPOINT, HF_HUB_OFFLINE and proxies are honoured.
 
     The hub's own client would retry an unreachable hub for two minutes.
     """
@@ -95,8 +96,9 @@ def load_pretrained(
     common: dict[str, Any] | None = None,
     **options: Any,
 ) -> tuple[Any, Any]:
-    """Load a model in eval mode on its device, and its tokenizer; from the hub, both are of one
-    commit.
+    """Load a model in eval mode on its device, and its tokenizer.
+
+    From the hub, both are of one commit.
 
     Args:
         name: a folder, or a name on the hub.

@@ -20,8 +20,9 @@ Turns = Sequence[Mapping[str, Any]]  # roles and contents
 
 
 def takes_chats(tokenizer: Any) -> bool:
-    """True if a tokenizer can format chats: by a template or, like mistral-common's, by its own
-    code.
+    """True if a tokenizer can format chats.
+
+    It does so by a template or, like mistral-common's, by its own code.
     """
     from transformers import PreTrainedTokenizerBase
 
@@ -31,8 +32,9 @@ def takes_chats(tokenizer: Any) -> bool:
 
 
 def default_template(tokenizer: Any, name: str) -> str:
-    """Return the template of a model's chats: its tokenizer's, else Vicuna's if the name says
-    Vicuna, else raw.
+    """Return the template of a model's chats.
+
+    It is its tokenizer's, else Vicuna's if the name says Vicuna, else raw.
     """
     if takes_chats(tokenizer):
         return CHAT
@@ -47,8 +49,9 @@ def alternating(turns: Turns) -> list[str]:
 
 
 def chat_text(template: str, tokenizer: Any, turns: Turns) -> str:
-    """Return a chat's text by one of the templates above, and the beginning of an answer after a
-    user's turn.
+    """Return a chat's text by one of the templates above.
+
+    After a user's turn, the beginning of an answer follows.
 
     Raises ValueError as `alternating`, or whatever the tokenizer's template raises.
     """
@@ -64,8 +67,9 @@ def chat_text(template: str, tokenizer: Any, turns: Turns) -> str:
 
 
 def chat_ids(tokenizer: Any, turns: Turns, **options: Any) -> list[int]:
-    """Return a chat's ids by the tokenizer's template, special tokens included; options are the
-    template's.
+    """Return a chat's ids by the tokenizer's template, special tokens included.
+
+    Options are the template's.
     """
     ids = tokenizer.apply_chat_template(
         turns, add_generation_prompt=True, return_dict=False, **options

@@ -1,5 +1,6 @@
-"""Quantise weights to 8 or 4 bits with torchao: a memory-bound step reads a half or a quarter as
-much.
+"""Quantise weights to 8 or 4 bits with torchao.
+
+A memory-bound step reads a half or a quarter as much.
 
 Every method then reproduces the quantised model's own decoding. Embeddings, and with int4 the head,
 are not quantised.
@@ -71,8 +72,9 @@ def quantize(model: Any, to: str, device: torch.device) -> None:
 
 
 def _check_done(model: Any, to: str) -> None:
-    """Raise UserError if torchao left more than a tenth of the weights unquantised, such as fused
-    experts.
+    """Raise UserError if torchao left more than a tenth of the weights unquantised.
+
+    Fused experts are an example.
     """
     vocabulary = {
         id(module.weight)

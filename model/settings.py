@@ -21,8 +21,9 @@ def check_settings(
     without: Collection[str] = (),
     allow_extra: bool = False,
 ) -> None:
-    """Check names and types of settings against the parameters of `taker`, and that none is
-    missing.
+    """Check names and types of settings against the parameters of `taker`.
+
+    Also check that none is missing.
 
     Args:
         prefix: put before the settings' names in messages, such as `model.`.

@@ -1,5 +1,6 @@
-"""The register of methods by name, and their order in tables. configs/method/NAME.yaml holds a
-method's settings.
+"""The register of methods by name, and their order in tables.
+
+configs/method/NAME.yaml holds a method's settings.
 
 Import from outside only the register, the functions that build a method by name or import path, and
 a class by its file. May import `engine`, `recycling`, `structures`.
@@ -179,8 +180,9 @@ def check_method(
 
 
 def _template(tree: Any, k: int) -> Tree:
-    """Return a draft tree of ranks below k, given as a tree, a template's name, `best:N` or a
-    template's settings.
+    """Return a draft tree of ranks below k.
+
+    It is given as a tree, a template's name, `best:N` or a template's settings.
     """
     from ..engine import Tree
     from ..recycling import build_template

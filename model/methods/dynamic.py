@@ -1,5 +1,6 @@
-"""Dynamic recycling: a best-first tree from unigram and bigram tables, suffix matches and rejected
-siblings.
+"""Dynamic recycling: a best-first tree from several sources.
+
+The sources are unigram and bigram tables, suffix matches and rejected siblings.
 
 The paper asks whether dynamic trees can outperform its static one (2408.08696, limitations). Here a
 row keeps its candidates' probabilities, a second table has rows by pairs of tokens, text is copied
@@ -112,8 +113,9 @@ class DynamicSession(TextSession[SuffixAutomaton]):
         return None
 
     def observe_prompt(self, prompt: list[int], start: int, logits: torch.Tensor) -> None:
-        """With `recycle_prompt`: write rows of the prompt's tokens, and note the siblings of the
-        first root.
+        """With `recycle_prompt`: write rows of the prompt's tokens.
+
+        Also note the siblings of the first root.
         """
         drafter = self.drafter
         end = start + len(logits)
@@ -186,8 +188,9 @@ class DynamicSession(TextSession[SuffixAutomaton]):
         self.text.extend(verification.tokens)
 
     def skip(self, tokens: list[int]) -> None:
-        """Append the tokens and forget the siblings: a plain step does not show the next root's
-        siblings.
+        """Append the tokens and forget the siblings.
+
+        A plain step does not show the next root's siblings.
         """
         newest = [*self.text.tokens[-1:], *tokens]
         self._before = newest[-2]

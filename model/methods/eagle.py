@@ -22,8 +22,9 @@ from ..structures.heads import Eagle3Head, Head, load_eagle3_head, load_head, te
 
 
 class Eagle(StaticTree):
-    """Drafts a tree of fixed shape: a node's children are the best tokens of the feature predicted
-    at it.
+    """Drafts a tree of fixed shape.
+
+    A node's children are the best tokens of the feature predicted at it.
 
     Args:
         tree_path: YAML of rank paths; default: the published 25 nodes.
@@ -53,8 +54,9 @@ class EagleSession(StaticTreeSession):
 
 
 class ConfidenceTree(HeadDrafter):
-    """Expands the best `top_k` nodes of each depth (2406.16858, 4.1), then keeps the best `nodes`
-    of all seen (4.2).
+    """Expands the best `top_k` nodes of each depth (2406.16858, 4.1).
+
+    Then keeps the best `nodes` of all seen (4.2).
 
     A node's value is the product of the head's probabilities along its path, which estimate
     acceptance rates.
@@ -182,8 +184,9 @@ class ConfidenceTreeSession(HeadSession):
         return self._breadth_first(root, *nodes.tolist())  # one transfer
 
     def _best(self, features: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return log-probs and tokens of the children of nodes with features (w, H), best first:
-        (w, top_k) each.
+        """Return log-probs and tokens of the children of nodes with features (w, H).
+
+        Both are (w, top_k), best first.
         """
         drafter = self.drafter
         best = torch.log_softmax(drafter.lm_head(features).float(), dim=-1).topk(
@@ -196,8 +199,9 @@ class ConfidenceTreeSession(HeadSession):
     def _breadth_first(
         self, root: int, kept: list[int], parents: list[int], tokens: list[int]
     ) -> Draft:
-        """Return the draft of the kept nodes, given their numbers, parents' numbers (-1: the root)
-        and tokens.
+        """Return the draft of the kept nodes.
+
+        They are given by numbers, parents' numbers (-1: the root) and tokens.
         """
         device = self.drafter.device
         nodes = [(-1, -1, root), *sorted(zip(kept, parents, tokens, strict=True))]

@@ -1,5 +1,6 @@
-"""Goose: a copied chain with recycled candidates as its branches, in one tree that grows with
-confidence.
+"""Goose: a copied chain with recycled candidates as its branches.
+
+Both are one tree that grows with confidence.
 
 Jin, Nguyen, Inoue: arXiv 2604.02047 (COLM 2026). The rules are those of the public code at its
 default settings,
@@ -53,8 +54,9 @@ HARMONIC = [0.0, *accumulate(1 / i for i in range(1, MAX_NODES + 1))]
 
 
 class Goose(Drafter):
-    """Drafts a copied chain, the spine, with candidates of rows by token and by pair of tokens as
-    branches.
+    """Drafts a copied chain, the spine, with candidates as branches.
+
+    The candidates come from rows by token and by pair of tokens.
 
     In a cold start, as published, the rows begin anew with each prompt. Keeping them between
     prompts is a variant of this project, which the public code's evaluation does not run. The text
@@ -103,8 +105,9 @@ class Goose(Drafter):
 
 
 class Rows:
-    """The target's top candidates after a token and after a pair of tokens, when last seen there,
-    with scores.
+    """The target's top candidates after a token and after a pair of tokens.
+
+    They are those when it was last seen, with scores.
 
     A score is the softmax over the row's candidates alone. Rows by token keep it as float16.
     """
@@ -129,8 +132,9 @@ class Rows:
     def write(
         self, before: list[int], tokens: list[int], ids: torch.Tensor, scores: torch.Tensor
     ) -> None:
-        """Write rows (m, k) for m tokens and the ones before them, in order: of equal tokens the
-        last row wins.
+        """Write rows (m, k) for m tokens and the ones before them, in order.
+
+        Of equal tokens the last row wins.
 
         Args:
             before: -1: no row by pair is written.
@@ -151,8 +155,9 @@ class Rows:
             del self.by_pair[pair]
 
     def state_dict(self) -> dict[str, torch.Tensor]:
-        """All rows, (m, k) each: their keys, int64 (m,), the newest last; candidates int32;
-        scores.
+        """All rows, (m, k) each: their keys, candidates and scores.
+
+        Keys are int64 (m,), the newest last; candidates int32.
         """
         tensors = {}
         for name, rows, dtype in (
@@ -190,8 +195,9 @@ class Rows:
 
 
 class GooseSession(Session):
-    """A sequence's text and its n-grams, the spine's acceptance so far, and the last draft as it
-    was built.
+    """A sequence's text and its n-grams, and the spine's acceptance so far.
+
+    Also the last draft as it was built.
     """
 
     drafter: Goose
@@ -256,8 +262,9 @@ class GooseSession(Session):
                 break
 
     def _grow(self, root: int, chain: list[int], conf: float) -> tuple[list[int], list[int], int]:
-        """Return the tree: tokens, parents, and the number of nodes after the root that are the
-        spine.
+        """Return the tree: tokens, parents, and the spine's number of nodes.
+
+        The spine's nodes come right after the root.
 
         Nodes are the spine, the root's branches, the spine's branches, and branches of branches, in
         this order.
@@ -355,8 +362,9 @@ class GooseSession(Session):
 
 
 def confidence(length: int, unanimous: bool) -> float:
-    """Return the confidence in a copy of so many tokens: 0 for none, 1 if all occurrences were
-    followed alike.
+    """Return the confidence in a copy of so many tokens.
+
+    It is 0 for none, and 1 if all occurrences were followed alike.
     """
     if unanimous:
         return 1.0
@@ -366,8 +374,9 @@ def confidence(length: int, unanimous: bool) -> float:
 
 
 def shares(branches: int, spine: int) -> list[int]:
-    """Return how many branches each spine node may have: in proportion to 1/depth, at least one
-    while any are left.
+    """Return how many branches each spine node may have, in proportion to 1/depth.
+
+    Each has at least one while any are left.
     """
     counts = list[int]()
     left = branches
@@ -380,8 +389,9 @@ def shares(branches: int, spine: int) -> list[int]:
 
 
 def scores_of(logits: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
-    """Return the softmax over the candidates alone, in the logits' own type: (n, V) and (n, k) ->
-    float32 (n, k).
+    """Return the softmax over the candidates alone, in the logits' own type.
+
+    (n, V) and (n, k) -> float32 (n, k).
 
     Zero where a row's logits are NaN.
     """

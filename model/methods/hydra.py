@@ -1,5 +1,6 @@
-"""Hydra: Medusa's heads that also read the drafted path, after a layer over the context (arXiv
-2402.05109).
+"""Hydra: Medusa's heads that also read the drafted path (arXiv 2402.05109).
+
+They come after a layer over the context.
 
 Source: github.com/zankner/Hydra, for its published heads (`prefix-mlp`, grounded) and their tree,
 which is Medusa's.
@@ -43,8 +44,9 @@ SUPPORTED = {"hydra_head_arch": "prefix-mlp", "grounded_heads": True, "hidden_st
 
 
 class HydraHeads(Head):
-    """Heads over (the layer's output at the last token before the root, root, drafted tokens of the
-    path).
+    """Heads over the layer's output, the root and the drafted path.
+
+    The output is that at the last token before the root.
 
     The state dict is the public layout. As there, all blocks after a head's first one are a single
     module.
@@ -80,8 +82,9 @@ class HydraHeads(Head):
 
 
 def load_heads(path: str, target: Target) -> HydraHeads:
-    """Load the heads from a folder: config.json and hydra_lm_head.safetensors, or hydra_lm_head.pt
-    as published.
+    """Load the heads from a folder.
+
+    It holds config.json and hydra_lm_head.safetensors, or hydra_lm_head.pt as published.
 
     The layer has the target's own configuration; the numbers of heads and blocks are read from the
     weights. Raises UserError if the heads are missing, corrupt, of another kind, or made for
@@ -132,8 +135,9 @@ def load_heads(path: str, target: Target) -> HydraHeads:
 
 
 class Hydra(StaticTree):
-    """Drafts a tree of fixed shape, a depth by each head: a node's children are the best tokens
-    after its path.
+    """Drafts a tree of fixed shape, a depth by each head.
+
+    A node's children are the best tokens after its path.
 
     Nothing is kept between prompts.
 

@@ -1,5 +1,6 @@
-"""LogitSpec: drafts the last logits' runners-up as the token after next, each with the text that
-followed it before.
+"""LogitSpec: drafts the last logits' runners-up as the token after next.
+
+Each comes with the text that followed it before.
 
 Liu, Lv, Li, Gao, Sun, Sun: arXiv 2507.01449 (Findings of ACL 2026). The rules are those of the
 public code at its
@@ -30,8 +31,9 @@ SHORTEST_PATH = 1  # tokens of a path that begins with any other candidate
 
 
 class LogitSpec(Drafter):
-    """Drafts a copied continuation of the root, then the logits' other candidates, each with a
-    short continuation.
+    """Drafts a copied continuation of the root, then the logits' other candidates.
+
+    Each candidate has a short continuation.
 
     Paths are not merged: a token may be drafted twice below the root. In a cold start, as
     published, nothing is kept
@@ -93,8 +95,9 @@ class Continuations:
         self.extend(tokens)
 
     def extend(self, tokens: Iterable[int]) -> None:
-        """Append a text and write all its positions; rewrite those of earlier steps, which may have
-        been cut short.
+        """Append a text and write all its positions.
+
+        Those of earlier steps are rewritten, as they may have been cut short.
         """
         self.tokens += tokens
         self._write(self._all_written - MAX_COPY - NGRAM)
@@ -123,8 +126,9 @@ class Continuations:
                     pool[gram] = end * (MAX_COPY + 1) + count
 
     def after(self, oldest: int, older: int, token: int, limit: int) -> list[int]:
-        """Return the continuation of the longest indexed n-gram that ends these three tokens, cut
-        to `limit` tokens.
+        """Return the continuation of the longest indexed n-gram that ends these tokens.
+
+        It is cut to `limit` tokens.
 
         Args:
             oldest: -1 if there is none.

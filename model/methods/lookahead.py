@@ -1,5 +1,6 @@
-"""Lookahead decoding: Jacobi iterations next to the text produce n-grams, which are drafted when
-their key is the root.
+"""Lookahead decoding: Jacobi iterations next to the text produce n-grams.
+
+An n-gram is drafted when its key is the root.
 
 Source: arXiv 2402.02057, sections 3.1 to 3.3; details (how the window fills, that it moves by one
 column a step) as in
@@ -76,8 +77,9 @@ class Lookahead(LayoutDrafter):
         return LookaheadSession(self)
 
     def _layout(self, deepest: int, width: int, guesses: int) -> Layout:
-        """Return the draft of levels 0 to `deepest` in `width` columns, then `guesses` chains of N
-        - 1 tokens.
+        """Return the draft of levels 0 to `deepest` in `width` columns.
+
+        Then come `guesses` chains of N - 1 tokens.
         """
         # level 0; the root is its column 0
         paths: list[RankPath] = [(0,) * i for i in range(width)]
@@ -118,8 +120,9 @@ class LookaheadSession(DeviceSession):
         )
 
     def account(self, verification: Verification) -> None:
-        """Collect the n-grams that this step completes, then move the window (paper, 3.2 and
-        algorithm 2).
+        """Collect the n-grams that this step completes, then move the window.
+
+        This is 3.2 and algorithm 2 of the paper.
         """
         choices = verification.choices.tolist()
         levels = self._levels

@@ -120,8 +120,9 @@ class NgramCacheSession(DeviceSession):
 
 
 class _Shape(Layout):
-    """One chain of `follower` nodes for each slot: root, first slot's tokens, second slot's tokens,
-    ...
+    """One chain of `follower` nodes for each slot.
+
+    Nodes are the root, first slot's tokens, second slot's tokens, ...
 
     Attributes:
         slots: per slot, its parent slot (-1: the root) and its rank there.

@@ -1,5 +1,6 @@
-"""REST: retrieval-based speculative decoding (arXiv 2311.08252) drafts what followed the same
-n-gram in a corpus.
+"""REST: retrieval-based speculative decoding (arXiv 2311.08252).
+
+It drafts what followed the same n-gram in a corpus.
 
 The longest n-gram that ends the context is looked up in a datastore; the continuations of all
 occurrences are merged into a trie, whose most frequent nodes are the draft tree (section 3 of the
@@ -104,8 +105,9 @@ class RestSession(Session):
 
 
 def most_frequent(continuations: NDArray[np.int64], nodes: int) -> tuple[list[int], list[int]]:
-    """Return the most frequent nodes of a trie of continuations, as a tree's parents and its tokens
-    below the root.
+    """Return the most frequent nodes of a trie of continuations.
+
+    They are a tree's parents and its tokens below the root.
 
     In lexicographic order the continuations that share a node are neighbours: a node is a run of
     rows, its frequency

@@ -1,5 +1,6 @@
-"""Spine: a copied continuation with recycled candidates as its branches, in one tree of a fixed
-number of nodes.
+"""Spine: a copied continuation with recycled candidates as its branches.
+
+Both are one tree of a fixed number of nodes.
 
 RACER (2604.14885) and Goose (2604.02047) join retrieved and recycled drafts in one tree, too. This
 project's own part
@@ -28,8 +29,9 @@ from ..structures.suffix_automaton import SuffixAutomaton
 
 
 class Spine(TokenRecycling):
-    """Token Recycling whose tree grows off the continuation of the longest suffix match in prompt
-    and output.
+    """Token Recycling whose tree grows off a copied continuation.
+
+    It is that of the longest suffix match in prompt and output.
 
     There is one topology for each length of match; a step chooses one and fills in its tokens.
     Without a match, it has the best nodes of the published order. Kept between prompts: the matrix
@@ -107,8 +109,9 @@ class Spine(TokenRecycling):
         return SpineSession(self)
 
     def choose_topology(self, text: SuffixAutomaton) -> None:
-        """Choose the topology by the length of the text's match, and copy its continuation into the
-        spine.
+        """Choose the topology by the length of the text's match.
+
+        Copy the match's continuation into the spine.
         """
         match = min(text.length, len(self.accept_probs))
         nodes = self.nodes if self.sizing is None else self.sizing.choose(self._likelihoods[match])
@@ -125,8 +128,9 @@ class Spine(TokenRecycling):
         return self._topologies[match, nodes]
 
     def grow(self, root: torch.Tensor) -> torch.Tensor:
-        """Fill in the spine, then all other children of its nodes at once, then lower levels as
-        recycling does.
+        """Fill in the spine, then all other children of its nodes at once.
+
+        Then fill lower levels as recycling does.
 
         The other children of a spine node are its candidates except the spine's next token.
         """
@@ -158,8 +162,9 @@ class SpineSession(TextSession[SuffixAutomaton], RecyclingSession):
 
 
 class Topology:
-    """A tree whose nodes (0,), (0, 0), ... down to depth `spine` are copied, with the arrays of its
-    look-up.
+    """A tree whose nodes (0,), (0, 0), ... down to depth `spine` are copied.
+
+    It has the arrays of its look-up.
 
     On the CPU all arrays but `tree` and `tokens` are NumPy's, see `fastest`.
     """
@@ -202,8 +207,9 @@ def spine_depth(path: RankPath, spine: int) -> int:
 
 
 def spine_tree(match: int, nodes: int, k: int, accept_probs: Sequence[float]) -> tuple[Tree, int]:
-    """Build the tree of the `nodes` most likely nodes for a match of `match` tokens; also return
-    the spine's length.
+    """Build the tree of the `nodes` most likely nodes for a match of `match` tokens.
+
+    Also return the spine's length.
 
     The prior: after a match of m tokens the copied token is right with probability accept_probs(m);
     then the match is
@@ -235,8 +241,9 @@ def copies(match: int, accept_probs: Sequence[float]) -> bool:
 def best_first(
     match: int, nodes: int, k: int, accept_probs: Sequence[float]
 ) -> list[tuple[float, RankPath, bool]]:
-    """List the `nodes` most likely nodes by the prior of `spine_tree`: likelihood, rank path, True
-    on the spine.
+    """List the `nodes` most likely nodes by the prior of `spine_tree`.
+
+    Each has its likelihood, its rank path, and True on the spine.
 
     The spine's next token has rank 0, a node's other candidates have ranks from 1 on.
     """

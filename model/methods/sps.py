@@ -157,8 +157,9 @@ class SpeculativeSession(Session):
         return Draft(tree, torch.tensor([self._text[-1], *tokens], device=drafter.device))
 
     def _pick(self, logits: torch.Tensor, position: int) -> torch.Tensor:
-        """Return the draft token (1,) for a position of the text, from logits padded to the
-        target's width.
+        """Return the draft token (1,) for a position of the text.
+
+        The logits are padded to the target's width.
 
         When sampling, the target's noise for that position is added: two models of one distribution
         then draw the same token, and similar ones mostly (Daliri et al., arXiv 2408.07978). Tokens

@@ -1,5 +1,6 @@
-"""Suffix drafts: copy what followed the text's longest suffix where it occurred before
-(SAM-Decoding, 2411.10666).
+"""Suffix drafts (SAM-Decoding, 2411.10666).
+
+They copy what followed the text's longest suffix where it occurred before.
 
 By default the copy is 4 times as long as its match; the paper always copies 40 tokens
 (`factor=40`).
@@ -101,8 +102,9 @@ class Suffix(DeviceDrafter):
 
 
 def prior_likelihoods(count: int) -> list[list[float]]:
-    """Return, for each length of a match in MATCHES, the likelihood of the root and of each copied
-    token.
+    """Return the likelihood of the root and of each copied token.
+
+    There is one list for each length of a match in MATCHES.
     """
     last = len(ACCEPT_PROBS)
     likelihoods = []
@@ -136,8 +138,9 @@ class SuffixSession(TextSession[SuffixAutomaton], DeviceSession):
 
 
 class SuffixRecycling(DeviceDrafter):
-    """Suffix drafts where the match is long, Token Recycling's tree elsewhere (the paper's hybrid,
-    3.4).
+    """Suffix drafts where the match is long, Token Recycling's tree elsewhere.
+
+    This is the paper's hybrid (3.4).
 
     The matrix learns from every step, whichever part drafted it. Kept between prompts: Token
     Recycling's state, and the text with `history_tokens`. In step records the source is `suffix` or
@@ -208,8 +211,9 @@ class SuffixRecycling(DeviceDrafter):
 
 
 class HybridSession(Session):
-    """A session of the drafter's `suffix`, whose text is the sequence's, and one of its
-    `partner`.
+    """A session of the drafter's `suffix`, and one of its `partner`.
+
+    The first one's text is the sequence's.
     """
 
     def __init__(self, drafter: Any) -> None:

@@ -1,5 +1,6 @@
-"""SuffixDecoding: drafts what most often followed the text's end, counted in this request and in
-all answers.
+"""SuffixDecoding: drafts what most often followed the text's end.
+
+Occurrences are counted in this request and in all answers.
 
 Oliaro, Jia, Campos, Qiao: arXiv 2411.04975 (NeurIPS 2025). The rules are those of the public code
 as vLLM drives it,
