@@ -178,26 +178,29 @@ def refuse(model: Any, input_ids: torch.Tensor, config: Any, kwargs: dict[str, A
         differ = positions != seen.cumsum(-1).to(positions) - 1
         moved = bool((differ & (seen == 1).to(positions.device)).any())
 
-    in_use = dict.fromkeys(_refused(config), True)
-    for name in OUTPUTS:
-        in_use[name] = bool(config.return_dict_in_generate and getattr(config, name, False))
-
-    in_use["padding but on the left (attention_mask)"] = not padded_left
+    names = [*_refused(config)]
+    if config.return_dict_in_generate:
+        names += [name for name in OUTPUTS if getattr(config, name, False)]
+    if not padded_left:
+        names.append("padding but on the left (attention_mask)")
     for name, cache in caches.items():
-        in_use[name] = any(vars(layer).get("device") is not None for layer in cache.layers)
+        if any(vars(layer).get("device") is not None for layer in cache.layers):
+            names.append(name)
 
-    in_use["inputs_embeds"] = kwargs.get("inputs_embeds") is not None
-    in_use["position_ids"] = moved
+    if kwargs.get("inputs_embeds") is not None:
+        names.append("inputs_embeds")
+    if moved:
+        names.append("position_ids")
     for name, value in kwargs.items():
-        if name not in PREPARED:
-            in_use[name] = value is not None and value != {}
+        if name not in PREPARED and value is not None and value != {}:
+            names.append(name)
 
-    in_use["inputs prepared by another object (prompt tuning)"] = _prepared_elsewhere(model)
-    in_use |= dict.fromkeys(_given_by_peft(model), True)
-
-    names = [name for name, used in in_use.items() if used]
+    if _prepared_elsewhere(model):
+        names.append("inputs prepared by another object (prompt tuning)")
+    names += _given_by_peft(model)
     if names:
-        raise UserError(f"custom_generate: not supported: {', '.join(names)}; leave it out")
+        listed = ", ".join(dict.fromkeys(names))
+        raise UserError(f"custom_generate: not supported: {listed}; leave it out")
 
 
 def changed(config: Any, names: Collection[str]) -> dict[str, Any]:
