@@ -41,6 +41,7 @@ text { fill: #e4e5e3 } .quiet { fill: #a0a7ae } .card { fill: #15181c; stroke: #
 .edge { stroke: #4a525a } .path { stroke: #40a4e0 } .on { fill: #7cc4f2 }
 .s1 { fill: #23282e } .s2 { fill: #243d54 } .s3 { fill: #275178 } .s4 { fill: #2b669c } .s5 { fill: #2f7cc0 } }
 """  # noqa: E501
+Nodes = list[tuple[RankPath, str, bool]]  # of a draft: rank path, text, and True if accepted
 
 
 @dataclass(frozen=True)
@@ -58,7 +59,7 @@ class Picture:
     ids: list[int]
     lengths: list[int]
     step: int
-    nodes: list[tuple[RankPath, str, bool]]
+    nodes: Nodes
 
     @classmethod
     def watch(cls, decoder: Decoder, prompt: Prompt, *, max_new_tokens: int = 96) -> Picture:
@@ -72,7 +73,7 @@ class Picture:
         observe = session.observe
         steps = list[StepRecord]()
         tokens: list[int] = []
-        drafts: dict[int, list[tuple[RankPath, str, bool]]] = {}
+        drafts: dict[int, Nodes] = {}
 
         def watched(verification: Any) -> None:
             draft = verification.draft

@@ -117,6 +117,7 @@ class Acceptance:
         ):
             share = (accepted + PATH_PRIOR * by_rank[rank]) / (visits + PATH_PRIOR)
             p.append(share * (p[parent] if parent >= 0 else 1.0))
+
         return p
 
     def _children_of(self, tree: Tree) -> list[list[tuple[int, int]]]:
@@ -178,6 +179,7 @@ class Acceptance:
         self._steps = int(state["steps"])
         if len(state["order"]) == len(self.order):
             self.order = state["order"].tolist()
+
         self._renew()
 
     def _is_possible(self, state: dict[str, torch.Tensor]) -> bool:

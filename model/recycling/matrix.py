@@ -107,5 +107,6 @@ class AdjacencyMatrix:
                 f"start: the saved matrix is {list(saved.shape)}, this run's"
                 f" {list(self.candidates.shape)}"
             )
+
         check_ids("matrix", saved, len(saved))
         self.candidates.copy_(saved)

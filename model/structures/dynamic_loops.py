@@ -303,6 +303,7 @@ def _push(heap: Any, size: int, worth: float, number: int) -> None:
             break
         heap[at] = heap[above]
         at = above
+
     heap[at].worth = worth
     heap[at].number = number
 

@@ -47,16 +47,20 @@ LAYER_KEYS = re.compile(  # of a LLaMA layer
     "mlp_bias|num_(attention|key_value)_heads|rms_norm_eps|rope_theta"
 )
 _LABELS = re.compile(  # what nested configurations may state differently
-    "architectures|model_type|tie_word_embeddings|transformers_version|(torch_)?dtype|_name_or_path|use_cache|"
-    "(bos|eos|pad)_token_id|initializer_range"
+    "architectures|model_type|tie_word_embeddings|transformers_version|(torch_)?dtype|"
+    "_name_or_path|use_cache|(bos|eos|pad)_token_id|initializer_range"
 )
 # what a true key of such a name asks for must be computed, whatever it is
 _CHANGES_SUMS = re.compile(
-    "(?!rope_(type|scaling|parameters)$|mrope_(section|interleaved)$|_?attn_implementation(_autoset)?$|"
-    "attention_dropout$|"
-    "max_window_layers$|chunk_size_feed_forward$).*"
-    "(norm|bias|scal|multiplier|rope|rotary|attention|attn|alibi|causal|window|chunk|sink|clip|residual|cap(ping)?$|"
-    "layer_types|layer_ids|act(ivation)?(_fn|_function)?$|head_dim|lm_head|quant|parallel_draft(ing|_step))"
+    "(?!"
+    "rope_(type|scaling|parameters)$|mrope_(section|interleaved)$|"
+    "_?attn_implementation(_autoset)?$|attention_dropout$|"
+    "max_window_layers$|chunk_size_feed_forward$"
+    ").*("
+    "norm|bias|scal|multiplier|rope|rotary|attention|attn|alibi|causal|window|chunk|sink|clip|"
+    "residual|cap(ping)?$|layer_types|layer_ids|act(ivation)?(_fn|_function)?$|head_dim|lm_head|"
+    "quant|parallel_draft(ing|_step)"
+    ")"
 )
 _LAYER_IDS = "eagle_aux_hidden_state_layer_ids"
 _ALIASES = {"type": "rope_type", "fusion_bias": "bias", "aux_hidden_state_layer_ids": _LAYER_IDS}
@@ -191,6 +195,7 @@ def load_weights(module: nn.Module, file: Path, state: dict[str, torch.Tensor]) 
             f"{file}: {name} is {given.get(name, 'missing')} and {wanted}; {len(wrong)} of"
             f" {len(shapes)} tensors differ"
         )
+
     module.load_state_dict(state)
 
 

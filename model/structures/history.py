@@ -36,6 +36,7 @@ class History(Generic[T]):
                 f"history_tokens={history_tokens}: must be 0 (the prompt's own text alone) or a"
                 " number of tokens from 2"
             )
+
         self.history_tokens = history_tokens
         self.text_of = text_of
         self.vocab_size = vocab_size
@@ -99,6 +100,7 @@ class TextSession(Session, Generic[T]):
         kept = history.last_length
         if not kept or tokens[-kept:] != prompt[:kept]:
             kept = 0
+
         self._start = len(tokens) - kept
         self.text.extend(prompt[kept:])
         return super().begin(prompt)
@@ -119,6 +121,7 @@ class TextSession(Session, Generic[T]):
             history.pending = (history.pending + self.text.tokens[self._start :])[
                 -history.history_tokens :
             ]
+
         self._end()
 
     def _end(self) -> None:

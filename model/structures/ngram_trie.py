@@ -390,6 +390,7 @@ def hash_order(tokens: Collection[int]) -> list[int]:
         free = buckets - len(order)
         order = _placed(order + waiting[:free], buckets)
         waiting = waiting[free:]
+
     return order
 
 

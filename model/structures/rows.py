@@ -79,9 +79,11 @@ class TokenRows:
                 raise UserError(
                     f"start: the saved rows are of another vocabulary, k or size ({name})"
                 )
+
         check_ids("rows", state[f"{self.kind}_ids"], self.vocab_size)
         if bool((state[f"{self.kind}_levels"] >= LEVELS).any()):
             raise UserError(f"start: the saved rows hold levels beyond {LEVELS - 1}")
+
         for name, current in self.state_dict().items():
             current.copy_(state[name])
 
@@ -157,5 +159,6 @@ class Weights:
             fits = bool(possible.all())
         if not fits:
             raise UserError("start: the saved state has no weights of this method")
+
         self.seen, self.accepted = saved.double().numpy().copy().reshape(2, *KINDS)
         self.probs = self.accepted / self.seen

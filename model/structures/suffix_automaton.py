@@ -110,6 +110,7 @@ class SuffixAutomaton:
         state = links[text.counts["whole"][0]]
         while links[state] > 0 and last - first[state] <= count:
             state = links[state]
+
         tokens = self.tokens[first[state] : last][:count]
         return tokens + [0] * (count - len(tokens))
 
@@ -270,6 +271,7 @@ def transfer(text: Text, state: Any, length: Any, token: int) -> Any:
         state = np.int64(text.states[state].link)
         length = np.int64(text.states[state].length)
         transition = _find_transition(transitions, text.slots, state, token)
+
     if transition < 0:
         return np.int64(0), np.int64(0)
     return np.int64(transitions[transition].target), length + 1

@@ -411,12 +411,14 @@ def _push(queue: list[tuple[Any, ...]], item: tuple[Any, ...], hole: int = -1) -
     if hole < 0:
         hole = len(queue)
         queue.append(item)
+
     while hole:
         above = (hole - 1) // 2
         if not queue[above][0] < item[0]:
             break
         queue[hole] = queue[above]
         hole = above
+
     queue[hole] = item
 
 
@@ -433,6 +435,7 @@ def _pop(queue: list[tuple[Any, ...]]) -> tuple[Any, ...]:
             child -= 1  # the right one, if equal
         queue[hole] = queue[child]
         hole = child
+
     if queue:
         _push(queue, last, hole)
     return first
