@@ -154,10 +154,8 @@ class RacerSession(Session):
 
     def observe_prompt(self, prompt: list[int], start: int, logits: torch.Tensor) -> None:
         matrix = self.drafter.matrix
-        # (m, k)
-        matrix.update(
-            torch.tensor(prompt[start : start + len(logits)]), top_k(logits, matrix.k).cpu()
-        )
+        tokens = torch.tensor(prompt[start : start + len(logits)])
+        matrix.update(tokens, top_k(logits, matrix.k).cpu())  # (m, k)
 
     def draft(self, root: int) -> Draft:
         self._node, borders = self._trie.step(self._node, root)

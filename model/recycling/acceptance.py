@@ -137,9 +137,8 @@ class Acceptance:
     def state_dict(self) -> dict[str, torch.Tensor]:
         """Everything learnt: counts, float64; the order and the steps, int64."""
         return {
-            # (2, paths)
+            # visits and accepted: (2, paths) and (2, ranks)
             "path_counts": torch.tensor([self._visits, self._accepted], dtype=torch.float64),
-            # (2, ranks)
             "rank_counts": torch.tensor(
                 [self._rank_visits, self._rank_accepted], dtype=torch.float64
             ),

@@ -162,11 +162,13 @@ def plan(tree: Tree) -> list[Level]:
     continued: list[int] = []  # below the root
     above: list[int] = [0]
 
-    for (first, end), (below, below_end) in zip(tree.levels, tree.levels[1:], strict=False):
-        inner = [i for i in range(first, end) if i in set(parents[below:below_end])]
-        continued += inner if first else []
+    for (first, _), (below, below_end) in zip(tree.levels, tree.levels[1:], strict=False):
+        inner = sorted(set(parents[below:below_end]))
+        if first:
+            continued += inner
         candidates = 1 + max(ranks[below:below_end])
         row = {node: i for i, node in enumerate(inner)}
+
         rows = [
             [node - first for node in inner],
             [above.index(parents[node]) for node in inner],

@@ -238,7 +238,7 @@ _ROPE = {
 }
 # layers as LLaMA's, but for tensors
 _LLAMA = re.compile("llama|qwen[23]|mistral|mixtral|phi3|eagle3?|speculator.*")
-# by layers
+# which key of config.json gives a layer a bias
 _BIASES = dict.fromkeys(("gate_proj", "up_proj", "down_proj"), "mlp_bias") | {"fc": "bias"}
 # o_proj: only LLaMA's has one then
 _BIASES |= dict.fromkeys(("q_proj", "k_proj", "v_proj"), "attention_bias")
@@ -513,9 +513,9 @@ def load_eagle3_head(path: str, target: Target, layers: list[int] | None = None)
     head = Eagle3Head(config, embedding, reads=reads, width=width, rows=rows, asked=asked)
     head.ids = ids
     head.source = source
-    shared = target.model.config.get_text_config().tie_word_embeddings or not values.get(
-        "tie_word_embeddings"
-    )
+
+    of_target = target.model.config.get_text_config()
+    shared = of_target.tie_word_embeddings or not values.get("tie_word_embeddings")
     sizes = (target.logits_size, hidden_size(target))
     if "lm_head.weight" not in state and shared and (rows, config.hidden_size) == sizes:
         head.lm_head = None

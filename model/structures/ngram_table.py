@@ -93,8 +93,8 @@ class NgramTable:
         sizes = counts.flatten().tolist()
         of_leaders = leaders.shape == (len(sizes), self.leader)
         of_followers = followers.shape == (sum(sizes), self.follower)
-        counts_fit = all(1 <= size <= self.followers for size in sizes)
-        if not (of_leaders and of_followers and counts_fit) or len(sizes) > self.capacity:
+        few = len(sizes) <= self.capacity and all(1 <= size <= self.followers for size in sizes)
+        if not (of_leaders and of_followers and few):
             raise UserError(
                 f"start: the saved n-gram table is not one of at most {self.capacity} leaders of"
                 f" {self.leader} tokens with 1 to {self.followers} followers of {self.follower}"

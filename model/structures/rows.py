@@ -105,8 +105,8 @@ class PairRows(TokenRows):
     fields = ("ids", "levels", "seen", "keys")
 
     def __init__(self, vocab_size: int, k: int, size: int) -> None:
-        in_range = isinstance(size, int) and 0 <= size <= MAX_PAIRS
-        if not in_range or size == 1 or size & (size - 1):
+        powers = (1 << bits for bits in range(1, MAX_PAIRS.bit_length()))
+        if not isinstance(size, int) or size not in (0, *powers):
             raise UserError(
                 f"method.pairs={size}: must be a power of two from 2 to {MAX_PAIRS}, or 0"
             )
