@@ -117,15 +117,16 @@ class DynamicSession(TextSession[SuffixAutomaton]):
 
         Also note the siblings of the first root.
         """
-        drafter = self.drafter
         end = start + len(logits)
         before = prompt[max(start - 1, 0)]  # for the prompt's first token: itself
         following = self.text.tokens[self._prompt_at + end]
         outcome = (
             np.array(prompt[start:end], dtype=np.int64),
-            *on_host(*top_k_log_probs(logits, drafter.k)),
+            *on_host(*top_k_log_probs(logits, self.drafter.k)),
         )
-        loops.learn_prompt(before, following, drafter.siblings, *outcome, self.growth, self.rows)
+        loops.learn_prompt(
+            before, following, self.drafter.siblings, *outcome, self.growth, self.rows
+        )
 
     def draft(self, root: int) -> Draft:
         """Grow a draft to its size, best first, and arrange its nodes breadth-first."""

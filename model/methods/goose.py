@@ -88,11 +88,10 @@ class Goose(Drafter):
 
         check_whole("goose", 0, MAX_KEPT, history_pairs=history_pairs)
         super().__init__(torch.device(device), vocab_size)
-        # A tree's size at confidence 0, root included; the nodes that confidence 1 adds; the limit
-        # below the root.
-        self.base, self.growth, self.limit = (
-            (BASE, LARGEST - BASE, LARGEST) if nodes is None else (nodes + 1, 0, nodes)
-        )
+        # a tree's size at confidence 0, root included, and the nodes that confidence 1 adds
+        self.base = BASE if nodes is None else nodes + 1
+        self.growth = LARGEST - BASE if nodes is None else 0
+        self.limit = nodes or LARGEST  # nodes below the root
         self.max_nodes = 1 + self.limit
         self.k = min(ROW_CANDIDATES, vocab_size)
         self.needs = Needs(logits=True, candidates=self.k, prompt_logits=True, tree=True)
@@ -351,10 +350,8 @@ class GooseSession(Session):
             scores = scores_of(logits, ids.to(logits.device)).to(ids.device)
             self.drafter.rows.write(before, tokens, ids[built], scores[built])
             if self._spine:
-                accepted = (
-                    bisect_right([self._order[i] for i in draft.tree.chain_of[node]], self._spine)
-                    - 1
-                )
+                path = [self._order[i] for i in draft.tree.chain_of[node]]
+                accepted = bisect_right(path, self._spine) - 1
                 self._acceptance = NEWEST * accepted / self._spine + OLDER * self._acceptance
 
         self._before = int(draft.tokens[node])
