@@ -1,5 +1,6 @@
-"""The decoding library: one engine (`engine/`), the paper (`recycling/`), other methods
-(`methods/`).
+"""The decoding library.
+
+One engine (`engine/`), the paper (`recycling/`), other methods (`methods/`).
 
 All imports inside are relative, and none is of Hydra or the harness, so the library can be vendored
 under another name.

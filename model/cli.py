@@ -1,5 +1,6 @@
-"""token-recycling chat MODEL, token-recycling generate MODEL: decode in the terminal, without the
-harness.
+"""token-recycling chat MODEL, token-recycling generate MODEL.
+
+Decode in the terminal, without the harness.
 """
 
 from __future__ import annotations
@@ -41,8 +42,9 @@ NO_SETTINGS = {
 
 
 class Chat:
-    """One chat: reads lines and writes answers. Control characters in the model's text are printed
-    as escapes.
+    """One chat: reads lines and writes answers.
+
+    Control characters in the model's text are printed as escapes.
 
     Args:
         colours: colour the text of each step by its number of tokens, and print MAT and speed below
@@ -80,9 +82,8 @@ class Chat:
         except UserError as error:
             self._note(str(error))
         finally:
-            if (
-                self.turns and self.turns[-1]["role"] == "user"
-            ):  # without an answer, drop the question
+            # without an answer, drop the question
+            if self.turns and self.turns[-1]["role"] == "user":
                 self.turns.pop()
         return True
 
@@ -106,6 +107,7 @@ class Chat:
         if name == "help":
             chosen = "\n".join(f"{key}: {value}" for key, value in decoder.settings.items())
             return f"{HELP}\nmethods: {', '.join(METHODS)}\n{chosen}"
+
         raise UserError(f"/{name}: no such command, or its arguments do not fit; there are\n{HELP}")
 
     def _answer(self) -> None:
@@ -117,6 +119,7 @@ class Chat:
             raise UserError(
                 f"the chat has {len(prompt)} tokens, more than the context takes; /reset forgets it"
             )
+
         sampling = seeded(self.sampling, len(self.turns) // 2)
         steps = decoder.stream(prompt, sampling=sampling, **self.limits)
         ended: Generation | None = None  # None if Ctrl-C stopped the answer
@@ -129,14 +132,15 @@ class Chat:
             for piece, length in pieces(taken(), decoder.text_of, decoder.probes):
                 text += piece
                 shown = visible(piece)
-                self._put(
-                    f"\033[{COLOURS[min(length, len(COLOURS)) - 1]}m{shown}\033[0m"
-                    if self.colours
-                    else shown
-                )
+                if self.colours:
+                    colour = COLOURS[min(length, len(COLOURS)) - 1]
+                    shown = f"\033[{colour}m{shown}\033[0m"
+                self._put(shown)
+
         self._put("\n")
         self.turns.append({"role": "assistant", "content": text})
-        if self.colours and ended is not None and len(lengths := ended.accept_lengths) > 1:
+        if self.colours and ended is not None and len(ended.accept_lengths) > 1:
+            lengths = ended.accept_lengths
             setup = f"; {ended.setup_s:.1f} s of setup" if ended.setup_s else ""
             speed = (
                 f"{sum(lengths[1:]) / ended.decode_s:.1f} tokens/s; first token after"
@@ -239,6 +243,7 @@ def parser() -> argparse.ArgumentParser:
         command.add_argument("--linear", default="auto", help="auto, half, onednn, fused, torch")
         command.add_argument("--quantize", help="weights of int8 or int4, by torchao")
         command.add_argument("--trust-remote-code", action="store_true")
+
     source = command.add_mutually_exclusive_group(required=True)  # `command` is now `generate`
     source.add_argument("--prompt")
     source.add_argument("--file", type=Path, help="one prompt per line; - reads standard input")
@@ -281,18 +286,20 @@ def run(given: argparse.Namespace) -> None:
     logging.disable_progress_bar()
     if said := choose_threads(given.threads):
         print(said, file=sys.stderr)
+
     gc.freeze()  # imported modules stay alive; scanning them for garbage took 0.3 s of loading
-    options = {
-        name: value for name, value in vars(given).items() if name in NO_SETTINGS - {"model"}
-    }
+    names = NO_SETTINGS - {"model"}
+    options = {name: value for name, value in vars(given).items() if name in names}
     decoder = Decoder.from_pretrained(given.model, **options, **settings_of(given.set, "--set"))
     limits = dict(max_new_tokens=given.max_new_tokens, sampling=sampling, stop=given.stop)
     if given.command == "generate":
         return generate(decoder, prompts, given, limits)
+
     chat = Chat(decoder, colours=sys.stdout.isatty(), **limits)
     if chat.colours:
         legend = " ".join(f"\033[{colour}m{n}\033[0m" for n, colour in enumerate(COLOURS, 1))
         print(f"Colour: tokens that a step added, {legend} and more. /help lists the commands.")
+
     talk(chat)
 
 
@@ -306,19 +313,22 @@ def generate(
             f"{decoder.target.name}: has no chat template; each prompt is continued as it is",
             file=sys.stderr,
         )
+
     asked = prompts if given.raw else [[{"role": "user", "content": prompt}] for prompt in prompts]
     start = time.perf_counter()
     answers = list[Answer]()
     for answer in decoder.answers(asked, batch=given.batch, **limits):
         show(prompts[len(answers)], answer, given)
         answers.append(answer)
+
     if not given.quiet:
         print(summary(decoder, answers, time.perf_counter() - start, given.batch), file=sys.stderr)
 
 
 def summary(decoder: Decoder, answers: list[Answer], seconds: float, batch: int = 1) -> str:
-    """Return a line about the answers' speed and, where step times were learnt, the speedup over
-    plain decoding.
+    """Return a line about the answers' speed.
+
+    Where step times were learnt, it also has the speedup over plain decoding.
     """
     tokens = sum(len(a.ids) for a in answers)
     steps = sum(len(a.accept_lengths) for a in answers)
@@ -328,23 +338,22 @@ def summary(decoder: Decoder, answers: list[Answer], seconds: float, batch: int 
         f" {tokens / (seconds - setup):.1f} tokens/s"
     )
     says += f" and {setup:.1f} s of setup" if setup else ""
-    described = (
-        decoder.method.describe() if batch == 1 else {}
-    )  # a batch's step times depend on its width
+    # a batch's step times depend on its width
+    described = decoder.method.describe() if batch == 1 else {}
     if gain := described.get("predicted_speedup"):
         says += (
             f"; {'drafting paid' if gain > 1 else steps_in_words(described)}: about {gain:.2f}"
             " times plain decoding"
         )
+
     return says
 
 
 def show(prompt: str, answer: Answer, given: argparse.Namespace) -> None:
     """Print an answer: exact, except that a terminal gets control characters as escapes."""
     if given.jsonl:
-        chat = (
-            {} if given.raw else {"messages": [{"role": "user", "content": prompt}]}
-        )  # as the template got it
+        # as the template got it
+        chat = {} if given.raw else {"messages": [{"role": "user", "content": prompt}]}
         print(
             visible(json.dumps({"prompt": prompt, **chat, **asdict(answer)}, ensure_ascii=False)),
             flush=True,
@@ -357,15 +366,16 @@ def prompts_of(given: argparse.Namespace) -> list[str]:
     """Return the prompts. Raises UserError if the file cannot be read or holds none."""
     if given.prompt is not None:
         return [given.prompt]
+
     try:
         text = (
             sys.stdin.buffer.read() if str(given.file) == "-" else given.file.read_bytes()
         ).decode("utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
         raise UserError(f"--file {given.file}: cannot be read ({error})") from None
-    lines = [
-        line.removesuffix("\r") for line in text.split("\n")
-    ]  # U+2028, form feeds and others are text
+
+    # U+2028, form feeds and others are text
+    lines = [line.removesuffix("\r") for line in text.split("\n")]
     prompts = [line for line in lines if line.strip()]
     if not prompts:
         raise UserError(f"--file {given.file}: holds no prompt")

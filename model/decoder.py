@@ -46,12 +46,10 @@ class Answer:
     ids: list[int]  # new tokens, EOS included if it came
     accept_lengths: list[int]  # tokens that each step added; they sum to the number of ids
     stop: str  # eos, length, context, or stop: a stop string, or the model's own max_time
-    setup_s: float = (
-        0.0  # seconds spent on preparing new step shapes, mostly in a GPU's first answers
-    )
-    metrics: dict[str, Any] = field(
-        default_factory=dict
-    )  # speculative_decoding: as `acceptance_record` returns it
+    # seconds spent on preparing new step shapes, mostly in a GPU's first answers
+    setup_s: float = 0.0
+    # speculative_decoding: as `acceptance_record` returns it
+    metrics: dict[str, Any] = field(default_factory=dict)
 
     @property
     def mat(self) -> float:
@@ -111,13 +109,15 @@ class Decoder:
             )
         if context is not None and (not isinstance(context, int) or context < 2):
             raise UserError(f"context={context}: must be a number of tokens, 2 or more")
+
         self.tokenizer = tokenizer
         self.start = str(start)
         self.chat_template_kwargs = dict(chat_template_kwargs or {})
+        # the last stop strings, and their criterion
         self._stop: tuple[tuple[str, ...], Any] = (
             (),
             None,
-        )  # the last stop strings, and their criterion
+        )
         self._load = Load()
         as_it_was = not packed_linears(unwrapped(model))
         try:
@@ -155,8 +155,9 @@ class Decoder:
         )
 
     def release(self) -> None:
-        """Give the model's linear layers their own layout back. Do not use this decoder
-        afterwards.
+        """Give the model's linear layers their own layout back.
+
+        Do not use this decoder afterwards.
         """
         with self.target.turns:
             unpack_linears(self.target.model)
@@ -167,8 +168,9 @@ class Decoder:
             save_state(self.method.state_dict(), Path(path))
 
     def load_state(self, path: str | Path) -> None:
-        """Load what `save_state` wrote. Raises UserError if it cannot be read, or is another
-        method's.
+        """Load what `save_state` wrote.
+
+        Raises UserError if it cannot be read, or is another method's.
         """
         state = load_state(Path(path))
         with self.target.turns:
@@ -192,8 +194,9 @@ class Decoder:
         quantize: str | None = None,
         **settings: Any,
     ) -> Decoder:
-        """Load a model from the hub or a folder, from safetensors alone. Raises UserError if it
-        cannot be loaded.
+        """Load a model from the hub or a folder, from safetensors alone.
+
+        Raises UserError if it cannot be loaded.
 
         Args:
             dtype: auto: on a CPU float32, with 16-bit weights kept in 16 bits; elsewhere the
@@ -205,6 +208,7 @@ class Decoder:
         """
         if str(dtype).removeprefix("torch.") not in DTYPES:
             raise UserError(f"dtype={dtype}: use one of {', '.join(DTYPES)}")
+
         placed = choose_device("auto" if device is None else device)
         model, tokenizer = load_pretrained(
             name_or_path,
@@ -222,8 +226,9 @@ class Decoder:
         return default_template(self.tokenizer, self.target.name)
 
     def ids_of(self, prompt: Prompt) -> list[int]:
-        """Return the token ids of a prompt: ids, text, or a chat (roles and contents) by
-        `template`.
+        """Return the token ids of a prompt.
+
+        A prompt is ids, text, or a chat (roles and contents) by `template`.
 
         Raises:
             UserError: text without a tokenizer, a chat without a template, several rows, padding,
@@ -237,25 +242,27 @@ class Decoder:
                     f"prompt: is {kind}, and this decoder has no tokenizer; give token ids"
                 )
             row = self._tokenized(row)
+
         for token in row:
             if not isinstance(token, int) or isinstance(token, bool):
                 raise UserError(
                     f"prompt: holds {str(token)[:40]!r}, which is no token id; give text, ids or"
                     " one chat"
                 )
+
         if not row:
             raise UserError("prompt: has no tokens")
         return row
 
     def _tokenized(self, prompt: str | list[Any]) -> list[int]:
-        """Return the ids of a text or a chat. Raises UserError if there is no chat template or it
-        refuses the chat.
+        """Return the ids of a text or a chat.
+
+        Raises UserError if there is no chat template or it refuses the chat.
         """
-        said = (
-            [prompt]
-            if isinstance(prompt, str)
-            else [t.get("content") for t in prompt if isinstance(t, Mapping)]
-        )
+        if isinstance(prompt, str):
+            said: list[Any] = [prompt]
+        else:
+            said = [turn.get("content") for turn in prompt if isinstance(turn, Mapping)]
         if any(SURROGATE.search(str(text)) for text in said):
             raise UserError("prompt: holds a lone surrogate, as of bytes that are not UTF-8")
         if isinstance(prompt, str):
@@ -264,6 +271,7 @@ class Decoder:
             raise UserError(
                 "prompt: is a chat, and the tokenizer has no template for one; give text"
             )
+
         try:
             if self.template == CHAT:
                 return chat_ids(self.tokenizer, prompt, **self.chat_template_kwargs)
@@ -312,8 +320,9 @@ class Decoder:
         sampling: Sampling = GREEDY,
         stop: str | Sequence[str] | None = None,
     ) -> dict[str, Any]:
-        """Return the settings of a `Request`, the model's own included. Raises UserError as
-        `stream` says.
+        """Return the settings of a `Request`, the model's own included.
+
+        Raises UserError as `stream` says.
         """
         model = self.target.model
         left_out = not_applied(model.generation_config, self.tokenizer)
@@ -321,6 +330,7 @@ class Decoder:
             logger.warning_once(
                 f"{self.target.name}: answers are greedy, without the model's own {left_out}"
             )
+
         with self.target.turns:
             if self.target.changed:
                 raise UserError(
@@ -333,6 +343,7 @@ class Decoder:
             )
             own = None if self.tokenizer is None else model.generation_config.stop_strings
             criteria += self._stop_criteria(own if stop is None else stop)
+
         return dict(
             max_new_tokens=max_new_tokens,
             eos=self.eos,
@@ -343,11 +354,13 @@ class Decoder:
         )
 
     def _stop_criteria(self, stop: str | Sequence[str] | None) -> list[Any]:
-        """Return transformers' criterion for stop strings, if there are any. Raises UserError if it
-        refuses them.
+        """Return transformers' criterion for stop strings, if there are any.
+
+        Raises UserError if it refuses them.
         """
         if not isinstance(stop, Iterable | None):
             raise UserError(f"stop={stop}: must be a text, or several")
+
         strings = (stop,) if isinstance(stop, str) else tuple(stop or ())
         if strings and self.tokenizer is None:
             raise UserError("stop: needs a tokenizer, and this decoder has none")
@@ -358,6 +371,7 @@ class Decoder:
                 self._stop = strings, StopStringCriteria(self.tokenizer, list(strings))
             except (ValueError, TypeError, AttributeError) as error:
                 raise UserError(f"stop={list(strings)}: {one_line(error)[:200]}") from None
+
         return [self._stop[1]] if strings else []
 
     def generate(self, prompt: Prompt, **settings: Any) -> Answer:
@@ -402,6 +416,7 @@ class Decoder:
                 self.target.token_budget(rows[-1], max_new_tokens)
             except UserError as error:
                 raise UserError(f"prompt {number}: {error}") from None
+
         given = [
             dict(settings, max_new_tokens=max_new_tokens, sampling=seeded(sampling, i))
             for i in range(len(rows))
@@ -415,6 +430,7 @@ class Decoder:
                 "start=cold: forgets between answers what those of a batch share; use hot, or"
                 " batch=1"
             )
+
         asked_of_each = (
             (ids, Request(**self._settings(ids, **settings_of_one)))
             for ids, settings_of_one in zip(rows, given, strict=True)
@@ -449,28 +465,26 @@ class Decoder:
 
     @property
     def probes(self) -> list[int]:
-        """Ids for `pieces`: byte 0xFF, part of no character, if the tokenizer decodes runs of byte
-        tokens together.
+        """Ids for `pieces`: byte 0xFF, part of no character.
+
+        Empty unless the tokenizer decodes runs of byte tokens together.
         """
-        byte = (
-            self.tokenizer.get_vocab().get("<0xFF>")
-            if hasattr(self.tokenizer, "get_vocab")
-            else None
-        )
+        if not hasattr(self.tokenizer, "get_vocab"):
+            return []
+        byte = self.tokenizer.get_vocab().get("<0xFF>")
         return [] if byte is None else [byte]
 
     def text_of(self, ids: list[int]) -> str:
         """Return the text of ids without special tokens; empty without a tokenizer."""
-        return (
-            ""
-            if self.tokenizer is None
-            else str(self.tokenizer.decode(ids, skip_special_tokens=True))
-        )
+        if self.tokenizer is None:
+            return ""
+        return str(self.tokenizer.decode(ids, skip_special_tokens=True))
 
 
 def seeded(sampling: Sampling, number: int) -> Sampling:
-    """Return the sampling of answer `number`: 0 has the given seed, the others have noise
-    independent of all seeds'.
+    """Return the sampling of answer `number`.
+
+    Answer 0 has the given seed, the others have noise independent of all seeds'.
     """
     if not isinstance(sampling, Sampling):
         raise UserError(
@@ -482,8 +496,9 @@ def seeded(sampling: Sampling, number: int) -> Sampling:
 def pieces(
     steps: Iterable[StepRecord], text_of: Callable[[list[int]], str], probes: Sequence[int] = ()
 ) -> Iterator[tuple[str, int]]:
-    """Yield the text that each step adds, and the step's accepted length. The pieces join to the
-    whole text.
+    """Yield the text that each step adds, and the step's accepted length.
+
+    The pieces join to the whole text.
 
     A character that a step leaves unfinished, or that later tokens may change, comes with a later
     step.
@@ -512,13 +527,15 @@ def pieces(
                 ids = ids[last:]
                 shown = alone
             last = len(ids)
+
     if length:
         yield text_of(ids)[len(shown) :], length
 
 
 def eos_of(model: Any, tokenizer: Any) -> frozenset[int]:
-    """Return every id that the generation config, the config or the tokenizer calls an end of
-    sequence.
+    """Return every id that ends a sequence.
+
+    The generation config, the config or the tokenizer names it.
     """
     sources = (model.generation_config, model.config, tokenizer)
     return frozenset().union(

@@ -1,5 +1,6 @@
-"""The one exception for a user's mistake, and the escaping of control characters in printed
-text.
+"""The one exception for a user's mistake.
+
+Also: the escaping of control characters in printed text.
 """
 
 from __future__ import annotations
@@ -17,8 +18,9 @@ from typing import Any
 
 
 class UserError(ValueError):
-    """A user's mistake, in one line: what is wrong, where, and what to do. Commands print it and
-    exit with code 2.
+    """A user's mistake, in one line: what is wrong, where, and what to do.
+
+    Commands print it and exit with code 2.
     """
 
 
@@ -29,15 +31,15 @@ _CONTROLS = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]"
 
 
 def visible(text: str) -> str:
-    """Escape control characters except newlines and tabs, such as \\u001b for ESC. JSON keeps its
-    meaning.
+    """Escape control characters except newlines and tabs, such as \\u001b for ESC.
+
+    JSON keeps its meaning.
     """
     return _CONTROLS.sub(lambda control: f"\\u{ord(control[0]):04x}", text)
 
 
-SURROGATE = re.compile(
-    "[\ud800-\udfff]"
-)  # an undecodable byte becomes a surrogate, which UTF-8 cannot encode
+# an undecodable byte becomes a surrogate, which UTF-8 cannot encode
+SURROGATE = re.compile("[\ud800-\udfff]")
 
 
 def _escaped(error: Any) -> tuple[str, int]:
@@ -46,8 +48,9 @@ def _escaped(error: Any) -> tuple[str, int]:
 
 
 def start_command(arguments: Sequence[str]) -> None:
-    """Let this process print any text and read any input. Characters that the terminal lacks print
-    as \\u00e9.
+    """Let this process print any text and read any input.
+
+    Characters that the terminal lacks print as \\u00e9.
 
     Raises UserError for an argument that could not be decoded.
     """
@@ -67,8 +70,9 @@ _UNWRITABLE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EBADF, 
 
 @contextmanager
 def complete_output() -> Iterator[None]:
-    """Write out all of standard output at the end, however the block ends: Python's own attempt
-    at exit would fail with a traceback.
+    """Write out all of standard output at the end, however the block ends.
+
+    Python's own attempt at exit would fail with a traceback.
 
     Raises UserError if it cannot be written, BrokenPipeError if its reader has closed the pipe.
     """
@@ -82,9 +86,8 @@ def complete_output() -> Iterator[None]:
     except OSError as error:
         if error.errno not in _UNWRITABLE or error.filename is not None:  # of a file
             raise
-        os.dup2(
-            os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno()
-        )  # what is in the buffer is lost
+        # what is in the buffer is lost
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         if isinstance(error, BrokenPipeError):
             raise
         raise UserError(f"standard output: cannot be written ({error.strerror})") from None

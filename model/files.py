@@ -21,8 +21,9 @@ PARTIAL = ".*.part"  # pattern of the files that killed writers leave next to th
 
 @contextmanager
 def replaced(path: Path) -> Iterator[Path]:
-    """Yield a temporary path next to `path`, which is renamed to `path` at the end; make the folder
-    if it is missing.
+    """Yield a temporary path next to `path`, which is renamed to `path` at the end.
+
+    The folder is made if it is missing.
 
     Each writer has a temporary path of its own, and the last one wins. A failure leaves the old
     file unchanged, and no temporary file. Raises UserError if the file cannot be written.
@@ -101,8 +102,9 @@ ROOT = Path(__file__).resolve().parent.parent
 
 
 def located(path: str | Path) -> Path:
-    """Return the path if it exists or is absolute; else relative to the repository, where shipped
-    files are.
+    """Return the path if it exists or is absolute.
+
+    Else, it is relative to the repository, where shipped files are.
     """
     local = Path(path).expanduser()
     return local if local.exists() or local.is_absolute() else ROOT / local

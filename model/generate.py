@@ -1,5 +1,6 @@
-"""Decoding inside transformers' own `generate`, which prepares everything else:
-`custom_generate=Generate()`.
+"""Decoding inside transformers' own `generate`: `custom_generate=Generate()`.
+
+transformers prepares everything else.
 """
 
 from __future__ import annotations
@@ -43,59 +44,56 @@ DRAWS = (
     "eta_cutoff",
 )
 PROCESSORS = (
-    *(
-        "min_length",
-        "min_new_tokens",
-        "repetition_penalty",
-        "encoder_repetition_penalty",
-        "no_repeat_ngram_size",
-    ),
-    *(
-        "encoder_no_repeat_ngram_size",
-        "bad_words_ids",
-        "sequence_bias",
-        "suppress_tokens",
-        "begin_suppress_tokens",
-    ),
-    *(
-        "forced_bos_token_id",
-        "forced_eos_token_id",
-        "exponential_decay_length_penalty",
-        "remove_invalid_values",
-    ),
+    "min_length",
+    "min_new_tokens",
+    "repetition_penalty",
+    "encoder_repetition_penalty",
+    "no_repeat_ngram_size",
+    "encoder_no_repeat_ngram_size",
+    "bad_words_ids",
+    "sequence_bias",
+    "suppress_tokens",
+    "begin_suppress_tokens",
+    "forced_bos_token_id",
+    "forced_eos_token_id",
+    "exponential_decay_length_penalty",
+    "remove_invalid_values",
     "renormalize_logits",
 )
 # Settings that transformers turns into the prompt or criteria, or that the loop reads itself
 READ = (
-    *(
-        "bos_token_id",
-        "token_healing",
-        "max_length",
-        "max_new_tokens",
-        "eos_token_id",
-        "max_time",
-        "stop_strings",
-    ),
-    *("do_sample", "return_dict_in_generate"),
+    "bos_token_id",
+    "token_healing",
+    "max_length",
+    "max_new_tokens",
+    "eos_token_id",
+    "max_time",
+    "stop_strings",
+    "do_sample",
+    "return_dict_in_generate",
 )
 # Settings that change no token here: padding, caches, compilation, and details of refused features
 IRRELEVANT = (
-    *(
-        "pad_token_id",
-        "decoder_start_token_id",
-        "continuous_batching_config",
-        "low_memory",
-        "transformers_version",
-    ),
-    *("use_cache", "cache_config", "max_cache_len", "compile_config", "disable_compile"),
-    *("early_stopping", "length_penalty", "diversity_penalty"),
-    *(
-        "assistant_confidence_threshold",
-        "assistant_ensemble_weight",
-        "assistant_lookbehind",
-        "target_lookbehind",
-    ),
-    *("num_assistant_tokens", "num_assistant_tokens_schedule", "max_matching_ngram_size"),
+    "pad_token_id",
+    "decoder_start_token_id",
+    "continuous_batching_config",
+    "low_memory",
+    "transformers_version",
+    "use_cache",
+    "cache_config",
+    "max_cache_len",
+    "compile_config",
+    "disable_compile",
+    "early_stopping",
+    "length_penalty",
+    "diversity_penalty",
+    "assistant_confidence_threshold",
+    "assistant_ensemble_weight",
+    "assistant_lookbehind",
+    "target_lookbehind",
+    "num_assistant_tokens",
+    "num_assistant_tokens_schedule",
+    "max_matching_ngram_size",
 )
 # Refused settings, and the values that turn them off.
 REFUSED: dict[str, tuple[Any, ...]] = {
@@ -111,6 +109,7 @@ REFUSED: dict[str, tuple[Any, ...]] = {
     **dict.fromkeys(("use_mtp", "is_assistant"), (None, False)),
     "prefill_chunk_size": (None,),
     "penalty_alpha": (None, 0),
+    # all but quantized
     "cache_implementation": (
         None,
         "dynamic",
@@ -118,37 +117,36 @@ REFUSED: dict[str, tuple[Any, ...]] = {
         "static",
         "offloaded",
         "offloaded_static",
-    ),  # all but quantized
+    ),
 }
 # Processors and criteria that a batch may have: they read only a text's ids. Others know the padded
 # prompts' length.
 READ_IDS = (
-    *(
-        "RepetitionPenaltyLogitsProcessor",
-        "NoRepeatNGramLogitsProcessor",
-        "NoBadWordsLogitsProcessor",
-    ),
-    *(
-        "SequenceBiasLogitsProcessor",
-        "SuppressTokensLogitsProcessor",
-        "InfNanRemoveLogitsProcessor",
-    ),
-    *(
-        "TemperatureLogitsWarper",
-        "TypicalLogitsWarper",
-        "EpsilonLogitsWarper",
-        "EtaLogitsWarper",
-        "TopHLogitsWarper",
-    ),
-    *("TopKLogitsWarper", "TopPLogitsWarper", "MinPLogitsWarper", "LogitNormalization"),
-    *("StopStringCriteria", "MaxTimeCriteria"),
+    "RepetitionPenaltyLogitsProcessor",
+    "NoRepeatNGramLogitsProcessor",
+    "NoBadWordsLogitsProcessor",
+    "SequenceBiasLogitsProcessor",
+    "SuppressTokensLogitsProcessor",
+    "InfNanRemoveLogitsProcessor",
+    "TemperatureLogitsWarper",
+    "TypicalLogitsWarper",
+    "EpsilonLogitsWarper",
+    "EtaLogitsWarper",
+    "TopHLogitsWarper",
+    "TopKLogitsWarper",
+    "TopPLogitsWarper",
+    "MinPLogitsWarper",
+    "LogitNormalization",
+    "StopStringCriteria",
+    "MaxTimeCriteria",
 )
+# refused if returning a dict
 OUTPUTS = (
     "output_scores",
     "output_logits",
     "output_attentions",
     "output_hidden_states",
-)  # refused if returning a dict
+)
 
 # Inputs of the model that `generate` prepares; some are checked below.
 PREPARED = {"attention_mask", "position_ids", "inputs_embeds", "use_cache", "logits_to_keep"}
@@ -156,8 +154,9 @@ PREPARED |= {*CACHE_NAMES, "cache_position", *OUTPUTS}
 
 
 def refuse(model: Any, input_ids: torch.Tensor, config: Any, kwargs: dict[str, Any]) -> None:
-    """Raise UserError that names the unsupported settings in use, unknown ones included, that
-    change the output.
+    """Raise UserError that names the unsupported settings in use that change the output.
+
+    Unknown settings are named, too.
 
     Args:
         config: the GenerationConfig of the call.
@@ -166,68 +165,68 @@ def refuse(model: Any, input_ids: torch.Tensor, config: Any, kwargs: dict[str, A
     caches = {name: kwargs[name] for name in CACHE_NAMES if kwargs.get(name) is not None}
     positions = kwargs.get("position_ids")
     mask = kwargs.get("attention_mask")
-    seen = (
-        torch.ones_like(input_ids) if mask is None or mask.shape != input_ids.shape else mask.long()
-    )
+    if mask is None or mask.shape != input_ids.shape:
+        seen = torch.ones_like(input_ids)
+    else:
+        seen = mask.long()
+
     padded_left = mask is None or (
         seen.shape == mask.shape and bool((seen.diff() >= 0).all() and (seen[:, -1] == 1).all())
     )
-    cannot = {
-        **dict.fromkeys(_refused(config), True),
-        **{
-            name: bool(config.return_dict_in_generate and getattr(config, name, False))
-            for name in OUTPUTS
-        },
-        "padding but on the left (attention_mask)": not padded_left,
-        **{
-            name: any(vars(layer).get("device") is not None for layer in caches[name].layers)
-            for name in caches
-        },
-        "inputs_embeds": kwargs.get("inputs_embeds") is not None,
-        "position_ids": (
-            positions is not None
-            and bool(
-                (
-                    (positions != seen.cumsum(-1).to(positions) - 1)
-                    & (seen == 1).to(positions.device)
-                ).any()
-            )
-        ),
-        **{
-            name: value is not None and value != {}
-            for name, value in kwargs.items()
-            if name not in PREPARED
-        },
-        "inputs prepared by another object (prompt tuning)": _prepared_elsewhere(model),
-        **dict.fromkeys(_given_by_peft(model), True),
-    }
-    if names := [name for name, in_use in cannot.items() if in_use]:
-        raise UserError(f"custom_generate: not supported: {', '.join(names)}; leave it out")
+    moved = False
+    if positions is not None:
+        differ = positions != seen.cumsum(-1).to(positions) - 1
+        moved = bool((differ & (seen == 1).to(positions.device)).any())
+
+    names = [*_refused(config)]
+    if config.return_dict_in_generate:
+        names += [name for name in OUTPUTS if getattr(config, name, False)]
+    if not padded_left:
+        names.append("padding but on the left (attention_mask)")
+    for name, cache in caches.items():
+        if any(vars(layer).get("device") is not None for layer in cache.layers):
+            names.append(name)
+
+    if kwargs.get("inputs_embeds") is not None:
+        names.append("inputs_embeds")
+    if moved:
+        names.append("position_ids")
+    for name, value in kwargs.items():
+        if name not in PREPARED and value is not None and value != {}:
+            names.append(name)
+
+    if _prepared_elsewhere(model):
+        names.append("inputs prepared by another object (prompt tuning)")
+    names += _given_by_peft(model)
+    if names:
+        listed = ", ".join(dict.fromkeys(names))
+        raise UserError(f"custom_generate: not supported: {listed}; leave it out")
 
 
 def changed(config: Any, names: Collection[str]) -> dict[str, Any]:
-    """Return the named settings to which a GenerationConfig gives other values than transformers'
-    defaults.
+    """Return the named settings that a GenerationConfig changes.
+
+    Their values differ from transformers' defaults.
     """
     defaults: dict[str, Any] = (
         vars(type(config)()) | getattr(config, "_get_default_generation_params", dict)()
     )
-    values = {name: getattr(config, name, None) for name in names}
-    return {
-        name: v
-        for name, v in values.items()
-        if isinstance(v, torch.Tensor) or v not in (None, defaults.get(name))
-    }
+    settings = {}
+    for name in names:
+        value = getattr(config, name, None)
+        if isinstance(value, torch.Tensor) or value not in (None, defaults.get(name)):
+            settings[name] = value
+    return settings
 
 
 def _refused(config: Any) -> dict[str, Any]:
-    """Return the settings in use that are refused: those of REFUSED, and those that no list above
-    contains.
+    """Return the settings in use that are refused.
+
+    They are those of REFUSED, and those that no list above contains.
     """
     listed = {*DRAWS, *PROCESSORS, *READ, *IRRELEVANT, *REFUSED, *OUTPUTS}
-    fields = [
-        name for name in vars(type(config)()) if not name.startswith("_")
-    ]  # others are notes of a checkpoint
+    # others are notes of a checkpoint
+    fields = [name for name in vars(type(config)()) if not name.startswith("_")]
     values = {name: getattr(config, name, None) for name in REFUSED}
     refused = {name: value for name, value in values.items() if value not in REFUSED[name]}
     return refused | changed(config, [name for name in fields if name not in listed])
@@ -245,8 +244,9 @@ def not_applied(config: Any, tokenizer: Any) -> str:
 def with_own_settings(
     sampling: Sampling, target: Target, ids: list[int], max_new_tokens: int, eos: Collection[int]
 ) -> tuple[Sampling, list[Any]]:
-    """Add the processors of the model's own GenerationConfig, as transformers prepares them for a
-    prompt.
+    """Add the processors of the model's own GenerationConfig.
+
+    They are as transformers prepares them for a prompt.
 
     Returns:
         The sampling and the config's criteria (`max_time`). The decoder adds stop strings, which
@@ -266,11 +266,11 @@ def with_own_settings(
 
     if sampling.repetition_penalty != 1:  # the caller's replaces it
         own["repetition_penalty"] = 1.0
+
     own |= dict(eos_token_id=sorted(eos), pad_token_id=0, max_new_tokens=max_new_tokens)
     prompt = torch.tensor([ids], device=target.device)
-    model = copy.copy(
-        target.model
-    )  # a shallow copy, so that `generate` applies no setting but these
+    # a shallow copy, so that `generate` applies no setting but these
+    model = copy.copy(target.model)
     try:
         model.generation_config = type(model.generation_config)(**own)
         model.generate(prompt, custom_generate=prepare, attention_mask=torch.ones_like(prompt))
@@ -278,6 +278,7 @@ def with_own_settings(
         raise UserError(
             f"{target.name}: its generation_config is refused ({one_line(error)[:200]})"
         ) from None
+
     criteria = undecided(prepared["stopping_criteria"], len(ids) + max_new_tokens, eos)
     return replace(
         sampling, processors=(*prepared["logits_processor"], *sampling.processors)
@@ -285,8 +286,9 @@ def with_own_settings(
 
 
 def _prepared_elsewhere(model: Any) -> bool:
-    """True if an adapter prepares the model's inputs, as peft's prompt tuning does; this loop
-    prepares its own.
+    """True if an adapter prepares the model's inputs, as peft's prompt tuning does.
+
+    This loop prepares its own.
     """
     prepare = vars(model).get("prepare_inputs_for_generation")
     adapter = getattr(prepare, "__self__", None)
@@ -294,28 +296,26 @@ def _prepared_elsewhere(model: Any) -> bool:
 
 
 def _given_by_peft(model: Any) -> set[str]:
-    """Return the arguments that peft's hooks pass to the layers: they fit a call's rows, not a
-    draft tree's.
+    """Return the arguments that peft's hooks pass to the layers.
+
+    They fit a call's rows, not a draft tree's.
     """
-    hooks = [hook for module in model.modules() for hook in module._forward_pre_hooks.values()]
-    theirs = [
-        h
-        for h in hooks
-        if str(getattr(getattr(h, "func", h), "__module__", "")).startswith("peft.")
-    ]
-    return {
-        name
-        for hook in theirs
-        for name in getattr(hook, "keywords", ["arguments of peft's layers"])
-    }
+    names: set[str] = set()
+    for module in model.modules():
+        for hook in module._forward_pre_hooks.values():
+            function = getattr(hook, "func", hook)
+            if str(getattr(function, "__module__", "")).startswith("peft."):
+                names.update(getattr(hook, "keywords", ["arguments of peft's layers"]))
+    return names
 
 
 ATTRIBUTE = "_token_recycling"  # attribute of a model that holds its `ModelState`
 
 
 class ModelTarget(Target):
-    """A target that its model holds, and that references the model weakly: a cycle would outlive
-    its last user.
+    """A target that its model holds, and that references the model weakly.
+
+    A cycle would outlive its last user.
     """
 
     @property
@@ -328,8 +328,9 @@ class ModelTarget(Target):
 
 
 class ModelState:
-    """State kept with a model: its targets by `linear`, and the drafters made for it. A copy of the
-    model has none.
+    """State kept with a model: its targets by `linear`, and the drafters made for it.
+
+    A copy of the model has none.
 
     A target with copies of weights is freed with the last `Generate` object that has a drafter for
     it.
@@ -348,8 +349,9 @@ class ModelState:
 
 
 class Generate:
-    """A decoding method for `custom_generate`. What it learns is kept between calls, separately for
-    each model.
+    """A decoding method for `custom_generate`.
+
+    What it learns is kept between calls, separately for each model.
 
     Greedy output is the model's own. With `do_sample`, tokens are drawn with noise keyed by
     position from the distribution that transformers' processors leave: torch's own distribution,
@@ -393,6 +395,7 @@ class Generate:
             raise UserError(f"context={context}: must be a number of tokens, 2 or more")
         if "eos" in settings:
             raise UserError("eos: is the eos_token_id of `generate`; leave it out")
+
         self.method = method
         self.start = start
         self.settings = settings
@@ -424,8 +427,9 @@ class Generate:
         token_streamer: Any = None,
         **kwargs: Any,
     ) -> Any:
-        """Follow transformers' contract of a decoding method: ids (B, P) -> (B, P + new), or its
-        output class.
+        """Follow transformers' contract of a decoding method.
+
+        Ids (B, P) become (B, P + new), or the output class.
 
         Args:
             token_streamer: gets the new tokens; the prompt goes to `streamer`, which no callable
@@ -439,9 +443,9 @@ class Generate:
         batched = len(prompts) > 1
         if batched or len(prompts[0]) < input_ids.shape[1]:
             logits_processor = of_rows(logits_processor or (), criteria, token_streamer, batched)
-        inside = turns_of(
-            model
-        ).held  # another answer's processor calls: that step is not yet observed
+
+        # another answer's processor calls: that step is not yet observed
+        inside = turns_of(model).held
         with turns_of(model):
             target = target_of(model, config.max_length, self.linear, self.context)
             execution = choose_execution(target, self.execution)
@@ -455,40 +459,42 @@ class Generate:
                 drafter.reset()
             if not batched:  # a batch opens a session for each row
                 session = drafter.session()
+
         limit = min(target.context, self.context or target.context)
         max_new = config.max_length - input_ids.shape[1]
         tokens = [max(min(max_new, limit - len(row)), 1) for row in prompts]
-        given = [row_settings(count, config, logits_processor or (), execution) for count in tokens]
-        given = [
-            dict(settings, eos=eos, ends=asked(criteria, input_ids.device)) for settings in given
-        ]
+        given = []
+        for count in tokens:
+            settings = row_settings(count, config, logits_processor or (), execution)
+            given.append(dict(settings, eos=eos, ends=asked(criteria, input_ids.device)))
 
         def stream(step: StepRecord) -> None:
-            for token in step.tokens if token_streamer is not None else ():
-                token_streamer.put(torch.tensor([token]))
+            if token_streamer is not None:
+                for token in step.tokens:
+                    token_streamer.put(torch.tensor([token]))
 
         if batched:
-            requests = (
-                (row, Request(**settings)) for row, settings in zip(prompts, given, strict=True)
-            )
+            requests = ((row, Request(**each)) for row, each in zip(prompts, given, strict=True))
             with closing(decode_batch(target, drafter, requests, len(prompts))) as steps_of_all:
                 generations = whole(steps_of_all)
         else:
             with closing(decode(target, session, prompts[0], **given[0])) as steps:
                 generations = [whole(steps, stream)]
+
         answers = [out.tokens for out in generations]
         for out, count in zip(generations, tokens, strict=True):
-            out.stop = "context" if out.stop == "length" and count < max_new else out.stop
+            if out.stop == "length" and count < max_new:
+                out.stop = "context"
+
         if any(out.stop == "context" for out in generations):
             logger.warning_once(
                 f"{target.name}: the answer ends at the {limit} tokens that its context has"
             )
-        filler = (
-            config._pad_token_tensor
-        )  # transformers' own: without a pad id, the first of the EOS ids
-        new = pad_sequence(
-            [*map(torch.tensor, answers)], True, 0 if filler is None else int(filler)
-        )  # (B, n)
+
+        # transformers' own: without a pad id, the first of the EOS ids
+        filler = config._pad_token_tensor
+        padding = 0 if filler is None else int(filler)
+        new = pad_sequence([*map(torch.tensor, answers)], True, padding)  # (B, n)
         ids = torch.cat((input_ids, new.to(input_ids.device)), 1)
         if token_streamer is not None:
             token_streamer.end()
@@ -498,8 +504,9 @@ class Generate:
         return make_method(self.method, target, eos=eos, **self.settings)
 
     def _drafter(self, model: Any, target: Target, eos: frozenset[int]) -> Drafter:
-        """Return this method's drafter for a model; new, with the same state, for a new target or
-        other EOS ids.
+        """Return this method's drafter for a model.
+
+        For a new target or other EOS ids it is new, with the same state.
         """
         state: ModelState = vars(model)[ATTRIBUTE]
         *made_for, drafter = state.drafters.get(self, (None, None, None))
@@ -507,15 +514,17 @@ class Generate:
             new = self._made(target, eos)
             if drafter is not None and new.stateful:
                 new.load_state_dict(drafter.state_dict())
-            state.drafters[self], drafter = (target, eos, new), new
+            state.drafters[self] = (target, eos, new)
+            drafter = new
         return drafter
 
 
 def row_settings(
     tokens: int, config: Any, processors: Iterable[Any], how: Execution
 ) -> dict[str, Any]:
-    """Return the `Request` settings of a row of at most `tokens` new tokens; when sampling, with a
-    seed of its own.
+    """Return the `Request` settings of a row of at most `tokens` new tokens.
+
+    When sampling, a row has a seed of its own.
     """
     if config.do_sample:
         sampling = drawn_by(processors, seed=int(torch.randint(1 << 62, (1,))))
@@ -534,8 +543,9 @@ def unpadded(input_ids: torch.Tensor, mask: torch.Tensor | None) -> list[list[in
 def of_rows(
     processors: Iterable[Any], criteria: Iterable[Any], streamer: Any, batched: bool
 ) -> list[Any]:
-    """Return copies of the processors of padded rows for rows without padding: the penalty has none
-    to leave out.
+    """Return copies of the processors of padded rows for rows without padding.
+
+    Then the penalty has no padding to leave out.
 
     Raises UserError that names processors, criteria or a batch's streamer that read more than each
     row's own ids.
@@ -545,25 +555,27 @@ def of_rows(
     for processor in bare:
         if isinstance(getattr(processor, "prompt_ignore_length", None), torch.Tensor):
             processor.prompt_ignore_length = None
+
     names = [type(other).__name__ for other in (*bare, *criteria)]
     names = [name for name in names if name not in READ_IDS] + ["token_streamer"] * streamed
-    names += [
-        "prompt_ignore_length"
-        for one in bare
-        if getattr(one, "prompt_ignore_length", None) is not None
-    ]
+    for processor in bare:
+        if getattr(processor, "prompt_ignore_length", None) is not None:
+            names.append("prompt_ignore_length")
+
     if names:
         rows = "a batch" if batched else "a padded row"
         raise UserError(
             f"custom_generate: {rows} has no {', '.join(names)}; leave it out, or give rows one"
             " by one"
         )
+
     return bare
 
 
 def output(ids: torch.Tensor, generations: list[Generation]) -> Any:
-    """Return ids (B, n) in transformers' output class, with the rows' answers and their steps as
-    `generations`.
+    """Return ids (B, n) in transformers' output class.
+
+    Its `generations` are the rows' answers and their steps.
     """
     from transformers.generation import GenerateDecoderOnlyOutput
 
@@ -573,8 +585,9 @@ def output(ids: torch.Tensor, generations: list[Generation]) -> Any:
 
 
 def undecided(criteria: Iterable[Any], max_length: int, eos: Collection[int]) -> Any:
-    """Return a StoppingCriteriaList of what the loop does not decide: each criterion costs a GPU
-    transfer per token.
+    """Return a StoppingCriteriaList of what the loop does not decide.
+
+    Each criterion costs a GPU transfer per token.
     """
     from transformers.generation import EosTokenCriteria, MaxLengthCriteria, StoppingCriteriaList
 
@@ -587,25 +600,27 @@ def undecided(criteria: Iterable[Any], max_length: int, eos: Collection[int]) ->
 
 
 def asked(criteria: Iterable[Any], device: torch.device) -> Callable[[list[int]], bool] | None:
-    """Return a function, as `Request.ends`, that is True if a criterion ends a text; None without
-    criteria.
+    """Return a function, as `Request.ends`, that is True if a criterion ends a text.
+
+    None without criteria.
     """
     from transformers.generation import StoppingCriteriaList
 
     listed = StoppingCriteriaList(criteria)
-    return (
-        (lambda text: bool(listed(torch.tensor([text], device=device), None).all()))
-        if listed
-        else None
-    )
+    if not listed:
+        return None
+    return lambda text: bool(listed(torch.tensor([text], device=device), None).all())
 
 
 def eos_ids(ids: Any) -> frozenset[int]:
-    """Return the ids of an `eos_token_id`, which may be one, several or none. Raises UserError for
-    anything else.
+    """Return the ids of an `eos_token_id`, which may be one, several or none.
+
+    Raises UserError for anything else.
     """
     listed = ids.tolist() if hasattr(ids, "tolist") else ids  # a tensor
-    several = listed if isinstance(listed, Iterable) else [] if listed is None else [listed]
+    if listed is None:
+        listed = []
+    several = listed if isinstance(listed, Iterable) else [listed]
     found = [getattr(token, "tolist", lambda token=token: token)() for token in several]
     if not all(isinstance(token, int) for token in found):
         raise UserError(f"eos={ids}: must be a token id, or several")
@@ -615,8 +630,9 @@ def eos_ids(ids: Any) -> frozenset[int]:
 def target_of(
     model: Any, length: int, linear: str = "torch", max_context: int | None = None
 ) -> Target:
-    """Return the model's target for texts of `length` tokens, at most `max_context` and the model's
-    positions.
+    """Return the model's target for texts of `length` tokens.
+
+    The length is cut to `max_context` and the model's positions.
 
     The target is kept with the model. It is made anew if the text is longer than its context, or
     the model has changed (`Target.changed`) or is a copy. Callers hold the model's turns. Raises
@@ -625,27 +641,27 @@ def target_of(
     state: ModelState = vars(model).get(ATTRIBUTE, ModelState())
     if any(target.model is not model or target.changed for target in state.targets.values()):
         state = ModelState()
-    limit = min(
-        (limit for limit in (max_context, position_limit(model)) if limit is not None), default=None
-    )
+
+    limits = [limit for limit in (max_context, position_limit(model)) if limit is not None]
+    limit = min(limits, default=None)
     length = length if limit is None else min(length, limit)
     target = state.targets.get(linear)
     if target is not None and target.context >= length:
         return target
-    context = max(
-        DEFAULT_CONTEXT, 1 << (length - 1).bit_length()
-    )  # a power of two: targets are rarely made anew
+
+    # a power of two: targets are rarely made anew
+    context = max(DEFAULT_CONTEXT, 1 << (length - 1).bit_length())
     context = context if limit is None else min(context, limit)
     chosen = choose_linear(unwrapped(model), linear)
-    if (
-        linear == "auto" and chosen.copy == "fused"
-    ):  # unfusing would move weights that graphs address
+    # unfusing would move weights that graphs address
+    if linear == "auto" and chosen.copy == "fused":
         chosen = Layouts(("torch",))
+
     target = ModelTarget(model, context=context, linear=chosen)
     state.targets[linear] = target
     if chosen.copy == "torch":
         state.without_copies[linear] = target
-    object.__setattr__(
-        model, ATTRIBUTE, state
-    )  # not by Module.__setattr__, which looks for parameters in it
+
+    # not by Module.__setattr__, which looks for parameters in it
+    object.__setattr__(model, ATTRIBUTE, state)
     return target

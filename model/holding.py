@@ -1,5 +1,6 @@
-"""Load a checkpoint of 16-bit weights so that it computes in float32, without a float32 copy of
-them.
+"""Load a checkpoint of 16-bit weights so that it computes in float32.
+
+No float32 copy of the weights is made.
 
 If weights keep their type, transformers leaves them in the memory-mapped file. Linear layers widen
 their weights, and the engine's forwards multiply by 16-bit copies of them (`engine.linear`), with
@@ -47,24 +48,29 @@ def load(loader: Callable[..., Any], source: str, revision: str | None = None) -
     ).parent
     if not weight_files(folder):
         loader(dtype="auto")  # downloads them
+
     check_memory(folder)
     sizes = Counter[torch.dtype]()
     for _, tensor in _tensors(folder):
         sizes[tensor.dtype] += tensor.numel()
+
     narrow = max(NARROW, key=lambda dtype: sizes[dtype])
     if not sizes[narrow]:
         return loader(dtype=torch.float32)
+
     model = loader(dtype=narrow)
     if _read_wide(model, folder, narrow) and hold_weights(model):
         return model
+
     del model
     check_memory(folder, 2)
     return loader(dtype=torch.float32)
 
 
 def needed_bytes(folder: Path) -> int:
-    """Return the memory that a checkpoint takes on a CPU, without caches: its weights, and 0.5 GB
-    for the process.
+    """Return the memory that a checkpoint takes on a CPU, without caches.
+
+    It is its weights, and 0.5 GB for the process.
     """
     return int(1.06 * sum(path.stat().st_size for path in weight_files(folder))) + MARGIN
 
@@ -89,8 +95,10 @@ def hold_weights(model: Any) -> bool:
     saved = model.state_dict().keys()
     if any(buffer.dtype in NARROW and name not in saved for name, buffer in model.named_buffers()):
         return False  # computed when the model was made, and rounded to 16 bits
+
     for layer in plain_linears(model):
         layer.__class__ = PackedLinear
+
     for module in model.modules():
         if type(module) is nn.Embedding:
             module.__class__ = WideEmbedding
@@ -99,6 +107,7 @@ def hold_weights(model: Any) -> bool:
         for tensor in (*module.parameters(recurse=False), *module.buffers(recurse=False)):
             if tensor.dtype in NARROW and tensor is not kept:
                 tensor.data = tensor.data.float()
+
     model.register_forward_pre_hook(_widen_head)
     with torch.inference_mode(), _Widths() as widths:  # type: ignore[no-untyped-call]
         model(input_ids=torch.zeros(1, PROBE, dtype=torch.long), use_cache=False)
@@ -106,8 +115,9 @@ def hold_weights(model: Any) -> bool:
 
 
 def _widen_head(model: Any, inputs: Any) -> None:
-    """Let a head that `resize_token_embeddings` made widen its weight, too; runs before each
-    forward.
+    """Let a head that `resize_token_embeddings` made widen its weight, too.
+
+    Runs before each forward.
     """
     head = model.get_output_embeddings()
     if type(head) is nn.Linear and head.weight.dtype in NARROW:
@@ -115,8 +125,9 @@ def _widen_head(model: Any, inputs: Any) -> None:
 
 
 class _Widths(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Notes if an operator other than embedding returns 16-bit values: some models cast to a
-    weight's type.
+    """Notes if an operator other than embedding returns 16-bit values.
+
+    Some models cast to a weight's type.
     """
 
     narrow = False
@@ -142,8 +153,9 @@ def _tensors(folder: Path) -> Iterator[tuple[str, torch.Tensor]]:
 
 
 def _read_wide(model: Any, folder: Path, narrow: torch.dtype) -> bool:
-    """Read again, as float32, what has values in the files that the model's 16-bit type does not
-    hold.
+    """Read again, as float32, the tensors that lose values in 16 bits.
+
+    Their files hold values that the model's 16-bit type does not.
 
     Returns:
         False if such a tensor is not in the model by this name and shape.
@@ -161,4 +173,5 @@ def _read_wide(model: Any, folder: Path, narrow: torch.dtype) -> bool:
             return False
         if loaded[name].dtype in NARROW:
             loaded[name].data = tensor.to(torch.float32, copy=True)
+
     return True

@@ -1,5 +1,6 @@
-"""Choose by measurement how linear layers multiply on a CPU: which layout is fastest differs by
-processor and rows.
+"""Choose by measurement how linear layers multiply on a CPU.
+
+Which layout is fastest differs by processor and rows.
 
 A model's most frequent large layer is timed in each layout, once per processor, torch, threads,
 types and shape. The times are kept on disk, in $XDG_CACHE_HOME/token_recycling or
@@ -31,14 +32,12 @@ from .files import processor, write_json
 
 SECONDS = 0.05  # for each number of ROWS, and at least RUNS of each layout
 RUNS = 4
-WEIGHTS = (
-    1 << 19
-)  # elements of a weight that are timed at most: a part of its outputs stands for all
+# elements of a weight that are timed at most: a part of its outputs stands for all
+WEIGHTS = 1 << 19
 # of the weight, timed in turns, as a model's weights are not in the cache when their turn comes
 COPIES = 8
-CALM = (
-    1.3  # how much more than the lower quartile the median is at most if no other process disturbs
-)
+# how much more than the lower quartile the median is at most if no other process disturbs
+CALM = 1.3
 IMPORTANCE = 8, 4, 2, 1  # of the times for ROWS: most steps are plain ones or short drafts
 # of torch's time is the most that a copy may take where it is used: a call's checks cost some, too
 WORTH = 0.8
@@ -47,8 +46,9 @@ Times = dict[str, list[float]]  # by layout: microseconds of a product for each 
 
 
 def choose(model: nn.Module, possible: Sequence[str]) -> Layouts:
-    """Return the layouts that are fastest for a model on this machine: one that is a copy, torch's
-    own elsewhere.
+    """Return the layouts that are fastest for a model on this machine.
+
+    At most one is a copy; elsewhere it is torch's own.
 
     Args:
         possible: names of copies.
@@ -74,23 +74,24 @@ def choose(model: nn.Module, possible: Sequence[str]) -> Layouts:
         return fastest({name: kept[name] for name in ("torch", *possible)})
     except (OSError, ValueError, LookupError, TypeError, ArithmeticError):
         pass  # there are no times yet, or the file is broken
+
     outputs, inputs = weight.shape
     size = COPIES, min(outputs, WEIGHTS // inputs + 1), inputs
     times, calm = measure(torch.full(size, 0.5, dtype=weight.dtype, device="cpu"), dtype, possible)
     if calm:
-        with suppress(
-            UserError, OSError
-        ):  # if it cannot be written, the next process measures again
+        # if it cannot be written, the next process measures again
+        with suppress(UserError, OSError):
             write_json(path, times)
     return fastest(times)
 
 
 def fastest(times: Times) -> Layouts:
     """Return the copy that saves most, where it is clearly faster than torch's own product."""
-    shares = {
-        name: [seconds / plain for seconds, plain in zip(each, times["torch"], strict=True)]
-        for name, each in times.items()
-    }
+    shares: Times = {}
+    for name, each in times.items():
+        shares[name] = [
+            seconds / plain for seconds, plain in zip(each, times["torch"], strict=True)
+        ]
 
     def cost(name: str) -> float:
         used = [share if share < WORTH else 1.0 for share in shares[name]]
@@ -106,8 +107,9 @@ def fastest(times: Times) -> Layouts:
 def measure(
     weights: torch.Tensor, dtype: torch.dtype, possible: Sequence[str]
 ) -> tuple[Times, bool]:
-    """Time products with weights (COPIES, out, in) in turns, so that a weight has left the cache
-    when its turn comes.
+    """Time products with weights (COPIES, out, in) in turns.
+
+    So a weight has left the cache when its turn comes.
 
     Returns:
         The lower quartiles of the times; False if other processes disturbed them.
@@ -120,6 +122,7 @@ def measure(
         ]
         if copies[0].packed is not None:
             products[name] = [partial(copy.product, bias=None) for copy in copies]
+
     times = {name: list[float]() for name in products}
     calm = True
     for rows in ROWS:
@@ -136,6 +139,7 @@ def measure(
             quartile, median, _ = statistics.quantiles(seconds)
             times[name].append(round(1e6 * quartile, 1))
             calm &= median < CALM * quartile
+
     return times, calm
 
 

@@ -1,5 +1,6 @@
-"""Draw an answer as SVG: its text coloured by the tokens of each step, and the draft tree of one
-step.
+"""Draw an answer as SVG.
+
+The drawing has its text, coloured by the tokens of each step, and one step's draft tree.
 
 The model's text is escaped. Colours follow the reader's light or dark scheme.
 """
@@ -40,6 +41,7 @@ text { fill: #e4e5e3 } .quiet { fill: #a0a7ae } .card { fill: #15181c; stroke: #
 .edge { stroke: #4a525a } .path { stroke: #40a4e0 } .on { fill: #7cc4f2 }
 .s1 { fill: #23282e } .s2 { fill: #243d54 } .s3 { fill: #275178 } .s4 { fill: #2b669c } .s5 { fill: #2f7cc0 } }
 """  # noqa: E501
+Nodes = list[tuple[RankPath, str, bool]]  # of a draft: rank path, text, and True if accepted
 
 
 @dataclass(frozen=True)
@@ -57,18 +59,21 @@ class Picture:
     ids: list[int]
     lengths: list[int]
     step: int
-    nodes: list[tuple[RankPath, str, bool]]
+    nodes: Nodes
 
     @classmethod
     def watch(cls, decoder: Decoder, prompt: Prompt, *, max_new_tokens: int = 96) -> Picture:
-        """Decode a prompt greedily and collect the data, with the draft of the first step that
-        accepted most nodes.
+        """Decode a prompt greedily and collect the data.
+
+        The draft kept is that of the first step that accepted most nodes.
         """
         with decoder.target.turns:
             session: Any = decoder.method.session()
+
         observe = session.observe
         steps = list[StepRecord]()
-        drafts: dict[int, list[tuple[RankPath, str, bool]]] = {}
+        tokens: list[int] = []
+        drafts: dict[int, Nodes] = {}
 
         def watched(verification: Any) -> None:
             draft = verification.draft
@@ -85,8 +90,9 @@ class Picture:
             decoder.target, session, ids, max_new_tokens=max_new_tokens, eos=decoder.eos
         ):
             steps.append(record)
+            tokens += record.tokens
+
         step = max(drafts, key=lambda number: sum(ok for _, _, ok in drafts[number]), default=0)
-        tokens = [token for record in steps for token in record.tokens]
         lengths = [s.accepted for s in steps]
         return cls(
             list(pieces(steps, decoder.text_of, decoder.probes)),
@@ -98,11 +104,13 @@ class Picture:
 
     def svg(self, *notes: str) -> str:
         """Return the drawing as SVG, with these lines below it and its data inside."""
-        (parts, bottom), width = _text(self), WIDTH
+        parts, bottom = _text(self)
+        width = WIDTH
         if self.nodes:
             drawn, bottom, right = _tree(self, bottom + 2 * ROW)
             parts += drawn
             width = max(width, right)
+
         parts += [_words(16, bottom + 19 * number, note) for number, note in enumerate(notes, 1)]
         height = bottom + 19 * len(notes) + 16
         size = f'viewBox="0 0 {width:.0f} {height:.0f}" width="{width:.0f}"'
@@ -141,16 +149,19 @@ def _columns(text: str) -> int:
 
 
 def _boxes(parts: list[tuple[str, int]]) -> Iterator[tuple[int, int, str, int]]:
-    """Wrap the pieces by words. Yield row, column, text and tokens of each box: one piece's text on
-    one line.
+    """Wrap the pieces by words.
+
+    Yield row, column, text and tokens of each box: one piece's text on one line.
     """
-    characters = [(c, number) for number, (text, _) in enumerate(parts) for c in visible(text)]
+    characters: list[tuple[str, int]] = []
+    for number, (text, _) in enumerate(parts):
+        characters += [(character, number) for character in visible(text)]
+
     text = "".join(c for c, _ in characters)
     row = 0
     column = 0
-    places: dict[
-        tuple[int, int], list[tuple[int, str]]
-    ] = {}  # by row and piece: columns and characters
+    # by row and piece: columns and characters
+    places: dict[tuple[int, int], list[tuple[int, str]]] = {}
     for word in re.finditer(rf"\n+|[^\S\n]|\S{{1,{COLUMNS}}}", text):
         if word[0][0] == "\n" or column + _columns(word[0]) > COLUMNS:
             row = row + min(word[0].count("\n") or 1, 2)
@@ -159,6 +170,7 @@ def _boxes(parts: list[tuple[str, int]]) -> Iterator[tuple[int, int, str, int]]:
             for character, number in characters[word.start() : word.end()]:
                 places.setdefault((row, number), []).append((column, character))
                 column += _columns(character)
+
     for (row, number), placed in places.items():
         shown = "".join(character for _, character in placed)
         if not shown.isspace():
@@ -179,12 +191,14 @@ def _text(picture: Picture) -> tuple[list[str], float]:
         width = CHAR * _columns(text)
         box = f'x="{x + 0.5:.1f}" y="{y - 15:.1f}" width="{width - 1:.1f}" height="20" rx="3"'
         parts += [f'<rect class="s{min(length, 5)}" {box}/>', _fitted(x, y, text, width)]
+
     return parts, y
 
 
 def _tree(picture: Picture, top: float) -> tuple[list[str], float, float]:
-    """Draw the draft, `…` for rejected nodes that do not fit. Return lines of SVG, their bottom and
-    their right end.
+    """Draw the draft, `…` for rejected nodes that do not fit.
+
+    Return lines of SVG, their bottom and their right end.
     """
     labels = {
         path: visible(text).replace("\n", "⏎").replace(" ", "·") or "∅"
@@ -202,6 +216,7 @@ def _tree(picture: Picture, top: float) -> tuple[list[str], float, float]:
             + GAP
             + LABEL * max(_columns(label) for path, label in labels.items() if len(path) == depth)
         )
+
     deepest = max(
         [len(path) for path in accepted]
         + [d for d in range(len(x) - 1) if x[d + 1] - GAP <= WIDTH - 16]
@@ -209,6 +224,7 @@ def _tree(picture: Picture, top: float) -> tuple[list[str], float, float]:
     says = f"step {picture.step}: {len(labels) - 1} tokens drafted, {len(accepted) - 1} accepted"
     for cut in [path[:deepest] for path in labels if len(path) == deepest + 1]:
         labels[cut] = labels[cut].removesuffix("…") + "…"
+
     labels = {path: label for path, label in labels.items() if len(path) <= deepest}
     says += f", {len(labels) - 1} drawn (… goes on)" * (len(labels) < len(picture.nodes))
     rows, count = layout(labels)
@@ -234,4 +250,5 @@ def _tree(picture: Picture, top: float) -> tuple[list[str], float, float]:
             bend = f"C{at - 13:.1f} {high:.1f} {at - 13:.1f} {y - 4:.1f} {at - 3:.1f} {y - 4:.1f}"
             kind = "edge path" if path in accepted else "edge"
             edges.append(f'<path class="{kind}" d="M{left:.1f} {high:.1f}H{at - 21:.1f}{bend}"/>')
+
     return edges + names, top + ROW * (count + 1), x[deepest + 1]

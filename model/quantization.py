@@ -1,5 +1,6 @@
-"""Quantise weights to 8 or 4 bits with torchao: a memory-bound step reads a half or a quarter as
-much.
+"""Quantise weights to 8 or 4 bits with torchao.
+
+A memory-bound step reads a half or a quarter as much.
 
 Every method then reproduces the quantised model's own decoding. Embeddings, and with int4 the head,
 are not quantised.
@@ -31,25 +32,30 @@ def quantize(model: Any, to: str, device: torch.device) -> None:
     """
     if to not in QUANTIZE:
         raise UserError(f"quantize={to}: there is {', '.join(QUANTIZE)}")
+
     weight = model.get_input_embeddings().weight
     if to == "int4" and (device.type != "cuda" or weight.dtype != torch.bfloat16):
         raise UserError(
             f"quantize=int4: is for bfloat16 on a CUDA device, this is {weight.dtype} on {device};"
             " use int8"
         )
+
     try:
         from torchao.quantization import Int4WeightOnlyConfig, Int8WeightOnlyConfig, quantize_
     except ImportError as error:
         raise UserError(f"quantize={to}: needs torchao; pip install torchao ({error})") from None
-    int4 = dict(
-        group_size=GROUP_SIZE, int4_packing_format="tile_packed_to_4d", set_inductor_config=False
-    )
-    config = (
-        Int4WeightOnlyConfig(**int4)
-        if to == "int4"
-        else Int8WeightOnlyConfig(set_inductor_config=False)
-    )
-    left_out = model.get_output_embeddings() if to == "int4" else None
+
+    if to == "int4":
+        config = Int4WeightOnlyConfig(
+            group_size=GROUP_SIZE,
+            int4_packing_format="tile_packed_to_4d",
+            set_inductor_config=False,
+        )
+        left_out = model.get_output_embeddings()
+    else:
+        config = Int8WeightOnlyConfig(set_inductor_config=False)
+        left_out = None
+
     try:
         quantize_(
             model,
@@ -61,12 +67,14 @@ def quantize(model: Any, to: str, device: torch.device) -> None:
         raise UserError(
             f"quantize={to}: torchao refuses this model ({one_line(error)[:300]})"
         ) from None
+
     _check_done(model, to)
 
 
 def _check_done(model: Any, to: str) -> None:
-    """Raise UserError if torchao left more than a tenth of the weights unquantised, such as fused
-    experts.
+    """Raise UserError if torchao left more than a tenth of the weights unquantised.
+
+    Fused experts are an example.
     """
     vocabulary = {
         id(module.weight)

@@ -21,8 +21,9 @@ def check_settings(
     without: Collection[str] = (),
     allow_extra: bool = False,
 ) -> None:
-    """Check names and types of settings against the parameters of `taker`, and that none is
-    missing.
+    """Check names and types of settings against the parameters of `taker`.
+
+    Also check that none is missing.
 
     Args:
         prefix: put before the settings' names in messages, such as `model.`.
@@ -36,64 +37,64 @@ def check_settings(
         signature = inspect.signature(taker, eval_str=True)
     except (NameError, AttributeError, TypeError):  # a type imported only for type checkers
         signature = inspect.signature(taker)
+
     name = getattr(taker, "__name__", type(taker).__name__)
-    keywords = inspect.Parameter.VAR_KEYWORD
-    allow_extra = allow_extra or keywords in {
-        parameter.kind for parameter in signature.parameters.values()
-    }
-    named = {
-        key: p
-        for key, p in signature.parameters.items()
-        if p.kind not in (keywords, p.VAR_POSITIONAL)
-    }
-    parameters = {key: parameter for key, parameter in named.items() if key not in without}
+    parameters: dict[str, inspect.Parameter] = {}
+    for key, parameter in signature.parameters.items():
+        if parameter.kind == parameter.VAR_KEYWORD:
+            allow_extra = True
+        elif parameter.kind != parameter.VAR_POSITIONAL and key not in without:
+            parameters[key] = parameter
+
     for key, value in settings.items():
         if key in parameters:
-            if not _fits(value, parameters[key]) and (
-                key != "name" or not isinstance(value, int | float)
-            ):  # name=2026
+            is_number_as_name = key == "name" and isinstance(value, int | float)  # name=2026
+            if not is_number_as_name and not _fits(value, parameters[key]):
                 raise UserError(f"{prefix}{key}={value}: {_in_words(parameters[key])}")
             continue
         near = difflib.get_close_matches(key, parameters, 1, 0.75)
         if not allow_extra or (near and _fits(value, parameters[near[0]])):
-            meant = (
-                f"did you mean {near[0]}?"
-                if near
-                else f"{name} has {', '.join(parameters) or 'none'}"
-            )
+            if near:
+                meant = f"did you mean {near[0]}?"
+            else:
+                meant = f"{name} has {', '.join(parameters) or 'none'}"
             raise UserError(f"{prefix}{key}: no such setting; {meant}")
+
     for key, parameter in parameters.items():
         if parameter.default is parameter.empty and key not in settings:
             raise UserError(f"{prefix}{key}: {name if prefix else 'a run'} needs this setting")
 
 
 def _kinds(annotation: Any) -> list[Any]:
-    """Return what an annotation allows: types, and the texts of a Literal; `object` for other
-    types.
+    """Return what an annotation allows: types, and the texts of a Literal.
+
+    `object` for other types.
     """
     origin = get_origin(annotation) or annotation
     if origin in (UnionType, Union):
-        return [kind for part in get_args(annotation) for kind in _kinds(part)]
+        kinds: list[Any] = []
+        for part in get_args(annotation):
+            kinds += _kinds(part)
+        return kinds
     if origin is Literal:
         return list(get_args(annotation))
-    return [list if origin in (Sequence, tuple) else origin if origin in [*WORDS] else object]
+    if origin in (Sequence, tuple):
+        return [list]
+    return [origin if origin in [*WORDS] else object]
 
 
 def _fits(value: Any, parameter: inspect.Parameter) -> bool:
     kinds = _kinds(parameter.annotation)
     kind = list if type(value) is tuple else type(value)
-    return (
-        object in kinds
-        or kind in kinds
-        or (kind is str and value in kinds)
-        or (kind is int and float in kinds)
-    )
+    if kind is str and value in kinds:
+        return True
+    if kind is int and float in kinds:
+        return True
+    return object in kinds or kind in kinds
 
 
 def _in_words(parameter: inspect.Parameter) -> str:
     words = [WORDS.get(kind, kind) for kind in _kinds(parameter.annotation)]
-    return (
-        f"use one of {', '.join(words)}"
-        if words[0] not in WORDS.values()
-        else f"must be {' or '.join(words)}"
-    )
+    if words[0] in WORDS.values():
+        return f"must be {' or '.join(words)}"
+    return f"use one of {', '.join(words)}"

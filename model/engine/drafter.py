@@ -31,17 +31,15 @@ class Needs:
     logits: bool = False  # `Verification.logits`; shared forwards store them, too
     candidates: int = 0  # k of the top-k after each node: `Verification.candidates`, `learn`
     log_probs: bool = False  # also the log2 of their probabilities: `Verification.log_probs`
-    choices: bool = (
-        False  # of all nodes; False: sampling may give -1 for rejected nodes, which saves work
-    )
+    # of all nodes; False: sampling may give -1 for rejected nodes, which saves work
+    choices: bool = False
     prompt_logits: bool = False  # call `Session.observe_prompt`
     tree: bool = False  # verify the whole draft tree; False: verifying one chain of it suffices
     # Which hidden states (see `target.LAST`): `Verification.hidden`, `set_hidden`,
     # `observe_prompt_hidden`
     hidden: tuple[int, ...] = ()
-    accepted_only: bool = (
-        False  # True: logits and hidden states of rejected nodes are not read, so may be wrong
-    )
+    # True: logits and hidden states of rejected nodes are not read, so may be wrong
+    accepted_only: bool = False
 
     @property
     def rejected(self) -> bool:

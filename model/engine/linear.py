@@ -44,9 +44,8 @@ PACKED = ("half", "onednn")  # layouts that are copies of the weights
 NARROW = (torch.float16, torch.bfloat16)
 # multiplications below which a call, some 16 us, costs more than its product saves
 SMALL_PRODUCT = 1 << 18
-PACKING_ROWS = (
-    32  # for which oneDNN chooses its layout; the layout serves one row and a hundred alike
-)
+# for which oneDNN chooses its layout; the layout serves one row and a hundred alike
+PACKING_ROWS = 32
 CHUNK = 1 << 22  # elements of a weight that are checked at a time
 SAMPLE = 1 << 12  # elements that mostly suffice to see that a weight has more than 16 bits
 # exponent to which a weight's greatest value is scaled; tolerated error over a row's greatest
@@ -178,9 +177,8 @@ class PackedLinear(nn.Linear):
     A weight of 16 bits is widened if the input is not (`holding`).
     """
 
-    joined: tuple[Any, int] | None = (
-        None  # in compiled layers of a captured step: its product, and its number in it
-    )
+    # in compiled layers of a captured step: its product, and its number in it
+    joined: tuple[Any, int] | None = None
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:
         weight = self.weight  # read once: a parametrization computes it

@@ -58,9 +58,8 @@ class Generation:
     forwards: int = 0  # forwards of the target: one per step, and the prompt's if separate
     prefill_s: float = 0.0  # until the first step's tokens are known
     decode_s: float = 0.0  # from then on
-    setup_s: float = (
-        0.0  # spent on static steps of a shape not met before, capturing included; 0 if eager
-    )
+    # spent on static steps of a shape not met before, capturing included; 0 if eager
+    setup_s: float = 0.0
     ends_s: list[float] = field(default_factory=list)  # until each step's tokens were known
 
     @property

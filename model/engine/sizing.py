@@ -62,9 +62,8 @@ class Policy:
     overhead: float = 0.02  # estimated time of drafting
     window: int = 32  # steps in an average
     min_samples: int = 8  # newest samples that suffice to notice another machine
-    uncertainty: float = (
-        0.2  # relative error of unmeasured times; they change by more on another machine
-    )
+    # relative error of unmeasured times; they change by more on another machine
+    uncertainty: float = 0.2
     probe: int = 4  # steps between two plain ones, at first
     rest: int = 16  # steps until drafting is tried again, at first
     rest_per_loss: int = 40  # least steps of a rest for each plain step lost

@@ -64,12 +64,10 @@ class Forwarded:
     # int64 (n,), the target's token after each node; None: to be chosen from logits
     choices: torch.Tensor | None
     logits: torch.Tensor | None  # (n, V)
-    hidden: torch.Tensor | None = (
-        None  # (m, w H), of the n nodes, preceded by a prompt's own if forwarded with it
-    )
-    candidates: Candidates | None = (
-        None  # top-k and their log-probs, if the forward computed them already
-    )
+    # (m, w H), of the n nodes, preceded by a prompt's own if forwarded with it
+    hidden: torch.Tensor | None = None
+    # top-k and their log-probs, if the forward computed them already
+    candidates: Candidates | None = None
 
     def rows(self, rows: slice) -> Forwarded:
         """Return the outputs of some rows."""

@@ -39,9 +39,8 @@ from .tree import Draft
 # as a step.
 LOGITS_BYTES = 64 << 20
 LOGITS_BYTES_GPU = 1 << 30
-MAX_PENDING = (
-    16  # tokens that are forwarded again with a draft; more of them get a forward of their own
-)
+# tokens that are forwarded again with a draft; more of them get a forward of their own
+MAX_PENDING = 16
 # Additive (1, 1, n, c), by type of layer if types have different masks
 Masks = torch.Tensor | dict[str, torch.Tensor | None] | None
 Read = Callable[[int, torch.Tensor], None]
@@ -55,9 +54,8 @@ class Outputs(NamedTuple):
     """What a forward returns for n tokens."""
 
     logits: torch.Tensor  # (n, V)
-    hidden: torch.Tensor | None = (
-        None  # (n, w H), w hidden states side by side, if the forward was asked for them
-    )
+    # (n, w H), w hidden states side by side, if the forward was asked for them
+    hidden: torch.Tensor | None = None
 
 
 class Target:

@@ -1,5 +1,6 @@
-"""The register of methods by name, and their order in tables. configs/method/NAME.yaml holds a
-method's settings.
+"""The register of methods by name, and their order in tables.
+
+configs/method/NAME.yaml holds a method's settings.
 
 Import from outside only the register, the functions that build a method by name or import path, and
 a class by its file. May import `engine`, `recycling`, `structures`.
@@ -23,13 +24,14 @@ if TYPE_CHECKING:
     from ..engine import Drafter, Target, Tree
 
 AUTO = "auto"  # value of `nodes`, and of the harness's `tree`: the size is tuned while decoding
+# arguments that a builder gives a method that takes them
 OFFERED = (
     "target",
     "vocab_size",
     "device",
     "eos",
     "tree",
-)  # arguments that a builder gives a method that takes them
+)
 RANKS = 32  # children of a node that a template may have if its method has no k
 METHODS = {
     "vanilla": "vanilla.Vanilla",
@@ -58,8 +60,20 @@ DEFAULT = "dynamic"  # of the library: the fastest known on real text
 # In the order of tables and figures, transformers' own decoding first. Other methods come next, and
 # recycling is last.
 FIRST_IN_TABLES = (
-    *("hf", "vanilla", "lookahead", "pld", "ngram_cache", "rest", "suffix", "sps"),
-    *("medusa", "hydra", "eagle", "eagle2", "eagle3", "samd"),
+    "hf",
+    "vanilla",
+    "lookahead",
+    "pld",
+    "ngram_cache",
+    "rest",
+    "suffix",
+    "sps",
+    "medusa",
+    "hydra",
+    "eagle",
+    "eagle2",
+    "eagle3",
+    "samd",
 )
 
 
@@ -78,6 +92,7 @@ def method_class(name: str) -> Callable[..., Any]:
     module, _, attribute = METHODS.get(name, name).rpartition(".")
     if not module:
         raise UserError(f"method {name}: unknown; there is {', '.join(METHODS)}, or an import path")
+
     try:
         factory = getattr(
             importlib.import_module("." * (name in METHODS) + module, __package__), attribute
@@ -86,6 +101,7 @@ def method_class(name: str) -> Callable[..., Any]:
         raise UserError(
             f"method {name}: must be a method's name or an import path ({error})"
         ) from None
+
     if not callable(factory):
         raise UserError(f"method {name}: must be a class or a function")
     return factory  # type: ignore[no-any-return]
@@ -141,6 +157,7 @@ def build_drafter(
     if arguments.get("tree") is not None:
         k = settings.get("k", parameters["k"].default if "k" in parameters else RANKS)
         arguments["tree"] = _template(arguments["tree"], k)
+
     drafter = factory(**arguments)
     if not isinstance(drafter, Drafter):
         raise UserError(
@@ -163,8 +180,9 @@ def check_method(
 
 
 def _template(tree: Any, k: int) -> Tree:
-    """Return a draft tree of ranks below k, given as a tree, a template's name, `best:N` or a
-    template's settings.
+    """Return a draft tree of ranks below k.
+
+    It is given as a tree, a template's name, `best:N` or a template's settings.
     """
     from ..engine import Tree
     from ..recycling import build_template

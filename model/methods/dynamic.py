@@ -1,5 +1,6 @@
-"""Dynamic recycling: a best-first tree from unigram and bigram tables, suffix matches and rejected
-siblings.
+"""Dynamic recycling: a best-first tree from several sources.
+
+The sources are unigram and bigram tables, suffix matches and rejected siblings.
 
 The paper asks whether dynamic trees can outperform its static one (2408.08696, limitations). Here a
 row keeps its candidates' probabilities, a second table has rows by pairs of tokens, text is copied
@@ -74,8 +75,7 @@ class DynamicRecycling(Drafter):
         check_whole("dynamic", 0, nodes=nodes)
         check_whole("dynamic", 1, vocab_size, k=k)
         super().__init__(torch.device(device), vocab_size)
-        if isinstance(sized, str):
-            self.sizing = Sizing(sized, self.device)
+
         self.nodes = nodes
         self.k = k
         self.copy = copy
@@ -87,13 +87,10 @@ class DynamicRecycling(Drafter):
         self.loop_rows = loop_rows(self.rows, self.pairs, eos)
         self.weights = Weights(calibrate)
         self.history = History(history_tokens, SuffixAutomaton, vocab_size)
-        self.stores = [
-            self.rows,
-            self.pairs,
-            self.weights,
-            self.history,
-            *([self.sizing] if self.sizing else []),
-        ]
+        self.stores = [self.rows, self.pairs, self.weights, self.history]
+        if isinstance(sized, str):
+            self.sizing = Sizing(sized, self.device)
+            self.stores.append(self.sizing)
         compile_loops()
 
     def session(self) -> DynamicSession:
@@ -116,18 +113,20 @@ class DynamicSession(TextSession[SuffixAutomaton]):
         return None
 
     def observe_prompt(self, prompt: list[int], start: int, logits: torch.Tensor) -> None:
-        """With `recycle_prompt`: write rows of the prompt's tokens, and note the siblings of the
-        first root.
+        """With `recycle_prompt`: write rows of the prompt's tokens.
+
+        Also note the siblings of the first root.
         """
-        drafter = self.drafter
         end = start + len(logits)
         before = prompt[max(start - 1, 0)]  # for the prompt's first token: itself
         following = self.text.tokens[self._prompt_at + end]
         outcome = (
             np.array(prompt[start:end], dtype=np.int64),
-            *on_host(*top_k_log_probs(logits, drafter.k)),
+            *on_host(*top_k_log_probs(logits, self.drafter.k)),
         )
-        loops.learn_prompt(before, following, drafter.siblings, *outcome, self.growth, self.rows)
+        loops.learn_prompt(
+            before, following, self.drafter.siblings, *outcome, self.growth, self.rows
+        )
 
     def draft(self, root: int) -> Draft:
         """Grow a draft to its size, best first, and arrange its nodes breadth-first."""
@@ -150,6 +149,7 @@ class DynamicSession(TextSession[SuffixAutomaton]):
                 count, following = loops.grow(count, size, *state)
                 size = drafter.sizing.choose(nodes["likelihood"][:count], following)
             count = 1 + size
+
         self._arranged = np.empty((3, count), dtype=np.int64)
         loops.arrange(nodes, self._arranged)
         _, parents, tokens = self._arranged
@@ -161,16 +161,15 @@ class DynamicSession(TextSession[SuffixAutomaton]):
         return super().likeliest_chain(draft)
 
     def observe(self, verification: Verification) -> None:
-        drafter = self.drafter
         weights = self.drafter.weights
         node = verification.node
         assert verification.candidates is not None and verification.log_probs is not None
         choices = verification.choices.numpy()
         accepted = verification.accepted.numpy()
-        if (
-            self.choice is not None and not self.choice.greedy
-        ):  # after rejected nodes it may be unknown
+        # after rejected nodes it may be unknown
+        if self.choice is not None and not self.choice.greedy:
             choices = np.where(accepted, choices, NONE)
+
         outcome = (
             np.ascontiguousarray(choices),
             accepted,
@@ -178,14 +177,21 @@ class DynamicSession(TextSession[SuffixAutomaton]):
         )
         tables = self.growth, self.rows, (weights.seen, weights.accepted, weights.probs)
         loops.learn(
-            self._before, node, weights.learning, drafter.siblings, self._arranged, outcome, *tables
+            self._before,
+            node,
+            weights.learning,
+            self.drafter.siblings,
+            self._arranged,
+            outcome,
+            *tables,
         )
         self._before = int(self._arranged[2, node])
         self.text.extend(verification.tokens)
 
     def skip(self, tokens: list[int]) -> None:
-        """Append the tokens and forget the siblings: a plain step does not show the next root's
-        siblings.
+        """Append the tokens and forget the siblings.
+
+        A plain step does not show the next root's siblings.
         """
         newest = [*self.text.tokens[-1:], *tokens]
         self._before = newest[-2]
@@ -196,9 +202,8 @@ class DynamicSession(TextSession[SuffixAutomaton]):
 def new_growth(nodes: int, rows: TokenRows) -> tuple[Any, ...]:
     """Return the fields of a `loops.Growth` of at most so many nodes below the root."""
     vocab_size, k = rows.ids.shape
-    limit = (1 + nodes) * (
-        2 * k + 1
-    ) + 2 * k  # two rows and a copy per node, and the root's siblings
+    # two rows and a copy per node, and the root's siblings
+    limit = (1 + nodes) * (2 * k + 1) + 2 * k
     growth = loops.Growth(
         nodes=np.zeros(2 + nodes, dtype=loops.NODE),
         candidates=np.empty(limit, dtype=loops.CANDIDATE),

@@ -22,8 +22,9 @@ from ..structures.heads import Eagle3Head, Head, load_eagle3_head, load_head, te
 
 
 class Eagle(StaticTree):
-    """Drafts a tree of fixed shape: a node's children are the best tokens of the feature predicted
-    at it.
+    """Drafts a tree of fixed shape.
+
+    A node's children are the best tokens of the feature predicted at it.
 
     Args:
         tree_path: YAML of rank paths; default: the published 25 nodes.
@@ -53,8 +54,9 @@ class EagleSession(StaticTreeSession):
 
 
 class ConfidenceTree(HeadDrafter):
-    """Expands the best `top_k` nodes of each depth (2406.16858, 4.1), then keeps the best `nodes`
-    of all seen (4.2).
+    """Expands the best `top_k` nodes of each depth (2406.16858, 4.1).
+
+    Then keeps the best `nodes` of all seen (4.2).
 
     A node's value is the product of the head's probabilities along its path, which estimate
     acceptance rates.
@@ -108,8 +110,9 @@ class Eagle2(ConfidenceTree):
 
 
 class Eagle3(ConfidenceTree):
-    """EAGLE-3's head, which gives the tokens itself. Spec-Bench runs it with depth 6, which its
-    code calls 5.
+    """EAGLE-3's head, which gives the tokens itself.
+
+    Spec-Bench runs it with depth 6, which its code calls 5.
 
     Args:
         layers: numbers of the hidden states that the head reads, in place of those in its
@@ -144,9 +147,8 @@ class ConfidenceTreeSession(HeadSession):
     def expand(self, root: int, feature: torch.Tensor) -> Draft:
         drafter = self.drafter
         k = self.drafter.top_k
-        value, token = (
-            best.view(-1) for best in self._best(feature)
-        )  # of the nodes to expand: (k,)
+        # of the nodes to expand: (k,)
+        value, token = (best.view(-1) for best in self._best(feature))
         # their parents' feature rows; their numbers
         whose = torch.zeros_like(drafter.children)
         node = drafter.children
@@ -159,9 +161,8 @@ class ConfidenceTreeSession(HeadSession):
         features = feature
         listed = k
         for depth in range(1, drafter.depth):
-            features = self.continue_nodes(
-                features.index_select(0, whose), token, depth, visible
-            )  # (k, H)
+            # (k, H)
+            features = self.continue_nodes(features.index_select(0, whose), token, depth, visible)
             log_probs, best = self._best(features)
             below = (value[:, None] + log_probs).view(-1)  # (k * k,)
             values.append(below)
@@ -173,6 +174,7 @@ class ConfidenceTreeSession(HeadSession):
             node = flat + listed
             visible = torch.cat((visible.index_select(0, whose), drafter.itself), dim=1)
             listed += k * k
+
         # A child's value is at most its parent's, and it comes later, so a stable sort puts every
         # parent first.
         best_nodes = torch.cat(values).sort(descending=True, stable=True).indices[: drafter.nodes]
@@ -182,23 +184,24 @@ class ConfidenceTreeSession(HeadSession):
         return self._breadth_first(root, *nodes.tolist())  # one transfer
 
     def _best(self, features: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return log-probs and tokens of the children of nodes with features (w, H), best first:
-        (w, top_k) each.
+        """Return log-probs and tokens of the children of nodes with features (w, H).
+
+        Both are (w, top_k), best first.
         """
         drafter = self.drafter
         best = torch.log_softmax(drafter.lm_head(features).float(), dim=-1).topk(
             drafter.top_k, dim=-1
         )
-        values = best.values.nan_to_num(
-            nan=-math.inf, neginf=-math.inf
-        )  # a sort puts NaN first, before its parent
+        # a sort puts NaN first, before its parent
+        values = best.values.nan_to_num(nan=-math.inf, neginf=-math.inf)
         return values, best.indices if drafter.ids is None else drafter.ids[best.indices]
 
     def _breadth_first(
         self, root: int, kept: list[int], parents: list[int], tokens: list[int]
     ) -> Draft:
-        """Return the draft of the kept nodes, given their numbers, parents' numbers (-1: the root)
-        and tokens.
+        """Return the draft of the kept nodes.
+
+        They are given by numbers, parents' numbers (-1: the root) and tokens.
         """
         device = self.drafter.device
         nodes = [(-1, -1, root), *sorted(zip(kept, parents, tokens, strict=True))]

@@ -1,5 +1,6 @@
-"""Goose: a copied chain with recycled candidates as its branches, in one tree that grows with
-confidence.
+"""Goose: a copied chain with recycled candidates as its branches.
+
+Both are one tree that grows with confidence.
 
 Jin, Nguyen, Inoue: arXiv 2604.02047 (COLM 2026). The rules are those of the public code at its
 default settings,
@@ -41,19 +42,21 @@ EXTEND_ABOVE = 0.6  # confidence above which the copy is extended
 NEWEST = 0.3
 OLDER = 0.7
 FIRST_AVERAGE = 0.5
+# the spine's share of the budget, for averages below each limit
 SHARES = (
     (0.2, 0.15),
     (0.4, 0.30),
     (math.inf, 0.50),
-)  # the spine's share of the budget, for averages below each limit
+)
 ROW_FIELDS = ("keys", "ids", "scores")  # of a saved state
 ScoredRow = tuple[list[int], list[float]]  # candidates, best first, and their scores
 HARMONIC = [0.0, *accumulate(1 / i for i in range(1, MAX_NODES + 1))]
 
 
 class Goose(Drafter):
-    """Drafts a copied chain, the spine, with candidates of rows by token and by pair of tokens as
-    branches.
+    """Drafts a copied chain, the spine, with candidates as branches.
+
+    The candidates come from rows by token and by pair of tokens.
 
     In a cold start, as published, the rows begin anew with each prompt. Keeping them between
     prompts is a variant of this project, which the public code's evaluation does not run. The text
@@ -82,13 +85,13 @@ class Goose(Drafter):
     ) -> None:
         if nodes is not None:
             check_whole("goose", 1, nodes=nodes)
+
         check_whole("goose", 0, MAX_KEPT, history_pairs=history_pairs)
         super().__init__(torch.device(device), vocab_size)
-        # A tree's size at confidence 0, root included; the nodes that confidence 1 adds; the limit
-        # below the root.
-        self.base, self.growth, self.limit = (
-            (BASE, LARGEST - BASE, LARGEST) if nodes is None else (nodes + 1, 0, nodes)
-        )
+        # a tree's size at confidence 0, root included, and the nodes that confidence 1 adds
+        self.base = BASE if nodes is None else nodes + 1
+        self.growth = LARGEST - BASE if nodes is None else 0
+        self.limit = nodes or LARGEST  # nodes below the root
         self.max_nodes = 1 + self.limit
         self.k = min(ROW_CANDIDATES, vocab_size)
         self.needs = Needs(logits=True, candidates=self.k, prompt_logits=True, tree=True)
@@ -101,8 +104,9 @@ class Goose(Drafter):
 
 
 class Rows:
-    """The target's top candidates after a token and after a pair of tokens, when last seen there,
-    with scores.
+    """The target's top candidates after a token and after a pair of tokens.
+
+    They are those when it was last seen, with scores.
 
     A score is the softmax over the row's candidates alone. Rows by token keep it as float16.
     """
@@ -114,21 +118,22 @@ class Rows:
 
     def reset(self) -> None:
         self.by_token: dict[int, ScoredRow] = {}
-        self.by_pair: dict[
-            int, ScoredRow
-        ] = {}  # by the first token times V and the second, the newest last
+        # by the first token times V and the second, the newest last
+        self.by_pair: dict[int, ScoredRow] = {}
 
     def find(self, before: int, token: int) -> ScoredRow | None:
-        """Return the row of a pair of tokens, else of its second token; None if neither was
-        seen.
+        """Return the row of a pair of tokens, else of its second token.
+
+        None if neither was seen.
         """
         return self.by_pair.get(before * self.vocab_size + token) or self.by_token.get(token)
 
     def write(
         self, before: list[int], tokens: list[int], ids: torch.Tensor, scores: torch.Tensor
     ) -> None:
-        """Write rows (m, k) for m tokens and the ones before them, in order: of equal tokens the
-        last row wins.
+        """Write rows (m, k) for m tokens and the ones before them, in order.
+
+        Of equal tokens the last row wins.
 
         Args:
             before: -1: no row by pair is written.
@@ -136,15 +141,12 @@ class Rows:
         """
         exact_scores = scores.cpu().numpy()
         written = ids.tolist(), exact_scores.tolist(), exact_scores.astype(np.float16).tolist()
-        by_token = self.by_token
-        by_pair = self.by_pair
-        vocab = self.vocab_size
         for first, token, row, exact, rounded in zip(before, tokens, *written, strict=True):
-            by_token[token] = row, rounded
+            self.by_token[token] = row, rounded
             if first >= 0:
-                pair = first * vocab + token
-                by_pair.pop(pair, None)
-                by_pair[pair] = row, exact
+                pair = first * self.vocab_size + token
+                self.by_pair.pop(pair, None)
+                self.by_pair[pair] = row, exact
 
     def forget_pairs(self, limit: int) -> None:
         """Keep the newest `limit` rows by pair."""
@@ -152,8 +154,9 @@ class Rows:
             del self.by_pair[pair]
 
     def state_dict(self) -> dict[str, torch.Tensor]:
-        """All rows, (m, k) each: their keys, int64 (m,), the newest last; candidates int32;
-        scores.
+        """All rows, (m, k) each: their keys, candidates and scores.
+
+        Keys are int64 (m,), the newest last; candidates int32.
         """
         tensors = {}
         for name, rows, dtype in (
@@ -191,8 +194,9 @@ class Rows:
 
 
 class GooseSession(Session):
-    """A sequence's text and its n-grams, the spine's acceptance so far, and the last draft as it
-    was built.
+    """A sequence's text and its n-grams, and the spine's acceptance so far.
+
+    Also the last draft as it was built.
     """
 
     drafter: Goose
@@ -227,6 +231,7 @@ class GooseSession(Session):
             self._extend(chain, conf)
             tokens, parents, spine = self._grow(root, chain, conf)
             pair_written = len(tokens) == 1
+
         before = [tokens[parent] for parent in parents]
         before[0] = self._before if pair_written else -1
         self._built = (before, tokens)
@@ -237,8 +242,9 @@ class GooseSession(Session):
         return Draft(Tree(parents), torch.tensor(ordered))
 
     def _copied(self, chain: list[int]) -> tuple[list[int], bool]:
-        """Return what first followed the end of text and `chain`; True if nothing else ever
-        followed it.
+        """Return what first followed the end of text and `chain`.
+
+        True if nothing else ever followed it.
         """
         text = self._index.tokens
         start, unanimous = self._index.find((text[-NGRAMS[0] :] + chain)[-NGRAMS[0] :])
@@ -255,8 +261,9 @@ class GooseSession(Session):
                 break
 
     def _grow(self, root: int, chain: list[int], conf: float) -> tuple[list[int], list[int], int]:
-        """Return the tree: tokens, parents, and the number of nodes after the root that are the
-        spine.
+        """Return the tree: tokens, parents, and the spine's number of nodes.
+
+        The spine's nodes come right after the root.
 
         Nodes are the spine, the root's branches, the spine's branches, and branches of branches, in
         this order.
@@ -279,6 +286,7 @@ class GooseSession(Session):
             width: int,
         ) -> int:
             """Add the best `width` candidates but `spine_token` below a node, at most `limit`.
+
             Return their number.
             """
             count = 0
@@ -316,6 +324,7 @@ class GooseSession(Session):
                 spine_token,
                 ROW_CANDIDATES,
             )
+
         remaining = budget - len(tokens)
         for node, depth, score in queue:  # grows while it is walked
             if remaining <= 0:
@@ -323,6 +332,7 @@ class GooseSession(Session):
             row = find(tokens[parents[node]], tokens[node])
             width = min(max(1, math.ceil(remaining * score)), max(1, ROW_CANDIDATES // depth))
             remaining -= attach(node, depth + 1, row, remaining, None, width)
+
         return tokens, parents, spine
 
     def observe(self, verification: Verification) -> None:
@@ -336,23 +346,22 @@ class GooseSession(Session):
             logits = verification.logits
             assert ids is not None and logits is not None
             built = torch.from_numpy(positions).to(ids.device)
-            scores = scores_of(logits, ids.to(logits.device)).to(
-                ids.device
-            )  # only ids may be on the host
+            # only ids may be on the host
+            scores = scores_of(logits, ids.to(logits.device)).to(ids.device)
             self.drafter.rows.write(before, tokens, ids[built], scores[built])
             if self._spine:
-                accepted = (
-                    bisect_right([self._order[i] for i in draft.tree.chain_of[node]], self._spine)
-                    - 1
-                )
+                path = [self._order[i] for i in draft.tree.chain_of[node]]
+                accepted = bisect_right(path, self._spine) - 1
                 self._acceptance = NEWEST * accepted / self._spine + OLDER * self._acceptance
+
         self._before = int(draft.tokens[node])
         self._index.extend(verification.tokens)
 
 
 def confidence(length: int, unanimous: bool) -> float:
-    """Return the confidence in a copy of so many tokens: 0 for none, 1 if all occurrences were
-    followed alike.
+    """Return the confidence in a copy of so many tokens.
+
+    It is 0 for none, and 1 if all occurrences were followed alike.
     """
     if unanimous:
         return 1.0
@@ -362,8 +371,9 @@ def confidence(length: int, unanimous: bool) -> float:
 
 
 def shares(branches: int, spine: int) -> list[int]:
-    """Return how many branches each spine node may have: in proportion to 1/depth, at least one
-    while any are left.
+    """Return how many branches each spine node may have, in proportion to 1/depth.
+
+    Each has at least one while any are left.
     """
     counts = list[int]()
     left = branches
@@ -376,8 +386,9 @@ def shares(branches: int, spine: int) -> list[int]:
 
 
 def scores_of(logits: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
-    """Return the softmax over the candidates alone, in the logits' own type: (n, V) and (n, k) ->
-    float32 (n, k).
+    """Return the softmax over the candidates alone, in the logits' own type.
+
+    (n, V) and (n, k) -> float32 (n, k).
 
     Zero where a row's logits are NaN.
     """

@@ -1,5 +1,6 @@
-"""Hydra: Medusa's heads that also read the drafted path, after a layer over the context (arXiv
-2402.05109).
+"""Hydra: Medusa's heads that also read the drafted path (arXiv 2402.05109).
+
+They come after a layer over the context.
 
 Source: github.com/zankner/Hydra, for its published heads (`prefix-mlp`, grounded) and their tree,
 which is Medusa's.
@@ -43,8 +44,9 @@ SUPPORTED = {"hydra_head_arch": "prefix-mlp", "grounded_heads": True, "hidden_st
 
 
 class HydraHeads(Head):
-    """Heads over (the layer's output at the last token before the root, root, drafted tokens of the
-    path).
+    """Heads over the layer's output, the root and the drafted path.
+
+    The output is that at the last token before the root.
 
     The state dict is the public layout. As there, all blocks after a head's first one are a single
     module.
@@ -80,8 +82,9 @@ class HydraHeads(Head):
 
 
 def load_heads(path: str, target: Target) -> HydraHeads:
-    """Load the heads from a folder: config.json and hydra_lm_head.safetensors, or hydra_lm_head.pt
-    as published.
+    """Load the heads from a folder.
+
+    It holds config.json and hydra_lm_head.safetensors, or hydra_lm_head.pt as published.
 
     The layer has the target's own configuration; the numbers of heads and blocks are read from the
     weights. Raises UserError if the heads are missing, corrupt, of another kind, or made for
@@ -95,45 +98,46 @@ def load_heads(path: str, target: Target) -> HydraHeads:
             f"{target.name}: has no hidden_size in its config; Hydra's heads are of models like"
             " LLaMA"
         )
+
     file, state = read_weights(folder, WEIGHTS, PUBLIC_WEIGHTS)
     embedding = target.model.get_input_embeddings().weight.detach()
     given = state.pop(EMBEDDING, embedding)
     _ = state.pop(UNUSED, None)
     if given.shape == embedding.shape:
-        given, own = (
-            matrix[::16].float().cpu() for matrix in (given, embedding)
-        )  # a sample of the rows
+        # a sample of the rows
+        given, own = (matrix[::16].float().cpu() for matrix in (given, embedding))
         if (given - own).norm() > 0.02 * own.norm():  # 16-bit values are at most 0.4 % off
             raise UserError(
                 f"{file}: {EMBEDDING} is not the embedding of {target.name}; heads are of one model"
             )
+
     for name, tensor in state.items():
-        repeated = state.get(shared := LATER_BLOCK.sub(r"\1.3.", name), tensor)
+        shared = LATER_BLOCK.sub(r"\1.3.", name)
+        repeated = state.get(shared, tensor)
         if repeated is not tensor and not torch.equal(repeated, tensor):
             raise UserError(
                 f"{file}: {name} and {shared} differ; a head's later blocks are one block, repeated"
             )
+
     try:
-        numbers = [
-            [int(part) for part in name.split(".")[1:3]]
-            for name in state
-            if name.startswith("hydra_mlp.")
-        ]
-        heads = 1 + max(head for head, _ in numbers)
-        blocks = (1 + max(block for _, block in numbers)) // 2
+        numbers = [name.split(".")[1:3] for name in state if name.startswith("hydra_mlp.")]
+        heads = 1 + max(int(head) for head, _ in numbers)
+        blocks = (1 + max(int(block) for _, block in numbers)) // 2
     except ValueError:
         raise UserError(
             f"{file}: keys such as {sorted(state)[:2]} are not Hydra's"
             " (hydra_mlp.0.1.linear.weight)"
         ) from None
+
     config = head_config(of_target | {"num_hidden_layers": 1})
     made = HydraHeads(config, embedding, heads=heads, blocks=blocks, vocab_size=target.logits_size)
     return filled(made, file, state, target)
 
 
 class Hydra(StaticTree):
-    """Drafts a tree of fixed shape, a depth by each head: a node's children are the best tokens
-    after its path.
+    """Drafts a tree of fixed shape, a depth by each head.
+
+    A node's children are the best tokens after its path.
 
     Nothing is kept between prompts.
 

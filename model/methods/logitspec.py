@@ -1,5 +1,6 @@
-"""LogitSpec: drafts the last logits' runners-up as the token after next, each with the text that
-followed it before.
+"""LogitSpec: drafts the last logits' runners-up as the token after next.
+
+Each comes with the text that followed it before.
 
 Liu, Lv, Li, Gao, Sun, Sun: arXiv 2507.01449 (Findings of ACL 2026). The rules are those of the
 public code at its
@@ -30,8 +31,9 @@ SHORTEST_PATH = 1  # tokens of a path that begins with any other candidate
 
 
 class LogitSpec(Drafter):
-    """Drafts a copied continuation of the root, then the logits' other candidates, each with a
-    short continuation.
+    """Drafts a copied continuation of the root, then the logits' other candidates.
+
+    Each candidate has a short continuation.
 
     Paths are not merged: a token may be drafted twice below the root. In a cold start, as
     published, nothing is kept
@@ -47,9 +49,8 @@ class LogitSpec(Drafter):
             some 300 bytes each; 0: the prompt's own text alone.
     """
 
-    needs = Needs(
-        logits=True, accepted_only=True
-    )  # many candidates are needed, but only of the last accepted node
+    # many candidates are needed, but only of the last accepted node
+    needs = Needs(logits=True, accepted_only=True)
 
     def __init__(
         self,
@@ -94,8 +95,9 @@ class Continuations:
         self.extend(tokens)
 
     def extend(self, tokens: Iterable[int]) -> None:
-        """Append a text and write all its positions; rewrite those of earlier steps, which may have
-        been cut short.
+        """Append a text and write all its positions.
+
+        Those of earlier steps are rewritten, as they may have been cut short.
         """
         self.tokens += tokens
         self._write(self._all_written - MAX_COPY - NGRAM)
@@ -124,8 +126,9 @@ class Continuations:
                     pool[gram] = end * (MAX_COPY + 1) + count
 
     def after(self, oldest: int, older: int, token: int, limit: int) -> list[int]:
-        """Return the continuation of the longest indexed n-gram that ends these three tokens, cut
-        to `limit` tokens.
+        """Return the continuation of the longest indexed n-gram that ends these tokens.
+
+        It is cut to `limit` tokens.
 
         Args:
             oldest: -1 if there is none.
@@ -140,6 +143,7 @@ class Continuations:
             entry = singles.get(token)
         if entry is None:
             return []
+
         end, count = divmod(entry, MAX_COPY + 1)
         return self.tokens[end : end + min(count, limit)]
 
@@ -164,9 +168,8 @@ class LogitSpecSession(TextSession[Continuations]):
 
     def _paths(self, root: int) -> list[list[int]]:
         """List the paths to draft below the root, the first ones first."""
-        # nodes left to fill
         text = self.text
-        left = self.drafter.nodes
+        left = self.drafter.nodes  # nodes left to fill
         tokens = text.tokens
         paths = []
         last = tokens[-1]
@@ -174,19 +177,19 @@ class LogitSpecSession(TextSession[Continuations]):
         if first:
             paths.append(first)
             left -= len(first)
+
         for rank, token in enumerate(self._ranked or ()):
             if left == 0:
                 break
             if token != root:
-                length = min(
-                    next((length for highest, length in PATHS if rank <= highest), SHORTEST_PATH),
-                    left,
-                )
-                path = (
-                    [token, *text.after(last, root, token, length - 1)] if length > 1 else [token]
-                )
+                lengths = (length for highest, length in PATHS if rank <= highest)
+                length = min(next(lengths, SHORTEST_PATH), left)
+                path = [token]
+                if length > 1:
+                    path += text.after(last, root, token, length - 1)
                 paths.append(path)
                 left -= len(path)
+
         return paths
 
     def observe(self, verification: Verification) -> None:

@@ -1,5 +1,6 @@
-"""Lookahead decoding: Jacobi iterations next to the text produce n-grams, which are drafted when
-their key is the root.
+"""Lookahead decoding: Jacobi iterations next to the text produce n-grams.
+
+An n-gram is drafted when its key is the root.
 
 Source: arXiv 2402.02057, sections 3.1 to 3.3; details (how the window fills, that it moves by one
 column a step) as in
@@ -38,8 +39,9 @@ from ..structures.ngram_table import NgramTable
 
 
 class Lookahead(LayoutDrafter):
-    """Drafts the window's tokens and the pool's n-grams of the root. Window and pool are the
-    prompt's own.
+    """Drafts the window's tokens and the pool's n-grams of the root.
+
+    Window and pool are the prompt's own.
 
     Args:
         level: N; an n-gram has N tokens, its key included, and the window N - 1 levels.
@@ -75,12 +77,12 @@ class Lookahead(LayoutDrafter):
         return LookaheadSession(self)
 
     def _layout(self, deepest: int, width: int, guesses: int) -> Layout:
-        """Return the draft of levels 0 to `deepest` in `width` columns, then `guesses` chains of N
-        - 1 tokens.
+        """Return the draft of levels 0 to `deepest` in `width` columns.
+
+        Then come `guesses` chains of N - 1 tokens.
         """
-        paths: list[RankPath] = [
-            (0,) * i for i in range(width)
-        ]  # level 0; the root is its column 0
+        # level 0; the root is its column 0
+        paths: list[RankPath] = [(0,) * i for i in range(width)]
         for below in range(deepest):
             paths += [(0,) * i + (1,) + (0,) * below for i in range(width)]
         for g in range(guesses):
@@ -96,9 +98,8 @@ class LookaheadSession(DeviceSession):
     def __init__(self, drafter: Lookahead) -> None:
         super().__init__(drafter)
         self.pool = NgramTable(1, drafter.level - 1, capacity=sys.maxsize, followers=drafter.guess)
-        self._levels: list[
-            list[int]
-        ] = []  # level 0 without its column 0, which is the root; the others whole
+        # level 0 without its column 0, which is the root; the others whole
+        self._levels: list[list[int]] = []
         self._tail: list[int] = []  # the text's last N - 1 tokens
         self._layout = drafter.layouts[0, 0]  # the draft's layout
 
@@ -119,8 +120,9 @@ class LookaheadSession(DeviceSession):
         )
 
     def account(self, verification: Verification) -> None:
-        """Collect the n-grams that this step completes, then move the window (paper, 3.2 and
-        algorithm 2).
+        """Collect the n-grams that this step completes, then move the window.
+
+        This is 3.2 and algorithm 2 of the paper.
         """
         choices = verification.choices.tolist()
         levels = self._levels
@@ -136,6 +138,7 @@ class LookaheadSession(DeviceSession):
             levels[:] = [levels[1][1:], *levels[2:], new]
         else:  # every level loses its column 0
             levels[:] = [row[1:] for row in levels] + [new[1:]]
+
         self._extend(verification.tokens)
 
     @property

@@ -1,5 +1,6 @@
-"""Medusa-1: heads on the target's last hidden state draft the tokens after the next (arXiv
-2401.10774).
+"""Medusa-1: heads on the target's last hidden state (arXiv 2401.10774).
+
+They draft the tokens after the next.
 
 Source: github.com/FasterDecoding/Medusa for the layout of its checkpoints and its tree.
 Verification is the engine's,
@@ -39,8 +40,9 @@ class ResBlock(nn.Module):
 
 
 class MedusaHeads(nn.ModuleList):
-    """Head i: `layers` residual blocks, then a projection to the vocabulary, of its own or the
-    target's (shared).
+    """Head i: `layers` residual blocks, then a projection to the vocabulary.
+
+    The projection is its own or the target's (shared).
 
     The state dict is the public layout: `{i}.{j}.linear.weight`, `.bias`, and `{i}.{layers}.weight`
     unless shared.
@@ -49,27 +51,27 @@ class MedusaHeads(nn.ModuleList):
     def __init__(
         self, heads: int, layers: int, hidden: int, vocab_size: int, *, shared: bool
     ) -> None:
-        widths = [] if shared else [vocab_size]
-        super().__init__(
-            nn.Sequential(
-                *(ResBlock(hidden) for _ in range(layers)),
-                *(nn.Linear(hidden, size, bias=False) for size in widths),
-            )
-            for _ in range(heads)
-        )
+        super().__init__()
+        for _ in range(heads):
+            modules: list[nn.Module] = [ResBlock(hidden) for _ in range(layers)]
+            if not shared:
+                modules.append(nn.Linear(hidden, vocab_size, bias=False))
+            self.append(nn.Sequential(*modules))
         self.shared = shared
 
     def logits(self, i: int, hidden: torch.Tensor, lm_head: nn.Module) -> torch.Tensor:
-        """Return head i's logits for the token i + 2 after each hidden state: (..., H) -> (...,
-        V).
+        """Return head i's logits for the token i + 2 after each hidden state.
+
+        (..., H) -> (..., V).
         """
         x: torch.Tensor = self[i](hidden)
         return lm_head(x) if self.shared else x
 
 
 def load_heads(path: str, target: Target) -> MedusaHeads:
-    """Load the heads from a folder: config.json and medusa_lm_head.safetensors (ours) or
-    medusa_lm_head.pt (public).
+    """Load the heads from a folder.
+
+    It holds config.json and medusa_lm_head.safetensors (ours) or medusa_lm_head.pt (public).
 
     The number of heads is read from the weights: a public configuration says 2 heads where the file
     has 5. Raises
@@ -81,21 +83,23 @@ def load_heads(path: str, target: Target) -> MedusaHeads:
     file, state = read_weights(folder, WEIGHTS, PUBLIC_WEIGHTS)
     shared = bool(config.get("shared_lm_head", False))
     try:
-        names = [[int(part) for part in name.split(".")[:2]] for name in state]
-        heads = 1 + max(head for head, _ in names)
-        layers = max(layer for _, layer in names) + shared
+        numbers = [name.split(".")[:2] for name in state]
+        heads = 1 + max(int(head) for head, _ in numbers)
+        layers = max(int(layer) for _, layer in numbers) + shared
     except ValueError:
         raise UserError(
             f"{file}: keys such as {sorted(state)[:2]} are not Medusa's (0.0.linear.weight)"
         ) from None
+
     module = MedusaHeads(heads, layers, hidden_size(target), target.logits_size, shared=shared)
     load_weights(module, file, state)
     return module.to(target.device, target.dtype).eval().requires_grad_(False)
 
 
 class Medusa(DeviceDrafter):
-    """Drafts from the hidden state that chose the root: a node of rank r at depth d is head d's
-    candidate r.
+    """Drafts from the hidden state that chose the root.
+
+    A node of rank r at depth d is head d's candidate r.
 
     All parents at one depth share their children's tokens. Nothing is kept between prompts.
 
@@ -145,8 +149,9 @@ class Medusa(DeviceDrafter):
 
 
 class MedusaSession(DeviceSession):
-    """A sequence's hidden state: in the drafter's tensor while this sequence steps, else saved
-    here.
+    """A sequence's hidden state.
+
+    It is in the drafter's tensor while this sequence steps, else saved here.
     """
 
     drafter: Medusa

@@ -106,6 +106,7 @@ class NgramCacheSession(DeviceSession):
             gram = followers[rank] if rank < len(followers) else before[-1:] * drafter.follower
             tokens += gram
             ends.append((before + gram)[-drafter.leader :])
+
         drafter.lay_out(shape, tokens)
 
     def account(self, verification: Verification) -> None:
@@ -119,8 +120,9 @@ class NgramCacheSession(DeviceSession):
 
 
 class _Shape(Layout):
-    """One chain of `follower` nodes for each slot: root, first slot's tokens, second slot's tokens,
-    ...
+    """One chain of `follower` nodes for each slot.
+
+    Nodes are the root, first slot's tokens, second slot's tokens, ...
 
     Attributes:
         slots: per slot, its parent slot (-1: the root) and its rank there.
@@ -129,14 +131,11 @@ class _Shape(Layout):
     def __init__(self, slots: list[Slot], follower: int, device: torch.device) -> None:
         index = {slot: i for i, slot in enumerate(slots)}
         self.slots = [(index.get(slot[:-1], -1), slot[-1]) for slot in slots]
-        # A slot's first node has the slot's rank below the parent slot's last node; its other nodes
-        # have rank 0.
-        ends = [
-            tuple(chain.from_iterable((rank, *[0] * (follower - 1)) for rank in slot))
-            for slot in slots
-        ]
         nodes: list[RankPath] = [()]
-        for path in ends:
+        for slot in slots:
+            # A slot's first node has the slot's rank below the parent slot's last node; its other
+            # nodes have rank 0.
+            path = tuple(chain.from_iterable((rank, *[0] * (follower - 1)) for rank in slot))
             nodes += [path[: len(path) - follower + 1 + i] for i in range(follower)]
         super().__init__(nodes, device)
 

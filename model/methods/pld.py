@@ -1,5 +1,6 @@
-"""Prompt look-up decoding: drafts the tokens that followed an earlier occurrence of the last
-n-gram.
+"""Prompt look-up decoding.
+
+It drafts the tokens that followed an earlier occurrence of the last n-gram.
 
 Source: github.com/apoorvumang/prompt-lookup-decoding; the rule is that of transformers'
 PromptLookupCandidateGenerator:

@@ -1,5 +1,6 @@
-"""RACER: retrieved n-grams and recycled candidates in one tree of fixed capacity (arXiv
-2604.14885).
+"""RACER: retrieved n-grams and recycled candidates (arXiv 2604.14885).
+
+Both are in one tree of fixed capacity.
 
 Its public code (github.com/hkr04/RACER) is followed step by step, in the variant whose recycled
 part grows inside the merged tree, so that no node is wasted; recorded steps are reproduced, cold
@@ -24,8 +25,9 @@ from ..structures.ngram_trie import NgramTrie, hash_order
 
 
 class Racer(Drafter):
-    """Drafts what followed the text's longest matches, and fills the budget from the matrix of
-    candidates.
+    """Drafts what followed the text's longest matches.
+
+    Fills the budget from the matrix of candidates.
 
     Everything is kept between prompts, as in the public code: the matrix, the trie of n-grams of
     prompts and answers,
@@ -61,9 +63,8 @@ class Racer(Drafter):
         check_whole("racer", 1, nodes=nodes)
         check_whole("racer", 2, ngram=ngram)
         check_whole("racer", 1, ngram, min_match=min_match)
-        check_whole(
-            "racer", ngram + 2, MAX_KEPT, trie_nodes=trie_nodes
-        )  # so that no n-gram evicts its own prefix
+        # so that no n-gram evicts its own prefix
+        check_whole("racer", ngram + 2, MAX_KEPT, trie_nodes=trie_nodes)
         super().__init__(torch.device(device), vocab_size)
         self.eos = frozenset(eos)
         self.max_nodes = 1 + nodes
@@ -89,8 +90,9 @@ class Racer(Drafter):
         self.trie = trie
 
     def tree(self, root: int, paths: list[list[int]]) -> MergedTree:
-        """Build the tree of a step from retrieved paths below the root, and fill it from the
-        matrix.
+        """Build the tree of a step from retrieved paths below the root.
+
+        Fill it from the matrix.
 
         A node of breadth b has its b best candidates as children, added breadth-first. The root's
         breadth is k. The child of rank i has h / 2^i, rounded down and at least 1, where h is b at
@@ -99,15 +101,14 @@ class Racer(Drafter):
         tree = MergedTree(root)
         for path in paths:
             tree.insert(path)
+
         candidates = self.matrix.candidates.numpy()
         tokens = tree.tokens
         children = tree.children
         queue = [(0, self.matrix.k)]
         queued = {0}
-        for (
-            node,
-            breadth,
-        ) in queue:  # grows while it is walked; every node has a child, so it ends with a full tree
+        # grows while it is walked; every node has a child, so it ends with a full tree
+        for node, breadth in queue:
             below = breadth if node == 0 else breadth // 2
             for token in candidates[tokens[node]].tolist()[:breadth]:
                 child = children[node].get(token)
@@ -119,6 +120,7 @@ class Racer(Drafter):
                     queued.add(child)
                     queue.append((child, max(1, below)))
                 below //= 2
+
         return tree
 
 
@@ -136,8 +138,9 @@ class RacerSession(Session):
         self._drafted = False
 
     def begin(self, prompt: list[int]) -> Draft:
-        """Insert the prompt's n-grams; do not follow its tokens: the node is where the last answer
-        ended.
+        """Insert the prompt's n-grams.
+
+        Its tokens are not followed: the node is where the last answer ended.
 
         The first step is the prefill's own, as in the public code.
         """
@@ -151,9 +154,8 @@ class RacerSession(Session):
 
     def observe_prompt(self, prompt: list[int], start: int, logits: torch.Tensor) -> None:
         matrix = self.drafter.matrix
-        matrix.update(
-            torch.tensor(prompt[start : start + len(logits)]), top_k(logits, matrix.k).cpu()
-        )  # (m, k)
+        tokens = torch.tensor(prompt[start : start + len(logits)])
+        matrix.update(tokens, top_k(logits, matrix.k).cpu())  # (m, k)
 
     def draft(self, root: int) -> Draft:
         self._node, borders = self._trie.step(self._node, root)
@@ -181,8 +183,9 @@ class RacerSession(Session):
                 self._node = self._trie.walk(self._node, committed[1:])
 
     def _read(self, tokens: list[int]) -> None:
-        """Append to the text and insert the n-grams that end in the new tokens, the last one
-        first.
+        """Append to the text and insert the n-grams that end in the new tokens.
+
+        The last n-gram is inserted first.
         """
         text = self._newest + tokens
         for ngram in reversed(self._trie.ngrams(text)):
@@ -190,8 +193,9 @@ class RacerSession(Session):
         self._newest = text[-(self._trie.length - 1) :]
 
     def close(self) -> None:
-        """Follow and insert the last token, which in the public code is the root of one more
-        draft.
+        """Follow and insert the last token.
+
+        In the public code it is the root of one more draft.
         """
         if self._next is not None:
             self._node, _ = self._trie.step(self._node, self._next)
@@ -207,9 +211,8 @@ class MergedTree:
 
     def __init__(self, root: int) -> None:
         self.tokens = [root]
-        self.children: list[dict[int, int]] = [
-            {}
-        ]  # of each node, by token, in the order in which they came
+        # of each node, by token, in the order in which they came
+        self.children: list[dict[int, int]] = [{}]
         self._ranks = [0]  # among siblings
 
     def add(self, node: int, token: int) -> int:
@@ -227,8 +230,9 @@ class MergedTree:
             node = self.add(node, token) if child is None else child
 
     def draft(self) -> Draft:
-        """Return the draft, breadth-first, siblings in hash order: for equal tokens, the last
-        node's candidates win.
+        """Return the draft, breadth-first, siblings in hash order.
+
+        For equal tokens, the last node's candidates win.
         """
         order = [0]
         parents = [0]
@@ -240,5 +244,6 @@ class MergedTree:
             elif siblings:
                 order += siblings.values()
                 parents.append(index)
+
         tree = Tree(parents, [self._ranks[node] for node in order])
         return Draft(tree, torch.from_numpy(np.array([self.tokens[node] for node in order])))

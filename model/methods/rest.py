@@ -1,5 +1,6 @@
-"""REST: retrieval-based speculative decoding (arXiv 2311.08252) drafts what followed the same
-n-gram in a corpus.
+"""REST: retrieval-based speculative decoding (arXiv 2311.08252).
+
+It drafts what followed the same n-gram in a corpus.
 
 The longest n-gram that ends the context is looked up in a datastore; the continuations of all
 occurrences are merged into a trie, whose most frequent nodes are the draft tree (section 3 of the
@@ -77,9 +78,8 @@ class RestSession(Session):
 
     def begin(self, prompt: list[int]) -> Draft:
         self._context = prompt[-self.drafter.max_ngram :]
-        return self.drafter.root_alone(
-            prompt[-1]
-        )  # as in the official code, the prefill verifies nothing
+        # as in the official code, the prefill verifies nothing
+        return self.drafter.root_alone(prompt[-1])
 
     def draft(self, root: int) -> Draft:
         drafter = self.drafter
@@ -88,6 +88,7 @@ class RestSession(Session):
         )
         if not n:
             return drafter.root_alone(root)
+
         continuations = drafter.datastore.continuations(
             first, last, skip=n, length=drafter.depth, limit=drafter.places
         )
@@ -95,6 +96,7 @@ class RestSession(Session):
             continuations[
                 np.logical_or.accumulate(np.isin(continuations, drafter.eos), axis=1)
             ] = -1
+
         parents, tokens = most_frequent(continuations, drafter.nodes)
         return Draft(Tree(parents), torch.tensor([root, *tokens]))
 
@@ -103,8 +105,9 @@ class RestSession(Session):
 
 
 def most_frequent(continuations: NDArray[np.int64], nodes: int) -> tuple[list[int], list[int]]:
-    """Return the most frequent nodes of a trie of continuations, as a tree's parents and its tokens
-    below the root.
+    """Return the most frequent nodes of a trie of continuations.
+
+    They are a tree's parents and its tokens below the root.
 
     In lexicographic order the continuations that share a node are neighbours: a node is a run of
     rows, its frequency
@@ -120,9 +123,8 @@ def most_frequent(continuations: NDArray[np.int64], nodes: int) -> tuple[list[in
         (m,).
     """
     s, length = continuations.shape
-    differs = np.ones(
-        (s, length), dtype=bool
-    )  # [i, d]: row i begins another node of depth d + 1 than row i - 1
+    # [i, d]: row i begins another node of depth d + 1 than row i - 1
+    differs = np.ones((s, length), dtype=bool)
     np.logical_or.accumulate(continuations[1:] != continuations[:-1], axis=1, out=differs[1:])
     index = np.flatnonzero(differs.T)  # of every node: s * depth + the first row of its run
     depth, first = np.divmod(index, s)
@@ -132,9 +134,8 @@ def most_frequent(continuations: NDArray[np.int64], nodes: int) -> tuple[list[in
     count = last - first
     real = np.flatnonzero(token >= 0)
     chosen = real[np.lexsort((first[real], depth[real], -count[real]))[:nodes]]
-    above = (
-        np.searchsorted(index, index[chosen] - s, side="right") - 1
-    )  # the parent of each; -1: the root
+    # the parent of each; -1: the root
+    above = np.searchsorted(index, index[chosen] - s, side="right") - 1
     number = {node: i for i, node in enumerate([-1, *chosen.tolist()])}
     order, parents = breadth_first([0, *(number[node] for node in above.tolist())])
     return parents, token[chosen].take(np.array(order[1:], dtype=np.int64) - 1).tolist()

@@ -1,5 +1,6 @@
-"""SAM-Decoding with EAGLE-2: a long match is copied, elsewhere EAGLE-2 drafts (arXiv 2411.10666,
-3.4).
+"""SAM-Decoding with EAGLE-2 (arXiv 2411.10666, 3.4).
+
+A long match is copied, elsewhere EAGLE-2 drafts.
 
 As Spec-Bench runs it (github.com/hemingkx/Spec-Bench, model/samd), without its static automaton.
 There, pairs that the head has not read by the end of a request are left to the next request, which
@@ -14,8 +15,9 @@ from .suffix import HybridSession, Suffix, SuffixSession
 
 
 class FirstSuffix(Suffix):
-    """Copies as the public code does: always `max_draft` tokens, from the match's first
-    occurrence.
+    """Copies as the public code does.
+
+    Always `max_draft` tokens, from the match's first occurrence.
     """
 
     def session(self) -> FirstSuffixSession:
@@ -28,8 +30,9 @@ class FirstSuffixSession(SuffixSession):
 
 
 class Samd(Drafter):
-    """A chain copied from the sequence's own text where the match is long, EAGLE-2's tree
-    elsewhere.
+    """A chain copied from the sequence's own text where the match is long.
+
+    Elsewhere, EAGLE-2's tree.
 
     The head does not run in copied steps; it reads what they added before its next tree. Nothing is
     kept between prompts. In step records the source is `suffix` or `eagle2`.

@@ -1,5 +1,6 @@
-"""Spine: a copied continuation with recycled candidates as its branches, in one tree of a fixed
-number of nodes.
+"""Spine: a copied continuation with recycled candidates as its branches.
+
+Both are one tree of a fixed number of nodes.
 
 RACER (2604.14885) and Goose (2604.02047) join retrieved and recycled drafts in one tree, too. This
 project's own part
@@ -28,8 +29,9 @@ from ..structures.suffix_automaton import SuffixAutomaton
 
 
 class Spine(TokenRecycling):
-    """Token Recycling whose tree grows off the continuation of the longest suffix match in prompt
-    and output.
+    """Token Recycling whose tree grows off a copied continuation.
+
+    It is that of the longest suffix match in prompt and output.
 
     There is one topology for each length of match; a step chooses one and fills in its tokens.
     Without a match, it has the best nodes of the published order. Kept between prompts: the matrix
@@ -68,36 +70,37 @@ class Spine(TokenRecycling):
         sized = nodes
         nodes = budget_of(nodes)
         check_whole("spine", 1, nodes=nodes)
-        if not accept_probs or not all(
-            isinstance(p, int | float) and 0 <= p <= 1 for p in accept_probs
-        ):
+        if not accept_probs or not all(map(_is_probability, accept_probs)):
             raise UserError(
                 f"spine: accept_probs={accept_probs} must be a list of probabilities, for matches"
                 " of 1, 2, ... tokens"
             )
+
         device = torch.device(device)
         settings = dict(k=k, recycle_prompt=recycle_prompt, device=device, dtype=dtype, eos=eos)
         super().__init__(vocab_size, Tree.chain(0), **settings)  # type: ignore[arg-type]
         self.nodes = nodes
         self.accept_probs = accept_probs
         self.draft_tree = None
-        matches = range(
-            len(accept_probs) + 1
-        )  # lengths of a match, each with topologies of its own
+        self.history = History(history_tokens, SuffixAutomaton, vocab_size)
+        self.stores = [self.matrix, self.history]
+        # lengths of a match, each with topologies of its own
+        matches = range(len(accept_probs) + 1)
         self._topologies: dict[tuple[int, int], Topology] = {}  # by kind and nodes
         if isinstance(sized, str):
             self.sizing = Sizing(sized, device, teaches=True)
-            listed = [best_first(match, nodes, k, accept_probs) for match in matches]
-            self._likelihoods = [[1.0, *(prob for prob, _, _ in best)] for best in listed]
+            self.stores.append(self.sizing)
+            self._likelihoods = []
+            for match in matches:
+                best = best_first(match, nodes, k, accept_probs)
+                self._likelihoods.append([1.0, *(prob for prob, _, _ in best)])
         else:
             for match in matches:
                 self._topology(match, nodes)
+
         self.max_nodes = 1 + nodes
-        self.history = History(history_tokens, SuffixAutomaton, vocab_size)
-        self.stores = [self.matrix, self.history, *([self.sizing] if self.sizing else [])]
-        self._line = torch.zeros(
-            1 + nodes, dtype=torch.long, device=device
-        )  # the root and the spine, filled each step
+        # the root and the spine, filled each step
+        self._line = torch.zeros(1 + nodes, dtype=torch.long, device=device)
         self._line_cells = fastest(self._line)
         self._chosen = self._topology(0, nodes)
         self.tree = self._chosen.tree
@@ -106,8 +109,9 @@ class Spine(TokenRecycling):
         return SpineSession(self)
 
     def choose_topology(self, text: SuffixAutomaton) -> None:
-        """Choose the topology by the length of the text's match, and copy its continuation into the
-        spine.
+        """Choose the topology by the length of the text's match.
+
+        Copy the match's continuation into the spine.
         """
         match = min(text.length, len(self.accept_probs))
         nodes = self.nodes if self.sizing is None else self.sizing.choose(self._likelihoods[match])
@@ -124,8 +128,9 @@ class Spine(TokenRecycling):
         return self._topologies[match, nodes]
 
     def grow(self, root: torch.Tensor) -> torch.Tensor:
-        """Fill in the spine, then all other children of its nodes at once, then lower levels as
-        recycling does.
+        """Fill in the spine, then all other children of its nodes at once.
+
+        Then fill lower levels as recycling does.
 
         The other children of a spine node are its candidates except the spine's next token.
         """
@@ -143,6 +148,7 @@ class Spine(TokenRecycling):
                 # rank r is candidate r - 1 before the spine's token, and candidate r after it
                 ranks = ranks - 1 * (ranks <= topology.spine_ranks[topology.depths])
             cells[nodes] = matrix.look_up(cells[parents], ranks)
+
         return topology.tokens
 
 
@@ -156,8 +162,9 @@ class SpineSession(TextSession[SuffixAutomaton], RecyclingSession):
 
 
 class Topology:
-    """A tree whose nodes (0,), (0, 0), ... down to depth `spine` are copied, with the arrays of its
-    look-up.
+    """A tree whose nodes (0,), (0, 0), ... down to depth `spine` are copied.
+
+    It has the arrays of its look-up.
 
     On the CPU all arrays but `tree` and `tokens` are NumPy's, see `fastest`.
     """
@@ -184,11 +191,14 @@ class Topology:
         ]
         # depths of the first generation's parents
         self.depths = numbers([len(tree.rank_paths[i]) - 1 for i in generations.get(1, [])])
-        self.spine_ranks = numbers(
-            [-1] * (spine + 1)
-        )  # filled each step; -1 at the tip, which has no next token
+        # filled each step; -1 at the tip, which has no next token
+        self.spine_ranks = numbers([-1] * (spine + 1))
         self.tokens = torch.zeros(len(tree), dtype=torch.long, device=tree.device)
         self.cells = fastest(self.tokens)
+
+
+def _is_probability(value: Any) -> bool:
+    return isinstance(value, int | float) and 0 <= value <= 1
 
 
 def spine_depth(path: RankPath, spine: int) -> int:
@@ -197,8 +207,9 @@ def spine_depth(path: RankPath, spine: int) -> int:
 
 
 def spine_tree(match: int, nodes: int, k: int, accept_probs: Sequence[float]) -> tuple[Tree, int]:
-    """Build the tree of the `nodes` most likely nodes for a match of `match` tokens; also return
-    the spine's length.
+    """Build the tree of the `nodes` most likely nodes for a match of `match` tokens.
+
+    Also return the spine's length.
 
     The prior: after a match of m tokens the copied token is right with probability accept_probs(m);
     then the match is
@@ -209,6 +220,7 @@ def spine_tree(match: int, nodes: int, k: int, accept_probs: Sequence[float]) ->
     paths = [path for _, path, _ in listed]
     if not copies(match, accept_probs):
         return Tree.from_rank_paths(paths), 0
+
     spine = max((len(path) for _, path, copied in listed if copied), default=0)
     # The tip has no spine token among its candidates: its children begin with rank 0.
     at_tip = [path[:spine] == (0,) * spine and len(path) > spine for path in paths]
@@ -229,13 +241,15 @@ def copies(match: int, accept_probs: Sequence[float]) -> bool:
 def best_first(
     match: int, nodes: int, k: int, accept_probs: Sequence[float]
 ) -> list[tuple[float, RankPath, bool]]:
-    """List the `nodes` most likely nodes by the prior of `spine_tree`: likelihood, rank path, True
-    on the spine.
+    """List the `nodes` most likely nodes by the prior of `spine_tree`.
+
+    Each has its likelihood, its rank path, and True on the spine.
 
     The spine's next token has rank 0, a node's other candidates have ranks from 1 on.
     """
     if not copies(match, accept_probs):
         return [(likelihood(path), path, False) for path in best_order(nodes, k)]
+
     frontier: list[tuple[float, RankPath, bool]] = []  # (-likelihood, rank path, on the spine)
 
     def open_spine(path: RankPath, prob: float) -> None:
@@ -257,4 +271,5 @@ def best_first(
         else:
             for rank in range(k):
                 heapq.heappush(frontier, (negated * likelihood((rank,)), (*path, rank), False))
+
     return listed

@@ -59,6 +59,7 @@ class Speculative(Drafter):
                 f"sps: no draft model in {draft_path}; train the embedded one by `{TRAIN}`, or name"
                 " a folder"
             )
+
         model, _ = load_pretrained(
             str(folder),
             dtype=target.dtype,
@@ -81,6 +82,7 @@ class Speculative(Drafter):
                 f"sps: the draft model {draft_path} keeps recurrent states, which cannot take back"
                 " its drafts"
             )
+
         self.draft_tokens = draft_tokens
         self.eos = frozenset(eos)
         self.max_nodes = 1 + draft_tokens
@@ -108,9 +110,8 @@ class SpeculativeSession(Session):
         if len(prompt) >= drafter.model.context:  # beyond the draft model's context
             return drafter.root_alone(prompt[-1])
         known = [min(token, drafter.last) for token in prompt]
-        logits = drafter.model.prefill(
-            self.cache, known, drafter.root_alone(known[-1])
-        ).logits  # (1, V)
+        # (1, V)
+        logits = drafter.model.prefill(self.cache, known, drafter.root_alone(known[-1])).logits
         self.cache.commit(1)
         return self._propose(logits)
 
@@ -136,8 +137,9 @@ class SpeculativeSession(Session):
         self._borrowed.close()
 
     def _propose(self, logits: torch.Tensor) -> Draft:
-        """Return the draft after the root, given the root's logits (1, V). One transfer to the
-        host, at the end.
+        """Return the draft after the root, given the root's logits (1, V).
+
+        One transfer to the host, at the end.
         """
         drafter = self.drafter
         root = Tree.chain(0).on(self.drafter.device)
@@ -146,6 +148,7 @@ class SpeculativeSession(Session):
             logits = drafter.model.forward(self.cache, Draft(root, drafts[-1])).logits
             drafts.append(self._pick(logits, len(self._text) + len(drafts)))
             self.cache.commit(1)
+
         tokens = torch.cat(drafts).tolist()
         tokens = next(
             (tokens[:i] for i, token in enumerate(tokens) if token in drafter.eos), tokens
@@ -154,8 +157,9 @@ class SpeculativeSession(Session):
         return Draft(tree, torch.tensor([self._text[-1], *tokens], device=drafter.device))
 
     def _pick(self, logits: torch.Tensor, position: int) -> torch.Tensor:
-        """Return the draft token (1,) for a position of the text, from logits padded to the
-        target's width.
+        """Return the draft token (1,) for a position of the text.
+
+        The logits are padded to the target's width.
 
         When sampling, the target's noise for that position is added: two models of one distribution
         then draw the same token, and similar ones mostly (Daliri et al., arXiv 2408.07978). Tokens

@@ -1,5 +1,6 @@
-"""Suffix drafts: copy what followed the text's longest suffix where it occurred before
-(SAM-Decoding, 2411.10666).
+"""Suffix drafts (SAM-Decoding, 2411.10666).
+
+They copy what followed the text's longest suffix where it occurred before.
 
 By default the copy is 4 times as long as its match; the paper always copies 40 tokens
 (`factor=40`).
@@ -26,9 +27,8 @@ from ..structures.suffix_automaton import SuffixAutomaton
 # Prior probability that the token that followed a match of 1, 2, 3, ... tokens follows it again; it
 # is not learnt.
 ACCEPT_PROBS = (0.1, 0.2, 0.45, 0.55, 0.65, 0.75, 0.85)
-MATCHES = range(
-    1, len(ACCEPT_PROBS) + 1
-)  # lengths of a match; the last one includes longer matches
+# lengths of a match; the last one includes longer matches
+MATCHES = range(1, len(ACCEPT_PROBS) + 1)
 
 
 class Suffix(DeviceDrafter):
@@ -68,6 +68,7 @@ class Suffix(DeviceDrafter):
             raise UserError(
                 f"suffix: factor={factor} must be a number above 0, at most {MAX_NODES}"
             )
+
         super().__init__(torch.device(device), vocab_size)
         if nodes is not None:
             if not isinstance(nodes, str):
@@ -78,6 +79,7 @@ class Suffix(DeviceDrafter):
                 f"auto:{min(budget_of(nodes), max_draft)}", self.device, filling=0.0
             )
             self.likelihoods = prior_likelihoods(max_draft)
+
         self.min_match = min_match
         self.max_draft = max_draft
         self.factor = factor
@@ -85,9 +87,8 @@ class Suffix(DeviceDrafter):
         self.history = History(history_tokens, SuffixAutomaton, vocab_size)
         self.stateful = history_tokens > 0
         self.stores = [self.history, *([self.sizing] if self.sizing else [])]
-        self.line = torch.zeros(
-            1 + max_draft, dtype=torch.long, device=self.device
-        )  # the draft, filled every step
+        # the draft, filled every step
+        self.line = torch.zeros(1 + max_draft, dtype=torch.long, device=self.device)
 
     def session(self) -> SuffixSession:
         return SuffixSession(self)
@@ -101,14 +102,16 @@ class Suffix(DeviceDrafter):
 
 
 def prior_likelihoods(count: int) -> list[list[float]]:
-    """Return, for each length of a match in MATCHES, the likelihood of the root and of each copied
-    token.
+    """Return the likelihood of the root and of each copied token.
+
+    There is one list for each length of a match in MATCHES.
     """
     last = len(ACCEPT_PROBS)
-    token_probs = [
-        [ACCEPT_PROBS[min(match + index, last) - 1] for index in range(count)] for match in MATCHES
-    ]
-    return [[1.0, *accumulate(probs, operator.mul)] for probs in token_probs]
+    likelihoods = []
+    for match in MATCHES:
+        token_probs = [ACCEPT_PROBS[min(match + index, last) - 1] for index in range(count)]
+        likelihoods.append([1.0, *accumulate(token_probs, operator.mul)])
+    return likelihoods
 
 
 class SuffixSession(TextSession[SuffixAutomaton], DeviceSession):
@@ -119,15 +122,12 @@ class SuffixSession(TextSession[SuffixAutomaton], DeviceSession):
     def choose(self) -> None:
         drafter = self.drafter
         text = self.text
-        count = (
-            min(drafter.max_draft, math.ceil(drafter.factor * text.length))
-            if text.length >= drafter.min_match
-            else 0
-        )
+        count = 0
+        if text.length >= drafter.min_match:
+            count = min(drafter.max_draft, math.ceil(drafter.factor * text.length))
         if count and drafter.sizing is not None:
-            count = drafter.sizing.choose(
-                drafter.likelihoods[min(text.length, len(ACCEPT_PROBS)) - 1][: 1 + count]
-            )
+            likelihoods = drafter.likelihoods[min(text.length, len(ACCEPT_PROBS)) - 1]
+            count = drafter.sizing.choose(likelihoods[: 1 + count])
         drafter.tree = Tree.chain(count).on(drafter.device)
         if count:
             drafter.line[1 : 1 + count] = torch.tensor(self.copied(count))
@@ -138,8 +138,9 @@ class SuffixSession(TextSession[SuffixAutomaton], DeviceSession):
 
 
 class SuffixRecycling(DeviceDrafter):
-    """Suffix drafts where the match is long, Token Recycling's tree elsewhere (the paper's hybrid,
-    3.4).
+    """Suffix drafts where the match is long, Token Recycling's tree elsewhere.
+
+    This is the paper's hybrid (3.4).
 
     The matrix learns from every step, whichever part drafted it. Kept between prompts: Token
     Recycling's state, and the text with `history_tokens`. In step records the source is `suffix` or
@@ -176,6 +177,7 @@ class SuffixRecycling(DeviceDrafter):
         super().__init__(torch.device(device), vocab_size)
         if isinstance(nodes, str):
             self.sizing = Sizing(nodes, self.device, teaches=True)
+
         shared: dict[str, Any] = dict(nodes=nodes, sizing=self.sizing, device=device)
         copying: dict[str, Any] = dict(
             max_draft=max_draft, factor=factor, history_tokens=history_tokens
@@ -209,8 +211,9 @@ class SuffixRecycling(DeviceDrafter):
 
 
 class HybridSession(Session):
-    """A session of the drafter's `suffix`, whose text is the sequence's, and one of its
-    `partner`.
+    """A session of the drafter's `suffix`, and one of its `partner`.
+
+    The first one's text is the sequence's.
     """
 
     def __init__(self, drafter: Any) -> None:

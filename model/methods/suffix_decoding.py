@@ -1,5 +1,6 @@
-"""SuffixDecoding: drafts what most often followed the text's end, counted in this request and in
-all answers.
+"""SuffixDecoding: drafts what most often followed the text's end.
+
+Occurrences are counted in this request and in all answers.
 
 Oliaro, Jia, Campos, Qiao: arXiv 2411.04975 (NeurIPS 2025). The rules are those of the public code
 as vLLM drives it,
@@ -102,8 +103,9 @@ class Answers:
         self.trie = SuffixTrie(self.depth)
 
     def begin(self) -> int:
-        """Start an answer and return its number. If there are too many, drop the oldest one, even
-        an unfinished one.
+        """Start an answer and return its number.
+
+        If there are too many, drop the oldest one, even an unfinished one.
         """
         number = next(reversed(self.texts), -1) + 1
         if self.max_texts:
@@ -119,6 +121,7 @@ class Answers:
 
     def state_dict(self) -> dict[str, torch.Tensor]:
         """`answers`, int32 (n, 2): the answers in turn, each token with its answer's number.
+
         `orders`, int32 (m,).
 
         The order of equally frequent tokens also depends on dropped answers, so it is saved as
@@ -126,28 +129,36 @@ class Answers:
         """
         if not self.max_texts:
             return {}
-        log = [(i, t) for i, text in enumerate(self.texts.values()) for t in (BEGINS, *text.tokens)]
+        log: list[tuple[int, int]] = []
+        for number, text in enumerate(self.texts.values()):
+            log += [(number, token) for token in (BEGINS, *text.tokens)]
         return {
             "answers": torch.from_numpy(np.array(log, dtype=np.int32).reshape(-1, 2)),
             "orders": torch.from_numpy(np.array(self.trie.orders(), dtype=np.int32)),
         }
 
     def load_state_dict(self, state: dict[str, torch.Tensor]) -> None:
-        """Load the answers anew. A state of earlier versions has no `orders`, but has all answers
-        ever written.
+        """Load the answers anew.
+
+        A state of earlier versions has no `orders`, but has all answers ever written.
         """
+        if not self.max_texts:
+            self.reset()
+            return
+
         log = state.get("answers", torch.zeros(0))
-        if self.max_texts and (log.dim() != 2 or log.shape[1] != 2 or log.is_floating_point()):
+        if log.dim() != 2 or log.shape[1] != 2 or log.is_floating_point():
             raise UserError("start: the saved answers are no log of numbers and tokens")
-        if self.max_texts:
-            check_ids("answers", log[:, 1][log[:, 1] != BEGINS], self.vocab_size)
+
+        check_ids("answers", log[:, 1][log[:, 1] != BEGINS], self.vocab_size)
         self.reset()
-        for number, token in state["answers"].tolist() if self.max_texts else ():
+        for number, token in log.tolist():
             if token == BEGINS:
                 self.begin()
             else:
                 self.extend(number, [token])
-        if self.max_texts and "orders" in state and not self.trie.reorder(state["orders"].tolist()):
+
+        if "orders" in state and not self.trie.reorder(state["orders"].tolist()):
             raise UserError("start: the saved orders are not those of the saved answers")
 
 
@@ -178,9 +189,9 @@ class SuffixDecodingSession(Session):
         limits = self.drafter.limits
         drafted = self._trie.draft(context, limits)
         of_answers = self.drafter.answers.trie.draft(context, limits)
-        return (
-            ("request", drafted) if drafted.score >= of_answers.score else ("answers", of_answers)
-        )
+        if drafted.score >= of_answers.score:
+            return "request", drafted
+        return "answers", of_answers
 
     def observe(self, verification: Verification) -> None:
         self._trie.extend(self._text, verification.tokens)

@@ -1,5 +1,6 @@
-"""Acceptance probability of each node of a draft tree and the order of the nodes, learnt while
-decoding.
+"""Acceptance probability of each node of a draft tree, and the order of the nodes.
+
+Both are learnt while decoding.
 """
 
 from __future__ import annotations
@@ -19,9 +20,8 @@ PATH_PRIOR = 8.0  # visits that the share of a path's rank is worth in the path'
 RANK_PRIOR = 16.0  # visits that the power law is worth in a rank's share
 REORDERS = frozenset(32 * 4**i for i in range(12))  # the nodes are sorted anew at these steps
 LONGEST_CHAIN = 12  # chains of first candidates are considered down to this depth
-CONSIDERED = (
-    2 * MAX_AUTO
-)  # paths of the power law among which nodes are chosen, and so the most that `auto:N` may have
+# paths of the power law among which nodes are chosen, and so the most that `auto:N` may have
+CONSIDERED = 2 * MAX_AUTO
 RENEW_EVERY = 4  # steps between two updates of the likelihoods
 
 
@@ -49,6 +49,7 @@ class Acceptance:
         self._rank = [path[-1] for path in self.rank_paths]
         self._priors = [likelihood((rank,)) for rank in range(max(self._rank, default=0) + 1)]
         self._first_order = [self._index[path] for path in first]
+        # by id of a tree: the tree, and per node its children's numbers and paths
         self._children: dict[int, tuple[Tree, list[list[tuple[int, int]]]]] = {}
         self.reset()
 
@@ -69,32 +70,35 @@ class Acceptance:
         on.
         """
         keep = 1 - 1 / MEMORY_VISITS
+
         if len(tree) == 1:
-            self._visits, self._accepted = (
-                [keep * n for n in counts] for counts in (self._visits, self._accepted)
-            )
+            self._visits = [keep * count for count in self._visits]
+            self._accepted = [keep * count for count in self._accepted]
             for rank, prior in enumerate(self._priors):
-                self._rank_visits[rank] += (RANK_PRIOR - self._rank_visits[rank]) / MEMORY_VISITS
-                self._rank_accepted[rank] += (
-                    RANK_PRIOR * prior - self._rank_accepted[rank]
-                ) / MEMORY_VISITS
+                visits = self._rank_visits[rank]
+                accepted = self._rank_accepted[rank]
+                self._rank_visits[rank] += (RANK_PRIOR - visits) / MEMORY_VISITS
+                self._rank_accepted[rank] += (RANK_PRIOR * prior - accepted) / MEMORY_VISITS
+
         children = self._children_of(tree)
         chain = tree.chain_of[node]
-        for parent, accepted in zip(chain, [*chain[1:], -1], strict=True):
+        for parent, accepted_child in zip(chain, [*chain[1:], -1], strict=True):
             for child, path in children[parent]:
-                hit = float(child == accepted)
+                hit = float(child == accepted_child)
                 rank = self._rank[path]
                 self._visits[path] = self._visits[path] * keep + 1
                 self._accepted[path] = self._accepted[path] * keep + hit
                 self._rank_visits[rank] = self._rank_visits[rank] * keep + 1
                 self._rank_accepted[rank] = self._rank_accepted[rank] * keep + hit
+
         self._steps += 1
         if self._steps % RENEW_EVERY == 0:
             self._renew()
 
     def _renew(self) -> None:
-        """Update the likelihood of each node, and rarely their order, by what was accepted so
-        far.
+        """Update the likelihood of each node by what was accepted so far.
+
+        Rarely, update their order, too.
         """
         p = self.probabilities()
         if self._steps in REORDERS:
@@ -113,39 +117,39 @@ class Acceptance:
         ):
             share = (accepted + PATH_PRIOR * by_rank[rank]) / (visits + PATH_PRIOR)
             p.append(share * (p[parent] if parent >= 0 else 1.0))
+
         return p
 
     def _children_of(self, tree: Tree) -> list[list[tuple[int, int]]]:
-        """Return the children of each node as (node, index of its path); listed once for each
-        tree.
+        """Return the children of each node as (node, index of its path).
+
+        They are listed once for each tree.
         """
         if id(tree) not in self._children:
             listed: list[list[tuple[int, int]]] = [[] for _ in range(len(tree))]
             for node, path in enumerate(tree.rank_paths):
                 if node and path in self._index:
                     listed[tree.chain_of[node][-2]].append((node, self._index[path]))
-            self._children[id(tree)] = (
-                tree,
-                listed,
-            )  # keeps the tree alive, so that its id is not reused
+            # keeps the tree alive, so that its id is not reused
+            self._children[id(tree)] = (tree, listed)
         return self._children[id(tree)][1]
 
     def state_dict(self) -> dict[str, torch.Tensor]:
         """Everything learnt: counts, float64; the order and the steps, int64."""
         return {
-            "path_counts": torch.tensor(
-                [self._visits, self._accepted], dtype=torch.float64
-            ),  # (2, paths)
+            # visits and accepted: (2, paths) and (2, ranks)
+            "path_counts": torch.tensor([self._visits, self._accepted], dtype=torch.float64),
             "rank_counts": torch.tensor(
                 [self._rank_visits, self._rank_accepted], dtype=torch.float64
-            ),  # (2, ranks)
+            ),
             "order": torch.tensor(self.order, dtype=torch.int64),
             "steps": torch.tensor([self._steps]),
         }
 
     def load_state_dict(self, state: dict[str, torch.Tensor]) -> None:
-        """Load saved counts, if the state has any. The order is loaded only if it has the same
-        number of nodes.
+        """Load saved counts, if the state has any.
+
+        The order is loaded only if it has the same number of nodes.
 
         Raises UserError if the state holds counts of other paths, a part of them, or impossible
         ones.
@@ -155,44 +159,53 @@ class Acceptance:
             "rank_counts": (2, len(self._priors)),
             "steps": (1,),
         }
-        saved = [
-            state[name] for name in shapes if name in state and state[name].shape == shapes[name]
-        ]
-        order = state.get("order", torch.zeros(0)).tolist()
-        indices = {path: i for i, path in enumerate(order)}
-        fits = (
-            len(saved) == 3
-            and all(
-                bool(((accepted >= 0) & (accepted <= visits) & visits.isfinite()).all())
-                for visits, accepted in saved[:2]
-            )
-            and len(indices) == len(order)
-            and all(path in range(len(self._parent)) for path in order)
-            and all(
-                self._parent[path] < 0 or indices.get(self._parent[path], i) < i
-                for path, i in indices.items()
-            )
-        )
-        if state.keys() & {*shapes, "order"} and not fits:
+
+        if not state.keys() & {*shapes, "order"}:
+            self.reset()
+            return
+
+        nothing = torch.zeros(0)
+        fits = all(state.get(name, nothing).shape == shape for name, shape in shapes.items())
+        if not (fits and self._is_possible(state)):
             raise UserError(
                 "start: the saved acceptance was learnt with another k, or is damaged; use another"
                 " start"
             )
+
         self.reset()
-        if "steps" in state:
-            self._visits, self._accepted = state["path_counts"].tolist()
-            self._rank_visits, self._rank_accepted = state["rank_counts"].tolist()
-            self._steps = int(state["steps"])
-            if len(state["order"]) == len(self.order):
-                self.order = state["order"].tolist()
-            self._renew()
+        self._visits, self._accepted = state["path_counts"].tolist()
+        self._rank_visits, self._rank_accepted = state["rank_counts"].tolist()
+        self._steps = int(state["steps"])
+        if len(state["order"]) == len(self.order):
+            self.order = state["order"].tolist()
+
+        self._renew()
+
+    def _is_possible(self, state: dict[str, torch.Tensor]) -> bool:
+        """True if no more is accepted than visited, and each path comes once, after its parent."""
+        for name in ("path_counts", "rank_counts"):
+            visits, accepted = state[name]
+            if not ((accepted >= 0) & (accepted <= visits) & visits.isfinite()).all():
+                return False
+
+        drafted = {-1}  # the root
+        for path in state.get("order", torch.zeros(0)).tolist():
+            if path in drafted or path not in range(len(self._parent)):
+                return False
+            if self._parent[path] not in drafted:
+                return False
+            drafted.add(path)
+
+        return True
 
 
 def considered_paths(k: int) -> tuple[RankPath, ...]:
-    """List the rank paths among which nodes are chosen: the most likely by the power law, and
-    chains of rank 0.
+    """List the rank paths among which nodes are chosen.
+
+    They are the most likely by the power law, and chains of rank 0.
     """
     chains = [(0,) * depth for depth in range(1, LONGEST_CHAIN + 1)]
-    ends = [(*path, rank) for path in chains for rank in range(min(2, k))]
-    paths = {*best_order(CONSIDERED, k), *chains, *ends}
+    paths = {*best_order(CONSIDERED, k), *chains}
+    for rank in range(min(2, k)):
+        paths.update((*path, rank) for path in chains)
     return tuple(sorted(paths, key=lambda path: (len(path), path)))

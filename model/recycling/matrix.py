@@ -1,5 +1,6 @@
-"""The adjacency matrix: for every token, the k tokens that were likely to follow it when last seen
-(paper, 3.1).
+"""The adjacency matrix (paper, 3.1).
+
+For every token, it has the k tokens that were likely to follow it when last seen.
 """
 
 from __future__ import annotations
@@ -42,8 +43,9 @@ class AdjacencyMatrix:
         return self._array is not None
 
     def look_up(self, tokens: Any, ranks: Any) -> Any:
-        """Return M[token, rank] for tokens and ranks, int64 (m,): tensors or, on the CPU, NumPy
-        arrays, as given.
+        """Return M[token, rank] for tokens and ranks, int64 (m,).
+
+        They are tensors or, on the CPU, NumPy arrays; the result is of the same kind.
         """
         if isinstance(tokens, torch.Tensor):
             return self.candidates[tokens, ranks].long()  # an indexed write into int64 needs int64
@@ -56,8 +58,9 @@ class AdjacencyMatrix:
     def update(
         self, tokens: torch.Tensor, top_k: torch.Tensor, mask: torch.Tensor | None = None
     ) -> None:
-        """Write `top_k` (n, k) into the rows of `tokens` (n,), in order: of equal tokens the last
-        one wins.
+        """Write `top_k` (n, k) into the rows of `tokens` (n,), in order.
+
+        Of equal tokens the last one wins.
 
         An indexed write with repeated rows leaves the winner to chance on CUDA. Here every repeat
         writes the winner's row, so that order does not matter and a run repeats bit for bit.
@@ -68,19 +71,23 @@ class AdjacencyMatrix:
         if self._array is not None:  # NumPy writes in order, so the last one wins by itself
             rows = tokens.numpy()
             best = top_k.numpy()
-            self._array[rows if mask is None else rows[mask.numpy()]] = (
-                best if mask is None else best[mask.numpy()]
-            )
+            if mask is not None:
+                written = mask.numpy()
+                rows = rows[written]
+                best = best[written]
+            self._array[rows] = best
             return
+
         order = torch.arange(tokens.shape[0], device=tokens.device)
         if mask is not None:
             order = order.masked_fill(~mask, -1)
-        last = order.masked_fill(tokens[:, None].ne(tokens), -1).amax(
-            dim=1
-        )  # (n,): the last node with the same token
+
+        # (n,): the last node with the same token
+        last = order.masked_fill(tokens[:, None].ne(tokens), -1).amax(dim=1)
         new = top_k.index_select(0, last.clamp(min=0)).to(self.candidates.dtype)  # (n, k)
         if mask is not None:  # static shapes: a token whose nodes are all masked gets its old row
             new = torch.where((last < 0)[:, None], self.candidates.index_select(0, tokens), new)
+
         self.candidates.index_copy_(0, tokens, new)
 
     def reset(self) -> None:
@@ -100,5 +107,6 @@ class AdjacencyMatrix:
                 f"start: the saved matrix is {list(saved.shape)}, this run's"
                 f" {list(self.candidates.shape)}"
             )
+
         check_ids("matrix", saved, len(saved))
         self.candidates.copy_(saved)

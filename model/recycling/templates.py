@@ -1,5 +1,6 @@
-"""Draft tree templates: by name, by family, or from a YAML list of rank paths (paper, 3.2 and
-appendix).
+"""Draft tree templates (paper, 3.2 and appendix).
+
+They come by name, by family, or from a YAML list of rank paths.
 
 | name | parameters | tree |
 |---|---|---|
@@ -60,6 +61,7 @@ def build_template(
         raise UserError(
             f"tree: no template {name!r}; there are {', '.join(shipped + list(PARAMETERS))}"
         )
+
     for key, value in parameters.items():
         if (value is not None) != (key in PARAMETERS.get(name, ())):
             problem = (
@@ -69,28 +71,28 @@ def build_template(
         if isinstance(value, int) and not 0 <= value <= _MAX_NODES:
             raise UserError(f"tree: {key}={value} must be from 0 to {_MAX_NODES}")
 
+    nodes = nodes or 0
+    depth = depth or 0
+    branching = branching or 0
+
     if name == "file":
         tree = read_tree(str(path))
     elif name == "best":
-        tree = Tree.from_rank_paths(best_order(nodes or 0, k))
+        tree = Tree.from_rank_paths(best_order(nodes, k))
     elif name == "chain":
-        tree = Tree.chain(depth or 0)
+        tree = Tree.chain(depth)
     elif name == "balanced":
         levels = (
-            itertools.product(range(branching or 0), repeat=level)
-            for level in range(1, 1 + (depth or 0))
+            itertools.product(range(branching), repeat=level) for level in range(1, 1 + depth)
         )
         tree = Tree.from_rank_paths(itertools.islice(itertools.chain.from_iterable(levels), nodes))
     elif name == "shape":
-        most_likely = [(0,) * level for level in range(1, 1 + (depth or 0))]
-        order = (
-            [*most_likely, *((rank,) for rank in range(1, branching or 0))]
-            if depth and branching
-            else []
-        )
-        tree = Tree.from_rank_paths(
-            filled(order, nodes or 0, branching or 0, depth or 0) if order else []
-        )
+        order: list[RankPath] = []
+        if depth and branching:
+            order += [(0,) * level for level in range(1, 1 + depth)]
+            order += [(rank,) for rank in range(1, branching)]
+            order = filled(order, nodes, branching, depth)
+        tree = Tree.from_rank_paths(order)
     else:
         tree = read_tree(_SHIPPED / f"{name}.yaml")
     if tree.max_rank >= k:
@@ -101,8 +103,9 @@ def build_template(
 
 
 def filled(order: list[RankPath], n: int, ranks: int, depth: int = _MAX_NODES) -> list[RankPath]:
-    """Extend `order` to n nodes at most: add the most likely others with ranks below `ranks`,
-    parents first.
+    """Extend `order` to n nodes at most.
+
+    The most likely other nodes with ranks below `ranks` are added, parents first.
     """
     frontier: list[tuple[float, RankPath]] = [
         (-likelihood((rank,)), (rank,)) for rank in range(ranks)
@@ -116,12 +119,14 @@ def filled(order: list[RankPath], n: int, ranks: int, depth: int = _MAX_NODES) -
         if len(path) < depth:
             for rank in range(ranks):
                 heapq.heappush(frontier, (-likelihood((*path, rank)), (*path, rank)))
+
     return order[:n]
 
 
 def likelihood(path: RankPath) -> float:
-    """Return a node's acceptance probability up to scale: the product of 0.45 / (rank + 1)^1.9
-    along its path.
+    """Return a node's acceptance probability up to scale.
+
+    It is the product of 0.45 / (rank + 1)^1.9 along its path.
 
     The published tree comes without its statistics. This is the power law whose own best 80 nodes
     come nearest to it (70 of 80 in common; fitted over both constants), so it serves to put the
@@ -135,8 +140,9 @@ def likelihood(path: RankPath) -> float:
 
 @lru_cache(maxsize=64)
 def best_order(n: int, k: int) -> tuple[RankPath, ...]:
-    """List the n best nodes with ranks below k: published nodes first, most likely first; each
-    after its parent.
+    """List the n best nodes with ranks below k: published nodes first, most likely first.
+
+    Each node comes after its parent.
     """
     published = [p for p in read_tree(_SHIPPED / "2.2.2.yaml").rank_paths[1:] if max(p) < k]
     return tuple(filled(sorted(published, key=lambda p: (-likelihood(p), p)), n, k))

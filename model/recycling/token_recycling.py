@@ -26,8 +26,9 @@ UPDATES = ("all", "path", "root", "frozen")
 
 
 class TokenRecycling(DeviceDrafter):
-    """Drafts by breadth-first look-up in the adjacency matrix, learns from every node of every
-    step.
+    """Drafts by breadth-first look-up in the adjacency matrix.
+
+    Learns from every node of every step.
 
     With `nodes="auto"` it drafts the best nodes by learnt acceptance. Their order changes rarely,
     so that few trees are ever captured; the trees of one order are nested.
@@ -70,6 +71,7 @@ class TokenRecycling(DeviceDrafter):
             raise UserError(
                 "method.update=frozen and method.recycle_prompt=true contradict each other"
             )
+
         super().__init__(torch.device(device), vocab_size)
         self.matrix = AdjacencyMatrix(
             vocab_size, k, device=self.device, dtype=getattr(torch, dtype)
@@ -100,6 +102,7 @@ class TokenRecycling(DeviceDrafter):
                 f"tree: needs candidates up to rank {tree.max_rank}, but k={k} keeps ranks 0 to"
                 f" {k - 1}"
             )
+
         self.draft_tree = tree
         self.max_nodes = len(tree)
         self.use_tree(tree.on(self.device))
@@ -116,9 +119,8 @@ class TokenRecycling(DeviceDrafter):
     def use_tree(self, tree: Tree) -> None:
         """Draft from this tree from now on; at most as large as the one given first."""
         self.tree = tree
-        self._tokens = torch.zeros(
-            len(tree), dtype=torch.long, device=self.device
-        )  # (n,), filled anew every step
+        # (n,), filled anew every step
+        self._tokens = torch.zeros(len(tree), dtype=torch.long, device=self.device)
         self._token_cells, parents, ranks = map(fastest, (self._tokens, tree.parents, tree.ranks))
         # Slices of each level's look-up, made once: its part of the tokens, parents, ranks.
         self._levels = [
@@ -136,8 +138,9 @@ class TokenRecycling(DeviceDrafter):
         return self._tokens
 
     def learn(self, tokens: torch.Tensor, candidates: torch.Tensor, accepted: torch.Tensor) -> None:
-        """Recycle: the top-k after every node, rejected ones too, replaces that token's candidates
-        (paper, 3.3).
+        """Recycle: the top-k after every node replaces its token's candidates (paper, 3.3).
+
+        Rejected nodes count, too.
         """
         mask = accepted if self.update == "path" else None
         if self.eos:
@@ -154,6 +157,7 @@ class TokenRecycling(DeviceDrafter):
             tokens = tokens[:1]
             candidates = candidates[:1]
             mask = None if mask is None else mask[:1]
+
         self.matrix.update(tokens, candidates, mask)
 
     def step_state(self) -> dict[str, torch.Tensor]:
@@ -166,8 +170,9 @@ class RecyclingSession(DeviceSession):
     drafter: TokenRecycling
 
     def begin(self, prompt: list[int]) -> Draft | None:
-        """Return None: as in the official loop, the first step drafts and learns like all
-        others.
+        """Return None, so that the first step drafts and learns like all others.
+
+        The official loop does so, too.
         """
         return None
 

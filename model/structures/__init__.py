@@ -1,5 +1,6 @@
-"""Structures that methods share: rows of candidates, kept text, automata, n-gram tables,
-datastores, learned heads.
+"""Structures that methods share.
+
+Rows of candidates, kept text, automata, n-gram tables, datastores, learned heads.
 
 Import from outside only the checks of settings below, and any class by its file. May import
 `engine`.

@@ -52,8 +52,9 @@ event.register("numba:compile", _Notice())  # type: ignore[no-untyped-call]
 
 
 def loop(function: Callable[..., Any]) -> Any:
-    """Compile a function at its first call, or load what an earlier process compiled, if a cache
-    folder is writable.
+    """Compile a function at its first call, or load it from the cache.
+
+    The cache is what an earlier process compiled, if a cache folder is writable.
 
     numba's cache names the module it was compiled in, and the package may be imported as
     token_recycling, too: the package's name is part of the file's name, so that neither loads the

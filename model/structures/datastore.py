@@ -1,5 +1,6 @@
-"""A datastore of token ids that is searched by exact match: the tokens of a corpus and their suffix
-array, in one file.
+"""A datastore of token ids that is searched by exact match.
+
+One file holds the tokens of a corpus and their suffix array.
 
 The file is mapped into memory, so that opening it costs the same at any size and only the pages
 that a search touches are read. Tokens are stored big-endian: the order of their bytes is then the
@@ -27,18 +28,17 @@ from . import PADDING
 
 
 def suffix_array(tokens: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Return where the suffixes of `tokens` (n,) begin, in lexicographic order: int64 (n,). A
-    prefix comes first.
+    """Return where the suffixes of `tokens` (n,) begin, in lexicographic order: int64 (n,).
+
+    A prefix comes first.
     """
     n = len(tokens)
     span = 1
-    rank = np.unique(tokens, return_inverse=True)[
-        1
-    ]  # by a suffix's first `span` tokens; ties share a rank
+    # by a suffix's first `span` tokens; ties share a rank
+    rank = np.unique(tokens, return_inverse=True)[1]
     while True:
-        following = np.append(
-            rank[span:] + 1, np.zeros(min(span, n), dtype=np.int64)
-        )  # 0 is the end
+        # 0 is the end
+        following = np.append(rank[span:] + 1, np.zeros(min(span, n), dtype=np.int64))
         keys = rank * (n + 1) + following
         order = np.argsort(keys)
         sorted_keys = keys[order]
@@ -52,8 +52,9 @@ MAX_TOKENS = 2**32 - 1  # tokens: what four bytes can number
 
 
 class Datastore:
-    """An opened file. Raises UserError if it is no datastore, cut short, or of another
-    vocabulary.
+    """An opened file.
+
+    Raises UserError if it is no datastore, cut short, or of another vocabulary.
     """
 
     def __init__(self, path: str | Path, *, vocab_size: int) -> None:
@@ -63,14 +64,12 @@ class Datastore:
             with file.open("rb") as stream:
                 size, self._suffixes, self._tokens = (_mapped(stream) for _ in range(3))
         except Exception as error:  # whatever numpy raises for a damaged header
-            why = (
-                error.strerror
-                if isinstance(error, OSError)
-                else "not a datastore of this version, or cut short"
-            )
+            damaged = "not a datastore of this version, or cut short"
+            why = error.strerror if isinstance(error, OSError) else damaged
             raise UserError(
                 f"datastore {path}: {why}; build one with `python -m tools.datastore`"
             ) from None
+
         self._width = self._tokens.itemsize
         self._count = len(self._tokens)
         if abs(size[0] - vocab_size) >= PADDING or vocab_size > 256**self._width:
@@ -78,6 +77,7 @@ class Datastore:
                 f"datastore {path}: its vocabulary has {size[0]} tokens, the model's {vocab_size}; "
                 "build one with this model's tokenizer (`python -m tools.datastore`)"
             )
+
         self.vocab_size = vocab_size
         self._bytes = self._tokens.view(np.uint8).data
         self._order = self._suffixes.data  # (n,); reading one number of it costs 40 ns, numpy's 100
@@ -86,8 +86,9 @@ class Datastore:
         return self._count
 
     def longest(self, context: Sequence[int], *, min_n: int, max_n: int) -> tuple[int, int, int]:
-        """Find the longest n-gram at the end of `context` that the datastore holds, with `min_n` <=
-        n <= `max_n`.
+        """Find the longest n-gram at the end of `context` that the datastore holds.
+
+        Its length n is from `min_n` to `max_n`.
 
         Every suffix of a stored n-gram is stored, too; so the longest is found by bisection over n.
 
@@ -100,6 +101,7 @@ class Datastore:
         low = min_n
         high = min(max_n, len(context))
         best = (0, 0, 0)
+
         while low <= high:
             n = (low + high) // 2
             first, last = self._find(key[len(key) - n * self._width :])
@@ -108,13 +110,15 @@ class Datastore:
                 low = n + 1
             else:
                 high = n - 1
+
         return best
 
     def continuations(
         self, first: int, last: int, *, skip: int, length: int, limit: int
     ) -> NDArray[np.int64]:
-        """Return the tokens after the first `skip` of each suffix in rows first ... last - 1, in
-        lexicographic order.
+        """Return the tokens after the first `skip` of each suffix in rows first ... last - 1.
+
+        The suffixes are in lexicographic order.
 
         Of more than `limit` suffixes, `limit` evenly spread ones are read. Raises UserError if the
         file is corrupt.
@@ -128,24 +132,22 @@ class Datastore:
         suffixes = self._suffixes[rows].astype(np.int64)
         positions = suffixes[:, None] + np.arange(skip, skip + length)  # (s, length)
         beyond = positions >= self._count
-        tokens: NDArray[np.int64] = self._tokens[np.minimum(positions, self._count - 1)].astype(
-            np.int64
-        )
+        stored = self._tokens[np.minimum(positions, self._count - 1)]
+        tokens: NDArray[np.int64] = stored.astype(np.int64)
         if suffixes.max() >= self._count or tokens.max() >= self.vocab_size:
             raise UserError(
                 f"datastore {self.name}: corrupt; build it again with `python -m tools.datastore`"
             )
+
         tokens[beyond] = -1
         return tokens
 
     def _find(self, key: bytes) -> tuple[int, int]:
-        data = self._bytes
-        width = self._width
         size = len(key)
 
         def prefix(position: int) -> bytes:
-            at = position * width
-            return bytes(data[at : at + size])
+            at = position * self._width
+            return bytes(self._bytes[at : at + size])
 
         first = bisect_left(self._order, key, key=prefix)
         if first == self._count or prefix(self._order[first]) != key:
@@ -166,6 +168,7 @@ def write_datastore(path: Path, tokens: NDArray[np.int64], vocab_size: int) -> N
             f"datastore {path}: tokens {tokens.min()} to {tokens.max()}, but the vocabulary is"
             f" {vocab_size}"
         )
+
     width = 2 if vocab_size <= 2**16 else 4
     of_file = (
         np.array([vocab_size], "<i8"),

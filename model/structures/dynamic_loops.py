@@ -1,5 +1,6 @@
-"""Dynamic recycling's loops: grow a draft best first, arrange it breadth-first, and learn from
-it.
+"""Dynamic recycling's loops.
+
+They grow a draft best first, arrange it breadth-first, and learn from it.
 """
 
 from __future__ import annotations
@@ -59,8 +60,9 @@ class Growth(NamedTuple):
 
 
 class Rows(NamedTuple):
-    """Candidates by token (V rows) and by pair of tokens (p rows; 0 if none are kept), best
-    first.
+    """Candidates by token (V rows) and by pair of tokens (p rows), best first.
+
+    Without pairs, p is 0.
     """
 
     ids: Any  # int32 (V, k)
@@ -123,11 +125,13 @@ def grow(
             counts = automaton.counts[0]
             node.state = automaton.states[counts.whole].link
             node.match = counts.match
+
     while True:
         if listed < count:
             above = nodes[nodes[listed].parent].token if listed else before
             _list_candidates(listed, above, copies, draft, tables, automaton, weights)
             listed = count
+
         waiting = nodes[count].first - (count - 1)  # candidates that are listed and not drafted
         if waiting == 0:
             return count, -1.0
@@ -153,18 +157,18 @@ def _list_candidates(
     """List the candidates of the newest node and put them into the heap."""
     nodes = draft.nodes
     candidates = draft.candidates
-    heap = draft.heap
     node = nodes[number]
     first = node.first
     token = node.token
     if number and rows.ends[token]:
         nodes[number + 1].first = first
         return
+
     pair = find_pair(rows.pair_keys, rows.pair_seen, rows.pair_shift, before, token)
     copied, match = (
         following(text, node.state, node.match) if copies else (np.int64(NONE), np.int64(0))
     )
-    match_kind = match if match < 5 else 5 if match < 8 else 6 if match < 16 else 7  # see MATCHES
+    match_kind = _match_class(match)
     end = first
     if rows.seen[token]:
         source = BACKOFF if pair >= 0 else TOKEN
@@ -185,9 +189,20 @@ def _list_candidates(
             candidates, end, draft.sibling_children, SIBLING_CHILD, AND_SIBLING_CHILD
         )
         end = _add_guesses(candidates, end, draft.siblings, SIBLING, AND_SIBLING)
+
     nodes[number + 1].first = end
     for at in range(first, end):
-        _push(heap, at - number, node.likelihood * weights[_kind(candidates[at])], at)
+        _push(draft.heap, at - number, node.likelihood * weights[_kind(candidates[at])], at)
+
+
+@loop
+def _match_class(length: Any) -> Any:
+    """Return the class of a copied match's length, see MATCHES."""
+    if length < 5:
+        return length
+    if length < 8:
+        return 5
+    return 6 if length < 16 else 7
 
 
 @loop
@@ -198,8 +213,9 @@ def _kind(candidate: Any) -> Any:
 
 @loop
 def _find(candidates: Any, first: int, end: int, token: int) -> Any:
-    """Return the index of a token among the candidates from `first` to `end` - 1; `end` if it is
-    not there.
+    """Return the index of a token among the candidates from `first` to `end` - 1.
+
+    `end` if it is not there.
     """
     for at in range(first, end):
         if candidates[at].token == token:
@@ -235,8 +251,9 @@ def _add_row(
     levels: Any,
     row: int,
 ) -> Any:
-    """Add a row to a node's candidates from `first` on, and take over those already there. Return
-    the new end.
+    """Add a row to a node's candidates from `first` on, and take over those already there.
+
+    Return the new end.
     """
     for rank in range(ids.shape[1]):
         token = ids[row, rank]
@@ -252,8 +269,9 @@ def _add_row(
 
 @loop
 def _add_guesses(candidates: Any, end: int, guesses: Any, source: int, suggested: int) -> Any:
-    """Add a sibling source's tokens to the root's candidates, and mark those already there. Return
-    the new end.
+    """Add a sibling source's tokens to the root's candidates, and mark those already there.
+
+    Return the new end.
     """
     for guess in guesses:
         if guess.token == NONE:
@@ -267,19 +285,25 @@ def _add_guesses(candidates: Any, end: int, guesses: Any, source: int, suggested
 
 
 @loop
+def _is_first(worth: float, number: int, other_worth: float, other_number: int) -> Any:
+    """True if the first element of a heap comes before the other one."""
+    return worth > other_worth or (worth == other_worth and number < other_number)
+
+
+@loop
 def _push(heap: Any, size: int, worth: float, number: int) -> None:
-    """Put a number into a heap of `size`. Its top has the greatest worth; ties go to the least
-    number.
+    """Put a number into a heap of `size`.
+
+    Its top has the greatest worth; ties go to the least number.
     """
     at = size
     while at:
         above = (at - 1) >> 1
-        if heap[above].worth > worth or (
-            heap[above].worth == worth and heap[above].number < number
-        ):
+        if _is_first(heap[above].worth, heap[above].number, worth, number):
             break
         heap[at] = heap[above]
         at = above
+
     heap[at].worth = worth
     heap[at].number = number
 
@@ -291,22 +315,21 @@ def _pop(heap: Any, size: int) -> None:
     worth = heap[size].worth
     number = heap[size].number
     at = 0
+
     while True:
         below = 2 * at + 1
         if below >= size:
             break
         other = below + 1
-        if other < size and (
-            heap[other].worth > heap[below].worth
-            or (heap[other].worth == heap[below].worth and heap[other].number < heap[below].number)
+        if other < size and _is_first(
+            heap[other].worth, heap[other].number, heap[below].worth, heap[below].number
         ):
             below = other
-        if worth > heap[below].worth or (
-            worth == heap[below].worth and number < heap[below].number
-        ):
+        if _is_first(worth, number, heap[below].worth, heap[below].number):
             break
         heap[at] = heap[below]
         at = below
+
     heap[at].worth = worth
     heap[at].number = number
 
@@ -322,11 +345,13 @@ def arrange(nodes: Any, arranged: Any) -> None:
     count = len(order)
     for node in nodes[:count]:
         node.child = 0
+
     for number in range(count - 1, 0, -1):
         node = nodes[number]
         parent = nodes[node.parent]
         node.sibling = parent.child
         parent.child = number
+
     order[0] = parents[0] = 0
     end = 1
     for index in range(count):
@@ -334,7 +359,8 @@ def arrange(nodes: Any, arranged: Any) -> None:
         tokens[index] = node.token
         below = node.child
         while below:
-            order[end], parents[end] = below, index
+            order[end] = below
+            parents[end] = index
             below = nodes[below].sibling
             end += 1
 
@@ -368,12 +394,14 @@ def learn(
     tables = Rows(*rows)
     if learning:
         _learn_weights(order, choices, draft, weights)
+
     for turn in (False, True):  # accepted nodes are written last, so they win
         for i in range(len(tokens)):
             if accepted[i] == turn:
                 _write_row(
                     tokens[parents[i]] if i else before, tokens[i], candidates, log_probs, i, tables
                 )
+
     if guessing:
         _guess(node, choices[node], tokens, parents, candidates, log_probs, draft)
 
@@ -389,8 +417,9 @@ def learn_prompt(
     growth: Any,
     rows: Any,
 ) -> None:
-    """Learn from a prompt's m tokens before the root: candidates int64 (m, k), log-probs float32
-    (m, k).
+    """Learn from a prompt's m tokens before the root.
+
+    Candidates are int64 (m, k), log-probs float32 (m, k).
     """
     tables = Rows(*rows)
     for i in range(len(tokens)):
@@ -407,6 +436,7 @@ def _learn_weights(order: Any, choices: Any, draft: Growth, weights: Any) -> Non
     nodes = draft.nodes
     candidates = draft.candidates
     seen, accepted, probs = weights
+
     for index in range(len(order)):
         if choices[index] == NONE:
             continue
@@ -415,6 +445,7 @@ def _learn_weights(order: Any, choices: Any, draft: Growth, weights: Any) -> Non
             seen[kind] += 1.0
             if candidates[at].token == choices[index]:
                 accepted[kind] += 1.0
+
     for number in order:
         for at in range(nodes[number].first, nodes[number + 1].first):
             kind = _kind(candidates[at])
@@ -433,34 +464,31 @@ def level_of(log_prob: Any) -> Any:
 def _write_row(
     before: int, token: int, candidates: Any, log_probs: Any, row: int, rows: Rows
 ) -> None:
-    """Store a row of the candidates (m, k) for a token, and for its pair with the token before
-    it.
-    """
+    """Store a row of the candidates (m, k) for a token, and for its pair with the one before."""
     ids = rows.ids
-    levels = rows.levels
     keys = rows.pair_keys
     for rank in range(ids.shape[1]):
-        ids[token, rank], levels[token, rank] = (
-            candidates[row, rank],
-            level_of(log_probs[row, rank]),
-        )
+        ids[token, rank] = candidates[row, rank]
+        rows.levels[token, rank] = level_of(log_probs[row, rank])
+
     rows.seen[token] = True
     if len(keys):
         key = (before << 32) | token
         index = np.int64(hashed(key) >> np.uint64(rows.pair_shift))
-        keys[index], rows.pair_seen[index] = key, True
-        pair_ids = rows.pair_ids
-        pair_levels = rows.pair_levels
+        keys[index] = key
+        rows.pair_seen[index] = True
         for rank in range(ids.shape[1]):
-            pair_ids[index, rank], pair_levels[index, rank] = ids[token, rank], levels[token, rank]
+            rows.pair_ids[index, rank] = ids[token, rank]
+            rows.pair_levels[index, rank] = rows.levels[token, rank]
 
 
 @loop
 def _guess(
     node: int, root: int, tokens: Any, parents: Any, candidates: Any, log_probs: Any, draft: Growth
 ) -> None:
-    """Note the siblings of the next root, and the tokens that followed its drafted and rejected
-    siblings.
+    """Note the siblings of the next root, and the tokens that followed them.
+
+    These are the tokens that followed the drafted and rejected siblings.
 
     Args:
         node: the parent of the next root.
@@ -472,15 +500,18 @@ def _guess(
     met = draft.met
     k = candidates.shape[1]
     listed = 0
+
     for rank in range(k):
         if candidates[node, rank] != root:
             siblings[listed].token = candidates[node, rank]
             siblings[listed].level = level_of(log_probs[node, rank])
             listed += 1
+
     siblings[listed].token = NONE
 
     tokens_met = 0
     total = 0.0
+
     for child in range(1, len(tokens)):
         if parents[child] != node:
             continue
@@ -495,8 +526,10 @@ def _guess(
                 met[tokens_met] = token
                 tokens_met += 1
             mass[token] += weight * 0.5 ** level_of(log_probs[child, rank])
+
     for i in range(tokens_met):
         _push(heap, i, mass[met[i]], i)
+
     best = min(tokens_met, k)
     for i in range(best):
         share = heap[0].worth
@@ -507,6 +540,7 @@ def _guess(
         sibling_children[i].token = met[heap[0].number]
         sibling_children[i].level = level
         _pop(heap, tokens_met - i)
+
     sibling_children[best].token = NONE
     for i in range(tokens_met):
         mass[met[i]] = 0.0

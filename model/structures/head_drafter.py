@@ -48,9 +48,8 @@ class HeadSession(Session):
         super().__init__(drafter)
         self._borrowed = ExitStack()
         self._committed = 0  # pairs in the cache, drafted nodes not counted
-        self._pairs: list[
-            tuple[torch.Tensor, torch.Tensor]
-        ] = []  # states (m, w H), tokens (m,), not yet in the cache
+        # states (m, w H), tokens (m,), not yet in the cache
+        self._pairs: list[tuple[torch.Tensor, torch.Tensor]] = []
 
     def begin(self, prompt: list[int]) -> Draft:
         self.cache = self._borrowed.enter_context(
@@ -84,8 +83,9 @@ class HeadSession(Session):
         raise NotImplementedError
 
     def catch_up(self) -> torch.Tensor:
-        """Forward the new pairs into the head's cache. Returns the feature predicted at the last
-        one, (1, H).
+        """Forward the new pairs into the head's cache.
+
+        Returns the feature predicted at the last one, (1, H).
         """
         drafter = self.drafter
         hidden, tokens = (torch.cat(tensors) for tensors in zip(*self._pairs, strict=True))
@@ -96,19 +96,19 @@ class HeadSession(Session):
         if past and new > 1:
             earlier = torch.ones(new, new, dtype=torch.bool, device=drafter.device).tril_()
             mask = additive(earlier, drafter.dtype, past)[None, None]
-        angles = drafter.cos[:, past : past + new], drafter.sin[:, past : past + new]
-        out = drafter.head(
-            drafter.head.features(hidden)[None], tokens[None], angles, mask, self.cache
-        )[0]  # (m, H)
+
+        features = drafter.head.features(hidden)
+        out = self._forward(features, tokens, slice(past, past + new), mask)
         self.cache.commit(new)
         self._committed = self.cache.length
-        return out[-1:]  # type: ignore[no-any-return]
+        return out[-1:]
 
     def continue_nodes(
         self, features: torch.Tensor, tokens: torch.Tensor, depth: int, visible: torch.Tensor
     ) -> torch.Tensor:
-        """Return the features predicted at w nodes of one depth: (w, H). The nodes stay cached
-        until the draft is done.
+        """Return the features predicted at w nodes of one depth: (w, H).
+
+        The nodes stay cached until the draft is done.
 
         Args:
             features: (w, H), predicted at the nodes' parents.
@@ -116,20 +116,25 @@ class HeadSession(Session):
             visible: bool (w, m), which of the m nodes drafted so far, their own included, each
                 attends to.
         """
-        width = len(tokens)
         position = self._committed - 1 + depth
-        mask = additive(visible, self.drafter.dtype, self._committed)[
-            None, None
-        ]  # (1, 1, w, past + m)
-        angles = (
-            self.drafter.cos[:, position : position + 1],
-            self.drafter.sin[:, position : position + 1],
-        )
-        out: torch.Tensor = self.drafter.head(
-            features[None], tokens[None], angles, mask, self.cache
-        )[0]
-        self.cache.length += width
+        # (1, 1, w, past + m)
+        mask = additive(visible, self.drafter.dtype, self._committed)[None, None]
+        out = self._forward(features, tokens, slice(position, position + 1), mask)
+        self.cache.length += len(tokens)
         return out
+
+    def _forward(
+        self,
+        features: torch.Tensor,
+        tokens: torch.Tensor,
+        positions: slice,
+        mask: torch.Tensor | None,
+    ) -> torch.Tensor:
+        """Run the head over features (m, H) and tokens (m,). Returns its outputs, (m, H)."""
+        drafter = self.drafter
+        angles = drafter.cos[:, positions], drafter.sin[:, positions]
+        out = drafter.head(features[None], tokens[None], angles, mask, self.cache)
+        return out[0]  # type: ignore[no-any-return]
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,32 +142,33 @@ class Level:
     """The w nodes of one depth of a static tree that have children."""
 
     nodes: torch.Tensor  # int64 (w,): their indices among this depth's nodes
-    parents: (
-        torch.Tensor
-    )  # int64 (w,): their parents' indices among the nodes continued one depth above
-    visible: (
-        torch.Tensor
-    )  # bool (w, m): which of the m nodes continued so far each is or descends from
+    # int64 (w,): their parents' indices among the nodes continued one depth above
+    parents: torch.Tensor
+    # bool (w, m): which of the m nodes continued so far each is or descends from
+    visible: torch.Tensor
     candidates: int  # number of candidates needed per node
-    pick: (
-        torch.Tensor
-    )  # int64 (children,): index of each child's token among the (w * candidates) candidates
+    # int64 (children,): index of each child's token among the (w * candidates) candidates
+    pick: torch.Tensor
 
 
 def plan(tree: Tree) -> list[Level]:
-    """Return the levels of a static tree, root first, without the deepest leaves. Tensors are on
-    the tree's device.
+    """Return the levels of a static tree, root first, without the deepest leaves.
+
+    Tensors are on the tree's device.
     """
     parents = tree.parents.tolist()
     ranks = tree.ranks.tolist()
     levels: list[Level] = []
     continued: list[int] = []  # below the root
     above: list[int] = [0]
-    for (first, end), (below, below_end) in zip(tree.levels, tree.levels[1:], strict=False):
-        inner = [i for i in range(first, end) if i in set(parents[below:below_end])]
-        continued += inner if first else []
+
+    for (first, _), (below, below_end) in zip(tree.levels, tree.levels[1:], strict=False):
+        inner = sorted(set(parents[below:below_end]))
+        if first:
+            continued += inner
         candidates = 1 + max(ranks[below:below_end])
         row = {node: i for i, node in enumerate(inner)}
+
         rows = [
             [node - first for node in inner],
             [above.index(parents[node]) for node in inner],
@@ -174,6 +180,7 @@ def plan(tree: Tree) -> list[Level]:
         visible = tree.ancestors[inner][:, continued]
         levels.append(Level(nodes, whose, visible, candidates, pick))
         above = inner
+
     return levels
 
 
@@ -203,8 +210,9 @@ class StaticTreeSession(HeadSession):
     def after(
         self, depth: int, state: torch.Tensor, tokens: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return the states of w nodes and the logits (w, V) after them, from parents' states (w,
-        S) and tokens (w,).
+        """Return the states of w nodes and the logits (w, V) after them.
+
+        The parents' states are (w, S), the tokens (w,).
 
         At depth 0, the root, `state` is the feature predicted at the root.
         """

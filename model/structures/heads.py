@@ -1,5 +1,6 @@
-"""Learned heads: their files, and EAGLE's auto-regressive heads (arXiv 2401.15077, 4.1; EAGLE-3:
-2503.01840).
+"""Learned heads: their files, and EAGLE's auto-regressive heads.
+
+EAGLE: arXiv 2401.15077, 4.1; EAGLE-3: 2503.01840.
 
 A head is a folder with config.json and weights, in the public layouts or as tools.heads writes.
 EAGLE's is one LLaMA decoder layer that continues the target's features. The feature of a position
@@ -46,21 +47,28 @@ LAYER_KEYS = re.compile(  # of a LLaMA layer
     "mlp_bias|num_(attention|key_value)_heads|rms_norm_eps|rope_theta"
 )
 _LABELS = re.compile(  # what nested configurations may state differently
-    "architectures|model_type|tie_word_embeddings|transformers_version|(torch_)?dtype|_name_or_path|use_cache|"
-    "(bos|eos|pad)_token_id|initializer_range"
+    "architectures|model_type|tie_word_embeddings|transformers_version|(torch_)?dtype|"
+    "_name_or_path|use_cache|(bos|eos|pad)_token_id|initializer_range"
 )
 # what a true key of such a name asks for must be computed, whatever it is
 _CHANGES_SUMS = re.compile(
-    "(?!rope_(type|scaling|parameters)$|mrope_(section|interleaved)$|_?attn_implementation(_autoset)?$|"
-    "attention_dropout$|"
-    "max_window_layers$|chunk_size_feed_forward$).*"
-    "(norm|bias|scal|multiplier|rope|rotary|attention|attn|alibi|causal|window|chunk|sink|clip|residual|cap(ping)?$|"
-    "layer_types|layer_ids|act(ivation)?(_fn|_function)?$|head_dim|lm_head|quant|parallel_draft(ing|_step))"
+    "(?!"
+    "rope_(type|scaling|parameters)$|mrope_(section|interleaved)$|"
+    "_?attn_implementation(_autoset)?$|attention_dropout$|"
+    "max_window_layers$|chunk_size_feed_forward$"
+    ").*("
+    "norm|bias|scal|multiplier|rope|rotary|attention|attn|alibi|causal|window|chunk|sink|clip|"
+    "residual|cap(ping)?$|layer_types|layer_ids|act(ivation)?(_fn|_function)?$|head_dim|lm_head|"
+    "quant|parallel_draft(ing|_step)"
+    ")"
 )
 _LAYER_IDS = "eagle_aux_hidden_state_layer_ids"
 _ALIASES = {"type": "rope_type", "fusion_bias": "bias", "aux_hidden_state_layer_ids": _LAYER_IDS}
 _NEUTRAL = {
-    **{"is_causal": True, "logit_scale": 1, "partial_rotary_factor": 1, "parallel_draft_step": 1},
+    "is_causal": True,
+    "logit_scale": 1,
+    "partial_rotary_factor": 1,
+    "parallel_draft_step": 1,
     "layer_types": ["full_attention"],
 }
 
@@ -84,27 +92,30 @@ def open_head(
             f" {shlex.quote(path)}` (--model data/embedded --text embedded for the shipped model)"
         )
         raise UserError(f"no {kind} head in {path}: {trained if kind in TRAINED else UNTRAINED}")
+
     file = folder / "config.json"
     try:
         config = dict(json.loads(file.read_text(encoding="utf-8")).items())
     except (OSError, ValueError, AttributeError) as error:
-        reason = (
-            "missing"
-            if isinstance(error, FileNotFoundError)
-            else f"is not a readable JSON object ({error})"
-        )
+        reason = f"is not a readable JSON object ({error})"
+        if isinstance(error, FileNotFoundError):
+            reason = "missing"
         raise UserError(
             f"{file}: {reason}; a head is a folder with config.json and weights"
         ) from None
+
     config = flat(file, config)
     width = "target_hidden_size" if config.get("target_hidden_size") else "hidden_size"
     sizes = {width: hidden_size(target), "vocab_size": target.logits_size}
     sizes["truncated_vocab_size"] = target.logits_size
     wrong = {key: config[key] for key, size in sizes.items() if config.get(key, size) != size}
+
     for key, size in wrong.items():
         raise UserError(f"{folder}: made for a {key} of {size}, {target.name} has {sizes[key]}")
+
     if config.get("use_sliding_window") is False:
         config.pop("sliding_window", None)
+
     only = {**_NEUTRAL, "speculators_model_type": kind, **only}
     for key, value in config.items():
         known = key in computed or LAYER_KEYS.fullmatch(key) or not _CHANGES_SUMS.match(key)
@@ -113,6 +124,7 @@ def open_head(
             raise UserError(
                 f"{file}: {key}={value} changes a head's sums; those of {supported} are supported"
             )
+
     return folder, config
 
 
@@ -135,28 +147,32 @@ def flat(file: Path, config: dict[str, Any]) -> dict[str, Any]:
                 and not _LABELS.fullmatch(key)
             ):
                 raise UserError(f"{file}: {key} is {values[key]} and {value}")
+
     return values
 
 
 def read_weights(folder: Path, *names: str) -> tuple[Path, dict[str, torch.Tensor]]:
-    """Read the first of the named files that exists, onto the CPU; a pickle is read as weights only
-    and runs no code.
+    """Read the first of the named files that exists, onto the CPU.
+
+    A pickle is read as weights only and runs no code.
 
     Raises UserError if none exists, or the file is damaged or holds anything but weights.
     """
     file = next((folder / name for name in names if (folder / name).is_file()), None)
     if file is None:
         raise UserError(f"{folder}: has no weights ({' or '.join(names)})")
+
     try:
-        pickled = file.suffix != ".safetensors"
-        state = (
-            torch.load(file, map_location="cpu", weights_only=True) if pickled else load_file(file)
-        )
+        if file.suffix != ".safetensors":
+            state = torch.load(file, map_location="cpu", weights_only=True)
+        else:
+            state = load_file(file)
     except Exception as error:  # whatever torch, pickle and safetensors raise on a damaged file
         reason = one_line(error)[:160] or type(error).__name__
         raise UserError(
             f"{file}: corrupt or cut short, or a pickle of more than weights ({reason})"
         ) from None
+
     if not isinstance(state, dict) or not all(
         isinstance(value, torch.Tensor) for value in state.values()
     ):
@@ -165,19 +181,21 @@ def read_weights(folder: Path, *names: str) -> tuple[Path, dict[str, torch.Tenso
 
 
 def load_weights(module: nn.Module, file: Path, state: dict[str, torch.Tensor]) -> None:
-    """Load what `read_weights` read. Raises UserError if a tensor is missing, unknown or of another
-    shape.
+    """Load what `read_weights` read.
+
+    Raises UserError if a tensor is missing, unknown or of another shape.
     """
-    shapes, given = (
-        {name: list(t.shape) for name, t in s.items()} for s in (module.state_dict(), state)
-    )
-    if wrong := [name for name in shapes | given if shapes.get(name) != given.get(name)]:
+    shapes = {name: list(tensor.shape) for name, tensor in module.state_dict().items()}
+    given = {name: list(tensor.shape) for name, tensor in state.items()}
+    wrong = [name for name in shapes | given if shapes.get(name) != given.get(name)]
+    if wrong:
         name = wrong[0]
         wanted = f"should be {shapes[name]}" if name in shapes else "has no place in such a head"
         raise UserError(
             f"{file}: {name} is {given.get(name, 'missing')} and {wanted}; {len(wrong)} of"
             f" {len(shapes)} tensors differ"
         )
+
     module.load_state_dict(state)
 
 
@@ -187,8 +205,9 @@ def hidden_size(target: Target) -> int:
 
 
 def template(name: str, path: str | None, vocab_size: int, *, heads: int | None = None) -> Tree:
-    """Return the tree of a YAML file or, without a path, the published one of this name, cut to a
-    depth of `heads`.
+    """Return the tree of a YAML file.
+
+    Without a path, return the published one of this name, cut to a depth of `heads`.
 
     Raises UserError if the tree has more ranks than there are tokens, or a file's tree is deeper
     than `heads`.
@@ -212,26 +231,26 @@ PUBLIC_WEIGHTS = "pytorch_model.bin"
 EMBEDDING = "embed_tokens.weight"
 # angles that depend on the position alone, and their parameters; for text, mrope is the default
 _ROPE = {
-    **{"default": (), "mrope": (), "linear": ("factor",)},
+    "default": (),
+    "mrope": (),
+    "linear": ("factor",),
     "llama3": ("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings"),
 }
-_LLAMA = re.compile(
-    "llama|qwen[23]|mistral|mixtral|phi3|eagle3?|speculator.*"
-)  # layers as LLaMA's, but for tensors
-_BIASES = dict.fromkeys(("gate_proj", "up_proj", "down_proj"), "mlp_bias") | {
-    "fc": "bias"
-}  # by layers
-_BIASES |= dict.fromkeys(
-    ("q_proj", "k_proj", "v_proj"), "attention_bias"
-)  # o_proj: only LLaMA's has one then
+# layers as LLaMA's, but for tensors
+_LLAMA = re.compile("llama|qwen[23]|mistral|mixtral|phi3|eagle3?|speculator.*")
+# which key of config.json gives a layer a bias
+_BIASES = dict.fromkeys(("gate_proj", "up_proj", "down_proj"), "mlp_bias") | {"fc": "bias"}
+# o_proj: only LLaMA's has one then
+_BIASES |= dict.fromkeys(("q_proj", "k_proj", "v_proj"), "attention_bias")
 NORMS = ("norm_before_residual", "norm_output", "norm_before_fc", "fc_norm")
 _ANGLES = "rotary_emb.inv_freq"  # in old files; ignored, as config.json defines the angles
 AnyHead = TypeVar("AnyHead", bound="Head")
 
 
 class Head(nn.Module):
-    """A decoder layer over hidden states of the target, with keys and values of its own; subclasses
-    say how it is run.
+    """A decoder layer over hidden states of the target, with keys and values of its own.
+
+    Subclasses say how it is run.
 
     `forward(features, tokens, angles, mask, cache)` returns the predicted features (B, n, H), each
     for the position after its own, from features (B, n, H) of n positions and tokens, int64 (B, n),
@@ -265,13 +284,13 @@ class Head(nn.Module):
         return F.embedding(tokens, self.embedding).to(self._weight.dtype)
 
     def angles(self, count: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return cosines and sines of rotary positions 0 to count - 1: (1, count, head_dim)
-        each.
+        """Return cosines and sines of rotary positions 0 to count - 1.
+
+        Each is (1, count, head_dim).
         """
         weight = self._weight
-        rotary = LlamaRotaryEmbedding(self.config).to(
-            weight.device
-        )  # outside the head, as casting it would round this
+        # outside the head, as casting it would round this
+        rotary = LlamaRotaryEmbedding(self.config).to(weight.device)
         cos, sin = rotary(weight, torch.arange(count, device=weight.device)[None])
         return cos, sin
 
@@ -292,15 +311,15 @@ def run_layer(
     layer: nn.Module, x: torch.Tensor, angles: Any, mask: Any = None, cache: Any = None
 ) -> torch.Tensor:
     """Run a LLaMA layer over (B, n, H); the rest is as a `Head` takes it."""
-    out = layer(
-        x, mask, None, cache, position_embeddings=angles
-    )  # the cache's name depends on the version
+    # the cache's name depends on the version
+    out = layer(x, mask, None, cache, position_embeddings=angles)
     return out[0] if isinstance(out, tuple) else out  # type: ignore[no-any-return]
 
 
 class EagleHead(Head):
-    """fc over (embedding of the next token, feature), then one decoder layer without its input
-    norm, as published.
+    """fc over (embedding of the next token, feature), then one decoder layer.
+
+    The layer has no input norm, as published.
 
     The state dict is the public layout (`fc.weight`, `fc.bias`, `layers.0.*`) but for the frozen
     embedding, (V, H).
@@ -322,8 +341,9 @@ class EagleHead(Head):
 
 
 class Eagle3Head(Head):
-    """A decoder layer whose attention reads (embedding of the next token, feature), each after a
-    norm of its own.
+    """A decoder layer whose attention reads (embedding of the next token, feature).
+
+    Each of the two has a norm of its own.
 
     The state dict is the public layout but for the embedding and the draft vocabulary.
 
@@ -365,9 +385,11 @@ class Eagle3Head(Head):
         self.fc = nn.Linear(width, hidden, bias=False)
         self.midlayer = layer = LlamaDecoderLayer(config, layer_idx=0)
         layer.hidden_norm = LlamaRMSNorm(hidden, eps)
+
         for name in ("q_proj", "k_proj", "v_proj"):
             size = getattr(layer.self_attn, name).out_features
             setattr(layer.self_attn, name, nn.Linear(2 * hidden, size, bias=False))
+
         self.norm = LlamaRMSNorm(hidden, eps)
         self.lm_head = nn.Linear(hidden, rows, bias=False)
 
@@ -395,8 +417,9 @@ class Eagle3Head(Head):
 
 
 def head_config(values: dict[str, Any]) -> Any:
-    """Return the configuration of a head from a LLaMA-like config.json, `flat`. Raises UserError if
-    it has none.
+    """Return the configuration of a head from a LLaMA-like config.json, `flat`.
+
+    Raises UserError if it has none.
     """
     if values.get("num_hidden_layers", 1) != 1:
         raise UserError(
@@ -407,13 +430,16 @@ def head_config(values: dict[str, Any]) -> Any:
         raise UserError(
             f"head: model_type={values['model_type']}: its layers are not LLaMA's, as heads' are"
         )
+
     kind = values.get("rope_type", "default")
     rope = {*_ROPE["llama3"]} & values.keys()
     if kind not in _ROPE or rope - {*_ROPE[kind], "original_max_position_embeddings"}:
         raise UserError(f"head: rope_type={kind} with {sorted(rope)}: there is {', '.join(_ROPE)}")
+
     of_layer = {key: value for key, value in values.items() if LAYER_KEYS.fullmatch(str(key))}
     angles = {key: values[key] for key in ("rope_theta", *_ROPE[kind]) if key in values}
     angles["rope_type"] = kind if _ROPE[kind] else "default"
+
     try:
         config = LlamaConfig(
             **of_layer, rope_parameters=angles, num_hidden_layers=1, attn_implementation="sdpa"
@@ -428,12 +454,14 @@ def head_config(values: dict[str, Any]) -> Any:
         raise UserError(
             f"head: config.json describes no LLaMA layer ({one_line(error)[:160]})"
         ) from None
+
     return config
 
 
 def load_head(path: str, target: Target) -> EagleHead:
-    """Load EAGLE's head from a folder: config.json and model.safetensors (ours, public) or
-    pytorch_model.bin (public).
+    """Load EAGLE's head from a folder.
+
+    It holds config.json, and model.safetensors (ours, public) or pytorch_model.bin (public).
 
     Without an embedding in the file, or with an equal one, the target's own is used. Raises
     UserError if it is missing, corrupt, of another kind, or made for another model.
@@ -446,6 +474,7 @@ def load_head(path: str, target: Target) -> EagleHead:
             f"{folder}: config.json has a draft_vocab_size, as EAGLE-3's heads have: use"
             " method=eagle3"
         )
+
     file, state = read_weights(folder, WEIGHTS, PUBLIC_WEIGHTS)
     state = renamed(state, {"model.": "", "fusion_fc.": "fc.", "transformer.": "layers.0."})
     config = head_config(values)
@@ -455,8 +484,9 @@ def load_head(path: str, target: Target) -> EagleHead:
 
 
 def load_eagle3_head(path: str, target: Target, layers: list[int] | None = None) -> Eagle3Head:
-    """Load EAGLE-3's head from a folder, as `load_head` loads EAGLE's; `layers` as in
-    `layers_read`.
+    """Load EAGLE-3's head from a folder, as `load_head` loads EAGLE's.
+
+    `layers` as in `layers_read`.
     """
     only = dict.fromkeys(
         ("use_aux_hidden_state", "use_input_layernorm_in_first_layer", "use_last_layernorm"), True
@@ -471,6 +501,7 @@ def load_eagle3_head(path: str, target: Target, layers: list[int] | None = None)
             f"{folder}: config.json has no draft_vocab_size, as EAGLE-3's heads have: use"
             " method=eagle2"
         )
+
     rows = values.get("draft_vocab_size", target.logits_size)
     check_whole(f"{folder / 'config.json'}", 1, target.logits_size, draft_vocab_size=rows)
     config = head_config(values)
@@ -482,19 +513,21 @@ def load_eagle3_head(path: str, target: Target, layers: list[int] | None = None)
     head = Eagle3Head(config, embedding, reads=reads, width=width, rows=rows, asked=asked)
     head.ids = ids
     head.source = source
-    shared = target.model.config.get_text_config().tie_word_embeddings or not values.get(
-        "tie_word_embeddings"
-    )
+
+    of_target = target.model.config.get_text_config()
+    shared = of_target.tie_word_embeddings or not values.get("tie_word_embeddings")
     sizes = (target.logits_size, hidden_size(target))
     if "lm_head.weight" not in state and shared and (rows, config.hidden_size) == sizes:
         head.lm_head = None
+
     fit_biases(head, values, file, state)
     return filled(head, file, state, target)
 
 
 def renamed(state: dict[str, torch.Tensor], names: dict[str, str]) -> dict[str, torch.Tensor]:
-    """Return tensors by other names, given which parts of names become which; as they are if two
-    would become one.
+    """Return tensors by other names, given which parts of names become which.
+
+    If two names would become one, the tensors are returned as they are.
     """
     new = state
     for old, ours in names.items():
@@ -505,16 +538,16 @@ def renamed(state: dict[str, torch.Tensor], names: dict[str, str]) -> dict[str, 
 def fit_biases(
     head: Head, values: dict[str, Any], file: Path, state: dict[str, torch.Tensor]
 ) -> None:
-    """Give a linear layer a bias if the file has one. Raises UserError if config.json says
-    otherwise.
+    """Give a linear layer a bias if the file has one.
+
+    Raises UserError if config.json says otherwise.
     """
     for name, module in head.named_modules():
         if isinstance(module, nn.Linear):
             biased = f"{name}.bias" in state
             key = _BIASES.get(name.rpartition(".")[2], "")
-            key = (
-                "qkv_bias" if key == "attention_bias" and "qkv_bias" in values else key
-            )  # as in vLLM
+            # as in vLLM
+            key = "qkv_bias" if key == "attention_bias" and "qkv_bias" in values else key
             if values.get(key, biased) != biased:
                 raise UserError(
                     f"{file}: {key}={values[key]} in config.json, and {name}.bias in the file:"
@@ -528,8 +561,7 @@ def fit_biases(
 def layers_read(
     values: dict[str, Any], folder: Path, target: Target, layers: list[int] | None
 ) -> tuple[tuple[int, ...], str]:
-    """Return the hidden states that an EAGLE-3 head reads, by number, and where the numbers come
-    from.
+    """Return the hidden states that an EAGLE-3 head reads, and the source of their numbers.
 
     State 0 is the embedding's output, state i enters layer i (from 0), as in transformers. `layers`
     decides, if given. In config.json, `eagle_config` lists layers whose outputs are read
@@ -551,6 +583,7 @@ def layers_read(
         elif _LAYER_IDS in values.get("eagle_config", ()):
             more = 1
             source = f"eagle_config: layers whose outputs are read, {ids}"
+
     numbers = [number for number in range(count) if isinstance(ids, list) and number - more in ids]
     if not numbers or len(numbers) != len(ids):
         raise UserError(
@@ -558,14 +591,16 @@ def layers_read(
             f" differ and be inputs of layers, below the {count} of {target.name}; method.layers="
             " names those of its training"
         )
+
     return tuple(numbers), source
 
 
 def _draft_vocabulary(
     file: Path, state: dict[str, torch.Tensor], rows: int, target: Target
 ) -> torch.Tensor | None:
-    """Return the target's ids of the draft vocabulary, from the file's differences; None if it is
-    the whole one.
+    """Return the target's ids of the draft vocabulary, from the file's differences.
+
+    None if it is the whole one.
     """
     used = state.pop("t2d", None)
     offsets = state.pop("d2t", None)
@@ -578,6 +613,7 @@ def _draft_vocabulary(
     ):
         found = "missing" if offsets is None else f"{list(offsets.shape)} of {offsets.dtype}"
         raise UserError(f"{file}: d2t is {found}, should be [{rows}] of torch.int64")
+
     ids = torch.arange(rows) + offsets
     if not 0 <= int(ids.min()) <= int(ids.max()) < target.logits_size:
         raise UserError(f"{file}: d2t leads to ids outside the vocabulary of {target.logits_size}")
@@ -589,8 +625,9 @@ def _draft_vocabulary(
 def _embedding(
     file: Path, state: dict[str, torch.Tensor], config: Any, target: Target
 ) -> torch.Tensor:
-    """Take the embedding out of a file's tensors; return it, or the target's own where it is
-    missing or equal.
+    """Take the embedding out of a file's tensors and return it.
+
+    Where it is missing or equal, return the target's own.
     """
     own: torch.Tensor = target.model.get_input_embeddings().weight.detach()
     given = state.pop(EMBEDDING, own)
@@ -604,9 +641,8 @@ def _embedding(
 
 def filled(head: AnyHead, file: Path, state: dict[str, torch.Tensor], target: Target) -> AnyHead:
     """Load a head's weights and move it to the target. Raises UserError as `load_weights`."""
-    load_weights(
-        head, file, {name: tensor for name, tensor in state.items() if not name.endswith(_ANGLES)}
-    )
+    weights = {name: tensor for name, tensor in state.items() if not name.endswith(_ANGLES)}
+    load_weights(head, file, weights)
     embedding = head.embedding
     head = head.to(target.device, target.dtype)
     head.embedding = embedding  # the original, neither moved nor cast

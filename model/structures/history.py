@@ -36,6 +36,7 @@ class History(Generic[T]):
                 f"history_tokens={history_tokens}: must be 0 (the prompt's own text alone) or a"
                 " number of tokens from 2"
             )
+
         self.history_tokens = history_tokens
         self.text_of = text_of
         self.vocab_size = vocab_size
@@ -43,9 +44,8 @@ class History(Generic[T]):
 
     def reset(self) -> None:
         self.text = self.text_of(())
-        self.borrowed_length: int | None = (
-            None  # its tokens when it was borrowed; None: nobody borrows it
-        )
+        # its tokens when it was borrowed; None: nobody borrows it
+        self.borrowed_length: int | None = None
         self.pending: list[int] = []  # newest tokens of sequences whose text was replaced meanwhile
         self.last_length = 0  # tokens of the last sequence, at the text's end
         self.version = object()  # a new object after each reset
@@ -61,6 +61,7 @@ class History(Generic[T]):
             self.last_length = 0
         if len(self.text.tokens) > self.history_tokens:
             self.text = self.text_of(self.text.tokens[-(self.history_tokens // 2) :])
+
         self.pending = []
         self.borrowed_length = len(self.text.tokens)
         return self.text
@@ -98,6 +99,7 @@ class TextSession(Session, Generic[T]):
         kept = history.last_length
         if not kept or tokens[-kept:] != prompt[:kept]:
             kept = 0
+
         self._start = len(tokens) - kept
         self.text.extend(prompt[kept:])
         return super().begin(prompt)
@@ -118,6 +120,7 @@ class TextSession(Session, Generic[T]):
             history.pending = (history.pending + self.text.tokens[self._start :])[
                 -history.history_tokens :
             ]
+
         self._end()
 
     def _end(self) -> None:

@@ -1,5 +1,6 @@
-"""Drafters that choose one of a few fixed trees in each step, and fill in its tokens on the
-host.
+"""Drafters that choose one of a few fixed trees in each step.
+
+The tree's tokens are filled in on the host.
 """
 
 from __future__ import annotations
@@ -26,8 +27,9 @@ class Layout:
 
 
 class LayoutDrafter(DeviceDrafter):
-    """A drafter whose session chooses the next layout in `choose` and fills in its tokens by
-    `lay_out`.
+    """A drafter whose session chooses the next layout in `choose`.
+
+    The session fills in the layout's tokens by `lay_out`.
     """
 
     def lay_out(self, layout: Layout, tokens: Sequence[int]) -> None:

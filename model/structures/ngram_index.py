@@ -1,5 +1,6 @@
-"""Index of the first occurrence of each n-gram of a text, for methods that copy the tokens after
-it.
+"""Index of the first occurrence of each n-gram of a text.
+
+Methods copy the tokens after it.
 """
 
 from __future__ import annotations
@@ -23,27 +24,25 @@ class NgramIndex:
     def __init__(self, lengths: Iterable[int]) -> None:
         self.tokens: list[int] = []
         self._lengths = sorted(lengths, reverse=True)
-        self._after: dict[
-            tuple[int, ...], int
-        ] = {}  # n-gram -> the index after its first occurrence
-        self._unanimous: dict[
-            tuple[int, ...], bool
-        ] = {}  # n-gram seen twice or more -> always followed by one token?
+        # n-gram -> the index after its first occurrence
+        self._after: dict[tuple[int, ...], int] = {}
+        # n-gram seen twice or more -> always followed by one token?
+        self._unanimous: dict[tuple[int, ...], bool] = {}
 
     def extend(self, tokens: Iterable[int]) -> None:
         """Append tokens, and index every n-gram that now has a token after it."""
         text = self.tokens
-        after = self._after
-        unanimous = self._unanimous
         first = len(text)
         text += tokens
         for end in range(max(first, 1), len(text)):
             for n in self._lengths:
                 if n <= end:
                     gram = tuple(text[end - n : end])
-                    start = after.setdefault(gram, end)
+                    start = self._after.setdefault(gram, end)
                     if start != end:
-                        unanimous[gram] = unanimous.get(gram, True) and text[start] == text[end]
+                        self._unanimous[gram] = (
+                            self._unanimous.get(gram, True) and text[start] == text[end]
+                        )
 
     def find(self, tail: Sequence[int]) -> tuple[int, bool]:
         """Find the longest indexed n-gram that ends `tail`.

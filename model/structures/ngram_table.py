@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict
+from itertools import chain, islice
 
 import torch
 
@@ -13,8 +14,9 @@ Gram = tuple[int, ...]
 
 
 class NgramTable:
-    """Leaders of `leader` tokens, each with followers of `follower` tokens; the least recently seen
-    is dropped first.
+    """Leaders of `leader` tokens, each with followers of `follower` tokens.
+
+    The least recently seen is dropped first.
 
     Args:
         leader, follower: tokens in each.
@@ -34,9 +36,8 @@ class NgramTable:
         self.reset()
 
     def reset(self) -> None:
-        self._rows: OrderedDict[Gram, list[Gram]] = (
-            OrderedDict()
-        )  # oldest first; followers latest first
+        # oldest first; followers latest first
+        self._rows: OrderedDict[Gram, list[Gram]] = OrderedDict()
 
     def followers_of(self, leader: Gram) -> list[Gram]:
         """Return the followers seen, latest first; a look-up does not count as use."""
@@ -50,28 +51,31 @@ class NgramTable:
                 self._rows.popitem(last=False)
             self._rows[leader] = [follower]
             return
+
         self._rows.move_to_end(leader)
         if follower in row:
             row.remove(follower)
         elif len(row) == self.followers:
             row.pop()
+
         row.insert(0, follower)
 
     def add_text(self, text: list[int]) -> None:
         """Add every n-gram of a text, from its beginning on."""
-        lead = self.leader
         both = self.leader + self.follower
         for start in range(len(text) - both + 1):
-            self.add(tuple(text[start : start + lead]), tuple(text[start + lead : start + both]))
+            middle = start + self.leader
+            self.add(tuple(text[start:middle]), tuple(text[middle : start + both]))
 
     def state_dict(self) -> dict[str, torch.Tensor]:
-        """The table, its order included: int32 leaders (R, leader), counts (R,), followers (sum of
-        counts, follower).
+        """The table, its order included.
+
+        Int32 leaders (R, leader), counts (R,), followers (sum of counts, follower).
 
         Leaders are listed oldest first, the followers of each latest first.
         """
         rows = self._rows
-        grams = [gram for row in rows.values() for gram in row]
+        grams = [*chain.from_iterable(rows.values())]
         return {
             "leaders": torch.tensor(list(rows), dtype=torch.int32).view(-1, self.leader),
             "counts": torch.tensor([len(row) for row in rows.values()], dtype=torch.int32),
@@ -79,27 +83,27 @@ class NgramTable:
         }
 
     def load_state_dict(self, state: dict[str, torch.Tensor]) -> None:
-        """Load a table. Raises UserError if it is missing, too large, or of other n-grams or
-        another vocabulary.
+        """Load a table.
+
+        Raises UserError if it is missing, too large, or of other n-grams or another vocabulary.
         """
         leaders, counts, followers = (
             state.get(name, torch.zeros(0)) for name in ("leaders", "counts", "followers")
         )
         sizes = counts.flatten().tolist()
-        fits = (
-            leaders.shape == (len(sizes), self.leader)
-            and followers.shape == (sum(sizes), self.follower)
-            and all(1 <= size <= self.followers for size in sizes)
-            and len(sizes) <= self.capacity
-        )
-        if not fits:
+        of_leaders = leaders.shape == (len(sizes), self.leader)
+        of_followers = followers.shape == (sum(sizes), self.follower)
+        few = len(sizes) <= self.capacity and all(1 <= size <= self.followers for size in sizes)
+        if not (of_leaders and of_followers and few):
             raise UserError(
                 f"start: the saved n-gram table is not one of at most {self.capacity} leaders of"
                 f" {self.leader} tokens with 1 to {self.followers} followers of {self.follower}"
             )
-        check_ids(
-            "n-gram table", torch.cat((leaders.flatten(), followers.flatten())), self.vocab_size
-        )
+
+        ids = torch.cat((leaders.flatten(), followers.flatten()))
+        check_ids("n-gram table", ids, self.vocab_size)
         grams = iter(map(tuple, followers.tolist()))
-        rows = zip(map(tuple, leaders.tolist()), sizes, strict=True)
-        self._rows = OrderedDict((row, [next(grams) for _ in range(size)]) for row, size in rows)
+        self.reset()
+
+        for leader, size in zip(leaders.tolist(), sizes, strict=True):
+            self._rows[tuple(leader)] = [*islice(grams, size)]

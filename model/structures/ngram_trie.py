@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Collection, Iterable, Sequence
 from heapq import heappush, heapreplace
-from itertools import islice
+from itertools import chain, islice
 
 import numpy as np
 import torch
@@ -21,6 +21,7 @@ import torch
 from ..errors import UserError
 
 ROOT_NODE = 0
+# libstdc++'s
 HASH_BUCKETS = (
     13,
     29,
@@ -37,7 +38,7 @@ HASH_BUCKETS = (
     85229,
     172933,
     351061,
-)  # libstdc++'s
+)
 _FIELDS = ("parent", "fail", "token", "freq", "depth", "buckets")
 
 
@@ -62,34 +63,32 @@ class NgramTrie:
         self.max_nodes = max_nodes
         self.shortest = shortest
         self.current = ROOT_NODE
-        self.children: list[dict[int, int]] = [
-            {}
-        ]  # in hash order from depth `shortest` on, where order counts
+        # in hash order from depth `shortest` on, where order counts
+        self.children: list[dict[int, int]] = [{}]
         self.parent = [ROOT_NODE]
         self.fail = [ROOT_NODE]
         self.token = [0]
         self.freq = [0]
         self.depth = [0]
         self.buckets = [1]  # of each node's hash map; a reused node keeps them
-        self.recency: OrderedDict[int, None] = OrderedDict(
-            {ROOT_NODE: None}
-        )  # least recently touched first
+        # least recently touched first
+        self.recency: OrderedDict[int, None] = OrderedDict({ROOT_NODE: None})
 
     def insert(self, ngram: Iterable[int]) -> None:
-        """Insert or count an n-gram. Each node is touched before its child, so a prefix is older
-        than its extension.
+        """Insert or count an n-gram.
+
+        Each node is touched before its child, so a prefix is older than its extension.
         """
-        children = self.children
-        freq = self.freq
         touch = self.recency.move_to_end
         node = ROOT_NODE
         for token in ngram:
             touch(node)
-            child = children[node].get(token)
+            child = self.children[node].get(token)
             if child is None:
                 child = self._make(node, token)
-            freq[child] += 1
+            self.freq[child] += 1
             node = child
+
         touch(node)
 
     def ngrams(self, tokens: Sequence[int]) -> list[Sequence[int]]:
@@ -97,8 +96,9 @@ class NgramTrie:
         return [tokens[end - self.length : end] for end in range(self.length, len(tokens) + 1)]
 
     def _make(self, parent: int, token: int) -> int:
-        """Return a new child of `parent`: a new node, or with `max_nodes` of them the least
-        recently touched one.
+        """Return a new child of `parent`.
+
+        It is a new node, or with `max_nodes` of them the least recently touched one.
         """
         if len(self.parent) < self.max_nodes:
             node = len(self.parent)
@@ -115,12 +115,12 @@ class NgramTrie:
             if siblings.get(self.token[node]) == node:
                 del siblings[self.token[node]]
             self.children[node] = {}
-            self.parent[node], self.token[node], self.depth[node] = (
-                parent,
-                token,
-                self.depth[parent] + 1,
-            )
-            self.fail[node], self.freq[node] = ROOT_NODE, 0
+            self.parent[node] = parent
+            self.token[node] = token
+            self.depth[node] = self.depth[parent] + 1
+            self.fail[node] = ROOT_NODE
+            self.freq[node] = 0
+
         self.recency[node] = None
         self._list(parent, token, node)
         return node
@@ -138,13 +138,15 @@ class NgramTrie:
             self.children[parent] = {other: listed[other] for other in order}
 
     def build_fail_links(self) -> None:
-        """Link every node that is reached from the root to the longest proper suffix of its path
-        that is a path.
+        """Link every node that is reached from the root.
+
+        A fail link leads to the longest proper suffix of the node's path that is a path.
         """
         children = self.children
         fail = self.fail
         for node in children[ROOT_NODE].values():
             fail[node] = ROOT_NODE
+
         # for each node in breadth-first order: its children, and the node that it links to
         below = [children[node] for node in children[ROOT_NODE].values()]
         links = [ROOT_NODE] * len(children[ROOT_NODE])
@@ -169,19 +171,17 @@ class NgramTrie:
             nodes of all matches from depth `shortest` on, longest first. Their prefixes are
             touched, and link to the root from now on.
         """
-        children = self.children
-        fail = self.fail
-        depth = self.depth
         matches: list[int] = []
         at = node
         while True:
-            child = children[at].get(token)
+            child = self.children[at].get(token)
             if child is not None:
                 matches.append(child)
             if at == ROOT_NODE:
                 break
-            at = fail[at]
-        borders = [node for node in matches if depth[node] >= self.shortest]
+            at = self.fail[at]
+
+        borders = [node for node in matches if self.depth[node] >= self.shortest]
         for border in borders:
             self._touch_prefix(border)
         return (matches[0] if matches else node), borders
@@ -189,27 +189,25 @@ class NgramTrie:
     def walk(self, node: int, tokens: Iterable[int]) -> int:
         """Return the node of the longest match after these tokens; the root if there is none."""
         children = self.children
-        fail = self.fail
         touch = self.recency.move_to_end
         for token in tokens:
             touch(node)
             if token not in children[node]:
                 while node and token not in children[node]:
-                    node = fail[node]
+                    node = self.fail[node]
                 self._touch_prefix(node)
             node = children[node].get(token, node)
+
         touch(node)
         return node
 
     def _touch_prefix(self, node: int) -> None:
         """Touch a node and all above it, the root last, and link them to the root."""
-        parent = self.parent
-        fail = self.fail
         touch = self.recency.move_to_end
         while node:
             touch(node)
-            fail[node] = ROOT_NODE
-            node = parent[node]
+            self.fail[node] = ROOT_NODE
+            node = self.parent[node]
         touch(ROOT_NODE)
 
     def continuations(self, borders: Sequence[int], limit: int) -> list[list[int]]:
@@ -224,58 +222,55 @@ class NgramTrie:
             The paths to the selected nodes without a selected child, each as the tokens below its
             border, the highest node numbers first.
         """
-        children = self.children
-        freq = self.freq
-        depth = self.depth
-        token = self.token
-        selected: list[
-            tuple[int, int, int, int, int]
-        ] = []  # a heap: freq, -depth, node, border, serial
-        above: list[
-            int
-        ] = []  # by serial of each node ever selected: its parent's serial; -1: a border
+        # a heap: freq, -depth, node, border, serial
+        selected: list[tuple[int, int, int, int, int]] = []
+        # by serial of each node ever selected: its parent's serial; -1: a border
+        above: list[int] = []
         nodes: list[int] = []
         layer = [(border, border, -1) for border in borders]
+
         while layer:
             entered: list[tuple[int, int, int]] = []
             for node, border, parent in layer:
-                count = freq[node]
+                count = self.freq[node]
                 if len(selected) < limit:
-                    heappush(selected, (count, -depth[node], node, border, len(nodes)))
+                    heappush(selected, (count, -self.depth[node], node, border, len(nodes)))
                 elif count > selected[0][0]:
-                    heapreplace(selected, (count, -depth[node], node, border, len(nodes)))
+                    heapreplace(selected, (count, -self.depth[node], node, border, len(nodes)))
                 else:
                     continue
                 entered.append((node, border, len(nodes)))
                 above.append(parent)
                 nodes.append(node)
+
             # children of a node that was not selected are no more frequent: they would not be
             # selected either
-            layer = [
-                (child, border, serial)
-                for node, border, serial in entered
-                for child in children[node].values()
-            ]
+            layer = []
+            for node, border, serial in entered:
+                layer += [(child, border, serial) for child in self.children[node].values()]
+
         inner = {above[serial] for *_, serial in selected}
-        ends = sorted(
-            (node, border, serial) for *_, node, border, serial in selected if serial not in inner
-        )
+        # by node, border and serial
+        ends = sorted(entry[2:] for entry in selected if entry[-1] not in inner)
         paths: list[list[int]] = []
+
         for *_, serial in reversed(ends):
             path: list[int] = []
             while above[serial] >= 0:
-                path.append(token[nodes[serial]])
+                path.append(self.token[nodes[serial]])
                 serial = above[serial]
             paths.append(path[::-1])
+
         return paths
 
     def state_dict(self) -> dict[str, torch.Tensor]:
-        """Every node's fields, int64 (m,) each; its children in order, and how many; the recency;
-        the current node.
+        """Every node's fields, int64 (m,) each, and the trie's order.
+
+        Also each node's children in order, and how many; the recency; the current node.
         """
         listed = [list(children.values()) for children in self.children]
         numbers = {name: getattr(self, name) for name in _FIELDS} | {
-            "children": [child for children in listed for child in children],
+            "children": [*chain.from_iterable(listed)],
             "counts": [len(children) for children in listed],
             "recency": list(self.recency),
             "place": [self.current],
@@ -286,67 +281,79 @@ class NgramTrie:
         }
 
     def load_state_dict(self, state: dict[str, torch.Tensor], vocab_size: int) -> None:
-        """Load a saved trie. Raises UserError if it is damaged, has more nodes, or is of another
-        vocabulary.
+        """Load a saved trie.
+
+        Raises UserError if it is damaged, has more nodes, or is of another vocabulary.
         """
         names = (*_FIELDS, "children", "counts", "recency", "place")
         saved = {name: state.get(f"trie_{name}", torch.zeros(0)).tolist() for name in names}
-        size = len(saved["parent"])
-        nodes = [node for name in ("parent", "fail", "children", "place") for node in saved[name]]
-        fits = (
-            1 <= size <= self.max_nodes
-            and all(len(saved[name]) == size for name in (*_FIELDS, "counts"))
-            and 0 <= min(nodes) <= max(nodes) < size
-            and 0 <= min(saved["token"]) <= max(saved["token"]) < vocab_size
-            and 0 <= min(saved["depth"]) <= max(saved["depth"]) <= self.length
-            and sorted(saved["recency"]) == list(range(size))
-            and min(saved["buckets"]) > 0
-            and min(saved["counts"]) >= 0
-            and sum(saved["counts"]) == len(saved["children"])
-            and len(saved["place"]) == 1
-            and _is_tree(saved)
-        )
-        if not fits:
+        if not (self._in_range(saved, vocab_size) and _is_tree(saved)):
             raise UserError(
                 f"start: the saved trie is not one of at most {self.max_nodes} nodes for"
                 f" {self.length}-grams of token ids below {vocab_size}"
             )
+
         for name in _FIELDS:
             setattr(self, name, saved[name])
+
         children = iter(saved["children"])
-        self.children = [
-            {self.token[child]: child for child in islice(children, count)}
-            for count in saved["counts"]
-        ]
+        self.children = []
+        for count in saved["counts"]:
+            self.children.append({self.token[child]: child for child in islice(children, count)})
+
         self.recency = OrderedDict.fromkeys(saved["recency"])
         self.current = saved["place"][0]
 
+    def _in_range(self, saved: dict[str, list[int]], vocab_size: int) -> bool:
+        """True if the fields are of one number of nodes, and no number is out of range."""
+        size = len(saved["parent"])
+        if not 1 <= size <= self.max_nodes or len(saved["place"]) != 1:
+            return False
+        if any(len(saved[name]) != size for name in (*_FIELDS, "counts")):
+            return False
+
+        limits = dict.fromkeys(("parent", "fail", "children", "place", "counts"), size)
+        limits |= {"token": vocab_size, "depth": self.length + 1}
+        for name, limit in limits.items():
+            if not all(0 <= number < limit for number in saved[name]):
+                return False
+
+        if sum(saved["counts"]) != len(saved["children"]) or min(saved["buckets"]) <= 0:
+            return False
+        return sorted(saved["recency"]) == list(range(size))
+
 
 def _is_tree(saved: dict[str, list[int]]) -> bool:
-    """True if each child has one parent, and all parents and fail links lead to the root without a
-    cycle.
+    """True if each child has one parent, and all links lead to the root without a cycle.
+
+    Links are those to parents, and the fail links.
 
     Also, no child may be more frequent than its parent: `continuations` skips the children of a
     node not selected.
     """
-    parents = [node for node, count in enumerate(saved["counts"]) for _ in range(count)]
-    below = {
-        (parent, saved["token"][child])
-        for parent, child in zip(parents, saved["children"], strict=True)
-    }
-    links = [np.array(saved[name]) for name in ("parent", "fail")]
-    for _ in range(len(links[0]).bit_length()):
-        links = [link[link] for link in links]
-    return (
-        len(below) == len(parents)
-        and all(
-            saved["parent"][c] == p
-            and saved["depth"][c] == 1 + saved["depth"][p]
-            and (p == ROOT_NODE or saved["freq"][c] <= saved["freq"][p])
-            for p, c in zip(parents, saved["children"], strict=True)
-        )
-        and not any(link.any() for link in links)
-    )
+    depth = saved["depth"]
+    freq = saved["freq"]
+    parents: list[int] = []
+
+    for node, count in enumerate(saved["counts"]):
+        parents += [node] * count
+
+    below: set[tuple[int, int]] = set()
+    for parent, child in zip(parents, saved["children"], strict=True):
+        below.add((parent, saved["token"][child]))
+        if saved["parent"][child] != parent or depth[child] != 1 + depth[parent]:
+            return False
+        if parent != ROOT_NODE and freq[child] > freq[parent]:
+            return False
+
+    for name in ("parent", "fail"):
+        links = np.array(saved[name])
+        for _ in range(len(links).bit_length()):
+            links = links[links]
+        if links.any():
+            return False
+
+    return len(below) == len(parents)
 
 
 def more_buckets(buckets: int) -> int:
@@ -355,8 +362,9 @@ def more_buckets(buckets: int) -> int:
 
 
 def add_in_hash_order(order: list[int], token: int, buckets: int) -> int:
-    """Add a token to a hash map's tokens in the order in which libstdc++'s unordered_map<int> lists
-    them.
+    """Add a token to a hash map's tokens.
+
+    The order is the one in which libstdc++'s unordered_map<int> lists them.
 
     A token comes before the first token of its bucket; if the bucket was empty, before all others.
 
@@ -382,14 +390,16 @@ def hash_order(tokens: Collection[int]) -> list[int]:
         free = buckets - len(order)
         order = _placed(order + waiting[:free], buckets)
         waiting = waiting[free:]
+
     return order
 
 
 def _placed(tokens: Iterable[int], buckets: int) -> list[int]:
-    """Return the order of tokens inserted one by one into so many empty buckets: the last one is
-    first.
+    """Return the order of tokens inserted one by one into so many empty buckets.
+
+    The last one is first.
     """
     filled: dict[int, list[int]] = {}
     for token in tokens:
         filled.setdefault(token % buckets, []).append(token)
-    return [token for bucket in filled.values() for token in bucket][::-1]
+    return [*chain.from_iterable(filled.values())][::-1]

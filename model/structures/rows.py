@@ -47,8 +47,9 @@ def on_host(best: torch.Tensor, log_probs: torch.Tensor) -> tuple[Any, Any]:
 
 
 class TokenRows:
-    """One row per token: V x k candidates and their levels. Empty until the token was seen; the
-    newest visit counts.
+    """One row per token: V x k candidates and their levels.
+
+    Empty until the token was seen; the newest visit counts.
     """
 
     kind = "token"  # the names of its tensors in a saved state begin with this
@@ -78,16 +79,19 @@ class TokenRows:
                 raise UserError(
                     f"start: the saved rows are of another vocabulary, k or size ({name})"
                 )
+
         check_ids("rows", state[f"{self.kind}_ids"], self.vocab_size)
         if bool((state[f"{self.kind}_levels"] >= LEVELS).any()):
             raise UserError(f"start: the saved rows hold levels beyond {LEVELS - 1}")
+
         for name, current in self.state_dict().items():
             current.copy_(state[name])
 
 
 class PairRows(TokenRows):
-    """One row per pair of tokens, in a table of fixed size: a new pair replaces another one with
-    its hash.
+    """One row per pair of tokens, in a table of fixed size.
+
+    A new pair replaces another one with its hash.
 
     Attributes:
         keys: int64 (size,), the pair of each row: its first token times 2^32, and its second.
@@ -101,12 +105,8 @@ class PairRows(TokenRows):
     fields = ("ids", "levels", "seen", "keys")
 
     def __init__(self, vocab_size: int, k: int, size: int) -> None:
-        if (
-            not isinstance(size, int)
-            or size == 1
-            or not 0 <= size <= MAX_PAIRS
-            or size & (size - 1)
-        ):
+        powers = (1 << bits for bits in range(1, MAX_PAIRS.bit_length()))
+        if not isinstance(size, int) or size not in (0, *powers):
             raise UserError(
                 f"method.pairs={size}: must be a power of two from 2 to {MAX_PAIRS}, or 0"
             )
@@ -128,8 +128,9 @@ def _guesses() -> Any:
 
 
 class Weights:
-    """The weight of every kind of candidate. `dynamic_loops` reads the weights and, if `learning`,
-    updates them.
+    """The weight of every kind of candidate.
+
+    `dynamic_loops` reads the weights and, if `learning`, updates them.
     """
 
     _prior = _guesses()
@@ -140,11 +141,9 @@ class Weights:
 
     def reset(self) -> None:
         # float64 KINDS: candidates, those of them that were the next token, and the quotient
-        self.seen, self.accepted, self.probs = (
-            np.full(KINDS, PRIOR),
-            PRIOR * self._prior,
-            self._prior.copy(),
-        )
+        self.seen = np.full(KINDS, PRIOR)
+        self.accepted = PRIOR * self._prior
+        self.probs = self._prior.copy()
 
     def state_dict(self) -> dict[str, torch.Tensor]:
         """`weights`, float64 (2, kinds): seen and accepted."""
@@ -153,9 +152,13 @@ class Weights:
     def load_state_dict(self, state: dict[str, torch.Tensor]) -> None:
         """Load weights. Raises UserError if there are none."""
         saved = state.get("weights", torch.zeros(0))
-        if saved.shape != (2, self.probs.size) or bool(
-            (~(saved[1] >= 0) | ~(saved[1] <= saved[0]) | ~(saved[0] > 0) | saved[0].isinf()).any()
-        ):
+        fits = saved.shape == (2, self.probs.size)
+        if fits:
+            seen, accepted = saved
+            possible = (accepted >= 0) & (accepted <= seen) & (seen > 0) & ~seen.isinf()
+            fits = bool(possible.all())
+        if not fits:
             raise UserError("start: the saved state has no weights of this method")
+
         self.seen, self.accepted = saved.double().numpy().copy().reshape(2, *KINDS)
         self.probs = self.accepted / self.seen

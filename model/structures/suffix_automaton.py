@@ -1,5 +1,6 @@
-"""Suffix automaton: the longest suffix of a text that occurred in it before, in O(1) amortised per
-token.
+"""Suffix automaton: the longest suffix of a text that occurred in it before.
+
+A token takes O(1) amortised.
 
 Blumer et al. 1984, as SAM-Decoding uses it (arXiv 2411.10666, 3.1 and algorithm 1).
 """
@@ -27,9 +28,8 @@ STATE = record(
     first="i4",  # the index after its first occurrence
     transitions="i4",  # its newest transition, counted from 1; 0: none
 )
-TRANSITION = record(
-    state="i4", token="i4", target="i4", next="i4"
-)  # next: the state's next older one, counted from 1
+# next: the state's next older one, counted from 1
+TRANSITION = record(state="i4", token="i4", target="i4", next="i4")
 COUNTS = record(
     tokens="i8",
     states="i8",
@@ -71,7 +71,9 @@ class SuffixAutomaton:
     def __init__(self, tokens: Iterable[int] = ()) -> None:
         self.tokens: list[int] = []
         empty = _room(0)
-        empty.states["link"], empty.counts["states"] = NONE, 1  # of the empty text
+        # the state of the empty text
+        empty.states["link"] = NONE
+        empty.counts["states"] = 1
         self.arrays = tuple(empty)
         self._grow(MIN_CAPACITY)
         self.extend(tokens)
@@ -86,15 +88,17 @@ class SuffixAutomaton:
         self.length, self.end = extend(self.arrays, count)
 
     def copy(self, end: int, count: int) -> list[int]:
-        """Return `count` tokens from index `end` < n on; a copy that reaches the text's end
-        continues with itself.
+        """Return `count` tokens from index `end` < n on.
+
+        A copy that reaches the text's end continues with itself.
         """
         tokens = self.tokens[end : end + count]
         return tokens if len(tokens) == count else (tokens * -(-count // len(tokens)))[:count]
 
     def copy_first(self, count: int) -> list[int]:
-        """Return the `count` tokens after the match's first occurrence, padded with 0, as
-        SAM-Decoding's code does.
+        """Return the `count` tokens after the match's first occurrence.
+
+        They are padded with 0, as SAM-Decoding's code does.
 
         If too few tokens follow the occurrence, that of a shorter suffix is used, if there is one.
         The text's last token, the root, ends the match and is not copied.
@@ -106,6 +110,7 @@ class SuffixAutomaton:
         state = links[text.counts["whole"][0]]
         while links[state] > 0 and last - first[state] <= count:
             state = links[state]
+
         tokens = self.tokens[first[state] : last][:count]
         return tokens + [0] * (count - len(tokens))
 
@@ -120,8 +125,9 @@ class SuffixAutomaton:
 
 
 def _room(capacity: int) -> Text:
-    """Return arrays for a text of so many tokens: n tokens make fewer than 2n states and 3n
-    transitions.
+    """Return arrays for a text of so many tokens.
+
+    n tokens make fewer than 2n states and 3n transitions.
     """
     return Text(
         tokens=np.zeros(capacity, dtype=np.int32),
@@ -134,8 +140,9 @@ def _room(capacity: int) -> Text:
 
 @loop
 def extend(arrays: Any, count: int) -> Any:
-    """Append the tokens up to the `count`-th, which are in the array. Return the match's length and
-    end.
+    """Append the tokens up to the `count`-th, which are in the array.
+
+    Return the match's length and end.
     """
     text = Text(*arrays)
     counts = text.counts[0]
@@ -148,8 +155,6 @@ def extend(arrays: Any, count: int) -> Any:
 @loop
 def _append(text: Text, index: int) -> None:
     states = text.states
-    transitions = text.transitions
-    slots = text.slots
     counts = text.counts[0]
     token = text.tokens[index]
     new = counts.states
@@ -157,34 +162,36 @@ def _append(text: Text, index: int) -> None:
     states[new].length = states[new].end = states[new].first = index + 1
     state = counts.whole
     transition = np.int64(NONE)
+
     while state >= 0:
-        transition = _find_transition(transitions, slots, state, token)
+        transition = _find_transition(text.transitions, text.slots, state, token)
         if transition >= 0:
             break
         _connect(text, state, token, new)
         state = np.int64(states[state].link)
+
     match = np.int64(0)
     if state >= 0:
-        match = np.int64(transitions[transition].target)
+        match = np.int64(text.transitions[transition].target)
         if states[match].length > states[state].length + 1:
             match = _split(text, match, state, token)
+
     states[new].link = match
     counts.whole = new
     counts.match = states[match].length
     counts.match_end = states[match].end
-    states[match].end = (
-        index + 1
-    )  # later matches continue this occurrence; the match's own suffixes keep theirs
+    # later matches continue this occurrence; the match's own suffixes keep theirs
+    states[match].end = index + 1
 
 
 @loop
 def _split(text: Text, long: int, state: Any, token: int) -> Any:
-    """Split off the substrings of `long` that end here, too: those up to `state` + token. Return
-    their state.
+    """Split off the substrings of `long` that end here, too: those up to `state` + token.
+
+    Return their state.
     """
     states = text.states
     transitions = text.transitions
-    slots = text.slots
     counts = text.counts[0]
     short = counts.states
     counts.states = short + 1
@@ -194,16 +201,19 @@ def _split(text: Text, long: int, state: Any, token: int) -> Any:
     states[short].link = states[long].link
     states[long].link = short
     entry = states[long].transitions
+
     while entry:
         copied = transitions[entry - 1]
         _connect(text, short, copied.token, copied.target)
         entry = copied.next
+
     while state >= 0:
-        transition = _find_transition(transitions, slots, state, token)
+        transition = _find_transition(transitions, text.slots, state, token)
         if transition < 0 or transitions[transition].target != long:
             break
         transitions[transition].target = short
         state = np.int64(states[state].link)
+
     return short
 
 
@@ -251,17 +261,17 @@ def rehash(arrays: Any) -> None:
 
 @loop
 def transfer(text: Text, state: Any, length: Any, token: int) -> Any:
-    """Return the state and length of the longest match after one more token (2411.10666, algorithm
-    1).
+    """Return the state and length of the longest match after one more token.
+
+    This is algorithm 1 of 2411.10666.
     """
-    states = text.states
     transitions = text.transitions
-    slots = text.slots
-    transition = _find_transition(transitions, slots, state, token)
+    transition = _find_transition(transitions, text.slots, state, token)
     while state and transition < 0:
-        state = np.int64(states[state].link)
-        length = np.int64(states[state].length)
-        transition = _find_transition(transitions, slots, state, token)
+        state = np.int64(text.states[state].link)
+        length = np.int64(text.states[state].length)
+        transition = _find_transition(transitions, text.slots, state, token)
+
     if transition < 0:
         return np.int64(0), np.int64(0)
     return np.int64(transitions[transition].target), length + 1
@@ -269,8 +279,9 @@ def transfer(text: Text, state: Any, length: Any, token: int) -> Any:
 
 @loop
 def following(text: Text, state: int, length: int) -> Any:
-    """Return the token that followed a match before, and the length of the match that it followed;
-    else NONE and 0.
+    """Return the token that followed a match before, and the match's length.
+
+    Without one, return NONE and 0.
 
     A match that occurred only at the text's end has no follower: then the text's own match is used.
     """

@@ -1,5 +1,6 @@
-"""A trie that counts suffixes: SuffixDecoding (arXiv 2411.04975) drafts what most often followed a
-string of tokens.
+"""A trie that counts suffixes, for SuffixDecoding (arXiv 2411.04975).
+
+It drafts what most often followed a string of tokens.
 
 Ties are ordered as in its public code, as drafts depend on the order: siblings by the rules of
 `_rise` and `remove`, a
@@ -19,8 +20,9 @@ ONE = np.float32(1)
 
 
 class Limits(NamedTuple):
-    """Limits of a draft: at most `nodes` tokens, and at most factor * m + offset after a match of m
-    tokens.
+    """Limits of a draft.
+
+    At most `nodes` tokens, and at most factor * m + offset after a match of m tokens.
     """
 
     nodes: int
@@ -31,8 +33,9 @@ class Limits(NamedTuple):
 
 
 class Drafted(NamedTuple):
-    """Tokens in the order in which they were drafted, each one's parent (-1: the root) and
-    estimated probability.
+    """Tokens in the order in which they were drafted.
+
+    Each has a parent (-1: the root) and an estimated probability.
     """
 
     tokens: list[int]
@@ -46,8 +49,9 @@ MANY = 8
 
 
 class Node:
-    """A string of tokens. Strings between it and its parent occur as often as it does, so they need
-    no nodes.
+    """A string of tokens.
+
+    Strings between it and its parent occur as often as it does, so they need no nodes.
 
     A string that occurs once is part of a leaf's string, which has the trie's full depth and grows
     with its text.
@@ -110,15 +114,17 @@ class Node:
         return self.ordered.index(child, _first(self.ordered, child.count))
 
     def start(self, above: int) -> int:
-        """The index in the text of the first token after the parent's string, which has `above`
-        tokens.
+        """The index in the text of the first token after the parent's string.
+
+        The parent's string has `above` tokens.
         """
         return self.end - self.depth + above
 
     @property
     def known(self) -> int:
-        """The index in the text where the known part of the string ends: a leaf's string may still
-        grow.
+        """The index in the text where the known part of the string ends.
+
+        A leaf's string may still grow.
         """
         return min(self.end, len(self.text))
 
@@ -127,8 +133,9 @@ NONE: list[Node] = []  # the children of all leaves
 
 
 class GrowingText:
-    """A text of a trie. `suffixes` has, for each of the last D tokens, the node of the text from
-    that token on.
+    """A text of a trie.
+
+    `suffixes` has, for each of the last D tokens, the node of the text from that token on.
     """
 
     def __init__(self) -> None:
@@ -137,8 +144,9 @@ class GrowingText:
 
 
 class SuffixTrie:
-    """Counts how often each string of at most `depth` tokens occurs in some texts, which may grow
-    in turns.
+    """Counts how often each string of at most `depth` tokens occurs in some texts.
+
+    The texts may grow in turns.
     """
 
     def __init__(self, depth: int) -> None:
@@ -177,6 +185,7 @@ class SuffixTrie:
             child.text = text
             child.end = end
             self._rise(node, child)
+
         self._join(node)
         return child
 
@@ -219,18 +228,19 @@ class SuffixTrie:
                     break
                 del node.ordered[node.index_of(child)]
                 child.count -= 1
-                node.ordered.insert(
-                    _first(node.ordered, child.count), child
-                )  # the first of its new equals
+                # the first of its new equals
+                node.ordered.insert(_first(node.ordered, child.count), child)
                 if child.text is text.tokens:  # other occurrences need the string
                     child.text = child.text[child.end - child.depth : child.end]
                     child.end = child.depth
                 node = child
+
             self._join(node)
 
     def orders(self) -> list[int]:
-        """List the tokens of all siblings, node by node from the root: the order of ties depends on
-        removed texts.
+        """List the tokens of all siblings, node by node from the root.
+
+        The order of ties depends on removed texts.
         """
         tokens = list[int]()
         waiting = [self.root]
@@ -242,8 +252,9 @@ class SuffixTrie:
         return tokens
 
     def reorder(self, orders: list[int]) -> bool:
-        """Put siblings of equal counts into saved orders; return False if the orders do not fit
-        this trie.
+        """Put siblings of equal counts into saved orders.
+
+        Return False if the orders do not fit this trie.
         """
         tokens = iter(orders)
         waiting = [self.root]
@@ -252,40 +263,41 @@ class SuffixTrie:
             if len(node.ordered) > 1:
                 ordered = [node.child(token) for token in islice(tokens, len(node.ordered))]
                 children = [child for child in ordered if child is not None]
-                if {*children} != {*node.ordered} or [c.count for c in children] != [
-                    c.count for c in node.ordered
-                ]:
+                counts = [child.count for child in node.ordered]
+                if {*children} != {*node.ordered} or [c.count for c in children] != counts:
                     return False
                 node.ordered = children
             waiting += node.ordered
+
         return next(tokens, None) is None
 
     def draft(self, context: list[int], limits: Limits) -> Drafted:
-        """Return the draft with the greatest score over all lengths of match that are shorter than
-        the context.
+        """Return the draft with the greatest score over all lengths of match.
+
+        A match is shorter than the context.
 
         Ties go to the longest match.
         """
         best = Drafted([], [], [], np.float32(0))
         best_match = 0
-        for bound, match, limit, node, at in sorted(
-            self._matches(context, limits), key=lambda m: m[:2], reverse=True
-        ):
+        draft = _tree if limits.branches else _chain
+        matches = sorted(self._matches(context, limits), key=lambda m: m[:2], reverse=True)
+        for bound, match, limit, node, at in matches:
             if (bound, match) < (float(best.score), best_match):
                 break
-            drafted = (_tree if limits.branches else _chain)(
-                node, at, self.depth - match, limit, limits.min_prob
-            )
+            drafted = draft(node, at, self.depth - match, limit, limits.min_prob)
             if drafted.score > best.score or (drafted.score == best.score and match > best_match):
                 best = drafted
                 best_match = match
+
         return best
 
     def _matches(
         self, context: list[int], limits: Limits
     ) -> Iterator[tuple[float, int, int, Node, int]]:
-        """Yield the matches: suffixes of the context that occur in the trie and are continued
-        there, shortest first.
+        """Yield the matches, shortest first.
+
+        A match is a suffix of the context that occurs in the trie and is continued there.
 
         Each has a bound of its score, its length, a limit of tokens, its node, and the next token's
         index in the text.
@@ -308,15 +320,11 @@ class SuffixTrie:
                     at = child.start(node.depth) + 1
                     known = child.known
                     node = child
+
             if at == known and not node.ordered:
                 return  # the texts end here, and so they do after longer matches
-            limit = max(
-                min(
-                    limits.nodes,
-                    int(float(limits.factor * np.float32(match) + limits.offset) + 1e-6),
-                ),
-                0,
-            )
+            by_match = int(float(limits.factor * np.float32(match) + limits.offset) + 1e-6)
+            limit = max(min(limits.nodes, by_match), 0)
             # the probabilities of one depth add up to 1, except for rounding
             yield min(limit, 1.0001 * (self.depth - match)), match, limit, node, at
 
@@ -332,6 +340,7 @@ def _chain(node: Node, at: int, left: int, limit: int, min_prob: np.float32) -> 
     probs = list[np.float32]()
     prob = ONE
     score = np.float32(0)
+
     for _ in range(min(limit, left)):
         if at == node.known:
             if not node.ordered:
@@ -341,11 +350,14 @@ def _chain(node: Node, at: int, left: int, limit: int, min_prob: np.float32) -> 
                 prob = prob * (np.float32(child.count) / np.float32(node.count))
                 if prob < min_prob:
                     break
-            node, at = child, child.start(node.depth)
+            at = child.start(node.depth)
+            node = child
+
         tokens.append(node.text[at])
         at += 1
         probs.append(prob)
         score = score + prob
+
     return Drafted(tokens, list(range(-1, len(tokens) - 1)), probs, score)
 
 
@@ -361,6 +373,7 @@ def _tree(node: Node, at: int, left: int, limit: int, min_prob: np.float32) -> D
     score = np.float32(0)
     queue: list[tuple[Any, ...]] = []
     _push(queue, (ONE, node, at, left, -1, False))
+
     while len(tokens) < limit and queue:
         prob, node, at, left, parent, due = _pop(queue)
         if not due:
@@ -370,7 +383,9 @@ def _tree(node: Node, at: int, left: int, limit: int, min_prob: np.float32) -> D
             if at < node.known:
                 at += 1
             elif len(node.ordered) == 1 and node.ordered[0].count == node.count:
-                node, at = node.ordered[0], node.ordered[0].start(node.depth) + 1
+                child = node.ordered[0]
+                at = child.start(node.depth) + 1
+                node = child
             else:
                 for child in node.ordered:
                     part = prob * np.float32(child.count) / np.float32(node.count)
@@ -378,29 +393,39 @@ def _tree(node: Node, at: int, left: int, limit: int, min_prob: np.float32) -> D
                         break
                     _push(queue, (part, child, child.start(node.depth) + 1, left, parent, True))
                 continue
+
         tokens.append(node.text[at - 1])
         parents.append(parent)
         probs.append(prob)
         score = score + prob
         _push(queue, (prob, node, at, left, len(tokens) - 1, False))
+
     return Drafted(tokens, parents, probs, score)
 
 
 def _push(queue: list[tuple[Any, ...]], item: tuple[Any, ...], hole: int = -1) -> None:
-    """Put an item at the end, or into this hole, and move it up while its parent has a smaller
-    probability.
+    """Put an item at the end, or into this hole, and move it up.
+
+    It moves while its parent has a smaller probability.
     """
     if hole < 0:
         hole = len(queue)
         queue.append(item)
-    while hole and queue[above := (hole - 1) // 2][0] < item[0]:
-        queue[hole], hole = queue[above], above
+
+    while hole:
+        above = (hole - 1) // 2
+        if not queue[above][0] < item[0]:
+            break
+        queue[hole] = queue[above]
+        hole = above
+
     queue[hole] = item
 
 
 def _pop(queue: list[tuple[Any, ...]]) -> tuple[Any, ...]:
-    """Take the first item. Its hole sinks to the bottom; there the last item goes in and moves
-    up.
+    """Take the first item.
+
+    Its hole sinks to the bottom; there the last item goes in and moves up.
     """
     first = queue[0]
     last = queue.pop()
@@ -408,7 +433,9 @@ def _pop(queue: list[tuple[Any, ...]]) -> tuple[Any, ...]:
     while (child := 2 * hole + 2) <= len(queue):
         if child == len(queue) or queue[child][0] < queue[child - 1][0]:
             child -= 1  # the right one, if equal
-        queue[hole], hole = queue[child], child
+        queue[hole] = queue[child]
+        hole = child
+
     if queue:
         _push(queue, last, hole)
     return first
