@@ -57,7 +57,10 @@ def products(graph):
     )
 
 
-@pytest.mark.parametrize("kind", ["llama", "llama-grouped", "qwen3", "gpt2", "gpt-neox", "phi3"])
+OTHERS = [pytest.param(kind, marks=pytest.mark.slow) for kind in ("qwen3", "gpt2", "phi3")]
+
+
+@pytest.mark.parametrize("kind", ["llama", "llama-grouped", "gpt-neox", *OTHERS])
 def test_two_compilations_serve_all_layers_and_sizes(kind, compiled):
     """One for one row and one for any other number, of a layer and of the last norm; fused products are one product."""
     target = Target(toy_model(kind), linear="fused")
