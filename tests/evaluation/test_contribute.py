@@ -289,6 +289,7 @@ def test_broken_records_and_wrong_folders_are_named(results, reference, call):
         assert len(outcome.err.splitlines()) == 1
 
 
+@pytest.mark.slow
 def test_what_ships_is_read_small_and_as_its_readme_says():
     text = contribute.overview(contribute.REFERENCE)  # reads all of it
     assert (ROOT / "results/README.md").read_text() == text, "run: python -m evaluation.contribute"

@@ -22,6 +22,7 @@ from tools import document_results
 from tools.document_results import BLOCK, FIGURES, ROOT, Shipped, expanded, rendered
 
 
+@pytest.mark.slow
 def test_the_documents_say_what_the_records_say(monkeypatch):
     assert {path.name for path in (ROOT / "docs/figures").iterdir()} == {*FIGURES, "answer.svg"}
     monkeypatch.setattr("sys.argv", ["prog", "--check"])

@@ -51,6 +51,7 @@ def names(runs):
     return {draw.__name__ for draw in figures.FIGURES if draw(data) is not None}
 
 
+@pytest.mark.slow
 def test_a_notebooks_backend_stops_no_command(tmp_path):
     """Its kernel exports one to its shells, whose environment may lack it: matplotlib's import raised ValueError."""
     backend = {"MPLBACKEND": "module://matplotlib_inline.backend_inline"}
@@ -352,6 +353,7 @@ ODD = "_a_$A_$B $C \\frac{% ^&#~\nnext 日🙂\x00\x1b[31m\x9b\u202e\ufffe\ud800
 DRAWN = "_a_$A_$B $C \\frac{% ^&#~ next \\u65e5\\ud83d\\ude42\\u0000\\u001b[31m\\u009b\\u202e\\ufffe\\ud800"
 
 
+@pytest.mark.slow
 def test_any_name_can_be_drawn_in_every_figure(tmp_path, recwarn, monkeypatch):
     """A note with two $ ended in a traceback; a control character made a file that is no SVG."""
     sets = {

@@ -77,7 +77,8 @@ def attempts(monkeypatch):
     return since
 
 
-@pytest.mark.parametrize("kind", ["llama", pytest.param("windows", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", CONFIGS)
 def test_compiling_is_in_no_answers_time_and_texts_are_generates(kind, compiling, attempts):
     """A layer with a window compiles again where the window is full: in the middle of an answer."""
     torch._dynamo.reset()

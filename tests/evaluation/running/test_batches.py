@@ -88,6 +88,7 @@ def test_texts_are_those_of_batch_1_and_shares_are_of_the_whole(evaluate, tmp_pa
     assert len(read_runs(tmp_path / "results/u")) == 3, "other batches"
 
 
+@pytest.mark.slow
 def test_generate_with_a_static_cache_is_a_row_next_to_hf_with_the_same_text(
     evaluate, tmp_path, monkeypatch
 ):

@@ -185,6 +185,7 @@ def test_no_room_for_the_cache_is_told_and_the_next_group_goes_on(evaluate, tmp_
     assert [json.loads(path.read_text())["config"]["repeat"] for path in finished] == [1, 1]
 
 
+@pytest.mark.slow
 def test_no_run_keeps_a_model_while_the_next_one_is_loaded(evaluate, monkeypatch):
     """Two models need not fit into memory, neither while jobs are checked nor later."""
     load, loaded = models._load, []

@@ -20,7 +20,9 @@ from tests.model.sessions import comparable
 WITH_FILES = ("medusa", "hydra", "eagle", "eagle2", "eagle3", "samd", "sps", "rest")
 
 
-@pytest.mark.parametrize("kind", ["llama-grouped", "gpt2", "gpt-neox"])
+@pytest.mark.parametrize(
+    "kind", [pytest.param("llama-grouped", marks=pytest.mark.slow), "gpt2", "gpt-neox"]
+)
 def test_each_method_takes_the_steps_that_it_takes_alone(kind, tmp_path):
     model, rng = toy_model(kind), random.Random(3)
     target = Target(model)

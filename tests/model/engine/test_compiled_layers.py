@@ -57,10 +57,13 @@ def products(graph):
     )
 
 
-OTHERS = [pytest.param(kind, marks=pytest.mark.slow) for kind in ("qwen3", "gpt2", "phi3")]
+OTHERS = [
+    pytest.param(kind, marks=pytest.mark.slow)
+    for kind in ("llama", "gpt-neox", "qwen3", "gpt2", "phi3")
+]
 
 
-@pytest.mark.parametrize("kind", ["llama", "llama-grouped", "gpt-neox", *OTHERS])
+@pytest.mark.parametrize("kind", ["llama-grouped", *OTHERS])
 def test_two_compilations_serve_all_layers_and_sizes(kind, compiled):
     """One for one row and one for any other number, of a layer and of the last norm; fused products are one product."""
     target = Target(toy_model(kind), linear="fused")
@@ -123,6 +126,7 @@ def test_captured_steps_call_them_and_nobody_else_does(compiled, monkeypatch):
     assert compiled.calls and type(copy.deepcopy(target.kernels)).__name__ == "nullcontext"
 
 
+@pytest.mark.slow
 def test_what_the_compiler_says_of_our_functions_reaches_no_user(monkeypatch):
     """On a GPU seven lines "Online softmax is disabled on the fly" came before the first answer."""
     torch._dynamo.reset()
