@@ -252,10 +252,9 @@ def _try_kernels(target: Target, steps: _Trial) -> str:
     said = ""
     if target.device.type == "cuda":
         print(COMPILING, file=sys.stderr, flush=True)
-    attends = [True, False] if target.can_attend_by_table else [False]
-    for by_table, compiles in [(by_table, True) for by_table in attends] + [(True, False)] * (
-        len(attends) > 1
-    ):
+    for by_table, compiles in ((True, True), (False, True), (True, False)):
+        if by_table and not target.can_attend_by_table:
+            continue
         names = [TREE_KERNEL] * by_table + [COMPILED] * compiles
         why = _failure(target, partial(_with_kernels, target, steps, by_table, compiles))
         if not why and steps.seconds >= plain_s:
@@ -280,9 +279,8 @@ def _failure(target: Target, difference: Callable[[], str]) -> str:
     """Return what is wrong with graphs, or "".
 
     Every exception counts: kernels, compilers and drivers may raise any kind, and eager steps
-    remain possible. After an
-    illegal access or, before torch 2.12, an interrupted capture, torch's next call fails, too. This
-    function makes that call, and raises UserError then.
+    remain possible. After an illegal access or, before torch 2.12, an interrupted capture, torch's
+    next call fails, too. This function makes that call, and raises UserError then.
     """
     try:
         why = difference()

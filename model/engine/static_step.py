@@ -148,9 +148,8 @@ class StaticForward:
     sequences.
 
     All inputs are in one buffer that is never reallocated: each row's token, position and column,
-    and the table of a
-    `Sight`. Unused rows are the last sequence's, see no other row and are seen by none; its stretch
-    has room for them.
+    and the table of a `Sight`. Unused rows are the last sequence's, see no other row and are seen
+    by none; its stretch has room for them.
 
     Args:
         shape: n, and the maximum number of sequences.
@@ -241,7 +240,6 @@ class StaticForward:
         """Return the outputs of the first n rows; choices and candidates on the host after one
         transfer, if asked.
         """
-        logits, hidden = (None if part is None else part[:n] for part in (self.logits, self.hidden))
         choices = self.choices
         candidates, log_probs = self._candidates
         if choices is not None and on_host:
@@ -252,12 +250,8 @@ class StaticForward:
             choices = choices[:, 0]
             candidates = candidates if k else None
             log_probs = log_probs.view(torch.double).float() if self._needs.log_probs else None
-        candidates, log_probs = (
-            None if part is None else part[:n] for part in (candidates, log_probs)
-        )
-        return Forwarded(
-            None if choices is None else choices[:n], logits, hidden, (candidates, log_probs)
-        )
+        every = Forwarded(choices, self.logits, self.hidden, (candidates, log_probs))
+        return every.rows(slice(n))
 
     def state(self) -> dict[str, torch.Tensor]:
         """Return the tensors that a run writes and that outlive it."""
