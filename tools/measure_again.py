@@ -3,8 +3,7 @@ replace their records.
 
 Each runs from its recorded command into results/again; interrupted runs there are resumed. Without
 NAMES: all untimed experiments, as their accepted lengths are the same on any machine. Afterwards,
-python -m tools.document_results writes
-the documents.
+python -m tools.document_results writes the documents.
 """
 
 import argparse

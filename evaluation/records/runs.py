@@ -159,8 +159,7 @@ class Run:
         """A row for each question, by id and hash.
 
         Columns: subtask; tokens and steps of MAT; all new tokens, seconds, and speed (tokens/s);
-        seconds and number of
-        the steps after each turn's first.
+        seconds and number of the steps after each turn's first.
         """
         names = [
             "subtask",

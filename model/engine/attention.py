@@ -37,10 +37,9 @@ class TreeAttention:
     """A transformers attention implementation that takes a `Sight` as its mask, too.
 
     With any other mask it is sdpa, but for one thing: on a CPU, keys and values that heads share
-    are not copied. With a
-    mask, transformers' sdpa repeats them for every head, as CUDA's kernels need it. torch's CPU
-    kernel does not, and its results are bit-identical: a forward over a draft takes 0.95 of the
-    time (SmolLM2-135M, 9 heads on 3, 8 to 80 nodes after 200 and 600 tokens).
+    are not copied. With a mask, transformers' sdpa repeats them for every head, as CUDA's kernels
+    need it. torch's CPU kernel does not, and its results are bit-identical: a forward over a draft
+    takes 0.95 of the time (SmolLM2-135M, 9 heads on 3, 8 to 80 nodes after 200 and 600 tokens).
     """
 
     def __init__(self) -> None:

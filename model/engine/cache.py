@@ -1,10 +1,9 @@
 """Preallocated KV cache that commits an accepted path in place.
 
 Stock transformers caches cannot do this: DynamicCache reallocates by concatenation at every step,
-StaticCache keeps its
-own counter and attends over its whole capacity. Here a forward writes its n draft nodes after the
-committed tokens and attends over the used part alone; `commit` moves the accepted nodes together;
-the rest is overwritten by the next step.
+StaticCache keeps its own counter and attends over its whole capacity. Here a forward writes its n
+draft nodes after the committed tokens and attends over the used part alone; `commit` moves the
+accepted nodes together; the rest is overwritten by the next step.
 """
 
 from __future__ import annotations
@@ -83,9 +82,8 @@ class TreeCacheLayer(CacheLayerMixin):
         use.
 
         Infinite states and NaNs are written as zeros, in every type, as no mask silences them (0 x
-        NaN is NaN): a
-        drafted token's would reach its siblings, a batch's other sequences and, in static steps,
-        all later tokens.
+        NaN is NaN): a drafted token's would reach its siblings, a batch's other sequences and, in
+        static steps, all later tokens.
         The zeros are negative: see `TreeCache.sound`.
         """
         assert self.keys is not None and self.values is not None
@@ -151,9 +149,8 @@ class TreeCache(Cache):
     prompt.
 
     A recurrent or convolutional state cannot take back tokens: it is copied before a draft is
-    forwarded. If a part of
-    the draft is rejected the copy is restored, and the accepted tokens, `pending`, are forwarded
-    again before the next draft, in one forward with it.
+    forwarded. If a part of the draft is rejected the copy is restored, and the accepted tokens,
+    `pending`, are forwarded again before the next draft, in one forward with it.
 
     Args:
         shapes: one entry a layer; None for a layer without keys and values of its own.

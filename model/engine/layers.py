@@ -175,8 +175,7 @@ def form_of(model: Any) -> tuple[Any, ...]:
     form.
 
     Of a module: its class and what runs it, an instance's own forward included. Of a weight or
-    buffer: shape, type,
-    device and, on CUDA, the address, which graphs contain.
+    buffer: shape, type, device and, on CUDA, the address, which graphs contain.
     """
     attention = model.config.get_text_config()._attn_implementation
     # set for a moment by a model of the same config

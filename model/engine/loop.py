@@ -168,9 +168,8 @@ def decode(
     target's next token, the next root.
 
     Other sequences may be decoded between two steps, on the same target and drafter, too, and by
-    other threads: the
-    model's lock is held per step. Times include the consumer's work between steps, and waits for
-    the lock.
+    other threads: the model's lock is held per step. Times include the consumer's work between
+    steps, and waits for the lock.
 
     Args:
         session: always closed once iteration has started.
@@ -312,8 +311,7 @@ def first_forward(sequence: Sequence, choice: Choice, out: Generation) -> Verifi
     the first step.
 
     If the size of drafts is tuned while decoding, the chain is the root alone: this forward gives a
-    token even where
-    drafts do not pay.
+    token even where drafts do not pay.
     """
     target = sequence.target
     session = sequence.session

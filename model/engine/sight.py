@@ -1,9 +1,8 @@
 """Who sees whom in a forward over a cache.
 
 Each sequence has a stretch of the cache of its own: its committed columns, then a column for each
-of its rows. A row
-sees its sequence's committed columns, itself and its ancestors. `Sight` says so in one table on the
-device; `additive` makes the masks that all other attention takes.
+of its rows. A row sees its sequence's committed columns, itself and its ancestors. `Sight` says so
+in one table on the device; `additive` makes the masks that all other attention takes.
 """
 
 from __future__ import annotations

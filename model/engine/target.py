@@ -63,8 +63,7 @@ class Target:
     draft.
 
     Sequences borrow caches: successive ones share one, simultaneous ones have one each. Threads
-    that share the model,
-    by this target or another one, hold its `turns` for each step.
+    that share the model, by this target or another one, hold its `turns` for each step.
 
     Args:
         model: a causal LM, by itself or inside torch.compile's or peft's wrapper.

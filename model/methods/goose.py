@@ -3,9 +3,9 @@
 Both are one tree that grows with confidence.
 
 Jin, Nguyen, Inoue: arXiv 2604.02047 (COLM 2026). The rules are those of the public code at its
-default settings,
-github.com/2kinto/GOOSE_Speculative_Decoding at c5c8bb3: accepted lengths, routes and nodes of
-recorded turns are equal. The prefill, which commits one token there, is the first step here.
+default settings, github.com/2kinto/GOOSE_Speculative_Decoding at c5c8bb3: accepted lengths, routes
+and nodes of recorded turns are equal. The prefill, which commits one token there, is the first step
+here.
 `nodes=N` and `start=hot` are this project's.
 """
 

@@ -3,11 +3,10 @@
 Each comes with the text that followed it before.
 
 Liu, Lv, Li, Gao, Sun, Sun: arXiv 2507.01449 (Findings of ACL 2026). The rules are those of the
-public code at its
-default settings, github.com/smart-lty/LogitSpec at 659bba9: accepted lengths of recorded turns are
-equal, shifted by a token. A step there commits its root and the accepted drafts, here the accepted
-drafts and the next root, so an answer that ends by EOS has one step less. `nodes=N` (a draft is cut
-at N) and `start=hot` are this project's.
+public code at its default settings, github.com/smart-lty/LogitSpec at 659bba9: accepted lengths of
+recorded turns are equal, shifted by a token. A step there commits its root and the accepted drafts,
+here the accepted drafts and the next root, so an answer that ends by EOS has one step less.
+`nodes=N` (a draft is cut at N) and `start=hot` are this project's.
 """
 
 from __future__ import annotations
@@ -36,8 +35,8 @@ class LogitSpec(Drafter):
     Each candidate has a short continuation.
 
     Paths are not merged: a token may be drafted twice below the root. In a cold start, as
-    published, nothing is kept
-    between prompts. Keeping the newest text, to copy from, is a variant of this project.
+    published, nothing is kept between prompts. Keeping the newest text, to copy from, is a variant
+    of this project.
 
     Rank paths in step records: the rank below the root is the path's index in the draft, all others
     are 0.

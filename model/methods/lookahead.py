@@ -3,9 +3,8 @@
 An n-gram is drafted when its key is the root.
 
 Source: arXiv 2402.02057, sections 3.1 to 3.3; details (how the window fills, that it moves by one
-column a step) as in
-the authors' implementation, github.com/hao-ai-lab/LookaheadDecoding, which the public leaderboard
-runs.
+column a step) as in the authors' implementation, github.com/hao-ai-lab/LookaheadDecoding, which the
+public leaderboard runs.
 
 The lookahead branch is a tree. Write (l, i) for the token of level l in column i of the window; (0,
 0) is the root. In the paper's mask (l, i) sees the root, the level-0 tokens up to column i, and its

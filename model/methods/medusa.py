@@ -3,8 +3,8 @@
 They draft the tokens after the next.
 
 Source: github.com/FasterDecoding/Medusa for the layout of its checkpoints and its tree.
-Verification is the engine's,
-greedy; the paper's typical acceptance, which changes the output, is not offered.
+Verification is the engine's, greedy; the paper's typical acceptance, which changes the output, is
+not offered.
 """
 
 from __future__ import annotations

@@ -1,11 +1,10 @@
 """Cacheback: drafts what recently followed the last tokens, from tables of n-grams alone.
 
 Source: arXiv 2511.21699. A leader (the last few tokens) has followers (the few tokens after it),
-both kept in order of
-last use and bounded. A draft is a tree: the followers of the root's leader, then the followers of
-the leader at each one's end, and so on. The table learns from prompt and output; the paper's second
-table, frozen from a corpus, is left out. Lengths and capacities are this project's reading of the
-paper.
+both kept in order of last use and bounded. A draft is a tree: the followers of the root's leader,
+then the followers of the leader at each one's end, and so on. The table learns from prompt and
+output; the paper's second table, frozen from a corpus, is left out. Lengths and capacities are this
+project's reading of the paper.
 
 The tree is one of a few fixed ones, chosen by the root's number of followers, so that no step
 builds a tree. Each follower is a chain of nodes; followers that begin alike are not merged. A slot

@@ -30,8 +30,7 @@ class Racer(Drafter):
     Fills the budget from the matrix of candidates.
 
     Everything is kept between prompts, as in the public code: the matrix, the trie of n-grams of
-    prompts and answers,
-    and the node of it where the last answer ended.
+    prompts and answers, and the node of it where the last answer ended.
 
     Rank paths in step records: siblings are ranked as they came into the tree, retrieved ones
     first.

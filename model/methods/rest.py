@@ -110,8 +110,8 @@ def most_frequent(continuations: NDArray[np.int64], nodes: int) -> tuple[list[in
     They are a tree's parents and its tokens below the root.
 
     In lexicographic order the continuations that share a node are neighbours: a node is a run of
-    rows, its frequency
-    the run's length. No node is more frequent than its parent, and ties go to the shallower node:
+    rows, its frequency the run's length. No node is more frequent than its parent, and ties go to
+    the shallower node:
     so the chosen nodes are a tree.
 
     Args:

@@ -38,8 +38,7 @@ class Spine(TokenRecycling):
     and the newest text.
 
     Rank paths in step records: a spine token has rank 0, and the other candidates of a node that
-    the spine goes through
-    have ranks 1, 2, ..., best first. Elsewhere ranks are the matrix's own.
+    the spine goes through have ranks 1, 2, ..., best first. Elsewhere ranks are the matrix's own.
 
     Args:
         nodes: of every draft, the root not counted. auto: the size is tuned while decoding;
@@ -212,9 +211,8 @@ def spine_tree(match: int, nodes: int, k: int, accept_probs: Sequence[float]) ->
     Also return the spine's length.
 
     The prior: after a match of m tokens the copied token is right with probability accept_probs(m);
-    then the match is
-    one longer. Otherwise, the other candidates and all nodes below them follow recycling's power
-    law, `likelihood`.
+    then the match is one longer. Otherwise, the other candidates and all nodes below them follow
+    recycling's power law, `likelihood`.
     """
     listed = best_first(match, nodes, k, accept_probs)
     paths = [path for _, path, _ in listed]

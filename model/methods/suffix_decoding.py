@@ -3,10 +3,9 @@
 Occurrences are counted in this request and in all answers.
 
 Oliaro, Jia, Campos, Qiao: arXiv 2411.04975 (NeurIPS 2025). The rules are those of the public code
-as vLLM drives it,
-github.com/snowflakedb/ArcticInference at 9d46438: drafts, scores and accepted lengths of recorded
-turns are equal, as chains and as trees, cold and hot. The prefill, which commits one token there,
-is the first step here.
+as vLLM drives it, github.com/snowflakedb/ArcticInference at 9d46438: drafts, scores and accepted
+lengths of recorded turns are equal, as chains and as trees, cold and hot. The prefill, which
+commits one token there, is the first step here.
 """
 
 from __future__ import annotations

@@ -58,9 +58,8 @@ def loop(function: Callable[..., Any]) -> Any:
 
     numba's cache names the module it was compiled in, and the package may be imported as
     token_recycling, too: the package's name is part of the file's name, so that neither loads the
-    other's files. No loop allocates memory, so
-    numba's runtime is left out: counting references to arrays took more than half of the loops'
-    time.
+    other's files. No loop allocates memory, so numba's runtime is left out: counting references to
+    arrays took more than half of the loops' time.
     """
     function.__qualname__ = f"{__package__}.{_VERSION:08x}.{function.__qualname__}"
     try:

@@ -1,8 +1,7 @@
 """The tables that dynamic recycling learns.
 
 Rows: the target's top candidates after a token, and after a pair of tokens, when last seen there.
-Weights: the accepted
-share of candidates of each kind.
+Weights: the accepted share of candidates of each kind.
 """
 
 from __future__ import annotations

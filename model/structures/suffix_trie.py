@@ -3,8 +3,8 @@
 It drafts what most often followed a string of tokens.
 
 Ties are ordered as in its public code, as drafts depend on the order: siblings by the rules of
-`_rise` and `remove`, a
-tree's queue as libstdc++'s heap. Probabilities are float32, multiplied in the same order.
+`_rise` and `remove`, a tree's queue as libstdc++'s heap. Probabilities are float32, multiplied in
+the same order.
 """
 
 from __future__ import annotations
