@@ -12,8 +12,6 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from model.errors import visible
-
 from ..records.identity import NO_SPECULATION
 
 # Keys of a choice or message that are its text, its ids or no part of the answer, as OpenAI, vLLM,
@@ -221,7 +219,7 @@ class LlamaCpp(Engine):
             reply.accepted = event["timings"].get("draft_n_accepted", 0)
             types = event["generation_settings"].get("speculative.types", NO_SPECULATION)
             drafting = [name for name in str(types).split(",") if name != NO_SPECULATION]
-            reply.speculation = visible(",".join(drafting)) or NO_SPECULATION
+            reply.speculation = ",".join(drafting) or NO_SPECULATION
 
     def describe(self, card: dict[str, Any], get: Callable[[str], Any]) -> dict[str, Any]:
         props = get("/props") or {}
