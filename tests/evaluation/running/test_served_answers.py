@@ -110,10 +110,10 @@ def test_drafts_without_a_number_of_tokens_give_no_steps(spoken, tmp_path):
 def test_a_part_outside_the_text_takes_time_from_its_first_event_on(served, engine, tmp_path):
     """All of the reasoning had been a part of the prefill."""
     thinks = chunk(reasoning="so")
-    end = [chunk(" the answer", "length"), usage(9)]
+    end = chunk(" the answer", "length")
     engine.owner = "other"
-    engine.frames = lambda body: [thinks, 0.3, thinks, 0.3, *end]
-    assert served(engine, "bench.categories=[qa]", "max_new_tokens=9").code == 0
+    engine.frames = lambda body: [thinks, 0.3, thinks, 0.3, end, usage(body["max_tokens"])]
+    assert served(engine, "bench.categories=[qa]").code == 0
     (choice,) = choices_in(tmp_path)
     assert choice["first_token_time"][0] < 0.3 and choice["decode_time"][0] >= 0.6
     assert len(choice["step_us"][0]) == 3

@@ -1,18 +1,13 @@
-"""method=server: rows, faults and the audit by a server that this test runs; and transformers' own server."""
+"""method=server: rows, faults and the audit by a server that this test runs."""
 
 import json
 import socket
-import subprocess
-import sys
 import time
 
-import httpx2
 import pandas as pd
 import pytest
 
-from evaluation import run
 from evaluation.records.runs import read_runs
-from model.files import ROOT
 from tests.evaluation.conftest import answers_in
 from tests.evaluation.running.fake_engine import NOTHING, ONE, TEXT, choices_in, served_rows
 
@@ -271,40 +266,3 @@ def test_a_key_is_sent_and_kept_nowhere(served, engine, tmp_path, monkeypatch, g
     assert (outcome.code == 0) is (not line) and line in outcome.err
     assert given.strip() not in outcome.out + outcome.err, "a server may repeat it"
     assert b"secret" not in written(tmp_path)
-
-
-@pytest.fixture(scope="module")
-def transformers_serve():
-    """The address of `transformers serve` with the embedded model; it cannot stream the toy's text."""
-    pytest.importorskip("openai", reason="tests/requirements.txt")
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = str(free.getsockname()[1])
-    entry = "from transformers.cli.transformers import main; main()"
-    words = ["serve", str(ROOT / "data/embedded"), "--port", port, "--device", "cpu"]
-    command = [sys.executable, "-c", entry, *words, "--dtype", "float32"]
-    with subprocess.Popen(command, stderr=subprocess.DEVNULL) as process:
-        for _ in range(240):
-            try:
-                if httpx2.get(f"http://127.0.0.1:{port}/health").status_code == 200:
-                    break
-            except httpx2.HTTPError:
-                time.sleep(0.25)
-        yield f"http://127.0.0.1:{port}"
-        process.terminate()
-
-
-@pytest.mark.slow
-def test_transformers_serve(call, transformers_serve, tmp_path):
-    """It takes texts and gives texts: ids are made from these, and nothing is said of steps."""
-    results = f"results_dir={tmp_path / 'results'}"
-    words = ["name=served", results, "bench.per_category=1", "max_new_tokens=48"]
-    assert call(run.main, "method=hf", *words).code == 0
-    outcome = call(run.main, "method=server", f"method.url={transformers_serve}", *words)
-    assert outcome.code == 0, outcome.err
-    table = served_rows(tmp_path)
-    row = table.loc["other (speculation unknown)"]
-    assert pd.isna(row["mat"]) and row["tokens_per_second"] > 0 and row["tokens_wrong"] == 0
-    for column in ("new_tokens", "questions"):
-        assert row[column] == table.loc["hf", column]
-    assert "there is text alone" in outcome.out
