@@ -342,22 +342,20 @@ def verdict(judged: Sequence[Judged], dtype: str) -> list[str]:
     """Say whether the answers are the model's own, and from how many tokens and near ties."""
     ties = list(chain.from_iterable(one.ties for one in judged))
     places = sum(one.places for one in judged)
+    close = sum(one.close for one in judged)
     wrong = sum(len(one.wrong) for one in judged)
     bad = sum(bool(one.wrong) for one in judged)
     empty = sum(not one.places for one in judged)
     remade = sum(one.answer.remade for one in judged)
 
-    close = sum(one.close for one in judged)
     near = f"{len(ties)} near ties at {close} places where two logits are so close"
     near += f", the widest {max(ties):.2g}" if ties else ""
 
     lines = []
-    if wrong:
+    if places:
+        begin = "Not lossless" if wrong else "Lossless"
         of_all = f"{wrong:,} of {places:,} tokens are wrong, in {bad} of {len(judged)} answers"
-        lines.append(f"Not lossless in {dtype}: {of_all}; {near}.")
-    elif places:
-        of_all = f"of {places:,} tokens in {len(judged) - empty} answers none is wrong"
-        lines.append(f"Lossless in {dtype}: {of_all}; {near}.")
+        lines.append(f"{begin} in {dtype}: {of_all}; {near}.")
     if empty:
         lines.append(f"Not audited: {empty} of {len(judged)} answers, which hold no token.")
     if remade:

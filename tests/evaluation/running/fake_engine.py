@@ -176,6 +176,8 @@ class Handler(BaseHTTPRequestHandler):
             if isinstance(part, float):
                 time.sleep(part)
             else:
-                event = part if isinstance(part, bytes) else f"data: {json.dumps(part)}\n\n".encode()
+                event = (
+                    part if isinstance(part, bytes) else f"data: {json.dumps(part)}\n\n".encode()
+                )
                 self.wfile.write(event)
                 self.wfile.flush()

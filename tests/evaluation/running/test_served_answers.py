@@ -107,18 +107,6 @@ def test_drafts_without_a_number_of_tokens_give_no_steps(spoken, tmp_path):
     assert pd.isna(served_rows(tmp_path)["mat"].item())
 
 
-def test_a_part_outside_the_text_takes_time_from_its_first_event_on(served, engine, tmp_path):
-    """All of the reasoning had been a part of the prefill."""
-    thinks = chunk(reasoning="so")
-    end = chunk(" the answer", "length")
-    engine.owner = "other"
-    engine.frames = lambda body: [thinks, 0.3, thinks, 0.3, end, usage(body["max_tokens"])]
-    assert served(engine, "bench.categories=[qa]").code == 0
-    (choice,) = choices_in(tmp_path)
-    assert choice["first_token_time"][0] < 0.3 and choice["decode_time"][0] >= 0.6
-    assert len(choice["step_us"][0]) == 3
-
-
 @pytest.mark.parametrize("batch", [1, 2])
 def test_an_end_that_is_not_shown_took_its_time(served, engine, tmp_path, batch):
     """Its step was counted and its time was not: 7 tokens in the time of 6."""
@@ -162,7 +150,9 @@ def test_answers_of_a_batch_are_those_of_their_questions(served, engine, tmp_pat
 def test_an_end_without_a_reason(served, engine, tmp_path, said, stop, code):
     """EOS or the limit is reached; before that, the stream broke off."""
     engine.owner = "vllm" if "token_ids" in said else "other"
-    engine.frames = lambda body: [chunk(**said)] if "token_ids" in said else [chunk(**said), usage(3)]
+    engine.frames = lambda body: (
+        [chunk(**said)] if "token_ids" in said else [chunk(**said), usage(3)]
+    )
     assert served(engine, "max_new_tokens=3", *ONE).code == 0
     assert choices_in(tmp_path)[0]["stop"] == [stop]
     outcome = served(engine, "max_new_tokens=4", *ONE, name="more")

@@ -167,18 +167,6 @@ def test_a_server_that_is_not_there_or_is_another_one(served, engine, tmp_path):
     assert answers_in(tmp_path / "results"), "nothing is lost"
 
 
-def test_a_turn_without_room_is_recorded_as_that(served, drafting, tmp_path):
-    assert served(drafting, "bench.end=1").code == 0
-    (choice,) = choices_in(tmp_path)
-    room = choice["prompt_tokens"][0] + 30  # the second turn's prompt has the first answer, too
-    assert served(drafting, "bench.end=1", f"model.context={room}", name="short").code == 0
-    (short,) = choices_in(tmp_path, "short")
-    assert short["stop"][1] == "context"
-    assert short["decoding_steps"] == [choice["decoding_steps"][0], 0]
-    mat = short["new_tokens"][0] / short["decoding_steps"][0]
-    assert served_rows(tmp_path, "short")["mat"].tolist() == [pytest.approx(mat)]
-
-
 def test_requests_at_the_same_time(served, drafting, tmp_path):
     """Speeds are of the whole, latencies of each request; single answers' drafts are not known."""
     drafting.fault = lambda stream: [0.2, *stream]
@@ -230,7 +218,7 @@ def test_llama_cpp_is_asked_again_for_ids_that_its_stream_lacks(evaluate, served
     assert served_rows(tmp_path)["mat"].tolist() == [1.0]
 
 
-@pytest.mark.parametrize("missing", [400, 501, 200])
+@pytest.mark.parametrize("missing", [501, 200])
 def test_a_router_of_llama_cpp(served, engine, tmp_path, missing):
     """It wants the model's name for counters, knows the context later, and may have no counters."""
     engine.owner = "llamacpp"
