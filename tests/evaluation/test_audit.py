@@ -166,28 +166,28 @@ def test_a_folders_metadata_fetch_nothing(foreign, call, monkeypatch):
     assert outcome.code == 2 and "does not exist" in outcome.err and not requests
 
 
+def paired(*runs, bases=("vanilla",)):
+    """Each audited label, its baseline's, and where its only turn of each repeat differs."""
+    return [
+        (one.pool.label, one.base.label, [turn.differs_at for turn in one.turns])
+        for one in audits(pools(runs), bases)
+    ]
+
+
 def test_page_and_tables_pair_alike():
     """The page had held every repeat against vanilla's first, and against one of another execution."""
     vanilla = [made("vanilla", [said(1, ids)], repeat=i) for i, ids in enumerate(([1, 2], [1, 3]))]
     other = made("pld", [said(1, [1, 3])], repeat=1)
-    for bases in (("vanilla",), ("vanilla", "hf")):
-        (audited,) = [
-            one for one in audits(pools([*vanilla, other]), bases) if one.pool.label == "pld"
-        ]
-        assert (len(audited.turns), audited.identical) == (1, 1)
+    assert paired(*vanilla, other) == [("pld", "vanilla", [None])]
     elsewhere = made("vanilla", [said(1, [1, 2])])
     elsewhere.metadata["settings"]["execution"] = "graph"
-    assert audits(pools([elsewhere, other])) == []
+    assert paired(elsewhere, other) == []
     hf = made("hf", [said(1, [1, 2, 3])])
-    named = {
-        one.pool.label: one for one in audits(pools([elsewhere, hf, other]), ("vanilla", "hf"))
-    }
-    assert named["pld"].base.label == "hf" and named["pld"].turns[0].differs_at == 1
+    assert ("pld", "hf", [1]) in paired(elsewhere, hf, other, bases=("vanilla", "hf"))
 
     drawn = [made(label, [said(1, [1, 2])]) for label in ("hf", "vanilla", "pld")]
     for run in drawn:
         run.metadata["settings"]["sampling"] = {"temperature": 1.0}
-    assert [one.pool.label for one in audits(pools(drawn))] == ["pld"], "hf draws by other noise"
-    rows = [[asked(1, "qa", [([1], 1.0)], text, output_ids=[[7]])] for text in ("a", "b")]
-    runs = [made(label, row) for label, row in zip(("vanilla", "pld"), rows, strict=True)]
-    assert audits(pools(runs)) == [], "by the question, not by its number"
+    assert paired(*drawn) == [("pld", "vanilla", [None])], "hf draws by other noise"
+    one, two = (asked(1, "qa", [([1], 1.0)], text, output_ids=[[7]]) for text in ("a", "b"))
+    assert paired(made("vanilla", [one]), made("pld", [two])) == [], "by question, not by number"

