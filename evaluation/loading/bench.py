@@ -1,9 +1,8 @@
 """Load benches: fetch a file, select and order its questions, make prompts of them.
 
 SPEED-Bench's rows (NVIDIA, arXiv 2604.09557) are read as published, or as NVIDIA's prepare.py
-writes them. Licences
-keep some prompts out of the published parquet files: these prompts are placeholders until
-prepare.py fetches them.
+writes them. Licences keep some prompts out of the published parquet files: these prompts are
+placeholders until prepare.py fetches them.
 """
 
 from __future__ import annotations

@@ -277,6 +277,11 @@ def test_mistakes_on_the_command_line(call, arguments, words):
     assert outcome.code == 2 and words in outcome.err and outcome.err.count("\n") == 1
 
 
+def test_a_near_tie_is_of_twice_the_noise(audited, rows, monkeypatch):
+    monkeypatch.setattr(audit, "noise", lambda one, other: 0.25)
+    assert "near tie: a gap of at most 0.5, twice" in audited(rows[2:]).out
+
+
 @pytest.mark.parametrize("by_steps", [False, True])
 def test_logits_come_in_parts_and_as_a_plain_forward_gives_them(monkeypatch, by_steps):
     model = toy_model("llama-grouped")
