@@ -74,11 +74,10 @@ class Server:
 
         Raises UserError if it does not have the model.
         """
-        listed = self.get("/v1/models")
-        data = listed.get("data") if isinstance(listed, dict) else ()
-        cards = {str(card["id"]): card for card in data or ()}
-        name = next(iter(cards)) if self.model is None and len(cards) == 1 else self.model
-        if name is None or name not in cards:
+        listed = self.get("/v1/models") or {"data": ()}
+        cards = {str(card["id"]): card for card in listed["data"]}
+        name = self.model or (next(iter(cards)) if len(cards) == 1 else None)
+        if name not in cards:
             names = ", ".join(cards) or "there is none at /v1/models"
             raise UserError(f"{self.where}: method.model={name}: name one of its models ({names})")
         return dict(cards[name])
@@ -89,8 +88,8 @@ class Server:
         Each is None if it does not.
         """
         with self._faults():
-            said = {"engine": self.name, "model": self.model}
-            return said | self.kind.describe(self._card(), self.get)
+            said = self.kind.describe(self._card(), self.get)
+            return {"engine": self.name, "model": self.model, **said}
 
     def get(self, path: str, body: Any = None) -> Any:
         """Return the JSON or text at a path, or of its reply to a body.
