@@ -46,7 +46,7 @@ def test_llama_cpp_streams_no_id_inside_a_character():
     """Recorded from its server: an emoji is three tokens, of which the stream has the last."""
     out = read("llamacpp", recorded("llamacpp_emoji"))
     assert (len(out.ids), out.tokens, out.text) == (8, 24, " 😊🎉" + 6 * "🐍")
-    assert out.stopped_by is None
+    assert out.stopped_by is None and out.steps == 24, "nothing was drafted"
 
 
 def test_vllm_counts_drafts_by_answer_or_for_the_server():
