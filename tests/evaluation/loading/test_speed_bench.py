@@ -104,14 +104,3 @@ def test_fetched_without_a_hash_it_is_printed_and_a_prepared_file_needs_none(
     assert load(prepared(tmp_path / "own.jsonl"), **settings).sha256 != digest
     with pytest.raises(UserError, match="none.jsonl does not exist"):  # not fetched as parquet
         load(tmp_path / "none.jsonl", **settings)
-
-
-def test_a_run_end_to_end(evaluate, tmp_path):
-    path = prepared(tmp_path / "qualitative.jsonl")
-    given = ["bench=speed_bench", f"bench.path={path}", "method=recycling", "name=speed"]
-    assert evaluate(*given).err.count("1 prompts are placeholders") == 1
-    outcome = evaluate(*given, "bench.placeholders=skip")
-    assert outcome.code == 0, outcome.err
-    table = pd.read_csv(tmp_path / "results/speed/tables/main.csv")
-    assert table["category"].tolist() == ["speed_coding", "speed_qa", "overall"]
-    assert set(table["bench"]) == {"speed_bench"}
