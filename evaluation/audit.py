@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import math
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -120,7 +119,7 @@ def measure_gaps(experiment: Experiment, permitted: dict[str, bool]) -> Iterator
 
     Yields:
         `at` (run, question, choice, turn, token), `gap` (first minus second logit, in the run's own
-        type), `picked` (how far the logit of the method's token is below the largest).
+        type).
 
     Raises:
         UserError: a run's model needs a permission, or its files or questions have changed.
@@ -154,7 +153,6 @@ def _gaps(run: Run, turns: list[Turn], loaded: LoadedModel) -> Iterator[dict[str
     rows = {row["question_id"]: row for row in run.answers}
 
     for turn in turns:
-        token = turn.differs_at or 0
         choice = rows[turn.question_id]["choices"][turn.choice]
         *before, ids = choice["output_ids"][: turn.turn + 1]
         # of the ids, as compact records hold no texts
@@ -162,9 +160,8 @@ def _gaps(run: Run, turns: list[Turn], loaded: LoadedModel) -> Iterator[dict[str
         asked = questions[turn.question_id].turns[: turn.turn + 1]
         prompt = prompt_ids(loaded.template, loaded.tokenizer, asked, answers)
 
-        forced = force(loaded.target, prompt, ids[: token + 1])
-        picked = forced.gaps[token] if token < len(ids) else math.nan
-        yield {"at": list(turn.key), "gap": forced.margins[token], "picked": picked}
+        forced = force(loaded.target, prompt, ids[: turn.differs_at])
+        yield {"at": list(turn.key), "gap": forced.margins[-1]}
 
 
 def _questions(run: Run) -> dict[int | str, Question]:
@@ -273,7 +270,6 @@ def audit_served(folder: Path, permitted: dict[str, bool]) -> None:
 
         counts = zip(*(one.counts for one in judged), strict=True)
         audit: dict[str, Any] = dict(zip(AUDITED, map(sum, counts), strict=True))
-        audit["words"] = {one.answer.name: one.words for one in judged if one.words}
         audit["made_in"] = made_in
         write_json(run.folder / "summary.json", run.summary | {"audit": audit})
 

@@ -136,7 +136,6 @@ def test_the_gap_is_the_targets_own(foreign, call, checkpoint, bench_file):
         logits = model(torch.tensor([prompt + second[:3]])).logits[0, -1]
     best = logits.topk(2).values.tolist()
     assert entry["gap"] == pytest.approx(best[0] - best[1], abs=1e-4)
-    assert entry["picked"] == pytest.approx(best[0] - float(logits[second[3]]), abs=1e-4)
     assert f"at most {entry['gap']:.3g} apart" in outcome.out
 
 

@@ -1,6 +1,5 @@
 """method=server: rows, faults and the audit by a server that this test runs."""
 
-import json
 import socket
 import time
 from itertools import chain
@@ -56,8 +55,6 @@ def test_a_wrong_token_is_named_and_judged_again_in_another_number_type(served, 
     outcome = served(engine, *ONE)
     assert "Not lossless in float32: " in outcome.out and "token 4 is" in outcome.out
     assert served_rows(tmp_path).loc["vllm", "tokens_wrong"] >= 1
-    summary = json.loads(next((tmp_path / "results/served").rglob("summary.json")).read_text())
-    assert "(gap " in summary["audit"]["words"]["13, turn 1"]
     asked = engine.asked
     for dtype, judged in (("null", False), ("bfloat16", True), ("bfloat16", False), ("null", True)):
         outcome = served(engine, *ONE, f"method.dtype={dtype}")
