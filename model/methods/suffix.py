@@ -9,26 +9,17 @@ By default the copy is 4 times as long as its match; the paper always copies 40 
 from __future__ import annotations
 
 import math
-import operator
 from collections.abc import Collection
-from itertools import accumulate
 from typing import Any, Literal
 
 import torch
 
 from ..engine import DeviceDrafter, DeviceSession, Draft, Session, Tree, Verification
-from ..engine.sizing import Sizing, budget_of
 from ..errors import UserError
-from ..recycling import TokenRecycling
+from ..recycling import TokenRecycling, build_template
 from ..structures import MAX_NODES, check_whole
 from ..structures.history import History, TextSession
 from ..structures.suffix_automaton import SuffixAutomaton
-
-# Prior probability that the token that followed a match of 1, 2, 3, ... tokens follows it again; it
-# is not learnt.
-ACCEPT_PROBS = (0.1, 0.2, 0.45, 0.55, 0.65, 0.75, 0.85)
-# lengths of a match; the last one includes longer matches
-MATCHES = range(1, len(ACCEPT_PROBS) + 1)
 
 
 class Suffix(DeviceDrafter):
@@ -44,12 +35,7 @@ class Suffix(DeviceDrafter):
             max_draft always).
         history_tokens: maximum tokens of earlier prompts and answers that are matched, too (paper:
             0).
-        nodes: auto: their number is tuned while decoding, within the above; `auto:N`: at most N.
-            None: as above.
-        sizing: the `Sizing` that tunes this number, if another drafter shares it.
     """
-
-    sizing: Sizing | None = None
 
     def __init__(
         self,
@@ -59,9 +45,7 @@ class Suffix(DeviceDrafter):
         max_draft: int = 40,
         factor: float = 4.0,
         history_tokens: int = 0,
-        nodes: str | None = None,
         device: torch.device | str = "cpu",
-        sizing: Sizing | None = None,
     ) -> None:
         check_whole("suffix", 1, min_match=min_match, max_draft=max_draft)
         if not 0 < factor <= MAX_NODES:
@@ -70,23 +54,13 @@ class Suffix(DeviceDrafter):
             )
 
         super().__init__(torch.device(device), vocab_size)
-        if nodes is not None:
-            if not isinstance(nodes, str):
-                raise UserError(
-                    f"suffix: nodes={nodes} must be auto or auto:N; max_draft is the number"
-                )
-            self.sizing = sizing or Sizing(
-                f"auto:{min(budget_of(nodes), max_draft)}", self.device, filling=0.0
-            )
-            self.likelihoods = prior_likelihoods(max_draft)
-
         self.min_match = min_match
         self.max_draft = max_draft
         self.factor = factor
         self.max_nodes = 1 + max_draft
         self.history = History(history_tokens, SuffixAutomaton, vocab_size)
         self.stateful = history_tokens > 0
-        self.stores = [self.history, *([self.sizing] if self.sizing else [])]
+        self.stores = [self.history]
         # the draft, filled every step
         self.line = torch.zeros(1 + max_draft, dtype=torch.long, device=self.device)
 
@@ -101,19 +75,6 @@ class Suffix(DeviceDrafter):
         return {}
 
 
-def prior_likelihoods(count: int) -> list[list[float]]:
-    """Return the likelihood of the root and of each copied token.
-
-    There is one list for each length of a match in MATCHES.
-    """
-    last = len(ACCEPT_PROBS)
-    likelihoods = []
-    for match in MATCHES:
-        token_probs = [ACCEPT_PROBS[min(match + index, last) - 1] for index in range(count)]
-        likelihoods.append([1.0, *accumulate(token_probs, operator.mul)])
-    return likelihoods
-
-
 class SuffixSession(TextSession[SuffixAutomaton], DeviceSession):
     """A sequence's text."""
 
@@ -125,9 +86,6 @@ class SuffixSession(TextSession[SuffixAutomaton], DeviceSession):
         count = 0
         if text.length >= drafter.min_match:
             count = min(drafter.max_draft, math.ceil(drafter.factor * text.length))
-        if count and drafter.sizing is not None:
-            likelihoods = drafter.likelihoods[min(text.length, len(ACCEPT_PROBS)) - 1]
-            count = drafter.sizing.choose(likelihoods[: 1 + count])
         drafter.tree = Tree.chain(count).on(drafter.device)
         if count:
             drafter.line[1 : 1 + count] = torch.tensor(self.copied(count))
@@ -147,16 +105,13 @@ class SuffixRecycling(DeviceDrafter):
     `recycling`; a copied chain's ranks are all 0.
 
     Args:
-        tree: the recycled tree; None with `nodes`.
+        tree: the recycled tree; None: the published one.
         min_match: least tokens of a match that is copied from (paper: 5).
         max_draft, factor, history_tokens: as Suffix.
-        nodes: auto: the size of both drafts is tuned while decoding; `auto:N`: at most N. None: the
-            tree's size.
         others: as TokenRecycling.
     """
 
     stateful = True
-    sizing: Sizing | None = None
 
     def __init__(
         self,
@@ -167,7 +122,6 @@ class SuffixRecycling(DeviceDrafter):
         max_draft: int = 40,
         factor: float = 4.0,
         history_tokens: int = 0,
-        nodes: str | None = None,
         k: int = 8,
         recycle_prompt: bool = False,
         dtype: Literal["int64", "int32"] = "int64",
@@ -175,16 +129,22 @@ class SuffixRecycling(DeviceDrafter):
         eos: Collection[int] = (),
     ) -> None:
         super().__init__(torch.device(device), vocab_size)
-        if isinstance(nodes, str):
-            self.sizing = Sizing(nodes, self.device, teaches=True)
-
-        shared: dict[str, Any] = dict(nodes=nodes, sizing=self.sizing, device=device)
-        copying: dict[str, Any] = dict(
-            max_draft=max_draft, factor=factor, history_tokens=history_tokens
+        self.suffix = Suffix(
+            vocab_size,
+            min_match=min_match,
+            max_draft=max_draft,
+            factor=factor,
+            history_tokens=history_tokens,
+            device=device,
         )
-        self.suffix = Suffix(vocab_size, min_match=min_match, **copying, **shared)
         self.partner = TokenRecycling(
-            vocab_size, tree, k=k, recycle_prompt=recycle_prompt, dtype=dtype, eos=eos, **shared
+            vocab_size,
+            tree or build_template("2.2.2"),
+            k=k,
+            recycle_prompt=recycle_prompt,
+            dtype=dtype,
+            device=device,
+            eos=eos,
         )
         self.max_nodes = max(self.suffix.max_nodes, self.partner.max_nodes)
         self.needs = self.partner.needs
@@ -224,9 +184,6 @@ class HybridSession(Session):
     def begin(self, prompt: list[int]) -> Draft | None:
         self.suffix.begin(prompt)
         return self.partner.begin(prompt)  # type: ignore[no-any-return]
-
-    def skip(self, tokens: list[int]) -> None:
-        self.suffix.skip(tokens)
 
     def observe_prompt(self, prompt: list[int], start: int, logits: torch.Tensor) -> None:
         self.partner.observe_prompt(prompt, start, logits)

@@ -45,7 +45,6 @@ class TokenRecycling(DeviceDrafter):
             path, the root, or none (frozen: the matrix stays as it was loaded).
         eos: ids that end an answer. As in the official loop, a step that accepted one of them as a
             draft is not written back.
-        sizing: the `Sizing` that tunes the number of nodes, if another drafter shares it.
     """
 
     stateful = True
@@ -63,7 +62,6 @@ class TokenRecycling(DeviceDrafter):
         dtype: Literal["int64", "int32"] = "int64",
         update: str = "all",
         eos: Collection[int] = (),
-        sizing: Sizing | None = None,
     ) -> None:
         if update not in UPDATES:
             raise UserError(f"method.update={update}: unknown; use {', '.join(UPDATES)}")
@@ -85,7 +83,7 @@ class TokenRecycling(DeviceDrafter):
                 f"recycling: takes a tree, or a number of nodes (nodes={nodes}), and not both"
             )
         if isinstance(nodes, str):
-            self.sizing = sizing or Sizing(nodes, self.device, teaches=update != "frozen")
+            self.sizing = Sizing(nodes, self.device, teaches=update != "frozen")
             if self.sizing.sizes[-1] > CONSIDERED:
                 raise UserError(
                     f"recycling: nodes={nodes}: auto takes at most {CONSIDERED}; a number may be"

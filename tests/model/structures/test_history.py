@@ -136,7 +136,7 @@ def test_bad_texts_are_refused_and_a_plain_matrix_is_taken():
             assert text(drafter).tokens == []
 
 
-@pytest.mark.parametrize("name", ["dynamic", "spine", "suffix_recycling", "recycling"])
+@pytest.mark.parametrize("name", ["dynamic", "spine", "recycling"])
 def test_a_state_that_is_refused_changes_nothing(name):
     target = Target(toy_model("llama"))
     states = []
