@@ -24,7 +24,7 @@ from ..engine.sampling import top_k
 from ..engine.tree import breadth_first
 from ..errors import UserError
 from ..structures import MAX_KEPT, MAX_NODES, check_whole
-from ..structures.ngram_index import NgramIndex
+from ..structures.suffix_automaton import SuffixAutomaton
 
 # The public code's settings. Its sizes count the root.
 # nodes of a tree at confidence 0 and 1
@@ -34,7 +34,7 @@ DEPTH = 6  # maximum depth of branches of branches
 ROW_CANDIDATES = 10
 MIN_SCORE = 0.01  # least score of a drafted candidate
 SPINE_SHARE = 0.5  # share of the branches that hang on the spine
-NGRAMS = (5, 4, 3)
+NGRAMS = (3, 5)  # tokens of the shortest and the longest n-gram
 MAX_COPY = 20  # maximum tokens of one look-up
 LONG_COPY = 8  # tokens of a continuation that counts as long
 EXTEND_ABOVE = 0.6  # confidence above which the copy is extended
@@ -203,14 +203,14 @@ class GooseSession(Session):
 
     def __init__(self, drafter: Goose) -> None:
         super().__init__(drafter)
-        self._index = NgramIndex(NGRAMS)
+        self._text = SuffixAutomaton()
         self._acceptance = FIRST_AVERAGE
         self._before = -1  # the token before the next root
         self._drafted = False  # False in the first step: no draft, and its rows are the prompt's
 
     def begin(self, prompt: list[int]) -> Draft | None:
         self.drafter.rows.forget_pairs(self.drafter.history_pairs)
-        self._index.extend(prompt)
+        self._text.extend(prompt)
         return super().begin(prompt)
 
     def observe_prompt(self, prompt: list[int], start: int, logits: torch.Tensor) -> None:
@@ -246,8 +246,8 @@ class GooseSession(Session):
 
         True if nothing else ever followed it.
         """
-        text = self._index.tokens
-        start, unanimous = self._index.find((text[-NGRAMS[0] :] + chain)[-NGRAMS[0] :])
+        text = self._text.tokens
+        start, unanimous = self._text.find(text[-NGRAMS[1] :] + chain, *NGRAMS)
         return text[start : start + MAX_COPY] if start else [], unanimous
 
     def _extend(self, chain: list[int], conf: float) -> None:
@@ -355,7 +355,7 @@ class GooseSession(Session):
                 self._acceptance = NEWEST * accepted / self._spine + OLDER * self._acceptance
 
         self._before = int(draft.tokens[node])
-        self._index.extend(verification.tokens)
+        self._text.extend(verification.tokens)
 
 
 def confidence(length: int, unanimous: bool) -> float:

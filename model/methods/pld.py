@@ -15,7 +15,7 @@ import torch
 
 from ..engine import Draft, Drafter, Session, Tree, Verification
 from ..structures import check_whole
-from ..structures.ngram_index import NgramIndex
+from ..structures.suffix_automaton import SuffixAutomaton
 
 
 class PromptLookup(Drafter):
@@ -48,22 +48,22 @@ class PromptLookup(Drafter):
 
 
 class PromptLookupSession(Session):
-    """A sequence's text and the index of its n-grams."""
+    """A sequence's prompt and output."""
 
     drafter: PromptLookup
 
     def __init__(self, drafter: PromptLookup) -> None:
         super().__init__(drafter)
-        self._index = NgramIndex(range(1, drafter.max_ngram + 1))  # of prompt and output
+        self._text = SuffixAutomaton()
 
     def begin(self, prompt: list[int]) -> Draft:
-        self._index.extend(prompt)
+        self._text.extend(prompt)
         return self.draft(prompt[-1])
 
     def draft(self, root: int) -> Draft:
         drafter = self.drafter
-        text = self._index.tokens
-        start, _ = self._index.find(text[-drafter.max_ngram :])
+        text = self._text.tokens
+        start, _ = self._text.find(text, 1, drafter.max_ngram)
         if not start:
             return drafter.root_alone(root)
         copied = text[start : start + drafter.draft_tokens]
@@ -74,4 +74,4 @@ class PromptLookupSession(Session):
         return Draft(tree, torch.tensor([root, *copied], device=drafter.device))
 
     def observe(self, verification: Verification) -> None:
-        self._index.extend(verification.tokens)
+        self._text.extend(verification.tokens)
