@@ -71,6 +71,18 @@ def check_ids(what: str, ids: torch.Tensor, vocab_size: int) -> None:
         )
 
 
+def copy_saved(state: dict[str, torch.Tensor], current: dict[str, torch.Tensor]) -> None:
+    """Copy a saved state's tensors. Raise UserError if one is missing or has another shape."""
+    for name, tensor in current.items():
+        saved = state.get(name)
+        if saved is None or saved.shape != tensor.shape:
+            shape = None if saved is None else list(saved.shape)
+            raise UserError(
+                f"start: the saved {name} should have the shape {list(tensor.shape)}, not {shape}"
+            )
+        tensor.copy_(saved)
+
+
 class Drafter:
     """What a method's sequences share, and the state kept between prompts.
 

@@ -7,7 +7,7 @@ row keeps its candidates' probabilities, a second table has rows by pairs of tok
 (SAM-Decoding, 2411.10666), and
 the root has two free sources: its rejected siblings, and the tokens that followed these in the
 previous step.
-The acceptance probability of each kind of candidate is learnt (`weights`).
+The acceptance rate of each kind of candidate is learnt.
 """
 
 from __future__ import annotations
@@ -26,15 +26,15 @@ from ..structures import check_whole
 from ..structures import dynamic_loops as loops
 from ..structures.compiled import NONE
 from ..structures.history import History, TextSession
-from ..structures.rows import PairRows, TokenRows, Weights, on_host
+from ..structures.rows import AcceptRates, CandidateRows, on_host
 from ..structures.suffix_automaton import SuffixAutomaton
 
 
 class DynamicRecycling(Drafter):
     """Drafts the most likely nodes, best first; learns from every node of every step.
 
-    A node's likelihood is the product of the weights along its path. Kept between prompts: the
-    rows, the weights and the newest text. Each step has a tree of its own; static steps pad it to a
+    A node's likelihood is the product of the rates along its path. Kept between prompts: the
+    rows, the rates and the newest text. Each step has a tree of its own; static steps pad it to a
     fixed shape.
 
     Args:
@@ -45,7 +45,7 @@ class DynamicRecycling(Drafter):
         copy: also continue the longest match of text and path.
         siblings: below the root, also try its rejected siblings, and the tokens that followed
             these.
-        calibrate: learn the weights; False: they stay at the prior, or as saved.
+        calibrate: learn the rates; False: they stay at the prior, or as saved.
         history_tokens: maximum tokens of earlier prompts and answers that are copied from, too; 0:
             the prompt alone.
         recycle_prompt: also learn rows from the prompt's own logits.
@@ -82,12 +82,10 @@ class DynamicRecycling(Drafter):
         self.siblings = siblings
         self.max_nodes = 1 + nodes
         self.needs = Needs(candidates=k, log_probs=True, prompt_logits=recycle_prompt)
-        self.rows = TokenRows(vocab_size, k)
-        self.pairs = PairRows(vocab_size, k, pairs)
-        self.loop_rows = loop_rows(self.rows, self.pairs, eos)
-        self.weights = Weights(calibrate)
+        self.rows = CandidateRows(vocab_size, k, pairs, eos)
+        self.rates = AcceptRates(calibrate)
         self.history = History(history_tokens, SuffixAutomaton, vocab_size)
-        self.stores = [self.rows, self.pairs, self.weights, self.history]
+        self.stores = [self.rows, self.rates, self.history]
         if isinstance(sized, str):
             self.sizing = Sizing(sized, self.device)
             self.stores.append(self.sizing)
@@ -108,8 +106,8 @@ class DynamicSession(TextSession[SuffixAutomaton]):
         drafter = self.drafter
         self._prompt_at = len(self.text.tokens) - len(prompt)
         self._before = prompt[-2] if len(prompt) > 1 else prompt[-1]
-        self.growth = new_growth(drafter.nodes, drafter.rows)
-        self.rows = drafter.loop_rows
+        self.growth = new_growth(drafter.nodes, len(drafter.rows.rows.ends), drafter.k)
+        self.rows = drafter.rows.arrays
         return None
 
     def observe_prompt(self, prompt: list[int], start: int, logits: torch.Tensor) -> None:
@@ -139,7 +137,7 @@ class DynamicSession(TextSession[SuffixAutomaton]):
             self.growth,
             self.rows,
             self.text.arrays,
-            drafter.weights.probs,
+            drafter.rates.rates,
         )
         if drafter.sizing is None:
             count, _ = loops.grow(0, drafter.nodes, *state)
@@ -161,7 +159,7 @@ class DynamicSession(TextSession[SuffixAutomaton]):
         return super().likeliest_chain(draft)
 
     def observe(self, verification: Verification) -> None:
-        weights = self.drafter.weights
+        rates = self.drafter.rates
         node = verification.node
         assert verification.candidates is not None and verification.log_probs is not None
         choices = verification.choices.numpy()
@@ -175,15 +173,16 @@ class DynamicSession(TextSession[SuffixAutomaton]):
             accepted,
             *on_host(verification.candidates, verification.log_probs),
         )
-        tables = self.growth, self.rows, (weights.seen, weights.accepted, weights.probs)
         loops.learn(
             self._before,
             node,
-            weights.learning,
+            rates.learning,
             self.drafter.siblings,
             self._arranged,
             outcome,
-            *tables,
+            self.growth,
+            self.rows,
+            (rates.counts, rates.rates),
         )
         self._before = int(self._arranged[2, node])
         self.text.extend(verification.tokens)
@@ -199,9 +198,8 @@ class DynamicSession(TextSession[SuffixAutomaton]):
         self.text.extend(tokens)
 
 
-def new_growth(nodes: int, rows: TokenRows) -> tuple[Any, ...]:
+def new_growth(nodes: int, vocab_size: int, k: int) -> tuple[Any, ...]:
     """Return the fields of a `loops.Growth` of at most so many nodes below the root."""
-    vocab_size, k = rows.ids.shape
     # two rows and a copy per node, and the root's siblings
     limit = (1 + nodes) * (2 * k + 1) + 2 * k
     growth = loops.Growth(
@@ -223,29 +221,19 @@ def forget_siblings(growth: tuple[Any, ...]) -> None:
         guesses["token"][0] = NONE
 
 
-def loop_rows(rows: TokenRows, pairs: PairRows, eos: Collection[int] = ()) -> tuple[Any, ...]:
-    """Return the fields of a `loops.Rows`, which share the tables' memory."""
-    by_token = rows.ids, rows.levels, rows.seen
-    ends = np.zeros(rows.vocab_size, dtype=bool)
-    ends[[end for end in eos if end < len(ends)]] = True
-    return *by_token, pairs.ids, pairs.levels, pairs.seen, pairs.keys, pairs.shift, ends
-
-
 @cache
 def compile_loops() -> None:
     """Compile the loops, or load them, before anything is timed."""
     text = SuffixAutomaton([0, 1, 0])
-    weights = Weights()
-    tokens = TokenRows(2, 1)
-    growth = new_growth(1, tokens)
-    rows = loop_rows(tokens, PairRows(2, 1, 2))
+    rates = AcceptRates()
+    growth = new_growth(1, 2, 1)
+    rows = CandidateRows(2, 1, 2).arrays
     prompt = np.zeros(1, dtype=np.int64)
-    outcome = np.zeros((1, 1), dtype=np.int64), np.zeros((1, 1), dtype=np.float32)
+    outcome = (np.zeros((1, 1), dtype=np.int64), np.zeros((1, 1), dtype=np.float32))
     loops.learn_prompt(0, 0, True, prompt, *outcome, growth, rows)
-    loops.grow(0, 0, 0, 0, True, growth, rows, text.arrays, weights.probs)
+    loops.grow(0, 0, 0, 0, True, growth, rows, text.arrays, rates.rates)
     arranged = np.empty((3, 1), dtype=np.int64)
     loops.arrange(growth[0], arranged)
-    shares = weights.seen, weights.accepted, weights.probs
-    loops.learn(
-        0, 0, True, True, arranged, (prompt, np.ones(1, dtype=bool), *outcome), growth, rows, shares
-    )
+    verified = (prompt, np.ones(1, dtype=bool), *outcome)
+    learnt = (rates.counts, rates.rates)
+    loops.learn(0, 0, True, True, arranged, verified, growth, rows, learnt)

@@ -238,7 +238,7 @@ def test_every_draft_is_that_of_a_slow_reference(nodes, k, seed, recycle_prompt,
             observe(verification)
             for kind in slow.seen:
                 source, *features = kind
-                prob = drafter.weights.probs[sources.index(source), *map(int, features)]
+                prob = drafter.rates.rates[sources.index(source), *map(int, features)]
                 assert math.isclose(prob, slow.weight(kind)), kind
 
         session.begin, session.draft, session.observe = began, drafted, observed
@@ -308,8 +308,7 @@ def test_rows_of_a_prompts_end_know_the_token_before_them():
         if passed:
             session.skip(passed)
         session.observe_prompt(prompt, prompt.index(tokens[0]), torch.randn(len(tokens), V))
-        assert drafter.rows.seen.nonzero()[0].tolist() == sorted(set(tokens))
-        learnt = sorted(drafter.pairs.keys[drafter.pairs.seen].tolist())
-        assert learnt == sorted(
-            {one << 32 | other for one, other in zip(before, tokens, strict=True)}
-        )
+        keys = drafter.rows.rows.keys
+        assert keys[:V][keys[:V] >= 0].tolist() == sorted(set(tokens))
+        pairs = {one << 32 | other for one, other in zip(before, tokens, strict=True)}
+        assert sorted(keys[V:][keys[V:] >= 0].tolist()) == sorted(pairs)
