@@ -23,6 +23,9 @@ from .sizing import Sizing
 from .tree import Draft, Tree
 from .verification import Verification
 
+State = dict[str, torch.Tensor]  # what is kept between prompts, by name
+Device = torch.device | str
+
 
 @dataclass(frozen=True, slots=True)
 class Needs:
@@ -107,10 +110,10 @@ class Drafter:
     draft_tree: Tree | None = None
     sizing: Sizing | None = None
 
-    def __init__(self, device: torch.device, vocab_size: int | None = None) -> None:
-        self.device = device
+    def __init__(self, device: Device, vocab_size: int | None = None) -> None:
+        self.device = torch.device(device)
         self.vocab_size = vocab_size
-        self._alone = Tree.chain(0).on(device)
+        self._alone = Tree.chain(0).on(self.device)
         # Executors by cache, written by the engine; each lives as long as its cache and this
         # drafter.
         self.executors: WeakKeyDictionary[TreeCache, Any] = WeakKeyDictionary()
@@ -245,7 +248,7 @@ class DeviceDrafter(Drafter):
     tree: Tree  # of the next step, one of a few: each is captured separately
     source: str | None = None  # of the tokens, where `grow` has several; two may fill the same tree
 
-    def __init__(self, device: torch.device, vocab_size: int | None = None) -> None:
+    def __init__(self, device: Device, vocab_size: int | None = None) -> None:
         super().__init__(device, vocab_size)
         self.tree = self._alone
 

@@ -19,7 +19,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from ..engine import Draft, Drafter, Needs, Tree, Verification
+from ..engine import Draft, Drafter, Needs, Tree, Verification, verify
+from ..engine.drafter import Device
 from ..engine.sampling import top_k_log_probs
 from ..engine.sizing import Sizing, budget_of
 from ..structures import check_whole
@@ -67,14 +68,14 @@ class DynamicRecycling(Drafter):
         calibrate: bool = True,
         history_tokens: int = 32768,
         recycle_prompt: bool = True,
-        device: torch.device | str = "cpu",
+        device: Device = "cpu",
         eos: Collection[int] = (),
     ) -> None:
         sized = nodes
         nodes = budget_of(nodes)
         check_whole("dynamic", 0, nodes=nodes)
         check_whole("dynamic", 1, vocab_size, k=k)
-        super().__init__(torch.device(device), vocab_size)
+        super().__init__(device, vocab_size)
 
         self.nodes = nodes
         self.k = k
@@ -89,13 +90,13 @@ class DynamicRecycling(Drafter):
         if isinstance(sized, str):
             self.sizing = Sizing(sized, self.device)
             self.stores.append(self.sizing)
-        compile_loops()
 
     def session(self) -> DynamicSession:
+        compile_loops()
         return DynamicSession(self)
 
 
-class DynamicSession(TextSession[SuffixAutomaton]):
+class DynamicSession(TextSession):
     """A sequence's text, the draft that grows, and the last step's siblings of the next root."""
 
     drafter: DynamicRecycling
@@ -223,17 +224,12 @@ def forget_siblings(growth: tuple[Any, ...]) -> None:
 
 @cache
 def compile_loops() -> None:
-    """Compile the loops, or load them, before anything is timed."""
-    text = SuffixAutomaton([0, 1, 0])
-    rates = AcceptRates()
-    growth = new_growth(1, 2, 1)
-    rows = CandidateRows(2, 1, 2).arrays
-    prompt = np.zeros(1, dtype=np.int64)
-    outcome = (np.zeros((1, 1), dtype=np.int64), np.zeros((1, 1), dtype=np.float32))
-    loops.learn_prompt(0, 0, True, prompt, *outcome, growth, rows)
-    loops.grow(0, 0, 0, 0, True, growth, rows, text.arrays, rates.rates)
-    arranged = np.empty((3, 1), dtype=np.int64)
-    loops.arrange(growth[0], arranged)
-    verified = (prompt, np.ones(1, dtype=bool), *outcome)
-    learnt = (rates.counts, rates.rates)
-    loops.learn(0, 0, True, True, arranged, verified, growth, rows, learnt)
+    """Compile the loops, or load them, before a sequence is timed."""
+    session = DynamicSession(DynamicRecycling(2, nodes=1, k=1, pairs=2))
+    session.begin([0, 0])
+    session.observe_prompt([0, 0], 0, torch.zeros(1, 2))
+    draft = session.draft(0)
+    verification = verify(draft, torch.zeros(len(draft.tree), dtype=torch.int64))
+    verification.candidates = torch.zeros(len(draft.tree), 1, dtype=torch.int64)
+    verification.log_probs = torch.zeros(len(draft.tree), 1)
+    session.observe(verification)

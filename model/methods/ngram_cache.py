@@ -14,13 +14,14 @@ the target repeats the token.
 
 from __future__ import annotations
 
-import heapq
-from itertools import chain
+from itertools import chain, islice
 
 import torch
 
 from ..engine import DeviceSession, Draft, Verification
+from ..engine.drafter import Device
 from ..engine.tree import RankPath
+from ..recycling.templates import best_first
 from ..structures import MAX_KEPT, check_whole
 from ..structures.layouts import Layout, LayoutDrafter
 from ..structures.ngram_table import Gram, NgramTable
@@ -51,12 +52,12 @@ class NgramCache(LayoutDrafter):
         capacity: int = 32768,
         followers: int = 8,
         nodes: int = 24,
-        device: torch.device | str = "cpu",
+        device: Device = "cpu",
     ) -> None:
         check_whole("ngram_cache", 1, MAX_KEPT, capacity=capacity)
         check_whole("ngram_cache", 1, 64, leader=leader, follower=follower, followers=followers)
         check_whole("ngram_cache", follower, nodes=nodes)
-        super().__init__(torch.device(device), vocab_size)
+        super().__init__(device, vocab_size)
         self.leader = leader
         self.follower = follower
         self.table = NgramTable(
@@ -145,11 +146,6 @@ def best_slots(count: int, due: int, followers: int) -> list[Slot]:
     Slots are ordered by the product of 0.25 / (rank + 1) along their rank path. With few followers
     at the root the draft goes deeper, so that the budget is used.
     """
-    frontier: list[tuple[float, Slot]] = [(-0.25 / (rank + 1), (rank,)) for rank in range(due)]
-    best: list[Slot] = []
-    while frontier and len(best) < count:
-        worth, slot = heapq.heappop(frontier)
-        best.append(slot)
-        for rank in range(followers):
-            heapq.heappush(frontier, (worth * 0.25 / (rank + 1), (*slot, rank)))
-    return best
+    shares = [0.25 / (rank + 1) for rank in range(followers)]
+    slots = best_first(lambda slot: shares[: followers if slot else due])
+    return [slot for _, slot in islice(slots, count)]

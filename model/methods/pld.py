@@ -14,6 +14,7 @@ from collections.abc import Collection
 import torch
 
 from ..engine import Draft, Drafter, Session, Tree, Verification
+from ..engine.drafter import Device
 from ..structures import check_whole
 from ..structures.suffix_automaton import SuffixAutomaton
 
@@ -33,11 +34,11 @@ class PromptLookup(Drafter):
         max_ngram: int = 2,
         draft_tokens: int = 10,
         eos: Collection[int] = (),
-        device: torch.device | str = "cpu",
+        device: Device = "cpu",
     ) -> None:
         check_whole("pld", 1, 64, max_ngram=max_ngram)  # each length is an index of its own
         check_whole("pld", 1, draft_tokens=draft_tokens)
-        super().__init__(torch.device(device))
+        super().__init__(device)
         self.max_ngram = max_ngram
         self.draft_tokens = draft_tokens
         self.eos = frozenset(eos)

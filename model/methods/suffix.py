@@ -10,11 +10,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 
-from ..engine import DeviceDrafter, DeviceSession, Draft, Session, Tree, Verification
+from ..engine import DeviceDrafter, DeviceSession, Draft, Tree, Verification
+from ..engine.drafter import Device, State
 from ..errors import UserError
 from ..recycling import TokenRecycling, build_template
 from ..structures import MAX_NODES, check_whole
@@ -45,7 +46,7 @@ class Suffix(DeviceDrafter):
         max_draft: int = 40,
         factor: float = 4.0,
         history_tokens: int = 0,
-        device: torch.device | str = "cpu",
+        device: Device = "cpu",
     ) -> None:
         check_whole("suffix", 1, min_match=min_match, max_draft=max_draft)
         if not 0 < factor <= MAX_NODES:
@@ -53,7 +54,7 @@ class Suffix(DeviceDrafter):
                 f"suffix: factor={factor} must be a number above 0, at most {MAX_NODES}"
             )
 
-        super().__init__(torch.device(device), vocab_size)
+        super().__init__(device, vocab_size)
         self.min_match = min_match
         self.max_draft = max_draft
         self.factor = factor
@@ -71,11 +72,11 @@ class Suffix(DeviceDrafter):
         self.line[:1] = root
         return self.line[: len(self.tree)]
 
-    def step_state(self) -> dict[str, torch.Tensor]:
+    def step_state(self) -> State:
         return {}
 
 
-class SuffixSession(TextSession[SuffixAutomaton], DeviceSession):
+class SuffixSession(TextSession, DeviceSession):
     """A sequence's text."""
 
     drafter: Suffix
@@ -88,11 +89,7 @@ class SuffixSession(TextSession[SuffixAutomaton], DeviceSession):
             count = min(drafter.max_draft, math.ceil(drafter.factor * text.length))
         drafter.tree = Tree.chain(count).on(drafter.device)
         if count:
-            drafter.line[1 : 1 + count] = torch.tensor(self.copied(count))
-
-    def copied(self, count: int) -> list[int]:
-        """Return the tokens that are drafted after the match."""
-        return self.text.copy(self.text.end, count)
+            drafter.line[1 : 1 + count] = torch.tensor(text.copy(text.end, count))
 
 
 class SuffixRecycling(DeviceDrafter):
@@ -125,10 +122,10 @@ class SuffixRecycling(DeviceDrafter):
         k: int = 8,
         recycle_prompt: bool = False,
         dtype: Literal["int64", "int32"] = "int64",
-        device: torch.device | str = "cpu",
+        device: Device = "cpu",
         eos: Collection[int] = (),
     ) -> None:
-        super().__init__(torch.device(device), vocab_size)
+        super().__init__(device, vocab_size)
         self.suffix = Suffix(
             vocab_size,
             min_match=min_match,
@@ -166,49 +163,35 @@ class SuffixRecycling(DeviceDrafter):
     def learn(self, tokens: torch.Tensor, candidates: torch.Tensor, accepted: torch.Tensor) -> None:
         self.partner.learn(tokens, candidates, accepted)
 
-    def step_state(self) -> dict[str, torch.Tensor]:
+    def step_state(self) -> State:
         return self.partner.step_state()
 
 
-class HybridSession(Session):
-    """A session of the drafter's `suffix`, and one of its `partner`.
+class SuffixRecyclingSession(DeviceSession):
+    """A session of each of the two drafters."""
 
-    The first one's text is the sequence's.
-    """
+    drafter: SuffixRecycling
 
-    def __init__(self, drafter: Any) -> None:
+    def __init__(self, drafter: SuffixRecycling) -> None:
         super().__init__(drafter)
         self.suffix = drafter.suffix.session()
         self.partner = drafter.partner.session()
 
     def begin(self, prompt: list[int]) -> Draft | None:
         self.suffix.begin(prompt)
-        return self.partner.begin(prompt)  # type: ignore[no-any-return]
+        return self.partner.begin(prompt)
 
     def observe_prompt(self, prompt: list[int], start: int, logits: torch.Tensor) -> None:
         self.partner.observe_prompt(prompt, start, logits)
 
-    def observe_prompt_hidden(self, prompt: list[int], hidden: torch.Tensor) -> None:
-        self.partner.observe_prompt_hidden(prompt, hidden)
-
-    def close(self) -> None:
-        self.suffix.close()
-        self.partner.close()
-
-
-class SuffixRecyclingSession(HybridSession, DeviceSession):
-    drafter: SuffixRecycling
-
     def choose(self) -> None:
         drafter = self.drafter
         self.suffix.choose()
-        if drafter.suffix.tree.max_depth > 0:
-            drafter.draft_with(drafter.suffix)
-        else:
-            self.partner.choose()
-            drafter.draft_with(drafter.partner)
+        copies = drafter.suffix.tree.max_depth > 0
+        drafter.draft_with(drafter.suffix if copies else drafter.partner)
 
     def account(self, verification: Verification) -> None:
-        if verification.draft.source == "recycling":
-            self.partner.account(verification)
         self.suffix.account(verification)
+
+    def close(self) -> None:
+        self.suffix.close()

@@ -15,6 +15,7 @@ import torch
 
 from ..engine import DeviceDrafter, DeviceSession, Draft, Needs, Tree, Verification
 from ..engine.devices import fastest
+from ..engine.drafter import Device, State
 from ..engine.sampling import top_k
 from ..engine.sizing import Sizing
 from ..errors import UserError
@@ -58,7 +59,7 @@ class TokenRecycling(DeviceDrafter):
         nodes: int | str | None = None,
         k: int = 8,
         recycle_prompt: bool = False,
-        device: torch.device | str = "cpu",
+        device: Device = "cpu",
         dtype: Literal["int64", "int32"] = "int64",
         update: str = "all",
         eos: Collection[int] = (),
@@ -70,7 +71,7 @@ class TokenRecycling(DeviceDrafter):
                 "method.update=frozen and method.recycle_prompt=true contradict each other"
             )
 
-        super().__init__(torch.device(device), vocab_size)
+        super().__init__(device, vocab_size)
         self.matrix = AdjacencyMatrix(
             vocab_size, k, device=self.device, dtype=getattr(torch, dtype)
         )
@@ -158,7 +159,7 @@ class TokenRecycling(DeviceDrafter):
 
         self.matrix.update(tokens, candidates, mask)
 
-    def step_state(self) -> dict[str, torch.Tensor]:
+    def step_state(self) -> State:
         return self.matrix.state_dict()
 
 

@@ -430,10 +430,6 @@ def _learn_rates(order: Any, choices: Any, draft: Growth, counts: Any, rates: An
             seen[kind] += 1.0
             if candidates[at].token == choices[index]:
                 accepted[kind] += 1.0
-
-    for number in order:
-        for at in range(nodes[number].first, nodes[number + 1].first):
-            kind = _kind(candidates[at])
             rates[kind] = accepted[kind] / seen[kind]
 
 

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from ..engine.drafter import check_ids, copy_saved
+from ..engine.drafter import State, check_ids, copy_saved
 from ..errors import UserError
 from .compiled import NONE
 from .dynamic_loops import (
@@ -83,11 +83,11 @@ class CandidateRows:
         self.rows.levels[:] = 0
         self.rows.keys[:] = NONE
 
-    def state_dict(self) -> dict[str, torch.Tensor]:
+    def state_dict(self) -> State:
         fields = ("ids", "levels", "keys")
         return {f"row_{name}": torch.from_numpy(getattr(self.rows, name)) for name in fields}
 
-    def load_state_dict(self, state: dict[str, torch.Tensor]) -> None:
+    def load_state_dict(self, state: State) -> None:
         """Load rows. Raises UserError if they are of another vocabulary, k or number of pairs."""
         copy_saved(state, self.state_dict())
         check_ids("rows", state["row_ids"], len(self.rows.ends))
@@ -128,10 +128,10 @@ class AcceptRates:
         self.counts[1] = PRIOR * self._prior
         self.rates[:] = self._prior
 
-    def state_dict(self) -> dict[str, torch.Tensor]:
+    def state_dict(self) -> State:
         return {"counts": torch.from_numpy(self.counts)}
 
-    def load_state_dict(self, state: dict[str, torch.Tensor]) -> None:
+    def load_state_dict(self, state: State) -> None:
         """Load counts. Raises UserError if there are none."""
         copy_saved(state, self.state_dict())
         np.divide(self.counts[1], self.counts[0], out=self.rates)

@@ -1,4 +1,4 @@
-"""REST: the datastore against brute force, the draft tree against a trie made by counting, and damaged files."""
+"""REST: the datastore against brute force, the draft tree against a trie made by counting."""
 
 import random
 from collections import Counter
@@ -65,47 +65,22 @@ def test_damaged_and_foreign_files_are_refused(tmp_path):
     good = tmp_path / "good"
     store(good, list(range(50)) * 100, 50)
     data = good.read_bytes()
-    bad = tmp_path / "bad"
-
-    def refused(path, match, vocab=50):
-        with pytest.raises(UserError, match=match) as error:
-            Datastore(path, vocab_size=vocab)
-        assert "\n" not in str(error.value)
-
-    refused(tmp_path / "absent", "No such file or directory; build one")
-    refused(tmp_path, "Is a directory; build one")
-    refused(good, "vocabulary has 50 tokens, the model's 562", vocab=562)
-    assert Datastore(good, vocab_size=64).longest([3, 63], min_n=1, max_n=2) == (0, 0, 0), (
-        "padded rows of a tokenizer"
-    )
+    (tmp_path / "text").write_bytes(b'{"text": "a JSONL file"}' * 20)
+    (tmp_path / "cut").write_bytes(data[:-1])
     store(tmp_path / "wide", [7] * 9, 2**16)
-    refused(tmp_path / "wide", "the model's 65600", vocab=2**16 + 64)  # its ids have two bytes
-    for content in [
-        b"",
-        b'{"text": "a JSONL file"}' * 20,
-        b"TOKENSFX" + bytes(200),
-        data[:200],
-        data[:-1],
-        data[:90] + b"(" + data[91:],
-    ]:
-        bad.write_bytes(content)
-        refused(bad, "not a datastore of this version, or cut short")
-
-
-def test_an_interrupted_build_and_tokens_outside_the_vocabulary_leave_no_datastore(
-    tmp_path, monkeypatch
-):
-    for tokens in ([], [-1], [3]):
-        with pytest.raises(UserError, match="tokens"):
-            write_datastore(tmp_path / "d", np.array(tokens, dtype=np.int64), 3)
-
-    def stop(*args):
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr("model.structures.datastore.suffix_array", stop)
-    with pytest.raises(KeyboardInterrupt):
-        write_datastore(tmp_path / "d", np.array([1, 2]), 3)
-    assert not list(tmp_path.iterdir())
+    for name, vocab, says in (
+        ("absent", 50, "No such file or directory; build one"),
+        ("good", 562, "vocabulary has 50 tokens, the model's 562"),
+        ("wide", 2**16 + 64, "the model's 65600"),  # its ids have two bytes
+        ("text", 50, "not a datastore of this version, or cut short"),
+        ("cut", 50, "not a datastore of this version, or cut short"),
+    ):
+        with pytest.raises(UserError, match=says):
+            Datastore(tmp_path / name, vocab_size=vocab)
+    padded = Datastore(good, vocab_size=64)
+    assert padded.longest([3, 63], min_n=1, max_n=2) == (0, 0, 0), "padded rows of a tokenizer"
+    with pytest.raises(UserError, match="no tokens"):
+        store(tmp_path / "empty", [], 3)
 
 
 @pytest.mark.parametrize("seed", range(8))

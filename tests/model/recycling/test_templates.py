@@ -59,18 +59,6 @@ def test_families_by_hand():
     assert len(build_template("balanced", branching=3, depth=3, nodes=20)) == 21
 
 
-def test_from_yaml(tmp_path):
-    (tmp_path / "list.yaml").write_text("- [0]\n- [1]\n- [0, 3]\n")
-    (tmp_path / "mapping.yaml").write_text("nodes: [[0], [1], [0, 3]]\n")
-    for name in ("list", "mapping"):
-        assert build_template("file", path=str(tmp_path / f"{name}.yaml")).rank_paths == [
-            (),
-            (0,),
-            (1,),
-            (0, 3),
-        ]
-
-
 WRONG = [
     (dict(name="3.3.3"), "no template '3.3.3'; there are 2.2.2, best, chain"),
     (dict(name="2.2.2", k=4), "'2.2.2' needs candidates up to rank 7, but k=4"),
