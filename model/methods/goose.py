@@ -251,7 +251,6 @@ class GooseSession(Session):
         this order.
         """
         drafter = self.drafter
-        find = self.drafter.rows.find
         budget = drafter.base + int(conf * drafter.growth)
         share = next(share for below, share in SHARES if self._acceptance < below)
         spine = min(len(chain), int(budget * (share + conf * (1 - share))), drafter.limit)
@@ -262,58 +261,41 @@ class GooseSession(Session):
         def attach(
             parent: int,
             depth: int,
-            row: ScoredRow | None,
             limit: int,
-            spine_token: int | None,
-            width: int,
+            spine_token: int | None = None,
+            width: int = ROW_CANDIDATES,
         ) -> int:
             """Add the best `width` candidates but `spine_token` below a node, at most `limit`.
 
             Return their number.
             """
+            before = tokens[parents[parent]] if parent else self._before
+            row = drafter.rows.find(before, tokens[parent]) or ([], [])
             count = 0
-            if row is not None and limit > 0:
-                for token, score in zip(row[0][:width], row[1], strict=False):
-                    if score < MIN_SCORE:
-                        break
-                    if token != spine_token:
-                        if depth < DEPTH:
-                            queue.append((len(tokens), depth, score))
-                        tokens.append(token)
-                        parents.append(parent)
-                        count += 1
-                        if count == limit:
-                            break
+            for token, score in zip(row[0][:width], row[1], strict=False):
+                if count >= limit or score < MIN_SCORE:
+                    break
+                if token == spine_token:
+                    continue
+                if depth < DEPTH:
+                    queue.append((len(tokens), depth, score))
+                tokens.append(token)
+                parents.append(parent)
+                count += 1
             return count
 
         left = budget - 1 - spine
         on_spine = max(1, int(left * SPINE_SHARE)) if spine and left > 0 else 0
-        attach(
-            0,
-            1,
-            find(self._before, root),
-            left - on_spine,
-            chain[0] if spine else None,
-            ROW_CANDIDATES,
-        )
+        attach(0, 1, left - on_spine, chain[0] if spine else None)
         for node, share_of_node in enumerate(shares(on_spine, spine), 1):
-            spine_token = chain[node] if node < spine else None
-            attach(
-                node,
-                node + 1,
-                find(tokens[node - 1], tokens[node]),
-                share_of_node,
-                spine_token,
-                ROW_CANDIDATES,
-            )
+            attach(node, node + 1, share_of_node, chain[node] if node < spine else None)
 
         remaining = budget - len(tokens)
         for node, depth, score in queue:  # grows while it is walked
             if remaining <= 0:
                 break
-            row = find(tokens[parents[node]], tokens[node])
             width = min(max(1, math.ceil(remaining * score)), max(1, ROW_CANDIDATES // depth))
-            remaining -= attach(node, depth + 1, row, remaining, None, width)
+            remaining -= attach(node, depth + 1, remaining, None, width)
 
         return tokens, parents, spine
 

@@ -89,23 +89,17 @@ class NgramCacheSession(DeviceSession):
 
     def choose(self) -> None:
         drafter = self.drafter
-        root = self._recent[-1]
+        table = drafter.table
         start = tuple(self._recent[-drafter.leader :])
-        due = drafter.table.followers_of(start)
-        shape = drafter.shapes[len(due)]
-        # Per slot: the leader at the end of its follower, and that leader's followers, looked up
-        # when needed.
-        ends: list[Gram] = []
-        tokens = [root]
-        followers_at: dict[int, list[Gram]] = {-1: due}
+        shape = drafter.shapes[len(table.followers_of(start))]
+        ends: list[Gram] = [start]  # the leader at the end of the root, and of each slot
+        tokens = [self._recent[-1]]
         for parent, rank in shape.slots:
-            if parent not in followers_at:
-                followers_at[parent] = drafter.table.followers_of(ends[parent])
-            before = start if parent < 0 else ends[parent]
-            followers = followers_at[parent]
-            gram = followers[rank] if rank < len(followers) else before[-1:] * drafter.follower
+            leader = ends[parent]
+            followers = table.followers_of(leader)
+            gram = followers[rank] if rank < len(followers) else leader[-1:] * drafter.follower
             tokens += gram
-            ends.append((before + gram)[-drafter.leader :])
+            ends.append((leader + gram)[-drafter.leader :])
 
         drafter.lay_out(shape, tokens)
 
@@ -125,12 +119,12 @@ class _Shape(Layout):
     Nodes are the root, first slot's tokens, second slot's tokens, ...
 
     Attributes:
-        slots: per slot, its parent slot (-1: the root) and its rank there.
+        slots: per slot, its parent slot, counted from 1 (0: the root), and its rank there.
     """
 
     def __init__(self, slots: list[Slot], follower: int, device: torch.device) -> None:
-        index = {slot: i for i, slot in enumerate(slots)}
-        self.slots = [(index.get(slot[:-1], -1), slot[-1]) for slot in slots]
+        index = {slot: i for i, slot in enumerate([(), *slots])}
+        self.slots = [(index[slot[:-1]], slot[-1]) for slot in slots]
         nodes: list[RankPath] = [()]
         for slot in slots:
             # A slot's first node has the slot's rank below the parent slot's last node; its other

@@ -238,12 +238,9 @@ class MergedTree:
         parents = [0]
         for index, node in enumerate(order):  # grows while it is walked
             siblings = self.children[node]
-            if len(siblings) > 1:
-                order += [siblings[token] for token in hash_order(siblings)]
-                parents += [index] * len(siblings)
-            elif siblings:
-                order += siblings.values()
-                parents.append(index)
+            tokens = hash_order(siblings) if len(siblings) > 1 else siblings
+            order += [siblings[token] for token in tokens]
+            parents += [index] * len(siblings)
 
         tree = Tree(parents, [self._ranks[node] for node in order])
         return Draft(tree, torch.from_numpy(np.array([self.tokens[node] for node in order])))

@@ -7,9 +7,7 @@ model/recycling/) is followed step by step; docs/design.md lists the departures.
 from __future__ import annotations
 
 from collections.abc import Collection
-from functools import reduce
-from operator import or_
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 
@@ -77,7 +75,7 @@ class TokenRecycling(DeviceDrafter):
         )
         self.stores = [self.matrix]
         self.update = update
-        self.eos = frozenset(eos)
+        self._ends = fastest(torch.tensor(sorted(eos), dtype=torch.long, device=self.device))
         self.needs = Needs(candidates=0 if update == "frozen" else k, prompt_logits=recycle_prompt)
         if (tree is None) == (nodes is None):
             raise UserError(
@@ -142,11 +140,9 @@ class TokenRecycling(DeviceDrafter):
         Rejected nodes count, too.
         """
         mask = accepted if self.update == "path" else None
-        if self.eos:
-            # the root is no draft
-            drafts = fastest(tokens)[1:]
-            is_accepted = fastest(accepted)[1:]
-            ended: Any = reduce(or_, (((drafts == end) & is_accepted).any() for end in self.eos))
+        if len(self._ends):
+            is_end = (fastest(tokens)[1:, None] == self._ends).any(1)  # the root is no draft
+            ended = (is_end & fastest(accepted)[1:]).any()
             if self.matrix.on_host:
                 if ended:
                     return

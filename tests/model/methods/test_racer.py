@@ -16,7 +16,7 @@ import pytest
 
 from model.engine import Target, generate
 from model.methods.racer import Racer
-from model.structures.ngram_trie import NgramTrie
+from model.structures.ngram_trie import NgramTrie, add_in_hash_order, hash_order
 from tests.conftest import greedy, toy_model
 from tests.model.methods.public_traces import EOS, TRACE, embedded
 
@@ -31,6 +31,19 @@ def test_the_oldest_node_is_reused_with_its_children():
     assert len(trie.parent) == 5 and list(trie.children[0]) == [4]
     assert trie.token == [0, 5, 6, 3, 4] and trie.parent[3] == 2, "what held 1 2 holds 4 5 6 now"
     assert trie.children[2] == {} and trie.depth[2] == 3
+
+
+def test_tokens_come_in_the_order_of_the_compilers_hash_map():
+    """As g++ 12 printed it of std::unordered_map<int, int>."""
+    order: list[int] = []
+    buckets = 1
+    for token in (1, 2, 14, 15, 27):
+        buckets = add_in_hash_order(order, token, buckets)
+    assert order == hash_order([1, 2, 14, 15, 27])
+    order.remove(14)
+    for token in (3, 40):
+        buckets = add_in_hash_order(order, token, buckets)
+    assert order == [3, 15, 2, 40, 27, 1]
 
 
 def test_a_reset_forgets_what_an_open_sequence_says_too():
