@@ -2,7 +2,6 @@
 
 import random
 from collections import Counter
-from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -11,7 +10,7 @@ from model.engine import Tree
 from model.errors import UserError
 from model.files import ROOT
 from model.methods.rest import Rest, most_frequent
-from model.structures.datastore import Datastore, suffix_array, write_datastore
+from model.structures.datastore import Datastore, write_datastore
 
 
 def store(path, tokens, vocab):
@@ -27,7 +26,8 @@ def count(ngram, tokens):
 def test_the_longest_suffix_is_found_as_often_as_it_occurs(tmp_path, vocab):
     rng = random.Random(vocab)
     alphabet = [0, 1, 2, *(rng.randrange(vocab) for _ in range(2)), vocab - 1]
-    tokens = [rng.choice(alphabet) for _ in range(400)]
+    tokens = [rng.choice(alphabet) for _ in range(200)]
+    tokens += tokens[:3] * 60 + tokens[:20]  # a periodic text takes every round of sorting
     datastore = store(tmp_path / "d", tokens, vocab)
     assert len(datastore) == 400
     for _ in range(60):
@@ -126,15 +126,3 @@ def test_the_shipped_datastore_is_found_from_anywhere(tmp_path, monkeypatch):
         len(Rest(datastore_path="data/embedded/datastore.bin", vocab_size=2048).datastore) > 40_000
     )
     assert (ROOT / "data/embedded/datastore.bin").stat().st_size <= 300_000
-
-
-@pytest.mark.parametrize("vocab", [1, 5, 2**33])
-def test_equals_sorting_the_suffixes(vocab):
-    """Periodic texts take every round."""
-    rng = random.Random(vocab)
-    for n in [1, 2, 3, 64, *(rng.randrange(1, 300) for _ in range(20))]:
-        text = [rng.randrange(vocab) for _ in range(n)]
-        for tokens in (text, (text[:3] * n)[:n], text[: n // 2] * 2 + [vocab - 1]):
-            order = suffix_array(np.array(tokens)).tolist()
-            assert sorted(order) == list(range(len(tokens)))
-            assert all(tokens[i:] < tokens[j:] for i, j in pairwise(order))
