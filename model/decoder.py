@@ -15,10 +15,11 @@ from numpy.typing import NDArray
 from transformers.utils import logging
 
 from .engine import Drafter, Generation, StepRecord, Target, decode
+from .engine.answer import Request, acceptance_record
 from .engine.batch import decode_batch
 from .engine.checks import unwrapped
 from .engine.linear import packed_linears, unpack_linears
-from .engine.loop import Request, acceptance_record, whole
+from .engine.loop import exhaust
 from .engine.sampling import GREEDY, Sampling, hashed_seed
 from .errors import SURROGATE, UserError, one_line
 from .files import load_state, save_state
@@ -376,7 +377,7 @@ class Decoder:
 
     def generate(self, prompt: Prompt, **settings: Any) -> Answer:
         """Return the whole answer; settings and errors are those of `stream`."""
-        return self._answer(whole(self.stream(prompt, **settings)))
+        return self._answer(exhaust(self.stream(prompt, **settings)))
 
     def _answer(self, out: Generation) -> Answer:
         drafted = [step.nodes - 1 for step in out.steps]

@@ -17,7 +17,7 @@ from typing import Any
 
 from .decoder import Decoder, Prompt, pieces
 from .engine import StepRecord, decode
-from .engine.tree import RankPath, layout
+from .engine.tree import RankPath, drawing_rows
 from .errors import visible
 
 # characters per line, width of a character, height of a line
@@ -227,7 +227,7 @@ def _tree(picture: Picture, top: float) -> tuple[list[str], float, float]:
 
     labels = {path: label for path, label in labels.items() if len(path) <= deepest}
     says += f", {len(labels) - 1} drawn (… goes on)" * (len(labels) < len(picture.nodes))
-    rows, count = layout(labels)
+    rows, count = drawing_rows(labels)
     edges = []
     names = [_words(16, top, f"{says}; · is a space")]
     for path in sorted(labels, key=lambda path: (path in accepted, path)):

@@ -7,11 +7,10 @@ share the result. In eager steps, calling compiled code costs more time on the h
 
 from __future__ import annotations
 
-import logging
 import warnings
 from collections import defaultdict
 from collections.abc import Callable
-from contextlib import ExitStack, nullcontext
+from contextlib import ExitStack
 from functools import partial
 from operator import itemgetter
 from threading import RLock
@@ -28,7 +27,6 @@ ROUNDS: dict[str, Any] = {"emulate_precision_casts": True}
 # Of dynamo: compilations of one function, by all models of a process; and a layer's number is not a
 # constant of it
 SETTINGS: dict[str, Any] = {"recompile_limit": 1 << 10, "allow_unspec_int_on_nn_module": True}
-LOGS = "torch._dynamo", "torch._inductor"  # their warnings are of no use to users
 _swapping = RLock()  # layers of one model, by its targets and threads
 
 
@@ -133,9 +131,6 @@ class CompiledLayers:
             for number, member in enumerate(members):
                 self._swaps.append((vars(member), "joined", (joined, number)))
 
-    def __reduce__(self) -> tuple[type[nullcontext[None]], tuple[()]]:
-        return nullcontext, ()
-
     def __enter__(self) -> None:
         _swapping.acquire()
         self._compiling.append(compiling := ExitStack())
@@ -143,10 +138,6 @@ class CompiledLayers:
         compiling.enter_context(warnings.catch_warnings())
         warnings.filterwarnings("ignore", r"\s*Online softmax")  # of torch 2.11, seven times
         warnings.filterwarnings("ignore", module=r"(torch|triton)\.")  # of no use to users, either
-        for log in map(logging.getLogger, LOGS):
-            if log.level in (logging.NOTSET, logging.WARNING):  # else TORCH_LOGS asked for more
-                compiling.callback(log.setLevel, log.level)
-                log.setLevel(logging.ERROR)
         self._replaced.append([where.get(name) for where, name, _ in self._swaps])
         for where, name, replacement in self._swaps:
             where[name] = replacement

@@ -1,12 +1,9 @@
-"""Find out what a model's layers store and see, and what else decides its answers; and how layers
-multiply.
-"""
+"""Find out what a model's layers store and see, and what else decides its answers."""
 
 from __future__ import annotations
 
 import weakref
-from bisect import bisect_left
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -23,39 +20,6 @@ WINDOWED = ("DynamicSlidingWindowLayer", "LinearAttentionAndSlidingWindowAttenti
 ATTENTION = ("DynamicLayer", "DynamicIndexedLayer", "DummyLayer", *WINDOWED)
 DRIVEN = (*ATTENTION, "LinearAttentionLayer", "LinearAttentionAndFullAttentionLayer")
 NUMBERS = frozenset((bool, int, float))
-ROWS = 1, 9, 80, 400  # for which layouts are timed (`layouts`)
-LIMITS = 2, 26, 178  # rows up to which the first, second and third of ROWS are the nearest by ratio
-
-
-@dataclass(frozen=True)
-class Layouts:
-    """How linear layers multiply: half, onednn, fused or torch, by number of rows.
-
-    Args:
-        names: for each number of ROWS, or one for all. At most one is not torch.
-        measured: one line on what was measured; "" if nothing was.
-    """
-
-    names: tuple[str, ...]
-    measured: str = field(default="", compare=False)
-
-    def of(self, rows: int) -> str:
-        """Return the layout for this number of rows."""
-        return self.names[min(bisect_left(LIMITS, rows), len(self.names) - 1)]
-
-    @property
-    def copy(self) -> str:
-        """The layout that is not torch's own, if there is one."""
-        return min(self.names, key="torch".__eq__)
-
-    def __str__(self) -> str:
-        """Name the copy, and for which of ROWS it is used if not for all."""
-        rows = [rows for rows in ROWS if self.of(rows) == self.copy]
-        return (
-            self.copy
-            if len(rows) == len(ROWS)
-            else f"{self.copy} for about {rows} rows, torch for others"
-        )
 
 
 @dataclass(frozen=True)

@@ -32,7 +32,6 @@ LARGE_VOCAB = 16384  # from this vocabulary on, grouping columns pays
 GROUPS_OF_MAXIMA = 512  # groups of columns, about, whose maxima estimate the sum over all logits
 # Tokens and the log2 of their probabilities, (n, k) each; None if not needed
 Candidates = tuple[torch.Tensor | None, torch.Tensor | None]
-NOISE_BYTES = 64 << 20  # bytes of cached noise; a row takes 4 V bytes
 
 
 @dataclass(frozen=True)
@@ -137,8 +136,6 @@ class Choice:
         # never reallocated, for graphs
         self.seed = torch.zeros((), dtype=torch.long, device=device)
         self._seed = 0
-        # Noise (V,) by seed and position, on a CPU; the most recently used row is last.
-        self._rows: dict[tuple[int, int], torch.Tensor] = {}
         self._processors = _processors(sampling)
         self._warpers = _warpers(sampling)
         self.set_seed(sampling.seed)
@@ -261,23 +258,11 @@ class Choice:
         return torch.tensor(choices, device=logits.device)
 
     def _noise(self, positions: torch.Tensor, vocab: int) -> torch.Tensor:
-        """Return noise (n, V). On a CPU a row is drawn once for all steps that reach its
-        position.
-        """
+        """Return noise (n, V). On a CPU it is drawn once for all nodes of a position."""
         if positions.device.type != "cpu":
             return gumbel(self.seed, positions, vocab)
-        keys = [(self._seed, position) for position in positions.tolist()]
-        rows = {key: self._rows.pop(key) for key in keys if key in self._rows}
-        missing = [key for key in dict.fromkeys(keys) if key not in rows]
-        if missing:
-            drawn = gumbel(self.seed, torch.tensor([position for _, position in missing]), vocab)
-            # a view would keep all rows alive
-            rows |= zip(missing, (row.clone() for row in drawn), strict=True)
-        self._rows |= rows
-        # least recently used first, none of these
-        while len(self._rows) > max(NOISE_BYTES // (4 * vocab), len(rows)):
-            del self._rows[next(iter(self._rows))]
-        return torch.stack([rows[key] for key in keys])
+        distinct, index = torch.unique(positions, return_inverse=True)
+        return gumbel(self.seed, distinct, vocab)[index]
 
 
 def gumbel(seed: torch.Tensor, positions: torch.Tensor, vocab: int) -> torch.Tensor:

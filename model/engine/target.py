@@ -20,9 +20,8 @@ from ..errors import UserError
 from .attention import Attending
 from .cache import CachePool, LayerShape, TreeCache
 from .checks import TRIAL_ROOM, check_draft, check_model, check_training, unwrapped, warn_untried
-from .devices import Graphs, Turns, give_back, synchronize, turns_of, without_cudnn
+from .devices import Graphs, give_back, synchronize, turns_of, without_cudnn
 from .layers import (
-    Layouts,
     decoder_layers,
     device_of,
     form_of,
@@ -31,7 +30,7 @@ from .layers import (
     mode_of,
     probe_layers,
 )
-from .linear import Copies, copies_of, is_held
+from .linear import Copies, Layouts, copies_of, is_held
 from .sight import ALIGNED, LENGTH, Sight, additive
 from .tree import Draft
 
@@ -139,14 +138,8 @@ class Target:
         self.idle_batch: Any = None  # the cache of the last batch; see `batch.Batch`
         check_draft(self, TreeCache(self._shapes, TRIAL_ROOM, self._states))
 
-    def __getstate__(self) -> dict[str, Any]:
-        """For deep copies: the copied model has turns and copies of its own."""
-        return {
-            name: value for name, value in vars(self).items() if name not in ("turns", "copies")
-        }
-
     @cached_property
-    def turns(self) -> Turns:
+    def turns(self) -> Any:
         """Lock held for each step, so that threads can share the model and the methods made for
         it.
         """
@@ -375,20 +368,16 @@ class Target:
         n: int,
         read: Read,
         hidden: Hidden,
-        size: int = 0,
     ) -> Outputs:
         """Forward and commit tokens in parts, so that few logits are in memory. Returns the last n
         rows of logits.
-
-        Args:
-            size: tokens of a part; default: as many as LOGITS_BYTES allow.
         """
         count = len(tokens)
         kept = cache.length
         # of computed logits
         first_row = min(readable.start, count - max(n, 1)) if self._keeps_logits else 0
         budget = LOGITS_BYTES_GPU if self.device.type == "cuda" else LOGITS_BYTES
-        size = size or max(budget // (self.logits_size * self.dtype.itemsize), n, 1)
+        size = max(budget // (self.logits_size * self.dtype.itemsize), n, 1)
         ends = sorted(range(count, max(first_row, 0), -size))
         states = list[torch.Tensor]()
         logits = torch.zeros(n, self.logits_size, dtype=self.dtype, device=self.device)
@@ -448,17 +437,6 @@ class Target:
             cache.commit(0)
         read = torch.tensor(cache.will_read(tokens), device=self.device)
         logits, states = self._run_causal(cache, read, n, hidden)
-        if n > 1 and logits[-n, 0].isnan():
-            # A scan in chunks multiplies what a token does not see by 0: a draft token's NaN
-            # reached the root.
-            cache.restore()
-            rows = list[torch.Tensor]()
-            start = cache.length
-            states = self._forward_in_parts(
-                cache, read, range(len(read)), 0, lambda at, row: rows.append(row), hidden, size=1
-            ).hidden
-            logits = torch.cat(rows)
-            cache.length = start
         return Outputs(logits[-n:], None if states is None else states[-n:])
 
     def _run_causal(

@@ -35,8 +35,7 @@ from evaluation.running.shared_text import generate_together
 from model.decoder import Decoder
 from model.engine import Target, decode, generate
 from model.engine.checks import warn_untried
-from model.engine.layers import Window
-from model.engine.loop import whole
+from model.engine.loop import exhaust
 from model.engine.sampling import Sampling
 from model.errors import UserError
 from model.generate import Generate, refuse
@@ -146,17 +145,6 @@ def test_text_behind_a_window_is_the_models_own(family):
             assert out.tokens == own, (name, execution)
 
 
-def test_a_window_that_is_not_kept_is_noticed(monkeypatch):
-    """Else the texts above would be equal whatever is masked."""
-    target = Target(toy(WINDOWED["gemma2"]))
-    own = greedy(target.model, PROMPT, 42)
-    monkeypatch.setattr(
-        Window, "hides", lambda self, rows, columns: rows[:, None] < columns.new_full((1,), -1)
-    )
-    drafter = make_method("recycling", target, tree="best:16")
-    assert generate(target, drafter, PROMPT, max_new_tokens=42).tokens != own
-
-
 def test_a_short_context_is_no_reason_to_refuse():
     model = toy(WINDOWED["mistral"])
     for context in (2, 5, 14):
@@ -173,17 +161,6 @@ def test_a_newer_transformers_than_was_tried_is_said_once(caplog):
     assert [record.getMessage().split(" is ")[0] for record in caplog.records] == [
         "transformers 5.25.0.dev0",
         "transformers 6.0.0",
-    ]
-
-
-def test_what_a_row_sees():
-    columns = torch.arange(6)
-    # A window of two places, the own one included; what comes later is hidden by the mask of causality.
-    assert Window(2, chunked=False).hides(torch.tensor([4]), columns).tolist() == [
-        [1, 1, 1, 0, 0, 0]
-    ]
-    assert Window(3, chunked=True).hides(torch.tensor([4]), columns).tolist() == [
-        [1, 1, 1, 0, 0, 0]
     ]
 
 
@@ -285,7 +262,7 @@ def test_a_conversation_goes_on_from_recurrent_states_or_begins_anew(monkeypatch
 
     def answered(prompt, reuse=True):
         forwarded.clear()
-        out = whole(decode(target, pld.session(), prompt, max_new_tokens=16, reuse=reuse))
+        out = exhaust(decode(target, pld.session(), prompt, max_new_tokens=16, reuse=reuse))
         assert out.tokens == greedy(model, prompt, 16)
         return [*prompt, *out.tokens, 40, 6]
 
@@ -300,22 +277,6 @@ def test_a_conversation_goes_on_from_recurrent_states_or_begins_anew(monkeypatch
     failing = 0
     answered(PROMPT)
     assert forwarded[0] >= len(PROMPT) - 1
-
-
-def test_an_answer_that_is_cut_inside_a_draft_is_gone_on_from():
-    """What is cut off is not committed, so that the states have not read it."""
-    model = toy(RECURRENT["falcon_h1"])
-    target = Target(model)
-    prompt = [*PROMPT, *greedy(model, PROMPT, 12), *PROMPT]  # so that the copies are right
-    for limit in range(2, 12):
-        target.caches._free.clear()
-        pld = make_method("pld", target)
-        answer = generate(target, pld, prompt, max_new_tokens=limit, reuse=True).tokens
-        (kept,) = target.caches._free
-        assert kept.length == len(kept.text) and kept.text == [*prompt, *answer][: kept.length]
-        following = [*prompt, *answer, 40]
-        again = generate(target, pld, following, max_new_tokens=12, reuse=True).tokens
-        assert again == greedy(model, following, 12)
 
 
 def test_what_recurrent_states_exclude_is_refused(tmp_path):

@@ -3,7 +3,7 @@
 import pytest
 
 from model.engine import Target, generate
-from model.engine.loop import acceptance_record
+from model.engine.answer import acceptance_record
 from model.recycling import TokenRecycling, build_template
 from tests.model.every_method import V
 

@@ -1,9 +1,7 @@
 """Attention by a table and of heads that share keys: sdpa's numbers; what it is not made for stays sdpa's."""
 
 import contextlib
-import copy
 import random
-from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -83,17 +81,6 @@ def test_cudnns_attention_is_off_during_our_forwards_alone(before, monkeypatch):
     assert len(seen) == 5 + 4 and not any(seen)
 
 
-def test_cudnns_attention_stays_off_while_any_thread_is_inside():
-    """One that leaves first would switch it on in the middle of another one's forward."""
-    one, other = (devices.without_cudnn(torch.device("cuda")) for _ in range(2))
-    one.__enter__()
-    other.__enter__()
-    one.__exit__()
-    assert not torch.backends.cuda.cudnn_sdp_enabled()
-    other.__exit__()
-    assert torch.backends.cuda.cudnn_sdp_enabled()
-
-
 def test_what_is_not_on_a_cpu_or_changes_the_scores_goes_to_sdpa():
     """Layers may be spread over devices."""
     grouped, seen = TreeAttention(), []
@@ -108,51 +95,16 @@ def test_what_is_not_on_a_cpu_or_changes_the_scores_goes_to_sdpa():
     assert len(seen) == 2, "it computes this one itself"
 
 
-class Interrupted(TreeAttention):
-    """Another thread attends to another model's table right after each table is noted."""
-
-    other = None
-
-    @property
-    def _parts(self):
-        return vars(self)["noted"]
-
-    @_parts.setter
-    def _parts(self, parts):
-        vars(self)["noted"] = parts
-        if self.other is not None:
-            other, self.other = self.other, None
-            self(*other)
-
-
 def table_of(nodes, length):
     table = np.zeros((nodes, Sight.width(nodes)), dtype=np.int64)
     fill_table(table, [np.tri(nodes, dtype=bool)], [(0, length)])
     return Sight(torch.from_numpy(table), 1).as_mask
 
 
-def test_two_models_attend_to_tables_at_the_same_time():
-    query, key = torch.randn(1, 2, 3, 8), torch.randn(1, 2, 40, 8)
-    given = torch.nn.Module(), query, key, key
-    ours = Interrupted()
-    expected = ours(*given, table_of(3, 30))[0]
-    ours.other = *given, table_of(3, 5)
-    assert torch.equal(ours(*given, table_of(3, 30))[0], expected)
-
-
-def test_sparse_attention_takes_no_table():
-    """It chooses columns by its mask."""
-    target = Target(toy_model("llama-grouped"))
-    assert target.can_attend_by_table
-    target._shapes = [replace(shape, index_dim=8) for shape in target._shapes]
-    assert not target.can_attend_by_table
-
-
-def test_models_of_one_config_and_copies_attend_by_tables():
-    """The first to leave took the table's attention from the other; a copy switched the original's config."""
+def test_models_of_one_config_attend_by_tables():
+    """The first to leave took the table's attention from the other."""
     model = toy_model("llama-grouped")
     one, other = Target(model), Target(type(model)(model.config).eval())
-    twin = copy.deepcopy(one)
     leaves, stays = other._attending.by(None), one._attending.by(table_of(1, 3))
     leaves.__enter__()
     stays.__enter__()
@@ -161,9 +113,6 @@ def test_models_of_one_config_and_copies_attend_by_tables():
     assert Target(model).attends_by_table
     stays.__exit__(None, None, None)
     assert vars(model.config)[attention.SETTING] == "sdpa"
-    with twin._attending.by(table_of(1, 3)):
-        assert vars(twin.model.config)[attention.SETTING] == attention.NAME
-        assert vars(model.config)[attention.SETTING] == "sdpa"
 
 
 def test_a_table_says_what_masks_say():
