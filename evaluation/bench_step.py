@@ -18,7 +18,7 @@ import time
 from collections.abc import Callable, Generator
 from contextlib import closing
 from functools import partial
-from itertools import product
+from itertools import groupby, product
 from typing import Any
 
 import torch
@@ -140,25 +140,22 @@ def bench(
             f"--context {context}: must be from 2 to {room} for {loaded.settings.name} and these"
             " --nodes"
         )
-    model = dataclasses.asdict(loaded.settings) | {
-        "dtype": str(target.dtype).removeprefix("torch.")
-    }
+    model = dataclasses.asdict(loaded.settings)
+    model["dtype"] = str(target.dtype).removeprefix("torch.")
     result: dict[str, Any] = {
         "model": model,
         "linear": str(target.linear),
         "device": devices_in_words(loaded),
+        "versions": versions(),
+        "git": git_state(),
+        "context": context,
+        "rounds": rounds,
     }
-    result |= {"versions": versions(), "git": git_state(), "context": context, "rounds": rounds}
-    kind = (
-        f"{model['dtype']}, weights in {model['quantize']}" if model["quantize"] else model["dtype"]
-    )
-    used = ", ".join(
-        f"{package} {result['versions'][package]}" for package in ("torch", "transformers")
-    )
-    print(f"{model['name']} ({kind}) on {result['device']}; {used}")
+    used = result["versions"]
     print(
-        f"{context} tokens of context; median of {rounds} rounds of {STEPS} steps, in"
-        " turns\nmeasuring ...",
+        f"{model['name']} ({model['dtype']}) on {result['device']}; torch {used['torch']},"
+        f" transformers {used['transformers']}\n{context} tokens of context; median of {rounds}"
+        f" rounds of {STEPS} steps, in turns\nmeasuring ...",
         flush=True,
     )
     prompt = torch.randint(
@@ -184,22 +181,27 @@ def bench(
         DraftedSteps(target, prompt, way, nodes, size)
         for size, way, nodes in product(batches, executions, sizes)
     ]
-    timed: list[HfSteps | DraftedSteps] = [*stock, *drafted]
-    for steps in timed * (WARM_UP + rounds):
-        steps.take_turn()
-    median = {steps: statistics.median(steps.seconds[WARM_UP:]) for steps in timed}
-    plain = {(steps.execution, steps.size): median[steps] for steps in drafted if not steps.nodes}
-    result |= {f"{steps.name}_s": median[steps] for steps in stock} | {"steps": []}
-    for own in drafted:
+    everything: list[HfSteps | DraftedSteps] = [*stock, *drafted]
+    for timed in everything * (WARM_UP + rounds):
+        timed.take_turn()
+    for hf_steps in stock:
+        result[f"{hf_steps.name}_s"] = statistics.median(hf_steps.seconds[WARM_UP:])
+    result["steps"] = []
+    plain = 0.0
+    for steps in drafted:
+        seconds = statistics.median(steps.seconds[WARM_UP:])
+        plain = plain if steps.nodes else seconds  # the smallest size comes first
         row = {
-            "execution": own.execution,
-            "batch": own.size,
-            "nodes": own.nodes,
-            "seconds": median[own],
+            "execution": steps.execution,
+            "batch": steps.size,
+            "nodes": steps.nodes,
+            "seconds": seconds,
+            "over_plain": seconds / plain,
+            "parts_s": {
+                part: statistics.median(times[WARM_UP:]) for part, times in steps.parts.items()
+            },
         }
-        parts = {part: statistics.median(times[WARM_UP:]) for part, times in own.parts.items()}
-        over_plain = median[own] / plain[own.execution, own.size]
-        result["steps"].append(row | {"over_plain": over_plain, "parts_s": parts})
+        result["steps"].append(row)
     return result
 
 
@@ -321,26 +323,25 @@ class DraftedSteps:
 def table(result: dict[str, Any]) -> str:
     """Format a table for each execution and batch size, with a row for each number of nodes."""
     lines = []
-    for execution, batch in dict.fromkeys(
-        (row["execution"], row["batch"]) for row in result["steps"]
+    floor = result.get("floor_s")
+    for (execution, batch), group in groupby(
+        result["steps"], lambda row: (row["execution"], row["batch"])
     ):
-        steps = [
-            row for row in result["steps"] if (row["execution"], row["batch"]) == (execution, batch)
-        ]
-        stock = [key for key in ("hf", "hf_compiled") if f"{key}_s" in result]
-        rows = [{"nodes": key, "seconds": result[f"{key}_s"], "parts_s": {}} for key in stock]
-        over = {"/ plain": steps[0]["seconds"]}
-        if floor := result.get("floor_s"):
+        steps = [(str(row["nodes"]), row["seconds"], row["parts_s"]) for row in group]
+        over = {"/ plain": steps[0][1]}
+        if floor:
             over["/ floor"] = floor["weights"] + batch * floor["cache"]
-            rows.append({"nodes": "floor", "seconds": over["/ floor"], "parts_s": {}})
-        parts = [f"{part}, us" for part in steps[0]["parts_s"]]
+        parts = [f"{part}, us" for part in steps[0][2]]
         cells = [["nodes", "ms", *over, *parts]]
-        for row in [*rows * (batch == 1), *steps]:
-            times = [f"{1e6 * seconds:.0f}" for seconds in row["parts_s"].values()] or [""] * len(
-                parts
-            )
-            ratios = [f"{row['seconds'] / other:.2f}" for other in over.values()]
-            cells.append([str(row["nodes"]), f"{1e3 * row['seconds']:.3f}", *ratios, *times])
+        references = {"hf": result.get("hf_s"), "hf_compiled": result.get("hf_compiled_s")}
+        references["floor"] = over.get("/ floor")
+        if batch == 1:
+            known = [(name, seconds, {}) for name, seconds in references.items() if seconds]
+            steps = known + steps
+        for name, seconds, by_part in steps:
+            ratios = [f"{seconds / other:.2f}" for other in over.values()]
+            times = [f"{1e6 * time:.0f}" for time in by_part.values()] or [""] * len(parts)
+            cells.append([name, f"{1e3 * seconds:.3f}", *ratios, *times])
         title = execution if batch == 1 else f"{execution}, batch {batch}"
         lines += ["", f"{title}:", *map(str.rstrip, aligned(cells))]
     break_even = (

@@ -138,21 +138,20 @@ def form_of(model: Any) -> tuple[Any, ...]:
     """Return what a target assumes never changes in its model: attention, modules, and its tensors'
     form.
 
-    Of a module: its class and what runs it, an instance's own forward included. Of a weight or
-    buffer: shape, type, device and, on CUDA, the address, which graphs contain.
+    Of a module: its class and an instance's own forward. Of a weight or buffer: shape, type, device
+    and, on CUDA, the address, which graphs contain.
     """
     attention = model.config.get_text_config()._attn_implementation
     # set for a moment by a model of the same config
-    attention = "sdpa" if attention == NAME else attention
-    modules = list(model.modules())
-    classes = tuple(torch.nn.Linear if type(m) is PackedLinear else type(m) for m in modules)
-    pairs = zip(modules, classes, strict=True)
-    functions = (vars(m).get("forward", m._compiled_call_impl) or kind.forward for m, kind in pairs)
-    # weak references, as a function may hold the model
-    forwards = tuple(map(weakref.ref, functions))
-    tensors = (*model.parameters(), *model.buffers())
-    forms = ((t.shape, t.dtype, t.device, t.data_ptr() if t.is_cuda else 0) for t in tensors)
-    return (attention, classes, forwards, *forms)
+    form: list[Any] = ["sdpa" if attention == NAME else attention]
+    for module in model.modules():
+        form.append(torch.nn.Linear if type(module) is PackedLinear else type(module))
+        own = vars(module).get("forward", module._compiled_call_impl)
+        form.append(None if own is None else weakref.ref(own))  # it may hold the model
+    for tensor in (*model.parameters(), *model.buffers()):
+        address = tensor.data_ptr() if tensor.is_cuda else 0
+        form.append((tensor.shape, tensor.dtype, tensor.device, address))
+    return tuple(form)
 
 
 def mode_of(model: Any) -> tuple[Any, ...]:

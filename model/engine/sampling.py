@@ -34,6 +34,19 @@ GROUPS_OF_MAXIMA = 512  # groups of columns, about, whose maxima estimate the su
 Candidates = tuple[torch.Tensor | None, torch.Tensor | None]
 
 
+LEAST = 1e-300  # of settings that must be more than 0
+MOST = 1e300  # of settings without a limit
+LEAST_TEMPERATURE = 1e-20  # next to 0; less would overflow
+_RANGES: dict[str, tuple[Any, float, float]] = {
+    "temperature": (Real, 0, MOST),
+    "top_k": (Integral, 0, MOST),
+    "top_p": (Real, LEAST, 1),
+    "min_p": (Real, 0, 1),
+    "repetition_penalty": (Real, LEAST, MOST),
+    "seed": (Integral, -(1 << 63), (1 << 63) - 1),
+}
+
+
 @dataclass(frozen=True)
 class Sampling:
     """How the next token is drawn; each setting as in transformers' `generate`, and in its order.
@@ -58,25 +71,15 @@ class Sampling:
     processors: tuple[Processor, ...] = ()
 
     def __post_init__(self) -> None:
-        for name, value in vars(self).items():
-            kind = Integral if name in ("top_k", "seed") else Real
-            if name != "processors" and not isinstance(value, kind):
-                raise UserError(
-                    f"sampling.{name}={value}: must be a"
-                    f" {'whole ' if kind is Integral else ''}number"
-                )
-        right = {
-            # smaller: overflow
-            "temperature": (self.temperature == 0 or 1e-20 <= self.temperature < float("inf")),
-            "top_k": self.top_k >= 0,
-            "top_p": 0 < self.top_p <= 1,
-            "min_p": 0 <= self.min_p <= 1,
-            "repetition_penalty": 0 < self.repetition_penalty < float("inf"),
-            "seed": -(1 << 63) <= self.seed < 1 << 63,
-        }
-        for name, fits in right.items():
-            if not fits:
-                raise UserError(f"sampling.{name}={getattr(self, name)}: out of range")
+        for name, (kind, low, high) in _RANGES.items():
+            value = getattr(self, name)
+            if not isinstance(value, kind):
+                words = "whole number" if kind is Integral else "number"
+                raise UserError(f"sampling.{name}={value}: must be a {words}")
+            if not low <= value <= high:
+                raise UserError(f"sampling.{name}={value}: out of range")
+        if 0 < self.temperature < LEAST_TEMPERATURE:
+            raise UserError(f"sampling.temperature={self.temperature}: out of range")
 
     @property
     def reads_text(self) -> bool:

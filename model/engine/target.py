@@ -19,7 +19,7 @@ import torch
 from ..errors import UserError
 from .attention import Attending
 from .cache import CachePool, LayerShape, TreeCache
-from .checks import TRIAL_ROOM, check_draft, check_model, check_training, unwrapped, warn_untried
+from .checks import TRIAL_ROOM, check_draft, check_model, check_training, unwrapped
 from .devices import Graphs, give_back, synchronize, turns_of, without_cudnn
 from .layers import (
     decoder_layers,
@@ -80,7 +80,6 @@ class Target:
     def __init__(
         self, model: Any, *, context: int | None = None, linear: str | Layouts = "torch"
     ) -> None:
-        warn_untried()
         self.model = unwrapped(model)
         self.linear = linear if isinstance(linear, Layouts) else Layouts((linear,))
         self._is_compiled = any(is_compiled(module) for module in self.model.modules())
@@ -411,14 +410,12 @@ class Target:
         if self.recurrent:
             return self._forward_chain(cache, draft, hidden)
         self._make_room(cache, past + len(tree), len(tree))
-        positions = tree.depths.to(self.device) + past
-        tokens = draft.tokens.to(self.device)
         # A root alone sees all tokens: without a mask it gets the fastest kernels, and shared heads
         # are not repeated.
         mask = additive(tree.ancestors.to(self.device), self.dtype, past) if len(tree) > 1 else None
-        masks = self._by_type(mask, positions, past)
-        return self._run_model(
-            cache, tokens, masks, self._within(positions, past + tree.max_depth), hidden
+        positions = tree.depths.to(self.device) + past
+        return self.forward_masked(
+            cache, draft.tokens.to(self.device), mask, positions, hidden=hidden
         )
 
     def _forward_chain(self, cache: TreeCache, draft: Draft, hidden: Hidden) -> Outputs:
@@ -446,7 +443,7 @@ class Target:
         `rows` of logits.
         """
         end = cache.length + len(tokens)
-        positions = self._within(torch.arange(cache.length, end, device=self.device), end - 1)
+        positions = torch.arange(cache.length, end, device=self.device)
         kwargs = {"logits_to_keep": rows} if self._keeps_logits else {}
         return self._run_model(cache, tokens, None, positions, hidden, **kwargs)
 
@@ -455,7 +452,7 @@ class Target:
         self,
         cache: TreeCache,
         tokens: torch.Tensor,
-        mask: torch.Tensor,
+        mask: torch.Tensor | None,
         positions: torch.Tensor,
         *,
         hidden: Hidden = (),
@@ -464,11 +461,11 @@ class Target:
 
         Args:
             tokens, positions: int64 (n,).
-            mask: what each of them attends to, additive (n, past + n).
+            mask: what each of them attends to, additive (n, past + n); None: all before it.
             hidden: also return these hidden states.
         """
         masks = self._by_type(mask, positions, cache.length)
-        return self._run_model(cache, tokens, masks, positions.clamp(max=self.context - 1), hidden)
+        return self._run_model(cache, tokens, masks, positions, hidden)
 
     @torch.inference_mode()
     def forward_static(
@@ -503,9 +500,7 @@ class Target:
             masks = self._by_type(additive(visible, self.dtype), positions, of_columns)
         try:
             with self.kernels:
-                return self._run_model(
-                    cache, tokens, masks, positions.clamp(max=self.context - 1), hidden
-                )
+                return self._run_model(cache, tokens, masks, positions, hidden)
         finally:
             cursor.write_at = None
 
@@ -513,12 +508,6 @@ class Target:
         """Wait for the devices, so that a clock read next is right."""
         for device in self.devices:
             synchronize(device)
-
-    def _within(self, positions: torch.Tensor, last: int) -> torch.Tensor:
-        """Clamp positions to the context: nodes beyond it are never accepted, but must not index
-        past a table.
-        """
-        return positions.clamp(max=self.context - 1) if last >= self.context else positions
 
     def _by_type(
         self, mask: torch.Tensor | None, positions: torch.Tensor, columns: torch.Tensor | int
@@ -563,7 +552,8 @@ class Target:
         """
         inputs = {"attention_mask": mask, self.cache_name: cache, "use_cache": True} | more
         if self._takes_positions:
-            inputs["position_ids"] = positions[None]
+            # nodes beyond the context are never accepted, but must not index past a table
+            inputs["position_ids"] = positions.clamp(max=self.context - 1)[None]
         states: dict[int, torch.Tensor] = {}
         hooks: list[Any] = []
         try:

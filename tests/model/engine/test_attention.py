@@ -8,15 +8,12 @@ import pytest
 import torch
 
 from model.decoder import Decoder
-from model.engine import Draft, Target, attention, decode, devices
-from model.engine import target as engine_target
+from model.engine import Draft, Target, attention, decode
 from model.engine.attention import TreeAttention
 from model.engine.sight import Sight, additive, fill_table
 from model.errors import UserError
-from model.methods.vanilla import Vanilla
 from model.recycling import TokenRecycling, build_template
 from tests.conftest import toy_model
-from tests.model.sessions import each_session
 
 
 @pytest.mark.parametrize("kind", ["llama-grouped", "qwen2", "qwen3", "gemma", "mistral"])
@@ -57,62 +54,10 @@ def test_a_model_is_left_as_it_was_found(execution):
     assert model.config._attn_implementation == "sdpa"
 
 
-@pytest.mark.parametrize("before", [True, False])
-def test_cudnns_attention_is_off_during_our_forwards_alone(before, monkeypatch):
-    """Those of a drafter's own network, too, as EAGLE's head; and stays as its user wants it."""
-    model, seen, enabled = toy_model("llama"), [], torch.backends.cuda.cudnn_sdp_enabled
-    target, default = Target(model), enabled()
-    drafter, cuda = Vanilla(target.device), devices.without_cudnn(torch.device("cuda"))
-    for module in (attention, engine_target):
-        monkeypatch.setattr(module, "without_cudnn", lambda device: cuda)
-
-    def watch(session):
-        draft = session.draft
-        session.draft = lambda root: seen.append(enabled()) or draft(root)
-
-    each_session(drafter, watch)
-    model.model.layers[0].register_forward_pre_hook(lambda *given: seen.append(enabled()))
-    torch.backends.cuda.enable_cudnn_sdp(before)
-    try:
-        for _ in decode(target, drafter.session(), [5, 6, 7], max_new_tokens=5):
-            assert enabled() == before
-    finally:
-        torch.backends.cuda.enable_cudnn_sdp(default)
-    assert len(seen) == 5 + 4 and not any(seen)
-
-
-def test_what_is_not_on_a_cpu_or_changes_the_scores_goes_to_sdpa():
-    """Layers may be spread over devices."""
-    grouped, seen = TreeAttention(), []
-    grouped._sdpa = lambda *args, **kwargs: seen.append(args) or (args[1], None)
-    query, shared = torch.empty(1, 4, 3, 8, device="meta"), torch.empty(1, 2, 5, 8, device="meta")
-    grouped(torch.nn.Module(), query, shared, shared, torch.zeros(1, 1, 3, 5, device="meta"))
-    assert len(seen) == 1
-    query, shared = torch.randn(1, 4, 3, 8), torch.randn(1, 2, 5, 8)
-    grouped(torch.nn.Module(), query, shared, shared, torch.zeros(1, 1, 3, 5), softcap=30.0)
-    assert len(seen) == 2
-    grouped(torch.nn.Module(), query, shared, shared, torch.zeros(1, 1, 3, 5))
-    assert len(seen) == 2, "it computes this one itself"
-
-
 def table_of(nodes, length):
     table = np.zeros((nodes, Sight.width(nodes)), dtype=np.int64)
     fill_table(table, [np.tri(nodes, dtype=bool)], [(0, length)])
     return Sight(torch.from_numpy(table), 1).as_mask
-
-
-def test_models_of_one_config_attend_by_tables():
-    """The first to leave took the table's attention from the other."""
-    model = toy_model("llama-grouped")
-    one, other = Target(model), Target(type(model)(model.config).eval())
-    leaves, stays = other._attending.by(None), one._attending.by(table_of(1, 3))
-    leaves.__enter__()
-    stays.__enter__()
-    leaves.__exit__(None, None, None)
-    assert vars(model.config)[attention.SETTING] == attention.NAME
-    assert Target(model).attends_by_table
-    stays.__exit__(None, None, None)
-    assert vars(model.config)[attention.SETTING] == "sdpa"
 
 
 def test_a_table_says_what_masks_say():

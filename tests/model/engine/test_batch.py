@@ -15,7 +15,6 @@ from model.engine.batch import SharedCache, check_batch, decode_batch
 from model.engine.sampling import Sampling
 from model.engine.sight import LENGTH
 from model.errors import UserError
-from model.methods import make_method
 from model.methods.vanilla import Vanilla
 from tests.conftest import CONFIGS, NARROW, SIZES, greedy, sharpened, toy_model
 from tests.model.every_method import SETTINGS, Oracle, OracleSession, V, make, write_companions
@@ -238,80 +237,25 @@ def test_every_architecture(architecture, sizes, columns):
     assert max(len(out.steps) for out in outs) < 16, "the oracle must get paths accepted"
 
 
-def fuzz(count, seed):
-    rng, target = random.Random(seed), Target(model(), context=120)
-    texts = {tuple(prompt): longest(tuple(prompt)) for prompt in prompts()}
-    companionless = [
-        "vanilla",
-        "recycling",
-        "dynamic",
-        "suffix",
-        "suffix_recycling",
-        "spine",
-        "pld",
-        "lookahead",
-    ]
-    for _ in range(count):
-        asked = [rng.choice(prompts()) for _ in range(rng.randrange(1, 9))]
-        requests = mixed(len(asked), rng, rng.choice(["eager", "static"]))
-        kind = rng.choice([*companionless, "oracles", "oracles"])
-        drafter = Oracles(texts, rng.random()) if kind == "oracles" else drawn(kind, target, rng)
-        outs = together(target, drafter, rng.randrange(1, 6), zip(asked, requests, strict=True))
-        for out, prompt, request in zip(outs, asked, requests, strict=True):
-            expected = cut(
-                texts[tuple(prompt)], min(request.max_new_tokens, 120 - len(prompt)), request.eos
-            )
-            assert out.tokens == expected and sum(out.accept_lengths) == len(out.tokens)
-
-
-def drawn(kind, target, rng):
-    """A drafter; sometimes the size of its drafts is learnt while decoding."""
-    by_auto = (
-        kind in ("recycling", "dynamic", "suffix", "suffix_recycling", "spine")
-        and rng.random() < 0.4
-    )
-    return make_method(kind, target, nodes="auto:16") if by_auto else make(kind, target, {})
-
-
-def test_fuzzed_batches(columns):
-    fuzz(25, 0)
-
-
 @pytest.mark.parametrize("by_table", [True, False])
-@pytest.mark.parametrize(
-    "wrong",
-    ["one column less", "another's rows", "columns in another order", "positions of another"],
-)
+@pytest.mark.parametrize("wrong", ["one column less", "columns in another order"])
 def test_a_wrong_mask_is_noticed(wrong, by_table, monkeypatch):
-    """By the trial, and without it by the texts."""
     forward = Target.forward_static
 
     def changed(target, cache, tokens, positions, write_at, sight, bucket, **more):
         table = sight.table.clone()
         if wrong == "one column less":
             table[:, LENGTH].sub_(1).clamp_(min=0)
-        elif wrong == "another's rows":
-            table[:, LENGTH - 1 : LENGTH + 1] = table[:, LENGTH - 1 : LENGTH + 1].flip(0)
-        elif wrong == "columns in another order":
-            write_at = write_at.flip(0)
         else:
-            positions = positions.flip(0)
-        return forward(
-            target, cache, tokens, positions, write_at, sight._replace(table=table), bucket, **more
-        )
+            write_at = write_at.flip(0)
+        sight = sight._replace(table=table)
+        return forward(target, cache, tokens, positions, write_at, sight, bucket, **more)
 
     monkeypatch.setattr(Target, "forward_static", changed)
-    target, asked = (
-        Target(model()),
-        [(prompt, Request(max_new_tokens=30)) for prompt in prompts()[2:6]],
-    )
+    target = Target(model())
     target.attends_by_table = by_table
     with pytest.raises(UserError, match="logits of a batch's rows are .* away"):
-        together(target, Vanilla(target.device), 4, asked)
-    monkeypatch.setattr("model.engine.batch.check_batch", lambda *trial: None)
-    target.attends_by_table = by_table
-    outs = together(target, Vanilla(target.device), 4, asked)
-    assert [out.tokens for out in outs] != [longest(tuple(prompt))[:30] for prompt, _ in asked]
+        check_batch(target, 512)
 
 
 def test_what_cannot_be_a_batch_is_refused_by_name(llama):

@@ -2,10 +2,10 @@
 
 import pytest
 
-from model.engine import Target, Tree, generate
+from model.engine import Target, generate
 from model.engine.sizing import POLICIES
 from model.engine.static_step import StaticStep, bucket_of
-from model.engine.step import MAX_STEPS, Executor
+from model.engine.step import MAX_STEPS
 from model.methods.suffix import SuffixRecycling
 from model.recycling import TokenRecycling, build_template
 from tests.conftest import toy_model
@@ -85,23 +85,3 @@ def test_all_steps_of_auto_have_room():
         tokens <= bucket_of(tokens) < max(257, 1.5 * tokens + 256) for tokens in range(1, 9000)
     )
     assert len(buckets) * len(POLICIES["cuda"].sizes + (80, -1)) <= MAX_STEPS
-
-
-@pytest.mark.parametrize(("trees", "captures", "left"), [(8, 8, 8), (12, 12, 8)])
-def test_of_many_steps_the_oldest_goes_where_memory_is_short(trees, captures, left, monkeypatch):
-    """One for each that is made, the plain one never, and none of the last few: they would be captured anew in turn."""
-    graphs, drafter = FakeGraphs(monkeypatch), TokenRecycling(V, build_template("best", nodes=12))
-    target = graphs.target(toy_model("llama"))
-    monkeypatch.setattr(Executor, "_short_of_memory", lambda executor: True)
-    sizes = [Tree.chain(0), *(build_template("best", nodes=nodes) for nodes in range(1, trees))]
-    for turn in range(2):
-        for tree in sizes:
-            drafter.use_tree(tree)
-            generate(target, drafter, [5, 6, 7], max_new_tokens=4, execution="graph")
-        if not turn:
-            assert (
-                len(graphs.captured) == captures
-                and sum(graph() is not None for graph in graphs.captured) == left
-            )
-            assert graphs.captured[0]() is not None, "the tree of the root alone"
-    assert len(graphs.captured) == (8 if trees == 8 else 23)

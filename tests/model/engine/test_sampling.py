@@ -198,30 +198,6 @@ def test_the_warpers_of_a_list_are_settings_of_the_same_choice(name):
     assert one == other and len(set(one)) > 5
 
 
-@pytest.mark.parametrize("method", ["dynamic", "recycling"])
-def test_a_processor_is_called_once_a_token(method):
-    """Grammar matchers count their calls; here the n-th call forbids all tokens but those of its turn."""
-    calls = []
-
-    def in_turn(ids, scores):
-        calls.append(ids.shape[1])
-        return scores.masked_fill(
-            torch.arange(scores.shape[1]) % 3 != len(calls) % 3, float("-inf")
-        )
-
-    model = toy_model("llama")
-    drafter = make_method(method, target := Target(model))
-    for temperature in (0.0, 0.8):
-        sampling = Sampling(temperature=temperature, seed=4, processors=(in_turn,))
-        for prompt in ([5, 6, 7, 5, 6, 7], [7, 5, 6, 7]):
-            calls.clear()
-            tokens = generate(target, drafter, prompt, max_new_tokens=30, sampling=sampling).tokens
-            assert (
-                calls[:30] == list(range(len(prompt), len(prompt) + 30)) and len(calls) <= 30 + 24
-            )
-            assert [token % 3 for token in tokens] == [n % 3 for n in range(1, 31)]
-
-
 @pytest.mark.parametrize("vocab", [61, 128, 2048])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
 def test_argmax_is_torchs_with_ties_too(vocab, dtype):

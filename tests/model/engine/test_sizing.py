@@ -6,18 +6,14 @@ from statistics import mean, median
 import pytest
 import torch
 
-from model.engine import Target, decode, generate, sizing
-from model.engine.answer import Request
-from model.engine.batch import decode_batch
-from model.engine.loop import exhaust
+from model.engine import Target, generate
 from model.engine.sizing import POLICIES, Sizing, finds_size
 from model.engine.static_step import StaticStep
 from model.errors import UserError
 from model.methods import make_method
 from model.methods.spine import Spine
-from model.methods.suffix import SuffixRecycling
 from model.methods.vanilla import Vanilla
-from model.recycling import TokenRecycling, build_template
+from model.recycling import TokenRecycling
 from tests.conftest import greedy, toy_model
 
 V = 61
@@ -282,30 +278,6 @@ def test_output_is_the_models_own_and_the_size_follows_the_cost(method, llama):
         )
 
 
-@pytest.mark.parametrize("method", ["recycling", "suffix_recycling"])
-@pytest.mark.parametrize("execution", ["eager", "static", "batch"])
-def test_a_rest_fills_the_matrix(method, execution, llama):
-    target = Target(llama)
-    drafter, clock = make_method(method, target), Clock(target, 0.0)
-    sizing, matrix = drafter.sizing, getattr(drafter, "partner", drafter).matrix
-    sizing.resting, sizing._left = True, 10_000
-    if execution == "batch":
-        request = Request(max_new_tokens=30, clock=clock)
-        asked = [([5, 6, 7], request), ([8, 9], request)]
-        outs = exhaust(decode_batch(target, drafter, asked, 2))
-    else:
-        outs = [
-            generate(
-                target, drafter, [5, 6, 7], max_new_tokens=30, execution=execution, clock=clock
-            )
-        ]
-    assert [out.tokens for out in outs] == [
-        greedy(llama, prompt, 30) for prompt in ([5, 6, 7], [8, 9])[: len(outs)]
-    ]
-    assert {step.nodes for out in outs for step in out.steps} == {1} and matrix.candidates.any()
-    assert sizing.describe()["steps_by_size"][0] > 10
-
-
 def test_a_step_that_makes_a_new_shape_is_not_measured(llama, monkeypatch):
     target, made = Target(llama), StaticStep.__init__
     drafter, clock = make_method("recycling", target), Clock(target, 0.0)
@@ -319,50 +291,30 @@ def test_a_step_that_makes_a_new_shape_is_not_measured(llama, monkeypatch):
     assert clock.now > 100 and max(drafter.sizing.times) < 10 * SECOND
 
 
-@pytest.mark.parametrize("method", ["dynamic", "recycling"])
-def test_the_first_step_goes_with_the_prompt_whose_rows_are_read_as_far_as_they_may_cost(
-    method, llama, monkeypatch
-):
-    monkeypatch.setattr(sizing, "PROMPT_ROWS", 4)
-    target, prompt = Target(llama), prompts()[0]
-    following = llama(torch.tensor([prompt])).logits[0].argmax(-1).tolist()
-    for resting in (False, True):
-        drafter = make_method(
-            method, target, **({"recycle_prompt": True} if method == "recycling" else {})
-        )
-        drafter.sizing.resting, read = resting, []
-        session = drafter.session()
-        session.observe_prompt = lambda prompt, start, logits, read=read: read.append(
-            (prompt[start:], logits.argmax(-1).tolist())
-        )
-        steps = decode(target, session, prompt, max_new_tokens=8, clock=Clock(target, 0.0))
-        first = next(steps)
-        assert first.nodes == 1 and first.tokens == following[-1:], (
-            "no forward of its own, and no draft"
-        )
-        assert read == ([] if resting else [(prompt[-4:], following[-4:])])
-        steps.close()
+@pytest.mark.parametrize("method", ["recycling", "suffix_recycling"])
+@pytest.mark.parametrize("execution", ["eager", "static"])
+def test_a_rest_fills_the_matrix(method, execution, llama):
+    target = Target(llama)
+    drafter = make_method(method, target)
+    drafter.sizing.resting = True
+    drafter.sizing._left = 10_000
+    settings = dict(execution=execution, clock=Clock(target, 0.0))
+    out = generate(target, drafter, [5, 6, 7], max_new_tokens=30, **settings)
+    assert out.tokens == greedy(llama, [5, 6, 7], 30)
+    assert {step.nodes for step in out.steps} == {1}
+    assert getattr(drafter, "partner", drafter).matrix.candidates.any()
+    assert drafter.sizing.describe()["steps_by_size"][0] > 10
 
 
 def test_the_library_finds_sizes_unless_told():
     target = Target(toy_model("llama"))
     for name in SIZED:
-        drafter = make_method(name, target)
-        assert isinstance(drafter.sizing, Sizing) and drafter.sizing.sizes[-1] <= 80, name
+        assert make_method(name, target).sizing.sizes[-1] <= 80, name
         assert make_method(name, target, nodes="auto:12").sizing.sizes[-1] == 12
-        assert make_method(name, target, nodes="auto:160").max_nodes == (
-            41 if name == "suffix" else 161
-        )
-        if "recycling" in name:  # the paths whose acceptance is learnt are listed once
-            with pytest.raises(UserError, match="nodes=auto:161: auto takes at most 160"):
-                make_method(name, target, nodes="auto:161")
-    assert make_method("recycling", target, tree="2.2.2").sizing is None
-    assert type(make_method("recycling", target, nodes=6)) is TokenRecycling
-    assert make_method("recycling", target, nodes=6).max_nodes == 7
-    assert make_method("dynamic", target, nodes=6).sizing is None
-    assert make_method("suffix_recycling", target, tree="best:6").sizing is None
+    for settings in (dict(tree="2.2.2"), dict(nodes=6)):
+        assert make_method("recycling", target, **settings).sizing is None
     assert not finds_size(Vanilla) and finds_size(TokenRecycling) and finds_size(Spine)
+    with pytest.raises(UserError, match="nodes=auto:161: auto takes at most 160"):
+        make_method("recycling", target, nodes="auto:161")
     with pytest.raises(UserError, match="not both"):
         make_method("recycling", target, tree="best:4", nodes=4)
-    with pytest.raises(UserError, match="not both"):
-        SuffixRecycling(V, build_template("best", nodes=4), nodes="auto")
