@@ -336,8 +336,9 @@ def table(result: dict[str, Any]) -> str:
         references = {"hf": result.get("hf_s"), "hf_compiled": result.get("hf_compiled_s")}
         references["floor"] = over.get("/ floor")
         if batch == 1:
-            known = [(name, seconds, {}) for name, seconds in references.items() if seconds]
-            steps = known + steps
+            for name, seconds in reversed(references.items()):
+                if seconds:
+                    steps.insert(0, (name, seconds, {}))
         for name, seconds, by_part in steps:
             ratios = [f"{seconds / other:.2f}" for other in over.values()]
             times = [f"{1e6 * time:.0f}" for time in by_part.values()] or [""] * len(parts)

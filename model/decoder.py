@@ -61,8 +61,8 @@ class Answer:
 class Decoder:
     """Decodes with a method, whose state is kept between prompts.
 
-    Threads may share a decoder and its model. They take turns step by step, so simultaneous answers
-    are no faster than successive ones.
+    Threads may share a decoder and its model. A lock is held for each step, so simultaneous
+    answers are no faster than successive ones.
 
     Args:
         model: a causal LM of transformers, by itself or inside the wrapper of peft or

@@ -138,16 +138,16 @@ def form_of(model: Any) -> tuple[Any, ...]:
     """Return what a target assumes never changes in its model: attention, modules, and its tensors'
     form.
 
-    Of a module: its class and an instance's own forward. Of a weight or buffer: shape, type, device
-    and, on CUDA, the address, which graphs contain.
+    Of a module: its class and what runs it, an instance's own forward included. Of a weight or
+    buffer: shape, type, device and, on CUDA, the address, which graphs contain.
     """
     attention = model.config.get_text_config()._attn_implementation
     # set for a moment by a model of the same config
     form: list[Any] = ["sdpa" if attention == NAME else attention]
     for module in model.modules():
-        form.append(torch.nn.Linear if type(module) is PackedLinear else type(module))
-        own = vars(module).get("forward", module._compiled_call_impl)
-        form.append(None if own is None else weakref.ref(own))  # it may hold the model
+        kind = torch.nn.Linear if type(module) is PackedLinear else type(module)
+        forward = vars(module).get("forward", module._compiled_call_impl) or kind.forward
+        form += kind, weakref.ref(forward)  # weak, as a function may hold the model
     for tensor in (*model.parameters(), *model.buffers()):
         address = tensor.data_ptr() if tensor.is_cuda else 0
         form.append((tensor.shape, tensor.dtype, tensor.device, address))

@@ -67,6 +67,6 @@ def test_lines_wrap_and_a_deep_rejected_draft_ends_in_dots():
             lines.setdefault(float(text.get("y")), []).append(text.text)
     assert len(lines) == 7 and all(len("".join(line)) <= COLUMNS for line in lines.values())
     names = [text.text for text in texts if "small" in text.get("class")]
-    assert len(names) == 1 + DEEPEST and names[-1].endswith("…")
+    assert len(names) == 1 + DEEPEST and any(name.endswith("…") for name in names)
     root, _ = texts_of(Picture([("plain", 1)], [1], [1], 0, []))
     assert not root.findall(f"{SVG}path"), "no step drafted"
