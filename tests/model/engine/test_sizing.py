@@ -202,6 +202,14 @@ def test_it_begins_with_the_size_for_the_device_within_the_budget(device, most):
     )
 
 
+def test_what_an_answer_may_lose_is_bounded_whatever_was_won_before():
+    machine = Machine(line(0.01), accepting(3, 4))
+    machine.answer(400)
+    assert POLICIES["cpu"].allowed < machine.size.balance <= POLICIES["cpu"].saved
+    machine.size.begin()
+    assert machine.size.balance == POLICIES["cpu"].allowed
+
+
 def test_a_draft_is_grown_until_no_larger_one_can_be_better():
     machine = Machine(line(0.03), accepting(2, 6))
     machine.answer(300)
