@@ -22,11 +22,11 @@ import torch
 from transformers import GenerationConfig
 
 from model.engine import Drafter, Generation, StepRecord, Target, generate
+from model.engine.answer import Mark, Request, unmarked
 from model.engine.batch import decode_batch
-from model.engine.loop import Request, whole
+from model.engine.loop import exhaust
 from model.engine.sampling import GREEDY, Sampling
 from model.engine.sizing import finds_size
-from model.engine.step import Mark, unmarked
 from model.errors import UserError, one_line
 from model.files import load_state
 from model.generate import Generate
@@ -153,7 +153,7 @@ class Method(Answerer):
             (prompt, Request(sampling=own, **how))
             for prompt, own in zip(prompts, samplings, strict=True)
         )
-        return whole(decode_batch(self.loaded.target, self.drafter, asked, len(prompts)))
+        return exhaust(decode_batch(self.loaded.target, self.drafter, asked, len(prompts)))
 
 
 class InsideGenerate(Method):

@@ -15,10 +15,11 @@ from numpy.typing import NDArray
 from transformers.utils import logging
 
 from .engine import Drafter, Generation, StepRecord, Target, decode
+from .engine.answer import Request, acceptance_record
 from .engine.batch import decode_batch
 from .engine.checks import unwrapped
 from .engine.linear import packed_linears, unpack_linears
-from .engine.loop import Request, acceptance_record, whole
+from .engine.loop import exhaust
 from .engine.sampling import GREEDY, Sampling, hashed_seed
 from .errors import SURROGATE, UserError, one_line
 from .files import load_state, save_state
@@ -60,8 +61,8 @@ class Answer:
 class Decoder:
     """Decodes with a method, whose state is kept between prompts.
 
-    Threads may share a decoder and its model. They take turns step by step, so simultaneous answers
-    are no faster than successive ones.
+    Threads may share a decoder and its model. A lock is held for each step, so simultaneous
+    answers are no faster than successive ones.
 
     Args:
         model: a causal LM of transformers, by itself or inside the wrapper of peft or
@@ -376,7 +377,7 @@ class Decoder:
 
     def generate(self, prompt: Prompt, **settings: Any) -> Answer:
         """Return the whole answer; settings and errors are those of `stream`."""
-        return self._answer(whole(self.stream(prompt, **settings)))
+        return self._answer(exhaust(self.stream(prompt, **settings)))
 
     def _answer(self, out: Generation) -> Answer:
         drafted = [step.nodes - 1 for step in out.steps]

@@ -19,12 +19,12 @@ from torch.nn.utils.rnn import pad_sequence
 from transformers.utils import logging
 
 from .engine import Drafter, Target, decode
+from .engine.answer import Generation, Request, StepRecord
 from .engine.batch import decode_batch
 from .engine.checks import CACHE_NAMES, DEFAULT_CONTEXT, position_limit, unwrapped
 from .engine.devices import turns_of
-from .engine.layers import Layouts
-from .engine.linear import unpack_linears
-from .engine.loop import Generation, Request, StepRecord, whole
+from .engine.linear import Layouts, unpack_linears
+from .engine.loop import exhaust
 from .engine.sampling import Sampling, drawn_by
 from .errors import UserError, one_line
 from .methods import DEFAULT, make_method
@@ -445,7 +445,7 @@ class Generate:
             logits_processor = of_rows(logits_processor or (), criteria, token_streamer, batched)
 
         # another answer's processor calls: that step is not yet observed
-        inside = turns_of(model).held
+        inside = turns_of(model)._is_owned()
         with turns_of(model):
             target = target_of(model, config.max_length, self.linear, self.context)
             execution = choose_execution(target, self.execution)
@@ -476,10 +476,10 @@ class Generate:
         if batched:
             requests = ((row, Request(**each)) for row, each in zip(prompts, given, strict=True))
             with closing(decode_batch(target, drafter, requests, len(prompts))) as steps_of_all:
-                generations = whole(steps_of_all)
+                generations = exhaust(steps_of_all)
         else:
             with closing(decode(target, session, prompts[0], **given[0])) as steps:
-                generations = [whole(steps, stream)]
+                generations = [exhaust(steps, stream)]
 
         answers = [out.tokens for out in generations]
         for out, count in zip(generations, tokens, strict=True):

@@ -25,8 +25,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from .engine.layers import ROWS, Layouts
-from .engine.linear import Packed, is_held, own_product, plain_linears
+from .engine.linear import ROWS, Layouts, Packed, is_held, own_product, plain_linears
 from .errors import UserError
 from .files import processor, write_json
 

@@ -24,8 +24,7 @@ from . import layouts
 from .engine import Draft, Drafter, Needs, Target, Tree, generate
 from .engine.compiled_layers import CompiledLayers
 from .engine.devices import give_back, synchronize
-from .engine.layers import Layouts
-from .engine.linear import half_bytes, is_held, linear_bytes, packable
+from .engine.linear import LAYOUTS, Layouts, half_bytes, is_held, linear_bytes, packable
 from .engine.sampling import Sampling
 from .engine.step import Executor
 from .errors import UserError, one_line
@@ -50,7 +49,7 @@ RUNS = 20  # runs of the step whose logits are compared and whose time is measur
 TIMES = 8
 ROUNDINGS = 4
 EXECUTIONS = ("auto", "eager", GRAPH)
-LINEAR = ("auto", "half", "onednn", "fused", "torch")
+LINEAR = ("auto", *LAYOUTS)
 
 
 @dataclass(frozen=True)
@@ -200,13 +199,9 @@ def described(target: Target, execution: Execution, load: Load) -> dict[str, str
     made.
     """
     why = execution.why or ("" if captures(target) else "graphs are for one CUDA device")
-    copied = "" if is_held(target.model) else ", a second copy of them"
-    what = {
-        "half": f"float32 from weights of 16 bits{copied}",
-        "onednn": "weights packed in oneDNN's layout, a second copy of them",
-        "fused": "layers of one input in one product",
-        "torch": "its own products",
-    }
+    kind = target.copies.kind
+    second_copy = kind == "half" and not is_held(target.model)
+    what = LAYOUTS[kind] + (", a second copy of them" if second_copy else "")
     measured = target.linear.measured and f"; measured: {target.linear.measured}"
     threads = f"{torch.get_num_threads()}{f' ({because})' if (because := threads_why()) else ''}"
     if (free := load.threads()) < torch.get_num_threads():
@@ -216,7 +211,7 @@ def described(target: Target, execution: Execution, load: Load) -> dict[str, str
     return {
         "execution": f"{execution.name} ({why})" if why else execution.name,
         **({"threads": threads} if target.device.type == "cpu" else {}),
-        "linear": f"{target.linear} ({what[target.copies.kind]}{measured})",
+        "linear": f"{target.linear} ({what}{measured})",
         "dtype": str(target.dtype).removeprefix("torch."),
         "device": ", ".join(map(str, target.devices)),
         "context": f"{target.context} tokens",

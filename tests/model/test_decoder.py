@@ -12,9 +12,10 @@ import torch
 from transformers import AutoTokenizer, BatchEncoding, GenerationConfig
 
 from model import tuning
-from model.decoder import Decoder, pieces, whole
+from model.decoder import Decoder, pieces
 from model.engine import StepRecord
 from model.engine.linear import stock_linears
+from model.engine.loop import exhaust
 from model.engine.sampling import GREEDY, Sampling
 from model.errors import UserError
 from model.files import ROOT
@@ -60,7 +61,7 @@ def test_a_decoder_answers_text_and_ids_and_streams_the_same():
     )
     shown = list(pieces(decoder.stream("hello", max_new_tokens=30), decoder.text_of))
     assert "".join(text for text, _ in shown) == answer.text and sum(n for _, n in shown) == 30
-    assert whole(decoder.stream("hello", max_new_tokens=30)).tokens == answer.ids
+    assert exhaust(decoder.stream("hello", max_new_tokens=30)).tokens == answer.ids
     drawn = decoder.generate("hello", max_new_tokens=30, sampling=Sampling(temperature=2.0, seed=1))
     assert drawn.ids != answer.ids
 

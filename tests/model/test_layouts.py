@@ -11,8 +11,7 @@ from torch import nn
 from model import layouts, tuning
 from model.decoder import Decoder
 from model.engine import Target, generate, linear
-from model.engine.layers import ROWS, Layouts
-from model.engine.linear import halves, packable
+from model.engine.linear import ROWS, Layouts, halves, packable
 from model.layouts import choose, fastest
 from model.methods import make_method
 from model.tuning import choose_linear
