@@ -21,7 +21,8 @@ from typing import Any, ClassVar
 import torch
 from transformers import GenerationConfig
 
-from model.engine import Drafter, Generation, StepRecord, Target, generate
+from model.decoder import Decoder
+from model.engine import Drafter, Generation, StepRecord, generate
 from model.engine.batch import decode_batch
 from model.engine.loop import Request, whole
 from model.engine.sampling import GREEDY, Sampling
@@ -164,7 +165,8 @@ class InsideGenerate(Method):
 
     @cached_property
     def custom_generate(self) -> Generate:
-        return _GenerateOfRun(self.loaded.target, self.drafter)
+        eos = self.loaded.eos
+        return _GenerateOfRun(Decoder(self.loaded.target, method=self.drafter, eos=eos))
 
     def answer(
         self,
@@ -200,21 +202,14 @@ class InsideGenerate(Method):
 
 
 class _GenerateOfRun(Generate):
-    """Decodes with a run's target and drafter.
+    """Decodes with a run's target and drafter; the run keeps the drafter's state."""
 
-    The other methods use the target, too; the run keeps the drafter's state.
-    """
-
-    def __init__(self, target: Target, drafter: Drafter) -> None:
+    def __init__(self, decoder: Decoder) -> None:
         super().__init__()
-        self._target_of_run = target
-        self._drafter_of_run = drafter
+        self._decoder_of_run = decoder
 
-    def _target(self, *_: Any) -> Target:
-        return self._target_of_run
-
-    def _drafter(self, *_: Any) -> Drafter:
-        return self._drafter_of_run
+    def decoder(self, *_: Any) -> Decoder:
+        return self._decoder_of_run
 
 
 class TransformersGenerate(Answerer):

@@ -67,7 +67,7 @@ class Execution:
         return "eager" if self.why and sampling.reads_text else self.name
 
 
-class Load:
+class BusyCores:
     """Measures how many cores other processes keep busy, on average since it was made."""
 
     def __init__(self) -> None:
@@ -120,7 +120,7 @@ def choose_threads(threads: int | None = None, why: str = "asked for") -> str:
         threads = before
         why = "OMP_NUM_THREADS"
     elif threads is None:
-        free = Load().threads()
+        free = BusyCores().threads()
         threads = min(before, free)
         why = f"{free} of {psutil.cpu_count()} cores were free"
     torch.set_num_threads(threads)
@@ -195,8 +195,8 @@ def captures(target: Target) -> bool:
     return target.device.type == "cuda" and target.has_fixed_shapes
 
 
-def described(target: Target, execution: Execution, load: Load) -> dict[str, str]:
-    """Return the speed settings that were chosen, and why; `load` measures since the decoder was
+def described(target: Target, execution: Execution, busy: BusyCores) -> dict[str, str]:
+    """Return the speed settings that were chosen, and why; `busy` measures since the decoder was
     made.
     """
     why = execution.why or ("" if captures(target) else "graphs are for one CUDA device")
@@ -209,7 +209,7 @@ def described(target: Target, execution: Execution, load: Load) -> dict[str, str
     }
     measured = target.linear.measured and f"; measured: {target.linear.measured}"
     threads = f"{torch.get_num_threads()}{f' ({because})' if (because := threads_why()) else ''}"
-    if (free := load.threads()) < torch.get_num_threads():
+    if (free := busy.threads()) < torch.get_num_threads():
         threads += (
             f"; {free} of {psutil.cpu_count()} cores are free: OMP_NUM_THREADS={free} is faster"
         )

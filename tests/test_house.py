@@ -77,8 +77,9 @@ MAY_IMPORT = {
     "model.methods": "model.engine model.structures model.recycling model.pretrained",
     "model.layouts": "model.engine",
     "model.tuning": "model.engine model.layouts model.recycling model.methods",
-    "model.generate": "model.engine model.methods model.tuning",
-    "model.decoder": "model.engine model.methods model.tuning model.generate model.pretrained model.prompts",
+    "model.generation_config": "model.engine",
+    "model.decoder": "model.engine model.generation_config model.methods model.tuning model.pretrained model.prompts",
+    "model.generate": "model.engine model.generation_config model.decoder model.methods model.tuning",
     "model.cli": "model.engine model.methods model.tuning model.decoder model.prompts",
     "model.picture": "model.engine model.decoder",
     "evaluation.records": "model.methods",
@@ -86,8 +87,9 @@ MAY_IMPORT = {
     "evaluation.figures": "evaluation.records evaluation.statistics",
     "evaluation.page": "evaluation.records evaluation.statistics evaluation.figures model.engine.tree",
     "evaluation.loading": "evaluation.records model.engine model.tuning model.quantization model.decoder "
-    "model.pretrained model.prompts model.generate model.methods model.structures",
-    "evaluation.answerers": "evaluation.loading evaluation.records model.engine model.methods model.generate",
+    "model.pretrained model.prompts model.generation_config model.methods model.structures",
+    "evaluation.answerers": "evaluation.loading evaluation.records model.engine model.methods model.decoder "
+    "model.generate",
     "evaluation.configuration": "evaluation.answerers evaluation.loading evaluation.records model",
     "evaluation.running": "evaluation.answerers evaluation.configuration evaluation.loading evaluation.records "
     "evaluation.statistics model.engine model.tuning",

@@ -24,7 +24,7 @@ from model.engine import Target
 from model.engine.linear import is_held
 from model.errors import UserError
 from model.files import located
-from model.generate import changed
+from model.generation_config import changed
 from model.pretrained import choose_device, load_pretrained
 from model.prompts import RAW, VICUNA
 from model.quantization import quantize

@@ -19,7 +19,7 @@ from model.generate import Generate
 from tests.checkpoint import write_tokenizer
 from tests.conftest import greedy, toy_model
 from tests.model.test_decoder import Letters
-from tests.model.test_generate_settings import Heard
+from tests.model.test_generate_settings import Noted
 
 PROMPTS = [
     [5, 9, 7, 5, 9, 7, 11],
@@ -238,7 +238,7 @@ def test_what_generate_refuses_of_a_batch(model):
 
 def test_a_padded_row_is_one_sequence(model):
     """It was refused a cold start and a streamer as "a batch" is."""
-    (ids, mask), heard = padded(PROMPTS[1:2]), Heard()
+    (ids, mask), heard = padded(PROMPTS[1:2]), Noted()
     cold = Generate("recycling", start="cold", linear="torch")
     for more in ({}, {"token_streamer": heard}):
         assert rows(model, ids, mask, custom_generate=cold, **more).equal(rows(model, ids, mask))

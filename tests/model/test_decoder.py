@@ -388,14 +388,14 @@ def test_threads_are_the_free_cores_unless_somebody_says_how_many(monkeypatch):
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     monkeypatch.setattr(tuning.psutil, "cpu_count", lambda: 4)
     monkeypatch.setattr(tuning, "_threads", (0, ""))
-    busy = tuning.Load()
+    busy = tuning.BusyCores()
     with monkeypatch.context() as patched:
-        patched.setattr(tuning.Load, "_now", staticmethod(lambda: (0.0, 0.0)))
-        still = tuning.Load()
-        patched.setattr(tuning.Load, "_now", staticmethod(lambda: (2.0, 6.2)))
+        patched.setattr(tuning.BusyCores, "_now", staticmethod(lambda: (0.0, 0.0)))
+        still = tuning.BusyCores()
+        patched.setattr(tuning.BusyCores, "_now", staticmethod(lambda: (2.0, 6.2)))
         assert still.cores_busy(0.0) == 3.1 and still.threads() == 1
     assert 0 <= busy.cores_busy(0.05) < 100
-    monkeypatch.setattr(tuning.Load, "cores_busy", lambda load: cores)
+    monkeypatch.setattr(tuning.BusyCores, "cores_busy", lambda load: cores)
     model, before = toy_model("llama"), torch.get_num_threads()
     try:
         for cores, threads, says in (
