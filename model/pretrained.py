@@ -18,7 +18,7 @@ from . import holding
 from .engine.devices import default_device
 from .engine.linear import halves
 from .errors import UserError, one_line
-from .quantization import quantize as quantize_model
+from .quantization import torchao_config
 
 # of transformers
 FAILURES = (
@@ -137,6 +137,11 @@ def load_pretrained(
             )
         return model
 
+    if quantize is not None:
+        options["quantization_config"] = torchao_config(quantize, device)
+        if device.type != "cpu":  # weights are quantised where they are used
+            options["device_map"] = {"": device}
+
     try:
         if not is_local:
             commit = AutoConfig.from_pretrained(source, **common)._commit_hash
@@ -162,6 +167,4 @@ def load_pretrained(
                 )
         raise UserError(f"{called}: {why} ({one_line(error)[:300]})") from None
 
-    if quantize is not None:
-        quantize_model(model, quantize, device)
     return (model if options.get("device_map") else model.to(device)).eval(), tokenizer

@@ -86,7 +86,7 @@ MAY_IMPORT = {
     "evaluation.statistics": "evaluation.records model.engine.sizing model.engine.tree",
     "evaluation.figures": "evaluation.records evaluation.statistics",
     "evaluation.page": "evaluation.records evaluation.statistics evaluation.figures model.engine.tree",
-    "evaluation.loading": "evaluation.records model.engine model.tuning model.quantization model.decoder "
+    "evaluation.loading": "evaluation.records model.engine model.tuning model.decoder "
     "model.pretrained model.prompts model.generation_config model.methods model.structures",
     "evaluation.answerers": "evaluation.loading evaluation.records model.engine model.methods model.decoder "
     "model.generate",
