@@ -25,7 +25,7 @@ from .engine.sizing import steps_in_words
 from .errors import UserError, complete_output, one_line, start_command
 from .methods import DEFAULT, METHODS, make_method
 from .prompts import RAW
-from .tuning import choose_threads
+from .tuning import LINEAR, choose_threads
 
 # ANSI colours of a step's text for 1, 2, 3, 4, and 5 or more tokens: default, cyan, green, yellow,
 # magenta
@@ -236,7 +236,7 @@ def parser() -> argparse.ArgumentParser:
             "--threads", type=int, help="on a CPU; default: OMP_NUM_THREADS, else the free cores"
         )
         command.add_argument("--execution", default="auto", help="auto, eager, graph")
-        command.add_argument("--linear", default="auto", help="auto, half, onednn, fused, torch")
+        command.add_argument("--linear", default="auto", help=", ".join(LINEAR))
         command.add_argument("--quantize", help="weights of int8 or int4, by torchao")
         command.add_argument("--trust-remote-code", action="store_true")
 

@@ -14,7 +14,7 @@ from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import cached_property, partial
-from typing import Any
+from typing import Any, Literal, get_args
 from weakref import WeakKeyDictionary
 
 import psutil
@@ -49,8 +49,8 @@ RUNS = 20  # runs of the step whose logits are compared and whose time is measur
 # Tolerance for logits: TIMES the difference of two eager forwards, and at least ROUNDINGS roundings
 TIMES = 8
 ROUNDINGS = 4
-EXECUTIONS = ("auto", "eager", GRAPH)
-LINEAR = ("auto", "half", "onednn", "fused", "torch")
+Linear = Literal["auto", "half", "onednn", "fused", "torch"]
+LINEAR: tuple[str, ...] = get_args(Linear)
 
 
 @dataclass(frozen=True)
@@ -147,10 +147,10 @@ def choose_execution(target: Target, name: str = "auto") -> Execution:
     Raises UserError if the name is unknown or impossible for this target, or the trial left the
     device unusable.
     """
-    if name not in EXECUTIONS:
-        raise UserError(f"execution={name}: there is {', '.join(EXECUTIONS)}")
-    if name != "auto" or not captures(target):
-        return Execution("eager" if name == "auto" else target.check_execution(name))
+    if name != "auto":
+        return Execution(target.check_execution(name))
+    if not captures(target):
+        return Execution("eager")
     if target not in _chosen:
         _chosen[target] = trial(target)
     return _chosen[target]

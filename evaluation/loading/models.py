@@ -353,12 +353,9 @@ def choose_execution(
         reads_text: True if sampling depends on the text, which only eager steps provide.
 
     Raises:
-        UserError: unknown, timed=false with an execution other than auto or eager, or as
+        UserError: timed=false with an execution other than auto or eager, or as
             `tuning.choose_execution`.
     """
-    names = (*tuning.EXECUTIONS, INSIDE["eager"])
-    if name not in names:
-        raise UserError(f"execution={name}: there is {', '.join(names)}")
     if not timed and name not in ("auto", "eager"):
         raise UserError(
             f"execution={name}: with timed=false the methods share eager forwards;"

@@ -47,7 +47,7 @@ Read = Callable[[int, torch.Tensor], None]
 # numbers of hidden states, as in transformers: i is the input of layer i, or
 Hidden = tuple[int, ...]
 LAST = -1  # the input of the model's own head, after the final norm
-EXECUTIONS = ("eager", "static", "graph")
+EXECUTIONS = ("eager", "graph", "static")
 
 
 class Outputs(NamedTuple):
@@ -208,7 +208,7 @@ class Target:
         so.
         """
         if name not in EXECUTIONS:
-            raise UserError(f"execution={name}: there is {', '.join(EXECUTIONS)}")
+            raise UserError(f"execution={name}: there is auto, {', '.join(EXECUTIONS)}")
         if name == "graph" and self.device.type != "cuda":
             raise UserError(f"execution=graph: needs a CUDA device, this model is on {self.device}")
         if name != "eager" and not self.has_fixed_shapes:

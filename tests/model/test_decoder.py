@@ -239,7 +239,7 @@ NO_PROMPT = [
 NO_DECODER = [
     ({"context": 1}, "context=1: must be"),
     ({"linear": "fast"}, "linear=fast: there is auto, half, onednn, fused, torch"),
-    ({"execution": "quick"}, "execution=quick: there is auto, eager, graph"),
+    ({"execution": "quick"}, "execution=quick: there is auto, eager, graph, static"),
     ({"execution": "graph"}, "execution=graph: needs a CUDA device"),
     ({"method": "nope"}, "method nope: unknown"),
     ({"method": 5}, "method=5: must be a name or a drafter"),
