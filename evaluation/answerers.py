@@ -21,9 +21,8 @@ import torch
 from transformers import GenerationConfig
 
 from model.decoder import Decoder
-from model.engine import Drafter, Generation, StepRecord, generate
-from model.engine.batch import decode_batch
-from model.engine.loop import Request, whole
+from model.engine import Drafter, Generation, StepRecord
+from model.engine.loop import whole
 from model.engine.sampling import GREEDY, Sampling
 from model.engine.sizing import finds_size
 from model.engine.step import Mark, unmarked
@@ -119,6 +118,18 @@ class Method(Answerer):
 
     on_engine = streams = True
 
+    @cached_property
+    def decoder(self) -> Decoder:
+        """The run's target with its method."""
+        inside = self.execution in INSIDE.values()
+        return Decoder(
+            self.loaded.target,
+            method=self.drafter,
+            start=COLD if self.start == COLD else HOT,
+            eos=self.loaded.eos,
+            execution="auto" if inside else self.execution,
+        )
+
     def answer(
         self,
         prompt: list[int],
@@ -126,17 +137,8 @@ class Method(Answerer):
         sampling: Sampling = GREEDY,
         mark: Mark = unmarked,
     ) -> Generation:
-        self.begin()
-        return generate(
-            self.loaded.target,
-            self.drafter,
-            prompt,
-            max_new_tokens=max_new_tokens,
-            eos=self.loaded.eos,
-            sampling=sampling,
-            execution=self.execution,
-            mark=mark,
-        )
+        request = self._request(max_new_tokens, sampling) | {"mark": mark}
+        return whole(self.decoder.decode(prompt, request))
 
     def answer_batch(
         self,
@@ -144,16 +146,17 @@ class Method(Answerer):
         max_new_tokens: int,
         samplings: Sequence[Sampling],
     ) -> list[Generation]:
-        how: dict[str, Any] = {
+        requests = [self._request(max_new_tokens, sampling) for sampling in samplings]
+        asked = zip(prompts, requests, strict=True)
+        return whole(self.decoder.decode_batch(asked, len(prompts)))
+
+    def _request(self, max_new_tokens: int, sampling: Sampling) -> dict[str, Any]:
+        return {
             "max_new_tokens": max_new_tokens,
             "eos": self.loaded.eos,
+            "sampling": sampling,
             "execution": self.execution,
         }
-        asked = (
-            (prompt, Request(sampling=own, **how))
-            for prompt, own in zip(prompts, samplings, strict=True)
-        )
-        return whole(decode_batch(self.loaded.target, self.drafter, asked, len(prompts)))
 
 
 class InsideGenerate(Method):
@@ -164,8 +167,7 @@ class InsideGenerate(Method):
 
     @cached_property
     def custom_generate(self) -> Generate:
-        eos = self.loaded.eos
-        return _GenerateOfRun(Decoder(self.loaded.target, method=self.drafter, eos=eos))
+        return _GenerateOfRun(self.decoder)
 
     def answer(
         self,
@@ -178,7 +180,6 @@ class InsideGenerate(Method):
 
         What transformers does before and after the steps counts as prefill; no phase is marked.
         """
-        self.begin()
         target = self.loaded.target
         config = generation_config(
             self.loaded,

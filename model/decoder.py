@@ -26,7 +26,7 @@ from .generation_config import ends_by, eos_ids, not_applied, with_own_settings
 from .methods import DEFAULT, make_method
 from .pretrained import choose_device, load_pretrained
 from .prompts import CHAT, RAW, chat_ids, chat_text, default_template, one_row, several
-from .tuning import BusyCores, choose_execution, choose_linear, described
+from .tuning import choose_execution, choose_linear, described
 
 logger = logging.get_logger(__name__)
 # An unsettled end: an unfinished character, or text that clean_up_tokenization_spaces may still
@@ -110,7 +110,6 @@ class Decoder:
         self.chat_template_kwargs = dict(chat_template_kwargs or {})
         self._stop_strings: tuple[str, ...] = ()
         self._stop_criteria: list[Any] = []
-        self._busy_cores = BusyCores()
         if not isinstance(model, Target):
             model = unwrapped(model)
             model = Target(model, context=context, linear=choose_linear(model, linear))
@@ -136,7 +135,7 @@ class Decoder:
         max_draft = self.method.max_nodes - 1
         nodes = str(max_draft) if self.method.sizing is None else f"auto, at most {max_draft}"
         chosen = {"method": type(self.method).__name__, "nodes": nodes}
-        chosen |= described(self.target, self.execution, self._busy_cores)
+        chosen |= described(self.target, self.execution)
         if left_out := not_applied(self.target.model.generation_config, self.tokenizer):
             chosen["not applied of the model's generation_config"] = left_out
         return chosen

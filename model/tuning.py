@@ -195,10 +195,8 @@ def captures(target: Target) -> bool:
     return target.device.type == "cuda" and target.has_fixed_shapes
 
 
-def described(target: Target, execution: Execution, busy: BusyCores) -> dict[str, str]:
-    """Return the speed settings that were chosen, and why; `busy` measures since the decoder was
-    made.
-    """
+def described(target: Target, execution: Execution) -> dict[str, str]:
+    """Return the speed settings that were chosen, and why."""
     why = execution.why or ("" if captures(target) else "graphs are for one CUDA device")
     copied = "" if is_held(target.model) else ", a second copy of them"
     what = {
@@ -208,11 +206,9 @@ def described(target: Target, execution: Execution, busy: BusyCores) -> dict[str
         "torch": "its own products",
     }
     measured = target.linear.measured and f"; measured: {target.linear.measured}"
-    threads = f"{torch.get_num_threads()}{f' ({because})' if (because := threads_why()) else ''}"
-    if (free := busy.threads()) < torch.get_num_threads():
-        threads += (
-            f"; {free} of {psutil.cpu_count()} cores are free: OMP_NUM_THREADS={free} is faster"
-        )
+    threads = str(torch.get_num_threads())
+    if because := threads_why():
+        threads += f" ({because})"
     return {
         "execution": f"{execution.name} ({why})" if why else execution.name,
         **({"threads": threads} if target.device.type == "cpu" else {}),
