@@ -97,8 +97,11 @@ class Answerer:
         sampling: Sampling = GREEDY,
         mark: Mark = unmarked,
     ) -> Generation:
-        """Answer a prompt; limit, sampling and mark as `generate` takes them."""
-        raise NotImplementedError
+        """Answer a prompt; sampling and mark as a `Request` has them.
+
+        By default it is a batch of one, and no phase is marked.
+        """
+        return self.answer_batch([prompt], max_new_tokens, [sampling])[0]
 
     def answer_batch(
         self,
@@ -226,16 +229,6 @@ class TransformersGenerate(Answerer):
         """
         return f"{super().label} ({STATIC})" if self.settings.get("compiled") else super().label
 
-    def answer(
-        self,
-        prompt: list[int],
-        max_new_tokens: int,
-        sampling: Sampling = GREEDY,
-        mark: Mark = unmarked,
-    ) -> Generation:
-        """Answer a prompt. Each token is one step, and no phase is marked."""
-        return self.answer_batch([prompt], max_new_tokens, [sampling])[0]
-
     def answer_batch(
         self,
         prompts: Sequence[list[int]],
@@ -243,6 +236,8 @@ class TransformersGenerate(Answerer):
         samplings: Sequence[Sampling],
     ) -> list[Generation]:
         """Answer prompts as one batch, padded on the left and sampled with the first prompt's seed.
+
+        Each token is one step.
 
         If one of them has no room for `max_new_tokens`, each is answered alone: it would shorten
         the others' answers.
@@ -320,34 +315,19 @@ class Served(Answerer):
             return str(engine)
         return f"{engine} ({speculation or 'speculation unknown'})"
 
-    def answer(
-        self, prompt: list[int], max_new_tokens: int, *greedy: Any, **unmarked: Any
-    ) -> Generation:
-        """Answer a prompt; no phase is marked.
-
-        Raises UserError if the server fails or has changed.
-        """
-        return self._answer([prompt], max_new_tokens, alone=True)[0]
-
     def answer_batch(
         self,
         prompts: Sequence[list[int]],
         max_new_tokens: int,
         samplings: Sequence[Sampling] = (),
     ) -> list[Generation]:
-        """Answer prompts by concurrent requests, one for each prompt."""
-        return self._answer(prompts, max_new_tokens)
+        """Answer prompts by concurrent requests, one for each prompt.
 
-    def _answer(
-        self,
-        prompts: Sequence[list[int]],
-        max_new_tokens: int,
-        alone: bool = False,
-    ) -> list[Generation]:
-        """Answer prompts.
+        With one prompt, the counters of the whole server are read as its own.
 
-        If `alone`, there is one request, so the counters of the whole server are read as its own.
+        Raises UserError if the server fails or has changed.
         """
+        alone = len(prompts) == 1
         server = self.server
         where = self.server.where
         now = {key: value or self.said[key] for key, value in server.describe().items()}
@@ -359,7 +339,7 @@ class Served(Answerer):
         before = server.counters() if alone else {}
 
         start = time.perf_counter()
-        if len(prompts) == 1:
+        if alone:
             replies = [server.ask(asked[0], limits[0])]
         else:
             # an error or Ctrl-C ends it without waiting for other requests

@@ -67,32 +67,27 @@ class Execution:
         return "eager" if self.why and sampling.reads_text else self.name
 
 
-class BusyCores:
-    """Measures how many cores other processes keep busy, on average since it was made."""
+def busy_cores(seconds: float = 0.2) -> float:
+    """Return the number of cores that other processes keep busy, measured over `seconds`.
 
-    def __init__(self) -> None:
-        self._since = self._now()
+    Systems count in steps of 10 ms.
+    """
+    before = _computed()
+    start = time.perf_counter()
+    time.sleep(seconds)
+    wall = time.perf_counter() - start
+    return max(0.0, (_computed() - before) / wall)
 
-    @staticmethod
-    def _now() -> tuple[float, float]:
-        """Return the time, and the seconds that other processes have computed."""
-        times = psutil.cpu_times()
-        return (
-            time.perf_counter(),
-            times.user + times.system + getattr(times, "nice", 0.0) - time.process_time(),
-        )
 
-    def cores_busy(self, seconds: float = 0.2) -> float:
-        """Return the number of busy cores, measured over `seconds` or more, as systems count in
-        steps of 10 ms.
-        """
-        time.sleep(max(0.0, self._since[0] + seconds - time.perf_counter()))
-        wall, computed = (now - then for now, then in zip(self._now(), self._since, strict=True))
-        return max(0.0, computed / wall)
+def _computed() -> float:
+    """Return the seconds that other processes have computed."""
+    times = psutil.cpu_times()
+    return float(times.user + times.system + getattr(times, "nice", 0.0) - time.process_time())
 
-    def threads(self) -> int:
-        """Return how many threads find a free core each, at least one."""
-        return max(1, round((psutil.cpu_count() or 1) - self.cores_busy()))
+
+def free_cores() -> int:
+    """Return how many threads find a free core each, at least one."""
+    return max(1, round((psutil.cpu_count() or 1) - busy_cores()))
 
 
 _threads = 0, ""  # the number that `choose_threads` set, and why
@@ -113,23 +108,21 @@ def choose_threads(threads: int | None = None, why: str = "asked for") -> str:
     """
     global _threads
     before = torch.get_num_threads()
-    free = None
+    said = ""
     if threads is not None and threads < 1:
         raise UserError(f"threads={threads}: must be 1 or more")
     if threads is None and os.environ.get("OMP_NUM_THREADS"):
         threads = before
         why = "OMP_NUM_THREADS"
     elif threads is None:
-        free = BusyCores().threads()
+        free = free_cores()
         threads = min(before, free)
         why = f"{free} of {psutil.cpu_count()} cores were free"
+        if free < before:
+            said = f"threads: {threads}, as {why}; OMP_NUM_THREADS sets another number"
     torch.set_num_threads(threads)
     _threads = threads, why
-    return (
-        f"threads: {threads}, as {why}; OMP_NUM_THREADS sets another number"
-        if free and free < before
-        else ""
-    )
+    return said
 
 
 def threads_why() -> str:
