@@ -23,9 +23,10 @@ from .engine import Generation, StepRecord
 from .engine.sampling import Sampling
 from .engine.sizing import steps_in_words
 from .errors import UserError, complete_output, one_line, start_command
+from .linear_choice import LINEAR
 from .methods import DEFAULT, METHODS, make_method
 from .prompts import RAW
-from .tuning import LINEAR, choose_threads
+from .tuning import choose_threads
 
 # ANSI colours of a step's text for 1, 2, 3, 4, and 5 or more tokens: default, cyan, green, yellow,
 # magenta

@@ -23,10 +23,11 @@ from .engine.sampling import GREEDY, Sampling, hashed_seed
 from .errors import UserError, one_line
 from .files import load_state, save_state
 from .generation_config import ends_by, eos_ids, not_applied, with_own_settings
+from .linear_choice import choose_linear
 from .methods import DEFAULT, make_method
 from .pretrained import choose_device, load_pretrained
 from .prompts import CHAT, RAW, chat_ids, chat_text, default_template, one_row, several
-from .tuning import choose_execution, choose_linear, described
+from .tuning import choose_execution, described
 
 logger = logging.get_logger(__name__)
 # An unsettled end: an unfinished character, or text that clean_up_tokenization_spaces may still
@@ -77,7 +78,7 @@ class Decoder:
         execution: auto, eager or graph; see `tuning.choose_execution`.
         chat_template_kwargs: given to the tokenizer's chat template, such as {"enable_thinking":
             False}.
-        linear: auto, half, onednn, fused or torch; see `tuning.choose_linear`. All but torch change
+        linear: auto, half, onednn, fused or torch; see `linear_choice`. All but torch change
             the layout of the model's linear layers, not what they compute, until `release`; half
             and onednn keep a copy of their weights.
 

@@ -27,8 +27,8 @@ from .engine.loop import Generation, StepRecord, whole
 from .engine.sampling import Sampling, drawn_by
 from .errors import UserError
 from .generation_config import OUTPUT, ends_by, eos_ids, named, refused, undecided
+from .linear_choice import choose_linear
 from .methods import DEFAULT
-from .tuning import choose_linear
 
 logger = logging.get_logger(__name__)
 # Processors and criteria that a batch may have: they read only a text's ids. Others know the padded
@@ -144,7 +144,7 @@ class Generate:
         context: maximum tokens of prompt and answer together; default: the model's positions. A
             warning is logged if the context ends an answer, where stock `generate` goes on.
         linear: auto packs the weights on a CPU where memory allows; the copies are freed by
-            `release` or with this object; see `tuning.choose_linear`. torch leaves the model as it
+            `release` or with this object; see `linear_choice`. torch leaves the model as it
             is. All other callers use the model's own weights.
 
     A batch, padded on the left, is decoded in one forward per step; each row is the same as alone.

@@ -105,7 +105,7 @@ def load_pretrained(
         dtype: "auto": the checkpoint's own; on a CPU float32, from weights kept in 16 bits where
             possible.
         called: the model's name in messages; default: model NAME.
-        linear: as `tuning.choose_linear` takes it; weights are kept in 16 bits with auto and half
+        linear: as `linear_choice` takes it; weights are kept in 16 bits with auto and half
             alone.
         common, options: what transformers' `from_pretrained` takes for models and tokenizers, and
             for models alone. Weights come from safetensors by default; with a `device_map` they

@@ -1,5 +1,4 @@
-"""Choose what makes a model fast on this machine: how steps are executed, and how linear layers
-multiply.
+"""Choose how steps are executed on this machine, and how many threads compute.
 
 `auto` chooses both, in the harness and in the library alike, and reports why.
 """
@@ -14,18 +13,16 @@ from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import cached_property, partial
-from typing import Any, Literal, get_args
+from typing import Any
 from weakref import WeakKeyDictionary
 
 import psutil
 import torch
 
-from . import layouts
 from .engine import Draft, Drafter, Needs, Target, Tree, generate
 from .engine.compiled_layers import CompiledLayers
 from .engine.devices import give_back, synchronize
-from .engine.layers import Layouts
-from .engine.linear import half_bytes, is_held, linear_bytes, packable
+from .engine.linear import is_held
 from .engine.sampling import Sampling
 from .engine.step import Executor
 from .errors import UserError, one_line
@@ -49,8 +46,6 @@ RUNS = 20  # runs of the step whose logits are compared and whose time is measur
 # Tolerance for logits: TIMES the difference of two eager forwards, and at least ROUNDINGS roundings
 TIMES = 8
 ROUNDINGS = 4
-Linear = Literal["auto", "half", "onednn", "fused", "torch"]
-LINEAR: tuple[str, ...] = get_args(Linear)
 
 
 @dataclass(frozen=True)
@@ -147,40 +142,6 @@ def choose_execution(target: Target, name: str = "auto") -> Execution:
     if target not in _chosen:
         _chosen[target] = trial(target)
     return _chosen[target]
-
-
-def choose_linear(model: Any, name: str = "auto") -> Layouts:
-    """Return how linear layers multiply, as `Target` takes it.
-
-    On a CPU, auto measures the layouts that are possible and whose copies fit into half of the free
-    memory. On CUDA, auto fuses products. Quantised weights stay as they are.
-
-    Raises UserError if the name is unknown, or this model cannot have the layout.
-    """
-    if name not in LINEAR:
-        raise UserError(f"linear={name}: there is {', '.join(LINEAR)}")
-    if any(hasattr(parameter, "__tensor_flatten__") for parameter in model.parameters()):
-        if name not in ("auto", "torch"):
-            raise UserError(f"linear={name}: is for weights that are not quantised")
-        return Layouts(("torch",))
-    weight = model.get_input_embeddings().weight
-    held = is_held(model)
-    half = half_bytes(model)
-    packs = packable(weight.device, torch.float32 if held else weight.dtype)
-    if (name == "onednn" and not packs) or (name == "half" and not half):
-        raise UserError(
-            f"linear={name}: is for one x86 processor; half for float32 and float16 whose values"
-            " have 16 bits, onednn for float32 and, where it gains, bfloat16; this model is"
-            f" {weight.dtype} on {weight.device}"
-        )
-    if name != "auto":
-        return Layouts((name,))
-    free = psutil.virtual_memory().available / 2
-    fit = ["half"] * (half > 0 and (held or half < free))
-    fit += ["onednn"] * (packs and not held and 0 < linear_bytes(model) < free)
-    if fit:
-        return layouts.choose(model, fit)
-    return Layouts(("fused" if weight.device.type == "cuda" else "torch",))
 
 
 def captures(target: Target) -> bool:

@@ -25,6 +25,7 @@ from model.engine.linear import is_held
 from model.errors import UserError
 from model.files import located
 from model.generation_config import changed
+from model.linear_choice import choose_linear
 from model.pretrained import choose_device, load_pretrained
 from model.prompts import RAW, VICUNA
 from model.settings import check_settings
@@ -192,9 +193,7 @@ def _prepare_device(settings: ModelSettings) -> torch.device:
 
 
 def _target(model: Any, settings: ModelSettings) -> Target:
-    return Target(
-        model, context=settings.context, linear=tuning.choose_linear(model, settings.linear)
-    )
+    return Target(model, context=settings.context, linear=choose_linear(model, settings.linear))
 
 
 def _load(settings: ModelSettings) -> LoadedModel:

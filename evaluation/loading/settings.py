@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from model.errors import UserError
-from model.tuning import Linear
+from model.linear_choice import Linear
 
 # others may be there: Mistral's consolidated.safetensors repeats the weights
 SAFETENSORS = "model*.safetensors"

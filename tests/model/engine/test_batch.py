@@ -20,9 +20,9 @@ from model.engine.sampling import Sampling
 from model.engine.sight import LENGTH
 from model.engine.static_step import StaticForward
 from model.errors import UserError
+from model.linear_choice import choose_linear
 from model.methods import make_method
 from model.methods.vanilla import Vanilla
-from model.tuning import choose_linear
 from tests.conftest import CONFIGS, NARROW, SIZES, greedy, sharpened, toy_model
 from tests.model.engine.fake_graphs import FakeGraphs
 from tests.model.every_method import SETTINGS, Oracle, OracleSession, V, make, write_companions

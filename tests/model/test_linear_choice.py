@@ -6,20 +6,19 @@ import pytest
 import torch
 from torch import nn
 
-from model import layouts, tuning
+from model import linear_choice
 from model.decoder import Decoder
 from model.engine import linear
 from model.engine.layers import ROWS, Layouts
 from model.engine.linear import halves, packable
-from model.layouts import choose, fastest
-from model.tuning import choose_linear
+from model.linear_choice import choose_linear, fastest, fastest_of
 from tests.conftest import greedy, toy_model
 
 needs_copies = pytest.mark.skipif(
     not (halves() and packable(torch.device("cpu"), torch.float32)),
     reason="no x86 processor with FBGEMM and oneDNN",
 )
-measure = layouts.measure  # the fixture of all tests puts fixed times in its place
+measure = linear_choice.measure  # the fixture of all tests puts fixed times in its place
 # Times of a layer with 1, 9, 80 and 400 rows: of a Xeon, of an EPYC, made up
 XEON = {"torch": [11.0, 54, 123, 530], "onednn": [21.0, 36, 124, 550], "half": [10.0, 24, 130, 630]}
 EPYC = {
@@ -62,10 +61,10 @@ class Machine:
         self.now = 0.0
         self.calls = 0
         self.disturbed = disturbed
-        monkeypatch.setattr(layouts.time, "perf_counter", lambda: self.now)
-        monkeypatch.setattr(layouts, "own_product", partial(self.multiply, 1e-3))
+        monkeypatch.setattr(linear_choice.time, "perf_counter", lambda: self.now)
+        monkeypatch.setattr(linear_choice, "own_product", partial(self.multiply, 1e-3))
         packed = type("P", (), {"product": partial(self.multiply, 2e-3), "packed": 1})
-        monkeypatch.setattr(layouts, "Packed", lambda weight, half, wide: packed)
+        monkeypatch.setattr(linear_choice, "Packed", lambda weight, half, wide: packed)
 
     def multiply(self, seconds, input, *, weight=None, bias=None):
         self.calls += 1
@@ -77,7 +76,7 @@ class Machine:
 )
 def test_other_processes_disturb_some_runs(disturbed, calm, monkeypatch):
     Machine(monkeypatch, disturbed)
-    times, is_calm = measure(torch.ones(layouts.COPIES, 4, 4), torch.float32, ["onednn"])
+    times, is_calm = measure(torch.ones(linear_choice.COPIES, 4, 4), torch.float32, ["onednn"])
     assert is_calm == calm
     if calm:
         assert times["torch"] == pytest.approx([1e3 * rows for rows in ROWS])
@@ -89,8 +88,8 @@ def test_other_processes_disturb_some_runs(disturbed, calm, monkeypatch):
     ("dtype", "stored"), [(torch.float32, torch.float32), (torch.float32, torch.bfloat16)]
 )
 def test_real_products_are_timed(dtype, stored, monkeypatch):
-    monkeypatch.setattr(layouts, "SECONDS", 0)
-    weights = torch.full((layouts.COPIES, 64, 48), 0.5, dtype=stored)
+    monkeypatch.setattr(linear_choice, "SECONDS", 0)
+    weights = torch.full((linear_choice.COPIES, 64, 48), 0.5, dtype=stored)
     times, _ = measure(weights, dtype, ["half", "onednn"])
     assert set(times) == {"torch", "half", "onednn"}
     assert all(min(seconds) > 0 and len(seconds) == 4 for seconds in times.values())
@@ -106,7 +105,7 @@ def measured(monkeypatch, tmp_path):
         return {name: XEON[name] for name in ("torch", *possible)}, True
 
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    monkeypatch.setattr(layouts, "measure", note)
+    monkeypatch.setattr(linear_choice, "measure", note)
     return calls
 
 
@@ -116,32 +115,32 @@ def network():
 
 def test_times_are_measured_once_for_each_machine_and_shape(measured, monkeypatch):
     for _ in range(2):
-        assert choose(network(), ["onednn"]).copy == "onednn"
+        assert fastest_of(network(), ["onednn"]).copy == "onednn"
     assert measured == [(16, 8)], "most of the weights"
-    choose(network(), ["half"])
-    choose(network().half(), ["onednn"])
-    choose(nn.ModuleList([nn.Linear(1 << 10, 1 << 12)]), ["onednn"])
+    fastest_of(network(), ["half"])
+    fastest_of(network().half(), ["onednn"])
+    fastest_of(nn.ModuleList([nn.Linear(1 << 10, 1 << 12)]), ["onednn"])
     assert measured[3:] == [(513, 1 << 10)], "a part of a large weight"
     monkeypatch.setattr("torch.get_num_threads", lambda: 77)
-    choose(network(), ["onednn"])
+    fastest_of(network(), ["onednn"])
     assert len(measured) == 5
 
 
 @pytest.mark.parametrize("text", ["{", "null", '{"torch": [1, 2, 3, 0], "onednn": [1, 2, 3, 4]}'])
 def test_a_broken_file_is_measured_and_written_anew(text, measured, tmp_path):
-    choose(network(), ["onednn"])
+    fastest_of(network(), ["onednn"])
     (file,) = (tmp_path / "token_recycling").iterdir()
     kept = file.read_bytes()
     file.write_text(text)
     for _ in range(2):
-        choose(network(), ["onednn"])
+        fastest_of(network(), ["onednn"])
     assert len(measured) == 2 and file.read_bytes() == kept
 
 
 def test_a_folder_that_cannot_be_written_is_no_error(measured, tmp_path, monkeypatch):
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
-    assert choose(network(), ["half"]).copy == "half"
+    assert fastest_of(network(), ["half"]).copy == "half"
 
 
 @needs_copies
@@ -175,6 +174,6 @@ def test_only_copies_that_fit_into_memory_are_measured(dtype, copies, measured, 
         (2 * size + 2, "onednn" if copies == 4 else "half"),
     ):
         free = type("Free", (), {"available": available})
-        monkeypatch.setattr(tuning.psutil, "virtual_memory", free)
+        monkeypatch.setattr(linear_choice.psutil, "virtual_memory", free)
         assert choose_linear(model).copy == expected
     assert choose_linear(model, "torch").copy == "torch" and len(measured) == 1
