@@ -315,19 +315,29 @@ class Served(Answerer):
             return str(engine)
         return f"{engine} ({speculation or 'speculation unknown'})"
 
+    def answer(
+        self, prompt: list[int], max_new_tokens: int, *greedy: Any, **unmarked: Any
+    ) -> Generation:
+        return self._answer([prompt], max_new_tokens, alone=True)[0]
+
     def answer_batch(
         self,
         prompts: Sequence[list[int]],
         max_new_tokens: int,
         samplings: Sequence[Sampling] = (),
     ) -> list[Generation]:
-        """Answer prompts by concurrent requests, one for each prompt.
+        """Answer prompts by concurrent requests, one for each prompt."""
+        return self._answer(prompts, max_new_tokens)
 
-        With one prompt, the counters of the whole server are read as its own.
+    def _answer(
+        self, prompts: Sequence[list[int]], max_new_tokens: int, alone: bool = False
+    ) -> list[Generation]:
+        """Answer prompts.
+
+        If `alone`, there is one request, so the counters of the whole server are read as its own.
 
         Raises UserError if the server fails or has changed.
         """
-        alone = len(prompts) == 1
         server = self.server
         where = self.server.where
         now = {key: value or self.said[key] for key, value in server.describe().items()}
@@ -339,7 +349,7 @@ class Served(Answerer):
         before = server.counters() if alone else {}
 
         start = time.perf_counter()
-        if alone:
+        if len(prompts) == 1:
             replies = [server.ask(asked[0], limits[0])]
         else:
             # an error or Ctrl-C ends it without waiting for other requests
