@@ -13,6 +13,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from itertools import compress
 from multiprocessing.pool import ThreadPool
 from pathlib import Path
 from typing import Any, ClassVar
@@ -239,20 +240,26 @@ class TransformersGenerate(Answerer):
 
         Each token is one step.
 
-        If one of them has no room for `max_new_tokens`, each is answered alone: it would shorten
-        the others' answers.
+        A prompt with no room for `max_new_tokens` is answered alone, as it would shorten the
+        others' answers.
         """
         if not prompts:
             return []
 
         sampling = samplings[0]
         size = len(prompts)
-        limit = min(self.loaded.target.token_budget(prompt, max_new_tokens) for prompt in prompts)
+        limits = [self.loaded.target.token_budget(prompt, max_new_tokens) for prompt in prompts]
+        limit = min(limits)
+
         if limit < max_new_tokens and size > 1:
-            return [
-                self.answer(prompt, max_new_tokens, own)
-                for prompt, own in zip(prompts, samplings, strict=True)
-            ]
+            fits = [room == max_new_tokens for room in limits]
+            fitting = list(compress(prompts, fits))
+            of_fitting = list(compress(samplings, fits))
+            together = iter(self.answer_batch(fitting, max_new_tokens, of_fitting))
+            outs = []
+            for prompt, own, fit in zip(prompts, samplings, fits, strict=True):
+                outs.append(next(together) if fit else self.answer(prompt, max_new_tokens, own))
+            return outs
 
         drawn: dict[str, Any] = {
             "do_sample": bool(sampling.temperature),
