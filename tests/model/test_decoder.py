@@ -15,7 +15,7 @@ from model.engine import StepRecord
 from model.engine.linear import stock_linears
 from model.engine.sampling import GREEDY, Sampling
 from model.errors import UserError
-from model.files import ROOT
+from model.files import ROOT, save_state
 from model.generate import Generate
 from model.methods import make_method
 from tests.checkpoint import write_tokenizer
@@ -273,6 +273,18 @@ def test_what_cannot_be_loaded_is_an_error_of_one_line(monkeypatch, tmp_path):
         assert "\n" not in str(caught.value)
     (tmp_path / "toy").symlink_to(ROOT / "data/embedded")
     assert Decoder.from_pretrained("~/toy", method="vanilla").tokenizer is not None
+
+
+def test_a_state_that_does_not_fit_changes_nothing(tmp_path):
+    decoder = Decoder(toy_model("llama"), method="recycling", tree="2.2.2")
+    decoder.generate(PROMPT, max_new_tokens=5)
+    state = decoder.method.state_dict()
+    damaged = {name: tensor[:1] for name, tensor in state.items()}
+    save_state(damaged, tmp_path / "state")
+    with pytest.raises(UserError, match="^start: ") as refused:
+        decoder.load_state(tmp_path / "state")
+    assert "\n" not in str(refused.value)
+    assert all(tensor.equal(state[name]) for name, tensor in decoder.method.state_dict().items())
 
 
 def test_settings_say_what_was_chosen_and_release_undoes_it(tmp_path):
