@@ -23,10 +23,10 @@ from transformers import GenerationConfig
 
 from model.decoder import Decoder
 from model.engine import Drafter, Generation, StepRecord
-from model.engine.loop import whole
+from model.engine.answer import Mark, unmarked
+from model.engine.loop import exhaust
 from model.engine.sampling import GREEDY, Sampling
 from model.engine.sizing import finds_size
-from model.engine.step import Mark, unmarked
 from model.errors import UserError, one_line
 from model.files import load_state
 from model.generate import Generate
@@ -142,7 +142,7 @@ class Method(Answerer):
         mark: Mark = unmarked,
     ) -> Generation:
         request = self._request(max_new_tokens, sampling) | {"mark": mark}
-        return whole(self.decoder.decode(prompt, request))
+        return exhaust(self.decoder.decode(prompt, request))
 
     def answer_batch(
         self,
@@ -152,7 +152,7 @@ class Method(Answerer):
     ) -> list[Generation]:
         requests = [self._request(max_new_tokens, sampling) for sampling in samplings]
         asked = zip(prompts, requests, strict=True)
-        return whole(self.decoder.decode_batch(asked, len(prompts)))
+        return exhaust(self.decoder.decode_batch(asked, len(prompts)))
 
     def _request(self, max_new_tokens: int, sampling: Sampling) -> dict[str, Any]:
         return {

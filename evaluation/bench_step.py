@@ -15,10 +15,10 @@ import dataclasses
 import json
 import statistics
 import time
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
-from dataclasses import replace
+from collections.abc import Callable, Generator
+from contextlib import closing
 from functools import partial
+from itertools import groupby, product
 from typing import Any
 
 import torch
@@ -26,11 +26,9 @@ from torch.utils.benchmark import Timer
 from transformers import GenerationConfig
 from transformers.generation.streamers import BaseStreamer
 
-from model.engine import DeviceDrafter, Target, Tree
-from model.engine.batch import Batch
-from model.engine.cache import TreeCache
-from model.engine.loop import Request
-from model.engine.step import Mark, Sequence, Step, unmarked
+from model.engine import DeviceDrafter, Target, Tree, decode
+from model.engine.answer import Mark, Request, unmarked
+from model.engine.batch import decode_batch
 from model.errors import UserError
 from model.methods.vanilla import Vanilla
 from model.recycling import TokenRecycling
@@ -48,6 +46,7 @@ from .statistics.rendering import aligned
 
 K = 8  # candidates per token
 STEPS = 8  # steps timed in a row; few, so that the context hardly grows
+UNCOUNTED = 2  # steps before these: the first one forwards the prompt
 WARM_UP = 1  # turns that are not counted: they allocate memory, load kernels and capture steps
 LARGE = 1 << 30  # bytes; many times what a processor's own caches hold
 READS = 20  # of them in a row
@@ -133,34 +132,30 @@ def bench(
         context: tokens before a step; None: 500, or half of the model's context.
     """
     target = loaded.target
-    room = target.context - (1 + STEPS) * (
-        2 + max((len(path) for path in best_order(max(sizes), K)), default=0)
-    )
+    deepest = max((len(path) for path in best_order(max(sizes), K)), default=0)
+    room = target.context - (UNCOUNTED + STEPS) * (2 + deepest)
     context = min(500, target.context // 2) if context is None else context
     if not 2 <= context <= room:
         raise UserError(
             f"--context {context}: must be from 2 to {room} for {loaded.settings.name} and these"
             " --nodes"
         )
-    model = dataclasses.asdict(loaded.settings) | {
-        "dtype": str(target.dtype).removeprefix("torch.")
-    }
+    model = dataclasses.asdict(loaded.settings)
+    model["dtype"] = str(target.dtype).removeprefix("torch.")
     result: dict[str, Any] = {
         "model": model,
         "linear": str(target.linear),
         "device": devices_in_words(loaded),
+        "versions": versions(),
+        "git": git_state(),
+        "context": context,
+        "rounds": rounds,
     }
-    result |= {"versions": versions(), "git": git_state(), "context": context, "rounds": rounds}
-    kind = (
-        f"{model['dtype']}, weights in {model['quantize']}" if model["quantize"] else model["dtype"]
-    )
-    used = ", ".join(
-        f"{package} {result['versions'][package]}" for package in ("torch", "transformers")
-    )
-    print(f"{model['name']} ({kind}) on {result['device']}; {used}")
+    used = result["versions"]
     print(
-        f"{context} tokens of context; median of {rounds} rounds of {STEPS} steps, in"
-        " turns\nmeasuring ...",
+        f"{model['name']} ({model['dtype']}) on {result['device']}; torch {used['torch']},"
+        f" transformers {used['transformers']}\n{context} tokens of context; median of {rounds}"
+        f" rounds of {STEPS} steps, in turns\nmeasuring ...",
         flush=True,
     )
     prompt = torch.randint(
@@ -172,50 +167,45 @@ def bench(
         result["trial"] = choose_execution(target).why
         print(result["trial"], flush=True)
     stock = [HfSteps(loaded, prompt)]
-    with target.cache(1 + max(sizes)) as cache, ExitStack() as ends:
-        target.prefill(cache, prompt)
-        if "graph" in executions:
-            if not model["quantize"]:  # such weights do not say what they take
-                result["floor_s"] = floor_of(target, cache)
-            try:
-                stock.append(HfSteps(loaded, prompt, compiled=True))
-                stock[1].take_turn()
-            except UserError as error:  # no compiler is found, or a model has no such cache
-                del stock[1]
-                print(f"left out: {error}", flush=True)
-        drafted: list[DraftedSteps | BatchedSteps] = []
-        for size in batches:
-            if size == 1:
-                drafted += [
-                    DraftedSteps(target, cache, way, n, prompt[-1])
-                    for way in executions
-                    for n in sizes
-                ]
-            else:
-                batch = ends.enter_context(batch_of(target, prompt, size, max(sizes)))
-                drafted += [
-                    BatchedSteps(target, batch, way, n) for way in executions for n in sizes
-                ]
-        timed: list[HfSteps | DraftedSteps | BatchedSteps] = [*stock, *drafted]
-        for steps in timed * (WARM_UP + rounds):
-            steps.take_turn()
-    median = {steps: statistics.median(steps.seconds[WARM_UP:]) for steps in timed}
-    plain = {(steps.execution, steps.size): median[steps] for steps in drafted if not steps.nodes}
-    result |= {f"{steps.name}_s": median[steps] for steps in stock} | {"steps": []}
-    for own in drafted:
+    if "graph" in executions:
+        if not model["quantize"]:  # such weights do not say what they take
+            result["floor_s"] = floor_of(target, prompt)
+        try:
+            stock.append(HfSteps(loaded, prompt, compiled=True))
+            stock[1].take_turn()
+        except UserError as error:  # no compiler is found, or a model has no such cache
+            del stock[1]
+            print(f"left out: {error}", flush=True)
+    target.reserve(1 + max(sizes))
+    drafted = [
+        DraftedSteps(target, prompt, way, nodes, size)
+        for size, way, nodes in product(batches, executions, sizes)
+    ]
+    everything: list[HfSteps | DraftedSteps] = [*stock, *drafted]
+    for timed in everything * (WARM_UP + rounds):
+        timed.take_turn()
+    for hf_steps in stock:
+        result[f"{hf_steps.name}_s"] = statistics.median(hf_steps.seconds[WARM_UP:])
+    result["steps"] = []
+    plain = 0.0
+    for steps in drafted:
+        seconds = statistics.median(steps.seconds[WARM_UP:])
+        plain = plain if steps.nodes else seconds  # the smallest size comes first
         row = {
-            "execution": own.execution,
-            "batch": own.size,
-            "nodes": own.nodes,
-            "seconds": median[own],
+            "execution": steps.execution,
+            "batch": steps.size,
+            "nodes": steps.nodes,
+            "seconds": seconds,
+            "over_plain": seconds / plain,
+            "parts_s": {
+                part: statistics.median(times[WARM_UP:]) for part, times in steps.parts.items()
+            },
         }
-        parts = {part: statistics.median(times[WARM_UP:]) for part, times in own.parts.items()}
-        over_plain = median[own] / plain[own.execution, own.size]
-        result["steps"].append(row | {"over_plain": over_plain, "parts_s": parts})
+        result["steps"].append(row)
     return result
 
 
-def floor_of(target: Target, cache: TreeCache) -> dict[str, float]:
+def floor_of(target: Target, prompt: list[int]) -> dict[str, float]:
     """Return the seconds in which a large read here would read the weights, and the cache of one
     sequence.
 
@@ -223,11 +213,12 @@ def floor_of(target: Target, cache: TreeCache) -> dict[str, float]:
     """
     model = target.model
     large = torch.ones(LARGE // 4, device=target.device)
-    weights = {*model.parameters()} - {model.get_input_embeddings().weight} | {
-        model.get_output_embeddings().weight
-    }
-    kept = (getattr(layer, name, None) for layer in cache.layers for name in ("keys", "values"))
-    cached = [states[:, :, : cache.length] for states in kept if states is not None]
+    weights = {*model.parameters()} - {model.get_input_embeddings().weight}
+    weights |= {model.get_output_embeddings().weight}
+    with target.cache(1) as cache:
+        target.prefill(cache, prompt)
+        kept = (getattr(layer, name, None) for layer in cache.layers for name in ("keys", "values"))
+        cached = [states[:, :, : cache.length] for states in kept if states is not None]
     byte_s = Timer("large.sum()", globals={"large": large}).timeit(READS).mean / large.nbytes
     parts = {"weights": weights, "cache": cached}
     return {name: byte_s * sum(tensor.nbytes for tensor in part) for name, part in parts.items()}
@@ -269,129 +260,89 @@ def drafter_of(target: Target, nodes: int) -> DeviceDrafter:
 
 
 class DraftedSteps:
-    """Steps that verify the best n nodes after a cached context; n = 0 is plain decoding."""
-
-    size = 1  # sequences
+    """Steps that verify the best n nodes after a prompt, of one or more sequences in one forward;
+    n = 0 is plain decoding.
+    """
 
     def __init__(
-        self, target: Target, cache: TreeCache, execution: str, nodes: int, root: int
+        self, target: Target, prompt: list[int], execution: str, nodes: int, size: int = 1
     ) -> None:
         self.target = target
-        self.cache = cache
+        self.prompt = prompt
         self.execution = execution
         self.nodes = nodes
-        self.context = cache.length
-        self.root = root
+        self.size = size
         self.drafter = drafter_of(target, nodes)
         self.seconds: list[float] = []  # per step, by turn; capturing is not included
-        # seconds per step of each part, by turn; captured steps have none
+        # seconds per step of each part, by turn; captured and batched steps have none
         self.parts: dict[str, list[float]] = {}
 
     def take_turn(self) -> None:
-        """Time STEPS steps. If they are eager, time STEPS more by part, synchronising the device
-        after each part.
+        """Time STEPS steps. If they are eager ones of one sequence, time STEPS more by part,
+        synchronising the device after each part.
         """
         self.seconds.append(self._run(unmarked))
-        if self.execution == "eager":
+        if self.execution == "eager" and self.size == 1:
             clock = PhaseClock(self.target)
-            self._run(clock.mark, clock.restart)
+            self._run(clock.mark, clock.seconds.clear)
             for phase, part in PARTS.items():
                 self.parts.setdefault(part, []).append(clock.seconds[phase] / STEPS)
 
-    @torch.inference_mode()
     def _run(self, mark: Mark, restart: Callable[[], None] = lambda: None) -> float:
-        """Run STEPS steps after one that is not counted; return the seconds per step."""
-        self.cache.length = self.context
-        session = self.drafter.session()
-        sequence = Sequence(self.target, self.cache, session, [self.root], execution=self.execution)
-        step = Step(sequence)
-        sequence.text += step().tokens
-        self.target.synchronize()
-        sequence.mark = mark
-        restart()
-        setup = step.executor.setup_s
-        start = time.perf_counter()
-        for _ in range(STEPS):
-            sequence.text += step().tokens
-        self.target.synchronize()  # the device may still be busy
-        return (time.perf_counter() - start - (step.executor.setup_s - setup)) / STEPS
+        """Run STEPS steps after the first ones; return the seconds per step."""
+        with closing(self._steps(mark)) as steps:
+            for _ in range(UNCOUNTED):
+                next(steps)
+            self.target.synchronize()
+            restart()
+            start = time.perf_counter()
+            for _ in range(STEPS):
+                next(steps)
+            self.target.synchronize()  # the device may still be busy
+            return (time.perf_counter() - start) / STEPS
 
-
-@contextmanager
-def batch_of(target: Target, prompt: list[int], size: int, nodes: int) -> Iterator[Batch]:
-    """Begin a batch of `size` sequences with the same prompt, each with room for `nodes` draft
-    nodes.
-    """
-    batch = Batch(target, drafter_of(target, nodes), size)
-    with torch.inference_mode():
-        for number in range(size):
-            batch.begin(number, prompt, Request(max_new_tokens=target.context, reuse=True))
-    try:
-        yield batch
-    finally:
-        batch.close()
-
-
-class BatchedSteps:
-    """Steps as in `DraftedSteps`, for all sequences of a batch in one forward."""
-
-    def __init__(self, target: Target, batch: Batch, execution: str, nodes: int) -> None:
-        self.target = target
-        self.batch = batch
-        self.nodes = nodes
-        self.size = len(batch.members)
-        self.execution = execution
-        self.drafter = drafter_of(target, nodes)
-        self.context = len(batch.members[0].sequence.text)
-        self.seconds: list[float] = []  # per step, by turn
-        self.parts: dict[str, list[float]] = {}
-
-    @torch.inference_mode()
-    def take_turn(self) -> None:
-        """Time STEPS steps after one that is not counted, then remove their tokens again."""
-        batch = self.batch
-        batch.drafter = self.drafter
-        for member in batch.members:
-            member.session = self.drafter.session()
-            member.session.choice = member.choice
-            member.request = replace(member.request, execution=self.execution)
-        batch.step()
-        self.target.synchronize()
-        setup_before = sum(member.out.setup_s for member in batch.members)
-        start = time.perf_counter()
-        for _ in range(STEPS):
-            batch.step()
-        self.target.synchronize()
-        setup_s = sum(member.out.setup_s for member in batch.members) - setup_before
-        self.seconds.append((time.perf_counter() - start - setup_s) / STEPS)
-        for member in batch.members:
-            del member.sequence.text[self.context :]
-            batch.cache.lengths[member.stretch] = self.context - 1
+    def _steps(self, mark: Mark) -> Generator[Any, None, Any]:
+        """Decode, and yield after each step. What the last turn forwarded of the prompt is not
+        forwarded again.
+        """
+        settings = dict[str, Any](
+            max_new_tokens=self.target.context - len(self.prompt),
+            execution=self.execution,
+            reuse=True,
+        )
+        if self.size == 1:
+            session = self.drafter.session()
+            yield from decode(self.target, session, self.prompt, mark=mark, **settings)
+            return
+        asked = [(self.prompt, Request(**settings))] * self.size
+        for number, _ in decode_batch(self.target, self.drafter, asked, self.size):
+            if number == self.size - 1:
+                yield
 
 
 def table(result: dict[str, Any]) -> str:
     """Format a table for each execution and batch size, with a row for each number of nodes."""
     lines = []
-    for execution, batch in dict.fromkeys(
-        (row["execution"], row["batch"]) for row in result["steps"]
+    floor = result.get("floor_s")
+    for (execution, batch), group in groupby(
+        result["steps"], lambda row: (row["execution"], row["batch"])
     ):
-        steps = [
-            row for row in result["steps"] if (row["execution"], row["batch"]) == (execution, batch)
-        ]
-        stock = [key for key in ("hf", "hf_compiled") if f"{key}_s" in result]
-        rows = [{"nodes": key, "seconds": result[f"{key}_s"], "parts_s": {}} for key in stock]
-        over = {"/ plain": steps[0]["seconds"]}
-        if floor := result.get("floor_s"):
+        steps = [(str(row["nodes"]), row["seconds"], row["parts_s"]) for row in group]
+        over = {"/ plain": steps[0][1]}
+        if floor:
             over["/ floor"] = floor["weights"] + batch * floor["cache"]
-            rows.append({"nodes": "floor", "seconds": over["/ floor"], "parts_s": {}})
-        parts = [f"{part}, us" for part in steps[0]["parts_s"]]
+        parts = [f"{part}, us" for part in steps[0][2]]
         cells = [["nodes", "ms", *over, *parts]]
-        for row in [*rows * (batch == 1), *steps]:
-            times = [f"{1e6 * seconds:.0f}" for seconds in row["parts_s"].values()] or [""] * len(
-                parts
-            )
-            ratios = [f"{row['seconds'] / other:.2f}" for other in over.values()]
-            cells.append([str(row["nodes"]), f"{1e3 * row['seconds']:.3f}", *ratios, *times])
+        references = {"hf": result.get("hf_s"), "hf_compiled": result.get("hf_compiled_s")}
+        references["floor"] = over.get("/ floor")
+        if batch == 1:
+            for name, seconds in reversed(references.items()):
+                if seconds:
+                    steps.insert(0, (name, seconds, {}))
+        for name, seconds, by_part in steps:
+            ratios = [f"{seconds / other:.2f}" for other in over.values()]
+            times = [f"{1e6 * time:.0f}" for time in by_part.values()] or [""] * len(parts)
+            cells.append([name, f"{1e3 * seconds:.3f}", *ratios, *times])
         title = execution if batch == 1 else f"{execution}, batch {batch}"
         lines += ["", f"{title}:", *map(str.rstrip, aligned(cells))]
     break_even = (

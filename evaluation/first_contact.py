@@ -226,13 +226,11 @@ class Contact:
         """Return the median ms of a step, without the first turn, which captures. `watched` sees
         one more turn.
         """
-        with torch.inference_mode(), self.target.cache(max(ROWS)) as cache:
-            self.target.prefill(cache, self.prompt[: tokens + 1])
-            steps = DraftedSteps(self.target, cache, self.way, rows - 1, 3)
-            for _ in range(TURNS):
-                steps.take_turn()
-            with watched or nullcontext():
-                steps.take_turn()
+        steps = DraftedSteps(self.target, self.prompt[: tokens + 1], self.way, rows - 1)
+        for _ in range(TURNS):
+            steps.take_turn()
+        with watched or nullcontext():
+            steps.take_turn()
         return 1e3 * statistics.median(steps.seconds[1:TURNS])
 
     def hf(self) -> list[float]:

@@ -15,10 +15,11 @@ from numpy.typing import NDArray
 from transformers.utils import logging
 
 from .engine import Drafter, Generation, StepRecord, Target, decode
+from .engine.answer import Request, acceptance_record
 from .engine.batch import decode_batch
 from .engine.checks import unwrapped
 from .engine.linear import unpack_linears
-from .engine.loop import Request, acceptance_record, whole
+from .engine.loop import exhaust
 from .engine.sampling import GREEDY, Sampling, hashed_seed
 from .errors import UserError, one_line
 from .files import load_state, save_state
@@ -61,8 +62,8 @@ class Answer:
 class Decoder:
     """Decodes with a method, whose state is kept between prompts.
 
-    Threads may share a decoder and its model. They take turns step by step, so simultaneous answers
-    are no faster than successive ones.
+    Threads may share a decoder and its model. A lock is held for each step, so simultaneous
+    answers are no faster than successive ones.
 
     Args:
         model: a causal LM of transformers, by itself or inside the wrapper of peft or
@@ -373,7 +374,7 @@ class Decoder:
 
     def generate(self, prompt: Prompt, **settings: Any) -> Answer:
         """Return the whole answer; settings and errors are those of `stream`."""
-        return self._answer(whole(self.stream(prompt, **settings)))
+        return self._answer(exhaust(self.stream(prompt, **settings)))
 
     def _answer(self, out: Generation) -> Answer:
         drafted = [step.nodes - 1 for step in out.steps]
@@ -423,7 +424,7 @@ class Decoder:
         )
         if batch == 1:
             for ids, request in asked:
-                yield self._answer(whole(self.decode(ids, request)))
+                yield self._answer(exhaust(self.decode(ids, request)))
             return
 
         ended = dict[int, Generation]()  # answers that wait for earlier ones

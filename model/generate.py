@@ -19,11 +19,11 @@ from transformers.utils import logging
 
 from .decoder import Decoder
 from .engine import Target
+from .engine.answer import Generation, StepRecord
 from .engine.checks import CACHE_NAMES, DEFAULT_CONTEXT, position_limit, unwrapped
 from .engine.devices import turns_of
-from .engine.layers import Layouts
-from .engine.linear import unpack_linears
-from .engine.loop import Generation, StepRecord, whole
+from .engine.linear import Layouts, unpack_linears
+from .engine.loop import exhaust
 from .engine.sampling import Sampling, drawn_by
 from .errors import UserError
 from .generation_config import OUTPUT, ends_by, eos_ids, named, refused, undecided
@@ -267,10 +267,10 @@ class Generate:
 
         if batched:
             with closing(decoder.decode_batch(asked, len(asked))) as steps_of_all:
-                generations = whole(steps_of_all)
+                generations = exhaust(steps_of_all)
         else:
             with closing(decoder.decode(*asked[0])) as steps:
-                generations = [whole(steps, stream)]
+                generations = [exhaust(steps, stream)]
         if token_streamer is not None:
             token_streamer.end()
 

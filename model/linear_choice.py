@@ -27,8 +27,9 @@ import psutil
 import torch
 from torch import nn
 
-from .engine.layers import ROWS, Layouts
 from .engine.linear import (
+    ROWS,
+    Layouts,
     Packed,
     half_bytes,
     is_held,

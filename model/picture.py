@@ -17,7 +17,8 @@ from typing import Any
 
 from .decoder import Decoder, Prompt, pieces
 from .engine import StepRecord, decode
-from .engine.tree import RankPath, layout
+from .engine.loop import exhaust
+from .engine.tree import RankPath, drawing_rows
 from .errors import visible
 
 # characters per line, width of a character, height of a line
@@ -30,6 +31,7 @@ LABEL = 7.2
 ROW = 17
 GAP = 26
 LONGEST = 14
+DEEPEST = 6  # rejected nodes below this depth are not drawn
 STYLE = """
 text { font: 14px ui-monospace, "SF Mono", Menlo, Consolas, "DejaVu Sans Mono", monospace; fill: #1d2126 }
 .quiet { fill: #5c636b } .small { font-size: 12px } .words { font: 13px system-ui, "Segoe UI", Arial, sans-serif }
@@ -72,7 +74,6 @@ class Picture:
 
         observe = session.observe
         steps = list[StepRecord]()
-        tokens: list[int] = []
         drafts: dict[int, Nodes] = {}
 
         def watched(verification: Any) -> None:
@@ -86,21 +87,12 @@ class Picture:
 
         session.observe = watched
         ids = decoder.ids_of(prompt)
-        for record in decode(
-            decoder.target, session, ids, max_new_tokens=max_new_tokens, eos=decoder.eos
-        ):
-            steps.append(record)
-            tokens += record.tokens
+        settings = dict(max_new_tokens=max_new_tokens, eos=decoder.eos)
+        out = exhaust(decode(decoder.target, session, ids, **settings), steps.append)
 
         step = max(drafts, key=lambda number: sum(ok for _, _, ok in drafts[number]), default=0)
-        lengths = [s.accepted for s in steps]
-        return cls(
-            list(pieces(steps, decoder.text_of, decoder.probes)),
-            tokens,
-            lengths,
-            step,
-            drafts.get(step, []),
-        )
+        parts = list(pieces(steps, decoder.text_of, decoder.probes))
+        return cls(parts, out.tokens, out.accept_lengths, step, drafts.get(step, []))
 
     def svg(self, *notes: str) -> str:
         """Return the drawing as SVG, with these lines below it and its data inside."""
@@ -153,28 +145,27 @@ def _boxes(parts: list[tuple[str, int]]) -> Iterator[tuple[int, int, str, int]]:
 
     Yield row, column, text and tokens of each box: one piece's text on one line.
     """
-    characters: list[tuple[str, int]] = []
-    for number, (text, _) in enumerate(parts):
-        characters += [(character, number) for character in visible(text)]
-
-    text = "".join(c for c, _ in characters)
     row = 0
     column = 0
-    # by row and piece: columns and characters
-    places: dict[tuple[int, int], list[tuple[int, str]]] = {}
-    for word in re.finditer(rf"\n+|[^\S\n]|\S{{1,{COLUMNS}}}", text):
-        if word[0][0] == "\n" or column + _columns(word[0]) > COLUMNS:
-            row = row + min(word[0].count("\n") or 1, 2)
-            column = 0
-        if not word[0].isspace() or (column and word[0][0] != "\n"):
-            for character, number in characters[word.start() : word.end()]:
-                places.setdefault((row, number), []).append((column, character))
-                column += _columns(character)
-
-    for (row, number), placed in places.items():
-        shown = "".join(character for _, character in placed)
-        if not shown.isspace():
-            yield row, placed[0][0], shown, parts[number][1]
+    started = False  # True once the line has a word
+    for text, count in parts:
+        start = column
+        shown = ""
+        for word in re.findall(rf"\n+|[^\S\n]|\S{{1,{COLUMNS}}}", visible(text)):
+            newlines = word.count("\n")
+            if newlines or column + _columns(word) > COLUMNS:
+                if shown.strip():
+                    yield row, start, shown, count
+                row += min(newlines or 1, 2)
+                start = column = 0
+                shown = ""
+                started = False
+            started = started or not word.isspace()
+            if started:
+                shown += word
+                column += _columns(word)
+        if shown.strip():
+            yield row, start, shown, count
 
 
 def _text(picture: Picture) -> tuple[list[str], float]:
@@ -200,48 +191,36 @@ def _tree(picture: Picture, top: float) -> tuple[list[str], float, float]:
 
     Return lines of SVG, their bottom and their right end.
     """
-    labels = {
-        path: visible(text).replace("\n", "⏎").replace(" ", "·") or "∅"
-        for path, text, _ in picture.nodes
-    }
-    labels = {
-        p: label if len(label) <= LONGEST else label[: LONGEST - 1] + "…"
-        for p, label in labels.items()
-    }
     accepted = {path for path, _, ok in picture.nodes if ok}
+    deepest = max(DEEPEST, *map(len, accepted))
+    labels = {}
+    for path, text, _ in picture.nodes:
+        label = visible(text).replace("\n", "⏎").replace(" ", "·") or "∅"
+        if len(label) > LONGEST:
+            label = label[: LONGEST - 1] + "…"
+        if len(path) <= deepest:
+            labels[path] = label
+        else:  # the node above it ends in dots
+            cut = path[:deepest]
+            labels[cut] = labels[cut].removesuffix("…") + "…"
+
     x = [16.0]  # of each depth
     for depth in range(max(map(len, labels)) + 1):
-        x.append(
-            x[-1]
-            + GAP
-            + LABEL * max(_columns(label) for path, label in labels.items() if len(path) == depth)
-        )
+        widest = max(_columns(label) for path, label in labels.items() if len(path) == depth)
+        x.append(x[-1] + GAP + LABEL * widest)
 
-    deepest = max(
-        [len(path) for path in accepted]
-        + [d for d in range(len(x) - 1) if x[d + 1] - GAP <= WIDTH - 16]
-    )
-    says = f"step {picture.step}: {len(labels) - 1} tokens drafted, {len(accepted) - 1} accepted"
-    for cut in [path[:deepest] for path in labels if len(path) == deepest + 1]:
-        labels[cut] = labels[cut].removesuffix("…") + "…"
-
-    labels = {path: label for path, label in labels.items() if len(path) <= deepest}
-    says += f", {len(labels) - 1} drawn (… goes on)" * (len(labels) < len(picture.nodes))
-    rows, count = layout(labels)
+    drafted = len(picture.nodes) - 1
+    says = f"step {picture.step}: {drafted} tokens drafted, {len(accepted) - 1} accepted"
+    if len(labels) < len(picture.nodes):
+        says += f", {len(labels) - 1} drawn (… goes on)"
+    rows, count = drawing_rows(labels)
     edges = []
     names = [_words(16, top, f"{says}; · is a space")]
     for path in sorted(labels, key=lambda path: (path in accepted, path)):
         y = top + ROW * (rows[path] + 1.3)
         width = LABEL * _columns(labels[path])
-        names.append(
-            _fitted(
-                x[len(path)],
-                y,
-                labels[path],
-                width,
-                "small " + ("on" if path in accepted else "quiet"),
-            )
-        )
+        kind = "on" if path in accepted else "quiet"
+        names.append(_fitted(x[len(path)], y, labels[path], width, f"small {kind}"))
         if path:
             parent = path[:-1]
             at = x[len(path)]
@@ -251,4 +230,4 @@ def _tree(picture: Picture, top: float) -> tuple[list[str], float, float]:
             kind = "edge path" if path in accepted else "edge"
             edges.append(f'<path class="{kind}" d="M{left:.1f} {high:.1f}H{at - 21:.1f}{bend}"/>')
 
-    return edges + names, top + ROW * (count + 1), x[deepest + 1]
+    return edges + names, top + ROW * (count + 1), x[-1]

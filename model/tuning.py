@@ -22,7 +22,7 @@ import torch
 from .engine import Draft, Drafter, Needs, Target, Tree, generate
 from .engine.compiled_layers import CompiledLayers
 from .engine.devices import give_back, synchronize
-from .engine.linear import is_held
+from .engine.linear import LAYOUTS, is_held
 from .engine.sampling import Sampling
 from .engine.step import Executor
 from .errors import UserError, one_line
@@ -152,13 +152,9 @@ def captures(target: Target) -> bool:
 def described(target: Target, execution: Execution) -> dict[str, str]:
     """Return the speed settings that were chosen, and why."""
     why = execution.why or ("" if captures(target) else "graphs are for one CUDA device")
-    copied = "" if is_held(target.model) else ", a second copy of them"
-    what = {
-        "half": f"float32 from weights of 16 bits{copied}",
-        "onednn": "weights packed in oneDNN's layout, a second copy of them",
-        "fused": "layers of one input in one product",
-        "torch": "its own products",
-    }
+    kind = target.copies.kind
+    second_copy = kind == "half" and not is_held(target.model)
+    what = LAYOUTS[kind] + (", a second copy of them" if second_copy else "")
     measured = target.linear.measured and f"; measured: {target.linear.measured}"
     threads = str(torch.get_num_threads())
     if because := threads_why():
@@ -166,7 +162,7 @@ def described(target: Target, execution: Execution) -> dict[str, str]:
     return {
         "execution": f"{execution.name} ({why})" if why else execution.name,
         **({"threads": threads} if target.device.type == "cpu" else {}),
-        "linear": f"{target.linear} ({what[target.copies.kind]}{measured})",
+        "linear": f"{target.linear} ({what}{measured})",
         "dtype": str(target.dtype).removeprefix("torch."),
         "device": ", ".join(map(str, target.devices)),
         "context": f"{target.context} tokens",

@@ -9,7 +9,7 @@ from bisect import bisect_left
 from itertools import groupby
 from typing import Any
 
-from model.engine.tree import RankPath, layout
+from model.engine.tree import RankPath, drawing_rows
 
 from ..statistics.acceptance import LEARNT, TREE_SOURCE, accepted_paths, by_node, fixed_tree
 from ..statistics.pools import Pool
@@ -40,7 +40,7 @@ def draw(name: str, pool: Pool) -> dict[str, Any] | None:
     if not tree or not accepted or not nodes:
         return None
 
-    rows, leaves = layout([node.path for node in nodes])
+    rows, leaves = drawing_rows([node.path for node in nodes])
     places = {}
     for path, row in rows.items():
         places[path] = (LEFT + COLUMN * len(path), round(MARGIN + ROW * (row + 0.5), 1))

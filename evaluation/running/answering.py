@@ -14,9 +14,8 @@ from typing import Any
 import torch
 
 from model.engine import Generation
-from model.engine.loop import acceptance_record
+from model.engine.answer import acceptance_record, unmarked
 from model.engine.sampling import Sampling, hashed_seed
-from model.engine.step import unmarked
 
 from ..answerers import Answerer, Served, ServedAnswer
 from ..loading.bench import answer_text, prompt_ids

@@ -19,9 +19,10 @@ from typing import Any
 import numpy as np
 import torch
 
+from model.engine.answer import Generation
 from model.engine.cache import TreeCache
 from model.engine.drafter import Drafter, Session
-from model.engine.loop import Generation, generate
+from model.engine.loop import generate
 from model.engine.sampling import GREEDY, Choice, Sampling
 from model.engine.sight import additive
 from model.engine.static_step import Forwarded

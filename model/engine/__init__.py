@@ -4,8 +4,9 @@ Import from outside only the names below, and modules that methods are made with
 `devices`, `cache`).
 """
 
+from .answer import Generation, StepRecord
 from .drafter import DeviceDrafter, DeviceSession, Drafter, Needs, Session
-from .loop import Generation, StepRecord, decode, generate
+from .loop import decode, generate
 from .target import LAST, Target
 from .tree import Draft, Tree
 from .verification import Verification, verify

@@ -6,11 +6,9 @@ interface.
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import cache
-from threading import RLock
 from typing import Any
 
 import numpy as np
@@ -28,9 +26,6 @@ SETTING = "_attn_implementation_internal"
 UNSUPPORTED = ("softcap", "s_aux", "position_bias", "head_mask")
 # a sequence's rows, its columns, its mask; None: it sees all of them
 Part = tuple[slice, slice, torch.Tensor | None]
-# forwards that attend by `TreeAttention` now, by the id of their config
-_inside: Counter[int] = Counter()
-_swapping = RLock()
 
 
 class TreeAttention:
@@ -181,8 +176,7 @@ class Attending:
     cuDNN's is off.
 
     Outside `with` the model attends as before, and other threads' forwards inside it get the same
-    numbers. Models may
-    share a config: the last one to leave restores it.
+    numbers.
     """
 
     def __init__(self, model: Any) -> None:
@@ -204,19 +198,13 @@ class Attending:
     def by(self, mask: Any) -> Iterator[None]:
         """Attend under this mask, or a `Sight`'s."""
         of_sight = isinstance(mask, torch.Tensor) and mask.dtype == torch.long
-        swaps = (of_sight or self._shares) and self.is_sdpa
-        if swaps:
-            self._enter(1)
+        # written directly: a config's own setter takes longer than the gain
+        names = vars(self._config)
+        before = names[SETTING]
+        if (of_sight or self._shares) and self.is_sdpa:
+            names[SETTING] = NAME
         try:
             with without_cudnn(self._device):
                 yield
         finally:
-            if swaps:
-                self._enter(-1)
-
-    def _enter(self, forwards: int) -> None:
-        """Count a forward that begins (1) or ends (-1), and set what the config says."""
-        with _swapping:
-            _inside[id(self._config)] += forwards
-            # written directly: a config's own setter takes longer than the gain
-            vars(self._config)[SETTING] = NAME if _inside[id(self._config)] else "sdpa"
+            names[SETTING] = before

@@ -11,22 +11,23 @@ from __future__ import annotations
 import time
 from collections.abc import Generator, Iterable
 from contextlib import ExitStack
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
+from itertools import count
 
 import torch
 
 from ..errors import UserError
+from .answer import Decoding, Generation, Request
 from .cache import TreeCache
 from .checks import PAST_END, TRIAL, check_error, refusing_errors
 from .drafter import DeviceDrafter, Drafter, Session
-from .loop import Generation, Request, first_forward, open_sequence, step_clock
-from .sampling import Choice, Sampling
+from .loop import first_forward, open_sequence, step_clock
+from .sampling import GREEDY, Choice
 from .sight import ALIGNED
 from .static_step import ROWS, Forwarded, StaticForward
-from .step import Executor, Sequence, conclude, rows_of
+from .step import Executor, conclude, rows_of
 from .target import Target
 from .tree import Draft, Tree
-from .verification import Verification
 
 ROOM = 512  # columns of a stretch at first
 
@@ -73,9 +74,9 @@ class SharedCache:
         target: Target,
         drafts: dict[int, Draft],
         drafter: Drafter,
-        session: Session,
         execution: str = "eager",
         *,
+        owner: Drafter,
         greedy: bool = False,
     ) -> tuple[StaticForward, float]:
         """Forward drafts of several sequences; static steps round the number of rows up to a few
@@ -84,7 +85,7 @@ class SharedCache:
         Args:
             drafts: by stretch.
             drafter: the drafter of all drafts.
-            session: the session of one sequence; its drafter keeps the static steps.
+            owner: keeps the static steps.
             greedy: True if all sequences are greedy.
 
         Returns:
@@ -99,12 +100,12 @@ class SharedCache:
             max(self.lengths[at] + len(draft.tree) + unused[at] for at, draft in drafts.items())
         )
         stretches = [(at * self.room, self.lengths[at]) for at in drafts]
-        executor = Executor.of(Sequence(target, self.cache, session, [], execution=execution))
-        setup_s = -executor.setup_s
+        executor = Executor.of(target, self.cache, owner, GREEDY, execution)
+        setup_before = executor.setup_s
         forward, launch = executor.static_forward(
             self.cache, list(drafts.values()), stretches, drafter, rows, greedy=greedy
         )
-        setup_s += executor.setup_s
+        setup_s = executor.setup_s - setup_before
         launch()
         return forward, setup_s
 
@@ -122,44 +123,18 @@ class SharedCache:
             self.cache.move(torch.tensor(source), torch.tensor(to))
 
 
-@dataclass(eq=False)
-class Member:
-    """A sequence of a batch; `number` is the index of its prompt, `stretch` the place of its
-    columns.
-    """
-
-    number: int
-    stretch: int
-    session: Session
-    request: Request
-    choice: Choice
-    start: float
-    out: Generation = field(default_factory=Generation)
-    sequence: Sequence = field(init=False)
-
-    def add(self, verification: Verification, batch: int = 1) -> bool:
-        """Add a step, forwarded with so many sequences. Returns True if the answer goes on."""
-        out = self.out
-        sequence = self.sequence
-        request = self.request
-        limit = len(out.tokens) + sequence.left
-        goes_on = out.add(verification, limit, request.eos, batch) and not sequence.ended
-        sequence.text += verification.tokens
-        out.ends_s.append(time.perf_counter() - self.start)
-        if not goes_on:
-            out.end(limit, request.max_new_tokens, request.eos, sequence.ended)
-        return goes_on
-
-
 class Batch:
     """The sequences that are being decoded together, in the order in which they began. They learn
     in this order.
+
+    Attributes:
+        members: the sequences, by stretch.
     """
 
     def __init__(self, target: Target, drafter: Drafter, size: int) -> None:
         self.target = target
         self.drafter = drafter
-        self.members = list[Member]()
+        self.members = dict[int, Decoding]()
         most = target.context + drafter.max_nodes + ROWS[-1]
         # the last batch's, with its captured steps
         idle = target.idle_batch
@@ -168,11 +143,9 @@ class Batch:
         self.cache = idle if fits else SharedCache(target, size, most)
         self.cache.most = max(self.cache.most, most)
         self._plain = DeviceDrafter(target.device).session()
-        # by settings (seed 0, no processors), to share noise
-        self._choices: dict[Sampling, Choice] = {}
         self._clock = step_clock(target)
 
-    def begin(self, number: int, prompt: list[int], request: Request) -> Member:
+    def begin(self, number: int, prompt: list[int], request: Request) -> Decoding:
         """Begin a sequence. Its prompt is forwarded alone, and its states are copied into the
         shared cache.
 
@@ -180,130 +153,124 @@ class Batch:
         ends the answer.
         """
         check_batch(self.target, self.cache.most, request.execution)
-        choice = Choice(rule := replace(request.sampling, seed=0), self.target.device)
-        if not rule.processors:
-            choice = self._choices.setdefault(rule, choice)
-        taken = {member.stretch for member in self.members}
-        free = next(at for at in range(self.cache.cache.stretches) if at not in taken)
-        member = Member(
-            number, free, self.drafter.session(), request, choice, start=time.perf_counter()
-        )
-        self.members.append(member)  # so that it is closed, whatever happens
+        start = time.perf_counter()
         self._clock = request.clock or self._clock
-        member.session.choice = choice
-        choice.set_seed(request.sampling.seed)
-        with ExitStack() as ends:
+        session = self.drafter.session()
+        session.choice = Choice(request.sampling, self.target.device)
+        with ExitStack() as ends, ExitStack() as failed:
+            failed.callback(session.close)
             alone = replace(request, execution="eager")
-            member.sequence = open_sequence(
-                self.target, member.session, prompt, alone, member.out, ends
-            )
-            verification = first_forward(member.sequence, choice, member.out)
-            if verification is not None and not member.add(verification):
-                self.end(member)
-            else:
-                self.cache.take(member.stretch, member.sequence.cache)
-        member.out.prefill_s = time.perf_counter() - member.start
+            member = open_sequence(self.target, session, prompt, alone, ends)
+            member.number = number
+            member.start = start
+            verification = first_forward(member, session.choice)
+            member.request = request
+            if verification is None or member.add(verification):
+                stretch = next(at for at in count() if at not in self.members)
+                self.cache.take(stretch, member.cache)
+                self.members[stretch] = member
+                failed.pop_all()
+        member.out.prefill_s = time.perf_counter() - start
         return member
 
-    def end(self, member: Member) -> None:
+    def end(self, stretch: int) -> None:
         """Close a member's session and free its stretch."""
-        self.members.remove(member)
-        member.session.close()
+        self.members.pop(stretch).session.close()
 
     def close(self) -> None:
         """End all members, and keep the cache for the next batch."""
-        for member in list(self.members):
-            self.end(member)
+        for stretch in list(self.members):
+            self.end(stretch)
         self.target.idle_batch = self.cache
 
-    def step(self) -> list[Member]:
+    def step(self) -> list[Decoding]:
         """Take a step of all members. Returns them."""
         sizing = self.drafter.sizing
-        members = list(self.members)
+        members = dict(self.members)
+        width = len(members)
         began = time.perf_counter()
         start = self._clock()
-        is_plain = sizing is not None and sizing.begin_step(len(members))
-        sessions = [self._plain if is_plain else member.session for member in members]
-        drafts = {
-            member.stretch: self._draft(member, session)
-            for member, session in zip(members, sessions, strict=True)
-        }
-        executions = [member.request.execution for member in members]
+        is_plain = sizing is not None and sizing.begin_step(width)
+        sessions = {at: self._plain if is_plain else one.session for at, one in members.items()}
+        drafts = {at: self._draft(one, sessions[at]) for at, one in members.items()}
+
+        executions = [member.request.execution for member in members.values()]
         execution = next((name for name in executions if name != "eager"), "eager")
-        greedy = all(member.choice.greedy for member in members)
+        greedy = all(_choice(member).greedy for member in members.values())
+        drafter = self._plain.drafter if is_plain else self.drafter
         forward, setup_s = self.cache.forward(
-            self.target, drafts, sessions[0].drafter, members[0].session, execution, greedy=greedy
+            self.target, drafts, drafter, execution, owner=self.drafter, greedy=greedy
         )
+
         on_host = all(draft.tree.device.type == "cpu" for draft in drafts.values())
-        every = forward.forwarded(
-            sum(len(draft.tree) for draft in drafts.values()), on_host=on_host
-        )
+        rows = sum(len(draft.tree) for draft in drafts.values())
+        every = forward.forwarded(rows, on_host=on_host)
         first = 0
         paths = dict[int, list[int]]()
-        for member, session, draft in zip(members, sessions, drafts.values(), strict=True):
-            member.start += setup_s
-            count = len(draft.tree)
-            forwarded = self._chosen(
-                member, session, draft, every.rows(slice(first, first + count))
+        for at, member in members.items():
+            member.exclude(setup_s, width)
+            draft = drafts[at]
+            own = every.rows(slice(first, first + len(draft.tree)))
+            first += len(draft.tree)
+            session = sessions[at]
+            verification = conclude(
+                session, draft, _chosen(member, session, draft, own), over=member.over
             )
-            first += count
-            sequence = member.sequence
-            verification = conclude(session, draft, forwarded, over=sequence.over)
-            path = verification.path[: len(verification.tokens)]
-            paths[member.stretch] = path
-            base = member.stretch * self.cache.room + self.cache.lengths[member.stretch]
-            sequence.settle(verification.tokens, self.cache.cache, [base + node for node in path])
+            paths[at] = verification.path[: len(verification.tokens)]
             if is_plain:
                 member.session.skip(verification.tokens)
-            if not member.add(verification, len(members)):
-                self.end(member)
+            if not member.add(verification, width):
+                self.end(at)
         self.cache.commit(paths)
-        share = (time.perf_counter() - began - setup_s) / len(members)
-        for member in members:
-            member.out.setup_s += setup_s / len(members)
+
+        share = (time.perf_counter() - began - setup_s) / width
+        for member in members.values():
             if len(member.out.steps) == 1:
                 member.out.prefill_s += share
             else:
                 member.out.decode_s += share
         seconds = self._clock() - start
         if sizing is not None and seconds > 0 and not setup_s:
-            last = [member.out.steps[-1] for member in members]
-            nodes = sum(step.nodes - 1 for step in last) / len(last)
-            tokens = sum(step.accepted for step in last) / len(last)
+            last = [member.out.steps[-1] for member in members.values()]
+            nodes = sum(step.nodes - 1 for step in last) / width
+            tokens = sum(step.accepted for step in last) / width
             sizing.observe(min(sizing.sizes, key=lambda size: abs(size - nodes)), tokens, seconds)
-        return members
+        return list(members.values())
 
-    def _chosen(
-        self, member: Member, session: Session, draft: Draft, forwarded: Forwarded
-    ) -> Forwarded:
-        """Return a member's rows with its choices, on its draft's device."""
-        if forwarded.choices is None:
-            assert forwarded.logits is not None
-            sequence = member.sequence
-            every = session.drafter.needs.choices
-            member.choice.set_seed(sequence.sampling.seed)
-            choices = member.choice.after(
-                forwarded.logits, draft, sequence.text, every=every, over=sequence.over
-            )
-            return Forwarded(choices, forwarded.logits, forwarded.hidden)
-        device = draft.tree.device
-        candidates, log_probs = (
-            None if part is None else part.to(device)
-            for part in forwarded.candidates or (None, None)
-        )
-        return replace(
-            forwarded, choices=forwarded.choices.to(device), candidates=(candidates, log_probs)
-        )
-
-    def _draft(self, member: Member, session: Session) -> Draft:
+    def _draft(self, member: Decoding, session: Session) -> Draft:
         """Return a draft with tokens of its own, as a drafter may write the next draft into the
         same tensor.
         """
-        text = member.sequence.text
-        member.choice.set_seed(member.sequence.sampling.seed)
         with self.target.drafting():
-            draft = session.draft(text[-1])
+            draft = session.draft(member.text[-1])
         return Draft(draft.tree, draft.tokens.clone(), draft.source)
+
+
+def _choice(member: Decoding) -> Choice:
+    choice = member.session.choice
+    assert choice is not None
+    return choice
+
+
+def _chosen(member: Decoding, session: Session, draft: Draft, forwarded: Forwarded) -> Forwarded:
+    """Return a member's rows with its choices, on its draft's device."""
+    if forwarded.choices is None:
+        assert forwarded.logits is not None
+        choices = _choice(member).after(
+            forwarded.logits,
+            draft,
+            member.text,
+            every=session.drafter.needs.choices,
+            over=member.over,
+        )
+        return Forwarded(choices, forwarded.logits, forwarded.hidden)
+    device = draft.tree.device
+    candidates, log_probs = (
+        None if part is None else part.to(device) for part in forwarded.candidates
+    )
+    return replace(
+        forwarded, choices=forwarded.choices.to(device), candidates=(candidates, log_probs)
+    )
 
 
 def decode_batch(
@@ -344,7 +311,8 @@ def decode_batch(
                 stepped = (
                     batch.step() if following is None else [batch.begin(len(outs), *following)]
                 )
-            outs += [member.out for member in stepped if following is not None]
+            if following is not None:
+                outs.append(stepped[0].out)
             yield from ((member.number, member.out) for member in stepped if member.out.steps)
     finally:
         with target.turns:
@@ -387,14 +355,13 @@ def _try_batch(target: Target, most: int, execution: str) -> None:
     chain = Tree.chain(half - 1)
     plain = DeviceDrafter(target.device)
     shared.cache.cursor.ahead = most + PAST_END
-    session = plain.session()
     target.copies.refresh(target.model)  # the trial's rows may use them
     with refusing_errors(target.name):
         first = {1: Draft(chain, ids[0, :half]), 0: Draft(chain, ids[1, :half])}
-        shared.forward(target, first, plain, session, execution)
+        shared.forward(target, first, plain, execution, owner=plain)
         shared.commit({0: [*range(half)], 1: [*range(half)]})
         rest = {0: Draft(chain, ids[1, half:]), 1: Draft(chain, ids[0, half:])}
-        logits = shared.forward(target, rest, plain, session, execution)[0].logits
+        logits = shared.forward(target, rest, plain, execution, owner=plain)[0].logits
         assert logits is not None
         rows = logits[: 2 * half].view(2, half, -1)
         check_error(target, rows, ids.flip(0).to(target.device), "a batch's rows")

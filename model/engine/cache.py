@@ -84,7 +84,6 @@ class TreeCacheLayer(CacheLayerMixin):
         Infinite states and NaNs are written as zeros, in every type, as no mask silences them (0 x
         NaN is NaN): a drafted token's would reach its siblings, a batch's other sequences and, in
         static steps, all later tokens.
-        The zeros are negative: see `TreeCache.sound`.
         """
         assert self.keys is not None and self.values is not None
         return self._written(self.keys, key_states), self._written(self.values, value_states)
@@ -96,12 +95,12 @@ class TreeCacheLayer(CacheLayerMixin):
     def _written(self, buffer: torch.Tensor, states: torch.Tensor) -> torch.Tensor:
         states = states.to(buffer.dtype)  # under autocast another one
         if (at := self.cursor.write_at) is not None:
-            buffer.index_copy_(2, at, torch.nan_to_num(states, nan=-0.0, posinf=-0.0, neginf=-0.0))
+            buffer.index_copy_(2, at, torch.nan_to_num(states, nan=0.0, posinf=0.0, neginf=0.0))
             return buffer[:, :, : self.cursor.bucket]
         start = self.cursor.length
         end = self.cursor.length + states.shape[2]
         # as fast as a copy
-        torch.nan_to_num(states, nan=-0.0, posinf=-0.0, neginf=-0.0, out=buffer[:, :, start:end])
+        torch.nan_to_num(states, nan=0.0, posinf=0.0, neginf=0.0, out=buffer[:, :, start:end])
         return buffer[:, :, :end]
 
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
@@ -361,19 +360,6 @@ class TreeCache(Cache):
         # a step failed in its forward, or after it
         read_more = self.forwarded is not None or len(text) < self.length
         self.text = [] if self.recurrent and read_more else text[: self.length]
-
-    def sound(self, columns: Any) -> int:
-        """Return how many of these columns (m,) come before the first one whose states were NaN in
-        a late layer.
-        """
-        if self.recurrent:  # its recurrent states keep the NaN
-            return len(columns)
-        # (heads, capacity, dim), of the last layer of its shape
-        states = max(self._buffers, key=torch.numel)[-1]
-        states = states.index_select(1, torch.as_tensor(columns, device=states.device).long())
-        # zeros that are computed are mostly positive
-        lost = ((states == 0) & states.signbit()).all(2).all(0)
-        return [*lost.tolist(), True].index(True)
 
     def copy_from(self, other: TreeCache, base: int) -> None:
         """Copy the committed tokens of another cache of the model to the columns from `base` on."""

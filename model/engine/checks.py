@@ -5,14 +5,11 @@ for all the rest.
 from __future__ import annotations
 
 import inspect
-import logging
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager
-from functools import cache
 from typing import Any
 
 import torch
-import transformers
 
 from ..errors import UserError, one_line
 from .attention import NAME
@@ -30,22 +27,9 @@ TRIAL_ROOM = TRIAL + 6  # a root and five nodes follow the prompt
 TOLERANCE = 1e-4
 TOLERANCE_GPU = 1e-3
 TOLERANCE_HALF = 0.1
-NEWEST_TRIED = (5, 24)  # version of transformers that the tests passed with
 # `forward`'s name of its cache: since transformers 5.24; before, and in hub code; in models of
 # recurrent states alone
 CACHE_NAMES = ("cache", "past_key_values", "cache_params")
-
-
-@cache
-def warn_untried(version: str = transformers.__version__) -> None:
-    """Warn once a process if transformers is newer than what was tried; each model's trial decides
-    if it works.
-    """
-    if tuple(map(int, version.split(".")[:2])) > NEWEST_TRIED:
-        newest = ".".join(map(str, NEWEST_TRIED))
-        logging.getLogger(__name__).warning(
-            "transformers %s is newer than %s, the newest tried here", version, newest
-        )
 
 
 def unwrapped(model: Any) -> Any:
@@ -60,7 +44,8 @@ def unwrapped(model: Any) -> Any:
         if hasattr(model, "_orig_mod"):
             model = model._orig_mod
         elif hasattr(model, "peft_config") and hasattr(model, "get_base_model"):
-            if getattr(active := model.active_peft_config, "is_prompt_learning", False):
+            active = model.active_peft_config
+            if getattr(active, "is_prompt_learning", False):
                 kind = getattr(active.peft_type, "value", active.peft_type)
                 name = type(model).__name__
                 raise UserError(

@@ -7,11 +7,10 @@ share the result. In eager steps, calling compiled code costs more time on the h
 
 from __future__ import annotations
 
-import logging
 import warnings
 from collections import defaultdict
 from collections.abc import Callable
-from contextlib import ExitStack, nullcontext
+from contextlib import ExitStack
 from functools import partial
 from operator import itemgetter
 from threading import RLock
@@ -28,7 +27,6 @@ ROUNDS: dict[str, Any] = {"emulate_precision_casts": True}
 # Of dynamo: compilations of one function, by all models of a process; and a layer's number is not a
 # constant of it
 SETTINGS: dict[str, Any] = {"recompile_limit": 1 << 10, "allow_unspec_int_on_nn_module": True}
-LOGS = "torch._dynamo", "torch._inductor"  # their warnings are of no use to users
 _swapping = RLock()  # layers of one model, by its targets and threads
 
 
@@ -83,7 +81,7 @@ class CompiledLayers:
     """Compiled layers and the last norm of a model, inside `with` and for the thread that entered
     it.
 
-    Outside `with`, and in other threads, the model's own functions are called. A copy does nothing.
+    Outside `with`, and in other threads, the model's own functions are called.
 
     A layer gets its own part of the cache, as an index into all parts would be a constant of what
     is compiled. Linear layers that share a product do so in what is compiled, too.
@@ -98,9 +96,7 @@ class CompiledLayers:
 
     def __init__(self, target: Target, backend: Any = "inductor") -> None:
         self._swaps: list[tuple[dict[str, Any], str, Any]] = []  # names, name, replacement
-        # originals, for each `with`; None where there was none
-        self._replaced: list[list[Any]] = []
-        self._compiling: list[ExitStack] = []  # dynamo's settings and silence, for each `with`
+        self._inside: list[ExitStack] = []  # what is undone at the end, for each `with`
         compiled: dict[Any, Callable[..., Any]] = {}
         cache_name = target.cache_name
 
@@ -133,29 +129,21 @@ class CompiledLayers:
             for number, member in enumerate(members):
                 self._swaps.append((vars(member), "joined", (joined, number)))
 
-    def __reduce__(self) -> tuple[type[nullcontext[None]], tuple[()]]:
-        return nullcontext, ()
-
     def __enter__(self) -> None:
+        inside = ExitStack()
+        self._inside.append(inside)
         _swapping.acquire()
-        self._compiling.append(compiling := ExitStack())
-        compiling.enter_context(torch._dynamo.config.patch(SETTINGS))
-        compiling.enter_context(warnings.catch_warnings())
+        inside.callback(_swapping.release)
+        inside.enter_context(torch._dynamo.config.patch(SETTINGS))
+        inside.enter_context(warnings.catch_warnings())
         warnings.filterwarnings("ignore", r"\s*Online softmax")  # of torch 2.11, seven times
         warnings.filterwarnings("ignore", module=r"(torch|triton)\.")  # of no use to users, either
-        for log in map(logging.getLogger, LOGS):
-            if log.level in (logging.NOTSET, logging.WARNING):  # else TORCH_LOGS asked for more
-                compiling.callback(log.setLevel, log.level)
-                log.setLevel(logging.ERROR)
-        self._replaced.append([where.get(name) for where, name, _ in self._swaps])
-        for where, name, replacement in self._swaps:
-            where[name] = replacement
+        for names, name, replacement in self._swaps:
+            if name in names:
+                inside.callback(names.__setitem__, name, names[name])
+            else:
+                inside.callback(names.pop, name)
+            names[name] = replacement
 
     def __exit__(self, *error: object) -> None:
-        for (where, name, _), replaced in zip(self._swaps, self._replaced.pop(), strict=True):
-            if replaced is None:
-                del where[name]
-            else:
-                where[name] = replaced
-        self._compiling.pop().close()
-        _swapping.release()
+        self._inside.pop().close()

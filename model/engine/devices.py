@@ -194,44 +194,17 @@ def without_cudnn(device: torch.device) -> AbstractContextManager[None]:
     return _cudnn_off if device.type == "cuda" else nullcontext()
 
 
-class Turns:
-    """A fair re-entrant lock of one model, held for a step: a waiting thread goes before the last
-    holder.
-
-    A plain lock would be acquired again by its last holder before a waiting thread has woken up.
-    Here the next thread holds `_queue` until the lock is free. Both are re-entrant, as the garbage
-    collector may close an abandoned answer at any point of this code.
-    """
-
-    def __init__(self) -> None:
-        self._queue = threading.RLock()
-        self._lock = threading.RLock()
-
-    def __enter__(self) -> None:
-        if self._lock._is_owned():  # type: ignore[attr-defined]  # as threading.Condition asks
-            self._lock.acquire()
-            return
-        with self._queue:
-            self._lock.acquire()
-
-    def __exit__(self, *error: object) -> None:
-        self._lock.release()
-
-    @property
-    def held(self) -> bool:
-        """True if this thread is in a step."""
-        return bool(self._lock._is_owned())  # type: ignore[attr-defined]  # as above
-
-
-_turns: WeakKeyDictionary[torch.nn.Module, Turns] = WeakKeyDictionary()
+_turns: WeakKeyDictionary[torch.nn.Module, Any] = WeakKeyDictionary()
 _making = threading.RLock()
 
 
-def turns_of(model: Any) -> Turns:
-    """Return the turns of a transformers model: one object for all its targets and shallow copies.
+def turns_of(model: Any) -> Any:
+    """Return the lock of a transformers model, held for each step: one object for all its targets
+    and shallow copies.
 
-    They are stored by the module that targets and copies have in common: the decoder, whose hidden
-    states are read.
+    It is stored by the module that targets and copies have in common: the decoder, whose hidden
+    states are read. It is re-entrant, as the garbage collector may close an abandoned answer inside
+    a step.
     """
     with _making:
-        return _turns.setdefault(model.get_decoder(), Turns())
+        return _turns.setdefault(model.get_decoder(), threading.RLock())

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 from weakref import WeakKeyDictionary
 
 import torch
@@ -48,21 +48,6 @@ class Needs:
         return self.choices or self.candidates > 0 or (everything and not self.accepted_only)
 
 
-class Store(Protocol):
-    """A part of what a drafter keeps between prompts."""
-
-    def reset(self) -> None:
-        """Forget everything."""
-
-    def state_dict(self) -> dict[str, torch.Tensor]:
-        """Return everything, by names that no other store of the drafter has."""
-
-    def load_state_dict(self, state: dict[str, torch.Tensor]) -> None:
-        """Load a saved state; what it lacks is as after `reset`. Raises UserError if it does not
-        fit.
-        """
-
-
 def check_ids(what: str, ids: torch.Tensor, vocab_size: int) -> None:
     """Raise UserError if a saved state has token ids outside the vocabulary."""
     if ids.numel() and not 0 <= int(ids.min()) <= int(ids.max()) < vocab_size:
@@ -78,7 +63,8 @@ class Drafter:
     exactly.
 
     Attributes:
-        stores: what holds that state.
+        stores: what holds that state, each with `reset`, `state_dict` and `load_state_dict`; no two
+            have a name in common, and what a loaded state lacks is as after `reset`.
         needs: of the target; constant.
         stateful: True if state is kept between prompts. Then cold and hot start differ.
         max_nodes: of the largest draft, root included; the cache reserves as many positions.
@@ -89,7 +75,7 @@ class Drafter:
     """
 
     needs: Needs = Needs()
-    stores: Sequence[Store] = ()
+    stores: Sequence[Any] = ()
     stateful: bool = False
     max_nodes: int = 1
     draft_tree: Tree | None = None

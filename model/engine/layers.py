@@ -1,12 +1,9 @@
-"""Find out what a model's layers store and see, and what else decides its answers; and how layers
-multiply.
-"""
+"""Find out what a model's layers store and see, and what else decides its answers."""
 
 from __future__ import annotations
 
 import weakref
-from bisect import bisect_left
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -23,39 +20,6 @@ WINDOWED = ("DynamicSlidingWindowLayer", "LinearAttentionAndSlidingWindowAttenti
 ATTENTION = ("DynamicLayer", "DynamicIndexedLayer", "DummyLayer", *WINDOWED)
 DRIVEN = (*ATTENTION, "LinearAttentionLayer", "LinearAttentionAndFullAttentionLayer")
 NUMBERS = frozenset((bool, int, float))
-ROWS = 1, 9, 80, 400  # for which layouts are timed (`layouts`)
-LIMITS = 2, 26, 178  # rows up to which the first, second and third of ROWS are the nearest by ratio
-
-
-@dataclass(frozen=True)
-class Layouts:
-    """How linear layers multiply: half, onednn, fused or torch, by number of rows.
-
-    Args:
-        names: for each number of ROWS, or one for all. At most one is not torch.
-        measured: one line on what was measured; "" if nothing was.
-    """
-
-    names: tuple[str, ...]
-    measured: str = field(default="", compare=False)
-
-    def of(self, rows: int) -> str:
-        """Return the layout for this number of rows."""
-        return self.names[min(bisect_left(LIMITS, rows), len(self.names) - 1)]
-
-    @property
-    def copy(self) -> str:
-        """The layout that is not torch's own, if there is one."""
-        return min(self.names, key="torch".__eq__)
-
-    def __str__(self) -> str:
-        """Name the copy, and for which of ROWS it is used if not for all."""
-        rows = [rows for rows in ROWS if self.of(rows) == self.copy]
-        return (
-            self.copy
-            if len(rows) == len(ROWS)
-            else f"{self.copy} for about {rows} rows, torch for others"
-        )
 
 
 @dataclass(frozen=True)
@@ -179,16 +143,15 @@ def form_of(model: Any) -> tuple[Any, ...]:
     """
     attention = model.config.get_text_config()._attn_implementation
     # set for a moment by a model of the same config
-    attention = "sdpa" if attention == NAME else attention
-    modules = list(model.modules())
-    classes = tuple(torch.nn.Linear if type(m) is PackedLinear else type(m) for m in modules)
-    pairs = zip(modules, classes, strict=True)
-    functions = (vars(m).get("forward", m._compiled_call_impl) or kind.forward for m, kind in pairs)
-    # weak references, as a function may hold the model
-    forwards = tuple(map(weakref.ref, functions))
-    tensors = (*model.parameters(), *model.buffers())
-    forms = ((t.shape, t.dtype, t.device, t.data_ptr() if t.is_cuda else 0) for t in tensors)
-    return (attention, classes, forwards, *forms)
+    form: list[Any] = ["sdpa" if attention == NAME else attention]
+    for module in model.modules():
+        kind = torch.nn.Linear if type(module) is PackedLinear else type(module)
+        forward = vars(module).get("forward", module._compiled_call_impl) or kind.forward
+        form += kind, weakref.ref(forward)  # weak, as a function may hold the model
+    for tensor in (*model.parameters(), *model.buffers()):
+        address = tensor.data_ptr() if tensor.is_cuda else 0
+        form.append((tensor.shape, tensor.dtype, tensor.device, address))
+    return tuple(form)
 
 
 def mode_of(model: Any) -> tuple[Any, ...]:

@@ -16,22 +16,20 @@ fewer launches.
 
 Copies belong to the targets that use them (`Copies`). All other callers of the model, gradients,
 autocast and compiled code multiply by the layer's own weight. What the owner writes to it is
-noticed at the start of our next answer (`fingerprint`).
+noticed at the start of our next answer (`digest_of`).
 """
 
 from __future__ import annotations
 
-import ctypes
 import hashlib
 import math
-import mmap
-import sys
 import threading
+from bisect import bisect_left
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache
 from itertools import groupby
 from typing import Any
@@ -40,7 +38,15 @@ from weakref import WeakKeyDictionary, WeakValueDictionary
 import torch
 from torch import nn
 
+LAYOUTS = {  # how linear layers may multiply, in words
+    "half": "float32 from weights of 16 bits",
+    "onednn": "weights packed in oneDNN's layout, a second copy of them",
+    "fused": "layers of one input in one product",
+    "torch": "its own products",
+}
 PACKED = ("half", "onednn")  # layouts that are copies of the weights
+ROWS = 1, 9, 80, 400  # for which layouts are timed (`linear_choice`)
+LIMITS = 2, 26, 178  # rows up to which the first, second and third of ROWS are the nearest by ratio
 NARROW = (torch.float16, torch.bfloat16)
 # multiplications below which a call, some 16 us, costs more than its product saves
 SMALL_PRODUCT = 1 << 18
@@ -52,6 +58,37 @@ SAMPLE = 1 << 12  # elements that mostly suffice to see that a weight has more t
 TOP = 15
 TINY = 2.0**-36
 SAMPLED = 48  # values of a parameter, about, that are compared to notice a change
+
+
+@dataclass(frozen=True)
+class Layouts:
+    """How linear layers multiply: half, onednn, fused or torch, by number of rows.
+
+    Args:
+        names: for each number of ROWS, or one for all. At most one is not torch.
+        measured: one line on what was measured; "" if nothing was.
+    """
+
+    names: tuple[str, ...]
+    measured: str = field(default="", compare=False)
+
+    def of(self, rows: int) -> str:
+        """Return the layout for this number of rows."""
+        return self.names[min(bisect_left(LIMITS, rows), len(self.names) - 1)]
+
+    @property
+    def copy(self) -> str:
+        """The layout that is not torch's own, if there is one."""
+        return min(self.names, key="torch".__eq__)
+
+    def __str__(self) -> str:
+        """Name the copy, and for which of ROWS it is used if not for all."""
+        rows = [rows for rows in ROWS if self.of(rows) == self.copy]
+        return (
+            self.copy
+            if len(rows) == len(ROWS)
+            else f"{self.copy} for about {rows} rows, torch for others"
+        )
 
 
 class Packed:
@@ -226,7 +263,7 @@ class Copies:
     def __init__(self, layout: str) -> None:
         self.layout = layout
         self.by_layer: WeakKeyDictionary[nn.Module, Packed | Part] = WeakKeyDictionary()
-        # fingerprints of what is packed
+        # digests of what is packed
         self._values: WeakKeyDictionary[nn.Module, bytes] = WeakKeyDictionary()
 
     @contextmanager
@@ -256,15 +293,15 @@ class Copies:
 
     def refresh(self, module: nn.Module, *, anew: bool = False) -> bytes:
         """Pack a module's layers, and all others that have changed since; return the module's
-        fingerprint.
+        digest.
 
         Args:
             module: the model, or a drafter's network.
-            anew: even if it has not changed, as far as its fingerprint tells.
+            anew: even if it has not changed, as far as its digest tells.
         """
         self._values[module] = b"" if anew else self._values.get(module, b"")
         for each in list(self._values):
-            values = fingerprint(each)
+            values = digest_of(each)
             if self._values[each] != values and self.layout in PACKED:
                 self._pack(each)
             self._values[each] = values
@@ -278,10 +315,7 @@ class Copies:
             self.by_layer.pop(layer, None)  # before there is a new one, for the memory
             wide = held and weight.dtype in NARROW
             half = self.layout == "half" and (wide or weight.dtype is not torch.bfloat16)
-            copy = Packed(weight, half=half, wide=wide)
-            if wide:
-                _page_out(weight)
-            return copy
+            return Packed(weight, half=half, wide=wide)
 
         layers = plain_linears(module)
         with ThreadPoolExecutor(torch.get_num_threads()) as pool:  # torch packs in one thread
@@ -336,7 +370,7 @@ def version(weight: torch.Tensor) -> int:
     return 0 if weight.is_inference() else weight._version
 
 
-def fingerprint(module: nn.Module) -> bytes:
+def digest_of(module: nn.Module) -> bytes:
     """Return a digest of all parameters and buffers: addresses, counted writes, and some values of
     each.
 
@@ -557,16 +591,3 @@ def plain_linears(module: nn.Module) -> list[nn.Linear]:
         and type(layer.weight) is nn.Parameter
         and "forward" not in vars(layer)
     ]
-
-
-def _page_out(tensor: torch.Tensor) -> None:
-    """Let the system page out a tensor of a mapped file that is not read soon; no contents are
-    lost.
-    """
-    # MADV_PAGEOUT of Linux
-    page = mmap.PAGESIZE
-    pageout = 21
-    if sys.platform == "linux":
-        start = -(-tensor.data_ptr() // page) * page
-        length = max(tensor.data_ptr() + tensor.nbytes - start, 0)
-        ctypes.CDLL(None).madvise(ctypes.c_void_p(start), ctypes.c_size_t(length), pageout)

@@ -32,7 +32,19 @@ LARGE_VOCAB = 16384  # from this vocabulary on, grouping columns pays
 GROUPS_OF_MAXIMA = 512  # groups of columns, about, whose maxima estimate the sum over all logits
 # Tokens and the log2 of their probabilities, (n, k) each; None if not needed
 Candidates = tuple[torch.Tensor | None, torch.Tensor | None]
-NOISE_BYTES = 64 << 20  # bytes of cached noise; a row takes 4 V bytes
+
+
+LEAST = 1e-300  # of settings that must be more than 0
+MOST = 1e300  # of settings without a limit
+LEAST_TEMPERATURE = 1e-20  # next to 0; less would overflow
+_RANGES: dict[str, tuple[Any, float, float]] = {
+    "temperature": (Real, 0, MOST),
+    "top_k": (Integral, 0, MOST),
+    "top_p": (Real, LEAST, 1),
+    "min_p": (Real, 0, 1),
+    "repetition_penalty": (Real, LEAST, MOST),
+    "seed": (Integral, -(1 << 63), (1 << 63) - 1),
+}
 
 
 @dataclass(frozen=True)
@@ -59,25 +71,15 @@ class Sampling:
     processors: tuple[Processor, ...] = ()
 
     def __post_init__(self) -> None:
-        for name, value in vars(self).items():
-            kind = Integral if name in ("top_k", "seed") else Real
-            if name != "processors" and not isinstance(value, kind):
-                raise UserError(
-                    f"sampling.{name}={value}: must be a"
-                    f" {'whole ' if kind is Integral else ''}number"
-                )
-        right = {
-            # smaller: overflow
-            "temperature": (self.temperature == 0 or 1e-20 <= self.temperature < float("inf")),
-            "top_k": self.top_k >= 0,
-            "top_p": 0 < self.top_p <= 1,
-            "min_p": 0 <= self.min_p <= 1,
-            "repetition_penalty": 0 < self.repetition_penalty < float("inf"),
-            "seed": -(1 << 63) <= self.seed < 1 << 63,
-        }
-        for name, fits in right.items():
-            if not fits:
-                raise UserError(f"sampling.{name}={getattr(self, name)}: out of range")
+        for name, (kind, low, high) in _RANGES.items():
+            value = getattr(self, name)
+            if not isinstance(value, kind):
+                words = "whole number" if kind is Integral else "number"
+                raise UserError(f"sampling.{name}={value}: must be a {words}")
+            if not low <= value <= high:
+                raise UserError(f"sampling.{name}={value}: out of range")
+        if 0 < self.temperature < LEAST_TEMPERATURE:
+            raise UserError(f"sampling.temperature={self.temperature}: out of range")
 
     @property
     def reads_text(self) -> bool:
@@ -137,8 +139,6 @@ class Choice:
         # never reallocated, for graphs
         self.seed = torch.zeros((), dtype=torch.long, device=device)
         self._seed = 0
-        # Noise (V,) by seed and position, on a CPU; the most recently used row is last.
-        self._rows: dict[tuple[int, int], torch.Tensor] = {}
         self._processors = _processors(sampling)
         self._warpers = _warpers(sampling)
         self.set_seed(sampling.seed)
@@ -261,23 +261,11 @@ class Choice:
         return torch.tensor(choices, device=logits.device)
 
     def _noise(self, positions: torch.Tensor, vocab: int) -> torch.Tensor:
-        """Return noise (n, V). On a CPU a row is drawn once for all steps that reach its
-        position.
-        """
+        """Return noise (n, V). On a CPU it is drawn once for all nodes of a position."""
         if positions.device.type != "cpu":
             return gumbel(self.seed, positions, vocab)
-        keys = [(self._seed, position) for position in positions.tolist()]
-        rows = {key: self._rows.pop(key) for key in keys if key in self._rows}
-        missing = [key for key in dict.fromkeys(keys) if key not in rows]
-        if missing:
-            drawn = gumbel(self.seed, torch.tensor([position for _, position in missing]), vocab)
-            # a view would keep all rows alive
-            rows |= zip(missing, (row.clone() for row in drawn), strict=True)
-        self._rows |= rows
-        # least recently used first, none of these
-        while len(self._rows) > max(NOISE_BYTES // (4 * vocab), len(rows)):
-            del self._rows[next(iter(self._rows))]
-        return torch.stack([rows[key] for key in keys])
+        distinct, index = torch.unique(positions, return_inverse=True)
+        return gumbel(self.seed, distinct, vocab)[index]
 
 
 def gumbel(seed: torch.Tensor, positions: torch.Tensor, vocab: int) -> torch.Tensor:

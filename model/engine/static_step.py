@@ -67,15 +67,15 @@ class Forwarded:
     # (m, w H), of the n nodes, preceded by a prompt's own if forwarded with it
     hidden: torch.Tensor | None = None
     # top-k and their log-probs, if the forward computed them already
-    candidates: Candidates | None = None
+    candidates: Candidates = (None, None)
 
     def rows(self, rows: slice) -> Forwarded:
         """Return the outputs of some rows."""
-        logits, hidden, choices, *candidates = (
-            None if part is None else part[rows]
-            for part in (self.logits, self.hidden, self.choices, *(self.candidates or (None, None)))
+        parts = self.choices, self.logits, self.hidden, *self.candidates
+        choices, logits, hidden, candidates, log_probs = (
+            None if part is None else part[rows] for part in parts
         )
-        return Forwarded(choices, logits, hidden, (candidates[0], candidates[1]))
+        return Forwarded(choices, logits, hidden, (candidates, log_probs))
 
 
 class StaticStep:

@@ -9,13 +9,13 @@
 
 from __future__ import annotations
 
-import sys
 import time
-from collections.abc import Callable, Collection
-from dataclasses import dataclass, replace
+from collections.abc import Callable
+from dataclasses import replace
 from typing import Any, TypeVar
 
 from ..errors import UserError
+from .answer import Decoding, Mark, unmarked
 from .cache import TreeCache
 from .devices import free_bytes
 from .drafter import DeviceDrafter, DeviceSession, Drafter, Session
@@ -28,63 +28,9 @@ from .verification import Verification, verify
 # Static steps kept for a drafter on a cache; the least recently used is dropped first. All sizes of
 # nodes=auto over all buckets of 4,096 tokens are fewer, so that none of them is captured twice.
 MAX_STEPS = 192
-# sampling settings whose steps are kept, as conversations with different settings may alternate
-MAX_SAMPLINGS = 3
 MIN_FREE = 1 << 29  # free bytes of a GPU below which a step is dropped before another one is made,
 MIN_STEPS = 8  # unless fewer are left: all sizes over one bucket would be captured again and again
-Mark = Callable[[str], None]
-Ends = Callable[[list[int]], bool]
 AnyStatic = TypeVar("AnyStatic", StaticStep, StaticForward)
-
-
-def unmarked(phase: str) -> None:
-    """Do nothing: the default `mark`, without timing of phases."""
-
-
-@dataclass
-class Sequence:
-    """A sequence that is being decoded."""
-
-    target: Target
-    cache: TreeCache
-    session: Session
-    text: list[int]  # the prompt and the output so far, the root last
-    sampling: Sampling = GREEDY
-    execution: str = "eager"  # of its steps; see `Executor`
-    mark: Mark = unmarked
-    end: int = sys.maxsize  # limit of prompt and answer together
-    eos: Collection[int] = ()  # ids that end an answer
-    # asked once after each token, given the text so far: True if the answer ends there
-    ends: Ends | None = None
-    ended: bool = False  # True once `ends` was True
-    asked: int = 0  # the length of the text last given to `ends`
-    overflowed: bool = False  # True once a token of the text had states that are NaN
-
-    @property
-    def left(self) -> int:
-        """Tokens that the answer may still have."""
-        return self.end - len(self.text)
-
-    def settle(self, tokens: list[int], cache: TreeCache, columns: Any) -> None:
-        """Make a step's tokens 0 from where the model itself overflows on.
-
-        A plain forward's logits are all NaN after a token whose states are NaN, and their arg-max
-        is 0.
-
-        Args:
-            columns: where the cache has the tokens after which these were chosen.
-        """
-        sound = cache.sound(columns) if 0 in tokens else len(tokens)
-        sound = 0 if self.overflowed else sound
-        self.overflowed = sound < len(tokens)
-        tokens[sound:] = [0] * (len(tokens) - sound)
-
-    def over(self, new: list[int]) -> bool:
-        """True if the answer ends with the last of a step's new tokens."""
-        length = len(self.text) + len(new)
-        if self.ends is not None and length > self.asked:
-            self.asked, self.ended = length, self.ends([*self.text, *new])
-        return (self.ended and length == self.asked) or new[-1] in self.eos or len(new) == self.left
 
 
 def conclude(
@@ -123,7 +69,7 @@ def conclude(
         verification.logits = logits
     if needs.candidates:
         candidates = forwarded.candidates
-        if candidates is None:
+        if candidates[0] is None:
             assert logits is not None
             candidates = candidates_of(logits, needs.candidates, needs.log_probs)
         verification.candidates, verification.log_probs = candidates
@@ -144,10 +90,17 @@ class Step:
         UserError: the sampling reads the text, but the execution needs steps of fixed shape.
     """
 
-    def __init__(self, sequence: Sequence) -> None:
+    def __init__(self, sequence: Decoding) -> None:
         self.sequence = sequence
-        self.executor = Executor.of(sequence)
-        self.on_device = self.executor.execution != "eager" and isinstance(
+        request = sequence.request
+        self.executor = Executor.of(
+            sequence.target,
+            sequence.cache,
+            sequence.session.drafter,
+            request.sampling,
+            request.execution,
+        )
+        self.on_device = request.execution != "eager" and isinstance(
             sequence.session, DeviceSession
         )
         self._plain = self.executor.idle.session()
@@ -156,52 +109,44 @@ class Step:
 
     def __call__(self) -> Verification:
         sequence = self.sequence
-        sizing = self.sequence.session.drafter.sizing
+        sizing = sequence.session.drafter.sizing
         is_plain = sizing is not None and sizing.begin_step()
         session = self._plain if is_plain else sequence.session
         # sequences with other seeds may take steps in between
-        self.executor.choice.set_seed(sequence.sampling.seed)
-        start = sequence.cache.length
+        self.executor.choice.set_seed(sequence.request.sampling.seed)
         verification = self._on_device(session) if self.on_device else self._on_host(session)
-        sequence.settle(
-            verification.tokens, sequence.cache, range(start, start + len(verification.tokens))
-        )
         if is_plain:
             sequence.session.skip(verification.tokens)
         return verification
 
     def _on_host(self, session: Session) -> Verification:
         sequence = self.sequence
+        mark = sequence.request.mark
         with sequence.target.drafting():
             draft = session.draft(sequence.text[-1])
         if sequence.target.recurrent and not draft.tree.is_chain:
             draft = session.likeliest_chain(draft)
-        sequence.mark("draft")
+        mark("draft")
         forwarded = self.executor.forward(sequence, draft, session.drafter)
         return conclude(
-            session, draft, forwarded, over=sequence.over, cache=sequence.cache, mark=sequence.mark
+            session, draft, forwarded, over=sequence.over, cache=sequence.cache, mark=mark
         )
 
     def _on_device(self, session: Any) -> Verification:
         sequence = self.sequence
+        cache = sequence.cache
         drafter = session.drafter
         session.choose()
 
         def place(step: StaticStep) -> None:
             step.root.fill_(sequence.text[-1])
-            step.length.fill_(sequence.cache.length)
+            step.length.fill_(cache.length)
 
-        tree = drafter.tree
-        choice = self.executor.choice
+        shape = drafter.tree, drafter.source
+        nodes = len(drafter.tree)
+        mark = sequence.request.mark
         step, launch = self.executor.made(
-            StaticStep,
-            drafter,
-            (tree, drafter.source),
-            len(tree),
-            sequence.cache,
-            place,
-            sequence.mark,
-            choice,
+            StaticStep, drafter, shape, nodes, cache, place, mark, self.executor.choice
         )
         if step is not self._last:
             place(step)
@@ -211,8 +156,8 @@ class Step:
         verification = Verification.of_report(
             draft, step.choices, step.commit.accepted, step.commit.read()
         )
-        sequence.mark("step")
-        sequence.cache.length += step.tree.depth_of[verification.node] + 1
+        mark("step")
+        cache.length += step.tree.depth_of[verification.node] + 1
         verification.cut(sequence.over)
         session.account(verification)
         return verification
@@ -241,7 +186,7 @@ class Executor:
         self.execution = target.check_execution(execution)
         # by settings, seed 0
         self.choice = Choice(sampling, target.device)
-        self._choices = dict[Sampling, Choice]()
+        self.choices = dict[Sampling, Choice]()
         self.idle = DeviceDrafter(target.device)
         # capacity of the cache, mode of the model
         self.setup_s = 0.0
@@ -250,67 +195,50 @@ class Executor:
         self._steps: dict[tuple[Any, ...], tuple[Any, Callable[[], None]]] = {}
 
     @staticmethod
-    def of(sequence: Sequence) -> Executor:
-        """Return the executor for this cache and execution, drawing by this sampling; make it if
-        there is none.
+    def of(
+        target: Target, cache: TreeCache, drafter: Drafter, sampling: Sampling, execution: str
+    ) -> Executor:
+        """Return the executor of a drafter's steps on this cache; make it if there is none.
 
         Eager executors hold no steps, so they are not kept. Raises UserError as `Step` says.
         """
-        sampling = sequence.sampling
-        execution = sequence.execution
         if execution == "eager":
-            return Executor(sequence.target, sampling)
+            return Executor(target, sampling)
         if sampling.reads_text:
             raise UserError(
                 "sampling: a repetition penalty and other processors that read the text take"
                 f" execution=eager, not {execution}"
             )
-        executors = sequence.session.drafter.executors
-        executor = executors.get(sequence.cache)
-        made_for = (sequence.cache.capacity, sequence.target.mode)
+        executor = drafter.executors.get(cache)
+        made_for = (cache.capacity, target.mode)
         if executor is None or executor.execution != execution or executor.made_for != made_for:
-            executor = executors[sequence.cache] = Executor(sequence.target, sampling, execution)
+            executor = drafter.executors[cache] = Executor(target, sampling, execution)
             executor.made_for = made_for  # buffers or layers were replaced
-        executor._draw_by(sampling)
+        rule = replace(sampling, seed=0)
+        executor.choice = executor.choices.setdefault(rule, Choice(sampling, target.device))
+        executor.choice.set_seed(sampling.seed)
         return executor
 
-    def _draw_by(self, sampling: Sampling) -> None:
-        """Use the rule of these settings and its steps; drop the rules and steps of all but the
-        last few settings.
-        """
-        rule = replace(sampling, seed=0)
-        self.choice = (
-            self._choices.pop(rule)
-            if rule in self._choices
-            else Choice(sampling, self.target.device)
-        )
-        self._choices[rule] = self.choice  # now the most recently used
-        self.choice.set_seed(sampling.seed)
-        while len(self._choices) > MAX_SAMPLINGS:
-            oldest = self._choices.pop(next(iter(self._choices)))
-            self._steps = {
-                key: step for key, step in self._steps.items() if step[0].choice is not oldest
-            }
-
-    def forward(self, sequence: Sequence, draft: Draft, drafter: Drafter) -> Forwarded:
+    def forward(self, sequence: Decoding, draft: Draft, drafter: Drafter) -> Forwarded:
         """Forward a draft that the host has."""
+        cache = sequence.cache
+        mark = sequence.request.mark
         if self.execution == "eager":
-            logits, hidden = self.target.forward(sequence.cache, draft, hidden=drafter.needs.hidden)
-            sequence.mark("forward")
+            logits, hidden = self.target.forward(cache, draft, hidden=drafter.needs.hidden)
+            mark("forward")
             every = drafter.needs.choices
             choices = self.choice.after(
                 logits, draft, sequence.text, every=every, over=sequence.over
             )
             return Forwarded(choices, logits, hidden)
-        stretch = 0, sequence.cache.length
         n = len(draft.tree)
         rows = min(rows_of(n), drafter.max_nodes)
         static, launch = self.static_forward(
-            sequence.cache, [draft], [stretch], drafter, rows, sequence.mark
+            cache, [draft], [(0, cache.length)], drafter, rows, mark
         )
         launch()
         forwarded = static.forwarded(n, on_host=draft.tree.device.type == "cpu")
-        sequence.mark("forward")
+        mark("forward")
         return forwarded
 
     def static_forward(

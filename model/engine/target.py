@@ -19,10 +19,9 @@ import torch
 from ..errors import UserError
 from .attention import Attending
 from .cache import CachePool, LayerShape, TreeCache
-from .checks import TRIAL_ROOM, check_draft, check_model, check_training, unwrapped, warn_untried
-from .devices import Graphs, Turns, give_back, synchronize, turns_of, without_cudnn
+from .checks import TRIAL_ROOM, check_draft, check_model, check_training, unwrapped
+from .devices import Graphs, give_back, synchronize, turns_of, without_cudnn
 from .layers import (
-    Layouts,
     decoder_layers,
     device_of,
     form_of,
@@ -31,7 +30,7 @@ from .layers import (
     mode_of,
     probe_layers,
 )
-from .linear import Copies, copies_of, is_held
+from .linear import Copies, Layouts, copies_of, is_held
 from .sight import ALIGNED, LENGTH, Sight, additive
 from .tree import Draft
 
@@ -81,7 +80,6 @@ class Target:
     def __init__(
         self, model: Any, *, context: int | None = None, linear: str | Layouts = "torch"
     ) -> None:
-        warn_untried()
         self.model = unwrapped(model)
         self.linear = linear if isinstance(linear, Layouts) else Layouts((linear,))
         self._is_compiled = any(is_compiled(module) for module in self.model.modules())
@@ -139,14 +137,8 @@ class Target:
         self.idle_batch: Any = None  # the cache of the last batch; see `batch.Batch`
         check_draft(self, TreeCache(self._shapes, TRIAL_ROOM, self._states))
 
-    def __getstate__(self) -> dict[str, Any]:
-        """For deep copies: the copied model has turns and copies of its own."""
-        return {
-            name: value for name, value in vars(self).items() if name not in ("turns", "copies")
-        }
-
     @cached_property
-    def turns(self) -> Turns:
+    def turns(self) -> Any:
         """Lock held for each step, so that threads can share the model and the methods made for
         it.
         """
@@ -375,20 +367,16 @@ class Target:
         n: int,
         read: Read,
         hidden: Hidden,
-        size: int = 0,
     ) -> Outputs:
         """Forward and commit tokens in parts, so that few logits are in memory. Returns the last n
         rows of logits.
-
-        Args:
-            size: tokens of a part; default: as many as LOGITS_BYTES allow.
         """
         count = len(tokens)
         kept = cache.length
         # of computed logits
         first_row = min(readable.start, count - max(n, 1)) if self._keeps_logits else 0
         budget = LOGITS_BYTES_GPU if self.device.type == "cuda" else LOGITS_BYTES
-        size = size or max(budget // (self.logits_size * self.dtype.itemsize), n, 1)
+        size = max(budget // (self.logits_size * self.dtype.itemsize), n, 1)
         ends = sorted(range(count, max(first_row, 0), -size))
         states = list[torch.Tensor]()
         logits = torch.zeros(n, self.logits_size, dtype=self.dtype, device=self.device)
@@ -422,14 +410,12 @@ class Target:
         if self.recurrent:
             return self._forward_chain(cache, draft, hidden)
         self._make_room(cache, past + len(tree), len(tree))
-        positions = tree.depths.to(self.device) + past
-        tokens = draft.tokens.to(self.device)
         # A root alone sees all tokens: without a mask it gets the fastest kernels, and shared heads
         # are not repeated.
         mask = additive(tree.ancestors.to(self.device), self.dtype, past) if len(tree) > 1 else None
-        masks = self._by_type(mask, positions, past)
-        return self._run_model(
-            cache, tokens, masks, self._within(positions, past + tree.max_depth), hidden
+        positions = tree.depths.to(self.device) + past
+        return self.forward_masked(
+            cache, draft.tokens.to(self.device), mask, positions, hidden=hidden
         )
 
     def _forward_chain(self, cache: TreeCache, draft: Draft, hidden: Hidden) -> Outputs:
@@ -448,17 +434,6 @@ class Target:
             cache.commit(0)
         read = torch.tensor(cache.will_read(tokens), device=self.device)
         logits, states = self._run_causal(cache, read, n, hidden)
-        if n > 1 and logits[-n, 0].isnan():
-            # A scan in chunks multiplies what a token does not see by 0: a draft token's NaN
-            # reached the root.
-            cache.restore()
-            rows = list[torch.Tensor]()
-            start = cache.length
-            states = self._forward_in_parts(
-                cache, read, range(len(read)), 0, lambda at, row: rows.append(row), hidden, size=1
-            ).hidden
-            logits = torch.cat(rows)
-            cache.length = start
         return Outputs(logits[-n:], None if states is None else states[-n:])
 
     def _run_causal(
@@ -468,7 +443,7 @@ class Target:
         `rows` of logits.
         """
         end = cache.length + len(tokens)
-        positions = self._within(torch.arange(cache.length, end, device=self.device), end - 1)
+        positions = torch.arange(cache.length, end, device=self.device)
         kwargs = {"logits_to_keep": rows} if self._keeps_logits else {}
         return self._run_model(cache, tokens, None, positions, hidden, **kwargs)
 
@@ -477,7 +452,7 @@ class Target:
         self,
         cache: TreeCache,
         tokens: torch.Tensor,
-        mask: torch.Tensor,
+        mask: torch.Tensor | None,
         positions: torch.Tensor,
         *,
         hidden: Hidden = (),
@@ -486,11 +461,11 @@ class Target:
 
         Args:
             tokens, positions: int64 (n,).
-            mask: what each of them attends to, additive (n, past + n).
+            mask: what each of them attends to, additive (n, past + n); None: all before it.
             hidden: also return these hidden states.
         """
         masks = self._by_type(mask, positions, cache.length)
-        return self._run_model(cache, tokens, masks, positions.clamp(max=self.context - 1), hidden)
+        return self._run_model(cache, tokens, masks, positions, hidden)
 
     @torch.inference_mode()
     def forward_static(
@@ -525,9 +500,7 @@ class Target:
             masks = self._by_type(additive(visible, self.dtype), positions, of_columns)
         try:
             with self.kernels:
-                return self._run_model(
-                    cache, tokens, masks, positions.clamp(max=self.context - 1), hidden
-                )
+                return self._run_model(cache, tokens, masks, positions, hidden)
         finally:
             cursor.write_at = None
 
@@ -535,12 +508,6 @@ class Target:
         """Wait for the devices, so that a clock read next is right."""
         for device in self.devices:
             synchronize(device)
-
-    def _within(self, positions: torch.Tensor, last: int) -> torch.Tensor:
-        """Clamp positions to the context: nodes beyond it are never accepted, but must not index
-        past a table.
-        """
-        return positions.clamp(max=self.context - 1) if last >= self.context else positions
 
     def _by_type(
         self, mask: torch.Tensor | None, positions: torch.Tensor, columns: torch.Tensor | int
@@ -585,7 +552,8 @@ class Target:
         """
         inputs = {"attention_mask": mask, self.cache_name: cache, "use_cache": True} | more
         if self._takes_positions:
-            inputs["position_ids"] = positions[None]
+            # nodes beyond the context are never accepted, but must not index past a table
+            inputs["position_ids"] = positions.clamp(max=self.context - 1)[None]
         states: dict[int, torch.Tensor] = {}
         hooks: list[Any] = []
         try:

@@ -222,7 +222,7 @@ def breadth_first(parents: Sequence[int]) -> tuple[list[int], list[int]]:
     return order, ordered
 
 
-def layout(paths: Iterable[RankPath]) -> tuple[dict[RankPath, float], int]:
+def drawing_rows(paths: Iterable[RankPath]) -> tuple[dict[RankPath, float], int]:
     """Return each node's row in a drawing, the root () included, and the number of rows.
 
     A leaf takes the next row, a parent the middle of its children.

@@ -88,9 +88,9 @@ def accepted_nodes(
                 deepest = node
         return accepted, deepest
     matches = tokens == choices.index_select(0, tree.parents)
-    whole: Any = torch.all(matches | tree.missing, -1, out=out)  # (n,): node and ancestors match
+    matching: Any = torch.all(matches | tree.missing, -1, out=out)  # (n,): node and ancestors match
     # (1,): indexing with a 0-d tensor forces a device sync
-    return whole, (tree.depths * whole).argmax(keepdim=True)
+    return matching, (tree.depths * matching).argmax(keepdim=True)
 
 
 def verify(draft: Draft, choices: torch.Tensor) -> Verification:

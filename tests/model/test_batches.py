@@ -19,7 +19,6 @@ from model.generate import Generate
 from tests.checkpoint import write_tokenizer
 from tests.conftest import greedy, toy_model
 from tests.model.test_decoder import Letters
-from tests.model.test_generate_settings import Noted
 
 PROMPTS = [
     [5, 9, 7, 5, 9, 7, 11],
@@ -234,32 +233,3 @@ def test_what_generate_refuses_of_a_batch(model):
         UserError, match="^start=cold: forgets between answers what those of a batch share"
     ):
         rows(model, ids, mask, custom_generate=Generate(start="cold", linear="torch"))
-
-
-def test_a_padded_row_is_one_sequence(model):
-    """It was refused a cold start and a streamer as "a batch" is."""
-    (ids, mask), heard = padded(PROMPTS[1:2]), Noted()
-    cold = Generate("recycling", start="cold", linear="torch")
-    for more in ({}, {"token_streamer": heard}):
-        assert rows(model, ids, mask, custom_generate=cold, **more).equal(rows(model, ids, mask))
-    assert heard.tokens == rows(model, ids, mask)[0, LONGEST:].tolist()
-    with pytest.raises(
-        UserError,
-        match="^custom_generate: a padded row has no MinLengthLogitsProcessor, .*; leave it",
-    ):
-        rows(model, ids, mask, min_new_tokens=5, eos_token_id=54, custom_generate=cold)
-
-
-def test_a_context_ends_each_row_by_its_own_length(model, caplog):
-    ids, mask = padded(PROMPTS)
-    mine = rows(
-        model,
-        ids,
-        mask,
-        custom_generate=Generate("dynamic", nodes=8, context=40, linear="torch"),
-        eos_token_id=None,
-    )
-    for row, prompt in zip(mine.tolist(), PROMPTS, strict=True):
-        expected = greedy(model, prompt, min(25, 40 - len(prompt)))
-        assert row[LONGEST:] == expected + [0] * (25 - len(expected))
-    assert "the answer ends at the 40 tokens that its context has" in caplog.text

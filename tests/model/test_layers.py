@@ -1,8 +1,5 @@
 """Layers with windows, chunks, shared keys or recurrent states; and models that the trial at load time refuses."""
 
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing
-
 import pytest
 import torch
 from transformers import AutoModelForCausalLM as Auto
@@ -33,11 +30,7 @@ from transformers import (
 
 from evaluation.running.shared_text import generate_together
 from model.decoder import Decoder
-from model.engine import Target, decode, generate
-from model.engine.checks import warn_untried
-from model.engine.layers import Window
-from model.engine.loop import whole
-from model.engine.sampling import Sampling
+from model.engine import Target, generate
 from model.errors import UserError
 from model.generate import Generate, refuse
 from model.methods import make_method
@@ -146,17 +139,6 @@ def test_text_behind_a_window_is_the_models_own(family):
             assert out.tokens == own, (name, execution)
 
 
-def test_a_window_that_is_not_kept_is_noticed(monkeypatch):
-    """Else the texts above would be equal whatever is masked."""
-    target = Target(toy(WINDOWED["gemma2"]))
-    own = greedy(target.model, PROMPT, 42)
-    monkeypatch.setattr(
-        Window, "hides", lambda self, rows, columns: rows[:, None] < columns.new_full((1,), -1)
-    )
-    drafter = make_method("recycling", target, tree="best:16")
-    assert generate(target, drafter, PROMPT, max_new_tokens=42).tokens != own
-
-
 def test_a_short_context_is_no_reason_to_refuse():
     model = toy(WINDOWED["mistral"])
     for context in (2, 5, 14):
@@ -165,26 +147,6 @@ def test_a_short_context_is_no_reason_to_refuse():
             target, make_method("recycling", target, tree="best:16"), [5], max_new_tokens=9
         )
         assert out.tokens == greedy(model, [5], min(9, context - 1))
-
-
-def test_a_newer_transformers_than_was_tried_is_said_once(caplog):
-    for version in ("5.17.0", "5.24.9", "5.25.0.dev0", "5.25.0.dev0", "6.0.0"):
-        warn_untried(version)
-    assert [record.getMessage().split(" is ")[0] for record in caplog.records] == [
-        "transformers 5.25.0.dev0",
-        "transformers 6.0.0",
-    ]
-
-
-def test_what_a_row_sees():
-    columns = torch.arange(6)
-    # A window of two places, the own one included; what comes later is hidden by the mask of causality.
-    assert Window(2, chunked=False).hides(torch.tensor([4]), columns).tolist() == [
-        [1, 1, 1, 0, 0, 0]
-    ]
-    assert Window(3, chunked=True).hides(torch.tensor([4]), columns).tolist() == [
-        [1, 1, 1, 0, 0, 0]
-    ]
 
 
 @pytest.mark.parametrize(
@@ -226,96 +188,25 @@ def test_chains_leave_a_recurrent_models_text_as_it_is(family):
     assert accepted > 50, "nothing was taken back if nothing was drafted"
 
 
-@pytest.mark.parametrize(
-    "config", [RECURRENT["lfm2"], RECURRENT["qwen3_next"], WINDOWED["gpt_oss"]]
-)
-def test_sampling_conversations_turns_threads_and_saved_states(config, tmp_path):
-    model = toy(config)
-    decoder, plain = Decoder(model), Target(model)
-    decoder.eos = frozenset()
+@pytest.mark.parametrize("family", ["lfm2", "qwen3_next"])
+def test_conversations_and_open_answers_of_recurrent_models(family, tmp_path):
+    """States serve a prompt that continues all that they have read."""
+    model = toy(RECURRENT[family])
+    decoder = Decoder(model, eos=())
     prompt = list(PROMPT)
-    for turn in range(3):  # a conversation, whose earlier turns are not forwarded again
+    for turn in range(3):
         answer = decoder.generate(prompt, max_new_tokens=12).ids
         assert answer == greedy(model, prompt, 12)
         prompt = [*prompt, *answer, 40 + turn, 6]
-    sampling = Sampling(temperature=0.8, top_p=0.9, seed=3)
-    drawn = generate(
-        plain, make_method("vanilla", plain), PROMPT, max_new_tokens=30, sampling=sampling
-    ).tokens
-    assert decoder.generate(PROMPT, max_new_tokens=30, sampling=sampling).ids == drawn
     prompts = [PROMPT, PROMPT[:3], PROMPT[2:]]
-    own = [greedy(model, prompt, 20) for prompt in prompts]
-    sessions = [decoder.stream(prompt, max_new_tokens=20) for prompt in prompts]
-    steps = [[next(session) for _ in range(3)] for session in sessions]  # all are open
-    for tokens, session, seen in zip(own, sessions, steps, strict=True):
-        with closing(session):
-            assert [token for step in (*seen, *session) for token in step.tokens] == tokens
-    with ThreadPoolExecutor(3) as pool:
-        assert (
-            list(pool.map(lambda prompt: decoder.generate(prompt, max_new_tokens=20).ids, prompts))
-            == own
-        )
-    decoder.save_state(tmp_path / "state.safetensors")
-    other = Decoder(model, start=tmp_path / "state.safetensors")
-    other.eos = frozenset()
-    assert other.generate(PROMPT, max_new_tokens=20).ids == own[0]
-    together = [
-        make_method("recycling", plain, tree="best:8"),
-        make_method("dynamic", plain, nodes=8),
-    ]
-    assert [
-        out.tokens for out in generate_together(plain, together, PROMPT, max_new_tokens=20)
-    ] == [own[0]] * 2
-
-
-def test_a_conversation_goes_on_from_recurrent_states_or_begins_anew(monkeypatch):
-    """States serve a prompt that goes on from all that they have read, and nothing after a forward that failed."""
-    forwarded, run = [], Target._run_model
-
-    def counted(target, cache, tokens, *more, **kwargs):
-        forwarded.append(len(tokens))
-        if len(forwarded) == failing:
-            raise KeyboardInterrupt
-        return run(target, cache, tokens, *more, **kwargs)
-
-    model, failing = toy(RECURRENT["lfm2"]), 0
-    target = Target(model)
-    pld = make_method("pld", target)
-    monkeypatch.setattr(Target, "_run_model", counted)
-
-    def answered(prompt, reuse=True):
-        forwarded.clear()
-        out = whole(decode(target, pld.session(), prompt, max_new_tokens=16, reuse=reuse))
-        assert out.tokens == greedy(model, prompt, 16)
-        return [*prompt, *out.tokens, 40, 6]
-
-    longer = answered(PROMPT)
-    answered(longer)
-    assert forwarded[0] < len(longer) - 20, "what the states have read"
-    answered([*PROMPT[:-1], 30])
-    assert forwarded[0] >= len(PROMPT) - 1, "another text than the states'"
-    failing = 3
-    with pytest.raises(KeyboardInterrupt):
-        answered(PROMPT)
-    failing = 0
-    answered(PROMPT)
-    assert forwarded[0] >= len(PROMPT) - 1
-
-
-def test_an_answer_that_is_cut_inside_a_draft_is_gone_on_from():
-    """What is cut off is not committed, so that the states have not read it."""
-    model = toy(RECURRENT["falcon_h1"])
-    target = Target(model)
-    prompt = [*PROMPT, *greedy(model, PROMPT, 12), *PROMPT]  # so that the copies are right
-    for limit in range(2, 12):
-        target.caches._free.clear()
-        pld = make_method("pld", target)
-        answer = generate(target, pld, prompt, max_new_tokens=limit, reuse=True).tokens
-        (kept,) = target.caches._free
-        assert kept.length == len(kept.text) and kept.text == [*prompt, *answer][: kept.length]
-        following = [*prompt, *answer, 40]
-        again = generate(target, pld, following, max_new_tokens=12, reuse=True).tokens
-        assert again == greedy(model, following, 12)
+    streams = [decoder.stream(prompt, max_new_tokens=20) for prompt in prompts]
+    firsts = [next(stream) for stream in streams]  # all are open
+    for prompt, stream, first in zip(prompts, streams, firsts, strict=True):
+        tokens = [token for step in (first, *stream) for token in step.tokens]
+        assert tokens == greedy(model, prompt, 20)
+    drafters = [make_method(name, decoder.target, nodes=8) for name in ("recycling", "dynamic")]
+    outs = generate_together(decoder.target, drafters, PROMPT, max_new_tokens=20)
+    assert [out.tokens for out in outs] == [greedy(model, PROMPT, 20)] * 2
 
 
 def test_what_recurrent_states_exclude_is_refused(tmp_path):

@@ -9,8 +9,7 @@ from torch import nn
 from model import linear_choice
 from model.decoder import Decoder
 from model.engine import linear
-from model.engine.layers import ROWS, Layouts
-from model.engine.linear import halves, packable
+from model.engine.linear import ROWS, Layouts, halves, packable
 from model.linear_choice import choose_linear, fastest, fastest_of
 from tests.conftest import greedy, toy_model
 

@@ -1,24 +1,19 @@
 """Attention by a table and of heads that share keys: sdpa's numbers; what it is not made for stays sdpa's."""
 
 import contextlib
-import copy
 import random
-from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
 
 from model.decoder import Decoder
-from model.engine import Draft, Target, attention, decode, devices
-from model.engine import target as engine_target
+from model.engine import Draft, Target, attention, decode
 from model.engine.attention import TreeAttention
 from model.engine.sight import Sight, additive, fill_table
 from model.errors import UserError
-from model.methods.vanilla import Vanilla
 from model.recycling import TokenRecycling, build_template
 from tests.conftest import toy_model
-from tests.model.sessions import each_session
 
 
 @pytest.mark.parametrize("kind", ["llama-grouped", "qwen2", "qwen3", "gemma", "mistral"])
@@ -59,111 +54,10 @@ def test_a_model_is_left_as_it_was_found(execution):
     assert model.config._attn_implementation == "sdpa"
 
 
-@pytest.mark.parametrize("before", [True, False])
-def test_cudnns_attention_is_off_during_our_forwards_alone(before, monkeypatch):
-    """Those of a drafter's own network, too, as EAGLE's head; and stays as its user wants it."""
-    model, seen, enabled = toy_model("llama"), [], torch.backends.cuda.cudnn_sdp_enabled
-    target, default = Target(model), enabled()
-    drafter, cuda = Vanilla(target.device), devices.without_cudnn(torch.device("cuda"))
-    for module in (attention, engine_target):
-        monkeypatch.setattr(module, "without_cudnn", lambda device: cuda)
-
-    def watch(session):
-        draft = session.draft
-        session.draft = lambda root: seen.append(enabled()) or draft(root)
-
-    each_session(drafter, watch)
-    model.model.layers[0].register_forward_pre_hook(lambda *given: seen.append(enabled()))
-    torch.backends.cuda.enable_cudnn_sdp(before)
-    try:
-        for _ in decode(target, drafter.session(), [5, 6, 7], max_new_tokens=5):
-            assert enabled() == before
-    finally:
-        torch.backends.cuda.enable_cudnn_sdp(default)
-    assert len(seen) == 5 + 4 and not any(seen)
-
-
-def test_cudnns_attention_stays_off_while_any_thread_is_inside():
-    """One that leaves first would switch it on in the middle of another one's forward."""
-    one, other = (devices.without_cudnn(torch.device("cuda")) for _ in range(2))
-    one.__enter__()
-    other.__enter__()
-    one.__exit__()
-    assert not torch.backends.cuda.cudnn_sdp_enabled()
-    other.__exit__()
-    assert torch.backends.cuda.cudnn_sdp_enabled()
-
-
-def test_what_is_not_on_a_cpu_or_changes_the_scores_goes_to_sdpa():
-    """Layers may be spread over devices."""
-    grouped, seen = TreeAttention(), []
-    grouped._sdpa = lambda *args, **kwargs: seen.append(args) or (args[1], None)
-    query, shared = torch.empty(1, 4, 3, 8, device="meta"), torch.empty(1, 2, 5, 8, device="meta")
-    grouped(torch.nn.Module(), query, shared, shared, torch.zeros(1, 1, 3, 5, device="meta"))
-    assert len(seen) == 1
-    query, shared = torch.randn(1, 4, 3, 8), torch.randn(1, 2, 5, 8)
-    grouped(torch.nn.Module(), query, shared, shared, torch.zeros(1, 1, 3, 5), softcap=30.0)
-    assert len(seen) == 2
-    grouped(torch.nn.Module(), query, shared, shared, torch.zeros(1, 1, 3, 5))
-    assert len(seen) == 2, "it computes this one itself"
-
-
-class Interrupted(TreeAttention):
-    """Another thread attends to another model's table right after each table is noted."""
-
-    other = None
-
-    @property
-    def _parts(self):
-        return vars(self)["noted"]
-
-    @_parts.setter
-    def _parts(self, parts):
-        vars(self)["noted"] = parts
-        if self.other is not None:
-            other, self.other = self.other, None
-            self(*other)
-
-
 def table_of(nodes, length):
     table = np.zeros((nodes, Sight.width(nodes)), dtype=np.int64)
     fill_table(table, [np.tri(nodes, dtype=bool)], [(0, length)])
     return Sight(torch.from_numpy(table), 1).as_mask
-
-
-def test_two_models_attend_to_tables_at_the_same_time():
-    query, key = torch.randn(1, 2, 3, 8), torch.randn(1, 2, 40, 8)
-    given = torch.nn.Module(), query, key, key
-    ours = Interrupted()
-    expected = ours(*given, table_of(3, 30))[0]
-    ours.other = *given, table_of(3, 5)
-    assert torch.equal(ours(*given, table_of(3, 30))[0], expected)
-
-
-def test_sparse_attention_takes_no_table():
-    """It chooses columns by its mask."""
-    target = Target(toy_model("llama-grouped"))
-    assert target.can_attend_by_table
-    target._shapes = [replace(shape, index_dim=8) for shape in target._shapes]
-    assert not target.can_attend_by_table
-
-
-def test_models_of_one_config_and_copies_attend_by_tables():
-    """The first to leave took the table's attention from the other; a copy switched the original's config."""
-    model = toy_model("llama-grouped")
-    one, other = Target(model), Target(type(model)(model.config).eval())
-    twin = copy.deepcopy(one)
-    leaves, stays = other._attending.by(None), one._attending.by(table_of(1, 3))
-    leaves.__enter__()
-    stays.__enter__()
-    leaves.__exit__(None, None, None)
-    assert vars(model.config)[attention.SETTING] == attention.NAME
-    assert Target(model).attends_by_table
-    stays.__exit__(None, None, None)
-    assert vars(model.config)[attention.SETTING] == "sdpa"
-    with twin._attending.by(table_of(1, 3)):
-        assert vars(twin.model.config)[attention.SETTING] == attention.NAME
-        assert vars(model.config)[attention.SETTING] == "sdpa"
 
 
 def test_a_table_says_what_masks_say():

@@ -1,12 +1,8 @@
 """Batches: each text is that of its sequence alone, whoever else is in the batch."""
 
-import gc
 import random
-import time
-import weakref
 from dataclasses import replace
 from functools import cache, partial
-from itertools import count
 
 import pytest
 import torch
@@ -14,17 +10,13 @@ from transformers import AutoModelForCausalLM as Auto
 from transformers import BambaConfig, DogeConfig, GPTNeoConfig
 
 from model.engine import Drafter, Target, generate
-from model.engine.batch import ROOM, SharedCache, check_batch, decode_batch
-from model.engine.loop import Request
+from model.engine.answer import Request
+from model.engine.batch import SharedCache, check_batch, decode_batch
 from model.engine.sampling import Sampling
 from model.engine.sight import LENGTH
-from model.engine.static_step import StaticForward
 from model.errors import UserError
-from model.linear_choice import choose_linear
-from model.methods import make_method
 from model.methods.vanilla import Vanilla
 from tests.conftest import CONFIGS, NARROW, SIZES, greedy, sharpened, toy_model
-from tests.model.engine.fake_graphs import FakeGraphs
 from tests.model.every_method import SETTINGS, Oracle, OracleSession, V, make, write_companions
 from tests.model.sessions import comparable
 from tests.model.test_layers import STATES, WINDOWED
@@ -142,31 +134,6 @@ def plain_sampling(prompt, sampling):
     ).tokens
 
 
-def test_shares_of_a_batch_add_up_to_the_whole(monkeypatch):
-    """By a clock that moves by one at each reading; each forward of several sequences is one of their steps."""
-    ticks, target, forwards = count(), Target(model()), []
-    drafter = make("recycling", target, {})
-    together(target, drafter, 2, [([5], Request(max_new_tokens=2))])  # the trial, by another clock
-    monkeypatch.setattr("model.engine.batch.time.perf_counter", lambda: float(next(ticks)))
-    forward = SharedCache.forward
-    monkeypatch.setattr(
-        SharedCache,
-        "forward",
-        lambda *given, **how: forwards.append(len(given[2])) or forward(*given, **how),
-    )
-    requests = [Request(max_new_tokens=limit) for limit in (3, 9, 5)]
-    outs = together(target, drafter, 2, zip(prompts(), requests, strict=False))
-    steps = [step.batch for out in outs for step in out.steps]
-    assert (
-        sum(1 / size for size in steps) == pytest.approx(len(forwards))
-        and max(forwards) == max(steps) == 2
-    )
-    # a step reads the clock when it begins, after each of its sequences, and at its end; a beginning at both ends
-    spent = sum(size + 1 for size in forwards) + len(outs)
-    assert sum(out.prefill_s + out.decode_s for out in outs) == pytest.approx(spent)
-    assert all(out.prefill_s > 1 and out.decode_s > 0 for out in outs)
-
-
 def read(texts, ids, scores):
     texts.append(ids[0].tolist())
     return scores
@@ -270,85 +237,25 @@ def test_every_architecture(architecture, sizes, columns):
     assert max(len(out.steps) for out in outs) < 16, "the oracle must get paths accepted"
 
 
-def fuzz(count, seed):
-    rng, target = random.Random(seed), Target(model(), context=120)
-    texts = {tuple(prompt): longest(tuple(prompt)) for prompt in prompts()}
-    companionless = [
-        "vanilla",
-        "recycling",
-        "dynamic",
-        "suffix",
-        "suffix_recycling",
-        "spine",
-        "pld",
-        "lookahead",
-    ]
-    for _ in range(count):
-        asked = [rng.choice(prompts()) for _ in range(rng.randrange(1, 9))]
-        requests = mixed(len(asked), rng, rng.choice(["eager", "static"]))
-        kind = rng.choice([*companionless, "oracles", "oracles"])
-        drafter = Oracles(texts, rng.random()) if kind == "oracles" else drawn(kind, target, rng)
-        outs = together(target, drafter, rng.randrange(1, 6), zip(asked, requests, strict=True))
-        for out, prompt, request in zip(outs, asked, requests, strict=True):
-            expected = cut(
-                texts[tuple(prompt)], min(request.max_new_tokens, 120 - len(prompt)), request.eos
-            )
-            assert out.tokens == expected and sum(out.accept_lengths) == len(out.tokens)
-
-
-def drawn(kind, target, rng):
-    """A drafter; sometimes the size of its drafts is learnt while decoding."""
-    by_auto = (
-        kind in ("recycling", "dynamic", "suffix", "suffix_recycling", "spine")
-        and rng.random() < 0.4
-    )
-    return make_method(kind, target, nodes="auto:16") if by_auto else make(kind, target, {})
-
-
-def test_fuzzed_batches(columns):
-    fuzz(25, 0)
-
-
-@pytest.mark.slow
-def test_many_fuzzed_batches(columns):
-    fuzz(1000, 1)
-
-
 @pytest.mark.parametrize("by_table", [True, False])
-@pytest.mark.parametrize(
-    "wrong",
-    ["one column less", "another's rows", "columns in another order", "positions of another"],
-)
+@pytest.mark.parametrize("wrong", ["one column less", "columns in another order"])
 def test_a_wrong_mask_is_noticed(wrong, by_table, monkeypatch):
-    """By the trial, and without it by the texts."""
     forward = Target.forward_static
 
     def changed(target, cache, tokens, positions, write_at, sight, bucket, **more):
         table = sight.table.clone()
         if wrong == "one column less":
             table[:, LENGTH].sub_(1).clamp_(min=0)
-        elif wrong == "another's rows":
-            table[:, LENGTH - 1 : LENGTH + 1] = table[:, LENGTH - 1 : LENGTH + 1].flip(0)
-        elif wrong == "columns in another order":
-            write_at = write_at.flip(0)
         else:
-            positions = positions.flip(0)
-        return forward(
-            target, cache, tokens, positions, write_at, sight._replace(table=table), bucket, **more
-        )
+            write_at = write_at.flip(0)
+        sight = sight._replace(table=table)
+        return forward(target, cache, tokens, positions, write_at, sight, bucket, **more)
 
     monkeypatch.setattr(Target, "forward_static", changed)
-    target, asked = (
-        Target(model()),
-        [(prompt, Request(max_new_tokens=30)) for prompt in prompts()[2:6]],
-    )
+    target = Target(model())
     target.attends_by_table = by_table
     with pytest.raises(UserError, match="logits of a batch's rows are .* away"):
-        together(target, Vanilla(target.device), 4, asked)
-    monkeypatch.setattr("model.engine.batch.check_batch", lambda *trial: None)
-    target.attends_by_table = by_table
-    outs = together(target, Vanilla(target.device), 4, asked)
-    assert [out.tokens for out in outs] != [longest(tuple(prompt))[:30] for prompt, _ in asked]
+        check_batch(target, 512)
 
 
 def test_what_cannot_be_a_batch_is_refused_by_name(llama):
@@ -377,23 +284,6 @@ def test_what_cannot_be_a_batch_is_refused_by_name(llama):
         check_batch(counting, 4096)
 
 
-def test_a_larger_batch_after_weights_were_written_uncounted(monkeypatch):
-    """The trial of its size ran on packed weights of before, and refused the model."""
-    monkeypatch.setattr("model.engine.linear.SMALL_PRODUCT", 0)
-    owned = toy_model("llama-grouped")
-    target = Target(owned, linear=choose_linear(owned))
-    drafter, asked = (
-        Vanilla(target.device),
-        [(prompt, Request(max_new_tokens=12)) for prompt in prompts()[2:6]],
-    )
-    together(target, drafter, 2, asked)
-    for parameter in owned.parameters():
-        parameter.data.mul_(0.7)
-    expected = [greedy(owned, prompt, 12) for prompt, _ in asked]
-    assert target.linear != "torch"
-    assert [out.tokens for out in together(target, drafter, 4, asked)] == expected
-
-
 def test_an_abandoned_batch_closes_its_sessions(llama):
     target = Target(llama)
     drafter = make("dynamic", target, {})
@@ -409,20 +299,6 @@ def test_an_abandoned_batch_closes_its_sessions(llama):
         generate(target, drafter, prompts()[3], max_new_tokens=30).tokens
         == longest(tuple(prompts()[3]))[:30]
     )
-
-
-def test_stretches_are_used_again_and_grow_together(llama, monkeypatch):
-    """Forty answers in turn, three at a time, take no more room than three; the longest text decides how much."""
-    target = Target(llama)
-    together(target, Vanilla(target.device), 3, [([5, 6, 7, 8], Request(max_new_tokens=20))] * 40)
-    shared = target.idle_batch
-    assert shared.cache.stretches == 3 and shared.room == ROOM
-    text = prompts()[6] * 4
-    monkeypatch.setattr("model.engine.batch.ROOM", 48)
-    asked = [(prompt, Request(max_new_tokens=50)) for prompt in ([5, 6], text[:150], [7])]
-    outs = together(target, Vanilla(target.device), 4, asked)
-    assert [out.tokens for out in outs] == [greedy(llama, prompt, 50) for prompt, _ in asked]
-    assert 199 <= target.idle_batch.room < 400
 
 
 @pytest.mark.parametrize("execution", ["eager", "static"])
@@ -455,49 +331,3 @@ def test_attention_that_adds_to_its_mask_gets_masks():
     )
     assert [out.tokens for out in outs] == [greedy(own, text, 12) for text in texts]
     assert not target.attends_by_table
-
-
-def test_waiting_leaves_out_what_making_a_shape_takes(monkeypatch):
-    target, request, feed = (
-        Target(model()),
-        Request(max_new_tokens=12, execution="static"),
-        StaticForward.__init__,
-    )
-    monkeypatch.setattr(StaticForward, "__init__", lambda *given: time.sleep(0.1) or feed(*given))
-    outs = together(
-        target, make("recycling", target, {}), 2, [(prompts()[2], request), (prompts()[3], request)]
-    )
-    assert sum(out.setup_s for out in outs) > 0.1
-    assert all(max(out.ends_s[-1], out.prefill_s + out.decode_s) < 0.1 for out in outs)
-
-
-def test_a_batch_leaves_no_cycle_that_keeps_the_model():
-    own = toy_model("llama")
-    target = Target(own)
-    together(target, Vanilla(target.device), 2, [([5, 6], Request(max_new_tokens=3))] * 2)
-    gc.disable()
-    try:
-        gone = weakref.ref(target)
-        del target
-        assert gone() is None
-    finally:
-        gc.enable()
-
-
-@pytest.mark.parametrize("name", ["recycling", "suffix", "dynamic"])
-def test_captured_forwards_serve_all_steps_and_the_next_batches(name, monkeypatch):
-    graphs = FakeGraphs(monkeypatch)
-    target, asked = (
-        graphs.target(model()),
-        [(p, Request(max_new_tokens=30, execution="graph")) for p in prompts()[2:8]],
-    )
-    drafter, captures = make(name, target, {}), []
-    for _ in range(3):
-        outs = together(target, drafter, 3, asked)
-        assert [out.tokens for out in outs] == [longest(tuple(prompt))[:30] for prompt, _ in asked]
-        assert all(out.decode_s > 0 and out.setup_s >= 0 for out in outs)
-        captures.append(len(graphs.captured))
-    steps = sum(1 / step.batch for out in outs for step in out.steps)
-    assert graphs.replays > 2 * steps > 3 * captures[0] > 0 and captures[2] <= captures[0] + 3, (
-        "few shapes, made once"
-    )

@@ -65,28 +65,3 @@ def test_a_cache_grows_by_doubling_and_ends_at_the_context(name, monkeypatch):
     assert all(
         after == 2 * before for before, after in zip(capacities[:3], capacities[1:4], strict=True)
     )
-
-
-def test_a_cache_that_could_not_grow_is_as_it_was(llama, monkeypatch):
-    """Growing is where memory runs out; the same cache answers the next prompt."""
-    monkeypatch.setattr("model.engine.loop.ROOM", 16)
-    target, plain, allocations, zeros = (
-        Target(llama),
-        make_method("vanilla", Target(llama)),
-        [],
-        torch.zeros,
-    )
-
-    def few(*size, **kwargs):
-        if len(size) == 1 and isinstance(size[0], tuple) and len(size[0]) == 4:
-            allocations.append(size)
-            if len(allocations) == 4:  # the values of the first doubling
-                raise torch.OutOfMemoryError
-        return zeros(*size, **kwargs)
-
-    monkeypatch.setattr("model.engine.cache.torch.zeros", few)
-    with pytest.raises(torch.OutOfMemoryError):
-        generate(target, plain, [5, 9, 13, 7], max_new_tokens=60)
-    assert generate(target, plain, [5, 9, 13, 7], max_new_tokens=60).tokens == greedy(
-        llama, [5, 9, 13, 7], 60
-    )

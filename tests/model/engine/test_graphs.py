@@ -1,18 +1,12 @@
 """The host's part of captured steps, on a CPU: what is captured, replayed, shared, bounded and dropped."""
 
-import gc
-import weakref
-
 import pytest
-import torch
 
-from model.engine import Target, Tree, generate
-from model.engine.sampling import Sampling
+from model.engine import Target, generate
 from model.engine.sizing import POLICIES
 from model.engine.static_step import StaticStep, bucket_of
-from model.engine.step import MAX_STEPS, MIN_STEPS, Executor
+from model.engine.step import MAX_STEPS
 from model.methods.suffix import SuffixRecycling
-from model.methods.vanilla import Vanilla
 from model.recycling import TokenRecycling, build_template
 from tests.conftest import toy_model
 from tests.model.engine.fake_graphs import FakeGraphs
@@ -53,41 +47,6 @@ def test_warm_ups_change_nothing(monkeypatch):
     assert len(graphs.captured) == 1 and seen[0] == seen[1] == seen[2] != seen[3]
 
 
-def test_captured_steps_are_bounded_and_share_one_pool(monkeypatch):
-    """Forty trees in turn: no more graphs than the bound live, however many were captured, in one pool of memory.
-
-    One more, of nothing, keeps the pool: torch would open it a second time.
-    """
-    monkeypatch.setattr("model.engine.step.MAX_STEPS", 6)
-    graphs, drafter = FakeGraphs(monkeypatch), TokenRecycling(V, build_template("best", nodes=40))
-    target = graphs.target(toy_model("llama"))
-    trees = [build_template("best", nodes=n) for n in range(1, 41)]
-    for tree in [*trees, *trees[-6:]]:
-        drafter.use_tree(tree)
-        generate(target, drafter, [5, 6, 7], max_new_tokens=4, execution="graph")
-    assert len(graphs.captured) == 40, "the last six are still there"
-    assert sum(graph() is not None for graph in graphs.captured) == 6 and list(
-        graphs.alive.values()
-    ) == [7]
-
-
-def test_models_in_turn_leave_nothing(monkeypatch):
-    """What was captured on a model, and its caches, go when it goes."""
-    graphs, caches = FakeGraphs(monkeypatch), []
-    for name in ("llama", "qwen3", "llama"):
-        target = graphs.target(toy_model(name))
-        drafter = make("recycling", target, {})
-        generate(target, drafter, [5, 6, 7], max_new_tokens=9, execution="graph")
-        with target.cache(drafter.max_nodes) as cache:
-            caches.append(weakref.ref(cache))
-        del target, drafter, cache
-        gc.collect()
-        assert not any(graph() for graph in graphs.captured) and not any(
-            cache() for cache in caches
-        )
-    assert len(graphs.captured) == 3
-
-
 @pytest.mark.parametrize("method", ["recycling", "eagle"])
 def test_a_changed_mode_is_captured_anew(monkeypatch, tmp_path, method):
     """A replay knows nothing of an owner's new hook. The engine's own, for hidden states, changes nothing."""
@@ -100,65 +59,6 @@ def test_a_changed_mode_is_captured_anew(monkeypatch, tmp_path, method):
         generate(target, drafter, [5, 6, 7], max_new_tokens=9, execution="graph")
         captured.append(len(graphs.captured))
     assert captured[0] == captured[1] < captured[2] == 2 * captured[0]
-
-
-def answer_with(drafters, target, temperatures=(0.0,)):
-    """Six answers of each drafter in turns."""
-    for i in range(6):
-        sampling = Sampling(temperature=temperatures[i % len(temperatures)], seed=i)
-        for drafter in drafters:
-            generate(
-                target,
-                drafter,
-                [5, 6, 7 + i],
-                max_new_tokens=9,
-                execution="graph",
-                sampling=sampling,
-            )
-
-
-@pytest.mark.parametrize("dropped", ["a step", "another decoder", "the workspaces"])
-def test_no_replay_writes_to_memory_that_was_given_back(monkeypatch, dropped):
-    """As torch frees a stream's workspace with any graph that was captured there, and all of them with its own graphs.
-
-    What is freed is unmapped by the next capture: see FakeGraphs.
-    """
-    graphs = FakeGraphs(monkeypatch)
-    other, target = (graphs.target(toy_model(kind)) for kind in ("qwen3", "llama"))
-    drafters = [make(name, target, {}) for name in ("recycling", "dynamic")]
-    answer_with([make("dynamic", other, {})], other)
-    answer_with(drafters, target)
-    if dropped == "a step":
-        first = next(iter(drafters[0].executors.values()))
-        first._steps.pop(next(iter(first._steps)))
-        del first
-    elif dropped == "another decoder":
-        del other
-    else:
-        graphs.clear_workspaces()
-    gc.collect()
-    replays = graphs.replays
-    answer_with([Vanilla(torch.device("cpu")), *drafters], target)
-    assert graphs.replays > replays + 50
-
-
-def test_steps_of_the_last_three_sampling_settings_are_kept(monkeypatch):
-    graphs, captured = FakeGraphs(monkeypatch), []
-    target = graphs.target(toy_model("llama"))
-    drafter = make("recycling", target, {})
-    for _ in range(2):
-        answer_with([drafter], target, (0.0, 0.7, 1.0))
-        captured.append(len(graphs.captured))
-    assert captured == [3, 3], "one for each of the settings, whatever the seeds"
-    for temperature in (0.5, 1.0, 0.7):  # 0.0 is the oldest, and goes
-        sampling = Sampling(temperature=temperature)
-        generate(target, drafter, [5, 6, 7], max_new_tokens=9, execution="graph", sampling=sampling)
-    assert len(graphs.captured) == 4 and [graph() is not None for graph in graphs.captured] == [
-        False,
-        True,
-        True,
-        True,
-    ]
 
 
 def test_two_sources_of_one_tree_are_two_captured_steps(monkeypatch):
@@ -185,35 +85,3 @@ def test_all_steps_of_auto_have_room():
         tokens <= bucket_of(tokens) < max(257, 1.5 * tokens + 256) for tokens in range(1, 9000)
     )
     assert len(buckets) * len(POLICIES["cuda"].sizes + (80, -1)) <= MAX_STEPS
-
-
-@pytest.mark.parametrize(("trees", "captures", "left"), [(8, 8, 8), (12, 12, 8)])
-def test_of_many_steps_the_oldest_goes_where_memory_is_short(trees, captures, left, monkeypatch):
-    """One for each that is made, the plain one never, and none of the last few: they would be captured anew in turn."""
-    graphs, drafter = FakeGraphs(monkeypatch), TokenRecycling(V, build_template("best", nodes=12))
-    target = graphs.target(toy_model("llama"))
-    monkeypatch.setattr(Executor, "_short_of_memory", lambda executor: True)
-    sizes = [Tree.chain(0), *(build_template("best", nodes=nodes) for nodes in range(1, trees))]
-    for turn in range(2):
-        for tree in sizes:
-            drafter.use_tree(tree)
-            generate(target, drafter, [5, 6, 7], max_new_tokens=4, execution="graph")
-        if not turn:
-            assert (
-                len(graphs.captured) == captures
-                and sum(graph() is not None for graph in graphs.captured) == left
-            )
-            assert graphs.captured[0]() is not None, "the tree of the root alone"
-    assert len(graphs.captured) == (8 if trees == 8 else 23)
-
-
-def test_plain_steps_stay_however_many(monkeypatch):
-    graphs = FakeGraphs(monkeypatch)
-    target, plain = graphs.target(toy_model("llama")), Vanilla(torch.device("cpu"))
-    monkeypatch.setattr(Executor, "_short_of_memory", lambda executor: True)
-    monkeypatch.setattr("model.engine.static_step.BUCKET", 8)
-    target.attends_by_table = False
-    generate(target, plain, [5, 6, 7], max_new_tokens=250, execution="graph")
-    assert len(graphs.captured) > MIN_STEPS and all(
-        graph() is not None for graph in graphs.captured
-    )

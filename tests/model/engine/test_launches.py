@@ -9,11 +9,10 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from model.engine import Draft, Target, Tree
+from model.engine import Target
 from model.engine.cache import LayerShape, TreeCache
 from model.engine.sampling import GREEDY, Choice
-from model.engine.static_step import Setup, StaticForward, StaticStep
-from model.methods.dynamic import DynamicRecycling
+from model.engine.static_step import Setup, StaticStep
 from model.methods.vanilla import Vanilla
 from model.recycling import TokenRecycling, build_template
 from tests.conftest import toy_model
@@ -81,19 +80,3 @@ def test_a_step_launches_few_operators_of_its_own(make, most, monkeypatch):
         with Launches() as launches:
             step.run()
     assert launches.counts.total() <= most, launches.counts
-
-
-@pytest.mark.parametrize("device", ["cpu", "meta"])
-def test_a_draft_is_fed_in_one_transfer(device, monkeypatch):
-    """And its tokens in a second one where the drafter has them on the device."""
-    target, cache = on_meta(monkeypatch)
-    drafter = DynamicRecycling(V, nodes=20)
-    step = StaticForward(Setup(target, cache, 256, Choice(GREEDY, META)), drafter, (24, 1))
-    draft = Draft(
-        Tree([0, 0, 0, 1, 2], device=device), torch.zeros(5, dtype=torch.long, device=device)
-    )
-    with torch.inference_mode():
-        with Launches() as launches:
-            step.feed([draft], [(0, 40)])
-        step.run()
-    assert launches.counts.total() == 1 + (device == "meta"), launches.counts

@@ -7,13 +7,11 @@ import torch
 
 from model.engine import Target, generate
 from model.engine.sampling import Sampling
-from model.engine.static_step import BUCKET, ROWS, StaticStep
-from model.engine.step import Sequence, Step
+from model.engine.static_step import BUCKET, StaticStep
 from model.errors import UserError
-from model.methods.dynamic import DynamicRecycling
 from model.methods.vanilla import Vanilla
 from model.recycling import TokenRecycling, build_template
-from tests.conftest import greedy, toy_model
+from tests.conftest import toy_model
 
 V = 61
 
@@ -60,57 +58,6 @@ def test_static_crosses_buckets_and_ends_at_the_context(by_table):
     (steps,) = drafter.executors.values()
     room = 256 + 48  # a draft of 41 behind a full context, and a multiple of 16
     assert {bucket for *_, bucket, _ in steps._steps} == ({room} if by_table else {BUCKET, room})
-
-
-def test_what_drafts_as_it_likes_is_fed_into_steps_of_a_few_sizes():
-    target, drafter = Target(toy_model("llama")), DynamicRecycling(V, nodes=40, k=4)
-    with target.cache(90) as cache:
-        for each, on_device in ((drafter, False), (recycling(), True)):
-            session = each.session()
-            assert (
-                Step(Sequence(target, cache, session, [5], execution="static")).on_device
-                == on_device
-            )
-            assert not Step(Sequence(target, cache, session, [5])).on_device
-    answers = [
-        generate(target, drafter, [5, 6, i], max_new_tokens=70, execution="static")
-        for i in (7, 8, 9)
-    ]
-    drafted = {step.nodes for answer in answers for step in answer.steps}
-    (steps,) = drafter.executors.values()
-    rows = {rows for _, (rows, _), *_ in steps._steps}
-    assert rows <= {*ROWS, drafter.max_nodes} and max(rows) <= drafter.max_nodes
-    assert (
-        rows == {min(next(n for n in ROWS if n >= nodes), drafter.max_nodes) for nodes in drafted}
-        and len(rows) > 1
-    )
-
-
-def test_candidates_are_found_with_the_forward_that_a_draft_is_fed_into(monkeypatch):
-    """Where a device does it without the host, and not once more behind it."""
-    target, drafter = Target(toy_model("llama")), DynamicRecycling(V, nodes=10)
-    monkeypatch.setattr("model.engine.step.candidates_of", None)  # would fail if it were called
-    answer = generate(target, drafter, [5, 6, 7], max_new_tokens=30, execution="static").tokens
-    assert answer == greedy(target.model, [5, 6, 7], 30)
-    (steps,) = drafter.executors.values()
-    assert all(step.logits is None for step, _ in steps._steps.values()), (
-        "a captured step would hold them for good"
-    )
-
-
-def test_steps_are_made_once_and_anew_for_another_cache():
-    target, drafter = Target(toy_model("llama")), recycling()
-
-    def steps(nodes, execution="static"):
-        with target.cache(nodes) as cache:
-            return Step(
-                Sequence(target, cache, drafter.session(), [5], execution=execution)
-            ).executor
-
-    first = steps(81)
-    assert steps(81) is first
-    assert steps(200) is not first
-    assert steps(200, "eager").execution == "eager"
 
 
 def test_unknown_or_impossible_execution_is_refused():
