@@ -32,7 +32,7 @@ from .engine.linear import (
     Layouts,
     Packed,
     half_bytes,
-    is_held,
+    is_narrow,
     linear_bytes,
     own_product,
     packable,
@@ -73,9 +73,9 @@ def choose_linear(model: Any, name: str = "auto") -> Layouts:
             raise UserError(f"linear={name}: is for weights that are not quantised")
         return Layouts(("torch",))
     weight = model.get_input_embeddings().weight
-    held = is_held(model)
+    narrow = is_narrow(model)
     half = half_bytes(model)
-    packs = packable(weight.device, torch.float32 if held else weight.dtype)
+    packs = packable(weight.device, torch.float32 if narrow else weight.dtype)
     if (name == "onednn" and not packs) or (name == "half" and not half):
         raise UserError(
             f"linear={name}: is for one x86 processor; half for float32 and float16 whose values"
@@ -85,8 +85,8 @@ def choose_linear(model: Any, name: str = "auto") -> Layouts:
     if name != "auto":
         return Layouts((name,))
     free = psutil.virtual_memory().available / 2
-    fit = ["half"] * (half > 0 and (held or half < free))
-    fit += ["onednn"] * (packs and not held and 0 < linear_bytes(model) < free)
+    fit = ["half"] * (half > 0 and (narrow or half < free))
+    fit += ["onednn"] * (packs and not narrow and 0 < linear_bytes(model) < free)
     if fit:
         return fastest_of(model, fit)
     return Layouts(("fused" if weight.device.type == "cuda" else "torch",))
@@ -105,7 +105,7 @@ def fastest_of(model: nn.Module, possible: Sequence[str]) -> Layouts:
     weight = max(
         (layer.weight for layer in layers), key=lambda weight: counts[weight.shape] * weight.numel()
     )
-    dtype = torch.float32 if is_held(model) else weight.dtype
+    dtype = torch.float32 if is_narrow(model) else weight.dtype
     conditions = (
         processor(),
         torch.__version__,

@@ -14,7 +14,7 @@ import torch
 from huggingface_hub import constants
 from safetensors import SafetensorError
 
-from . import holding
+from . import narrow_weights
 from .engine.devices import default_device
 from .engine.linear import halves
 from .errors import UserError, one_line
@@ -151,7 +151,7 @@ def load_pretrained(
         wide = dtype == "auto" and device.type == "cpu"
         wants_halves = quantize is None and linear in ("auto", "half")
         if wide and wants_halves and halves():
-            model = holding.load(load, source, common.get("revision"))
+            model = narrow_weights.load(load, source, common.get("revision"))
         else:
             model = load(torch.float32 if wide else dtype)
     except (UserError, torch.OutOfMemoryError):  # both are subclasses of FAILURES

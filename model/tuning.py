@@ -22,7 +22,7 @@ import torch
 from .engine import Draft, Drafter, Needs, Target, Tree, generate
 from .engine.compiled_layers import CompiledLayers
 from .engine.devices import give_back, synchronize
-from .engine.linear import LAYOUTS, is_held
+from .engine.linear import LAYOUTS, is_narrow
 from .engine.sampling import Sampling
 from .engine.step import Executor
 from .errors import UserError, one_line
@@ -153,7 +153,7 @@ def described(target: Target, execution: Execution) -> dict[str, str]:
     """Return the speed settings that were chosen, and why."""
     why = execution.why or ("" if captures(target) else "graphs are for one CUDA device")
     kind = target.copies.kind
-    second_copy = kind == "half" and not is_held(target.model)
+    second_copy = kind == "half" and not is_narrow(target.model)
     what = LAYOUTS[kind] + (", a second copy of them" if second_copy else "")
     measured = target.linear.measured and f"; measured: {target.linear.measured}"
     threads = str(torch.get_num_threads())

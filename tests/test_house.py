@@ -69,11 +69,11 @@ EVERYWHERE = {"model.errors", "model.files", "model.settings", "evaluation.error
 MAY_IMPORT = {
     "model.engine": "",
     "model.prompts": "",
-    "model.holding": "model.engine",
+    "model.narrow_weights": "model.engine",
     "model.quantization": "",
     "model.structures": "model.engine",
     "model.recycling": "model.engine",
-    "model.pretrained": "model.engine model.holding model.quantization",
+    "model.pretrained": "model.engine model.narrow_weights model.quantization",
     "model.methods": "model.engine model.structures model.recycling model.pretrained",
     "model.linear_choice": "model.engine",
     "model.tuning": "model.engine model.recycling model.methods",

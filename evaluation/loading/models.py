@@ -21,7 +21,7 @@ from transformers.utils import logging as transformers_logging
 from model import tuning
 from model.decoder import eos_of
 from model.engine import Target
-from model.engine.linear import is_held
+from model.engine.linear import is_narrow
 from model.errors import UserError
 from model.files import located
 from model.generation_config import changed
@@ -95,7 +95,7 @@ class LoadedModel:
             UserError: the free memory does not hold it.
         """
         model = self.target.model
-        if not is_held(model):
+        if not is_narrow(model):
             return model
         needed = 4 * sum(parameter.numel() for parameter in model.parameters())
         free = psutil.virtual_memory().available

@@ -30,7 +30,7 @@ from .layers import (
     mode_of,
     probe_layers,
 )
-from .linear import Copies, Layouts, copies_of, is_held
+from .linear import Copies, Layouts, copies_of, is_narrow
 from .sight import ALIGNED, LENGTH, Sight, additive
 from .tree import Draft
 
@@ -108,7 +108,7 @@ class Target:
         self._takes_positions = "position_ids" in takes
         self.device = device_of(model)
         self.dtype: torch.dtype = (
-            torch.float32 if is_held(model) else model.get_input_embeddings().weight.dtype
+            torch.float32 if is_narrow(model) else model.get_input_embeddings().weight.dtype
         )
         self.vocab_size: int = model.get_input_embeddings().weight.shape[0]
         self.logits_size: int = model.get_output_embeddings().weight.shape[0]

@@ -14,9 +14,9 @@ from transformers import AutoModelForCausalLM as Auto
 
 from evaluation.answerers import build_answerer
 from evaluation.loading import models
-from model import holding
+from model import narrow_weights
 from model.decoder import Decoder
-from model.engine.linear import SAMPLED, PackedLinear, halves, is_held
+from model.engine.linear import SAMPLED, PackedLinear, halves, is_narrow
 from model.errors import UserError
 from model.files import ROOT
 from tests.checkpoint import write_checkpoint
@@ -26,7 +26,7 @@ from tests.model.families import toy
 PROMPT = [5, 9, 13, 7, 5, 9, 13, 8, 20, 21]
 IDS = torch.tensor([PROMPT])
 EMBEDDED = models.ModelSettings("toy", str(ROOT / "data" / "embedded"), device="cpu")
-NOT_HELD = ("gemma", "gemma2", "gemma3")  # the embedding's scale is rounded with the weights
+NOT_NARROW = ("gemma", "gemma2", "gemma3")  # the embedding's scale is rounded with the weights
 pytestmark = pytest.mark.skipif(not halves(), reason="no x86 processor with FBGEMM")
 
 
@@ -45,7 +45,7 @@ def load(folder, **settings):
     def loader(dtype):
         return Auto.from_pretrained(folder, dtype=dtype, **settings).eval()
 
-    return holding.load(loader, str(folder))
+    return narrow_weights.load(loader, str(folder))
 
 
 def load_wide(folder):
@@ -61,16 +61,16 @@ def decoded(model, tokens=20, **settings):
 def test_a_held_model_says_what_the_float32_model_says(name, dtype, saved):
     folder = saved(name, dtype)
     wide = load_wide(folder)
-    held = load(folder)
-    assert is_held(held) == (name not in NOT_HELD)
+    kept = load(folder)
+    assert is_narrow(kept) == (name not in NOT_NARROW)
     expected = greedy(wide, PROMPT, 30)
-    assert greedy(held, PROMPT, 30) == expected == decoded(held, 30)
+    assert greedy(kept, PROMPT, 30) == expected == decoded(kept, 30)
     with torch.inference_mode():
-        own = held(IDS).logits
+        own = kept(IDS).logits
         other = wide(IDS).logits
     torch.testing.assert_close(own, other, rtol=1e-5, atol=1e-5 * other.abs().max().item())
-    if is_held(held) and name != "gpt2":
-        for key, parameter in held.named_parameters():
+    if is_narrow(kept) and name != "gpt2":
+        for key, parameter in kept.named_parameters():
             assert torch.equal(parameter.float(), wide.get_parameter(key)), key
             assert parameter.dtype is (torch.float32 if parameter.dim() == 1 else dtype)
 
@@ -106,43 +106,43 @@ WRITES = [trained, added, scaled, resized, torch.nn.Module.float, torch.nn.Modul
 @pytest.mark.parametrize("write", [*WRITES, normed, torch.nn.Module.half, torch.nn.Module.bfloat16])
 def test_an_owner_may_write_cast_and_resize_it_as_a_stock_model(write, saved):
     folder = saved()
-    held = load(folder)
+    kept = load(folder)
     stock = load_wide(folder)
-    decoded(held)
-    for model in (held, stock):
+    decoded(kept)
+    for model in (kept, stock):
         write(model)
     if write is not normed:  # a norm of 16-bit weights is rounded
-        with torch.no_grad():  # the held one has rounded what was written
-            stock.load_state_dict(held.state_dict())
-            own = held(IDS).logits
+        with torch.no_grad():  # the kept one has rounded what was written
+            stock.load_state_dict(kept.state_dict())
+            own = kept(IDS).logits
             other = stock(IDS).logits
         assert own.dtype is other.dtype
         tolerance = 1e-5 * other.abs().max().item()
         torch.testing.assert_close(own, other, rtol=1e-4, atol=tolerance)
-    assert write is normed or greedy(held, PROMPT, 20) == greedy(stock, PROMPT, 20)
+    assert write is normed or greedy(kept, PROMPT, 20) == greedy(stock, PROMPT, 20)
     if write in WRITES:
-        for linear in ("half", "onednn", "torch") if is_held(held) else ("auto",):
-            assert decoded(held, linear=linear) == greedy(stock, PROMPT, 20), linear
+        for linear in ("half", "onednn", "torch") if is_narrow(kept) else ("auto",):
+            assert decoded(kept, linear=linear) == greedy(stock, PROMPT, 20), linear
 
 
 def test_it_is_saved_copied_and_released_exactly(saved, tmp_path_factory):
     folder = saved()
     elsewhere = tmp_path_factory.mktemp("again")
-    held = load(folder)
+    kept = load(folder)
     expected = greedy(load_wide(folder), PROMPT, 20)
-    decoder = Decoder(held, eos=())
+    decoder = Decoder(kept, eos=())
     said = decoder.settings["linear"]
     assert said.startswith("half (float32 from weights of 16 bits; measured: ")
-    held.save_pretrained(elsewhere)
+    kept.save_pretrained(elsewhere)
     again = load(elsewhere)
-    sizes = [sum(tensor.nbytes for tensor in model.parameters()) for model in (held, again)]
-    assert is_held(again) and sizes[0] == sizes[1]
-    torch.save(held, elsewhere / "model.pt")
+    sizes = [sum(tensor.nbytes for tensor in model.parameters()) for model in (kept, again)]
+    assert is_narrow(again) and sizes[0] == sizes[1]
+    torch.save(kept, elsewhere / "model.pt")
     pickled = torch.load(elsewhere / "model.pt", weights_only=False)
-    for model in (again, pickled, copy.deepcopy(held)):
+    for model in (again, pickled, copy.deepcopy(kept)):
         assert greedy(model, PROMPT, 20) == expected
     decoder.release()
-    assert greedy(held, PROMPT, 20) == expected and is_held(held)
+    assert greedy(kept, PROMPT, 20) == expected and is_narrow(kept)
 
 
 def stored(folder, config=None, **types):
@@ -162,7 +162,7 @@ def stored(folder, config=None, **types):
 @pytest.mark.parametrize(
     ("dtype", "config", "types"),
     [
-        (torch.bfloat16, None, {"norm": torch.float32}),  # as a held model is saved
+        (torch.bfloat16, None, {"norm": torch.float32}),  # as a model of narrow weights is saved
         (torch.bfloat16, None, {"down_proj": torch.float32, "norm": torch.float64}),
         (torch.float16, None, {"q_proj": torch.bfloat16, "embed": torch.float32}),
         (torch.float16, "bfloat16", {}),
@@ -174,22 +174,22 @@ def test_the_files_own_types_decide_what_is_kept(dtype, config, types, saved):
     folder = saved(dtype=dtype)
     stored(folder, config, **types)
     wide = load_wide(folder)
-    held = load(folder)
-    assert is_held(held) == (dtype is not torch.float32)
-    for name, parameter in held.named_parameters():
+    kept = load(folder)
+    assert is_narrow(kept) == (dtype is not torch.float32)
+    for name, parameter in kept.named_parameters():
         assert torch.equal(parameter.float(), wide.get_parameter(name)), name
         other = any(part in name for part in types) or parameter.dim() == 1
         assert parameter.dtype is (torch.float32 if other else dtype), name
-    assert decoded(held) == greedy(wide, PROMPT, 20)
+    assert decoded(kept) == greedy(wide, PROMPT, 20)
 
 
 def test_wide_tensors_that_the_model_calls_otherwise_are_loaded_by_transformers(tmp_path):
     """Experts are joined when they are loaded."""
     toy("mixtral").to(torch.bfloat16).save_pretrained(tmp_path)
-    assert is_held(load(tmp_path))
+    assert is_narrow(load(tmp_path))
     stored(tmp_path, experts=torch.float32)
     model = load(tmp_path)
-    assert not is_held(model) and torch.equal(model(IDS).logits, load_wide(tmp_path)(IDS).logits)
+    assert not is_narrow(model) and torch.equal(model(IDS).logits, load_wide(tmp_path)(IDS).logits)
 
 
 @pytest.mark.parametrize("pickled", [False, True])
@@ -204,14 +204,14 @@ def test_what_files_have_of_no_part_of_the_model_changes_nothing(pickled, tmp_pa
         file.unlink()
     else:
         save_file(state, file, {"format": "pt"})
-    held = load(tmp_path, use_safetensors=not pickled)
-    assert is_held(held) and torch.equal(held(IDS).logits, expected)
+    kept = load(tmp_path, use_safetensors=not pickled)
+    assert is_narrow(kept) and torch.equal(kept(IDS).logits, expected)
 
 
 def test_an_explicit_type_is_that_type():
     for dtype in ("float32", torch.float32, "bfloat16"):
         model = Decoder.from_pretrained(EMBEDDED.path, dtype=dtype, device="cpu").target.model
-        assert not is_held(model) and str(model.dtype).endswith(str(dtype))
+        assert not is_narrow(model) and str(model.dtype).endswith(str(dtype))
         assert {parameter.dtype for parameter in model.parameters()} == {model.dtype}
 
 
@@ -226,7 +226,7 @@ def test_a_weight_that_does_not_fit_is_widened(value, saved):
     model = load(folder)
     layer = model.model.layers[0].mlp.up_proj
     copies = Decoder(model, eos=()).target.copies
-    assert is_held(model) and copies.by_layer[layer].exponent is None and copies.kind == "half"
+    assert is_narrow(model) and copies.by_layer[layer].exponent is None and copies.kind == "half"
     x = torch.randn(1, 9, layer.in_features)
     with torch.inference_mode(), copies.used():
         expected = load_wide(folder).model.layers[0].mlp.up_proj(x)
@@ -235,16 +235,16 @@ def test_a_weight_that_does_not_fit_is_widened(value, saved):
 
 @pytest.mark.parametrize("released", [False, True])
 def test_a_new_decoder_packs_anew_what_samples_do_not_show(released, saved):
-    held = load(saved())
-    first = Decoder(held, eos=())
+    kept = load(saved())
+    first = Decoder(kept, eos=())
     said = first.generate(PROMPT, max_new_tokens=1).ids[0]
-    weight = held.lm_head.weight
+    weight = kept.lm_head.weight
     of_row = torch.arange(weight.numel()).view_as(weight)[said]
     weight.data.view(-1)[of_row[of_row % (weight.numel() // SAMPLED | 1) != 0]] = 0
     if released:
         first.release()
-    text = decoded(held)
-    assert text == greedy(held, PROMPT, 20) and text[0] != said
+    text = decoded(kept)
+    assert text == greedy(kept, PROMPT, 20) and text[0] != said
 
 
 def test_hf_measures_a_stock_model_loaded_once(monkeypatch):
@@ -262,7 +262,7 @@ def test_hf_measures_a_stock_model_loaded_once(monkeypatch):
     assert loaded.stock is loaded.stock is not loaded.target.model
     monkeypatch.undo()
     wide = models._load(replace(loaded.settings, dtype="float32"))
-    assert wide.stock is wide.target.model and not is_held(wide.stock)
+    assert wide.stock is wide.target.model and not is_narrow(wide.stock)
 
 
 @pytest.mark.parametrize("linear", ["auto", "torch"])
@@ -285,7 +285,7 @@ def test_weights_of_a_users_own_model_are_copied_in_16_bits_where_they_fit():
         model = toy_model("llama-grouped").to(stored_in).to(dtype)
         decoder = Decoder(model, eos=())
         text = decoder.generate(PROMPT, max_new_tokens=20).ids
-        assert text == greedy(model, PROMPT, 20) and not is_held(model)
+        assert text == greedy(model, PROMPT, 20) and not is_narrow(model)
         assert (decoder.target.copies.kind == "half") == (dtype is not torch.bfloat16)
 
 
@@ -294,22 +294,22 @@ def test_a_second_copy_of_the_weights_takes_no_memory(tmp_path, size):
     """Mistral's consolidated.safetensors was counted, too."""
     toy_model("llama-grouped").save_pretrained(tmp_path, max_shard_size=size)
     files = [*tmp_path.glob("*.safetensors")]
-    needed = holding.needed_bytes(tmp_path)
+    needed = narrow_weights.needed_bytes(tmp_path)
     sizes = sum(path.stat().st_size for path in files)
-    assert needed == int(1.06 * sizes) + holding.MARGIN
+    assert needed == int(1.06 * sizes) + narrow_weights.MARGIN
     for name in ("consolidated.safetensors", "model.fp16.safetensors", "pytorch_model.bin"):
         (tmp_path / name).write_bytes(files[0].read_bytes())
-    assert holding.needed_bytes(tmp_path) == needed
+    assert narrow_weights.needed_bytes(tmp_path) == needed
 
 
 def test_a_checkpoint_larger_than_the_free_memory_is_refused_before_it_is_loaded(
     tmp_path, monkeypatch
 ):
-    """Twice as large if it cannot be held, as Gemma."""
+    """Twice as large if it cannot be kept, as Gemma."""
     toy_model("gemma").to(torch.bfloat16).save_pretrained(tmp_path / "gemma")
     folder = write_checkpoint(tmp_path / "toy")
-    monkeypatch.setattr(holding, "MARGIN", 0)
-    needed = holding.needed_bytes(tmp_path / "gemma")
+    monkeypatch.setattr(narrow_weights, "MARGIN", 0)
+    needed = narrow_weights.needed_bytes(tmp_path / "gemma")
     too_little = pytest.raises(UserError, match=r"^model \S+: takes 0.0 GB of memory on a CPU")
     for free, path, expected in (
         (needed - 1, tmp_path / "gemma", too_little),
@@ -318,7 +318,7 @@ def test_a_checkpoint_larger_than_the_free_memory_is_refused_before_it_is_loaded
         (1000, folder, too_little),
     ):
         memory = SimpleNamespace(available=free)
-        monkeypatch.setattr(holding.psutil, "virtual_memory", lambda memory=memory: memory)
+        monkeypatch.setattr(narrow_weights.psutil, "virtual_memory", lambda memory=memory: memory)
         with expected:
             if path is folder:
                 Decoder.from_pretrained(str(path), device="cpu")
