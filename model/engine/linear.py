@@ -451,7 +451,7 @@ def packed_linears(model: nn.Module) -> list[nn.Module]:
 
 
 def unpack_linears(model: nn.Module) -> None:
-    """Free all copies of a model's weights. Its layers are torch's; a narrow model's still widen."""
+    """Free all copies of a model's weights. Layers are torch's; a narrow model's still widen."""
     for copies in _copies.get(model, {}).values():
         copies.clear()
     for layer in packed_linears(model):
