@@ -14,7 +14,7 @@ import pytest
 from model import __version__
 from model.cli import Chat, main, summary, talk
 from model.decoder import Answer, Decoder
-from model.engine.sampling import GREEDY, Sampling
+from model.engine.sampling import GREEDY
 from model.files import ROOT
 from tools.hub_repository import write_repository
 
@@ -238,24 +238,6 @@ def test_ctrl_c_stops_the_answer_and_not_the_chat(decoder, chat, monkeypatch):
     assert talking.turns[1]["content"] == out.getvalue().rstrip("\n") != ""
     monkeypatch.undo()
     assert talking.say("And now?") and len(talking.turns) == 4
-
-
-def test_a_turn_of_each_seed_has_noise_of_its_own(decoder, chat, monkeypatch):
-    """Seed 0's second answer had the seed of the first of seed 2."""
-    seeds = []
-    stream = decoder.stream
-
-    def noted(*prompt, **settings):
-        seeds.append(settings["sampling"].seed)
-        return stream(*prompt, **settings)
-
-    monkeypatch.setattr(decoder, "stream", noted)
-    for seed in range(3):
-        talking, _ = chat(max_new_tokens=2, sampling=Sampling(temperature=1.0, seed=seed))
-        for line in ("Hello there.", "And now?", "And then?"):
-            talking.say(line)
-        assert seeds[3 * seed] == seed, "as `generate` of the same seed"
-    assert len(set(seeds)) == 9
 
 
 HARNESS = ("hydra", "omegaconf", "fastchat", "pandas", "matplotlib", "evaluation", "model")
