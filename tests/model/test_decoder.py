@@ -275,6 +275,14 @@ def test_what_cannot_be_loaded_is_an_error_of_one_line(monkeypatch, tmp_path):
     assert Decoder.from_pretrained("~/toy", method="vanilla").tokenizer is not None
 
 
+def test_a_cold_start_forgets_before_each_prompt():
+    for start, forgets in (("cold", True), ("hot", False)):
+        decoder = Decoder(toy_model("llama"), start=start, method="recycling", tree="2.2.2")
+        first = decoder.generate(PROMPT, max_new_tokens=30)
+        again = decoder.generate(PROMPT, max_new_tokens=30)
+        assert (first.accept_lengths == again.accept_lengths) == forgets
+
+
 def test_a_state_that_does_not_fit_changes_nothing(tmp_path):
     decoder = Decoder(toy_model("llama"), method="recycling", tree="2.2.2")
     decoder.generate(PROMPT, max_new_tokens=5)

@@ -75,6 +75,19 @@ def test_a_held_model_says_what_the_float32_model_says(name, dtype, saved):
             assert parameter.dtype is (torch.float32 if parameter.dim() == 1 else dtype)
 
 
+def test_a_model_that_casts_to_its_weights_type_is_loaded_in_float32(saved):
+    folder = saved()
+
+    def loader(dtype):
+        model = Auto.from_pretrained(folder, dtype=dtype).eval()
+        mlp = model.model.layers[0].mlp
+        own = mlp.forward
+        mlp.forward = lambda x: own(x.to(mlp.gate_proj.weight.dtype).to(x.dtype))
+        return model
+
+    assert not is_narrow(narrow_weights.load(loader, str(folder)))
+
+
 def trained(model):
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.02, fused=True)
     model(IDS, labels=IDS).loss.backward()
