@@ -34,6 +34,7 @@ logger = logging.get_logger(__name__)
 # An unsettled end: an unfinished character, or text that clean_up_tokenization_spaces may still
 # join ("do n" + "'t")
 UNSETTLED = re.compile(r"(?:\ufffd|[ ']+(?:n'?|[vr])?)$")
+DTYPES = ("auto", "float32", "float16", "bfloat16")
 # Text; a chat; or ids: a list or an array (NumPy, torch) of one row, or a mapping with input_ids.
 Ids = Sequence[int] | Sequence[Sequence[int]] | torch.Tensor | NDArray[np.integer[Any]]
 Prompt = str | Sequence[Mapping[str, str]] | Ids | Mapping[str, Any]
@@ -193,6 +194,9 @@ class Decoder:
             quantize: int8 or int4, by torchao; see `quantization`.
             settings: as the class takes them.
         """
+        if str(dtype).removeprefix("torch.") not in DTYPES:
+            raise UserError(f"dtype={dtype}: use one of {', '.join(DTYPES)}")
+
         model, tokenizer = load_pretrained(
             name_or_path,
             dtype=dtype,

@@ -153,7 +153,7 @@ MISTAKES = {
     f"{GENERATE} --temperature -1": "sampling.temperature=-1.0",
     f"{GENERATE} --max-new-tokens 0": "max_new_tokens=0",
     f"{GENERATE} --device foo": "device=foo",
-    f"{GENERATE} --dtype foo": "cannot be loaded",
+    f"{GENERATE} --dtype foo": "dtype=foo: use one of auto",
     f"{GENERATE} --seed 99999999999999999999": "sampling.seed=",
 }
 
