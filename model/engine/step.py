@@ -112,8 +112,6 @@ class Step:
         sizing = sequence.session.drafter.sizing
         is_plain = sizing is not None and sizing.begin_step()
         session = self._plain if is_plain else sequence.session
-        # sequences with other seeds may take steps in between
-        self.executor.choice.set_seed(sequence.request.sampling.seed)
         verification = self._on_device(session) if self.on_device else self._on_host(session)
         if is_plain:
             sequence.session.skip(verification.tokens)

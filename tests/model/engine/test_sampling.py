@@ -14,7 +14,7 @@ from transformers.generation.logits_process import (
     TopPLogitsWarper,
 )
 
-from model.engine import Target, Tree, generate, sampling, verify
+from model.engine import Target, Tree, decode, generate, sampling, verify
 from model.engine.sampling import Choice, Sampling, argmax, drawn_by, gumbel, top_k
 from model.engine.tree import Draft
 from model.errors import UserError
@@ -235,3 +235,20 @@ def test_static_steps_draw_what_eager_ones_draw(method):
         )
         texts.append(out.tokens)
     assert texts[0] == texts[1]
+
+
+@pytest.mark.parametrize("execution", ["eager", "static"])
+def test_sequences_with_other_seeds_may_take_steps_in_turns(execution, llama):
+    target = Target(llama)
+    drafter = make_method("recycling", target, nodes=12)
+    ways = [Sampling(temperature=1.0, seed=seed) for seed in (1, 2)]
+    settings = dict(max_new_tokens=20, execution=execution)
+    alone = [generate(target, drafter, [5, 6, 7], sampling=way, **settings).tokens for way in ways]
+    streams = [
+        decode(target, drafter.session(), [5, 6, 7], sampling=way, **settings) for way in ways
+    ]
+    said = [[], []]
+    for steps in itertools.zip_longest(*streams):
+        for tokens, step in zip(said, steps, strict=True):
+            tokens += step.tokens if step else []
+    assert said == alone and alone[0] != alone[1]

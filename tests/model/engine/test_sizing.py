@@ -7,6 +7,9 @@ import pytest
 import torch
 
 from model.engine import Target, generate
+from model.engine.answer import Request
+from model.engine.batch import decode_batch
+from model.engine.loop import exhaust
 from model.engine.sizing import POLICIES, Sizing, finds_size
 from model.engine.static_step import StaticStep
 from model.errors import UserError
@@ -199,6 +202,14 @@ def test_it_begins_with_the_size_for_the_device_within_the_budget(device, most):
     )
 
 
+def test_what_an_answer_may_lose_is_bounded_whatever_was_won_before():
+    machine = Machine(line(0.01), accepting(3, 4))
+    machine.answer(400)
+    assert POLICIES["cpu"].allowed < machine.size.balance <= POLICIES["cpu"].saved
+    machine.size.begin()
+    assert machine.size.balance == POLICIES["cpu"].allowed
+
+
 def test_a_draft_is_grown_until_no_larger_one_can_be_better():
     machine = Machine(line(0.03), accepting(2, 6))
     machine.answer(300)
@@ -318,3 +329,13 @@ def test_the_library_finds_sizes_unless_told():
         make_method("recycling", target, nodes="auto:161")
     with pytest.raises(UserError, match="not both"):
         make_method("recycling", target, tree="best:4", nodes=4)
+
+
+def test_a_batchs_steps_are_measured(llama):
+    target = Target(llama)
+    drafter = make_method("recycling", target)
+    request = Request(max_new_tokens=30, clock=Clock(target, 0.02))
+    outs = exhaust(decode_batch(target, drafter, [(ids, request) for ids in prompts()[:2]], 2))
+    assert [out.tokens for out in outs] == [greedy(llama, ids, 30) for ids in prompts()[:2]]
+    described = drafter.describe()
+    assert described["plain_steps"] + sum(described["steps_by_size"]) > 5

@@ -37,7 +37,8 @@ def test_making_steps_is_not_decoding(monkeypatch):
     )
     again = generate(target, drafter, [5, 6, 8], max_new_tokens=20, execution="static")
     assert len(made) == 1 and phases.count("setup") == 1
-    assert 0.3 <= first.setup_s < 5 and first.decode_s < 0.3 and again.setup_s == 0
+    assert 0.3 <= first.setup_s < 5 and again.setup_s == 0
+    assert max(first.prefill_s, first.decode_s) < 0.3
     assert (
         generate(Target(toy_model("llama")), recycling(), [5, 6, 7], max_new_tokens=20).setup_s == 0
     )
