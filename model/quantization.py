@@ -1,7 +1,7 @@
 """Quantise weights to 8 or 4 bits by torchao while transformers loads them.
 
 A memory-bound step reads a half or a quarter as much. Every method then reproduces the quantised
-model's own decoding. Embeddings, and with int4 the head, are not quantised.
+model's own decoding. Embeddings are not quantised, nor a head tied to them, nor any head with int4.
 """
 
 from __future__ import annotations
