@@ -21,9 +21,9 @@ from typing import Any, ClassVar
 import torch
 from transformers import GenerationConfig
 
-from model.engine import Drafter, Generation, StepRecord, Target, generate
-from model.engine.answer import Mark, Request, unmarked
-from model.engine.batch import decode_batch
+from model.decoder import Decoder
+from model.engine import Drafter, Generation, StepRecord
+from model.engine.answer import Mark, unmarked
 from model.engine.loop import exhaust
 from model.engine.sampling import GREEDY, Sampling
 from model.engine.sizing import finds_size
@@ -98,8 +98,11 @@ class Answerer:
         sampling: Sampling = GREEDY,
         mark: Mark = unmarked,
     ) -> Generation:
-        """Answer a prompt; limit, sampling and mark as `generate` takes them."""
-        raise NotImplementedError
+        """Answer a prompt; sampling and mark as a `Request` has them.
+
+        By default it is a batch of one, and no phase is marked.
+        """
+        return self.answer_batch([prompt], max_new_tokens, [sampling])[0]
 
     def answer_batch(
         self,
@@ -119,6 +122,18 @@ class Method(Answerer):
 
     on_engine = streams = True
 
+    @cached_property
+    def decoder(self) -> Decoder:
+        """The run's target with its method."""
+        inside = self.execution in INSIDE.values()
+        return Decoder(
+            self.loaded.target,
+            method=self.drafter,
+            start=COLD if self.start == COLD else HOT,
+            eos=self.loaded.eos,
+            execution="auto" if inside else self.execution,
+        )
+
     def answer(
         self,
         prompt: list[int],
@@ -126,17 +141,8 @@ class Method(Answerer):
         sampling: Sampling = GREEDY,
         mark: Mark = unmarked,
     ) -> Generation:
-        self.begin()
-        return generate(
-            self.loaded.target,
-            self.drafter,
-            prompt,
-            max_new_tokens=max_new_tokens,
-            eos=self.loaded.eos,
-            sampling=sampling,
-            execution=self.execution,
-            mark=mark,
-        )
+        request = self._request(max_new_tokens, sampling) | {"mark": mark}
+        return exhaust(self.decoder.decode(prompt, request))
 
     def answer_batch(
         self,
@@ -144,16 +150,17 @@ class Method(Answerer):
         max_new_tokens: int,
         samplings: Sequence[Sampling],
     ) -> list[Generation]:
-        how: dict[str, Any] = {
+        requests = [self._request(max_new_tokens, sampling) for sampling in samplings]
+        asked = zip(prompts, requests, strict=True)
+        return exhaust(self.decoder.decode_batch(asked, len(prompts)))
+
+    def _request(self, max_new_tokens: int, sampling: Sampling) -> dict[str, Any]:
+        return {
             "max_new_tokens": max_new_tokens,
             "eos": self.loaded.eos,
+            "sampling": sampling,
             "execution": self.execution,
         }
-        asked = (
-            (prompt, Request(sampling=own, **how))
-            for prompt, own in zip(prompts, samplings, strict=True)
-        )
-        return exhaust(decode_batch(self.loaded.target, self.drafter, asked, len(prompts)))
 
 
 class InsideGenerate(Method):
@@ -164,7 +171,7 @@ class InsideGenerate(Method):
 
     @cached_property
     def custom_generate(self) -> Generate:
-        return _GenerateOfRun(self.loaded.target, self.drafter)
+        return _GenerateOfRun(self.decoder)
 
     def answer(
         self,
@@ -177,7 +184,6 @@ class InsideGenerate(Method):
 
         What transformers does before and after the steps counts as prefill; no phase is marked.
         """
-        self.begin()
         target = self.loaded.target
         config = generation_config(
             self.loaded,
@@ -200,21 +206,14 @@ class InsideGenerate(Method):
 
 
 class _GenerateOfRun(Generate):
-    """Decodes with a run's target and drafter.
+    """Decodes with a run's target and drafter; the run keeps the drafter's state."""
 
-    The other methods use the target, too; the run keeps the drafter's state.
-    """
-
-    def __init__(self, target: Target, drafter: Drafter) -> None:
+    def __init__(self, decoder: Decoder) -> None:
         super().__init__()
-        self._target_of_run = target
-        self._drafter_of_run = drafter
+        self._decoder_of_run = decoder
 
-    def _target(self, *_: Any) -> Target:
-        return self._target_of_run
-
-    def _drafter(self, *_: Any) -> Drafter:
-        return self._drafter_of_run
+    def decoder(self, *_: Any) -> Decoder:
+        return self._decoder_of_run
 
 
 class TransformersGenerate(Answerer):
@@ -231,16 +230,6 @@ class TransformersGenerate(Answerer):
         """
         return f"{super().label} ({STATIC})" if self.settings.get("compiled") else super().label
 
-    def answer(
-        self,
-        prompt: list[int],
-        max_new_tokens: int,
-        sampling: Sampling = GREEDY,
-        mark: Mark = unmarked,
-    ) -> Generation:
-        """Answer a prompt. Each token is one step, and no phase is marked."""
-        return self.answer_batch([prompt], max_new_tokens, [sampling])[0]
-
     def answer_batch(
         self,
         prompts: Sequence[list[int]],
@@ -248,6 +237,8 @@ class TransformersGenerate(Answerer):
         samplings: Sequence[Sampling],
     ) -> list[Generation]:
         """Answer prompts as one batch, padded on the left and sampled with the first prompt's seed.
+
+        Each token is one step.
 
         A prompt with no room for `max_new_tokens` is answered alone, as it would shorten the
         others' answers.
@@ -334,10 +325,6 @@ class Served(Answerer):
     def answer(
         self, prompt: list[int], max_new_tokens: int, *greedy: Any, **unmarked: Any
     ) -> Generation:
-        """Answer a prompt; no phase is marked.
-
-        Raises UserError if the server fails or has changed.
-        """
         return self._answer([prompt], max_new_tokens, alone=True)[0]
 
     def answer_batch(
@@ -350,14 +337,13 @@ class Served(Answerer):
         return self._answer(prompts, max_new_tokens)
 
     def _answer(
-        self,
-        prompts: Sequence[list[int]],
-        max_new_tokens: int,
-        alone: bool = False,
+        self, prompts: Sequence[list[int]], max_new_tokens: int, alone: bool = False
     ) -> list[Generation]:
         """Answer prompts.
 
         If `alone`, there is one request, so the counters of the whole server are read as its own.
+
+        Raises UserError if the server fails or has changed.
         """
         server = self.server
         where = self.server.where

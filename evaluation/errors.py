@@ -74,7 +74,7 @@ def user_errors(
     """
     try:
         with complete_output():
-            start_command(sys.argv)
+            start_command()
             yield
     except KeyboardInterrupt:
         fail(f"stopped; {kept}", code=130)  # as a shell reports it

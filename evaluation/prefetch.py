@@ -19,7 +19,7 @@ from typing import Any
 from omegaconf import DictConfig, OmegaConf
 
 from model.errors import UserError, one_line
-from model.holding import needed_bytes
+from model.narrow_weights import needed_bytes
 
 from .configuration.config import check_groups
 from .configuration.jobs import compose

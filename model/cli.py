@@ -22,7 +22,8 @@ from .decoder import Answer, Decoder, pieces, seeded
 from .engine import Generation, StepRecord
 from .engine.sampling import Sampling
 from .engine.sizing import steps_in_words
-from .errors import UserError, complete_output, one_line, start_command, visible
+from .errors import UserError, complete_output, one_line, start_command
+from .linear_choice import LINEAR
 from .methods import DEFAULT, METHODS, make_method
 from .prompts import RAW
 from .tuning import choose_threads
@@ -43,8 +44,6 @@ NO_SETTINGS = {
 
 class Chat:
     """One chat: reads lines and writes answers.
-
-    Control characters in the model's text are printed as escapes.
 
     Args:
         colours: colour the text of each step by its number of tokens, and print MAT and speed below
@@ -131,11 +130,10 @@ class Chat:
         with closing(steps), suppress(KeyboardInterrupt):
             for piece, length in pieces(taken(), decoder.text_of, decoder.probes):
                 text += piece
-                shown = visible(piece)
                 if self.colours:
                     colour = COLOURS[min(length, len(COLOURS)) - 1]
-                    shown = f"\033[{colour}m{shown}\033[0m"
-                self._put(shown)
+                    piece = f"\033[{colour}m{piece}\033[0m"
+                self._put(piece)
 
         self._put("\n")
         self.turns.append({"role": "assistant", "content": text})
@@ -153,8 +151,7 @@ class Chat:
         self.out.flush()
 
     def _note(self, text: str) -> None:
-        shown = visible(text)  # an error may quote what a model's files say
-        self._put(f"\033[2m{shown}\033[0m\n" if self.colours else f"{shown}\n")
+        self._put(f"\033[2m{text}\033[0m\n" if self.colours else f"{text}\n")
 
 
 def talk(chat: Chat) -> None:
@@ -240,7 +237,7 @@ def parser() -> argparse.ArgumentParser:
             "--threads", type=int, help="on a CPU; default: OMP_NUM_THREADS, else the free cores"
         )
         command.add_argument("--execution", default="auto", help="auto, eager, graph")
-        command.add_argument("--linear", default="auto", help="auto, half, onednn, fused, torch")
+        command.add_argument("--linear", default="auto", help=", ".join(LINEAR))
         command.add_argument("--quantize", help="weights of int8 or int4, by torchao")
         command.add_argument("--trust-remote-code", action="store_true")
 
@@ -265,7 +262,7 @@ def parser() -> argparse.ArgumentParser:
 def main(arguments: list[str] | None = None) -> None:
     try:
         with complete_output():
-            start_command(sys.argv if arguments is None else arguments)
+            start_command()
             run(parser().parse_args(arguments))
     except UserError as error:
         print(f"error: {one_line(error)}", file=sys.stderr)
@@ -350,16 +347,13 @@ def summary(decoder: Decoder, answers: list[Answer], seconds: float, batch: int 
 
 
 def show(prompt: str, answer: Answer, given: argparse.Namespace) -> None:
-    """Print an answer: exact, except that a terminal gets control characters as escapes."""
+    """Print an answer."""
+    text = answer.text
     if given.jsonl:
         # as the template got it
         chat = {} if given.raw else {"messages": [{"role": "user", "content": prompt}]}
-        print(
-            visible(json.dumps({"prompt": prompt, **chat, **asdict(answer)}, ensure_ascii=False)),
-            flush=True,
-        )
-    else:
-        print(visible(answer.text) if sys.stdout.isatty() else answer.text, flush=True)
+        text = json.dumps({"prompt": prompt, **chat, **asdict(answer)}, ensure_ascii=False)
+    print(text, flush=True)
 
 
 def prompts_of(given: argparse.Namespace) -> list[str]:

@@ -18,16 +18,17 @@ from .engine import Drafter, Generation, StepRecord, Target, decode
 from .engine.answer import Request, acceptance_record
 from .engine.batch import decode_batch
 from .engine.checks import unwrapped
-from .engine.linear import packed_linears, unpack_linears
+from .engine.linear import unpack_linears
 from .engine.loop import exhaust
 from .engine.sampling import GREEDY, Sampling, hashed_seed
-from .errors import SURROGATE, UserError, one_line
+from .errors import UserError, one_line
 from .files import load_state, save_state
-from .generate import asked, eos_ids, not_applied, with_own_settings
+from .generation_config import ends_by, eos_ids, not_applied, with_own_settings
+from .linear_choice import choose_linear
 from .methods import DEFAULT, make_method
 from .pretrained import choose_device, load_pretrained
 from .prompts import CHAT, RAW, chat_ids, chat_text, default_template, one_row, several
-from .tuning import Load, choose_execution, choose_linear, described
+from .tuning import choose_execution, described
 
 logger = logging.get_logger(__name__)
 # An unsettled end: an unfinished character, or text that clean_up_tokenization_spaces may still
@@ -66,7 +67,7 @@ class Decoder:
 
     Args:
         model: a causal LM of transformers, by itself or inside the wrapper of peft or
-            torch.compile.
+            torch.compile; or a `Target`, which has a context and a layout already.
         tokenizer: its tokenizer; None: ids in, ids out.
         method: a name of `methods.METHODS`, or a drafter; settings are the method's own. Default:
             the fastest on real text; the published one is "recycling" with `tree="2.2.2"`.
@@ -78,7 +79,7 @@ class Decoder:
         execution: auto, eager or graph; see `tuning.choose_execution`.
         chat_template_kwargs: given to the tokenizer's chat template, such as {"enable_thinking":
             False}.
-        linear: auto, half, onednn, fused or torch; see `tuning.choose_linear`. All but torch change
+        linear: auto, half, onednn, fused or torch; see `linear_choice`. All but torch change
             the layout of the model's linear layers, not what they compute, until `release`; half
             and onednn keep a copy of their weights.
 
@@ -104,56 +105,42 @@ class Decoder:
         **settings: Any,
     ) -> None:
         if not isinstance(chat_template_kwargs, Mapping | None):
-            raise UserError(
-                f"chat_template_kwargs={chat_template_kwargs}: must be a mapping of names and"
-                " values"
-            )
-        if context is not None and (not isinstance(context, int) or context < 2):
-            raise UserError(f"context={context}: must be a number of tokens, 2 or more")
+            raise UserError(f"chat_template_kwargs={chat_template_kwargs}: must be a mapping")
 
         self.tokenizer = tokenizer
         self.start = str(start)
         self.chat_template_kwargs = dict(chat_template_kwargs or {})
-        # the last stop strings, and their criterion
-        self._stop: tuple[tuple[str, ...], Any] = (
-            (),
-            None,
-        )
-        self._load = Load()
-        as_it_was = not packed_linears(unwrapped(model))
-        try:
-            self.target = Target(
-                model, context=context, linear=choose_linear(unwrapped(model), linear)
-            )
-            self.execution = choose_execution(self.target, execution)
-            self.eos = eos_of(self.target.model, tokenizer) if eos is None else eos_ids(eos)
-            if isinstance(method, str):
-                method = make_method(method, self.target, eos=self.eos, **settings)
-            elif settings:
-                raise UserError(
-                    f"method {type(method).__name__}: is made already and takes no"
-                    f" {', '.join(settings)}"
-                )
-            elif not isinstance(method, Drafter):
-                raise UserError(f"method={method}: must be a name or a drafter")
-            self.method = method
-            if self.start not in ("hot", "cold"):
-                self.load_state(self.start)
-        except BaseException:  # Ctrl-C, too
-            if as_it_was:
-                unpack_linears(unwrapped(model))
-            raise
+        self._stop_strings: tuple[str, ...] = ()
+        self._stop_criteria: list[Any] = []
+        if not isinstance(model, Target):
+            model = unwrapped(model)
+            model = Target(model, context=context, linear=choose_linear(model, linear))
+        self.target = model
+        self.execution = choose_execution(self.target, execution)
+        self.eos = eos_of(self.target.model, tokenizer) if eos is None else eos_ids(eos)
+        self.method = self._made(method, settings)
+        if self.start not in ("hot", "cold"):
+            self.load_state(self.start)
+
+    def _made(self, method: str | Drafter, settings: dict[str, Any]) -> Drafter:
+        if isinstance(method, str):
+            return make_method(method, self.target, eos=self.eos, **settings)
+        if not isinstance(method, Drafter):
+            raise UserError(f"method={method}: must be a name or a drafter")
+        if settings:
+            name = type(method).__name__
+            raise UserError(f"method {name}: is made already and takes no {', '.join(settings)}")
+        return method
 
     @property
     def settings(self) -> dict[str, str]:
-        left_out = not_applied(self.target.model.generation_config, self.tokenizer)
         max_draft = self.method.max_nodes - 1
         nodes = str(max_draft) if self.method.sizing is None else f"auto, at most {max_draft}"
-        speed = described(self.target, self.execution, self._load)
-        chosen = {"method": type(self.method).__name__, "nodes": nodes, **speed}
-        return chosen | (
-            {"not applied of the model's generation_config": left_out} if left_out else {}
-        )
+        chosen = {"method": type(self.method).__name__, "nodes": nodes}
+        chosen |= described(self.target, self.execution)
+        if left_out := not_applied(self.target.model.generation_config, self.tokenizer):
+            chosen["not applied of the model's generation_config"] = left_out
+        return chosen
 
     def release(self) -> None:
         """Give the model's linear layers their own layout back.
@@ -210,11 +197,10 @@ class Decoder:
         if str(dtype).removeprefix("torch.") not in DTYPES:
             raise UserError(f"dtype={dtype}: use one of {', '.join(DTYPES)}")
 
-        placed = choose_device("auto" if device is None else device)
         model, tokenizer = load_pretrained(
             name_or_path,
             dtype=dtype,
-            device=placed,
+            device=choose_device(device or "auto"),
             linear=settings.get("linear", "auto"),
             quantize=quantize,
             common=dict(revision=revision, trust_remote_code=trust_remote_code),
@@ -236,13 +222,10 @@ class Decoder:
                 or no ids.
         """
         row = prompt if isinstance(prompt, str) else one_row(prompt)
-        if isinstance(row, str) or any(isinstance(turn, Mapping) for turn in row):
-            if self.tokenizer is None:
-                kind = "text" if isinstance(row, str) else "a chat"
-                raise UserError(
-                    f"prompt: is {kind}, and this decoder has no tokenizer; give token ids"
-                )
-            row = self._tokenized(row)
+        if isinstance(row, str):
+            row = list(self._tokenizer_for("text")(row)["input_ids"])
+        elif any(isinstance(turn, Mapping) for turn in row):
+            row = self._chat_ids(row)
 
         for token in row:
             if not isinstance(token, int) or isinstance(token, bool):
@@ -255,19 +238,14 @@ class Decoder:
             raise UserError("prompt: has no tokens")
         return row
 
-    def _tokenized(self, prompt: str | list[Any]) -> list[int]:
-        """Return the ids of a text or a chat.
+    def _tokenizer_for(self, kind: str) -> Any:
+        if self.tokenizer is None:
+            raise UserError(f"prompt: is {kind}, and this decoder has no tokenizer; give token ids")
+        return self.tokenizer
 
-        Raises UserError if there is no chat template or it refuses the chat.
-        """
-        if isinstance(prompt, str):
-            said: list[Any] = [prompt]
-        else:
-            said = [turn.get("content") for turn in prompt if isinstance(turn, Mapping)]
-        if any(SURROGATE.search(str(text)) for text in said):
-            raise UserError("prompt: holds a lone surrogate, as of bytes that are not UTF-8")
-        if isinstance(prompt, str):
-            return list(self.tokenizer(prompt)["input_ids"])
+    def _chat_ids(self, chat: list[Any]) -> list[int]:
+        """Return a chat's ids. Raises UserError if no template takes it."""
+        tokenizer = self._tokenizer_for("a chat")
         if self.template == RAW:
             raise UserError(
                 "prompt: is a chat, and the tokenizer has no template for one; give text"
@@ -275,10 +253,8 @@ class Decoder:
 
         try:
             if self.template == CHAT:
-                return chat_ids(self.tokenizer, prompt, **self.chat_template_kwargs)
-            return list(
-                self.tokenizer(chat_text(self.template, self.tokenizer, prompt))["input_ids"]
-            )
+                return chat_ids(tokenizer, chat, **self.chat_template_kwargs)
+            return list(tokenizer(chat_text(self.template, tokenizer, chat))["input_ids"])
         except Exception as error:  # the template's own errors, and jinja2's
             raise UserError(
                 f"prompt: the chat template refuses it ({one_line(error)[:200]})"
@@ -307,14 +283,31 @@ class Decoder:
                 made.
         """
         ids = self.ids_of(prompt)
+        return self.decode(ids, self.request(ids, max_new_tokens, sampling, stop))
+
+    def decode(
+        self, ids: list[int], request: dict[str, Any]
+    ) -> Generator[StepRecord, None, Generation]:
+        """Yield the steps of an answer to ids; return the answer. Settings are a `Request`'s."""
         with self.target.turns:
-            settings = self._settings(ids, max_new_tokens, sampling, stop)
             if self.start == "cold":
                 self.method.reset()
             session = self.method.session()
-        return decode(self.target, session, ids, **settings)
+        return decode(self.target, session, ids, **request)
 
-    def _settings(
+    def decode_batch(
+        self, asked: Iterable[tuple[list[int], dict[str, Any]]], batch: int
+    ) -> Generator[tuple[int, Generation], None, list[Generation]]:
+        """Decode prompts with their settings, `batch` of them in one forward per step."""
+        if self.start == "cold" and self.method.stateful:
+            raise UserError(
+                "start=cold: forgets between answers what those of a batch share; use hot, or"
+                " answer one by one"
+            )
+        requests = ((ids, Request(**settings)) for ids, settings in asked)
+        return decode_batch(self.target, self.method, requests, batch)
+
+    def request(
         self,
         ids: list[int],
         max_new_tokens: int = 256,
@@ -342,8 +335,9 @@ class Decoder:
             sampling, criteria = with_own_settings(
                 sampling, self.target, ids, max_new_tokens, self.eos
             )
-            own = None if self.tokenizer is None else model.generation_config.stop_strings
-            criteria += self._stop_criteria(own if stop is None else stop)
+            if stop is None and self.tokenizer is not None:
+                stop = model.generation_config.stop_strings
+            criteria += self._criteria_of(stop)
 
         return dict(
             max_new_tokens=max_new_tokens,
@@ -351,10 +345,10 @@ class Decoder:
             sampling=sampling,
             execution=self.execution.under(sampling),
             reuse=self.start != "cold",
-            ends=asked(criteria, self.target.device),
+            ends=ends_by(criteria, self.target.device),
         )
 
-    def _stop_criteria(self, stop: str | Sequence[str] | None) -> list[Any]:
+    def _criteria_of(self, stop: str | Sequence[str] | None) -> list[Any]:
         """Return transformers' criterion for stop strings, if there are any.
 
         Raises UserError if it refuses them.
@@ -363,17 +357,20 @@ class Decoder:
             raise UserError(f"stop={stop}: must be a text, or several")
 
         strings = (stop,) if isinstance(stop, str) else tuple(stop or ())
-        if strings and self.tokenizer is None:
+        if not strings:
+            return []
+        if self.tokenizer is None:
             raise UserError("stop: needs a tokenizer, and this decoder has none")
-        if strings and strings != self._stop[0]:  # making a criterion scans the whole vocabulary
+        if strings != self._stop_strings:  # making a criterion scans the whole vocabulary
             from transformers import StopStringCriteria
 
             try:
-                self._stop = strings, StopStringCriteria(self.tokenizer, list(strings))
+                self._stop_criteria = [StopStringCriteria(self.tokenizer, list(strings))]
             except (ValueError, TypeError, AttributeError) as error:
                 raise UserError(f"stop={list(strings)}: {one_line(error)[:200]}") from None
+            self._stop_strings = strings
 
-        return [self._stop[1]] if strings else []
+        return self._stop_criteria
 
     def generate(self, prompt: Prompt, **settings: Any) -> Answer:
         """Return the whole answer; settings and errors are those of `stream`."""
@@ -382,11 +379,14 @@ class Decoder:
     def _answer(self, out: Generation) -> Answer:
         drafted = [step.nodes - 1 for step in out.steps]
         accepted = [len(step.rank_path) for step in out.steps]
-        metrics = {
-            "speculative_decoding": acceptance_record(drafted, accepted, self.method.max_nodes - 1)
-        }
+        record = acceptance_record(drafted, accepted, self.method.max_nodes - 1)
         return Answer(
-            self.text_of(out.tokens), out.tokens, out.accept_lengths, out.stop, out.setup_s, metrics
+            self.text_of(out.tokens),
+            out.tokens,
+            out.accept_lengths,
+            out.stop,
+            out.setup_s,
+            {"speculative_decoding": record},
         )
 
     def answers(
@@ -396,7 +396,7 @@ class Decoder:
         batch: int = 1,
         max_new_tokens: int = 256,
         sampling: Sampling = GREEDY,
-        **settings: Any,
+        stop: str | Sequence[str] | None = None,
     ) -> Iterator[Answer]:
         """Yield the answers to several prompts in order; settings as in `stream`.
 
@@ -418,28 +418,18 @@ class Decoder:
             except UserError as error:
                 raise UserError(f"prompt {number}: {error}") from None
 
-        given = [
-            dict(settings, max_new_tokens=max_new_tokens, sampling=seeded(sampling, i))
-            for i in range(len(rows))
-        ]
-        if batch == 1:
-            for ids, settings_of_one in zip(rows, given, strict=True):
-                yield self.generate(ids, **settings_of_one)
-            return
-        if self.start == "cold" and self.method.stateful:
-            raise UserError(
-                "start=cold: forgets between answers what those of a batch share; use hot, or"
-                " batch=1"
-            )
-
-        asked_of_each = (
-            (ids, Request(**self._settings(ids, **settings_of_one)))
-            for ids, settings_of_one in zip(rows, given, strict=True)
+        asked = (
+            (ids, self.request(ids, max_new_tokens, seeded(sampling, i), stop))
+            for i, ids in enumerate(rows)
         )
-        # answers that wait for earlier ones; answers yielded so far
-        ended = dict[int, Generation]()
-        count = 0
-        with closing(decode_batch(self.target, self.method, asked_of_each, batch)) as steps:
+        if batch == 1:
+            for ids, request in asked:
+                yield self._answer(exhaust(self.decode(ids, request)))
+            return
+
+        ended = dict[int, Generation]()  # answers that wait for earlier ones
+        count = 0  # answers yielded so far
+        with closing(self.decode_batch(asked, batch)) as steps:
             for number, out in steps:
                 if out.stop:
                     ended[number] = out
@@ -454,15 +444,8 @@ class Decoder:
         from tqdm.auto import tqdm  # transformers requires it
 
         listed = several(prompts)
-        return list(
-            tqdm(
-                self.answers(listed, **settings),
-                "",
-                len(listed),
-                unit="prompt",
-                disable=not progress,
-            )
-        )
+        answers = self.answers(listed, **settings)
+        return list(tqdm(answers, "", len(listed), unit="prompt", disable=not progress))
 
     @property
     def probes(self) -> list[int]:

@@ -12,7 +12,7 @@ import json
 import os
 import re
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -47,21 +47,15 @@ def _escaped(error: Any) -> tuple[str, int]:
     return json.dumps(error.object[error.start : error.end])[1:-1], error.end
 
 
-def start_command(arguments: Sequence[str]) -> None:
+def start_command() -> None:
     """Let this process print any text and read any input.
 
     Characters that the terminal lacks print as \\u00e9.
-
-    Raises UserError for an argument that could not be decoded.
     """
     codecs.register_error("json", _escaped)
     for stream, errors in ((sys.stdout, "json"), (sys.stderr, "json"), (sys.stdin, "replace")):
         if isinstance(stream, io.TextIOWrapper):  # a host may have put another object in its place
             stream.reconfigure(errors=errors)
-    for argument in filter(SURROGATE.search, arguments):
-        raise UserError(
-            f"argument {argument}: is not {sys.getfilesystemencoding()}; PYTHONUTF8=1 reads UTF-8"
-        )
 
 
 # What writing to standard output raises: a disk or quota is full, a terminal or reader is gone.

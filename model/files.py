@@ -88,10 +88,10 @@ def weight_files(folder: Path) -> list[Path]:
 
     Raises ValueError, KeyError or OSError if their index is broken.
     """
-    for whole in ("model.safetensors", "pytorch_model.bin"):
-        index = folder / f"{whole}.index.json"
-        if (folder / whole).is_file():
-            return [folder / whole]
+    for single in ("model.safetensors", "pytorch_model.bin"):
+        index = folder / f"{single}.index.json"
+        if (folder / single).is_file():
+            return [folder / single]
         if index.is_file():
             shards = json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()
             return [folder / shard for shard in sorted(set(shards))]

@@ -14,11 +14,11 @@ import torch
 from huggingface_hub import constants
 from safetensors import SafetensorError
 
-from . import holding
+from . import narrow_weights
 from .engine.devices import default_device
 from .engine.linear import halves
 from .errors import UserError, one_line
-from .quantization import quantize as quantize_model
+from .quantization import torchao_config
 
 # of transformers
 FAILURES = (
@@ -105,7 +105,7 @@ def load_pretrained(
         dtype: "auto": the checkpoint's own; on a CPU float32, from weights kept in 16 bits where
             possible.
         called: the model's name in messages; default: model NAME.
-        linear: as `tuning.choose_linear` takes it; weights are kept in 16 bits with auto and half
+        linear: as `linear_choice` takes it; weights are kept in 16 bits with auto and half
             alone.
         common, options: what transformers' `from_pretrained` takes for models and tokenizers, and
             for models alone. Weights come from safetensors by default; with a `device_map` they
@@ -137,6 +137,11 @@ def load_pretrained(
             )
         return model
 
+    if quantize is not None:
+        options["quantization_config"] = torchao_config(quantize, device)
+        if device.type != "cpu":  # weights are quantised where they are used
+            options["device_map"] = {"": device}
+
     try:
         if not is_local:
             commit = AutoConfig.from_pretrained(source, **common)._commit_hash
@@ -146,7 +151,7 @@ def load_pretrained(
         wide = dtype == "auto" and device.type == "cpu"
         wants_halves = quantize is None and linear in ("auto", "half")
         if wide and wants_halves and halves():
-            model = holding.load(load, source, common.get("revision"))
+            model = narrow_weights.load(load, source, common.get("revision"))
         else:
             model = load(torch.float32 if wide else dtype)
     except (UserError, torch.OutOfMemoryError):  # both are subclasses of FAILURES
@@ -162,6 +167,4 @@ def load_pretrained(
                 )
         raise UserError(f"{called}: {why} ({one_line(error)[:300]})") from None
 
-    if quantize is not None:
-        quantize_model(model, quantize, device)
     return (model if options.get("device_map") else model.to(device)).eval(), tokenizer

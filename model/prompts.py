@@ -82,7 +82,7 @@ def several(prompts: Any) -> list[Any]:
 
     Raises UserError for a text, a mapping, or what holds no prompts at all.
     """
-    rows = prompts.tolist() if hasattr(prompts, "tolist") else prompts
+    rows = _listed(prompts)
     if isinstance(rows, str) or hasattr(rows, "keys") or not isinstance(rows, Iterable):
         raise UserError(
             f"prompts: is of type {type(rows).__name__}; give a list of texts, chats or rows of"
@@ -102,24 +102,26 @@ def one_row(prompt: Any) -> list[Any]:
                 f"prompt: is a mapping of {', '.join(map(str, prompt))[:80]}, without input_ids"
             )
         mask = prompt.get("attention_mask")
-        row = [] if mask is None else one_row(mask)
-        if 0 in row:
-            raise UserError(
-                f"prompt: attention_mask leaves {row.count(0)} of {len(row)} tokens out; give ids"
-                " unpadded"
-            )
+        if mask is not None and 0 in one_row(mask):
+            raise UserError("prompt: attention_mask leaves tokens out; give ids unpadded")
         return one_row(prompt["input_ids"])
 
-    numbers = prompt.tolist() if hasattr(prompt, "tolist") else prompt
+    numbers = _listed(prompt)
     if not isinstance(numbers, Sequence) or isinstance(numbers, str | bytes):
         raise UserError(
             f"prompt: is of type {type(numbers).__name__}; give text, a chat or a list of token ids"
         )
 
-    numbers = [number.tolist() if hasattr(number, "tolist") else number for number in numbers]
-    rows = [row for row in numbers if isinstance(row, Sequence) and not isinstance(row, str)]
-    if rows and len(numbers) > 1:
+    numbers = [_listed(number) for number in numbers]
+    if not any(isinstance(row, list | tuple) for row in numbers):
+        return numbers
+    if len(numbers) > 1:
         raise UserError(
             f"prompt: has {len(numbers)} rows; a decoder answers one, give them one by one"
         )
-    return one_row(rows[0]) if rows else numbers
+    return one_row(numbers[0])
+
+
+def _listed(numbers: Any) -> Any:
+    """Return a tensor or array as Python numbers, and anything else as it is."""
+    return numbers.tolist() if hasattr(numbers, "tolist") else numbers

@@ -1,5 +1,4 @@
-"""Choose what makes a model fast on this machine: how steps are executed, and how linear layers
-multiply.
+"""Choose how steps are executed on this machine, and how many threads compute.
 
 `auto` chooses both, in the harness and in the library alike, and reports why.
 """
@@ -20,11 +19,10 @@ from weakref import WeakKeyDictionary
 import psutil
 import torch
 
-from . import layouts
 from .engine import Draft, Drafter, Needs, Target, Tree, generate
 from .engine.compiled_layers import CompiledLayers
 from .engine.devices import give_back, synchronize
-from .engine.linear import LAYOUTS, Layouts, half_bytes, is_held, linear_bytes, packable
+from .engine.linear import LAYOUTS, is_narrow
 from .engine.sampling import Sampling
 from .engine.step import Executor
 from .errors import UserError, one_line
@@ -48,8 +46,6 @@ RUNS = 20  # runs of the step whose logits are compared and whose time is measur
 # Tolerance for logits: TIMES the difference of two eager forwards, and at least ROUNDINGS roundings
 TIMES = 8
 ROUNDINGS = 4
-EXECUTIONS = ("auto", "eager", GRAPH)
-LINEAR = ("auto", *LAYOUTS)
 
 
 @dataclass(frozen=True)
@@ -66,32 +62,27 @@ class Execution:
         return "eager" if self.why and sampling.reads_text else self.name
 
 
-class Load:
-    """Measures how many cores other processes keep busy, on average since it was made."""
+def busy_cores(seconds: float = 0.2) -> float:
+    """Return the number of cores that other processes keep busy, measured over `seconds`.
 
-    def __init__(self) -> None:
-        self._since = self._now()
+    Systems count in steps of 10 ms.
+    """
+    before = _computed()
+    start = time.perf_counter()
+    time.sleep(seconds)
+    wall = time.perf_counter() - start
+    return max(0.0, (_computed() - before) / wall)
 
-    @staticmethod
-    def _now() -> tuple[float, float]:
-        """Return the time, and the seconds that other processes have computed."""
-        times = psutil.cpu_times()
-        return (
-            time.perf_counter(),
-            times.user + times.system + getattr(times, "nice", 0.0) - time.process_time(),
-        )
 
-    def cores_busy(self, seconds: float = 0.2) -> float:
-        """Return the number of busy cores, measured over `seconds` or more, as systems count in
-        steps of 10 ms.
-        """
-        time.sleep(max(0.0, self._since[0] + seconds - time.perf_counter()))
-        wall, computed = (now - then for now, then in zip(self._now(), self._since, strict=True))
-        return max(0.0, computed / wall)
+def _computed() -> float:
+    """Return the seconds that other processes have computed."""
+    times = psutil.cpu_times()
+    return float(times.user + times.system + getattr(times, "nice", 0.0) - time.process_time())
 
-    def threads(self) -> int:
-        """Return how many threads find a free core each, at least one."""
-        return max(1, round((psutil.cpu_count() or 1) - self.cores_busy()))
+
+def free_cores() -> int:
+    """Return how many threads find a free core each, at least one."""
+    return max(1, round((psutil.cpu_count() or 1) - busy_cores()))
 
 
 _threads = 0, ""  # the number that `choose_threads` set, and why
@@ -112,23 +103,21 @@ def choose_threads(threads: int | None = None, why: str = "asked for") -> str:
     """
     global _threads
     before = torch.get_num_threads()
-    free = None
+    said = ""
     if threads is not None and threads < 1:
         raise UserError(f"threads={threads}: must be 1 or more")
     if threads is None and os.environ.get("OMP_NUM_THREADS"):
         threads = before
         why = "OMP_NUM_THREADS"
     elif threads is None:
-        free = Load().threads()
+        free = free_cores()
         threads = min(before, free)
         why = f"{free} of {psutil.cpu_count()} cores were free"
+        if free < before:
+            said = f"threads: {threads}, as {why}; OMP_NUM_THREADS sets another number"
     torch.set_num_threads(threads)
     _threads = threads, why
-    return (
-        f"threads: {threads}, as {why}; OMP_NUM_THREADS sets another number"
-        if free and free < before
-        else ""
-    )
+    return said
 
 
 def threads_why() -> str:
@@ -146,47 +135,13 @@ def choose_execution(target: Target, name: str = "auto") -> Execution:
     Raises UserError if the name is unknown or impossible for this target, or the trial left the
     device unusable.
     """
-    if name not in EXECUTIONS:
-        raise UserError(f"execution={name}: there is {', '.join(EXECUTIONS)}")
-    if name != "auto" or not captures(target):
-        return Execution("eager" if name == "auto" else target.check_execution(name))
+    if name != "auto":
+        return Execution(target.check_execution(name))
+    if not captures(target):
+        return Execution("eager")
     if target not in _chosen:
         _chosen[target] = trial(target)
     return _chosen[target]
-
-
-def choose_linear(model: Any, name: str = "auto") -> Layouts:
-    """Return how linear layers multiply, as `Target` takes it.
-
-    On a CPU, auto measures the layouts that are possible and whose copies fit into half of the free
-    memory. On CUDA, auto fuses products. Quantised weights stay as they are.
-
-    Raises UserError if the name is unknown, or this model cannot have the layout.
-    """
-    if name not in LINEAR:
-        raise UserError(f"linear={name}: there is {', '.join(LINEAR)}")
-    if any(hasattr(parameter, "__tensor_flatten__") for parameter in model.parameters()):
-        if name not in ("auto", "torch"):
-            raise UserError(f"linear={name}: is for weights that are not quantised")
-        return Layouts(("torch",))
-    weight = model.get_input_embeddings().weight
-    held = is_held(model)
-    half = half_bytes(model)
-    packs = packable(weight.device, torch.float32 if held else weight.dtype)
-    if (name == "onednn" and not packs) or (name == "half" and not half):
-        raise UserError(
-            f"linear={name}: is for one x86 processor; half for float32 and float16 whose values"
-            " have 16 bits, onednn for float32 and, where it gains, bfloat16; this model is"
-            f" {weight.dtype} on {weight.device}"
-        )
-    if name != "auto":
-        return Layouts((name,))
-    free = psutil.virtual_memory().available / 2
-    fit = ["half"] * (half > 0 and (held or half < free))
-    fit += ["onednn"] * (packs and not held and 0 < linear_bytes(model) < free)
-    if fit:
-        return layouts.choose(model, fit)
-    return Layouts(("fused" if weight.device.type == "cuda" else "torch",))
 
 
 def captures(target: Target) -> bool:
@@ -194,20 +149,16 @@ def captures(target: Target) -> bool:
     return target.device.type == "cuda" and target.has_fixed_shapes
 
 
-def described(target: Target, execution: Execution, load: Load) -> dict[str, str]:
-    """Return the speed settings that were chosen, and why; `load` measures since the decoder was
-    made.
-    """
+def described(target: Target, execution: Execution) -> dict[str, str]:
+    """Return the speed settings that were chosen, and why."""
     why = execution.why or ("" if captures(target) else "graphs are for one CUDA device")
     kind = target.copies.kind
-    second_copy = kind == "half" and not is_held(target.model)
+    second_copy = kind == "half" and not is_narrow(target.model)
     what = LAYOUTS[kind] + (", a second copy of them" if second_copy else "")
     measured = target.linear.measured and f"; measured: {target.linear.measured}"
-    threads = f"{torch.get_num_threads()}{f' ({because})' if (because := threads_why()) else ''}"
-    if (free := load.threads()) < torch.get_num_threads():
-        threads += (
-            f"; {free} of {psutil.cpu_count()} cores are free: OMP_NUM_THREADS={free} is faster"
-        )
+    threads = str(torch.get_num_threads())
+    if because := threads_why():
+        threads += f" ({because})"
     return {
         "execution": f"{execution.name} ({why})" if why else execution.name,
         **({"threads": threads} if target.device.type == "cpu" else {}),

@@ -143,7 +143,7 @@ def layouts_of_our_own(tmp_path_factory) -> Any:
 
     with pytest.MonkeyPatch.context() as patched:
         patched.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("times")))
-        patched.setattr("model.layouts.measure", measure)
+        patched.setattr("model.linear_choice.measure", measure)
         yield
 
 

@@ -69,25 +69,28 @@ EVERYWHERE = {"model.errors", "model.files", "model.settings", "evaluation.error
 MAY_IMPORT = {
     "model.engine": "",
     "model.prompts": "",
-    "model.holding": "model.engine",
+    "model.narrow_weights": "model.engine",
     "model.quantization": "",
     "model.structures": "model.engine",
     "model.recycling": "model.engine",
-    "model.pretrained": "model.engine model.holding model.quantization",
+    "model.pretrained": "model.engine model.narrow_weights model.quantization",
     "model.methods": "model.engine model.structures model.recycling model.pretrained",
-    "model.layouts": "model.engine",
-    "model.tuning": "model.engine model.layouts model.recycling model.methods",
-    "model.generate": "model.engine model.methods model.tuning",
-    "model.decoder": "model.engine model.methods model.tuning model.generate model.pretrained model.prompts",
-    "model.cli": "model.engine model.methods model.tuning model.decoder model.prompts",
+    "model.linear_choice": "model.engine",
+    "model.tuning": "model.engine model.recycling model.methods",
+    "model.generation_config": "model.engine",
+    "model.decoder": "model.engine model.generation_config model.linear_choice model.methods model.tuning "
+    "model.pretrained model.prompts",
+    "model.generate": "model.engine model.generation_config model.decoder model.linear_choice model.methods",
+    "model.cli": "model.engine model.linear_choice model.methods model.tuning model.decoder model.prompts",
     "model.picture": "model.engine model.decoder",
     "evaluation.records": "model.methods",
     "evaluation.statistics": "evaluation.records model.engine.sizing model.engine.tree",
     "evaluation.figures": "evaluation.records evaluation.statistics",
     "evaluation.page": "evaluation.records evaluation.statistics evaluation.figures model.engine.tree",
-    "evaluation.loading": "evaluation.records model.engine model.tuning model.quantization model.decoder "
-    "model.pretrained model.prompts model.generate model.methods model.structures",
-    "evaluation.answerers": "evaluation.loading evaluation.records model.engine model.methods model.generate",
+    "evaluation.loading": "evaluation.records model.engine model.tuning model.linear_choice model.decoder "
+    "model.pretrained model.prompts model.generation_config model.methods model.structures",
+    "evaluation.answerers": "evaluation.loading evaluation.records model.engine model.methods model.decoder "
+    "model.generate",
     "evaluation.configuration": "evaluation.answerers evaluation.loading evaluation.records model",
     "evaluation.running": "evaluation.answerers evaluation.configuration evaluation.loading evaluation.records "
     "evaluation.statistics model.engine model.tuning",

@@ -21,13 +21,13 @@ from transformers.utils import logging as transformers_logging
 from model import tuning
 from model.decoder import eos_of
 from model.engine import Target
-from model.engine.linear import is_held
+from model.engine.linear import is_narrow
 from model.errors import UserError
 from model.files import located
-from model.generate import changed
+from model.generation_config import changed
+from model.linear_choice import choose_linear
 from model.pretrained import choose_device, load_pretrained
 from model.prompts import RAW, VICUNA
-from model.quantization import quantize
 from model.settings import check_settings
 
 from ..records.provenance import describe_device, model_files
@@ -46,48 +46,22 @@ SPECIAL_IDS = (
 )
 TOKENIZER_FILES = {"tokenizer.json", "tokenizer.model", "vocab.json"}
 # of LLaMA models
-SHAPES: dict[str, dict[str, int]] = {
-    "vicuna-7b": {
-        "hidden_size": 4096,
-        "num_hidden_layers": 32,
-        "num_attention_heads": 32,
-        "intermediate_size": 11008,
-    },
-    "vicuna-13b": {
-        "hidden_size": 5120,
-        "num_hidden_layers": 40,
-        "num_attention_heads": 40,
-        "intermediate_size": 13824,
-    },
-    "vicuna-33b": {
-        "hidden_size": 6656,
-        "num_hidden_layers": 60,
-        "num_attention_heads": 52,
-        "intermediate_size": 17920,
-    },
-    "llama-3-8b": {
-        "hidden_size": 4096,
-        "num_hidden_layers": 32,
-        "num_attention_heads": 32,
-        "intermediate_size": 14336,
-        "num_key_value_heads": 8,
-        "vocab_size": 128256,
-    },
-    "small": {
-        "hidden_size": 512,
-        "num_hidden_layers": 4,
-        "num_attention_heads": 8,
-        "intermediate_size": 1376,
-        "vocab_size": 8192,
-    },
-    "tiny": {
-        "hidden_size": 64,
-        "num_hidden_layers": 2,
-        "num_attention_heads": 4,
-        "intermediate_size": 128,
-        "vocab_size": 256,
-    },
+SHAPES = {
+    "vicuna-7b": (4096, 32, 32, 32, 11008, 32000),
+    "vicuna-13b": (5120, 40, 40, 40, 13824, 32000),
+    "vicuna-33b": (6656, 60, 52, 52, 17920, 32000),
+    "llama-3-8b": (4096, 32, 32, 8, 14336, 128256),
+    "small": (512, 4, 8, 8, 1376, 8192),
+    "tiny": (64, 2, 4, 4, 128, 256),
 }
+SHAPE_FIELDS = (
+    "hidden_size",
+    "num_hidden_layers",
+    "num_attention_heads",
+    "num_key_value_heads",
+    "intermediate_size",
+    "vocab_size",
+)
 
 
 @dataclass(frozen=True)
@@ -121,7 +95,7 @@ class LoadedModel:
             UserError: the free memory does not hold it.
         """
         model = self.target.model
-        if not is_held(model):
+        if not is_narrow(model):
             return model
         needed = 4 * sum(parameter.numel() for parameter in model.parameters())
         free = psutil.virtual_memory().available
@@ -179,8 +153,11 @@ def random_model(shape: str, settings: ModelSettings) -> LoadedModel:
     """
     if shape not in SHAPES:
         raise UserError(f"--shape {shape}: unknown; use {', '.join(SHAPES)}")
+    if settings.quantize is not None:
+        raise UserError(f"model.quantize={settings.quantize}: is for checkpoints, not for --shape")
     device = _prepare_device(settings)
-    config = LlamaConfig(**{"vocab_size": 32000, "max_position_embeddings": 4096} | SHAPES[shape])
+    sizes = dict(zip(SHAPE_FIELDS, SHAPES[shape], strict=True))
+    config = LlamaConfig(max_position_embeddings=4096, **sizes)
     torch.manual_seed(0)
 
     with torch.device(device):
@@ -189,8 +166,6 @@ def random_model(shape: str, settings: ModelSettings) -> LoadedModel:
             config, dtype=dtype, attn_implementation=settings.kernel
         ).eval()
 
-    if settings.quantize is not None:
-        quantize(model, settings.quantize, device)
     return LoadedModel(settings, _target(model, settings), None, VICUNA, frozenset())
 
 
@@ -218,9 +193,7 @@ def _prepare_device(settings: ModelSettings) -> torch.device:
 
 
 def _target(model: Any, settings: ModelSettings) -> Target:
-    return Target(
-        model, context=settings.context, linear=tuning.choose_linear(model, settings.linear)
-    )
+    return Target(model, context=settings.context, linear=choose_linear(model, settings.linear))
 
 
 def _load(settings: ModelSettings) -> LoadedModel:
@@ -379,12 +352,9 @@ def choose_execution(
         reads_text: True if sampling depends on the text, which only eager steps provide.
 
     Raises:
-        UserError: unknown, timed=false with an execution other than auto or eager, or as
+        UserError: timed=false with an execution other than auto or eager, or as
             `tuning.choose_execution`.
     """
-    names = (*tuning.EXECUTIONS, INSIDE["eager"])
-    if name not in names:
-        raise UserError(f"execution={name}: there is {', '.join(names)}")
     if not timed and name not in ("auto", "eager"):
         raise UserError(
             f"execution={name}: with timed=false the methods share eager forwards;"

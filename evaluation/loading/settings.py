@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from model.errors import UserError
+from model.linear_choice import Linear
 
 # others may be there: Mistral's consolidated.safetensors repeats the weights
 SAFETENSORS = "model*.safetensors"
@@ -30,7 +31,7 @@ class ModelSettings:
     chat_template_kwargs: dict[str, Any] | None = None
     context: int | None = None
     attention: Literal["auto", "sdpa", "eager"] = "auto"
-    linear: Literal["auto", "half", "onednn", "fused", "torch"] = "auto"
+    linear: Linear = "auto"
     weights: Literal["float16", "float32"] | None = None
     quantize: Literal["int8", "int4"] | None = None
     allow_pickle: bool = False

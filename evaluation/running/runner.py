@@ -23,7 +23,7 @@ from model.engine.checks import check_model
 from model.engine.sampling import GREEDY, Sampling
 from model.errors import UserError
 from model.files import ROOT, write_text
-from model.tuning import Load, threads_why
+from model.tuning import busy_cores, threads_why
 
 from ..answerers import CATEGORY, COLD, HOT, Answerer, Served, build_answerer
 from ..configuration.fingerprint import IDLE_IF_GREEDY, default_folder, run_settings, saved_start
@@ -228,7 +228,7 @@ class Runner:
             "vocab_size": loaded.target.vocab_size,
             "generation_config_left_out": loaded.left_out,
             "converted_from": loaded.converted_from,
-            "cores_busy_elsewhere": Load().cores_busy() if timed_on_cpu else None,
+            "cores_busy_elsewhere": busy_cores() if timed_on_cpu else None,
             "threads_why": threads_why() if device == "cpu" else "",
             "draft_tree": " ".join(paths) if tree else None,
             "config": without_passwords(self.config),

@@ -45,7 +45,7 @@ LAYOUTS = {  # how linear layers may multiply, in words
     "torch": "its own products",
 }
 PACKED = ("half", "onednn")  # layouts that are copies of the weights
-ROWS = 1, 9, 80, 400  # for which layouts are timed (`layouts`)
+ROWS = 1, 9, 80, 400  # for which layouts are timed (`linear_choice`)
 LIMITS = 2, 26, 178  # rows up to which the first, second and third of ROWS are the nearest by ratio
 NARROW = (torch.float16, torch.bfloat16)
 # multiplications below which a call, some 16 us, costs more than its product saves
@@ -98,7 +98,7 @@ class Packed:
     Args:
         weight: of a linear layer, (out, in).
         half: try 16 bits.
-        wide: the layer computes in float32 whatever the weight's type is (`holding`).
+        wide: the layer computes in float32 whatever the weight's type is (`narrow_weights`).
 
     Attributes:
         packed: None if neither layout is possible.
@@ -211,7 +211,7 @@ class PackedLinear(nn.Linear):
     """A linear layer that multiplies by a copy of its weight in the engine's forwards, and by its
     own in all others.
 
-    A weight of 16 bits is widened if the input is not (`holding`).
+    A weight of 16 bits is widened if the input is not (`narrow_weights`).
     """
 
     # in compiled layers of a captured step: its product, and its number in it
@@ -308,12 +308,12 @@ class Copies:
         return self._values[module]
 
     def _pack(self, module: nn.Module) -> None:
-        held = is_held(module)
+        narrow = is_narrow(module)
 
         def packed(layer: nn.Linear) -> Packed:
             weight = layer.weight
             self.by_layer.pop(layer, None)  # before there is a new one, for the memory
-            wide = held and weight.dtype in NARROW
+            wide = narrow and weight.dtype in NARROW
             half = self.layout == "half" and (wide or weight.dtype is not torch.bfloat16)
             return Packed(weight, half=half, wide=wide)
 
@@ -421,9 +421,11 @@ def half_bytes(model: nn.Module) -> int:
     """Return the bytes of 16-bit copies of the weights that fit, as far as samples tell; 0 if none
     does.
     """
-    held = is_held(model)
+    narrow = is_narrow(model)
     return sum(
-        2 * layer.weight.numel() for layer in plain_linears(model) if _fits_half(layer.weight, held)
+        2 * layer.weight.numel()
+        for layer in plain_linears(model)
+        if _fits_half(layer.weight, narrow)
     )
 
 
@@ -432,8 +434,8 @@ def linear_bytes(module: nn.Module) -> int:
     return sum(layer.weight.nbytes for layer in plain_linears(module))
 
 
-def is_held(model: nn.Module) -> bool:
-    """True if a model computes in float32 although some of its weights have 16 bits (`holding`)."""
+def is_narrow(model: nn.Module) -> bool:
+    """True if a model computes in float32 from weights of 16 bits (`narrow_weights`)."""
     wide = (each.wide.dtype for each in model.modules() if isinstance(each, WideEmbedding))
     return torch.float32 in wide and any(
         parameter.dtype in NARROW for parameter in model.parameters()
@@ -441,17 +443,15 @@ def is_held(model: nn.Module) -> bool:
 
 
 def packed_linears(model: nn.Module) -> list[nn.Module]:
-    """List the layers that a target has made `PackedLinear`; none of a held model, whose layers
-    must widen.
+    """List the layers that a target has made `PackedLinear`; none of a narrow model, whose
+    layers must widen.
     """
-    layers = () if is_held(model) else model.modules()
+    layers = () if is_narrow(model) else model.modules()
     return [layer for layer in layers if type(layer) is PackedLinear]
 
 
 def unpack_linears(model: nn.Module) -> None:
-    """Free all copies of a model's weights. Its layers are torch's again; a held model's still
-    widen (`holding`).
-    """
+    """Free all copies of a model's weights. Layers are torch's; a narrow model's still widen."""
     for copies in _copies.get(model, {}).values():
         copies.clear()
     for layer in packed_linears(model):
@@ -460,9 +460,7 @@ def unpack_linears(model: nn.Module) -> None:
 
 @contextmanager
 def stock_linears(model: nn.Module) -> Iterator[None]:
-    """Within this block layers are torch's own, unless the model is held (`holding`); no copy is
-    freed.
-    """
+    """Within this block layers are torch's own, unless the model is narrow; no copy is freed."""
     layers = packed_linears(model)
     for layer in layers:
         layer.__class__ = nn.Linear
@@ -492,12 +490,12 @@ def own_product(
     return nn.functional.linear(input, weight, bias)
 
 
-def _fits_half(weight: torch.Tensor, held: bool) -> bool:
+def _fits_half(weight: torch.Tensor, narrow: bool) -> bool:
     """True if a sample of a weight fits; bfloat16 is left to torch, as its text changes with any
     other product.
     """
     sample = weight[: SAMPLE // weight.shape[1] + 1]
-    return (held or weight.dtype is not torch.bfloat16) and _exponent(sample) is not None
+    return (narrow or weight.dtype is not torch.bfloat16) and _exponent(sample) is not None
 
 
 @torch.no_grad()

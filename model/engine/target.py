@@ -30,7 +30,7 @@ from .layers import (
     mode_of,
     probe_layers,
 )
-from .linear import Copies, Layouts, copies_of, is_held
+from .linear import Copies, Layouts, copies_of, is_narrow
 from .sight import ALIGNED, LENGTH, Sight, additive
 from .tree import Draft
 
@@ -46,7 +46,7 @@ Read = Callable[[int, torch.Tensor], None]
 # numbers of hidden states, as in transformers: i is the input of layer i, or
 Hidden = tuple[int, ...]
 LAST = -1  # the input of the model's own head, after the final norm
-EXECUTIONS = ("eager", "static", "graph")
+EXECUTIONS = ("eager", "graph", "static")
 
 
 class Outputs(NamedTuple):
@@ -108,7 +108,7 @@ class Target:
         self._takes_positions = "position_ids" in takes
         self.device = device_of(model)
         self.dtype: torch.dtype = (
-            torch.float32 if is_held(model) else model.get_input_embeddings().weight.dtype
+            torch.float32 if is_narrow(model) else model.get_input_embeddings().weight.dtype
         )
         self.vocab_size: int = model.get_input_embeddings().weight.shape[0]
         self.logits_size: int = model.get_output_embeddings().weight.shape[0]
@@ -200,7 +200,7 @@ class Target:
         so.
         """
         if name not in EXECUTIONS:
-            raise UserError(f"execution={name}: there is {', '.join(EXECUTIONS)}")
+            raise UserError(f"execution={name}: there is auto, {', '.join(EXECUTIONS)}")
         if name == "graph" and self.device.type != "cuda":
             raise UserError(f"execution=graph: needs a CUDA device, this model is on {self.device}")
         if name != "eager" and not self.has_fixed_shapes:

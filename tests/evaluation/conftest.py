@@ -11,7 +11,6 @@ import pytest
 from evaluation import figures
 from evaluation import run as run_module
 from evaluation.figures import style
-from model.tuning import Load
 from tests.checkpoint import write_checkpoint
 
 CATEGORIES = ["writing", "math", "translation", "qa", "rag", "code", "poetry"]
@@ -46,8 +45,8 @@ def few_figures(request, monkeypatch) -> None:
 @pytest.fixture(autouse=True)
 def machine_looked_at_briefly(monkeypatch) -> None:
     """Whether other processes keep the cores busy is asked for 0.2 s a run."""
-    counted = Load.cores_busy
-    monkeypatch.setattr(Load, "cores_busy", lambda load: counted(load, 0.001))
+    for module in ("model.tuning", "evaluation.running.runner"):
+        monkeypatch.setattr(f"{module}.busy_cores", lambda: 0.0)
 
 
 @pytest.fixture(scope="session")

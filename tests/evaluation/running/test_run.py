@@ -22,7 +22,6 @@ from evaluation.running.answering import sampling_of
 from evaluation.statistics.agreement import audits
 from evaluation.statistics.pools import pools
 from model.engine.linear import packable
-from model.tuning import Load
 from tests.evaluation.conftest import CATEGORIES, answers_in
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -38,7 +37,7 @@ def test_an_experiment_keeps_its_threads_whatever_else_is_at_work_later(
     evaluate, tmp_path, monkeypatch
 ):
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
-    monkeypatch.setattr(Load, "threads", lambda load: free)
+    monkeypatch.setattr("model.tuning.free_cores", lambda: free)
     before = torch.get_num_threads()
     try:
         torch.set_num_threads(2)

@@ -135,7 +135,6 @@ def test_each_answers_with_its_own_execution(evaluate, tmp_path, monkeypatch):
         return real(question, methods)
 
     monkeypatch.setattr(runner, "answer", noting)
-    monkeypatch.setattr("model.tuning.EXECUTIONS", ("eager", "static"))
     sweep = (
         "-m",
         "method=recycling",

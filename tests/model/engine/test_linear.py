@@ -23,9 +23,9 @@ from model.engine.linear import (
     unpack_linears,
 )
 from model.errors import UserError
+from model.linear_choice import choose_linear
 from model.methods import make_method
 from model.recycling.token_recycling import TokenRecycling
-from model.tuning import choose_linear
 from tests.conftest import toy_model
 
 CPU = torch.device("cpu")

@@ -24,7 +24,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from transformers.utils import cached_file
 
-from .engine.linear import NARROW, PackedLinear, WideEmbedding, is_held, plain_linears
+from .engine.linear import NARROW, PackedLinear, WideEmbedding, is_narrow, plain_linears
 from .errors import UserError
 from .files import weight_files
 
@@ -59,7 +59,7 @@ def load(loader: Callable[..., Any], source: str, revision: str | None = None) -
         return loader(dtype=torch.float32)
 
     model = loader(dtype=narrow)
-    if _read_wide(model, folder, narrow) and hold_weights(model):
+    if _read_wide(model, folder, narrow) and keep_narrow(model):
         return model
 
     del model
@@ -86,7 +86,7 @@ def check_memory(folder: Path, times: int = 1) -> None:
         )
 
 
-def hold_weights(model: Any) -> bool:
+def keep_narrow(model: Any) -> bool:
     """Make a freshly loaded model compute in float32 from 16-bit weights.
 
     Returns:
@@ -111,7 +111,7 @@ def hold_weights(model: Any) -> bool:
     model.register_forward_pre_hook(_widen_head)
     with torch.inference_mode(), _Widths() as widths:  # type: ignore[no-untyped-call]
         model(input_ids=torch.zeros(1, PROBE, dtype=torch.long), use_cache=False)
-    return is_held(model) and not widths.narrow
+    return is_narrow(model) and not widths.narrow
 
 
 def _widen_head(model: Any, inputs: Any) -> None:

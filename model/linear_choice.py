@@ -20,12 +20,24 @@ from collections.abc import Sequence
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
+from typing import Any, Literal, get_args
 
 import numpy as np
+import psutil
 import torch
 from torch import nn
 
-from .engine.linear import ROWS, Layouts, Packed, is_held, own_product, plain_linears
+from .engine.linear import (
+    ROWS,
+    Layouts,
+    Packed,
+    half_bytes,
+    is_narrow,
+    linear_bytes,
+    own_product,
+    packable,
+    plain_linears,
+)
 from .errors import UserError
 from .files import processor, write_json
 
@@ -41,10 +53,46 @@ IMPORTANCE = 8, 4, 2, 1  # of the times for ROWS: most steps are plain ones or s
 # of torch's time is the most that a copy may take where it is used: a call's checks cost some, too
 WORTH = 0.8
 GAIN = 0.5  # what a copy of the weights must save of the sum of IMPORTANCE
+Linear = Literal["auto", "half", "onednn", "fused", "torch"]
+LINEAR: tuple[str, ...] = get_args(Linear)
 Times = dict[str, list[float]]  # by layout: microseconds of a product for each number of ROWS
 
 
-def choose(model: nn.Module, possible: Sequence[str]) -> Layouts:
+def choose_linear(model: Any, name: str = "auto") -> Layouts:
+    """Return how linear layers multiply, as `Target` takes it.
+
+    On a CPU, auto measures the layouts that are possible and whose copies fit into half of the free
+    memory. On CUDA, auto fuses products. Quantised weights stay as they are.
+
+    Raises UserError if the name is unknown, or this model cannot have the layout.
+    """
+    if name not in LINEAR:
+        raise UserError(f"linear={name}: there is {', '.join(LINEAR)}")
+    if any(hasattr(parameter, "__tensor_flatten__") for parameter in model.parameters()):
+        if name not in ("auto", "torch"):
+            raise UserError(f"linear={name}: is for weights that are not quantised")
+        return Layouts(("torch",))
+    weight = model.get_input_embeddings().weight
+    narrow = is_narrow(model)
+    half = half_bytes(model)
+    packs = packable(weight.device, torch.float32 if narrow else weight.dtype)
+    if (name == "onednn" and not packs) or (name == "half" and not half):
+        raise UserError(
+            f"linear={name}: is for one x86 processor; half for float32 and float16 whose values"
+            " have 16 bits, onednn for float32 and, where it gains, bfloat16; this model is"
+            f" {weight.dtype} on {weight.device}"
+        )
+    if name != "auto":
+        return Layouts((name,))
+    free = psutil.virtual_memory().available / 2
+    fit = ["half"] * (half > 0 and (narrow or half < free))
+    fit += ["onednn"] * (packs and not narrow and 0 < linear_bytes(model) < free)
+    if fit:
+        return fastest_of(model, fit)
+    return Layouts(("fused" if weight.device.type == "cuda" else "torch",))
+
+
+def fastest_of(model: nn.Module, possible: Sequence[str]) -> Layouts:
     """Return the layouts that are fastest for a model on this machine.
 
     At most one is a copy; elsewhere it is torch's own.
@@ -57,7 +105,7 @@ def choose(model: nn.Module, possible: Sequence[str]) -> Layouts:
     weight = max(
         (layer.weight for layer in layers), key=lambda weight: counts[weight.shape] * weight.numel()
     )
-    dtype = torch.float32 if is_held(model) else weight.dtype
+    dtype = torch.float32 if is_narrow(model) else weight.dtype
     conditions = (
         processor(),
         torch.__version__,

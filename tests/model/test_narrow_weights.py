@@ -1,0 +1,336 @@
+"""16-bit checkpoints that compute in float32: the numbers of a float32 model, from half the bytes."""
+
+import copy
+import json
+from contextlib import nullcontext
+from dataclasses import replace
+from types import SimpleNamespace
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from torch.nn.utils import parametrizations
+from transformers import AutoModelForCausalLM as Auto
+
+from evaluation.answerers import build_answerer
+from evaluation.loading import models
+from model import narrow_weights
+from model.decoder import Decoder
+from model.engine.linear import SAMPLED, PackedLinear, halves, is_narrow
+from model.errors import UserError
+from model.files import ROOT
+from tests.checkpoint import write_checkpoint
+from tests.conftest import CONFIGS, greedy, toy_model
+from tests.model.families import toy
+
+PROMPT = [5, 9, 13, 7, 5, 9, 13, 8, 20, 21]
+IDS = torch.tensor([PROMPT])
+EMBEDDED = models.ModelSettings("toy", str(ROOT / "data" / "embedded"), device="cpu")
+NOT_NARROW = ("gemma", "gemma2", "gemma3")  # the embedding's scale is rounded with the weights
+pytestmark = pytest.mark.skipif(not halves(), reason="no x86 processor with FBGEMM")
+
+
+@pytest.fixture
+def saved(tmp_path):
+    """Save a toy model in 16 bits, in shards; return the folder."""
+
+    def save(name="llama-grouped", dtype=torch.bfloat16):
+        toy_model(name).to(dtype).save_pretrained(tmp_path, max_shard_size="20KB")
+        return tmp_path
+
+    return save
+
+
+def load(folder, **settings):
+    def loader(dtype):
+        return Auto.from_pretrained(folder, dtype=dtype, **settings).eval()
+
+    return narrow_weights.load(loader, str(folder))
+
+
+def load_wide(folder):
+    return Auto.from_pretrained(folder, dtype=torch.float32).eval()
+
+
+def decoded(model, tokens=20, **settings):
+    return Decoder(model, eos=(), **settings).generate(PROMPT, max_new_tokens=tokens).ids
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("name", CONFIGS)
+def test_a_held_model_says_what_the_float32_model_says(name, dtype, saved):
+    folder = saved(name, dtype)
+    wide = load_wide(folder)
+    kept = load(folder)
+    assert is_narrow(kept) == (name not in NOT_NARROW)
+    expected = greedy(wide, PROMPT, 30)
+    assert greedy(kept, PROMPT, 30) == expected == decoded(kept, 30)
+    with torch.inference_mode():
+        own = kept(IDS).logits
+        other = wide(IDS).logits
+    torch.testing.assert_close(own, other, rtol=1e-5, atol=1e-5 * other.abs().max().item())
+    if is_narrow(kept) and name != "gpt2":
+        for key, parameter in kept.named_parameters():
+            assert torch.equal(parameter.float(), wide.get_parameter(key)), key
+            assert parameter.dtype is (torch.float32 if parameter.dim() == 1 else dtype)
+
+
+def test_a_model_that_casts_to_its_weights_type_is_loaded_in_float32(saved):
+    folder = saved()
+
+    def loader(dtype):
+        model = Auto.from_pretrained(folder, dtype=dtype).eval()
+        mlp = model.model.layers[0].mlp
+        own = mlp.forward
+        mlp.forward = lambda x: own(x.to(mlp.gate_proj.weight.dtype).to(x.dtype))
+        return model
+
+    assert not is_narrow(narrow_weights.load(loader, str(folder)))
+
+
+def trained(model):
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.02, fused=True)
+    model(IDS, labels=IDS).loss.backward()
+    optimizer.step()
+    model.zero_grad()
+
+
+def added(model):
+    model.model.layers[0].mlp.down_proj.weight.data.add_(0.25)  # which torch does not count
+
+
+def scaled(model):
+    model.load_state_dict({name: tensor * 1.25 for name, tensor in model.state_dict().items()})
+
+
+def normed(model):
+    torch.manual_seed(1)
+    parametrizations.spectral_norm(model.model.layers[0].mlp.down_proj)
+
+
+def resized(model):
+    torch.manual_seed(2)
+    model.resize_token_embeddings(57)
+
+
+WRITES = [trained, added, scaled, resized, torch.nn.Module.float, torch.nn.Module.double]
+
+
+@pytest.mark.parametrize("write", [*WRITES, normed, torch.nn.Module.half, torch.nn.Module.bfloat16])
+def test_an_owner_may_write_cast_and_resize_it_as_a_stock_model(write, saved):
+    folder = saved()
+    kept = load(folder)
+    stock = load_wide(folder)
+    decoded(kept)
+    for model in (kept, stock):
+        write(model)
+    if write is not normed:  # a norm of 16-bit weights is rounded
+        with torch.no_grad():  # the kept one has rounded what was written
+            stock.load_state_dict(kept.state_dict())
+            own = kept(IDS).logits
+            other = stock(IDS).logits
+        assert own.dtype is other.dtype
+        tolerance = 1e-5 * other.abs().max().item()
+        torch.testing.assert_close(own, other, rtol=1e-4, atol=tolerance)
+    assert write is normed or greedy(kept, PROMPT, 20) == greedy(stock, PROMPT, 20)
+    if write in WRITES:
+        for linear in ("half", "onednn", "torch") if is_narrow(kept) else ("auto",):
+            assert decoded(kept, linear=linear) == greedy(stock, PROMPT, 20), linear
+
+
+def test_it_is_saved_copied_and_released_exactly(saved, tmp_path_factory):
+    folder = saved()
+    elsewhere = tmp_path_factory.mktemp("again")
+    kept = load(folder)
+    expected = greedy(load_wide(folder), PROMPT, 20)
+    decoder = Decoder(kept, eos=())
+    said = decoder.settings["linear"]
+    assert said.startswith("half (float32 from weights of 16 bits; measured: ")
+    kept.save_pretrained(elsewhere)
+    again = load(elsewhere)
+    sizes = [sum(tensor.nbytes for tensor in model.parameters()) for model in (kept, again)]
+    assert is_narrow(again) and sizes[0] == sizes[1]
+    torch.save(kept, elsewhere / "model.pt")
+    pickled = torch.load(elsewhere / "model.pt", weights_only=False)
+    for model in (again, pickled, copy.deepcopy(kept)):
+        assert greedy(model, PROMPT, 20) == expected
+    decoder.release()
+    assert greedy(kept, PROMPT, 20) == expected and is_narrow(kept)
+
+
+def stored(folder, config=None, **types):
+    """Write tensors, by a part of their names, in other types; `config`: the type it names."""
+    for path in folder.glob("*.safetensors"):
+        state = load_file(path)
+        for part, dtype in types.items():
+            for name in [name for name in state if part in name]:
+                state[name] = state[name].to(dtype) * 1.0001
+        save_file(state, path, metadata={"format": "pt"})
+    if config is not None:
+        said = json.loads((folder / "config.json").read_text())
+        said |= {"dtype": config, "torch_dtype": config}
+        (folder / "config.json").write_text(json.dumps(said))
+
+
+@pytest.mark.parametrize(
+    ("dtype", "config", "types"),
+    [
+        (torch.bfloat16, None, {"norm": torch.float32}),  # as a model of narrow weights is saved
+        (torch.bfloat16, None, {"down_proj": torch.float32, "norm": torch.float64}),
+        (torch.float16, None, {"q_proj": torch.bfloat16, "embed": torch.float32}),
+        (torch.float16, "bfloat16", {}),
+        (torch.float16, "float32", {}),
+        (torch.float32, "bfloat16", {}),
+    ],
+)
+def test_the_files_own_types_decide_what_is_kept(dtype, config, types, saved):
+    folder = saved(dtype=dtype)
+    stored(folder, config, **types)
+    wide = load_wide(folder)
+    kept = load(folder)
+    assert is_narrow(kept) == (dtype is not torch.float32)
+    for name, parameter in kept.named_parameters():
+        assert torch.equal(parameter.float(), wide.get_parameter(name)), name
+        other = any(part in name for part in types) or parameter.dim() == 1
+        assert parameter.dtype is (torch.float32 if other else dtype), name
+    assert decoded(kept) == greedy(wide, PROMPT, 20)
+
+
+def test_wide_tensors_that_the_model_calls_otherwise_are_loaded_by_transformers(tmp_path):
+    """Experts are joined when they are loaded."""
+    toy("mixtral").to(torch.bfloat16).save_pretrained(tmp_path)
+    assert is_narrow(load(tmp_path))
+    stored(tmp_path, experts=torch.float32)
+    model = load(tmp_path)
+    assert not is_narrow(model) and torch.equal(model(IDS).logits, load_wide(tmp_path)(IDS).logits)
+
+
+@pytest.mark.parametrize("pickled", [False, True])
+def test_what_files_have_of_no_part_of_the_model_changes_nothing(pickled, tmp_path):
+    """Angles in float32, as in files of LLaMA and Vicuna."""
+    toy_model("llama-grouped").to(torch.bfloat16).save_pretrained(tmp_path)
+    expected = load(tmp_path)(IDS).logits
+    file = tmp_path / "model.safetensors"
+    state = load_file(file) | {"model.layers.0.self_attn.rotary_emb.inv_freq": torch.rand(4)}
+    if pickled:
+        torch.save(state | {"note": "none of a tensor"}, tmp_path / "pytorch_model.bin")
+        file.unlink()
+    else:
+        save_file(state, file, {"format": "pt"})
+    kept = load(tmp_path, use_safetensors=not pickled)
+    assert is_narrow(kept) and torch.equal(kept(IDS).logits, expected)
+
+
+def test_an_explicit_type_is_that_type():
+    for dtype in ("float32", torch.float32, "bfloat16"):
+        model = Decoder.from_pretrained(EMBEDDED.path, dtype=dtype, device="cpu").target.model
+        assert not is_narrow(model) and str(model.dtype).endswith(str(dtype))
+        assert {parameter.dtype for parameter in model.parameters()} == {model.dtype}
+
+
+@pytest.mark.parametrize("value", [float("nan"), 3.3e38])
+def test_a_weight_that_does_not_fit_is_widened(value, saved):
+    folder = saved()
+    name = "model.layers.0.mlp.up_proj.weight"
+    (shard,) = [path for path in folder.glob("*.safetensors") if name in load_file(path)]
+    state = load_file(shard)
+    state[name][0, 0] = value
+    save_file(state, shard, metadata={"format": "pt"})
+    model = load(folder)
+    layer = model.model.layers[0].mlp.up_proj
+    copies = Decoder(model, eos=()).target.copies
+    assert is_narrow(model) and copies.by_layer[layer].exponent is None and copies.kind == "half"
+    x = torch.randn(1, 9, layer.in_features)
+    with torch.inference_mode(), copies.used():
+        expected = load_wide(folder).model.layers[0].mlp.up_proj(x)
+        torch.testing.assert_close(layer(x), expected, equal_nan=True)
+
+
+def test_a_new_decoder_packs_anew_what_samples_do_not_show(saved):
+    kept = load(saved())
+    first = Decoder(kept, eos=())
+    said = first.generate(PROMPT, max_new_tokens=1).ids[0]
+    weight = kept.lm_head.weight
+    of_row = torch.arange(weight.numel()).view_as(weight)[said]
+    weight.data.view(-1)[of_row[of_row % (weight.numel() // SAMPLED | 1) != 0]] = 0
+    text = decoded(kept)
+    assert text == greedy(kept, PROMPT, 20) and text[0] != said
+
+
+def test_hf_measures_a_stock_model_loaded_once(monkeypatch):
+    """Neither widened weights nor packed ones; left out where memory does not hold both."""
+    loaded = models._load(EMBEDDED)
+    hf = build_answerer(loaded, {"name": "hf", "drafter": None}, {}, "cold", "eager")
+    with monkeypatch.context() as patched:
+        patched.setattr(models.psutil, "virtual_memory", lambda: SimpleNamespace(available=1000))
+        with pytest.raises(UserError, match=r"^hf: toy as transformers loads it takes 0.0 GB more"):
+            hf.answer(PROMPT, 20)
+    decoder = Decoder(loaded.target, eos=loaded.eos, method="vanilla")
+    expected = decoder.generate(PROMPT, max_new_tokens=20).ids
+    monkeypatch.setattr(PackedLinear, "forward", lambda *_: pytest.fail("not a stock layer"))
+    assert hf.answer(PROMPT, 20).tokens == expected
+    assert loaded.stock is loaded.stock is not loaded.target.model
+    monkeypatch.undo()
+    wide = models._load(replace(loaded.settings, dtype="float32"))
+    assert wide.stock is wide.target.model and not is_narrow(wide.stock)
+
+
+@pytest.mark.parametrize("linear", ["auto", "torch"])
+def test_broken_files_are_one_line(saved, linear):
+    folder = saved()
+    shard = sorted(folder.glob("*.safetensors"))[1]
+    kept = shard.read_bytes()
+    for file, data in ((shard, kept[:-100]), (folder / "model.safetensors.index.json", b"[]")):
+        file.write_bytes(data)
+        with pytest.raises(UserError, match="cannot be loaded") as error:
+            Decoder.from_pretrained(str(folder), linear=linear)
+        assert "\n" not in str(error.value)
+        shard.write_bytes(kept)
+
+
+def test_weights_of_a_users_own_model_are_copied_in_16_bits_where_they_fit():
+    """bfloat16 stays as it is, as its text changes with any other product."""
+    for dtype in (torch.float32, torch.float16, torch.bfloat16):
+        stored_in = torch.bfloat16 if dtype is torch.bfloat16 else torch.float16
+        model = toy_model("llama-grouped").to(stored_in).to(dtype)
+        decoder = Decoder(model, eos=())
+        text = decoder.generate(PROMPT, max_new_tokens=20).ids
+        assert text == greedy(model, PROMPT, 20) and not is_narrow(model)
+        assert (decoder.target.copies.kind == "half") == (dtype is not torch.bfloat16)
+
+
+@pytest.mark.parametrize("size", ["5GB", "30KB"])
+def test_a_second_copy_of_the_weights_takes_no_memory(tmp_path, size):
+    """Mistral's consolidated.safetensors was counted, too."""
+    toy_model("llama-grouped").save_pretrained(tmp_path, max_shard_size=size)
+    files = [*tmp_path.glob("*.safetensors")]
+    needed = narrow_weights.needed_bytes(tmp_path)
+    sizes = sum(path.stat().st_size for path in files)
+    assert needed == int(1.06 * sizes) + narrow_weights.MARGIN
+    for name in ("consolidated.safetensors", "model.fp16.safetensors", "pytorch_model.bin"):
+        (tmp_path / name).write_bytes(files[0].read_bytes())
+    assert narrow_weights.needed_bytes(tmp_path) == needed
+
+
+def test_a_checkpoint_larger_than_the_free_memory_is_refused_before_it_is_loaded(
+    tmp_path, monkeypatch
+):
+    """Twice as large if it cannot be kept, as Gemma."""
+    toy_model("gemma").to(torch.bfloat16).save_pretrained(tmp_path / "gemma")
+    folder = write_checkpoint(tmp_path / "toy")
+    monkeypatch.setattr(narrow_weights, "MARGIN", 0)
+    needed = narrow_weights.needed_bytes(tmp_path / "gemma")
+    too_little = pytest.raises(UserError, match=r"^model \S+: takes 0.0 GB of memory on a CPU")
+    for free, path, expected in (
+        (needed - 1, tmp_path / "gemma", too_little),
+        (needed, tmp_path / "gemma", too_little),
+        (2 * needed, tmp_path / "gemma", nullcontext()),
+        (1000, folder, too_little),
+    ):
+        memory = SimpleNamespace(available=free)
+        monkeypatch.setattr(narrow_weights.psutil, "virtual_memory", lambda memory=memory: memory)
+        with expected:
+            if path is folder:
+                Decoder.from_pretrained(str(path), device="cpu")
+            else:
+                load(path)
