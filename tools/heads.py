@@ -26,10 +26,10 @@ from evaluation.loading.settings import ModelSettings
 from model.engine import Target
 from model.errors import UserError
 from model.files import save_state, write_json
-from model.methods import medusa
+from model.methods import eagle, medusa
+from model.methods.eagle import EagleHead
 from model.methods.medusa import MedusaHeads
-from model.structures.heads import WEIGHTS as EAGLE_WEIGHTS
-from model.structures.heads import EagleHead, head_config, hidden_size
+from model.structures.heads import hidden_size, layer_config
 from tools.datastore import documents
 
 EMBEDDED = "embedded"  # the text that the shipped model was trained on
@@ -106,7 +106,7 @@ def new_heads(recipe: Recipe, target: Target) -> MedusaHeads | EagleHead:
         return heads.float().to(target.device)
 
     embedding = target.model.get_input_embeddings().weight.detach()
-    return EagleHead(head_config(_eagle_config(target)), embedding).to(target.device)
+    return EagleHead(layer_config(_eagle_config(target)), embedding).to(target.device)
 
 
 def _eagle_config(target: Target) -> dict[str, Any]:
@@ -304,7 +304,7 @@ def save(heads: MedusaHeads | EagleHead, recipe: Recipe, target: Target, folder:
             "vocab_size": target.vocab_size,
         }
     else:
-        file = folder / EAGLE_WEIGHTS
+        file = folder / eagle.WEIGHTS
         config = _eagle_config(target)
 
     save_state({name: tensor.detach().half() for name, tensor in heads.state_dict().items()}, file)

@@ -12,9 +12,10 @@ from safetensors.torch import save_file
 from transformers import LlamaConfig, PreTrainedModel
 
 from model.errors import UserError
+from model.methods.eagle import Eagle3Head, EagleHead
 from model.methods.hydra import HydraHeads
 from model.methods.medusa import MedusaHeads
-from model.structures.heads import Eagle3Head, EagleHead, Head, head_config
+from model.structures.heads import Head, layer_config
 
 HEAD_FILES = "model.safetensors", "pytorch_model.bin"
 HYDRA_FILES = "hydra_lm_head.safetensors", "hydra_lm_head.pt"
@@ -136,7 +137,7 @@ def write_hydra(
     """Hydra heads for a LLaMA target; as public files have them, the blocks behind a head's first one are repeated."""
     torch.manual_seed(6)
     of_layer, embedding = (
-        head_config(model.config.to_dict() | {"num_hidden_layers": 1}),
+        layer_config(model.config.to_dict() | {"num_hidden_layers": 1}),
         model.get_input_embeddings(),
     )
     made = HydraHeads(

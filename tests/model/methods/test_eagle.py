@@ -8,8 +8,7 @@ import torch.nn.functional as F
 from safetensors.torch import load_file
 
 from model.engine import Target, generate
-from model.methods.eagle import Eagle, Eagle2
-from model.structures.heads import load_head
+from model.methods.eagle import Eagle, Eagle2, load_head
 from tests.conftest import greedy, toy_model
 from tests.model.methods.heads import check_refused, write_eagle
 from tests.model.sessions import each_session

@@ -21,8 +21,8 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from model.engine import Target, generate
 from model.errors import UserError
 from model.files import ROOT
-from model.methods.eagle import ConfidenceTree, Eagle2, Eagle3
-from model.structures.heads import Head, head_config, load_eagle3_head, load_head
+from model.methods.eagle import ConfidenceTree, Eagle2, Eagle3, load_eagle3_head, load_head
+from model.structures.heads import Head, layer_config
 from tests.conftest import NARROW, SIZES, greedy, toy_model
 from tests.model.methods.heads import check_refused, sums, write_eagle, write_eagle3, written
 from tests.model.methods.public_traces import (
@@ -126,7 +126,7 @@ class Table(Head):
 
     def __init__(self, model, rows):
         super().__init__(
-            head_config(model.config.to_dict() | {"num_hidden_layers": 1}), torch.eye(rows)
+            layer_config(model.config.to_dict() | {"num_hidden_layers": 1}), torch.eye(rows)
         )
         self.weight, self.asked = nn.Parameter(torch.zeros(1)), []
 

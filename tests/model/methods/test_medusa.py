@@ -9,8 +9,8 @@ from safetensors.torch import load_file
 from model.engine import Target, generate
 from model.errors import UserError
 from model.methods import hydra
+from model.methods.eagle import load_eagle3_head, load_head
 from model.methods.medusa import Medusa, load_heads
-from model.structures.heads import load_eagle3_head, load_head
 from tests.conftest import toy_model
 from tests.model.methods.heads import write_eagle, write_eagle3, write_hydra, write_medusa
 from tests.model.sessions import each_session
