@@ -25,7 +25,7 @@ from transformers.models.llama.modeling_llama import LlamaDecoderLayer, LlamaRMS
 from ..engine import Draft, Target, Tree
 from ..engine.layers import decoder_layers
 from ..errors import UserError
-from ..structures import check_whole
+from ..structures import MAX_NODES, check_whole
 from ..structures.heads import (
     Head,
     HeadDrafter,
@@ -41,10 +41,10 @@ from ..structures.heads import (
     run_layer,
 )
 
-WEIGHTS = "model.safetensors"
-PUBLIC_WEIGHTS = "pytorch_model.bin"
+WEIGHTS = ("model.safetensors", "pytorch_model.bin")  # ours and public; public
 EMBEDDING = "embed_tokens.weight"
 LAYER_IDS = "eagle_aux_hidden_state_layer_ids"
+BIASES = ("bias", "qkv_bias")
 NORMS = ("norm_before_residual", "norm_output", "norm_before_fc", "fc_norm")
 
 
@@ -89,12 +89,10 @@ class Eagle3Head(Head):
         ids: int64 (W,), the target's ids of the draft vocabulary; None: the vocabulary is the
             target's.
         lm_head: None: the target's.
-        source: where the numbers in `reads` come from.
     """
 
     ids: torch.Tensor | None = None
     lm_head: nn.Linear | None
-    source: str
 
     def __init__(
         self,
@@ -157,14 +155,14 @@ def load_head(path: str, target: Target) -> EagleHead:
     """
     only = {"use_aux_hidden_state": False, "transformer_layer_architecture": "LlamaDecoderLayer"}
     only |= {"skip_prenorm": True, "skip_output_norm": True}
-    files = _read(path, "eagle", target, only, ("bias", "qkv_bias", LAYER_IDS))
+    files = read_head(path, "eagle", target, WEIGHTS, only=only, computed=(*BIASES, LAYER_IDS))
     if "draft_vocab_size" in files.config:
         raise UserError(
             f"{path}: config.json has a draft_vocab_size, as EAGLE-3's heads have: use"
             " method=eagle3"
         )
 
-    files = _renamed(files, {"model.": "", "fusion_fc.": "fc.", "transformer.": "layers.0."})
+    _rename(files, {"model.": "", "fusion_fc.": "fc.", "transformer.": "layers.0."})
     config = layer_config(files.config)
     embedding = _embedding(files, config, target)
     with torch.device("meta"):
@@ -181,48 +179,39 @@ def load_eagle3_head(path: str, target: Target, layers: list[int] | None = None)
     only = dict.fromkeys(
         ("use_aux_hidden_state", "use_input_layernorm_in_first_layer", "use_last_layernorm"), True
     )
-    files = _read(path, "eagle3", target, only, (*NORMS, "bias", "qkv_bias", LAYER_IDS))
-    names = {"model.": "", "layers.0.": "midlayer.", "input_norm.": "fc_norm.0."}
-    files = _renamed(files, names)
-    values = files.config
-    if "draft_vocab_size" not in values and "midlayer.hidden_norm.weight" not in files.state:
+    computed = (*NORMS, *BIASES, LAYER_IDS)
+    files = read_head(path, "eagle3", target, WEIGHTS, only=only, computed=computed)
+    _rename(files, {"model.": "", "layers.0.": "midlayer.", "input_norm.": "fc_norm.0."})
+    if "midlayer.hidden_norm.weight" not in files.state:
         raise UserError(
-            f"{path}: config.json has no draft_vocab_size, as EAGLE-3's heads have: use"
-            " method=eagle2"
+            f"{path}: is not an EAGLE-3 head (it has no hidden_norm): use method=eagle2"
         )
 
+    values = files.config
     rows = values.get("draft_vocab_size", target.logits_size)
-    check_whole(path, 1, target.logits_size, draft_vocab_size=rows)
     config = layer_config(values)
-    reads, source = layers_read(values, target, layers)
-    ids = _draft_vocabulary(files, rows, target)
-    embedding = _embedding(files, config, target)
+    reads = layers_read(values, target, layers)
     width = len(reads) * hidden_size(target)
     norms = [key for key in NORMS if values.get(key)]
+    ids = _draft_vocabulary(files, rows, target)
+    embedding = _embedding(files, config, target)
     with torch.device("meta"):
         head = Eagle3Head(config, embedding, reads=reads, width=width, rows=rows, norms=norms)
         _add_biases(head, files)
     head.ids = ids
-    head.source = source
-    of_target = (target.logits_size, hidden_size(target))
-    if "lm_head.weight" not in files.state and (rows, config.hidden_size) == of_target:
+    as_target = (rows, config.hidden_size) == (target.logits_size, hidden_size(target))
+    if "lm_head.weight" not in files.state and as_target:
         head.lm_head = None
     return load_weights(head, files, target)
 
 
-def _read(
-    path: str, kind: str, target: Target, only: dict[str, Any], computed: Collection[str]
-) -> HeadFiles:
-    weights = (WEIGHTS, PUBLIC_WEIGHTS)
-    return read_head(path, kind, target, weights, only=only, computed=computed)
-
-
-def _renamed(files: HeadFiles, names: dict[str, str]) -> HeadFiles:
+def _rename(files: HeadFiles, names: dict[str, str]) -> None:
     """Call the tensors as our modules do, given which parts of names become which."""
-    state = files.state
-    for old, new in names.items():
-        state = {name.replace(old, new): tensor for name, tensor in state.items()}
-    return files._replace(state=state)
+    for name in list(files.state):
+        new = name
+        for old, ours in names.items():
+            new = new.replace(old, ours)
+        files.state[new] = files.state.pop(name)
 
 
 def _add_biases(head: Head, files: HeadFiles) -> None:
@@ -239,8 +228,7 @@ def _embedding(files: HeadFiles, config: Any, target: Target) -> torch.Tensor:
     shape = [len(own), config.hidden_size]
     if list(embedding.shape) != shape:
         raise UserError(
-            f"{files.weights}: {EMBEDDING} (without one, the target's) is {list(embedding.shape)}"
-            f" and should be {shape}"
+            f"{files.weights}: {EMBEDDING} is {list(embedding.shape)} and should be {shape}"
         )
     embedding = embedding.to(target.device, target.dtype)
     return own if torch.equal(embedding, own.to(target.dtype)) else embedding
@@ -258,19 +246,13 @@ def _draft_vocabulary(files: HeadFiles, rows: int, target: Target) -> torch.Tens
     if offsets is None or offsets.shape != (rows,):
         shape = "missing" if offsets is None else list(offsets.shape)
         raise UserError(f"{files.weights}: d2t is {shape} and should be {[rows]}")
-
-    ids = torch.arange(rows) + offsets.long()
-    if not 0 <= int(ids.min()) <= int(ids.max()) < target.logits_size:
-        raise UserError(
-            f"{files.weights}: d2t leads to ids outside the vocabulary of {target.logits_size}"
-        )
-    return ids.to(target.device)
+    return (torch.arange(rows) + offsets).to(target.device)
 
 
 def layers_read(
     config: dict[str, Any], target: Target, layers: list[int] | None
-) -> tuple[tuple[int, ...], str]:
-    """Return the hidden states that an EAGLE-3 head reads, and the source of their numbers.
+) -> tuple[int, ...]:
+    """Return the hidden states that an EAGLE-3 head reads.
 
     State 0 is the embedding's output, state i enters layer i (from 0), as in transformers. `layers`
     decides, if given. In config.json, `eagle_config` lists layers whose outputs are read
@@ -280,28 +262,24 @@ def layers_read(
     Raises UserError if the target does not have them.
     """
     count = len(decoder_layers(target.model, target.name))
-    offset = 0  # added to each id
+    listed = config.get(LAYER_IDS)
     if layers is not None:
-        ids = layers
-        source = "method.layers"
-    elif not config.get(LAYER_IDS):
-        ids = [2, count // 2, count - 3]
-        source = "the public code's"
+        states = layers
+    elif not listed:
+        states = [2, count // 2, count - 3]
+    elif LAYER_IDS in config.get("eagle_config", ()):
+        states = [layer + 1 for layer in listed]
     else:
-        ids = config[LAYER_IDS]
-        source = "config.json: numbers of hidden states"
-        if LAYER_IDS in config.get("eagle_config", ()):
-            offset = 1
-            source = f"eagle_config: layers whose outputs are read, {ids}"
+        states = listed
 
-    numbers = [number for number in range(count) if number - offset in ids]
-    if not numbers or len(numbers) != len(ids):
+    numbers = [number for number in range(count) if number in states]
+    if not numbers or len(numbers) != len(states):
         raise UserError(
-            f"eagle3: the head reads hidden states {ids} ({source}), which must differ and be"
-            f" inputs of layers, below the {count} of {target.name}; method.layers= names those of"
-            " its training"
+            f"eagle3: the head reads hidden states {states}, which must differ and be inputs of"
+            f" layers, below the {count} of {target.name}; method.layers= names those of its"
+            " training"
         )
-    return tuple(numbers), source
+    return tuple(numbers)
 
 
 class Eagle(StaticTree):
@@ -315,7 +293,7 @@ class Eagle(StaticTree):
 
     def __init__(self, target: Target, *, head_path: str, tree_path: str | None = None) -> None:
         head = load_head(head_path, target)
-        super().__init__(target, head, published_tree("eagle-25", tree_path, target))
+        super().__init__(target, head, published_tree("eagle-25", tree_path, MAX_NODES))
         self.lm_head = target.model.get_output_embeddings()
 
     def session(self) -> EagleSession:
@@ -417,7 +395,7 @@ class Eagle3(ConfidenceTree):
         super().__init__(target, head, lm_head, head.ids, depth=depth, top_k=top_k, nodes=nodes)
 
     def describe(self) -> dict[str, Any]:
-        return super().describe() | {"hidden_states": f"{self.head.reads} ({self.head.source})"}
+        return super().describe() | {"hidden_states": str(self.head.reads)}
 
 
 class ConfidenceTreeSession(HeadSession):

@@ -29,8 +29,7 @@ from ..structures.heads import (
 )
 from .medusa import ResBlock
 
-WEIGHTS = "hydra_lm_head.safetensors"
-PUBLIC_WEIGHTS = "hydra_lm_head.pt"
+WEIGHTS = ("hydra_lm_head.safetensors", "hydra_lm_head.pt")  # ours, public
 # not read by the public code, and the target's
 UNUSED = ("prefix_embeding_layer.embed_tokens.weight", "input_embed_fn.weight")
 SUPPORTED = {"hydra_head_arch": "prefix-mlp", "grounded_heads": True, "hidden_state_offset": 0}
@@ -83,7 +82,7 @@ def load_heads(path: str, target: Target) -> HydraHeads:
     weights. Raises UserError if the heads are missing, corrupt, of another kind, or made for
     another model.
     """
-    files = read_head(path, "hydra", target, (WEIGHTS, PUBLIC_WEIGHTS), only=SUPPORTED)
+    files = read_head(path, "hydra", target, WEIGHTS, only=SUPPORTED)
     for name in UNUSED:
         files.state.pop(name, None)
     head, block = files.largest(r"hydra_mlp\.(\d+)\.(\d+)\.")
@@ -119,7 +118,7 @@ class Hydra(StaticTree):
 
     def __init__(self, target: Target, *, hydra_path: str, tree_path: str | None = None) -> None:
         heads = load_heads(hydra_path, target)
-        tree = published_tree("medusa-63", tree_path, target, heads=len(heads.hydra_mlp))
+        tree = published_tree("medusa-63", tree_path, len(heads.hydra_mlp))
         super().__init__(target, heads, tree)
 
     def session(self) -> HydraSession:

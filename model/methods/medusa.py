@@ -16,8 +16,7 @@ from torch import nn
 from ..engine import LAST, DeviceDrafter, DeviceSession, Needs, Target, Verification
 from ..structures.heads import hidden_size, load_weights, published_tree, read_head
 
-WEIGHTS = "medusa_lm_head.safetensors"
-PUBLIC_WEIGHTS = "medusa_lm_head.pt"
+WEIGHTS = ("medusa_lm_head.safetensors", "medusa_lm_head.pt")  # ours, public
 
 
 class ResBlock(nn.Module):
@@ -80,7 +79,7 @@ def load_heads(path: str, target: Target) -> MedusaHeads:
         path,
         "medusa",
         target,
-        (WEIGHTS, PUBLIC_WEIGHTS),
+        WEIGHTS,
         only={"hidden_act": "silu"},
         computed=("shared_lm_head", "sliding_window"),
     )
@@ -112,7 +111,7 @@ class Medusa(DeviceDrafter):
     def __init__(self, target: Target, *, heads_path: str, tree_path: str | None = None) -> None:
         super().__init__(target.device, target.vocab_size)
         heads = load_heads(heads_path, target)
-        tree = published_tree("medusa-63", tree_path, target, heads=len(heads))
+        tree = published_tree("medusa-63", tree_path, len(heads))
         target.prepare(heads)
         self.heads = heads
         self.lm_head = target.model.get_output_embeddings()

@@ -82,17 +82,14 @@ class HeadFiles(NamedTuple):
     weights: Path
     state: dict[str, torch.Tensor]  # of the weights, on the CPU
 
-    def largest(self, pattern: str) -> tuple[int, int]:
-        """Return the largest of each of the two numbers in the tensors' names.
-
-        Raises UserError if no name has them.
-        """
+    def largest(self, pattern: str) -> list[int]:
+        """Return the largest of each number that this pattern finds in the tensors' names."""
         matches = [re.match(pattern, name) for name in self.state]
-        numbers = [(int(match[1]), int(match[2])) for match in matches if match]
+        numbers = [[int(number) for number in match.groups()] for match in matches if match]
         if not numbers:
             names = sorted(self.state)[:2]
             raise UserError(f"{self.weights}: keys such as {names} are not those of such a head")
-        return max(first for first, _ in numbers), max(second for _, second in numbers)
+        return [max(column) for column in zip(*numbers, strict=True)]
 
 
 def read_head(
@@ -230,11 +227,6 @@ def layer_config(values: dict[str, Any]) -> Any:
 
     Raises UserError if it describes none.
     """
-    if values.get("num_hidden_layers", 1) != 1:
-        raise UserError(
-            f"head: num_hidden_layers={values['num_hidden_layers']}; heads of one layer are"
-            " supported"
-        )
     if not _LLAMA.fullmatch(str(values.get("model_type", "llama"))):
         raise UserError(
             f"head: model_type={values['model_type']}: its layers are not LLaMA's, as heads' are"
@@ -272,23 +264,17 @@ def run_layer(
     return out[0] if isinstance(out, tuple) else out  # type: ignore[no-any-return]
 
 
-def published_tree(name: str, path: str | None, target: Target, heads: int | None = None) -> Tree:
+def published_tree(name: str, path: str | None, heads: int) -> Tree:
     """Return the published tree of this name, cut to a depth of `heads`, or that of a YAML file.
 
-    Raises UserError if a file's tree is deeper, or has more ranks than there are tokens.
+    Raises UserError if a file's tree is deeper.
     """
-    tree = read_tree(_TREES / f"{name}.yaml" if path is None else path)
-    if heads is not None and tree.max_depth > heads:
-        if path is not None:
-            raise UserError(
-                f"{path}: the tree is {tree.max_depth} deep, and there are {heads} heads"
-            )
-        tree = Tree.from_rank_paths(path for path in tree.rank_paths[1:] if len(path) <= heads)
-    if tree.max_rank >= target.logits_size:
-        raise UserError(
-            f"{path or name}: the tree's rank {tree.max_rank} is beyond the {target.logits_size}"
-            " tokens"
-        )
+    if path is None:
+        tree = read_tree(_TREES / f"{name}.yaml")
+        return Tree.from_rank_paths(path for path in tree.rank_paths[1:] if len(path) <= heads)
+    tree = read_tree(path)
+    if tree.max_depth > heads:
+        raise UserError(f"{path}: the tree is {tree.max_depth} deep, and there are {heads} heads")
     return tree
 
 
