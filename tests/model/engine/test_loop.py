@@ -382,7 +382,7 @@ def test_a_hook_is_on_within_a_step_only(llama, tmp_path):
         session.observe_prompt_hidden = lambda *_: abandoned.close()
 
     expected = generate(target, eagle, prompt, max_new_tokens=30).steps
-    drafter = Medusa(target, heads_path=write_medusa(tmp_path / "medusa"))
+    drafter = Medusa(target, heads_path=write_medusa(tmp_path / "medusa", llama))
     each_session(drafter, abandon)
     assert generate(target, drafter, prompt, max_new_tokens=30).tokens == greedy(llama, prompt, 30)
     assert (
