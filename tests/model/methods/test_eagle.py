@@ -17,8 +17,7 @@ from torch import nn
 
 from model.engine import Target, generate
 from model.files import ROOT
-from model.methods.eagle import ConfidenceTree, Eagle, Eagle2, Eagle3, load_head
-from model.structures.heads import Head, layer_config
+from model.methods.eagle import Eagle, Eagle2, Eagle3, load_head
 from tests.conftest import greedy, toy_model
 from tests.model.methods.heads import write_eagle
 from tests.model.methods.public_traces import (
@@ -58,57 +57,6 @@ def test_every_step_and_draft_is_the_public_codes(execution, every):
                 seen += 1
     assert seen >= 3
     assert every > 1 or (seen, steps) == (60, 766)
-
-
-class Table(Head):
-    """What it puts out after a token is that token's row; notes the nodes that each one sees."""
-
-    def __init__(self, model, rows):
-        config = layer_config(model.config.to_dict() | {"num_hidden_layers": 1})
-        super().__init__(config, torch.eye(rows))
-        self.weight = nn.Parameter(torch.zeros(1))
-        self.asked = []
-
-    def forward(self, features, tokens, angles, mask=None, cache=None):
-        seen = None if mask is None else (mask[0, 0, :, 4:] == 0).sum(-1).tolist()
-        position = round(float(torch.acos(angles[0][0, -1, 0])), 3)
-        self.asked.append((tokens[0].tolist(), position, seen))
-        return self.embed(tokens)
-
-
-# Row: a token, column: the probability of the next one
-PROBABILITIES = """.02 .50 .30 .10 .05 .03   .02 .03 .60 .25 .06 .04   .40 .03 .02 .45 .06 .04
-                   .05 .15 .05 .05 .60 .10   .70 .10 .06 .05 .04 .05   .1 .2 .3 .15 .15 .1"""
-PUBLIC = [  # top_k, depth and nodes as there; tokens, parents
-    ((2, 2, 6), [0, 1, 2, 2, 3, 3], [-1, 0, 0, 1, 2, 3]),
-    ((2, 2, 11), [0, 1, 2, 2, 3, 3, 0, 3, 0, 4, 1], [-1, 0, 0, 1, 1, 2, 2, 3, 3, 5, 5]),
-    ((3, 2, 8), [0, 1, 2, 2, 3, 3, 0, 3], [-1, 0, 0, 1, 1, 2, 2, 3]),
-    ((1, 3, 5), [0, 1, 2, 3, 4], [-1, 0, 1, 2, 3]),
-]
-
-
-@pytest.mark.parametrize("sizes, tokens, parents", PUBLIC)
-def test_the_tree_of_a_table_is_the_public_codes(sizes, tokens, parents):
-    """Printed by the public code, with this table in place of its network."""
-    model = toy_model("llama")
-    top_k, depth, nodes = sizes
-    lm_head = nn.Linear(6, 6, bias=False).requires_grad_(False)
-    table = torch.tensor([float(number) for number in PROBABILITIES.split()]).view(6, 6)
-    lm_head.weight.copy_(table.log().T)
-    head = Table(model, 6)
-    settings = dict(depth=depth + 1, top_k=top_k, nodes=nodes - 1)
-    session = ConfidenceTree(Target(model), head, lm_head, torch.arange(6), **settings).session()
-    session.begin([5, 5, 5, 5])
-    session.observe_prompt_hidden([5, 5, 5, 5, 0], torch.zeros(5, 32))
-    with torch.inference_mode():
-        draft = session.draft(0)
-    assert paths_of(draft.tokens.tolist(), draft.tree.parent_of) == paths_of(tokens, parents)
-    if sizes == (3, 2, 8):  # the second beam is 2 below 1, 3 below 1, 3 below 2; positions 3 to 5
-        fifth = round(math.acos(math.cos(5)), 3)
-        assert head.asked[0][1:] == (3.0, None)
-        assert head.asked[1][2] == [1] * 3
-        assert head.asked[2] == ([2, 3, 3], fifth, [2] * 3)
-    session.close()
 
 
 def best_by_hand(logits_after, depth, top_k, nodes):
