@@ -69,14 +69,6 @@ class Recipe:
         if not 0 < self.rate < math.inf:
             raise UserError(f"rate={self.rate}: must be above 0")
 
-    def rate_at(self, step: int) -> float:
-        """Return the learning rate.
-
-        It warms up over a twentieth of the steps, then falls by a half cosine to 0.
-        """
-        warm = max(1, self.steps // 20)
-        return self.rate * min((step + 1) / warm, 0.5 * (1 + math.cos(math.pi * step / self.steps)))
-
 
 def new_heads(recipe: Recipe, target: Target) -> MedusaHeads | EagleHead:
     """Build untrained heads.
@@ -224,13 +216,15 @@ def train(recipe: Recipe, target: Target, tokenizer: Any, text: str) -> MedusaHe
         lm_head = copy.deepcopy(lm_head).float()
 
     optimizer = torch.optim.AdamW(heads.parameters(), betas=(0.9, 0.95), weight_decay=0.0)
+    # warm up over a twentieth of the steps, then fall by a half cosine
+    rates = torch.optim.lr_scheduler.OneCycleLR(
+        optimizer, recipe.rate, total_steps=recipe.steps, pct_start=0.05, cycle_momentum=False
+    )
     generator = torch.Generator().manual_seed(recipe.seed)
     items = sequences(text, tokenizer, min(recipe.length, target.context), recipe.seed)
     stream = batches(items, POOL, recipe.batch_tokens, recipe.seed)
 
     started = time.perf_counter()
-    running = 0.0
-
     for step, (ids, wanted) in enumerate(islice(stream, recipe.steps)):
         ids = ids.to(device)
         wanted = wanted.to(device)
@@ -243,17 +237,17 @@ def train(recipe: Recipe, target: Target, tokenizer: Any, text: str) -> MedusaHe
 
         if not loss.requires_grad:  # this batch has nothing to predict
             continue
-        for group in optimizer.param_groups:
-            group["lr"] = recipe.rate_at(step)
         optimizer.zero_grad(set_to_none=True)
         torch.autograd.backward(loss)
         torch.nn.utils.clip_grad_norm_(heads.parameters(), 0.5)
         optimizer.step()
+        rates.step()
 
-        running = loss.item() if step == 0 else 0.95 * running + 0.05 * loss.item()
         if (step + 1) % 20 == 0 or step + 1 == recipe.steps:
             spent = time.perf_counter() - started
-            print(f"step {step + 1}/{recipe.steps} loss {running:.4f}, {spent:.0f} s", flush=True)
+            print(
+                f"step {step + 1}/{recipe.steps} loss {loss.item():.4f}, {spent:.0f} s", flush=True
+            )
 
     return heads
 

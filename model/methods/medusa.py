@@ -131,8 +131,6 @@ class Medusa(DeviceDrafter):
         self.hidden.copy_(hidden)
 
     def grow(self, root: torch.Tensor) -> torch.Tensor:
-        if len(self._pick) == 0:
-            return root
         logits = torch.cat(  # (depths, V)
             [self.heads.logits(i, self.hidden, self.lm_head) for i in range(self.tree.max_depth)]
         )

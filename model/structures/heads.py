@@ -412,20 +412,18 @@ class HeadSession(Session):
 
         Returns the feature predicted at the last one, (1, H).
         """
-        drafter = self.drafter
         hidden, tokens = (torch.cat(tensors) for tensors in zip(*self._pairs, strict=True))
         self._pairs = []
-        past = self.cache.length
+        past = self._committed
         new = len(tokens)
-        mask = None
+        visible = None
         if past and new > 1:
-            earlier = torch.ones(new, new, dtype=torch.bool, device=drafter.device).tril_()
-            mask = additive(earlier, drafter.dtype, past)[None, None]
+            visible = torch.ones(new, new, dtype=torch.bool, device=tokens.device).tril_()
 
-        features = drafter.head.features(hidden)
-        out = self._forward(features, tokens, slice(past, past + new), mask)
+        features = self.drafter.head.features(hidden)
+        out = self._forward(features, tokens, slice(past, past + new), visible)
         self.cache.commit(new)
-        self._committed = self.cache.length
+        self._committed = past + new
         return out[-1:]
 
     def continue_nodes(
@@ -442,9 +440,7 @@ class HeadSession(Session):
                 attends to.
         """
         position = self._committed - 1 + depth
-        # (1, 1, w, past + m)
-        mask = additive(visible, self.drafter.dtype, self._committed)[None, None]
-        out = self._forward(features, tokens, slice(position, position + 1), mask)
+        out = self._forward(features, tokens, slice(position, position + 1), visible)
         self.cache.length += len(tokens)
         return out
 
@@ -453,10 +449,13 @@ class HeadSession(Session):
         features: torch.Tensor,
         tokens: torch.Tensor,
         positions: slice,
-        mask: torch.Tensor | None,
+        visible: torch.Tensor | None,
     ) -> torch.Tensor:
         """Run the head over features (m, H) and tokens (m,). Returns its outputs, (m, H)."""
         drafter = self.drafter
+        mask = None
+        if visible is not None:  # (1, 1, m, past + m)
+            mask = additive(visible, drafter.dtype, self._committed)[None, None]
         angles = drafter.cos[:, positions], drafter.sin[:, positions]
         out = drafter.head(features[None], tokens[None], angles, mask, self.cache)
         return out[0]  # type: ignore[no-any-return]
@@ -477,27 +476,23 @@ class Level:
 
 def plan(tree: Tree) -> list[Level]:
     """Return the levels of a static tree, root first. Tensors are on the tree's device."""
-    parent_of = tree.parent_of
     levels: list[Level] = []
-    continued: list[int] = []  # nodes of levels, the root not counted
-    rows = {0: 0}  # of the nodes of a level
+    inner = tree.parents[:1]  # the root
+    continued = inner[:0]  # nodes of levels, the root not counted
 
     for (first, _), (below, end) in pairwise(tree.levels):
-        above = rows
-        inner = sorted(set(parent_of[below:end]))
-        rows = {node: row for row, node in enumerate(inner)}
+        above = inner
+        parents = tree.parents[below:end]
+        ranks = tree.ranks[below:end]
+        inner = parents.unique()
         if first:
-            continued += inner
+            continued = torch.cat((continued, inner))
 
-        candidates = 1 + max(tree.rank_of[below:end])
-        indices = [
-            [node - first for node in inner],
-            [above[parent_of[node]] for node in inner],
-            [rows[parent_of[i]] * candidates + tree.rank_of[i] for i in range(below, end)],
-        ]
-        nodes, parents, pick = (torch.tensor(row, device=tree.device) for row in indices)
+        rows = torch.searchsorted(above, tree.parents[inner])
         visible = tree.ancestors[inner][:, continued]
-        levels.append(Level(nodes, parents, visible, candidates, pick))
+        candidates = int(ranks.max()) + 1
+        pick = torch.searchsorted(inner, parents) * candidates + ranks
+        levels.append(Level(inner - first, rows, visible, candidates, pick))
 
     return levels
 

@@ -1,7 +1,6 @@
 """Random heads for toy models, in the public layouts, and EAGLE's sums by a specification of our own."""
 
 import json
-import math
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -191,26 +190,25 @@ def sums(
     }
     newer = "hidden_norm.weight" in w
     eps = values.get("rms_norm_eps", 1e-6)
-    heads = values["num_attention_heads"]
-    dim = values["hidden_size"] // heads
+    dim = values["hidden_size"] // values["num_attention_heads"]
     scaling = values.get("rope_scaling") or values.get("rope_parameters") or {}
     theta = values.get("rope_theta", scaling.get("rope_theta", 10000.0))
     stretch = scaling["factor"] if scaling.get("type") == "linear" else 1.0
 
     def norm(x, name):
-        return x / (x.pow(2).mean(-1, keepdim=True) + eps).sqrt() * w[f"{name}.weight"]
+        return F.rms_norm(x, x.shape[-1:], w[f"{name}.weight"], eps)
 
     def linear(x, name):
         return x @ w[f"{name}.weight"].T + w.get(f"{name}.bias", 0.0)
 
-    def rotate(x):  # (n, heads, dim): pairs (i, i + dim / 2) turn by t / theta^(2 i / dim)
+    def heads_of(name):  # (heads, n, dim)
+        return linear(x, f"self_attn.{name}_proj").view(len(x), -1, dim).transpose(0, 1)
+
+    def rotate(x):  # pairs (i, i + dim / 2) turn by t / theta^(2 i / dim)
         speed = 1 / stretch / theta ** (torch.arange(0, dim, 2).double() / dim)
-        angle = torch.arange(len(x)).double()[:, None, None] * speed
-        a = x[..., : dim // 2]
-        b = x[..., dim // 2 :]
-        cos = angle.cos()
-        sin = angle.sin()
-        return torch.cat((a * cos - b * sin, b * cos + a * sin), -1)
+        angle = torch.arange(len(tokens)).double()[:, None] * speed
+        turned = torch.complex(*x.split(dim // 2, -1)) * torch.polar(torch.ones_like(angle), angle)
+        return torch.cat((turned.real, turned.imag), -1)
 
     states = states.double()
     embedded = embedding[tokens].double()
@@ -227,15 +225,12 @@ def sums(
     else:
         x = residual = linear(torch.cat((embedded, states), -1), "fc")
 
-    query, key, value = (
-        linear(x, f"self_attn.{name}_proj").view(len(x), -1, dim) for name in "qkv"
+    query = rotate(heads_of("q"))
+    key = rotate(heads_of("k"))
+    attended = F.scaled_dot_product_attention(
+        query, key, heads_of("v"), is_causal=True, enable_gqa=True
     )
-    query = rotate(query)
-    key = rotate(key).repeat_interleave(heads // key.shape[1], 1)
-    value = value.repeat_interleave(heads // value.shape[1], 1)
-    scores = torch.einsum("thd,shd->hts", query, key) / math.sqrt(dim)
-    scores = scores.masked_fill(torch.ones(len(x), len(x)).triu(1).bool(), -math.inf).softmax(-1)
-    attended = torch.einsum("hts,shd->thd", scores, value).flatten(1)
+    attended = attended.transpose(0, 1).flatten(1)
     out = residual + linear(attended, "self_attn.o_proj")
     z = norm(out, "post_attention_layernorm")
     act = ACTS[values.get("hidden_act", "silu")]
