@@ -72,8 +72,7 @@ def load_heads(path: str, target: Target) -> MedusaHeads:
     It holds config.json and medusa_lm_head.safetensors (ours) or medusa_lm_head.pt (public).
 
     The number of heads is read from the weights: a public configuration says 2 heads where the file
-    has 5. Raises
-    UserError if the heads are missing, corrupt, or made for another model.
+    has 5. Raises UserError if the heads are missing, corrupt, or made for another model.
     """
     files = read_head(
         path,
