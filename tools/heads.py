@@ -5,6 +5,7 @@ FOLDER.
 from __future__ import annotations
 
 import argparse
+import copy
 import math
 import random
 import time
@@ -26,10 +27,10 @@ from evaluation.loading.settings import ModelSettings
 from model.engine import Target
 from model.errors import UserError
 from model.files import save_state, write_json
-from model.methods import medusa
+from model.methods import eagle, medusa
+from model.methods.eagle import EagleHead
 from model.methods.medusa import MedusaHeads
-from model.structures.heads import WEIGHTS as EAGLE_WEIGHTS
-from model.structures.heads import EagleHead, head_config, hidden_size
+from model.structures.heads import hidden_size, layer_config
 from tools.datastore import documents
 
 EMBEDDED = "embedded"  # the text that the shipped model was trained on
@@ -64,22 +65,9 @@ class Recipe:
     def __post_init__(self) -> None:
         for key in ("steps", "batch_tokens", "length", "heads", "layers"):
             if getattr(self, key) < 1:
-                raise UserError(
-                    f"--{key.replace('_', '-')} {getattr(self, key)}: must be at least 1"
-                )
-
+                raise UserError(f"{key}={getattr(self, key)}: must be at least 1")
         if not 0 < self.rate < math.inf:
-            raise UserError(f"--rate {self.rate}: must be above 0")
-        if not 0 <= self.seed < 2**32:
-            raise UserError(f"--seed {self.seed}: must be from 0 to {2**32 - 1}")
-
-    def rate_at(self, step: int) -> float:
-        """Return the learning rate.
-
-        It warms up over a twentieth of the steps, then falls by a half cosine to 0.
-        """
-        warm = max(1, self.steps // 20)
-        return self.rate * min((step + 1) / warm, 0.5 * (1 + math.cos(math.pi * step / self.steps)))
+            raise UserError(f"rate={self.rate}: must be above 0")
 
 
 def new_heads(recipe: Recipe, target: Target) -> MedusaHeads | EagleHead:
@@ -88,46 +76,39 @@ def new_heads(recipe: Recipe, target: Target) -> MedusaHeads | EagleHead:
     Medusa's are copies of the target's head (paper, 2.2.1), EAGLE's are random.
     """
     torch.manual_seed(recipe.seed)
-    hidden = hidden_size(target)
-    lm_head = target.model.get_output_embeddings()
+    if recipe.kind == "eagle":
+        embedding = target.model.get_input_embeddings().weight.detach()
+        return EagleHead(layer_config(_eagle_config(target)), embedding).to(target.device)
 
-    if recipe.kind == "medusa":
-        heads = MedusaHeads(
-            recipe.heads,
-            recipe.layers,
-            hidden,
-            target.logits_size,
-            shared=recipe.shared_lm_head,
-        )
-        if not recipe.shared_lm_head:
-            with torch.no_grad():
-                for head in heads:
-                    head.load_state_dict({f"{recipe.layers}.weight": lm_head.weight}, strict=False)
-        return heads.float().to(target.device)
-
-    embedding = target.model.get_input_embeddings().weight.detach()
-    return EagleHead(head_config(_eagle_config(target)), embedding).to(target.device)
+    shared = recipe.shared_lm_head
+    sizes = (recipe.heads, recipe.layers, hidden_size(target), target.logits_size)
+    heads = MedusaHeads(*sizes, shared=shared)
+    if not shared:
+        lm_head = target.model.get_output_embeddings()
+        for head in heads:
+            head[-1].load_state_dict({"weight": lm_head.weight})
+    return heads.to(target.device)
 
 
 def _eagle_config(target: Target) -> dict[str, Any]:
     """Return the configuration of a LLaMA layer of the target's proportions."""
     config = target.model.config.get_text_config()
+    rope = getattr(config, "rope_parameters", None) or {}
     hidden = hidden_size(target)
     heads = config.num_attention_heads
-    rope = getattr(config, "rope_parameters", None) or {}
     return {
         "model_type": "llama",
         "hidden_size": hidden,
         "vocab_size": target.logits_size,
         "num_hidden_layers": 1,
         "num_attention_heads": heads,
-        "num_key_value_heads": getattr(config, "num_key_value_heads", None) or heads,
+        "num_key_value_heads": getattr(config, "num_key_value_heads", heads),
         "head_dim": hidden // heads,
-        "intermediate_size": getattr(config, "intermediate_size", None) or 4 * hidden,
+        "intermediate_size": getattr(config, "intermediate_size", 4 * hidden),
         "hidden_act": "silu",
         "rms_norm_eps": 1e-6,
         "max_position_embeddings": target.context,
-        "rope_theta": rope.get("rope_theta", 10000.0) if isinstance(rope, dict) else 10000.0,
+        "rope_theta": rope.get("rope_theta", 10000.0),
     }
 
 
@@ -232,33 +213,18 @@ def train(recipe: Recipe, target: Target, tokenizer: Any, text: str) -> MedusaHe
 
     # Gradients flow through the target's head into ours, so it is in float32 like ours.
     if target.dtype != torch.float32:
-        half = lm_head
-        lm_head = nn.Linear(
-            half.weight.shape[1],
-            half.weight.shape[0],
-            bias=half.bias is not None,
-            device=device,
-        )
-        state = half.state_dict()
-        lm_head.load_state_dict({name: tensor.float() for name, tensor in state.items()})
-        lm_head.requires_grad_(False)
-        if isinstance(heads, EagleHead):
-            heads.embedding = heads.embedding.float()
+        lm_head = copy.deepcopy(lm_head).float()
 
-    optimizer = torch.optim.AdamW(
-        heads.parameters(),
-        lr=recipe.rate,
-        betas=(0.9, 0.95),
-        weight_decay=0.0,
+    optimizer = torch.optim.AdamW(heads.parameters(), betas=(0.9, 0.95), weight_decay=0.0)
+    # warm up over a twentieth of the steps, then fall by a half cosine
+    rates = torch.optim.lr_scheduler.OneCycleLR(
+        optimizer, recipe.rate, total_steps=recipe.steps, pct_start=0.05, cycle_momentum=False
     )
-
     generator = torch.Generator().manual_seed(recipe.seed)
     items = sequences(text, tokenizer, min(recipe.length, target.context), recipe.seed)
     stream = batches(items, POOL, recipe.batch_tokens, recipe.seed)
 
     started = time.perf_counter()
-    running = 0.0
-
     for step, (ids, wanted) in enumerate(islice(stream, recipe.steps)):
         ids = ids.to(device)
         wanted = wanted.to(device)
@@ -271,21 +237,16 @@ def train(recipe: Recipe, target: Target, tokenizer: Any, text: str) -> MedusaHe
 
         if not loss.requires_grad:  # this batch has nothing to predict
             continue
-        for group in optimizer.param_groups:
-            group["lr"] = recipe.rate_at(step)
         optimizer.zero_grad(set_to_none=True)
         torch.autograd.backward(loss)
         torch.nn.utils.clip_grad_norm_(heads.parameters(), 0.5)
         optimizer.step()
+        rates.step()
 
-        running = loss.item() if step == 0 else 0.95 * running + 0.05 * loss.item()
         if (step + 1) % 20 == 0 or step + 1 == recipe.steps:
             spent = time.perf_counter() - started
-            left = spent / (step + 1) * (recipe.steps - step - 1)
             print(
-                f"step {step + 1}/{recipe.steps} loss {running:.4f}, {spent:.0f} s, {left:.0f} s"
-                " to go",
-                flush=True,
+                f"step {step + 1}/{recipe.steps} loss {loss.item():.4f}, {spent:.0f} s", flush=True
             )
 
     return heads
@@ -293,9 +254,8 @@ def train(recipe: Recipe, target: Target, tokenizer: Any, text: str) -> MedusaHe
 
 def save(heads: MedusaHeads | EagleHead, recipe: Recipe, target: Target, folder: Path) -> int:
     """Write weights (float16) and config.json; returns the bytes of the weights."""
-    origin = {"base_model_name_or_path": target.name, "training_steps": recipe.steps}
     if isinstance(heads, MedusaHeads):
-        file = folder / medusa.WEIGHTS
+        file = folder / medusa.WEIGHTS[0]
         config = {
             "medusa_num_heads": recipe.heads,
             "medusa_num_layers": recipe.layers,
@@ -304,11 +264,12 @@ def save(heads: MedusaHeads | EagleHead, recipe: Recipe, target: Target, folder:
             "vocab_size": target.vocab_size,
         }
     else:
-        file = folder / EAGLE_WEIGHTS
+        file = folder / eagle.WEIGHTS[0]
         config = _eagle_config(target)
 
+    config |= {"base_model_name_or_path": target.name, "training_steps": recipe.steps}
     save_state({name: tensor.detach().half() for name, tensor in heads.state_dict().items()}, file)
-    write_json(folder / "config.json", config | origin)
+    write_json(folder / "config.json", config)
     return file.stat().st_size
 
 
@@ -316,39 +277,24 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     """Read the command line."""
     parser = argparse.ArgumentParser(prog="python -m tools.heads", description=__doc__)
     kinds = parser.add_subparsers(dest="kind", required=True)
-    defaults = argparse.ArgumentDefaultsHelpFormatter
-    medusa = kinds.add_parser("medusa", help="Medusa-1 heads", formatter_class=defaults)
-    eagle = kinds.add_parser("eagle", help="for eagle and eagle2", formatter_class=defaults)
-
-    for kind in (medusa, eagle):
-        kind.add_argument(
-            "--model",
-            required=True,
-            help="folder or hub name of the target, which stays frozen",
-        )
-        kind.add_argument(
-            "--text",
-            required=True,
-            help=".txt, .jsonl (as of tools.datastore), or `embedded`",
-        )
-        kind.add_argument(
-            "--output",
-            required=True,
-            type=Path,
-            help="folder for weights and config.json",
-        )
-        kind.add_argument("--device", default="auto", help="of the target")
-        kind.add_argument("--dtype", default="auto", help="of the target")
+    for kind, words in (("medusa", "Medusa-1 heads"), ("eagle", "for eagle and eagle2")):
+        add = kinds.add_parser(
+            kind, help=words, formatter_class=argparse.ArgumentDefaultsHelpFormatter
+        ).add_argument
+        add("--model", required=True, help="folder or hub name of the target, which stays frozen")
+        add("--text", required=True, help=".txt, .jsonl (as of tools.datastore), or `embedded`")
+        add("--output", required=True, type=Path, help="folder for weights and config.json")
+        add("--device", default="auto", help="of the target")
+        add("--dtype", default="auto", help="of the target")
 
         for setting in fields(Recipe)[1:]:
-            if kind is eagle and setting.name in MEDUSA_ALONE:
+            if kind == "eagle" and setting.name in MEDUSA_ALONE:
                 continue
-            flag = f"--{setting.name.replace('_', '-')}"
-            default = setting.default
-            how: Any = {"type": type(default), "default": default}
-            if default is False:
+            how: dict[str, Any] = {"type": type(setting.default)}
+            if setting.default is False:
                 how = {"action": "store_true"}
-            kind.add_argument(flag, help=setting.metadata["help"], **how)
+            flag = f"--{setting.name.replace('_', '-')}"
+            add(flag, default=setting.default, help=setting.metadata["help"], **how)
 
     return parser.parse_args(arguments)
 
@@ -357,17 +303,13 @@ def main(arguments: list[str] | None = None) -> None:
     """Load, train, save."""
     with user_errors("nothing was written"):
         options = vars(parse(arguments))
-        settings = ModelSettings(
-            "path",
-            options.pop("model"),
-            device=options.pop("device"),
-            dtype=options.pop("dtype"),
-        )
+        path = options.pop("model")
+        on = {key: options.pop(key) for key in ("device", "dtype")}
         text = options.pop("text")
         output = options.pop("output")
         recipe = Recipe(**options)
         output.mkdir(parents=True, exist_ok=True)  # may fail: better before the training
-        loaded = load_model(settings)
+        loaded = load_model(ModelSettings("path", path, **on))
         heads = train(recipe, loaded.target, loaded.tokenizer, text)
         size = save(heads, recipe, loaded.target, output)
         print(f"{output}: {size / 1e6:.2f} MB")

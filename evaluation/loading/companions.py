@@ -13,8 +13,8 @@ from huggingface_hub import constants
 
 from model.errors import UserError
 from model.files import located
-from model.methods import hydra, medusa
-from model.structures import heads
+from model.methods import eagle, hydra, medusa
+from model.structures.heads import UNTRAINED
 
 from . import hub
 from .settings import SAFETENSORS
@@ -34,18 +34,10 @@ _HEADS = "`python -m tools.heads {}` trains one"
 _DRAFT = "name a small model of the same vocabulary"
 # by the method's setting
 KINDS = {
-    "heads_path": Kind(
-        "medusa", "Medusa heads", _HEADS.format("medusa"), (medusa.WEIGHTS, medusa.PUBLIC_WEIGHTS)
-    ),
-    "hydra_path": Kind(
-        "hydra", "Hydra heads", heads.UNTRAINED, (hydra.WEIGHTS, hydra.PUBLIC_WEIGHTS)
-    ),
-    "head_path": Kind(
-        "eagle", "EAGLE head", _HEADS.format("eagle"), (heads.WEIGHTS, heads.PUBLIC_WEIGHTS)
-    ),
-    "eagle3_path": Kind(
-        "eagle3", "EAGLE-3 head", heads.UNTRAINED, (heads.WEIGHTS, heads.PUBLIC_WEIGHTS)
-    ),
+    "heads_path": Kind("medusa", "Medusa heads", _HEADS.format("medusa"), medusa.WEIGHTS),
+    "hydra_path": Kind("hydra", "Hydra heads", UNTRAINED, hydra.WEIGHTS),
+    "head_path": Kind("eagle", "EAGLE head", _HEADS.format("eagle"), eagle.WEIGHTS),
+    "eagle3_path": Kind("eagle3", "EAGLE-3 head", UNTRAINED, eagle.WEIGHTS),
     "draft_path": Kind("draft", "draft model", _DRAFT, (SAFETENSORS,)),
     "datastore_path": Kind("datastore", "datastore", "`python -m tools.datastore` builds one"),
 }

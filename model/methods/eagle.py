@@ -4,21 +4,282 @@
 (arXiv 2406.16858), `Eagle3` the same with a head trained on its own drafts (arXiv 2503.01840).
 Verification is the engine's. The tree and the order of operations are those of
 github.com/SafeAILab/EAGLE, whose 60 nodes include the root; `nodes` here do not.
+
+A head is one LLaMA decoder layer that continues the target's features. The feature of a position is
+the target's last hidden state there. From the feature f_t and the token t + 1 the head predicts
+f_(t+1), from which the target's own head gives the token t + 2. EAGLE-3's features are three of the
+target's hidden states, projected, and at drafted nodes the head's own outputs. It has an output
+matrix of its own, over part of the vocabulary.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Collection
 from typing import Any
 
 import torch
 from torch import nn
+from transformers.models.llama.modeling_llama import LlamaDecoderLayer, LlamaRMSNorm
 
 from ..engine import Draft, Target, Tree
-from ..engine.tree import breadth_first
-from ..structures import check_whole
-from ..structures.head_drafter import HeadDrafter, HeadSession, StaticTree, StaticTreeSession
-from ..structures.heads import Eagle3Head, Head, load_eagle3_head, load_head, template
+from ..engine.layers import decoder_layers
+from ..errors import UserError
+from ..structures import MAX_NODES, check_whole
+from ..structures.heads import (
+    Head,
+    HeadDrafter,
+    HeadFiles,
+    HeadSession,
+    StaticTree,
+    StaticTreeSession,
+    hidden_size,
+    layer_config,
+    load_weights,
+    published_tree,
+    read_head,
+    run_layer,
+)
+
+WEIGHTS = ("model.safetensors", "pytorch_model.bin")  # ours and public; public
+EMBEDDING = "embed_tokens.weight"
+LAYER_IDS = "eagle_aux_hidden_state_layer_ids"
+BIASES = ("bias", "qkv_bias")
+NORMS = ("norm_before_residual", "norm_output", "norm_before_fc", "fc_norm")
+
+
+class EagleHead(Head):
+    """fc over (embedding of the next token, feature), then one decoder layer.
+
+    The layer has no input norm, as published.
+
+    The state dict is the public layout (`fc.weight`, `fc.bias`, `layers.0.*`) but for the frozen
+    embedding, (V, H).
+    """
+
+    def __init__(self, config: Any, embedding: torch.Tensor, *, bias: bool = True) -> None:
+        super().__init__(config, embedding)
+        self.fc = nn.Linear(2 * config.hidden_size, config.hidden_size, bias=bias)
+        layer = LlamaDecoderLayer(config, layer_idx=0)
+        layer.input_layernorm = nn.Identity()
+        self.layers = nn.ModuleList([layer])
+
+    def forward(
+        self, features: torch.Tensor, tokens: torch.Tensor, *attention: Any
+    ) -> torch.Tensor:
+        x = self.fc(torch.cat((self.embed(tokens), features), dim=-1))
+        return run_layer(self.layers[0], x, *attention)
+
+
+class Eagle3Head(Head):
+    """A decoder layer whose attention reads (embedding of the next token, feature).
+
+    Each of the two has a norm of its own.
+
+    The state dict is the public layout but for the embedding and the draft vocabulary.
+
+    Args:
+        reads: see `Head`.
+        width: of these states, concatenated.
+        rows: W, tokens of the draft vocabulary.
+        norms: those of NORMS in its config.json: the residual is the normed feature, drafted nodes'
+            features are normed outputs, a norm over all states before fc, one over each.
+
+    Attributes:
+        ids: int64 (W,), the target's ids of the draft vocabulary; None: the vocabulary is the
+            target's.
+        lm_head: None: the target's.
+    """
+
+    ids: torch.Tensor | None = None
+    lm_head: nn.Linear | None
+
+    def __init__(
+        self,
+        config: Any,
+        embedding: torch.Tensor,
+        *,
+        reads: tuple[int, ...],
+        width: int,
+        rows: int,
+        norms: Collection[str] = (),
+    ) -> None:
+        super().__init__(config, embedding)
+        hidden = config.hidden_size
+        eps = config.rms_norm_eps
+        self.reads = reads
+        self.norms = norms
+        parts = 1 if "norm_before_fc" in norms else len(reads) * ("fc_norm" in norms)
+        self.fc_norm = nn.ModuleList(LlamaRMSNorm(width // parts, eps) for _ in range(parts))
+        self.fc = nn.Linear(width, hidden, bias=False)
+        self.midlayer = layer = LlamaDecoderLayer(config, layer_idx=0)
+        layer.hidden_norm = LlamaRMSNorm(hidden, eps)
+
+        for name in ("q_proj", "k_proj", "v_proj"):
+            size = getattr(layer.self_attn, name).out_features
+            setattr(layer.self_attn, name, nn.Linear(2 * hidden, size, bias=False))
+
+        self.norm = LlamaRMSNorm(hidden, eps)
+        self.lm_head = nn.Linear(hidden, rows, bias=False)
+
+    def features(self, hidden: torch.Tensor) -> torch.Tensor:
+        if self.fc_norm:
+            parts = zip(self.fc_norm, hidden.chunk(len(self.fc_norm), dim=-1), strict=True)
+            hidden = torch.cat([norm(part) for norm, part in parts], dim=-1)
+        return self.fc(hidden)  # type: ignore[no-any-return]
+
+    def forward(
+        self,
+        features: torch.Tensor,
+        tokens: torch.Tensor,
+        angles: Any,
+        mask: Any = None,
+        cache: Any = None,
+    ) -> torch.Tensor:
+        layer = self.midlayer
+        normed = layer.hidden_norm(features)
+        x = torch.cat((layer.input_layernorm(self.embed(tokens)), normed), dim=-1)
+        residual = normed if "norm_before_residual" in self.norms else features
+        out = residual + layer.self_attn(x, angles, mask, cache)[0]
+        out = out + layer.mlp(layer.post_attention_layernorm(out))
+        return self.norm(out) if "norm_output" in self.norms else out  # type: ignore[no-any-return]
+
+
+def load_head(path: str, target: Target) -> EagleHead:
+    """Load EAGLE's head from a folder.
+
+    It holds config.json, and model.safetensors (ours, public) or pytorch_model.bin (public).
+
+    Without an embedding in the file, or with an equal one, the target's own is used. Raises
+    UserError if it is missing, corrupt, of another kind, or made for another model.
+    """
+    only = {"use_aux_hidden_state": False, "transformer_layer_architecture": "LlamaDecoderLayer"}
+    only |= {"skip_prenorm": True, "skip_output_norm": True}
+    files = read_head(path, "eagle", target, WEIGHTS, only=only, computed=(*BIASES, LAYER_IDS))
+    if "draft_vocab_size" in files.config:
+        raise UserError(
+            f"{path}: config.json has a draft_vocab_size, as EAGLE-3's heads have: use"
+            " method=eagle3"
+        )
+
+    _rename(files, {"model.": "", "fusion_fc.": "fc.", "transformer.": "layers.0."})
+    config = layer_config(files.config)
+    embedding = _embedding(files, config, target)
+    with torch.device("meta"):
+        head = EagleHead(config, embedding, bias="fc.bias" in files.state)
+        _add_biases(head, files)
+    return load_weights(head, files, target)
+
+
+def load_eagle3_head(path: str, target: Target, layers: list[int] | None = None) -> Eagle3Head:
+    """Load EAGLE-3's head from a folder, as `load_head` loads EAGLE's.
+
+    `layers` as in `layers_read`.
+    """
+    only = dict.fromkeys(
+        ("use_aux_hidden_state", "use_input_layernorm_in_first_layer", "use_last_layernorm"), True
+    )
+    computed = (*NORMS, *BIASES, LAYER_IDS)
+    files = read_head(path, "eagle3", target, WEIGHTS, only=only, computed=computed)
+    _rename(files, {"model.": "", "layers.0.": "midlayer.", "input_norm.": "fc_norm.0."})
+    if "midlayer.hidden_norm.weight" not in files.state:
+        raise UserError(
+            f"{path}: is not an EAGLE-3 head (it has no hidden_norm): use method=eagle2"
+        )
+
+    values = files.config
+    rows = values.get("draft_vocab_size", target.logits_size)
+    config = layer_config(values)
+    reads = layers_read(values, target, layers)
+    width = len(reads) * hidden_size(target)
+    norms = [key for key in NORMS if values.get(key)]
+    ids = _draft_vocabulary(files, rows, target)
+    embedding = _embedding(files, config, target)
+    with torch.device("meta"):
+        head = Eagle3Head(config, embedding, reads=reads, width=width, rows=rows, norms=norms)
+        _add_biases(head, files)
+    head.ids = ids
+    as_target = (rows, config.hidden_size) == (target.logits_size, hidden_size(target))
+    if "lm_head.weight" not in files.state and as_target:
+        head.lm_head = None
+    return load_weights(head, files, target)
+
+
+def _rename(files: HeadFiles, names: dict[str, str]) -> None:
+    """Call the tensors as our modules do, given which parts of names become which."""
+    for name in list(files.state):
+        new = name
+        for old, ours in names.items():
+            new = new.replace(old, ours)
+        files.state[new] = files.state.pop(name)
+
+
+def _add_biases(head: Head, files: HeadFiles) -> None:
+    """Give a linear layer a bias where the file has one."""
+    for name, module in head.named_modules():
+        if isinstance(module, nn.Linear) and f"{name}.bias" in files.state:
+            module.bias = nn.Parameter(torch.empty(module.out_features))
+
+
+def _embedding(files: HeadFiles, config: Any, target: Target) -> torch.Tensor:
+    """Take the embedding out of a file's tensors. One that is missing or equal is the target's."""
+    own: torch.Tensor = target.model.get_input_embeddings().weight.detach()
+    embedding = files.state.pop(EMBEDDING, own)
+    shape = [len(own), config.hidden_size]
+    if list(embedding.shape) != shape:
+        raise UserError(
+            f"{files.weights}: {EMBEDDING} is {list(embedding.shape)} and should be {shape}"
+        )
+    embedding = embedding.to(target.device, target.dtype)
+    return own if torch.equal(embedding, own.to(target.dtype)) else embedding
+
+
+def _draft_vocabulary(files: HeadFiles, rows: int, target: Target) -> torch.Tensor | None:
+    """Return the target's ids of the draft vocabulary, from the file's differences.
+
+    None if it is the whole one.
+    """
+    files.state.pop("t2d", None)  # the same as a mask
+    offsets = files.state.pop("d2t", None)
+    if offsets is None and rows == target.logits_size:
+        return None
+    if offsets is None or offsets.shape != (rows,):
+        shape = "missing" if offsets is None else list(offsets.shape)
+        raise UserError(f"{files.weights}: d2t is {shape} and should be {[rows]}")
+    return (torch.arange(rows) + offsets).to(target.device)
+
+
+def layers_read(
+    config: dict[str, Any], target: Target, layers: list[int] | None
+) -> tuple[int, ...]:
+    """Return the hidden states that an EAGLE-3 head reads.
+
+    State 0 is the embedding's output, state i enters layer i (from 0), as in transformers. `layers`
+    decides, if given. In config.json, `eagle_config` lists layers whose outputs are read
+    (SpecForge, SGLang); ids elsewhere are numbers of states (speculators, vLLM). Without any they
+    are 2, L // 2 and L - 3 of L, as in the public code.
+
+    Raises UserError if the target does not have them.
+    """
+    count = len(decoder_layers(target.model, target.name))
+    listed = config.get(LAYER_IDS)
+    if layers is not None:
+        states = layers
+    elif not listed:
+        states = [2, count // 2, count - 3]
+    elif LAYER_IDS in config.get("eagle_config", ()):
+        states = [layer + 1 for layer in listed]
+    else:
+        states = listed
+
+    numbers = [number for number in range(count) if number in states]
+    if not numbers or len(numbers) != len(states):
+        raise UserError(
+            f"eagle3: the head reads hidden states {states}, which must differ and be inputs of"
+            f" layers, below the {count} of {target.name}; method.layers= names those of its"
+            " training"
+        )
+    return tuple(numbers)
 
 
 class Eagle(StaticTree):
@@ -31,11 +292,8 @@ class Eagle(StaticTree):
     """
 
     def __init__(self, target: Target, *, head_path: str, tree_path: str | None = None) -> None:
-        super().__init__(
-            target,
-            load_head(head_path, target),
-            template("eagle-25", tree_path, target.logits_size),
-        )
+        head = load_head(head_path, target)
+        super().__init__(target, head, published_tree("eagle-25", tree_path, MAX_NODES))
         self.lm_head = target.model.get_output_embeddings()
 
     def session(self) -> EagleSession:
@@ -92,7 +350,6 @@ class ConfidenceTree(HeadDrafter):
         inner = (depth - 1) * top_k
         super().__init__(target, head, inner=inner, max_nodes=1 + self.nodes)
         self.itself = torch.eye(top_k, dtype=torch.bool, device=self.device)
-        self.children = torch.arange(top_k, device=self.device)
 
     def session(self) -> ConfidenceTreeSession:
         return ConfidenceTreeSession(self)
@@ -133,55 +390,58 @@ class Eagle3(ConfidenceTree):
         nodes: int = 59,
     ) -> None:
         head = load_eagle3_head(eagle3_path, target, layers)
-        norm = nn.Identity() if "norm_output" in head.asked else head.norm
+        norm = nn.Identity() if "norm_output" in head.norms else head.norm
         lm_head = nn.Sequential(norm, head.lm_head or target.model.get_output_embeddings())
         super().__init__(target, head, lm_head, head.ids, depth=depth, top_k=top_k, nodes=nodes)
 
     def describe(self) -> dict[str, Any]:
-        return super().describe() | {"hidden_states": f"{self.head.reads} ({self.head.source})"}
+        return super().describe() | {"hidden_states": str(self.head.reads)}
 
 
 class ConfidenceTreeSession(HeadSession):
     drafter: ConfidenceTree
 
     def expand(self, root: int, feature: torch.Tensor) -> Draft:
+        """Number the nodes as they are seen, breadth-first: 0 is the root."""
         drafter = self.drafter
-        k = self.drafter.top_k
-        # of the nodes to expand: (k,)
-        value, token = (best.view(-1) for best in self._best(feature))
-        # their parents' feature rows; their numbers
-        whose = torch.zeros_like(drafter.children)
-        node = drafter.children
-        # of all nodes listed; -1 is the root
-        values = [value]
-        tokens = [token]
-        parents = [whose - 1]
-        visible = drafter.itself  # (k, expanded so far)
-        # number of nodes listed so far
+        k = drafter.top_k
+        device = feature.device
+        # of all nodes seen so far
+        values = [torch.zeros(1, device=device)]
+        tokens = [torch.tensor([root], device=device)]
+        parents = [torch.zeros(1, dtype=torch.long, device=device)]
+        seen = 1
+        # of the w nodes to expand: their numbers, their features, and which of the nodes expanded
+        # before each attends to
+        node = parents[0]
+        value = values[0]
         features = feature
-        listed = k
-        for depth in range(1, drafter.depth):
-            # (k, H)
-            features = self.continue_nodes(features.index_select(0, whose), token, depth, visible)
-            log_probs, best = self._best(features)
-            below = (value[:, None] + log_probs).view(-1)  # (k * k,)
+        visible = drafter.itself[:1, :0]  # (w, expanded so far)
+
+        for depth in range(1, drafter.depth + 1):
+            log_probs, best = self._best(features)  # (w, k)
+            below = (value[:, None] + log_probs).view(-1)  # (w k,)
             values.append(below)
             tokens.append(best.view(-1))
             parents.append(node.repeat_interleave(k))
-            value, flat = below.topk(k)
-            token = tokens[-1].index_select(0, flat)
-            whose = flat // k
-            node = flat + listed
-            visible = torch.cat((visible.index_select(0, whose), drafter.itself), dim=1)
-            listed += k * k
+            if depth == drafter.depth:
+                break
 
-        # A child's value is at most its parent's, and it comes later, so a stable sort puts every
-        # parent first.
-        best_nodes = torch.cat(values).sort(descending=True, stable=True).indices[: drafter.nodes]
-        nodes = torch.stack(
-            (best_nodes, torch.cat(parents)[best_nodes], torch.cat(tokens)[best_nodes])
-        )
-        return self._breadth_first(root, *nodes.tolist())  # one transfer
+            chosen = below.topk(k).indices.sort().values  # numbers stay breadth-first
+            row = chosen // k  # their parents' rows
+            node = seen + chosen
+            value = below.index_select(0, chosen)
+            seen += len(below)
+            visible = torch.cat((visible.index_select(0, row), drafter.itself), dim=1)
+            token = tokens[-1].index_select(0, chosen)
+            features = self.continue_nodes(features.index_select(0, row), token, depth, visible)
+
+        # A child's value is at most its parent's, and it comes later: a stable sort keeps parents,
+        # and of siblings the first ones.
+        order = torch.cat(values).sort(descending=True, stable=True).indices
+        kept = order[: 1 + drafter.nodes].sort().values
+        parent_of = torch.searchsorted(kept, torch.cat(parents)[kept])
+        return Draft(Tree(parent_of.tolist(), device=device), torch.cat(tokens)[kept])
 
     def _best(self, features: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Return log-probs and tokens of the children of nodes with features (w, H).
@@ -189,25 +449,8 @@ class ConfidenceTreeSession(HeadSession):
         Both are (w, top_k), best first.
         """
         drafter = self.drafter
-        best = torch.log_softmax(drafter.lm_head(features).float(), dim=-1).topk(
-            drafter.top_k, dim=-1
-        )
+        log_probs = torch.log_softmax(drafter.lm_head(features).float(), dim=-1)
+        best = log_probs.topk(drafter.top_k, dim=-1)
         # a sort puts NaN first, before its parent
         values = best.values.nan_to_num(nan=-math.inf, neginf=-math.inf)
         return values, best.indices if drafter.ids is None else drafter.ids[best.indices]
-
-    def _breadth_first(
-        self, root: int, kept: list[int], parents: list[int], tokens: list[int]
-    ) -> Draft:
-        """Return the draft of the kept nodes.
-
-        They are given by numbers, parents' numbers (-1: the root) and tokens.
-        """
-        device = self.drafter.device
-        nodes = [(-1, -1, root), *sorted(zip(kept, parents, tokens, strict=True))]
-        index = {number: i for i, (number, _, _) in enumerate(nodes)}
-        order, tree_parents = breadth_first([index[parent] for _, parent, _ in nodes])
-        # numbers of siblings start at a multiple of top_k
-        ranks = [0] + [nodes[i][0] % self.drafter.top_k for i in order[1:]]
-        tree = Tree(tree_parents, ranks, device)
-        return Draft(tree, torch.tensor([nodes[i][2] for i in order], device=device))

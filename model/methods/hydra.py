@@ -9,8 +9,6 @@ Verification is the engine's; typical acceptance, which changes sampled output, 
 
 from __future__ import annotations
 
-import re
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -18,28 +16,22 @@ from torch import nn
 from transformers.models.llama.modeling_llama import LlamaDecoderLayer, LlamaRMSNorm
 
 from ..engine import Target
-from ..errors import UserError
-from ..structures.head_drafter import StaticTree, StaticTreeSession
 from ..structures.heads import (
-    LAYER_KEYS,
     Head,
-    filled,
+    StaticTree,
+    StaticTreeSession,
     flat,
-    head_config,
-    hidden_size,
-    open_head,
-    read_weights,
+    layer_config,
+    load_weights,
+    published_tree,
+    read_head,
     run_layer,
-    template,
 )
 from .medusa import ResBlock
 
-WEIGHTS = "hydra_lm_head.safetensors"
-PUBLIC_WEIGHTS = "hydra_lm_head.pt"
-# the latter is the target's
-UNUSED = "prefix_embeding_layer.embed_tokens.weight"
-EMBEDDING = "input_embed_fn.weight"
-LATER_BLOCK = re.compile(r"^(hydra_mlp\.\d+)\.(?!1\.)\d+\.")
+WEIGHTS = ("hydra_lm_head.safetensors", "hydra_lm_head.pt")  # ours, public
+# not read by the public code, and the target's
+UNUSED = ("prefix_embeding_layer.embed_tokens.weight", "input_embed_fn.weight")
 SUPPORTED = {"hydra_head_arch": "prefix-mlp", "grounded_heads": True, "hidden_state_offset": 0}
 
 
@@ -90,48 +82,23 @@ def load_heads(path: str, target: Target) -> HydraHeads:
     weights. Raises UserError if the heads are missing, corrupt, of another kind, or made for
     another model.
     """
-    of_target = flat(Path(target.name), target.model.config.get_text_config().to_dict())
-    of_layer = {key: value for key, value in of_target.items() if LAYER_KEYS.fullmatch(str(key))}
-    folder, _ = open_head(path, "hydra", target, of_layer | SUPPORTED)
-    if of_target.get("hidden_size") != hidden_size(target):
-        raise UserError(
-            f"{target.name}: has no hidden_size in its config; Hydra's heads are of models like"
-            " LLaMA"
-        )
+    files = read_head(path, "hydra", target, WEIGHTS, only=SUPPORTED)
+    for name in UNUSED:
+        files.state.pop(name, None)
+    head, block = files.largest(r"hydra_mlp\.(\d+)\.(\d+)\.")
 
-    file, state = read_weights(folder, WEIGHTS, PUBLIC_WEIGHTS)
+    of_target = flat(target.model.config.get_text_config().to_dict(), target.name)
+    config = layer_config(of_target | {"num_hidden_layers": 1})
     embedding = target.model.get_input_embeddings().weight.detach()
-    given = state.pop(EMBEDDING, embedding)
-    _ = state.pop(UNUSED, None)
-    if given.shape == embedding.shape:
-        # a sample of the rows
-        given, own = (matrix[::16].float().cpu() for matrix in (given, embedding))
-        if (given - own).norm() > 0.02 * own.norm():  # 16-bit values are at most 0.4 % off
-            raise UserError(
-                f"{file}: {EMBEDDING} is not the embedding of {target.name}; heads are of one model"
-            )
-
-    for name, tensor in state.items():
-        shared = LATER_BLOCK.sub(r"\1.3.", name)
-        repeated = state.get(shared, tensor)
-        if repeated is not tensor and not torch.equal(repeated, tensor):
-            raise UserError(
-                f"{file}: {name} and {shared} differ; a head's later blocks are one block, repeated"
-            )
-
-    try:
-        numbers = [name.split(".")[1:3] for name in state if name.startswith("hydra_mlp.")]
-        heads = 1 + max(int(head) for head, _ in numbers)
-        blocks = (1 + max(int(block) for _, block in numbers)) // 2
-    except ValueError:
-        raise UserError(
-            f"{file}: keys such as {sorted(state)[:2]} are not Hydra's"
-            " (hydra_mlp.0.1.linear.weight)"
-        ) from None
-
-    config = head_config(of_target | {"num_hidden_layers": 1})
-    made = HydraHeads(config, embedding, heads=heads, blocks=blocks, vocab_size=target.logits_size)
-    return filled(made, file, state, target)
+    with torch.device("meta"):
+        heads = HydraHeads(
+            config,
+            embedding,
+            heads=head + 1,
+            blocks=(block + 1) // 2,
+            vocab_size=target.logits_size,
+        )
+    return load_weights(heads, files, target)
 
 
 class Hydra(StaticTree):
@@ -151,7 +118,7 @@ class Hydra(StaticTree):
 
     def __init__(self, target: Target, *, hydra_path: str, tree_path: str | None = None) -> None:
         heads = load_heads(hydra_path, target)
-        tree = template("medusa-63", tree_path, target.logits_size, heads=len(heads.hydra_mlp))
+        tree = published_tree("medusa-63", tree_path, len(heads.hydra_mlp))
         super().__init__(target, heads, tree)
 
     def session(self) -> HydraSession:

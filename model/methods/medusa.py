@@ -14,11 +14,9 @@ import torch.nn.functional as F
 from torch import nn
 
 from ..engine import LAST, DeviceDrafter, DeviceSession, Needs, Target, Verification
-from ..errors import UserError
-from ..structures.heads import hidden_size, load_weights, open_head, read_weights, template
+from ..structures.heads import hidden_size, load_weights, published_tree, read_head
 
-WEIGHTS = "medusa_lm_head.safetensors"
-PUBLIC_WEIGHTS = "medusa_lm_head.pt"
+WEIGHTS = ("medusa_lm_head.safetensors", "medusa_lm_head.pt")  # ours, public
 
 
 class ResBlock(nn.Module):
@@ -74,26 +72,23 @@ def load_heads(path: str, target: Target) -> MedusaHeads:
     It holds config.json and medusa_lm_head.safetensors (ours) or medusa_lm_head.pt (public).
 
     The number of heads is read from the weights: a public configuration says 2 heads where the file
-    has 5. Raises
-    UserError if the heads are missing, corrupt, or made for another model.
+    has 5. Raises UserError if the heads are missing, corrupt, or made for another model.
     """
-    folder, config = open_head(
-        path, "medusa", target, {"hidden_act": "silu"}, ("shared_lm_head", "sliding_window")
+    files = read_head(
+        path,
+        "medusa",
+        target,
+        WEIGHTS,
+        only={"hidden_act": "silu"},
+        computed=("shared_lm_head", "sliding_window"),
     )
-    file, state = read_weights(folder, WEIGHTS, PUBLIC_WEIGHTS)
-    shared = bool(config.get("shared_lm_head", False))
-    try:
-        numbers = [name.split(".")[:2] for name in state]
-        heads = 1 + max(int(head) for head, _ in numbers)
-        layers = max(int(layer) for _, layer in numbers) + shared
-    except ValueError:
-        raise UserError(
-            f"{file}: keys such as {sorted(state)[:2]} are not Medusa's (0.0.linear.weight)"
-        ) from None
-
-    module = MedusaHeads(heads, layers, hidden_size(target), target.logits_size, shared=shared)
-    load_weights(module, file, state)
-    return module.to(target.device, target.dtype).eval().requires_grad_(False)
+    shared = bool(files.config.get("shared_lm_head", False))
+    head, layer = files.largest(r"(\d+)\.(\d+)\.")
+    with torch.device("meta"):
+        heads = MedusaHeads(
+            head + 1, layer + shared, hidden_size(target), target.logits_size, shared=shared
+        )
+    return load_weights(heads, files, target)
 
 
 class Medusa(DeviceDrafter):
@@ -115,7 +110,7 @@ class Medusa(DeviceDrafter):
     def __init__(self, target: Target, *, heads_path: str, tree_path: str | None = None) -> None:
         super().__init__(target.device, target.vocab_size)
         heads = load_heads(heads_path, target)
-        tree = template("medusa-63", tree_path, target.logits_size, heads=len(heads))
+        tree = published_tree("medusa-63", tree_path, len(heads))
         target.prepare(heads)
         self.heads = heads
         self.lm_head = target.model.get_output_embeddings()
@@ -125,9 +120,8 @@ class Medusa(DeviceDrafter):
         # index of each node's token among the flattened candidates (depths, ranks), without the
         # root: (n - 1,)
         self._pick = ((self.tree.depths - 1) * self._candidates + self.tree.ranks)[1:]
-        # (1, H), the state that chose the root, of the sequence that stepped last
+        # (1, H), the state that chose the root, of the sequence whose step it is
         self.hidden = torch.zeros(1, hidden_size(target), dtype=target.dtype, device=target.device)
-        self.owner: MedusaSession | None = None
 
     def session(self) -> MedusaSession:
         return MedusaSession(self)
@@ -136,8 +130,6 @@ class Medusa(DeviceDrafter):
         self.hidden.copy_(hidden)
 
     def grow(self, root: torch.Tensor) -> torch.Tensor:
-        if len(self._pick) == 0:
-            return root
         logits = torch.cat(  # (depths, V)
             [self.heads.logits(i, self.hidden, self.lm_head) for i in range(self.tree.max_depth)]
         )
@@ -149,32 +141,16 @@ class Medusa(DeviceDrafter):
 
 
 class MedusaSession(DeviceSession):
-    """A sequence's hidden state.
-
-    It is in the drafter's tensor while this sequence steps, else saved here.
-    """
+    """Keeps a sequence's hidden state between its steps."""
 
     drafter: Medusa
 
     def __init__(self, drafter: Medusa) -> None:
         super().__init__(drafter)
-        self._saved = torch.zeros_like(drafter.hidden)
+        self._hidden = torch.zeros_like(drafter.hidden)
 
     def choose(self) -> None:
-        self._swap_in()
+        self.drafter.hidden.copy_(self._hidden)
 
-    def observe(self, verification: Verification) -> None:
-        self._swap_in()  # no `choose` precedes the first step
-        super().observe(verification)
-
-    def close(self) -> None:
-        if self.drafter.owner is self:
-            self.drafter.owner = None
-
-    def _swap_in(self) -> None:
-        drafter = self.drafter
-        if drafter.owner is not self:
-            if drafter.owner is not None:
-                drafter.owner._saved.copy_(drafter.hidden)
-            drafter.hidden.copy_(self._saved)
-            drafter.owner = self
+    def account(self, verification: Verification) -> None:
+        self._hidden.copy_(self.drafter.hidden)

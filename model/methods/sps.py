@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Collection
 from contextlib import ExitStack
+from itertools import takewhile
 
 import torch
 from torch.nn.functional import pad
@@ -52,41 +53,33 @@ class Speculative(Drafter):
     ) -> None:
         check_whole("sps", 1, draft_tokens=draft_tokens)
         super().__init__(target.device, target.vocab_size)
-        self.share_noise = share_noise
+        called = f"sps: draft model {draft_path}"
         folder = located(draft_path)
         if not folder.is_dir():
-            raise UserError(
-                f"sps: no draft model in {draft_path}; train the embedded one by `{TRAIN}`, or name"
-                " a folder"
-            )
+            raise UserError(f"{called}: no such folder; train the embedded one by `{TRAIN}`")
 
         model, _ = load_pretrained(
             str(folder),
             dtype=target.dtype,
             device=target.device,
-            called=f"sps: draft model {draft_path}",
+            called=called,
             with_tokenizer=False,
             attn_implementation="sdpa",
         )
-        limit = position_limit(model)
-        self.model = Target(
-            model, context=min(target.context, limit or target.context), linear=target.linear
-        )
+        limit = position_limit(model) or target.context
+        self.model = Target(model, context=min(target.context, limit), linear=target.linear)
         if abs(self.model.vocab_size - target.vocab_size) >= PADDING:
             raise UserError(
-                f"sps: the draft model {draft_path} has a vocabulary of {self.model.vocab_size}"
-                f" tokens, the target of {target.vocab_size}; the two must share one tokenizer"
+                f"{called}: has a vocabulary of {self.model.vocab_size} tokens, the target of"
+                f" {target.vocab_size}; the two must share one tokenizer"
             )
         if self.model.recurrent:
-            raise UserError(
-                f"sps: the draft model {draft_path} keeps recurrent states, which cannot take back"
-                " its drafts"
-            )
+            raise UserError(f"{called}: keeps recurrent states, which cannot take back its drafts")
 
         self.draft_tokens = draft_tokens
         self.eos = frozenset(eos)
+        self.share_noise = share_noise
         self.max_nodes = 1 + draft_tokens
-        self.last = self.model.vocab_size - 1
         self.logits_size = target.logits_size
 
     def session(self) -> SpeculativeSession:
@@ -104,27 +97,26 @@ class SpeculativeSession(Session):
         self._borrowed = ExitStack()
 
     def begin(self, prompt: list[int]) -> Draft:
-        drafter = self.drafter
-        self.cache = self._borrowed.enter_context(drafter.model.cache(drafter.max_nodes))
+        model = self.drafter.model
+        self.cache = self._borrowed.enter_context(model.cache(self.drafter.max_nodes))
         self._text = list(prompt)
-        if len(prompt) >= drafter.model.context:  # beyond the draft model's context
-            return drafter.root_alone(prompt[-1])
-        known = [min(token, drafter.last) for token in prompt]
-        # (1, V)
-        logits = drafter.model.prefill(self.cache, known, drafter.root_alone(known[-1])).logits
+        if len(prompt) >= model.context:
+            return self.drafter.root_alone(prompt[-1])
+        known = [min(token, model.vocab_size - 1) for token in prompt]
+        outputs = model.prefill(self.cache, known, self.drafter.root_alone(known[-1]))
         self.cache.commit(1)
-        return self._propose(logits)
+        return self._propose(outputs.logits)
 
     def draft(self, root: int) -> Draft:
-        drafter = self.drafter
-        if len(self._text) >= drafter.model.context:
-            return drafter.root_alone(root)
+        model = self.drafter.model
+        if len(self._text) >= model.context:
+            return self.drafter.root_alone(root)
         # The root, and after a fully accepted draft also its last token, which was drafted but
         # never forwarded.
         unseen = self._text[self.cache.length :]
-        chain = Tree.chain(len(unseen) - 1).on(drafter.device)
-        tokens = torch.tensor(unseen, device=drafter.device).clamp_(max=drafter.last)
-        logits = drafter.model.forward(self.cache, Draft(chain, tokens)).logits  # (1 or 2, V)
+        chain = Tree.chain(len(unseen) - 1).on(model.device)
+        tokens = torch.tensor(unseen, device=model.device).clamp_(max=model.vocab_size - 1)
+        logits = model.forward(self.cache, Draft(chain, tokens)).logits  # (1 or 2, V)
         self.cache.commit(len(unseen))
         return self._propose(logits[-1:])
 
@@ -142,33 +134,27 @@ class SpeculativeSession(Session):
         One transfer to the host, at the end.
         """
         drafter = self.drafter
-        root = Tree.chain(0).on(self.drafter.device)
+        root = Tree.chain(0).on(drafter.device)
         drafts = [self._pick(logits, len(self._text))]  # (1,) each
         while len(drafts) < drafter.draft_tokens:
             logits = drafter.model.forward(self.cache, Draft(root, drafts[-1])).logits
             drafts.append(self._pick(logits, len(self._text) + len(drafts)))
             self.cache.commit(1)
 
-        tokens = torch.cat(drafts).tolist()
-        tokens = next(
-            (tokens[:i] for i, token in enumerate(tokens) if token in drafter.eos), tokens
-        )
+        tokens = list(takewhile(lambda token: token not in drafter.eos, torch.cat(drafts).tolist()))
         tree = Tree.chain(len(tokens)).on(drafter.device)
         return Draft(tree, torch.tensor([self._text[-1], *tokens], device=drafter.device))
 
     def _pick(self, logits: torch.Tensor, position: int) -> torch.Tensor:
         """Return the draft token (1,) for a position of the text.
 
-        The logits are padded to the target's width.
-
         When sampling, the target's noise for that position is added: two models of one distribution
         then draw the same token, and similar ones mostly (Daliri et al., arXiv 2408.07978). Tokens
         that top-k or top-p leaves out come last, in the order of their logits.
         """
+        # to the target's width
         logits = pad(logits, (0, self.drafter.logits_size - logits.shape[1]), value=-torch.inf)
         if self.drafter.share_noise and self.choice is not None and self.choice.draws:
-            scores = self.choice.scores(
-                logits, torch.full((len(logits),), position, device=logits.device)
-            )
+            scores = self.choice.scores(logits, torch.tensor([position], device=logits.device))
             logits = torch.where(scores.isneginf(), logits.float() - EXCLUDED, scores)
         return logits.argmax(dim=-1)

@@ -14,7 +14,7 @@ from evaluation.records.runs import read_runs
 from evaluation.statistics.agreement import audit_table, wording
 from evaluation.statistics.experiment import Experiment
 from model.errors import UserError
-from model.structures.heads import open_head
+from model.structures.heads import read_head
 from tests.evaluation.made_runs import answer, made, write
 
 NAMES = ["plain/deep.1", "two words", "it's", '"$HOME"', "a;b&c", "{x},y", "`id`", "<i>"]
@@ -79,6 +79,6 @@ def test_a_trees_overrides(folder, call):
 @pytest.mark.parametrize("name", NAMES)
 def test_how_to_train_a_head(name):
     with pytest.raises(UserError) as refused:
-        open_head(f"nowhere/{name}", "medusa", None, {})
+        read_head(f"nowhere/{name}", "medusa", None, ())
     command = re.search(r"`(python -m tools.*)` \(", str(refused.value))[1]
     assert words(command)[-2:] == ["--output", f"nowhere/{name}"]

@@ -39,12 +39,12 @@ SETTINGS: dict[str, dict[str, Any]] = {
 
 def write_companions(model: PreTrainedModel, folder: Path) -> dict[str, dict[str, Any]]:
     """Heads, a draft model and a datastore of some of the model's own answers; returns the settings that name them."""
-    eagle, medusa = write_eagle(folder / "eagle", model), write_medusa(folder / "medusa")
+    eagle = write_eagle(folder / "eagle", model)
     model.save_pretrained(folder / "draft")
     answers = [token for first in range(3, 20) for token in greedy(model, [first] * 3, 40)]
     write_datastore(folder / "datastore", np.array(answers), V)
     return {
-        "medusa": {"heads_path": medusa},
+        "medusa": {"heads_path": write_medusa(folder / "medusa", model)},
         "eagle": {"head_path": eagle},
         "eagle2": {"head_path": eagle},
         "hydra": {"hydra_path": write_hydra(folder / "hydra", model)},

@@ -1,52 +1,30 @@
 """A hub repository: its files, and what it replaces. That it decodes: tests/model/test_cli.py."""
 
-import runpy
-import sys
-
 import pytest
 import yaml
 
-from model import METHODS, __version__
+from model import __version__
 from model.files import ROOT
-from tools import hub_repository
+from tools.hub_repository import write_repository
 
 
 def test_it_is_what_transformers_reads(tmp_path):
-    hub_repository.write_repository(tmp_path / "hub")
-    files = {
-        str(path.relative_to(tmp_path / "hub")): path
-        for path in (tmp_path / "hub").rglob("*")
-        if path.is_file()
-    }
-    assert files.keys() == {
-        "README.md",
-        "custom_generate/generate.py",
-        "custom_generate/requirements.txt",
-    }
-    _, head, card = files["README.md"].read_text().split("---\n", 2)
+    write_repository(tmp_path)
+    files = {str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*") if path.is_file()}
+    of_code = {"custom_generate/generate.py", "custom_generate/requirements.txt"}
+    assert files == {"README.md", *of_code}
+    _, head, _ = (tmp_path / "README.md").read_text().split("---\n", 2)
     assert "custom_generate" in yaml.safe_load(head)["tags"]
-    assert all(f"`{name}`" in card for name in ("method", "start", "method_settings"))
-    assert {"dynamic", "recycling", "pld", "suffix", "spine"} <= METHODS.keys()
-    assert (
-        files["custom_generate/requirements.txt"].read_text() == f"token-recycling>={__version__}\n"
-    )
-    assert (
-        files["custom_generate/generate.py"].read_bytes()
-        == (ROOT / "custom_generate/generate.py").read_bytes()
-    )
+    requirements = (tmp_path / "custom_generate/requirements.txt").read_text()
+    assert requirements == f"token-recycling>={__version__}\n"
 
 
-def test_anothers_readme_is_left_alone_and_an_older_version_is_replaced(
-    tmp_path, monkeypatch, capsys
-):
-    (tmp_path / "README.md").write_text("# A project\n\nwith custom_generate")
-    monkeypatch.setattr(sys, "argv", ["hub_repository", str(tmp_path)])
-    with pytest.raises(SystemExit) as ended:
-        runpy.run_path(hub_repository.__file__, run_name="__main__")
-    assert ended.value.code == 2 and "name a new folder or delete it" in capsys.readouterr().err
-    assert [path.name for path in tmp_path.iterdir()] == ["README.md"]
-    (tmp_path / "README.md").write_text("---\ntags: [custom_generate]\n---\nold")
-    runpy.run_path(hub_repository.__file__, run_name="__main__")
-    assert (tmp_path / "README.md").read_bytes() == (
-        ROOT / "custom_generate/README.md"
-    ).read_bytes()
+def test_anothers_readme_is_left_alone_and_an_older_version_is_replaced(tmp_path):
+    card = tmp_path / "README.md"
+    card.write_text("# A project\n\nwith custom_generate")
+    with pytest.raises(FileExistsError, match="name a new folder or delete it"):
+        write_repository(tmp_path)
+    assert list(tmp_path.iterdir()) == [card]
+    card.write_text("---\ntags: [custom_generate]\n---\nold")
+    write_repository(tmp_path)
+    assert card.read_bytes() == (ROOT / "custom_generate/README.md").read_bytes()

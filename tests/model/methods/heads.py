@@ -1,223 +1,220 @@
-"""Random heads for toy models, written in the public layouts."""
+"""Random heads for toy models, in the public layouts, and EAGLE's sums by a specification of our own."""
 
 import json
-import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
-import pytest
 import torch
 import torch.nn.functional as F
 from safetensors.torch import save_file
+from torch import nn
 from transformers import LlamaConfig, PreTrainedModel
 
-from model.errors import UserError
-from model.methods.hydra import HydraHeads
-from model.methods.medusa import MedusaHeads
-from model.structures.heads import Eagle3Head, EagleHead, Head, head_config
+from model.methods import eagle, hydra, medusa
+from model.structures.heads import layer_config
 
-HEAD_FILES = "model.safetensors", "pytorch_model.bin"
-HYDRA_FILES = "hydra_lm_head.safetensors", "hydra_lm_head.pt"
+State = dict[str, torch.Tensor]
+Change = Callable[[State], Any]
+IDS = "eagle_aux_hidden_state_layer_ids"
+OF_LAYER = dict(
+    model_type="llama",
+    num_hidden_layers=1,
+    num_attention_heads=4,
+    num_key_value_heads=2,
+    intermediate_size=40,
+    rope_theta=500.0,
+    rms_norm_eps=1e-5,
+)
 
 
-def write_medusa(
-    folder: Path, hidden=32, vocab=61, heads=4, layers=1, shared=False, pickled=False, **config
-) -> str:
-    """Heads whose every weight matters; returns the folder."""
-    torch.manual_seed(3)
-    state = {
-        name: torch.randn_like(p)
-        for name, p in MedusaHeads(heads, layers, hidden, vocab, shared=shared).state_dict().items()
-    }
-    folder.mkdir(parents=True, exist_ok=True)
+def write_medusa(folder: Path, model: PreTrainedModel, heads=4, layers=1, shared=False, **how):
+    vocab, hidden = model.lm_head.weight.shape
+    made = medusa.MedusaHeads(heads, layers, hidden, vocab, shared=shared)
+    values = {"medusa_num_heads": heads, "medusa_num_layers": layers, "shared_lm_head": shared}
+    return written(folder, random_state(made), values, medusa.WEIGHTS, **how)
+
+
+def write_hydra(folder: Path, model: PreTrainedModel, heads=4, blocks=3, pickled=False, **how):
+    """As public files have them, the blocks behind a head's first one are repeated."""
+    layer = layer_config(model.config.to_dict() | {"num_hidden_layers": 1})
+    embedding = model.get_input_embeddings().weight.detach()
+    sizes = dict(heads=heads, blocks=blocks, vocab_size=model.config.vocab_size)
+    made = hydra.HydraHeads(layer, embedding, **sizes)
+    state = random_state(made)
+    made.load_state_dict(state)
+    state = {name: tensor.clone() for name, tensor in made.state_dict().items()}
     if pickled:
-        torch.save(state, folder / "medusa_lm_head.pt")
-    else:
-        save_file(state, folder / "medusa_lm_head.safetensors")
-    values = {"medusa_num_heads": heads, "medusa_num_layers": layers} | (
-        {"shared_lm_head": True} if shared else {}
-    )
-    (folder / "config.json").write_text(json.dumps(values | config))
-    return str(folder)
+        state["prefix_embeding_layer.embed_tokens.weight"] = torch.randn_like(embedding)
+        state["input_embed_fn.weight"] = embedding.half()
+    values = dict(hydra.SUPPORTED, hydra_num_heads=heads, hydra_num_layers=blocks)
+    return written(folder, state, values, hydra.WEIGHTS, pickled=pickled, **how)
 
 
-def write_eagle(
-    folder: Path, model: PreTrainedModel, pickled=False, embedding=None, biased=("fc",), **config
+def write_eagle(folder: Path, model: PreTrainedModel, **how):
+    vocab, hidden = model.lm_head.weight.shape
+    values = dict(OF_LAYER, hidden_size=hidden, vocab_size=vocab)
+    made = eagle.EagleHead(LlamaConfig(**values), torch.zeros(vocab, hidden))
+    return written(folder, random_state(made), values, eagle.WEIGHTS, **how)
+
+
+def write_eagle3(
+    folder: Path, model: PreTrainedModel, rows=40, hidden=32, outputs=(-1, 0), **how
 ) -> str:
-    """A LLaMA-like head with grouped heads, in the published form if pickled; returns the folder."""
-    torch.manual_seed(4)
-    hidden, vocab = model.config.hidden_size, model.config.vocab_size
-    values = dict(
-        model_type="llama", hidden_size=hidden, num_hidden_layers=1, num_attention_heads=4
-    )
-    values |= dict(
-        num_key_value_heads=2,
-        intermediate_size=40,
-        vocab_size=vocab,
-        rope_theta=500.0,
-        rms_norm_eps=1e-5,
-    )
-    state = random_state(EagleHead(LlamaConfig(**values), torch.zeros(vocab, hidden)))
-    for name in biased:
-        state[f"{name}.bias"] = torch.randn(len(state[f"{name}.weight"])) * 0.3
-    if embedding is not None:
+    """A head that reads the embeddings and the first layer, for every so-manieth token.
+
+    Args:
+        hidden: of the head; another one than the model's takes an embedding along.
+        outputs: of which layers it reads, as config.json names them.
+    """
+    vocab, width = model.lm_head.weight.shape
+    values = dict(OF_LAYER, hidden_size=hidden, vocab_size=vocab, draft_vocab_size=rows)
+    if outputs:
+        values["eagle_config"] = {IDS: list(outputs)}
+    sizes = dict(reads=(0,), width=len(outputs or "123") * width, rows=rows)
+    embedding = torch.randn(vocab, hidden)
+    state = random_state(eagle.Eagle3Head(LlamaConfig(**values), embedding, **sizes))
+    if hidden != width:
+        values["target_hidden_size"] = width
         state["embed_tokens.weight"] = embedding
-    return written(folder, state, values | config, pickled)
+    if rows != vocab:
+        ids = torch.arange(rows) * (vocab - 1) // (rows - 1)
+        state["d2t"] = ids - torch.arange(rows)
+        state["t2d"] = torch.zeros(vocab).index_fill_(0, ids, 1).bool()
+    return written(folder, state, values, eagle.WEIGHTS, **how)
 
 
-def random_state(head: Head, *, biases: bool = False) -> dict[str, torch.Tensor]:
+WRITERS = {
+    "medusa": write_medusa,
+    "hydra": write_hydra,
+    "eagle": write_eagle,
+    "eagle3": write_eagle3,
+}
+LOADERS = {
+    "medusa": medusa.load_heads,
+    "hydra": hydra.load_heads,
+    "eagle": eagle.load_head,
+    "eagle3": eagle.load_eagle3_head,
+}
+
+
+def random_state(head: nn.Module) -> State:
     """Weights of which every one matters."""
+    torch.manual_seed(4)
     return {
         name: 1 + torch.rand_like(p) if "norm" in name else torch.randn_like(p) * 0.3
         for name, p in head.state_dict().items()
-        if biases or not name.endswith(".bias")
     }
 
 
 def written(
-    folder: Path, state: dict[str, torch.Tensor], config: dict, pickled: bool, files=HEAD_FILES
+    folder: Path,
+    state: State,
+    values: dict[str, Any],
+    names: tuple[str, ...],
+    *,
+    pickled: bool = False,
+    change: Change | None = None,
+    **config: Any,
 ) -> str:
+    """Write a head; returns the folder.
+
+    Args:
+        pickled: in a torch file.
+        change: given the tensors before they are written.
+        config: further keys of config.json.
+    """
+    if change is not None:
+        change(state)
     folder.mkdir(parents=True, exist_ok=True)
     if pickled:
-        torch.save(state, folder / files[1])
+        torch.save(state, folder / names[1])
     else:
-        save_file(state, folder / files[0])
-    (folder / "config.json").write_text(json.dumps(config))
+        save_file(state, folder / names[0])
+    (folder / "config.json").write_text(json.dumps(values | config))
     return str(folder)
 
 
-def write_eagle3(
-    folder: Path,
-    model: PreTrainedModel,
-    rows=40,
-    hidden=32,
-    pickled=False,
-    change=None,
-    outputs=(-1, 0),
-    **config,
-) -> str:
-    """An EAGLE-3 head that reads the toy model's embeddings and first layer, for every so-manieth token.
-
-    Args:
-        hidden: of the head; another one than the model's takes an embedding along.
-        change: given the tensors before they are written.
-        outputs: of which layers it reads, as config.json names them.
-    """
-    torch.manual_seed(5)
-    width, vocab = model.config.hidden_size, model.config.vocab_size
-    values = dict(
-        model_type="llama", hidden_size=hidden, num_hidden_layers=1, num_attention_heads=4
+def added(**sizes: int) -> Change:
+    """Put random norms into a head's tensors."""
+    return lambda state: state.update(
+        {f"{name}.weight": 1 + torch.rand(size) for name, size in sizes.items()}
     )
-    values |= dict(
-        num_key_value_heads=2, intermediate_size=40, vocab_size=vocab, draft_vocab_size=rows
-    )
-    values |= (
-        {"eagle_config": {"eagle_aux_hidden_state_layer_ids": list(outputs)}} if outputs else {}
-    )
-    embedding = torch.randn(vocab, hidden)
-    sizes = dict(reads=(0,), width=len(outputs or "123") * width, rows=rows)
-    state = random_state(Eagle3Head(LlamaConfig(**values), embedding, **sizes))
-    if hidden != width:
-        values["target_hidden_size"], state["embed_tokens.weight"] = width, embedding
-    if rows != vocab:
-        ids = torch.arange(rows) * (vocab - 1) // (rows - 1)
-        state |= {
-            "d2t": ids - torch.arange(rows),
-            "t2d": torch.zeros(vocab).index_fill_(0, ids, 1).bool(),
-        }
-    if change is not None:
-        change(state)
-    return written(folder, state, values | config, pickled)
 
 
-def write_hydra(
-    folder: Path, model: PreTrainedModel, heads=4, blocks=3, pickled=False, change=None, **config
-) -> str:
-    """Hydra heads for a LLaMA target; as public files have them, the blocks behind a head's first one are repeated."""
-    torch.manual_seed(6)
-    of_layer, embedding = (
-        head_config(model.config.to_dict() | {"num_hidden_layers": 1}),
-        model.get_input_embeddings(),
+def biased(*layers: str) -> Change:
+    return lambda state: state.update(
+        {f"{name}.bias": torch.randn(len(state[f"{name}.weight"])) * 0.3 for name in layers}
     )
-    made = HydraHeads(
-        of_layer, embedding.weight, heads=heads, blocks=blocks, vocab_size=model.config.vocab_size
-    )
-    state = random_state(made, biases=True)
-    for name in state:
-        if name.startswith("hydra_mlp.") and int(name.split(".")[2]) > 3:
-            head, _, *rest = name.removeprefix("hydra_mlp.").split(".")
-            state[name] = state[".".join(["hydra_mlp", head, "3", *rest])].clone()
-    if pickled:
-        state["prefix_embeding_layer.embed_tokens.weight"] = torch.randn_like(embedding.weight)
-        state["input_embed_fn.weight"] = embedding.weight.detach().half()
-    if change is not None:
-        change(state)
-    values = {"hydra_num_heads": heads, "hydra_num_layers": blocks, "hydra_head_arch": "prefix-mlp"}
-    values |= {"grounded_heads": True, "hidden_state_offset": 0}
-    return written(folder, state, values | config, pickled, HYDRA_FILES)
 
 
-def check_refused(
-    broken: Iterable[tuple[dict, str]], folder: Path, load: Callable[[Path, dict], object]
-) -> None:
-    """Each of these heads, given by how its files differ from good ones, is refused in one line that says so."""
-    for number, (how, says) in enumerate(broken):
-        with pytest.raises(UserError, match=says) as caught:
-            load(folder / str(number), how)
-        assert "\n" not in str(caught.value)
+def without(*names: str) -> Change:
+    return lambda state: [state.pop(name) for name in names]
+
+
+def called(old: str, new: str) -> Change:
+    """Call a part of the tensors' names otherwise."""
+
+    def change(state: State) -> None:
+        for name in [name for name in state if old in name]:
+            state[name.replace(old, new, 1)] = state.pop(name)
+
+    return change
 
 
 ACTS = {"silu": F.silu, "relu": F.relu, "gelu": F.gelu}
 
 
 def sums(
-    values: dict, state: dict, embedding: torch.Tensor, states: torch.Tensor, tokens: torch.Tensor
-):
-    """EAGLE's or EAGLE-3's head over a whole text, from the public specifications: no cache, no transformers.
+    values: dict[str, Any],
+    state: State,
+    embedding: torch.Tensor,
+    states: torch.Tensor,
+    tokens: torch.Tensor,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """EAGLE's or EAGLE-3's head over a whole text, from the public specifications.
+
+    There is no cache, and nothing of transformers.
 
     Args:
         values: config.json without nesting.
         state: the file's tensors by public names.
         states: (n, w H) of the target; tokens: (n,), those after each.
 
-    Returns outputs (n, H), which are the features of drafted nodes, and what the output matrix multiplies (n, H).
+    Returns outputs (n, H), which are the features of drafted nodes, and what the output matrix
+    multiplies (n, H).
     """
     w = {
         name.removeprefix("midlayer.").removeprefix("layers.0."): tensor.double()
         for name, tensor in state.items()
     }
     newer = "hidden_norm.weight" in w
-    eps, heads = values.get("rms_norm_eps", 1e-6), values["num_attention_heads"]
-    dim = values.get("head_dim") or values["hidden_size"] // heads
+    eps = values.get("rms_norm_eps", 1e-6)
+    dim = values["hidden_size"] // values["num_attention_heads"]
     scaling = values.get("rope_scaling") or values.get("rope_parameters") or {}
     theta = values.get("rope_theta", scaling.get("rope_theta", 10000.0))
-    stretch = (
-        scaling["factor"] if scaling.get("type", scaling.get("rope_type")) == "linear" else 1.0
-    )
+    stretch = scaling["factor"] if scaling.get("type") == "linear" else 1.0
 
     def norm(x, name):
-        return x / (x.pow(2).mean(-1, keepdim=True) + eps).sqrt() * w[f"{name}.weight"]
+        return F.rms_norm(x, x.shape[-1:], w[f"{name}.weight"], eps)
 
     def linear(x, name):
         return x @ w[f"{name}.weight"].T + w.get(f"{name}.bias", 0.0)
 
-    def rotate(x):  # (n, heads, dim): pairs (i, i + dim / 2) turn by t / theta^(2 i / dim)
-        angle = (
-            torch.arange(len(x)).double()[:, None]
-            / stretch
-            / theta ** (torch.arange(0, dim, 2).double() / dim)
-        )
-        cos, sin, a, b = (
-            angle.cos()[:, None],
-            angle.sin()[:, None],
-            x[..., : dim // 2],
-            x[..., dim // 2 :],
-        )
-        return torch.cat((a * cos - b * sin, b * cos + a * sin), -1)
+    def heads_of(name):  # (heads, n, dim)
+        return linear(x, f"self_attn.{name}_proj").view(len(x), -1, dim).transpose(0, 1)
 
-    states, embedded = states.double(), embedding[tokens].double()
+    def rotate(x):  # pairs (i, i + dim / 2) turn by t / theta^(2 i / dim)
+        speed = 1 / stretch / theta ** (torch.arange(0, dim, 2).double() / dim)
+        angle = torch.arange(len(tokens)).double()[:, None] * speed
+        turned = torch.complex(*x.split(dim // 2, -1)) * torch.polar(torch.ones_like(angle), angle)
+        return torch.cat((turned.real, turned.imag), -1)
+
+    states = states.double()
+    embedded = embedding[tokens].double()
     if newer:
-        states = norm(states, "input_norm") if values.get("norm_before_fc") else states
+        if values.get("norm_before_fc"):
+            states = norm(states, "input_norm")
         if values.get("fc_norm"):
             parts = states.split(len(w["fc_norm.0.weight"]), -1)
             states = torch.cat([norm(part, f"fc_norm.{i}") for i, part in enumerate(parts)], -1)
@@ -227,21 +224,17 @@ def sums(
         residual = normed if values.get("norm_before_residual") else feature
     else:
         x = residual = linear(torch.cat((embedded, states), -1), "fc")
-    query, key, value = (
-        linear(x, f"self_attn.{name}_proj").view(len(x), -1, dim) for name in "qkv"
+
+    query = rotate(heads_of("q"))
+    key = rotate(heads_of("k"))
+    attended = F.scaled_dot_product_attention(
+        query, key, heads_of("v"), is_causal=True, enable_gqa=True
     )
-    query, key = rotate(query), rotate(key).repeat_interleave(heads // key.shape[1], 1)
-    value = value.repeat_interleave(heads // value.shape[1], 1)
-    scores = torch.einsum("thd,shd->hts", query, key) / math.sqrt(dim)
-    scores = scores.masked_fill(torch.ones(len(x), len(x)).triu(1).bool(), -math.inf).softmax(-1)
-    out = residual + linear(
-        torch.einsum("hts,shd->thd", scores, value).flatten(1), "self_attn.o_proj"
-    )
+    attended = attended.transpose(0, 1).flatten(1)
+    out = residual + linear(attended, "self_attn.o_proj")
     z = norm(out, "post_attention_layernorm")
-    gated = ACTS[values.get("hidden_act", "silu")](linear(z, "mlp.gate_proj")) * linear(
-        z, "mlp.up_proj"
-    )
-    out = out + linear(gated, "mlp.down_proj")
+    act = ACTS[values.get("hidden_act", "silu")]
+    out = out + linear(act(linear(z, "mlp.gate_proj")) * linear(z, "mlp.up_proj"), "mlp.down_proj")
     if newer:
         last = norm(out, "norm")
         return (last if values.get("norm_output") else out).float(), last.float()

@@ -1,6 +1,7 @@
-"""A small draft model against transformers' assisted generation: same tokens by the same number of target forwards.
+"""A small draft model against transformers' assisted generation: same tokens, same target forwards.
 
-And drafting by the noise that the target draws by: a draft model that is the target then drafts nothing wrong.
+And drafting by the noise that the target draws by: a draft model that is the target then drafts
+nothing wrong.
 """
 
 import copy
@@ -10,7 +11,6 @@ import shutil
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from transformers import LlamaConfig, LlamaForCausalLM
 
 from evaluation.running.shared_text import generate_together
 from model.engine import Target, decode, generate
@@ -18,23 +18,21 @@ from model.engine.sampling import Sampling
 from model.errors import UserError
 from model.methods.sps import Speculative
 from model.methods.vanilla import Vanilla
-from tests.conftest import CONFIGS, generated, greedy, toy_model
+from tests.conftest import generated, greedy, toy_model
 
 
 @pytest.fixture(scope="module")
 def pair(tmp_path_factory):
-    """A target and a draft model that is the target with noise on it: drafts stand often, and not always."""
+    """A target and a draft model that is the target with noise on it: some drafts are rejected."""
     model = toy_model("llama-grouped")
     noisy = toy_model("llama-grouped")
     torch.manual_seed(1)
     with torch.no_grad():
         for parameter in noisy.parameters():
-            parameter.add_(
-                torch.randn_like(parameter) * parameter.std() * 0.06 if parameter.dim() > 1 else 0.0
-            )
-    noisy.generation_config.eos_token_id = (
-        None  # or generate() stops its drafts there whatever the call says
-    )
+            if parameter.dim() > 1:
+                parameter.add_(torch.randn_like(parameter) * parameter.std() * 0.06)
+    # or generate() stops its drafts there whatever the call says
+    noisy.generation_config.eos_token_id = None
     folder = tmp_path_factory.mktemp("draft")
     noisy.save_pretrained(folder)
     return model, noisy, folder
@@ -52,24 +50,21 @@ def assisted(model, draft, prompt, limit, gamma, eos):
 @pytest.mark.parametrize("seed, gamma", [(0, 1), (1, 2), (2, 5)])
 def test_same_tokens_and_forwards_as_transformers(pair, seed, gamma):
     model, noisy, folder = pair
-    target, rng = Target(model), random.Random(seed)
+    rng = random.Random(seed)
     prompt = [rng.randrange(3, 61) for _ in range(rng.choice([1, 2, 9, 30]))]
     free = greedy(model, prompt, 40)
-    for limit, eos in ((40, None), (7, None), (1, None), (40, [free[25], free[11]])):
-        drafter = Speculative(
-            target=target, draft_path=str(folder), draft_tokens=gamma, eos=eos or ()
-        )
-        out = generate(target, drafter, prompt, max_new_tokens=limit, eos=eos or ())
-        assert (out.tokens, out.forwards) == assisted(model, noisy, prompt, limit, gamma, eos)
-        assert out.tokens == greedy(model, prompt, limit, eos)
+    for limit, eos in ((40, []), (7, []), (1, []), (40, [free[25], free[11]])):
+        sizes = dict(draft_path=str(folder), draft_tokens=gamma, eos=eos)
+        drafter = Speculative(target=Target(model), **sizes)
+        out = generate(Target(model), drafter, prompt, max_new_tokens=limit, eos=eos)
+        expected = assisted(model, noisy, prompt, limit, gamma, eos or None)
+        assert (out.tokens, out.forwards) == expected
 
 
 def test_a_draft_model_of_shorter_context_stops_drafting(pair, tmp_path):
-    model, _, _ = pair
-    torch.manual_seed(0)
-    short = LlamaForCausalLM(
-        LlamaConfig(**CONFIGS["llama"].to_diff_dict() | {"max_position_embeddings": 24})
-    )
+    model, noisy, _ = pair
+    short = copy.deepcopy(noisy)
+    short.config.max_position_embeddings = 24
     short.save_pretrained(tmp_path)
     target = Target(model)
     drafter = Speculative(target=target, draft_path=str(tmp_path), draft_tokens=4)
@@ -87,40 +82,57 @@ def test_a_vocabulary_padded_otherwise_is_no_other_tokenizer(pair, tmp_path, row
     draft.resize_token_embeddings(rows)
     draft.save_pretrained(tmp_path)
     target = Target(model)
+    how = dict(max_new_tokens=30, sampling=sampling)
     drafter = Speculative(target=target, draft_path=str(tmp_path))
     prompt = [60, 9, 2, 60]
-    plain = generate(
-        target, Vanilla(device=target.device), prompt, max_new_tokens=30, sampling=sampling
-    )
-    out = generate(target, drafter, prompt, max_new_tokens=30, sampling=sampling)
-    assert out.tokens == plain.tokens and len(out.steps) < 30
+    out = generate(target, drafter, prompt, **how)
+    assert out.tokens == generate(target, Vanilla(device=target.device), prompt, **how).tokens
+    assert len(out.steps) < 30
 
 
-def test_what_does_not_fit_or_cannot_be_trusted_is_refused(pair, tmp_path):
-    model, _, folder = pair
-    truncated, lacking, pickled = (shutil.copytree(folder, tmp_path / name) for name in "abc")
-    other = LlamaForCausalLM(LlamaConfig(**CONFIGS["llama"].to_diff_dict() | {"vocab_size": 573}))
-    other.save_pretrained(tmp_path / "other")
-    file = truncated / "model.safetensors"
+def resized(folder, model):
+    draft = copy.deepcopy(model)
+    draft.resize_token_embeddings(573)
+    draft.save_pretrained(folder)
+
+
+def removed(folder, model):
+    shutil.rmtree(folder)
+
+
+def cut(folder, model):
+    file = folder / "model.safetensors"
     file.write_bytes(file.read_bytes()[:-100])
-    weights = load_file(lacking / "model.safetensors")
+
+
+def lacking(folder, model):
+    weights = load_file(folder / "model.safetensors")
     del weights["model.layers.1.mlp.up_proj.weight"]
-    save_file(weights, lacking / "model.safetensors", metadata={"format": "pt"})
-    (pickled / "model.safetensors").unlink()
-    torch.save(model.state_dict(), pickled / "pytorch_model.bin")
-    for draft, says in (
-        (
-            tmp_path / "absent",
-            r"no draft model in .*absent; train .*python -m data.embedded.training.train --draft",
-        ),
-        (tmp_path / "other", "vocabulary of 573 tokens, the target of 61"),
-        (truncated, "cannot be loaded"),
-        (lacking, "1 of its weights are not in its files .*up_proj"),
-        (pickled, "cannot be loaded"),
-    ):
-        with pytest.raises(UserError, match=says) as error:
-            Speculative(target=Target(model), draft_path=str(draft))
-        assert "\n" not in str(error.value)
+    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+
+
+def pickled(folder, model):
+    (folder / "model.safetensors").unlink()
+    torch.save(model.state_dict(), folder / "pytorch_model.bin")
+
+
+BROKEN = {
+    removed: "no such folder; train .*python -m data.embedded.training.train --draft",
+    resized: "vocabulary of 573 tokens, the target of 61",
+    cut: "cannot be loaded",
+    lacking: "1 of its weights are not in its files .*up_proj",
+    pickled: "cannot be loaded",
+}
+
+
+@pytest.mark.parametrize("damage", BROKEN)
+def test_what_does_not_fit_or_cannot_be_trusted_is_refused(pair, tmp_path, damage):
+    model, _, folder = pair
+    copied = shutil.copytree(folder, tmp_path / "draft")
+    damage(copied, model)
+    with pytest.raises(UserError, match=BROKEN[damage]) as error:
+        Speculative(target=Target(model), draft_path=str(copied))
+    assert "\n" not in str(error.value)
 
 
 PROMPT = [5, 9, 2, 7]
@@ -129,56 +141,45 @@ DRAWN = [Sampling(temperature=1.0, seed=3), Sampling(temperature=1.6, top_p=0.9,
 
 @pytest.fixture(scope="module")
 def itself(tmp_path_factory):
-    """A target, and the folder of its draft model, which is the same one; what is drawn is often not its arg-max."""
-    model, folder = toy_model("llama-grouped"), tmp_path_factory.mktemp("draft")
+    """A target and the folder of its draft model, which is the same one.
+
+    What is drawn is often not its arg-max.
+    """
+    model = toy_model("llama-grouped")
+    folder = tmp_path_factory.mktemp("draft")
     with torch.no_grad():
         model.lm_head.weight.mul_(0.1)
     model.save_pretrained(folder)
     return Target(model), str(folder)
 
 
-@pytest.mark.parametrize("execution", ["eager", "static"])
 @pytest.mark.parametrize("sampling", DRAWN, ids=["plain", "top-p"])
-def test_the_target_as_its_own_draft_model(sampling, execution, itself):
+def test_the_target_as_its_own_draft_model(sampling, itself):
+    """Drafts are drawn as the target draws, at the right places."""
     target, folder = itself
+    how = dict(max_new_tokens=40, sampling=sampling)
     sharing, apart = (
         Speculative(target=target, draft_path=folder, draft_tokens=3, share_noise=share)
         for share in (True, False)
     )
-    shared = generate(
-        target, sharing, PROMPT, max_new_tokens=40, sampling=sampling, execution=execution
-    )
-    assert shared.accept_lengths == [4] * 10, (
-        "drafts are drawn as the target draws, at the right places"
-    )
-    other = generate(
-        target, apart, PROMPT, max_new_tokens=40, sampling=sampling, execution=execution
-    )
-    assert other.tokens == shared.tokens and len(other.steps) > 2 * len(shared.steps)
-    if execution == "eager":
-        together = generate_together(
-            target, [sharing, apart], PROMPT, max_new_tokens=40, sampling=sampling
-        )
-        assert [out.accept_lengths for out in together] == [
-            shared.accept_lengths,
-            other.accept_lengths,
-        ]
+    shared = generate(target, sharing, PROMPT, **how)
+    assert shared.accept_lengths == [4] * 10
+    other = generate(target, apart, PROMPT, **how)
+    assert other.tokens == shared.tokens
+    assert len(other.steps) > 2 * len(shared.steps)
+    together = generate_together(target, [sharing, apart], PROMPT, **how)
+    lengths = [out.accept_lengths for out in together]
+    assert lengths == [shared.accept_lengths, other.accept_lengths]
 
 
 def test_sequences_of_several_seeds_in_turn(itself):
     """Static steps are shared by sequences, and so is their rule: each drafts by its own seed."""
     target, folder = itself
     drafter = Speculative(target=target, draft_path=folder, draft_tokens=3)
+    how = dict(max_new_tokens=20, execution="static")
     streams = [
-        decode(
-            target,
-            drafter.session(),
-            PROMPT,
-            max_new_tokens=20,
-            sampling=sampling,
-            execution="static",
-        )
-        for sampling in (Sampling(temperature=1.0, seed=seed) for seed in (1, 2, 3))
+        decode(target, drafter.session(), PROMPT, sampling=Sampling(1.0, seed=seed), **how)
+        for seed in (1, 2, 3)
     ]
     lengths = [[step.accepted for step in steps] for steps in zip(*streams, strict=True)]
     assert lengths == [[4] * 3] * 5
