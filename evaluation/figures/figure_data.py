@@ -92,7 +92,7 @@ class FigureData:
             changes_shape = setting in SIZES and row["tree"] == "shape"
             if changes_shape or pd.isna(row.get(setting)):
                 continue
-            facets = row["pool"].identity.facets.items()
+            facets = row["pool"].first.facets.items()
             fixed = {key: str(value) for key, value in facets if key not in (setting, *follow)}
             group = groups.setdefault((row["method"], frozenset(fixed.items())), [])
             group.append(row | {"fixed": fixed})

@@ -72,7 +72,7 @@ def bench_words(pool: Pool, run: Run) -> str:
 
 def model_words(run: Run) -> str:
     """Say which model it was, from where, and how it was loaded."""
-    model = run.identity.asked.get("model", {}) | run.settings["model"]
+    model = run.config.get("model", {}) | run.settings["model"]
     revision = f" at revision {model['revision']}" if model.get("revision") else ""
     quantized = f" with weights in {model['quantize']} (torchao)" if model.get("quantize") else ""
     words = [

@@ -119,7 +119,7 @@ def _decoded(run: Run, ids: list[int], failures: dict[str, str]) -> tuple[str, .
 
     Without one, return None and add to `failures` why.
     """
-    model = run.settings["model"] | run.identity.asked.get("model", {})
+    model = run.settings["model"] | run.config.get("model", {})
     path = str(model.get("path"))
     if path in failures:
         return None
@@ -190,7 +190,7 @@ def _prompts(runs: Iterable[Run]) -> dict[str, list[str]]:
     """
     benches: dict[tuple[str, Any], None] = {}
     for run in runs:
-        path = str(run.identity.asked.get("bench", {}).get("path"))
+        path = str(run.config.get("bench", {}).get("path"))
         benches[path, run.settings["bench"].get("sha256")] = None
 
     prompts: dict[str, list[str]] = {}

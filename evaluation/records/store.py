@@ -22,8 +22,8 @@ from filelock import lock_descriptor
 from model.errors import UserError
 from model.files import PARTIAL, load_state, save_state, write_json
 
-from .identity import fingerprint
 from .rows import Row, check_schema, difference, read_answers
+from .runs import without_paths
 
 
 class AnswerStore:
@@ -74,7 +74,7 @@ class AnswerStore:
                 recorded = json.loads(path.read_text(encoding="utf-8"))
                 check_schema(recorded["settings"], self.folder)
                 different = difference(
-                    fingerprint(recorded["settings"]), fingerprint(metadata["settings"])
+                    without_paths(recorded["settings"]), without_paths(metadata["settings"])
                 )
             except (json.JSONDecodeError, KeyError, TypeError, AttributeError):
                 raise UserError(

@@ -78,7 +78,7 @@ def wanted(model, bench, method, tree, start, rest):
 
 def of_record(run):
     """Without what is GONE, and the nodes of tree=auto, which were recorded under another name."""
-    method, config = run.settings["method"], run.identity.asked
+    method, config = run.settings["method"], run.config
     kept = {k: v for k, v in method.items() if not k.endswith("sha256") and k not in GONE}
     kept |= (
         {"nodes": kept.pop("tree_nodes")}

@@ -96,16 +96,16 @@ def test_a_finished_run_is_not_taken_for_one_of_the_files_that_lie_there_now(aga
         again_runs = again("method=vanilla")
         assert len(again_runs) == len(runs) + 1
         (new,) = [run for run in again_runs if run.folder not in {run.folder for run in runs}]
-        differ = dict(last.identity.files.items() ^ new.identity.files.items()).keys()
+        differ = dict(last.files.items() ^ new.files.items()).keys()
         assert differ == {kind if kind != "chat template" else "tokenizer"}
-        assert last.identity.comparable != new.identity.comparable, "they are not compared"
+        assert last.comparable != new.comparable, "they are not compared"
         if kind == "weights":
             ids = [[row["choices"][0]["output_ids"] for row in run.answers] for run in (last, new)]
             assert ids[0] != ids[1], "the weights of the job before are not used again"
         runs, last = [*runs, new], new
     assert {path: path.read_bytes() for path in runs[0].folder.iterdir()} == before
     text = on_paper(runs)
-    assert all(f"files={run.identity.loading['files']}" in text for run in runs)
+    assert all(f"files={run.loading['files']}" in text for run in runs)
     assert len(again("method=vanilla")) == len(runs)
 
 

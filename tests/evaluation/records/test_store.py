@@ -36,9 +36,7 @@ def test_an_answer_with_unusual_line_ends_is_one_record(tmp_path, call):
     rows, damage = read_answers(store.answers)
     assert rows == {question.question_id: row} and not damage
     (run,) = read_runs(tmp_path)
-    assert run.complete and run.identity.question_keys == (question.key,) == tuple(
-        run.by_question.index
-    )
+    assert run.complete and run.question_keys == (question.key,) == tuple(run.by_question.index)
     assert store.begin(run.metadata) == rows, "and goes on from there"
     outcome = call(report.main, tmp_path)
     assert outcome.code == 0 and "incomplete" not in outcome.out, outcome.err
