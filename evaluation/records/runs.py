@@ -383,6 +383,7 @@ def _of_this_schema(runs: Iterable[Run]) -> list[Run]:
     for run in runs:
         try:
             check_schema(run.settings, run.folder)
+            check_rows(run.answers, run.folder)
         except UserError as refused:
             print(f"left out: {refused}", file=sys.stderr)
         else:

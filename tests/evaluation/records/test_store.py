@@ -16,7 +16,7 @@ from tests.evaluation.statistics.test_metrics import ROWS
 def about(settings, **circumstances):
     """The metadata of a run of three questions."""
     return {
-        "settings": {"schema": SCHEMA} | settings,
+        "settings": {"schema": SCHEMA, "method": {}} | settings,
         "circumstances": {"device": "a machine"} | circumstances,
         "questions": 3,
     }
