@@ -14,16 +14,11 @@ import os
 import re
 import sys
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from pathlib import Path
 
-# A notebook's kernel exports a backend that this environment may lack; no figure needs it.
-if "matplotlib" not in sys.modules and (exported := os.environ.pop("MPLBACKEND", None)):
-    import matplotlib
-
-    os.environ["MPLBACKEND"] = exported
-    with suppress(ValueError):
-        matplotlib.rcParams["backend"] = exported
+# A notebook's kernel exports a backend that this environment may lack; no figure needs one.
+if "matplotlib" not in sys.modules:
+    os.environ.pop("MPLBACKEND", None)
 from matplotlib.figure import Figure
 
 from ..statistics.experiment import Experiment

@@ -74,13 +74,14 @@ def _by_category(data: FigureData, column: str, label: str) -> Figure | None:
 
     figure, (axes,) = panels(label, "", height=0.8 + 0.27 * len(categories))
     places = np.arange(len(categories))[::-1]
+    offsets = (np.arange(len(rows))[::-1] - (len(rows) - 1) / 2) / (2 * len(rows))
     has_intervals = False
-    for i, (row, part) in enumerate(zip(rows, values, strict=True)):
-        at = places + 0.5 * ((len(rows) - 1) / 2 - i) / len(rows)
+    for row, part, offset in zip(rows, values, offsets, strict=True):
         low = part[f"{column}_low"]
         high = part[f"{column}_high"]
-        axes.hlines(at, low, high, color=row["look"]["color"], linewidth=0.8, alpha=0.8)
-        axes.plot(part[column], at, **row["look"] | {"linestyle": "none"})
+        ink = row["look"]["color"]
+        axes.hlines(places + offset, low, high, color=ink, linewidth=0.8, alpha=0.8)
+        axes.plot(part[column], places + offset, **row["look"] | {"linestyle": "none"})
         has_intervals |= bool((low < high).any())
 
     axes.axvline(1.0, color="#444444", linewidth=0.7)
@@ -100,10 +101,9 @@ def accepted_lengths(data: FigureData) -> Figure | None:
     figure, (axes,) = panels("accepted length (tokens per step)", "% of steps", height=1.9)
     longest = 1
     for row in rows:
-        by_answer = map(accept_lengths, row["pool"].rows)
-        lengths = np.array(list(itertools.chain.from_iterable(by_answer)), dtype=int)
-        longest = max([longest, *lengths])
-        steps = np.bincount(np.minimum(lengths, FAR))[1:]
+        lengths = list(itertools.chain(*map(accept_lengths, row["pool"].rows)))
+        longest = max(longest, *lengths, 1)
+        steps = np.bincount(np.minimum(lengths, FAR).astype(int))[1:]
         axes.plot(range(1, len(steps) + 1), 100 * steps / max(len(lengths), 1), **row["look"])
 
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
@@ -216,10 +216,12 @@ def _measured(datasets: Sequence[FigureData]) -> str:
 def novelty(datasets: Sequence[FigureData]) -> Figure | None:
     """MAT of each question against how much its answer repeats: the share of its 3-grams that
     occurred earlier, in the prompt or in the answer."""
-    drawn: list[tuple[Row, list[tuple[float, float]]]] = []
+    drawn = []
     for data in datasets:
-        pairs = [(row, _repetition_and_mat(row["pool"].first_answers)) for row in data.shown(MOST)]
-        drawn += [(row, points) for row, points in pairs if points]
+        for row in data.shown(MOST):
+            points = _repetition_and_mat(row["pool"].first_answers)
+            if points:
+                drawn.append((row, points))
     if sum(len(points) for _, points in drawn) < 8 or len(drawn) > MOST:
         return None
 
@@ -227,11 +229,12 @@ def novelty(datasets: Sequence[FigureData]) -> Figure | None:
     figure, (axes,) = panels(label, "MAT of the question", height=2.2)
     benches = list(dict.fromkeys(row["bench"] for row, _ in drawn))
     for row, points in drawn:
-        options: dict[str, Any] = dict(row["look"], linestyle="none", markersize=3, alpha=0.55)
+        options: dict[str, Any] = row["look"]
         if len(benches) > 1:
-            fill = benches.index(row["bench"]) % (1 + len(FILLS))
-            options["label"] = f"{row['name']}, {row['bench']}"
-            options["fillstyle"] = ("full", *FILLS.values())[fill]
+            fills = ("full", *FILLS.values())
+            fill = fills[benches.index(row["bench"]) % len(fills)]
+            options = options | {"label": f"{row['name']}, {row['bench']}", "fillstyle": fill}
+        options = options | {"linestyle": "none", "markersize": 3, "alpha": 0.55}
         axes.plot(*zip(*points, strict=True), **options)
 
     axes.axhline(1.0, color="#444444", linewidth=0.7)

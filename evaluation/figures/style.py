@@ -179,14 +179,15 @@ def grid(
     # the cells keep their width
     figure.set_figwidth(WIDTH + 0.06 * max(0, *(len(name) - 16 for name in rows)))
 
-    norm = None
     ticks = None
-    if middle is not None:
+    if middle is None:
+        image = axes.imshow(values, cmap="Blues", aspect="auto")
+    else:
         lowest = min(np.nanmin(values), middle - 0.1)
         highest = max(np.nanmax(values), middle + 0.1)
         norm = TwoSlopeNorm(middle, lowest, highest)
-        ticks = [norm.vmin, middle, norm.vmax]  # by default, the lower half has no tick
-    image = axes.imshow(values, cmap="PuOr" if norm else "Blues", norm=norm, aspect="auto")
+        ticks = [lowest, middle, highest]  # by default, the lower half has no tick
+        image = axes.imshow(values, cmap="PuOr", norm=norm, aspect="auto")
     bar = figure.colorbar(image, fraction=0.04, pad=0.02, ticks=ticks, format="%.2g")
     bar.ax.tick_params(labelsize=5, length=2)
 
