@@ -69,7 +69,9 @@ def draw_all(experiment: Experiment, folder: Path) -> list[Path]:
     datasets = split(experiment)
     with styled():
         for name, data in datasets.items():
-            end = "" if len(datasets) == 1 else "-" + re.sub(r"[^\w.]", "-", name)
+            end = ""
+            if len(datasets) > 1:
+                end = "-" + re.sub(r"[^\w.]", "-", name)
             for draw in FIGURES:
                 if (figure := draw(data)) is not None:
                     made.append(save(figure, folder / f"{draw.__name__}{end}"))

@@ -68,11 +68,19 @@ def _by_category(data: FigureData, column: str, label: str) -> Figure | None:
 
     if len(rows) > MOST:
         numbers = [part[column].tolist() for part in values]
-        cells = pd.DataFrame(numbers, [row["name"] for row in rows], words)
+        cells = pd.DataFrame(
+            numbers,
+            [row["name"] for row in rows],
+            words,
+        )
         middle = 1.0 if column.startswith("speedup") else None
         return grid(cells, label, data.note(rows), middle=middle)
 
-    figure, (axes,) = panels(label, "", height=0.8 + 0.27 * len(categories))
+    figure, (axes,) = panels(
+        label,
+        "",
+        height=0.8 + 0.27 * len(categories),
+    )
     places = np.arange(len(categories))[::-1]
     offsets = (np.arange(len(rows))[::-1] - (len(rows) - 1) / 2) / (2 * len(rows))
     has_intervals = False
@@ -80,8 +88,19 @@ def _by_category(data: FigureData, column: str, label: str) -> Figure | None:
         low = part[f"{column}_low"]
         high = part[f"{column}_high"]
         ink = row["look"]["color"]
-        axes.hlines(places + offset, low, high, color=ink, linewidth=0.8, alpha=0.8)
-        axes.plot(part[column], places + offset, **row["look"] | {"linestyle": "none"})
+        axes.hlines(
+            places + offset,
+            low,
+            high,
+            color=ink,
+            linewidth=0.8,
+            alpha=0.8,
+        )
+        axes.plot(
+            part[column],
+            places + offset,
+            **row["look"] | {"linestyle": "none"},
+        )
         has_intervals |= bool((low < high).any())
 
     axes.axvline(1.0, color="#444444", linewidth=0.7)
@@ -98,13 +117,21 @@ def accepted_lengths(data: FigureData) -> Figure | None:
     if not rows:
         return None
 
-    figure, (axes,) = panels("accepted length (tokens per step)", "% of steps", height=1.9)
+    figure, (axes,) = panels(
+        "accepted length (tokens per step)",
+        "% of steps",
+        height=1.9,
+    )
     longest = 1
     for row in rows:
         lengths = list(itertools.chain(*map(accept_lengths, row["pool"].rows)))
         longest = max(longest, *lengths, 1)
         steps = np.bincount(np.minimum(lengths, FAR).astype(int))[1:]
-        axes.plot(range(1, len(steps) + 1), 100 * steps / max(len(lengths), 1), **row["look"])
+        axes.plot(
+            range(1, len(steps) + 1),
+            100 * steps / max(len(lengths), 1),
+            **row["look"],
+        )
 
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     if longest > FAR:
@@ -132,8 +159,16 @@ def acceptance_by_depth(data: FigureData) -> Figure | None:
     for row, depths in rows:
         drawn = depths[:DEEPEST]
         places = [float(depth.depth) for depth in drawn]
-        axes[0].plot(places, [100 * depth.joint for depth in drawn], **row["look"])
-        axes[1].plot(places, [100 * depth.conditional for depth in drawn], **row["look"])
+        axes[0].plot(
+            places,
+            [100 * depth.joint for depth in drawn],
+            **row["look"],
+        )
+        axes[1].plot(
+            places,
+            [100 * depth.conditional for depth in drawn],
+            **row["look"],
+        )
 
     for panel in axes:
         panel.set_ylim(bottom=0)
@@ -157,7 +192,12 @@ def mat_over_questions(data: FigureData) -> Figure | None:
         lengths = [accept_lengths(answer) for answer in row["pool"].first_answers]
         tokens = pd.Series(list(map(sum, lengths))).rolling(window, min_periods=1).sum()
         steps = pd.Series(list(map(len, lengths))).rolling(window, min_periods=1).sum()
-        axes.plot(range(1, len(lengths) + 1), tokens / steps, **row["look"], markevery=window)
+        axes.plot(
+            range(1, len(lengths) + 1),
+            tokens / steps,
+            **row["look"],
+            markevery=window,
+        )
 
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     axes.set_xlim(left=1)
@@ -180,13 +220,24 @@ def overhead(datasets: Sequence[FigureData]) -> Figure | None:
     if not bars:
         return None
 
-    figure, (axes,) = panels("step time (ms)", "", height=0.8 + 0.3 * len(bars))
+    figure, (axes,) = panels(
+        "step time (ms)",
+        "",
+        height=0.8 + 0.3 * len(bars),
+    )
     widths = pd.DataFrame(bars, columns=[*PARTS]).dropna(axis=1, how="all").fillna(0.0)
     ends = widths.cumsum(axis=1)
     at = np.arange(len(bars))[::-1]
     for part, colour in zip(map(str, widths), PALETTE[1:], strict=False):
         begins = ends[part] - widths[part]
-        axes.barh(at, widths[part], 0.7, left=begins, color=colour, label=PARTS[part])
+        axes.barh(
+            at,
+            widths[part],
+            0.7,
+            left=begins,
+            color=colour,
+            label=PARTS[part],
+        )
 
     axes.set_yticks(at, names)
     return finish(figure, _measured(datasets))
@@ -197,7 +248,11 @@ def part_ms(rows: Sequence[Row]) -> dict[str, float]:
     steps = 0
     seconds = Counter[str]()
     for choice in choices(rows):
-        turns = zip(choice.get("phase_time") or [], choice.get("forwards") or [], strict=False)
+        turns = zip(
+            choice.get("phase_time") or [],
+            choice.get("forwards") or [],
+            strict=False,
+        )
         for times, forwards in turns:
             if times:
                 steps += max(forwards - 1, 0)
