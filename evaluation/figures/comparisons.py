@@ -144,8 +144,11 @@ def accepted_lengths(data: FigureData) -> Figure | None:
 def acceptance_by_depth(data: FigureData) -> Figure | None:
     """Acceptance by depth in the draft: the share of drafting steps whose accepted path reaches a
     depth (joint) and, where drawn, of those that reached the depth above it (conditional)."""
-    rows = [(row, by_depth(row["pool"].accepted)) for row in data.shown(MOST)]
-    rows = [(row, depths) for row, depths in rows if depths]
+    rows = []
+    for row in data.shown(MOST):
+        depths = by_depth(row["pool"].accepted)
+        if depths:
+            rows.append((row, depths))
     if not rows:
         return None
 
@@ -157,18 +160,9 @@ def acceptance_by_depth(data: FigureData) -> Figure | None:
     figure, axes = panels(label, *titles, height=3.1)
 
     for row, depths in rows:
-        drawn = depths[:DEEPEST]
-        places = [float(depth.depth) for depth in drawn]
-        axes[0].plot(
-            places,
-            [100 * depth.joint for depth in drawn],
-            **row["look"],
-        )
-        axes[1].plot(
-            places,
-            [100 * depth.conditional for depth in drawn],
-            **row["look"],
-        )
+        drawn = pd.DataFrame(depths[:DEEPEST])
+        axes[0].plot(drawn["depth"], 100 * drawn["joint"], **row["look"])
+        axes[1].plot(drawn["depth"], 100 * drawn["conditional"], **row["look"])
 
     for panel in axes:
         panel.set_ylim(bottom=0)
@@ -190,14 +184,11 @@ def mat_over_questions(data: FigureData) -> Figure | None:
 
     for row, window in zip(rows, windows, strict=True):
         lengths = [accept_lengths(answer) for answer in row["pool"].first_answers]
-        tokens = pd.Series(list(map(sum, lengths))).rolling(window, min_periods=1).sum()
-        steps = pd.Series(list(map(len, lengths))).rolling(window, min_periods=1).sum()
-        axes.plot(
-            range(1, len(lengths) + 1),
-            tokens / steps,
-            **row["look"],
-            markevery=window,
-        )
+        columns = ["tokens", "steps"]
+        counts = pd.DataFrame([(sum(own), len(own)) for own in lengths], columns=columns)
+        recent = counts.rolling(window, min_periods=1).sum()
+        mats = recent["tokens"] / recent["steps"]
+        axes.plot(mats.index + 1, mats, **row["look"], markevery=window)
 
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     axes.set_xlim(left=1)

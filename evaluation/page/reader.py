@@ -141,21 +141,20 @@ def _tokenizer_path(run: Run, path: str) -> str:
 @lru_cache(maxsize=4)
 def load(path: str, revision: str | None = None) -> Tokenizer:
     """Load a model's tokenizer from local files only and without its code."""
-    folder = next((p for p in (Path(path).expanduser(), ROOT / path) if p.is_dir()), None)
-    if folder is not None and (folder / "tokenizer.json").is_file():
-        return Tokenizer.from_file(str(folder / "tokenizer.json"))
-    if folder is None and path.startswith(("/", ".", "~")):
-        raise FileNotFoundError(f"no folder {path}")
+    for folder in (Path(path).expanduser(), ROOT / path):
+        file = folder / "tokenizer.json"
+        if file.is_file():
+            return Tokenizer.from_file(str(file))
 
     # takes seconds to import: only where nothing else will do
     from transformers import AutoTokenizer
 
-    where: dict[str, Any] = {
-        "revision": revision,
-        "local_files_only": True,
-        "trust_remote_code": False,
-    }
-    loaded = AutoTokenizer.from_pretrained(str(folder or path), **where)
+    loaded = AutoTokenizer.from_pretrained(
+        path,
+        revision=revision,
+        local_files_only=True,
+        trust_remote_code=False,
+    )
     tokenizer: Tokenizer = loaded.backend_tokenizer
     return tokenizer
 

@@ -121,9 +121,8 @@ def missing_jobs(folder: Path) -> str:
     left = []
     for job in jobs:
         mark = read_object(mark_of(folder, job))
-        summaries = [folder / f"runs/{run}/summary.json" for run in mark.get("runs", [])]
-        finished = summaries and all(path.exists() for path in summaries)
-        if not finished and "not_available" not in mark:
+        runs = [folder / f"runs/{run}/summary.json" for run in mark.get("runs", [])]
+        if not mark or not all(path.exists() for path in runs):
             left.append(job)
 
     if not left:
