@@ -160,6 +160,7 @@ class Shipped:
             return ""
 
         cells = halved(pool, part.get("half")).of(category)
+        row: dict[Any, Any]
         if over and column == "tokens_per_second":
             column = "speedup_vanilla"
             row = tables.speedups("vanilla", pool.speeds.of(category), base)

@@ -91,8 +91,9 @@ class FigureData:
             if changes_shape or pd.isna(row.get(setting)):
                 continue
             facets = row["pool"].first.facets.items()
-            fixed = {(key, str(value)) for key, value in facets if key not in (setting, *follow)}
-            groups.setdefault((row["method"], frozenset(fixed)), []).append(row)
+            changing = (setting, *follow)
+            fixed = frozenset((key, str(value)) for key, value in facets if key not in changing)
+            groups.setdefault((row["method"], fixed), []).append(row)
 
         drawn = {}
         for key, rows in groups.items():

@@ -119,11 +119,8 @@ def published(metadata: dict[str, Any]) -> dict[str, Any]:
     kept = _only(metadata, METADATA)
     kept["config"] = _only(metadata.get("config", {}), CONFIG)
     kept["texts"] = False
-    kept = without_paths(kept)
+    kept = {key: without_paths(value, key) for key, value in kept.items()}
     kept["config"].get("bench", {}).pop("url", None)
-    if "commit" in metadata["settings"]["model"].get("files", {}):
-        # on the hub, so the name is public
-        kept["config"]["model"]["path"] = metadata["config"]["model"]["path"]
 
     command = module_command(metadata.get("command", []))
     words = []

@@ -33,7 +33,7 @@ def tokens_and_steps(row: Row) -> tuple[int, int]:
     lengths = accept_lengths(row)
     if lengths:
         return sum(lengths), len(lengths)
-    turns: list[int | None] = []
+    turns: list[Any] = []
     for choice in row["choices"]:
         if "engine_means" in choice:
             turns += choice["decoding_steps"]
@@ -189,8 +189,8 @@ def parse_answers(lines: Iterable[str]) -> tuple[dict[Any, Row], str]:
 
     damage = []
     if broken:
-        number, why = next(iter(broken.items()))
-        damage.append(f"{len(broken)} broken line(s): {_some(broken)} (line {number}: {why})")
+        first, why = next(iter(broken.items()))
+        damage.append(f"{len(broken)} broken line(s): {_some(broken)} (line {first}: {why})")
     if repeated:
         damage.append(
             f"{len(repeated)} question id(s) repeated, the later one counts: {_some(repeated)}"

@@ -350,7 +350,10 @@ def read_runs(folder: Path) -> list[Run]:
     """
     file = folder / compact.FILE
     if file.is_file():
-        runs = [Run(folder / "runs" / name, *record) for name, *record in compact.unpacked(file)]
+        runs = [
+            Run(folder / "runs" / name, metadata, answers)
+            for name, metadata, answers in compact.unpacked(file)
+        ]
     else:
         runs = list(_read(sorted(path for path in folder.glob("runs/*") if path.is_dir())))
     runs = _of_this_schema(runs)
