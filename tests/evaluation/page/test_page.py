@@ -2,10 +2,10 @@
 
 import base64
 import hashlib
+import html
 import json
 import re
 import shutil
-from html.parser import HTMLParser
 
 import pytest
 
@@ -20,26 +20,7 @@ from tests.evaluation.made_runs import made
 from tests.evaluation.page.conftest import HOSTILE, answer, report, write_run
 
 
-class Page(HTMLParser):
-    """Tags with their attributes, and the text of scripts and styles."""
-
-    def __init__(self, text):
-        super().__init__()
-        self.tags = []
-        self.raw = {"script": [], "style": []}
-        self.inside = None
-        self.feed(text)
-
-    def handle_starttag(self, tag, attributes):
-        self.tags.append((tag, dict(attributes)))
-        self.inside = tag
-
-    def handle_endtag(self, tag):
-        self.inside = None
-
-    def handle_data(self, data):
-        if self.inside in self.raw:
-            self.raw[self.inside].append(data)
+RAW = re.compile(r"<(script|style)[^>]*>(.*?)</\1>", flags=re.S)
 
 
 @pytest.fixture(scope="module")
@@ -48,22 +29,22 @@ def text(report_folder):
 
 
 def test_nothing_comes_from_elsewhere(text):
-    page = Page(text)
-    sources = []
-    for _, attributes in page.tags:
-        sources += [attributes[key] for key in ("src", "href", "action") if key in attributes]
-        assert not [key for key in attributes if key == "style" or key.startswith("on")]
+    tags = re.findall("<[^>]*>", RAW.sub("", text))
+    sources = re.findall(r'\s(?:src|href|action)="([^"]*)"', " ".join(tags))
     assert sources and all(source.startswith(("data:", "#")) for source in sources)
+    assert not [tag for tag in tags if re.search(r"\s(style|on\w+)=", tag)]
     assert not re.search("@import|url\\(|fetch\\(|innerHTML|insertAdjacentHTML", text)
-    (policy,) = (a["content"] for _, a in page.tags if "http-equiv" in a)
-    assert "default-src 'none'" in policy
-    for kind, content in (("style", page.raw["style"][0]), ("script", page.raw["script"][-1])):
+    (policy,) = (tag for tag in tags if "Content-Security-Policy" in tag)
+    assert "default-src" in policy
+    (style, data, script) = RAW.findall(text)
+    assert data[0] == "script"
+    for kind, content in (style, script):
         digest = base64.b64encode(hashlib.sha256(content.encode()).digest()).decode()
-        assert f"{kind}-src 'sha256-{digest}'" in policy
+        assert f"{kind}-src 'sha256-{digest}'" in html.unescape(policy)
 
 
 def test_what_a_model_or_a_user_wrote_stays_text(text):
-    data = Page(text).raw["script"][0]
+    _, (_, data), _ = RAW.findall(text)
     assert "<b>device" not in text and "<i>" not in text and not set("<>&") & set(data)
     pieces = ["".join(words["pieces"]) for words in json.loads(data)["texts"]]
     assert any(HOSTILE in joined for joined in pieces)
