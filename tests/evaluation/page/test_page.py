@@ -19,7 +19,6 @@ from tests.evaluation.made_runs import answer as timed
 from tests.evaluation.made_runs import made
 from tests.evaluation.page.conftest import HOSTILE, answer, report, write_run
 
-
 RAW = re.compile(r"<(script|style)[^>]*>(.*?)</\1>", flags=re.S)
 
 
