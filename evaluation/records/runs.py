@@ -294,22 +294,24 @@ class Run:
         Columns: subtask; tokens and steps of MAT; all new tokens, seconds, and speed (tokens/s);
         seconds and number of the steps after each turn's first.
         """
-        rows = []
+        names = [
+            "subtask",
+            "tokens",
+            "steps",
+            "new_tokens",
+            "seconds",
+            "speed",
+            "later_seconds",
+            "later_steps",
+        ]
+        values = []
         for row in self.answers:
+            category = subtask(str(row.get("category", "unknown")))
             tokens, steps = tokens_and_steps(row)
-            later_seconds, later = later_steps([row])
-            figures = {
-                "subtask": subtask(str(row.get("category", "unknown"))),
-                "tokens": tokens if steps else math.nan,  # not known, so in no pair
-                "steps": steps or math.nan,
-                "new_tokens": new_tokens(row),
-                "seconds": wall_time(row),
-                "speed": question_speed(row),
-                "later_seconds": later_seconds,
-                "later_steps": later,
-            }
-            rows.append(figures)
-        return pd.DataFrame(rows, index=[row_key(row) for row in self.answers])
+            counts = (tokens, steps) if steps else (math.nan, math.nan)  # not known, so in no pair
+            speed = (new_tokens(row), wall_time(row), question_speed(row))
+            values.append((category, *counts, *speed, *later_steps([row])))
+        return pd.DataFrame(values, index=[row_key(row) for row in self.answers], columns=names)
 
     @property
     def by_batch(self) -> pd.DataFrame:
