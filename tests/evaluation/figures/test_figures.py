@@ -130,7 +130,7 @@ def test_of_trees_of_one_shape_the_larger_mat_is_named():
     figure = figures.tree_shape(data_of(shapes))
     texts = [text.get_text() for text in figure.axes[0].texts]
     assert texts == ["1.67\n(2)", "1.67", "1.67\n(1)"]
-    assert figure.get_supxlabel().endswith("3 of 5 configurations are drawn")
+    assert figure.get_supxlabel().endswith("3 of 4 configurations are drawn")
 
 
 def test_what_is_left_out_is_said():
@@ -271,7 +271,7 @@ def test_any_name_can_be_drawn(tmp_path, recwarn, monkeypatch):
             row["category"] = f"{ODD} {row['category']}"
     figures.draw_all(Experiment(runs), tmp_path)
     files = list(tmp_path.iterdir())
-    assert len(files) == 4, "two figures of two models"
+    assert len(files) == 5, "two figures of two models, and novelty of both"
     for path in files:
         assert DRAWN.split()[0] in minidom.parse(str(path)).toxml(), "a comment of its glyphs"
     assert not [str(warning.message) for warning in recwarn if "lyph" in str(warning.message)]
