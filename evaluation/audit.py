@@ -34,7 +34,7 @@ from .loading.models import LoadedModel, devices_in_words, load_model
 from .loading.settings import ModelSettings
 from .records.questions import Question
 from .records.rows import difference
-from .records.runs import Run, runs_at
+from .records.runs import Run, is_served, runs_at
 from .running.scheduling import Progress
 from .statistics.agreement import GAPS
 from .statistics.experiment import Experiment
@@ -296,7 +296,7 @@ def audit_served(folder: Path, permitted: dict[str, bool]) -> None:
         permitted: as in `measure_gaps`.
     """
     finished = [path.parent for path in folder.glob("runs/*/summary.json")]
-    for run in filter(lambda run: run.is_served, runs_at(finished)):
+    for run in runs_at(filter(is_served, finished)):
         made_in = run.metadata["config"]["method"]["dtype"]
         if run.summary.get("audit", {}).get("made_in", "none") == made_in:
             continue
