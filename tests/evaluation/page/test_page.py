@@ -31,7 +31,8 @@ def test_nothing_comes_from_elsewhere(text):
     tags = re.findall("<[^>]*>", RAW.sub("", text))
     sources = re.findall(r'\s(?:src|href|action)="([^"]*)"', " ".join(tags))
     assert sources and all(source.startswith(("data:", "#")) for source in sources)
-    assert not [tag for tag in tags if re.search(r"\s(style|on\w+)=", tag)]
+    names = [re.sub('"[^"]*"', "", tag) for tag in tags]
+    assert not [tag for tag in names if re.search(r"\s(style|on\w+)=", tag)]
     assert not re.search("@import|url\\(|fetch\\(|innerHTML|insertAdjacentHTML", text)
     (policy,) = (tag for tag in tags if "Content-Security-Policy" in tag)
     assert "default-src" in policy

@@ -25,7 +25,8 @@ def test_an_answer_with_unusual_line_ends_is_one_record(tmp_path):
     """U+2028, U+2029 and U+0085 end a line for splitlines()."""
     said = "one\u2028two\u2029three\x85four\x0bfive\x0csix\x1cseven\r\neight"
     question = Question("a\u2028b", "qa", (said,))
-    row = asked("a\u2028b", "qa", [([2, 2], 1.0)], said, turns=[said])
+    row = asked("a\u2028b", "qa", [([2, 2], 1.0)], said)
+    row["choices"][0]["turns"] = [said]
     store = AnswerStore(tmp_path / "runs/one")
     with store.locked():
         metadata = shard("vanilla", [row]).metadata | {"circumstances": {"device": "a machine"}}
