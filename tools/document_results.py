@@ -46,7 +46,7 @@ from matplotlib.figure import Figure
 from evaluation import figures
 from evaluation.errors import user_errors
 from evaluation.figures import style
-from evaluation.loading.bench import WORDS, numbers
+from evaluation.loading.bench import SPLITS, numbers
 from evaluation.report import REFERENCE
 from evaluation.statistics import intervals, metrics, pools, published, rendering, tables
 from evaluation.statistics.experiment import Experiment
@@ -196,7 +196,7 @@ def halved(pool: pools.Pool, half: str | None) -> pools.Cells:
     rows = dict(sorted(pool.answers_to_compare(0).items(), key=lambda item: item[1]["question_id"]))
     number = dict(zip(rows, numbers(row["category"] for row in rows.values()), strict=True))
 
-    halves = [WORDS["split"][number[key] % 2] for key in pool.cells.questions]
+    halves = [SPLITS[number[key] % 2] for key in pool.cells.questions]
     return pool.cells.take(np.array(halves) == half)
 
 

@@ -48,7 +48,6 @@ def test_selection(settings, ids, path):
 @pytest.mark.parametrize(
     ("settings", "why"),
     [
-        ({"split": "test"}, "bench.split=test"),
         ({"begin": 6}, "no question is left of 6"),
         ({"categories": ["qa", "rag"]}, "bench.categories=rag: not in .* mt_bench, qa, zoo"),
     ],
