@@ -38,10 +38,9 @@ from .loading.engines import Reply
 from .loading.models import LoadedModel
 from .loading.server import Server
 from .loading.stock import STATIC, stock_generate
-from .records.identity import NO_SPECULATION, SERVER
 from .records.provenance import sha256_of
 from .records.rows import difference
-from .records.runs import INSIDE, SERVED
+from .records.runs import INSIDE, NO_SPECULATION, SERVED, SERVER
 
 COLD = "cold"
 HOT = "hot"

@@ -133,7 +133,7 @@ def measure_gaps(experiment: Experiment, permitted: dict[str, bool]) -> Iterator
 
         with exclusive(settings) as settings:
             loaded = load_model(settings)
-            files = first.identity.files
+            files = first.files
             changed = difference(files, loaded.files) if files else ""
             if changed:
                 raise UserError(

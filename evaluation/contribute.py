@@ -2,8 +2,7 @@
 results/reference/NAME, for git.
 
 Tables, figures and the page can be made from these records as from the results. Names of people,
-hosts and folders are left out. An unfinished experiment is refused. With --add the other runs of
-NAME are kept, so that an experiment can be measured in several sessions. Without arguments: write
+hosts and folders are left out. An unfinished experiment is refused. Without arguments: write
 results/README.md again.
 """
 
@@ -19,13 +18,11 @@ from model.files import write_bytes, write_json, write_text
 from .errors import user_errors
 from .records import compact
 from .records.provenance import commit
-from .records.rows import read_object
 from .report import REFERENCE
 from .statistics.agreement import GAPS, read_gaps
 from .statistics.experiment import Experiment
 from .statistics.rendering import markdown
 
-OF_MARK = ("model", "bench", "method", "not_available")  # fields kept of a job that could not run
 HEADING = """# Results that ship
 
 Records that ship, a folder for each experiment; `eval.sh` compares yours with them. All else below `results/` is yours
@@ -41,81 +38,51 @@ written by `python -m evaluation.contribute`.
 """  # noqa: E501
 
 
-def contribute(folder: Path, name: str, note: str = "", add: bool = False) -> Path:
+def contribute(folder: Path, name: str, note: str = "") -> Path:
     """Write an experiment's compact records as results/reference/NAME, and return that folder.
 
     Args:
         note: a remark for results/README.md, such as the machine.
-        add: keep the runs that were contributed earlier and are not in `folder`.
 
     Raises:
-        UserError: `name` is no folder's name, `folder` is unfinished or holds compact records, or
-            the earlier records are damaged or missing.
+        UserError: `name` is no folder's name, or `folder` is unfinished.
     """
     if not re.fullmatch(r"[\w][\w.-]*", name):
         raise UserError(f"{name}: must be one folder's name of letters, digits, dots and dashes")
-    if (folder / compact.FILE).is_file():
-        raise UserError(f"{folder}: holds compact records already; name a folder of results")
     experiment = Experiment.read(folder)
-    if lacking := unfinished(experiment, folder):
+    if lacking := unfinished(experiment):
         raise UserError(f"{folder}: {lacking}")
 
     records = []
     for run in experiment.runs:
         metadata = run.metadata | {"summary": run.summary, "note": note}
         records.append((run.folder.name, metadata, run.answers))
-
-    marks = {}
-    for path in folder.glob("jobs/*.json"):
-        mark = read_object(path)
-        if "not_available" in mark:
-            marks[path.name] = compact.without_paths({key: mark[key] for key in OF_MARK})
-
     target = REFERENCE / name
-    gaps = read_gaps(folder)
-
-    if add:
-        names = {compact.published_name(run) for run, _, _ in records}
-        earlier = compact.unpacked(target / compact.FILE)
-        records = [run for run in earlier if run[0] not in names] + records
-        gaps = read_gaps(target) | gaps
-
     write_bytes(target / compact.FILE, compact.packed(records))
-    # files of earlier records
-    earlier_marks = [] if add else target.glob("jobs/*.json")
-    for old in [*earlier_marks, *target.glob(GAPS)]:
-        old.unlink()
-    for file, mark in marks.items():
-        write_json(target / "jobs" / file, mark)
-    if gaps:
-        entries = []
-        for (name_of_run, *place), gap in gaps.items():
-            entries.append({"at": [compact.published_name(name_of_run), *place], "gap": gap})
-        write_json(target / GAPS, entries)
 
+    (target / GAPS).unlink(missing_ok=True)  # of earlier records
+    entries = []
+    for (run_name, *place), gap in read_gaps(folder).items():
+        entries.append({"at": [compact.published_name(run_name), *place], "gap": gap})
+    if entries:
+        write_json(target / GAPS, entries)
     return target
 
 
-def unfinished(experiment: Experiment, folder: Path) -> str:
+def unfinished(experiment: Experiment) -> str:
     """Say what an experiment lacks; empty if it is finished."""
     if experiment.missing:
         return experiment.missing
     runs = experiment.runs
-    read = {run.folder for run in runs}
-    cut = [run for run in runs if not run.complete or not run.summary]
-
-    for path in sorted(folder.glob("runs/*")):
-        if path.is_dir() and path not in read:
-            return f"runs/{path.name} has no answers that this version reads"
-
-    if cut:
-        answers = f"{len(cut[0].answers)} of {cut[0].metadata['questions']} answers"
-        return (
-            f"{len(cut)} of {len(runs)} runs are not finished"
-            f" (runs/{cut[0].folder.name}: {answers})"
-        )
-
-    return ""
+    unfinished = [run for run in runs if not run.complete or not run.summary]
+    if not unfinished:
+        return ""
+    first = unfinished[0]
+    answers = f"{len(first.answers)} of {first.metadata['questions']} answers"
+    return (
+        f"{len(unfinished)} of {len(runs)} runs are not finished"
+        f" (runs/{first.folder.name}: {answers})"
+    )
 
 
 def overview(folder: Path) -> str:
@@ -126,50 +93,32 @@ def overview(folder: Path) -> str:
     rows = []
     for path in sorted(folder.glob(f"*/{compact.FILE}")):
         experiment = Experiment.read(path.parent)
-        pooled = experiment.pools
+        groups = [pool.group for pool in experiment.pools]
         metadata = [run.metadata for run in experiment.runs]
-        days = sorted(str(m["started"])[:10] for m in metadata if m.get("started"))
+        versions = [run["versions"] for run in metadata]
+        days = sorted(str(run["started"])[:10] for run in metadata)
         row = {
             "folder": [f"`{path.parent.name}`"],
-            "model": [f"{pool.group['model']} ({pool.group['dtype']})" for pool in pooled],
-            "bench, questions": [f"{pool.group['bench']}, {pool.questions}" for pool in pooled],
-            "configurations, runs": [f"{len(pooled)}, {len(metadata)}"],
-            "device": [m["device"] for m in metadata],
-            "started": [" to ".join(dict.fromkeys([*days[:1], *days[-1:]]))],
-            "torch, transformers": [
-                f"{m['versions']['torch']}, {m['versions']['transformers']}" for m in metadata
-            ],
+            "model": [f"{group['model']} ({group['dtype']})" for group in groups],
+            "bench, questions": [f"{g['bench']}, {g['bench_questions']}" for g in groups],
+            "configurations, runs": [f"{len(groups)}, {len(metadata)}"],
+            "device": [run["device"] for run in metadata],
+            "started": [" to ".join(dict.fromkeys([days[0], days[-1]]))],
+            "torch, transformers": [f"{v['torch']}, {v['transformers']}" for v in versions],
             "code": map(commit, metadata),
             "KiB": [f"{path.stat().st_size / 2**10:.0f}"],
-            "note": [m.get("note", "") for m in metadata],
+            "note": [run["note"] for run in metadata],
         }
         rows.append({k: "; ".join(dict.fromkeys(filter(None, v))) for k, v in row.items()})
-
-    return f"{HEADING}\n{markdown(rows[0], (row.values() for row in rows))}\n" if rows else HEADING
+    return f"{HEADING}\n{markdown(rows[0], (row.values() for row in rows))}\n"
 
 
 def main() -> None:
     """The command line."""
     parser = argparse.ArgumentParser(prog="python -m evaluation.contribute", description=__doc__)
-    parser.add_argument(
-        "folder",
-        type=Path,
-        nargs="?",
-        metavar="RESULTS",
-        help="an experiment's results",
-    )
-    parser.add_argument(
-        "name",
-        nargs="?",
-        metavar="NAME",
-        help="of the folder: the experiment, or EXPERIMENT-MACHINE",
-    )
+    parser.add_argument("folder", type=Path, nargs="?", metavar="RESULTS")
+    parser.add_argument("name", nargs="?", metavar="NAME", help="EXPERIMENT or EXPERIMENT-MACHINE")
     parser.add_argument("--note", default="", help="a remark for results/README.md")
-    parser.add_argument(
-        "--add",
-        action="store_true",
-        help="keep the runs of NAME that RESULTS has not",
-    )
 
     with user_errors():
         given = parser.parse_args()
@@ -179,7 +128,7 @@ def main() -> None:
             )
 
         if given.folder:
-            file = contribute(given.folder, given.name, given.note, given.add) / compact.FILE
+            file = contribute(given.folder, given.name, given.note) / compact.FILE
             print(f"{file}: {file.stat().st_size / 2**10:.0f} KiB")
 
         write_text(REFERENCE.parent / "README.md", overview(REFERENCE))

@@ -24,7 +24,7 @@ from .configuration.config import checked_config
 from .configuration.jobs import BASIC, Composed, compose
 from .errors import Failures, fail, noted, user_errors
 from .loading.devices import keep_devices
-from .records.identity import SAVED
+from .records.runs import SAVED
 from .records.sweeps import available, write_down
 from .report import report
 from .running.scheduling import Job, run_jobs

@@ -48,7 +48,7 @@ def pick(runs: Sequence[Run], label: str | None) -> Pool:
         raise UserError(f"several runs with a tree; name one with --method: {', '.join(names)}")
     # among runs of one label, the largest tree has tried most nodes; ties go to the run with most
     # questions
-    return max(pools(fixed), key=lambda pool: (len(pool.identity.draft_tree or []), pool.questions))
+    return max(pools(fixed), key=lambda pool: (len(pool.first.draft_tree or []), pool.questions))
 
 
 def find_tree(folder: Path, nodes: int, method: str | None = None) -> dict[str, Any]:

@@ -31,8 +31,7 @@ from ..loading.bench import load_bench
 from ..loading.companions import fetch_companions
 from ..loading.server import Server
 from ..loading.settings import ModelSettings
-from ..records.identity import SERVER
-from ..records.runs import INSIDE
+from ..records.runs import INSIDE, SERVER
 from .fingerprint import changed_sampling
 
 GROUPS: dict[str, Any] = {

@@ -20,9 +20,9 @@ from model.errors import UserError
 
 from ..answerers import Answerer
 from ..loading.bench import Bench
-from ..records.identity import fingerprint
 from ..records.provenance import describe_device
 from ..records.rows import SCHEMA, read_object
+from ..records.runs import without_paths
 
 IDLE_IF_GREEDY = ("top_k", "top_p", "min_p")  # sampling settings that do not change the arg-max
 
@@ -111,7 +111,7 @@ def default_folder(config: dict[str, Any], settings: dict[str, Any], answerer: A
         answerer.settings.get("tree", ""),
     ]
     name = "-".join(re.sub(r"[^\w.]+", "_", str(word)).strip("_") for word in words if word)
-    return runs_folder(config) / f"{name}-{_sha256(fingerprint(settings))[:8]}"
+    return runs_folder(config) / f"{name}-{_sha256(without_paths(settings))[:8]}"
 
 
 def saved_start(config: dict[str, Any], settings: dict[str, Any], answerer: Answerer) -> str:

@@ -14,16 +14,11 @@ import os
 import re
 import sys
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from pathlib import Path
 
-# A notebook's kernel exports a backend that this environment may lack; no figure needs it.
-if "matplotlib" not in sys.modules and (exported := os.environ.pop("MPLBACKEND", None)):
-    import matplotlib
-
-    os.environ["MPLBACKEND"] = exported
-    with suppress(ValueError):
-        matplotlib.rcParams["backend"] = exported
+# A notebook's kernel exports a backend that this environment may lack; no figure needs one.
+if "matplotlib" not in sys.modules:
+    os.environ.pop("MPLBACKEND", None)
 from matplotlib.figure import Figure
 
 from ..statistics.experiment import Experiment
@@ -74,7 +69,9 @@ def draw_all(experiment: Experiment, folder: Path) -> list[Path]:
     datasets = split(experiment)
     with styled():
         for name, data in datasets.items():
-            end = "" if len(datasets) == 1 else "-" + re.sub(r"[^\w.]", "-", name)
+            end = ""
+            if len(datasets) > 1:
+                end = "-" + re.sub(r"[^\w.]", "-", name)
             for draw in FIGURES:
                 if (figure := draw(data)) is not None:
                     made.append(save(figure, folder / f"{draw.__name__}{end}"))

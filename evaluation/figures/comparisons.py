@@ -68,19 +68,39 @@ def _by_category(data: FigureData, column: str, label: str) -> Figure | None:
 
     if len(rows) > MOST:
         numbers = [part[column].tolist() for part in values]
-        cells = pd.DataFrame(numbers, [row["name"] for row in rows], words)
+        cells = pd.DataFrame(
+            numbers,
+            [row["name"] for row in rows],
+            words,
+        )
         middle = 1.0 if column.startswith("speedup") else None
         return grid(cells, label, data.note(rows), middle=middle)
 
-    figure, (axes,) = panels(label, "", height=0.8 + 0.27 * len(categories))
+    figure, (axes,) = panels(
+        label,
+        "",
+        height=0.8 + 0.27 * len(categories),
+    )
     places = np.arange(len(categories))[::-1]
+    offsets = (np.arange(len(rows))[::-1] - (len(rows) - 1) / 2) / (2 * len(rows))
     has_intervals = False
-    for i, (row, part) in enumerate(zip(rows, values, strict=True)):
-        at = places + 0.5 * ((len(rows) - 1) / 2 - i) / len(rows)
+    for row, part, offset in zip(rows, values, offsets, strict=True):
         low = part[f"{column}_low"]
         high = part[f"{column}_high"]
-        axes.hlines(at, low, high, color=row["look"]["color"], linewidth=0.8, alpha=0.8)
-        axes.plot(part[column], at, **row["look"] | {"linestyle": "none"})
+        ink = row["look"]["color"]
+        axes.hlines(
+            places + offset,
+            low,
+            high,
+            color=ink,
+            linewidth=0.8,
+            alpha=0.8,
+        )
+        axes.plot(
+            part[column],
+            places + offset,
+            **row["look"] | {"linestyle": "none"},
+        )
         has_intervals |= bool((low < high).any())
 
     axes.axvline(1.0, color="#444444", linewidth=0.7)
@@ -97,14 +117,21 @@ def accepted_lengths(data: FigureData) -> Figure | None:
     if not rows:
         return None
 
-    figure, (axes,) = panels("accepted length (tokens per step)", "% of steps", height=1.9)
+    figure, (axes,) = panels(
+        "accepted length (tokens per step)",
+        "% of steps",
+        height=1.9,
+    )
     longest = 1
     for row in rows:
-        by_answer = map(accept_lengths, row["pool"].rows)
-        lengths = np.array(list(itertools.chain.from_iterable(by_answer)), dtype=int)
-        longest = max([longest, *lengths])
-        steps = np.bincount(np.minimum(lengths, FAR))[1:]
-        axes.plot(range(1, len(steps) + 1), 100 * steps / max(len(lengths), 1), **row["look"])
+        lengths = list(itertools.chain(*map(accept_lengths, row["pool"].rows)))
+        longest = max(longest, *lengths, 1)
+        steps = np.bincount(np.minimum(lengths, FAR).astype(int))[1:]
+        axes.plot(
+            range(1, len(steps) + 1),
+            100 * steps / max(len(lengths), 1),
+            **row["look"],
+        )
 
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     if longest > FAR:
@@ -117,8 +144,11 @@ def accepted_lengths(data: FigureData) -> Figure | None:
 def acceptance_by_depth(data: FigureData) -> Figure | None:
     """Acceptance by depth in the draft: the share of drafting steps whose accepted path reaches a
     depth (joint) and, where drawn, of those that reached the depth above it (conditional)."""
-    rows = [(row, by_depth(row["pool"].accepted)) for row in data.shown(MOST)]
-    rows = [(row, depths) for row, depths in rows if depths]
+    rows = []
+    for row in data.shown(MOST):
+        depths = by_depth(row["pool"].accepted)
+        if depths:
+            rows.append((row, depths))
     if not rows:
         return None
 
@@ -130,10 +160,9 @@ def acceptance_by_depth(data: FigureData) -> Figure | None:
     figure, axes = panels(label, *titles, height=3.1)
 
     for row, depths in rows:
-        drawn = depths[:DEEPEST]
-        places = [float(depth.depth) for depth in drawn]
-        axes[0].plot(places, [100 * depth.joint for depth in drawn], **row["look"])
-        axes[1].plot(places, [100 * depth.conditional for depth in drawn], **row["look"])
+        drawn = pd.DataFrame(depths[:DEEPEST])
+        axes[0].plot(drawn["depth"], 100 * drawn["joint"], **row["look"])
+        axes[1].plot(drawn["depth"], 100 * drawn["conditional"], **row["look"])
 
     for panel in axes:
         panel.set_ylim(bottom=0)
@@ -155,9 +184,11 @@ def mat_over_questions(data: FigureData) -> Figure | None:
 
     for row, window in zip(rows, windows, strict=True):
         lengths = [accept_lengths(answer) for answer in row["pool"].first_answers]
-        tokens = pd.Series(list(map(sum, lengths))).rolling(window, min_periods=1).sum()
-        steps = pd.Series(list(map(len, lengths))).rolling(window, min_periods=1).sum()
-        axes.plot(range(1, len(lengths) + 1), tokens / steps, **row["look"], markevery=window)
+        columns = ["tokens", "steps"]
+        counts = pd.DataFrame([(sum(own), len(own)) for own in lengths], columns=columns)
+        recent = counts.rolling(window, min_periods=1).sum()
+        mats = recent["tokens"] / recent["steps"]
+        axes.plot(mats.index + 1, mats, **row["look"], markevery=window)
 
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     axes.set_xlim(left=1)
@@ -180,13 +211,24 @@ def overhead(datasets: Sequence[FigureData]) -> Figure | None:
     if not bars:
         return None
 
-    figure, (axes,) = panels("step time (ms)", "", height=0.8 + 0.3 * len(bars))
+    figure, (axes,) = panels(
+        "step time (ms)",
+        "",
+        height=0.8 + 0.3 * len(bars),
+    )
     widths = pd.DataFrame(bars, columns=[*PARTS]).dropna(axis=1, how="all").fillna(0.0)
     ends = widths.cumsum(axis=1)
     at = np.arange(len(bars))[::-1]
     for part, colour in zip(map(str, widths), PALETTE[1:], strict=False):
         begins = ends[part] - widths[part]
-        axes.barh(at, widths[part], 0.7, left=begins, color=colour, label=PARTS[part])
+        axes.barh(
+            at,
+            widths[part],
+            0.7,
+            left=begins,
+            color=colour,
+            label=PARTS[part],
+        )
 
     axes.set_yticks(at, names)
     return finish(figure, _measured(datasets))
@@ -197,7 +239,11 @@ def part_ms(rows: Sequence[Row]) -> dict[str, float]:
     steps = 0
     seconds = Counter[str]()
     for choice in choices(rows):
-        turns = zip(choice.get("phase_time") or [], choice.get("forwards") or [], strict=False)
+        turns = zip(
+            choice.get("phase_time") or [],
+            choice.get("forwards") or [],
+            strict=False,
+        )
         for times, forwards in turns:
             if times:
                 steps += max(forwards - 1, 0)
@@ -216,10 +262,12 @@ def _measured(datasets: Sequence[FigureData]) -> str:
 def novelty(datasets: Sequence[FigureData]) -> Figure | None:
     """MAT of each question against how much its answer repeats: the share of its 3-grams that
     occurred earlier, in the prompt or in the answer."""
-    drawn: list[tuple[Row, list[tuple[float, float]]]] = []
+    drawn = []
     for data in datasets:
-        pairs = [(row, _repetition_and_mat(row["pool"].first_answers)) for row in data.shown(MOST)]
-        drawn += [(row, points) for row, points in pairs if points]
+        for row in data.shown(MOST):
+            points = _repetition_and_mat(row["pool"].first_answers)
+            if points:
+                drawn.append((row, points))
     if sum(len(points) for _, points in drawn) < 8 or len(drawn) > MOST:
         return None
 
@@ -227,11 +275,12 @@ def novelty(datasets: Sequence[FigureData]) -> Figure | None:
     figure, (axes,) = panels(label, "MAT of the question", height=2.2)
     benches = list(dict.fromkeys(row["bench"] for row, _ in drawn))
     for row, points in drawn:
-        options: dict[str, Any] = dict(row["look"], linestyle="none", markersize=3, alpha=0.55)
+        options: dict[str, Any] = row["look"]
         if len(benches) > 1:
-            fill = benches.index(row["bench"]) % (1 + len(FILLS))
-            options["label"] = f"{row['name']}, {row['bench']}"
-            options["fillstyle"] = ("full", *FILLS.values())[fill]
+            fills = ("full", *FILLS.values())
+            fill = fills[benches.index(row["bench"]) % len(fills)]
+            options = options | {"label": f"{row['name']}, {row['bench']}", "fillstyle": fill}
+        options = options | {"linestyle": "none", "markersize": 3, "alpha": 0.55}
         axes.plot(*zip(*points, strict=True), **options)
 
     axes.axhline(1.0, color="#444444", linewidth=0.7)

@@ -63,11 +63,9 @@ class FigureData:
         rows = self.overall
         if len(rows) > MOST:
             lowest = min((row["temperature"], row["batch"]) for row in rows)
-            best: dict[str, Row] = {}
-            for row in sorted(rows, key=lambda row: float(row["mat"])):
-                if (row["temperature"], row["batch"]) == lowest:
-                    best[row["method"]] = row
-            rows = [row for row in rows if best.get(row["method"]) is row]
+            alike = [row for row in rows if (row["temperature"], row["batch"]) == lowest]
+            best = {row["method"]: row for row in sorted(alike, key=lambda row: float(row["mat"]))}
+            rows = [row for row in alike if best[row["method"]] is row]
 
         lines = self._with_looks({row["pool"].name: [row] for row in rows})
         if most is not None:
@@ -92,24 +90,25 @@ class FigureData:
             changes_shape = setting in SIZES and row["tree"] == "shape"
             if changes_shape or pd.isna(row.get(setting)):
                 continue
-            facets = row["pool"].identity.facets.items()
-            fixed = {key: str(value) for key, value in facets if key not in (setting, *follow)}
-            group = groups.setdefault((row["method"], frozenset(fixed.items())), [])
-            group.append(row | {"fixed": fixed})
+            facets = row["pool"].first.facets.items()
+            changing = (setting, *follow)
+            fixed = frozenset((key, str(value)) for key, value in facets if key not in changing)
+            groups.setdefault((row["method"], fixed), []).append(row)
 
-        for key, rows in list(groups.items()):
+        drawn = {}
+        for key, rows in groups.items():
             values = {row[setting] for row in rows}
-            if len(values) < 3 or len(values) < len(rows):
-                del groups[key]
+            if 3 <= len(values) == len(rows):
+                drawn[key] = sorted(rows, key=lambda row: float(row[setting]))
 
         lines = {}
-        for (label, _), rows in groups.items():
-            common = frozenset.intersection(*(fixed for other, fixed in groups if other == label))
+        for (label, fixed), rows in drawn.items():
+            common = frozenset.intersection(*(fixed for other, fixed in drawn if other == label))
             words = [label]
-            for key, value in rows[0]["fixed"].items():
-                if (key, value) not in common:
+            for key, value in rows[0]["pool"].first.facets.items():
+                if (key, str(value)) in fixed - common:
                     words.append(f"{key.removeprefix('method_')}={value}")
-            lines[", ".join(words)] = sorted(rows, key=lambda row: float(row[setting]))
+            lines[", ".join(words)] = rows
         return self._with_looks(lines)
 
     def _with_looks(self, lines: dict[str, Line]) -> list[Line]:

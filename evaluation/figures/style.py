@@ -124,7 +124,12 @@ def finish(figure: Figure, note: str) -> Figure:
         longest = max(map(len, unique))
         columns = max(1, min(len(unique), 62 // (longest + 7)))
         lines = -(-len(unique) // columns)
-        figure.legend(unique.values(), unique.keys(), loc="outside upper center", ncols=columns)
+        figure.legend(
+            unique.values(),
+            unique.keys(),
+            loc="outside upper center",
+            ncols=columns,
+        )
         figure.set_figheight(figure.get_figheight() + 0.135 * lines)
 
     # matplotlib wraps by reading $ as mathematics in any case, but \$ as $
@@ -175,19 +180,35 @@ def grid(
     values = cells.to_numpy(dtype=float)
     words = words or {}
 
-    figure, (axes,) = panels("", "", height=0.75 + (0.3 if words else 0.155) * len(rows))
+    figure, (axes,) = panels(
+        "",
+        "",
+        height=0.75 + (0.3 if words else 0.155) * len(rows),
+    )
     # the cells keep their width
     figure.set_figwidth(WIDTH + 0.06 * max(0, *(len(name) - 16 for name in rows)))
 
-    norm = None
     ticks = None
-    if middle is not None:
+    if middle is None:
+        image = axes.imshow(values, cmap="Blues", aspect="auto")
+    else:
         lowest = min(np.nanmin(values), middle - 0.1)
         highest = max(np.nanmax(values), middle + 0.1)
         norm = TwoSlopeNorm(middle, lowest, highest)
-        ticks = [norm.vmin, middle, norm.vmax]  # by default, the lower half has no tick
-    image = axes.imshow(values, cmap="PuOr" if norm else "Blues", norm=norm, aspect="auto")
-    bar = figure.colorbar(image, fraction=0.04, pad=0.02, ticks=ticks, format="%.2g")
+        ticks = [lowest, middle, highest]  # by default, the lower half has no tick
+        image = axes.imshow(
+            values,
+            cmap="PuOr",
+            norm=norm,
+            aspect="auto",
+        )
+    bar = figure.colorbar(
+        image,
+        fraction=0.04,
+        pad=0.02,
+        ticks=ticks,
+        format="%.2g",
+    )
     bar.ax.tick_params(labelsize=5, length=2)
 
     for (row, column), value in np.ndenumerate(values):
@@ -195,7 +216,15 @@ def grid(
             luma = np.dot(image.to_rgba(value)[:3], (0.3, 0.59, 0.11))
             ink = "w" if luma < 0.5 else "k"
             text = f"{value:.2f}\n{words.get((row, column), '')}".strip()
-            axes.text(column, row, text, ha="center", va="center", fontsize=5, color=ink)
+            axes.text(
+                column,
+                row,
+                text,
+                ha="center",
+                va="center",
+                fontsize=5,
+                color=ink,
+            )
 
     slanted: dict[str, Any] = {}
     if max(map(len, columns)) > 3:

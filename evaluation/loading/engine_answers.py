@@ -22,7 +22,7 @@ from model.errors import UserError, one_line
 from model.prompts import CHAT
 
 from ..records.questions import Question, read_rows
-from ..records.rows import Row, Schema, fault, misfit, parsed
+from ..records.rows import Row, Schema, fault, misfit
 from .bench import answer_text, prompt_text
 from .engines import other_part
 from .models import LoadedModel
@@ -64,7 +64,7 @@ def read_requests(path: Path, questions: Mapping[Any, Question]) -> list[tuple[s
         UserError: a line cannot be audited (names file and line), or there is no answer.
     """
     requests: list[tuple[str, Row]] = []
-    for where, row in read_rows(path, "answer file", parsed):
+    for where, row in read_rows(path, "answer file"):
         choices = row.get("choices", [{}]) if isinstance(row, dict) else None
         if not isinstance(choices, list) or not all(isinstance(choice, dict) for choice in choices):
             raise UserError(f"{where}: must be a JSON object, its choices a list of objects")

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from ..records.identity import NO_SPECULATION
+from ..records.runs import NO_SPECULATION
 
 # Keys of a choice or message that are its text, its ids or no part of the answer, as OpenAI, vLLM,
 # SGLang, TensorRT-LLM and llama.cpp name them. Any other may be a part of the answer: reasoning,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from ..records.provenance import commit, module_command
@@ -11,19 +11,8 @@ from ..records.runs import Run
 from ..statistics.notes import decoding, generation_left_out
 from ..statistics.pools import Pool
 
-TERMS: dict[str, Callable[[Pool, Run], str]] = {
-    "bench": lambda pool, run: bench_words(pool, run),
-    "device": lambda _, run: str(run.metadata["device"]),
-    "model": lambda _, run: model_words(run),
-    "decoding": lambda _, run: f"{decoding(run)}, seed {run.settings.get('seed')}",
-    "not used": lambda _, run: generation_left_out(run),
-    "execution": lambda _, run: run.metadata.get("execution_used", ""),
-    "versions": lambda _, run: ", ".join(
-        f"{name} {version}" for name, version in run.metadata["versions"].items()
-    ),
-    "code": lambda _, run: commit(run.metadata),
-    "platform": lambda _, run: run.metadata.get("platform", ""),
-}
+# the configurations that have a value
+Names = dict[str, list[str]]
 
 
 def facts(ran: Mapping[str, Pool]) -> dict[str, list[tuple[str, str]]]:
@@ -31,16 +20,19 @@ def facts(ran: Mapping[str, Pool]) -> dict[str, list[tuple[str, str]]]:
 
     The configurations are empty if all have the value.
     """
-    facts: dict[str, list[tuple[str, str]]] = {}
-    for term, of in TERMS.items():
-        values = _by_value((of(pool, run), name) for name, pool, run in _runs(ran))
-        several = len(values) > 1
-        facts[term] = [
-            (value, "; ".join(names) if several else "") for value, names in values.items()
-        ]
+    found: dict[str, Names] = {}
+    stamps = []
+    for name, pool in ran.items():
+        for run in pool.runs:
+            stamps.append(str(run.metadata.get("started") or ""))
+            for term, value in _terms(pool, run).items():
+                _add(found.setdefault(term, {}), value, name)
 
-    started = [str(run.metadata.get("started") or "") for _, _, run in _runs(ran)]
-    stamps = sorted(filter(None, started))
+    facts = {}
+    for term, values in found.items():
+        several = len(values) > 1
+        facts[term] = [(value, "; ".join(values[value]) if several else "") for value in values]
+    stamps = sorted(filter(None, stamps))
     minutes = [f"{stamp[:10]} {stamp[11:16]} {stamp[19:]}".strip() for stamp in stamps]
     if minutes:
         facts["started"] = [(" to ".join(dict.fromkeys([minutes[0], minutes[-1]])), "")]
@@ -48,31 +40,34 @@ def facts(ran: Mapping[str, Pool]) -> dict[str, list[tuple[str, str]]]:
     return {term: values for term, values in facts.items() if values}
 
 
-def _runs(ran: Mapping[str, Pool]) -> Iterator[tuple[str, Pool, Run]]:
-    """Yield every run with its configuration and that one's name."""
-    for name, pool in ran.items():
-        for run in pool.runs:
-            yield name, pool, run
+def _add(values: Names, value: str, name: str) -> None:
+    """Add a configuration to those that have this value, if there is a value."""
+    if value and name not in values.setdefault(value, []):
+        values[value].append(name)
 
 
-def _by_value(pairs: Iterable[tuple[str, str]]) -> dict[str, list[str]]:
-    """Return the values that are not empty, each with the configurations that have it."""
-    names: dict[str, list[str]] = {}
-    for value, name in pairs:
-        if value and name not in names.setdefault(value, []):
-            names[value].append(name)
-    return names
-
-
-def bench_words(pool: Pool, run: Run) -> str:
-    """Name the bench, its size and the hash of its file."""
-    digest = str(run.settings["bench"].get("sha256"))[:12]
-    return f"{pool.group['bench']}, {pool.questions} questions, sha256 {digest}"
+def _terms(pool: Pool, run: Run) -> dict[str, str]:
+    """Return what a run's metadata say, in words."""
+    about = run.metadata
+    bench = run.settings["bench"]
+    versions = [f"{name} {version}" for name, version in about["versions"].items()]
+    digest = str(bench.get("sha256"))[:12]
+    return {
+        "bench": f"{bench['name']}, {pool.questions} questions, sha256 {digest}",
+        "device": str(about["device"]),
+        "model": model_words(run),
+        "decoding": f"{decoding(run)}, seed {run.settings.get('seed')}",
+        "not used": generation_left_out(run),
+        "execution": about.get("execution_used", ""),
+        "versions": ", ".join(versions),
+        "code": commit(about),
+        "platform": about.get("platform", ""),
+    }
 
 
 def model_words(run: Run) -> str:
     """Say which model it was, from where, and how it was loaded."""
-    model = run.identity.asked.get("model", {}) | run.settings["model"]
+    model = run.config.get("model", {}) | run.settings["model"]
     revision = f" at revision {model['revision']}" if model.get("revision") else ""
     quantized = f" with weights in {model['quantize']} (torchao)" if model.get("quantize") else ""
     words = [
@@ -93,10 +88,10 @@ def _converted_words(source: dict[str, Any]) -> str:
     return f"; de-quantised from {source['file']} ({types})"
 
 
-def commands(ran: Mapping[str, Pool]) -> dict[str, list[str]]:
+def commands(ran: Mapping[str, Pool]) -> Names:
     """Return the configurations that each recorded command line ran."""
-    pairs = []
-    for name, _, run in _runs(ran):
-        line = run.metadata.get("command") or []
-        pairs.append((shlex.join(module_command(line)), name))
-    return _by_value(pairs)
+    lines: Names = {}
+    for name, pool in ran.items():
+        for run in pool.runs:
+            _add(lines, shlex.join(module_command(run.metadata.get("command") or [])), name)
+    return lines

@@ -15,7 +15,6 @@ import pandas as pd
 from tokenizers import Tokenizer
 from tokenizers.decoders import DecodeStream
 
-from model.errors import UserError
 from model.files import ROOT
 
 from ..records.provenance import CONVERTED
@@ -46,19 +45,17 @@ def collect(ran: dict[str, Pool]) -> dict[str, Any]:
     failures: dict[str, str] = {}
     questions: list[dict[str, Any]] = []
     answers: list[dict[str, Any]] = []
-    for key in order[:MOST_QUESTIONS]:
-        answered = [(i, of_pool[key]) for i, of_pool in enumerate(rows) if key in of_pool]
-        for i, row in answered:
-            turns = _turns(pools[i].first, row, texts, failures)
-            answers.append({"run": i, "question": len(questions), "turns": turns})
-
-        _, row = answered[0]
-        about = {
-            "id": str(row["question_id"]),
-            "category": str(row.get("category", "unknown")),
-            "turns": prompts.get(key, []),
-        }
-        questions.append(about)
+    for place, key in enumerate(order[:MOST_QUESTIONS]):
+        for i, pool in enumerate(pools):
+            row = rows[i].get(key)
+            if row is None:
+                continue
+            turns = _turns(pool.first, row, texts, failures)
+            answers.append({"run": i, "question": place, "turns": turns})
+            if place == len(questions):
+                category = str(row.get("category", "unknown"))
+                about = {"id": str(row["question_id"]), "category": category}
+                questions.append(about | {"turns": prompts.get(key, [])})
 
     return {
         "runs": list(ran),
@@ -87,29 +84,27 @@ def _in_turn(rows: Iterable[dict[str, Row]]) -> list[str]:
 
 
 def _turns(
-    run: Run, row: Row, texts: dict[str | tuple[str, ...], int], failures: dict[str, str]
-) -> list[Any]:
+    run: Run,
+    row: Row,
+    texts: dict[str | tuple[str, ...], int],
+    failures: dict[str, str],
+) -> list[dict[str, Any]]:
     """Return each turn of the first answer: its text, and its steps where they are recorded.
 
     Steps have lengths, paths and nodes. `texts` and `failures` are added to.
     """
     choice = row["choices"][0]
     lengths = lengths_by_turn(choice)
-    ids = choice.get("output_ids") or []
-    paths = choice.get("step_paths") or []
-    nodes = choice.get("step_nodes") or []
-
     turns = []
     for i, text in enumerate(choice["turns"]):
-        decoded = _decoded(run, ids[i], failures) if i < len(ids) and ids[i] else None
-        turn: dict[str, Any] = {
-            "text": texts.setdefault(decoded or text, len(texts)),
-            "lengths": lengths[i] if lengths else [],
-        }
-        if i < len(paths):
-            turn["paths"] = [spelled(tuple(path)) for path in paths[i]]
-        if i < len(nodes):
-            turn["nodes"] = nodes[i]
+        ids = choice["output_ids"][i] if choice.get("output_ids") else []
+        decoded = _decoded(run, ids, failures) if ids else None
+        turn: dict[str, Any] = {"text": texts.setdefault(decoded or text, len(texts))}
+        turn["lengths"] = lengths[i] if lengths else []
+        if choice.get("step_paths"):
+            turn["paths"] = [spelled(tuple(path)) for path in choice["step_paths"][i]]
+        if choice.get("step_nodes"):
+            turn["nodes"] = choice["step_nodes"][i]
         turns.append(turn)
     return turns
 
@@ -119,7 +114,7 @@ def _decoded(run: Run, ids: list[int], failures: dict[str, str]) -> tuple[str, .
 
     Without one, return None and add to `failures` why.
     """
-    model = run.settings["model"] | run.identity.asked.get("model", {})
+    model = run.settings["model"] | run.config.get("model", {})
     path = str(model.get("path"))
     if path in failures:
         return None
@@ -146,21 +141,20 @@ def _tokenizer_path(run: Run, path: str) -> str:
 @lru_cache(maxsize=4)
 def load(path: str, revision: str | None = None) -> Tokenizer:
     """Load a model's tokenizer from local files only and without its code."""
-    folder = next((p for p in (Path(path).expanduser(), ROOT / path) if p.is_dir()), None)
-    if folder is not None and (folder / "tokenizer.json").is_file():
-        return Tokenizer.from_file(str(folder / "tokenizer.json"))
-    if folder is None and path.startswith(("/", ".", "~")):
-        raise FileNotFoundError(f"no folder {path}")
+    for folder in (Path(path).expanduser(), ROOT / path):
+        file = folder / "tokenizer.json"
+        if file.is_file():
+            return Tokenizer.from_file(str(file))
 
     # takes seconds to import: only where nothing else will do
     from transformers import AutoTokenizer
 
-    where: dict[str, Any] = {
-        "revision": revision,
-        "local_files_only": True,
-        "trust_remote_code": False,
-    }
-    loaded = AutoTokenizer.from_pretrained(str(folder or path), **where)
+    loaded = AutoTokenizer.from_pretrained(
+        path,
+        revision=revision,
+        local_files_only=True,
+        trust_remote_code=False,
+    )
     tokenizer: Tokenizer = loaded.backend_tokenizer
     return tokenizer
 
@@ -188,26 +182,23 @@ def _prompts(runs: Iterable[Run]) -> dict[str, list[str]]:
 
     A file that has changed since the run is left out.
     """
-    benches: dict[tuple[str, Any], None] = {}
-    for run in runs:
-        path = str(run.identity.asked.get("bench", {}).get("path"))
-        benches[path, run.settings["bench"].get("sha256")] = None
-
     prompts: dict[str, list[str]] = {}
-    for path, digest in benches:
+    read = set[tuple[str, str]]()
+    for run in runs:
+        bench = (str(run.config.get("bench", {}).get("path")), run.settings["bench"].get("sha256"))
+        if bench in read:
+            continue
+        read.add(bench)
+        path, digest = bench
         file = ROOT / path
         if file.is_dir():
             file /= "question.jsonl"
-        try:
-            if hashlib.sha256(file.read_bytes()).hexdigest() != digest:
-                continue
-            for question in read_questions(file):
-                turns = [_shortened(turn) for turn in question.turns]
-                prompts.setdefault(question.key, turns)
-                prompts.setdefault(str(question.question_id), turns)
-        except (OSError, UserError):
-            # the page shows the question's number and category, as for other people's files
-            continue
+        if not file.is_file() or hashlib.sha256(file.read_bytes()).hexdigest() != digest:
+            continue  # the page shows the question's number and category
+        for question in read_questions(file):
+            turns = [_shortened(turn) for turn in question.turns]
+            prompts.setdefault(question.key, turns)
+            prompts.setdefault(str(question.question_id), turns)
     return prompts
 
 

@@ -2,14 +2,15 @@
 
 It is kept in git, without folders or links.
 
-Each run has one JSON line (its name, metadata and summary), then one line per answer, with the
-fields listed here. Token ids are kept, as audits compare them; the answers' text is not. With the
-same liblzma, the same runs give the same bytes.
+Each run has one JSON line (its name, metadata and summary), then one line per answer. Token ids are
+kept, as audits compare them; the answers' text is not. With the same liblzma, the same runs give
+the same bytes.
 """
 
 from __future__ import annotations
 
 import hashlib
+import itertools
 import json
 import lzma
 import re
@@ -22,11 +23,11 @@ from model.errors import UserError
 from model.files import ROOT
 
 from .provenance import module_command
-from .rows import Row, parse_answers, parsed
+from .rows import Row, parse_answers
 
 FILE = "runs.jsonl.xz"
-# Published fields of a run's metadata, of its configuration (the rest is in `settings`), of an
-# answer and of a choice.
+# Published fields of a run's metadata, of its configuration (the rest is in `settings`) and of an
+# answer.
 METADATA = (
     "settings",
     "started",
@@ -54,35 +55,6 @@ METADATA = (
 )
 CONFIG = ("start", "bench", "model")
 ANSWER = ("question_id", "schema", "category", "question_sha256", "choices", "peak_memory")
-CHOICE = (
-    "index",
-    "turns",
-    "decoding_steps",
-    "new_tokens",
-    "wall_time",
-    "accept_lengths",
-    "prompt_tokens",
-    "prompt_time",
-    "prefill_time",
-    "decode_time",
-    "setup_time",
-    "forwards",
-    "stop",
-    "output_ids",
-    "repeated_3grams",
-    "step_nodes",
-    "step_paths",
-    "step_sources",
-    "step_us",
-    "step_batch",
-    "phase_time",
-    "first_tokens",
-    "first_token_time",
-    "engine_means",
-    "ids_remade",
-)
-# fields of prose, which are cut before the first path
-SENTENCES = ("execution_why", "not_available")
 _PLAIN_WORD = re.compile(r"-m|[\w.]+=[\w.,+()\[\]-]*")  # a setting and its plain values
 _NAMES = ("results_dir=", "run_dir=", "name=")  # words that name the user's folders
 
@@ -100,11 +72,11 @@ def packed(runs: Iterable[tuple[str, dict[str, Any], Sequence[Row]]]) -> bytes:
     for name, metadata, answers in runs:
         lines.append(_line({"run": published_name(name), "metadata": published(metadata)}))
         for row in answers:
-            choices = []
-            for choice in row["choices"]:
-                no_texts = [""] * len(choice["turns"])
-                choices.append(_only(choice, CHOICE) | {"turns": no_texts})
-            lines.append(_line(_only(row, ANSWER) | {"choices": choices}))
+            kept = _only(row, ANSWER)
+            kept["choices"] = [
+                choice | {"turns": [""] * len(choice["turns"])} for choice in row["choices"]
+            ]
+            lines.append(_line(kept))
 
     return lzma.compress("".join(lines).encode(), preset=9)
 
@@ -116,19 +88,16 @@ def unpacked(path: Path) -> Iterator[tuple[str, dict[str, Any], list[Row]]]:
     """
     try:
         lines = lzma.decompress(path.read_bytes()).decode().split("\n")
-        begins = [i for i, line in enumerate(lines) if line.startswith('{"run":')]
-        for begin, end in zip(begins, [*begins[1:], len(lines)], strict=True):
-            head = parsed(lines[begin])
-            rows, damage = parse_answers(lines[begin + 1 : end])
-            if damage:
-                raise UserError(f"{path}: {head['run']}: {damage}")
-            yield head["run"], head["metadata"], list(rows.values())
-    except UserError:
-        raise
-    except (OSError, EOFError, lzma.LZMAError, ValueError, KeyError) as error:
+    except (EOFError, lzma.LZMAError) as error:
         raise UserError(
             f"{path}: not compact records, or cut short ({error}); take it from git again"
         ) from None
+
+    begins = [i for i, line in enumerate(lines) if line.startswith('{"run":')]
+    for begin, end in itertools.pairwise([*begins, len(lines)]):
+        head = json.loads(lines[begin])
+        rows, _ = parse_answers(lines[begin + 1 : end])
+        yield head["run"], head["metadata"], list(rows.values())
 
 
 def published_name(run: str) -> str:
@@ -147,28 +116,21 @@ def published(metadata: dict[str, Any]) -> dict[str, Any]:
 
     Its command keeps only words with plain or public values.
     """
-    config = _only(metadata.get("config", {}), CONFIG)
-    if "bench" in config:
-        bench = config["bench"]
-        config["bench"] = {key: bench[key] for key in bench if key != "url"}
+    kept = _only(metadata, METADATA)
+    kept["config"] = _only(metadata.get("config", {}), CONFIG)
+    kept["texts"] = False
+    kept = {key: without_paths(value, key) for key, value in kept.items()}
+    kept["config"].get("bench", {}).pop("url", None)
 
-    command = module_command(metadata.get("command") or [])
+    command = module_command(metadata.get("command", []))
     words = []
     for word in command[3:]:
         is_public = _PLAIN_WORD.fullmatch(word) or word.partition("=")[2] in public_paths()
         if is_public and not word.startswith(_NAMES):
             words.append(word)
-
-    kept: dict[str, Any] = without_paths(
-        _only(metadata, METADATA) | {"config": config, "texts": False}
-    )
-    # on the hub, so the name is public
-    if "commit" in (metadata["settings"]["model"].get("files") or {}):
-        kept["config"]["model"]["path"] = config["model"]["path"]
-    return kept | {
-        "command": command[:3] + words if command[1:2] == ["-m"] else [],
-        "note": metadata.get("note", ""),
-    }
+    kept["command"] = command[:3] + words if command[1:2] == ["-m"] else []
+    kept["note"] = metadata.get("note", "")
+    return kept
 
 
 def _only(values: dict[str, Any], keys: Sequence[str]) -> dict[str, Any]:
@@ -181,9 +143,9 @@ def without_paths(value: Any, key: str = "") -> Any:
         return {key: without_paths(item, key) for key, item in value.items()}
     if isinstance(value, list):
         return [without_paths(item) for item in value]
-    if not isinstance(value, str) or not re.search(r"[/\\]", value) or value in public_paths():
+    if not isinstance(value, str) or value in public_paths():
         return value
-    if key in SENTENCES:
+    if key == "execution_why":  # a sentence, which is cut before the first path
         return re.split(r"\S*[/\\]", value)[0].strip()
     return re.split(r"[/\\]", value.rstrip("/\\"))[-1]
 

@@ -170,7 +170,7 @@ def sha256_of(path: Path) -> str:
 
 
 @cache
-def _of_file(path: Path, *identity: int) -> str:
+def _of_file(path: Path, *version: int) -> str:
     with path.open("rb") as stream:
         return hashlib.file_digest(stream, "sha256").hexdigest()
 

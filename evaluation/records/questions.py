@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -76,9 +76,7 @@ def read_questions(path: Path) -> tuple[Question, ...]:
     return checked_questions(read_rows(path), path)
 
 
-def read_rows(
-    path: Path, kind: str = "question file", parse: Callable[[str], Any] = json.loads
-) -> Iterator[tuple[str, Any]]:
+def read_rows(path: Path, kind: str = "question file") -> Iterator[tuple[str, Any]]:
     """Yield file and line number of each line of a JSONL file, and its value.
 
     Raises UserError naming both.
@@ -94,7 +92,7 @@ def read_rows(
     for number, line in enumerate(lines, start=1):
         if line.strip():
             try:
-                yield f"{path}:{number}", parse(line)
+                yield f"{path}:{number}", json.loads(line)
             except (ValueError, RecursionError):
                 raise UserError(f"{path}:{number}: not JSON, cut short?") from None
 

@@ -8,8 +8,7 @@ from __future__ import annotations
 import itertools
 import json
 import math
-import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -31,13 +30,16 @@ def tokens_and_steps(row: Row) -> tuple[int, int]:
 
     They are (0, 0) if its steps are not known, as with some servers.
     """
-    if lengths := accept_lengths(row):
+    lengths = accept_lengths(row)
+    if lengths:
         return sum(lengths), len(lengths)
-    turns = []
+    turns: list[Any] = []
     for choice in row["choices"]:
         if "engine_means" in choice:
             turns += choice["decoding_steps"]
-    return (0, 0) if None in turns or not turns else (new_tokens(row), sum(turns))
+    if not turns or None in turns:
+        return 0, 0
+    return new_tokens(row), sum(turns)
 
 
 def new_tokens(row: Row) -> int:
@@ -125,25 +127,10 @@ def check_rows(rows: Iterable[Row], where: object) -> None:
             check_schema(row, where)
 
 
-def parsed(text: str, decode: Callable[[str], Any] = json.loads) -> Any:
-    """Parse JSON; a lone surrogate becomes "?".
-
-    Raises ValueError if it is not JSON, or nested too deep.
-    """
-    try:
-        value = decode(text)
-        if re.search(r"\\u[dD]", text):
-            value = decode(json.dumps(value, ensure_ascii=False).encode(errors="replace").decode())
-    except RecursionError:
-        raise ValueError("nested too deep") from None
-
-    return value
-
-
 def read_object(path: Path) -> dict[str, Any]:
     """Read a JSON file's object; empty if there is none, or a broken one."""
     try:
-        value = parsed(path.read_text(encoding="utf-8"))
+        value = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return {}
     return value if isinstance(value, dict) else {}
@@ -176,70 +163,56 @@ def parse_answers(lines: Iterable[str]) -> tuple[dict[Any, Row], str]:
     choices of turns with matching counts. Keys that Spec-Bench's own table of speeds does not need
     (accept_lengths, decoding_steps, ...) may be missing or null.
     """
-    rows: dict[Any, Row] = {}
-    broken: dict[int, str] = {}  # by line
-    repeated: dict[Any, None] = {}
-    ids: dict[str, Any] = {}  # by their text: 1 and "1" are one question
+    rows: dict[str, Row] = {}  # by the id's text: 1 and "1" are one question
+    broken: dict[str, str] = {}  # the lines' numbers, and why
+    repeated = []
     without_lengths = []
-    decoder = json.JSONDecoder(parse_int=_number)
-    rank_paths: dict[tuple[int, ...], list[int]] = {}
 
     for number, line in enumerate(lines, start=1):
         if not line.strip():
             continue
         try:
-            row = parsed(line, decoder.decode)
-        except ValueError:  # no JSON, a number with too many digits, or nested too deep
-            broken[number] = "not JSON, cut short?"
+            row = json.loads(line, parse_int=_number)
+            why = fault(row)
+        except (ValueError, RecursionError):
+            why = "not JSON, cut short?"
+        if why:
+            broken[str(number)] = why
             continue
 
-        if why := fault(row):
-            broken[number] = why
-            continue
-
-        key = ids.setdefault(str(row["question_id"]), row["question_id"])
+        key = str(row["question_id"])
         if key in rows:
-            repeated[key] = None
+            repeated.append(key)
         if any(choice.get("accept_lengths") is None for choice in row["choices"]):
             without_lengths.append(key)
-        for choice in row["choices"]:  # equal paths share one list
-            for paths in choice.get("step_paths") or []:
-                paths[:] = [rank_paths.setdefault(tuple(path), path) for path in paths]
         rows[key] = row
 
     damage = []
     if broken:
-        # each reason's first line
-        first = {why: number for number, why in reversed(broken.items())}
-        reasons = "; ".join(f"line {number}: {why}" for why, number in reversed(first.items()))
-        damage.append(f"{len(broken)} broken line(s): {_some(list(broken))} ({reasons})")
-
+        first, why = next(iter(broken.items()))
+        damage.append(f"{len(broken)} broken line(s): {_some(broken)} (line {first}: {why})")
     if repeated:
         damage.append(
-            f"{len(repeated)} question id(s) repeated,"
-            f" the later one counts: {_some(list(repeated))}"
+            f"{len(repeated)} question id(s) repeated, the later one counts: {_some(repeated)}"
         )
-
     if without_lengths:
         count = f"{len(without_lengths)} answer(s) without accept_lengths, which count in no MAT"
         damage.append(f"{count}: {_some(without_lengths)}")
-    return rows, "; ".join(damage)
+    return {row["question_id"]: row for row in rows.values()}, "; ".join(damage)
 
 
-def _some(items: list[Any], most: int = 8) -> str:
-    more = f" and {len(items) - most} more" if len(items) > most else ""
-    return ", ".join(map(str, items[:most])) + more
+def _some(items: Iterable[str], most: int = 8) -> str:
+    """Name the first of these items, and how many more there are."""
+    named = list(items)
+    more = f" and {len(named) - most} more" if len(named) > most else ""
+    return ", ".join(named[:most]) + more
 
 
 # By key, in how many lists a value is nested, and its types. Numbers are finite and not negative.
 Schema = dict[str, tuple[int, tuple[type, ...]]]
 _NUMBER = (int, float)
 _MEASURED = (int, float, type(None))
-_ROW: Schema = {
-    "question_id": (0, (int, str)),
-    "choices": (1, (dict,)),
-    "peak_memory": (0, _MEASURED),
-}
+_ROW: Schema = {"question_id": (0, (int, str)), "choices": (1, (dict,))}
 _CHOICE: Schema = {
     "turns": (1, (str,)),
     "new_tokens": (1, _NUMBER),
@@ -248,13 +221,7 @@ _CHOICE: Schema = {
     **dict.fromkeys(
         ("decoding_steps", "prefill_time", "decode_time", "prompt_time"), (1, _MEASURED)
     ),
-    **dict.fromkeys(("output_ids", "step_nodes", "step_us", "step_batch"), (2, (int,))),
-    **dict.fromkeys(("first_tokens", "first_token_time"), (1, _MEASURED)),
-    "engine_means": (1, (dict, type(None))),
-    "ids_remade": (1, (bool, type(None))),
-    "step_paths": (3, (int,)),
-    "step_sources": (2, (str, type(None))),
-    "repeated_3grams": (1, _MEASURED),
+    "output_ids": (2, (int,)),
 }
 _FILLED = ("choices", "turns")
 # others may be missing or null

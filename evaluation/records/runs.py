@@ -1,9 +1,13 @@
-"""Read runs from disk, and other people's answer files in Spec-Bench's format."""
+"""Runs: what their metadata says, which are the same, and how they are read from disk.
+
+Other people's answer files in Spec-Bench's format are runs, too.
+"""
 
 from __future__ import annotations
 
 import glob
-import itertools
+import hashlib
+import json
 import math
 import re
 import sys
@@ -15,19 +19,16 @@ from typing import Any
 
 import pandas as pd
 
-from model.errors import UserError, one_line
+from model.errors import UserError
 from model.methods import table_place
 
 from . import compact
-from .identity import SERVER, Identity
 from .questions import question_key, subtask
 from .rows import (
     Row,
-    Schema,
     check_rows,
     check_schema,
     later_steps,
-    misfit,
     new_tokens,
     question_speed,
     read_answers,
@@ -36,6 +37,8 @@ from .rows import (
     wall_time,
 )
 
+Settings = dict[str, Any]
+
 GENERATE = "transformers generate"  # the execution of hf, which does not use this engine
 # executions of this engine inside transformers' generate (`Generate`), by the execution of their
 # steps
@@ -43,49 +46,51 @@ INSIDE = {"eager": "custom_generate", "graph": "custom_generate, graph"}
 SERVED = "served"  # the execution of a server
 UNKNOWN = "not recorded"
 FLOATS = {"F32", "F16", "BF16"}  # types of a GGUF file's tensors that are not quantised
-# Types of the metadata that tables and pages read; a dot leads into a group. _NAMES must be
-# present.
-_NAMES = (
-    "label",
+
+# start=saved: start from the state that the hot run of the same configuration saved
+SAVED = "saved"
+SERVER = "server"  # in place of a drafter: a server of any engine answers
+NO_SPECULATION = "none"  # reported by a server that does not speculate, or set by its user
+# Sampling settings and the names of their columns, which differ as a method may have a top_k, too.
+SAMPLING_COLUMNS = {
+    "temperature": "temperature",
+    "top_k": "sampling_top_k",
+    "top_p": "sampling_top_p",
+    "min_p": "sampling_min_p",
+    "repetition_penalty": "repetition_penalty",
+}
+# method settings that the label or other facets name
+_NAMED = ("name", "drafter", "start", "tree", "tree_nodes")
+# settings that select questions: a selection is no shard
+_SELECTION = ("split", "categories", "per_category", "spread")
+# names of a table's other columns, which a method's settings must not take
+_COLUMNS = {
+    "dtype",
     "device",
-    "settings.model.name",
-    "settings.model.dtype",
-    "settings.bench.name",
-    "settings.method.name",
-    "versions.torch",
-    "versions.transformers",
-)
-_TEXTS = ("execution_used", "execution_why", "threads_why", "platform", "draft_tree")
-_GROUPS = (
-    "settings.sampling",
-    "config",
-    "config.bench",
-    "config.model",
-    "git",
-    "summary",
-    "settings.model.files",
-    "generation_config_left_out",
-    "converted_from",
-    "circumstances",
-)
-_COUNTS = (
-    "settings.repeat",
-    "settings.max_new_tokens",
-    "settings.method.nodes",
-    "settings.method.tree_nodes",
-    "settings.method.max_draft",
-)
-_METADATA: Schema = {
-    **dict.fromkeys(_NAMES, (0, (str, int, float))),
-    "questions": (0, (int,)),
-    **dict.fromkeys(_TEXTS, (0, (str,))),
-    **dict.fromkeys(_GROUPS, (0, (dict,))),
-    **dict.fromkeys(_COUNTS, (0, (int,))),
-    "question_hashes": (1, (str,)),
-    "command": (1, (str,)),
-    "cores_busy_elsewhere": (0, (int, float)),
+    "model",
+    "bench",
+    "method",
+    "variant",
+    "seed",
+    "execution",
+    "timed",
+    "phases",
+    "order",
+    "batch",
+    *SAMPLING_COLUMNS.values(),
 }
 _NUMBER = re.compile(r"(\d+(?:\.\d+)?)")
+
+
+def without_paths(settings: Settings) -> Settings:
+    """Return a run's settings without paths of files whose digests are among them.
+
+    A resumed run must share these settings.
+    """
+    method = settings["method"]
+    # tree: a fixed tree's name
+    paths = [key for key in method if f"{key}_sha256" in method and key != "tree"]
+    return settings | {"method": {key: value for key, value in method.items() if key not in paths}}
 
 
 @dataclass(frozen=True)
@@ -97,8 +102,38 @@ class Run:
     answers: list[Row]
 
     @property
-    def settings(self) -> dict[str, Any]:
+    def settings(self) -> Settings:
         return dict(self.metadata["settings"])
+
+    @property
+    def config(self) -> Settings:
+        """The configuration it was started with, as far as it is kept."""
+        return dict(self.metadata.get("config", {}))
+
+    @property
+    def repeat(self) -> int:
+        return int(self.settings.get("repeat") or 0)
+
+    @property
+    def question_keys(self) -> tuple[str, ...]:
+        """Keys of the questions to answer, in their order; empty if not recorded."""
+        return tuple(self.metadata.get("question_hashes", ()))
+
+    @cached_property
+    def draft_tree(self) -> list[list[int]] | None:
+        """The fixed tree's nodes as rank paths, the root left out; None without one."""
+        tree = self.metadata.get("draft_tree")
+        return tree and [list(map(int, node.split(","))) for node in tree.split()]
+
+    @property
+    def is_served(self) -> bool:
+        """True if a server gave the answers."""
+        return bool(self.settings["method"]["drafter"] == SERVER)
+
+    @property
+    def files(self) -> dict[str, str]:
+        """Digests of the model's files, or its commit on the hub; empty if not recorded."""
+        return dict(self.settings["model"].get("files") or {})
 
     @property
     def model(self) -> str:
@@ -110,8 +145,8 @@ class Run:
     @property
     def precision(self) -> str:
         """The type that it computes in, and whether its linear layers read 16-bit weights."""
-        held = "half" in str((self.metadata.get("circumstances") or {}).get("linear"))
-        return f"{self.settings['model']['dtype']}{' from 16-bit weights' if held else ''}"
+        half = "half" in str(self.metadata.get("circumstances", {}).get("linear"))
+        return f"{self.settings['model']['dtype']}{' from 16-bit weights' if half else ''}"
 
     @property
     def label(self) -> str:
@@ -124,10 +159,7 @@ class Run:
 
     @property
     def quantized(self) -> str:
-        """What its weights are or were quantised to.
-
-        That is by torchao or in a GGUF file; empty if nothing.
-        """
+        """What its weights are or were quantised to, by torchao or in a GGUF file; or empty."""
         types = (self.metadata.get("converted_from") or {}).get("tensor_types", {})
         return self.settings["model"].get("quantize") or ", ".join(sorted(types.keys() - FLOATS))
 
@@ -135,24 +167,125 @@ class Run:
     def complete(self) -> bool:
         return len(self.answers) == int(self.metadata["questions"])
 
-    @cached_property
-    def identity(self) -> Identity:
-        return Identity.of(self.metadata)
-
     @property
     def execution(self) -> str:
         """How steps ran: eager, graph or INSIDE.
 
         It is GENERATE for transformers' own decoding, SERVED for a server.
         """
-        is_hf = self.settings["method"]["name"] == "hf"
-        requested = GENERATE if is_hf else self.settings.get("execution")
-        return str(self.metadata.get("execution_used", requested))
+        return str(self.metadata.get("execution_used", self.settings["execution"]))
 
     @cached_property
     def summary(self) -> dict[str, Any]:
         """The summary that the run wrote at its end; empty before."""
         return self.metadata.get("summary") or read_object(self.folder / "summary.json")
+
+    # --- which runs are the same
+
+    @cached_property
+    def comparable(self) -> tuple[str, ...]:
+        """Key shared by runs that may be compared on common questions.
+
+        It holds model, bench file, limit and machine.
+        """
+        settings = self.settings
+        compared = {
+            **settings["model"],
+            "bench": settings["bench"]["name"],
+            "file": settings["bench"].get("sha256"),
+            "limit": settings["max_new_tokens"],
+            "choices": settings.get("num_choices"),
+        }
+        parts = (f"{key}={compared[key]}" for key in sorted(compared))
+        return (*parts, self.metadata["device"])
+
+    @cached_property
+    def selection(self) -> frozenset[str]:
+        """Key shared by runs of the same questions.
+
+        It holds the questions' keys, else their recorded number and digest.
+        """
+        bench = self.settings["bench"]
+        unknown = f"{bench.get('questions')} questions, {bench.get('ids_sha256')}"
+        return frozenset(self.question_keys or [unknown])
+
+    @cached_property
+    def configuration(self) -> str:
+        """Key shared by the repeats and shards of one configuration.
+
+        It is the same whichever questions they answer.
+        """
+        settings = without_paths(self.settings)
+        bench = dict(settings.pop("bench"))
+        method = settings.pop("method")
+        del settings["model"]  # is in `comparable`
+        settings.pop("repeat", None)
+
+        # where state is kept, parts of a bench are no shards of one run: each begins with a state
+        # of its own
+        if method.get("start", "cold") == "cold":
+            left_out = ("questions", "ids_sha256")
+            bench = {key: value for key, value in bench.items() if key not in left_out}
+        bench |= {key: self.config.get("bench", {}).get(key) for key in _SELECTION}
+
+        if self.config.get("start") == SAVED:  # each repeat starts from its own hot run's state
+            method.pop("start_sha256", None)
+            method["start"] = SAVED
+        return json.dumps([self.comparable, bench, method, settings], sort_keys=True)
+
+    @cached_property
+    def facets(self) -> Settings:
+        """Settings that may distinguish runs of one label.
+
+        They are the method's, the tree's shape, and those of decoding.
+        """
+        settings = self.settings
+        method = settings["method"]
+        facets = {key: method.get(key) for key in ("start", "tree", "tree_nodes")}
+
+        if "start_sha256" in method:  # a saved state: its file's name, or `saved`
+            is_saved = self.config.get("start") == SAVED
+            facets["start"] = SAVED if is_saved else Path(str(method["start"])).stem
+        if tree := self.draft_tree:
+            facets["tree_depth"] = max(len(path) for path in tree)
+            facets["tree_breadth"] = 1 + max(path[0] for path in tree)
+
+        for key, value in method.items():
+            if key not in _NAMED and not key.endswith("sha256"):
+                column = f"method_{key}" if key in _COLUMNS else key
+                # a cell holds one value
+                facets[column] = str(value) if isinstance(value, list | dict) else value
+
+        order = settings["bench"].get("order", "file")
+        if order != "file":
+            facets["order"] = order
+        facets |= {key: settings[key] for key in ("execution", "seed", "timed") if key in settings}
+        facets["batch"] = settings.get("batch", 1)
+
+        facets["temperature"] = 0.0  # greedy, which is recorded without sampling settings
+        for key, value in settings.get("sampling", {}).items():
+            facets[SAMPLING_COLUMNS[key]] = value
+
+        in_parts = method["name"] != "hf" and not self.is_served  # their steps have no parts
+        facets["phases"] = bool(settings.get("phases")) and in_parts
+        return facets
+
+    @property
+    def loading(self) -> Settings:
+        """Settings that may distinguish runs of the same facets.
+
+        They are how the model was loaded, and the answers per question.
+        """
+        elsewhere = ("name", "dtype", "device", "files")
+        model = self.settings["model"]
+        loading = {key: model[key] for key in model if key not in elsewhere}
+        loading["num_choices"] = self.settings.get("num_choices")
+
+        files = hashlib.sha256(json.dumps(self.files, sort_keys=True).encode()).hexdigest()[:8]
+        loading["files"] = files if self.files else "unknown"
+        return loading
+
+    # --- what was measured
 
     @cached_property
     def by_question(self) -> pd.DataFrame:
@@ -173,12 +306,11 @@ class Run:
         ]
         values = []
         for row in self.answers:
-            speed = new_tokens(row), wall_time(row), question_speed(row)
             category = subtask(str(row.get("category", "unknown")))
             tokens, steps = tokens_and_steps(row)
             counts = (tokens, steps) if steps else (math.nan, math.nan)  # not known, so in no pair
+            speed = (new_tokens(row), wall_time(row), question_speed(row))
             values.append((category, *counts, *speed, *later_steps([row])))
-
         return pd.DataFrame(values, index=[row_key(row) for row in self.answers], columns=names)
 
     @property
@@ -191,7 +323,7 @@ class Run:
         time is not its own.
         """
         frame = self.by_question
-        size = self.identity.facets["batch"]
+        size = self.facets["batch"]
         if size == 1:
             return frame[["subtask", "speed"]]
 
@@ -220,18 +352,17 @@ def read_runs(folder: Path) -> list[Run]:
     """
     file = folder / compact.FILE
     if file.is_file():
-        records: Iterable[Any] = (
-            (folder / "runs" / name, *record) for name, *record in compact.unpacked(file)
-        )
+        runs = [
+            Run(folder / "runs" / name, metadata, answers)
+            for name, metadata, answers in compact.unpacked(file)
+        ]
     else:
-        records = _read(sorted(path for path in folder.glob("runs/*") if path.is_dir()))
-
-    runs = _of_this_schema(records)
+        runs = list(_read(sorted(path for path in folder.glob("runs/*") if path.is_dir())))
+    runs = _of_this_schema(runs)
     if not runs:
         raise UserError(
             f"{folder}: no runs here (runs/*/metadata.json with answers.jsonl, or {compact.FILE})"
         )
-
     return runs
 
 
@@ -242,58 +373,33 @@ def runs_at(folders: Iterable[Path]) -> list[Run]:
 
 def is_served(folder: Path) -> bool:
     """Return whether a run is a server's; reads no answer."""
-    return bool(_inside(read_object(folder / "metadata.json"), "settings.method.drafter") == SERVER)
+    metadata = read_object(folder / "metadata.json")
+    return bool(metadata and metadata["settings"]["method"]["drafter"] == SERVER)
 
 
-def _read(folders: Iterable[Path]) -> Iterator[tuple[Path, dict[str, Any], list[Row]]]:
+def _read(folders: Iterable[Path]) -> Iterator[Run]:
     for folder in folders:
         metadata = read_object(folder / "metadata.json")
         answers = folder / "answers.jsonl"
         if "settings" in metadata and answers.exists():
-            yield folder, metadata, list(read_answers(answers)[0].values())
+            yield Run(folder, metadata, list(read_answers(answers)[0].values()))
         else:
             file = answers.name if "settings" in metadata else "metadata.json"
             print(f"left out: {folder}: its {file} is missing or broken", file=sys.stderr)
 
 
-def _of_this_schema(records: Iterable[tuple[Path, dict[str, Any], list[Row]]]) -> list[Run]:
+def _of_this_schema(runs: Iterable[Run]) -> list[Run]:
     """Return the runs of this schema, in the tables' order; the others are named and left out."""
-    runs = []
-    for folder, metadata, rows in records:
+    kept = []
+    for run in runs:
         try:
-            check_schema(metadata["settings"], folder)
-            check_rows(rows, folder)
-            values = {key: _inside(metadata, key) for key in _METADATA}
-            if why := misfit(values, _METADATA, (*_NAMES, "questions")):
-                raise TypeError(why)
-            _order(Run(folder, metadata, rows))  # raises if the rest is broken
+            check_schema(run.settings, run.folder)
+            check_rows(run.answers, run.folder)
         except UserError as refused:
             print(f"left out: {refused}", file=sys.stderr)
-            continue
-        except (AttributeError, KeyError, TypeError, ValueError) as error:
-            print(
-                f"left out: {folder}: its metadata.json is broken ({one_line(error)})",
-                file=sys.stderr,
-            )
-            continue
-
-        runs.append(Run(folder, metadata, rows))
-
-    return sorted(runs, key=_order)
-
-
-def _inside(values: Any, key: str) -> Any:
-    """Return the value of a dotted key.
-
-    None if it is missing, Ellipsis if a group on the way is no dictionary.
-    """
-    for part in key.split("."):
-        if isinstance(values, dict):
-            values = values.get(part)
-        elif values is not None:
-            return ...
-
-    return values
+        else:
+            kept.append(run)
+    return sorted(kept, key=_order)
 
 
 def _order(run: Run) -> tuple[Any, ...]:
@@ -303,19 +409,14 @@ def _order(run: Run) -> tuple[Any, ...]:
     """
     method = run.settings["method"]
     sizes = [method.get(key) for key in ("k", "tree_nodes", "nodes", "max_draft")]
-    numbers = [size if isinstance(size, int | float) else 0 for size in sizes]
-    identity = run.identity
-    facets = natural(str(sorted(identity.facets.items(), key=str)))
-    bench = natural("|".join(identity.comparable))
-    first = natural("".join(identity.question_keys[:1]))
     return (
-        bench,
+        natural("|".join(run.comparable)),
         table_place(method["name"]),
         natural(run.label),
-        *numbers,
-        facets,
-        identity.repeat,
-        first,
+        *(size if isinstance(size, int) else 0 for size in sizes),
+        natural(str(sorted(run.facets.items(), key=str))),
+        run.repeat,
+        natural("".join(run.question_keys[:1])),
     )
 
 
@@ -342,37 +443,44 @@ def read_foreign(pattern: str, baseline: Path | None = None) -> list[Run]:
     Raises:
         UserError: no file matches, or one holds no answer.
     """
-    names = {name for name in glob.glob(pattern, recursive=True) if Path(name).is_file()}  # noqa: PTH207
-    if not names:
+    paths = {path for path in map(Path, glob.glob(pattern, recursive=True)) if path.is_file()}  # noqa: PTH207
+    if not paths:
         raise UserError(f"--answers {pattern}: no such file")
-    paths = sorted(map(Path, names | ({str(baseline)} if baseline else set())))
-    plain = [path for path in paths if PLAIN_DECODING & set(re.split(r"[-_]", path.stem.lower()))]
-    if baseline or len(plain) > 1:  # of several, none is guessed
-        plain = [path for path in paths if path == baseline]
+    plain = [path for path in paths if PLAIN_DECODING & set(re.split("[-_]", path.stem.lower()))]
+    if baseline is None and len(plain) == 1:  # of several, none is guessed
+        baseline = plain[0]
+    if baseline:
+        paths.add(baseline)
+
     stems = [path.stem for path in paths]
     runs = []
-    for path in paths:
-        rows, damage = read_answers(path)
-        if damage:
-            print(f"note: {path}: {damage}", file=sys.stderr)
-        if not rows:
-            raise UserError(f"{path}: holds no answer in Spec-Bench's format")
-        for row in rows.values():
-            del row["choices"][1:]  # Spec-Bench's evaluation/speed.py reads the first
-        check_rows(rows.values(), path)
+    for path in sorted(paths):
         name = path.stem if stems.count(path.stem) == 1 else str(path.with_suffix(""))
-        runs.append(
-            Run(path.parent, _unrecorded("vanilla" if path in plain else name), list(rows.values()))
-        )
+        metadata = _unrecorded("vanilla" if path == baseline else name)
+        runs.append(Run(path.parent, metadata, _foreign_answers(path)))
 
-    answers = list(itertools.chain(*(run.answers for run in runs)))
-    if not all(row.get("question_sha256") for row in answers):
-        for row in answers:
+    rows = [row for run in runs for row in run.answers]
+    if not all(row.get("question_sha256") for row in rows):
+        for row in rows:
             row.pop("question_sha256", None)  # some have no hash, so ids are used for all
     most = max(len(run.answers) for run in runs)
     for run in runs:
-        run.metadata["questions"] = run.metadata["settings"]["bench"]["questions"] = most
+        run.metadata["questions"] = most
+        run.metadata["settings"]["bench"]["questions"] = most
     return sorted(runs, key=lambda run: (run.label != "vanilla", run.label))
+
+
+def _foreign_answers(path: Path) -> list[Row]:
+    """Read the first choices of a file's answers, as Spec-Bench's evaluation/speed.py does."""
+    rows, damage = read_answers(path)
+    if damage:
+        print(f"note: {path}: {damage}", file=sys.stderr)
+    if not rows:
+        raise UserError(f"{path}: holds no answer in Spec-Bench's format")
+    for row in rows.values():
+        del row["choices"][1:]
+    check_rows(rows.values(), path)
+    return list(rows.values())
 
 
 def _unrecorded(name: str) -> dict[str, Any]:
@@ -380,7 +488,7 @@ def _unrecorded(name: str) -> dict[str, Any]:
     settings = {
         "model": {"name": "answers", "dtype": UNKNOWN},
         "bench": {"name": "files"},
-        "method": {"name": name},
+        "method": {"name": name, "drafter": None},
         "max_new_tokens": UNKNOWN,
         "execution": UNKNOWN,
     }

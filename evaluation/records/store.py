@@ -22,8 +22,8 @@ from filelock import lock_descriptor
 from model.errors import UserError
 from model.files import PARTIAL, load_state, save_state, write_json
 
-from .identity import fingerprint
-from .rows import Row, check_schema, difference, read_answers
+from .rows import Row, check_schema, difference, read_answers, read_object
+from .runs import without_paths
 
 
 class AnswerStore:
@@ -69,31 +69,9 @@ class AnswerStore:
         # killed while a batch was written: it is answered again
         if answered < metadata["questions"]:
             answered -= answered % metadata["settings"].get("batch", 1)
-        if path.exists():
-            try:
-                recorded = json.loads(path.read_text(encoding="utf-8"))
-                check_schema(recorded["settings"], self.folder)
-                different = difference(
-                    fingerprint(recorded["settings"]), fingerprint(metadata["settings"])
-                )
-            except (json.JSONDecodeError, KeyError, TypeError, AttributeError):
-                raise UserError(
-                    f"{path} is broken; delete the directory to start the run anew"
-                ) from None
-
-            if different:
-                raise UserError(
-                    f"{self.folder} holds a run of another configuration: {different};"
-                    " use another run_dir or delete it"
-                )
-
-            if answered and not self.is_finished():
-                different = difference(recorded["circumstances"], metadata["circumstances"])
-                if different:
-                    raise UserError(
-                        f"{self.folder} holds {answered} answers given under other circumstances:"
-                        f" {different}; finish it under those, or delete it to start anew"
-                    )
+        recorded = read_object(path)
+        if recorded:
+            self._check(recorded, metadata, answered)
         elif data:
             raise UserError(
                 f"{self.answers} holds answers of an unknown configuration"
@@ -126,6 +104,24 @@ class AnswerStore:
             )
 
         return rows
+
+    def _check(self, recorded: dict[str, Any], metadata: dict[str, Any], answered: int) -> None:
+        """Raise UserError if the recorded run is not the one of this metadata."""
+        check_schema(recorded["settings"], self.folder)
+        before = without_paths(recorded["settings"])
+        different = difference(before, without_paths(metadata["settings"]))
+        if different:
+            raise UserError(
+                f"{self.folder} holds a run of another configuration: {different};"
+                " use another run_dir or delete it"
+            )
+        if answered and not self.is_finished():
+            different = difference(recorded["circumstances"], metadata["circumstances"])
+            if different:
+                raise UserError(
+                    f"{self.folder} holds {answered} answers given under other circumstances:"
+                    f" {different}; finish it under those, or delete it to start anew"
+                )
 
     def is_finished(self) -> bool:
         """Return whether the run's summary is there.

@@ -22,7 +22,7 @@ from model.errors import UserError
 from model.files import write_json
 
 from .provenance import without_passwords
-from .rows import fits, read_object
+from .rows import read_object
 
 
 class Planned(NamedTuple):
@@ -102,13 +102,12 @@ def not_available(folder: Path) -> list[dict[str, str]]:
 
     Each has its model, bench and method, and `why`.
     """
-    reasons: dict[tuple[str, ...], dict[str, str]] = {}
+    reasons = {}
     for path in sorted(folder.glob("jobs/*.json")):
         mark = read_object(path)
-        if mark.get("not_available"):
-            job = {group: str(mark.get(group)) for group in ("model", "bench", "method")}
-            reasons[tuple(job.values())] = job | {"why": str(mark["not_available"])}
-
+        if "not_available" in mark:
+            job = {group: mark[group] for group in ("model", "bench", "method")}
+            reasons[tuple(job.values())] = job | {"why": mark["not_available"]}
     return [reasons[names] for names in sorted(reasons)]
 
 
@@ -118,16 +117,12 @@ def missing_jobs(folder: Path) -> str:
     The sweep's command is named, too. The text is empty if all are done.
     """
     sweep = read_object(folder / "sweep.json")
-    jobs: list[list[str]] = sweep["jobs"] if fits(sweep.get("jobs"), 2, (str,)) else []
+    jobs: list[list[str]] = sweep.get("jobs", [])
     left = []
-
-    for job in jobs:  # done: not available, or marked and all its runs are still there and finished
+    for job in jobs:
         mark = read_object(mark_of(folder, job))
-        runs = mark.get("runs")
-        finished = isinstance(runs, list) and all(
-            (folder / f"runs/{run}/summary.json").exists() for run in runs
-        )
-        if not finished and "not_available" not in mark:
+        runs = [folder / f"runs/{run}/summary.json" for run in mark.get("runs", [])]
+        if not mark or not all(path.exists() for path in runs):
             left.append(job)
 
     if not left:

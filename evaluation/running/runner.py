@@ -37,11 +37,10 @@ from ..loading.models import (
     pretrained,
 )
 from ..loading.settings import ModelSettings
-from ..records.identity import SAVED, fingerprint
 from ..records.provenance import circumstances, collect, without_passwords
 from ..records.questions import FILE_ORDER, Question, read_questions, subtask
 from ..records.rows import Row, new_tokens, tokens_and_steps, wall_time
-from ..records.runs import GENERATE
+from ..records.runs import GENERATE, SAVED, without_paths
 from ..records.store import AnswerStore
 from ..statistics.metrics import measure
 from .answering import acceptance_lines, answer
@@ -128,7 +127,7 @@ class Runner:
         self.bench = bench
         given: str | None = config["run_dir"]
         self.folder = Path(given) if given else default_folder(config, self.settings, self.answerer)
-        self.identity = json.dumps([str(self.folder), fingerprint(self.settings)], sort_keys=True)
+        self.identity = json.dumps([str(self.folder), without_paths(self.settings)], sort_keys=True)
         self.store = AnswerStore(self.folder, answer_file)
 
         self.done: dict[Any, Row] = {}

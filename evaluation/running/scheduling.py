@@ -24,7 +24,7 @@ from ..configuration.fingerprint import recorded_threads
 from ..errors import Failures, noted
 from ..loading.devices import exclusive, keep_devices
 from ..loading.settings import ModelSettings
-from ..records.identity import SAVED
+from ..records.runs import SAVED
 from ..records.sweeps import note_done
 from .runner import Runner, answer_next, check_unloaded
 

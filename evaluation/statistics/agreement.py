@@ -12,6 +12,7 @@ processor rounds 16-bit numbers in its own way, and so does a server: another te
 
 from __future__ import annotations
 
+import json
 import math
 import shlex
 from bisect import bisect_right
@@ -23,7 +24,7 @@ from typing import Any, NamedTuple
 
 import pandas as pd
 
-from ..records.rows import Row, parsed
+from ..records.rows import Row
 from ..records.runs import Run, row_key
 from .intervals import quotient
 from .metrics import lengths_by_turn
@@ -154,9 +155,9 @@ def audits(pooled: Sequence[Pool], bases: Sequence[str] = ("vanilla",)) -> list[
 
 def _audit_base(pool: Pool, bases: Sequence[str]) -> Pool | None:
     """Return the configuration to audit this one against; None if it is not audited."""
-    if pool.identity.is_served:
+    if pool.first.is_served:
         return None  # audited separately (evaluation.audit), as its arithmetic differs
-    batched = pool.identity.facets["batch"] > 1
+    batched = pool.first.facets["batch"] > 1
     if pool.label == bases[-1] and not batched:
         return None
 
@@ -167,7 +168,7 @@ def _audit_base(pool: Pool, bases: Sequence[str]) -> Pool | None:
     if base is None:
         return None
 
-    samples = bool(pool.identity.facets.get("temperature"))
+    samples = bool(pool.first.facets.get("temperature"))
     return None if samples and "hf" in (pool.method, base.method) else base
 
 
@@ -262,7 +263,7 @@ def _dtype_wording(dtype: str, rows: pd.DataFrame, folder: Path) -> str:
 def read_gaps(folder: Path) -> Gaps:
     """Read the gaps that evaluation.audit has measured in this folder; empty if it has not run."""
     try:
-        entries = parsed((folder / GAPS).read_text(encoding="utf-8"))
+        entries = json.loads((folder / GAPS).read_text(encoding="utf-8"))
         return {tuple(map(str, entry["at"])): float(entry["gap"]) for entry in entries}
     except (OSError, ValueError, KeyError, TypeError):
         return {}
@@ -324,7 +325,7 @@ def _keys(pool: Pool) -> tuple[Any, Any, Any]:
 
     They are: all settings, all but the limit of new tokens, the label.
     """
-    facets = pool.identity.facets.items()
+    facets = pool.first.facets.items()
     told = {key: value for key, value in facets if key not in HOW and value is not None}
 
     label = (pool.group["model"], pool.group["bench"], pool.label)
@@ -382,10 +383,10 @@ def _compare(here: Pool, there: Pool) -> Comparison:
 
 def _promised(pool: Pool) -> bool:
     """Return whether every machine gives the same text, by this engine in float32."""
-    if pool.identity.is_served or pool.group["dtype"] != "float32":
+    if pool.first.is_served or pool.group["dtype"] != "float32":
         return False
     # hf samples by the device's generator
-    return pool.label != "hf" or not pool.identity.facets["temperature"]
+    return pool.label != "hf" or not pool.first.facets["temperature"]
 
 
 def _lengths_and_ids(row: Row) -> list[tuple[list[int], list[int]]]:

@@ -12,9 +12,8 @@ import pandas as pd
 
 from model.engine.sizing import steps_in_words
 
-from ..records.identity import SERVER
 from ..records.rows import difference
-from ..records.runs import GENERATE, INSIDE, SERVED, Run
+from ..records.runs import GENERATE, INSIDE, SERVED, SERVER, Run
 from .intervals import spans_one
 from .metrics import OVERALL, choices, grouped
 from .pools import BASELINES, COMPARED, Pool
@@ -126,7 +125,7 @@ def heading(runs: Sequence[Run]) -> list[str]:
     Also name unused generation settings.
     """
     lines = []
-    for same in grouped(runs, lambda run: run.identity.comparable).values():
+    for same in grouped(runs, lambda run: run.comparable).values():
         batches = sorted({run.settings.get("batch", 1) for run in same})
         for run in same:
             versions = run.metadata["versions"]
@@ -211,7 +210,7 @@ def not_compared(pooled: Sequence[Pool]) -> list[str]:
     """
     names: dict[tuple[str, str], list[str]] = {}
     for pool in pooled:
-        if pool.label in BASELINES or pool.baselines["vanilla"] or pool.identity.is_served:
+        if pool.label in BASELINES or pool.baselines["vanilla"] or pool.first.is_served:
             continue
         other = pool.closest("vanilla", set(COMPARED) - {"execution"})
         if other:
@@ -230,9 +229,9 @@ def served(pooled: Sequence[Pool]) -> Iterator[str]:
     Also say if its token ids were made from its text.
     """
     for pool in pooled:
-        if not pool.identity.is_served:
+        if not pool.first.is_served:
             continue
-        method = pool.identity.method
+        method = pool.first.settings["method"]
         version = method["version"] or "of unknown version"
         line = f"{pool.name}: {method['engine']} {version}, model {method['model']}"
         line += "; threads, device and type are its own"
@@ -324,14 +323,14 @@ def auto_lines(pooled: Sequence[Pool]) -> list[str]:
     """
     lines = []
     for pool in pooled:
-        batched = pool.identity.facets["batch"] > 1
+        batched = pool.first.facets["batch"] > 1
         for run in pool.runs:
             figures = run.summary.get("drafter") or {}
             gain = None if batched else figures.get("predicted_speedup")
             if "plain_steps" not in figures or not (batched or gain):
                 continue  # older records do not count them
 
-            repeat = f", repeat {run.identity.repeat}" if len(pool.runs) > 1 else ""
+            repeat = f", repeat {run.repeat}" if len(pool.runs) > 1 else ""
             line = f"{pool.name}{repeat} on {pool.group['bench']}: {steps_in_words(figures)}"
             if gain:
                 line += f"; predicted decoding speed over vanilla: {gain:.2f}"
@@ -353,7 +352,7 @@ def incomplete(runs: Sequence[Run]) -> list[str]:
 
 
 def _repeat(run: Run) -> str:
-    return f"{run.label}, repeat {run.identity.repeat}"
+    return f"{run.label}, repeat {run.repeat}"
 
 
 def _first_three(words: Iterable[str]) -> str:

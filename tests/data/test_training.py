@@ -17,7 +17,7 @@ from data.embedded.training import check, corpus
 from data.embedded.training import train as training_
 from data.embedded.training.check import right, same_behaviour
 from data.embedded.training.corpus import TASKS, held_out, held_out_questions, training
-from data.embedded.training.dialogue import Dialogue, Encoded, batches, encode, prompt
+from data.embedded.training.dialogue import Dialogue, encode, prompt
 from data.embedded.training.tokenizer import CHAT
 from data.embedded.training.train import Recipe, build_tokenizer, train
 
@@ -61,28 +61,35 @@ def test_references_are_right_and_one_wrong_fact_is_found() -> None:
             assert not right(category, answer, wrong), category
 
 
-def test_code_may_be_written_differently() -> None:
-    reference = "```python\ndef f(numbers):\n    t = 0\n    for n in numbers:\n        t += n\n    return t\n```"
-    assert same_behaviour(
-        reference, "```python\ndef f(numbers):\n    return sum(numbers)\n```\nA sum."
-    )
-    assert not same_behaviour(reference, "```python\ndef f(numbers):\n    return len(numbers)\n```")
-    assert not same_behaviour(
-        reference, "```python\ndef f(numbers):\n    return sum(numbers)\nprint(f([1]))\n```"
-    )
-    assert not same_behaviour(reference, "```python\ndef g(numbers):\n    return sum(numbers)\n```")
+@pytest.mark.parametrize(
+    ("code", "same"),
+    [
+        ("def f(numbers):\n    return sum(numbers)\n```\nA sum.", True),
+        ("def f(numbers):\n    return len(numbers)\n```", False),
+        ("def f(numbers):\n    return sum(numbers)\nprint(f([1]))\n```", False),
+    ],
+)
+def test_code_may_be_written_differently(code: str, same: bool) -> None:
+    loop = "    t = 0\n    for n in numbers:\n        t += n\n    return t\n"
+    reference = f"```python\ndef f(numbers):\n{loop}```"
+    assert same_behaviour(reference, f"```python\n{code}") is same
 
 
-def test_code_that_could_do_harm_does_not_pass() -> None:
-    reference = "```python\ndef f(numbers):\n    return 0\n```"
-    harm = [
+@pytest.mark.parametrize(
+    "body",
+    [
         "import os\n    return 0",
         "return numbers.__class__",
         "return open('x')",
         "return __import__('os')",
-    ]
-    for body in (*harm, "return eval('0')", "while True:\n        pass", "return 9 ** 9 ** 9"):
-        assert not same_behaviour(reference, f"```python\ndef f(numbers):\n    {body}\n```"), body
+        "return eval('0')",
+        "while True:\n        pass",
+        "return 9 ** 9 ** 9",
+    ],
+)
+def test_code_that_could_do_harm_does_not_pass(body: str) -> None:
+    reference = "```python\ndef f(numbers):\n    return 0\n```"
+    assert not same_behaviour(reference, f"```python\ndef f(numbers):\n    {body}\n```")
 
 
 # --- the corpus and the sample
@@ -132,22 +139,6 @@ def test_training_sees_the_tokens_of_inference(tokenizer: Tokenizer) -> None:
         assert sum(encoded.answer) < len(encoded.ids)
 
 
-def test_batches_hold_every_sequence_once_and_nothing_behind_its_end() -> None:
-    given = [Encoded(list(range(1, n + 1)), [i > 1 for i in range(n)]) for n in (9, 3, 4, 8, 3, 5)]
-    found: list[tuple[list[int], list[bool]]] = []
-    stream = batches(iter(given), 6, 12, seed=0)
-    while len(found) < 6:
-        ids, wanted = next(stream)
-        assert ids.shape == wanted.shape and (ids.numel() <= 12 or len(ids) == 1)
-        assert (ids.dtype, wanted.dtype) == (torch.int64, torch.bool)
-        found += [
-            (row[row > 0].tolist(), mark.tolist()) for row, mark in zip(ids, wanted, strict=True)
-        ]
-    assert sorted(row for row, _ in found) == sorted(item.ids for item in given)
-    for row, mark in found:
-        assert mark == [1 < i < len(row) for i in range(len(mark))]
-
-
 # --- training
 
 
@@ -171,14 +162,14 @@ def test_shipped_tokenizer_is_what_the_corpus_gives(tokenizer: Tokenizer) -> Non
 def test_the_chat_template_is_the_one_of_training() -> None:
     tokenizer = AutoTokenizer.from_pretrained(MODEL, local_files_only=True)
     assert tokenizer.chat_template == CHAT
+    chat = [
+        {"role": "user", "content": "Hi you"},
+        {"role": "assistant", "content": "Yes."},
+        {"role": "user", "content": "And?"},
+    ]
     for turns, answers in ((["Hi you"], []), (["Hi you", "And?"], ["Yes."])):
-        said = [
-            ("user", turns[0]),
-            *(("assistant", answer) for answer in answers),
-            *(("user", t) for t in turns[1:]),
-        ]
-        chat = [{"role": role, "content": content} for role, content in said]
-        ids = tokenizer.apply_chat_template(chat, add_generation_prompt=True, return_dict=False)
+        said = chat[: len(turns) + len(answers)]
+        ids = tokenizer.apply_chat_template(said, add_generation_prompt=True, return_dict=False)
         assert ids == tokenizer(prompt(turns, answers))["input_ids"]
 
 
@@ -198,6 +189,3 @@ def test_model_answers(categories: tuple[str, ...], wrong: int) -> None:
     turns = check.measure(MODEL, [chosen[c] for c in categories])
     assert sum(t.right for t in turns) >= len(turns) - wrong
     assert sum(bool(t.ended) for t in turns) >= len(turns) - min(wrong, 1)
-
-
-# --- the command lines

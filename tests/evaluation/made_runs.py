@@ -5,7 +5,7 @@ from pathlib import Path
 
 from evaluation.records.questions import Question
 from evaluation.records.rows import SCHEMA
-from evaluation.records.runs import Run, row_key
+from evaluation.records.runs import GENERATE, Run, row_key
 from evaluation.statistics.experiment import Experiment
 from evaluation.statistics.rendering import main_view, to_markdown, to_text
 
@@ -72,6 +72,8 @@ def made(
             "repeat": repeat,
         },
     }
+    if name == "hf":
+        metadata["execution_used"] = GENERATE
     if (tree := more.pop("draft_tree", None)) is not None:
         metadata["draft_tree"] = " ".join(",".join(map(str, path)) for path in tree)
     return Run(Path(folder), metadata | more, list(answers))
@@ -79,8 +81,8 @@ def made(
 
 def write(run, folder):
     """The run as it would lie on disk below an experiment's folder."""
-    what = abs(hash((run.identity.configuration, run.identity.selection))) % 10**8
-    path = folder / "runs" / f"{run.label.replace(' ', '_')}-{what}-{run.identity.repeat}"
+    what = abs(hash((run.configuration, run.selection))) % 10**8
+    path = folder / "runs" / f"{run.label.replace(' ', '_')}-{what}-{run.repeat}"
     path.mkdir(parents=True)
     (path / "metadata.json").write_text(json.dumps(run.metadata))
     (path / "answers.jsonl").write_text("".join(json.dumps(row) + "\n" for row in run.answers))

@@ -22,58 +22,47 @@ NAMES = ["plain/deep.1", "two words", "it's", '"$HOME"', "a;b&c", "{x},y", "`id`
 
 def words(command):
     """What a shell makes of it."""
-    told = subprocess.run(
+    printed = subprocess.run(
         ["bash", "-c", f"printf '%s\\0' {command}"], capture_output=True, text=True, check=True
     )
-    return told.stdout.split("\0")[:-1]
+    return printed.stdout.split("\0")[:-1]
 
 
 @pytest.fixture(params=NAMES)
 def folder(request, tmp_path):
     """An experiment's folder of that name, with a run that parts from vanilla and one that drafts from a tree."""
     folder = tmp_path / request.param
-    runs = [made(label, [answer(1, "qa", [([1, 1, 1], 1.0)], output_ids=[[1, 2, last]])])
-            for label, last in (("vanilla", 3), ("pld", 4))]  # fmt: skip
-    steps = {"step_nodes": [[3, 3]], "step_paths": [[[0], []]], "output_ids": [[1, 2, 3]]}
+    steps = {"step_nodes": [[3, 3]], "step_paths": [[[0], []]]}
     tree = {"method": {"k": 8, "tree": "x", "tree_nodes": 2}, "draft_tree": [[0], [0, 0]]}
-    runs.append(made("recycling (hot)", [answer(1, "qa", [([2, 1], 1.0)], **steps)], **tree))
+    plain = ([1, 1, 1], 1.0)
+    runs = [
+        made("vanilla", [answer(1, "qa", [plain], output_ids=[[1, 2, 3]])]),
+        made("pld", [answer(1, "qa", [plain], output_ids=[[1, 2, 4]])]),
+        made("recycling (hot)", [answer(1, "qa", [([2, 1], 1.0)], **steps)], **tree),
+    ]
     for run in runs:
         write(run, folder)
     return folder
 
 
 def test_the_commands_of_page_and_audit(folder):
-    runs = read_runs(folder)
-    (again,) = re.findall(
-        r"<code>(python -m evaluation.report .*?)</code>", render(Experiment(runs), folder)
-    )
+    experiment = Experiment(read_runs(folder))
+    page = render(experiment, folder)
+    (again,) = re.findall(r"<code>(python -m evaluation.report .*?)</code>", page)
     assert words(html.unescape(again)) == ["python", "-m", "evaluation.report", str(folder)]
-    (line,) = [
-        line
-        for line in wording(audit_table(Experiment(runs).audits, {}), folder)
-        if "logit gap" in line
-    ]
-    assert words(line[line.index("python -m") :]) == [
-        "python",
-        "-m",
-        "evaluation.audit",
-        str(folder),
-    ]
+    said = " ".join(wording(audit_table(experiment.audits, {}), folder))
+    command = said[said.index("python -m") :]
+    assert words(command) == ["python", "-m", "evaluation.audit", str(folder)]
 
 
 def test_a_trees_overrides(folder, call):
     tree = folder / "tree.yaml"
     outcome = call(tree_search.main, folder, "--nodes", 2, "--output", tree)
     assert outcome.code == 0 and len(yaml.safe_load(tree.read_text())["nodes"]) == 2
-    (line,) = [line for line in outcome.out.splitlines() if line.startswith("use it: ")]
-    found = [
-        OverridesParser.create().parse_override(word)
-        for word in words(line.removeprefix("use it: "))
-    ]
-    assert [(word.key_or_group, word.value()) for word in found] == [
-        ("tree", "file"),
-        ("tree.path", str(tree)),
-    ]
+    (line,) = re.findall("^use it: (.*)$", outcome.out, re.M)
+    overrides = [OverridesParser.create().parse_override(word) for word in words(line)]
+    given = {override.key_or_group: override.value() for override in overrides}
+    assert given == {"tree": "file", "tree.path": str(tree)}
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -4,7 +4,7 @@ import json
 import shutil
 
 from evaluation.configuration.fingerprint import changed_sampling, recorded_method
-from evaluation.records.identity import fingerprint
+from evaluation.records.runs import without_paths
 from evaluation.statistics.pools import pools
 from tests.evaluation.made_runs import made
 
@@ -66,7 +66,7 @@ def test_a_file_is_known_by_its_digest_and_not_by_its_path(evaluate, tmp_path, m
         assert evaluate("-m", "start=hot,saved", *few).code == 0
     assert len(list((tmp_path / "results/default/runs").iterdir())) == 2
     assert (
-        fingerprint({"method": (tree := {"tree": "best", "tree_sha256": "a"})})["method"] == tree
+        without_paths({"method": (tree := {"tree": "best", "tree_sha256": "a"})})["method"] == tree
     ), "no path"
     drafts = [
         {"draft_path": path, "draft_path_sha256": "a"}

@@ -1,18 +1,23 @@
-"""Other people's answer files in our tables: equal to Spec-Bench's own arithmetic, written out here step by step."""
+"""Answer files of others: Spec-Bench's own arithmetic, and each defect named with its file and line."""
 
 import json
 import random
+import re
 
 import pandas as pd
 import pytest
 
 from evaluation import report
 from evaluation.records.questions import MT_BENCH
+from evaluation.records.rows import parse_answers, read_answers
 from evaluation.records.runs import read_foreign
 from evaluation.statistics.experiment import Experiment
-from tests.evaluation.made_runs import answer, asked
+from tests.evaluation.made_runs import answer, asked, made, write
 
-CATEGORIES = [*MT_BENCH, "translation", "summarization", "qa", "math_reasoning", "rag"]
+OTHERS = ["translation", "summarization", "qa", "math_reasoning", "rag"]
+CATEGORIES = [*MT_BENCH, *OTHERS]
+ROWS = [answer(i, "qa", [([2, 2], 1.0), ([1], 0.5)]) for i in range(3)]
+MISSING = object()
 
 
 def rows_of(seed, plain):
@@ -29,107 +34,182 @@ def rows_of(seed, plain):
     return rows
 
 
+def write_answers(path, rows):
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+
+
 def spec_bench(rows, base, task):
-    """evaluation/speed.py there: tokens/s and MAT of a task, and the ratio of the two files' tokens/s."""
+    """evaluation/speed.py there: tokens/s, MAT, and the ratio of the two files' tokens/s."""
     categories = {"overall": CATEGORIES, "mt_bench": MT_BENCH}.get(task, [task])
-    of_task, base_of_task = (
-        [row for row in file if row["category"] in categories] for file in (rows, base)
-    )
-    lengths, speeds, speeds0 = [], [], []
-    for data in of_task:
-        speeds.append(sum(data["choices"][0]["new_tokens"]) / sum(data["choices"][0]["wall_time"]))
-        lengths.extend(data["choices"][0]["accept_lengths"])
-    for data in base_of_task:
-        speeds0.append(sum(data["choices"][0]["new_tokens"]) / sum(data["choices"][0]["wall_time"]))
-    speed, speed0 = sum(speeds) / len(speeds), sum(speeds0) / len(speeds0)
-    return speed, sum(lengths) / len(lengths), speed / speed0
+
+    def speed(file):
+        choices = [row["choices"][0] for row in file if row["category"] in categories]
+        return sum(sum(c["new_tokens"]) / sum(c["wall_time"]) for c in choices) / len(choices)
+
+    lengths = []
+    for row in rows:
+        if row["category"] in categories:
+            lengths += row["choices"][0]["accept_lengths"]
+    return speed(rows), sum(lengths) / len(lengths), speed(rows) / speed(base)
 
 
 def test_equal_to_spec_benchs_own_arithmetic(call, tmp_path):
-    method, base = rows_of(1, False), rows_of(2, True)
-    for name, rows in (
-        ("vicuna-7b-v1.3-eagle2-float16", method),
-        ("vicuna-7b-v1.3-vanilla-float16", base),
-    ):
-        (tmp_path / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    method = rows_of(1, False)
+    base = rows_of(2, True)
+    write_answers(tmp_path / "vicuna-7b-v1.3-eagle2-float16.jsonl", method)
+    write_answers(tmp_path / "vicuna-7b-v1.3-vanilla-float16.jsonl", base)
     out = tmp_path / "deep/main.csv"
     outcome = call(report.main, "--answers", tmp_path / "*.jsonl", "--out", out)
     assert outcome.code == 0, outcome.err
+    assert "speedup_vanilla" in outcome.out and "not recorded" in outcome.out
     table = pd.read_csv(out)
     table = table[table["method"] == "vicuna-7b-v1.3-eagle2-float16"].set_index("category")
-    assert list(table.index) == [
-        "mt_bench",
-        "translation",
-        "summarization",
-        "qa",
-        "math_reasoning",
-        "rag",
-        "overall",
-    ]
+    assert list(table.index) == ["mt_bench", *OTHERS, "overall"]
     for task, row in table.iterrows():
-        speed, mat, ratio = spec_bench(method, base, task)
-        assert row["tokens_per_second"] == pytest.approx(speed, abs=1e-9)
-        assert row["mat"] == pytest.approx(mat, abs=1e-9)
-        assert row["speedup_vanilla"] == pytest.approx(ratio, abs=1e-9)
-    assert "speedup_vanilla" in outcome.out and "not recorded" in outcome.out
+        figures = row[["tokens_per_second", "mat", "speedup_vanilla"]].tolist()
+        assert figures == pytest.approx(spec_bench(method, base, task), abs=1e-9)
 
 
-def test_questions_are_told_apart_where_all_files_know_them(tmp_path):
-    """Answers to other prompts had been compared, as their questions' ids are the same."""
-
-    def speedup(*files):
-        for name, rows in zip(("vanilla", "mine"), files, strict=True):
-            (tmp_path / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-        table = Experiment(read_foreign(str(tmp_path / "*.jsonl"))).table.set_index(
-            ["method", "category"]
-        )
-        return table.loc[("mine", "overall"), "speedup_vanilla"]
-
+@pytest.mark.parametrize(("hashed", "speedup"), [(True, 2.0), (False, (3 * 2 + 10) / 4)])
+def test_questions_are_told_apart_where_all_files_know_them(hashed, speedup, tmp_path):
     plain = [asked(i, "qa", [([1], 1.0)]) for i in range(4)]
-    faster = [
-        asked(i, "qa", [([1], 0.5 if i < 3 else 0.1)], "why?" if i < 3 else "how?")
-        for i in range(4)
-    ]
-    assert speedup(plain, faster) == pytest.approx(2.0)
-    assert speedup([answer(i, "qa", [([1], 1.0)]) for i in range(4)], faster) == pytest.approx(
-        (3 * 2 + 10) / 4
+    faster = [asked(i, "qa", [([1], 0.5)]) for i in range(3)]
+    faster.append(asked(3, "qa", [([1], 0.1)], "how?"))
+    if not hashed:
+        plain = [answer(i, "qa", [([1], 1.0)]) for i in range(4)]
+    write_answers(tmp_path / "vanilla.jsonl", plain)
+    write_answers(tmp_path / "mine.jsonl", faster)
+    table = Experiment(read_foreign(str(tmp_path / "*.jsonl"))).table
+    (row,) = table[(table["method"] == "mine") & (table["category"] == "overall")].to_dict(
+        "records"
     )
+    assert row["speedup_vanilla"] == pytest.approx(speedup)
 
 
 def test_the_baseline_is_the_file_that_is_named_and_no_model_called_hf(call, tmp_path):
-    """Llama-2-7b-hf-eagle had been taken for transformers' own decoding."""
-    for name, plain in (("llama-2-7b-hf-eagle", False), ("llama-2-7b-own", True)):
-        (tmp_path / f"{name}.jsonl").write_text(
-            "".join(json.dumps(row) + "\n" for row in rows_of(1, plain))
-        )
+    write_answers(tmp_path / "llama-2-7b-hf-eagle.jsonl", rows_of(1, False))
+    write_answers(tmp_path / "llama-2-7b-own.jsonl", rows_of(1, True))
     arguments = ("--answers", tmp_path / "*.jsonl", "--out", tmp_path / "main.csv")
     assert "speedup" not in call(report.main, *arguments).out
-    outcome = call(report.main, *arguments[:1], tmp_path / "*eagle.jsonl", *arguments[2:], "--baseline",
-                   tmp_path / "llama-2-7b-own.jsonl")  # fmt: skip
+    outcome = call(report.main, *arguments, "--baseline", tmp_path / "llama-2-7b-own.jsonl")
     assert outcome.code == 0 and "speedup_vanilla" in outcome.out
-    table = pd.read_csv(tmp_path / "main.csv")
-    assert [*table["method"].unique()] == ["vanilla", "llama-2-7b-hf-eagle"] and table[
-        "speedup_vanilla"
-    ].notna().all()
-    assert (
-        "--baseline: with --answers only"
-        in call(report.main, tmp_path, "--baseline", "x.jsonl").err
-    )
+    methods = pd.read_csv(tmp_path / "main.csv")["method"]
+    assert [*methods.unique()] == ["vanilla", "llama-2-7b-hf-eagle"]
 
 
-def test_what_is_odd_is_told_and_nothing_is_guessed(call, tmp_path, monkeypatch):
+def test_what_is_odd_is_named_and_nothing_is_guessed(call, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     rows = rows_of(1, False)
-    (tmp_path / "a.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows[:5]) + "{torn")
-    (tmp_path / "b.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    write_answers(tmp_path / "b.jsonl", rows)
+    write_answers(tmp_path / "a.jsonl", rows[:5])
+    with (tmp_path / "a.jsonl").open("a") as file:
+        file.write("{torn")
     outcome = call(report.main, "--answers", "*.jsonl")
     assert outcome.code == 0 and "1 broken line(s): 6" in outcome.err
-    assert (
-        "incomplete: a, repeat 0: 5 of 65 questions" in outcome.out and "speedup" not in outcome.out
-    )
-    assert (tmp_path / "results/report/tables/main.csv").exists()
-    assert "no such file" in call(report.main, "--answers", "none/*.jsonl").err
+    assert "incomplete: a, repeat 0: 5 of 65 questions" in outcome.out
+    assert "speedup" not in outcome.out
     (tmp_path / "c.txt").write_text("nothing\n")
-    assert "holds no answer" in call(report.main, "--answers", "c.txt").err
-    assert "name an experiment" in call(report.main).err
-    assert "--out: with --answers only" in call(report.main, tmp_path, "--out", "x.csv").err
+    for arguments, why in (
+        (["--answers", "none/*.jsonl"], "no such file"),
+        (["--answers", "c.txt"], "holds no answer"),
+        ([], "name an experiment"),
+        ([tmp_path, "--out", "x.csv"], "--out: with --answers only"),
+        ([tmp_path, "--baseline", "x.jsonl"], "--baseline: with --answers only"),
+    ):
+        assert why in call(report.main, *arguments).err
+
+
+def spoilt(key, value):
+    """The second row with another value in it, or without the key."""
+    row = json.loads(json.dumps(ROWS[1]))
+    where = row if key in row else row["choices"][0]
+    where.pop(key, None)
+    if value is not MISSING:
+        where[key] = value
+    return json.dumps(row)
+
+
+BROKEN = {
+    "question_id": (MISSING, [1], True, -1),
+    "choices": (MISSING, [], {"turns": []}, [3]),
+    "turns": (MISSING, ["text", None], []),
+    "new_tokens": (MISSING, [4], ["4", "1"], [4, -1]),
+    "wall_time": (None, 1.5, [1.0, float("nan")], [1.0, float("inf")]),
+    "accept_lengths": (3, [2, "2", 1], [2, None, 1], [[2, 2], [1]]),
+    "decode_time": ([1.0, -0.5],),
+    "output_ids": ([1, 2], [[1, None], [1]], [[2**63], [1]]),
+}
+LINES = [(spoilt(key, value), f"{key}: must be") for key in BROKEN for value in BROKEN[key]]
+LINES += [("null", "not a JSON object"), ('{"question_id": 1, "ch', "not JSON")]
+
+
+@pytest.mark.parametrize(("line", "why"), LINES)
+def test_a_broken_line_is_named_and_left_out(line, why):
+    rows, damage = parse_answers([json.dumps(ROWS[0]), line, json.dumps(ROWS[2])])
+    assert list(rows) == [0, 2] and damage.startswith(f"1 broken line(s): 2 (line 2: {why}")
+
+
+def test_of_repeated_questions_the_later_one_counts():
+    twice = [ROWS[1], ROWS[1] | {"question_id": "1", "category": "later"}]
+    rows, damage = parse_answers(map(json.dumps, twice))
+    assert [row["category"] for row in rows.values()] == ["later"]
+    assert damage == "1 question id(s) repeated, the later one counts: 1"
+
+
+def test_a_byte_order_mark_is_no_part_of_the_first_answer(tmp_path):
+    (tmp_path / "a.jsonl").write_text("\ufeff" + json.dumps(ROWS[0]))
+    assert read_answers(tmp_path / "a.jsonl") == ({0: ROWS[0]}, "")
+
+
+def test_odd_names_and_a_damaged_folder_are_reported_and_named(call, tmp_path, drawn):
+    categories = ["a|b", "overall", "half", "$x^$", "a\nb"]
+    for label, seconds in (("vanilla", 2.0), ("p$_{l}d^$", 1.0), ("cut", 1.0), ("empty", 1.0)):
+        rows = []
+        for i, name in enumerate(categories):
+            rows.append(answer(i, name, [([2, 1], seconds)], output_ids=[[i, 1, 2]]))
+        folder = write(made(label, rows), tmp_path)
+        if label == "cut":
+            (folder / "metadata.json").write_text('{"settings": {')
+        if label == "empty":
+            (folder / "answers.jsonl").unlink()
+    outcome = call(report.main, tmp_path)
+    assert outcome.code == 0, outcome.err
+    assert re.search("left out: .*/cut.*: its metadata.json is missing or broken", outcome.err)
+    assert re.search("left out: .*/empty.*: its answers.jsonl is missing or broken", outcome.err)
+    table = pd.read_csv(tmp_path / "tables/main.csv")
+    named = ["$x^$", "a\nb", "a|b", "half", "overall (category)", "overall"]
+    assert table[table["method"] == "vanilla"]["category"].tolist() == named
+    text = (tmp_path / "tables/main.md").read_text()
+    lines = [line for line in text.splitlines() if line.startswith("| ")]
+    assert len({len(re.findall(r"(?<!\\)\|", line)) for line in lines}) == 1
+
+
+def test_of_several_answers_to_a_question_the_first_counts_as_in_spec_bench(tmp_path):
+    row = answer(1, "qa", [([2, 2], 1.0)])
+    row["choices"].append(answer(1, "qa", [([8], 1.0)])["choices"][0])
+    write_answers(tmp_path / "a.jsonl", [row])
+    (run,) = read_foreign(str(tmp_path / "a.jsonl"))
+    assert Experiment([run]).table["mat"].tolist() == [2.0, 2.0]
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("accept_lengths", None),
+        ("accept_lengths", MISSING),
+        ("category", None),
+        ("decoding_steps", None),
+        ("decode_time", [None, None]),
+    ],
+)
+def test_what_a_table_of_speeds_does_without_may_be_missing(key, value, call, tmp_path):
+    """Times count all the same; MAT is over the other answers."""
+    write_answers(tmp_path / "vanilla.jsonl", ROWS)
+    lines = [json.dumps(ROWS[0]), spoilt(key, value), json.dumps(ROWS[2])]
+    (tmp_path / "mine.jsonl").write_text("\n".join(lines))
+    arguments = ("--answers", tmp_path / "*.jsonl", "--out", tmp_path / "main.csv")
+    outcome = call(report.main, *arguments)
+    assert outcome.code == 0 and "broken" not in outcome.err
+    without = "1 answer(s) without accept_lengths, which count in no MAT: 1"
+    assert (without in outcome.err) is (key == "accept_lengths")
+    assert re.search(r"^mine +3 .*1\.67 .*1\.00", outcome.out, re.M)

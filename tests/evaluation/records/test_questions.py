@@ -14,39 +14,47 @@ GOOD = {"question_id": 1, "category": "qa", "turns": ["why?"]}
 
 
 def write(path, *rows):
-    path.write_text(
-        "".join((row if isinstance(row, str) else json.dumps(row)) + "\n" for row in rows)
-    )
+    lines = [row if isinstance(row, str) else json.dumps(row) for row in rows]
+    path.write_text("".join(f"{line}\n" for line in lines))
     return path
 
 
-def test_selection(tmp_path):
-    rows = [
-        GOOD | {"question_id": i, "category": c}
-        for i, c in enumerate(["math", "stem", "qa", "math", "qa", "zoo"])
-    ]
-    path = str(write(tmp_path / "q.jsonl", *rows))
+@pytest.fixture
+def path(tmp_path):
+    """One question a category, but two of math and of qa."""
+    categories = ["math", "stem", "qa", "math", "qa", "zoo"]
+    rows = [GOOD | {"question_id": i, "category": c} for i, c in enumerate(categories)]
+    return str(write(tmp_path / "q.jsonl", *rows))
 
-    def ids(**settings):
-        return [q.question_id for q in load_bench("x", path, **settings).questions]
 
-    assert ids() == [0, 1, 2, 3, 4, 5]
-    assert ids(begin=1, end=4) == [1, 2, 3]
-    assert ids(per_category=1) == [0, 2, 5]
-    assert ids(categories=["mt_bench", "zoo"]) == [0, 1, 3, 5]
-    assert (ids(split="dev"), ids(split="held_out")) == ([0, 2, 3, 5], [1, 4]), (
-        "0, 1 and 3 are mt_bench's"
-    )
-    assert ids(split="held_out", per_category=1) == [1, 4]
-    assert (ids(split="dev", begin=1), ids(split="held_out", begin=1)) == ([2, 3, 5], [1, 4]), (
-        "a slice has the same halves"
-    )
-    with pytest.raises(UserError, match="no question is left of 6"):
-        ids(begin=6)
-    with pytest.raises(
-        UserError, match="bench.categories=rag: not in .* which has mt_bench, qa, zoo"
-    ):
-        ids(categories=["qa", "rag"])
+@pytest.mark.parametrize(
+    ("settings", "ids"),
+    [
+        ({}, [0, 1, 2, 3, 4, 5]),
+        ({"begin": 1, "end": 4}, [1, 2, 3]),
+        ({"per_category": 1}, [0, 2, 5]),
+        ({"categories": ["mt_bench", "zoo"]}, [0, 1, 3, 5]),
+        ({"split": "dev"}, [0, 2, 3, 5]),  # 0, 1 and 3 are mt_bench's
+        ({"split": "held_out"}, [1, 4]),
+        ({"split": "held_out", "per_category": 1}, [1, 4]),
+        ({"split": "dev", "begin": 1}, [2, 3, 5]),  # a slice has the same halves
+        ({"split": "held_out", "begin": 1}, [1, 4]),
+    ],
+)
+def test_selection(settings, ids, path):
+    assert [question.question_id for question in load_bench("x", path, **settings).questions] == ids
+
+
+@pytest.mark.parametrize(
+    ("settings", "why"),
+    [
+        ({"begin": 6}, "no question is left of 6"),
+        ({"categories": ["qa", "rag"]}, "bench.categories=rag: not in .* mt_bench, qa, zoo"),
+    ],
+)
+def test_a_selection_that_makes_no_sense_is_refused(settings, why, path):
+    with pytest.raises(UserError, match=why):
+        load_bench("x", path, **settings)
 
 
 def test_a_byte_order_mark_is_read_over(tmp_path):
@@ -62,51 +70,29 @@ def test_a_folder_holds_its_question_file(tmp_path):
 @pytest.mark.parametrize(
     ("second", "says"),
     [
-        ("{broken", "q.jsonl:2: not JSON"),
-        (
-            {"question_id": 2, "category": "qa", "turns": ["\ud800"]},
-            "q.jsonl:2: holds a lone surrogate",
-        ),
-        ("[1]", "q.jsonl:2: not a JSON object"),
-        ({"question_id": 2, "category": "qa"}, "q.jsonl:2: turns: must be a list of str"),
-        (
-            {"question_id": 2, "category": "qa", "turns": []},
-            "q.jsonl:2: turns: must be a list of str",
-        ),
-        ({"question_id": 2, "category": "qa", "turns": ["  "]}, "q.jsonl:2: turns: must hold"),
-        ({"question_id": 2, "turns": ["a"]}, "q.jsonl:2: category: must be str"),
-        (GOOD, "q.jsonl:2: question_id 1 is that of .*q.jsonl:1"),
-        # and had the same key
-        (
-            GOOD | {"question_id": "1"},
-            "q.jsonl:2: question_id 1 is that of .*q.jsonl:1",
-        ),
-        # answered, left out
-        (
-            GOOD | {"question_id": -1},
-            "q.jsonl:2: question_id: must be int or str",
-        ),
-        (GOOD | {"question_id": True}, "q.jsonl:2: question_id: must be int or str"),
-        ("[" * 100_000, "q.jsonl:2: not JSON"),
-        ('{"question_id": ' + "9" * 5000 + "}", "q.jsonl:2: not JSON"),
+        ("{broken", "not JSON"),
+        ("[1]", "not a JSON object"),
+        ({"category": "qa", "question_id": 2}, "turns: must be a list of str"),
+        (GOOD | {"question_id": 2, "turns": []}, "turns: must be a list of str"),
+        (GOOD | {"question_id": 2, "turns": ["  "]}, "turns: must hold"),
+        (GOOD | {"question_id": 2, "turns": ["\ud800"]}, "holds a lone surrogate"),
+        ({"question_id": 2, "turns": ["a"]}, "category: must be str"),
+        (GOOD, "question_id 1 is that of .*q.jsonl:1"),
+        (GOOD | {"question_id": "1"}, "question_id 1 is that of .*q.jsonl:1"),
+        (GOOD | {"question_id": -1}, "question_id: must be int or str"),
+        (GOOD | {"question_id": True}, "question_id: must be int or str"),
     ],
 )
 def test_a_broken_line_is_named(tmp_path, second, says):
-    with pytest.raises(UserError, match=says):
+    with pytest.raises(UserError, match=f"q.jsonl:2: {says}"):
         read_questions(write(tmp_path / "q.jsonl", GOOD, second))
 
 
 def test_a_question_with_unusual_line_ends_is_one_record(tmp_path):
-    """U+2028, U+2029 and U+0085 end a line for splitlines(), so such files had been refused as broken."""
+    """U+2028, U+2029 and U+0085 end a line for splitlines()."""
     said = "one\u2028two\u2029three\x85four"
-    path = tmp_path / "q.jsonl"
-    row = GOOD | {"turns": [said]}
-    path.write_text(
-        json.dumps(row, ensure_ascii=False)
-        + "\n\n"
-        + json.dumps(GOOD | {"question_id": 2})
-        + "\r\n"
-    )
+    row = json.dumps(GOOD | {"turns": [said]}, ensure_ascii=False)
+    path = write(tmp_path / "q.jsonl", row, "", json.dumps(GOOD | {"question_id": 2}) + "\r")
     assert [q.turns for q in read_questions(path)] == [(said,), ("why?",)]
 
 

@@ -84,17 +84,15 @@ def made_runs(rng, size):
 def cells_of(runs, label, category):
     """The rows of a method's category by question and repeat, in the order in which questions are first met."""
     found = {}
-    for run in sorted(
-        (run for run in runs if run.label == label), key=lambda run: run.identity.repeat
-    ):
+    for run in sorted((run for run in runs if run.label == label), key=lambda run: run.repeat):
         for row in run.answers:
             if category in ("overall", subtask(row["category"])):
-                found.setdefault(row_key(row), {})[run.identity.repeat] = row
+                found.setdefault(row_key(row), {})[run.repeat] = row
     return found
 
 
 def repeats_of(runs, label):
-    return sorted(run.identity.repeat for run in runs if run.label == label)
+    return sorted(run.repeat for run in runs if run.label == label)
 
 
 def batches_of(runs, label, found, size):
@@ -104,10 +102,10 @@ def batches_of(runs, label, found, size):
         for start in range(0, len(run.answers), size):
             together = run.answers[start : start + size]
             keys = tuple(map(row_key, together))
-            if all(run.identity.repeat in found.get(key, {}) for key in keys):
+            if all(run.repeat in found.get(key, {}) for key in keys):
                 new = sum(sum(row["choices"][0]["new_tokens"]) for row in together)
                 seconds = sum(sum(row["choices"][0]["wall_time"]) for row in together)
-                sums.setdefault(keys, {})[run.identity.repeat] = new, seconds
+                sums.setdefault(keys, {})[run.repeat] = new, seconds
     return sums
 
 

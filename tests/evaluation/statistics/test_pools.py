@@ -50,8 +50,8 @@ def test_a_question_is_known_by_its_hash_which_runs_record(evaluate, tmp_path):
         == Question(10, "writing", turns).sha256
         != second["question_sha256"]
     )
-    assert run.identity.question_keys == tuple(run.by_question.index)
-    assert run.identity.question_keys[0] == f"10:{first['question_sha256']}"
+    assert run.question_keys == tuple(run.by_question.index)
+    assert run.question_keys[0] == f"10:{first['question_sha256']}"
 
 
 def test_two_files_of_one_name_and_edited_questions_of_one_file_are_never_paired(drawn, tmp_path):
@@ -177,7 +177,7 @@ def test_numbers_sort_as_numbers(tmp_path):
     )
     for capacity in (16, 8, 128):
         write(made("ngram_cache", rows([1]), method={"capacity": capacity}), tmp_path / "sizes")
-    assert [run.identity.facets["capacity"] for run in read_runs(tmp_path / "sizes")] == [
+    assert [run.facets["capacity"] for run in read_runs(tmp_path / "sizes")] == [
         8,
         16,
         128,
