@@ -1,0 +1,157 @@
+"""The paper's Table 1: published rows and measured ones, as CSV, Markdown and LaTeX."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+from model.errors import one_line
+from model.files import write_text
+
+from .metrics import OVERALL
+from .published import PAPER_SUBTASKS, WHOLE, departures, read_published
+from .rendering import markdown, shown, write_csv
+from .tables import TABLE1, unavailable
+
+PARTS = {"spec_bench": "specbench", "mbpp": "mbpp"}  # benches and the beginnings of their columns
+# The paper's rows, in its order and by its names; what it calls AR is transformers' own generate.
+PAPER_METHODS = {
+    "ar": "AR",
+    "lookahead": "Lookahead",
+    "pld": "PLD",
+    "rest": "REST",
+    "medusa": "Medusa",
+    "recycling": "Token Recycling",
+}
+PUBLISHED = "published"
+MEASURED = "measured"
+COUNTS = [f"{part}_questions" for part in PARTS.values()]
+ABOUT = ("model", "method", "name", "source", "measured", "complete", "execution")
+# they identify a measured row
+ALIKE = ["model", "dtype", "device", "max_new_tokens", "execution", "method", "variant"]
+HEAD = (
+    "Columns 3 to 8 are speedups by subtask; then Spec-Bench as a whole, then MBPP (the code"
+    " subtask). Speedups are over AR: transformers' own generate. Published: A100-80GB, float16,"
+    " 1,024 new tokens."
+)
+
+
+def table1(table: pd.DataFrame, left_out: Sequence[dict[str, str]] = ()) -> pd.DataFrame:
+    """Build the paper's Table 1: published rows and those of the main table, in the paper's order.
+
+    Speedups are over `hf` (the paper's AR), and empty without such a run. A method that was left
+    out (by model and method, with `why`) has a row whose source says so. `measured` names a row's
+    benches and questions, and settings that differ from the paper's.
+    """
+    rows = _measured(table)
+    ran = {(row["model"], row["method"]) for row in rows}
+    absent = {(entry["model"], entry["method"]): entry["why"] for entry in left_out}
+    for (model, method), why in absent.items():
+        if (model, method) not in ran:
+            rows.append({"model": model, "method": method, "source": unavailable(why)})
+    rows += [row | {"source": PUBLISHED} for row in read_published("paper_table1")]
+
+    models = list(dict.fromkeys(row["model"] for row in rows))  # measured ones first
+    order = list(PAPER_METHODS)
+    for row in rows:
+        method = "ar" if row["method"] == "hf" else row["method"]
+        row["method"] = method
+        row["name"] = PAPER_METHODS.get(method, method) + row.get("name", "")
+        place = order.index(method) if method in order else len(order)
+        row["place"] = (models.index(row["model"]), place, row["source"] != PUBLISHED)
+    rows.sort(key=lambda row: row["place"])
+
+    blank = dict.fromkeys(("measured", "execution", "device"), "")
+    columns = [*ABOUT, *(column.name for column in TABLE1), *COUNTS, "device"]
+    filled = pd.DataFrame([blank | row for row in rows]).reindex(columns=columns)
+    return filled.astype(dict.fromkeys(COUNTS, "Int64"))
+
+
+def _measured(table: pd.DataFrame) -> list[dict[str, Any]]:
+    """Build a row for each combination of ALIKE, of batch 1.
+
+    It is from the configurations with most questions of each bench. `name` is appended to the
+    method's name: a start other than the paper's, and the variant.
+    """
+    table = table[(table["batch"] == 1) & table["bench"].isin(PARTS)]
+    table = table.sort_values("bench_questions", ascending=False, kind="stable")
+    rows = []
+    for _, alike in table.groupby(ALIKE, sort=False):
+        about = alike.iloc[0]
+        method, _, start = about["method"].partition(" (")
+        name = f" ({start}" if start not in ("", "hot)") else ""
+        if about["variant"]:
+            name += f", {about['variant']}"
+        row = about[["model", "device", "execution"]].to_dict()
+        row |= {"method": method, "name": name, "source": MEASURED, "complete": True}
+
+        measured = []
+        for bench, part in PARTS.items():
+            of_bench = alike[alike["bench"] == bench]
+            if of_bench.empty:
+                continue
+            largest = of_bench["questions_sha256"].iloc[0]
+            figures = of_bench[of_bench["questions_sha256"] == largest].set_index("category")
+            overall = figures.loc[OVERALL].to_dict()
+
+            for measure in ("mat", "tokens_per_second", "questions"):
+                row[f"{part}_{measure}"] = overall[measure]
+            row[f"{part}_speedup"] = overall["speedup_hf"]
+            if bench == "spec_bench":
+                for column, subtask in PAPER_SUBTASKS.items():
+                    row[column] = figures["speedup_hf"].get(subtask)
+            row["complete"] = row["complete"] and overall["complete"]
+            measured.append(_conditions(overall))
+
+        rows.append(row | {"measured": "; ".join(measured)})
+    return rows
+
+
+def _conditions(row: dict[Any, Any]) -> str:
+    """Say what a row of the main table measured.
+
+    This is the bench, how many of its questions, the type, and other settings than the paper's.
+    """
+    words = [f"{row['bench']}, {row['questions']} of {WHOLE[row['bench']]} questions", row["dtype"]]
+    for name, value in departures(row).items():
+        if value is not None:
+            words.append(f"{name} {value}".removesuffix(".0"))
+    return ", ".join(words)
+
+
+def write_table1(
+    table: pd.DataFrame,
+    folder: Path,
+    left_out: Sequence[dict[str, str]] = (),
+    footnotes: Sequence[str] = (),
+) -> None:
+    """Write table1.csv (every digit), table1.md and table1.tex, in the paper's layout."""
+    rows = table1(table, left_out)
+    write_csv(folder / "table1.csv", rows)
+
+    texts = [_texts(row) for row in rows.to_dict("records")]
+    headings = ["model", "method", "figures", *(column.title for column in TABLE1)]
+    parts = ["# Table 1", HEAD, markdown(headings, texts), *footnotes]
+    write_text(folder / "table1.md", "\n\n".join(parts) + "\n")
+
+    frame = pd.DataFrame(texts, columns=headings).map(one_line)
+    latex = frame.to_latex(index=False, escape=True, caption=HEAD, label="tab:1")
+    above = [*map(one_line, footnotes), r"needs \usepackage{booktabs}"]
+    write_text(folder / "table1.tex", "".join(f"% {line}\n" for line in above) + latex)
+
+
+def _texts(row: dict[Any, Any]) -> list[str]:
+    """Return a row's cells as printed; speedups end in x."""
+    source = row["source"]
+    if source == MEASURED:
+        source = f"{MEASURED}: {row['measured']}; {row['execution']}; {row['device']}"
+
+    texts = [row["model"], row["name"], source]
+    for column in TABLE1:
+        text = shown(row[column.name])
+        is_speedup = column.name.endswith("speedup") and text != "-"
+        texts.append(f"{text}x" if is_speedup else text)
+    return texts
