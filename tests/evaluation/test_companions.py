@@ -138,7 +138,6 @@ def test_a_sweep_names_all_that_is_lacking_and_goes_on(call, checkpoint, monkeyp
         == call(report.main, folder).out.count("not available: ")
     )
     assert f">{why}" in html.unescape((folder / "report.html").read_text())
-    assert "| not available: no Medusa heads for toy" in (folder / "tables/table1.md").read_text()
 
 
 class Hub:
