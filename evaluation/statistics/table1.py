@@ -27,9 +27,7 @@ PAPER_METHODS = {
     "recycling": "Token Recycling",
 }
 PUBLISHED = "published"
-MEASURED = "measured"
-COUNTS = [f"{part}_questions" for part in PARTS.values()]
-ABOUT = ("model", "method", "name", "source", "measured", "complete", "execution")
+COLUMNS = ["model", "method", "name", "source", *(column.name for column in TABLE1)]
 # they identify a measured row
 ALIKE = ["model", "dtype", "device", "max_new_tokens", "execution", "method", "variant"]
 HEAD = (
@@ -43,8 +41,8 @@ def table1(table: pd.DataFrame, left_out: Sequence[dict[str, str]] = ()) -> pd.D
     """Build the paper's Table 1: published rows and those of the main table, in the paper's order.
 
     Speedups are over `hf` (the paper's AR), and empty without such a run. A method that was left
-    out (by model and method, with `why`) has a row whose source says so. `measured` names a row's
-    benches and questions, and settings that differ from the paper's.
+    out (by model and method, with `why`) has a row whose source says so. The source of a measured
+    row names its benches and questions, and settings that differ from the paper's.
     """
     rows = _measured(table)
     ran = {(row["model"], row["method"]) for row in rows}
@@ -54,20 +52,20 @@ def table1(table: pd.DataFrame, left_out: Sequence[dict[str, str]] = ()) -> pd.D
             rows.append({"model": model, "method": method, "source": unavailable(why)})
     rows += [row | {"source": PUBLISHED} for row in read_published("paper_table1")]
 
-    models = list(dict.fromkeys(row["model"] for row in rows))  # measured ones first
-    order = list(PAPER_METHODS)
-    for row in rows:
-        method = "ar" if row["method"] == "hf" else row["method"]
-        row["method"] = method
-        row["name"] = PAPER_METHODS.get(method, method) + row.get("name", "")
-        place = order.index(method) if method in order else len(order)
-        row["place"] = (models.index(row["model"]), place, row["source"] != PUBLISHED)
-    rows.sort(key=lambda row: row["place"])
-
-    blank = dict.fromkeys(("measured", "execution", "device"), "")
-    columns = [*ABOUT, *(column.name for column in TABLE1), *COUNTS, "device"]
-    filled = pd.DataFrame([blank | row for row in rows]).reindex(columns=columns)
-    return filled.astype(dict.fromkeys(COUNTS, "Int64"))
+    filled = pd.DataFrame(rows, columns=COLUMNS)
+    filled["method"] = filled["method"].replace("hf", "ar")
+    names = filled["method"].replace(PAPER_METHODS)
+    order = {method: place for place, method in enumerate(PAPER_METHODS)}
+    models = {model: place for place, model in enumerate(filled["model"].unique())}
+    places = pd.DataFrame(
+        {
+            "model": filled["model"].map(models),  # measured ones first
+            "method": filled["method"].map(order).fillna(len(order)),
+            "source": filled["source"] != PUBLISHED,
+        }
+    )
+    filled["name"] = names + filled["name"].fillna("")
+    return filled.loc[places.sort_values([*places.columns], kind="stable").index]
 
 
 def _measured(table: pd.DataFrame) -> list[dict[str, Any]]:
@@ -79,34 +77,27 @@ def _measured(table: pd.DataFrame) -> list[dict[str, Any]]:
     table = table[(table["batch"] == 1) & table["bench"].isin(PARTS)]
     table = table.sort_values("bench_questions", ascending=False, kind="stable")
     rows = []
-    for _, alike in table.groupby(ALIKE, sort=False):
-        about = alike.iloc[0]
-        method, _, start = about["method"].partition(" (")
+    for (model, _, device, _, execution, label, variant), alike in table.groupby(ALIKE, sort=False):
+        method, _, start = label.partition(" (")
         name = f" ({start}" if start not in ("", "hot)") else ""
-        if about["variant"]:
-            name += f", {about['variant']}"
-        row = about[["model", "device", "execution"]].to_dict()
-        row |= {"method": method, "name": name, "source": MEASURED, "complete": True}
+        row = {"model": model, "method": method, "name": f"{name}, {variant}" if variant else name}
 
         measured = []
-        for bench, part in PARTS.items():
-            of_bench = alike[alike["bench"] == bench]
-            if of_bench.empty:
-                continue
+        for bench, of_bench in alike.groupby("bench", sort=False):
+            part = PARTS[str(bench)]
             largest = of_bench["questions_sha256"].iloc[0]
             figures = of_bench[of_bench["questions_sha256"] == largest].set_index("category")
             overall = figures.loc[OVERALL].to_dict()
+            measured.append(_conditions(overall))
 
-            for measure in ("mat", "tokens_per_second", "questions"):
-                row[f"{part}_{measure}"] = overall[measure]
+            row[f"{part}_mat"] = overall["mat"]
+            row[f"{part}_tokens_per_second"] = overall["tokens_per_second"]
             row[f"{part}_speedup"] = overall["speedup_hf"]
             if bench == "spec_bench":
                 for column, subtask in PAPER_SUBTASKS.items():
                     row[column] = figures["speedup_hf"].get(subtask)
-            row["complete"] = row["complete"] and overall["complete"]
-            measured.append(_conditions(overall))
 
-        rows.append(row | {"measured": "; ".join(measured)})
+        rows.append(row | {"source": "; ".join(["measured", *measured, execution, device])})
     return rows
 
 
@@ -132,7 +123,9 @@ def write_table1(
     rows = table1(table, left_out)
     write_csv(folder / "table1.csv", rows)
 
-    texts = [_texts(row) for row in rows.to_dict("records")]
+    texts = []
+    for row in rows.drop(columns="method").to_dict("records"):
+        texts.append([shown(value) for value in row.values()])
     headings = ["model", "method", "figures", *(column.title for column in TABLE1)]
     parts = ["# Table 1", HEAD, markdown(headings, texts), *footnotes]
     write_text(folder / "table1.md", "\n\n".join(parts) + "\n")
@@ -141,17 +134,3 @@ def write_table1(
     latex = frame.to_latex(index=False, escape=True, caption=HEAD, label="tab:1")
     above = [*map(one_line, footnotes), r"needs \usepackage{booktabs}"]
     write_text(folder / "table1.tex", "".join(f"% {line}\n" for line in above) + latex)
-
-
-def _texts(row: dict[Any, Any]) -> list[str]:
-    """Return a row's cells as printed; speedups end in x."""
-    source = row["source"]
-    if source == MEASURED:
-        source = f"{MEASURED}: {row['measured']}; {row['execution']}; {row['device']}"
-
-    texts = [row["model"], row["name"], source]
-    for column in TABLE1:
-        text = shown(row[column.name])
-        is_speedup = column.name.endswith("speedup") and text != "-"
-        texts.append(f"{text}x" if is_speedup else text)
-    return texts
