@@ -117,6 +117,7 @@ def _audit_base(pool: Pool, bases: Sequence[str]) -> Pool | None:
     candidates = [pool.baselines[name] for name in bases if name != pool.label]
     if facets["batch"] > 1:
         candidates = [pool.closest(name, batch=1) for name in bases] + candidates
+
     base = next(filter(None, candidates), None)
     if base and facets["temperature"] and "hf" in (pool.method, base.method):
         return None
@@ -190,39 +191,30 @@ def audit_table(audited: Sequence[Audit], gaps: Gaps) -> pd.DataFrame:
 def wording(table: pd.DataFrame, folder: Path) -> list[str]:
     """Say for each type how many turns equal vanilla's.
 
-    float32 comes first: there, every difference is a defect.
+    In float32, every difference is a defect.
     """
     lines = []
-    for dtype in ["float32", *sorted(set(table["dtype"]) - {"float32"})]:
-        rows = table[table["dtype"] == dtype]
-        if rows["turns"].sum():
-            lines.append(_dtype_wording(dtype, rows, folder))
-        elif dtype == "float32":
-            lines.append("Nothing was compared in float32.")
+    for dtype, rows in table.groupby("dtype", sort=False):
+        counts = rows[["turns", "identical_turns", "tokens", "turns_left_out", "gaps_known"]].sum()
+        turns, same, tokens, left_out, known = map(int, counts)
+        about = f"({len(rows)} configuration{'s' * (len(rows) > 1)}, {tokens:,} tokens)"
+
+        if not turns:
+            lines.append(f"Nothing was compared in {dtype}.")
+        elif same == turns:
+            left = f"; {left_out:,} turns are not compared" if left_out else ""
+            equal = f"all {turns:,} turns equal vanilla's, token for token"
+            lines.append(f"Lossless in {dtype}: {equal} {about}{left}.")
+        else:
+            different = turns - same
+            command = f"python -m evaluation.audit {shlex.quote(str(folder))}"
+            gaps = f"this measures the logit gap at {different - known} of {different}: {command}"
+            if known == different:
+                largest = f"{rows['largest_logit_gap'].max():.3g}"
+                gaps = f"where a difference starts, two largest logits are at most {largest} apart."
+            share = f"{same:,} of {turns:,} turns equal vanilla's {about}"
+            lines.append(f"Not identical in {dtype}: {share}; {gaps}")
     return lines
-
-
-def _dtype_wording(dtype: str, rows: pd.DataFrame, folder: Path) -> str:
-    """Say how many turns of the configurations of one type equal vanilla's."""
-    total = rows[["turns", "identical_turns", "tokens", "turns_left_out", "gaps_known"]].sum()
-    different = total["turns"] - total["identical_turns"]
-    about = f"({len(rows)} configuration{'s' * (len(rows) > 1)}, {total['tokens']:,} tokens)"
-
-    if not different:
-        left_out = total["turns_left_out"]
-        left = f"; {left_out:,} turns are not compared" if left_out else ""
-        equal = f"all {total['turns']:,} turns equal vanilla's, token for token"
-        return f"Lossless in {dtype}: {equal} {about}{left}."
-
-    share = f"{total['identical_turns']:,} of {total['turns']:,} turns equal vanilla's {about}"
-    unknown = different - total["gaps_known"]
-    if unknown:
-        command = f"python -m evaluation.audit {shlex.quote(str(folder))}"
-        gaps = f"this measures the logit gap at {unknown} of {different} differences: {command}"
-    else:
-        largest = f"{rows['largest_logit_gap'].max():.3g}"
-        gaps = f"where a difference starts, the two largest logits are at most {largest} apart."
-    return f"Not identical in {dtype}: {share}; {gaps}"
 
 
 def read_gaps(folder: Path) -> Gaps:

@@ -8,15 +8,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
-import numpy as np
 import pandas as pd
 
 from model.engine.sizing import steps_in_words
 
-from ..records.identity import SERVER
 from ..records.rows import difference
 from ..records.runs import GENERATE, INSIDE, SERVED, Run
-from .intervals import spans_one
 from .metrics import OVERALL, choices, grouped
 from .pools import BASELINES, Pool
 from .tables import blocks
@@ -82,21 +79,21 @@ def _row_name(row: dict[Any, Any]) -> str:
     return ", ".join(filter(None, (str(row["method"]), row["variant"])))
 
 
-def table_notes(table: pd.DataFrame, intervals: bool) -> list[str]:
+def table_notes(table: pd.DataFrame, intervals: bool, unsure: bool) -> list[str]:
     """Explain the marks and columns that these rows of the main table show.
 
     Args:
         intervals: whether the table prints them.
+        unsure: whether it marks a speedup.
     """
-    notes = [INTERVALS] if intervals else []
-
-    speedups = [f"speedup_{name}" for name in (*BASELINES, SERVER)]
-    speedups = [name for name in speedups if name in table]
-    if any(map(spans_one, *_ends(table, speedups))):
+    notes = []
+    if intervals:
+        notes.append(INTERVALS)
+    if unsure:
         notes.append(MAY_BE_ONE)
 
-    low, high = _ends(table, ["tokens_per_second"])
-    if ((table["repeats"] == 1) & (np.array(low) < high)).any():
+    is_known = table["tokens_per_second_low"].notna()
+    if (is_known & table["tokens_per_second_std"].isna()).any():
         notes.append(ONE_REPEAT)
     if (table["batch"] > 1).any():
         notes.append(BATCHES)
@@ -105,16 +102,6 @@ def table_notes(table: pd.DataFrame, intervals: bool) -> list[str]:
         names = "; ".join(table["published_source"].dropna().unique())
         notes.append(f"published: {names} (data/reference), over transformers' own decoding, eager")
     return notes
-
-
-def _ends(table: pd.DataFrame, names: Iterable[str]) -> tuple[list[float], list[float]]:
-    """Return the lower and the upper ends of these columns' intervals."""
-    low: list[float] = []
-    high: list[float] = []
-    for name in names:
-        low += table[f"{name}_low"].tolist()
-        high += table[f"{name}_high"].tolist()
-    return low, high
 
 
 def heading(runs: Sequence[Run]) -> list[str]:

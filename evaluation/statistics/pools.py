@@ -228,10 +228,7 @@ class Pool:
     @cached_property
     def rows(self) -> list[Row]:
         """All rows of all repeats."""
-        rows: list[Row] = []
-        for run in self.runs:
-            rows += run.answers
-        return rows
+        return list(itertools.chain.from_iterable(run.answers for run in self.runs))
 
     @cached_property
     def accepted(self) -> Accepted:

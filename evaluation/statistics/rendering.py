@@ -79,11 +79,6 @@ class Block:
                 subtasks.append(line)
         return configurations
 
-    @property
-    def has_intervals(self) -> bool:
-        cells = itertools.chain.from_iterable(line.cells for line in self.lines)
-        return any(cell.interval for cell in cells)
-
 
 @dataclass(frozen=True)
 class View:
@@ -146,7 +141,7 @@ def main_view(experiment: Experiment, category: str = "") -> View:
         drawn.append(Block(columns, lines, f"{title}, {category}" if category else title))
 
     footnotes = [
-        *notes.table_notes(rows, any(block.has_intervals for block in drawn)),
+        *_table_notes(rows, drawn),
         *notes.incomplete(runs),
         *notes.mixed(runs),
         *notes.doubts(experiment.pools),
@@ -156,6 +151,14 @@ def main_view(experiment: Experiment, category: str = "") -> View:
         footnotes += [*notes.executed(runs), *filter(None, [experiment.missing])]
     head = ["\n".join(notes.heading(runs)), *notes.execution_words(table)]
     return View(drawn, head, footnotes)
+
+
+def _table_notes(table: pd.DataFrame, drawn: Sequence[Block]) -> list[str]:
+    """Explain the marks and columns of the blocks that are drawn."""
+    lines = itertools.chain.from_iterable(block.lines for block in drawn)
+    cells = list(itertools.chain.from_iterable(line.cells for line in lines))
+    intervals = any(cell.interval for cell in cells)
+    return notes.table_notes(table, intervals, unsure=any(cell.mark for cell in cells))
 
 
 def _shown_columns(block: pd.DataFrame, output: str) -> list[Column]:
@@ -210,7 +213,7 @@ def page_view(table: pd.DataFrame) -> View:
     columns.sort(key=lambda c: (c in hidden, c.name != "method", c.name in numbers))
     lines = _lines(rows, columns)
     block = Block(columns, lines, numbers=numbers, extra={about.name for about in hidden})
-    return View([block], footnotes=notes.table_notes(rows, block.has_intervals))
+    return View([block], footnotes=_table_notes(rows, [block]))
 
 
 def aligned(rows: Sequence[Sequence[str]]) -> list[str]:
