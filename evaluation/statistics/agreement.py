@@ -90,38 +90,36 @@ class Audit:
         return sum(turn.tokens for turn in self.turns)
 
 
-def audits(pooled: Sequence[Pool], bases: Sequence[str] = ("vanilla",)) -> list[Audit]:
-    """Audit each configuration against the first of these baselines that it has.
+def audits(pooled: Sequence[Pool], baseline: str = "vanilla") -> list[Audit]:
+    """Audit each configuration against its baseline of this name, if it has one.
 
-    The last baseline is not audited. A batch is compared with the baseline's answers of batch 1, if
-    there are any; so are the baseline's own batches. An answer is compared with that of the same
-    repeat if the baseline has it, else with any repeat's. With sampling, hf is left out, as
-    transformers draws its own noise.
+    An answer is compared with that of the same repeat if the baseline has it, else with any
+    repeat's. With sampling, hf is left out, as transformers draws its own noise.
     """
     audited = []
     for pool in pooled:
-        base = _audit_base(pool, bases)
-        if base is not None:
+        base = _audit_base(pool, baseline)
+        if base is not None and base is not pool:
             audited.append(_audit(pool, base))
     return audited
 
 
-def _audit_base(pool: Pool, bases: Sequence[str]) -> Pool | None:
-    """Return the configuration to audit this one against; None if it is not audited."""
+def _audit_base(pool: Pool, baseline: str) -> Pool | None:
+    """Return the configuration to audit this one against; None if it is not audited.
+
+    Of a batch, this is the baseline of batch 1, if there is one.
+    """
     facets = pool.identity.facets
     if pool.identity.is_served:
         return None  # audited separately (evaluation.audit), as its arithmetic differs
-    if pool.label == bases[-1] and facets["batch"] == 1:
+    if pool.label == baseline and facets["batch"] == 1:
         return None
 
-    candidates = [pool.baselines[name] for name in bases if name != pool.label]
+    base = pool.baselines[baseline]
     if facets["batch"] > 1:
-        candidates = [pool.closest(name, batch=1) for name in bases] + candidates
-
-    base = next(filter(None, candidates), None)
-    if base and facets["temperature"] and "hf" in (pool.method, base.method):
-        return None
-    return base
+        base = pool.closest(baseline, batch=1) or base
+    is_sampled = bool(facets["temperature"])
+    return None if is_sampled and "hf" in (pool.label, baseline) else base
 
 
 def _audit(pool: Pool, base: Pool) -> Audit:
