@@ -201,39 +201,32 @@ def test_a_folders_metadata_fetch_nothing(foreign, call, monkeypatch):
     assert outcome.code == 2 and "does not exist" in outcome.err and not requests
 
 
-def test_page_and_tables_pair_alike():
+def test_a_configuration_is_audited_against_its_baseline():
     """The page had held every repeat against vanilla's first, and against a vanilla of another execution."""
-    vanilla = [
-        made("vanilla", [said(1, ids)], repeat=repeat)
-        for repeat, ids in enumerate(([1, 2], [1, 3]))
-    ]
+    vanilla = []
+    for repeat, ids in enumerate(([1, 2], [1, 3])):
+        vanilla.append(made("vanilla", [said(1, ids)], repeat=repeat))
     other = made("pld", [said(1, [1, 3])], repeat=1)
-    for bases in (("vanilla",), ("vanilla", "hf")):
-        audited = audits(pools([*vanilla, other]), bases)
-        assert [
-            (len(audit.turns), audit.identical) for audit in audited if audit.pool.label == "pld"
-        ] == [(1, 1)]
-    elsewhere, hf = made("vanilla", [said(1, [1, 2])]), made("hf", [said(1, [1, 2, 3])])
+    (audited,) = audits(pools([*vanilla, other]))
+    assert (len(audited.turns), audited.identical) == (1, 1), "of the same repeat"
+
+    elsewhere = made("vanilla", [said(1, [1, 2])])
     elsewhere.metadata["settings"]["execution"] = "graph"
     assert audits(pools([elsewhere, other])) == []
+    hf = made("hf", [said(1, [1, 2, 3])])
+    of_hf = {audit.pool.label: audit for audit in audits(pools([elsewhere, hf, other]), "hf")}
+    assert [turn.differs_at for turn in of_hf["pld"].turns] == [1]
+
     drawn = [made(label, [said(1, [1, 2])]) for label in ("hf", "vanilla", "pld")]
     for run in drawn:
         run.metadata["settings"]["sampling"] = {"temperature": 1.0}
-    assert [audit.pool.label for audit in audits(pools(drawn))] == ["pld"], (
-        "hf draws by other noise"
-    )
-    assert audits(pools(drawn[::2]), ("vanilla", "hf")) == []
-    one, two = (
-        [asked(i, "qa", [([1], 1.0)], text, output_ids=[[7]]) for i in (1, 2)]
-        for text in ("a", "b")
-    )
-    assert audits(pools([made("vanilla", one), made("pld", two)])) == [], (
-        "by the question, not by its number"
-    )
-    named = {
-        audited.pool.label: audited
-        for audited in audits(pools([elsewhere, hf, other]), ("vanilla", "hf"))
-    }
-    assert named["pld"].base.label == "hf" and [turn.differs_at for turn in named["pld"].turns] == [
-        1
-    ]
+    names = [audit.pool.label for audit in audits(pools(drawn))]
+    assert names == ["pld"], "hf draws by other noise"
+    assert audits(pools(drawn[::2]), "hf") == []
+
+
+def test_turns_are_paired_by_the_question_and_not_by_its_number():
+    runs = []
+    for label, prompt in (("vanilla", "a"), ("pld", "b")):
+        runs.append(made(label, [asked(1, "qa", [([1], 1.0)], prompt, output_ids=[[7]])]))
+    assert audits(pools(runs)) == []
