@@ -84,6 +84,7 @@ def write_tables(experiment: Experiment, folder: Path) -> list[str]:
     if (paper["method"] == "hf").any():
         footnotes = notes.mixed(experiment.runs) + notes.doubts(experiment.pools)
         write_table1(paper, folder, experiment.not_available, footnotes)
+
     return write_audit(experiment, folder)
 
 
@@ -147,11 +148,13 @@ def against_shipped(experiment: Experiment, folder: Path) -> str:
         return ""
     most = list[Comparison]()
     closest = folder
+
     for path in sorted(REFERENCE.glob(f"{folder.resolve().name}*/{FILE}")):
         comparisons, _ = compare(experiment.pools, Experiment.read(path.parent).pools)
         if len(comparisons) > len(most):
             most = comparisons
             closest = Path(os.path.relpath(path.parent))
+
     if not most:
         return ""
 

@@ -39,6 +39,7 @@ def diverge(a: Any, b: Any) -> int:
     for index, (x, y) in enumerate(zip(a, b, strict=False)):
         if x != y:
             return index
+
     return min(len(a), len(b))
 
 
@@ -101,6 +102,7 @@ def audits(pooled: Sequence[Pool], baseline: str = "vanilla") -> list[Audit]:
         base = _audit_base(pool, baseline)
         if base is not None and base is not pool:
             audited.append(_audit(pool, base))
+
     return audited
 
 
@@ -132,6 +134,7 @@ def _audit(pool: Pool, base: Pool) -> Audit:
                 turns = common_turns(run, row, base_row)
                 audit.turns += turns
                 audit.left_out += max(_count(row), _count(base_row)) - len(turns)
+
     return audit
 
 
@@ -154,8 +157,10 @@ def common_turns(run: Run, row: Row, base: Row) -> list[Turn]:
             if ids or base_ids:
                 about = (run, row["question_id"], number, turn, len(base_ids))
                 turns.append(Turn(*about, differs_at))
+
             if differs_at is not None:
                 break
+
     return turns
 
 
@@ -210,8 +215,10 @@ def wording(table: pd.DataFrame, folder: Path) -> list[str]:
             if known == different:
                 largest = f"{rows['largest_logit_gap'].max():.3g}"
                 gaps = f"where a difference starts, two largest logits are at most {largest} apart."
+
             share = f"{same:,} of {turns:,} turns equal vanilla's {about}"
             lines.append(f"Not identical in {dtype}: {share}; {gaps}")
+
     return lines
 
 
@@ -292,6 +299,7 @@ def _compare(here: Pool, there: Pool) -> Comparison:
     common = _common(here, there)
     texts: dict[str, str] = {}  # where the text of a question first differs
     lengths: dict[str, str] = {}
+
     for repeat, rows in here.answers.items():
         others = there.answers_to_compare(repeat)
         for key in filter(common.__contains__, rows):

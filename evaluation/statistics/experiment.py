@@ -62,6 +62,7 @@ class Experiment:
         for block, pooled in self.blocks.items():
             for pool in pooled:
                 named[pool] = f"{pool.name}, {block}" if counts[pool.name] > 1 else pool.name
+
         return {named[pool]: pool for pool in self.pools}
 
     @cached_property

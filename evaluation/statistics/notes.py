@@ -69,9 +69,11 @@ def _headline(block: str, rows: list[dict[Any, Any]]) -> str:
             speedup = fastest[f"speedup_{name}"]
             if name != fastest["method"] and pd.notna(speedup):
                 gains.append(f"{speedup:.2f} × {name}")
+
         who = "It" if fastest is best else _row_name(fastest)
         over = f" ({' and '.join(gains)})" if gains else ""
         text += f"{who} is fastest, {fastest[speed]:,.0f} tokens/s{over}."
+
     return text
 
 
@@ -101,6 +103,7 @@ def table_notes(table: pd.DataFrame, intervals: bool, unsure: bool) -> list[str]
     if "published_source" in table:
         names = "; ".join(table["published_source"].dropna().unique())
         notes.append(f"published: {names} (data/reference), over transformers' own decoding, eager")
+
     return notes
 
 
@@ -119,6 +122,7 @@ def heading(runs: Sequence[Run]) -> list[str]:
                 f" torch {versions['torch']}, transformers {versions['transformers']};"
                 f" {decoding(run, batches)}"
             )
+
     lines += filter(None, map(generation_left_out, runs))
     return list(dict.fromkeys(lines))
 
@@ -175,11 +179,13 @@ def execution_words(table: pd.DataFrame) -> list[str]:
             "execution: see its column; speedup_vanilla compares with vanilla in the same execution"
             f" ({INSIDE['eager']}: that of its steps)"
         )
+
     if (table["method"] == "hf").any():
         text += (
             "; hf is transformers' own generate, so speedup_hf also includes the difference between"
             " the two engines"
         )
+
     return [text]
 
 
@@ -244,12 +250,14 @@ def executed(runs: Sequence[Run]) -> list[str]:
         if metadata.get("execution_why"):
             used = metadata["execution_used"]
             lines.append(f"execution=auto chose {used}: {metadata['execution_why']}")
+
         if metadata.get("threads_why"):
             lines.append(f"threads: {metadata['threads']} ({metadata['threads_why']})")
         if run.execution == GENERATE and "16-bit" in run.precision:
             lines.append(f"{run.label} multiplies by {run.settings['model']['dtype']} weights")
         if metadata.get("cudnn_attention") is False:
             lines.append(CUDNN)
+
     return list(dict.fromkeys(lines))
 
 
@@ -268,7 +276,9 @@ def auto_lines(pooled: Sequence[Pool]) -> list[str]:
             if pool.identity.facets["batch"] == 1 and figures.get("predicted_speedup"):
                 gain = figures["predicted_speedup"]
                 line += f"; predicted decoding speed over vanilla: {gain:.2f}"
+
             lines.append(line)
+
     return lines
 
 
@@ -282,6 +292,7 @@ def incomplete(runs: Sequence[Run]) -> list[str]:
         if not run.complete:
             place = f"{len(run.answers)} of {run.metadata['questions']} questions"
             stopped.setdefault(place, []).append(_repeat(run))
+
     return [f"incomplete: {_first_three(names)}: {place}" for place, names in stopped.items()]
 
 

@@ -198,6 +198,7 @@ class Pool:
             while selection in (other.identity.selection for other in shards.get(repeat, ())):
                 repeat += 1
             shards[repeat] = (*shards.get(repeat, ()), run)
+
         return shards
 
     @cached_property
@@ -208,6 +209,7 @@ class Pool:
             answers[repeat] = {}
             for run in shards:
                 answers[repeat] |= {row_key(row): row for row in run.answers}
+
         return answers
 
     def answers_to_compare(self, repeat: int) -> dict[str, Row]:
@@ -272,6 +274,7 @@ class Pool:
         wanted = (label, self.identity.comparable, [facets.get(key) for key in alike])
         best = None
         most = (0, 0, 0)
+
         for other in self.among:
             settings = [other.identity.facets.get(key) for key in alike]
             if (other.label, other.identity.comparable, settings) != wanted:
@@ -282,6 +285,7 @@ class Pool:
             if questions and (best is None or rank > most):
                 best = other
                 most = rank
+
         return best
 
     @cached_property
@@ -340,6 +344,7 @@ def pools(runs: Sequence[Run]) -> list[Pool]:
         variants = distinguish([pool.first for pool in alike])
         for pool, variant in zip(alike, variants, strict=True):
             pool.variant = variant
+
     return pooled
 
 
@@ -377,6 +382,7 @@ def distinguish(runs: Sequence[Run]) -> list[str]:
     plain = [key for key in varied if key not in IF_NEEDED]
 
     usual = {}
+
     for key in plain[1:] if len(plain) > MANY else []:
         values = Counter(str(settings.get(key)) for settings in facets)
         value, times = values.most_common(1)[0]
@@ -388,6 +394,7 @@ def distinguish(runs: Sequence[Run]) -> list[str]:
         variants = [_variant(settings, named, left_out) for settings in facets]
         if len(set(variants)) == len(runs):
             return variants
+
     return [f"{words}, #{n}".removeprefix(", ") for n, words in enumerate(variants, start=1)]
 
 
@@ -407,4 +414,5 @@ def _variant(settings: dict[str, Any], keys: Sequence[str], left_out: dict[str, 
             words.append(key if value else f"no {key}")
         else:
             words.append(f"{key.removeprefix('method_')}={value}")
+
     return ", ".join(words)

@@ -101,6 +101,7 @@ def published_figures() -> dict[tuple[str, ...], tuple[float, float, str]]:
                 if pd.notna(speedup):
                     key = (row["model"], method, *place)
                     figures.setdefault(key, (mat, speedup, source.name))
+
     return figures
 
 
@@ -116,6 +117,7 @@ def with_published(table: pd.DataFrame) -> pd.DataFrame:
     for row in table.to_dict("records"):
         key = (row["model"], row["method"], row["bench"], row["category"])
         found.append(figures.get(key) if as_published(row) else None)
+
     if not any(found):
         return table
 
@@ -137,6 +139,7 @@ def departures(row: dict[Any, Any]) -> dict[str, Any]:
     usual = CONDITIONS | {"tree": None} | default_settings(method) | OTHERWISE.get(method, {})
 
     different = {}
+
     for key, value in usual.items():
         cell = row.get(key)
         if cell != cell:
@@ -145,6 +148,7 @@ def departures(row: dict[Any, Any]) -> dict[str, Any]:
             continue  # not known
         if (cell or None) != (value or None):  # a setting that is off may be in no record
             different[key] = cell
+
     return different
 
 
@@ -163,4 +167,5 @@ def default_settings(method: str) -> dict[str, Any]:
         is_weights = key.endswith("path") and value is not None
         if key not in ANY and not is_weights:
             kept[key] = str(value) if isinstance(value, list | dict) else value
+
     return kept

@@ -71,12 +71,14 @@ class Block:
         """The lines of each configuration, the overall one first, then its subtasks."""
         configurations = []
         subtasks: list[Line] = []
+
         for line in self.lines:
             if line.category == OVERALL:  # the last line of its configuration
                 configurations.append([line, *subtasks])
                 subtasks = []
             else:
                 subtasks.append(line)
+
         return configurations
 
 
@@ -120,6 +122,7 @@ def cell(row: dict[Any, Any], name: str, *, with_interval: bool = True) -> Cell:
         interval = interval_text(low, high, form) if with_interval else ""
         if name.startswith("speedup") and spans_one(low, high):
             mark = UNSURE
+
     return Cell(shown(value, form), interval, mark, "" if pd.isna(value) else str(value))
 
 
@@ -174,12 +177,14 @@ def _shown_columns(block: pd.DataFrame, output: str) -> list[Column]:
         "block": block.get("block", pd.Series()).nunique() > 1,
     }
     columns = []
+
     for about in COLUMNS:
         if output in about.shown and about.name in block:
             values = block[about.name]
             has_values = (values.notna() & (values != "")).any()
             if needs.get(about.name, has_values):
                 columns.append(about)
+
     return columns
 
 
@@ -191,6 +196,7 @@ def _lines(
     for row in table.to_dict("records"):
         cells = [cell(row, column.name, with_interval=with_intervals) for column in columns]
         lines.append(Line(cells, str(row["method"]), str(row["category"])))
+
     return lines
 
 
@@ -202,6 +208,7 @@ def page_view(table: pd.DataFrame) -> View:
     rows = pd.concat([rows.assign(block=title) for title, rows in blocks(table).items()])
     shown_columns = _shown_columns(rows, PAGE)
     hidden = []
+
     for name in rows.columns:
         is_end = name.endswith(("_low", "_high"))  # of an interval, printed with its value
         about = column(name)
@@ -230,6 +237,7 @@ def to_text(view: View) -> str:
         for line in block.lines:
             rows.append([cell.text + cell.mark for cell in line.cells])
         out += ["", f"{block.title}:", *aligned(rows)]
+
     return "\n".join([*out, *view.footnotes])
 
 
@@ -240,6 +248,7 @@ def to_markdown(view: View) -> str:
         headings = [column.heading for column in block.columns]
         rows = ([cell.printed for cell in line.cells] for line in block.lines)
         out += [f"## {one_line(block.title)}", markdown(headings, rows)]
+
     return "\n\n".join([*out, *view.footnotes]) + "\n"
 
 
@@ -250,6 +259,7 @@ def markdown(columns: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
     for cells in (headings, *rows):
         escaped = (" ".join(cell.replace("|", "\\|").split()) for cell in cells)
         lines.append(f"| {' | '.join(escaped)} |")
+
     rule = "|" + "---|" * len(headings)
     return "\n".join([lines[0], rule, *lines[1:]])
 

@@ -50,6 +50,7 @@ def table1(table: pd.DataFrame, left_out: Sequence[dict[str, str]] = ()) -> pd.D
     for (model, method), why in absent.items():
         if (model, method) not in ran:
             rows.append({"model": model, "method": method, "source": unavailable(why)})
+
     rows += [row | {"source": PUBLISHED} for row in read_published("paper_table1")]
 
     filled = pd.DataFrame(rows, columns=COLUMNS)
@@ -77,6 +78,7 @@ def _measured(table: pd.DataFrame) -> list[dict[str, Any]]:
     table = table[(table["batch"] == 1) & table["bench"].isin(PARTS)]
     table = table.sort_values("bench_questions", ascending=False, kind="stable")
     rows = []
+
     for (model, _, device, _, execution, label, variant), alike in table.groupby(ALIKE, sort=False):
         method, _, start = label.partition(" (")
         name = f" ({start}" if start not in ("", "hot)") else ""
@@ -98,6 +100,7 @@ def _measured(table: pd.DataFrame) -> list[dict[str, Any]]:
                     row[column] = figures["speedup_hf"].get(subtask)
 
         rows.append(row | {"source": "; ".join(["measured", *measured, execution, device])})
+
     return rows
 
 
@@ -110,6 +113,7 @@ def _conditions(row: dict[Any, Any]) -> str:
     for name, value in departures(row).items():
         if value is not None:
             words.append(f"{name} {value}".removesuffix(".0"))
+
     return ", ".join(words)
 
 

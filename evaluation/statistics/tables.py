@@ -98,6 +98,7 @@ def main_table(pooled: Sequence[Pool]) -> pd.DataFrame:
     for pool in pooled:
         for category, answers in by_subtask(pool.rows).items():
             rows.append(_main_row(pool, category, answers))
+
     return pd.DataFrame(rows)
 
 
@@ -143,6 +144,7 @@ def _audited(pool: Pool) -> dict[str, int]:
         if not audit:
             return {}
         counts.update({name: audit[name] for name in AUDITED})
+
     return counts if any(counts.values()) else {}
 
 
@@ -158,6 +160,7 @@ def depths_table(pooled: Sequence[Pool]) -> pd.DataFrame:
                 "conditional_acceptance": depth.conditional,
             }
             rows.append(pool.columns | figures)
+
     return pd.DataFrame(rows)
 
 
@@ -231,6 +234,7 @@ def block_names(keys: Iterable[tuple[Any, ...]]) -> dict[tuple[Any, ...], str]:
     """
     described = {key: dict(zip(GROUP, key, strict=True)) for key in keys}
     names = {}
+
     for key, block in described.items():
         words = [block["model"], block["bench"]]
         twins = [other for other in described.values() if [other["model"], other["bench"]] == words]
@@ -238,9 +242,12 @@ def block_names(keys: Iterable[tuple[Any, ...]]) -> dict[tuple[Any, ...], str]:
             if column == "questions_sha256":  # named only if the number of questions is the same
                 number = block["bench_questions"]
                 twins = [other for other in twins if other["bench_questions"] == number]
+
             if any(other[column] != block[column] for other in twins):
                 words.append(FORMS.get(column, "{}").format(block[column]))
+
         names[key] = ", ".join(words)
+
     return names
 
 
@@ -266,6 +273,7 @@ def with_unavailable(table: pd.DataFrame, left_out: Sequence[dict[str, str]]) ->
     methods = table["method"].str.split(" (", regex=False).str[0]
     ran = set(zip(table["model"], table["bench"], methods, strict=True))
     rows = []
+
     for entry in left_out:
         key = (entry["model"], entry["bench"], entry["method"])
         if key not in ran:
@@ -273,6 +281,7 @@ def with_unavailable(table: pd.DataFrame, left_out: Sequence[dict[str, str]]) ->
             block = {} if peers.empty else peers.iloc[0][list(GROUP)].to_dict()
             row = dict(zip(("model", "bench", "method"), key, strict=True))
             rows.append(block | row | {"category": OVERALL, "note": unavailable(entry["why"])})
+
     if not rows:
         return table
 
