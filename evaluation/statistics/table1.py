@@ -30,6 +30,12 @@ PUBLISHED = "published"
 COLUMNS = ["model", "method", "name", "source", *(column.name for column in TABLE1)]
 # they identify a measured row
 ALIKE = ["model", "dtype", "device", "max_new_tokens", "execution", "method", "variant"]
+# the bench, category and column of the main table that each column is from
+PLACES = {name: ("spec_bench", subtask, "speedup_hf") for name, subtask in PAPER_SUBTASKS.items()}
+for _bench, _part in PARTS.items():
+    PLACES[f"{_part}_mat"] = (_bench, OVERALL, "mat")
+    PLACES[f"{_part}_tokens_per_second"] = (_bench, OVERALL, "tokens_per_second")
+    PLACES[f"{_part}_speedup"] = (_bench, OVERALL, "speedup_hf")
 HEAD = (
     "Columns 3 to 8 are speedups by subtask; then Spec-Bench as a whole, then MBPP (the code"
     " subtask). Speedups are over AR: transformers' own generate. Published: A100-80GB, float16,"
@@ -72,34 +78,26 @@ def table1(table: pd.DataFrame, left_out: Sequence[dict[str, str]] = ()) -> pd.D
 def _measured(table: pd.DataFrame) -> list[dict[str, Any]]:
     """Build a row for each combination of ALIKE, of batch 1.
 
-    It is from the configurations with most questions of each bench. `name` is appended to the
-    method's name: a start other than the paper's, and the variant.
+    Each figure is from the configuration with most questions. `name` is appended to the method's
+    name: a start other than the paper's, and the variant.
     """
-    table = table[(table["batch"] == 1) & table["bench"].isin(PARTS)]
-    table = table.sort_values("bench_questions", ascending=False, kind="stable")
     rows = []
-
+    table = table[(table["batch"] == 1) & table["bench"].isin(PARTS)]
     for (model, _, device, _, execution, label, variant), alike in table.groupby(ALIKE, sort=False):
+        by_size = alike.sort_values("bench_questions", kind="stable").to_dict("records")
+        cells = {(row["bench"], row["category"]): row for row in by_size}
+        figures = {}
+        for name, (bench, category, measure) in PLACES.items():
+            figures[name] = cells.get((bench, category), {}).get(measure)
+
         method, _, start = label.partition(" (")
-        name = f" ({start}" if start not in ("", "hot)") else ""
-        row = {"model": model, "method": method, "name": f"{name}, {variant}" if variant else name}
-
-        measured = []
-        for bench, of_bench in alike.groupby("bench", sort=False):
-            part = PARTS[str(bench)]
-            largest = of_bench["questions_sha256"].iloc[0]
-            figures = of_bench[of_bench["questions_sha256"] == largest].set_index("category")
-            overall = figures.loc[OVERALL].to_dict()
-            measured.append(_conditions(overall))
-
-            row[f"{part}_mat"] = overall["mat"]
-            row[f"{part}_tokens_per_second"] = overall["tokens_per_second"]
-            row[f"{part}_speedup"] = overall["speedup_hf"]
-            if bench == "spec_bench":
-                for column, subtask in PAPER_SUBTASKS.items():
-                    row[column] = figures["speedup_hf"].get(subtask)
-
-        rows.append(row | {"source": "; ".join(["measured", *measured, execution, device])})
+        more = f" ({start}" if start not in ("", "hot)") else ""
+        more += f", {variant}" if variant else ""
+        measured = [
+            _conditions(cells[bench, OVERALL]) for bench in PARTS if (bench, OVERALL) in cells
+        ]
+        source = "; ".join(["measured", *measured, execution, device])
+        rows.append({"model": model, "method": method, "name": more, "source": source} | figures)
 
     return rows
 
