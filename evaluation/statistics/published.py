@@ -86,7 +86,7 @@ def published_figures() -> dict[tuple[str, ...], tuple[float, float, str]]:
             if source.device not in (None, row.get("device")):
                 continue
 
-            cells = {}
+            cells: dict[tuple[str, str], tuple[Any, Any]] = {}
             for column, subtask in PAPER_SUBTASKS.items():
                 cells["spec_bench", subtask] = (math.nan, row[column])
             if "mat" in row:  # sources other than the paper have only Spec-Bench

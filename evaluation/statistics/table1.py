@@ -81,7 +81,7 @@ def _measured(table: pd.DataFrame) -> list[dict[str, Any]]:
     Each figure is from the configuration with most questions. `name` is appended to the method's
     name: a start other than the paper's, and the variant.
     """
-    rows = []
+    rows: list[dict[str, Any]] = []
     table = table[(table["batch"] == 1) & table["bench"].isin(PARTS)]
     for (model, _, device, _, execution, label, variant), alike in table.groupby(ALIKE, sort=False):
         by_size = alike.sort_values("bench_questions", kind="stable").to_dict("records")
@@ -90,13 +90,13 @@ def _measured(table: pd.DataFrame) -> list[dict[str, Any]]:
         for name, (bench, category, measure) in PLACES.items():
             figures[name] = cells.get((bench, category), {}).get(measure)
 
-        method, _, start = label.partition(" (")
+        method, _, start = str(label).partition(" (")
         more = f" ({start}" if start not in ("", "hot)") else ""
         more += f", {variant}" if variant else ""
         measured = [
             _conditions(cells[bench, OVERALL]) for bench in PARTS if (bench, OVERALL) in cells
         ]
-        source = "; ".join(["measured", *measured, execution, device])
+        source = "; ".join(["measured", *measured, str(execution), str(device)])
         rows.append({"model": model, "method": method, "name": more, "source": source} | figures)
 
     return rows
