@@ -329,7 +329,7 @@ def pools(runs: Sequence[Run]) -> list[Pool]:
     place = {id(run): i for i, run in enumerate(runs)}
     benches = list(dict.fromkeys(run.identity.comparable for run in runs))
 
-    pooled = []
+    pooled: list[Pool] = []
     for peers in grouped(runs, lambda run: run.identity.configuration).values():
         for group in joined(peers):
             group.sort(key=lambda run: place[id(run)])

@@ -209,13 +209,13 @@ def page_view(table: pd.DataFrame) -> View:
     shown_columns = _shown_columns(rows, PAGE)
     hidden = []
 
-    for name in rows.columns:
+    for name in map(str, rows.columns):
         is_end = name.endswith(("_low", "_high"))  # of an interval, printed with its value
         about = column(name)
         if not is_end and about not in shown_columns and rows[name].notna().any():
             hidden.append(about)
 
-    numbers = set(rows.select_dtypes("number").columns)
+    numbers = set(map(str, rows.select_dtypes("number").columns))
     columns = [*shown_columns, *hidden]
     columns.sort(key=lambda c: (c in hidden, c.name != "method", c.name in numbers))
     lines = _lines(rows, columns)

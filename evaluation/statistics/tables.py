@@ -272,13 +272,15 @@ def with_unavailable(table: pd.DataFrame, left_out: Sequence[dict[str, str]]) ->
     """
     methods = table["method"].str.split(" (", regex=False).str[0]
     ran = set(zip(table["model"], table["bench"], methods, strict=True))
-    rows = []
+    rows: list[dict[Any, Any]] = []
 
     for entry in left_out:
         key = (entry["model"], entry["bench"], entry["method"])
         if key not in ran:
             peers = table[(table["model"] == key[0]) & (table["bench"] == key[1])]
-            block = {} if peers.empty else peers.iloc[0][list(GROUP)].to_dict()
+            block: dict[Any, Any] = {}
+            if not peers.empty:
+                block = peers.iloc[0][list(GROUP)].to_dict()
             row = dict(zip(("model", "bench", "method"), key, strict=True))
             rows.append(block | row | {"category": OVERALL, "note": unavailable(entry["why"])})
 
