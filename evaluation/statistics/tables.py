@@ -272,22 +272,20 @@ def with_unavailable(table: pd.DataFrame, left_out: Sequence[dict[str, str]]) ->
     """
     methods = table["method"].str.split(" (", regex=False).str[0]
     ran = set(zip(table["model"], table["bench"], methods, strict=True))
-    rows: list[dict[Any, Any]] = []
+    counts = table.select_dtypes(["integer", "bool"]).columns
+    empty: dict[Any, Any] = dict.fromkeys(GROUP, "") | dict.fromkeys(counts, 0)
 
+    rows = []
     for entry in left_out:
         key = (entry["model"], entry["bench"], entry["method"])
         if key not in ran:
+            row = empty | dict(zip(("model", "bench", "method"), key, strict=True))
             peers = table[(table["model"] == key[0]) & (table["bench"] == key[1])]
-            block: dict[Any, Any] = {}
             if not peers.empty:
-                block = peers.iloc[0][list(GROUP)].to_dict()
-            row = dict(zip(("model", "bench", "method"), key, strict=True))
-            rows.append(block | row | {"category": OVERALL, "note": unavailable(entry["why"])})
-
+                row |= peers.iloc[0][list(GROUP)].to_dict()
+            rows.append(row | {"category": OVERALL, "note": unavailable(entry["why"])})
     if not rows:
         return table
 
-    counts = table.select_dtypes(["integer", "bool"]).columns
-    below = pd.DataFrame(rows, columns=[*table.columns, "note"])
-    below = below.fillna(dict.fromkeys(GROUP, "") | dict.fromkeys(counts, 0))
-    return pd.concat([table.assign(note=None), below.astype(table.dtypes)], ignore_index=True)
+    below = pd.DataFrame(rows, columns=[*table.columns, "note"]).astype(table.dtypes)
+    return pd.concat([table.assign(note=None), below], ignore_index=True)

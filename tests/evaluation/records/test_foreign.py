@@ -132,4 +132,4 @@ def test_what_is_odd_is_told_and_nothing_is_guessed(call, tmp_path, monkeypatch)
     (tmp_path / "c.txt").write_text("nothing\n")
     assert "holds no answer" in call(report.main, "--answers", "c.txt").err
     assert "name an experiment" in call(report.main).err
-    assert "--out: with --answers only" in call(report.main, tmp_path, "--out", "x.csv").err
+    assert "with --answers only" in call(report.main, tmp_path, "--out", "x.csv").err

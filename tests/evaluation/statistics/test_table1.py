@@ -68,11 +68,11 @@ def test_a_row_names_what_differs_from_the_paper(more, words):
 def test_rows_are_of_most_questions_and_each_execution_and_start_has_its_own():
     runs = pair("spec_bench", 3, 3) + pair("spec_bench", 8, 8) + pair("sample", 9, 9)
     assert measured(runs)["source"].str.contains("8 of 480").tolist() == [True, True]
-    runs += [pair("spec_bench", 3, 3, execution="graph")[1]]
+    runs = [*pair("spec_bench", 3, 3), pair("spec_bench", 3, 3, execution="graph")[1]]
     runs += [pair("spec_bench", 3, 3, start="cold")[1]]
     rows = measured(runs)
     executions = rows["source"].str.split("; ").str[-2].tolist()
-    assert executions == ["transformers generate", "eager", "graph", "eager"]
+    assert sorted(executions) == ["eager", "eager", "graph", "transformers generate"]
     assert "Token Recycling (cold)" in rows["name"].tolist()
     assert measured(pair("spec_bench", 3, 3, batch=4)).empty, "as the paper's"
 
