@@ -210,9 +210,10 @@ def page_view(table: pd.DataFrame) -> View:
     hidden = []
 
     for name in map(str, rows.columns):
-        is_end = name.endswith(("_low", "_high"))  # of an interval, printed with its value
         about = column(name)
-        if not is_end and about not in shown_columns and rows[name].notna().any():
+        if about in shown_columns or name == "block" or rows[name].isna().all():
+            continue
+        if not name.endswith(("_low", "_high")):  # printed with their value
             hidden.append(about)
 
     numbers = set(map(str, rows.select_dtypes("number").columns))
