@@ -6,6 +6,7 @@ Cells are made once from the rows. CSV holds the rows with every digit.
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -114,11 +115,11 @@ def cell(row: dict[Any, Any], name: str, *, with_interval: bool = True) -> Cell:
     """Return a value of the main table as printed."""
     form = column(name).form
     value = row[name]
-    low = row.get(f"{name}_low")
-    high = row.get(f"{name}_high")
+    low: float = row.get(f"{name}_low", math.nan)
+    high: float = row.get(f"{name}_high", math.nan)
     interval = ""
     mark = ""
-    if not pd.isna(low) and low < high:
+    if low < high:
         interval = interval_text(low, high, form) if with_interval else ""
         if name.startswith("speedup") and spans_one(low, high):
             mark = UNSURE
