@@ -148,3 +148,8 @@ def test_variants_by_the_model_and_the_order():
     assert [pool.name for pool in pools(runs)] == ["pld, attention=sdpa", "pld, attention=eager"]
     runs = [made("pld", rows([1]), bench={"order": order}) for order in ("file", "shuffled-1")]
     assert [pool.variant for pool in pools(runs)] == ["file order", "shuffled-1 order"]
+
+
+def test_the_same_run_in_two_folders_is_another_repeat():
+    (pool,) = pools([shard("pld", rows([1])), shard("pld", rows([1]))])
+    assert len(pool.repeats) == 2
