@@ -27,7 +27,6 @@ from model.files import located
 from model.structures.datastore import Datastore, write_datastore
 
 BLOCK = 4096  # lines of a .txt file tokenised at once
-BATCH = 256  # texts tokenised at once
 
 
 def documents(files: Iterable[Path]) -> Iterator[list[str]]:
@@ -73,22 +72,11 @@ def encode(tokenizer: Any, texts: Iterable[Sequence[str]]) -> NDArray[np.int64]:
     """
     ids = array("q")
     ends = [] if tokenizer.eos_token_id is None else [tokenizer.eos_token_id]
-    pieces = _pieces(texts)
-
-    while batch := list(islice(pieces, BATCH)):
-        encoded = tokenizer([piece for piece, _ in batch], add_special_tokens=False).input_ids
-        for piece, (_, last) in zip(encoded, batch, strict=True):
-            ids.extend(piece)
-            ids.extend(ends if last else [])
-
-    return np.array(ids, dtype=np.int64)
-
-
-def _pieces(texts: Iterable[Sequence[str]]) -> Iterator[tuple[str, bool]]:
-    """Yield each piece of a document, and whether it is the last one."""
     for document in texts:
-        for i, piece in enumerate(document, start=1):
-            yield piece, i == len(document)
+        for piece in document:
+            ids.extend(tokenizer(piece, add_special_tokens=False).input_ids)
+        ids.extend(ends)
+    return np.array(ids, dtype=np.int64)
 
 
 def load_tokenizer(path: str) -> tuple[Any, int]:

@@ -23,6 +23,9 @@ from .sizing import Sizing
 from .tree import Draft, Tree
 from .verification import Verification
 
+State = dict[str, torch.Tensor]  # what is kept between prompts, by name
+Device = torch.device | str
+
 
 @dataclass(frozen=True, slots=True)
 class Needs:
@@ -71,6 +74,18 @@ def check_ids(what: str, ids: torch.Tensor, vocab_size: int) -> None:
         )
 
 
+def copy_saved(state: dict[str, torch.Tensor], current: dict[str, torch.Tensor]) -> None:
+    """Copy a saved state's tensors. Raise UserError if one is missing or has another shape."""
+    for name, tensor in current.items():
+        saved = state.get(name)
+        if saved is None or saved.shape != tensor.shape:
+            shape = None if saved is None else list(saved.shape)
+            raise UserError(
+                f"start: the saved {name} should have the shape {list(tensor.shape)}, not {shape}"
+            )
+        tensor.copy_(saved)
+
+
 class Drafter:
     """What a method's sequences share, and the state kept between prompts.
 
@@ -95,10 +110,10 @@ class Drafter:
     draft_tree: Tree | None = None
     sizing: Sizing | None = None
 
-    def __init__(self, device: torch.device, vocab_size: int | None = None) -> None:
-        self.device = device
+    def __init__(self, device: Device, vocab_size: int | None = None) -> None:
+        self.device = torch.device(device)
         self.vocab_size = vocab_size
-        self._alone = Tree.chain(0).on(device)
+        self._alone = Tree.chain(0).on(self.device)
         # Executors by cache, written by the engine; each lives as long as its cache and this
         # drafter.
         self.executors: WeakKeyDictionary[TreeCache, Any] = WeakKeyDictionary()
@@ -233,7 +248,7 @@ class DeviceDrafter(Drafter):
     tree: Tree  # of the next step, one of a few: each is captured separately
     source: str | None = None  # of the tokens, where `grow` has several; two may fill the same tree
 
-    def __init__(self, device: torch.device, vocab_size: int | None = None) -> None:
+    def __init__(self, device: Device, vocab_size: int | None = None) -> None:
         super().__init__(device, vocab_size)
         self.tree = self._alone
 

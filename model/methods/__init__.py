@@ -176,7 +176,7 @@ def check_method(
     factory: Callable[..., Any], settings: dict[str, Any], offered: Collection[str] = OFFERED
 ) -> None:
     """Raise UserError for a setting that a method does not take, or of another type."""
-    check_settings(settings, factory, "method.", without={*offered, "sizing"})
+    check_settings(settings, factory, "method.", without=offered)
 
 
 def _template(tree: Any, k: int) -> Tree:

@@ -7,7 +7,7 @@ row keeps its candidates' probabilities, a second table has rows by pairs of tok
 (SAM-Decoding, 2411.10666), and
 the root has two free sources: its rejected siblings, and the tokens that followed these in the
 previous step.
-The acceptance probability of each kind of candidate is learnt (`weights`).
+The acceptance rate of each kind of candidate is learnt.
 """
 
 from __future__ import annotations
@@ -19,22 +19,23 @@ from typing import Any
 import numpy as np
 import torch
 
-from ..engine import Draft, Drafter, Needs, Tree, Verification
+from ..engine import Draft, Drafter, Needs, Tree, Verification, verify
+from ..engine.drafter import Device
 from ..engine.sampling import top_k_log_probs
 from ..engine.sizing import Sizing, budget_of
 from ..structures import check_whole
 from ..structures import dynamic_loops as loops
 from ..structures.compiled import NONE
 from ..structures.history import History, TextSession
-from ..structures.rows import PairRows, TokenRows, Weights, on_host
+from ..structures.rows import AcceptRates, CandidateRows, on_host
 from ..structures.suffix_automaton import SuffixAutomaton
 
 
 class DynamicRecycling(Drafter):
     """Drafts the most likely nodes, best first; learns from every node of every step.
 
-    A node's likelihood is the product of the weights along its path. Kept between prompts: the
-    rows, the weights and the newest text. Each step has a tree of its own; static steps pad it to a
+    A node's likelihood is the product of the rates along its path. Kept between prompts: the
+    rows, the rates and the newest text. Each step has a tree of its own; static steps pad it to a
     fixed shape.
 
     Args:
@@ -45,7 +46,7 @@ class DynamicRecycling(Drafter):
         copy: also continue the longest match of text and path.
         siblings: below the root, also try its rejected siblings, and the tokens that followed
             these.
-        calibrate: learn the weights; False: they stay at the prior, or as saved.
+        calibrate: learn the rates; False: they stay at the prior, or as saved.
         history_tokens: maximum tokens of earlier prompts and answers that are copied from, too; 0:
             the prompt alone.
         recycle_prompt: also learn rows from the prompt's own logits.
@@ -67,14 +68,14 @@ class DynamicRecycling(Drafter):
         calibrate: bool = True,
         history_tokens: int = 32768,
         recycle_prompt: bool = True,
-        device: torch.device | str = "cpu",
+        device: Device = "cpu",
         eos: Collection[int] = (),
     ) -> None:
         sized = nodes
         nodes = budget_of(nodes)
         check_whole("dynamic", 0, nodes=nodes)
         check_whole("dynamic", 1, vocab_size, k=k)
-        super().__init__(torch.device(device), vocab_size)
+        super().__init__(device, vocab_size)
 
         self.nodes = nodes
         self.k = k
@@ -82,22 +83,20 @@ class DynamicRecycling(Drafter):
         self.siblings = siblings
         self.max_nodes = 1 + nodes
         self.needs = Needs(candidates=k, log_probs=True, prompt_logits=recycle_prompt)
-        self.rows = TokenRows(vocab_size, k)
-        self.pairs = PairRows(vocab_size, k, pairs)
-        self.loop_rows = loop_rows(self.rows, self.pairs, eos)
-        self.weights = Weights(calibrate)
+        self.rows = CandidateRows(vocab_size, k, pairs, eos)
+        self.rates = AcceptRates(calibrate)
         self.history = History(history_tokens, SuffixAutomaton, vocab_size)
-        self.stores = [self.rows, self.pairs, self.weights, self.history]
+        self.stores = [self.rows, self.rates, self.history]
         if isinstance(sized, str):
             self.sizing = Sizing(sized, self.device)
             self.stores.append(self.sizing)
-        compile_loops()
 
     def session(self) -> DynamicSession:
+        compile_loops()
         return DynamicSession(self)
 
 
-class DynamicSession(TextSession[SuffixAutomaton]):
+class DynamicSession(TextSession):
     """A sequence's text, the draft that grows, and the last step's siblings of the next root."""
 
     drafter: DynamicRecycling
@@ -108,8 +107,8 @@ class DynamicSession(TextSession[SuffixAutomaton]):
         drafter = self.drafter
         self._prompt_at = len(self.text.tokens) - len(prompt)
         self._before = prompt[-2] if len(prompt) > 1 else prompt[-1]
-        self.growth = new_growth(drafter.nodes, drafter.rows)
-        self.rows = drafter.loop_rows
+        self.growth = new_growth(drafter.nodes, len(drafter.rows.rows.ends), drafter.k)
+        self.rows = drafter.rows.arrays
         return None
 
     def observe_prompt(self, prompt: list[int], start: int, logits: torch.Tensor) -> None:
@@ -139,7 +138,7 @@ class DynamicSession(TextSession[SuffixAutomaton]):
             self.growth,
             self.rows,
             self.text.arrays,
-            drafter.weights.probs,
+            drafter.rates.rates,
         )
         if drafter.sizing is None:
             count, _ = loops.grow(0, drafter.nodes, *state)
@@ -161,7 +160,7 @@ class DynamicSession(TextSession[SuffixAutomaton]):
         return super().likeliest_chain(draft)
 
     def observe(self, verification: Verification) -> None:
-        weights = self.drafter.weights
+        rates = self.drafter.rates
         node = verification.node
         assert verification.candidates is not None and verification.log_probs is not None
         choices = verification.choices.numpy()
@@ -175,15 +174,16 @@ class DynamicSession(TextSession[SuffixAutomaton]):
             accepted,
             *on_host(verification.candidates, verification.log_probs),
         )
-        tables = self.growth, self.rows, (weights.seen, weights.accepted, weights.probs)
         loops.learn(
             self._before,
             node,
-            weights.learning,
+            rates.learning,
             self.drafter.siblings,
             self._arranged,
             outcome,
-            *tables,
+            self.growth,
+            self.rows,
+            (rates.counts, rates.rates),
         )
         self._before = int(self._arranged[2, node])
         self.text.extend(verification.tokens)
@@ -199,9 +199,8 @@ class DynamicSession(TextSession[SuffixAutomaton]):
         self.text.extend(tokens)
 
 
-def new_growth(nodes: int, rows: TokenRows) -> tuple[Any, ...]:
+def new_growth(nodes: int, vocab_size: int, k: int) -> tuple[Any, ...]:
     """Return the fields of a `loops.Growth` of at most so many nodes below the root."""
-    vocab_size, k = rows.ids.shape
     # two rows and a copy per node, and the root's siblings
     limit = (1 + nodes) * (2 * k + 1) + 2 * k
     growth = loops.Growth(
@@ -223,29 +222,14 @@ def forget_siblings(growth: tuple[Any, ...]) -> None:
         guesses["token"][0] = NONE
 
 
-def loop_rows(rows: TokenRows, pairs: PairRows, eos: Collection[int] = ()) -> tuple[Any, ...]:
-    """Return the fields of a `loops.Rows`, which share the tables' memory."""
-    by_token = rows.ids, rows.levels, rows.seen
-    ends = np.zeros(rows.vocab_size, dtype=bool)
-    ends[[end for end in eos if end < len(ends)]] = True
-    return *by_token, pairs.ids, pairs.levels, pairs.seen, pairs.keys, pairs.shift, ends
-
-
 @cache
 def compile_loops() -> None:
-    """Compile the loops, or load them, before anything is timed."""
-    text = SuffixAutomaton([0, 1, 0])
-    weights = Weights()
-    tokens = TokenRows(2, 1)
-    growth = new_growth(1, tokens)
-    rows = loop_rows(tokens, PairRows(2, 1, 2))
-    prompt = np.zeros(1, dtype=np.int64)
-    outcome = np.zeros((1, 1), dtype=np.int64), np.zeros((1, 1), dtype=np.float32)
-    loops.learn_prompt(0, 0, True, prompt, *outcome, growth, rows)
-    loops.grow(0, 0, 0, 0, True, growth, rows, text.arrays, weights.probs)
-    arranged = np.empty((3, 1), dtype=np.int64)
-    loops.arrange(growth[0], arranged)
-    shares = weights.seen, weights.accepted, weights.probs
-    loops.learn(
-        0, 0, True, True, arranged, (prompt, np.ones(1, dtype=bool), *outcome), growth, rows, shares
-    )
+    """Compile the loops, or load them, before a sequence is timed."""
+    session = DynamicSession(DynamicRecycling(2, nodes=1, k=1, pairs=2))
+    session.begin([0, 0])
+    session.observe_prompt([0, 0], 0, torch.zeros(1, 2))
+    draft = session.draft(0)
+    verification = verify(draft, torch.zeros(len(draft.tree), dtype=torch.int64))
+    verification.candidates = torch.zeros(len(draft.tree), 1, dtype=torch.int64)
+    verification.log_probs = torch.zeros(len(draft.tree), 1)
+    session.observe(verification)

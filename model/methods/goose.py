@@ -13,18 +13,18 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_right
-from itertools import accumulate, islice
+from itertools import accumulate
 
 import numpy as np
 import torch
 
 from ..engine import Draft, Drafter, Needs, Session, Tree, Verification
-from ..engine.drafter import check_ids
+from ..engine.drafter import Device, State, check_ids
 from ..engine.sampling import top_k
 from ..engine.tree import breadth_first
 from ..errors import UserError
 from ..structures import MAX_KEPT, MAX_NODES, check_whole
-from ..structures.ngram_index import NgramIndex
+from ..structures.suffix_automaton import SuffixAutomaton
 
 # The public code's settings. Its sizes count the root.
 # nodes of a tree at confidence 0 and 1
@@ -34,7 +34,7 @@ DEPTH = 6  # maximum depth of branches of branches
 ROW_CANDIDATES = 10
 MIN_SCORE = 0.01  # least score of a drafted candidate
 SPINE_SHARE = 0.5  # share of the branches that hang on the spine
-NGRAMS = (5, 4, 3)
+NGRAMS = (3, 5)  # tokens of the shortest and the longest n-gram
 MAX_COPY = 20  # maximum tokens of one look-up
 LONG_COPY = 8  # tokens of a continuation that counts as long
 EXTEND_ABOVE = 0.6  # confidence above which the copy is extended
@@ -48,7 +48,7 @@ SHARES = (
     (0.4, 0.30),
     (math.inf, 0.50),
 )
-ROW_FIELDS = ("keys", "ids", "scores")  # of a saved state
+NONE = -1  # instead of the token before another one
 ScoredRow = tuple[list[int], list[float]]  # candidates, best first, and their scores
 HARMONIC = [0.0, *accumulate(1 / i for i in range(1, MAX_NODES + 1))]
 
@@ -81,13 +81,13 @@ class Goose(Drafter):
         *,
         nodes: int | None = None,
         history_pairs: int = 65536,
-        device: torch.device | str = "cpu",
+        device: Device = "cpu",
     ) -> None:
         if nodes is not None:
             check_whole("goose", 1, nodes=nodes)
 
         check_whole("goose", 0, MAX_KEPT, history_pairs=history_pairs)
-        super().__init__(torch.device(device), vocab_size)
+        super().__init__(device, vocab_size)
         # a tree's size at confidence 0, root included, and the nodes that confidence 1 adds
         self.base = BASE if nodes is None else nodes + 1
         self.growth = LARGEST - BASE if nodes is None else 0
@@ -117,16 +117,15 @@ class Rows:
         self.reset()
 
     def reset(self) -> None:
-        self.by_token: dict[int, ScoredRow] = {}
-        # by the first token times V and the second, the newest last
-        self.by_pair: dict[int, ScoredRow] = {}
+        # by pair of tokens, the newest last, or by NONE and a token
+        self.rows: dict[tuple[int, int], ScoredRow] = {}
 
     def find(self, before: int, token: int) -> ScoredRow | None:
         """Return the row of a pair of tokens, else of its second token.
 
         None if neither was seen.
         """
-        return self.by_pair.get(before * self.vocab_size + token) or self.by_token.get(token)
+        return self.rows.get((before, token)) or self.rows.get((NONE, token))
 
     def write(
         self, before: list[int], tokens: list[int], ids: torch.Tensor, scores: torch.Tensor
@@ -136,61 +135,44 @@ class Rows:
         Of equal tokens the last row wins.
 
         Args:
-            before: -1: no row by pair is written.
+            before: NONE: no row by pair is written.
             scores: float32.
         """
         exact_scores = scores.cpu().numpy()
         written = ids.tolist(), exact_scores.tolist(), exact_scores.astype(np.float16).tolist()
         for first, token, row, exact, rounded in zip(before, tokens, *written, strict=True):
-            self.by_token[token] = row, rounded
-            if first >= 0:
-                pair = first * self.vocab_size + token
-                self.by_pair.pop(pair, None)
-                self.by_pair[pair] = row, exact
+            self.rows[NONE, token] = row, rounded
+            if first != NONE:
+                self.rows.pop((first, token), None)
+                self.rows[first, token] = row, exact
 
     def forget_pairs(self, limit: int) -> None:
         """Keep the newest `limit` rows by pair."""
-        for pair in list(islice(self.by_pair, max(len(self.by_pair) - limit, 0))):
-            del self.by_pair[pair]
+        pairs = [key for key in self.rows if key[0] != NONE]
+        for pair in pairs[: max(len(pairs) - limit, 0)]:
+            del self.rows[pair]
 
-    def state_dict(self) -> dict[str, torch.Tensor]:
-        """All rows, (m, k) each: their keys, candidates and scores.
+    def state_dict(self) -> State:
+        """All m rows, the newest last: `row_keys` (m, 2), `row_ids` and `row_scores` (m, k)."""
+        ids = [row[0] for row in self.rows.values()]
+        scores = [row[1] for row in self.rows.values()]
+        return {
+            "row_keys": torch.tensor(list(self.rows), dtype=torch.int64).view(-1, 2),
+            "row_ids": torch.tensor(ids, dtype=torch.int32).view(-1, self.k),
+            "row_scores": torch.tensor(scores, dtype=torch.float32).view(-1, self.k),
+        }
 
-        Keys are int64 (m,), the newest last; candidates int32.
-        """
-        tensors = {}
-        for name, rows, dtype in (
-            ("token", self.by_token, torch.float16),
-            ("pair", self.by_pair, torch.float32),
-        ):
-            ids = [row[0] for row in rows.values()]
-            scores = [row[1] for row in rows.values()]
-            tensors[f"{name}_keys"] = torch.tensor(list(rows), dtype=torch.int64)
-            tensors[f"{name}_ids"] = torch.tensor(ids, dtype=torch.int32).view(-1, self.k)
-            tensors[f"{name}_scores"] = torch.tensor(scores, dtype=dtype).view(-1, self.k)
-        return tensors
-
-    def load_state_dict(self, state: dict[str, torch.Tensor]) -> None:
+    def load_state_dict(self, state: State) -> None:
+        """Load rows. Raises UserError if they are of another vocabulary or number of candidates."""
+        ids = state.get("row_ids")
+        if ids is None or ids.shape[1:] != (self.k,):
+            raise UserError(f"start: the saved rows are not of {self.k} candidates")
+        check_ids("rows", ids, self.vocab_size)
+        check_ids("rows", state["row_keys"].clamp(min=0), self.vocab_size)
         self.reset()
-        below = self.vocab_size, self.vocab_size**2
-        for name, rows, keys_below in zip(
-            ("token", "pair"), (self.by_token, self.by_pair), below, strict=True
-        ):
-            keys, ids, scores = (
-                state.get(f"{name}_{field}", torch.zeros(0)) for field in ROW_FIELDS
-            )
-            if not ids.shape == scores.shape == (len(keys), self.k):
-                raise UserError(
-                    f"start: goose's saved rows by {name} are not keys with {self.k} candidates and"
-                    " scores"
-                )
-            if not bool(scores.isfinite().all()):
-                raise UserError("start: goose's saved scores are no finite numbers")
-            check_ids("rows", ids, self.vocab_size)
-            check_ids("rows", keys, keys_below)
-            rows.update(
-                zip(keys.tolist(), zip(ids.tolist(), scores.tolist(), strict=True), strict=True)
-            )
+        keys = map(tuple, state["row_keys"].tolist())
+        rows = zip(ids.tolist(), state["row_scores"].tolist(), strict=True)
+        self.rows.update(zip(keys, rows, strict=True))
 
 
 class GooseSession(Session):
@@ -203,20 +185,20 @@ class GooseSession(Session):
 
     def __init__(self, drafter: Goose) -> None:
         super().__init__(drafter)
-        self._index = NgramIndex(NGRAMS)
+        self._text = SuffixAutomaton()
         self._acceptance = FIRST_AVERAGE
-        self._before = -1  # the token before the next root
+        self._before = NONE  # the token before the next root
         self._drafted = False  # False in the first step: no draft, and its rows are the prompt's
 
     def begin(self, prompt: list[int]) -> Draft | None:
         self.drafter.rows.forget_pairs(self.drafter.history_pairs)
-        self._index.extend(prompt)
+        self._text.extend(prompt)
         return super().begin(prompt)
 
     def observe_prompt(self, prompt: list[int], start: int, logits: torch.Tensor) -> None:
         ids = top_k(logits, self.drafter.k)
         end = start + len(logits)
-        before = [-1, *prompt][start:end]
+        before = [NONE, *prompt][start:end]
         self.drafter.rows.write(before, prompt[start:end], ids, scores_of(logits, ids))
 
     def draft(self, root: int) -> Draft:
@@ -233,7 +215,7 @@ class GooseSession(Session):
             pair_written = len(tokens) == 1
 
         before = [tokens[parent] for parent in parents]
-        before[0] = self._before if pair_written else -1
+        before[0] = self._before if pair_written else NONE
         self._built = (before, tokens)
         self._spine = spine
         self._drafted = True
@@ -246,8 +228,8 @@ class GooseSession(Session):
 
         True if nothing else ever followed it.
         """
-        text = self._index.tokens
-        start, unanimous = self._index.find((text[-NGRAMS[0] :] + chain)[-NGRAMS[0] :])
+        text = self._text.tokens
+        start, unanimous = self._text.find(text[-NGRAMS[1] :] + chain, *NGRAMS)
         return text[start : start + MAX_COPY] if start else [], unanimous
 
     def _extend(self, chain: list[int], conf: float) -> None:
@@ -269,7 +251,6 @@ class GooseSession(Session):
         this order.
         """
         drafter = self.drafter
-        find = self.drafter.rows.find
         budget = drafter.base + int(conf * drafter.growth)
         share = next(share for below, share in SHARES if self._acceptance < below)
         spine = min(len(chain), int(budget * (share + conf * (1 - share))), drafter.limit)
@@ -280,58 +261,41 @@ class GooseSession(Session):
         def attach(
             parent: int,
             depth: int,
-            row: ScoredRow | None,
             limit: int,
-            spine_token: int | None,
-            width: int,
+            spine_token: int | None = None,
+            width: int = ROW_CANDIDATES,
         ) -> int:
             """Add the best `width` candidates but `spine_token` below a node, at most `limit`.
 
             Return their number.
             """
+            before = tokens[parents[parent]] if parent else self._before
+            row = drafter.rows.find(before, tokens[parent]) or ([], [])
             count = 0
-            if row is not None and limit > 0:
-                for token, score in zip(row[0][:width], row[1], strict=False):
-                    if score < MIN_SCORE:
-                        break
-                    if token != spine_token:
-                        if depth < DEPTH:
-                            queue.append((len(tokens), depth, score))
-                        tokens.append(token)
-                        parents.append(parent)
-                        count += 1
-                        if count == limit:
-                            break
+            for token, score in zip(row[0][:width], row[1], strict=False):
+                if count >= limit or score < MIN_SCORE:
+                    break
+                if token == spine_token:
+                    continue
+                if depth < DEPTH:
+                    queue.append((len(tokens), depth, score))
+                tokens.append(token)
+                parents.append(parent)
+                count += 1
             return count
 
         left = budget - 1 - spine
         on_spine = max(1, int(left * SPINE_SHARE)) if spine and left > 0 else 0
-        attach(
-            0,
-            1,
-            find(self._before, root),
-            left - on_spine,
-            chain[0] if spine else None,
-            ROW_CANDIDATES,
-        )
+        attach(0, 1, left - on_spine, chain[0] if spine else None)
         for node, share_of_node in enumerate(shares(on_spine, spine), 1):
-            spine_token = chain[node] if node < spine else None
-            attach(
-                node,
-                node + 1,
-                find(tokens[node - 1], tokens[node]),
-                share_of_node,
-                spine_token,
-                ROW_CANDIDATES,
-            )
+            attach(node, node + 1, share_of_node, chain[node] if node < spine else None)
 
         remaining = budget - len(tokens)
         for node, depth, score in queue:  # grows while it is walked
             if remaining <= 0:
                 break
-            row = find(tokens[parents[node]], tokens[node])
             width = min(max(1, math.ceil(remaining * score)), max(1, ROW_CANDIDATES // depth))
-            remaining -= attach(node, depth + 1, row, remaining, None, width)
+            remaining -= attach(node, depth + 1, remaining, None, width)
 
         return tokens, parents, spine
 
@@ -340,12 +304,10 @@ class GooseSession(Session):
         node = verification.node
         if self._drafted:
             before, tokens = self._built
-            positions = np.empty(len(tokens), dtype=np.int64)  # of each node in the draft
-            positions[self._order] = np.arange(len(tokens))
             ids = verification.candidates
             logits = verification.logits
             assert ids is not None and logits is not None
-            built = torch.from_numpy(positions).to(ids.device)
+            built = torch.from_numpy(np.argsort(self._order)).to(ids.device)
             # only ids may be on the host
             scores = scores_of(logits, ids.to(logits.device)).to(ids.device)
             self.drafter.rows.write(before, tokens, ids[built], scores[built])
@@ -355,7 +317,7 @@ class GooseSession(Session):
                 self._acceptance = NEWEST * accepted / self._spine + OLDER * self._acceptance
 
         self._before = int(draft.tokens[node])
-        self._index.extend(verification.tokens)
+        self._text.extend(verification.tokens)
 
 
 def confidence(length: int, unanimous: bool) -> float:

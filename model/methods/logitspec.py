@@ -17,6 +17,7 @@ from functools import partial
 import torch
 
 from ..engine import Draft, Drafter, Needs, Tree, Verification
+from ..engine.drafter import Device
 from ..engine.sampling import top_k
 from ..engine.tree import breadth_first
 from ..structures import check_whole
@@ -57,10 +58,10 @@ class LogitSpec(Drafter):
         *,
         nodes: int = 63,
         history_tokens: int = 32768,
-        device: torch.device | str = "cpu",
+        device: Device = "cpu",
     ) -> None:
         check_whole("logitspec", 1, nodes=nodes)
-        super().__init__(torch.device(device), vocab_size)
+        super().__init__(device, vocab_size)
         self.nodes = nodes
         self.max_nodes = 1 + nodes
         self.ranked = min(nodes + 1, vocab_size)  # candidates: one of them is mostly the root
@@ -147,10 +148,11 @@ class Continuations:
         return self.tokens[end : end + min(count, limit)]
 
 
-class LogitSpecSession(TextSession[Continuations]):
+class LogitSpecSession(TextSession):
     """A sequence's text up to the root, and the candidates from which the root was chosen."""
 
     drafter: LogitSpec
+    text: Continuations
 
     def begin(self, prompt: list[int]) -> Draft | None:
         self._ranked: list[int] | None = None  # None: the root is the prompt's last token

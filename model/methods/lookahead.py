@@ -28,9 +28,8 @@ import sys
 from collections.abc import Sequence
 from itertools import chain
 
-import torch
-
 from ..engine import DeviceSession, Draft, Needs, Verification
+from ..engine.drafter import Device
 from ..engine.tree import RankPath
 from ..structures import check_whole
 from ..structures.layouts import Layout, LayoutDrafter
@@ -51,14 +50,14 @@ class Lookahead(LayoutDrafter):
     needs = Needs(choices=True, tree=True)  # the window moves by all nodes' choices
 
     def __init__(
-        self, *, level: int = 5, window: int = 7, guess: int = 7, device: torch.device | str = "cpu"
+        self, *, level: int = 5, window: int = 7, guess: int = 7, device: Device = "cpu"
     ) -> None:
         check_whole("lookahead", 3, level=level)
         check_whole("lookahead", 1, window=window, guess=guess)
         check_whole(
             "lookahead", 1, **{"(window + guess) * (level - 1)": (window + guess) * (level - 1)}
         )
-        super().__init__(torch.device(device))
+        super().__init__(device)
         self.level = level
         self.window = window
         # While levels are missing, the window is wider by one column for each: a step takes a

@@ -14,13 +14,14 @@ the target repeats the token.
 
 from __future__ import annotations
 
-import heapq
-from itertools import chain
+from itertools import chain, islice
 
 import torch
 
 from ..engine import DeviceSession, Draft, Verification
+from ..engine.drafter import Device
 from ..engine.tree import RankPath
+from ..recycling.templates import best_first
 from ..structures import MAX_KEPT, check_whole
 from ..structures.layouts import Layout, LayoutDrafter
 from ..structures.ngram_table import Gram, NgramTable
@@ -51,12 +52,12 @@ class NgramCache(LayoutDrafter):
         capacity: int = 32768,
         followers: int = 8,
         nodes: int = 24,
-        device: torch.device | str = "cpu",
+        device: Device = "cpu",
     ) -> None:
         check_whole("ngram_cache", 1, MAX_KEPT, capacity=capacity)
         check_whole("ngram_cache", 1, 64, leader=leader, follower=follower, followers=followers)
         check_whole("ngram_cache", follower, nodes=nodes)
-        super().__init__(torch.device(device), vocab_size)
+        super().__init__(device, vocab_size)
         self.leader = leader
         self.follower = follower
         self.table = NgramTable(
@@ -88,23 +89,17 @@ class NgramCacheSession(DeviceSession):
 
     def choose(self) -> None:
         drafter = self.drafter
-        root = self._recent[-1]
+        table = drafter.table
         start = tuple(self._recent[-drafter.leader :])
-        due = drafter.table.followers_of(start)
-        shape = drafter.shapes[len(due)]
-        # Per slot: the leader at the end of its follower, and that leader's followers, looked up
-        # when needed.
-        ends: list[Gram] = []
-        tokens = [root]
-        followers_at: dict[int, list[Gram]] = {-1: due}
+        shape = drafter.shapes[len(table.followers_of(start))]
+        ends: list[Gram] = [start]  # the leader at the end of the root, and of each slot
+        tokens = [self._recent[-1]]
         for parent, rank in shape.slots:
-            if parent not in followers_at:
-                followers_at[parent] = drafter.table.followers_of(ends[parent])
-            before = start if parent < 0 else ends[parent]
-            followers = followers_at[parent]
-            gram = followers[rank] if rank < len(followers) else before[-1:] * drafter.follower
+            leader = ends[parent]
+            followers = table.followers_of(leader)
+            gram = followers[rank] if rank < len(followers) else leader[-1:] * drafter.follower
             tokens += gram
-            ends.append((before + gram)[-drafter.leader :])
+            ends.append((leader + gram)[-drafter.leader :])
 
         drafter.lay_out(shape, tokens)
 
@@ -124,12 +119,12 @@ class _Shape(Layout):
     Nodes are the root, first slot's tokens, second slot's tokens, ...
 
     Attributes:
-        slots: per slot, its parent slot (-1: the root) and its rank there.
+        slots: per slot, its parent slot, counted from 1 (0: the root), and its rank there.
     """
 
     def __init__(self, slots: list[Slot], follower: int, device: torch.device) -> None:
-        index = {slot: i for i, slot in enumerate(slots)}
-        self.slots = [(index.get(slot[:-1], -1), slot[-1]) for slot in slots]
+        index = {slot: i for i, slot in enumerate([(), *slots])}
+        self.slots = [(index[slot[:-1]], slot[-1]) for slot in slots]
         nodes: list[RankPath] = [()]
         for slot in slots:
             # A slot's first node has the slot's rank below the parent slot's last node; its other
@@ -145,11 +140,6 @@ def best_slots(count: int, due: int, followers: int) -> list[Slot]:
     Slots are ordered by the product of 0.25 / (rank + 1) along their rank path. With few followers
     at the root the draft goes deeper, so that the budget is used.
     """
-    frontier: list[tuple[float, Slot]] = [(-0.25 / (rank + 1), (rank,)) for rank in range(due)]
-    best: list[Slot] = []
-    while frontier and len(best) < count:
-        worth, slot = heapq.heappop(frontier)
-        best.append(slot)
-        for rank in range(followers):
-            heapq.heappush(frontier, (worth * 0.25 / (rank + 1), (*slot, rank)))
-    return best
+    shares = [0.25 / (rank + 1) for rank in range(followers)]
+    slots = best_first(lambda slot: shares[: followers if slot else due])
+    return [slot for _, slot in islice(slots, count)]

@@ -14,8 +14,9 @@ from collections.abc import Collection
 import torch
 
 from ..engine import Draft, Drafter, Session, Tree, Verification
+from ..engine.drafter import Device
 from ..structures import check_whole
-from ..structures.ngram_index import NgramIndex
+from ..structures.suffix_automaton import SuffixAutomaton
 
 
 class PromptLookup(Drafter):
@@ -33,11 +34,11 @@ class PromptLookup(Drafter):
         max_ngram: int = 2,
         draft_tokens: int = 10,
         eos: Collection[int] = (),
-        device: torch.device | str = "cpu",
+        device: Device = "cpu",
     ) -> None:
         check_whole("pld", 1, 64, max_ngram=max_ngram)  # each length is an index of its own
         check_whole("pld", 1, draft_tokens=draft_tokens)
-        super().__init__(torch.device(device))
+        super().__init__(device)
         self.max_ngram = max_ngram
         self.draft_tokens = draft_tokens
         self.eos = frozenset(eos)
@@ -48,22 +49,22 @@ class PromptLookup(Drafter):
 
 
 class PromptLookupSession(Session):
-    """A sequence's text and the index of its n-grams."""
+    """A sequence's prompt and output."""
 
     drafter: PromptLookup
 
     def __init__(self, drafter: PromptLookup) -> None:
         super().__init__(drafter)
-        self._index = NgramIndex(range(1, drafter.max_ngram + 1))  # of prompt and output
+        self._text = SuffixAutomaton()
 
     def begin(self, prompt: list[int]) -> Draft:
-        self._index.extend(prompt)
+        self._text.extend(prompt)
         return self.draft(prompt[-1])
 
     def draft(self, root: int) -> Draft:
         drafter = self.drafter
-        text = self._index.tokens
-        start, _ = self._index.find(text[-drafter.max_ngram :])
+        text = self._text.tokens
+        start, _ = self._text.find(text, 1, drafter.max_ngram)
         if not start:
             return drafter.root_alone(root)
         copied = text[start : start + drafter.draft_tokens]
@@ -74,4 +75,4 @@ class PromptLookupSession(Session):
         return Draft(tree, torch.tensor([root, *copied], device=drafter.device))
 
     def observe(self, verification: Verification) -> None:
-        self._index.extend(verification.tokens)
+        self._text.extend(verification.tokens)

@@ -18,6 +18,7 @@ import numpy as np
 import torch
 
 from ..engine import Draft, Drafter, Needs, Session, Tree, Verification
+from ..engine.drafter import Device, State
 from ..engine.sampling import top_k
 from ..recycling.matrix import AdjacencyMatrix
 from ..structures import MAX_KEPT, check_whole
@@ -56,7 +57,7 @@ class Racer(Drafter):
         ngram: int = 10,
         trie_nodes: int = 10000,
         min_match: int = 2,
-        device: torch.device | str = "cpu",
+        device: Device = "cpu",
         eos: Collection[int] = (),
     ) -> None:
         check_whole("racer", 1, nodes=nodes)
@@ -64,7 +65,7 @@ class Racer(Drafter):
         check_whole("racer", 1, ngram, min_match=min_match)
         # so that no n-gram evicts its own prefix
         check_whole("racer", ngram + 2, MAX_KEPT, trie_nodes=trie_nodes)
-        super().__init__(torch.device(device), vocab_size)
+        super().__init__(device, vocab_size)
         self.eos = frozenset(eos)
         self.max_nodes = 1 + nodes
         self.needs = Needs(candidates=k, prompt_logits=True)
@@ -79,10 +80,10 @@ class Racer(Drafter):
         self.matrix.reset()
         self.trie = NgramTrie(*self._trie_settings)
 
-    def state_dict(self) -> dict[str, torch.Tensor]:
+    def state_dict(self) -> State:
         return self.matrix.state_dict() | self.trie.state_dict()
 
-    def _load(self, state: dict[str, torch.Tensor]) -> None:
+    def _load(self, state: State) -> None:
         trie = NgramTrie(*self._trie_settings)
         trie.load_state_dict(state, len(self.matrix.candidates))
         self.matrix.load_state_dict(state)
@@ -237,12 +238,9 @@ class MergedTree:
         parents = [0]
         for index, node in enumerate(order):  # grows while it is walked
             siblings = self.children[node]
-            if len(siblings) > 1:
-                order += [siblings[token] for token in hash_order(siblings)]
-                parents += [index] * len(siblings)
-            elif siblings:
-                order += siblings.values()
-                parents.append(index)
+            tokens = hash_order(siblings) if len(siblings) > 1 else siblings
+            order += [siblings[token] for token in tokens]
+            parents += [index] * len(siblings)
 
         tree = Tree(parents, [self._ranks[node] for node in order])
         return Draft(tree, torch.from_numpy(np.array([self.tokens[node] for node in order])))

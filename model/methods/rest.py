@@ -23,6 +23,7 @@ import torch
 from numpy.typing import NDArray
 
 from ..engine import Draft, Drafter, Session, Tree, Verification
+from ..engine.drafter import Device
 from ..engine.tree import breadth_first
 from ..structures import MAX_KEPT, check_whole
 from ..structures.datastore import Datastore
@@ -52,12 +53,12 @@ class Rest(Drafter):
         depth: int = 10,
         places: int = 5000,
         eos: Collection[int] = (),
-        device: torch.device | str = "cpu",
+        device: Device = "cpu",
     ) -> None:
         check_whole("rest", 1, nodes=nodes, depth=depth, max_ngram=max_ngram)
         check_whole("rest", 1, MAX_KEPT, places=places)
         check_whole("rest", 1, max_ngram, min_ngram=min_ngram)
-        super().__init__(torch.device(device), vocab_size)
+        super().__init__(device, vocab_size)
         self.datastore = Datastore(datastore_path, vocab_size=vocab_size)
         self.max_ngram = max_ngram
         self.min_ngram = min_ngram

@@ -9,24 +9,12 @@ then drafts from another text's pairs; here each sequence has its own pairs.
 
 from __future__ import annotations
 
-from ..engine import Draft, Drafter, Target, Verification
+import torch
+
+from ..engine import Draft, Drafter, Session, Target, Tree, Verification
+from ..structures import check_whole
+from ..structures.suffix_automaton import SuffixAutomaton
 from .eagle import Eagle2
-from .suffix import HybridSession, Suffix, SuffixSession
-
-
-class FirstSuffix(Suffix):
-    """Copies as the public code does.
-
-    Always `max_draft` tokens, from the match's first occurrence.
-    """
-
-    def session(self) -> FirstSuffixSession:
-        return FirstSuffixSession(self)
-
-
-class FirstSuffixSession(SuffixSession):
-    def copied(self, count: int) -> list[int]:
-        return self.text.copy_first(count)
 
 
 class Samd(Drafter):
@@ -54,33 +42,47 @@ class Samd(Drafter):
         top_k: int = 8,
         nodes: int = 62,
     ) -> None:
+        check_whole("samd", 1, min_match=min_match, max_draft=max_draft)
         super().__init__(target.device, target.vocab_size)
-        self.suffix = FirstSuffix(
-            target.vocab_size,
-            min_match=min_match,
-            max_draft=max_draft,
-            factor=max_draft,
-            device=target.device,
-        )
+        self.min_match = min_match
+        self.chain = Tree.chain(max_draft).on(self.device)
         self.partner = Eagle2(target, head_path=head_path, depth=depth, top_k=top_k, nodes=nodes)
         self.needs = self.partner.needs
-        self.max_nodes = max(self.suffix.max_nodes, self.partner.max_nodes)
+        self.max_nodes = max(len(self.chain), self.partner.max_nodes)
 
     def session(self) -> SamdSession:
         return SamdSession(self)
 
 
-class SamdSession(HybridSession):
+class SamdSession(Session):
+    """A sequence's text, and a session of EAGLE-2."""
+
     drafter: Samd
 
+    def __init__(self, drafter: Samd) -> None:
+        super().__init__(drafter)
+        self.text = SuffixAutomaton()
+        self.partner = drafter.partner.session()
+
+    def begin(self, prompt: list[int]) -> Draft | None:
+        self.text.extend(prompt)
+        return self.partner.begin(prompt)
+
+    def observe_prompt_hidden(self, prompt: list[int], hidden: torch.Tensor) -> None:
+        self.partner.observe_prompt_hidden(prompt, hidden)
+
     def draft(self, root: int) -> Draft:
-        draft = self.suffix.draft(root)
-        source = "suffix"
-        if draft.tree.max_depth == 0:
-            draft = self.partner.draft(root)
-            source = "eagle2"
-        return Draft(draft.tree, draft.tokens, source)
+        """Copy always `max_draft` tokens, from the match's first occurrence, as the public code."""
+        chain = self.drafter.chain
+        if self.text.length >= self.drafter.min_match:
+            tokens = [root, *self.text.copy_first(chain.max_depth)]
+            return Draft(chain, torch.tensor(tokens, device=self.drafter.device), "suffix")
+        draft = self.partner.draft(root)
+        return Draft(draft.tree, draft.tokens, "eagle2")
 
     def observe(self, verification: Verification) -> None:
         self.partner.observe(verification)
-        self.suffix.account(verification)
+        self.text.extend(verification.tokens)
+
+    def close(self) -> None:
+        self.partner.close()

@@ -10,19 +10,20 @@ is the choice between the two: the most likely nodes of both, by a prior of two 
 
 from __future__ import annotations
 
-import heapq
 from collections.abc import Collection, Sequence
+from itertools import islice
 from typing import Any, Literal
 
 import torch
 
 from ..engine import Tree
 from ..engine.devices import fastest
+from ..engine.drafter import Device
 from ..engine.sizing import Sizing, budget_of
 from ..engine.tree import RankPath
 from ..errors import UserError
 from ..recycling import RecyclingSession, TokenRecycling
-from ..recycling.templates import best_order, likelihood
+from ..recycling.templates import best_first, best_order, likelihood
 from ..structures import check_whole
 from ..structures.history import History, TextSession
 from ..structures.suffix_automaton import SuffixAutomaton
@@ -62,7 +63,7 @@ class Spine(TokenRecycling):
         history_tokens: int = 32768,
         k: int = 8,
         recycle_prompt: bool = False,
-        device: torch.device | str = "cpu",
+        device: Device = "cpu",
         dtype: Literal["int64", "int32"] = "int64",
         eos: Collection[int] = (),
     ) -> None:
@@ -75,7 +76,6 @@ class Spine(TokenRecycling):
                 " of 1, 2, ... tokens"
             )
 
-        device = torch.device(device)
         settings = dict(k=k, recycle_prompt=recycle_prompt, device=device, dtype=dtype, eos=eos)
         super().__init__(vocab_size, Tree.chain(0), **settings)  # type: ignore[arg-type]
         self.nodes = nodes
@@ -87,19 +87,19 @@ class Spine(TokenRecycling):
         matches = range(len(accept_probs) + 1)
         self._topologies: dict[tuple[int, int], Topology] = {}  # by kind and nodes
         if isinstance(sized, str):
-            self.sizing = Sizing(sized, device, teaches=True)
+            self.sizing = Sizing(sized, self.device, teaches=True)
             self.stores.append(self.sizing)
             self._likelihoods = []
             for match in matches:
-                best = best_first(match, nodes, k, accept_probs)
-                self._likelihoods.append([1.0, *(prob for prob, _, _ in best)])
+                best = most_likely(match, nodes, k, accept_probs)
+                self._likelihoods.append([1.0, *(prob for prob, _ in best)])
         else:
             for match in matches:
                 self._topology(match, nodes)
 
         self.max_nodes = 1 + nodes
         # the root and the spine, filled each step
-        self._line = torch.zeros(1 + nodes, dtype=torch.long, device=device)
+        self._line = torch.zeros(1 + nodes, dtype=torch.long, device=self.device)
         self._line_cells = fastest(self._line)
         self._chosen = self._topology(0, nodes)
         self.tree = self._chosen.tree
@@ -151,7 +151,7 @@ class Spine(TokenRecycling):
         return topology.tokens
 
 
-class SpineSession(TextSession[SuffixAutomaton], RecyclingSession):
+class SpineSession(TextSession, RecyclingSession):
     """A sequence's text."""
 
     drafter: Spine
@@ -214,12 +214,12 @@ def spine_tree(match: int, nodes: int, k: int, accept_probs: Sequence[float]) ->
     then the match is one longer. Otherwise, the other candidates and all nodes below them follow
     recycling's power law, `likelihood`.
     """
-    listed = best_first(match, nodes, k, accept_probs)
-    paths = [path for _, path, _ in listed]
+    listed = most_likely(match, nodes, k, accept_probs)
+    paths = [path for _, path in listed]
     if not copies(match, accept_probs):
         return Tree.from_rank_paths(paths), 0
 
-    spine = max((len(path) for _, path, copied in listed if copied), default=0)
+    spine = max((len(path) for path in paths if not any(path)), default=0)
     # The tip has no spine token among its candidates: its children begin with rank 0.
     at_tip = [path[:spine] == (0,) * spine and len(path) > spine for path in paths]
     return (
@@ -236,38 +236,24 @@ def copies(match: int, accept_probs: Sequence[float]) -> bool:
     return match > 0 and accept_probs[min(match, len(accept_probs)) - 1] > 0
 
 
-def best_first(
+def most_likely(
     match: int, nodes: int, k: int, accept_probs: Sequence[float]
-) -> list[tuple[float, RankPath, bool]]:
+) -> list[tuple[float, RankPath]]:
     """List the `nodes` most likely nodes by the prior of `spine_tree`.
 
-    Each has its likelihood, its rank path, and True on the spine.
+    Each has its likelihood and its rank path.
 
     The spine's next token has rank 0, a node's other candidates have ranks from 1 on.
     """
     if not copies(match, accept_probs):
-        return [(likelihood(path), path, False) for path in best_order(nodes, k)]
+        return [(likelihood(path), path) for path in best_order(nodes, k)]
 
-    frontier: list[tuple[float, RankPath, bool]] = []  # (-likelihood, rank path, on the spine)
+    law = [likelihood((rank,)) for rank in range(k)]
 
-    def open_spine(path: RankPath, prob: float) -> None:
-        accept_prob = accept_probs[min(match + len(path), len(accept_probs)) - 1]
-        heapq.heappush(frontier, (-prob * accept_prob, (*path, 0), True))
-        for rank in range(k - 1):
-            heapq.heappush(
-                frontier,
-                (-prob * (1 - accept_prob) * likelihood((rank,)), (*path, rank + 1), False),
-            )
+    def children(path: RankPath) -> list[float]:
+        if any(path):  # off the spine
+            return law
+        prob = accept_probs[min(match + len(path), len(accept_probs)) - 1]
+        return [prob, *((1 - prob) * share for share in law[:-1])]
 
-    open_spine((), 1.0)
-    listed: list[tuple[float, RankPath, bool]] = []
-    while len(listed) < nodes:
-        negated, path, copied = heapq.heappop(frontier)
-        listed.append((-negated, path, copied))
-        if copied:
-            open_spine(path, -negated)
-        else:
-            for rank in range(k):
-                heapq.heappush(frontier, (negated * likelihood((rank,)), (*path, rank), False))
-
-    return listed
+    return list(islice(best_first(children), nodes))

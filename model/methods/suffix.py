@@ -9,26 +9,18 @@ By default the copy is 4 times as long as its match; the paper always copies 40 
 from __future__ import annotations
 
 import math
-import operator
 from collections.abc import Collection
-from itertools import accumulate
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 
-from ..engine import DeviceDrafter, DeviceSession, Draft, Session, Tree, Verification
-from ..engine.sizing import Sizing, budget_of
+from ..engine import DeviceDrafter, DeviceSession, Draft, Tree, Verification
+from ..engine.drafter import Device, State
 from ..errors import UserError
-from ..recycling import TokenRecycling
+from ..recycling import TokenRecycling, build_template
 from ..structures import MAX_NODES, check_whole
 from ..structures.history import History, TextSession
 from ..structures.suffix_automaton import SuffixAutomaton
-
-# Prior probability that the token that followed a match of 1, 2, 3, ... tokens follows it again; it
-# is not learnt.
-ACCEPT_PROBS = (0.1, 0.2, 0.45, 0.55, 0.65, 0.75, 0.85)
-# lengths of a match; the last one includes longer matches
-MATCHES = range(1, len(ACCEPT_PROBS) + 1)
 
 
 class Suffix(DeviceDrafter):
@@ -44,12 +36,7 @@ class Suffix(DeviceDrafter):
             max_draft always).
         history_tokens: maximum tokens of earlier prompts and answers that are matched, too (paper:
             0).
-        nodes: auto: their number is tuned while decoding, within the above; `auto:N`: at most N.
-            None: as above.
-        sizing: the `Sizing` that tunes this number, if another drafter shares it.
     """
-
-    sizing: Sizing | None = None
 
     def __init__(
         self,
@@ -59,9 +46,7 @@ class Suffix(DeviceDrafter):
         max_draft: int = 40,
         factor: float = 4.0,
         history_tokens: int = 0,
-        nodes: str | None = None,
-        device: torch.device | str = "cpu",
-        sizing: Sizing | None = None,
+        device: Device = "cpu",
     ) -> None:
         check_whole("suffix", 1, min_match=min_match, max_draft=max_draft)
         if not 0 < factor <= MAX_NODES:
@@ -69,24 +54,14 @@ class Suffix(DeviceDrafter):
                 f"suffix: factor={factor} must be a number above 0, at most {MAX_NODES}"
             )
 
-        super().__init__(torch.device(device), vocab_size)
-        if nodes is not None:
-            if not isinstance(nodes, str):
-                raise UserError(
-                    f"suffix: nodes={nodes} must be auto or auto:N; max_draft is the number"
-                )
-            self.sizing = sizing or Sizing(
-                f"auto:{min(budget_of(nodes), max_draft)}", self.device, filling=0.0
-            )
-            self.likelihoods = prior_likelihoods(max_draft)
-
+        super().__init__(device, vocab_size)
         self.min_match = min_match
         self.max_draft = max_draft
         self.factor = factor
         self.max_nodes = 1 + max_draft
         self.history = History(history_tokens, SuffixAutomaton, vocab_size)
         self.stateful = history_tokens > 0
-        self.stores = [self.history, *([self.sizing] if self.sizing else [])]
+        self.stores = [self.history]
         # the draft, filled every step
         self.line = torch.zeros(1 + max_draft, dtype=torch.long, device=self.device)
 
@@ -97,24 +72,11 @@ class Suffix(DeviceDrafter):
         self.line[:1] = root
         return self.line[: len(self.tree)]
 
-    def step_state(self) -> dict[str, torch.Tensor]:
+    def step_state(self) -> State:
         return {}
 
 
-def prior_likelihoods(count: int) -> list[list[float]]:
-    """Return the likelihood of the root and of each copied token.
-
-    There is one list for each length of a match in MATCHES.
-    """
-    last = len(ACCEPT_PROBS)
-    likelihoods = []
-    for match in MATCHES:
-        token_probs = [ACCEPT_PROBS[min(match + index, last) - 1] for index in range(count)]
-        likelihoods.append([1.0, *accumulate(token_probs, operator.mul)])
-    return likelihoods
-
-
-class SuffixSession(TextSession[SuffixAutomaton], DeviceSession):
+class SuffixSession(TextSession, DeviceSession):
     """A sequence's text."""
 
     drafter: Suffix
@@ -125,16 +87,9 @@ class SuffixSession(TextSession[SuffixAutomaton], DeviceSession):
         count = 0
         if text.length >= drafter.min_match:
             count = min(drafter.max_draft, math.ceil(drafter.factor * text.length))
-        if count and drafter.sizing is not None:
-            likelihoods = drafter.likelihoods[min(text.length, len(ACCEPT_PROBS)) - 1]
-            count = drafter.sizing.choose(likelihoods[: 1 + count])
         drafter.tree = Tree.chain(count).on(drafter.device)
         if count:
-            drafter.line[1 : 1 + count] = torch.tensor(self.copied(count))
-
-    def copied(self, count: int) -> list[int]:
-        """Return the tokens that are drafted after the match."""
-        return self.text.copy(self.text.end, count)
+            drafter.line[1 : 1 + count] = torch.tensor(text.copy(text.end, count))
 
 
 class SuffixRecycling(DeviceDrafter):
@@ -147,16 +102,13 @@ class SuffixRecycling(DeviceDrafter):
     `recycling`; a copied chain's ranks are all 0.
 
     Args:
-        tree: the recycled tree; None with `nodes`.
+        tree: the recycled tree; None: the published one.
         min_match: least tokens of a match that is copied from (paper: 5).
         max_draft, factor, history_tokens: as Suffix.
-        nodes: auto: the size of both drafts is tuned while decoding; `auto:N`: at most N. None: the
-            tree's size.
         others: as TokenRecycling.
     """
 
     stateful = True
-    sizing: Sizing | None = None
 
     def __init__(
         self,
@@ -167,24 +119,29 @@ class SuffixRecycling(DeviceDrafter):
         max_draft: int = 40,
         factor: float = 4.0,
         history_tokens: int = 0,
-        nodes: str | None = None,
         k: int = 8,
         recycle_prompt: bool = False,
         dtype: Literal["int64", "int32"] = "int64",
-        device: torch.device | str = "cpu",
+        device: Device = "cpu",
         eos: Collection[int] = (),
     ) -> None:
-        super().__init__(torch.device(device), vocab_size)
-        if isinstance(nodes, str):
-            self.sizing = Sizing(nodes, self.device, teaches=True)
-
-        shared: dict[str, Any] = dict(nodes=nodes, sizing=self.sizing, device=device)
-        copying: dict[str, Any] = dict(
-            max_draft=max_draft, factor=factor, history_tokens=history_tokens
+        super().__init__(device, vocab_size)
+        self.suffix = Suffix(
+            vocab_size,
+            min_match=min_match,
+            max_draft=max_draft,
+            factor=factor,
+            history_tokens=history_tokens,
+            device=device,
         )
-        self.suffix = Suffix(vocab_size, min_match=min_match, **copying, **shared)
         self.partner = TokenRecycling(
-            vocab_size, tree, k=k, recycle_prompt=recycle_prompt, dtype=dtype, eos=eos, **shared
+            vocab_size,
+            tree or build_template("2.2.2"),
+            k=k,
+            recycle_prompt=recycle_prompt,
+            dtype=dtype,
+            device=device,
+            eos=eos,
         )
         self.max_nodes = max(self.suffix.max_nodes, self.partner.max_nodes)
         self.needs = self.partner.needs
@@ -206,52 +163,35 @@ class SuffixRecycling(DeviceDrafter):
     def learn(self, tokens: torch.Tensor, candidates: torch.Tensor, accepted: torch.Tensor) -> None:
         self.partner.learn(tokens, candidates, accepted)
 
-    def step_state(self) -> dict[str, torch.Tensor]:
+    def step_state(self) -> State:
         return self.partner.step_state()
 
 
-class HybridSession(Session):
-    """A session of the drafter's `suffix`, and one of its `partner`.
+class SuffixRecyclingSession(DeviceSession):
+    """A session of each of the two drafters."""
 
-    The first one's text is the sequence's.
-    """
+    drafter: SuffixRecycling
 
-    def __init__(self, drafter: Any) -> None:
+    def __init__(self, drafter: SuffixRecycling) -> None:
         super().__init__(drafter)
         self.suffix = drafter.suffix.session()
         self.partner = drafter.partner.session()
 
     def begin(self, prompt: list[int]) -> Draft | None:
         self.suffix.begin(prompt)
-        return self.partner.begin(prompt)  # type: ignore[no-any-return]
-
-    def skip(self, tokens: list[int]) -> None:
-        self.suffix.skip(tokens)
+        return self.partner.begin(prompt)
 
     def observe_prompt(self, prompt: list[int], start: int, logits: torch.Tensor) -> None:
         self.partner.observe_prompt(prompt, start, logits)
 
-    def observe_prompt_hidden(self, prompt: list[int], hidden: torch.Tensor) -> None:
-        self.partner.observe_prompt_hidden(prompt, hidden)
-
-    def close(self) -> None:
-        self.suffix.close()
-        self.partner.close()
-
-
-class SuffixRecyclingSession(HybridSession, DeviceSession):
-    drafter: SuffixRecycling
-
     def choose(self) -> None:
         drafter = self.drafter
         self.suffix.choose()
-        if drafter.suffix.tree.max_depth > 0:
-            drafter.draft_with(drafter.suffix)
-        else:
-            self.partner.choose()
-            drafter.draft_with(drafter.partner)
+        copies = drafter.suffix.tree.max_depth > 0
+        drafter.draft_with(drafter.suffix if copies else drafter.partner)
 
     def account(self, verification: Verification) -> None:
-        if verification.draft.source == "recycling":
-            self.partner.account(verification)
         self.suffix.account(verification)
+
+    def close(self) -> None:
+        self.suffix.close()

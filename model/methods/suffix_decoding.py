@@ -16,7 +16,7 @@ import numpy as np
 import torch
 
 from ..engine import Draft, Drafter, Session, Tree, Verification
-from ..engine.drafter import check_ids
+from ..engine.drafter import Device, State, check_ids
 from ..engine.tree import breadth_first
 from ..errors import UserError
 from ..structures import MAX_KEPT, MAX_NODES, check_whole
@@ -57,14 +57,14 @@ class SuffixDecoding(Drafter):
         min_token_prob: float = 0.1,
         branches: bool = False,
         cached_answers: int = 100000,
-        device: torch.device | str = "cpu",
+        device: Device = "cpu",
     ) -> None:
         check_whole("suffix_decoding", 1, nodes=nodes)
         check_whole("suffix_decoding", 2, depth=depth)
         check_whole("suffix_decoding", 0, MAX_KEPT, cached_answers=cached_answers)
         _check_number(MAX_NODES, factor=factor, offset=offset)
         _check_number(1, min_token_prob=min_token_prob)
-        super().__init__(torch.device(device), vocab_size)
+        super().__init__(device, vocab_size)
         self.max_nodes = 1 + nodes
         self.stateful = cached_answers > 0
         self.depth = depth
@@ -118,47 +118,35 @@ class Answers:
         if number in self.texts:
             self.trie.extend(self.texts[number], tokens)
 
-    def state_dict(self) -> dict[str, torch.Tensor]:
-        """`answers`, int32 (n, 2): the answers in turn, each token with its answer's number.
-
-        `orders`, int32 (m,).
+    def state_dict(self) -> State:
+        """`answers`, int32 (n,): the answers in turn, BEGINS before each; `orders`, int32 (m,).
 
         The order of equally frequent tokens also depends on dropped answers, so it is saved as
         `SuffixTrie.orders` lists it.
         """
         if not self.max_texts:
             return {}
-        log: list[tuple[int, int]] = []
-        for number, text in enumerate(self.texts.values()):
-            log += [(number, token) for token in (BEGINS, *text.tokens)]
+        log: list[int] = []
+        for text in self.texts.values():
+            log += [BEGINS, *text.tokens]
         return {
-            "answers": torch.from_numpy(np.array(log, dtype=np.int32).reshape(-1, 2)),
-            "orders": torch.from_numpy(np.array(self.trie.orders(), dtype=np.int32)),
+            "answers": torch.tensor(log, dtype=torch.int32),
+            "orders": torch.tensor(self.trie.orders(), dtype=torch.int32),
         }
 
-    def load_state_dict(self, state: dict[str, torch.Tensor]) -> None:
-        """Load the answers anew.
-
-        A state of earlier versions has no `orders`, but has all answers ever written.
-        """
-        if not self.max_texts:
-            self.reset()
-            return
-
-        log = state.get("answers", torch.zeros(0))
-        if log.dim() != 2 or log.shape[1] != 2 or log.is_floating_point():
-            raise UserError("start: the saved answers are no log of numbers and tokens")
-
-        check_ids("answers", log[:, 1][log[:, 1] != BEGINS], self.vocab_size)
+    def load_state_dict(self, state: State) -> None:
+        """Load the answers anew. Raises UserError if they are of another vocabulary."""
         self.reset()
-        for number, token in log.tolist():
+        if not self.max_texts:
+            return
+        log = state["answers"]
+        check_ids("answers", log.clamp(min=0), self.vocab_size)
+        for token in log.tolist():
             if token == BEGINS:
-                self.begin()
+                number = self.begin()
             else:
                 self.extend(number, [token])
-
-        if "orders" in state and not self.trie.reorder(state["orders"].tolist()):
-            raise UserError("start: the saved orders are not those of the saved answers")
+        self.trie.reorder(state["orders"].tolist())
 
 
 class SuffixDecodingSession(Session):

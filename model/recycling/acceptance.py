@@ -10,9 +10,9 @@ from collections.abc import Sequence
 import torch
 
 from ..engine import Tree
+from ..engine.drafter import State, copy_saved
 from ..engine.sizing import MAX_AUTO
 from ..engine.tree import RankPath
-from ..errors import UserError
 from .templates import best_order, likelihood
 
 MEMORY_VISITS = 256.0  # visits of a node over which its share is averaged
@@ -49,16 +49,13 @@ class Acceptance:
         self._rank = [path[-1] for path in self.rank_paths]
         self._priors = [likelihood((rank,)) for rank in range(max(self._rank, default=0) + 1)]
         self._first_order = [self._index[path] for path in first]
-        # by id of a tree: the tree, and per node its children's numbers and paths
-        self._children: dict[int, tuple[Tree, list[list[tuple[int, int]]]]] = {}
         self.reset()
 
     def reset(self) -> None:
         """Forget all visits: back to the power law and the first order."""
-        self._visits = [0.0] * len(self.rank_paths)
-        self._accepted = [0.0] * len(self.rank_paths)
-        self._rank_visits = [RANK_PRIOR] * len(self._priors)
-        self._rank_accepted = [RANK_PRIOR * prior for prior in self._priors]
+        # visits, and those of them in which the node was accepted; both fade
+        self._path_counts = [[0.0, 0.0] for _ in self.rank_paths]
+        self._rank_counts = [[RANK_PRIOR, RANK_PRIOR * prior] for prior in self._priors]
         self.order = self._first_order
         self._steps = 0
         self._renew()
@@ -69,27 +66,21 @@ class Acceptance:
         A step without a draft teaches the matrix, so what was seen before it counts less from then
         on.
         """
-        keep = 1 - 1 / MEMORY_VISITS
-
         if len(tree) == 1:
-            self._visits = [keep * count for count in self._visits]
-            self._accepted = [keep * count for count in self._accepted]
-            for rank, prior in enumerate(self._priors):
-                visits = self._rank_visits[rank]
-                accepted = self._rank_accepted[rank]
-                self._rank_visits[rank] += (RANK_PRIOR - visits) / MEMORY_VISITS
-                self._rank_accepted[rank] += (RANK_PRIOR * prior - accepted) / MEMORY_VISITS
+            for counts in self._path_counts:
+                _move(counts, 0.0, 0.0)
+            for counts, prior in zip(self._rank_counts, self._priors, strict=True):
+                _move(counts, RANK_PRIOR, RANK_PRIOR * prior)
 
-        children = self._children_of(tree)
-        chain = tree.chain_of[node]
-        for parent, accepted_child in zip(chain, [*chain[1:], -1], strict=True):
-            for child, path in children[parent]:
-                hit = float(child == accepted_child)
-                rank = self._rank[path]
-                self._visits[path] = self._visits[path] * keep + 1
-                self._accepted[path] = self._accepted[path] * keep + hit
-                self._rank_visits[rank] = self._rank_visits[rank] * keep + 1
-                self._rank_accepted[rank] = self._rank_accepted[rank] * keep + hit
+        accepted = tree.chain_of[node]
+        for child, parent in enumerate(tree.parent_of):
+            if parent > node:  # as those of all later nodes
+                break
+            path = self._index.get(tree.rank_paths[child])
+            if path is not None and parent in accepted:
+                hits = MEMORY_VISITS * (child in accepted)
+                _move(self._path_counts[path], MEMORY_VISITS, hits)
+                _move(self._rank_counts[self._rank[path]], MEMORY_VISITS, hits)
 
         self._steps += 1
         if self._steps % RENEW_EVERY == 0:
@@ -107,96 +98,49 @@ class Acceptance:
         self.likelihoods = [1.0, *(p[i] for i in self.order)]
 
     def probabilities(self) -> list[float]:
-        by_rank = [
-            accepted / visits
-            for accepted, visits in zip(self._rank_accepted, self._rank_visits, strict=True)
-        ]
+        by_rank = [accepted / visits for visits, accepted in self._rank_counts]
         p = list[float]()
-        for accepted, visits, rank, parent in zip(
-            self._accepted, self._visits, self._rank, self._parent, strict=True
-        ):
+        for counts, rank, parent in zip(self._path_counts, self._rank, self._parent, strict=True):
+            visits, accepted = counts
             share = (accepted + PATH_PRIOR * by_rank[rank]) / (visits + PATH_PRIOR)
             p.append(share * (p[parent] if parent >= 0 else 1.0))
 
         return p
 
-    def _children_of(self, tree: Tree) -> list[list[tuple[int, int]]]:
-        """Return the children of each node as (node, index of its path).
-
-        They are listed once for each tree.
-        """
-        if id(tree) not in self._children:
-            listed: list[list[tuple[int, int]]] = [[] for _ in range(len(tree))]
-            for node, path in enumerate(tree.rank_paths):
-                if node and path in self._index:
-                    listed[tree.chain_of[node][-2]].append((node, self._index[path]))
-            # keeps the tree alive, so that its id is not reused
-            self._children[id(tree)] = (tree, listed)
-        return self._children[id(tree)][1]
-
-    def state_dict(self) -> dict[str, torch.Tensor]:
-        """Everything learnt: counts, float64; the order and the steps, int64."""
+    def state_dict(self) -> State:
+        """Counts, float64 (paths, 2) and (ranks, 2); the order and the steps, int64."""
         return {
-            # visits and accepted: (2, paths) and (2, ranks)
-            "path_counts": torch.tensor([self._visits, self._accepted], dtype=torch.float64),
-            "rank_counts": torch.tensor(
-                [self._rank_visits, self._rank_accepted], dtype=torch.float64
-            ),
+            "path_counts": torch.tensor(self._path_counts, dtype=torch.float64),
+            "rank_counts": torch.tensor(self._rank_counts, dtype=torch.float64),
             "order": torch.tensor(self.order, dtype=torch.int64),
             "steps": torch.tensor([self._steps]),
         }
 
-    def load_state_dict(self, state: dict[str, torch.Tensor]) -> None:
+    def load_state_dict(self, state: State) -> None:
         """Load saved counts, if the state has any.
 
         The order is loaded only if it has the same number of nodes.
 
-        Raises UserError if the state holds counts of other paths, a part of them, or impossible
-        ones.
+        Raises UserError if the state holds counts of other paths.
         """
-        shapes = {
-            "path_counts": (2, len(self.rank_paths)),
-            "rank_counts": (2, len(self._priors)),
-            "steps": (1,),
-        }
-
-        if not state.keys() & {*shapes, "order"}:
-            self.reset()
-            return
-
-        nothing = torch.zeros(0)
-        fits = all(state.get(name, nothing).shape == shape for name, shape in shapes.items())
-        if not (fits and self._is_possible(state)):
-            raise UserError(
-                "start: the saved acceptance was learnt with another k, or is damaged; use another"
-                " start"
-            )
-
         self.reset()
-        self._visits, self._accepted = state["path_counts"].tolist()
-        self._rank_visits, self._rank_accepted = state["rank_counts"].tolist()
-        self._steps = int(state["steps"])
-        if len(state["order"]) == len(self.order):
-            self.order = state["order"].tolist()
-
+        if "path_counts" not in state:
+            return
+        current = self.state_dict()
+        if len(state["order"]) != len(self.order):
+            state = state | {"order": current["order"]}
+        copy_saved(state, current)
+        self._path_counts = current["path_counts"].tolist()
+        self._rank_counts = current["rank_counts"].tolist()
+        self.order = current["order"].tolist()
+        self._steps = int(current["steps"])
         self._renew()
 
-    def _is_possible(self, state: dict[str, torch.Tensor]) -> bool:
-        """True if no more is accepted than visited, and each path comes once, after its parent."""
-        for name in ("path_counts", "rank_counts"):
-            visits, accepted = state[name]
-            if not ((accepted >= 0) & (accepted <= visits) & visits.isfinite()).all():
-                return False
 
-        drafted = {-1}  # the root
-        for path in state.get("order", torch.zeros(0)).tolist():
-            if path in drafted or path not in range(len(self._parent)):
-                return False
-            if self._parent[path] not in drafted:
-                return False
-            drafted.add(path)
-
-        return True
+def _move(counts: list[float], visits: float, accepted: float) -> None:
+    """Move both counts towards these by 1 / MEMORY_VISITS."""
+    counts[0] += (visits - counts[0]) / MEMORY_VISITS
+    counts[1] += (accepted - counts[1]) / MEMORY_VISITS
 
 
 def considered_paths(k: int) -> tuple[RankPath, ...]:

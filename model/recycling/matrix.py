@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from ..engine.devices import as_array
-from ..engine.drafter import check_ids
+from ..engine.drafter import Device, State, check_ids, copy_saved
 from ..errors import UserError
 
 
@@ -28,7 +28,7 @@ class AdjacencyMatrix:
         vocab_size: int,
         k: int,
         *,
-        device: torch.device | str = "cpu",
+        device: Device = "cpu",
         dtype: torch.dtype = torch.int64,
     ) -> None:
         if not 1 <= k <= vocab_size:
@@ -93,20 +93,11 @@ class AdjacencyMatrix:
     def reset(self) -> None:
         self.candidates.zero_()
 
-    def state_dict(self) -> dict[str, torch.Tensor]:
+    def state_dict(self) -> State:
         """`candidates`, (V, k)."""
         return {"candidates": self.candidates}
 
-    def load_state_dict(self, state: dict[str, torch.Tensor]) -> None:
+    def load_state_dict(self, state: State) -> None:
         """Load a matrix. Raises UserError if there is none of this vocabulary and k."""
-        saved = state.get("candidates")
-        if saved is None:
-            raise UserError(f"start: a saved matrix holds 'candidates', this state {sorted(state)}")
-        if saved.shape != self.candidates.shape:
-            raise UserError(
-                f"start: the saved matrix is {list(saved.shape)}, this run's"
-                f" {list(self.candidates.shape)}"
-            )
-
-        check_ids("matrix", saved, len(saved))
-        self.candidates.copy_(saved)
+        copy_saved(state, self.state_dict())
+        check_ids("matrix", self.candidates, len(self.candidates))

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import heapq
 import itertools
+from collections.abc import Callable, Iterable, Iterator
 from functools import lru_cache
 from pathlib import Path
 
@@ -102,24 +103,42 @@ def build_template(
     return tree
 
 
+def best_first(
+    children: Callable[[RankPath], Iterable[float]],
+) -> Iterator[tuple[float, RankPath]]:
+    """Yield the nodes below a root, the most likely first, of equals the least rank path.
+
+    Args:
+        children: the acceptance probability of each child of a node that is accepted, rank 0 first.
+
+    Yields:
+        A node's likelihood, the product along its path, and its rank path.
+    """
+    frontier: list[tuple[float, RankPath]] = []  # -likelihood, rank path
+    negated = -1.0
+    path: RankPath = ()
+    while True:
+        for rank, share in enumerate(children(path)):
+            heapq.heappush(frontier, (negated * share, (*path, rank)))
+        if not frontier:
+            return
+        negated, path = heapq.heappop(frontier)
+        yield -negated, path
+
+
 def filled(order: list[RankPath], n: int, ranks: int, depth: int = _MAX_NODES) -> list[RankPath]:
     """Extend `order` to n nodes at most.
 
     The most likely other nodes with ranks below `ranks` are added, parents first.
     """
-    frontier: list[tuple[float, RankPath]] = [
-        (-likelihood((rank,)), (rank,)) for rank in range(ranks)
-    ]
-    heapq.heapify(frontier)
+    shares = [likelihood((rank,)) for rank in range(ranks)]
+    others = best_first(lambda path: shares if len(path) < depth else [])
     listed = set(order)
-    while len(order) < n and frontier:
-        _, path = heapq.heappop(frontier)
+    for _, path in others:
+        if len(order) >= n:
+            break
         if path not in listed:
             order.append(path)
-        if len(path) < depth:
-            for rank in range(ranks):
-                heapq.heappush(frontier, (-likelihood((*path, rank)), (*path, rank)))
-
     return order[:n]
 
 

@@ -7,14 +7,13 @@ model/recycling/) is followed step by step; docs/design.md lists the departures.
 from __future__ import annotations
 
 from collections.abc import Collection
-from functools import reduce
-from operator import or_
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 
 from ..engine import DeviceDrafter, DeviceSession, Draft, Needs, Tree, Verification
 from ..engine.devices import fastest
+from ..engine.drafter import Device, State
 from ..engine.sampling import top_k
 from ..engine.sizing import Sizing
 from ..errors import UserError
@@ -45,7 +44,6 @@ class TokenRecycling(DeviceDrafter):
             path, the root, or none (frozen: the matrix stays as it was loaded).
         eos: ids that end an answer. As in the official loop, a step that accepted one of them as a
             draft is not written back.
-        sizing: the `Sizing` that tunes the number of nodes, if another drafter shares it.
     """
 
     stateful = True
@@ -59,11 +57,10 @@ class TokenRecycling(DeviceDrafter):
         nodes: int | str | None = None,
         k: int = 8,
         recycle_prompt: bool = False,
-        device: torch.device | str = "cpu",
+        device: Device = "cpu",
         dtype: Literal["int64", "int32"] = "int64",
         update: str = "all",
         eos: Collection[int] = (),
-        sizing: Sizing | None = None,
     ) -> None:
         if update not in UPDATES:
             raise UserError(f"method.update={update}: unknown; use {', '.join(UPDATES)}")
@@ -72,20 +69,20 @@ class TokenRecycling(DeviceDrafter):
                 "method.update=frozen and method.recycle_prompt=true contradict each other"
             )
 
-        super().__init__(torch.device(device), vocab_size)
+        super().__init__(device, vocab_size)
         self.matrix = AdjacencyMatrix(
             vocab_size, k, device=self.device, dtype=getattr(torch, dtype)
         )
         self.stores = [self.matrix]
         self.update = update
-        self.eos = frozenset(eos)
+        self._ends = fastest(torch.tensor(sorted(eos), dtype=torch.long, device=self.device))
         self.needs = Needs(candidates=0 if update == "frozen" else k, prompt_logits=recycle_prompt)
         if (tree is None) == (nodes is None):
             raise UserError(
                 f"recycling: takes a tree, or a number of nodes (nodes={nodes}), and not both"
             )
         if isinstance(nodes, str):
-            self.sizing = sizing or Sizing(nodes, self.device, teaches=update != "frozen")
+            self.sizing = Sizing(nodes, self.device, teaches=update != "frozen")
             if self.sizing.sizes[-1] > CONSIDERED:
                 raise UserError(
                     f"recycling: nodes={nodes}: auto takes at most {CONSIDERED}; a number may be"
@@ -143,11 +140,9 @@ class TokenRecycling(DeviceDrafter):
         Rejected nodes count, too.
         """
         mask = accepted if self.update == "path" else None
-        if self.eos:
-            # the root is no draft
-            drafts = fastest(tokens)[1:]
-            is_accepted = fastest(accepted)[1:]
-            ended: Any = reduce(or_, (((drafts == end) & is_accepted).any() for end in self.eos))
+        if len(self._ends):
+            is_end = (fastest(tokens)[1:, None] == self._ends).any(1)  # the root is no draft
+            ended = (is_end & fastest(accepted)[1:]).any()
             if self.matrix.on_host:
                 if ended:
                     return
@@ -160,7 +155,7 @@ class TokenRecycling(DeviceDrafter):
 
         self.matrix.update(tokens, candidates, mask)
 
-    def step_state(self) -> dict[str, torch.Tensor]:
+    def step_state(self) -> State:
         return self.matrix.state_dict()
 
 

@@ -16,7 +16,7 @@ from .suffix_automaton import Text, following, transfer
 LEVELS = 16
 UNLISTED = 8  # the level of a sibling that has left its parent's candidates
 
-# A candidate's weight depends on its kind: its indices in an array of weights.
+# A candidate's acceptance rate depends on its kind: its indices in an array of rates.
 # Source. PAIR: the row of its parent's pair. TOKEN: the row of its parent's token, if the pair has
 # no row. BACKOFF: the row of the token, if the pair's row lacks the candidate. SIBLING_CHILD: what
 # followed the root's rejected siblings.
@@ -31,7 +31,7 @@ KINDS = (6, 3, MATCHES, 2, LEVELS)  # source, sibling source, match, copied or n
 NODE = record(
     token="i8",
     parent="i8",
-    likelihood="f8",  # the product of the weights along its path
+    likelihood="f8",  # the product of the rates along its path
     state="i8",  # the automaton's state at the longest match of text and path
     match="i8",  # the length of this match
     first="i8",  # its first candidate; its candidates end where the next node's begin
@@ -60,30 +60,22 @@ class Growth(NamedTuple):
 
 
 class Rows(NamedTuple):
-    """Candidates by token (V rows) and by pair of tokens (p rows), best first.
+    """Candidates, best first: V rows by token, then p rows by pair of tokens."""
 
-    Without pairs, p is 0.
-    """
-
-    ids: Any  # int32 (V, k)
-    levels: Any  # uint8 (V, k)
-    seen: Any  # bool (V,)
-    pair_ids: Any  # int32 (p, k)
-    pair_levels: Any  # uint8 (p, k)
-    pair_seen: Any  # bool (p,)
-    pair_keys: Any  # int64 (p,): the first token times 2^32, and the second
-    pair_shift: Any  # a pair's hash shifted right by this is its row
+    ids: Any  # int32 (V + p, k)
+    levels: Any  # uint8 (V + p, k)
+    # int64 (V + p,): the token, or the pair's first token times 2^32 plus its second; NONE: empty
+    keys: Any
+    shift: Any  # a pair's hash shifted right by this is its row behind those by token
     ends: Any  # bool (V,): tokens that end an answer, below which nothing is drafted
 
 
 @loop
-def find_pair(keys: Any, seen: Any, shift: Any, before: int, token: int) -> Any:
-    """Return the row of a pair; NONE if it was not seen, or another one has replaced it."""
-    if len(keys) == 0:
+def pair_row(rows: Rows, key: Any) -> Any:
+    """Return the row where a pair belongs; NONE if there are no rows by pair."""
+    if len(rows.keys) == len(rows.ends):
         return np.int64(NONE)
-    key = (before << 32) | token
-    row = np.int64(hashed(key) >> np.uint64(shift))
-    return row if keys[row] == key and seen[row] else np.int64(NONE)
+    return len(rows.ends) + np.int64(hashed(key) >> np.uint64(rows.shift))
 
 
 @loop
@@ -96,14 +88,14 @@ def grow(
     growth: Any,
     rows: Any,
     text: Any,
-    weights: Any,
+    rates: Any,
 ) -> Any:
     """Draft the most likely candidates until there are `limit` nodes below the root.
 
     Args:
         count: 0 begins a draft; a draft's number of nodes continues it, to a larger limit.
         before: the token before the root.
-        weights: the acceptance probability of each kind of candidates, float64 KINDS.
+        rates: the acceptance rate of each kind of candidates, float64 KINDS.
 
     Returns:
         The number of nodes, root included, and the likelihood of the next one; -1 if there is none.
@@ -112,9 +104,7 @@ def grow(
     tables = Rows(*rows)
     automaton = Text(*text)
     nodes = draft.nodes
-    candidates = draft.candidates
     heap = draft.heap
-    listed = count  # nodes whose candidates are listed
     if count == 0:
         node = nodes[0]
         node.token = root
@@ -125,34 +115,30 @@ def grow(
             counts = automaton.counts[0]
             node.state = automaton.states[counts.whole].link
             node.match = counts.match
+        _list_candidates(0, before, copies, draft, tables, automaton, rates)
 
     while True:
-        if listed < count:
-            above = nodes[nodes[listed].parent].token if listed else before
-            _list_candidates(listed, above, copies, draft, tables, automaton, weights)
-            listed = count
-
         waiting = nodes[count].first - (count - 1)  # candidates that are listed and not drafted
         if waiting == 0:
             return count, -1.0
         if count > limit:
             return count, heap[0].worth
         node = nodes[count]
-        best = candidates[heap[0].number]
-        token = np.int64(best.token)
+        best = draft.candidates[heap[0].number]
         parent = nodes[best.parent]
-        node.token = token
+        node.token = best.token
         node.parent = best.parent
         node.likelihood = heap[0].worth
         if copies:
-            node.state, node.match = transfer(automaton, parent.state, parent.match, token)
+            node.state, node.match = transfer(automaton, parent.state, parent.match, node.token)
         _pop(heap, waiting)
+        _list_candidates(count, parent.token, copies, draft, tables, automaton, rates)
         count += 1
 
 
 @loop
 def _list_candidates(
-    number: int, before: int, copies: bool, draft: Growth, rows: Rows, text: Text, weights: Any
+    number: int, before: int, copies: bool, draft: Growth, rows: Rows, text: Text, rates: Any
 ) -> None:
     """List the candidates of the newest node and put them into the heap."""
     nodes = draft.nodes
@@ -164,25 +150,25 @@ def _list_candidates(
         nodes[number + 1].first = first
         return
 
-    pair = find_pair(rows.pair_keys, rows.pair_seen, rows.pair_shift, before, token)
-    copied, match = (
-        following(text, node.state, node.match) if copies else (np.int64(NONE), np.int64(0))
-    )
-    match_kind = _match_class(match)
+    copied = np.int64(NONE)
+    match = np.int64(0)
+    if copies:
+        copied, match = following(text, node.state, node.match)
+    match_class = _match_class(match)
+
+    key = (before << 32) | token
+    pair = pair_row(rows, key)
+    has_pair = pair >= 0 and rows.keys[pair] == key
     end = first
-    if rows.seen[token]:
-        source = BACKOFF if pair >= 0 else TOKEN
-        end = _add_row(
-            candidates, first, end, number, source, match_kind, rows.ids, rows.levels, token
-        )
-    if pair >= 0:
-        end = _add_row(
-            candidates, first, end, number, PAIR, match_kind, rows.pair_ids, rows.pair_levels, pair
-        )
+    if rows.keys[token] >= 0:
+        source = BACKOFF if has_pair else TOKEN
+        end = _add_row(candidates, first, end, number, source, match_class, rows, token)
+    if has_pair:
+        end = _add_row(candidates, first, end, number, PAIR, match_class, rows, pair)
     if copied >= 0:
         at = _find(candidates, first, end, copied)
         if at == end:
-            end = _add(candidates, end, number, copied, COPIED, match_kind, 0)
+            end = _add(candidates, end, number, copied, COPIED, match_class, 0)
         candidates[at].copied = 1
     if number == 0:
         end = _add_guesses(
@@ -192,7 +178,7 @@ def _list_candidates(
 
     nodes[number + 1].first = end
     for at in range(first, end):
-        _push(draft.heap, at - number, node.likelihood * weights[_kind(candidates[at])], at)
+        _push(draft.heap, at - number, node.likelihood * rates[_kind(candidates[at])], at)
 
 
 @loop
@@ -247,17 +233,16 @@ def _add_row(
     parent: int,
     source: int,
     match: int,
-    ids: Any,
-    levels: Any,
+    rows: Rows,
     row: int,
 ) -> Any:
     """Add a row to a node's candidates from `first` on, and take over those already there.
 
     Return the new end.
     """
-    for rank in range(ids.shape[1]):
-        token = ids[row, rank]
-        level = levels[row, rank]
+    for rank in range(rows.ids.shape[1]):
+        token = rows.ids[row, rank]
+        level = rows.levels[row, rank]
         at = _find(candidates, first, end, token)
         if at == end:
             end = _add(candidates, end, parent, token, source, match, level)
@@ -375,25 +360,25 @@ def learn(
     outcome: Any,
     growth: Any,
     rows: Any,
-    weights: Any,
+    rates: Any,
 ) -> None:
     """Learn from the target's outputs after a draft's n nodes.
 
     Args:
         before: the token before the root.
         node: the deepest accepted node.
-        learning, guessing: True: learn weights; True: note the next root's siblings.
+        learning, guessing: True: learn rates; True: note the next root's siblings.
         arranged: as `arrange` fills it.
         outcome: choices int64 (n,), NONE where unknown; accepted bool (n,); candidates int64 (n, k)
             and their log-probs float32 (n, k).
-        weights: seen, accepted and their quotient, float64 KINDS each.
+        rates: the counts and rates of `AcceptRates`.
     """
     order, parents, tokens = arranged
     choices, accepted, candidates, log_probs = outcome
     draft = Growth(*growth)
     tables = Rows(*rows)
     if learning:
-        _learn_weights(order, choices, draft, weights)
+        _learn_rates(order, choices, draft, *rates)
 
     for turn in (False, True):  # accepted nodes are written last, so they win
         for i in range(len(tokens)):
@@ -431,12 +416,12 @@ def learn_prompt(
 
 
 @loop
-def _learn_weights(order: Any, choices: Any, draft: Growth, weights: Any) -> None:
+def _learn_rates(order: Any, choices: Any, draft: Growth, counts: Any, rates: Any) -> None:
     """Count the candidates of each node by kind, and those among them that the target chose."""
     nodes = draft.nodes
     candidates = draft.candidates
-    seen, accepted, probs = weights
-
+    seen = counts[0]
+    accepted = counts[1]
     for index in range(len(order)):
         if choices[index] == NONE:
             continue
@@ -445,11 +430,7 @@ def _learn_weights(order: Any, choices: Any, draft: Growth, weights: Any) -> Non
             seen[kind] += 1.0
             if candidates[at].token == choices[index]:
                 accepted[kind] += 1.0
-
-    for number in order:
-        for at in range(nodes[number].first, nodes[number + 1].first):
-            kind = _kind(candidates[at])
-            probs[kind] = accepted[kind] / seen[kind]
+            rates[kind] = accepted[kind] / seen[kind]
 
 
 @loop
@@ -462,24 +443,22 @@ def level_of(log_prob: Any) -> Any:
 
 @loop
 def _write_row(
-    before: int, token: int, candidates: Any, log_probs: Any, row: int, rows: Rows
+    before: int, token: int, candidates: Any, log_probs: Any, node: int, rows: Rows
 ) -> None:
-    """Store a row of the candidates (m, k) for a token, and for its pair with the one before."""
-    ids = rows.ids
-    keys = rows.pair_keys
-    for rank in range(ids.shape[1]):
-        ids[token, rank] = candidates[row, rank]
-        rows.levels[token, rank] = level_of(log_probs[row, rank])
+    """Store a node's candidates for its token, and for its pair with the token before it."""
+    _store(rows, token, token, candidates[node], log_probs[node])
+    key = (before << 32) | token
+    row = pair_row(rows, key)
+    if row >= 0:
+        _store(rows, row, key, candidates[node], log_probs[node])
 
-    rows.seen[token] = True
-    if len(keys):
-        key = (before << 32) | token
-        index = np.int64(hashed(key) >> np.uint64(rows.pair_shift))
-        keys[index] = key
-        rows.pair_seen[index] = True
-        for rank in range(ids.shape[1]):
-            rows.pair_ids[index, rank] = ids[token, rank]
-            rows.pair_levels[index, rank] = rows.levels[token, rank]
+
+@loop
+def _store(rows: Rows, row: int, key: int, candidates: Any, log_probs: Any) -> None:
+    rows.keys[row] = key
+    for rank in range(len(candidates)):
+        rows.ids[row, rank] = candidates[rank]
+        rows.levels[row, rank] = level_of(log_probs[rank])
 
 
 @loop
@@ -532,13 +511,8 @@ def _guess(
 
     best = min(tokens_met, k)
     for i in range(best):
-        share = heap[0].worth
-        level = 0
-        while level < LEVELS - 1 and 2.0 * share <= total:
-            share = 2.0 * share
-            level = level + 1
         sibling_children[i].token = met[heap[0].number]
-        sibling_children[i].level = level
+        sibling_children[i].level = level_of(np.log2(heap[0].worth / total))
         _pop(heap, tokens_met - i)
 
     sibling_children[best].token = NONE

@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from typing import Any, Generic, TypeVar
+from typing import Any
 
 import torch
 
 from ..engine import Draft, Drafter, Session, Verification
-from ..engine.drafter import check_ids
+from ..engine.drafter import State, check_ids
 from ..errors import UserError
 
-T = TypeVar("T", bound=Any)  # a text with the index by which a method copies from it
 
-
-class History(Generic[T]):
+class History:
     """The newest prompts and answers, to which a sequence appends its own.
 
     A sequence borrows the text until it closes. A concurrent sequence gets a copy of the earlier
@@ -23,13 +21,14 @@ class History(Generic[T]):
     the rest of the prompt is appended.
 
     Args:
+        text_of: makes a text, with the index by which a method copies from it.
         history_tokens: maximum tokens of earlier prompts and answers; 0: none. A longer text is cut
             to the newest half of the maximum, so that cuts, which index this half again, are rare.
             A token takes 120 to 280 bytes, so 32768 tokens take 4 to 9 MB.
     """
 
     def __init__(
-        self, history_tokens: int, text_of: Callable[[Iterable[int]], T], vocab_size: int
+        self, history_tokens: int, text_of: Callable[[Iterable[int]], Any], vocab_size: int
     ) -> None:
         if type(history_tokens) is not int or history_tokens < 0 or history_tokens == 1:
             raise UserError(
@@ -50,7 +49,7 @@ class History(Generic[T]):
         self.last_length = 0  # tokens of the last sequence, at the text's end
         self.version = object()  # a new object after each reset
 
-    def borrow(self) -> T:
+    def borrow(self) -> Any:
         """Return the text for a new sequence."""
         if self.history_tokens == 0:
             return self.text_of(())
@@ -66,26 +65,24 @@ class History(Generic[T]):
         self.borrowed_length = len(self.text.tokens)
         return self.text
 
-    def state_dict(self) -> dict[str, torch.Tensor]:
+    def state_dict(self) -> State:
         """`text`, int64 (n,); empty with history_tokens=0."""
         tokens = self.text.tokens + self.pending
         return {"text": torch.tensor(tokens, dtype=torch.int64)} if self.history_tokens else {}
 
-    def load_state_dict(self, state: dict[str, torch.Tensor]) -> None:
+    def load_state_dict(self, state: State) -> None:
         """Load a text. Raises UserError if it is of another vocabulary."""
         ids = state.get("text", torch.zeros(0, dtype=torch.int64))
-        if ids.dim() != 1:
-            raise UserError("start: the saved text is no list of token ids")
         check_ids("text", ids, self.vocab_size)
         self.reset()
         self.text.extend(ids.tolist())
 
 
-class TextSession(Session, Generic[T]):
+class TextSession(Session):
     """A sequence's text: the history, its prompt, its answer so far."""
 
     drafter: Any  # its `history` holds the text that this sequence appends to
-    text: T
+    text: Any
 
     def __init__(self, drafter: Drafter) -> None:
         super().__init__(drafter)
@@ -113,13 +110,12 @@ class TextSession(Session, Generic[T]):
 
     def close(self) -> None:
         history = self.drafter.history
+        said = self.text.tokens[self._start :]
         if self.text is history.text:
             history.borrowed_length = None
-            history.last_length = len(self.text.tokens) - self._start
+            history.last_length = len(said)
         elif history.history_tokens and self._version is history.version:
-            history.pending = (history.pending + self.text.tokens[self._start :])[
-                -history.history_tokens :
-            ]
+            history.pending = (history.pending + said)[-history.history_tokens :]
 
         self._end()
 

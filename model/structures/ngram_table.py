@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from itertools import chain, islice
 
 import torch
 
-from ..engine.drafter import check_ids
+from ..engine.drafter import State, check_ids
 from ..errors import UserError
 
 Gram = tuple[int, ...]
@@ -67,43 +66,21 @@ class NgramTable:
             middle = start + self.leader
             self.add(tuple(text[start:middle]), tuple(text[middle : start + both]))
 
-    def state_dict(self) -> dict[str, torch.Tensor]:
-        """The table, its order included.
+    def state_dict(self) -> State:
+        """`ngrams`, int32 (n, leader + follower): all of them, as `add` is to be called anew."""
+        ngrams = [
+            leader + follower for leader, row in self._rows.items() for follower in reversed(row)
+        ]
+        both = self.leader + self.follower
+        return {"ngrams": torch.tensor(ngrams, dtype=torch.int32).view(-1, both)}
 
-        Int32 leaders (R, leader), counts (R,), followers (sum of counts, follower).
-
-        Leaders are listed oldest first, the followers of each latest first.
-        """
-        rows = self._rows
-        grams = [*chain.from_iterable(rows.values())]
-        return {
-            "leaders": torch.tensor(list(rows), dtype=torch.int32).view(-1, self.leader),
-            "counts": torch.tensor([len(row) for row in rows.values()], dtype=torch.int32),
-            "followers": torch.tensor(grams, dtype=torch.int32).view(-1, self.follower),
-        }
-
-    def load_state_dict(self, state: dict[str, torch.Tensor]) -> None:
-        """Load a table.
-
-        Raises UserError if it is missing, too large, or of other n-grams or another vocabulary.
-        """
-        leaders, counts, followers = (
-            state.get(name, torch.zeros(0)) for name in ("leaders", "counts", "followers")
-        )
-        sizes = counts.flatten().tolist()
-        of_leaders = leaders.shape == (len(sizes), self.leader)
-        of_followers = followers.shape == (sum(sizes), self.follower)
-        few = len(sizes) <= self.capacity and all(1 <= size <= self.followers for size in sizes)
-        if not (of_leaders and of_followers and few):
-            raise UserError(
-                f"start: the saved n-gram table is not one of at most {self.capacity} leaders of"
-                f" {self.leader} tokens with 1 to {self.followers} followers of {self.follower}"
-            )
-
-        ids = torch.cat((leaders.flatten(), followers.flatten()))
-        check_ids("n-gram table", ids, self.vocab_size)
-        grams = iter(map(tuple, followers.tolist()))
+    def load_state_dict(self, state: State) -> None:
+        """Load a table. Raises UserError if it is of other n-grams or another vocabulary."""
+        both = self.leader + self.follower
+        ngrams = state.get("ngrams")
+        if ngrams is None or ngrams.shape[1:] != (both,):
+            raise UserError(f"start: the saved n-grams are not of {both} tokens")
+        check_ids("n-grams", ngrams, self.vocab_size)
         self.reset()
-
-        for leader, size in zip(leaders.tolist(), sizes, strict=True):
-            self._rows[tuple(leader)] = [*islice(grams, size)]
+        for ngram in ngrams.tolist():
+            self.add(tuple(ngram[: self.leader]), tuple(ngram[self.leader :]))

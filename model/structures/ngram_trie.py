@@ -15,9 +15,9 @@ from collections.abc import Collection, Iterable, Sequence
 from heapq import heappush, heapreplace
 from itertools import chain, islice
 
-import numpy as np
 import torch
 
+from ..engine.drafter import State
 from ..errors import UserError
 
 ROOT_NODE = 0
@@ -103,24 +103,21 @@ class NgramTrie:
         if len(self.parent) < self.max_nodes:
             node = len(self.parent)
             self.children.append({})
-            self.parent.append(parent)
-            self.token.append(token)
-            self.depth.append(self.depth[parent] + 1)
-            self.fail.append(ROOT_NODE)
-            self.freq.append(0)
             self.buckets.append(1)
+            for column in (self.parent, self.token, self.depth, self.fail, self.freq):
+                column.append(0)
         else:
             node, _ = self.recency.popitem(last=False)
             siblings = self.children[self.parent[node]]
             if siblings.get(self.token[node]) == node:
                 del siblings[self.token[node]]
-            self.children[node] = {}
-            self.parent[node] = parent
-            self.token[node] = token
-            self.depth[node] = self.depth[parent] + 1
-            self.fail[node] = ROOT_NODE
-            self.freq[node] = 0
 
+        self.children[node] = {}
+        self.parent[node] = parent
+        self.token[node] = token
+        self.depth[node] = self.depth[parent] + 1
+        self.fail[node] = ROOT_NODE
+        self.freq[node] = 0
         self.recency[node] = None
         self._list(parent, token, node)
         return node
@@ -263,31 +260,31 @@ class NgramTrie:
 
         return paths
 
-    def state_dict(self) -> dict[str, torch.Tensor]:
+    def state_dict(self) -> State:
         """Every node's fields, int64 (m,) each, and the trie's order.
 
-        Also each node's children in order, and how many; the recency; the current node.
+        Also the recency, the current node, and for each node its children's number; the children
+        of all nodes in order.
         """
-        listed = [list(children.values()) for children in self.children]
-        numbers = {name: getattr(self, name) for name in _FIELDS} | {
-            "children": [*chain.from_iterable(listed)],
-            "counts": [len(children) for children in listed],
-            "recency": list(self.recency),
-            "place": [self.current],
-        }
+        numbers = {name: getattr(self, name) for name in _FIELDS}
+        numbers["children"] = [node for below in self.children for node in below.values()]
+        numbers["counts"] = [len(below) for below in self.children]
+        numbers["recency"] = list(self.recency)
+        numbers["current"] = [self.current]
         return {
             f"trie_{name}": torch.tensor(values, dtype=torch.int64)
             for name, values in numbers.items()
         }
 
-    def load_state_dict(self, state: dict[str, torch.Tensor], vocab_size: int) -> None:
+    def load_state_dict(self, state: State, vocab_size: int) -> None:
         """Load a saved trie.
 
-        Raises UserError if it is damaged, has more nodes, or is of another vocabulary.
+        Raises UserError if it has more nodes, longer n-grams, or is of another vocabulary.
         """
-        names = (*_FIELDS, "children", "counts", "recency", "place")
-        saved = {name: state.get(f"trie_{name}", torch.zeros(0)).tolist() for name in names}
-        if not (self._in_range(saved, vocab_size) and _is_tree(saved)):
+        names = [*_FIELDS, "children", "counts", "recency", "current"]
+        saved = {name: state[f"trie_{name}"].tolist() for name in names}
+        too_large = len(saved["parent"]) > self.max_nodes or max(saved["depth"]) > self.length
+        if too_large or max(saved["token"]) >= vocab_size:
             raise UserError(
                 f"start: the saved trie is not one of at most {self.max_nodes} nodes for"
                 f" {self.length}-grams of token ids below {vocab_size}"
@@ -295,65 +292,12 @@ class NgramTrie:
 
         for name in _FIELDS:
             setattr(self, name, saved[name])
-
         children = iter(saved["children"])
         self.children = []
         for count in saved["counts"]:
             self.children.append({self.token[child]: child for child in islice(children, count)})
-
         self.recency = OrderedDict.fromkeys(saved["recency"])
-        self.current = saved["place"][0]
-
-    def _in_range(self, saved: dict[str, list[int]], vocab_size: int) -> bool:
-        """True if the fields are of one number of nodes, and no number is out of range."""
-        size = len(saved["parent"])
-        if not 1 <= size <= self.max_nodes or len(saved["place"]) != 1:
-            return False
-        if any(len(saved[name]) != size for name in (*_FIELDS, "counts")):
-            return False
-
-        limits = dict.fromkeys(("parent", "fail", "children", "place", "counts"), size)
-        limits |= {"token": vocab_size, "depth": self.length + 1}
-        for name, limit in limits.items():
-            if not all(0 <= number < limit for number in saved[name]):
-                return False
-
-        if sum(saved["counts"]) != len(saved["children"]) or min(saved["buckets"]) <= 0:
-            return False
-        return sorted(saved["recency"]) == list(range(size))
-
-
-def _is_tree(saved: dict[str, list[int]]) -> bool:
-    """True if each child has one parent, and all links lead to the root without a cycle.
-
-    Links are those to parents, and the fail links.
-
-    Also, no child may be more frequent than its parent: `continuations` skips the children of a
-    node not selected.
-    """
-    depth = saved["depth"]
-    freq = saved["freq"]
-    parents: list[int] = []
-
-    for node, count in enumerate(saved["counts"]):
-        parents += [node] * count
-
-    below: set[tuple[int, int]] = set()
-    for parent, child in zip(parents, saved["children"], strict=True):
-        below.add((parent, saved["token"][child]))
-        if saved["parent"][child] != parent or depth[child] != 1 + depth[parent]:
-            return False
-        if parent != ROOT_NODE and freq[child] > freq[parent]:
-            return False
-
-    for name in ("parent", "fail"):
-        links = np.array(saved[name])
-        for _ in range(len(links).bit_length()):
-            links = links[links]
-        if links.any():
-            return False
-
-    return len(below) == len(parents)
+        self.current = saved["current"][0]
 
 
 def more_buckets(buckets: int) -> int:

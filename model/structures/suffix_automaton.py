@@ -7,7 +7,7 @@ Blumer et al. 1984, as SAM-Decoding uses it (arXiv 2411.10666, 3.1 and algorithm
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -113,6 +113,17 @@ class SuffixAutomaton:
 
         tokens = self.tokens[first[state] : last][:count]
         return tokens + [0] * (count - len(tokens))
+
+    def find(self, tail: Sequence[int], min_n: int, max_n: int) -> tuple[int, bool]:
+        """Find the longest n-gram that ends `tail` and is followed by a token in the text.
+
+        Its length n is from `min_n` to `max_n`.
+
+        Returns:
+            The index after its first occurrence, and whether it occurred twice or more, always
+            followed by the same token. 0 and False if there is none.
+        """
+        return find(self.arrays, np.array(tail[-max_n:], dtype=np.int32), min_n)  # type: ignore[no-any-return]
 
     def _grow(self, capacity: int) -> None:
         old = Text(*self.arrays)
@@ -275,6 +286,27 @@ def transfer(text: Text, state: Any, length: Any, token: int) -> Any:
     if transition < 0:
         return np.int64(0), np.int64(0)
     return np.int64(transitions[transition].target), length + 1
+
+
+@loop
+def find(arrays: Any, tail: Any, min_n: int) -> Any:
+    """Return the first place of a tail's longest n-gram; see `SuffixAutomaton.find`."""
+    text = Text(*arrays)
+    states = text.states
+    state = np.int64(0)
+    length = np.int64(0)
+    for token in tail:
+        state, length = transfer(text, state, length, token)
+    if states[state].transitions == 0:  # it occurred only at the text's end
+        state = np.int64(states[state].link)
+        length = np.int64(states[state].length)
+    if length < min_n:
+        return np.int64(0), False
+
+    newest = text.transitions[states[state].transitions - 1]
+    after = states[newest.target]
+    # A state's substrings occurred again if it was a match once, which moved its end.
+    return np.int64(states[state].first), newest.next == 0 and after.end != after.first
 
 
 @loop

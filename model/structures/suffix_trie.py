@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 ONE = np.float32(1)
+Queued = tuple[Any, ...]  # a string to continue; its probability first
 
 
 class Limits(NamedTuple):
@@ -251,25 +252,16 @@ class SuffixTrie:
             waiting += children
         return tokens
 
-    def reorder(self, orders: list[int]) -> bool:
-        """Put siblings of equal counts into saved orders.
-
-        Return False if the orders do not fit this trie.
-        """
+    def reorder(self, orders: list[int]) -> None:
+        """Put siblings of equal counts into saved orders."""
         tokens = iter(orders)
         waiting = [self.root]
         while waiting:
             node = waiting.pop()
             if len(node.ordered) > 1:
-                ordered = [node.child(token) for token in islice(tokens, len(node.ordered))]
-                children = [child for child in ordered if child is not None]
-                counts = [child.count for child in node.ordered]
-                if {*children} != {*node.ordered} or [c.count for c in children] != counts:
-                    return False
-                node.ordered = children
+                by_token = {child.token: child for child in node.ordered}
+                node.ordered = [by_token[token] for token in islice(tokens, len(node.ordered))]
             waiting += node.ordered
-
-        return next(tokens, None) is None
 
     def draft(self, context: list[int], limits: Limits) -> Drafted:
         """Return the draft with the greatest score over all lengths of match.
@@ -371,7 +363,7 @@ def _tree(node: Node, at: int, left: int, limit: int, min_prob: np.float32) -> D
     parents = list[int]()
     probs = list[np.float32]()
     score = np.float32(0)
-    queue: list[tuple[Any, ...]] = []
+    queue: list[Queued] = []
     _push(queue, (ONE, node, at, left, -1, False))
 
     while len(tokens) < limit and queue:
@@ -403,7 +395,7 @@ def _tree(node: Node, at: int, left: int, limit: int, min_prob: np.float32) -> D
     return Drafted(tokens, parents, probs, score)
 
 
-def _push(queue: list[tuple[Any, ...]], item: tuple[Any, ...], hole: int = -1) -> None:
+def _push(queue: list[Queued], item: Queued, hole: int = -1) -> None:
     """Put an item at the end, or into this hole, and move it up.
 
     It moves while its parent has a smaller probability.
@@ -422,7 +414,7 @@ def _push(queue: list[tuple[Any, ...]], item: tuple[Any, ...], hole: int = -1) -
     queue[hole] = item
 
 
-def _pop(queue: list[tuple[Any, ...]]) -> tuple[Any, ...]:
+def _pop(queue: list[Queued]) -> Queued:
     """Take the first item.
 
     Its hole sinks to the bottom; there the last item goes in and moves up.

@@ -18,8 +18,8 @@ from tests.model.methods.heads import write_eagle, write_eagle3, write_hydra, wr
 V = 61
 SETTINGS: dict[str, dict[str, Any]] = {
     **{name: {} for name in METHODS},
-    "suffix": dict(nodes=None, max_draft=12),
-    "suffix with history": dict(nodes=None, max_draft=12, history_tokens=4096),
+    "suffix": dict(max_draft=12),
+    "suffix with history": dict(max_draft=12, history_tokens=4096),
     "suffix_decoding as trees": dict(
         branches=True, factor=2.0, offset=4.0, min_token_prob=0.01, cached_answers=2
     ),

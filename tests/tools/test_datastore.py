@@ -34,20 +34,11 @@ def test_texts_of_every_format(tmp_path: Path) -> None:
 
 def test_what_holds_no_text_or_cannot_be_read_is_refused(tmp_path: Path) -> None:
     (tmp_path / "c.txt").write_bytes(b"\xff\xfe\x00")
-    bad = {
-        '{"text": 1}': "holds no text",
-        '{"words": "x"}': "holds no text",
-        '["x"]': "holds no text",
-    }
-    cases = [
-        ("absent.txt", "cannot be read"),
-        ("c.txt", "is not UTF-8"),
-        ("d.csv", "must be a .txt"),
-    ]
-    for i, (row, match) in enumerate((bad | {'{"text": "x"': "not JSON"}).items()):
+    cases = {"absent.txt": "cannot be read", "c.txt": "is not UTF-8", "d.csv": "must be a .txt"}
+    for i, row in enumerate(('{"text": 1}', '["x"]', '{"text": "x"')):
         (tmp_path / f"{i}.jsonl").write_text('{"text": "fine"}\n' + row + "\n")
-        cases.append((f"{i}.jsonl", f"{i}.jsonl:2: {match}"))
-    for name, match in cases:
+        cases[f"{i}.jsonl"] = f"{i}.jsonl:2: "
+    for name, match in cases.items():
         with pytest.raises(UserError, match=match):
             list(datastore.documents([tmp_path / name]))
 

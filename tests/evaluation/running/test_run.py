@@ -252,19 +252,19 @@ def test_a_repetition_penalty_is_transformers_own(evaluate, tmp_path):
 
 
 def test_tree_auto_finds_sizes_while_decoding_and_gives_the_same_text(evaluate, tmp_path):
-    methods = "method=recycling,dynamic,suffix_recycling,pld,vanilla"
+    methods = "method=recycling,dynamic,pld,vanilla"
     few = ("tree.nodes=16", "bench.end=1", "max_new_tokens=24")
     outcome = evaluate("-m", methods, "tree=auto", "start=hot", "name=auto", *few)
     assert outcome.code == 0, outcome.err
     table = pd.read_csv(tmp_path / "results/auto/tables/main.csv")
-    sized = ("recycling", "dynamic", "suffix_recycling")
+    sized = ("recycling", "dynamic")
     assert set(table["method"]) == {"vanilla", "pld", *(f"{name} (auto)" for name in sized)}
     summaries = [
         json.loads(path.read_text())
         for path in (tmp_path / "results/auto/runs").glob("*/summary.json")
     ]
     sizes = [summary["drafter"] for summary in summaries if "sizes" in summary.get("drafter", {})]
-    assert len(sizes) == 3 and all(
+    assert len(sizes) == 2 and all(
         chosen["sizes"][-1] == 16 and sum(chosen["steps_by_size"]) > 0 for chosen in sizes
     )
     texts = {

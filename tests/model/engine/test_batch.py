@@ -298,10 +298,7 @@ def fuzz(count, seed):
 
 def drawn(kind, target, rng):
     """A drafter; sometimes the size of its drafts is learnt while decoding."""
-    by_auto = (
-        kind in ("recycling", "dynamic", "suffix", "suffix_recycling", "spine")
-        and rng.random() < 0.4
-    )
+    by_auto = kind in ("recycling", "dynamic", "spine") and rng.random() < 0.4
     return make_method(kind, target, nodes="auto:16") if by_auto else make(kind, target, {})
 
 

@@ -14,15 +14,14 @@ from model.engine.static_step import StaticStep
 from model.errors import UserError
 from model.methods import make_method
 from model.methods.spine import Spine
-from model.methods.suffix import SuffixRecycling
 from model.methods.vanilla import Vanilla
-from model.recycling import TokenRecycling, build_template
+from model.recycling import TokenRecycling
 from tests.conftest import greedy, toy_model
 
 V = 61
 GPU = torch.device("cuda")  # is only asked for its kind
 CPU = torch.device("cpu")
-SIZED = ("dynamic", "recycling", "spine", "suffix", "suffix_recycling")
+SIZED = ("dynamic", "recycling", "spine")
 SECOND = 0.025  # of a plain step
 PLAIN = -1
 
@@ -352,12 +351,12 @@ def test_a_methods_state_holds_what_was_found(method, llama):
     assert sum(described["steps_by_size"]) > 0 and described["sizes"] == half.sizing.sizes
 
 
-@pytest.mark.parametrize("method", ["recycling", "spine", "suffix_recycling"])
+@pytest.mark.parametrize("method", ["recycling", "spine"])
 @pytest.mark.parametrize("execution", ["eager", "static", "batch"])
 def test_a_rest_fills_the_matrix(method, execution, llama):
     target = Target(llama)
     drafter, clock = make_method(method, target), Clock(target, 0.0)
-    sizing, matrix = drafter.sizing, getattr(drafter, "partner", drafter).matrix
+    sizing, matrix = drafter.sizing, drafter.matrix
     sizing.resting, sizing._left = True, 10_000
     if execution == "batch":
         request = Request(max_new_tokens=30, clock=clock)
@@ -430,9 +429,7 @@ def test_the_library_finds_sizes_unless_told():
         drafter = make_method(name, target)
         assert isinstance(drafter.sizing, Sizing) and drafter.sizing.sizes[-1] <= 80, name
         assert make_method(name, target, nodes="auto:12").sizing.sizes[-1] == 12
-        assert make_method(name, target, nodes="auto:160").max_nodes == (
-            41 if name == "suffix" else 161
-        )
+        assert make_method(name, target, nodes="auto:160").max_nodes == 161
         if "recycling" in name:  # the paths whose acceptance is learnt are listed once
             with pytest.raises(UserError, match="nodes=auto:161: auto takes at most 160"):
                 make_method(name, target, nodes="auto:161")
@@ -440,9 +437,6 @@ def test_the_library_finds_sizes_unless_told():
     assert type(make_method("recycling", target, nodes=6)) is TokenRecycling
     assert make_method("recycling", target, nodes=6).max_nodes == 7
     assert make_method("dynamic", target, nodes=6).sizing is None
-    assert make_method("suffix_recycling", target, tree="best:6").sizing is None
     assert not finds_size(Vanilla) and finds_size(TokenRecycling) and finds_size(Spine)
     with pytest.raises(UserError, match="not both"):
         make_method("recycling", target, tree="best:4", nodes=4)
-    with pytest.raises(UserError, match="not both"):
-        SuffixRecycling(V, build_template("best", nodes=4), nodes="auto")

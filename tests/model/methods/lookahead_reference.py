@@ -38,10 +38,10 @@ class SlowLookahead:
             kept.popitem(last=False)
 
     def decode(self, prompt, limit, eos=()):
-        """Returns (tokens, accepted lengths, and of each forward: all that stands below the root, the guesses)."""
+        """Return the tokens and the accepted lengths."""
         N, W = self.N, self.W
-        draw, pool = random.Random(0), {}
-        seen, tried = [], []
+        draw = random.Random(0)
+        pool = {}
         # (level, column) -> token; (0, 0): the root
         grid = {(0, i): draw.choice(prompt) for i in range(1, W + N - 2)}
         depth, width, text = 0, W + N - 2, list(prompt)
@@ -50,10 +50,9 @@ class SlowLookahead:
             full = depth == N - 2
             guesses = [list(g) for g in pool.get(text[-1], {})] if full else []
             branches = [self.seen_by(grid, text, depth, i)[len(text) :] for i in range(width)]
-            seen.append({tuple(c[:n]) for c in guesses + branches for n in range(1, len(c) + 1)})
-            tried.append(guesses)
+            seen = {tuple(c[:n]) for c in guesses + branches for n in range(1, len(c) + 1)}
             accepted = []
-            while (*accepted, self.next_token(text + accepted)) in seen[-1]:
+            while (*accepted, self.next_token(text + accepted)) in seen:
                 accepted.append(self.next_token(text + accepted))
             root = self.next_token(text + accepted)
 
@@ -86,4 +85,4 @@ class SlowLookahead:
             out += tokens
             lengths.append(len(tokens))
             if tokens[-1] in eos or len(out) == limit:
-                return out, lengths, seen, tried
+                return out, lengths

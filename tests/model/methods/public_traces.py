@@ -42,11 +42,8 @@ def answered(
     drafter: Drafter, target: Target, name: str, every: int, execution: str
 ) -> Iterator[tuple[dict[str, Any], Generation]]:
     """Each so-many-th turn of a file, and what is answered to it, cold."""
-    turns = [json.loads(line) for line in (HERE / name).read_text().splitlines()]
-    assert [turn["question_id"] for turn in turns] == [
-        turn["question_id"] for turn in TRACE if turn["start"] == "cold"
-    ]
-    for turn, shared in list(zip(turns, TRACE, strict=False))[::every]:
+    for turn, shared in list(zip(lines(name), TRACE, strict=False))[::every]:
+        assert turn["question_id"] == shared["question_id"]
         drafter.reset()
         out = generate(
             target,

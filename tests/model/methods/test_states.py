@@ -1,0 +1,76 @@
+"""Saved states: a state that does not fit is refused and changes nothing; a matrix alone fits."""
+
+import pytest
+import torch
+
+from model.engine import Target, generate
+from model.errors import UserError
+from model.files import load_state
+from model.methods import make_method
+from tests.conftest import toy_model
+from tests.model.every_method import V, make
+
+# by method: a tensor of token ids
+IDS = {
+    "dynamic": "row_ids",
+    "recycling": "candidates",
+    "spine": "text",
+    "suffix with history": "text",
+    "logitspec": "text",
+    "goose": "row_ids",
+    "racer": "trie_token",
+    "ngram_cache": "ngrams",
+    "suffix_decoding": "answers",
+}
+SMALLER = [("dynamic", "k"), ("dynamic", "pairs"), ("racer", "ngram"), ("ngram_cache", "leader")]
+PROMPT = [5, 6, 7, 5, 6]
+
+
+@pytest.fixture(scope="module")
+def target():
+    return Target(toy_model("llama"))
+
+
+def refused(drafter, state):
+    before = {key: tensor.clone() for key, tensor in drafter.state_dict().items()}
+    with pytest.raises(UserError, match="start: "):
+        drafter.load_state_dict(state)
+    after = drafter.state_dict()
+    assert all(torch.equal(tensor, after[key]) for key, tensor in before.items())
+
+
+@pytest.mark.parametrize("name", IDS)
+def test_a_damaged_state_is_refused(name, target):
+    drafter = make(name, target, {})
+    generate(target, drafter, PROMPT, max_new_tokens=20)
+    state = {key: tensor.clone() for key, tensor in drafter.state_dict().items()}
+    ids = state[IDS[name]]
+    generate(target, drafter, PROMPT[1:], max_new_tokens=20)
+    for wrong in (ids + V, ids.float(), ids.reshape(-1, 1, 1)):
+        refused(drafter, state | {IDS[name]: wrong})
+
+
+@pytest.mark.parametrize(("name", "setting"), SMALLER)
+def test_a_state_of_other_settings_is_refused(name, setting, target):
+    drafter = make(name, target, {})
+    generate(target, drafter, PROMPT * 3, max_new_tokens=20)
+    refused(make(name, target, {}, **{setting: 2}), drafter.state_dict())
+
+
+@pytest.mark.parametrize("name", ["spine", "recycling"])
+def test_a_matrix_alone_leaves_nothing_else_that_was_learnt(name, target):
+    drafter, fresh = (make_method(name, target, nodes="auto:8") for _ in range(2))
+    generate(target, drafter, PROMPT, max_new_tokens=200)
+    for each in (drafter, fresh):
+        each.load_state_dict({"candidates": torch.ones(V, 8, dtype=torch.int64)})
+    state = drafter.state_dict()
+    for key, expected in fresh.state_dict().items():
+        first = int(key == "sizing")  # its first row holds times of steps, which stay
+        assert torch.equal(state[key][first:], expected[first:])
+
+
+def test_files_that_are_no_state_are_refused(tmp_path):
+    (tmp_path / "bad.safetensors").write_bytes(b"not a tensor file")
+    for name, says in (("none", "no saved state"), ("bad", "is not a saved state")):
+        with pytest.raises(UserError, match=says):
+            load_state(tmp_path / f"{name}.safetensors")
