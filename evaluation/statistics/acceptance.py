@@ -103,9 +103,9 @@ def fixed_tree(run: Run) -> list[RankPath] | None:
 
     None without a fixed tree, and for tree=auto, which changes.
     """
-    if run.settings["method"].get("tree") == LEARNT or run.identity.draft_tree is None:
+    if run.settings["method"].get("tree") == LEARNT or run.draft_tree is None:
         return None
-    return [tuple(path) for path in run.identity.draft_tree]
+    return [tuple(path) for path in run.draft_tree]
 
 
 def by_node(accepted: Accepted, order: Sequence[RankPath] | None) -> list[Node]:

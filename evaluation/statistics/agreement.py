@@ -111,8 +111,8 @@ def _audit_base(pool: Pool, baseline: str) -> Pool | None:
 
     Of a batch, this is the baseline of batch 1, if there is one.
     """
-    facets = pool.identity.facets
-    if pool.identity.is_served:
+    facets = pool.first.facets
+    if pool.first.is_served:
         return None  # audited separately (evaluation.audit), as its arithmetic differs
     if pool.label == baseline and facets["batch"] == 1:
         return None
@@ -282,7 +282,7 @@ def _key(pool: Pool, by_label: bool) -> Any:
     key = [pool.group[name] for name in ("model", "bench", "max_new_tokens")] + [pool.label]
     if by_label:
         return key
-    facets = pool.identity.facets.items()
+    facets = pool.first.facets.items()
     settings = {name: value for name, value in facets if name not in HOW and value is not None}
     return key, pool.group["dtype"], settings
 

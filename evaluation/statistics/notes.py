@@ -113,7 +113,7 @@ def heading(runs: Sequence[Run]) -> list[str]:
     Also name unused generation settings.
     """
     lines = []
-    for same in grouped(runs, lambda run: run.identity.comparable).values():
+    for same in grouped(runs, lambda run: run.comparable).values():
         batches = sorted({run.settings.get("batch", 1) for run in same})
         for run in same:
             versions = run.metadata["versions"]
@@ -195,9 +195,9 @@ def served(pooled: Sequence[Pool]) -> Iterator[str]:
     Also say if its token ids were made from its text.
     """
     for pool in pooled:
-        if not pool.identity.is_served:
+        if not pool.first.is_served:
             continue
-        method = pool.identity.method
+        method = pool.first.method
         version = method["version"] or "of unknown version"
         line = f"{pool.name}: {method['engine']} {version}, model {method['model']}"
         line += "; threads, device and type are its own"
@@ -270,10 +270,10 @@ def auto_lines(pooled: Sequence[Pool]) -> list[str]:
             if "plain_steps" not in figures:
                 continue
 
-            repeat = f", repeat {run.identity.repeat}" if len(pool.runs) > 1 else ""
+            repeat = f", repeat {run.repeat}" if len(pool.runs) > 1 else ""
             line = f"{pool.name}{repeat} on {pool.group['bench']}: {steps_in_words(figures)}"
             # of a batch, step times are those of the last steps' number of sequences
-            if pool.identity.facets["batch"] == 1 and figures.get("predicted_speedup"):
+            if pool.first.facets["batch"] == 1 and figures.get("predicted_speedup"):
                 gain = figures["predicted_speedup"]
                 line += f"; predicted decoding speed over vanilla: {gain:.2f}"
 
@@ -297,7 +297,7 @@ def incomplete(runs: Sequence[Run]) -> list[str]:
 
 
 def _repeat(run: Run) -> str:
-    return f"{run.label}, repeat {run.identity.repeat}"
+    return f"{run.label}, repeat {run.repeat}"
 
 
 def _first_three(words: Iterable[str]) -> str:

@@ -18,7 +18,7 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from ..records.identity import SAMPLING_COLUMNS, SERVER, Identity
+from ..records.runs import SAMPLING_COLUMNS, SERVER, Identity
 from ..records.questions import FILE_ORDER
 from ..records.rows import Row
 from ..records.runs import INSIDE, Run, row_key
@@ -155,12 +155,12 @@ class Pool:
     @cached_property
     def selection(self) -> frozenset[str]:
         """The questions that it is to answer, over all shards."""
-        return frozenset().union(*(run.identity.selection for run in self.runs))
+        return frozenset().union(*(run.selection for run in self.runs))
 
     @property
     def questions(self) -> int:
         """The number of questions that it is to answer."""
-        if self.identity.question_keys:
+        if self.first.question_keys:
             return len(self.selection)
         return int(self.first.settings["bench"].get("questions", len(self.first.answers)))
 
@@ -192,10 +192,10 @@ class Pool:
         """The shards of each repeat, in the order of the bench."""
         shards: dict[int, tuple[Run, ...]] = {}
         for run in self.runs:
-            repeat = run.identity.repeat
-            selection = run.identity.selection
+            repeat = run.repeat
+            selection = run.selection
             # The same run in two directories counts as another repeat.
-            while selection in (other.identity.selection for other in shards.get(repeat, ())):
+            while selection in (other.selection for other in shards.get(repeat, ())):
                 repeat += 1
             shards[repeat] = (*shards.get(repeat, ()), run)
 
@@ -245,14 +245,14 @@ class Pool:
         execution, and for what ran inside transformers' generate a baseline may have the steps'
         own. A server's baseline is its engine without speculation, with the same model.
         """
-        if self.identity.is_served:
-            engine = str(self.identity.method["engine"])
+        if self.first.is_served:
+            engine = str(self.first.method["engine"])
             alike = (*COMPARED, "method_model")
             return dict.fromkeys(BASELINES) | {SERVER: self.closest(engine, alike)}
 
         found = {name: self.closest(name) for name in BASELINES}
         for steps, inside in INSIDE.items():
-            if self.identity.facets.get("execution") == inside:
+            if self.first.facets.get("execution") == inside:
                 for name in BASELINES:
                     found[name] = found[name] or self.closest(name, execution=steps)
 
@@ -270,14 +270,14 @@ class Pool:
         Args:
             other_facets: values that its facets must have instead of this pool's.
         """
-        facets = self.identity.facets | other_facets
-        wanted = (label, self.identity.comparable, [facets.get(key) for key in alike])
+        facets = self.first.facets | other_facets
+        wanted = (label, self.first.comparable, [facets.get(key) for key in alike])
         best = None
         most = (0, 0, 0)
 
         for other in self.among:
-            settings = [other.identity.facets.get(key) for key in alike]
-            if (other.label, other.identity.comparable, settings) != wanted:
+            settings = [other.first.facets.get(key) for key in alike]
+            if (other.label, other.first.comparable, settings) != wanted:
                 continue
             batches = self.speeds.questions.isin(other.speeds.questions).sum()
             questions = self.cells.questions.isin(other.cells.questions).sum()
@@ -316,7 +316,7 @@ class Pool:
             questions=subtasks.index,
             subtasks=subtasks.to_numpy(dtype=object),
             repeats=tuple(self.repeats),
-            size=self.identity.facets["batch"],
+            size=self.first.facets["batch"],
             values={name: stacked[:, :, column] for column, name in enumerate(frames[0])},
         )
 
@@ -327,16 +327,16 @@ def pools(runs: Sequence[Run]) -> list[Pool]:
     Pools are in the runs' order, but among comparable pools those with most questions come first.
     """
     place = {id(run): i for i, run in enumerate(runs)}
-    benches = list(dict.fromkeys(run.identity.comparable for run in runs))
+    benches = list(dict.fromkeys(run.comparable for run in runs))
 
     pooled: list[Pool] = []
-    for peers in grouped(runs, lambda run: run.identity.configuration).values():
+    for peers in grouped(runs, lambda run: run.configuration).values():
         for group in joined(peers):
             group.sort(key=lambda run: place[id(run)])
             pooled.append(Pool(tuple(group), among=pooled))
 
     def order(pool: Pool) -> tuple[int, int, int]:
-        bench = benches.index(pool.identity.comparable)
+        bench = benches.index(pool.first.comparable)
         return bench, -pool.questions, place[id(pool.first)]
 
     pooled.sort(key=order)
@@ -354,12 +354,12 @@ def joined(runs: Sequence[Run]) -> list[list[Run]]:
     Shards share no question. Selections that overlap (a part and the whole) stay apart, and so do
     those whose questions are not known.
     """
-    selections = grouped(runs, lambda run: run.identity.selection)
+    selections = grouped(runs, lambda run: run.selection)
     groups: list[tuple[set[str], list[Run]]] = []
 
     for selection, same in sorted(selections.items(), key=lambda pair: -len(pair[0])):
         for keys, group in groups:
-            known = same[0].identity.question_keys and group[0].identity.question_keys
+            known = same[0].question_keys and group[0].question_keys
             if known and keys.isdisjoint(selection):
                 keys.update(selection)
                 group.extend(same)
@@ -376,7 +376,7 @@ def distinguish(runs: Sequence[Run]) -> list[str]:
     If they differ in more than MANY settings, values that more than half of the runs share are left
     out, except those of the first setting.
     """
-    facets = [run.identity.facets | run.identity.loading for run in runs]
+    facets = [run.facets | run.loading for run in runs]
     keys = dict.fromkeys(itertools.chain.from_iterable(facets))
     varied = [key for key in keys if len({str(settings.get(key)) for settings in facets}) > 1]
     plain = [key for key in varied if key not in IF_NEEDED]

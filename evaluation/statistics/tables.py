@@ -121,7 +121,7 @@ def _main_row(pool: Pool, category: str, answers: Sequence[Row]) -> dict[str, An
     row["state_bytes"] = pool.first.summary.get("state_bytes", math.nan)
 
     # settings
-    facets = pool.identity.facets.items()
+    facets = pool.first.facets.items()
     row |= {f"method_{key}" if key in row else key: value for key, value in facets}
     row["execution"] = pool.first.execution
     row["num_choices"] = pool.first.settings.get("num_choices")

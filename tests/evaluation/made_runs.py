@@ -79,8 +79,8 @@ def made(
 
 def write(run, folder):
     """The run as it would lie on disk below an experiment's folder."""
-    what = abs(hash((run.identity.configuration, run.identity.selection))) % 10**8
-    path = folder / "runs" / f"{run.label.replace(' ', '_')}-{what}-{run.identity.repeat}"
+    what = abs(hash((run.configuration, run.selection))) % 10**8
+    path = folder / "runs" / f"{run.label.replace(' ', '_')}-{what}-{run.repeat}"
     path.mkdir(parents=True)
     (path / "metadata.json").write_text(json.dumps(run.metadata))
     (path / "answers.jsonl").write_text("".join(json.dumps(row) + "\n" for row in run.answers))

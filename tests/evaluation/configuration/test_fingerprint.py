@@ -4,7 +4,7 @@ import json
 import shutil
 
 from evaluation.configuration.fingerprint import changed_sampling, recorded_method
-from evaluation.records.identity import fingerprint
+from evaluation.records.runs import without_paths
 from evaluation.statistics.pools import pools
 from tests.evaluation.made_runs import made
 

@@ -80,15 +80,15 @@ def test_a_finished_run_is_not_taken_for_one_of_the_files_that_lie_there_now(aga
     KINDS[kind](model)
     runs = again("method=vanilla")
     (new,) = [run for run in runs if run.folder != old.folder]
-    differ = dict(old.identity.files.items() ^ new.identity.files.items()).keys()
+    differ = dict(old.identity.files.items() ^ new.files.items()).keys()
     assert differ == {kind if kind != "chat template" else "tokenizer"}
-    assert old.identity.comparable != new.identity.comparable, "they are not compared"
+    assert old.identity.comparable != new.comparable, "they are not compared"
     if kind == "weights":
         ids = [[row["choices"][0]["output_ids"] for row in run.answers] for run in (old, new)]
         assert ids[0] != ids[1], "the weights of the job before are not used again"
     assert {path: path.read_bytes() for path in old.folder.iterdir()} == before
     text = on_paper(runs)
-    assert all(f"files={run.identity.loading['files']}" in text for run in runs)
+    assert all(f"files={run.loading['files']}" in text for run in runs)
     assert len(again("method=vanilla")) == len(runs)
 
 

@@ -102,7 +102,7 @@ def test_generate_with_a_static_cache_is_a_row_next_to_hf_with_the_same_text(
     )
     assert evaluate(*words).code == 0
     experiment = Experiment.read(tmp_path / "results/s")
-    rows = [(pool.label, pool.identity.facets["batch"]) for pool in experiment.pools]
+    rows = [(pool.label, pool.first.facets["batch"]) for pool in experiment.pools]
     assert sorted(rows) == [
         (name, size) for name in ("hf", "hf (static cache)", "vanilla") for size in (1, 3)
     ]

@@ -38,7 +38,7 @@ def order_of_answers(folder: Path) -> list[tuple[int, str]]:
 
 def records(folder: Path) -> dict:
     return {
-        (run.folder.name, run.identity.repeat): (run.label, core(run.answers))
+        (run.folder.name, run.repeat): (run.label, core(run.answers))
         for run in read_runs(folder)
     }
 

@@ -25,7 +25,7 @@ def test_repeats_are_runs_of_their_own_and_methods_take_turns(evaluate, tmp_path
     )
     assert outcome.code == 0, outcome.err
     runs = read_runs(tmp_path / "results/r")
-    assert len(runs) == 6 and sorted(run.identity.repeat for run in runs) == [0, 0, 0, 1, 1, 1]
+    assert len(runs) == 6 and sorted(run.repeat for run in runs) == [0, 0, 0, 1, 1, 1]
     begun = sorted(runs, key=lambda run: run.answers[0]["tstamp"])
     first = ["vanilla", "recycling (cold)", "recycling (cold)"]
     assert [run.label for run in begun] == first * 2, "repeat by repeat, not method by method"
@@ -41,10 +41,10 @@ def test_a_half_finished_sweep_says_what_is_missing_and_what_completes_it(evalua
     folder = tmp_path / "results/half"
     assert not missing_jobs(folder)
     whole = pd.read_csv(folder / "tables/main.csv")
-    gone = next(run for run in read_runs(folder) if run.label == "pld" and run.identity.repeat == 1)
+    gone = next(run for run in read_runs(folder) if run.label == "pld" and run.repeat == 1)
     shutil.rmtree(gone.folder)
     cut = next(
-        run for run in read_runs(folder) if run.label == "vanilla" and run.identity.repeat == 1
+        run for run in read_runs(folder) if run.label == "vanilla" and run.repeat == 1
     )
     lines = (cut.folder / "answers.jsonl").read_text().splitlines(keepends=True)
     (cut.folder / "answers.jsonl").write_text(lines[0])
@@ -160,7 +160,7 @@ def test_category_forgets_where_the_subtask_changes(evaluate, tmp_path):
 def test_a_saved_start_is_the_hot_runs_state(evaluate, tmp_path):
     outcome = evaluate("-m", "start=hot,saved", "name=s", "repeats=2")
     assert outcome.code == 0, outcome.err
-    runs = {(run.label, run.identity.repeat): run for run in read_runs(tmp_path / "results/s")}
+    runs = {(run.label, run.repeat): run for run in read_runs(tmp_path / "results/s")}
     assert set(runs) == {
         (f"recycling ({start})", repeat) for start in ("hot", "saved") for repeat in (0, 1)
     }

@@ -56,7 +56,7 @@ def rows_of(runs, label, category="overall"):
     for run in runs:
         for row in run.answers if run.label == label else []:
             if category in ("overall", subtask(row["category"])):
-                found.setdefault(row_key(row), {})[run.identity.repeat] = row
+                found.setdefault(row_key(row), {})[run.repeat] = row
     return found
 
 
@@ -68,12 +68,12 @@ def speeds_of(runs, label, size, category="overall"):
         for start in range(0, len(run.answers) if run.label == label else 0, size):
             together = run.answers[start : start + size]
             keys = tuple(map(row_key, together))
-            if all(run.identity.repeat in found.get(key, {}) for key in keys):
+            if all(run.repeat in found.get(key, {}) for key in keys):
                 choices = [row["choices"][0] for row in together]
                 tokens = sum(sum(choice["new_tokens"]) for choice in choices)
                 seconds = sum(sum(choice["wall_time"]) for choice in choices)
                 values = (tokens / seconds, 1.0) if size == 1 else (tokens, seconds)
-                speeds.setdefault(keys, {})[run.identity.repeat] = values
+                speeds.setdefault(keys, {})[run.repeat] = values
     return speeds
 
 
@@ -98,7 +98,7 @@ def means(side):
 
 
 def repeats_of(runs, label):
-    return [run.identity.repeat for run in runs if run.label == label]
+    return [run.repeat for run in runs if run.label == label]
 
 
 def pairs(runs, label, base, sides):

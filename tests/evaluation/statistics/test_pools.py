@@ -27,8 +27,8 @@ def test_a_question_is_known_by_its_hash_which_runs_record(evaluate, tmp_path):
     first, second = answers_in(folder)
     question = Question(10, "writing", ("what is the answer to question 0?", "and why?"))
     assert first["question_sha256"] == question.sha256 != second["question_sha256"]
-    assert run.identity.question_keys == tuple(run.by_question.index)
-    assert run.identity.question_keys[0] == question.key
+    assert run.question_keys == tuple(run.by_question.index)
+    assert run.question_keys[0] == question.key
 
 
 def test_two_files_of_one_name_and_edited_questions_of_one_file_are_never_paired():
@@ -113,7 +113,7 @@ def test_numbers_sort_as_numbers(tmp_path):
     """Runs had sorted as strings, 480 before 60."""
     for capacity in (16, 8, 128):
         write(made("ngram_cache", rows([1]), method={"capacity": capacity}), tmp_path)
-    assert [run.identity.facets["capacity"] for run in read_runs(tmp_path)] == [8, 16, 128]
+    assert [run.facets["capacity"] for run in read_runs(tmp_path)] == [8, 16, 128]
 
 
 USUAL = {"nodes": 24, "k": 8, "pairs": 65536, "copy": True, "siblings": True}
