@@ -3,13 +3,14 @@ records.
 
 With --answers GLOB instead of a folder: the same table from answer files in Spec-Bench's format, of
 any method. With --against OTHER: compare token ids and accepted lengths with another folder's. Exit
-code 1 if token ids differ; rows of 16-bit numbers or of a server are named only.
+code 1 if token ids differ.
 """
 
 from __future__ import annotations
 
 import argparse
 import math
+import os
 import shlex
 import sys
 from collections.abc import Sequence
@@ -23,20 +24,22 @@ from .figures import draw_all
 from .page import write_page
 from .records.compact import FILE
 from .records.runs import read_foreign
+from .statistics import notes
 from .statistics.agreement import EQUAL, TEXT, Comparison, compare
 from .statistics.experiment import Experiment
 from .statistics.metrics import OVERALL, grouped
-from .statistics.notes import auto_lines, headlines
+from .statistics.published import WHOLE
 from .statistics.rendering import (
     aligned,
     interval_text,
     main_view,
-    shown,
     to_markdown,
     to_text,
+    write_audit,
     write_csv,
-    write_tables,
 )
+from .statistics.table1 import write_table1
+from .statistics.tables import depths_table
 
 FOREIGN = Path("results/report/tables/main.csv")
 REFERENCE = ROOT / "results" / "reference"  # shipped records, one folder per experiment
@@ -51,15 +54,38 @@ def report(folder: Path) -> Experiment:
     audit = write_tables(experiment, folder / "tables")
     figures = draw_all(experiment, folder / "figures")
     page = write_page(experiment, folder)
-    view = main_view(experiment, category=OVERALL)
-    print("\n".join(["", *headlines(experiment.table), "", to_text(view), ""]))
-    for line in filter(None, [*auto_lines(experiment.pools), *audit, experiment.missing]):
-        print(line)
-    print(f"\nreport:  {page}\ntables:  {folder / 'tables' / 'main.csv'} (by subtask; also .md)")
+
+    print("\n".join(["", *notes.headlines(experiment.table), ""]))
+    print(to_text(main_view(experiment, OVERALL)) + "\n")
+    lines = [*notes.auto_lines(experiment.pools), *audit, experiment.missing]
+    print("".join(f"{line}\n" for line in lines if line))
+    print(f"report:  {page}\ntables:  {folder / 'tables' / 'main.csv'} (by subtask; also .md)")
     print(f"figures: {folder / 'figures'} ({len(figures)}, each as pdf, svg, png)")
-    if line := against_shipped(experiment, folder):
-        print(line)
+    print(against_shipped(experiment, folder), end="")
     return experiment
+
+
+def write_tables(experiment: Experiment, folder: Path) -> list[str]:
+    """Write main.csv (every digit), main.md (rounded) and the other tables that the runs give.
+
+    Returns:
+        The audit in words.
+    """
+    write_csv(folder / "main.csv", experiment.whole_table)
+    write_text(folder / "main.md", to_markdown(main_view(experiment)))
+
+    depths = depths_table(experiment.pools)
+    if not depths.empty:
+        write_csv(folder / "acceptance_by_depth.csv", depths)
+
+    # as the paper's: greedy, on its benches, with the baseline of its speedups
+    table = experiment.table
+    paper = table[(table["temperature"] == 0.0) & table["bench"].isin(WHOLE)]
+    if (paper["method"] == "hf").any():
+        footnotes = notes.mixed(experiment.runs) + notes.doubts(experiment.pools)
+        write_table1(paper, folder, experiment.not_available, footnotes)
+
+    return write_audit(experiment, folder)
 
 
 def report_answers(pattern: str, out: Path, baseline: Path | None = None) -> None:
@@ -67,10 +93,8 @@ def report_answers(pattern: str, out: Path, baseline: Path | None = None) -> Non
     experiment = Experiment(read_foreign(pattern, baseline))
     write_csv(out, experiment.table)
     write_text(out.with_suffix(".md"), to_markdown(main_view(experiment)))
-    print(
-        f"\n{to_text(main_view(experiment, category=OVERALL))}\n\ntables:  {out} (by subtask; also"
-        " .md)"
-    )
+    print("\n" + to_text(main_view(experiment, OVERALL)))
+    print(f"\ntables:  {out} (by subtask; also .md)")
 
 
 def against(folder: Path, other: Path) -> list[Comparison]:
@@ -84,8 +108,8 @@ def against(folder: Path, other: Path) -> list[Comparison]:
     comparisons, alone = compare(Experiment.read(folder).pools, Experiment.read(other).pools)
     if not comparisons:
         raise UserError(f"{folder}: no configuration that {other} has, too, on the same questions")
-    heading = f"\n{folder} against {other}:"
-    print("\n".join([heading, *in_words(comparisons), *alone, f"{summary(comparisons)}."]))
+    print(f"\n{folder} against {other}:")
+    print("\n".join([*in_words(comparisons), *alone, f"{summary(comparisons)}."]))
     return comparisons
 
 
@@ -93,21 +117,21 @@ def in_words(comparisons: Sequence[Comparison]) -> list[str]:
     """Format the comparisons: a table, then where each configuration first differs."""
     rows = [["method", "questions", "same text", "same lengths", "mat", "mat there", "ratio"]]
     for c in comparisons:
-        interval = f" {interval_text(*c.ratio[1:])}" if math.isfinite(c.ratio[1]) else ""
-        counts = (shown(count) for count in (c.questions, c.same_text, c.same_lengths))
+        ratio, low, high = c.ratio
+        interval = f" {interval_text(low, high)}" if math.isfinite(low) else ""
+        counts = map(str, (c.questions, c.same_text, c.same_lengths))
         mats = (f"{mat:.2f}" for mat in c.mats)
-        rows.append([c.name, *counts, *mats, f"{c.ratio[0]:.3f}{interval}"])
+        rows.append([c.name, *counts, *mats, f"{ratio:.3f}{interval}"])
 
-    verdicts = ["", *(f"  {c.verdict}" for c in comparisons)]
-    table = [row + verdict for row, verdict in zip(aligned(rows), verdicts, strict=True)]
-    return table + [f"{c.name}: {c.first}" for c in comparisons if c.first]
+    differing = [c for c in comparisons if c.first]
+    return aligned(rows) + [f"{c.name}: {c.verdict}; {c.first}" for c in differing]
 
 
 def summary(comparisons: Sequence[Comparison]) -> str:
     """Say in one line how far two experiments agree."""
     verdicts = grouped(comparisons, lambda c: c.verdict)
-    questions = " or ".join(map(str, sorted({c.questions for c in comparisons})))
     equal = f"{len(verdicts.pop(EQUAL, []))} of {len(comparisons)} configurations"
+    questions = " or ".join(map(str, sorted({c.questions for c in comparisons})))
     words = [f"token ids and accepted lengths equal in {equal} on {questions} questions"]
     for verdict, same in verdicts.items():
         words.append(f"{verdict}: {', '.join(c.name for c in same)}")
@@ -115,92 +139,67 @@ def summary(comparisons: Sequence[Comparison]) -> str:
 
 
 def against_shipped(experiment: Experiment, folder: Path) -> str:
-    """Say in one line how an experiment agrees with a shipped one.
+    """Say in one line how an experiment agrees with the shipped one of its name.
 
-    The text is empty if there is none to compare.
-
-    Candidates are shipped experiments whose name begins with the same word (start: start-embedded).
-    The one with most configurations in common is compared. Ties go to the same limit of new tokens,
-    then to the same name.
+    Of several shipped ones whose names begin so (start, start-embedded), the one with most
+    configurations in common counts. The text is empty if there is none to compare.
     """
     if folder.resolve().parent == REFERENCE:
         return ""
-    compared = list[tuple[list[Comparison], Path]]()
-    kind = folder.name.partition("-")[0]
-    folders = [path.parent for path in REFERENCE.glob(f"*/{FILE}")]
-    peers = [path for path in folders if path.name.partition("-")[0] == kind]
+    most = list[Comparison]()
+    closest = folder
 
-    # ties: its own name
-    for shipped in sorted(peers, key=lambda path: (path.name != folder.name, path.name)):
-        # as typed here
-        where = shipped.relative_to(Path.cwd()) if shipped.is_relative_to(Path.cwd()) else shipped
-        try:
-            compared.append((compare(experiment.pools, Experiment.read(shipped).pools)[0], where))
-        except UserError as error:  # the user's own report does not depend on it
-            return f"not compared with {where}: {error}"
+    for path in sorted(REFERENCE.glob(f"{folder.resolve().name}*/{FILE}")):
+        comparisons, _ = compare(experiment.pools, Experiment.read(path.parent).pools)
+        if len(comparisons) > len(most):
+            most = comparisons
+            closest = Path(os.path.relpath(path.parent))
 
-    def likeness(pair: tuple[list[Comparison], Path]) -> tuple[int, int]:
-        return len(pair[0]), sum(c.same_lengths is not None for c in pair[0])
-
-    comparisons, closest = max(compared, key=likeness, default=([], folder))
-    if not comparisons:
+    if not most:
         return ""
-    again = shlex.join(
-        ["python", "-m", "evaluation.report", str(folder), "--against", str(closest)]
-    )
-    more = "" if all(c.verdict == EQUAL for c in comparisons) else f"; more: {again}"
-    return f"against {closest}: {summary(comparisons)}{more}"
+
+    words = f"against {closest}: {summary(most)}"
+    if all(c.verdict == EQUAL for c in most):
+        return f"{words}\n"
+    again = ["python", "-m", "evaluation.report", str(folder), "--against", str(closest)]
+    return f"{words}; more: {shlex.join(again)}\n"
 
 
 def main() -> None:
     """The command line."""
     parser = argparse.ArgumentParser(prog="python -m evaluation.report", description=__doc__)
     parser.add_argument(
-        "folder",
-        type=Path,
-        nargs="?",
-        metavar="FOLDER",
-        help="results, e.g. results/quickstart",
+        "folder", type=Path, nargs="?", metavar="FOLDER", help="results, e.g. results/quickstart"
     )
     parser.add_argument(
-        "--answers",
-        metavar="GLOB",
-        help="answer files instead, e.g. 'model_answer/*.jsonl'",
+        "--answers", metavar="GLOB", help="answer files instead, e.g. 'model_answer/*.jsonl'"
     )
     parser.add_argument(
-        "--baseline",
-        type=Path,
-        metavar="FILE",
-        help="--answers: the file of plain decoding",
+        "--baseline", type=Path, metavar="FILE", help="--answers: the file of plain decoding"
     )
     parser.add_argument(
-        "--out",
-        type=Path,
-        help=f"--answers: the table's file (default: {FOREIGN})",
+        "--out", type=Path, help=f"--answers: the table's file (default: {FOREIGN})"
     )
     parser.add_argument(
-        "--against",
-        type=Path,
-        metavar="OTHER",
-        help="another folder: are token ids the same?",
+        "--against", type=Path, metavar="OTHER", help="another folder: are token ids the same?"
     )
 
     with user_errors():
-        arguments = parser.parse_args()
-        folder: Path | None = arguments.folder
-        if (folder is None) == (arguments.answers is None):
+        given = parser.parse_args()
+        if (given.folder is None) == (given.answers is None):
             raise UserError("name an experiment's folder, or answer files with --answers GLOB")
-        where = "with --answers" if folder else "with an experiment's folder"
-        for option in ("out", "baseline") if folder else ("against",):
-            if getattr(arguments, option) is not None:
-                raise UserError(f"--{option}: {where} only")
+        if given.answers and given.against:
+            raise UserError("--against: with an experiment's folder only")
+        if given.folder and (given.out or given.baseline):
+            raise UserError("--out, --baseline: with --answers only")
 
-        if folder is None:
-            report_answers(arguments.answers, arguments.out or FOREIGN, arguments.baseline)
-        elif arguments.against is not None:
-            sys.exit(int(any(c.verdict == TEXT for c in against(folder, arguments.against))))
+        if given.answers:
+            report_answers(given.answers, given.out or FOREIGN, given.baseline)
+        elif given.against:
+            comparisons = against(given.folder, given.against)
+            sys.exit(int(any(c.verdict == TEXT for c in comparisons)))
         else:
-            report(folder)
+            report(given.folder)
 
 
 if __name__ == "__main__":

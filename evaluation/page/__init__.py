@@ -47,7 +47,7 @@ def render(experiment: Experiment, folder: Path) -> str:
     ran = experiment.named
     names = {id(pool): name for name, pool in ran.items()}
     without_vanilla = [pool for pool in experiment.pools if not pool.baselines["vanilla"]]
-    audited = experiment.audits + audits(without_vanilla, ("hf",))
+    audited = experiment.audits + audits(without_vanilla, "hf")
     trees = [tree_svg.draw(name, pool) for name, pool in ran.items()]
 
     return (

@@ -3,11 +3,10 @@
 Audit: is the output still the model's own? Token ids are compared in the turns that both answered
 from the same prompt.
 
-Two experiments: token ids must be equal in every turn, as neither the machine nor a draft may
-change them. Accepted lengths may differ: with the state kept between prompts, the sizes that step
-times choose, other settings. The ratio of the MATs and its interval say by how much. Of runs with
-different limits of new tokens, only the text is compared, up to the smaller limit. Another
-processor rounds 16-bit numbers in its own way, and so does a server: another text is named.
+Two experiments: token ids must be equal in every turn, as no draft may change them. Accepted
+lengths may differ: with the state kept between prompts, the sizes that step times choose, other
+settings. The ratio of the MATs and its interval say by how much. Another processor rounds 16-bit
+numbers in its own way, and so does a server: then texts may differ.
 """
 
 from __future__ import annotations
@@ -15,12 +14,10 @@ from __future__ import annotations
 import json
 import math
 import shlex
-from bisect import bisect_right
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from itertools import accumulate
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import pandas as pd
 
@@ -29,56 +26,13 @@ from ..records.runs import Run, row_key
 from .intervals import quotient
 from .metrics import lengths_by_turn
 from .pools import Pool, mat_counts, mat_ratio
-from .tables import identity
 
 GAPS = "audit_gaps.json"
 Gaps = dict[tuple[str, ...], float]
 EQUAL = "equal"
 LENGTHS = "text equal, lengths differ"
 TEXT = "ANOTHER TEXT"
-CUT = "text equal up to the smaller limit"
-ROUNDED = "another text, as 16 bits may give"  # or a server, or hf with sampling
 HOW = ("execution", "timed", "phases")  # facets that change neither text nor accepted lengths
-IDS = "token ids"
-STEPS = "accepted lengths"
-
-
-class SharedTurn(NamedTuple):
-    """A turn that two rows answered from the same prompt."""
-
-    choice: int
-    turn: int
-    ids: list[int]
-    other_ids: list[int]
-
-
-def common_turns(one: Row, other: Row) -> tuple[list[SharedTurn], int]:
-    """Return the turns that two rows answered from the same prompt, and how many are left out.
-
-    Left out are the turns after an answer that differs, as their prompts differ, too; those that
-    one row lacks; and those in which neither row has a token.
-    """
-    turns = []
-    pairs = zip(one["choices"], other["choices"], strict=False)
-
-    for index, (choice, other_choice) in enumerate(pairs):
-        answers = zip(
-            choice.get("output_ids") or [],
-            other_choice.get("output_ids") or [],
-            strict=False,
-        )
-        for turn, (ids, other_ids) in enumerate(answers):
-            if ids or other_ids:
-                turns.append(SharedTurn(index, turn, ids, other_ids))
-            if ids != other_ids:
-                break
-
-    most = max(_number_of_turns(one), _number_of_turns(other))
-    return turns, most - len(turns)
-
-
-def _number_of_turns(row: Row) -> int:
-    return sum(len(choice["turns"]) for choice in row["choices"])
 
 
 def diverge(a: Any, b: Any) -> int:
@@ -86,6 +40,7 @@ def diverge(a: Any, b: Any) -> int:
     for index, (x, y) in enumerate(zip(a, b, strict=False)):
         if x != y:
             return index
+
     return min(len(a), len(b))
 
 
@@ -137,39 +92,37 @@ class Audit:
         return sum(turn.tokens for turn in self.turns)
 
 
-def audits(pooled: Sequence[Pool], bases: Sequence[str] = ("vanilla",)) -> list[Audit]:
-    """Audit each configuration against the first of these baselines that it has.
+def audits(pooled: Sequence[Pool], baseline: str = "vanilla") -> list[Audit]:
+    """Audit each configuration against its baseline of this name, if it has one.
 
-    The last baseline is not audited. A batch is compared with the baseline's answers of batch 1, if
-    there are any; so are the baseline's own batches. An answer is compared with that of the same
-    repeat if the baseline has it, else with any repeat's. With sampling, hf is left out, as
-    transformers draws its own noise.
+    An answer is compared with that of the same repeat if the baseline has it, else with any
+    repeat's. With sampling, hf is left out, as transformers draws its own noise.
     """
     audited = []
     for pool in pooled:
-        base = _audit_base(pool, bases)
-        if base is not None:
+        base = _audit_base(pool, baseline)
+        if base is not None and base is not pool:
             audited.append(_audit(pool, base))
+
     return audited
 
 
-def _audit_base(pool: Pool, bases: Sequence[str]) -> Pool | None:
-    """Return the configuration to audit this one against; None if it is not audited."""
+def _audit_base(pool: Pool, baseline: str) -> Pool | None:
+    """Return the configuration to audit this one against; None if it is not audited.
+
+    Of a batch, this is the baseline of batch 1, if there is one.
+    """
+    facets = pool.first.facets
     if pool.first.is_served:
         return None  # audited separately (evaluation.audit), as its arithmetic differs
-    batched = pool.first.facets["batch"] > 1
-    if pool.label == bases[-1] and not batched:
+    if pool.label == baseline and facets["batch"] == 1:
         return None
 
-    candidates = [pool.baselines[name] for name in bases if name != pool.label]
-    if batched:
-        candidates = [pool.closest(name, batch=1) for name in bases] + candidates
-    base = next(filter(None, candidates), None)
-    if base is None:
-        return None
-
-    samples = bool(pool.first.facets.get("temperature"))
-    return None if samples and "hf" in (pool.method, base.method) else base
+    base = pool.baselines[baseline]
+    if facets["batch"] > 1:
+        base = pool.closest(baseline, batch=1) or base
+    is_sampled = bool(facets["temperature"])
+    return None if is_sampled and "hf" in (pool.label, baseline) else base
 
 
 def _audit(pool: Pool, base: Pool) -> Audit:
@@ -179,18 +132,37 @@ def _audit(pool: Pool, base: Pool) -> Audit:
         for run in shards:
             for row in run.answers:
                 base_row = base_rows.get(row_key(row), {"choices": []})
-                turns, left_out = common_turns(row, base_row)
-                audit.left_out += left_out
-                audit.turns += [_audited_turn(run, row, shared) for shared in turns]
+                turns = common_turns(run, row, base_row)
+                audit.turns += turns
+                audit.left_out += max(_count(row), _count(base_row)) - len(turns)
+
     return audit
 
 
-def _audited_turn(run: Run, row: Row, shared: SharedTurn) -> Turn:
-    differs_at = None
-    if shared.ids != shared.other_ids:
-        differs_at = diverge(shared.ids, shared.other_ids)
-    tokens = len(shared.other_ids)
-    return Turn(run, row["question_id"], shared.choice, shared.turn, tokens, differs_at)
+def _count(row: Row) -> int:
+    """Return the number of turns of a question, over choices."""
+    return sum(len(choice["turns"]) for choice in row["choices"])
+
+
+def common_turns(run: Run, row: Row, base: Row) -> list[Turn]:
+    """Return the turns that a run's row and its baseline's answered from the same prompt.
+
+    Left out are the turns after an answer that differs, as their prompts differ, too; those that
+    one row lacks; and those in which neither row has a token.
+    """
+    turns = []
+    for number, pair in enumerate(zip(row["choices"], base["choices"], strict=False)):
+        answers = zip(*(choice.get("output_ids") or [] for choice in pair), strict=False)
+        for turn, (ids, base_ids) in enumerate(answers):
+            differs_at = None if ids == base_ids else diverge(ids, base_ids)
+            if ids or base_ids:
+                about = (run, row["question_id"], number, turn, len(base_ids))
+                turns.append(Turn(*about, differs_at))
+
+            if differs_at is not None:
+                break
+
+    return turns
 
 
 def audit_table(audited: Sequence[Audit], gaps: Gaps) -> pd.DataFrame:
@@ -215,7 +187,7 @@ def audit_table(audited: Sequence[Audit], gaps: Gaps) -> pd.DataFrame:
             "gaps_known": len(measured),
             "largest_logit_gap": max(measured, default=math.nan),
         }
-        rows.append(identity(audit.pool) | counts)
+        rows.append(audit.pool.columns | counts)
 
     return pd.DataFrame(rows)
 
@@ -223,41 +195,32 @@ def audit_table(audited: Sequence[Audit], gaps: Gaps) -> pd.DataFrame:
 def wording(table: pd.DataFrame, folder: Path) -> list[str]:
     """Say for each type how many turns equal vanilla's.
 
-    float32 comes first: there, every difference is a defect.
+    In float32, every difference is a defect.
     """
     lines = []
-    for dtype in ["float32", *sorted(set(table["dtype"]) - {"float32"})]:
-        rows = table[table["dtype"] == dtype]
-        if rows["turns"].sum():
-            lines.append(_dtype_wording(dtype, rows, folder))
-        elif dtype == "float32":
-            lines.append("Nothing was compared in float32.")
+    for dtype, rows in table.groupby("dtype", sort=False):
+        counts = rows[["turns", "identical_turns", "tokens", "turns_left_out", "gaps_known"]].sum()
+        turns, same, tokens, left_out, known = map(int, counts)
+        about = f"({len(rows)} configuration{'s' * (len(rows) > 1)}, {tokens:,} tokens)"
+
+        if not turns:
+            lines.append(f"Nothing was compared in {dtype}.")
+        elif same == turns:
+            left = f"; {left_out:,} turns are not compared" if left_out else ""
+            equal = f"all {turns:,} turns equal vanilla's, token for token"
+            lines.append(f"Lossless in {dtype}: {equal} {about}{left}.")
+        else:
+            different = turns - same
+            command = f"python -m evaluation.audit {shlex.quote(str(folder))}"
+            gaps = f"this measures the logit gap at {different - known} of {different}: {command}"
+            if known == different:
+                largest = f"{rows['largest_logit_gap'].max():.3g}"
+                gaps = f"where a difference starts, two largest logits are at most {largest} apart."
+
+            share = f"{same:,} of {turns:,} turns equal vanilla's {about}"
+            lines.append(f"Not identical in {dtype}: {share}; {gaps}")
+
     return lines
-
-
-def _dtype_wording(dtype: str, rows: pd.DataFrame, folder: Path) -> str:
-    """Say how many turns of the configurations of one type equal vanilla's."""
-    turns = int(rows["turns"].sum())
-    same = int(rows["identical_turns"].sum())
-    different = turns - same
-    configurations = f"{len(rows)} configuration{'s' if len(rows) > 1 else ''}"
-    about = f"({configurations}, {int(rows['tokens'].sum()):,} tokens)"
-
-    if not different:
-        left_out = int(rows["turns_left_out"].sum())
-        left = f"; {left_out:,} turns are not compared" if left_out else ""
-        equal = f"all {turns:,} turns equal vanilla's, token for token"
-        return f"Lossless in {dtype}: {equal} {about}{left}."
-
-    share = f"{same:,} of {turns:,} turns ({100 * same / turns:.2f} %) equal vanilla's {about}"
-    unknown = different - int(rows["gaps_known"].sum())
-    if unknown:
-        command = f"python -m evaluation.audit {shlex.quote(str(folder))}"
-        gaps = f"this measures the logit gap at {unknown} of {different} differences: {command}"
-    else:
-        largest = f"{rows['largest_logit_gap'].max():.3g}"
-        gaps = f"where a difference starts, the two largest logits are at most {largest} apart."
-    return f"Not identical in {dtype}: {share}; {gaps}"
 
 
 def read_gaps(folder: Path) -> Gaps:
@@ -276,67 +239,53 @@ class Comparison:
     name: str
     questions: int  # number that both have answered
     same_text: int  # number of these with the same text in every turn and repeat
-    same_lengths: int | None  # number with the same accepted lengths; None: not compared
+    same_lengths: int  # number with the same accepted lengths
     mats: list[float]  # here and there
     ratio: tuple[float, float, float]  # ratio of the MATs with its interval
-    verdict: str
     first: str  # where token ids, or else accepted lengths, first differ; empty if nowhere
+
+    @property
+    def verdict(self) -> str:
+        if self.same_text < self.questions:
+            return TEXT
+        return EQUAL if self.same_lengths == self.questions else LENGTHS
 
 
 def compare(here: Sequence[Pool], there: Sequence[Pool]) -> tuple[list[Comparison], list[str]]:
-    """Compare configurations paired by all settings, by all but the limit, or by label.
+    """Compare configurations of one limit of new tokens, paired by all settings, else by label.
 
-    Also describe what has no counterpart.
+    Also name those without a counterpart.
     """
-    pools_here = list(here)
-    pools_there = list(there)
-    keys = {id(pool): _keys(pool) for pool in (*here, *there)}
     comparisons = []
+    others = list(there)
+    alone = list(here)
 
-    for level in range(3):
-        for pool in list(pools_here):
-            key = keys[id(pool)][level]
-            twins = [other for other in pools_here if keys[id(other)][level] == key]
-            peers = [other for other in pools_there if keys[id(other)][level] == key]
+    for by_label in (False, True):
+        for pool in list(alone):
+            key = _key(pool, by_label)
+            peers = [other for other in others if _key(other, by_label) == key]
             peers = [other for other in peers if _common(pool, other)]
-
-            unique = len(peers) == len(twins) == 1
-            by_label = level == 2
-            if not peers or (by_label and not unique):
+            twins = [one for one in alone if _key(one, by_label) == key]
+            if not peers or (by_label and len(peers) + len(twins) > 2):
                 continue
 
             closest = max(peers, key=lambda peer: len(_common(pool, peer)))
             comparisons.append(_compare(pool, closest))
-            pools_here.remove(pool)
-            pools_there.remove(closest)
+            alone.remove(pool)
+            others.remove(closest)
 
-    alone = [f"only here: {pool.name}" for pool in pools_here]
-    alone += [f"only there: {pool.name}" for pool in pools_there]
-
-    questions_here = _questions(here)
-    questions_there = _questions(there)
-    if questions_here != questions_there:
-        alone.append(f"questions: {len(questions_here)} here, {len(questions_there)} there")
-    return comparisons, alone
+    words = [f"only here: {pool.name}" for pool in alone]
+    return comparisons, words + [f"only there: {pool.name}" for pool in others]
 
 
-def _keys(pool: Pool) -> tuple[Any, Any, Any]:
-    """Return the keys that pair a configuration.
-
-    They are: all settings, all but the limit of new tokens, the label.
-    """
+def _key(pool: Pool, by_label: bool) -> Any:
+    """Return what two configurations must share to be a pair."""
+    key = [pool.group[name] for name in ("model", "bench", "max_new_tokens")] + [pool.label]
+    if by_label:
+        return key
     facets = pool.first.facets.items()
-    told = {key: value for key, value in facets if key not in HOW and value is not None}
-
-    label = (pool.group["model"], pool.group["bench"], pool.label)
-    settings = (label, pool.group["dtype"], told)
-    everything = (*settings, pool.group["max_new_tokens"])
-    return everything, settings, label
-
-
-def _questions(pooled: Sequence[Pool]) -> set[str]:
-    """Return the keys of all questions that were answered."""
-    return set[str]().union(*(pool.cells.questions for pool in pooled))
+    settings = {name: value for name, value in facets if name not in HOW and value is not None}
+    return key, pool.group["dtype"], settings
 
 
 def _common(here: Pool, there: Pool) -> set[str]:
@@ -349,83 +298,38 @@ def _compare(here: Pool, there: Pool) -> Comparison:
     Each repeat is compared with the same repeat if the other has it.
     """
     common = _common(here, there)
-    limits = {pool.group["max_new_tokens"] for pool in (here, there)}
-    most = min(limits) if len(limits) > 1 else None  # new tokens that both could have
+    texts: dict[str, str] = {}  # where the text of a question first differs
+    lengths: dict[str, str] = {}
 
-    differing = {IDS: set[str](), STEPS: set[str]()}  # the keys of the questions that differ
-    first = {IDS: "", STEPS: ""}  # where, in words
     for repeat, rows in here.answers.items():
         others = there.answers_to_compare(repeat)
         for key in filter(common.__contains__, rows):
-            for kind, where in _differences(rows[key], others[key], most):
-                differing[kind].add(key)
-                first[kind] = first[kind] or f"{kind} differ first at {where}"
-
-    if differing[IDS]:
-        verdict = TEXT if _promised(here) and _promised(there) else ROUNDED
-    elif most is not None:
-        verdict = CUT
-    else:
-        verdict = LENGTHS if differing[STEPS] else EQUAL
+            turns = _turns(rows[key])
+            other_turns = _turns(others[key])
+            for found, kind in ((lengths, 0), (texts, 1)):
+                one = [turn[kind] for turn in turns]
+                other = [turn[kind] for turn in other_turns]
+                if one != other:
+                    question = f"question {rows[key]['question_id']}"
+                    found.setdefault(key, f"{question}, turn {diverge(one, other) + 1}")
 
     counts = mat_counts(here.cells, there.cells)
+    first = [f"token ids differ first at {where}" for where in texts.values()]
+    first += [f"accepted lengths differ first at {where}" for where in lengths.values()]
     return Comparison(
         name=here.name,
         questions=len(common),
-        same_text=len(common) - len(differing[IDS]),
-        same_lengths=len(common) - len(differing[STEPS]) if most is None else None,
+        same_text=len(common) - len(texts),
+        same_lengths=len(common) - len(lengths),
         mats=[quotient(*counts[:2]), quotient(*counts[2:])],
         ratio=mat_ratio(here.cells, there.cells),
-        verdict=verdict,
-        first=first[IDS] or first[STEPS],
+        first=next(iter(first), ""),
     )
 
 
-def _promised(pool: Pool) -> bool:
-    """Return whether every machine gives the same text, by this engine in float32."""
-    if pool.first.is_served or pool.group["dtype"] != "float32":
-        return False
-    # hf samples by the device's generator
-    return pool.label != "hf" or not pool.first.facets["temperature"]
-
-
-def _lengths_and_ids(row: Row) -> list[tuple[list[int], list[int]]]:
+def _turns(row: Row) -> list[tuple[list[int], list[int]]]:
     """Return each turn's accepted lengths and token ids."""
     turns: list[tuple[list[int], list[int]]] = []
     for choice in row["choices"]:
         turns += zip(lengths_by_turn(choice), choice.get("output_ids") or [], strict=False)
     return turns
-
-
-def _differences(here: Row, there: Row, most: int | None) -> Iterator[tuple[str, str]]:
-    """Yield where the turns of two answers differ: IDS or STEPS, and the place.
-
-    Numbers count from 1.
-
-    Args:
-        most: compare only this many tokens, in turns answered from the same prompt, and no lengths;
-            None: everything.
-    """
-    question = f"question {here['question_id']}"
-
-    if most is not None:
-        for shared in common_turns(here, there)[0]:
-            if shared.ids[:most] != shared.other_ids[:most]:
-                token = diverge(shared.ids, shared.other_ids) + 1
-                yield IDS, f"{question}, turn {shared.turn + 1}, token {token}"
-        return
-
-    turns = _lengths_and_ids(here)
-    other_turns = _lengths_and_ids(there)
-    if len(turns) != len(other_turns):
-        yield IDS, f"{question}: {len(turns)} turns here, {len(other_turns)} there"
-
-    pairs = zip(turns, other_turns, strict=False)
-    for turn, ((lengths, ids), (other_lengths, other_ids)) in enumerate(pairs, start=1):
-        where = f"{question}, turn {turn}"
-        if ids != other_ids:
-            ends = list(accumulate(lengths))
-            step = bisect_right(ends, diverge(ids, other_ids)) + 1
-            yield IDS, f"{where}, step {step}"
-        if lengths != other_lengths:
-            yield STEPS, f"{where}, step {diverge(lengths, other_lengths) + 1}"

@@ -61,9 +61,9 @@ class Experiment:
         named = {}
         for block, pooled in self.blocks.items():
             for pool in pooled:
-                name = f"{pool.name}, {block}" if counts[pool.name] > 1 else pool.name
-                named[id(pool)] = name
-        return {named[id(pool)]: pool for pool in self.pools}
+                named[pool] = f"{pool.name}, {block}" if counts[pool.name] > 1 else pool.name
+
+        return {named[pool]: pool for pool in self.pools}
 
     @cached_property
     def table(self) -> pd.DataFrame:

@@ -118,6 +118,7 @@ def repetition(row: Row) -> float:
     for choice in row["choices"]:
         turns = choice.get("repeated_3grams") or []
         shares += [share for share in turns if share is not None]
+
     return mean(shares)
 
 
@@ -145,6 +146,7 @@ def counts_between(row: Row, begin: int, end: int, loops: bool = True) -> tuple[
                 if begin <= position < last:
                     tokens += length
                     steps += 1
+
                 position += length
 
     return tokens, steps
@@ -161,6 +163,7 @@ def loop_start(ids: Sequence[int], length: int = 64) -> int:
         if ngram in seen:
             return position
         seen.add(ngram)
+
     return len(ids)
 
 
@@ -173,6 +176,7 @@ def between_tokens(rows: Sequence[Row]) -> list[float]:
             return []
         for turn in turns:
             seconds += [us / 1e6 for us in turn[1:]]
+
     return seconds
 
 

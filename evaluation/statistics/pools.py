@@ -18,6 +18,7 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
+from ..records.questions import FILE_ORDER
 from ..records.rows import Row
 from ..records.runs import INSIDE, SAMPLING_COLUMNS, SERVER, Run, row_key
 from .acceptance import Accepted, accepted_paths
@@ -39,6 +40,14 @@ SAMPLED = tuple(SAMPLING_COLUMNS.values())  # how a run's tokens were chosen
 # Facets that a baseline must share: also how steps were executed, and whether they were timed.
 COMPARED = ("execution", "phases", "timed", "batch", *SAMPLED)
 MANY = 3  # if runs of a label differ in more settings than this, only unusual values are named
+IF_NEEDED = ("tree_depth", "tree_breadth", "url")  # named only if the other settings are the same
+# how a setting is named, if not as NAME=VALUE
+WORDS = {
+    "tree_nodes": "{} nodes",
+    "tree_depth": "{} deep",
+    "tree_breadth": "{} wide",
+    "order": "{} order",
+}
 # settings that say how many nodes a step drafts at most
 BUDGETS = ("nodes", "tree_nodes", "max_draft")
 
@@ -102,18 +111,13 @@ def mat_ratio(cells: Cells, others: Cells) -> tuple[float, float, float]:
     return quotient(*columns), *quotient_interval(*columns)
 
 
-def _number_in_common(cells: Cells, others: Cells) -> int:
-    """Return how many questions, or batches, are in both."""
-    return int(cells.questions.isin(others.questions).sum())
-
-
-@dataclass(frozen=True)
+@dataclass(eq=False)
 class Pool:
     """The repeats and shards of one configuration."""
 
     runs: tuple[Run, ...]
     variant: str = ""  # the words that distinguish it from others of the same label
-    among: list[Pool] = field(default_factory=list, compare=False, repr=False)  # the experiment's
+    among: list[Pool] = field(default_factory=list, repr=False)  # the experiment's
 
     @property
     def first(self) -> Run:
@@ -171,6 +175,12 @@ class Pool:
         )
         return dict(zip(GROUP, values, strict=True))
 
+    @property
+    def columns(self) -> dict[str, Any]:
+        """The columns that name it in the tables other than the main one."""
+        group = {key: self.group[key] for key in ("model", "dtype", "bench", "bench_questions")}
+        return group | {"method": self.label, "variant": self.variant}
+
     @cached_property
     def repeats(self) -> dict[int, tuple[Run, ...]]:
         """The shards of each repeat, in the order of the bench."""
@@ -182,6 +192,7 @@ class Pool:
             while selection in (other.selection for other in shards.get(repeat, ())):
                 repeat += 1
             shards[repeat] = (*shards.get(repeat, ()), run)
+
         return shards
 
     @cached_property
@@ -192,6 +203,7 @@ class Pool:
             answers[repeat] = {}
             for run in shards:
                 answers[repeat] |= {row_key(row): row for row in run.answers}
+
         return answers
 
     def answers_to_compare(self, repeat: int) -> dict[str, Row]:
@@ -212,10 +224,7 @@ class Pool:
     @cached_property
     def rows(self) -> list[Row]:
         """All rows of all repeats."""
-        rows: list[Row] = []
-        for run in self.runs:
-            rows += run.answers
-        return rows
+        return list(itertools.chain.from_iterable(run.answers for run in self.runs))
 
     @cached_property
     def accepted(self) -> Accepted:
@@ -231,7 +240,7 @@ class Pool:
         own. A server's baseline is its engine without speculation, with the same model.
         """
         if self.first.is_served:
-            engine = str(self.first.settings["method"]["engine"])
+            engine = str(self.first.method["engine"])
             alike = (*COMPARED, "method_model")
             return dict.fromkeys(BASELINES) | {SERVER: self.closest(engine, alike)}
 
@@ -256,23 +265,22 @@ class Pool:
             other_facets: values that its facets must have instead of this pool's.
         """
         facets = self.first.facets | other_facets
+        wanted = (label, self.first.comparable, [facets.get(key) for key in alike])
         best = None
         most = (0, 0, 0)
 
         for other in self.among:
-            if other.label != label or other.first.comparable != self.first.comparable:
+            settings = [other.first.facets.get(key) for key in alike]
+            if (other.label, other.first.comparable, settings) != wanted:
                 continue
-            if any(facets.get(key) != other.first.facets.get(key) for key in alike):
-                continue
-
-            batches = _number_in_common(self.speeds, other.speeds)
-            questions = _number_in_common(self.cells, other.cells)
-            rank = (batches, questions, -len(other.cells.questions))
-            if best is None or rank > most:
+            batches = self.speeds.questions.isin(other.speeds.questions).sum()
+            questions = self.cells.questions.isin(other.cells.questions).sum()
+            rank = (int(batches), int(questions), -len(other.cells.questions))
+            if questions and (best is None or rank > most):
                 best = other
                 most = rank
 
-        return best if most[1] else None
+        return best
 
     @cached_property
     def cells(self) -> Cells:
@@ -313,25 +321,25 @@ def pools(runs: Sequence[Run]) -> list[Pool]:
     Pools are in the runs' order, but among comparable pools those with most questions come first.
     """
     place = {id(run): i for i, run in enumerate(runs)}
-    begins = {run.comparable: place[id(run)] for run in reversed(runs)}
+    benches = list(dict.fromkeys(run.comparable for run in runs))
 
-    pooled = []
+    pooled: list[Pool] = []
     for peers in grouped(runs, lambda run: run.configuration).values():
         for group in joined(peers):
             group.sort(key=lambda run: place[id(run)])
-            pooled.append(Pool(tuple(group)))
-    pooled.sort(
-        key=lambda pool: (begins[pool.first.comparable], -pool.questions, place[id(pool.first)])
-    )
+            pooled.append(Pool(tuple(group), among=pooled))
 
-    variants: dict[int, str] = {}
+    def order(pool: Pool) -> tuple[int, int, int]:
+        bench = benches.index(pool.first.comparable)
+        return bench, -pool.questions, place[id(pool.first)]
+
+    pooled.sort(key=order)
     for alike in grouped(pooled, lambda pool: (*pool.group.values(), pool.label)).values():
-        words = distinguish([pool.first for pool in alike])
-        variants |= zip(map(id, alike), words, strict=True)
+        variants = distinguish([pool.first for pool in alike])
+        for pool, variant in zip(alike, variants, strict=True):
+            pool.variant = variant
 
-    named: list[Pool] = []
-    named += [Pool(pool.runs, variants[id(pool)], named) for pool in pooled]
-    return named
+    return pooled
 
 
 def joined(runs: Sequence[Run]) -> list[list[Run]]:
@@ -365,67 +373,40 @@ def distinguish(runs: Sequence[Run]) -> list[str]:
     facets = [run.facets | run.loading for run in runs]
     keys = dict.fromkeys(itertools.chain.from_iterable(facets))
     varied = [key for key in keys if len({str(settings.get(key)) for settings in facets}) > 1]
-    plain = [key for key in varied if key not in ("tree_depth", "tree_breadth", "url")]
+    plain = [key for key in varied if key not in IF_NEEDED]
 
-    # The settings named of each run; depth, breadth and url only where needed.
-    attempts = [[plain] * len(runs), [varied] * len(runs)]
-    if len(plain) > MANY:
-        attempts.insert(0, _unusual(plain, facets))
-
-    variants: list[str] = []
-    for attempt in attempts:
-        variants = []
-        for named, settings in zip(attempt, facets, strict=True):
-            words = (_words(key, settings, varied) for key in named)
-            variants.append(", ".join(filter(None, words)))
-        if len(set(variants)) == len(runs):
-            return variants
-
-    pairs = zip(variants, _marks(runs, variants), strict=True)
-    return [f"{words}, #{mark}" if words else f"#{mark}" for words, mark in pairs]
-
-
-def _unusual(keys: Sequence[str], facets: Sequence[dict[str, Any]]) -> list[list[str]]:
-    """Return for each run the first setting, and those whose value is not most runs'."""
     usual = {}
-    for key in keys[1:]:
+
+    for key in plain[1:] if len(plain) > MANY else []:
         values = Counter(str(settings.get(key)) for settings in facets)
         value, times = values.most_common(1)[0]
         if 2 * times > len(facets):
             usual[key] = value
 
-    unusual = []
-    for settings in facets:
-        unusual.append([key for key in keys if str(settings.get(key)) != usual.get(key)])
-    return unusual
+    variants: list[str] = []
+    for named, left_out in ((plain, usual), (plain, {}), (varied, {})):
+        variants = [_variant(settings, named, left_out) for settings in facets]
+        if len(set(variants)) == len(runs):
+            return variants
+
+    return [f"{words}, #{n}".removeprefix(", ") for n, words in enumerate(variants, start=1)]
 
 
-def _marks(runs: Sequence[Run], variants: Sequence[str]) -> list[str]:
-    """Tell apart runs whose settings are named alike: by their files' contents, else by folder."""
-    digests = []
-    for run in runs:
-        method = run.settings["method"]
-        digest = method.get("start_sha256") or method.get("tree_sha256") or run.folder.name
-        digests.append(digest[-6:])
+def _variant(settings: dict[str, Any], keys: Sequence[str], left_out: dict[str, str]) -> str:
+    """Return the words for these settings, except those that have the values left out."""
+    words = []
+    for key in keys:
+        value = settings.get(key)
+        if str(value) == left_out.get(key):
+            continue
+        if key == "tree":
+            words.append(f"{value} ({settings.get('tree_nodes')})")
+        elif key in WORDS:
+            if key != "tree_nodes" or "tree" not in keys:  # else named with the tree
+                words.append(WORDS[key].format(FILE_ORDER if value is None else value))
+        elif isinstance(value, bool):
+            words.append(key if value else f"no {key}")
+        else:
+            words.append(f"{key.removeprefix('method_')}={value}")
 
-    if len(set(zip(variants, digests, strict=True))) == len(runs):
-        return digests
-    return [run.folder.name[-6:] for run in runs]
-
-
-def _words(key: str, settings: dict[str, Any], varied: list[str]) -> str:
-    value = settings.get(key)
-    match key:
-        case "tree":
-            return f"{value} ({settings.get('tree_nodes')})"
-        case "tree_nodes":
-            return "" if "tree" in varied else f"{value} nodes"  # named with the tree
-        case "tree_depth":
-            return f"{value} deep"
-        case "tree_breadth":
-            return f"{value} wide"
-        case "order":
-            return f"{value or 'file'} order"
-    if isinstance(value, bool):
-        return key if value else f"no {key}"
-    return f"{key.removeprefix('method_')}={value}"
+    return ", ".join(words)

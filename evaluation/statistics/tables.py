@@ -30,8 +30,6 @@ FORMS = {
     "questions_sha256": "questions #{}",
     "max_new_tokens": "max_new_tokens {}",
 }
-MODEL = GROUP.index("model")
-BENCH = GROUP.index("bench")
 
 # where a column is shown
 TERMINAL = "terminal"
@@ -100,6 +98,7 @@ def main_table(pooled: Sequence[Pool]) -> pd.DataFrame:
     for pool in pooled:
         for category, answers in by_subtask(pool.rows).items():
             rows.append(_main_row(pool, category, answers))
+
     return pd.DataFrame(rows)
 
 
@@ -145,6 +144,7 @@ def _audited(pool: Pool) -> dict[str, int]:
         if not audit:
             return {}
         counts.update({name: audit[name] for name in AUDITED})
+
     return counts if any(counts.values()) else {}
 
 
@@ -159,14 +159,9 @@ def depths_table(pooled: Sequence[Pool]) -> pd.DataFrame:
                 "joint_acceptance": depth.joint,
                 "conditional_acceptance": depth.conditional,
             }
-            rows.append(identity(pool) | figures)
+            rows.append(pool.columns | figures)
+
     return pd.DataFrame(rows)
-
-
-def identity(pool: Pool) -> dict[str, Any]:
-    """Return the columns that identify a configuration in the tables other than the main one."""
-    group = {key: pool.group[key] for key in ("model", "dtype", "bench", "bench_questions")}
-    return group | {"method": pool.label, "variant": pool.variant}
 
 
 def _measures(cells: Cells, speeds: Cells, answers: Sequence[Row]) -> dict[str, Any]:
@@ -237,22 +232,22 @@ def block_names(keys: Iterable[tuple[Any, ...]]) -> dict[tuple[Any, ...], str]:
 
     The names are model and bench, and what else distinguishes blocks of the same two.
     """
-    keys = list(dict.fromkeys(keys))
+    described = {key: dict(zip(GROUP, key, strict=True)) for key in keys}
     names = {}
-    for key in keys:
-        words = [str(key[MODEL]), str(key[BENCH])]
-        twins = [
-            other for other in keys if (other[MODEL], other[BENCH]) == (key[MODEL], key[BENCH])
-        ]
 
-        for i, value in enumerate(key):
-            if GROUP[i] == "questions_sha256":
-                # named only if the number of questions is the same
-                twins = [other for other in twins if other[i - 1] == key[i - 1]]
-            if any(other[i] != value for other in twins):
-                words.append(FORMS.get(GROUP[i], "{}").format(value))
+    for key, block in described.items():
+        words = [block["model"], block["bench"]]
+        twins = [other for other in described.values() if [other["model"], other["bench"]] == words]
+        for column in GROUP:
+            if column == "questions_sha256":  # named only if the number of questions is the same
+                number = block["bench_questions"]
+                twins = [other for other in twins if other["bench_questions"] == number]
+
+            if any(other[column] != block[column] for other in twins):
+                words.append(FORMS.get(column, "{}").format(block[column]))
 
         names[key] = ", ".join(words)
+
     return names
 
 
@@ -271,30 +266,26 @@ def unavailable(why: str) -> str:
 def with_unavailable(table: pd.DataFrame, left_out: Sequence[dict[str, str]]) -> pd.DataFrame:
     """Return the main table with a row for each method that a sweep left out.
 
-    `left_out` names model, bench and method. The row is in the block of its model and bench: in
-    each block if there are several (another type or device), in its own block if there is none.
-    Counts are 0, measures are empty, and the column `note` says why. A method that was measured
-    since has no such row. Without such rows, the table is returned unchanged.
+    `left_out` names model, bench and method. The row is in the first block of its model and bench,
+    else in a block of its own. Counts are 0, measures are empty, and the column `note` says why. A
+    method that was measured since has no such row.
     """
-    empty = {"b": False, "i": 0, "f": math.nan}  # by the kind of a column's type
-    empty_row = {name: empty.get(table[name].dtype.kind) for name in table.columns}
-    own_block: dict[Any, Any] = {
-        key: "" if empty_row[key] is None else empty_row[key] for key in GROUP
-    }
+    methods = table["method"].str.split(" (", regex=False).str[0]
+    ran = set(zip(table["model"], table["bench"], methods, strict=True))
+    counts = table.select_dtypes(["integer", "bool"]).columns
+    empty: dict[Any, Any] = dict.fromkeys(GROUP, "") | dict.fromkeys(counts, 0)
 
-    rows: list[dict[Any, Any]] = []
+    rows = []
     for entry in left_out:
-        same = table[(table["model"] == entry["model"]) & (table["bench"] == entry["bench"])]
-        labels = same["method"].astype(str)
-        if (labels.str.split(" (", regex=False).str[0] == entry["method"]).any():
-            continue  # measured since, whatever its start
-
-        row = {key: entry[key] for key in ("model", "bench", "method")}
-        row |= {"category": OVERALL, "note": unavailable(entry["why"])}
-        its_blocks = same[list(GROUP)].drop_duplicates().to_dict("records")
-        rows += [empty_row | block | row for block in its_blocks or [own_block]]
-
+        key = (entry["model"], entry["bench"], entry["method"])
+        if key not in ran:
+            row = empty | dict(zip(("model", "bench", "method"), key, strict=True))
+            peers = table[(table["model"] == key[0]) & (table["bench"] == key[1])]
+            if not peers.empty:
+                row |= peers.iloc[0][list(GROUP)].to_dict()
+            rows.append(row | {"category": OVERALL, "note": unavailable(entry["why"])})
     if not rows:
         return table
-    below = pd.DataFrame(rows).astype({name: table[name].dtype for name in table.columns})
+
+    below = pd.DataFrame(rows, columns=[*table.columns, "note"]).astype(table.dtypes)
     return pd.concat([table.assign(note=None), below], ignore_index=True)

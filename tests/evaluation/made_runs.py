@@ -105,3 +105,9 @@ def in_terminal(runs):
 def on_paper(runs):
     """The main table as main.md holds it."""
     return to_markdown(main_view(Experiment(runs)))
+
+
+def overall(runs):
+    """The rows of all categories together, by method."""
+    table = Experiment(runs).table
+    return table[table["category"] == "overall"].set_index("method")

@@ -20,27 +20,23 @@ from evaluation.statistics.intervals import (
 )
 
 
+def test_a_deviation_and_what_spans_one():
+    assert deviation([1.0, math.nan, 3.0]) == pytest.approx(math.sqrt(2))
+    assert math.isnan(deviation([1.0]))
+    assert spans_one(0.9, 1.1)
+    for ends in ((1.0, 1.0), (1.01, 1.2), (math.nan, math.nan)):
+        assert not spans_one(*ends)
+
+
 def test_what_is_the_same_for_every_question_is_sure_and_of_few_nothing_is():
-    assert deviation([1.0, math.nan, 3.0]) == pytest.approx(math.sqrt(2)) and math.isnan(
-        deviation([1.0])
-    )
-    spanning = [
-        spans_one(*ends) for ends in ((0.9, 1.1), (1.0, 1.0), (1.01, 1.2), (math.nan, math.nan))
-    ]
-    assert spanning == [True, False, False, False]
-    ones, some = np.ones(FEWEST), np.arange(1.0, FEWEST + 1)
-    assert quotient_interval(2 * some, some) == pytest.approx((2.0, 2.0)), (
-        "paired: twice as fast on every question"
-    )
-    assert quotient_interval([*some, math.nan, 3], [*ones, 1, math.nan]) == quotient_interval(
-        some, ones
-    )
-    few = (some[1:], ones[1:]), (some, 0 * ones), ([], []), (ones[1:],) * 4
-    for interval in (
-        *(quotient_interval(*columns) for columns in few),
-        speed_interval(*np.ones((2, 7, 3))),
-    ):
-        assert all(math.isnan(end) for end in interval)
+    ones = np.ones(FEWEST)
+    some = np.arange(1.0, FEWEST + 1)
+    assert quotient_interval(2 * some, some) == pytest.approx((2.0, 2.0)), "paired"
+    lacking = quotient_interval([*some, math.nan, 3], [*ones, 1, math.nan])
+    assert lacking == quotient_interval(some, ones)
+    for columns in ((some[1:], ones[1:]), (some, 0 * ones), ([], []), (ones[1:],) * 4):
+        assert np.isnan(quotient_interval(*columns)).all()
+    assert np.isnan(speed_interval(*np.ones((2, 7, 3)))).all()
 
 
 def test_a_resample_without_steps_counts_for_nothing():
@@ -56,17 +52,16 @@ def test_a_resample_without_steps_counts_for_nothing():
 
 def test_the_interval_equals_a_slow_bootstrap():
     rng = np.random.default_rng(3)
-    speeds, base = rng.uniform(1, 5, 40), rng.uniform(1, 5, 40)
-    drawn = np.random.default_rng(SEED).integers(0, 40, (RESAMPLES, 40))
+    speeds = rng.uniform(1, 5, 40)
+    base = rng.uniform(1, 5, 40)
     middle = sum(speeds) / sum(base)
-    ratios = [sum(speeds[i] for i in row) / sum(base[i] for i in row) for row in drawn]
-    slow = [
-        middle * (ratio / middle) ** scale for ratio, scale in zip(ratios, wider(40), strict=True)
-    ]
-    assert quotient_interval(speeds, base) == pytest.approx(
-        tuple(np.quantile(slow, [0.025, 0.975])), abs=1e-12
-    )
-    assert (draws(40).sum(axis=1) == 40).all()
+    drawn = np.random.default_rng(SEED).integers(0, 40, (RESAMPLES, 40))
+    slow = []
+    for row, scale in zip(drawn, wider(40), strict=True):
+        ratio = sum(speeds[i] for i in row) / sum(base[i] for i in row)
+        slow.append(middle * (ratio / middle) ** scale)
+    expected = np.quantile(slow, [0.025, 0.975])
+    assert quotient_interval(speeds, base) == pytest.approx(expected, abs=1e-12)
 
 
 def drifting(rng, questions=40, repeats=3, drift=0.04):

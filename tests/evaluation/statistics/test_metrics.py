@@ -27,12 +27,8 @@ ROWS = [
 
 def test_by_hand():
     figures = measure(ROWS)
-    assert (figures["questions"], figures["turns"], figures["steps"], figures["new_tokens"]) == (
-        2,
-        3,
-        9,
-        16,
-    )
+    counts = [figures[name] for name in ("questions", "turns", "steps", "new_tokens")]
+    assert counts == [2, 3, 9, 16]
     assert figures["mat"] == 16 / 9
     assert figures["mat_macro"] == (10 / 5 + 6 / 4) / 2
     assert figures["tokens_per_second"] == (10 / 5 + 6 / 0.5) / 2
@@ -86,29 +82,25 @@ def test_the_eight_labels_are_one_row_and_others_keep_their_name():
 def test_times_and_memory_by_hand():
     # two turns: prefill and first step 0.2 and 0.4 s, the other 4 and 10 steps 1 and 2 s
     times = {"decode_time": [1.0, 2.0], "prefill_time": [0.2, 0.4], "prompt_time": [0.01, 0.03]}
-    timed = answer(1, "qa", [([3, 1, 1, 1, 1], 1.2), ([1] * 11, 2.4)], **times) | {
-        "peak_memory": 3 * 2**20
-    }
-    without_room = {
-        "decode_time": [0.0] * 2,
-        "prefill_time": [0.3, 0.0],
-        "prompt_time": [0.02, 0.5],
-    }
-    # whose second turn counts in no mean
-    other = answer(2, "qa", [([1], 0.1), ([], 0.0)], **without_room)
+    timed = answer(1, "qa", [([3, 1, 1, 1, 1], 1.2), ([1] * 11, 2.4)], **times)
+    timed["peak_memory"] = 3 * 2**20
+    # the second turn has no room for an answer and counts in no mean
+    times = {"decode_time": [0.0] * 2, "prefill_time": [0.3, 0.0], "prompt_time": [0.02, 0.5]}
+    other = answer(2, "qa", [([1], 0.1), ([], 0.0)], **times)
     other["peak_memory"] = 2**20
     figures = measure([timed, other])
-    assert figures["prefill_ms"] == pytest.approx(300) and figures["decode_ms"] == pytest.approx(
-        1000
-    )
+    assert figures["prefill_ms"] == pytest.approx(300)
+    assert figures["decode_ms"] == pytest.approx(1000)
     assert figures["time_to_first_token_ms"] == pytest.approx(320)
     assert figures["step_ms"] == pytest.approx(1e3 * 3.0 / (4 + 10))
     assert figures["tokens_per_second_decode"] == pytest.approx((4 + 10) / 3.0)
     assert figures["peak_memory_mib"] == 3.0
+
     del other["choices"][0]["prefill_time"], other["peak_memory"]
     lacking = measure([timed, other])
-    assert math.isnan(lacking["prefill_ms"]) and math.isnan(lacking["time_to_first_token_ms"])
-    assert math.isnan(lacking["peak_memory_mib"]) and lacking["step_ms"] == figures["step_ms"]
+    for name in ("prefill_ms", "time_to_first_token_ms", "peak_memory_mib"):
+        assert math.isnan(lacking[name])
+    assert lacking["step_ms"] == figures["step_ms"]
 
 
 def test_rows_a_forward_by_hand():
@@ -121,32 +113,30 @@ def test_rows_a_forward_by_hand():
     assert math.isnan(measure([alone, answer(4, "qa", [([1], 1.0)])])["rows_per_forward"])
 
 
+def latencies(name, *rows):
+    figures = measure(rows)
+    return [figures[f"{name}_ms_p{percent}"] for percent in (50, 95, 99)]
+
+
 def test_latencies_by_hand():
     """Percentiles linear between neighbours; a step is an interval, however many tokens it adds."""
     times = {"prefill_time": [0.2, 0.4], "prompt_time": [0.0, 0.1]}
     steps = [[200_000, 10_000, 30_000], [400_000, 20_000]]  # a turn's first is its prefill
     row = answer(1, "qa", [([3, 5, 1], 0.24), ([1, 5], 0.42)], step_us=steps, **times)
-    figures = measure([row])
-    first = [figures[f"time_to_first_token_ms_p{p}"] for p in (50, 95, 99)]
+    first = latencies("time_to_first_token", row)
     assert first == pytest.approx([350, 200 + 0.95 * 300, 200 + 0.99 * 300])
-    later = [figures[f"inter_token_latency_ms_p{p}"] for p in (50, 95, 99)]
+    later = latencies("inter_token_latency", row)
     assert later == pytest.approx([20, 20 + 0.9 * 10, 20 + 0.98 * 10]), "of 10, 20 and 30"
-    older = measure([row, answer(2, "qa", [([1], 0.1)], prefill_time=[0.3], prompt_time=[0.0])])
-    assert math.isnan(older["inter_token_latency_ms_p50"]) and older[
-        "time_to_first_token_ms_p50"
-    ] == pytest.approx(300)
+
+    older = answer(2, "qa", [([1], 0.1)], prefill_time=[0.3], prompt_time=[0.0])
+    assert math.isnan(latencies("inter_token_latency", row, older)[0])
+    assert latencies("time_to_first_token", row, older)[0] == pytest.approx(300)
+    # of a server's concurrent requests, each waits for its own; a turn without room is left out
     waited = {"first_tokens": [1, None], "first_token_time": [0.3, None], "step_batch": [[], []]}
-    full = answer(
-        1, "qa", [([1], 0.1), ([], 0.0)], prefill_time=[0.1, 0.0], prompt_time=[0.1, 0.0], **waited
-    )
-    assert measure([full])["time_to_first_token_ms_p50"] == pytest.approx(400), (
-        "a turn without room is left out"
-    )
-    assert math.isnan(measure([answer(1, "qa", [([1], 0.1)])])["time_to_first_token_ms_p99"])
-    for name in ("time_to_first_token_ms", "inter_token_latency_ms"):
-        assert column(f"{name}_p95").shown == () and column(f"{name}_p95").unit == "ms", (
-            "hidden until asked for"
-        )
+    times = {"prefill_time": [0.1, 0.0], "prompt_time": [0.1, 0.0]}
+    full = answer(1, "qa", [([1], 0.1), ([], 0.0)], **times, **waited)
+    assert latencies("time_to_first_token", full)[0] == pytest.approx(400)
+    assert math.isnan(latencies("time_to_first_token", answer(1, "qa", [([1], 0.1)]))[0])
 
 
 def test_step_times_are_whole_microseconds_that_add_up():

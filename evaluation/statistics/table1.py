@@ -1,0 +1,138 @@
+"""The paper's Table 1: published rows and measured ones, as CSV, Markdown and LaTeX."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+from model.errors import one_line
+from model.files import write_text
+
+from .metrics import OVERALL
+from .published import PAPER_SUBTASKS, WHOLE, departures, read_published
+from .rendering import markdown, shown, write_csv
+from .tables import TABLE1, unavailable
+
+PARTS = {"spec_bench": "specbench", "mbpp": "mbpp"}  # benches and the beginnings of their columns
+# The paper's rows, in its order and by its names; what it calls AR is transformers' own generate.
+PAPER_METHODS = {
+    "ar": "AR",
+    "lookahead": "Lookahead",
+    "pld": "PLD",
+    "rest": "REST",
+    "medusa": "Medusa",
+    "recycling": "Token Recycling",
+}
+PUBLISHED = "published"
+COLUMNS = ["model", "method", "name", "source", *(column.name for column in TABLE1)]
+# they identify a measured row
+ALIKE = ["model", "dtype", "device", "max_new_tokens", "execution", "method", "variant"]
+# the bench, category and column of the main table that each column is from
+PLACES = {name: ("spec_bench", subtask, "speedup_hf") for name, subtask in PAPER_SUBTASKS.items()}
+for _bench, _part in PARTS.items():
+    PLACES[f"{_part}_mat"] = (_bench, OVERALL, "mat")
+    PLACES[f"{_part}_tokens_per_second"] = (_bench, OVERALL, "tokens_per_second")
+    PLACES[f"{_part}_speedup"] = (_bench, OVERALL, "speedup_hf")
+HEAD = (
+    "Columns 3 to 8 are speedups by subtask; then Spec-Bench as a whole, then MBPP (the code"
+    " subtask). Speedups are over AR: transformers' own generate. Published: A100-80GB, float16,"
+    " 1,024 new tokens."
+)
+
+
+def table1(table: pd.DataFrame, left_out: Sequence[dict[str, str]] = ()) -> pd.DataFrame:
+    """Build the paper's Table 1: published rows and those of the main table, in the paper's order.
+
+    Speedups are over `hf` (the paper's AR), and empty without such a run. A method that was left
+    out (by model and method, with `why`) has a row whose source says so. The source of a measured
+    row names its benches and questions, and settings that differ from the paper's.
+    """
+    rows = _measured(table)
+    ran = {(row["model"], row["method"]) for row in rows}
+    absent = {(entry["model"], entry["method"]): entry["why"] for entry in left_out}
+    for (model, method), why in absent.items():
+        if (model, method) not in ran:
+            rows.append({"model": model, "method": method, "source": unavailable(why)})
+
+    rows += [row | {"source": PUBLISHED} for row in read_published("paper_table1")]
+
+    filled = pd.DataFrame(rows, columns=COLUMNS)
+    filled["method"] = filled["method"].replace("hf", "ar")
+    names = filled["method"].replace(PAPER_METHODS)
+    order = {method: place for place, method in enumerate(PAPER_METHODS)}
+    models = {model: place for place, model in enumerate(filled["model"].unique())}
+    places = pd.DataFrame(
+        {
+            "model": filled["model"].map(models),  # measured ones first
+            "method": filled["method"].map(order).fillna(len(order)),
+            "source": filled["source"] != PUBLISHED,
+        }
+    )
+    filled["name"] = names + filled["name"].fillna("")
+    return filled.loc[places.sort_values([*places.columns], kind="stable").index]
+
+
+def _measured(table: pd.DataFrame) -> list[dict[str, Any]]:
+    """Build a row for each combination of ALIKE, of batch 1.
+
+    Each figure is from the configuration with most questions. `name` is appended to the method's
+    name: a start other than the paper's, and the variant.
+    """
+    rows: list[dict[str, Any]] = []
+    table = table[(table["batch"] == 1) & table["bench"].isin(PARTS)]
+    for (model, _, device, _, execution, label, variant), alike in table.groupby(ALIKE, sort=False):
+        by_size = alike.sort_values("bench_questions", kind="stable").to_dict("records")
+        cells = {(row["bench"], row["category"]): row for row in by_size}
+        figures = {}
+        for name, (bench, category, measure) in PLACES.items():
+            figures[name] = cells.get((bench, category), {}).get(measure)
+
+        method, _, start = str(label).partition(" (")
+        more = f" ({start}" if start not in ("", "hot)") else ""
+        more += f", {variant}" if variant else ""
+        measured = [
+            _conditions(cells[bench, OVERALL]) for bench in PARTS if (bench, OVERALL) in cells
+        ]
+        source = "; ".join(["measured", *measured, str(execution), str(device)])
+        rows.append({"model": model, "method": method, "name": more, "source": source} | figures)
+
+    return rows
+
+
+def _conditions(row: dict[Any, Any]) -> str:
+    """Say what a row of the main table measured.
+
+    This is the bench, how many of its questions, the type, and other settings than the paper's.
+    """
+    words = [f"{row['bench']}, {row['questions']} of {WHOLE[row['bench']]} questions", row["dtype"]]
+    for name, value in departures(row).items():
+        if value is not None:
+            words.append(f"{name} {value}".removesuffix(".0"))
+
+    return ", ".join(words)
+
+
+def write_table1(
+    table: pd.DataFrame,
+    folder: Path,
+    left_out: Sequence[dict[str, str]] = (),
+    footnotes: Sequence[str] = (),
+) -> None:
+    """Write table1.csv (every digit), table1.md and table1.tex, in the paper's layout."""
+    rows = table1(table, left_out)
+    write_csv(folder / "table1.csv", rows)
+
+    texts = []
+    for row in rows.drop(columns="method").to_dict("records"):
+        texts.append([shown(value) for value in row.values()])
+    headings = ["model", "method", "figures", *(column.title for column in TABLE1)]
+    parts = ["# Table 1", HEAD, markdown(headings, texts), *footnotes]
+    write_text(folder / "table1.md", "\n\n".join(parts) + "\n")
+
+    frame = pd.DataFrame(texts, columns=headings).map(one_line)
+    latex = frame.to_latex(index=False, escape=True, caption=HEAD, label="tab:1")
+    above = [*map(one_line, footnotes), r"needs \usepackage{booktabs}"]
+    write_text(folder / "table1.tex", "".join(f"% {line}\n" for line in above) + latex)
