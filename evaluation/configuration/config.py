@@ -9,10 +9,9 @@ them. Those of the run itself come from the values in configs/config.yaml.
 from __future__ import annotations
 
 import re
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import make_dataclass
+from dataclasses import asdict, make_dataclass
 from typing import Any
 
 import yaml
@@ -33,7 +32,6 @@ from ..loading.server import Server
 from ..loading.settings import ModelSettings
 from ..records.identity import SERVER
 from ..records.runs import INSIDE
-from .fingerprint import changed_sampling
 
 GROUPS: dict[str, Any] = {
     "model": ModelSettings,
@@ -41,6 +39,7 @@ GROUPS: dict[str, Any] = {
     "tree": build_template,
     "sampling": Sampling,
 }
+IDLE_IF_GREEDY = ("top_k", "top_p", "min_p")  # sampling settings that do not change the arg-max
 # parameters of GROUPS set elsewhere: by the method, by the run, in code
 NOT_SETTINGS = ("k", "seed", "processors")
 MINIMUM = {
@@ -72,7 +71,7 @@ def config_errors() -> Iterator[None]:
     """Raise Hydra's errors as a UserError, without hints about stack traces."""
     try:
         yield
-    except (HydraException, OmegaConfBaseException) as error:
+    except (HydraException, OmegaConfBaseException, ValueError) as error:
         text = one_line(error)
         key = getattr(error, "full_key", None)
 
@@ -92,12 +91,6 @@ def config_errors() -> Iterator[None]:
             raise UserError(f"{name}: no such setting{of_run}{meant(name)}") from None
 
         raise UserError(f"{key}: {text}" if key and key not in text else text) from None
-    except AttributeError:
-        if not sys.flags.optimize:
-            raise
-        # Hydra's parser takes some steps inside assert statements, which python -O leaves out
-        what = "Hydra reads sweeps and mappings with Python's assertions, which this switches off"
-        raise UserError(f"PYTHONOPTIMIZE, or python -O: {what}; leave it out") from None
 
 
 def meant(name: str) -> str:
@@ -203,3 +196,11 @@ def check_groups(config: dict[str, Any]) -> None:
             raise UserError(f"{group}.path: has to be given: {what}")
     for group in sorted(GROUPS.keys() & config.keys()):
         check_settings(config[group], GROUPS[group], f"{group}.", without=NOT_SETTINGS)
+
+
+def changed_sampling(config: dict[str, Any]) -> dict[str, Any]:
+    """Return the sampling settings that differ from plain greedy decoding."""
+    greedy = asdict(Sampling())
+    asked = config["sampling"]
+    idle = () if asked.get("temperature") else IDLE_IF_GREEDY
+    return {key: asked[key] for key in asked if key not in idle and asked[key] != greedy[key]}

@@ -6,7 +6,8 @@ accepted lengths, which do not depend on time, cost little more for many configu
 few. Times cannot be measured this way.
 
 Methods that read nothing of rejected nodes (`Needs.rejected`: prompt look-up, for one) come last.
-Their accepted lengths follow from the text alone, so their drafts are not forwarded.
+Their accepted lengths follow from the text alone, so their drafts are not forwarded, except those
+of the first method if there is no other kind.
 """
 
 from __future__ import annotations
@@ -64,8 +65,8 @@ class SharedText:
 
     Attributes:
         tip: the deepest committed context.
-        start: a context that only the accepted text continues, for methods that read nothing of
-            rejected nodes.
+        start: the prompt's end, which only the accepted text continues: copies of the committed
+            contexts, for methods that read nothing of rejected nodes.
     """
 
     def __init__(
@@ -103,8 +104,8 @@ class SharedText:
         # the prompt's last token is the root of the first step
         self.tip = Context(len(prompt) - 2, choice=prompt[-1], committed=True)
         self.start = replace(self.tip, children={})
-        # end of `start`'s text
-        self._end = None if all(need.rejected for need in needs) else self.start
+        self._end = self.start  # of `start`'s text
+        self._keeps_text = not all(need.rejected for need in needs)
 
     def forward(self, drafts: Sequence[tuple[Context, Draft]]) -> list[list[Context]]:
         """Return the context of every node of these drafts; forward the new ones.
@@ -142,41 +143,6 @@ class SharedText:
             self._commit(rows)
 
         return contexts
-
-    def forget_rejected(self) -> None:
-        """Continue from the end of `start`'s text; after this, only `follow` may be called."""
-        if self._end is not None:
-            self.tip = self._end
-            self._end = None
-
-    def follow(self, root: Context, draft: Draft) -> list[Context]:
-        """Return the context of every accepted node of a draft.
-
-        The text is forwarded as far as they reach.
-        """
-        nodes = [root]
-        tokens = draft.tokens.tolist()
-
-        self._extend(root, tokens[0])
-        rejected = replace(root, choice=-1)  # its logits and hidden states are not read
-
-        for token, parent in zip(tokens[1:], draft.tree.parent_of[1:], strict=True):
-            accepted = nodes[parent].choice == token
-            nodes.append(nodes[parent].child(token) if accepted else rejected)
-            if accepted:
-                self._extend(nodes[-1], token)
-
-        return nodes
-
-    def _extend(self, context: Context, token: int) -> None:
-        """Forward and commit the text's next context, unless that is done.
-
-        The context ends in this token.
-        """
-        if context.choice is None:
-            rows = {context: 0}
-            self._forward(rows, [self.tip], [token])
-            self._commit(rows)
 
     def _forward(self, rows: dict[Context, int], parents: list[Context], tokens: list[int]) -> None:
         """Forward n new contexts behind the text, and keep the output of each.
@@ -223,7 +189,7 @@ class SharedText:
             path.append(rows[accepted])
             accepted.committed = True
 
-            if self._end is not None:
+            if self._keeps_text:
                 copy = replace(accepted, children={})
                 self._end.children[self.tip.choice] = copy
                 self._end = copy
@@ -237,12 +203,26 @@ class SharedText:
             self.cache.length += len(path)
 
 
-class _Sequence:
+def follow(root: Context, draft: Draft) -> list[Context]:
+    """Return the context of every node of a draft on a text that is known to its end.
+
+    Nodes that are rejected, or after the end, have the choice -1.
+    """
+    nodes = [root]
+    rejected = replace(root, choice=-1)  # its logits and hidden states are not read
+    for token, parent in zip(draft.tokens.tolist()[1:], draft.tree.parent_of[1:], strict=True):
+        accepted = nodes[parent].choice == token
+        known = nodes[parent].children.get(token) if accepted else None
+        nodes.append(known or rejected)
+    return nodes
+
+
+class _Answer:
     """One method's decoding along the text.
 
     Attributes:
         root: the last known token, the root of the next draft.
-        context: the root's context. Only sequences hold contexts that may be rejected.
+        context: the root's context. Only answers hold contexts that may be rejected.
         out: the answer so far.
     """
 
@@ -370,31 +350,30 @@ def generate_together(
         chains = [session.begin(prompt) for session in sessions]
         text = SharedText(target, cache, prompt, choice, sessions)
 
-        sequences = list[_Sequence]()
+        answers = list[_Answer]()
         for session, chain in zip(sessions, chains, strict=True):
-            sequences.append(_Sequence(session, prompt, chain, text))
-        following = [one for one in sequences if not one.needs.rejected]
-        unfinished = [one for one in sequences if one.needs.rejected]
+            answers.append(_Answer(session, prompt, chain, text))
+        # if no method reads rejected nodes, the first one finds the text
+        unfinished = [one for one in answers if one.needs.rejected] or answers[:1]
+        following = [one for one in answers if one not in unfinished]
 
         while unfinished:
             # those furthest back take a step, in one forward
-            back = min(sequence.context.position for sequence in unfinished)
-            turn = [sequence for sequence in unfinished if sequence.context.position == back]
-            drafts = [(sequence.context, sequence.draft()) for sequence in turn]
+            back = min(one.context.position for one in unfinished)
+            turn = [one for one in unfinished if one.context.position == back]
+            drafts = [(one.context, one.draft()) for one in turn]
 
-            for sequence, (_, draft), nodes in zip(turn, drafts, text.forward(drafts), strict=True):
-                if not sequence.learn(draft, nodes, limit, eos):
-                    unfinished.remove(sequence)
+            for one, (_, draft), nodes in zip(turn, drafts, text.forward(drafts), strict=True):
+                if not one.learn(draft, nodes, limit, eos):
+                    unfinished.remove(one)
 
-        text.forget_rejected()
-        for sequence in following:
-            sequence.context = text.start.child(sequence.root)
+        for one in following:
+            one.context = text.start.child(one.root)
             goes_on = True
             while goes_on:
-                draft = sequence.draft()
-                nodes = text.follow(sequence.context, draft)
-                goes_on = sequence.learn(draft, nodes, limit, eos)
+                draft = one.draft()
+                goes_on = one.learn(draft, follow(one.context, draft), limit, eos)
 
-    for sequence in sequences:
-        sequence.out.end(limit, max_new_tokens, eos)
-    return [sequence.out for sequence in sequences]
+    for one in answers:
+        one.out.end(limit, max_new_tokens, eos)
+    return [one.out for one in answers]

@@ -10,10 +10,11 @@ import pytest
 from omegaconf import OmegaConf
 
 import evaluation.configuration.config  # noqa: F401  (configs/ resolve names by it)
-from evaluation.configuration.fingerprint import changed_sampling, recorded_method
+from evaluation.configuration.config import changed_sampling
 from evaluation.configuration.jobs import compose, drafts_from_tree
 from evaluation.loading.settings import ModelSettings
 from evaluation.report import REFERENCE, against_shipped
+from evaluation.running.runner import recorded_method
 from evaluation.statistics.experiment import Experiment
 from model.errors import UserError
 from model.recycling import build_template
@@ -98,7 +99,7 @@ def of_job(job, stateful):
         config["method"].get("k", 32),
         None,
     )
-    method = recorded_method(config["method"], sampling)
+    method = recorded_method(config["method"], config)
     if drafts_from_tree(job.config.method, job.config.tree):
         method |= {"tree": tree["name"]} | (
             {"nodes": tree["nodes"]} if tree["name"] == "auto" else {}

@@ -3,8 +3,9 @@
 import json
 import shutil
 
-from evaluation.configuration.fingerprint import changed_sampling, recorded_method
+from evaluation.configuration.config import changed_sampling
 from evaluation.records.identity import fingerprint
+from evaluation.running.runner import recorded_method
 from evaluation.statistics.pools import pools
 from tests.evaluation.made_runs import made
 
@@ -19,8 +20,8 @@ def test_shared_noise_counts_where_there_is_noise_to_share():
         (False, {"temperature": 0.7}, False),
         (None, {"temperature": 0.7}, False),
     ):
-        now = recorded_method(SPS | {"share_noise": share}, sampling)
-        assert ("share_noise" in now) == kept and (now == recorded_method(SPS, sampling)) != kept
+        now = recorded_method(SPS | {"share_noise": share}, {"sampling": sampling})
+        assert ("share_noise" in now) == kept and (now == recorded_method(SPS, {"sampling": sampling})) != kept
 
 
 def test_another_seed_is_another_run_and_a_moved_model_is_not(evaluate, checkpoint, tmp_path):

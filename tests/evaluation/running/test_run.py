@@ -15,10 +15,10 @@ import pytest
 import torch
 
 from evaluation.answerers import Answerer
-from evaluation.configuration.fingerprint import recorded_threads
 from evaluation.records.questions import Question
 from evaluation.records.runs import read_runs
 from evaluation.running.answering import sampling_of
+from evaluation.running.scheduling import recorded_threads
 from evaluation.statistics.agreement import audits
 from evaluation.statistics.pools import pools
 from model.engine.linear import packable

@@ -132,7 +132,7 @@ def test_what_nobody_can_reach_any_more_is_freed(llama, monkeypatch, sizes):
             self.needs = replace(self.needs, hidden=(0, LAST))
 
     target, most, sizes_held = Target(llama), [], set()
-    learn = shared_text._Sequence.learn
+    learn = shared_text._Answer.learn
 
     def counted(self, *arguments):
         alive = [context for ref in made if (context := ref()) is not None]
@@ -146,7 +146,7 @@ def test_what_nobody_can_reach_any_more_is_freed(llama, monkeypatch, sizes):
         sizes_held.update((len(tensor), tensor.untyped_storage().nbytes()) for tensor in kept)
         return learn(self, *arguments)
 
-    monkeypatch.setattr(shared_text._Sequence, "learn", counted)
+    monkeypatch.setattr(shared_text._Answer, "learn", counted)
     drafters = [Hidden(V, build_template("best", nodes=n)) for n in sizes]
     gc.disable()  # by reference alone
     try:
