@@ -156,6 +156,11 @@ class Runner:
         }
         return [key for key, holds in ignored.items() if holds and key.split()[0] in given]
 
+    @property
+    def shares_forwards(self) -> bool:
+        """True if it may answer a question together with other runs."""
+        return self.answerer.on_engine and not self.config["timed"] and self.size == 1
+
     def resume(self) -> None:
         """Read the answers that the run's directory, now locked, has.
 

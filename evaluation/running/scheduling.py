@@ -18,7 +18,6 @@ from typing import Any
 import torch
 from tqdm import tqdm
 
-from model.errors import UserError
 from model.tuning import choose_threads
 
 from ..errors import Failures, noted
@@ -168,14 +167,8 @@ class _Turns:
         """Build a job's run, unless another job has the same one."""
         with self._dropped_on_error():
             runner = Runner(job.config, model, answer_file)
-            same = next((other for other in self.jobs if other.key == runner.key), None)
-            folder = job.config["run_dir"]
-            if folder is not None and self.jobs and same is None:
-                raise UserError(
-                    f"run_dir={folder}: holds one run, and this sweep has several; leave it out"
-                )
-
-            self.jobs.setdefault(same or runner, []).append(job)
+            same = next((other for other in self.jobs if other.key == runner.key), runner)
+            self.jobs.setdefault(same, []).append(job)
 
     def ignored(self, given: Container[str]) -> str:
         """Say which of the given settings change nothing of which runs."""
@@ -254,16 +247,11 @@ class _Turns:
 
 
 def group_by_question(runners: Sequence[Runner]) -> list[list[Runner]]:
-    """Group the runs that share forwards.
-
-    They are untimed, unbatched runs on this engine with the same next question.
-    """
-    groups: dict[Any, list[Runner]] = {}
+    """Group the runs that share forwards and have the same next question."""
+    groups = defaultdict[Any, list[Runner]](list)
     for runner in runners:
-        shared = json.dumps([runner.pending[0].key, runner.config["num_choices"]])
-        alone = runner.config["timed"] or runner.size > 1 or not runner.answerer.on_engine
-        groups.setdefault(runner if alone else shared, []).append(runner)
-
+        question = json.dumps([runner.pending[0].key, runner.config["num_choices"]])
+        groups[question if runner.shares_forwards else runner].append(runner)
     return list(groups.values())
 
 

@@ -40,6 +40,7 @@ class Context:
     """
 
     position: int  # of its last token
+    token: int
     # the contexts that are one token longer
     children: dict[int, Context] = field(default_factory=dict)
     choice: int | None = None  # the token that the target picks; None: not forwarded yet
@@ -51,7 +52,7 @@ class Context:
     def child(self, token: int) -> Context:
         """Return the context that is longer by this token."""
         if token not in self.children:
-            self.children[token] = Context(self.position + 1)
+            self.children[token] = Context(self.position + 1, token)
         return self.children[token]
 
 
@@ -102,7 +103,7 @@ class SharedText:
         self.prompt_hidden = [] if states is None else [*states]  # P - 1 of (w H,)
 
         # the prompt's last token is the root of the first step
-        self.tip = Context(len(prompt) - 2, choice=prompt[-1], committed=True)
+        self.tip = Context(len(prompt) - 2, -1, choice=prompt[-1], committed=True)
         self.start = replace(self.tip, children={})
         self._end = self.start  # of `start`'s text
         self._keeps_text = not all(need.rejected for need in needs)
@@ -113,16 +114,12 @@ class SharedText:
         The contexts are below those of the drafts' roots.
         """
         contexts: list[list[Context]] = []  # of each draft, by node
-        rows: dict[Context, int] = {}  # rows of the forward
-        row_parents: list[Context] = []
-        row_tokens: list[int] = []
+        rows: dict[Context, Context] = {}  # of the forward, each with its parent
 
         for root, draft in drafts:
-            tokens = draft.tokens.tolist()
             parents = draft.tree.parent_of
-
             nodes = [root]
-            for token, parent in zip(tokens[1:], parents[1:], strict=True):
+            for token, parent in zip(draft.tokens.tolist()[1:], parents[1:], strict=True):
                 nodes.append(nodes[parent].child(token))
 
             for node, context in enumerate(nodes):
@@ -130,76 +127,73 @@ class SharedText:
                     continue
                 # also its ancestors without states: forwarded earlier and not accepted
                 for i in draft.tree.chain_of[node]:
-                    if nodes[i].committed or nodes[i] in rows:
-                        continue
-                    rows[nodes[i]] = len(rows)
-                    row_parents.append(nodes[parents[i]] if i else self.tip)
-                    row_tokens.append(tokens[i])
+                    if not nodes[i].committed and nodes[i] not in rows:
+                        rows[nodes[i]] = nodes[parents[i]] if i else self.tip
 
             contexts.append(nodes)
 
         if rows:
-            self._forward(rows, row_parents, row_tokens)
-            self._commit(rows)
+            self._forward(rows)
+            self._commit([*rows])
 
         return contexts
 
-    def _forward(self, rows: dict[Context, int], parents: list[Context], tokens: list[int]) -> None:
+    def _forward(self, rows: dict[Context, Context]) -> None:
         """Forward n new contexts behind the text, and keep the output of each.
 
         Args:
-            rows: the contexts, with their rows of the forward; a parent comes before its children.
-            parents, tokens: of each row.
+            rows: the contexts, each with its parent, which comes before it.
         """
         target = self.target
         past = self.cache.length
         # (n, past + n); True where a row attends to a column
         visible = np.zeros((len(rows), past + len(rows)), dtype=bool)
 
-        for row, parent in enumerate(parents):
-            if parent in rows:
-                visible[row] = visible[rows[parent]]
+        row_of: dict[Context, int] = {}
+        for row, (context, parent) in enumerate(rows.items()):
+            row_of[context] = row
+            if parent in row_of:
+                visible[row] = visible[row_of[parent]]
             else:
                 visible[row, : parent.position + 1] = True  # the text up to the parent
             visible[row, past + row] = True
 
         mask = additive(torch.from_numpy(visible).to(target.device), target.dtype)
         positions = torch.tensor([context.position for context in rows], device=target.device)
-        ids = torch.tensor(tokens, device=target.device)
+        ids = torch.tensor([context.token for context in rows], device=target.device)
         # (n, V), (n, w H)
         logits, hidden = target.forward_masked(self.cache, ids, mask, positions, hidden=self.hidden)
 
         choices = self.choice.among(logits, positions + 1).tolist()
-        for context, row_logits, choice in zip(rows, logits, choices, strict=True):
+        for row, context in enumerate(rows):
             if context.choice is None:
                 # clones below: a view would keep the whole forward's output alive
-                context.choice = choice
-                context.logits = row_logits.clone() if self.keeps_logits else None
-                context.hidden = None if hidden is None else hidden[rows[context]].clone()
+                context.choice = choices[row]
+                context.logits = logits[row].clone() if self.keeps_logits else None
+                context.hidden = None if hidden is None else hidden[row].clone()
 
-    def _commit(self, rows: dict[Context, int]) -> None:
+    def _commit(self, rows: list[Context]) -> None:
         """Commit the states of contexts that are part of the text now."""
         past = self.cache.length
-        path = list[int]()
+        path: list[int] = []  # the rows of the accepted contexts
 
         while self.tip.choice is not None:
             accepted = self.tip.children.get(self.tip.choice)
             if accepted is None or accepted not in rows:
                 break
-            path.append(rows[accepted])
+            path.append(rows.index(accepted))
             accepted.committed = True
 
             if self._keeps_text:
                 copy = replace(accepted, children={})
-                self._end.children[self.tip.choice] = copy
+                self._end.children[accepted.token] = copy
                 self._end = copy
 
             self.tip = accepted
 
         if path:
-            device = self.target.device
-            source = torch.tensor(path, device=device) + past
-            self.cache.move(source, torch.arange(past, past + len(path), device=device))
+            source = torch.tensor(path, device=self.target.device) + past
+            self.cache.move(source, past + torch.arange(len(path), device=self.target.device))
             self.cache.length += len(path)
 
 
