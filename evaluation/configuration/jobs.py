@@ -229,9 +229,13 @@ def plan(typed: Sequence[Override], sweep: DictConfig, loader: ConfigLoader) -> 
 
 def lists(overrides: Sequence[Override]) -> Lists:
     """Return the values of each key, as they are written."""
-    single = {o.get_key_element(): [str(o.input_line).partition("=")[2]] for o in overrides}
-    several = [o for o in overrides if o.is_sweep_override()]
-    return single | {o.get_key_element(): [*o.sweep_string_iterator()] for o in several}
+    values: Lists = {}
+    for o in overrides:
+        word = str(o.input_line).partition("=")[2]
+        values[o.get_key_element()] = (
+            [*o.sweep_string_iterator()] if o.is_sweep_override() else [word]
+        )
+    return values
 
 
 def expand(

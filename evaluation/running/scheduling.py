@@ -61,7 +61,7 @@ def run_jobs(
     with keep_devices():
         for group in grouped(jobs):
             with noted(failures):
-                _run(group, _Turns(failures, folders), answer_file, given, said)
+                _run(group, _Turns(failures, folders, given), answer_file, said)
 
     return folders
 
@@ -101,7 +101,6 @@ def _run(
     group: Sequence[Job],
     turns: _Turns,
     answer_file: Path | None,
-    given: Container[str],
     said: set[str],
 ) -> None:
     """Answer the remaining questions of all runs in a group.
@@ -120,7 +119,7 @@ def _run(
         for job in group:
             turns.add(job, model, answer_file)
 
-        ignored = turns.ignored(given)
+        ignored = "; ".join(f"{key} by {', '.join(by)}" for key, by in turns.ignored.items())
         if ignored and ignored not in said:
             said.add(ignored)
             print(f"ignored: {ignored}", file=sys.stderr)
@@ -157,9 +156,14 @@ class _Turns:
     them.
     """
 
-    def __init__(self, failures: Failures | None, folders: list[Path]) -> None:
+    def __init__(
+        self, failures: Failures | None, folders: list[Path], given: Container[str]
+    ) -> None:
         self.failures = failures
         self.folders = folders  # of finished runs
+        self.given = given
+        # by setting, the labels of the runs that ignore it, as keys
+        self.ignored = defaultdict[str, dict[str, None]](dict)
         # of each unfinished run, which several jobs may share
         self.jobs: dict[Runner, list[Job]] = {}
 
@@ -167,16 +171,10 @@ class _Turns:
         """Build a job's run, unless another job has the same one."""
         with self._dropped_on_error():
             runner = Runner(job.config, model, answer_file)
+            for key in runner.ignored(self.given):
+                self.ignored[key][runner.answerer.label] = None
             same = next((other for other in self.jobs if other.key == runner.key), runner)
             self.jobs.setdefault(same, []).append(job)
-
-    def ignored(self, given: Container[str]) -> str:
-        """Say which of the given settings change nothing of which runs."""
-        labels = defaultdict[str, dict[str, None]](dict)
-        for runner in self.jobs:
-            for key in runner.ignored(given):
-                labels[key][runner.answerer.label] = None
-        return "; ".join(f"{key} by {', '.join(by)}" for key, by in labels.items())
 
     def begin(self, stack: ExitStack) -> None:
         """Lock the runs' directories, complete the finished runs and prepare the others."""

@@ -15,7 +15,7 @@ from model.files import ROOT
 from model.settings import check_settings
 
 # groups of one command, apart from launchers; each with its files
-TOGETHER = (("bench", "method", "preset", "tree"), ("experiment",), ("companions",), ("model",))
+TOGETHER = (("bench", "method", "preset"), ("tree", "companions"), ("experiment",), ("model",))
 CHOICES = []
 for groups in TOGETHER:
     CHOICES += zip_longest(*(sorted((ROOT / "configs" / name).glob("*.yaml")) for name in groups))

@@ -6,7 +6,7 @@ import torch
 from evaluation.configuration.jobs import compose, quoted
 
 TREES = ("tree=best", "tree.nodes=8,16")
-BOTH = "method=suffix_recycling tree.nodes={0} method.max_draft={0}"
+BOTH = "method=suffix_recycling tree=best tree.nodes={0} method.max_draft={1}"
 ALSO = 'hydra.sweeper.also=["method=spine method.nodes=4,8","method=recycling tree.nodes=63"]'
 JOBS = {  # words, and the jobs' overrides
     # a job has the settings of its method alone, and none comes twice
@@ -16,7 +16,6 @@ JOBS = {  # words, and the jobs' overrides
         "method=recycling tree=best tree.nodes=16",
         "method=spine method.nodes=8",
     ],
-    ("method=recycling", "tree.depth=2"): ["method=recycling"],  # null: this tree has none
     ("method=vanilla,pld", "method.max_ngram=2"): ["method=vanilla", "method=pld method.max_ngram=2"],
     ("method=vanilla,recycling", "tree=file,best", "tree.path=a.yaml"): [
         "method=vanilla",
@@ -29,18 +28,18 @@ JOBS = {  # words, and the jobs' overrides
         "method=dynamic tree=auto tree.nodes=8 method.k=4",
     ],
     # equal keys have one value in each job
-    ("method=suffix_recycling", "tree.nodes=8,16", "method.max_draft=8,16"): [
-        BOTH.format(8),
-        "method=suffix_recycling tree.nodes=8 method.max_draft=16",
-        "method=suffix_recycling tree.nodes=16 method.max_draft=8",
-        BOTH.format(16),
+    ("method=suffix_recycling", *TREES, "method.max_draft=8,16"): [
+        BOTH.format(8, 8),
+        BOTH.format(8, 16),
+        BOTH.format(16, 8),
+        BOTH.format(16, 16),
     ],
     (
         "hydra.sweeper.equal=[tree.nodes,method.max_draft]",
         "method=suffix_recycling",
-        "tree.nodes=8,16",
+        *TREES,
         "method.max_draft=8,16",
-    ): [BOTH.format(8), BOTH.format(16)],
+    ): [BOTH.format(8, 8), BOTH.format(16, 16)],
     # further runs are as the grid but for what they name, and keep to the command line
     (ALSO, "hydra.sweeper.params.method=vanilla", "tree=best"): [
         "method=vanilla",
