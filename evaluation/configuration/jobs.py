@@ -74,6 +74,7 @@ def compose(
         loader = _config_loader(config_dir)
         typed = OverridesParser.create(config_loader=loader).parse_overrides(words)
         given = {o.key_or_group for o in typed}
+
         for name in given:
             if re.match(r"hydra\.(?!launcher|sweeper|searchpath|job\.env)", name):
                 raise UserError(
@@ -89,14 +90,19 @@ def compose(
                     raise UserError(
                         f"{of_tree[0]}: {config.method.name} drafts from no tree; leave it out"
                     )
+
                 job = Planned([], without_hydra(config), "")
                 return Composed([job], config, loader, False, given)
 
         # each job decides the value of these
-        several = (o.is_sweep_override() or o.key_or_group.startswith(DEPENDENT) for o in typed)
-        common = [word for word, differs in zip(words, several, strict=True) if not differs]
+        common = []
+        for word, o in zip(words, typed, strict=True):
+            if not o.is_sweep_override() and not o.key_or_group.startswith(DEPENDENT):
+                common.append(word)
+
         config = _load(loader, common)
-        return Composed(plan(typed, config, loader), config, loader, True, given)
+        jobs = plan(typed, config, loader)
+        return Composed(jobs, config, loader, True, given)
 
 
 def _config_loader(config_dir: str | None) -> ConfigLoader:
@@ -106,6 +112,7 @@ def _config_loader(config_dir: str | None) -> ConfigLoader:
         folder = Path(config_dir).resolve()
         if not folder.is_dir():
             raise UserError(f"--config-dir={config_dir}: no such folder")
+
         search_path.prepend("own", f"file://{folder}")
     return ConfigLoaderImpl(search_path)
 
@@ -176,6 +183,7 @@ def plan(typed: Sequence[Override], sweep: DictConfig, loader: ConfigLoader) -> 
     for o in typed:
         if o.is_delete():
             raise UserError(f"{o.input_line}: a job of a sweep has all settings; give it a value")
+
         name = o.key_or_group
         one_value = name.startswith("hydra.") or name in ONE_VALUE or f"${{{name}}}" in reads
 
@@ -194,6 +202,7 @@ def plan(typed: Sequence[Override], sweep: DictConfig, loader: ConfigLoader) -> 
 
     def planned(job: Settings) -> Planned:
         words = [f"{key}={value}" for key, value in job.items()]
+
         config = deepcopy(chosen(job))
         for o in parse(words):
             if o.key_or_group not in groups:
@@ -207,6 +216,7 @@ def plan(typed: Sequence[Override], sweep: DictConfig, loader: ConfigLoader) -> 
     given = lists([o for o in typed if not o.is_hydra_override()])
     if not sweep.timed:
         given = {"repeat": ["0"]} | given  # the other repeats would be the same
+
     params = lists(parse([f"{key}={values}" for key, values in sweeper["params"].items()]))
 
     grids = [params | given]
@@ -215,9 +225,11 @@ def plan(typed: Sequence[Override], sweep: DictConfig, loader: ConfigLoader) -> 
         own = lists(parse(split(run)))
         for key in own.keys() & given.keys():
             own[key] = [value for value in own[key] if value in given[key]]
+
         grids.append(params | given | own)
 
     jobs = expand(grids, sweeper["equal"], chosen)
+
     used = set[str]().union(*jobs)
     for key in sorted(given.keys() - params.keys() - used):
         if "." in key or key == "tree":
@@ -230,11 +242,14 @@ def plan(typed: Sequence[Override], sweep: DictConfig, loader: ConfigLoader) -> 
 def lists(overrides: Sequence[Override]) -> Lists:
     """Return the values of each key, as they are written."""
     values: Lists = {}
+
     for o in overrides:
-        word = str(o.input_line).partition("=")[2]
-        values[o.get_key_element()] = (
-            [*o.sweep_string_iterator()] if o.is_sweep_override() else [word]
-        )
+        key = o.get_key_element()
+        if o.is_sweep_override():
+            values[key] = [*o.sweep_string_iterator()]
+        else:
+            values[key] = [str(o.input_line).partition("=")[2]]
+
     return values
 
 
@@ -249,18 +264,23 @@ def expand(
         chosen: returns the configuration of a job's choices.
     """
     jobs: dict[frozenset[tuple[str, str]], Settings] = {}
+
     for grid in grids:
         for values in product(*grid.values()):
             job = dict(zip(grid, values, strict=True))
             config = chosen(job)
             own = own_settings(config.method, config.tree)
+
             for key in grid:
-                if key.startswith(DEPENDENT) and ".".join(key.split(".")[:2]) not in own:
+                name = ".".join(key.split(".")[:2])
+                if key.startswith(DEPENDENT) and name not in own:
                     del job[key]
+
             if len({job[key] for key in equal if key in job}) <= 1:
                 jobs.setdefault(frozenset(job.items()), job)
 
-    return sorted(jobs.values(), key=lambda job: grids[0]["repeat"].index(job["repeat"]))
+    repeats = grids[0]["repeat"]
+    return sorted(jobs.values(), key=lambda job: repeats.index(job["repeat"]))
 
 
 def own_settings(method: Any, tree: Any) -> set[str]:

@@ -119,6 +119,7 @@ class Runner:
 
         if self.answerer.keeps_state or self.size > 1:  # else all orders have the same record
             bench = replace(bench, questions=self._questions, order=order)
+
         self.recorded = recorded_settings(config, bench, self.answerer)
 
         # the state's file is found by the settings of the hot run
@@ -154,7 +155,7 @@ class Runner:
             **dict.fromkeys(("execution", "phases", "model.linear"), not self.answerer.on_engine),
             **{f"sampling.{key} at temperature 0": greedy for key in IDLE_IF_GREEDY},
         }
-        return [key for key, holds in ignored.items() if holds and key.split()[0] in given]
+        return [key for key in ignored if ignored[key] and key.split()[0] in given]
 
     @property
     def shares_forwards(self) -> bool:
@@ -211,7 +212,9 @@ class Runner:
 
         # rank paths of the tree's nodes, the root left out: "0 1 0,0"
         tree = answerer.drafter.draft_tree
-        paths = [",".join(map(str, path)) for path in tree.rank_paths[1:]] if tree else []
+        nodes = None
+        if tree is not None:
+            nodes = " ".join(",".join(map(str, path)) for path in tree.rank_paths[1:])
 
         more = {
             "label": label,
@@ -226,7 +229,7 @@ class Runner:
             "converted_from": loaded.converted_from,
             "cores_busy_elsewhere": Load().cores_busy() if timed_on_cpu else None,
             "threads_why": threads_why() if device == "cpu" else "",
-            "draft_tree": " ".join(paths) if tree else None,
+            "draft_tree": nodes,
             "config": without_passwords(self.config),
         }
         given = {key: more[key] for key in more if more[key] or key not in OPTIONAL}
@@ -238,8 +241,9 @@ class Runner:
     def forget_other_subtask(self) -> None:
         """With start=category, reset the state if the next question is the first of a subtask."""
         if self.answerer.start == CATEGORY and self.done:
-            last = next(reversed(self.done.values()))
-            if subtask(self.pending[0].category) != subtask(str(last["category"])):
+            last = subtask(str(next(reversed(self.done.values()))["category"]))
+            following = subtask(self.pending[0].category)
+            if following != last:
                 self.answerer.prepare()
 
     def keep(self, rows: Sequence[Row]) -> None:
@@ -276,6 +280,7 @@ class Runner:
         answerer = self.answerer
         rows = list(self.done.values())
 
+        # the state after the last question
         if self._resumed_at == len(rows) and answerer.on_engine:  # killed after its last answer
             if answerer.keeps_state:
                 answerer.drafter.load_state_dict(self.store.last_state(len(rows)))
@@ -284,7 +289,6 @@ class Runner:
                 answer(self._questions[-count:], [(answerer, self.config)])
 
         state = answerer.drafter.state_dict()
-
         summary = measure(rows)
         summary["state_bytes"] = sum(t.numel() * t.element_size() for t in state.values())
 
@@ -342,6 +346,7 @@ def recorded_settings(config: dict[str, Any], bench: Bench, answerer: Answerer) 
     loaded = answerer.loaded
     target = loaded.target
     attention = target.model.config.get_text_config()._attn_implementation
+
     model = asdict(loaded.settings) | {
         "dtype": str(target.dtype).removeprefix("torch."),
         "device": target.device.type,
@@ -353,9 +358,7 @@ def recorded_settings(config: dict[str, Any], bench: Bench, answerer: Answerer) 
     del model["path"]  # the files' digests identify the model, wherever it is stored
 
     ids = [question.question_id for question in bench.questions]
-    as_asked = ("max_new_tokens", "num_choices", "seed", "phases", "repeat", "timed")
-    batch = {"batch": config["batch"]} if config["batch"] > 1 else {}
-    return {
+    recorded = {
         "model": without_later(model),
         "bench": {
             "name": bench.name,
@@ -368,9 +371,15 @@ def recorded_settings(config: dict[str, Any], bench: Bench, answerer: Answerer) 
         "execution": answerer.execution,
         "schema": SCHEMA,
         "sampling": changed_sampling(config),
-        **{key: config[key] for key in as_asked},
-        **batch,
     }
+
+    # as asked
+    for key in ("max_new_tokens", "num_choices", "seed", "phases", "repeat", "timed", "batch"):
+        recorded[key] = config[key]
+    if recorded["batch"] == 1:  # the first records lack it
+        del recorded["batch"]
+
+    return recorded
 
 
 def recorded_method(method: dict[str, Any], config: dict[str, Any]) -> dict[str, Any]:
@@ -413,9 +422,12 @@ def saved_state(config: dict[str, Any], hot: dict[str, Any], answerer: Answerer)
     Raises:
         UserError: there is no such run yet.
     """
-    update = {"update": "all"} if "update" in hot["method"] else {}
+    method = dict(hot["method"])
+    if "update" in method:
+        method["update"] = "all"
+
     for repeat in (hot["repeat"], 0):
-        of_repeat = hot | {"method": hot["method"] | update, "repeat": repeat}
+        of_repeat = hot | {"method": method, "repeat": repeat}
         state = default_folder(config, of_repeat, answerer) / "state.safetensors"
         if state.exists():
             return state

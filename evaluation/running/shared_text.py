@@ -81,6 +81,7 @@ class SharedText:
         self.target = target
         self.cache = cache
         self.choice = choice
+
         readers = [session for session in sessions if session.drafter.needs.prompt_logits]
         needs = [session.drafter.needs for session in sessions]
 
@@ -119,12 +120,14 @@ class SharedText:
         for root, draft in drafts:
             parents = draft.tree.parent_of
             nodes = [root]
+
             for token, parent in zip(draft.tokens.tolist()[1:], parents[1:], strict=True):
                 nodes.append(nodes[parent].child(token))
 
             for node, context in enumerate(nodes):
                 if context.choice is not None or context in rows:
                     continue
+
                 # also its ancestors without states: forwarded earlier and not accepted
                 for i in draft.tree.chain_of[node]:
                     if not nodes[i].committed and nodes[i] not in rows:
@@ -146,6 +149,7 @@ class SharedText:
         """
         target = self.target
         past = self.cache.length
+
         # (n, past + n); True where a row attends to a column
         visible = np.zeros((len(rows), past + len(rows)), dtype=bool)
 
@@ -181,6 +185,7 @@ class SharedText:
             accepted = self.tip.children.get(self.tip.choice)
             if accepted is None or accepted not in rows:
                 break
+
             path.append(rows.index(accepted))
             accepted.committed = True
 
@@ -204,10 +209,12 @@ def follow(root: Context, draft: Draft) -> list[Context]:
     """
     nodes = [root]
     rejected = replace(root, choice=-1)  # its logits and hidden states are not read
+
     for token, parent in zip(draft.tokens.tolist()[1:], draft.tree.parent_of[1:], strict=True):
         accepted = nodes[parent].choice == token
         known = nodes[parent].children.get(token) if accepted else None
         nodes.append(known or rejected)
+
     return nodes
 
 
@@ -258,9 +265,12 @@ class _Answer:
             self._observe_hidden(self.prompt, [self.context])
 
         choices = torch.tensor([context.choice for context in nodes], device=draft.tokens.device)
-        needs_logits = needs.logits or needs.candidates
-        logits = torch.stack([context.logits for context in nodes]) if needs_logits else None
-        hidden = self._hidden([context.hidden for context in nodes]) if needs.hidden else None
+        logits = None
+        if needs.logits or needs.candidates:
+            logits = torch.stack([context.logits for context in nodes])
+        hidden = None
+        if needs.hidden:
+            hidden = self._hidden([context.hidden for context in nodes])
         forwarded = Forwarded(choices, logits, hidden)
 
         left = limit - len(self.out.tokens)
@@ -347,6 +357,7 @@ def generate_together(
         answers = list[_Answer]()
         for session, chain in zip(sessions, chains, strict=True):
             answers.append(_Answer(session, prompt, chain, text))
+
         # if no method reads rejected nodes, the first one finds the text
         unfinished = [one for one in answers if one.needs.rejected] or answers[:1]
         following = [one for one in answers if one not in unfinished]
@@ -364,6 +375,7 @@ def generate_together(
         for one in following:
             one.context = text.start.child(one.root)
             goes_on = True
+
             while goes_on:
                 draft = one.draft()
                 goes_on = one.learn(draft, follow(one.context, draft), limit, eos)

@@ -4,7 +4,9 @@ from collections.abc import Sequence
 from itertools import zip_longest
 from typing import Any, Literal
 
+import hydra
 import pytest
+from hydra import initialize_config_dir
 from omegaconf import OmegaConf
 
 from evaluation.configuration import config
@@ -32,7 +34,8 @@ def test_every_shipped_choice_is_right_and_stays_as_it_is(paths, monkeypatch):
     given = [f"{path.parent.name}={path.stem}" for path in paths if path]
     for group, path in (("model", "path"), ("bench", "file")):
         given += [f"{group}.path=x"] * (f"{group}={path}" in given)
-    found = compose(given).jobs[0].config
+    with initialize_config_dir(str(ROOT / "configs"), version_base=None):
+        found = hydra.compose("config", given)
     assert checked_config(found) == OmegaConf.to_container(found, resolve=True)
 
 

@@ -41,11 +41,11 @@ JOBS = {  # words, and the jobs' overrides
         "method.max_draft=8,16",
     ): [BOTH.format(8, 8), BOTH.format(16, 16)],
     # further runs are as the grid but for what they name, and keep to the command line
-    (ALSO, "hydra.sweeper.params.method=vanilla", "tree=best"): [
-        "method=vanilla",
+    (ALSO, "tree=best"): [
+        "tree=best",
         "method=spine method.nodes=4",
         "method=spine method.nodes=8",
-        "method=recycling tree.nodes=63 tree=best",
+        "tree=best method=recycling tree.nodes=63",
     ],
     (ALSO, "method=vanilla,spine", "method.nodes=8"): [
         "method=vanilla",
@@ -63,14 +63,9 @@ def test_jobs_of_a_sweep(words):
 
 def test_the_jobs_of_a_repeat_are_together_in_the_order_of_their_numbers():
     """Further runs had come last, all their repeats in a row: minutes later, on a slower machine."""
-    words = [
-        "hydra.sweeper.params.method=vanilla",
-        "repeats=11",
-        'hydra.sweeper.also=["method=pld"]',
-    ]
-    jobs = compose(words, multirun=True).jobs
+    jobs = compose(["repeats=11", 'hydra.sweeper.also=["method=pld"]'], multirun=True).jobs
     assert [(job.config.repeat, job.config.method.name) for job in jobs] == [
-        (repeat, method) for repeat in range(11) for method in ("vanilla", "pld")
+        (repeat, method) for repeat in range(11) for method in ("recycling", "pld")
     ]
 
 

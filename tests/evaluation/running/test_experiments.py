@@ -5,8 +5,10 @@ import os
 import subprocess
 from collections import Counter
 
+import hydra
 import pytest
 import yaml
+from hydra import initialize_config_dir
 
 from evaluation.configuration.jobs import compose
 from evaluation.records.sweeps import missing_jobs
@@ -21,18 +23,26 @@ OF_SPEC_BENCH = ("batch", "curves", "dynamic_tree", "headline", "rivals", "speed
 OF_SUBJECT = dict.fromkeys(OF_SPEC_BENCH, "vicuna-7b-spec_bench") | {"paper": "vicuna-7b-sample"}
 
 
+def composed(*words):
+    """The settings that all jobs of an experiment share."""
+    with initialize_config_dir(str(ROOT / "configs"), version_base=None):
+        return hydra.compose("config", [*words], return_hydra_config=True)
+
+
+def methods_of(config):
+    return set(config.hydra.sweeper.params.method.split(","))
+
+
 @pytest.mark.parametrize("name", sorted(EXPERIMENTS.keys() - {"quickstart", "real"}))
 def test_every_experiment_composes_for_vicuna_and_states_its_command(name):
     lines = EXPERIMENTS[name].read_text().splitlines()
     assert lines[1] == f"# bash eval.sh experiment={name}"
-    # of one model and bench: paper's sweep names its own
-    composed = compose([f"experiment={name}", "model=vicuna-7b", "model.path=here"])
-    config = composed.config
+    config = composed(f"experiment={name}", "model=vicuna-7b", "model.path=here")
     folder = f"{name}-{OF_SUBJECT[name]}" if name in OF_SUBJECT else name
     assert (config.name, config.repeats, config.model.path) == (folder, 3, "here")
     assert config.model.weights is None, "which only a GGUF file takes"
-    assert "vanilla" in {job.config.method.name for job in composed.jobs}
-    smoke = compose([f"experiment={name}", "preset=smoke"]).config
+    assert "vanilla" in methods_of(config) and next(iter(config.hydra.sweeper.params)) == "repeat"
+    smoke = composed(f"experiment={name}", "preset=smoke")
     assert (smoke.repeats, smoke.bench.per_category, smoke.max_new_tokens) == (1, 1, 48)
 
 
@@ -42,10 +52,10 @@ def test_the_library_names_the_methods_that_the_harness_configures():
     assert drafters == {"hf": None, "server": "server"} | {name: name for name in METHODS}
     assert {*FIRST_IN_TABLES} <= {*drafters}
     assert all(issubclass(method_class(name), Drafter) for name in METHODS)
-    for words in (["experiment=table1"], ["experiment=quickstart", "preset=full"]):
-        configs = [job.config for job in compose(words).jobs]
-        assert {config.method.name for config in configs} | {"server"} == METHOD_FILES.keys()
-    assert {(config.start, config.bench.per_category) for config in configs} == {("cold", None), ("hot", None)}  # fmt: skip
+    full = composed("experiment=quickstart", "preset=full")
+    assert methods_of(full) == methods_of(composed("experiment=table1"))
+    assert methods_of(full) | {"server"} == METHOD_FILES.keys()
+    assert full.bench.per_category is None and full.hydra.sweeper.params.start == "cold,hot"
     short = [job.config for job in compose(["experiment=quickstart"]).jobs]
     assert len(short) == 10 and {config.bench.per_category for config in short} == {4}
 
