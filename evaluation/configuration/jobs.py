@@ -123,7 +123,9 @@ def _load(loader: ConfigLoader, words: list[str]) -> DictConfig:
 
 def without_hydra(config: DictConfig) -> DictConfig:
     """Return the settings of a run alone."""
-    return OmegaConf.masked_copy(config, [str(key) for key in config if key != "hydra"])
+    keys = [str(key) for key in config if key != "hydra"]
+    settings: DictConfig = OmegaConf.masked_copy(config, keys)
+    return settings
 
 
 def group_settings(words: Sequence[str], *groups: str) -> dict[str, dict[str, Any]]:
@@ -286,10 +288,12 @@ def expand(
 def own_settings(method: Any, tree: Any) -> set[str]:
     """Return the settings of a method and its tree, as a command line names them."""
     names = {f"method.{key}" for key in method}
+
     if drafts_from_tree(method, tree):
         names |= {"tree", *(f"tree.{key}" for key in PARAMETERS.get(tree.name, ()))}
         if tree.name == AUTO:
             names = names - {"method.nodes"} | {"tree.nodes"}  # the budget
+
     return names
 
 
