@@ -60,7 +60,7 @@ WRONG = {  # settings, and what the line names
     "bench.order=5": "bench.order=5",
     "bench.categories=3": "bench.categories=3 | list",
     "bench.categories=[qa,summarisation]": "bench.categories=summarisation | translation",
-    "seed=123456789012345678901234567890": "seed=1234 | 9223372036854775807",
+    "seed=-1": "seed=-1: must be a whole number, at least 0",
     "execution=magic": "execution=magic | auto, eager, graph",
     "execution=custom_generate batch=2 start=hot": "execution=custom_generate | batch=1",
     "execution=custom_generate sampling.temperature=1": "execution=custom_generate | greedy",
@@ -96,7 +96,7 @@ WRONG = {  # settings, and what the line names
     "repeats=0": "repeats=0",
     "batch=8": "batch=8: there are 7 questions; use at most so many",
     "batch=0": "batch=0: must be a whole number, at least 1",
-    "batch=2 phases=true": "phases=true: times the parts of one sequence's steps; use batch=1",
+    "batch=2 phases=true": "phases=true: times the parts of one sequence's steps | batch=1",
     "batch=2 method=recycling": "start=cold: forgets between prompts | use start=hot, or batch=1",
     "batch=2 method=recycling start=category": "start=category: forgets between prompts",
 }
