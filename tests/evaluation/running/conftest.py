@@ -23,7 +23,7 @@ def records(folder: Path) -> dict:
     found: dict = {}
     for run in read_runs(folder):
         answers = core(run.answers)
-        assert found.setdefault((run.label, run.identity.repeat), answers) == answers
+        assert found.setdefault((run.label, run.settings["repeat"]), answers) == answers
     return found
 
 

@@ -25,7 +25,7 @@ def test_repeats_are_runs_of_their_own_and_methods_take_turns(evaluate, tmp_path
     assert evaluate("-m", "method=vanilla,recycling", *few).code == 0
     runs = sorted(read_runs(tmp_path / "results/r"), key=lambda run: run.answers[0]["tstamp"])
     labels = ["vanilla", "recycling (cold)", "recycling (cold)"]
-    assert [(run.label, run.identity.repeat) for run in runs] == [
+    assert [(run.label, run.settings["repeat"]) for run in runs] == [
         (label, repeat) for repeat in (0, 1) for label in labels
     ], "repeat by repeat, not method by method"
     table = pd.read_csv(tmp_path / "results/r/tables/main.csv")
@@ -39,7 +39,7 @@ def test_a_half_finished_sweep_says_what_is_missing_and_what_completes_it(evalua
     assert evaluate(*arguments).code == 0
     folder = tmp_path / "results/half"
     assert not missing_jobs(folder)
-    runs = {(run.label, run.identity.repeat): run.folder for run in read_runs(folder)}
+    runs = {(run.label, run.settings["repeat"]): run.folder for run in read_runs(folder)}
     shutil.rmtree(runs["pld", 1])
     answers = runs["vanilla", 1] / "answers.jsonl"
     answers.write_text(answers.read_text().splitlines(keepends=True)[0])
@@ -121,7 +121,7 @@ def test_a_saved_start_is_the_hot_runs_state(evaluate, tmp_path):
         if one.label == "recycling (saved)":
             state = Path(one.settings["method"]["start"])
             metadata = json.loads((state.parent / "metadata.json").read_text())
-            assert metadata["settings"]["repeat"] == one.identity.repeat
+            assert metadata["settings"]["repeat"] == one.settings["repeat"]
     assert steps["recycling (saved)"] < steps["recycling (hot)"], "on the same questions"
     assert [len(pool.runs) for pool in pools(found)] == [2, 2]
     assert "start=hot,saved" in evaluate("start=saved", "name=alone").err
