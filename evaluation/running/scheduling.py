@@ -283,3 +283,5 @@ class Progress(tqdm):
         """End the line."""
         if self.terminal:
             super().close()
+        else:  # or a later bar goes below this one
+            self._decr_instances(self)

@@ -69,7 +69,7 @@ FIGURE = {
 FEW = {
     "tree_shape": ["tree.depth=1,2,3"],
     "tree_size": ["tree.nodes=0,4,8"],
-    "budget": ["method=vanilla,recycling,suffix_recycling", "tree.nodes=4,8", "method.max_draft=4,8"],
+    "budget": ["method=vanilla,recycling,suffix_recycling", "tree.nodes=4,8,12", "method.max_draft=4,8,12"],
     "temperature": ["method=hf,vanilla,recycling"],
     "order": ["bench.order=file,interleaved"],
     "table1": ["method=hf,vanilla,pld,recycling"],
