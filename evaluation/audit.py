@@ -15,10 +15,10 @@ from __future__ import annotations
 
 import argparse
 import json
-import math
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from itertools import chain
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -36,12 +36,13 @@ from .records.questions import Question
 from .records.rows import difference
 from .records.runs import Run, is_served, runs_at
 from .running.scheduling import Progress
-from .statistics.agreement import GAPS
+from .statistics.agreement import GAPS, Turn
 from .statistics.experiment import Experiment
 from .statistics.rendering import aligned, write_audit
 from .statistics.tables import AUDITED
 
 TYPES = ("float32", "float16", "bfloat16")
+PERMISSIONS = ("trust_remote_code", "allow_pickle")  # of a model's settings
 SHOWN = 3  # differing positions of an answer that are put into words
 END = -1  # in place of a token's id: the end of an answer, whichever EOS it would be
 # number of answers in which noise is measured, and of their first tokens
@@ -52,75 +53,46 @@ SAMPLED = 32
 def main() -> None:
     """The command line."""
     parser = argparse.ArgumentParser(prog="python -m evaluation.audit", description=__doc__)
-    about = (
-        "an experiment's results, e.g. results/precision;"
-        " with --answers: model.KEY=VALUE, bench.KEY=VALUE"
-    )
-    parser.add_argument("words", nargs="*", metavar="FOLDER", help=about)
-    parser.add_argument(
-        "--answers",
-        type=Path,
-        metavar="FILE",
-        help="answers of any engine instead",
-    )
-    parser.add_argument(
-        "--model",
-        metavar="NAME",
-        help="--answers: one of configs/model, a folder, or a hub name",
-    )
-    parser.add_argument(
-        "--bench",
-        metavar="NAME",
-        help="--answers without prompts: one of configs/bench, or a file",
-    )
-    parser.add_argument(
-        "--made-in",
-        choices=TYPES,
-        help="--answers: the type they were computed in, if another one",
-    )
-    parser.add_argument(
-        "--trust-remote-code",
-        action="store_true",
-        help="run code that comes with the model",
-    )
-    parser.add_argument(
-        "--allow-pickle",
-        action="store_true",
-        help="also read *.bin weights (as weights only)",
-    )
+    flag = parser.add_argument
+    flag("words", nargs="*", help="FOLDER, as results/precision; model.KEY=VALUE, bench.KEY=VALUE")
+    flag("--answers", type=Path, metavar="FILE", help="answers of any engine instead")
+    flag("--model", metavar="NAME", help="one of configs/model, a folder, or a hub name")
+    flag("--bench", metavar="NAME", help="of answers without prompts: of configs/bench, or a file")
+    flag("--made-in", choices=TYPES, help="the type they were computed in, if another one")
 
     with user_errors("no gap was written"):
         given = parser.parse_intermixed_args()
-        permitted = {
-            "trust_remote_code": given.trust_remote_code,
-            "allow_pickle": given.allow_pickle,
-        }
-        of_folder = given.answers is None
-        if of_folder != (given.model is None) or (of_folder and len(given.words) != 1):
+        grants = [f"model.{key}=true" for key in PERMISSIONS]
+        if given.answers is not None and given.model is not None:
+            judged = audit_file(given.answers, given.model, given.bench, given.made_in, given.words)
+            sys.exit(int(not all(one.places and not one.wrong for one in judged)))
+
+        folders = [word for word in given.words if word not in grants]
+        if len(folders) != 1 or given.answers or given.model or given.bench or given.made_in:
             raise UserError("name an experiment's folder, or --answers FILE and --model NAME")
-        if of_folder and (given.bench or given.made_in):
-            raise UserError("--bench, --made-in: with --answers only")
-        if of_folder:
-            audit_folder(Path(given.words[0]), permitted)
-            return
+        permitted = {key: f"model.{key}=true" in given.words for key in PERMISSIONS}
+        audit_folder(Path(folders[0]), permitted)
 
-        settings = named("model", given.model)
-        if given.bench:
-            settings |= named("bench", given.bench)
-        settings["model.linear"] = "torch"  # linear layers as in transformers
-        words = [f"{key}={quoted(value)}" for key, value in settings.items()]
-        words += [f"model.{key}=true" for key, granted in permitted.items() if granted]
-        config = group_settings([*words, *given.words], "model", "bench")
 
-        questions = load_bench(**config["bench"]).questions if given.bench else ()
-        by_id = {question.question_id: question for question in questions}
-        judged = audit_answers(
-            given.answers,
-            ModelSettings(**config["model"]),
-            by_id,
-            given.made_in,
-        )
-        sys.exit(int(not all(one.places and not one.wrong for one in judged)))
+def audit_file(
+    path: Path, model: str, bench: str | None, made_in: str | None, words: list[str]
+) -> list[Judged]:
+    """Audit a file's answers by a model and a bench's questions, each named as on the command line.
+
+    Args:
+        words: further settings of both.
+    """
+    settings = named("model", model) | {"model.linear": "torch"}  # as in transformers
+    if bench is not None:
+        settings |= named("bench", bench)
+    chosen = [f"{key}={quoted(value)}" for key, value in settings.items()]
+    config = group_settings([*chosen, *words], "model", "bench")
+
+    questions = {}
+    if bench is not None:
+        for question in load_bench(**config["bench"]).questions:
+            questions[question.question_id] = question
+    return audit_answers(path, ModelSettings(**config["model"]), questions, made_in)
 
 
 def audit_folder(folder: Path, permitted: dict[str, bool]) -> None:
@@ -141,31 +113,20 @@ def measure_gaps(experiment: Experiment, permitted: dict[str, bool]) -> Iterator
 
     It is the gap between the target's two largest logits.
 
-    A folder's metadata name the model and bench, but grant no permissions, as anybody may have
-    written them.
-
     Args:
-        permitted: whether the user of this command grants the model settings trust_remote_code and
-            allow_pickle.
+        permitted: whether the user of this command grants each of PERMISSIONS. A folder's metadata
+            name model and bench, but grant nothing, as anybody may have written them.
 
     Yields:
         `at` (run, question, choice, turn, token), `gap` (first minus second logit, in the run's own
-        type), `picked` (how far the logit of the method's token is below the largest).
+        type).
 
     Raises:
-        UserError: a run's model needs a permission (nothing is loaded then), or its files or
-            questions have changed.
+        UserError: a run's model needs a permission, or its files or questions have changed.
     """
-    differing = [audit for audit in experiment.audits if audit.different]
-    for audit in differing:
-        first = audit.pool.first
-        model = first.metadata["config"]["model"]
-        for key, granted in permitted.items():
-            if model.get(key) and not granted:
-                trusted = f"if you trust {model['path']}, say so: --{key.replace('_', '-')}"
-                raise UserError(f"{first.folder}: was run with model.{key}=true; {trusted}")
-
-    for audit in differing:
+    for audit in experiment.audits:
+        if not audit.different:
+            continue
         first = audit.pool.first
         dtype = {"dtype": first.settings["model"]["dtype"]}  # the type that the run used
         settings = ModelSettings(**first.metadata["config"]["model"] | permitted | dtype)
@@ -179,30 +140,28 @@ def measure_gaps(experiment: Experiment, permitted: dict[str, bool]) -> Iterator
                     f"{first.folder}: its model is no longer the one in {settings.path} ({changed})"
                 )
 
-            template = loaded.template
-            tokenizer = loaded.tokenizer
-
-            # shards have different questions
-            for run in {id(turn.run): turn.run for turn in audit.different}.values():
-                questions = _questions(run)
-                rows = {row["question_id"]: row for row in run.answers}
-
-                for turn in audit.different:
-                    if turn.run is not run:
-                        continue
-                    token = turn.differs_at or 0
-                    choice = rows[turn.question_id]["choices"][turn.choice]
-                    # compact records hold no texts
-                    *before, ids = choice["output_ids"][: turn.turn + 1]
-                    answers = [answer_text(template, tokenizer, tokens) for tokens in before]
-                    turns = list(questions[turn.question_id].turns[: turn.turn + 1])
-                    prompt = prompt_ids(template, tokenizer, turns, answers)
-
-                    forced = force(loaded.target, prompt, ids[: token + 1])
-                    picked = forced.gaps[token] if token < len(ids) else math.nan
-                    yield {"at": list(turn.key), "gap": forced.margins[token], "picked": picked}
+            for run in audit.pool.runs:  # shards have different questions
+                turns = [turn for turn in audit.different if turn.run is run]
+                if turns:
+                    yield from _gaps(run, turns, loaded)
 
             del loaded  # before loading another model
+
+
+def _gaps(run: Run, turns: list[Turn], loaded: LoadedModel) -> Iterator[dict[str, Any]]:
+    questions = _questions(run)
+    rows = {row["question_id"]: row for row in run.answers}
+
+    for turn in turns:
+        choice = rows[turn.question_id]["choices"][turn.choice]
+        *before, ids = choice["output_ids"][: turn.turn + 1]
+        # of the ids, as compact records hold no texts
+        answers = [answer_text(loaded.template, loaded.tokenizer, tokens) for tokens in before]
+        asked = questions[turn.question_id].turns[: turn.turn + 1]
+        prompt = prompt_ids(loaded.template, loaded.tokenizer, asked, answers)
+
+        forced = force(loaded.target, prompt, ids[: turn.differs_at])
+        yield {"at": list(turn.key), "gap": forced.margins[-1]}
 
 
 def _questions(run: Run) -> dict[int | str, Question]:
@@ -239,42 +198,44 @@ def judge(answer: EngineAnswer, forced: Forced, tie: float, loaded: LoadedModel)
     Args:
         tie: the largest gap of a near tie.
     """
-
-    def spelt(token: int) -> str:
-        return visible(json.dumps(loaded.tokenizer.decode([token]), ensure_ascii=False))[:40]
-
     ends = forced.own[-1] in loaded.eos
-    stops = answer.finish == "stop"
     said = list(answer.ids)
-    if stops:  # a position of its own
+    if answer.finish == "stop":  # a position of its own
         said.append(forced.own[-1] if ends else END)
 
-    apart = [i for i, (one, own) in enumerate(zip(said, forced.own, strict=False)) if one != own]
+    apart = [i for i, token in enumerate(said) if token != forced.own[i]]
     wrong = [i for i in apart if not forced.gaps[i] <= tie]  # NaN is wrong
+    ties = [i for i in apart if i not in wrong]
 
     words = [f"{len(wrong)} wrong, the first ones:"] if len(wrong) > SHOWN else []
-
-    for i in (wrong or apart)[:SHOWN]:
-        token = "the end" if said[i] == END else spelt(said[i])
-        words.append(
-            f"token {i + 1} is {token}, the model's {spelt(forced.own[i])}"
-            f" (gap {forced.gaps[i]:.3g})"
-        )
+    for i in (wrong or ties)[:SHOWN]:
+        token = "the end" if said[i] == END else spelt(said[i], loaded)
+        own = spelt(forced.own[i], loaded)
+        words.append(f"token {i + 1} is {token}, the model's {own} (gap {forced.gaps[i]:.3g})")
 
     at_limit = answer.finish == "length"
     if answer.limit is not None:
         at_limit = len(answer.ids) >= answer.limit
-    if not (ends or stops or at_limit):
-        words.append(
-            f"ends early ({visible(answer.finish)[:30] or 'no reason given'}), the model goes on"
-        )
-
+    if not (ends or answer.finish == "stop" or at_limit):
+        why = visible(answer.finish)[:30] or "no reason given"
+        words.append(f"ends early ({why}), the model goes on")
     if answer.behind:
         words.append(f"{answer.behind} tokens behind EOS are left out")
 
-    close = sum(margin <= tie for margin in forced.margins[: len(said)])
-    ties = [forced.gaps[i] for i in apart if i not in wrong]
-    return Judged(answer, len(said), close, ties, [forced.gaps[i] for i in wrong], "; ".join(words))
+    return Judged(
+        answer,
+        places=len(said),
+        close=sum(margin <= tie for margin in forced.margins[: len(said)]),
+        ties=[forced.gaps[i] for i in ties],
+        wrong=[forced.gaps[i] for i in wrong],
+        words="; ".join(words),
+    )
+
+
+def spelt(token: int, loaded: LoadedModel) -> str:
+    """Return a token's text in quotes."""
+    text = loaded.tokenizer.decode([token])
+    return visible(json.dumps(text, ensure_ascii=False))[:40]
 
 
 def without_eos(answer: EngineAnswer, loaded: LoadedModel) -> EngineAnswer:
@@ -309,7 +270,6 @@ def audit_served(folder: Path, permitted: dict[str, bool]) -> None:
 
         counts = zip(*(one.counts for one in judged), strict=True)
         audit: dict[str, Any] = dict(zip(AUDITED, map(sum, counts), strict=True))
-        audit["words"] = {one.answer.name: one.words for one in judged if one.words}
         audit["made_in"] = made_in
         write_json(run.folder / "summary.json", run.summary | {"audit": audit})
 
@@ -352,18 +312,16 @@ def audit_answers(
                 judged.append(judge(bare, forced, tie, loaded))
                 progress.update(len(answer.prompt) + len(answer.ids))
 
-    heading = [
-        (
-            f"{path}: each token next to the greedy choice of {settings.name} in {types[1]},"
-            f" {devices_in_words(loaded)}"
-        ),
-        (
-            f"near tie: a gap of at most {tie:.2g}, twice what two greatest logits moved against"
-            f" each other between one forward and, in {types[0]}, a forward a token"
-            f" ({sum(len(one.own) for one in by_steps)} places)"
-        ),
-    ]
-    print("\n".join([*heading, "", *table_of(judged), "", *verdict(judged, types[1])]))
+    print(
+        f"{path}: each token next to the greedy choice of {settings.name} in {types[1]},"
+        f" {devices_in_words(loaded)}"
+    )
+    print(
+        f"near tie: a gap of at most {tie:.2g}, twice what two greatest logits moved against each"
+        f" other between one forward and, in {types[0]}, a forward a token"
+        f" ({sum(len(one.own) for one in by_steps)} places)"
+    )
+    print("\n".join(["", *table_of(judged), "", *verdict(judged, types[1])]))
     return judged
 
 
@@ -378,15 +336,11 @@ def table_of(judged: Sequence[Judged]) -> list[str]:
 
 def verdict(judged: Sequence[Judged], dtype: str) -> list[str]:
     """Say whether the answers are the model's own, and from how many tokens and near ties."""
-    ties = list[float]()
-    wrong = list[float]()
-
-    for one in judged:
-        ties += one.ties
-        wrong += one.wrong
-
+    ties = list(chain.from_iterable(one.ties for one in judged))
     places = sum(one.places for one in judged)
     close = sum(one.close for one in judged)
+    wrong = sum(len(one.wrong) for one in judged)
+    bad = sum(bool(one.wrong) for one in judged)
     empty = sum(not one.places for one in judged)
     remade = sum(one.answer.remade for one in judged)
 
@@ -394,24 +348,14 @@ def verdict(judged: Sequence[Judged], dtype: str) -> list[str]:
     near += f", the widest {max(ties):.2g}" if ties else ""
 
     lines = []
-    if wrong:
-        bad = f"{sum(bool(one.wrong) for one in judged)} of {len(judged)} answers"
-        lines.append(
-            f"Not lossless in {dtype}: {len(wrong):,} of {places:,} tokens are wrong, in {bad};"
-            f" {near}."
-        )
-    elif places:
-        lines.append(
-            f"Lossless in {dtype}: of {places:,} tokens in {len(judged) - empty} answers none is"
-            f" wrong; {near}."
-        )
-
+    if places:
+        begin = "Not lossless" if wrong else "Lossless"
+        of_all = f"{wrong:,} of {places:,} tokens are wrong, in {bad} of {len(judged)} answers"
+        lines.append(f"{begin} in {dtype}: {of_all}; {near}.")
     if empty:
         lines.append(f"Not audited: {empty} of {len(judged)} answers, which hold no token.")
     if remade:
-        alone = "their ids were made from it, and may not be the engine's."
-        lines.append(f"Of {remade} answers there is text alone: {alone}")
-
+        lines.append(f"Of {remade} answers there is text alone: ids made from it may be others.")
     return lines
 
 

@@ -49,7 +49,7 @@ from matplotlib.ticker import FixedLocator
 from evaluation import figures
 from evaluation.errors import user_errors
 from evaluation.figures import style
-from evaluation.loading.bench import WORDS, numbers
+from evaluation.loading.bench import SPLITS, numbers
 from evaluation.records.rows import new_tokens
 from evaluation.report import REFERENCE
 from evaluation.statistics import intervals, metrics, notes, pools, published, rendering, tables
@@ -261,7 +261,7 @@ def halved(pool: pools.Pool, half: str | None) -> pools.Cells:
     rows = dict(sorted(pool.answers_to_compare(0).items(), key=lambda item: item[1]["question_id"]))
     number = dict(zip(rows, numbers(row["category"] for row in rows.values()), strict=True))
 
-    halves = [WORDS["split"][number[key] % 2] for key in pool.cells.questions]
+    halves = [SPLITS[number[key] % 2] for key in pool.cells.questions]
     return pool.cells.take(np.array(halves) == half)
 
 

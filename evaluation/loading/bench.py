@@ -1,9 +1,8 @@
 """Load benches: fetch a file, select and order its questions, make prompts of them.
 
 SPEED-Bench's rows (NVIDIA, arXiv 2604.09557) are read as published, or as NVIDIA's prepare.py
-writes them. Licences
-keep some prompts out of the published parquet files: these prompts are placeholders until
-prepare.py fetches them.
+writes them. Licences keep some prompts out of the published parquet files: these prompts are
+placeholders until prepare.py fetches them.
 """
 
 from __future__ import annotations
@@ -13,12 +12,12 @@ import json
 import random
 import sys
 import urllib.request
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import chain, count, zip_longest
+from itertools import chain, zip_longest
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import pandas as pd
 from fastchat.conversation import conv_templates, get_conv_template
@@ -37,29 +36,7 @@ from ..records.questions import (
     subtask,
 )
 
-# values of settings; dev and held_out are the even and odd questions of each subtask, counted from
-# 0
-WORDS = {
-    "split": ("dev", "held_out"),
-    "layout": ("spec_bench", "speed_bench"),
-    "placeholders": ("refuse", "skip"),
-}
-SPEED_BENCH_CATEGORIES = (
-    "coding",
-    "humanities",
-    "math",
-    "multilingual",
-    "qa",
-    "rag",
-    "reasoning",
-    "roleplay",
-    "stem",
-    "summarization",
-    "writing",
-    "low_entropy",
-    "mixed",
-    "high_entropy",
-)
+SPLITS = ("dev", "held_out")  # the even and odd questions of each subtask, counted from 0
 PLACEHOLDER = "FULL BENCHMARK DATA SHOULD BE FETCHED FROM THE SOURCE"
 PREPARE = (
     "https://raw.githubusercontent.com/NVIDIA-NeMo/Skills/5ac8609a56ac941540b10c92e68d556e6343cd4c/"
@@ -87,11 +64,11 @@ def load_bench(
     end: int | None = None,
     per_category: int | None = None,
     spread: bool = False,
-    split: str | None = None,
+    split: Literal["dev", "held_out"] | None = None,
     categories: Sequence[str] | None = None,
     order: str = FILE_ORDER,
-    layout: str = "spec_bench",
-    placeholders: str = "refuse",
+    layout: Literal["spec_bench", "speed_bench"] = "spec_bench",
+    placeholders: Literal["refuse", "skip"] = "refuse",
 ) -> Bench:
     """Load a bench, fetching it first if it is missing.
 
@@ -115,11 +92,6 @@ def load_bench(
         UserError: missing, empty, malformed, wrong hash, no network, nothing selected, unknown
             order.
     """
-    given = {"split": split or "dev", "layout": layout, "placeholders": placeholders}
-    for key, value in given.items():
-        if value not in WORDS[key]:
-            raise UserError(f"bench.{key}={value}: must be {' or '.join(WORDS[key])}")
-
     file = ROOT / path
     if file.is_dir() or (url is None and not file.suffix):
         file /= "question.jsonl"
@@ -139,7 +111,7 @@ def load_bench(
     of_file = numbers(question.category for question in questions)
     numbered = list(zip(questions, of_file, strict=True))[begin:end]
     if split is not None:
-        numbered = [pair for pair in numbered if WORDS["split"][pair[1] % 2] == split]
+        numbered = [pair for pair in numbered if SPLITS[pair[1] % 2] == split]
     part = [question for question, _ in numbered]
 
     kept = set[Question]()
@@ -154,14 +126,24 @@ def load_bench(
             f"bench {name}: no question is left of {len(questions)} after the selection"
         )
 
-    _refuse_placeholders(chosen, file)
+    missing = sum(map(_is_placeholder, chosen))
+    if missing:
+        raise UserError(
+            f"{file}: {missing} prompts are placeholders, as their licences keep the text out; fill"
+            f" them by {PREPARE} and name its file with bench.path=, or leave them out with"
+            " bench.placeholders=skip"
+        )
     return Bench(name, ordered(chosen, order), digest, order)
 
 
 def numbers(categories: Iterable[str]) -> list[int]:
     """Number the questions of each subtask from 0, from the category of each question."""
-    next_numbers: defaultdict[str, Iterator[int]] = defaultdict(count)
-    return [next(next_numbers[subtask(category)]) for category in categories]
+    found = Counter[str]()
+    numbered = []
+    for name in map(subtask, categories):
+        numbered.append(found[name])
+        found[name] += 1
+    return numbered
 
 
 def ordered(questions: Sequence[Question], order: str) -> tuple[Question, ...]:
@@ -170,8 +152,9 @@ def ordered(questions: Sequence[Question], order: str) -> tuple[Question, ...]:
     if order == FILE_ORDER:
         return tuple(questions)
     if order == INTERLEAVED:
-        pairs = zip(numbers(q.category for q in questions), questions, strict=True)
-        return tuple(question for _, question in sorted(pairs, key=lambda pair: pair[0]))
+        places = numbers(question.category for question in questions)
+        turns = sorted(range(len(questions)), key=places.__getitem__)
+        return tuple(questions[i] for i in turns)
     if kind == SHUFFLED and (seed.isdecimal() or order == SHUFFLED):
         shuffled = list(questions)
         random.Random(int(seed or 0)).shuffle(shuffled)
@@ -187,14 +170,12 @@ def _fetch(file: Path, url: str | None, sha256: str | None) -> str:
 
     The file is written completely and with its hash, or not at all.
     """
-    # by the user, from the file at the URL
-    prepared = str(url).endswith(".parquet") and file.suffix != ".parquet"
-    # never write outside the repository
-    is_fetched = not prepared and file.resolve().is_relative_to(ROOT) and not file.exists()
-    if url is None or not is_fetched:
-        # the reader reports it
+    if str(url).endswith(".parquet") and file.suffix != ".parquet":  # prepared by the user
+        url = sha256 = None
+    own = file.exists() or not file.resolve().is_relative_to(ROOT)  # nothing is written elsewhere
+    if url is None or own:
         digest = hashlib.sha256(file.read_bytes()).hexdigest() if file.is_file() else ""
-        if digest and sha256 not in (None, digest) and not prepared:
+        if digest and sha256 not in (None, digest):
             why = f"has sha256 {digest[:12]}..., the published one {str(sha256)[:12]}..."
             raise UserError(f"{file} {why}; delete it to fetch it again")
         return digest
@@ -204,8 +185,8 @@ def _fetch(file: Path, url: str | None, sha256: str | None) -> str:
             data = response.read()
     except OSError as error:  # URLError and TimeoutError, too
         raise UserError(
-            f"cannot fetch {url} ({getattr(error, 'reason', error)}); download it elsewhere and put"
-            f" it at {file}, or name a folder with bench.path="
+            f"cannot fetch {url} ({one_line(error)}); download it elsewhere and put it at {file},"
+            " or name a folder with bench.path="
         ) from None
 
     digest = hashlib.sha256(data).hexdigest()
@@ -227,45 +208,14 @@ def _is_placeholder(question: Question) -> bool:
     return any(PLACEHOLDER in turn for turn in question.turns)
 
 
-def _refuse_placeholders(questions: Sequence[Question], file: Path) -> None:
-    missing = Counter(question.category for question in questions if _is_placeholder(question))
-    if missing:
-        counts = ", ".join(f"{category} {n}" for category, n in sorted(missing.items()))
-        raise UserError(
-            f"{file}: {missing.total()} prompts are placeholders, as their licences keep the text"
-            f" out ({counts}); fill them by {PREPARE} and name its file with bench.path=, or leave"
-            " them out with bench.placeholders=skip"
-        )
-
-
 def _speed_bench_rows(path: Path) -> Iterator[tuple[str, Any]]:
-    """Yield SPEED-Bench's rows in Spec-Bench's layout.
-
-    Raises UserError naming file and row, or the missing reader.
-    """
+    """Yield SPEED-Bench's rows in Spec-Bench's layout; `checked_questions` reports wrong ones."""
     for where, row in _parquet_rows(path) if path.suffix == ".parquet" else read_rows(path):
-        category = row.get("category") if isinstance(row, dict) else None
-        if not isinstance(category, str):  # `checked_questions` reports it
-            yield where, row
-            continue
-        if category not in SPEED_BENCH_CATEGORIES:
-            known = ", ".join(SPEED_BENCH_CATEGORIES)
-            raise UserError(
-                f"{where}: category {category!r} is none of SPEED-Bench's ({known});"
-                " is this its file?"
-            )
-
-        if isinstance(row.get("messages"), list):
-            said = [message if isinstance(message, dict) else {} for message in row["messages"]]
-            # else it would be asked
-            if any(message.get("role", "user") != "user" for message in said):
-                raise UserError(
-                    f"{where}: a message's role is not user; SPEED-Bench has no other;"
-                    " is this its file?"
-                )
-            row |= {"turns": [message.get("content") for message in said]}
-
-        yield where, row | {"category": f"speed_{category}"}  # apart from Spec-Bench's of this name
+        if isinstance(row, dict) and isinstance(row.get("messages"), list):
+            row["turns"] = [message.get("content") for message in row["messages"]]
+        if isinstance(row, dict) and "category" in row:  # apart from Spec-Bench's of this name
+            row["category"] = f"speed_{row['category']}"
+        yield where, row
 
 
 def _parquet_rows(path: Path) -> Iterator[tuple[str, Any]]:
@@ -274,13 +224,8 @@ def _parquet_rows(path: Path) -> Iterator[tuple[str, Any]]:
         raise UserError(f"question file {path} does not exist")
     try:
         frame = pd.read_parquet(path)
-    except ImportError:
-        raise UserError(
-            f"{path}: parquet is read by pyarrow, which is not installed; pip install pyarrow, or"
-            f" name a JSONL file of {PREPARE} with bench.path="
-        ) from None
-    except Exception as error:  # pandas and pyarrow raise many kinds for a damaged file
-        raise UserError(f"question file {path} is no parquet ({one_line(error)[:200]})") from None
+    except Exception as error:  # pandas and pyarrow raise many kinds, also if pyarrow is missing
+        raise UserError(f"question file {path} cannot be read ({one_line(error)[:300]})") from None
 
     for number, row in enumerate(json.loads(frame.to_json(orient="records")), start=1):
         yield f"{path}: row {number}", row
@@ -341,7 +286,7 @@ def answer_text(template: str, tokenizer: Any, tokens: list[int]) -> str:
     text = tokenizer.decode(tokens, skip_special_tokens=True)
     stop = None if template in (prompts.CHAT, prompts.RAW) else get_conv_template(template).stop_str
     for mark in [stop] if isinstance(stop, str) else stop or []:
-        text = text.split(mark, 1)[0]
+        text = text.partition(mark)[0]
     return str(text.strip())
 
 

@@ -59,15 +59,14 @@ def exclusive(settings: ModelSettings, timed: bool = True) -> Iterator[ModelSett
     Yields the settings with the device chosen for auto.
 
     The lock is taken before the model is loaded, as loading would disturb another run's timings. It
-    is released when
-    the weights are freed: at the end of the command, or when the process moves to another device.
+    is released when the weights are freed: at the end of the command, or when the process moves to
+    another device.
 
     Args:
         timed: False if the run takes no times; it does not lock the CPU.
     """
     count = torch.cuda.device_count() if torch.cuda.is_available() else 0
-    devices = [torch.device("cuda", index) for index in range(count)]
-    gpus = {_lock_name(device): device for device in devices}
+    gpus = {_lock_name(torch.device("cuda", index)): index for index in range(count)}
 
     with keep_devices():
         if gpus and settings.device_map is not None:
@@ -78,7 +77,7 @@ def exclusive(settings: ModelSettings, timed: bool = True) -> Iterator[ModelSett
             if not name:
                 _release()
                 name = _lock_one_of(*gpus)
-            settings = dataclasses.replace(settings, device=str(gpus[name]))
+            settings = dataclasses.replace(settings, device=f"cuda:{gpus[name]}")
             names = {name}
         else:
             names = {_lock_name(choose_device(settings.device, "model.device"))}

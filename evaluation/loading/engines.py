@@ -12,8 +12,6 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from model.errors import visible
-
 from ..records.identity import NO_SPECULATION
 
 # Keys of a choice or message that are its text, its ids or no part of the answer, as OpenAI, vLLM,
@@ -69,6 +67,44 @@ class Reply:
         return None if self.accepted is None else min(self.tokens, steps)
 
 
+def at(said: Any, path: str) -> Any:
+    """Return what is at a path of keys, of a list in its first item; None if nothing is."""
+    for key in path.split("/"):
+        first = said[0] if isinstance(said, list) and said else said
+        said = first.get(key) if first else None
+    return said
+
+
+OPENAI = {
+    "ids": "choices/token_ids",
+    "text": "choices/text",
+    "finish": "choices/finish_reason",
+    "stopped_by": "choices/stop_reason",
+    "tokens": "usage/completion_tokens",
+    "prompt_tokens": "usage/prompt_tokens",
+    # vLLM's, if set to report it
+    "accepted": "metrics/speculative_decoding/num_accepted_draft_tokens",
+    "drafts": "metrics/speculative_decoding/num_spec_steps",
+}
+SGLANG = {
+    "ids": "output_ids",
+    "text": "text",
+    "finish": "meta_info/finish_reason/type",
+    "stopped_by": "meta_info/finish_reason/matched",
+    "tokens": "meta_info/completion_tokens",
+    "prompt_tokens": "meta_info/prompt_tokens",
+}
+LLAMACPP = {
+    "ids": "tokens",
+    "text": "content",
+    "finish": "stop_type",
+    "tokens": "tokens_predicted",
+    "prompt_tokens": "tokens_evaluated",
+    "accepted": "timings/draft_n_accepted",
+    "speculation": "generation_settings/speculative.types",
+}
+
+
 @dataclass(frozen=True)
 class Engine:
     """An engine with OpenAI's /v1/completions.
@@ -76,6 +112,7 @@ class Engine:
     By default it takes only text and counts no drafts.
     """
 
+    fields: dict[str, str]  # of a reply: their paths in an event
     takes_ids: bool = False
     also: dict[str, float] = field(default_factory=dict)  # request fields beyond OpenAI's interface
     # path of the whole server's counters, in Prometheus' text format; {}: the model's name
@@ -98,22 +135,17 @@ class Engine:
 
     def read(self, event: dict[str, Any], reply: Reply) -> None:
         """Add an event of the stream to `reply`."""
-        for choice in event.get("choices") or ():
-            reply.ids += choice.get("token_ids") or ()
-            reply.text += choice.get("text") or ""
-            reply.parts += bool(other_part(choice))
-            reply.finish = choice.get("finish_reason") or reply.finish
-            reply.stopped_by = choice.get("stop_reason", reply.stopped_by)
-            if mean := choice.get("avg_decoded_tokens_per_iter"):  # TensorRT-LLM's
-                reply.means["avg_decoded_tokens_per_iter"] = (len(reply.ids), len(reply.ids) / mean)
+        found = {name: at(event, path) for name, path in self.fields.items()}
+        reply.ids += found.pop("ids") or ()
+        reply.text += found.pop("text") or ""
+        for name, value in found.items():
+            if value is not None:
+                setattr(reply, name, value)
 
-        if usage := event.get("usage"):
-            reply.tokens = usage["completion_tokens"] or 0
-            reply.prompt_tokens = usage["prompt_tokens"]
-        # vLLM's, if set to report it
-        if said := (event.get("metrics") or {}).get("speculative_decoding"):
-            reply.accepted = said["num_accepted_draft_tokens"]
-            reply.drafts = said["num_spec_steps"]
+        for choice in event.get("choices") or ():
+            reply.parts += bool(other_part(choice))
+        if mean := at(event, "choices/avg_decoded_tokens_per_iter"):  # TensorRT-LLM's
+            reply.means["avg_decoded_tokens_per_iter"] = (len(reply.ids), len(reply.ids) / mean)
 
     def count(self, moved: dict[str, float], reply: Reply) -> None:
         """Add the increase of the server's counters.
@@ -160,25 +192,19 @@ class Sglang(Engine):
         }
 
     def read(self, event: dict[str, Any], reply: Reply) -> None:
-        said = event["meta_info"]
-        ids = event.get("output_ids") or []
-        reply.tokens = said["completion_tokens"]
-        reply.prompt_tokens = said["prompt_tokens"]
-        # an event has all ids so far or, if so set, the last
-        new = reply.tokens - len(reply.ids)
-        if new > 0:
-            reply.ids += ids[-new:]
-        reply.text = event.get("text") or reply.text
-        end = said.get("finish_reason") or {}
-        reply.finish = end.get("type", "")
-        reply.stopped_by = end.get("matched")
+        # an event has all of the text, and all ids so far or, if so set, the last
+        text = event.get("text") or reply.text
+        new = event["meta_info"]["completion_tokens"] - len(reply.ids)
+        last = event["output_ids"][-new:] if new > 0 else []
+        super().read(event | {"output_ids": last}, reply)
+        reply.text = text
 
-        if steps := said.get("spec_verify_ct"):
-            reply.accepted = reply.tokens - 1 - steps  # SGLang's own count has had several names
-            if mean := said.get("spec_accept_length"):
-                reply.means["spec_accept_length"] = (mean * steps, steps)
-        elif steps == 0:  # nothing was drafted
-            reply.accepted = 0
+        steps = at(event, "meta_info/spec_verify_ct")
+        mean = at(event, "meta_info/spec_accept_length")
+        if steps is not None:  # SGLang's own count of accepted tokens has had several names
+            reply.accepted = reply.tokens - 1 - steps if steps else 0
+        if steps and mean:
+            reply.means["spec_accept_length"] = (mean * steps, steps)
 
     def describe(self, card: dict[str, Any], get: Callable[[str], Any]) -> dict[str, Any]:
         info = get("/server_info") or get("/get_server_info") or {}
@@ -208,24 +234,19 @@ class LlamaCpp(Engine):
         }
 
     def read(self, event: dict[str, Any], reply: Reply) -> None:
-        reply.ids += event.get("tokens") or ()
-        reply.text += event.get("content") or ""
+        super().read(event, reply)
         if event.get("stop"):
-            end = event["stop_type"]
-            reply.finish = {"eos": "stop", "limit": "length"}.get(end, end)
-            reply.tokens = event["tokens_predicted"]
-            reply.prompt_tokens = event["tokens_evaluated"]
-            all_ids = reply.ids and len(reply.ids) == reply.tokens
-            reply.stopped_by = reply.ids[-1] if all_ids else None
-            # missing if nothing was drafted
-            reply.accepted = event["timings"].get("draft_n_accepted", 0)
-            types = event["generation_settings"].get("speculative.types", NO_SPECULATION)
-            drafting = [name for name in str(types).split(",") if name != NO_SPECULATION]
-            reply.speculation = visible(",".join(drafting)) or NO_SPECULATION
+            reply.finish = {"eos": "stop", "limit": "length"}.get(reply.finish, reply.finish)
+            if reply.ids and len(reply.ids) == reply.tokens:
+                reply.stopped_by = reply.ids[-1]
+            reply.accepted = reply.accepted or 0  # missing if nothing was drafted
+            types = (reply.speculation or NO_SPECULATION).split(",")
+            drafting = [name for name in types if name != NO_SPECULATION]
+            reply.speculation = ",".join(drafting) or NO_SPECULATION
 
     def describe(self, card: dict[str, Any], get: Callable[[str], Any]) -> dict[str, Any]:
         props = get("/props") or {}
-        context = (card.get("meta") or {}).get("n_ctx")
+        context = at(card, "meta/n_ctx")
         return {"version": props.get("build_info"), "speculation": None, "context": context}
 
 
@@ -237,11 +258,13 @@ _VLLM = {
     "frequency_penalty": 0.0,
 }
 ENGINES = {
-    "vllm": Engine(True, _VLLM, "/metrics", "vllm:", "mean_acceptance_length"),
-    "sglang": Sglang(True, path="/generate"),
-    "llamacpp": LlamaCpp(True, {}, "/metrics?model={}", "llamacpp:", "mean_len", "/completion"),
-    "tensorrt": Engine(True, {"detokenize": False}, "/prometheus/metrics", "trtllm_"),
-    "other": Engine(),
+    "vllm": Engine(OPENAI, True, _VLLM, "/metrics", "vllm:", "mean_acceptance_length"),
+    "sglang": Sglang(SGLANG, True, path="/generate"),
+    "llamacpp": LlamaCpp(
+        LLAMACPP, True, {}, "/metrics?model={}", "llamacpp:", "mean_len", "/completion"
+    ),
+    "tensorrt": Engine(OPENAI, True, {"detokenize": False}, "/prometheus/metrics", "trtllm_"),
+    "other": Engine(OPENAI),
 }
 
 

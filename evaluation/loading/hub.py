@@ -18,14 +18,7 @@ from safetensors import SafetensorError, safe_open
 from model.errors import UserError, one_line
 from model.pretrained import is_reachable as is_reachable
 
-# the files of a repository that are not weights
-SMALL = (
-    "*.json",
-    "*.txt",
-    "*.model",
-    "*.jinja",
-    "*.py",
-)
+SMALL = ("*.json", "*.txt", "*.model", "*.jinja", "*.py")  # files that are not weights
 
 
 def is_name(path: str) -> bool:

@@ -1,7 +1,6 @@
 """The audit: made-up records by hand, and the logit gap on a real model against a plain forward."""
 
 import json
-from pathlib import Path
 
 import pytest
 import torch
@@ -10,11 +9,11 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from evaluation import audit
 from evaluation.loading.bench import answer_text, prompt_ids
 from evaluation.records.runs import read_runs
-from evaluation.statistics.agreement import GAPS, audit_table, audits, read_gaps, wording
+from evaluation.statistics.agreement import GAPS, audit_table, audits, wording
 from evaluation.statistics.experiment import Experiment
 from evaluation.statistics.pools import pools
 from evaluation.statistics.rendering import write_audit
-from tests.evaluation.made_runs import answer, asked, made, write
+from tests.evaluation.made_runs import answer, asked, made
 
 
 def said(question_id, *turns):
@@ -53,22 +52,14 @@ def test_turn_by_turn_by_hand(tmp_path):
     assert row["gaps_known"] == 1 and row["largest_logit_gap"] == 0.25
 
 
-def test_the_audit_of_servers_reads_no_answers_of_other_runs(tmp_path, capsys):
-    folder = write(VANILLA, tmp_path)
-    (folder / "answers.jsonl").unlink()  # of which reading it would speak
-    (folder / "summary.json").write_text("{}")
-    audit.audit_served(tmp_path, {})
-    assert not capsys.readouterr().err
-
-
 def test_what_holds_no_token_ids_is_not_passed(tmp_path):
     """A turn without its entry had been dropped in silence, and two empty ones had been equal."""
-    lacking, empty = said(1, [1, 2]), said(2, [])
+    lacking = said(1, [1, 2])
     lacking["choices"][0]["turns"] = ["text"] * 2
-    whole, short = said(3, [1], [2]), said(3, [1])
+    empty = said(2, [])
     runs = [
-        made("vanilla", [said(1, [1, 2], [3]), empty, whole]),
-        made("pld", [lacking, empty, short, said(4, [1])]),
+        made("vanilla", [said(1, [1, 2], [3]), empty, said(3, [1], [2])]),
+        made("pld", [lacking, empty, said(3, [1]), said(4, [1])]),
     ]
     (line,) = wording(audit_table(audits(pools(runs)), {}), tmp_path)
     assert line.startswith("Lossless in float32: all 2 turns equal") and line.endswith(
@@ -77,26 +68,25 @@ def test_what_holds_no_token_ids_is_not_passed(tmp_path):
 
 
 def test_the_words_of_each_type(tmp_path):
+    def words(runs, gaps):
+        return wording(audit_table(audits(pools(runs)), gaps), tmp_path)
+
     same = made("pld", VANILLA.answers)
-    said = "Lossless in float32: all 5 turns equal vanilla's, token for token (1 configuration, 10 tokens)."
-    assert wording(audit_table(audits(pools([VANILLA, same])), {}), tmp_path) == [said]
+    (line,) = words([VANILLA, same], {})
+    assert line.startswith("Lossless in float32: all 5 turns equal vanilla's, token for token")
     half = [
         made(r.label, r.answers, model={"dtype": "float16"}, folder=str(r.folder))
         for r in (VANILLA, OTHER)
     ]
-    lines = wording(audit_table(audits(pools([VANILLA, same, *half])), {}), tmp_path)
-    assert (
-        lines[1].startswith("Not identical in float16: 1 of 4 turns (25.00 %)")
-        and f"python -m evaluation.audit {tmp_path}" in lines[1]
-    )
-    gaps = {("other", "1", "0", "0", "2"): 0.25, ("other", "3", "0", "0", "1"): 0.125}
-    gaps |= {("other", "4", "0", "0", "0"): 0.0}
-    measured = wording(audit_table(audits(pools([VANILLA, same, *half])), gaps), tmp_path)[1]
-    assert "two largest logits are at most 0.25 apart" in measured
-    (wrong,) = wording(audit_table(audits(pools([VANILLA, OTHER])), gaps), tmp_path)
-    assert "in float32: 1 of 4 turns (25.00 %)" in wrong and "Lossless" not in wrong, (
-        "a difference is not lossless"
-    )
+    line = words([VANILLA, same, *half], {})[1]
+    assert line.startswith("Not identical in float16: 1 of 4 turns (25.00 %)")
+    assert f"python -m evaluation.audit {tmp_path}" in line
+    places = {("1", "2"): 0.25, ("3", "1"): 0.125, ("4", "0"): 0.0}
+    gaps = {("other", question, "0", "0", at): gap for (question, at), gap in places.items()}
+    line = words([VANILLA, same, *half], gaps)[1]
+    assert "two largest logits are at most 0.25 apart" in line
+    (wrong,) = words([VANILLA, OTHER], gaps)
+    assert "in float32: 1 of 4 turns" in wrong and "Lossless" not in wrong
 
 
 def test_without_vanilla_there_is_no_audit(tmp_path, call):
@@ -107,133 +97,96 @@ def test_without_vanilla_there_is_no_audit(tmp_path, call):
     assert "no runs here" in call(audit.main, tmp_path).err
 
 
-def test_the_gap_is_the_targets_own(evaluate, call, checkpoint, tmp_path):
-    assert evaluate("-m", "method=vanilla,recycling", "name=a", "max_new_tokens=8").code == 0
-    folder = tmp_path / "results/a"
-    assert "Lossless in float32" in (folder / "tables/audit.md").read_text()
-    run = next(r for r in read_runs(folder) if r.label != "vanilla")
-    rows = [json.loads(line) for line in (run.folder / "answers.jsonl").open()]
-    # defects in the second turn of the first question, the first of the second
-    places = {
-        "10": (0, 1),
-        "11": (1, 0),
-    }
-    for row, turn in places.values():
-        ids = rows[row]["choices"][0]["output_ids"][turn]
-        ids[3] = (ids[3] + 1) % 300
-        # as in compact records
-        rows[row]["choices"][0]["turns"] = [""] * len(rows[row]["choices"][0]["turns"])
-    (run.folder / "answers.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    outcome = call(audit.main, folder)
-    assert outcome.code == 0, outcome.err
-    entries = {entry["at"][1]: entry for entry in json.loads((folder / GAPS).read_text())}
-    assert entries.keys() == places.keys() and len(read_gaps(folder)) == 2
-    questions = Path(run.metadata["config"]["bench"]["path"]).read_text().splitlines()
-    tokenizer, model = (
-        AutoTokenizer.from_pretrained(checkpoint),
-        AutoModelForCausalLM.from_pretrained(checkpoint).eval(),
-    )
-    for question_id, (row, turn) in places.items():
-        *before, ids = rows[row]["choices"][0]["output_ids"][: turn + 1]
-        answers = [answer_text("vicuna_v1.1", tokenizer, tokens) for tokens in before]
-        assert all(answers)
-        prompt = prompt_ids(
-            "vicuna_v1.1", tokenizer, json.loads(questions[row])["turns"][: turn + 1], answers
-        )
-        with torch.no_grad():
-            logits = model(torch.tensor([prompt + ids[:3]])).logits[0, -1]
-        best = logits.sort(descending=True).values
-        assert entries[question_id]["gap"] == pytest.approx(float(best[0] - best[1]), abs=1e-4)
-        assert entries[question_id]["picked"] == pytest.approx(
-            float(best[0] - logits[ids[3]]), abs=1e-4
-        )
-    assert f"at most {max(entry['gap'] for entry in entries.values()):.3g} apart" in outcome.out
-
-
 @pytest.fixture
 def foreign(evaluate, tmp_path):
-    """A folder of somebody else's with a parting in it, whose metadata can be changed."""
-    assert (
-        evaluate("-m", "method=vanilla,pld", "name=f", "max_new_tokens=6", "bench.end=1").code == 0
-    )
+    """A folder of somebody else's in which the first question's answers differ in the second turn."""
+    words = ("-m", "method=vanilla,pld", "name=f", "max_new_tokens=6", "bench.end=1")
+    assert evaluate(*words).code == 0
     folder = tmp_path / "results/f"
-    run = next(r for r in read_runs(folder) if r.label != "vanilla")
-    (row,) = [json.loads(line) for line in (run.folder / "answers.jsonl").open()]
-    row["choices"][0]["output_ids"][0][2] = 3
+    run = next(run for run in read_runs(folder) if run.label != "vanilla")
+    (row,) = run.answers
+    choice = row["choices"][0]
+    choice["output_ids"][1][3] = (choice["output_ids"][1][3] + 1) % 300
+    choice["turns"] = ["", ""]  # as in compact records
     (run.folder / "answers.jsonl").write_text(json.dumps(row) + "\n")
-
-    def changed(part, **settings):
-        for path in folder.glob("runs/*/metadata.json"):
-            metadata = json.loads(path.read_text())
-            metadata["config"][part] |= settings
-            path.write_text(json.dumps(metadata))
-        return folder
-
-    return changed
+    return folder
 
 
-@pytest.mark.parametrize("key", ["trust_remote_code", "allow_pickle"])
+def rewrite(folder, part, **settings):
+    """Change what the runs' metadata say."""
+    for path in folder.glob("runs/*/metadata.json"):
+        metadata = json.loads(path.read_text())
+        metadata["config"][part] |= settings
+        path.write_text(json.dumps(metadata))
+
+
+def test_the_gap_is_the_targets_own(foreign, call, checkpoint, bench_file):
+    outcome = call(audit.main, foreign)
+    assert outcome.code == 0, outcome.err
+    (entry,) = json.loads((foreign / GAPS).read_text())
+    run = next(run for run in read_runs(foreign) if run.label != "vanilla")
+    first, second = run.answers[0]["choices"][0]["output_ids"]
+
+    tokenizer = AutoTokenizer.from_pretrained(checkpoint)
+    asked = json.loads(bench_file.read_text().splitlines()[0])["turns"]
+    said = answer_text("vicuna_v1.1", tokenizer, first)
+    prompt = prompt_ids("vicuna_v1.1", tokenizer, asked, [said])
+    with torch.no_grad():
+        model = AutoModelForCausalLM.from_pretrained(checkpoint).eval()
+        logits = model(torch.tensor([prompt + second[:3]])).logits[0, -1]
+    best = logits.topk(2).values.tolist()
+    assert entry["gap"] == pytest.approx(best[0] - best[1], abs=1e-4)
+    assert f"at most {entry['gap']:.3g} apart" in outcome.out
+
+
+@pytest.mark.parametrize("key", audit.PERMISSIONS)
 def test_a_folders_metadata_permit_nothing(foreign, call, monkeypatch, key):
     """The folder of somebody else's had said that its model's code is trusted, and it was run."""
     loaded = []
     load = audit.load_model
-    monkeypatch.setattr(
-        audit, "load_model", lambda settings: loaded.append(settings) or load(settings)
-    )
-    folder, flag = foreign("model", **{key: True}), f"--{key.replace('_', '-')}"
-    outcome = call(audit.main, folder)
-    assert outcome.code == 2 and not loaded and not (folder / GAPS).exists()
-    (line,) = outcome.err.strip().splitlines()
-    assert f"model.{key}=true" in line and line.endswith(flag)
-    outcome = call(audit.main, folder, flag)
-    assert outcome.code == 0, outcome.err
-    assert [getattr(settings, key) for settings in loaded] == [True]
+
+    def noted(settings):
+        loaded.append(getattr(settings, key))
+        return load(settings)
+
+    monkeypatch.setattr(audit, "load_model", noted)
+    rewrite(foreign, "model", **{key: True})
+    for grant in ([], [f"model.{key}=true"]):
+        assert call(audit.main, foreign, *grant).code == 0
+    assert loaded == [False, True]
 
 
 def test_a_folders_metadata_fetch_nothing(foreign, call, monkeypatch):
     """A bench of its own URL had been fetched to a place in this repository that it named."""
     requests = []
     monkeypatch.setattr("urllib.request.urlopen", lambda *a, **k: requests.append(a))
-    folder = foreign(
-        "bench", path="data/nowhere/question.jsonl", url="https://example.org/x", sha256="0" * 64
-    )
-    outcome = call(audit.main, folder)
+    rewrite(foreign, "bench", path="data/nowhere/question.jsonl", url="https://example.org/x")
+    outcome = call(audit.main, foreign)
     assert outcome.code == 2 and "does not exist" in outcome.err and not requests
 
 
-def test_page_and_tables_pair_alike():
-    """The page had held every repeat against vanilla's first, and against a vanilla of another execution."""
-    vanilla = [
-        made("vanilla", [said(1, ids)], repeat=repeat)
-        for repeat, ids in enumerate(([1, 2], [1, 3]))
+def paired(*runs, bases=("vanilla",)):
+    """Each audited label, its baseline's, and where its only turn of each repeat differs."""
+    return [
+        (one.pool.label, one.base.label, [turn.differs_at for turn in one.turns])
+        for one in audits(pools(runs), bases)
     ]
+
+
+def test_page_and_tables_pair_alike():
+    """The page had held every repeat against vanilla's first, and against one of another execution."""
+    vanilla = [made("vanilla", [said(1, ids)], repeat=i) for i, ids in enumerate(([1, 2], [1, 3]))]
     other = made("pld", [said(1, [1, 3])], repeat=1)
-    for bases in (("vanilla",), ("vanilla", "hf")):
-        audited = audits(pools([*vanilla, other]), bases)
-        assert [
-            (len(audit.turns), audit.identical) for audit in audited if audit.pool.label == "pld"
-        ] == [(1, 1)]
-    elsewhere, hf = made("vanilla", [said(1, [1, 2])]), made("hf", [said(1, [1, 2, 3])])
+    assert paired(*vanilla, other) == [("pld", "vanilla", [None])]
+    elsewhere = made("vanilla", [said(1, [1, 2])])
     elsewhere.metadata["settings"]["execution"] = "graph"
-    assert audits(pools([elsewhere, other])) == []
+    assert paired(elsewhere, other) == []
+    hf = made("hf", [said(1, [1, 2, 3])])
+    assert ("pld", "hf", [1]) in paired(elsewhere, hf, other, bases=("vanilla", "hf"))
+
     drawn = [made(label, [said(1, [1, 2])]) for label in ("hf", "vanilla", "pld")]
     for run in drawn:
         run.metadata["settings"]["sampling"] = {"temperature": 1.0}
-    assert [audit.pool.label for audit in audits(pools(drawn))] == ["pld"], (
-        "hf draws by other noise"
-    )
-    assert audits(pools(drawn[::2]), ("vanilla", "hf")) == []
-    one, two = (
-        [asked(i, "qa", [([1], 1.0)], text, output_ids=[[7]]) for i in (1, 2)]
-        for text in ("a", "b")
-    )
-    assert audits(pools([made("vanilla", one), made("pld", two)])) == [], (
-        "by the question, not by its number"
-    )
-    named = {
-        audited.pool.label: audited
-        for audited in audits(pools([elsewhere, hf, other]), ("vanilla", "hf"))
-    }
-    assert named["pld"].base.label == "hf" and [turn.differs_at for turn in named["pld"].turns] == [
-        1
-    ]
+    assert paired(*drawn) == [("pld", "vanilla", [None])], "hf draws by other noise"
+    one, two = (asked(1, "qa", [([1], 1.0)], text, output_ids=[[7]]) for text in ("a", "b"))
+    assert paired(made("vanilla", [one]), made("pld", [two])) == [], "by question, not by number"

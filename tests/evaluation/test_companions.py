@@ -9,13 +9,12 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from evaluation import prefetch, report, run
+from evaluation import prefetch, run
 from evaluation.configuration.jobs import compose
 from evaluation.loading import hub, models
-from evaluation.loading.companions import KINDS, missing_companion
-from evaluation.records.provenance import model_files
+from evaluation.loading.companions import missing_companion
 from evaluation.records.sweeps import missing_jobs
-from evaluation.running import runner, scheduling
+from evaluation.running import runner
 from tests.evaluation.test_errors import check
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -84,78 +83,62 @@ def test_a_job_without_its_companion_fails_before_the_model_is_loaded(
     )
 
 
-METHODS = "method=hf,vanilla,medusa,eagle"
-
-
 def test_a_sweep_names_all_that_is_lacking_and_goes_on(call, checkpoint, monkeypatch, tmp_path):
     """A job that could never run had made the sweep a failure, after its target was loaded."""
-    (tmp_path / "configs/model").mkdir(parents=True)  # a second model, without companions
+    configs = tmp_path / "configs/model"
+    configs.mkdir(parents=True)  # a second model, without companions
     text = f"defaults: [embedded, _self_]\nname: toy\npath: {checkpoint}\ncontext: 512\n"
-    (tmp_path / "configs/model/toy.yaml").write_text(text)
-    loads, begun = [], []
+    (configs / "toy.yaml").write_text(text)
+    loads = []
     load = models._load
-    monkeypatch.setattr(
-        models, "_load", lambda settings: loads.append(settings.name) or load(settings)
-    )
+
+    def noted(settings):
+        loads.append(settings.name)
+        return load(settings)
+
+    monkeypatch.setattr(models, "_load", noted)
     monkeypatch.setattr(models, "_loaded", None)
-
-    class Noted(scheduling.Runner):
-        def __init__(self, config, model, answer_file=None):
-            begun.append((model.name, config["method"]["name"]))
-            super().__init__(config, model, answer_file)
-
-    monkeypatch.setattr(scheduling, "Runner", Noted)
-    sweep = [
-        f"--config-dir={tmp_path / 'configs'}",
-        "experiment=table1",
-        "preset=smoke",
-        "model=toy,embedded",
-        METHODS,
-    ]
-    sweep += ["max_new_tokens=8", f"results_dir={tmp_path / 'results'}", "bench.categories=[qa]"]
-    outcome = call(run.main, *sweep)
+    sweep = ["experiment=table1", "preset=smoke", "model=toy,embedded", "max_new_tokens=8"]
+    sweep += ["method=hf,vanilla,medusa,eagle", "bench.categories=[qa]"]
+    places = [f"--config-dir={configs.parent}", f"results_dir={tmp_path / 'results'}"]
+    outcome = call(run.main, *places, *sweep)
     assert outcome.code == 0, outcome.err
     assert loads == ["toy", "embedded"], "no model is loaded only to check its jobs"
-    of_embedded = [("embedded", method) for method in METHODS[7:].split(",")]
-    of_toy = [("toy", "hf"), ("toy", "vanilla")]
-    assert begun == [*of_toy, *of_embedded]
     lines = [line.strip() for line in outcome.err.splitlines()]
     at = lines.index("not available, 2 of 8 jobs are left out:")
-    assert [line.split(":")[0] for line in lines[at + 1 : at + 3]] == ["medusa", "eagle"]
-    assert all("for toy (" in line for line in lines[at + 1 : at + 3])
+    assert [line.split(" (")[0] for line in lines[at + 1 : at + 3]] == [
+        "medusa: no Medusa heads for toy",
+        "eagle: no EAGLE head for toy",
+    ]
 
     folder = tmp_path / "results/table1"
     assert not missing_jobs(folder) and len(list((folder / "jobs").iterdir())) == 8
     why = "not available: no Medusa heads for toy"
     table = pd.read_csv(folder / "tables/main.csv")
     (row,) = table[(table["method"] == "medusa") & (table["model"] == "toy")].to_dict("records")
-    assert row["note"].startswith(why) and row["questions"] == 0 and row["mat"] != row["mat"]
-    assert table["note"].notna().sum() == 2 and table["device"].notna().all()
-    assert (
-        outcome.out.count("not available: ")
-        == 2
-        == call(report.main, folder).out.count("not available: ")
-    )
+    assert row["note"].startswith(why) and row["questions"] == 0
+    assert f"| {why}" in (folder / "tables/table1.md").read_text()
     assert f">{why}" in html.unescape((folder / "report.html").read_text())
-    assert "| not available: no Medusa heads for toy" in (folder / "tables/table1.md").read_text()
 
 
 class Hub:
-    """A stand-in for the hub's client: repositories by name, each a dictionary of files, and a cache of snapshots."""
+    """A stand-in for the hub's client: repositories by name, each a dictionary of files; a cache."""
 
-    def __init__(self, cache, **repositories):
-        self.cache, self.fetched = cache, []
+    def __init__(self, monkeypatch, cache, **repositories):
+        self.cache = cache
+        self.fetched = []
         self.repositories = {f"owner/{name}": files for name, files in repositories.items()}
+        monkeypatch.setattr("huggingface_hub.list_repo_files", self.list_repo_files)
+        monkeypatch.setattr("huggingface_hub.snapshot_download", self.snapshot_download)
+        monkeypatch.setattr("model.pretrained.answers", lambda *_: True)
 
     def list_repo_files(self, name, revision=None):
         return list(self.repositories[name])
 
-    def snapshot_download(self, name, revision=None, local_files_only=False, allow_patterns=None):
+    def snapshot_download(self, name, revision=None, local_files_only=False, allow_patterns=()):
         folder = self.cache / name
-        if local_files_only:
-            if not folder.exists():
-                raise FileNotFoundError(name)
-            return str(folder)
+        if local_files_only and not folder.exists():
+            raise FileNotFoundError(name)
         for file, source in self.repositories[name].items():
             if any(Path(file).match(pattern) for pattern in allow_patterns):
                 self.fetched.append(f"{name}/{file}")
@@ -168,82 +151,33 @@ def test_a_model_and_a_head_by_hub_name_are_fetched_once_safetensors_first(
     call, monkeypatch, tmp_path
 ):
     embedded = ROOT / "data/embedded"
-    model, eagle = (
-        {path.name: path for path in folder.glob("*.*")}
-        for folder in (embedded, embedded / "eagle")
-    )
-    client = Hub(
-        tmp_path / "cache", model=model, eagle=eagle | {"pytorch_model.bin": ROOT / "README.md"}
-    )
-    for name in ("list_repo_files", "snapshot_download"):
-        monkeypatch.setattr(f"huggingface_hub.{name}", getattr(client, name))
-    monkeypatch.setattr("model.pretrained.answers", lambda *_: True)
-    arguments = [
-        "model=path",
-        "model.path=owner/model",
-        "method=eagle",
-        "method.head_path=owner/eagle",
-    ]
-    outcome = call(prefetch.main, *arguments)
+    model = {path.name: path for path in embedded.glob("*.*")}
+    eagle = {path.name: path for path in (embedded / "eagle").glob("*.*")}
+    eagle["pytorch_model.bin"] = ROOT / "README.md"
+    model["consolidated.safetensors"] = ROOT / "README.md"  # Mistral's second copy is not loaded
+    client = Hub(monkeypatch, tmp_path / "cache", model=model, eagle=eagle)
+    names = ["model=path", "model.path=owner/model", "method=eagle", "method.head_path=owner/eagle"]
+    outcome = call(prefetch.main, *names)
     assert outcome.code == 0, outcome.out
-    first, *others = outcome.out.splitlines()
-    assert first == "here     model owner/model (on a CPU it takes 0.5 GB of memory)"
-    assert others == ["here     EAGLE head owner/eagle", "here     bench sample"]
-    assert (
-        "owner/model/tokenizer.json" in client.fetched
-        and "owner/model/datastore.bin" not in client.fetched
-    )
-    assert sorted(client.fetched)[:2] == [
-        "owner/eagle/config.json",
-        "owner/eagle/model.safetensors",
+    assert outcome.out.splitlines() == [
+        "here     model owner/model (on a CPU it takes 0.5 GB of memory)",
+        "here     EAGLE head owner/eagle",
+        "here     bench sample",
     ]
-    once = list(client.fetched)
+    fetched = sorted(client.fetched)
+    assert fetched[:2] == ["owner/eagle/config.json", "owner/eagle/model.safetensors"]
+    assert "owner/model/tokenizer.json" in fetched
+    assert not any("datastore.bin" in name or "consolidated" in name for name in fetched)
     monkeypatch.setattr("model.pretrained.answers", lambda *_: False)
-    assert call(prefetch.main, *arguments).code == 0 and client.fetched == once
-    few = [
-        "method=eagle",
-        "method.head_path=owner/eagle",
-        "bench.end=1",
-        "max_new_tokens=8",
-        f"results_dir={tmp_path}",
-    ]
+    assert call(prefetch.main, *names).code == 0 and sorted(client.fetched) == fetched
+
+    few = [*names[2:], "bench.end=1", "max_new_tokens=8", f"results_dir={tmp_path}"]
     assert call(run.main, *few).code == 0, "from the copy here"
     (metadata,) = (json.loads(path.read_text()) for path in tmp_path.rglob("metadata.json"))
     settings = metadata["settings"]["method"]
     assert settings["head_path"] == "owner/eagle" and len(settings["head_path_sha256"]) == 64
     (client.cache / "owner/eagle/model.safetensors").write_bytes(b"half")
-    outcome = call(prefetch.main, *arguments)
-    assert (
-        outcome.code == 2
-        and "no EAGLE head for owner/model (method.head_path=owner/eagle" in outcome.out
-    )
-
-
-def test_a_second_copy_of_the_weights_is_not_looked_at(checkpoint, monkeypatch, tmp_path):
-    """Nor fetched, hashed or required: Mistral's repositories have consolidated.safetensors, which is not loaded."""
-    files = {path.name: path for path in checkpoint.iterdir()}
-    second = tmp_path / "consolidated.safetensors"
-    second.write_bytes(b"half")
-    index = tmp_path / "consolidated.safetensors.index.json"
-    index.write_text('{"weight_map": {"a": "consolidated-00001.safetensors"}}')
-    client = Hub(tmp_path / "cache", model=files | {second.name: second, index.name: index})
-    for name in ("list_repo_files", "snapshot_download"):
-        monkeypatch.setattr(f"huggingface_hub.{name}", getattr(client, name))
-    monkeypatch.setattr("model.pretrained.answers", lambda *_: True)
-    for weights in (
-        KINDS["draft_path"].weights,
-        models.ModelSettings("m", "m", allow_pickle=True).weight_files,
-    ):
-        folder = hub.fetch_snapshot("owner/model", weights)
-    assert "owner/model/consolidated.safetensors" not in client.fetched
-    assert len([*folder.glob("*.safetensors")]) == len([*checkpoint.glob("*.safetensors")]) > 1
-    before = model_files(folder, weights)
-    shutil.copy(second, folder)
-    assert model_files(folder, weights) == before and not hub.missing_weights(folder, weights)
-    (folder / "model.safetensors.index.json").write_text("{}")
-    assert hub.missing_weights(folder, weights).startswith(
-        "model.safetensors.index.json is cut short or broken"
-    )
+    assert "no EAGLE head for owner/model" in call(prefetch.main, *names).out
 
 
 def test_weights_that_are_not_whole_are_missing(call, checkpoint, tmp_path):
@@ -253,33 +187,29 @@ def test_weights_that_are_not_whole_are_missing(call, checkpoint, tmp_path):
     shard.write_bytes(shard.read_bytes()[:-10])
     assert f"{shard.name} is cut short" in hub.missing_weights(folder, ["*.safetensors"])
     shard.unlink()
-    assert hub.missing_weights(folder, ["*.safetensors", "*.bin"]) == f"{shard.name} is missing"
     assert hub.missing_weights(folder, ["*.pt"]) == "no weights (*.pt)"
     outcome = call(prefetch.main, "model=path", f"model.path={folder}", "method=vanilla")
     assert outcome.code == 2 and f"{shard.name} is missing" in outcome.out
+    (folder / "model.safetensors.index.json").write_text("{}")
+    assert "json is cut short or broken" in hub.missing_weights(folder, ["*.safetensors"])
 
 
-def test_prefetching_without_a_network(call, out_of_reach, tmp_path):
-    outcome = call(
-        prefetch.main, "experiment=table1", "preset=smoke", f"results_dir={tmp_path / 'results'}"
-    )
-    assert outcome.code == 0, outcome.out
-    assert [line.split()[0] for line in outcome.out.splitlines()] == ["here"] * 8, "all of it ships"
+@pytest.mark.parametrize(
+    ("words", "code", "lines"),
+    [
+        ("experiment=table1 preset=smoke", 0, ["here"] * 8),  # all of it ships
+        (
+            "model=vicuna-7b method=medusa",
+            2,
+            ["missing  model", "missing  Medusa heads Fast", "here"],
+        ),
+        ("method=rest companions.datastore=null", 0, ["here", "missing  no datastore for", "here"]),
+        ("method=rest companions.datastore=no.bin", 2, ["here", "missing", "here"]),
+    ],
+)
+def test_prefetching_without_a_network(call, out_of_reach, tmp_path, words, code, lines):
+    outcome = call(prefetch.main, *words.split(), f"results_dir={tmp_path / 'results'}")
+    printed = outcome.out.splitlines()
+    assert outcome.code == code and len(printed) == len(lines)
+    assert all(line.startswith(begin) for line, begin in zip(printed, lines, strict=True)), printed
     assert not (tmp_path / "results").exists(), "no sweep was begun"
-    outcome = call(prefetch.main, "model=vicuna-7b", "method=medusa")
-    model, heads, bench = outcome.out.splitlines()
-    assert outcome.code == 2 and model.startswith("missing") and "not in reach" in model
-    assert (
-        heads.startswith("missing")
-        and "FasterDecoding/medusa-vicuna-7b-v1.3" in heads
-        and bench.startswith("here")
-    )
-    outcome = call(prefetch.main, "method=rest", "companions.datastore=null")
-    assert (
-        outcome.code == 0
-        and "missing  no datastore for embedded (`python -m tools.datastore`" in outcome.out
-    )
-    outcome = call(prefetch.main, "method=rest", "companions.datastore=no.bin")
-    assert outcome.code == 2 and "no.bin: no such file" in outcome.out, (
-        "one that is named is wanted"
-    )

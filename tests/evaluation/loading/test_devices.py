@@ -1,39 +1,33 @@
-"""More than one device: device maps, launchers, devices that are not shared."""
+"""Devices: those that torch cannot use, maps over several, and who holds which. GPUs are made up, locks are real."""
 
 import functools
-import json
 import os
 import subprocess
 import sys
+import threading
 import warnings
-from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
 from accelerate import dispatch_model
+from filelock import Timeout
 
 from evaluation.loading import devices, models
 from evaluation.loading.models import choose_execution
+from evaluation.loading.settings import ModelSettings
 from model.decoder import Decoder
 from model.engine import Target, generate
 from model.errors import UserError
-from model.methods.vanilla import Vanilla
+from model.files import ROOT
 from model.recycling import TokenRecycling, build_template
 
-ROOT = Path(__file__).resolve().parents[3]
+AUTO = ModelSettings("toy", "nowhere")
 
 
-def started(*arguments: str) -> subprocess.CompletedProcess:
-    """A command of this Python on the CPU, one thread a process."""
-    environment = os.environ | {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
-    command = [sys.executable, *arguments]
-    return subprocess.run(
-        command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=120
-    )
-
-
-def errors(done: subprocess.CompletedProcess) -> list[str]:
-    return [line for line in done.stderr.splitlines() if line.startswith("error: ")]
+@pytest.fixture
+def toy(checkpoint):
+    return ModelSettings("toy", str(checkpoint), device="cpu")
 
 
 @pytest.mark.parametrize("built", ["13.0", None])
@@ -41,141 +35,164 @@ def test_a_gpu_that_torch_cannot_use_is_not_passed_over_in_silence(checkpoint, m
     """device=auto would decode on the CPU, for days. Hidden from torch, or device=cpu: on purpose."""
 
     def count():
-        warnings.warn(
-            "CUDA initialization: The NVIDIA driver on your system is too old", stacklevel=2
-        )
+        warnings.warn("The NVIDIA driver on your system is too old", stacklevel=2)
         return 0
+
+    def library(device="auto"):
+        return Decoder.from_pretrained(str(checkpoint), device=device).target
 
     monkeypatch.setattr(torch.cuda, "_is_compiled", lambda: built is not None)
     monkeypatch.setattr(torch.version, "cuda", built)
     monkeypatch.setattr(torch._C, "_cuda_getDeviceCount", functools.cache(count), raising=False)
     monkeypatch.setattr(torch.cuda, "_raw_device_count_nvml", lambda: 1)
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-    settings = models.ModelSettings("toy", str(checkpoint), device="auto")
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        for load, key in (
-            (lambda: models._load(settings), "model.device"),
-            (lambda: pretrained(checkpoint), "device"),
-        ):
-            with pytest.raises(
-                UserError, match=f"^{key}=auto: torch .* --index-url https://.*whl/cu12.*{key}=cpu$"
-            ):
-                load()
-        assert pretrained(checkpoint, device="cpu").target.device.type == "cpu"
+    with warnings.catch_warnings(action="ignore"):
+        with pytest.raises(UserError, match="^device=auto: torch .*whl/cu12.*device=cpu$"):
+            library()
+        assert library("cpu").device.type == "cpu"
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
-        assert models._load(settings).target.device.type == "cpu"
+        assert library().device.type == "cpu"
 
 
-def pretrained(checkpoint, **settings):
-    return Decoder.from_pretrained(str(checkpoint), **settings)
-
-
-# device maps
-
-
-def test_accelerate_hooks_leave_the_tokens_alone(checkpoint):
+def test_accelerate_hooks_leave_the_tokens_alone(toy):
     """Hooks on every module, as a map over several devices puts them there; here all of them say cpu."""
-    loaded = models._load(models.ModelSettings("toy", str(checkpoint), device="cpu"))
-    prompt = [1, 5, 9, 20, 33]
+    target = models._load(toy).target
 
-    def tokens(target: Target) -> list[list[int]]:
-        recycling = TokenRecycling(
-            target.vocab_size, build_template("2.2.2", k=8), k=8, device=target.device
-        )
-        # the second time with a tree that is full
-        drafters = (
-            Vanilla(target.device),
-            recycling,
-            recycling,
-        )
-        return [generate(target, drafter, prompt, max_new_tokens=24).tokens for drafter in drafters]
+    def tokens(target):
+        drafter = TokenRecycling(target.vocab_size, build_template("2.2.2", k=8), k=8)
+        # the second time with a matrix that is full
+        outs = [generate(target, drafter, [1, 5, 9, 20], max_new_tokens=24) for _ in range(2)]
+        return [out.tokens for out in outs]
 
-    plain = tokens(loaded.target)
-    model = loaded.target.model
-    places = {
-        "model.embed_tokens": "cpu",
-        "model.layers": "cpu",
-        "model.norm": "cpu",
-        "model.rotary_emb": "cpu",
-    }
-    dispatch_model(
-        model,
-        places | {"lm_head": "cpu"},
-        skip_keys=model._skip_keys_device_placement,
-        force_hooks=True,
-    )
-    assert sum(hasattr(module, "_hf_hook") for module in model.modules()) > 10
-    assert tokens(Target(model)) == plain
+    plain = tokens(target)
+    model = target.model
+    places = dict.fromkeys(("model", "lm_head"), "cpu")
+    keys = model._skip_keys_device_placement
+    dispatch_model(model, places, skip_keys=keys, force_hooks=True)
+    assert hasattr(model.lm_head, "_hf_hook") and tokens(Target(model)) == plain
 
 
-def test_a_model_that_would_be_offloaded_is_refused(checkpoint):
-    model = models._load(models.ModelSettings("toy", str(checkpoint), device="cpu")).target.model
-    model.hf_device_map = {"model": 0, "lm_head": "cpu"}
-    with pytest.raises(UserError, match="does not fit on the devices of model.device_map=auto"):
-        models.check_offloaded(
-            model, models.ModelSettings("toy", str(checkpoint), device_map="auto")
-        )
-
-
-def test_a_map_over_devices_takes_eager_steps_only(checkpoint):
-    loaded = models._load(models.ModelSettings("toy", str(checkpoint), device="cpu"))
+def test_a_map_over_devices_takes_eager_steps_only_and_offloads_nothing(toy):
+    loaded = models._load(toy)
     loaded.target.devices = [torch.device("cuda", 0), torch.device("cuda", 1)]
     assert choose_execution("auto", loaded).name == "eager"
     with pytest.raises(UserError, match="execution=graph: "):
         choose_execution("graph", loaded)
+    loaded.target.model.hf_device_map = {"model": 0, "lm_head": "cpu"}
+    with pytest.raises(UserError, match="does not fit on the devices of model.device_map=None"):
+        models.check_offloaded(loaded.target.model, toy)
 
 
-def test_a_peak_is_of_all_devices(monkeypatch):
-    monkeypatch.setattr(torch.cuda, "max_memory_allocated", lambda device: 100 + device.index)
-    assert devices.peak_bytes([torch.device("cuda", 0), torch.device("cuda", 1)]) == 201
-    assert devices.peak_bytes([torch.device("mps")]) is None
-    assert devices.peak_bytes([torch.device("cpu")]) > 2**20, "the process's resident set"
+@pytest.fixture
+def gpus(monkeypatch):
+    """Three GPUs that exist by name alone."""
+
+    def properties(index):
+        return SimpleNamespace(uuid=f"{os.getpid()}-{index}")
+
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 3)
+    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: None)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", properties)
+    monkeypatch.setattr(devices, "POLL_SECONDS", 0.01)
+    assert not devices._locks
 
 
-# launchers
+def name(index):
+    return devices._lock_name(torch.device("cuda", index))
 
 
-@pytest.mark.slow
-def test_jobs_in_processes_of_their_own(checkpoint, bench_file, tmp_path):
-    """submitit's local executor: complete runs, one report, and the mistake in one job told in one line."""
-    pytest.importorskip("submitit", reason="optional: requirements-cluster.txt")
-    pytest.importorskip(
-        "hydra_plugins.hydra_submitit_launcher", reason="optional: requirements-cluster.txt"
-    )
-    sweep = [
-        "-m",
-        "evaluation.run",
-        "-m",
-        "hydra/launcher=submitit_local",
-        "model=path",
-        f"model.path={checkpoint}",
-    ]
-    sweep += [
-        "model.name=toy",
-        "bench=file",
-        f"bench.path={bench_file}",
-        "bench.end=3",
-        "max_new_tokens=24",
-    ]
-    done = started(*sweep, "method.k=8,9,400", f"results_dir={tmp_path}")
-    assert done.returncode == 2 and len(errors(done)) == 1 and "k=400" in errors(done)[0], (
-        done.stderr
-    )
-    assert "Traceback" not in done.stderr
-    runs = [json.loads(path.read_text()) for path in tmp_path.glob("default/runs/*/summary.json")]
-    assert len(runs) == 2 and all(run["questions"] == 3 for run in runs)
-    assert (tmp_path / "default/tables/main.csv").exists()
-    assert "recycling (cold)" in done.stdout
+def is_free(index):
+    """Whether another process could take it now."""
+    try:
+        devices._locked(name(index)).release()
+    except Timeout:
+        return False
+    return True
 
 
-@pytest.mark.parametrize(("name", "current"), [("cuda", []), ("cuda:1", [torch.device("cuda", 1)])])
-def test_a_gpu_without_a_number_is_the_current_one(name, current, monkeypatch):
-    """torch makes no device without an index the current one: `model.device=cuda` ended in its traceback."""
-    chosen = []
-    monkeypatch.setattr(models, "choose_device", lambda name, key: torch.device(name))
-    monkeypatch.setattr(torch.cuda, "set_device", chosen.append)
-    assert models._prepare_device(models.ModelSettings("toy", "", device=name)) == torch.device(
-        name
-    )
-    assert chosen == current
+HOLD = """
+import sys
+from evaluation.loading import devices
+handle = devices._locked(sys.argv[1])
+print(True, flush=True)
+sys.stdin.readline()
+"""
+
+
+def test_timed_runs_wait_for_a_process_until_it_is_killed_and_untimed_ones_do_not(
+    monkeypatch, capsys
+):
+    own = f"cpu-{os.getpid()}"
+    monkeypatch.setattr(devices, "CPU", own)
+    monkeypatch.setattr(devices, "_lock_name", lambda device: own)
+    cpu = ModelSettings("toy", "nowhere", device="cpu")
+    command = [sys.executable, "-c", HOLD, own]
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+    other = subprocess.Popen(command, cwd=ROOT, text=True, **pipes)
+    assert other.stdout.readline() == "True\n"
+    with devices.exclusive(cpu, timed=False):
+        assert not devices._locks and not capsys.readouterr().err
+    threading.Timer(0.2, other.kill).start()  # the system releases its lock
+    with devices.exclusive(cpu):
+        other.communicate()
+        said = f"waiting: another run is being timed on {own}; this one starts when it is done\n"
+        assert capsys.readouterr().err == said
+
+
+def test_auto_takes_the_first_free_gpu_and_keeps_to_it(gpus):
+    other = devices._locked(name(0))
+    with devices.keep_devices():
+        with devices.exclusive(AUTO, timed=False) as placed:
+            assert placed.device == "cuda:1" and not is_free(1), (
+                "untimed runs have a GPU alone, too"
+            )
+        other.release()
+        with devices.exclusive(AUTO) as placed:
+            assert placed.device == "cuda:1", "this process has it, and its weights may lie there"
+    assert is_free(0) and is_free(1)
+
+
+def test_a_command_holds_its_gpu_between_jobs_and_drops_its_model_first(gpus, monkeypatch):
+    """The lock was released while the weights stayed: two sweeps on one GPU ran out of memory."""
+    freed = []
+    monkeypatch.setattr(models, "_loaded", SimpleNamespace())
+    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: freed.append(is_free(0)))
+    with devices.keep_devices():
+        with devices.exclusive(AUTO), devices.exclusive(AUTO):
+            pass
+        assert not is_free(0) and models._loaded is not None, "the next job finds both"
+        with devices.exclusive(ModelSettings("toy", "nowhere", device="cuda:1")):
+            assert is_free(0) and not is_free(1) and freed == [False]
+    assert is_free(1) and models._loaded is None
+
+
+def test_two_that_change_places_do_not_wait_for_each_other(gpus):
+    one, two = (ModelSettings("toy", "nowhere", device=f"cuda:{index}") for index in (0, 1))
+    other = devices._locked(name(1))
+    with devices.keep_devices():
+        with devices.exclusive(one):
+            pass
+
+        def moves():  # the other one waits for ours while it holds what we want
+            while not is_free(0):
+                pass
+            other.release()
+
+        moving = threading.Thread(target=moves)
+        moving.start()
+        with devices.exclusive(two):
+            moving.join(10)
+            assert not moving.is_alive()
+
+
+def test_another_user_can_lock_what_a_careful_one_made(gpus, monkeypatch, tmp_path):
+    """All may open the file, whatever the umask says."""
+    monkeypatch.setattr(devices.tempfile, "gettempdir", lambda: str(tmp_path))
+    mask = os.umask(0o077)
+    try:
+        assert is_free(0)
+    finally:
+        os.umask(mask)
+    (file,) = tmp_path.iterdir()
+    assert file.stat().st_mode & 0o777 == 0o666

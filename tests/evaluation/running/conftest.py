@@ -41,9 +41,7 @@ def plain(checkpoint):
 @pytest.fixture
 def engine(plain):
     """Without speculation and faults."""
-    plain.fault, plain.changed, plain.name, plain.context, plain.delay = None, {}, "toy", 512, 0.0
-    plain.asked, plain.most, plain.pages, plain.owner = 0, 0, {}, "vllm"
-    plain.frames, plain.key = None, ""
+    plain.reset()
     return plain
 
 

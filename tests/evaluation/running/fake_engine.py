@@ -9,8 +9,12 @@ import pandas as pd
 from transformers import AutoModelForCausalLM
 
 from tests.conftest import greedy
+from tests.evaluation.conftest import answers_in
 
 ONE = ("bench.categories=[qa]", "method.speculation=none", "timed=false")
+TEXT = "text/plain"
+NOTHING = ("no such path", 404, TEXT)
+PATHS = {"vllm": "/v1/completions", "other": "/v1/completions", "llamacpp": "/completion"}
 
 
 def served_rows(tmp_path, name="served"):
@@ -19,163 +23,161 @@ def served_rows(tmp_path, name="served"):
     return table[table["category"] == "overall"].set_index("method")
 
 
+def choices_in(tmp_path, name="served"):
+    """The choices of the only run's answers."""
+    rows = answers_in(tmp_path / "results" / name)
+    return [choice for row in rows for choice in row["choices"]]
+
+
 class FakeEngine:
-    """`drafting`: each step but the first accepts one draft token; its answers' i-th tokens may be `changed`.
+    """An engine at `url`; with `drafting`, each step but the first accepts one draft token."""
 
-    `pages`: what it answers to a GET of a path, status and content type, in place of its own. `frames`: of a request's
-    body, the seconds before each part of a stream and its bytes, in place of the model's tokens. `key`: to be given.
-    """
-
-    def __init__(self, folder, *, drafting=False, owner="vllm"):
+    def __init__(self, folder, *, drafting=False):
         self.model = AutoModelForCausalLM.from_pretrained(folder).eval()
-        self.drafting, self.owner, self.name, self.context = drafting, owner, "toy", 512
-        self.steps = self.accepted = self.drafts = self.asked = self.now = self.most = 0
-        self.fault, self.changed, self.delay, self.lock = None, {}, 0.0, threading.Lock()
-        self.pages, self.frames, self.key = {}, None, ""
-        engine = self
-
-        class Handler(BaseHTTPRequestHandler):
-            def log_message(self, *_):
-                pass
-
-            def answer(self, what, code=200, kind="application/json"):
-                data = what.encode() if isinstance(what, str) else json.dumps(what).encode()
-                self.send_response(code)
-                self.send_header("Content-Type", kind)
-                self.send_header("Content-Length", str(len(data)))
-                self.end_headers()
-                self.wfile.write(data)
-
-            def do_GET(self):
-                given = self.headers["Authorization"]
-                if engine.key and given != f"Bearer {engine.key}":
-                    self.answer(f"{given} is not {engine.key}", 401, "text/plain")
-                elif self.path in engine.pages:
-                    self.answer(*engine.pages[self.path])
-                elif self.path == "/v1/models":
-                    card = {
-                        "id": engine.name,
-                        "owned_by": engine.owner,
-                        "max_model_len": engine.context,
-                    }
-                    self.answer({"data": [card]})
-                elif self.path == "/version":
-                    self.answer({"version": "0"})
-                elif self.path == "/metrics":
-                    names = {"num_accepted_tokens": engine.accepted, "num_drafts": engine.drafts}
-                    spec = (f"vllm:spec_decode_{name}_total {n}\n" for name, n in names.items())
-                    self.answer(
-                        "vllm:requests_total 0\n" + "".join(spec if engine.drafting else ()),
-                        kind="text/plain",
-                    )
-                else:
-                    self.answer("no such path", 404, "text/plain")
-
-            def do_POST(self):
-                body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-                if self.path != (
-                    "/completion" if engine.owner == "llamacpp" else "/v1/completions"
-                ):
-                    return self.answer("no such path", 404, "text/plain")
-                if engine.owner == "llamacpp":
-                    body["max_tokens"] = body["n_predict"]
-                with engine.lock:
-                    engine.asked += body["max_tokens"] > 1
-                    engine.now += 1
-                    engine.most = max(engine.most, engine.now)
-                try:
-                    engine.stream(self, body)
-                except BrokenPipeError:  # the client waits no longer
-                    pass
-                finally:
-                    engine.now -= 1
-                return None
-
-        self.server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self.drafting = drafting
+        self.accepted = 0
+        self.lock = threading.Lock()
+        self.reset()
+        handler = type("Handler", (Handler,), {"engine": self})
+        self.server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
         self.url = f"http://127.0.0.1:{self.server.server_port}"
         threading.Thread(target=self.server.serve_forever, daemon=True).start()
 
-    def stream(self, handler, body):
-        fault = self.fault if body["max_tokens"] > 1 else None
-        if fault == "refuses":
-            return handler.answer({"error": {"message": "The model does not exist."}}, 404)
-        if fault == "500":
-            return handler.answer("out of\nmemory", 500, "text/plain")
-        if self.frames and body["max_tokens"] > 1:
-            handler.send_response(200)
-            handler.send_header("Content-Type", "text/event-stream")
-            handler.end_headers()
-            for seconds, frame in self.frames(body):
-                time.sleep(seconds)
-                handler.wfile.write(frame)
-                handler.wfile.flush()
-            return None
-        time.sleep(self.delay)
-        with self.lock:
-            ids = greedy(self.model, body["prompt"], body["max_tokens"], [2])
-        ids = [self.changed.get(i, token) for i, token in enumerate(ids)]
-        if self.owner == "llamacpp" and not body["stream"]:
-            return handler.answer(llama_events(body["prompt"], ids, ids)[-1])
-        ids = ids[:4] if fault in ("hides", "stop word") else ids
-        size = 2 if self.drafting else 1
-        chunks = [ids[:1]] + [ids[i : i + size] for i in range(1, len(ids), size)]
-        handler.send_response(200)
-        handler.send_header("Content-Type", "text/event-stream")
-        handler.end_headers()
+    def reset(self):
+        """As a server that has just been started, but for the number of accepted tokens."""
+        self.owner = "vllm"
+        self.name = "toy"
+        self.context = 512
+        self.key = ""  # to be given
+        self.pages = {}  # by path: what is answered in place of its own, status and content type
+        self.changed = {}  # tokens by their place in an answer
+        self.frames = None  # of a request's body: a stream in place of the model's tokens
+        self.fault = None  # of a stream: what is sent in its place
+        self.asked = 0  # requests of more than a token
+        self.now = 0
+        self.most = 0  # requests at the same time
 
-        def send(event):
-            handler.wfile.write(f"data: {json.dumps(event)}\n\n".encode())
-            handler.wfile.flush()
+    def page(self, path):
+        own = {
+            "/v1/models": ({"data": [self.card()]},),
+            "/version": ({"version": "0"},),
+            "/metrics": (self.counters(), 200, TEXT),
+        }
+        return self.pages.get(path) or own.get(path, NOTHING)
 
-        if self.owner == "llamacpp":
-            for event in llama_events(body["prompt"], ids, []):
-                send(event)
-            return None
-        for i, chunk in enumerate(chunks):
-            if i == 2 and fault == "drops":
-                continue
-            if i == 2 and fault == "hangs":
-                time.sleep(2)
-            if i == 2 and fault == "breaks":
-                return None
-            if i == 2 and fault == "error":
-                return send({"error": {"message": "CUDA\nerror"}})
-            ended = i == len(chunks) - 1
-            finish = (
-                ("stop" if ids[-1] == 2 or fault in ("hides", "stop word") else "length")
-                if ended
-                else None
-            )
-            choice = {"index": 0, "text": "", "token_ids": chunk, "finish_reason": finish}
-            send({"choices": [choice | ({"stop_reason": "###"} if fault == "stop word" else {})]})
-        # one may be behind the end
-        accepted, drafts = (len(chunks) - 1, len(chunks) - 1) if self.drafting else (0, 0)
-        self.accepted, self.drafts = self.accepted + accepted, self.drafts + drafts
-        count = str(len(ids)) if fault == "words" else len(ids)
-        send(
-            {
-                "choices": [],
-                "usage": {"prompt_tokens": len(body["prompt"]), "completion_tokens": count},
-            }
-        )
-        handler.wfile.write(b"data: [DONE]\n\n")
-        return None
+    def card(self):
+        return {"id": self.name, "owned_by": self.owner, "max_model_len": self.context}
+
+    def counters(self):
+        lines = "vllm:requests_total 0\n"
+        for name in ("num_accepted_tokens", "num_drafts") if self.drafting else ():
+            lines += f"vllm:spec_decode_{name}_total {self.accepted}\n"
+        return lines
+
+    def answer(self, body):
+        """A stream: its events, bytes as they are, and seconds to wait."""
+        limit = body.get("max_tokens") or body["n_predict"]
+        if self.frames and limit > 1:
+            stream = self.frames(body)
+        else:
+            with self.lock:
+                ids = greedy(self.model, body["prompt"], limit, [2])
+            ids = [self.changed.get(i, token) for i, token in enumerate(ids)]
+            speaks = llama_events if self.owner == "llamacpp" else self.vllm_events
+            stream = speaks(body, ids)
+        return self.fault(stream) if self.fault and limit > 1 else stream
+
+    def vllm_events(self, body, ids):
+        events = []
+        begin = 0
+        while begin < len(ids):
+            end = begin + (2 if self.drafting and begin else 1)
+            events.append(chunk(token_ids=ids[begin:end]))
+            begin = end
+        events[-1]["choices"][0]["finish_reason"] = "stop" if ids[-1] == 2 else "length"
+        if self.drafting:  # one may be behind the end
+            self.accepted += len(events) - 1
+        return [*events, usage(len(ids), len(body["prompt"]))]
 
 
-def llama_events(prompt, ids, last):
-    """llama.cpp's events: inside a character (here each third token) it sends none, and of a stream `last` is empty."""
-    stop = {
+def chunk(text="", finish_reason=None, **more):
+    return {"choices": [{"index": 0, "text": text, "finish_reason": finish_reason} | more]}
+
+
+def usage(tokens, prompt_tokens=None):
+    said = {"prompt_tokens": prompt_tokens, "completion_tokens": tokens}
+    return {"choices": [], "usage": said}
+
+
+def llama_events(body, ids):
+    """llama.cpp's events: inside a character (here each third token) a stream has none."""
+    stream = body["stream"]
+    last = {
+        "content": "",
+        "tokens": [] if stream else ids,
         "stop": True,
         "stop_type": "eos" if ids[-1] == 2 else "limit",
+        "tokens_predicted": len(ids),
+        "tokens_evaluated": len(body["prompt"]),
         "timings": {},
         "generation_settings": {},
     }
-    stop |= {
-        "content": "",
-        "tokens": last,
-        "tokens_predicted": len(ids),
-        "tokens_evaluated": len(prompt),
-    }
-    return [{"content": "", "tokens": [token]} for i, token in enumerate(ids) if i % 3 != 1] + [
-        stop
-    ]
+    if not stream:
+        return [last]
+    shown = [token for i, token in enumerate(ids) if i % 3 != 1]
+    return [*({"content": "", "tokens": [token]} for token in shown), last]
+
+
+class Handler(BaseHTTPRequestHandler):
+    engine: FakeEngine
+
+    def log_message(self, *_):
+        pass
+
+    def reply(self, what, code=200, kind="application/json"):
+        self.send_response(code)
+        self.send_header("Content-Type", kind)
+        self.end_headers()
+        self.wfile.write(what.encode() if isinstance(what, str) else json.dumps(what).encode())
+
+    def do_GET(self):
+        given = self.headers["Authorization"]
+        if self.engine.key and given != f"Bearer {self.engine.key}":
+            self.reply(f"{given} is not {self.engine.key}", 401, TEXT)
+        else:
+            self.reply(*self.engine.page(self.path))
+
+    def do_POST(self):
+        engine = self.engine
+        body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        if self.path in engine.pages or self.path != PATHS[engine.owner]:
+            self.reply(*engine.page(self.path))
+            return
+        with engine.lock:
+            engine.asked += body.get("max_tokens", 2) > 1
+            engine.now += 1
+            engine.most = max(engine.most, engine.now)
+        try:
+            self.speak(body)
+        except BrokenPipeError:  # the client waits no longer
+            pass
+        finally:
+            engine.now -= 1
+
+    def speak(self, body):
+        stream = self.engine.answer(body)
+        if not body.get("stream"):
+            self.reply(stream[0])
+            return
+        self.send_response(200)
+        self.send_header("Content-Type", "text/event-stream")
+        self.end_headers()
+        for part in stream:
+            if isinstance(part, float):
+                time.sleep(part)
+            else:
+                event = (
+                    part if isinstance(part, bytes) else f"data: {json.dumps(part)}\n\n".encode()
+                )
+                self.wfile.write(event)
+                self.wfile.flush()
