@@ -85,6 +85,12 @@ class Answerer:
         if self.start not in (None, COLD, HOT, CATEGORY):
             self.drafter.load_state_dict(load_state(Path(str(self.start))))
 
+    def start_from(self, state: Path) -> None:
+        """Start from the file of a saved state. Raises UserError if it does not fit."""
+        self.start = str(state)
+        self.settings |= {"start": self.start, "start_sha256": sha256_of(state)}
+        self.prepare()
+
     def begin(self) -> None:
         """Reset the state if the start is cold; called before each prompt."""
         if self.start == COLD:
@@ -579,16 +585,14 @@ def build_answerer(
 
     if drafter.stateful:
         settings["start"] = start
-        if start not in (COLD, HOT, CATEGORY):
-            if not Path(start).is_file():
-                raise UserError(
-                    f"start={start}: must be cold, hot, category or the file of a saved state"
-                )
-            settings["start_sha256"] = sha256_of(Path(start))
-
     answers_by = InsideGenerate if execution in INSIDE.values() else Method
     built = answers_by(loaded, drafter, settings, execution, start if drafter.stateful else None)
-    built.prepare()  # raises now if a saved state does not fit
+    if built.start not in (None, COLD, HOT, CATEGORY):
+        if not Path(start).is_file():
+            raise UserError(
+                f"start={start}: must be cold, hot, category or the file of a saved state"
+            )
+        built.start_from(Path(start))
     return built
 
 

@@ -17,11 +17,11 @@ from pathlib import Path
 from typing import Any
 
 import yaml
-from hydra.core.override_parser.types import Quote, QuotedString
 
 from model.errors import UserError
 from model.files import write_text
 
+from .configuration.jobs import quoted
 from .errors import user_errors
 from .records.runs import Run, read_runs
 from .statistics.acceptance import TREE_SOURCE, accepted_paths, by_node, fixed_tree, most_accepted
@@ -109,7 +109,7 @@ def main() -> None:
         )
         # only characters that Hydra's grammar reads without quotes
         bare = re.fullmatch(r"[\w./-]+", given.output)
-        path = given.output if bare else QuotedString(given.output, Quote.single).with_quotes()
+        path = given.output if bare else quoted(given.output)
         print(f"use it: tree=file {shlex.quote(f'tree.path={path}')}")
 
 

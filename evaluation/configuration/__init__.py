@@ -1,5 +1,1 @@
-"""From settings to jobs: expand a command line, check its settings, identify a job's run.
-
-Others use `jobs`, `config` and `fingerprint`. This folder may import `loading`, `records` and the
-answerers.
-"""
+"""From settings to jobs: expand a command line (`jobs`), check a job's settings (`config`)."""

@@ -9,10 +9,9 @@ them. Those of the run itself come from the values in configs/config.yaml.
 from __future__ import annotations
 
 import re
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import make_dataclass
+from dataclasses import asdict, make_dataclass
 from typing import Any
 
 import yaml
@@ -32,7 +31,6 @@ from ..loading.companions import fetch_companions
 from ..loading.server import Server
 from ..loading.settings import ModelSettings
 from ..records.runs import INSIDE, SERVER
-from .fingerprint import changed_sampling
 
 GROUPS: dict[str, Any] = {
     "model": ModelSettings,
@@ -40,6 +38,7 @@ GROUPS: dict[str, Any] = {
     "tree": build_template,
     "sampling": Sampling,
 }
+IDLE_IF_GREEDY = ("top_k", "top_p", "min_p")  # sampling settings that do not change the arg-max
 # parameters of GROUPS set elsewhere: by the method, by the run, in code
 NOT_SETTINGS = ("k", "seed", "processors")
 MINIMUM = {
@@ -50,6 +49,7 @@ MINIMUM = {
     "repeat": 0,
     "bench.begin": 0,
     "bench.end": 0,
+    "seed": 0,
 }
 # A run's settings: the groups, and the keys of configs/config.yaml with the types of their values
 # there.
@@ -71,7 +71,7 @@ def config_errors() -> Iterator[None]:
     """Raise Hydra's errors as a UserError, without hints about stack traces."""
     try:
         yield
-    except (HydraException, OmegaConfBaseException) as error:
+    except (HydraException, OmegaConfBaseException, ValueError) as error:
         text = one_line(error)
         key = getattr(error, "full_key", None)
 
@@ -91,12 +91,6 @@ def config_errors() -> Iterator[None]:
             raise UserError(f"{name}: no such setting{of_run}{meant(name)}") from None
 
         raise UserError(f"{key}: {text}" if key and key not in text else text) from None
-    except AttributeError:
-        if not sys.flags.optimize:
-            raise
-        # Hydra's parser takes some steps inside assert statements, which python -O leaves out
-        what = "Hydra reads sweeps and mappings with Python's assertions, which this switches off"
-        raise UserError(f"PYTHONOPTIMIZE, or python -O: {what}; leave it out") from None
 
 
 def meant(name: str) -> str:
@@ -141,9 +135,6 @@ def checked_config(cfg: DictConfig) -> dict[str, Any]:
         if value is not None and value < least:
             raise UserError(f"{key}={value}: must be a whole number, at least {least}")
 
-    if not 0 <= config["seed"] < 2**63:
-        raise UserError(f"seed={config['seed']}: must be from 0 to {2**63 - 1}")
-
     repeats = config["repeats"]
     folder = config["run_dir"]
     if folder is not None and repeats > 1 and config["repeat"] is None:
@@ -151,13 +142,10 @@ def checked_config(cfg: DictConfig) -> dict[str, Any]:
             f"run_dir={folder}: holds one run, but repeats={repeats}; leave out one of the two"
         )
 
-    if config["phases"] and not config["timed"]:
+    if config["phases"] and (config["batch"] > 1 or not config["timed"]):
         raise UserError(
-            "phases=true: times the parts of a step, and timed=false takes no times;"
-            " leave out one of both"
+            "phases=true: times the parts of one sequence's steps; use timed=true and batch=1"
         )
-    if config["phases"] and config["batch"] > 1:
-        raise UserError("phases=true: times the parts of one sequence's steps; use batch=1")
 
     Sampling(**config["sampling"])
     if config["tree"]["name"] == "auto" and not config["timed"]:
@@ -202,3 +190,11 @@ def check_groups(config: dict[str, Any]) -> None:
             raise UserError(f"{group}.path: has to be given: {what}")
     for group in sorted(GROUPS.keys() & config.keys()):
         check_settings(config[group], GROUPS[group], f"{group}.", without=NOT_SETTINGS)
+
+
+def changed_sampling(config: dict[str, Any]) -> dict[str, Any]:
+    """Return the sampling settings that differ from plain greedy decoding."""
+    greedy = asdict(Sampling())
+    asked = config["sampling"]
+    idle = () if asked.get("temperature") else IDLE_IF_GREEDY
+    return {key: asked[key] for key in asked if key not in idle and asked[key] != greedy[key]}

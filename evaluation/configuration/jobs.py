@@ -11,8 +11,7 @@ GPU. Settings typed on the command line replace the grid's lists and narrow furt
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from copy import deepcopy
 from functools import cache
 from itertools import product
@@ -21,12 +20,14 @@ from pathlib import Path
 from shlex import split
 from typing import Any, NamedTuple
 
-import hydra
 import torch
+from hydra import version
+from hydra._internal.config_loader_impl import ConfigLoaderImpl
+from hydra._internal.utils import create_config_search_path
 from hydra.core.config_loader import ConfigLoader
-from hydra.core.global_hydra import GlobalHydra
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override, Quote, QuotedString
+from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 
 from model.engine.sizing import finds_size
@@ -43,8 +44,10 @@ from .config import check_groups, config_errors, meant
 DEPENDENT = ("method.", "tree")  # prefixes of settings that exist only for some methods and trees
 ONE_VALUE = ("experiment", "preset", "launcher")  # choices that decide the list of jobs
 BASIC = "basic"  # Hydra's own launcher: jobs run in this process, where they can be interleaved
-Words = list[str]  # overrides as they are typed
-Lists = dict[str, list[str]]  # the values of each key
+Lists = dict[str, list[str]]  # the values of each key, as they are typed
+Settings = dict[str, str]  # a job's value of each key
+
+version.setbase(None)  # Hydra's present defaults
 
 
 class Composed(NamedTuple):
@@ -66,30 +69,20 @@ def compose(
 
     Raises UserError for a choice that does not exist, and for a setting that no job has.
     """
-    for word in words:
-        # others have no effect
-        if re.match(r"[+~]*hydra\.(?!launcher|sweeper|searchpath|job\.env)", word):
-            raise UserError(
-                f"{word}: has no effect; results go to results_dir=FOLDER, there to name=NAME"
-            )
-
     words = [re.sub(r"^\+*k=", "method.k=", word) for word in words]  # the paper calls it k
-    own = list[str]()
-    if config_dir:
-        own.append(f"hydra.searchpath=[{quoted(f'file://{_own_configs(config_dir)}')}]")
-
-    with config_errors(), _own_hydra() as loader:
-        typed = OverridesParser.create(config_loader=loader).parse_overrides([*words])
-        groups = ("", *loader.list_groups(""))
-
-        for o in typed:
-            is_one_value = not (o.is_sweep_override() or o.is_delete())
-            if o.key_or_group in groups and is_one_value and not isinstance(o.value(), str | dict):
-                raise UserError(f"{o.input_line}: must name a file of configs/{o.key_or_group}")
-
+    with config_errors():
+        loader = _config_loader(config_dir)
+        typed = OverridesParser.create(config_loader=loader).parse_overrides(words)
         given = {o.key_or_group for o in typed}
-        if not multirun and not any(word.startswith("experiment=") for word in words):
-            config = hydra.compose("config", [*words, *own], return_hydra_config=True)
+
+        for name in given:
+            if re.match(r"hydra\.(?!launcher|sweeper|searchpath|job\.env)", name):
+                raise UserError(
+                    f"{name}: has no effect; results go to results_dir=FOLDER, there to name=NAME"
+                )
+
+        if not multirun and "experiment" not in given:
+            config = _load(loader, words)
             # another one runs it as a sweep
             if config.hydra.runtime.choices["hydra/launcher"] == BASIC:
                 of_tree = [word for word in words if re.split(r"[.=]", word)[0] == "tree"]
@@ -97,15 +90,42 @@ def compose(
                     raise UserError(
                         f"{of_tree[0]}: {config.method.name} drafts from no tree; leave it out"
                     )
-                keys = [str(key) for key in config if key != "hydra"]
-                settings = OmegaConf.masked_copy(config, keys)
-                return Composed([Planned([], settings, "")], config, loader, False, given)
+
+                job = Planned([], without_hydra(config), "")
+                return Composed([job], config, loader, False, given)
 
         # each job decides the value of these
-        several = (o.is_sweep_override() or o.key_or_group.startswith(DEPENDENT) for o in typed)
-        common = [word for word, differs in zip(words, several, strict=True) if not differs]
-        config = hydra.compose("config", [*common, *own], return_hydra_config=True)
-        return Composed(plan(typed, config, loader), config, loader, True, given)
+        common = []
+        for word, o in zip(words, typed, strict=True):
+            if not o.is_sweep_override() and not o.key_or_group.startswith(DEPENDENT):
+                common.append(word)
+
+        config = _load(loader, common)
+        jobs = plan(typed, config, loader)
+        return Composed(jobs, config, loader, True, given)
+
+
+def _config_loader(config_dir: str | None) -> ConfigLoader:
+    """Return a loader of configs/ and of the user's own folder, whose files come first."""
+    search_path = create_config_search_path(str(ROOT / "configs"))
+    if config_dir is not None:
+        folder = Path(config_dir).resolve()
+        if not folder.is_dir():
+            raise UserError(f"--config-dir={config_dir}: no such folder")
+
+        search_path.prepend("own", f"file://{folder}")
+    return ConfigLoaderImpl(search_path)
+
+
+def _load(loader: ConfigLoader, words: list[str]) -> DictConfig:
+    return loader.load_configuration("config", words, RunMode.RUN, from_shell=False)
+
+
+def without_hydra(config: DictConfig) -> DictConfig:
+    """Return the settings of a run alone."""
+    keys = [str(key) for key in config if key != "hydra"]
+    settings: DictConfig = OmegaConf.masked_copy(config, keys)
+    return settings
 
 
 def group_settings(words: Sequence[str], *groups: str) -> dict[str, dict[str, Any]]:
@@ -146,43 +166,7 @@ def quoted(value: Any) -> str:
         return "null" if value is None else str(value).lower()
     if isinstance(value, list | tuple):
         return f"[{','.join(map(quoted, value))}]"
-    # no interpolation: OmegaConf halves backslashes before one
-    plain = re.sub(r"(\\*)\$\{", r"\1\1\\${", str(value))
-    return str(QuotedString(plain, Quote.single).with_quotes())
-
-
-@contextmanager
-def _own_hydra() -> Iterator[ConfigLoader]:
-    """Initialize Hydra with configs/; restore the caller's Hydra afterwards."""
-    instance = GlobalHydra.instance()
-    callers = instance.hydra
-    instance.hydra = None
-
-    try:
-        with hydra.initialize_config_dir(str(ROOT / "configs"), version_base=None):
-            yield GlobalHydra.instance().config_loader()
-    finally:
-        GlobalHydra.instance().hydra = callers
-
-
-def _own_configs(config_dir: str) -> Path:
-    """Return the user's folder of configs.
-
-    Raises UserError if there is none, or if configs/ hides one of its files.
-    """
-    folder = Path(config_dir).resolve()
-    shipped = ROOT / "configs"
-    if not folder.is_dir():
-        raise UserError(f"--config-dir={config_dir}: no such folder")
-    for path in shipped.rglob("*.yaml"):
-        own = folder / path.relative_to(shipped)
-        if own.exists():
-            raise UserError(
-                f"{own}: configs/ has a file of this name, which would be used instead;"
-                " rename yours"
-            )
-
-    return folder
+    return str(QuotedString(str(value), Quote.single).with_quotes())
 
 
 def plan(typed: Sequence[Override], sweep: DictConfig, loader: ConfigLoader) -> list[Planned]:
@@ -201,6 +185,7 @@ def plan(typed: Sequence[Override], sweep: DictConfig, loader: ConfigLoader) -> 
     for o in typed:
         if o.is_delete():
             raise UserError(f"{o.input_line}: a job of a sweep has all settings; give it a value")
+
         name = o.key_or_group
         one_value = name.startswith("hydra.") or name in ONE_VALUE or f"${{{name}}}" in reads
 
@@ -211,93 +196,104 @@ def plan(typed: Sequence[Override], sweep: DictConfig, loader: ConfigLoader) -> 
             )
 
     @cache  # composing takes a tenth of a second
-    def compose_choices(*choices: str) -> Any:
-        return hydra.compose("config", [*sweep.hydra.overrides.hydra, *choices])
+    def choose(*choices: str) -> DictConfig:
+        return _load(loader, [*sweep.hydra.overrides.hydra, *choices])
 
-    def composed(words: Words) -> Any:
-        return compose_choices(*(word for word in words if word.split("=")[0].strip("+") in groups))
+    def chosen(job: Settings) -> DictConfig:
+        return choose(*(f"{key}={job[key]}" for key in job if key.strip("+") in groups))
 
-    def planned(words: Words) -> Planned:
-        config = deepcopy(composed(words))
+    def planned(job: Settings) -> Planned:
+        words = [f"{key}={value}" for key, value in job.items()]
+
+        config = deepcopy(chosen(job))
         for o in parse(words):
             if o.key_or_group not in groups:
                 add = o.is_add() or o.is_force_add()
                 OmegaConf.update(config, o.key_or_group, o.value(), merge=True, force_add=add)
 
+        config = without_hydra(config)
         lacks = missing_companion(config.method, str(config.model.name))
         return Planned(words, config, lacks or too_wide(config.method, config.tree))
 
     given = lists([o for o in typed if not o.is_hydra_override()])
     if not sweep.timed:
         given = {"repeat": ["0"]} | given  # the other repeats would be the same
-    grid = lists(parse([f"{key}={values}" for key, values in sweeper["params"].items()]))
+
+    params = lists(parse([f"{key}={values}" for key, values in sweeper["params"].items()]))
+
+    grids = [params | given]
     on_cuda = torch.cuda.is_available() and sweep.model.device != "cpu"
-    also = [lists(parse(split(run))) for run in sweeper["also"] + sweeper["also_on_cuda"] * on_cuda]
-    return [planned(job) for job in expand(grid, also, given, sweeper["equal"], composed)]
+    for run in sweeper["also"] + sweeper["also_on_cuda"] * on_cuda:
+        own = lists(parse(split(run)))
+        for key in own.keys() & given.keys():
+            own[key] = [value for value in own[key] if value in given[key]]
+
+        grids.append(params | given | own)
+
+    jobs = expand(grids, sweeper["equal"], chosen)
+
+    used = set[str]().union(*jobs)
+    for key in sorted(given.keys() - params.keys() - used):
+        if "." in key or key == "tree":
+            none = "none of the methods or trees of this sweep has this setting"
+            raise UserError(f"{key}={given[key][0]}: {none}{meant(key)}")
+
+    return [planned(job) for job in jobs]
 
 
 def lists(overrides: Sequence[Override]) -> Lists:
     """Return the values of each key, as they are written."""
-    single = {o.get_key_element(): [str(o.input_line).partition("=")[2]] for o in overrides}
-    several = [o for o in overrides if o.is_sweep_override()]
-    return single | {o.get_key_element(): [*o.sweep_string_iterator()] for o in several}
+    values: Lists = {}
+
+    for o in overrides:
+        key = o.get_key_element()
+        if o.is_sweep_override():
+            values[key] = [*o.sweep_string_iterator()]
+        else:
+            values[key] = [str(o.input_line).partition("=")[2]]
+
+    return values
 
 
 def expand(
-    grid: Lists, also: list[Lists], given: Lists, equal: Words, composed: Callable[[Words], Any]
-) -> list[Words]:
-    """Return the overrides of each job once, in the order of repeats.
-
-    The machine drifts between repeats.
+    grids: Sequence[Lists], equal: Sequence[str], chosen: Callable[[Settings], DictConfig]
+) -> list[Settings]:
+    """Return each job of these grids once, in the order of repeats, as the machine drifts.
 
     Args:
-        also: further runs; settings that they do not name are the grid's.
-        given: replaces lists of the grid; further runs with other values than these are left out.
         equal: keys that have the same value within a job, such as different methods' names for one
             budget.
-        composed: returns the configuration of the choices among a job's overrides.
-
-    Raises UserError for a given setting that neither the grid nor any job has.
+        chosen: returns the configuration of a job's choices.
     """
-    unknown = given.keys() - grid.keys()
-    grid = grid | given
-    jobs: dict[frozenset[tuple[str, str]], dict[str, str]] = {}
+    jobs: dict[frozenset[tuple[str, str]], Settings] = {}
 
-    for run in ({}, *also):
-        values_of = dict(grid)
-        for key, values in run.items():
-            values_of[key] = [value for value in values if value in given.get(key, [value])]
-
-        for choice in product(*values_of.values()):
-            job = dict(zip(values_of, choice, strict=True))
-            config = composed(_words(job))
+    for grid in grids:
+        for values in product(*grid.values()):
+            job = dict(zip(grid, values, strict=True))
+            config = chosen(job)
             own = own_settings(config.method, config.tree)
-            for key in values_of:
-                if key.startswith(DEPENDENT) and ".".join(key.split(".")[:2]) not in own:
+
+            for key in grid:
+                name = ".".join(key.split(".")[:2])
+                if key.startswith(DEPENDENT) and name not in own:
                     del job[key]
+
             if len({job[key] for key in equal if key in job}) <= 1:
                 jobs.setdefault(frozenset(job.items()), job)
 
-    for key in sorted(unknown):
-        if ("." in key or key == "tree") and not any(key in job for job in jobs.values()):
-            none = "none of the methods or trees of this sweep has this setting"
-            raise UserError(f"{key}={given[key][0]}: {none}{meant(key)}")
-
-    by_repeat = sorted(jobs.values(), key=lambda job: grid["repeat"].index(job["repeat"]))
-    return [_words(job) for job in by_repeat]
-
-
-def _words(job: dict[str, str]) -> Words:
-    return [f"{key}={value}" for key, value in job.items()]
+    repeats = grids[0]["repeat"]
+    return sorted(jobs.values(), key=lambda job: repeats.index(job["repeat"]))
 
 
 def own_settings(method: Any, tree: Any) -> set[str]:
     """Return the settings of a method and its tree, as a command line names them."""
     names = {f"method.{key}" for key in method}
+
     if drafts_from_tree(method, tree):
         names |= {"tree", *(f"tree.{key}" for key in PARAMETERS.get(tree.name, ()))}
         if tree.name == AUTO:
             names = names - {"method.nodes"} | {"tree.nodes"}  # the budget
+
     return names
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import time
 import uuid
+from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -33,8 +34,8 @@ def answer(
     They are of one question by each answerer, or of several questions by one as a batch.
 
     Args:
-        answerers: each with its configuration; if several, they are untimed and have the same
-            `num_choices`.
+        answerers: each with its configuration; if several, they share forwards: they are untimed,
+            on this engine, and have the same `num_choices`.
     """
     first, config = answerers[0]
     devices = [torch.device(device) for device in first.loaded.target.devices]
@@ -56,50 +57,36 @@ def answer(
 def answer_turn(conversations: Sequence[Conversation]) -> None:
     """Answer the next turn of each conversation.
 
-    On this engine, untimed conversations with the same prompt, limit and sampling share forwards.
+    Conversations of a batch are answered together, and so are those of several methods that have
+    the same prompt, limit and sampling.
     """
-    sharing: dict[tuple[Any, ...], list[Conversation]] = {}
-    batch: list[Conversation] = []
-
+    groups = defaultdict[Any, list[Conversation]](list)
     for one in conversations:
         if not one.fits_next_prompt():  # a later turn after long answers: recorded as such
             one.add(Generation(stop="context"))
-        elif one.batched:
-            batch.append(one)
-        elif one.timed or not one.answerer.on_engine:
-            one.add(one.answerer.answer(one.prompt, mark=one.mark, **one.asked))
         else:
-            sharing.setdefault((*one.asked.values(), *one.prompt), []).append(one)
+            groups["batch" if one.batched else (*one.asked.values(), *one.prompt)].append(one)
 
-    if batch:
-        prompts = [one.prompt for one in batch]
-        samplings = [one.asked["sampling"] for one in batch]
-        answers = batch[0].answerer.answer_batch(
-            prompts,
-            batch[0].asked["max_new_tokens"],
-            samplings,
-        )
-        for one, generation in zip(batch, answers, strict=True):
-            one.add(generation)
+    for together in groups.values():
+        one = together[0]
+        if one.batched:
+            prompts = [each.prompt for each in together]
+            samplings = [each.asked["sampling"] for each in together]
+            limit = one.asked["max_new_tokens"]
+            answers = one.answerer.answer_batch(prompts, limit, samplings)
+        elif len(together) == 1:
+            answers = [one.answerer.answer(one.prompt, mark=one.mark, **one.asked)]
+        else:
+            for each in together:
+                each.answerer.begin()
+            loaded = one.answerer.loaded
+            drafters = [each.answerer.drafter for each in together]
+            answers = generate_together(
+                loaded.target, drafters, one.prompt, eos=loaded.eos, **one.asked
+            )
 
-    for together in sharing.values():
-        for one in together:
-            one.answerer.begin()
-        loaded = together[0].answerer.loaded
-        drafters = [one.answerer.drafter for one in together]
-        prompt = together[0].prompt
-        asked = together[0].asked
-        generations = generate_together(loaded.target, drafters, prompt, eos=loaded.eos, **asked)
-        for one, generation in zip(together, generations, strict=True):
-            one.add(generation)
-
-
-def sampling_of(config: dict[str, Any], question: Question, index: int) -> Sampling:
-    """Return the sampling of one choice.
-
-    Its noise differs by choice and is the same for all methods and turns.
-    """
-    return Sampling(**config["sampling"], seed=hashed_seed(config["seed"], question.key, index))
+        for each, generation in zip(together, answers, strict=True):
+            each.add(generation)
 
 
 class Conversation:
@@ -124,9 +111,11 @@ class Conversation:
         self.timed = bool(config["timed"])
         self.in_phases = bool(config["phases"] and answerer.on_engine)
         self.batched = config["batch"] > 1
+        # noise differs by choice and is the same for all methods and turns
+        seed = hashed_seed(config["seed"], question.key, index)
         self.asked: dict[str, Any] = {
             "max_new_tokens": config["max_new_tokens"],
-            "sampling": sampling_of(config, question, index),
+            "sampling": Sampling(**config["sampling"], seed=seed),
         }
         self.answers: list[str] = []
         self.accept_lengths: list[int] = []

@@ -8,38 +8,30 @@ A runner does nothing between two answers, so that the runs of a sweep can be in
 
 from __future__ import annotations
 
+import hashlib
 import json
+import re
 from collections.abc import Container, Sequence
-from contextlib import suppress
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import torch
 
 from model.engine.batch import check_batch
-from model.engine.checks import check_model
 from model.engine.sampling import GREEDY, Sampling
 from model.errors import UserError
 from model.files import ROOT, write_text
 from model.tuning import busy_cores, threads_why
 
 from ..answerers import CATEGORY, COLD, HOT, Answerer, Served, build_answerer
-from ..configuration.fingerprint import IDLE_IF_GREEDY, default_folder, run_settings, saved_start
-from ..loading.bench import Bench, choose_template, load_bench, ordered, prompt_ids, template_hash
-from ..loading.models import (
-    LoadedModel,
-    choose_execution,
-    devices_in_words,
-    load_model,
-    locate,
-    pretrained,
-)
+from ..configuration.config import IDLE_IF_GREEDY, changed_sampling
+from ..loading.bench import Bench, load_bench, ordered, prompt_ids, template_hash
+from ..loading.models import LoadedModel, choose_execution, devices_in_words, load_model
 from ..loading.settings import ModelSettings
 from ..records.provenance import circumstances, collect, without_passwords
 from ..records.questions import FILE_ORDER, Question, read_questions, subtask
-from ..records.rows import Row, new_tokens, tokens_and_steps, wall_time
+from ..records.rows import SCHEMA, Row, new_tokens, tokens_and_steps, wall_time
 from ..records.runs import GENERATE, SAVED, without_paths
 from ..records.store import AnswerStore
 from ..statistics.metrics import measure
@@ -47,6 +39,9 @@ from .answering import acceptance_lines, answer
 
 # entries of the metadata that are left out where they are empty
 OPTIONAL = ("execution_why", "converted_from", "threads_why")
+# settings that are recorded only where they differ from their defaults, as the first records lack
+# them
+LATER = ("chat_template_kwargs", "weights", "layers", "compiled", "share_noise")
 WARM_UP = ROOT / "data/sample/warmup.jsonl"  # held out from every bench
 
 
@@ -61,9 +56,9 @@ class Runner:
     Attributes:
         execution: how steps run, and why they run so.
         answerer: the method with the state that it keeps between questions.
-        settings: the fingerprint, which decides answers and measurements.
+        recorded: the settings that decide answers and measurements, as the metadata has them.
         bench: the questions in the order that is recorded.
-        identity: equal for two runs that would write the same files.
+        key: equal for two runs that would write the same files.
         done: the stored answers by question id.
         pending: the questions without an answer, in the order asked.
         tokens, steps, seconds: sums over the stored answers.
@@ -99,7 +94,13 @@ class Runner:
         )
 
         self.saved = config["start"] == SAVED
-        self.answerer = self._build(HOT if self.saved else str(config["start"]))
+        self.answerer = build_answerer(
+            self.loaded,
+            config["method"],
+            config["tree"],
+            HOT if self.saved else str(config["start"]),
+            self.execution.name,
+        )
 
         if self.size > len(self._questions):
             raise UserError(
@@ -117,17 +118,18 @@ class Runner:
 
         if self.answerer.keeps_state or self.size > 1:  # else all orders have the same record
             bench = replace(bench, questions=self._questions, order=order)
-        self.settings = run_settings(config, bench, self.answerer)
+
+        self.recorded = recorded_settings(config, bench, self.answerer)
 
         # the state's file is found by the settings of the hot run
         if self.saved and self.answerer.keeps_state:
-            self.answerer = self._build(saved_start(config, self.settings, self.answerer))
-            self.settings = run_settings(config, bench, self.answerer)
+            self.answerer.start_from(saved_state(config, self.recorded, self.answerer))
+            self.recorded["method"] = recorded_method(self.answerer.settings, config)
 
         self.bench = bench
         given: str | None = config["run_dir"]
-        self.folder = Path(given) if given else default_folder(config, self.settings, self.answerer)
-        self.identity = json.dumps([str(self.folder), without_paths(self.settings)], sort_keys=True)
+        self.folder = Path(given) if given else default_folder(config, self.recorded, self.answerer)
+        self.key = json.dumps([str(self.folder), without_paths(self.recorded)], sort_keys=True)
         self.store = AnswerStore(self.folder, answer_file)
 
         self.done: dict[Any, Row] = {}
@@ -137,32 +139,27 @@ class Runner:
         self.steps = 0
         self.seconds = 0.0
 
-    def _build(self, start: str) -> Answerer:
-        """Build the run's answerer with this start."""
-        return build_answerer(
-            self.loaded,
-            self.config["method"],
-            self.config["tree"],
-            start,
-            self.execution.name,
-        )
-
     def ignored(self, given: Container[str]) -> list[str]:
         """Return the given settings that change nothing of this run, some with the reason."""
         greedy = not self.config["sampling"].get("temperature")
-        settings = self.answerer.settings
+        method = self.answerer.settings
         nodes = self.config["tree"]["nodes"] or 0
 
         # by setting, and perhaps the reason, whether it is ignored
         ignored = {
             "start": self.answerer.start is None,
             "repeats at timed=false": not self.config["timed"],
-            "method.nodes at tree=auto": settings.get("tree") == "auto",
-            "tree.nodes (fewer fit)": nodes > settings.get("tree_nodes", nodes),
+            "method.nodes at tree=auto": method.get("tree") == "auto",
+            "tree.nodes (fewer fit)": nodes > method.get("tree_nodes", nodes),
             **dict.fromkeys(("execution", "phases", "model.linear"), not self.answerer.on_engine),
             **{f"sampling.{key} at temperature 0": greedy for key in IDLE_IF_GREEDY},
         }
-        return [key for key, holds in ignored.items() if holds and key.split()[0] in given]
+        return [key for key in ignored if ignored[key] and key.split()[0] in given]
+
+    @property
+    def shares_forwards(self) -> bool:
+        """True if it may answer a question together with other runs."""
+        return self.answerer.on_engine and not self.config["timed"] and self.size == 1
 
     def resume(self) -> None:
         """Read the answers that the run's directory, now locked, has.
@@ -214,7 +211,9 @@ class Runner:
 
         # rank paths of the tree's nodes, the root left out: "0 1 0,0"
         tree = answerer.drafter.draft_tree
-        paths = [",".join(map(str, path)) for path in tree.rank_paths[1:]] if tree else []
+        nodes = None
+        if tree is not None:
+            nodes = " ".join(",".join(map(str, path)) for path in tree.rank_paths[1:])
 
         more = {
             "label": label,
@@ -229,20 +228,21 @@ class Runner:
             "converted_from": loaded.converted_from,
             "cores_busy_elsewhere": busy_cores() if timed_on_cpu else None,
             "threads_why": threads_why() if device == "cpu" else "",
-            "draft_tree": " ".join(paths) if tree else None,
+            "draft_tree": nodes,
             "config": without_passwords(self.config),
         }
         given = {key: more[key] for key in more if more[key] or key not in OPTIONAL}
 
         packages = ("torchao",) if loaded.settings.quantize else ()
         now = circumstances(devices_in_words(loaded), str(loaded.target.linear), *packages)
-        return collect(self.settings, now, given)
+        return collect(self.recorded, now, given)
 
     def forget_other_subtask(self) -> None:
         """With start=category, reset the state if the next question is the first of a subtask."""
         if self.answerer.start == CATEGORY and self.done:
-            last = next(reversed(self.done.values()))
-            if subtask(self.pending[0].category) != subtask(str(last["category"])):
+            last = subtask(str(next(reversed(self.done.values()))["category"]))
+            following = subtask(self.pending[0].category)
+            if following != last:
                 self.answerer.prepare()
 
     def keep(self, rows: Sequence[Row]) -> None:
@@ -279,6 +279,7 @@ class Runner:
         answerer = self.answerer
         rows = list(self.done.values())
 
+        # the state after the last question
         if self._resumed_at == len(rows) and answerer.on_engine:  # killed after its last answer
             if answerer.keeps_state:
                 answerer.drafter.load_state_dict(self.store.last_state(len(rows)))
@@ -287,7 +288,6 @@ class Runner:
                 answer(self._questions[-count:], [(answerer, self.config)])
 
         state = answerer.drafter.state_dict()
-
         summary = measure(rows)
         summary["state_bytes"] = sum(t.numel() * t.element_size() for t in state.values())
 
@@ -325,28 +325,6 @@ def answer_next(sharing: Sequence[Runner]) -> int:
     return len(rows)
 
 
-def check_unloaded(config: dict[str, Any], settings: ModelSettings) -> None:
-    """Raise UserError for a job that is impossible by its model's folder; weights are not read."""
-    path = locate(settings)
-    if not Path(path).is_dir():
-        return  # on the hub, and perhaps not here yet
-
-    on_meta = replace(settings, device="auto", device_map={"": "meta"}, quantize=None)
-    model, tokenizer = pretrained(on_meta, torch.device("meta"), path)
-
-    # what the checks below read of a target
-    target: Any = SimpleNamespace(device=torch.device("cpu"))
-    target.context = check_model(model, model.config.name_or_path, settings.context)[0]
-    target.vocab_size = len(model.get_input_embeddings().weight)
-
-    template = choose_template(settings.template, tokenizer, f"{settings.name} {settings.path}")
-    loaded = LoadedModel(settings, target, tokenizer, template, frozenset())
-    check_prompts(load_bench(**config["bench"]), loaded)
-
-    with suppress(AttributeError):  # a method that needs more of the model, as heads do
-        build_answerer(loaded, config["method"], config["tree"], config["start"], "eager")
-
-
 def check_prompts(bench: Bench, loaded: LoadedModel) -> None:
     """Raise UserError if a first turn leaves no room for an answer.
 
@@ -360,3 +338,105 @@ def check_prompts(bench: Bench, loaded: LoadedModel) -> None:
                 f" context of {loaded.target.context}; raise model.context or leave it out"
                 " (bench.categories, bench.end)"
             )
+
+
+def recorded_settings(config: dict[str, Any], bench: Bench, answerer: Answerer) -> dict[str, Any]:
+    """Return everything that decides a run's answers and measurements."""
+    loaded = answerer.loaded
+    target = loaded.target
+    attention = target.model.config.get_text_config()._attn_implementation
+
+    model = asdict(loaded.settings) | {
+        "dtype": str(target.dtype).removeprefix("torch."),
+        "device": target.device.type,
+        "template": loaded.template,
+        "attention": "eager" if attention == "eager" else "sdpa",  # of draft nodes
+        "context": target.context,
+        "files": loaded.files,
+    }
+    del model["path"]  # the files' digests identify the model, wherever it is stored
+
+    ids = [question.question_id for question in bench.questions]
+    recorded = {
+        "model": without_later(model),
+        "bench": {
+            "name": bench.name,
+            "sha256": bench.sha256,
+            "ids_sha256": _sha256(ids),
+            "questions": len(ids),
+            "order": bench.order,
+        },
+        "method": recorded_method(answerer.settings, config),
+        "execution": answerer.execution,
+        "schema": SCHEMA,
+        "sampling": changed_sampling(config),
+    }
+
+    # as asked
+    for key in ("max_new_tokens", "num_choices", "seed", "phases", "repeat", "timed", "batch"):
+        recorded[key] = config[key]
+    if recorded["batch"] == 1:  # the first records lack it
+        del recorded["batch"]
+
+    return recorded
+
+
+def recorded_method(method: dict[str, Any], config: dict[str, Any]) -> dict[str, Any]:
+    """Return a method's settings as records hold them; greedy ones share no noise."""
+    greedy = {} if config["sampling"].get("temperature") else {"share_noise": False}
+    return without_later(method | greedy)
+
+
+def without_later(settings: dict[str, Any]) -> dict[str, Any]:
+    """Leave out settings of `LATER` that are not set."""
+    return {key: value for key, value in settings.items() if value or key not in LATER}
+
+
+def runs_folder(config: dict[str, Any]) -> Path:
+    """Return the folder of an experiment's runs."""
+    return Path(config["results_dir"]) / str(config["name"]) / "runs"
+
+
+def default_folder(config: dict[str, Any], recorded: dict[str, Any], answerer: Answerer) -> Path:
+    """Return the folder of a configuration: readable words and a hash of its settings."""
+    words = [
+        recorded["model"]["name"],
+        recorded["bench"]["name"],
+        answerer.label,
+        answerer.settings.get("tree", ""),
+    ]
+    name = "-".join(re.sub(r"[^\w.]+", "_", str(word)).strip("_") for word in words if word)
+    return runs_folder(config) / f"{name}-{_sha256(without_paths(recorded))[:8]}"
+
+
+def saved_state(config: dict[str, Any], hot: dict[str, Any], answerer: Answerer) -> Path:
+    """Return the state file for start=saved: of the same configuration's hot run.
+
+    The hot run of the same repeat is used, else that of the first repeat. Other update rules use
+    the run of update=all.
+
+    Args:
+        hot: the hot run's settings, as `recorded_settings` returns them.
+
+    Raises:
+        UserError: there is no such run yet.
+    """
+    method = dict(hot["method"])
+    if "update" in method:
+        method["update"] = "all"
+
+    for repeat in (hot["repeat"], 0):
+        of_repeat = hot | {"method": method, "repeat": repeat}
+        state = default_folder(config, of_repeat, answerer) / "state.safetensors"
+        if state.exists():
+            return state
+
+    raise UserError(
+        f"start=saved: there is no finished run of {hot['method']['name']} with start=hot,"
+        f" these settings and these files in {runs_folder(config)}; run it first (in a sweep:"
+        " start=hot,saved), or name a file"
+    )
+
+
+def _sha256(data: Any) -> str:
+    return hashlib.sha256(json.dumps(data, sort_keys=True).encode()).hexdigest()

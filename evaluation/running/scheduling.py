@@ -6,6 +6,7 @@ Interleaved, a drifting machine favours none.
 from __future__ import annotations
 
 import json
+import os
 import sys
 from collections import defaultdict
 from collections.abc import Container, Iterator, Sequence
@@ -17,16 +18,16 @@ from typing import Any
 import torch
 from tqdm import tqdm
 
-from model.errors import UserError
 from model.tuning import choose_threads
 
-from ..configuration.fingerprint import recorded_threads
 from ..errors import Failures, noted
 from ..loading.devices import exclusive, keep_devices
 from ..loading.settings import ModelSettings
+from ..records.provenance import describe_device
+from ..records.rows import read_object
 from ..records.runs import SAVED
 from ..records.sweeps import note_done
-from .runner import Runner, answer_next, check_unloaded
+from .runner import Runner, answer_next, runs_folder
 
 LOG_SECONDS = 60.0  # between two lines of progress in a log: more would fill it
 
@@ -48,103 +49,104 @@ def run_jobs(
     answer_file: Path | None = None,
     given: Container[str] = (),
 ) -> list[Path]:
-    """Run jobs that are not interleaved, then interleaved ones question by question.
-
-    Those with start=saved come last.
+    """Run jobs, those of a group question by question. Returns the folders of the finished runs.
 
     Args:
         failures: gets a line for each error that the user can fix, and the other jobs go on; None:
             it is raised.
-        given: names of settings; before the first answer, one line says which runs ignore which.
-
-    Returns:
-        The folders of the finished runs.
+        given: names of settings; before its first answer, a group says which runs ignore which.
     """
-    turns = _Turns(failures, given)
+    folders: list[Path] = []
+    said: set[str] = set()
     with keep_devices():
-        groups = grouped([job for job in jobs if job.config["start"] != SAVED])
-        # these read hot runs' states
-        groups += grouped([job for job in jobs if job.config["start"] == SAVED])
-        _check(groups, turns)
-        for group in groups:
+        for group in grouped(jobs):
             with noted(failures):
-                _run(group, turns, answer_file)
+                _run(group, _Turns(failures, folders, given), answer_file, said)
 
-    return turns.folders
-
-
-def _check(groups: Sequence[list[Job]], turns: _Turns) -> None:
-    """Build the runs of the first repeat and drop them.
-
-    So an impossible job is reported before another has run for hours. A further model's jobs are
-    checked without its weights.
-    """
-    for group in reversed(groups[1:] and groups):  # the first group's model is then loaded
-        for job in group:
-            config = job.config
-            first = groups[0][0].config
-
-            if config["repeat"] == first["repeat"] and config["start"] != SAVED:
-                with noted(turns.failures):
-                    settings = ModelSettings(**config["model"])
-                    if settings.path != first["model"]["path"]:
-                        check_unloaded(config, settings)
-                    else:
-                        with exclusive(settings, config["timed"]) as model:
-                            turns.add(job, model)
-                turns.jobs.clear()  # a run keeps its model
+    return folders
 
 
 def grouped(jobs: Sequence[Job]) -> list[list[Job]]:
-    """Split jobs to single repeats and group them.
+    """Split jobs to single repeats and group them, in the order in which they run.
 
-    Each is alone, or interleaved with those of the same model, bench and repeat.
-
-    Untimed jobs are interleaved and have one repeat, as further repeats would be the same.
+    A job is alone, or interleaved with those of the same model, bench and repeat. Untimed jobs are
+    interleaved and have one repeat, as further repeats would be the same. Those with start=saved
+    come last, as they read hot runs' states.
     """
-    alone = list[list[Job]]()
-    interleaved = dict[str, list[Job]]()
+    groups = defaultdict[str, list[Job]](list)
 
-    for job in jobs:
+    for number, job in enumerate(jobs):
         config = job.config
         timed = config["timed"]
         bench = {key: value for key, value in config["bench"].items() if key != "order"}
+        is_alone = timed and not config["interleave"]
 
         repeats = [config["repeat"]]
         if repeats == [None]:
             repeats = [*range(config["repeats"] if timed else 1)]
 
         for repeat in repeats:
-            single = Job(config | {"repeat": repeat}, job.overrides)
-            if timed and not config["interleave"]:
-                alone.append([single])
-            else:
-                key = json.dumps([repeat, config["model"], bench], sort_keys=True)
-                interleaved.setdefault(key, []).append(single)
+            shared = [number] if is_alone else [config["model"], bench]
+            key = json.dumps([config["start"] == SAVED, repeat, *shared], sort_keys=True)
+            groups[key].append(Job(config | {"repeat": repeat}, job.overrides))
 
-    return alone + sorted(interleaved.values(), key=lambda group: group[0].config["repeat"])
+    def place(group: list[Job]) -> tuple[bool, int]:
+        config = group[0].config
+        return config["start"] == SAVED, config["repeat"]
+
+    return sorted(groups.values(), key=place)
 
 
-def _run(group: Sequence[Job], turns: _Turns, answer_file: Path | None) -> None:
-    """Answer the remaining questions of all runs in a group."""
+def _run(
+    group: Sequence[Job],
+    turns: _Turns,
+    answer_file: Path | None,
+    said: set[str],
+) -> None:
+    """Answer the remaining questions of all runs in a group.
+
+    Args:
+        said: lines about ignored settings that are printed already.
+    """
     first = group[0].config
     timed = any(job.config["timed"] for job in group)
 
     with exclusive(ModelSettings(**first["model"]), timed) as model, ExitStack() as stack:
         stack.callback(torch.set_num_threads, torch.get_num_threads())  # as the caller had it
-        if said := choose_threads(recorded_threads(first), "as this experiment's other runs"):
-            print(said, file=sys.stderr)
+        if about := choose_threads(recorded_threads(first), "as this experiment's other runs"):
+            print(about, file=sys.stderr)
 
-        turns.jobs.clear()
         for job in group:
             turns.add(job, model, answer_file)
 
-        if ignored := [f"{key} by {', '.join(by)}" for key, by in turns.ignored.items()]:
-            print(f"ignored: {'; '.join(ignored)}", file=sys.stderr)
+        ignored = "; ".join(f"{key} by {', '.join(by)}" for key, by in turns.ignored.items())
+        if ignored and ignored not in said:
+            said.add(ignored)
+            print(f"ignored: {ignored}", file=sys.stderr)
 
-        turns.given = turns.ignored = {}  # said once: later groups were checked, or are repeats
         turns.begin(stack)
         turns.answer()
+
+
+def recorded_threads(config: dict[str, Any]) -> int | None:
+    """Return the number of threads that an experiment's runs used on this processor.
+
+    Unfinished runs come first.
+
+    So all configurations use one number, and a run is resumed with its own, however busy the
+    machine is then. None if no run has recorded it, or if OMP_NUM_THREADS is set.
+    """
+    if os.environ.get("OMP_NUM_THREADS"):
+        return None
+
+    found = []
+    for folder in [Path(config["run_dir"])] if config["run_dir"] else runs_folder(config).glob("*"):
+        recorded = read_object(folder / "metadata.json")
+        threads = recorded.get("threads")
+        if threads and recorded.get("device") == describe_device(torch.device("cpu"), threads):
+            found.append(((folder / "summary.json").exists(), threads))
+
+    return min(found)[1] if found else None
 
 
 class _Turns:
@@ -154,51 +156,44 @@ class _Turns:
     them.
     """
 
-    def __init__(self, failures: Failures | None, given: Container[str]) -> None:
+    def __init__(
+        self, failures: Failures | None, folders: list[Path], given: Container[str]
+    ) -> None:
         self.failures = failures
+        self.folders = folders  # of finished runs
         self.given = given
-        self.ignored: dict[str, Any] = defaultdict(dict)  # labels of runs, as keys, by setting
-        self.folders: list[Path] = []  # of finished runs
+        # by setting, the labels of the runs that ignore it, as keys
+        self.ignored = defaultdict[str, dict[str, None]](dict)
         # of each unfinished run, which several jobs may share
         self.jobs: dict[Runner, list[Job]] = {}
 
-    def add(self, job: Job, model: ModelSettings, answer_file: Path | None = None) -> None:
+    def add(self, job: Job, model: ModelSettings, answer_file: Path | None) -> None:
         """Build a job's run, unless another job has the same one."""
-        with self._catch_errors():
+        with self._dropped_on_error():
             runner = Runner(job.config, model, answer_file)
-
             for key in runner.ignored(self.given):
                 self.ignored[key][runner.answerer.label] = None
-
-            same = next((other for other in self.jobs if other.identity == runner.identity), None)
-            folder = job.config["run_dir"]
-            if folder is not None and self.jobs and same is None:
-                raise UserError(
-                    f"run_dir={folder}: holds one run, and this sweep has several; leave it out"
-                )
-
-            self.jobs.setdefault(same or runner, []).append(job)
+            same = next((other for other in self.jobs if other.key == runner.key), runner)
+            self.jobs.setdefault(same, []).append(job)
 
     def begin(self, stack: ExitStack) -> None:
         """Lock the runs' directories, complete the finished runs and prepare the others."""
         for runner in list(self.jobs):
-            with self._catch_errors(runner):
+            with self._dropped_on_error(runner):
                 stack.enter_context(runner.store.locked())
                 runner.resume()
                 self._complete(runner)
 
-        answerers = [runner.answerer for runner in self.jobs]
-        sizes = [each.drafter.max_nodes for each in answerers if each.on_engine]
-
-        if sizes:
-            timed = any(runner.config["timed"] for runner in self.jobs)
-            nodes = max(sizes) if timed else sum(sizes)
+        on_engine = [runner for runner in self.jobs if runner.answerer.on_engine]
+        if on_engine:
+            sizes = [runner.answerer.drafter.max_nodes for runner in on_engine]
+            timed = any(runner.config["timed"] for runner in on_engine)
             # one cache for all, as captured steps are bound to their cache
             with torch.inference_mode():
-                next(iter(self.jobs)).loaded.target.reserve(nodes)
+                on_engine[0].loaded.target.reserve(max(sizes) if timed else sum(sizes))
 
         for runner in list(self.jobs):
-            with self._catch_errors(runner):
+            with self._dropped_on_error(runner):
                 runner.prepare()
 
     def answer(self) -> None:
@@ -214,7 +209,7 @@ class _Turns:
                 behind = [runner for runner in self.jobs if len(runner.done) == position]
 
                 for sharing in group_by_question(behind):
-                    with self._catch_errors(*sharing):
+                    with self._dropped_on_error(*sharing):
                         count = answer_next(sharing)
                         label = f"{sharing[0].answerer.label}: " if len(labels) > 1 else ""
                         progress.set_postfix_str(label + sharing[0].figures, refresh=False)
@@ -233,32 +228,28 @@ class _Turns:
 
     def _drop(self, runner: Runner) -> list[Job]:
         """Remove a run and free the device memory that its method uses; return its jobs."""
-        vars(runner).pop("answerer", None)
-        return self.jobs.pop(runner, [])
+        del runner.answerer
+        return self.jobs.pop(runner)
 
     @contextmanager
-    def _catch_errors(self, *runners: Runner) -> Iterator[None]:
+    def _dropped_on_error(self, *runners: Runner) -> Iterator[None]:
         """Drop these runs if an error ends them, and note an error that the user can fix."""
         with noted(self.failures):
             try:
                 yield
             except Exception:
                 for runner in runners:
-                    self._drop(runner)
+                    if runner in self.jobs:
+                        self._drop(runner)
                 raise
 
 
 def group_by_question(runners: Sequence[Runner]) -> list[list[Runner]]:
-    """Group the runs that share forwards.
-
-    They are untimed, unbatched runs on this engine with the same next question.
-    """
-    groups: dict[Any, list[Runner]] = {}
+    """Group the runs that share forwards and have the same next question."""
+    groups = defaultdict[Any, list[Runner]](list)
     for runner in runners:
-        shared = json.dumps([runner.pending[0].key, runner.config["num_choices"]])
-        alone = runner.config["timed"] or runner.size > 1 or not runner.answerer.on_engine
-        groups.setdefault(runner if alone else shared, []).append(runner)
-
+        question = json.dumps([runner.pending[0].key, runner.config["num_choices"]])
+        groups[question if runner.shares_forwards else runner].append(runner)
     return list(groups.values())
 
 
@@ -292,3 +283,5 @@ class Progress(tqdm):
         """End the line."""
         if self.terminal:
             super().close()
+        else:  # or a later bar goes below this one
+            self._decr_instances(self)

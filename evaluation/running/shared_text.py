@@ -6,7 +6,8 @@ accepted lengths, which do not depend on time, cost little more for many configu
 few. Times cannot be measured this way.
 
 Methods that read nothing of rejected nodes (`Needs.rejected`: prompt look-up, for one) come last.
-Their accepted lengths follow from the text alone, so their drafts are not forwarded.
+Their accepted lengths follow from the text alone, so their drafts are not forwarded, except those
+of the first method if there is no other kind.
 """
 
 from __future__ import annotations
@@ -40,6 +41,7 @@ class Context:
     """
 
     position: int  # of its last token
+    token: int
     # the contexts that are one token longer
     children: dict[int, Context] = field(default_factory=dict)
     choice: int | None = None  # the token that the target picks; None: not forwarded yet
@@ -51,7 +53,7 @@ class Context:
     def child(self, token: int) -> Context:
         """Return the context that is longer by this token."""
         if token not in self.children:
-            self.children[token] = Context(self.position + 1)
+            self.children[token] = Context(self.position + 1, token)
         return self.children[token]
 
 
@@ -65,8 +67,8 @@ class SharedText:
 
     Attributes:
         tip: the deepest committed context.
-        start: a context that only the accepted text continues, for methods that read nothing of
-            rejected nodes.
+        start: the prompt's end, which only the accepted text continues: copies of the committed
+            contexts, for methods that read nothing of rejected nodes.
     """
 
     def __init__(
@@ -80,6 +82,7 @@ class SharedText:
         self.target = target
         self.cache = cache
         self.choice = choice
+
         readers = [session for session in sessions if session.drafter.needs.prompt_logits]
         needs = [session.drafter.needs for session in sessions]
 
@@ -102,10 +105,10 @@ class SharedText:
         self.prompt_hidden = [] if states is None else [*states]  # P - 1 of (w H,)
 
         # the prompt's last token is the root of the first step
-        self.tip = Context(len(prompt) - 2, choice=prompt[-1], committed=True)
+        self.tip = Context(len(prompt) - 2, -1, choice=prompt[-1], committed=True)
         self.start = replace(self.tip, children={})
-        # end of `start`'s text
-        self._end = None if all(need.rejected for need in needs) else self.start
+        self._end = self.start  # of `start`'s text
+        self._keeps_text = not all(need.rejected for need in needs)
 
     def forward(self, drafts: Sequence[tuple[Context, Draft]]) -> list[list[Context]]:
         """Return the context of every node of these drafts; forward the new ones.
@@ -113,137 +116,115 @@ class SharedText:
         The contexts are below those of the drafts' roots.
         """
         contexts: list[list[Context]] = []  # of each draft, by node
-        rows: dict[Context, int] = {}  # rows of the forward
-        row_parents: list[Context] = []
-        row_tokens: list[int] = []
+        rows: dict[Context, Context] = {}  # of the forward, each with its parent
 
         for root, draft in drafts:
-            tokens = draft.tokens.tolist()
             parents = draft.tree.parent_of
-
             nodes = [root]
-            for token, parent in zip(tokens[1:], parents[1:], strict=True):
+
+            for token, parent in zip(draft.tokens.tolist()[1:], parents[1:], strict=True):
                 nodes.append(nodes[parent].child(token))
 
             for node, context in enumerate(nodes):
                 if context.choice is not None or context in rows:
                     continue
+
                 # also its ancestors without states: forwarded earlier and not accepted
                 for i in draft.tree.chain_of[node]:
-                    if nodes[i].committed or nodes[i] in rows:
-                        continue
-                    rows[nodes[i]] = len(rows)
-                    row_parents.append(nodes[parents[i]] if i else self.tip)
-                    row_tokens.append(tokens[i])
+                    if not nodes[i].committed and nodes[i] not in rows:
+                        rows[nodes[i]] = nodes[parents[i]] if i else self.tip
 
             contexts.append(nodes)
 
         if rows:
-            self._forward(rows, row_parents, row_tokens)
-            self._commit(rows)
+            self._forward(rows)
+            self._commit([*rows])
 
         return contexts
 
-    def forget_rejected(self) -> None:
-        """Continue from the end of `start`'s text; after this, only `follow` may be called."""
-        if self._end is not None:
-            self.tip = self._end
-            self._end = None
-
-    def follow(self, root: Context, draft: Draft) -> list[Context]:
-        """Return the context of every accepted node of a draft.
-
-        The text is forwarded as far as they reach.
-        """
-        nodes = [root]
-        tokens = draft.tokens.tolist()
-
-        self._extend(root, tokens[0])
-        rejected = replace(root, choice=-1)  # its logits and hidden states are not read
-
-        for token, parent in zip(tokens[1:], draft.tree.parent_of[1:], strict=True):
-            accepted = nodes[parent].choice == token
-            nodes.append(nodes[parent].child(token) if accepted else rejected)
-            if accepted:
-                self._extend(nodes[-1], token)
-
-        return nodes
-
-    def _extend(self, context: Context, token: int) -> None:
-        """Forward and commit the text's next context, unless that is done.
-
-        The context ends in this token.
-        """
-        if context.choice is None:
-            rows = {context: 0}
-            self._forward(rows, [self.tip], [token])
-            self._commit(rows)
-
-    def _forward(self, rows: dict[Context, int], parents: list[Context], tokens: list[int]) -> None:
+    def _forward(self, rows: dict[Context, Context]) -> None:
         """Forward n new contexts behind the text, and keep the output of each.
 
         Args:
-            rows: the contexts, with their rows of the forward; a parent comes before its children.
-            parents, tokens: of each row.
+            rows: the contexts, each with its parent, which comes before it.
         """
         target = self.target
         past = self.cache.length
+
         # (n, past + n); True where a row attends to a column
         visible = np.zeros((len(rows), past + len(rows)), dtype=bool)
 
-        for row, parent in enumerate(parents):
-            if parent in rows:
-                visible[row] = visible[rows[parent]]
+        row_of: dict[Context, int] = {}
+        for row, (context, parent) in enumerate(rows.items()):
+            row_of[context] = row
+            if parent in row_of:
+                visible[row] = visible[row_of[parent]]
             else:
                 visible[row, : parent.position + 1] = True  # the text up to the parent
             visible[row, past + row] = True
 
         mask = additive(torch.from_numpy(visible).to(target.device), target.dtype)
         positions = torch.tensor([context.position for context in rows], device=target.device)
-        ids = torch.tensor(tokens, device=target.device)
+        ids = torch.tensor([context.token for context in rows], device=target.device)
         # (n, V), (n, w H)
         logits, hidden = target.forward_masked(self.cache, ids, mask, positions, hidden=self.hidden)
 
         choices = self.choice.among(logits, positions + 1).tolist()
-        for context, row_logits, choice in zip(rows, logits, choices, strict=True):
+        for row, context in enumerate(rows):
             if context.choice is None:
                 # clones below: a view would keep the whole forward's output alive
-                context.choice = choice
-                context.logits = row_logits.clone() if self.keeps_logits else None
-                context.hidden = None if hidden is None else hidden[rows[context]].clone()
+                context.choice = choices[row]
+                context.logits = logits[row].clone() if self.keeps_logits else None
+                context.hidden = None if hidden is None else hidden[row].clone()
 
-    def _commit(self, rows: dict[Context, int]) -> None:
+    def _commit(self, rows: list[Context]) -> None:
         """Commit the states of contexts that are part of the text now."""
         past = self.cache.length
-        path = list[int]()
+        path: list[int] = []  # the rows of the accepted contexts
 
         while self.tip.choice is not None:
             accepted = self.tip.children.get(self.tip.choice)
             if accepted is None or accepted not in rows:
                 break
-            path.append(rows[accepted])
+
+            path.append(rows.index(accepted))
             accepted.committed = True
 
-            if self._end is not None:
+            if self._keeps_text:
                 copy = replace(accepted, children={})
-                self._end.children[self.tip.choice] = copy
+                self._end.children[accepted.token] = copy
                 self._end = copy
 
             self.tip = accepted
 
         if path:
-            device = self.target.device
-            source = torch.tensor(path, device=device) + past
-            self.cache.move(source, torch.arange(past, past + len(path), device=device))
+            source = torch.tensor(path, device=self.target.device) + past
+            self.cache.move(source, past + torch.arange(len(path), device=self.target.device))
             self.cache.length += len(path)
 
 
-class _Sequence:
+def follow(root: Context, draft: Draft) -> list[Context]:
+    """Return the context of every node of a draft on a text that is known to its end.
+
+    Nodes that are rejected, or after the end, have the choice -1.
+    """
+    nodes = [root]
+    rejected = replace(root, choice=-1)  # its logits and hidden states are not read
+
+    for token, parent in zip(draft.tokens.tolist()[1:], draft.tree.parent_of[1:], strict=True):
+        accepted = nodes[parent].choice == token
+        known = nodes[parent].children.get(token) if accepted else None
+        nodes.append(known or rejected)
+
+    return nodes
+
+
+class _Answer:
     """One method's decoding along the text.
 
     Attributes:
         root: the last known token, the root of the next draft.
-        context: the root's context. Only sequences hold contexts that may be rejected.
+        context: the root's context. Only answers hold contexts that may be rejected.
         out: the answer so far.
     """
 
@@ -285,9 +266,12 @@ class _Sequence:
             self._observe_hidden(self.prompt, [self.context])
 
         choices = torch.tensor([context.choice for context in nodes], device=draft.tokens.device)
-        needs_logits = needs.logits or needs.candidates
-        logits = torch.stack([context.logits for context in nodes]) if needs_logits else None
-        hidden = self._hidden([context.hidden for context in nodes]) if needs.hidden else None
+        logits = None
+        if needs.logits or needs.candidates:
+            logits = torch.stack([context.logits for context in nodes])
+        hidden = None
+        if needs.hidden:
+            hidden = self._hidden([context.hidden for context in nodes])
         forwarded = Forwarded(choices, logits, hidden)
 
         left = limit - len(self.out.tokens)
@@ -371,31 +355,32 @@ def generate_together(
         chains = [session.begin(prompt) for session in sessions]
         text = SharedText(target, cache, prompt, choice, sessions)
 
-        sequences = list[_Sequence]()
+        answers = list[_Answer]()
         for session, chain in zip(sessions, chains, strict=True):
-            sequences.append(_Sequence(session, prompt, chain, text))
-        following = [one for one in sequences if not one.needs.rejected]
-        unfinished = [one for one in sequences if one.needs.rejected]
+            answers.append(_Answer(session, prompt, chain, text))
+
+        # if no method reads rejected nodes, the first one finds the text
+        unfinished = [one for one in answers if one.needs.rejected] or answers[:1]
+        following = [one for one in answers if one not in unfinished]
 
         while unfinished:
             # those furthest back take a step, in one forward
-            back = min(sequence.context.position for sequence in unfinished)
-            turn = [sequence for sequence in unfinished if sequence.context.position == back]
-            drafts = [(sequence.context, sequence.draft()) for sequence in turn]
+            back = min(one.context.position for one in unfinished)
+            turn = [one for one in unfinished if one.context.position == back]
+            drafts = [(one.context, one.draft()) for one in turn]
 
-            for sequence, (_, draft), nodes in zip(turn, drafts, text.forward(drafts), strict=True):
-                if not sequence.learn(draft, nodes, limit, eos):
-                    unfinished.remove(sequence)
+            for one, (_, draft), nodes in zip(turn, drafts, text.forward(drafts), strict=True):
+                if not one.learn(draft, nodes, limit, eos):
+                    unfinished.remove(one)
 
-        text.forget_rejected()
-        for sequence in following:
-            sequence.context = text.start.child(sequence.root)
+        for one in following:
+            one.context = text.start.child(one.root)
             goes_on = True
-            while goes_on:
-                draft = sequence.draft()
-                nodes = text.follow(sequence.context, draft)
-                goes_on = sequence.learn(draft, nodes, limit, eos)
 
-    for sequence in sequences:
-        sequence.out.end(limit, max_new_tokens, eos)
-    return [sequence.out for sequence in sequences]
+            while goes_on:
+                draft = one.draft()
+                goes_on = one.learn(draft, follow(one.context, draft), limit, eos)
+
+    for one in answers:
+        one.out.end(limit, max_new_tokens, eos)
+    return [one.out for one in answers]

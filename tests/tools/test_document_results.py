@@ -9,10 +9,11 @@ import pytest
 from omegaconf import OmegaConf
 
 import evaluation.configuration.config  # noqa: F401  (configs/ resolve names by it)
-from evaluation.configuration.fingerprint import changed_sampling, recorded_method
+from evaluation.configuration.config import changed_sampling
 from evaluation.configuration.jobs import compose, drafts_from_tree
 from evaluation.loading.settings import ModelSettings
 from evaluation.report import REFERENCE
+from evaluation.running.runner import recorded_method
 from evaluation.statistics.experiment import Experiment
 from model.errors import UserError
 from model.recycling import build_template
@@ -84,9 +85,9 @@ def of_record(run):
 def of_job(job, stateful):
     config = OmegaConf.to_container(job.config, resolve=True)
     tree = config["tree"]
-    config["sampling"] = changed_sampling(config)
-    method = recorded_method(config["method"], config["sampling"])
     digest = None
+    method = recorded_method(config["method"], config)
+    config["sampling"] = changed_sampling(config)
     if drafts_from_tree(job.config.method, job.config.tree):
         method["tree"] = tree["name"]
         if tree["name"] == "auto":

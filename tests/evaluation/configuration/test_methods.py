@@ -8,10 +8,9 @@ from textwrap import dedent
 
 import pytest
 
+from evaluation.records.runs import read_runs
 from evaluation.statistics.experiment import Experiment
-
-from ..conftest import answers_in
-from ..made_runs import answer, made
+from tests.evaluation.made_runs import answer, made
 
 DRAFTER = """
 from model.engine import Drafter
@@ -59,68 +58,31 @@ def test_a_wrong_drafter_is_told_in_one_line(evaluate, outside, override, says):
     assert len(outcome.err.strip().splitlines()) == 1
 
 
-OWN = dict(
-    repetition_penalty=1.7,
-    min_new_tokens=30,
-    do_sample=True,
-    temperature=0.3,
-    forced_eos_token_id=7,
-)
-
-
 def test_hf_is_plain_greedy_whatever_the_checkpoint_says(evaluate, checkpoint, tmp_path):
-    """It had taken repetition penalty, least length and forced tokens from generation_config.json: another text."""
-    folder = tmp_path / "model"
-    shutil.copytree(checkpoint, folder)
-    config = OWN | {
-        "suppress_tokens": [5],
-        "eos_token_id": [2, 9],
-        "bos_token_id": 1,
-        "pad_token_id": 0,
-    }
-    config |= {"output_attentions": False}  # asks for nothing, and was said to be left out
-    (folder / "generation_config.json").write_text(json.dumps(config))
-    outcome = evaluate(
-        f"model.path={folder}", "-m", "method=hf,vanilla", "name=greedy", "max_new_tokens=40"
-    )
+    """It had taken repetition penalty and forced tokens from generation_config.json: another text."""
+    folder = shutil.copytree(checkpoint, tmp_path / "model")
+    own = {"repetition_penalty": 1.7, "min_new_tokens": 30, "do_sample": True, "temperature": 0.3}
+    own |= {"forced_eos_token_id": 7, "suppress_tokens": [5]}
+    ids = {"eos_token_id": [2, 9], "bos_token_id": 1, "pad_token_id": 0}
+    ids |= {"output_attentions": False}  # asks for nothing, and was said to be left out
+    (folder / "generation_config.json").write_text(json.dumps(own | ids))
+    few = (f"model.path={folder}", "max_new_tokens=40", "name=greedy")
+    outcome = evaluate("-m", "method=hf,vanilla", *few)
     assert outcome.code == 0, outcome.err
-    hf, vanilla = sorted((tmp_path / "results/greedy/runs").iterdir())
-    assert (
-        texts := [
-            [row["choices"][0]["output_ids"] for row in answers_in(run)] for run in (hf, vanilla)
-        ]
-    )
-    assert texts[0] == texts[1]
-    left_out = json.loads((hf / "metadata.json").read_text())["generation_config_left_out"]
-    assert left_out == OWN | {"suppress_tokens": [5]}
-    said = "toy: the checkpoint's own"
-    for text in (
-        outcome.out,
-        *((tmp_path / "results/greedy" / f).read_text() for f in ("tables/main.md", "report.html")),
-    ):
-        assert said in html.unescape(text) and "repetition_penalty=1.7" in text
+    runs = read_runs(tmp_path / "results/greedy")
+    hf, vanilla = ([row["choices"][0]["output_ids"] for row in run.answers] for run in runs)
+    assert hf == vanilla
+    assert runs[0].metadata["generation_config_left_out"] == own
+    page = (tmp_path / "results/greedy/report.html").read_text()
+    for text in (outcome.out, html.unescape(page)):
+        assert "toy: the checkpoint's own" in text and "repetition_penalty=1.7" in text
 
 
 def test_a_setting_named_as_a_column_is_next_to_it():
     """It stood in the place of what was measured."""
-    settings = {
-        "steps": 99,
-        "repeats": 99,
-        "temperature": 99,
-        "execution": 99,
-        "mat": 99,
-        "colour": 99,
-    }
-    (row, *_) = Experiment(
-        [made("echo", [answer(1, "qa", [([1, 3], 2.0)])], method=settings)]
-    ).table.to_dict("records")
-    assert (row["steps"], row["repeats"], row["temperature"], row["execution"], row["mat"]) == (
-        2,
-        1,
-        0,
-        "eager",
-        2,
-    )
-    assert {key: row[key] for key in row if row[key] == 99} == {"colour": 99} | {
-        f"method_{key}": 99 for key in settings if key != "colour"
-    }
+    settings = dict.fromkeys(("steps", "repeats", "temperature", "mat", "colour"), 99)
+    run = made("echo", [answer(1, "qa", [([1, 3], 2.0)])], method=settings)
+    row = Experiment([run]).table.to_dict("records")[0]
+    assert (row["steps"], row["repeats"], row["temperature"], row["mat"]) == (2, 1, 0, 2)
+    assert row["colour"] == 99
+    assert all(row[f"method_{key}"] == 99 for key in settings if key != "colour")

@@ -1,236 +1,150 @@
 """Runs that take turns question by question: the same answers as one after the other, wherever they were cut."""
 
-import gc
-import json
+import itertools
 import re
-import weakref
-from pathlib import Path
+import sys
 
 import pytest
 import torch
 
-from evaluation.loading import models
 from evaluation.records.runs import read_runs
 from evaluation.records.sweeps import missing_jobs
 from evaluation.running import runner, scheduling
-from evaluation.running.scheduling import Job, grouped
-from model.engine import Target
-from model.errors import UserError
-from tests.evaluation.running.test_run import core
+from evaluation.running.scheduling import Job, Progress, grouped
+from tests.evaluation.running.conftest import records, states
 
-ROOT = Path(__file__).resolve().parents[3]
-SWEEP = (
-    "-m",
-    "method=hf,vanilla,pld,recycling",
-    "start=cold,hot,category",
-    "bench.end=4",
-    "max_new_tokens=6",
-)
-
-
-def order_of_answers(folder: Path) -> list[tuple[int, str]]:
-    """(question, label) in the order of their answers."""
-    rows = [
-        (r["tstamp"], r["question_id"], run.label) for run in read_runs(folder) for r in run.answers
-    ]
-    return [row[1:] for row in sorted(rows)]
-
-
-def records(folder: Path) -> dict:
-    return {
-        (run.folder.name, run.repeat): (run.label, core(run.answers)) for run in read_runs(folder)
-    }
-
-
-def states(folder: Path) -> dict:
-    return {path.parent.name: path.read_bytes() for path in folder.glob("runs/*/state.safetensors")}
+SWEEP = ("-m", "method=hf,vanilla,pld,recycling", "start=cold,hot,category", "bench.end=4")
+SWEEP += ("max_new_tokens=6", "name=x")
+LINE = re.compile(r"(\d+) of (\d+) answers, .* left$", re.M)  # of progress in a log
 
 
 def test_methods_take_turns_and_an_interrupted_sweep_goes_on_to_the_same_answers(
     evaluate, tmp_path, monkeypatch
 ):
     """Method after method, a machine that got slower meanwhile had favoured the first ones."""
-    results = tmp_path / "results"
-    assert evaluate(*SWEEP, "name=plain").code == 0
-    name = f"results_dir={tmp_path / 'turns'}"
-    real, left = runner.answer, [8]
+    assert evaluate(*SWEEP).code == 0
+    command = (*SWEEP, f"results_dir={tmp_path / 'turns'}", "interleave=true")
+    left = iter(range(8))
 
     def interrupted(*arguments):
-        if not left[0]:
+        if next(left, None) is None:
             raise KeyboardInterrupt
-        left[0] -= 1
         return real(*arguments)
 
+    real = runner.answer
     monkeypatch.setattr(runner, "answer", interrupted)
-    outcome = evaluate(*SWEEP, "name=plain", name, "interleave=true")
+    outcome = evaluate(*command)
     assert outcome.code == 130 and "goes on from there" in outcome.err
-    folder = tmp_path / "turns/plain"
-    assert sorted(len(run.answers) for run in read_runs(folder)) == [1, 1, 1, 1, 2, 2], (
-        "what was done is kept"
-    )
+    plain, folder = tmp_path / "results/x", tmp_path / "turns/x"
+    assert sorted(len(run.answers) for run in read_runs(folder)) == [1, 1, 1, 1, 2, 2]
+
     monkeypatch.setattr(runner, "answer", real)
     monkeypatch.setattr(scheduling, "LOG_SECONDS", 0.0)
-    outcome = evaluate(*SWEEP, "name=plain", name, "interleave=true")
+    outcome = evaluate(*command)
     assert outcome.code == 0, outcome.err
-    counted = re.findall(r"(\d+) of 24 answers, .* left$", outcome.err, flags=re.M)
-    assert counted == [str(n) for n in range(9, 25)]
-    turns = order_of_answers(folder)
-    assert [turn[0] for turn in turns] == [10] * 6 + [11] * 6 + [12] * 6 + [13] * 6, (
-        "question by question"
-    )
-    assert len({turn[1] for turn in turns[:6]}) == 6
-    assert records(folder) == records(results / "plain") and states(folder) == states(
-        results / "plain"
-    )
+    assert LINE.findall(outcome.err) == [(str(n), "24") for n in range(9, 25)]
+    asked = [(row["tstamp"], row["question_id"]) for run in read_runs(folder) for row in run.answers]  # fmt: skip
+    in_order = [question for _, question in sorted(asked)]
+    assert in_order == [10] * 6 + [11] * 6 + [12] * 6 + [13] * 6, "question by question"
+    assert records(folder) == records(plain) and states(folder) == states(plain)
     assert len(states(folder)) == 2 and not missing_jobs(folder)
-    times = {
-        path.name: [p.stat().st_mtime_ns for p in path.iterdir()]
-        for path in (folder / "runs").iterdir()
-    }
-    assert evaluate(*SWEEP, "name=plain", name, "interleave=true").code == 0
-    assert times == {
-        path.name: [p.stat().st_mtime_ns for p in path.iterdir()]
-        for path in (folder / "runs").iterdir()
-    }
+
+
+def test_untimed_runs_share_forwards_and_hold_the_same_answers_and_states(
+    evaluate, tmp_path, monkeypatch
+):
+    sweep = ("-m", "method=hf,vanilla,recycling", "start=cold,hot", "bench.end=2")
+    assert evaluate(*sweep, "max_new_tokens=10", "name=timed").code == 0
+    monkeypatch.setattr(scheduling, "LOG_SECONDS", 0.0)
+    outcome = evaluate(*sweep, "max_new_tokens=10", "name=untimed", "timed=false", "repeats=3")
+    assert outcome.code == 0, outcome.err
+    counts = [done for done, _ in LINE.findall(outcome.err)]
+    assert counts == ["1", "4", "5", "8"], "all but hf's are shared, and there is one repeat"
+    timed, untimed = tmp_path / "results/timed", tmp_path / "results/untimed"
+    assert records(timed) == records(untimed) and states(timed) == states(untimed)
+    assert not missing_jobs(untimed), "hf and vanilla are of two jobs each"
+    choices = [row["choices"][0] for run in read_runs(untimed) for row in run.answers]
+    times = ("prefill_time", "decode_time", "setup_time")
+    assert all({*choice[key]} == {None} for choice in choices for key in times)
+    table = (untimed / "tables/main.md").read_text(encoding="utf-8")
+    assert "| MAT |" in table and "tokens/s" not in table and "not timed" in table
+
+
+def test_untimed_runs_of_other_orders_limits_and_choices_answer_by_themselves(evaluate, tmp_path):
+    few = ("method=vanilla,recycling", "start=hot", "timed=false", "bench.order=file,shuffled")
+    assert evaluate("-m", *few, "bench.end=3", "max_new_tokens=8", "name=orders").code == 0
+    runs = read_runs(tmp_path / "results/orders")
+    ids = [[row["question_id"] for row in run.answers] for run in runs]
+    assert sorted(ids) == [[10, 11, 12], [10, 11, 12], [10, 12, 11]], "vanilla has no order"
+    limits = ("max_new_tokens=3,4", "num_choices=1,2", "bench.end=1", "name=limits")
+    assert evaluate("-m", "method=vanilla", "timed=false", *limits).code == 0
+    rows = [run.answers[0] for run in read_runs(tmp_path / "results/limits")]
+    counts = [[sum(choice["new_tokens"]) for choice in row["choices"]] for row in rows]
+    assert sorted(counts) == [[6], [6, 6], [8], [8, 8]], "in two turns"
 
 
 def test_one_that_fails_leaves_the_others_alone_and_is_told_at_the_end(
     evaluate, tmp_path, monkeypatch
 ):
-    real = runner.answer
-
     def failing(questions, methods):
         if methods[0][0].settings["name"] == "pld" and questions[0].question_id == 11:
-            raise UserError("pld has had enough")
+            raise error
         return real(questions, methods)
 
+    error, real = torch.OutOfMemoryError("pld has had enough"), runner.answer
     monkeypatch.setattr(runner, "answer", failing)
-    sweep = (
-        "-m",
-        "method=vanilla,pld,recycling",
-        "method.k=4,8",
-        "bench.end=3",
-        "max_new_tokens=8",
-    )
-    outcome = evaluate(*sweep, "interleave=true", "name=f")
-    assert outcome.code == 2 and outcome.err.count("error:") == 1
-    assert "pld has had enough" in outcome.err and "k=4" in outcome.err, (
-        "one that cannot be built, too"
-    )
+    sweep = ("-m", "method=vanilla,pld,recycling", "bench.end=3", "max_new_tokens=8", "name=f")
+    outcome = evaluate(*sweep, "interleave=true")
+    assert outcome.code == 2 and outcome.err.count("out of device memory") == 1
     done = {run.label: len(run.answers) for run in read_runs(tmp_path / "results/f")}
     assert done == {"vanilla": 3, "pld": 1, "recycling (cold)": 3}
     assert missing_jobs(tmp_path / "results/f").startswith("missing: 1 of ")
-    monkeypatch.setattr(runner, "answer", lambda questions, methods: {}["a defect of ours"])
+    error = KeyError("a defect of ours")
     with pytest.raises(KeyError, match="a defect of ours"):
-        evaluate(*sweep, "interleave=true", "name=defect")
-
-
-def test_each_answers_with_its_own_execution(evaluate, tmp_path, monkeypatch):
-    seen = set()
-    real = runner.answer
-
-    def noting(question, methods):
-        seen.add((methods[0][1]["execution"], methods[0][0].execution))
-        return real(question, methods)
-
-    monkeypatch.setattr(runner, "answer", noting)
-    sweep = (
-        "-m",
-        "method=recycling",
-        "execution=eager,static",
-        "start=hot",
-        "bench.end=3",
-        "max_new_tokens=12",
-    )
-    assert evaluate(*sweep, "interleave=true", "name=e").code == 0
-    assert seen == {("eager", "eager"), ("static", "static")}
-    (_, one), (_, two) = records(tmp_path / "results/e").values()
-    assert one == two
-    recorded = [
-        json.loads(path.read_text())
-        for path in (tmp_path / "results/e").glob("runs/*/metadata.json")
-    ]
-    assert {(m["config"]["execution"], m["execution_used"]) for m in recorded} == {
-        ("eager",) * 2,
-        ("static",) * 2,
-    }
-
-
-def test_no_room_for_the_cache_is_told_and_the_next_group_goes_on(evaluate, tmp_path, monkeypatch):
-    reserve, sizes = Target.reserve, []
-
-    def full(self, nodes):
-        sizes.append(nodes)
-        if len(sizes) == 1:
-            raise torch.OutOfMemoryError("no room")
-        reserve(self, nodes)
-
-    monkeypatch.setattr(Target, "reserve", full)
-    sweep = (
-        "-m",
-        "method=vanilla,recycling",
-        "bench.end=1",
-        "max_new_tokens=8",
-        "repeats=2",
-        "interleave=true",
-    )
-    outcome = evaluate(*sweep, "name=r")
-    assert outcome.code == 2 and outcome.err.count("out of device memory") == 1
-    finished = [
-        path.parent / "metadata.json"
-        for path in (tmp_path / "results/r").glob("runs/*/summary.json")
-    ]
-    assert [json.loads(path.read_text())["config"]["repeat"] for path in finished] == [1, 1]
-
-
-@pytest.mark.slow
-def test_no_run_keeps_a_model_while_the_next_one_is_loaded(evaluate, monkeypatch):
-    """Two models need not fit into memory, neither while jobs are checked nor later."""
-    load, loaded = models._load, []
-
-    def alone(settings):
-        gc.collect()
-        assert not [model for model in loaded if model() is not None]
-        model = load(settings)
-        loaded.append(weakref.ref(model))
-        return model
-
-    monkeypatch.setattr(models, "_load", alone)
-    sweep = (
-        "-m",
-        "method=vanilla,recycling",
-        "model.context=256,128,200",
-        "bench.end=1",
-        "max_new_tokens=4",
-    )
-    assert evaluate(*sweep, "name=alone").code == 0 and len(loaded) == 11
+        evaluate(*sweep, "interleave=true")
 
 
 def test_several_runs_want_several_folders(evaluate, tmp_path):
-    sweep = ("-m", "method=vanilla,pld", "bench.end=1", "max_new_tokens=8", "interleave=true")
-    assert "run_dir=" in evaluate(*sweep, f"run_dir={tmp_path}/one").err
-    one = ("method=vanilla", *sweep[2:], f"run_dir={tmp_path}/two", "repeats=2")
-    assert "repeats=2" in evaluate(*one).err and evaluate(*one, "repeat=1").code == 0
+    few = ("bench.end=1", "max_new_tokens=8", f"run_dir={tmp_path}/one")
+    assert "another run is at work" in evaluate("-m", "method=hf,pld", "interleave=true", *few).err
+    few = (*few[:2], f"run_dir={tmp_path}/two")
+    assert "repeats=2" in evaluate("method=vanilla", *few, "repeats=2").err
+    assert evaluate("method=vanilla", *few, "repeats=2", "repeat=1").code == 0
 
 
 def test_what_takes_turns_is_of_one_model_bench_and_repeat():
-    def job(method, **more):
-        config = {"repeat": None, "repeats": 2, "timed": True, "interleave": True, "method": method}
-        return Job(
-            config | {"model": {"name": "a"}, "bench": {"name": "b", "order": "file"}} | more
-        )
-
+    base = {"repeat": None, "repeats": 2, "timed": True, "interleave": True, "start": "hot"}
+    base |= {"model": {"name": "a"}, "bench": {"name": "b", "order": "file"}}
     jobs = [
-        job("one"),
-        job("two", bench={"name": "b", "order": "shuffled"}),
-        job("three", repeat=1),
-        job("four", model={"name": "c", "path": "c"}),
+        base | {"start": "saved", "method": "six"},
+        base | {"interleave": False, "method": "five"},
+        base | {"method": "one"},
+        base | {"method": "two", "bench": {"name": "b", "order": "shuffled"}},
+        base | {"method": "three", "repeat": 1},
+        base | {"method": "four", "model": {"name": "c"}},
     ]
-    assert [
-        [(job.config["method"], job.config["repeat"]) for job in group] for group in grouped(jobs)
-    ] == [
-        [("one", 0), ("two", 0)],
-        [("four", 0)],
-        [("one", 1), ("two", 1), ("three", 1)],
-        [("four", 1)],
+    groups = grouped([Job(config) for config in jobs])
+    assert [[job.config["method"] for job in group] for group in groups] == [
+        *(["five"], ["one", "two"], ["four"]),
+        *(["five"], ["one", "two", "three"], ["four"]),
+        *(["six"], ["six"]),
     ]
+
+
+@pytest.mark.parametrize("terminal", [True, False])
+def test_progress_is_a_line_a_minute_in_a_log_and_one_line_in_a_terminal(
+    capsys, monkeypatch, terminal
+):
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: terminal, raising=False)
+    monkeypatch.setattr("tqdm.std.time", itertools.count().__next__)
+    with Progress("recycling (hot)", total=400, done=10) as shown:
+        for _ in range(150):
+            shown.set_postfix_str("MAT 2.00", refresh=False)
+            shown.update()
+    written = capsys.readouterr().err
+    lines = re.split(r"[\r\n]+", written.strip())
+    assert re.fullmatch(r"recycling \(hot\): \d+ of 400 answers, MAT 2.00; .* left", lines[-1])
+    if terminal:
+        assert len(lines) > 100 and written.count("\n") == 1
+    else:
+        assert len(lines) < 10
