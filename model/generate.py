@@ -74,7 +74,7 @@ def refuse(model: Any, input_ids: torch.Tensor, config: Any, kwargs: dict[str, A
         names.append("padding but on the left (attention_mask)")
     elif (positions := kwargs.get("position_ids")) is not None:
         moved = positions != seen.cumsum(-1).to(positions) - 1
-        if moved[seen.to(moved.device) == 1].any():
+        if (moved & (seen.to(moved.device) == 1)).any():  # models of pictures have (4, B, P)
             names.append("position_ids")
 
     for name, value in kwargs.items():

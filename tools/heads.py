@@ -86,6 +86,7 @@ def new_heads(recipe: Recipe, target: Target) -> MedusaHeads | EagleHead:
     if not shared:
         lm_head = target.model.get_output_embeddings()
         for head in heads:
+            assert isinstance(head, torch.nn.Sequential)
             head[-1].load_state_dict({"weight": lm_head.weight})
     return heads.to(target.device)
 
@@ -256,7 +257,7 @@ def save(heads: MedusaHeads | EagleHead, recipe: Recipe, target: Target, folder:
     """Write weights (float16) and config.json; returns the bytes of the weights."""
     if isinstance(heads, MedusaHeads):
         file = folder / medusa.WEIGHTS[0]
-        config = {
+        config: dict[str, Any] = {
             "medusa_num_heads": recipe.heads,
             "medusa_num_layers": recipe.layers,
             "shared_lm_head": recipe.shared_lm_head,

@@ -118,7 +118,8 @@ def _config_loader(config_dir: str | None) -> ConfigLoader:
 
 
 def _load(loader: ConfigLoader, words: list[str]) -> DictConfig:
-    return loader.load_configuration("config", words, RunMode.RUN, from_shell=False)
+    config: DictConfig = loader.load_configuration("config", words, RunMode.RUN, from_shell=False)
+    return config
 
 
 def without_hydra(config: DictConfig) -> DictConfig:

@@ -240,7 +240,7 @@ class Pool:
         own. A server's baseline is its engine without speculation, with the same model.
         """
         if self.first.is_served:
-            engine = str(self.first.method["engine"])
+            engine = str(self.first.settings["method"]["engine"])
             alike = (*COMPARED, "method_model")
             return dict.fromkeys(BASELINES) | {SERVER: self.closest(engine, alike)}
 

@@ -484,7 +484,7 @@ def plan(tree: Tree) -> list[Level]:
         above = inner
         parents = tree.parents[below:end]
         ranks = tree.ranks[below:end]
-        inner = parents.unique()
+        inner = torch.unique(parents)
         if first:
             continued = torch.cat((continued, inner))
 

@@ -113,8 +113,8 @@ def test_what_is_odd_is_named_and_nothing_is_guessed(call, tmp_path, monkeypatch
         (["--answers", "none/*.jsonl"], "no such file"),
         (["--answers", "c.txt"], "holds no answer"),
         ([], "name an experiment"),
-        ([tmp_path, "--out", "x.csv"], "--out: with --answers only"),
-        ([tmp_path, "--baseline", "x.jsonl"], "--baseline: with --answers only"),
+        ([tmp_path, "--out", "x.csv"], "--out, --baseline: with --answers only"),
+        ([tmp_path, "--baseline", "x.jsonl"], "--out, --baseline: with --answers only"),
     ):
         assert why in call(report.main, *arguments).err
 

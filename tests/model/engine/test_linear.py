@@ -11,7 +11,7 @@ import torch
 from safetensors.torch import save_model
 from torch import nn
 
-from model import tuning
+from model import linear_choice
 from model.engine import Target, generate, linear
 from model.engine.linear import (
     SMALL_PRODUCT,
@@ -302,7 +302,7 @@ def test_a_copy_has_weights_of_its_own(how):
 
 def test_which_layout_is_for_which_model(monkeypatch):
     """auto packs where memory allows."""
-    monkeypatch.setattr(tuning, "packable", lambda device, dtype: dtype == torch.float32)
+    monkeypatch.setattr(linear_choice, "packable", lambda device, dtype: dtype == torch.float32)
     small = toy_model("llama")
     assert str(choose_linear(small)) == "onednn"
     half = toy_model("llama", dtype=torch.float16).float()
