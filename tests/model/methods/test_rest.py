@@ -6,7 +6,7 @@ from collections import Counter
 import numpy as np
 import pytest
 
-from model.engine import Tree
+from model.engine.tree import arranged
 from model.errors import UserError
 from model.files import ROOT
 from model.methods.rest import Rest, most_frequent
@@ -84,7 +84,9 @@ def test_tree_holds_the_most_frequent_prefixes(seed):
     padded = np.array([row + [-1] * (5 - len(row)) for row in rows])
     wanted = rng.choice([1, 5, 20, 64])
     parents, tokens = most_frequent(padded, wanted)
-    tree = Tree(parents)
+    draft, _ = arranged([0, *tokens], parents)
+    tree = draft.tree
+    tokens = draft.tokens[1:].tolist()
     paths = [tuple(tokens[node - 1] for node in chain[1:]) for chain in tree.chain_of[1:]]
     assert len(set(paths)) == len(paths) == min(wanted, len(frequency))
     # in this order of preference, as the docstring has it
