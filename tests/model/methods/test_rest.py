@@ -8,7 +8,6 @@ import pytest
 
 from model.engine.tree import arranged
 from model.errors import UserError
-from model.files import ROOT
 from model.methods.rest import Rest, most_frequent
 from model.structures.datastore import Datastore, write_datastore
 
@@ -120,11 +119,3 @@ def test_a_draft_by_hand(tmp_path):
         [3, 4, 5, 8],
     )
     assert draft([3, 6]) == ([0], [6])  # at the datastore's end
-
-
-def test_the_shipped_datastore_is_found_from_anywhere(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    assert (
-        len(Rest(datastore_path="data/embedded/datastore.bin", vocab_size=2048).datastore) > 40_000
-    )
-    assert (ROOT / "data/embedded/datastore.bin").stat().st_size <= 300_000
