@@ -110,12 +110,8 @@ def test_a_draft_by_hand(tmp_path):
 
     # (2, 3) stands three times: 4 twice (then 9 and 8), 5 once (then 9)
     assert draft([6, 2, 3], depth=2) == ([0, 0, 0, 1, 1, 2], [3, 4, 5, 8, 9, 9])
-    assert draft([9, 2, 3], depth=1) == ([0, 0, 0], [3, 4, 5])  # (9, 2, 3) twice: 4 and 5
     assert draft([9, 2, 3], depth=1, max_ngram=1, min_ngram=1) == ([0, 0, 0, 0], [3, 4, 5, 6])
     assert draft([8, 3]) == ([0], [3])  # (8, 3) nowhere, and 3 alone is too short
     # nothing from an end on
-    assert draft([6, 2, 3], depth=3, eos=[9]) == (
-        [0, 0, 0, 1],
-        [3, 4, 5, 8],
-    )
+    assert draft([6, 2, 3], depth=3, eos=[9]) == ([0, 0, 0, 1], [3, 4, 5, 8])
     assert draft([3, 6]) == ([0], [6])  # at the datastore's end
