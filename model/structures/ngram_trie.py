@@ -144,21 +144,18 @@ class NgramTrie:
         for node in children[ROOT_NODE].values():
             fail[node] = ROOT_NODE
 
-        # for each node in breadth-first order: its children, and the node that it links to
-        below = [children[node] for node in children[ROOT_NODE].values()]
-        links = [ROOT_NODE] * len(children[ROOT_NODE])
-        for siblings, suffix in zip(below, links, strict=True):  # both grow while they are walked
-            suffix_children = children[suffix]
-            for token, node in siblings.items():
+        queue = [*children[ROOT_NODE].values()]
+        for parent in queue:  # grows while it is walked, breadth-first
+            suffix_children = children[fail[parent]]
+            for token, node in children[parent].items():
                 link = suffix_children.get(token)
-                at = suffix
+                at = fail[parent]
                 while link is None and at:
                     at = fail[at]
                     link = children[at].get(token)
-                fail[node] = link = link or ROOT_NODE
+                fail[node] = link or ROOT_NODE
                 if children[node]:
-                    below.append(children[node])
-                    links.append(link)
+                    queue.append(node)
 
     def step(self, node: int, token: int) -> tuple[int, list[int]]:
         """Follow the token from `node` and from the suffixes that its fail links lead to.

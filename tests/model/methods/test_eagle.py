@@ -16,7 +16,7 @@ import torch
 
 from model.engine import Target, generate
 from model.files import ROOT
-from model.methods.eagle import Eagle, Eagle2, Eagle3
+from model.methods.eagle import Eagle2, Eagle3
 from tests.conftest import greedy, toy_model
 from tests.model.methods.heads import write_eagle
 from tests.model.methods.public_traces import (
@@ -80,11 +80,3 @@ def test_heads_of_16_bit_targets(tmp_path, dtype):
     prompt = [5, 9, 33, 12]
     out = generate(target, drafter, prompt, max_new_tokens=20)
     assert out.tokens == greedy(model, prompt, 20)
-
-
-def test_a_heads_layers_multiply_as_the_targets_do(tmp_path):
-    model = toy_model("llama")
-    target = Target(model)
-    prepared = []
-    target.prepare = prepared.append
-    assert Eagle(target, head_path=write_eagle(tmp_path, model)).head in prepared
