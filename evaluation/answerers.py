@@ -623,6 +623,6 @@ def build_served(loaded: LoadedModel, settings: dict[str, Any], server: Server) 
         raise UserError(f"method.speculation={asked}: {server.where} says {reported}")
 
     settings |= said | {"speculation": asked or reported, "url": server.url}
-    for decides_no_answer in ("timeout", "context", "dtype"):
+    for decides_no_answer in ("timeout", "context", "dtype", "audit"):
         del settings[decides_no_answer]
     return Served(loaded, Drafter(loaded.target.device), settings, SERVED, server=server, said=said)
