@@ -13,7 +13,6 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from itertools import compress
 from multiprocessing.pool import ThreadPool
 from pathlib import Path
 from typing import Any, ClassVar
@@ -176,7 +175,10 @@ class InsideGenerate(Method):
 
     @cached_property
     def custom_generate(self) -> Generate:
-        return _GenerateOfRun(self.decoder)
+        """A `Generate` with the run's decoder."""
+        generate = Generate()
+        generate.decoder = lambda *_: self.decoder  # type: ignore[method-assign]
+        return generate
 
     def answer(
         self,
@@ -210,17 +212,6 @@ class InsideGenerate(Method):
         return out
 
 
-class _GenerateOfRun(Generate):
-    """Decodes with a run's target and drafter; the run keeps the drafter's state."""
-
-    def __init__(self, decoder: Decoder) -> None:
-        super().__init__()
-        self._decoder_of_run = decoder
-
-    def decoder(self, *_: Any) -> Decoder:
-        return self._decoder_of_run
-
-
 class TransformersGenerate(Answerer):
     """transformers' generate on the stock model: the paper's baseline.
 
@@ -245,26 +236,17 @@ class TransformersGenerate(Answerer):
 
         Each token is one step.
 
-        A prompt with no room for `max_new_tokens` is answered alone, as it would shorten the
-        others' answers.
+        If a prompt has no room for `max_new_tokens`, all are answered one by one, as it would
+        shorten the others' answers.
         """
-        if not prompts:
-            return []
-
         sampling = samplings[0]
         size = len(prompts)
-        limits = [self.loaded.target.token_budget(prompt, max_new_tokens) for prompt in prompts]
-        limit = min(limits)
+        budget = self.loaded.target.token_budget
+        limit = min(budget(prompt, max_new_tokens) for prompt in prompts)
 
         if limit < max_new_tokens and size > 1:
-            fits = [room == max_new_tokens for room in limits]
-            fitting = list(compress(prompts, fits))
-            of_fitting = list(compress(samplings, fits))
-            together = iter(self.answer_batch(fitting, max_new_tokens, of_fitting))
-            outs = []
-            for prompt, own, fit in zip(prompts, samplings, fits, strict=True):
-                outs.append(next(together) if fit else self.answer(prompt, max_new_tokens, own))
-            return outs
+            asked = zip(prompts, samplings, strict=True)
+            return [self.answer(prompt, max_new_tokens, own) for prompt, own in asked]
 
         drawn: dict[str, Any] = {
             "do_sample": bool(sampling.temperature),

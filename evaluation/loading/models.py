@@ -48,6 +48,7 @@ from .bench import choose_template
 from .devices import before_release
 from .settings import ModelSettings
 
+CPU = torch.device("cpu")
 # ids in a generation config that are the tokenizer's
 SPECIAL_IDS = (
     "eos_token_id",
@@ -82,8 +83,8 @@ class WithoutWeights:
     context: int
     vocab_size: int
     dtype: torch.dtype
-    device: torch.device = torch.device("cpu")
-    devices: tuple[torch.device, ...] = (torch.device("cpu"),)
+    device: torch.device = CPU
+    devices: tuple[torch.device, ...] = (CPU,)
     linear: str = "torch"
 
     token_budget = Target.token_budget
@@ -264,7 +265,7 @@ def _load(settings: ModelSettings, weights: bool = True) -> LoadedModel:
     else:
         context = check_context(model, settings.name, settings.context)
         vocabulary = model.config.get_text_config().vocab_size
-        dtype = choose_dtype(settings.dtype, torch.device("cpu"))
+        dtype = choose_dtype(settings.dtype, CPU)
         target = WithoutWeights(model, context, vocabulary, dtype)
     note = read_object(Path(path) / gguf.NOTE)
     return LoadedModel(settings, target, tokenizer, template, eos, left_out, note, files)
@@ -333,9 +334,7 @@ def plain_greedy(model: Any) -> dict[str, Any]:
     return {key: left[key] for key in left if left[key] is not False or usual.get(key)}
 
 
-def _located(
-    settings: ModelSettings, weights: bool = True
-) -> tuple[str, dict[str, str] | None]:
+def _located(settings: ModelSettings, weights: bool = True) -> tuple[str, dict[str, str] | None]:
     """Return a model's folder and its files' digests.
 
     Else its name on the hub and None: a commit identifies it.

@@ -115,17 +115,13 @@ def test_a_last_line_says_how_fast_it_was_and_whether_drafting_paid(decoder, mon
     ]
     speed = "12 tokens in 5 steps: 2.40 a step, 4.0 tokens/s and 1.5 s of setup"
     sizes = {"sizes": [0, 8], "plain_steps": 5, "steps_by_size": [1, 2]}
-    for described, says in (
-        ({}, ""),
-        ({"predicted_speedup": 1.254}, "; drafting paid: about 1.25 times plain decoding"),
-        (
-            {"predicted_speedup": 0.98, **sizes},
-            "; steps: 75 % of 0, 25 % of 8 nodes: about 0.98 times plain decoding",
-        ),
-    ):
-        monkeypatch.setattr(decoder.method, "describe", lambda described=described: described)
-        assert summary(decoder, answers, 4.5) == speed + says
+    described = {"predicted_speedup": 1.254}
+    monkeypatch.setattr(decoder.method, "describe", lambda: described)
+    paid = "; drafting paid: about 1.25 times plain decoding"
+    assert summary(decoder, answers, 4.5) == speed + paid
     assert summary(decoder, answers, 4.5, batch=2) == speed
+    described |= {"predicted_speedup": 0.98, **sizes}
+    assert "; steps: 75 % of 0, 25 % of 8 nodes: about 0.98" in summary(decoder, answers, 4.5)
 
 
 def test_a_prompt_ends_with_its_line_alone(tmp_path, said):
@@ -147,14 +143,9 @@ MISTAKES = {
     f"{GENERATE} --method magic": "method magic: unknown",
     f"{GENERATE} --method sps": "method.draft_path: Speculative needs this setting",
     f"{GENERATE} --set k": "--set k: must be KEY=VALUE",
-    f"{GENERATE} --set k=abc": "method.k=abc: must be",
     f"{GENERATE} --set execution=abc": "--set execution=abc: execution is no setting of",
-    f"{GENERATE} --set dtype=abc": "--set dtype=abc: dtype is no setting of",
-    f"{GENERATE} --temperature -1": "sampling.temperature=-1.0",
     f"{GENERATE} --max-new-tokens 0": "max_new_tokens=0",
-    f"{GENERATE} --device foo": "device=foo",
     f"{GENERATE} --dtype foo": "dtype=foo: use one of auto",
-    f"{GENERATE} --seed 99999999999999999999": "sampling.seed=",
 }
 
 
@@ -175,13 +166,10 @@ def test_commands_of_a_chat(chat):
         ("/method recycling tree=best:9", "method recycling tree=best:9"),
         ("/method dynamic nodes=5", "method dynamic"),
         ("/method nonesuch", "unknown"),
-        ("/method pld depth=3", "method.depth: no such setting"),
         ("/method dynamic eos=1", "eos is no setting of a method"),
         ("/temperature 0.7", "temperature 0.7"),
-        ("/temperature hot", "must be a number"),
         ("/help", "methods: vanilla"),
         ("/nonsense", "no such command"),
-        ("/", "no such command"),
     ):
         out.truncate(0)
         assert talking.say(line) and says in out.getvalue(), line

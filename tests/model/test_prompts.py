@@ -3,7 +3,6 @@
 import re
 
 import numpy as np
-import pandas as pd
 import pytest
 import torch
 from transformers import BatchEncoding
@@ -23,10 +22,7 @@ SEVERAL = [
 ENCODED = BatchEncoding({"input_ids": [[5, 6], [7, 8]]}, tensor_type="pt")
 NOT_SEVERAL = [
     ("hello", "prompts: is of type str; give a list of"),
-    (None, "prompts: is of type NoneType"),
     (ENCODED, "prompts: is of type BatchEncoding"),
-    (pd.DataFrame({"prompt": ["hello"]}), "prompts: is of type DataFrame"),
-    ([5, 6, 7], "prompt 1: prompt: is of type int"),
     (torch.tensor([5, 6, 7]), "prompt 1: prompt: is of type int"),
     ([[5, 6], None], "prompt 2: prompt: is of type NoneType"),
     ([{"role": "user", "content": "hi"}], "prompt 1: prompt: is a mapping of role, content"),

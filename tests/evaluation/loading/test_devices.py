@@ -10,17 +10,14 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from accelerate import dispatch_model
 from filelock import Timeout
 
 from evaluation.loading import devices, models
 from evaluation.loading.models import choose_execution
 from evaluation.loading.settings import ModelSettings
 from model.decoder import Decoder
-from model.engine import Target, generate
 from model.errors import UserError
 from model.files import ROOT
-from model.recycling import TokenRecycling, build_template
 
 AUTO = ModelSettings("toy", "nowhere")
 
@@ -52,24 +49,6 @@ def test_a_gpu_that_torch_cannot_use_is_not_passed_over_in_silence(checkpoint, m
         assert library("cpu").device.type == "cpu"
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
         assert library().device.type == "cpu"
-
-
-def test_accelerate_hooks_leave_the_tokens_alone(toy):
-    """Hooks on every module, as a map over several devices puts them there; here all of them say cpu."""
-    target = models._load(toy).target
-
-    def tokens(target):
-        drafter = TokenRecycling(target.vocab_size, build_template("2.2.2", k=8), k=8)
-        # the second time with a matrix that is full
-        outs = [generate(target, drafter, [1, 5, 9, 20], max_new_tokens=24) for _ in range(2)]
-        return [out.tokens for out in outs]
-
-    plain = tokens(target)
-    model = target.model
-    places = dict.fromkeys(("model", "lm_head"), "cpu")
-    keys = model._skip_keys_device_placement
-    dispatch_model(model, places, skip_keys=keys, force_hooks=True)
-    assert hasattr(model.lm_head, "_hf_hook") and tokens(Target(model)) == plain
 
 
 def test_a_map_over_devices_takes_eager_steps_only_and_offloads_nothing(toy):

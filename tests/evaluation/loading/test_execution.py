@@ -34,14 +34,6 @@ def loaded():
     return LoadedModel(ModelSettings("toy", ""), target, None, "chat", frozenset())
 
 
-def test_captured_steps_are_taken_and_decode(loaded):
-    chosen = trial(loaded.target)
-    assert chosen == Execution("static", AGREED)
-    drafter = TokenRecycling(V, build_template("best", nodes=9))
-    out = generate(loaded.target, drafter, [5, 6, 7], max_new_tokens=30, execution=chosen.name)
-    assert out.tokens == greedy(loaded.target.model, [5, 6, 7], 30)
-
-
 FEED, RUN, SETTLE = StaticForward.feed, StaticForward.run, Commit.__call__
 
 
@@ -134,13 +126,6 @@ def test_kernels_are_kept_where_they_are_right_and_faster(
     drafter = TokenRecycling(V, build_template("best", nodes=9))
     out = generate(loaded.target, drafter, [5, 6, 7], max_new_tokens=30, execution=chosen.name)
     assert out.tokens == greedy(loaded.target.model, [5, 6, 7], 30)
-
-
-def test_a_tie_may_fall_either_way(loaded, monkeypatch):
-    # twenty times the greatest logit is no gap at all
-    monkeypatch.setattr(tuning, "_tolerance", lambda *_: 10.0)
-    monkeypatch.setattr(*BREAKS[-1][:3])
-    assert trial(loaded.target).name == "static"
 
 
 def test_auto_is_tried_once_a_model_and_only_on_cuda(loaded, monkeypatch):

@@ -53,17 +53,9 @@ def test_messages_are_turns_and_placeholders_are_refused_or_left_out(tmp_path):
     assert load(path, placeholders="skip").questions == (first, second), "turns are read, too"
 
 
-@pytest.mark.parametrize(
-    "row",
-    [
-        {"question_id": "1", "category": "qa", "messages": [{"role": "user"}]},
-        {"question_id": "1", "category": "qa", "messages": "text"},
-        [1],
-    ],
-)
-def test_another_file_is_named_in_a_line(tmp_path, row):
-    (tmp_path / "q.jsonl").write_text(json.dumps(row))
-    with pytest.raises(UserError, match="q.jsonl:1: (turns: must be a list|not a JSON object)"):
+def test_another_file_is_named_in_a_line(tmp_path):
+    (tmp_path / "q.jsonl").write_text('{"question_id": "1", "category": "qa", "messages": "text"}')
+    with pytest.raises(UserError, match="q.jsonl:1: turns: must be a list"):
         load(tmp_path / "q.jsonl")
 
 
