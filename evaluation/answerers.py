@@ -312,23 +312,17 @@ class Served(Answerer):
     def answer(
         self, prompt: list[int], max_new_tokens: int, *greedy: Any, **unmarked: Any
     ) -> Generation:
-        return self._answer([prompt], max_new_tokens, alone=True)[0]
+        """Answer a prompt; the counters of the whole server are read as this request's."""
+        return self.answer_batch([prompt], max_new_tokens, alone=True)[0]
 
     def answer_batch(
         self,
         prompts: Sequence[list[int]],
         max_new_tokens: int,
         samplings: Sequence[Sampling] = (),
+        alone: bool = False,
     ) -> list[Generation]:
-        """Answer prompts by concurrent requests, one for each prompt."""
-        return self._answer(prompts, max_new_tokens)
-
-    def _answer(
-        self, prompts: Sequence[list[int]], max_new_tokens: int, alone: bool = False
-    ) -> list[Generation]:
-        """Answer prompts.
-
-        If `alone`, there is one request, so the counters of the whole server are read as its own.
+        """Answer prompts by concurrent requests, one for each prompt.
 
         Raises UserError if the server fails or has changed.
         """
@@ -343,14 +337,11 @@ class Served(Answerer):
         before = server.counters() if alone else {}
 
         start = time.perf_counter()
-        if len(prompts) == 1:
-            replies = [server.ask(asked[0], limits[0])]
-        else:
-            # an error or Ctrl-C ends it without waiting for other requests
-            with ThreadPool(len(prompts)) as pool:
-                places = zip(range(len(prompts)), asked, limits, strict=True)
-                done = pool.imap_unordered(lambda each: (each[0], server.ask(*each[1:])), places)
-                replies = [reply for _, reply in sorted(done, key=lambda pair: pair[0])]
+        # an error or Ctrl-C ends it without waiting for other requests
+        with ThreadPool(len(prompts)) as pool:
+            places = zip(range(len(prompts)), asked, limits, strict=True)
+            done = pool.imap_unordered(lambda each: (each[0], server.ask(*each[1:])), places)
+            replies = [reply for _, reply in sorted(done, key=lambda pair: pair[0])]
 
         elapsed = time.perf_counter() - start  # the sum of all answers' times
 

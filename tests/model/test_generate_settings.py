@@ -101,21 +101,14 @@ class Odd(LogitsProcessor):
 
 
 GREEDY = {
-    "max_length": {"max_length": 12, "max_new_tokens": None},
     "max_new_tokens": {"max_new_tokens": 7},
-    "min_length": {"min_length": 25, "eos_token_id": [35, 54]},
     "min_new_tokens": {"min_new_tokens": 20, "eos_token_id": [35, 54]},
     "eos_token_id": {"eos_token_id": 54},
     "several of a tensor": {"eos_token_id": torch.tensor([35, 54])},
     "max_time": {"max_time": 0.0},
     "repetition_penalty": {"repetition_penalty": 1.5},
-    "encoder_repetition_penalty": {"encoder_repetition_penalty": 5.0},
     "no_repeat_ngram_size": {"no_repeat_ngram_size": 2},
-    "encoder_no_repeat_ngram_size": {"encoder_no_repeat_ngram_size": 1},
     "bad_words_ids": {"bad_words_ids": [[36], [54, 53]]},
-    "sequence_bias": {"sequence_bias": [[[7], 30.0], [[54], -30.0]]},
-    "suppress_tokens": {"suppress_tokens": [54, 35]},
-    "begin_suppress_tokens": {"begin_suppress_tokens": [36, 54, 35]},
     "forced_eos_token_id": {"forced_eos_token_id": 8},
     "exponential_decay_length_penalty": {
         "exponential_decay_length_penalty": (3, 3.0),
@@ -129,12 +122,9 @@ GREEDY = {
     },
 }
 WITHOUT_EFFECT = {
-    "forced_bos_token_id": 7,
     "remove_invalid_values": True,
-    "renormalize_logits": True,
     "use_cache": False,
     "cache_implementation": "static",
-    "length_penalty": 2.0,
     "chat_format": "chatml",  # a note of a checkpoint
 }
 
