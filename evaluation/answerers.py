@@ -327,10 +327,9 @@ class Served(Answerer):
         Raises UserError if the server fails or has changed.
         """
         server = self.server
-        where = self.server.where
         now = {key: value or self.said[key] for key, value in server.describe().items()}
         if changed := difference(self.said, now, words=("before", "now")):
-            raise UserError(f"{where}: is another one now: {changed}")
+            raise self._fault(f"is another one now: {changed}")
 
         asked = [self._as_taken(prompt) for prompt in prompts]
         limits = [self.loaded.target.token_budget(prompt, max_new_tokens) for prompt in prompts]
@@ -385,13 +384,12 @@ class Served(Answerer):
         the engine's. Raises UserError if prompt, end, ids or their number do not fit the request.
         """
         loaded = self.loaded
-        where = self.server.where
         if reply.prompt_tokens not in (None, len(prompt)):
-            raise UserError(
-                f"{where}: read {reply.prompt_tokens} tokens where the prompt has {len(prompt)}"
+            raise self._fault(
+                f"read {reply.prompt_tokens} tokens where the prompt has {len(prompt)}"
             )
         if reply.speculation not in (None, self.said["speculation"]):
-            raise UserError(f"{where}: is another one now: speculation is {reply.speculation}")
+            raise self._fault(f"is another one now: speculation is {reply.speculation}")
         short = self.server.name == "llamacpp" and len(reply.ids) < reply.tokens
         if short:
             again = self.server.ask_again(prompt, limit)
@@ -405,31 +403,30 @@ class Served(Answerer):
             reply.finish = "stop" if shown else "length"
         if reply.finish not in ("stop", "length"):
             why = f"the engine says {reply.finish}" if reply.finish else "the stream broke off"
-            raise UserError(f"{where}: an answer has no end: {why}")
+            raise self._fault(f"an answer has no end: {why}")
 
         # an EOS that is not among the ids
         hidden = reply.finish == "stop" and not shown and bool(loaded.eos)
         # EOS counts, or not
-        possible_counts = (0, *range(count - shown, count + hidden + 1))
+        fits = not reply.tokens or count - shown <= reply.tokens <= count + hidden
 
-        if reply.ids and reply.tokens not in possible_counts:
+        if reply.ids and not fits:
             if not reply.text or reply.tokens < count:
-                raise UserError(f"{where}: gives {count} ids of {reply.tokens} tokens")
+                raise self._fault(f"gives {count} ids of {reply.tokens} tokens")
             reply.ids = []
 
         most = max(count, reply.tokens - hidden)
         if most > limit:  # their time would be that of fewer
-            raise UserError(f"{where}: gives {most} tokens where {limit} were asked for")
+            raise self._fault(f"gives {most} tokens where {limit} were asked for")
         if hidden and reply.stopped_by not in (None, *loaded.eos):
-            raise UserError(
-                f"{where}: stopped at {one_line(str(reply.stopped_by))[:40]}, which is no EOS here"
+            raise self._fault(
+                f"stopped at {one_line(str(reply.stopped_by))[:40]}, which is no EOS here"
             )
 
         early = (reply.tokens or limit) < limit
         if early and reply.finish == "length" and not shown:
-            raise UserError(
-                f"{where}: stopped after {reply.tokens} tokens of {limit};"
-                " has it a shorter context?"
+            raise self._fault(
+                f"stopped after {reply.tokens} tokens of {limit}; has it a shorter context?"
             )
 
         tokenizer = loaded.tokenizer
@@ -445,8 +442,8 @@ class Served(Answerer):
 
             if not fitting or "\ufffd" in reply.text or reply.parts:
                 if not reply.tokens:
-                    raise UserError(
-                        f"{where}: gives no number of tokens, and no text that shows all of them"
+                    raise self._fault(
+                        "gives no number of tokens, and no text that shows all of them"
                     )
                 return []
 
@@ -454,19 +451,23 @@ class Served(Answerer):
             if not reply.tokens and reply.accepted:  # of the engine's ids, which may be others
                 reply.accepted = None
 
-        read = tokenised(where, {"id": "", "prompt_token_ids": prompt, "token_ids": ids}, loaded)
+        read = tokenised(
+            self.server.where, {"id": "", "prompt_token_ids": prompt, "token_ids": ids}, loaded
+        )
         tokens = read.ids
         own = tokenizer.eos_token_id
         if read.behind:
-            raise UserError(
-                f"{where}: {read.behind} tokens behind token {tokens[-1]},"
-                " which is EOS of the model here"
+            raise self._fault(
+                f"{read.behind} tokens behind token {tokens[-1]}, which is EOS of the model here"
             )
 
         if hidden:  # it took a step, too
             tokens.append(own if own in loaded.eos else min(loaded.eos))
         reply.tokens = min(len(tokens), limit)
         return tokens[:limit]
+
+    def _fault(self, words: str) -> UserError:
+        return UserError(f"{self.server.where}: {words}")
 
     def _as_taken(self, prompt: list[int]) -> list[int] | str:
         """Return a prompt as the engine takes it.
@@ -483,10 +484,7 @@ class Served(Answerer):
             if list(tokenizer(exact).input_ids) == prompt:
                 return str(exact)
 
-        raise UserError(
-            f"{self.server.where}: takes texts alone,"
-            " and no text gives exactly this prompt's tokens"
-        )
+        raise self._fault("takes texts alone, and no text gives exactly this prompt's tokens")
 
 
 def build_answerer(
@@ -514,11 +512,8 @@ def build_answerer(
     if method["drafter"] is None:
         return TransformersGenerate(loaded, Drafter(loaded.target.device), settings, execution)
 
-    paths = {}
-    for key, value in options.items():
-        if key.endswith("path") and isinstance(value, str):
-            paths[key] = path_of(key, value)
-
+    named = [key for key in options if key.endswith("path") and isinstance(options[key], str)]
+    paths = {key: path_of(key, options[key]) for key in named}
     options |= {key: str(path) for key, path in paths.items()}
 
     factory = method_class(method["drafter"])

@@ -204,58 +204,45 @@ def parser() -> argparse.ArgumentParser:
         ("generate", "answer prompts as text or JSONL"),
     ):
         command = commands.add_parser(name, help=help)
-        command.add_argument("model", help="a folder, or a name on the hub")
-        command.add_argument("--method", default=DEFAULT, help=f"one of {', '.join(METHODS)}")
-        command.add_argument(
+        option = command.add_argument
+        option("model", help="a folder, or a name on the hub")
+        option("--method", default=DEFAULT, help=f"one of {', '.join(METHODS)}")
+        option(
             "--set",
             action="append",
             default=[],
             metavar="KEY=VALUE",
             help="a setting of the method",
         )
-        command.add_argument(
-            "--start", default="hot", help="hot, cold, or the file of a saved state"
-        )
-        command.add_argument(
-            "--context", type=int, help="tokens of prompt and answer; default: at most 4096"
-        )
-        command.add_argument("--max-new-tokens", type=int, default=512)
-        command.add_argument("--temperature", type=float, default=0.0)
-        command.add_argument("--seed", type=int, default=0)
-        command.add_argument(
-            "--stop", action="append", metavar="TEXT", help="end an answer at this text"
-        )
-        command.add_argument(
+        option("--start", default="hot", help="hot, cold, or the file of a saved state")
+        option("--context", type=int, help="tokens of prompt and answer; default: at most 4096")
+        option("--max-new-tokens", type=int, default=512)
+        option("--temperature", type=float, default=0.0)
+        option("--seed", type=int, default=0)
+        option("--stop", action="append", metavar="TEXT", help="end an answer at this text")
+        option(
             "--chat-template-kwargs",
             type=value_of,
             metavar="JSON",
             help="such as '{\"enable_thinking\": false}'",
         )
-        command.add_argument("--dtype", default="auto", help="auto, float32, float16, bfloat16")
-        command.add_argument("--device", help="default: CUDA if available")
-        command.add_argument(
+        option("--dtype", default="auto", help="auto, float32, float16, bfloat16")
+        option("--device", help="default: CUDA if available")
+        option(
             "--threads", type=int, help="on a CPU; default: OMP_NUM_THREADS, else the free cores"
         )
-        command.add_argument("--execution", default="auto", help="auto, eager, graph")
-        command.add_argument("--linear", default="auto", help=", ".join(LINEAR))
-        command.add_argument("--quantize", help="weights of int8 or int4, by torchao")
-        command.add_argument("--trust-remote-code", action="store_true")
+        option("--execution", default="auto", help="auto, eager, graph")
+        option("--linear", default="auto", help=", ".join(LINEAR))
+        option("--quantize", help="weights of int8 or int4, by torchao")
+        option("--trust-remote-code", action="store_true")
 
     source = command.add_mutually_exclusive_group(required=True)  # `command` is now `generate`
     source.add_argument("--prompt")
     source.add_argument("--file", type=Path, help="one prompt per line; - reads standard input")
-    command.add_argument(
-        "--batch", type=int, default=1, help="so many prompts are decoded together"
-    )
-    command.add_argument(
-        "--raw", action="store_true", help="use the prompt without a chat template"
-    )
-    command.add_argument(
-        "--quiet", action="store_true", help="leave out the last line, on standard error"
-    )
-    command.add_argument(
-        "--jsonl", action="store_true", help="an object per prompt: text, ids, accepted lengths"
-    )
+    option("--batch", type=int, default=1, help="so many prompts are decoded together")
+    option("--raw", action="store_true", help="use the prompt without a chat template")
+    option("--quiet", action="store_true", help="leave out the last line, on standard error")
+    option("--jsonl", action="store_true", help="an object per prompt: text, ids, accepted lengths")
     return top
 
 

@@ -11,7 +11,6 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from evaluation import audit
 from evaluation.loading.bench import chat_of, prompt_text
 from evaluation.loading.engine_answers import force
-from model import cli
 from model.engine import Target, target
 from model.files import ROOT
 from tests.conftest import greedy, toy_model
@@ -90,6 +89,7 @@ FORMS = {
     "prompt with BOS": lambda row: only(row, "token_ids", prompt=f"<s>{row['prompt']}"),
     "messages": lambda row: only(row, "token_ids", messages=chat(row["id"])),
     "choices": lambda row: only(row, "prompt", choices=[known(row)]),
+    "ids of this command line": lambda row: only(row, "prompt", ids=row["token_ids"]),
     "text": lambda row: only(row, "prompt", "text"),
     "message": lambda row: only(row, messages=chat(row["id"]), choices=[{"message": empty(row)}]),
     "text behind ids": lambda row: only(row, "prompt_token_ids", "text"),
@@ -106,16 +106,6 @@ def test_right_answers_in_every_form(audited, rows, form):
     assert "Lossless in float32" in outcome.out
     of_text = form in ("text", "message", "text behind ids")
     assert ("Of 3 answers there is text alone" in outcome.out) is of_text
-
-
-def test_output_of_the_command_line(audited, capsys):
-    words = ["--prompt", QUESTIONS[0], "--max-new-tokens", "20", "--jsonl"]
-    cli.main(["generate", str(PATH), *words])
-    (line,) = capsys.readouterr().out.splitlines()
-    outcome = audited([line])
-    length = len(json.loads(line)["ids"])
-    assert outcome.code == 0 and counts(outcome) == [(length, length, 0, 0)], outcome.out
-    assert "text alone" not in outcome.out and "ends early" not in outcome.out
 
 
 def test_a_token_that_was_changed(audited, rows, tokenizer):

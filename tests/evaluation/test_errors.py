@@ -8,7 +8,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -346,12 +345,3 @@ def test_other_command_lines(call, tmp_path, bench_file):
         call(inference_recycling.main, "--tree-version", "9.9.9", "--question-file", bench_file),
         "9.9.9",
     )
-
-
-def test_a_hub_out_of_reach_is_told_at_once(evaluate, monkeypatch):
-    # nobody listens there
-    monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", "http://127.0.0.1:9")
-    monkeypatch.setattr("evaluation.loading.models._loaded", None)
-    started = time.perf_counter()
-    check(evaluate("model.path=nobody/nothing"), "http://127.0.0.1:9 is not in reach")
-    assert time.perf_counter() - started < 30

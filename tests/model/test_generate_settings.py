@@ -17,15 +17,12 @@ from transformers.generation.streamers import BaseStreamer
 
 from model import generate as generate_module
 from model.decoder import Decoder
-from model.engine import Target, generate
 from model.engine.checks import CACHE_NAMES
 from model.engine.linear import unpack_linears
-from model.engine.sampling import Sampling
 from model.errors import UserError
 from model.files import ROOT
 from model.generate import Generate, refuse
 from model.generation_config import SETTINGS, undecided
-from model.methods import make_method
 from tests.conftest import greedy, toy_model
 from tests.model.test_decoder import layer_types
 
@@ -175,21 +172,6 @@ def test_a_draw_follows_torchs_seed_and_what_narrows_it_and_not_the_method():
     for name in DRAWN.keys() & FIELDS:
         assert drawn(3, "vanilla", **{name: DRAWN[name]}) != plain, name
     assert plain == drawn(3, "recycling") == drawn(3, "dynamic") != drawn(2, "vanilla")
-
-
-def test_a_processor_that_writes_into_the_scores_changes_nothing_else():
-    def written(ids, scores):
-        scores[:, 7] = 1e4
-        return scores
-
-    lengths = []
-    for processor in (written, lambda ids, scores: written(ids, scores.clone())):
-        target = Target(toy_model("llama"))
-        drafter = make_method("recycling", target, tree="best:9")
-        sampling = Sampling(processors=(processor,))
-        out = generate(target, drafter, [5, 9, 5], max_new_tokens=12, sampling=sampling)
-        lengths.append((out.accept_lengths, drafter.state_dict()["candidates"].tolist()))
-    assert lengths[0] == lengths[1]
 
 
 class Noted(BaseStreamer):

@@ -119,31 +119,22 @@ def test_timed_runs_wait_for_a_process_until_it_is_killed_and_untimed_ones_do_no
         assert capsys.readouterr().err == said
 
 
-def test_auto_takes_the_first_free_gpu_and_keeps_to_it(gpus):
-    other = devices._locked(name(0))
-    with devices.keep_devices():
-        with devices.exclusive(AUTO, timed=False) as placed:
-            assert placed.device == "cuda:1" and not is_free(1), (
-                "untimed runs have a GPU alone, too"
-            )
-        other.release()
-        with devices.exclusive(AUTO) as placed:
-            assert placed.device == "cuda:1", "this process has it, and its weights may lie there"
-    assert is_free(0) and is_free(1)
-
-
-def test_a_command_holds_its_gpu_between_jobs_and_drops_its_model_first(gpus, monkeypatch):
+def test_a_command_keeps_the_first_free_gpu_and_drops_its_model_before_another(gpus, monkeypatch):
     """The lock was released while the weights stayed: two sweeps on one GPU ran out of memory."""
     freed = []
     monkeypatch.setattr(models, "_loaded", SimpleNamespace())
-    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: freed.append(is_free(0)))
+    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: freed.append(is_free(1)))
+    other = devices._locked(name(0))
     with devices.keep_devices():
-        with devices.exclusive(AUTO), devices.exclusive(AUTO):
-            pass
-        assert not is_free(0) and models._loaded is not None, "the next job finds both"
-        with devices.exclusive(ModelSettings("toy", "nowhere", device="cuda:1")):
-            assert is_free(0) and not is_free(1) and freed == [False]
-    assert is_free(1) and models._loaded is None
+        for timed in (False, True):
+            with devices.exclusive(AUTO, timed=timed) as placed:
+                assert placed.device == "cuda:1" and not is_free(1)
+            if not timed:
+                other.release()
+        assert not is_free(1) and models._loaded is not None, "the next job finds both"
+        with devices.exclusive(ModelSettings("toy", "nowhere", device="cuda:0")):
+            assert is_free(1) and not is_free(0) and freed == [False]
+    assert is_free(0) and models._loaded is None
 
 
 def test_two_that_change_places_do_not_wait_for_each_other(gpus):

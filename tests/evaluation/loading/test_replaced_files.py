@@ -90,17 +90,6 @@ def test_a_finished_run_is_not_taken_for_one_of_the_files_that_lie_there_now(aga
     assert len(again("method=vanilla")) == len(runs)
 
 
-def test_a_run_of_another_schema_is_left_alone_and_named(again, capsys):
-    (one,) = again("method=vanilla")
-    old = one.folder.rename(one.folder.with_name("toy-file-vanilla-00000000"))
-    one.metadata["settings"]["schema"] = 2
-    (old / "metadata.json").write_text(json.dumps(one.metadata))
-    assert len(again("method=vanilla")) == 1
-    assert f"left out: {old}: recorded by another version" in capsys.readouterr().err
-    with pytest.raises(UserError, match=r"another version .*schema 2, this one reads 4"):
-        again("method=vanilla", f"run_dir={old}")
-
-
 def test_a_saved_state_is_of_the_same_files(again, model):
     recycling = ("method=recycling", "tree=best", "tree.nodes=6")
     again(*recycling, "start=hot")
