@@ -292,17 +292,17 @@ def pretrained(settings: ModelSettings, device: torch.device, path: str) -> tupl
 
 def without_weights(settings: ModelSettings, device: torch.device, path: str) -> tuple[Any, Any]:
     """Load a model's config and generation_config, and its tokenizer."""
-    common: dict[str, Any] = dict(
-        revision=settings.revision, trust_remote_code=settings.trust_remote_code
-    )
+    offline = not Path(path).is_dir() and not hub.is_reachable()
+    source: dict[str, Any] = dict(revision=settings.revision, local_files_only=offline)
+    trust = settings.trust_remote_code
     try:
-        config = AutoConfig.from_pretrained(path, **common)
-        tokenizer = AutoTokenizer.from_pretrained(path, **common)
+        config = AutoConfig.from_pretrained(path, trust_remote_code=trust, **source)
+        tokenizer = AutoTokenizer.from_pretrained(path, trust_remote_code=trust, **source)
     except FAILURES as error:
         raise UserError(f"model {path}: cannot be loaded ({one_line(error)[:300]})") from None
     own = GenerationConfig()
     with suppress(OSError):  # it has none
-        own = GenerationConfig.from_pretrained(path, revision=settings.revision)
+        own = GenerationConfig.from_pretrained(path, **source)
     return SimpleNamespace(config=config, generation_config=own), tokenizer
 
 

@@ -39,20 +39,16 @@ WRONG = {  # settings, and what the line names
     "model.path=nowhere/at/all": "nowhere/at/all | no such folder",
     "model.dtype=float12": "float12 | float32",
     "model.device=quantum": "quantum | cuda",
-    "model.device=cpu model.device_map=auto": "model.device=cpu | one of the two",
     "model.quantize=int8 model.device_map=auto": "quantize=int8 | leave out device_map",
     "model.template=nonesuch": "nonesuch",
     "model.context=99999": "99999 | 512",
     "method.k=0": "needs candidates up to rank 7, but k=0",
-    "method=pld method.max_ngram=0": "max_ngram=0",
     "tree=best tree.nodes=-1": "nodes=-1",
-    "tree=file": "tree.path",
     "start=lukewarm": "start=lukewarm | cold, hot",
     "max_new_tokens=0": "max_new_tokens=0 | at least 1",
     "bench.order=5": "bench.order=5",
     "bench.categories=3": "bench.categories=3 | list",
     "bench.categories=[qa,summarisation]": "bench.categories=summarisation | translation",
-    "seed=-1": "seed=-1: must be a whole number, at least 0",
     "execution=magic": "execution=magic | auto, eager, graph",
     "execution=custom_generate batch=2 start=hot": "execution=custom_generate | batch=1",
     "execution=custom_generate sampling.temperature=1": "execution=custom_generate | greedy",
@@ -62,19 +58,13 @@ WRONG = {  # settings, and what the line names
     "bench.begin=-5": "bench.begin=-5: must be a whole number, at least 0",
     "+k=4": "k: no setting of a run; did you mean method.k?",
     "method=hf +method.nodes=8": "method.nodes: no such setting; hf has compiled",
-    "method=hf method.compiled=2": "method.compiled=2: must be true or false",
     "tree=auto tree.nodes=161": "nodes=auto:161: auto takes at most 160",
     "model.context=20 model.template=vicuna_v1.1": "question 10 | context of 20",
     "+model.dtpye=float32": "model.dtpye: no such setting; did you mean dtype?",
     "+tree.k=3": "tree.k: no such setting | nodes",
-    "+reapets=3": "reapets: no such setting; did you mean repeats?",
-    "~seed": "seed: a run needs this setting",
     "~method.drafter": "method.drafter: a method needs this setting",
-    "repeat=-1": "repeat=-1: must be a whole number, at least 0",
     "model.weights=float16": "model.weights=float16: is for a GGUF file",
-    "model.linear=quick": "model.linear=quick: use one of auto, half, onednn, fused, torch",
     "sampling.top_p=2": "sampling.top_p=2",
-    "+sampling.temprature=1": "did you mean temperature?",
     "repeats=2 run_dir=x": "holds one run",
     "repeats=0": "repeats=0",
     "batch=8": "batch=8: there are 7 questions; use at most so many",
@@ -109,7 +99,6 @@ def test_wrong_settings(refused):
 WRONG_WORDS = {
     "method=nonesuch": "method/nonesuch | vanilla",
     "model=nonesuch": "model/nonesuch | embedded",
-    "experiment=nonesuch": "experiment/nonesuch | quickstart",
     "method.kk=4": "kk",
     "model=null": "must be a string",
     "-m ~seed": "~seed: a job of a sweep has all settings",
@@ -119,16 +108,13 @@ WRONG_WORDS = {
     "-m method.device=cuda": "none of the methods | did you mean model.device?",
     "model.seed=3": "model.seed: no such setting; did you mean seed?",
     "medusa=x": "did you mean companions.medusa?",
-    "k=x": "method.k=x: must be a whole number",
     "experiment=topk,update": "experiment=topk,update: takes one value",
     "experiment=table1 paper.models=embedded,vicuna-7b": "paper.models=embedded,vicuna-7b: takes one value | model=A,B",
     "hydra.sweep.dir=x": "hydra.sweep.dir: has no effect | results_dir",
     "experiment=budget hydra.sweeper.params.start=cold,hot": "params.start=cold,hot: takes one value | model=A,B",
     "--config-dir=nowhere method=hf": "--config-dir=nowhere: no such folder",
-    "-m method=recycling method.k=2,4": "none of the 2 jobs can run: recycling: tree=2.2.2 needs method.k=8",
     "model=path": "model.path: has to be given",
     "method=dynamic tree=best": "tree=best: dynamic drafts from no tree",
-    "-m method=hf,dynamic tree=best": "tree=best: none of the methods",
     "--cfg job experiment=tree_size method.kk=4": "method.kk",
     "-m hydra/launcher=nonesuch": "not installed | requirements-cluster.txt",
 }
@@ -221,7 +207,6 @@ def test_a_full_disk_stops_in_one_line_and_loses_nothing(evaluate, tmp_path):
 IMPOSSIBLE = {  # of an interleaved sweep: words, and why a job cannot run
     "method=vanilla,pld,recycling,suffix,hf tree=auto tree.nodes=161": "nodes=auto:161: auto takes at most 160",
     "method=vanilla,pld,recycling method.k=9999": "k=9999: must be from 1 to the vocabulary's size",
-    "method=pld bench.end=2,-1": "bench.end=-1",
     "method=vanilla,pld batch=1,2": "decode its prompts one by one, without a batch",
 }
 
@@ -265,7 +250,6 @@ IGNORED = {  # a command's words, and the settings that are said to be ignored, 
     # used, or not given: nothing is said
     "-m method=hf,vanilla,recycling": {},
     "method=pld sampling.temperature=1 sampling.top_k=5": {},
-    "experiment=start preset=smoke": {},
     "experiment=whole preset=smoke method=vanilla,hf": {},
 }
 
@@ -313,28 +297,16 @@ def test_an_output_that_cannot_be_written_is_one_line(name, call, monkeypatch):
 
 ANSWER = f"{sys.executable} -m model.cli generate {ROOT / 'data/embedded'} --method vanilla --quiet"
 ANSWER += " --prompt Hello --max-new-tokens 2"
-CLOSED = f"{ANSWER} >&-"
-SWEEP = f"{sys.executable} -O -m evaluation.run --cfg job -m 'method.k=range(8,10)'"
 
 
-@pytest.mark.parametrize(
-    ("command", "says"),
-    [
-        pytest.param(ANSWER, "standard output: cannot be written", id="full"),
-        pytest.param(CLOSED, "standard output: is closed", marks=pytest.mark.slow, id="closed"),
-        pytest.param(
-            SWEEP, "PYTHONOPTIMIZE, or python -O: Hydra reads", marks=pytest.mark.slow, id="-O"
-        ),
-    ],
-)
-def test_processes_end_in_one_line(command, says):
-    """What Python does at exit comes after that line; python -O leaves out steps of Hydra's parser."""
+def test_a_process_ends_in_one_line():
+    """What Python does at exit comes after that line."""
     with Path("/dev/full").open("w") as full:
         done = subprocess.run(
-            command, shell=True, stdout=full, stderr=subprocess.PIPE, text=True, cwd=ROOT
+            ANSWER, shell=True, stdout=full, stderr=subprocess.PIPE, text=True, cwd=ROOT
         )
     assert done.returncode == 2 and done.stderr.count("\n") == 1, done.stderr
-    assert done.stderr.startswith(f"error: {says}")
+    assert done.stderr.startswith("error: standard output: cannot be written")
 
 
 def test_other_command_lines(call, tmp_path, bench_file):

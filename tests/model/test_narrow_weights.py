@@ -14,11 +14,10 @@ from evaluation.answerers import build_answerer
 from evaluation.loading import models
 from model import narrow_weights
 from model.decoder import Decoder
-from model.engine.linear import SAMPLED, PackedLinear, halves, is_narrow
+from model.engine.linear import PackedLinear, halves, is_narrow
 from model.errors import UserError
 from model.files import ROOT
 from tests.conftest import CONFIGS, greedy, toy_model
-from tests.model.families import toy
 
 PROMPT = [5, 9, 13, 7, 5, 9, 13, 8, 20, 21]
 IDS = torch.tensor([PROMPT])
@@ -167,15 +166,6 @@ def test_the_files_own_types_decide_what_is_kept(dtype, config, types, saved):
     assert decoded(kept) == greedy(wide, PROMPT, 20)
 
 
-def test_wide_tensors_that_the_model_calls_otherwise_are_loaded_by_transformers(tmp_path):
-    """Experts are joined when they are loaded."""
-    toy("mixtral").to(torch.bfloat16).save_pretrained(tmp_path)
-    assert is_narrow(load(tmp_path))
-    stored(tmp_path, experts=torch.float32)
-    model = load(tmp_path)
-    assert not is_narrow(model) and torch.equal(model(IDS).logits, load_wide(tmp_path)(IDS).logits)
-
-
 def test_what_files_have_of_no_part_of_the_model_changes_nothing(tmp_path):
     """Angles in float32, as in files of LLaMA and Vicuna."""
     toy_model("llama-grouped").to(torch.bfloat16).save_pretrained(tmp_path)
@@ -210,17 +200,6 @@ def test_a_weight_that_does_not_fit_is_widened(value, saved):
     with torch.inference_mode(), copies.used():
         expected = load_wide(folder).model.layers[0].mlp.up_proj(x)
         torch.testing.assert_close(layer(x), expected, equal_nan=True)
-
-
-def test_a_new_decoder_packs_anew_what_samples_do_not_show(saved):
-    kept = load(saved())
-    first = Decoder(kept, eos=())
-    said = first.generate(PROMPT, max_new_tokens=1).ids[0]
-    weight = kept.lm_head.weight
-    of_row = torch.arange(weight.numel()).view_as(weight)[said]
-    weight.data.view(-1)[of_row[of_row % (weight.numel() // SAMPLED | 1) != 0]] = 0
-    text = decoded(kept)
-    assert text == greedy(kept, PROMPT, 20) and text[0] != said
 
 
 def test_hf_measures_a_stock_model_loaded_once(monkeypatch):
