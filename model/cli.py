@@ -13,7 +13,7 @@ import sys
 import time
 from collections.abc import Iterable, Iterator
 from contextlib import closing, suppress
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -32,7 +32,6 @@ from .tuning import choose_threads
 # magenta
 COLOURS = ("39", "36", "32", "33", "35")
 HELP = """/method NAME [KEY=VALUE ...]  another method, e.g. /method dynamic nodes=24, /method recycling tree=best:24
-/temperature T                sampling temperature; 0 is greedy
 /reset                        forget the chat and the method's state
 /help, /quit                  Ctrl-C stops an answer, Ctrl-D ends the chat"""  # noqa: E501
 # Decoder arguments that are not method settings; the command has options for some of them
@@ -93,12 +92,6 @@ class Chat:
             settings = settings_of(arguments[1:], "/method")
             decoder.method = make_method(arguments[0], decoder.target, eos=decoder.eos, **settings)
             return f"method {' '.join(arguments)}"
-        if name == "temperature" and len(arguments) == 1:
-            temperature = value_of(arguments[0])
-            if not isinstance(temperature, int | float):
-                raise UserError(f"/temperature {arguments[0]}: must be a number")
-            self.sampling = replace(self.sampling, temperature=temperature)
-            return f"temperature {temperature:g}"
         if name == "reset":
             self.turns.clear()
             decoder.method.reset()

@@ -160,13 +160,12 @@ def test_commands_of_a_chat(chat):
         ("/method dynamic nodes=5", "method dynamic"),
         ("/method nonesuch", "unknown"),
         ("/method dynamic eos=1", "eos is no setting of a method"),
-        ("/temperature 0.7", "temperature 0.7"),
         ("/help", "methods: vanilla"),
         ("/nonsense", "no such command"),
     ):
         out.truncate(0)
         assert talking.say(line) and says in out.getvalue(), line
-    assert talking.sampling.temperature == 0.7 and talking.decoder.method.nodes == 5
+    assert talking.decoder.method.nodes == 5
     assert len(talking.turns) == 2 and talking.say("/reset") and talking.turns == []
     assert not talking.say("/quit")
 
