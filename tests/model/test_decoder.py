@@ -3,6 +3,7 @@
 import copy
 import logging
 import random
+import re
 
 import numpy as np
 import pytest
@@ -180,6 +181,36 @@ def test_each_answer_of_each_seed_is_a_draw_of_its_own():
 def test_one_row_of_ids_is_taken_as_it_comes(prompt):
     ids = Decoder(toy_model("llama")).ids_of(prompt)
     assert ids == [5, 6, 7] and all(type(token) is int for token in ids)
+
+
+SEVERAL = [
+    (torch.tensor([[5, 6, 7], [8, 9, 10]]), [[5, 6, 7], [8, 9, 10]]),
+    (np.array([[5, 6], [7, 8]]), [[5, 6], [7, 8]]),
+    (({"input_ids": row} for row in ([5, 6], [7])), [[5, 6], [7]]),
+    ([torch.tensor([5, 6]), np.array([[7]])], [[5, 6], [7]]),
+    ((), []),
+]
+ENCODED = BatchEncoding({"input_ids": [[5, 6], [7, 8]]}, tensor_type="pt")
+NOT_SEVERAL = [
+    ("hello", "prompts: is of type str; give a list of"),
+    (ENCODED, "prompts: is of type BatchEncoding"),
+    (torch.tensor([5, 6, 7]), "prompt 1: prompt: is of type int"),
+    ([[5, 6], None], "prompt 2: prompt: is of type NoneType"),
+    ([{"role": "user", "content": "hi"}], "prompt 1: prompt: is a mapping of role, content"),
+]
+
+
+def test_several_prompts_are_taken_as_they_come_and_one_is_not_cut_to_pieces():
+    """A text was answered letter by letter, ids one by one, an encoding by its keys."""
+    decoder = Decoder(toy_model("llama"), Letters())
+    for prompts, rows in SEVERAL:
+        answers = decoder.generate_all(prompts, max_new_tokens=5, progress=False)
+        alone = [decoder.generate(row, max_new_tokens=5).ids for row in rows]
+        assert [answer.ids for answer in answers] == alone
+    for prompts, says in NOT_SEVERAL:
+        with pytest.raises(UserError, match=f"^{re.escape(says)}") as refused:
+            next(decoder.answers(prompts, batch=2))
+        assert "\n" not in str(refused.value)
 
 
 CHAT = [{"role": "user", "content": "hi"}]
