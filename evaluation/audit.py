@@ -212,10 +212,7 @@ def judge(answer: EngineAnswer, forced: Forced, tie: float, loaded: LoadedModel)
         own = spelt(forced.own[i], loaded)
         words.append(f"token {i + 1} is {token}, the model's {own} (gap {forced.gaps[i]:.3g})")
 
-    at_limit = answer.finish == "length"
-    if answer.limit is not None:
-        at_limit = len(answer.ids) >= answer.limit
-    if not (ends or answer.finish == "stop" or at_limit):
+    if not ends and answer.finish not in ("stop", "length"):
         why = visible(answer.finish)[:30] or "no reason given"
         words.append(f"ends early ({why}), the model goes on")
     if answer.behind:

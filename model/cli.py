@@ -22,7 +22,7 @@ from .decoder import Answer, Decoder, pieces, seeded
 from .engine import Generation, StepRecord
 from .engine.sampling import Sampling
 from .engine.sizing import steps_in_words
-from .errors import UserError, complete_output, one_line, start_command
+from .errors import UserError, user_errors
 from .linear_choice import LINEAR
 from .methods import DEFAULT, METHODS, make_method
 from .prompts import RAW
@@ -240,17 +240,8 @@ def parser() -> argparse.ArgumentParser:
 
 
 def main(arguments: list[str] | None = None) -> None:
-    try:
-        with complete_output():
-            start_command()
-            run(parser().parse_args(arguments))
-    except UserError as error:
-        print(f"error: {one_line(error)}", file=sys.stderr)
-        sys.exit(2)
-    except KeyboardInterrupt:
-        sys.exit(130)
-    except BrokenPipeError:  # the reader closed the pipe
-        sys.exit(1)
+    with user_errors("the answers above are complete"):
+        run(parser().parse_args(arguments))
 
 
 def run(given: argparse.Namespace) -> None:

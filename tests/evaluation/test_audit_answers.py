@@ -125,8 +125,7 @@ def test_a_token_that_was_changed(audited, rows, tokenizer):
     [
         ({}, 0, "ends early (no reason given)"),
         ({"finish_reason": "abort\x1b"}, 0, r"ends early (abort\u001b)"),
-        ({"finish_reason": "length", "max_tokens": 6}, 0, ""),
-        ({"finish_reason": "length", "max_tokens": 40}, 0, "ends early (length)"),
+        ({"max_tokens": 6}, 0, ""),
         ({"finish_reason": "stop"}, 1, "token 7 is the end, the model's"),
         ({"finish_reason": "stop", "stop": ["\n"]}, 0, "ends early (a stop text, perhaps)"),
     ],
