@@ -106,9 +106,6 @@ def test_a_prompt_gets_the_template_that_there_is_or_none(decoder, said, monkeyp
     monkeypatch.setattr(decoder.tokenizer, "chat_template", None)
     (row,) = said(*few)
     assert row["ids"] == decoder.generate(text, max_new_tokens=8).ids and "messages" not in row
-    monkeypatch.setattr(decoder.target, "name", "lmsys/vicuna-7b-v1.3")
-    ids = decoder.ids_of([{"role": "user", "content": text}])
-    assert decoder.tokenizer.decode(ids).count("USER: Hello") == 1
 
 
 def test_a_last_line_says_how_fast_it_was_and_whether_drafting_paid(decoder, monkeypatch):

@@ -137,25 +137,6 @@ def test_a_command_keeps_the_first_free_gpu_and_drops_its_model_before_another(g
     assert is_free(0) and models._loaded is None
 
 
-def test_two_that_change_places_do_not_wait_for_each_other(gpus):
-    one, two = (ModelSettings("toy", "nowhere", device=f"cuda:{index}") for index in (0, 1))
-    other = devices._locked(name(1))
-    with devices.keep_devices():
-        with devices.exclusive(one):
-            pass
-
-        def moves():  # the other one waits for ours while it holds what we want
-            while not is_free(0):
-                pass
-            other.release()
-
-        moving = threading.Thread(target=moves)
-        moving.start()
-        with devices.exclusive(two):
-            moving.join(10)
-            assert not moving.is_alive()
-
-
 def test_another_user_can_lock_what_a_careful_one_made(gpus, monkeypatch, tmp_path):
     """All may open the file, whatever the umask says."""
     monkeypatch.setattr(devices.tempfile, "gettempdir", lambda: str(tmp_path))

@@ -20,7 +20,6 @@ from evaluation.records.runs import read_runs
 from evaluation.running.scheduling import Job, run_jobs
 from model.errors import UserError
 from model.files import ROOT
-from tests.evaluation.loading.test_gguf import cache, write  # noqa: F401  (a fixture)
 from tests.evaluation.made_runs import on_paper
 
 
@@ -99,17 +98,6 @@ def test_a_saved_state_is_of_the_same_files(again, model):
         UserError, match=r"start=saved: .*with start=hot, these settings and these files"
     ):
         again(*recycling, "start=saved")
-
-
-def test_a_replaced_gguf_file_is_another_model(tmp_path, cache):  # noqa: F811
-    settings = ModelSettings("toy", str(tmp_path / "toy.gguf"), device="cpu")
-    write(tmp_path / "toy.gguf")
-    one = models.load_model(settings)
-    assert models.load_model(settings) is one
-    write(tmp_path / "toy.gguf", theta=20000.0)
-    other = models.load_model(settings)
-    differ = {key for key in one.files if one.files[key] != other.files[key]}
-    assert differ == {"config"} and one.files.keys() == {"weights", "config", "tokenizer"}
 
 
 def test_a_hub_model_is_its_commit(checkpoint, monkeypatch):
