@@ -8,6 +8,13 @@ from typing import Any, NamedTuple
 
 import pandas as pd
 
+from model.errors import one_line
+
+from . import notes
+from .experiment import Experiment
+from .metrics import OVERALL
+from .tables import blocks
+
 HEAD = r"""% Needs \usepackage{booktabs} and \usepackage{xcolor}.
 % Without intervals: \newcommand{\interval}[1]{} before \input.
 \providecommand{\interval}[1]{\,{\tiny\textcolor{gray}{[#1]}}}
@@ -30,8 +37,16 @@ class Figure(NamedTuple):
     digits: int = 2
 
 
+MAIN = (
+    Figure("mat", "MAT"),
+    Figure("tokens_per_second", "Tokens/s", 1),
+    Figure("speedup_hf", "over generate"),
+    Figure("speedup_vanilla", "over no drafts"),
+)
+
+
 def latex_table(
-    blocks: Mapping[str, pd.DataFrame],
+    parts: Mapping[str, pd.DataFrame],
     figures: Sequence[Figure],
     *,
     caption: str,
@@ -41,11 +56,11 @@ def latex_table(
     """Return a `table*`.
 
     Args:
-        blocks: by the words of their spanning lines; a row's `name` is its first cell. The first
-            row is the baseline. The best figure of a column is bold.
+        parts: blocks by the words of their spanning lines; a row's `name` is its first cell, the
+            first row the baseline. The best figure of a column is bold.
         above: lines of comments.
     """
-    spans = "".join(f"% {line}\n" for line in above)
+    spans = "".join(f"% {one_line(line)}\n" for line in above)
     columns = "l" + "r" * len(figures)
     titles = " & ".join(["Method", *(escaped(figure.title) for figure in figures)])
     lines = [
@@ -57,10 +72,14 @@ def latex_table(
         r"\toprule",
         rf"{titles} \\",
     ]
-    for words, frame in blocks.items():
+    for words, frame in parts.items():
         lines.append(r"\midrule")
         lines.append(rf"\multicolumn{{{len(columns)}}}{{l}}{{\textit{{{escaped(words)}}}}} \\")
-        best = {figure.name: _rounded(frame[figure.name].max(), figure) for figure in figures}
+        best = {}
+        for figure in figures:
+            values = pd.to_numeric(frame[figure.name]).dropna()
+            best[figure.name] = _rounded(values.max(), figure) if len(values) > 1 else ""
+
         for row in frame.to_dict("records"):
             cells = [_cell(row, figure, best[figure.name]) for figure in figures]
             lines.append(" & ".join([escaped(str(row["name"])), *cells]) + r" \\")
@@ -81,13 +100,29 @@ def _cell(row: dict[Any, Any], figure: Figure, best: str) -> str:
 
     if text == best:
         text = rf"\textbf{{{text}}}"
-    low = row.get(f"{figure.name}_low", math.nan)
-    if pd.isna(low):
-        return text
-    high = row[f"{figure.name}_high"]
-    return rf"{text}\interval{{{_rounded(low, figure)}, {_rounded(high, figure)}}}"
+    ends = (row.get(f"{figure.name}_{end}", math.nan) for end in ("low", "high"))
+    low, high = (_rounded(end, figure) for end in ends)
+    return text if low == high else rf"{text}\interval{{{low}, {high}}}"
 
 
 def escaped(text: str) -> str:
     """Return the text with LaTeX's special characters escaped, in one line."""
-    return " ".join(text.split()).translate(SPECIAL)
+    return one_line(text).translate(SPECIAL)
+
+
+def main_latex(experiment: Experiment) -> str:
+    """Return the main table over all questions, a block for each model and bench."""
+    table = experiment.table
+    overall = blocks(table[table["category"] == OVERALL])
+    named = {}
+    for words, rows in overall.items():
+        variants = rows["variant"].fillna("") if "variant" in rows else ""
+        names = (rows["method"] + ", " + variants).str.removesuffix(", ")
+        named[f"{words} ({rows['questions'].max()} questions)"] = rows.assign(name=names)
+
+    figures = [
+        figure for figure in MAIN if figure.name in table and table[figure.name].notna().any()
+    ]
+    caption = "MAT: tokens per step, the bonus token included. Tokens/s: mean over questions. "
+    caption += ". ".join(notes.heading(experiment.runs)) + "."
+    return latex_table(named, figures, caption=caption, label="tab:main")
