@@ -102,12 +102,10 @@ class SharedCache:
         stretches = [(at * self.room, self.lengths[at]) for at in drafts]
         executor = Executor.of(target, self.cache, owner, GREEDY, execution)
         setup_before = executor.setup_s
-        forward, launch = executor.static_forward(
+        forward = executor.static_forward(
             self.cache, list(drafts.values()), stretches, drafter, rows, greedy=greedy
         )
-        setup_s = executor.setup_s - setup_before
-        launch()
-        return forward, setup_s
+        return forward, executor.setup_s - setup_before
 
     def commit(self, paths: dict[int, list[int]]) -> None:
         """Keep the accepted nodes of each stretch's last draft, root first."""
@@ -163,7 +161,7 @@ class Batch:
             member = open_sequence(self.target, session, prompt, alone, ends)
             member.number = number
             member.start = start
-            verification = first_forward(member, session.choice)
+            verification = first_forward(member)
             member.request = request
             if verification is None or member.add(verification):
                 stretch = next(at for at in count() if at not in self.members)
@@ -196,7 +194,7 @@ class Batch:
 
         executions = [member.request.execution for member in members.values()]
         execution = next((name for name in executions if name != "eager"), "eager")
-        greedy = all(_choice(member).greedy for member in members.values())
+        greedy = all(member.session.choice.greedy for member in members.values())
         drafter = self._plain.drafter if is_plain else self.drafter
         forward, setup_s = self.cache.forward(
             self.target, drafts, drafter, execution, owner=self.drafter, greedy=greedy
@@ -246,17 +244,11 @@ class Batch:
         return Draft(draft.tree, draft.tokens.clone(), draft.source)
 
 
-def _choice(member: Decoding) -> Choice:
-    choice = member.session.choice
-    assert choice is not None
-    return choice
-
-
 def _chosen(member: Decoding, session: Session, draft: Draft, forwarded: Forwarded) -> Forwarded:
     """Return a member's rows with its choices, on its draft's device."""
     if forwarded.choices is None:
         assert forwarded.logits is not None
-        choices = _choice(member).after(
+        choices = member.session.choice.after(
             forwarded.logits,
             draft,
             member.text,

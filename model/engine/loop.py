@@ -13,7 +13,6 @@ import torch
 from ..errors import UserError
 from .answer import Clock, Decoding, Generation, Request, StepRecord
 from .drafter import DeviceDrafter, Drafter, Session
-from .sampling import Choice
 from .static_step import Forwarded
 from .step import Step, conclude
 from .target import Target
@@ -59,7 +58,7 @@ def decode(
             session.choice = step.executor.choice
             target.synchronize()
             sequence.start = time.perf_counter()
-            first = first_forward(sequence, session.choice)
+            first = first_forward(sequence)
             goes_on = sequence.add(first or timed(step, clock))
             out.prefill_s = out.ends_s[0]
             request.mark("loop")
@@ -153,7 +152,7 @@ def timed(step: Step, clock: Clock) -> Verification:
     return verification
 
 
-def first_forward(sequence: Decoding, choice: Choice) -> Verification | None:
+def first_forward(sequence: Decoding) -> Verification | None:
     """Forward the prompt. If the session begins with a chain, forward this draft, too, and return
     the first step.
 
@@ -195,7 +194,7 @@ def first_forward(sequence: Decoding, choice: Choice) -> Verification | None:
         sequence.out.forwards = int(bool(forwarded_prompt))
         return None
     every = first_session.drafter.needs.choices
-    choices = choice.after(logits, chain, prompt, every=every, over=sequence.over)
+    choices = session.choice.after(logits, chain, prompt, every=every, over=sequence.over)
     forwarded = Forwarded(choices, logits, hidden)
     verification = conclude(first_session, chain, forwarded, over=sequence.over, cache=cache)
     if first_session is not session:

@@ -233,10 +233,7 @@ class Executor:
             return Forwarded(choices, logits, hidden)
         n = len(draft.tree)
         rows = min(rows_of(n), drafter.max_nodes)
-        static, launch = self.static_forward(
-            cache, [draft], [(0, cache.length)], drafter, rows, mark
-        )
-        launch()
+        static = self.static_forward(cache, [draft], [(0, cache.length)], drafter, rows, mark)
         forwarded = static.forwarded(n, on_host=draft.tree.device.type == "cpu")
         mark("forward")
         return forwarded
@@ -251,8 +248,8 @@ class Executor:
         mark: Mark = unmarked,
         *,
         greedy: bool = True,
-    ) -> tuple[StaticForward, Callable[[], None]]:
-        """Return a forward of so many rows, fed with these drafts, and the function that runs it.
+    ) -> StaticForward:
+        """Run a forward of so many rows over these drafts.
 
         Args:
             stretches: see `StaticForward.feed`.
@@ -265,16 +262,16 @@ class Executor:
         shape = rows, cache.stretches
         choice = self.choice if greedy else None
         if self.execution == "eager":
-            forward = StaticForward(
-                Setup(self.target, cache, cache.capacity, choice), drafter, shape
+            setup = Setup(self.target, cache, cache.capacity, choice)
+            forward = StaticForward(setup, drafter, shape)
+            launch = forward.run
+        else:
+            forward, launch = self.made(
+                StaticForward, drafter, (shape, None), rows, cache, feed, mark, choice
             )
-            feed(forward)
-            return forward, forward.run
-        forward, launch = self.made(
-            StaticForward, drafter, (shape, None), rows, cache, feed, mark, choice
-        )
         feed(forward)
-        return forward, launch
+        launch()
+        return forward
 
     def made(
         self,
