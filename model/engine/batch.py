@@ -21,7 +21,7 @@ from .answer import Decoding, Generation, Request
 from .cache import TreeCache
 from .checks import PAST_END, TRIAL, check_error, refusing_errors
 from .drafter import DeviceDrafter, Drafter, Session
-from .loop import first_forward, open_sequence, step_clock
+from .loop import first_forward, open_sequence
 from .sampling import GREEDY, Choice
 from .sight import ALIGNED
 from .static_step import ROWS, Forwarded, StaticForward
@@ -141,7 +141,6 @@ class Batch:
         self.cache = idle if fits else SharedCache(target, size, most)
         self.cache.most = max(self.cache.most, most)
         self._plain = DeviceDrafter(target.device).session()
-        self._clock = step_clock(target)
 
     def begin(self, number: int, prompt: list[int], request: Request) -> Decoding:
         """Begin a sequence. Its prompt is forwarded alone, and its states are copied into the
@@ -152,7 +151,6 @@ class Batch:
         """
         check_batch(self.target, self.cache.most, request.execution)
         start = time.perf_counter()
-        self._clock = request.clock or self._clock
         session = self.drafter.session()
         session.choice = Choice(request.sampling, self.target.device)
         with ExitStack() as ends, ExitStack() as failed:
@@ -187,7 +185,7 @@ class Batch:
         members = dict(self.members)
         width = len(members)
         began = time.perf_counter()
-        start = self._clock()
+        start = self.target.clock()
         is_plain = sizing is not None and sizing.begin_step(width)
         sessions = {at: self._plain if is_plain else one.session for at, one in members.items()}
         drafts = {at: self._draft(one, sessions[at]) for at, one in members.items()}
@@ -227,7 +225,7 @@ class Batch:
                 member.out.prefill_s += share
             else:
                 member.out.decode_s += share
-        seconds = self._clock() - start
+        seconds = self.target.clock() - start
         if sizing is not None and seconds > 0 and not setup_s:
             last = [member.out.steps[-1] for member in members.values()]
             nodes = sum(step.nodes - 1 for step in last) / width

@@ -20,7 +20,7 @@ from ..errors import UserError
 from .attention import Attending
 from .cache import CachePool, LayerShape, TreeCache
 from .checks import TRIAL_ROOM, check_draft, check_model, check_training, unwrapped
-from .devices import Graphs, give_back, synchronize, turns_of, without_cudnn
+from .devices import Graphs, give_back, step_clock, synchronize, turns_of, without_cudnn
 from .layers import (
     decoder_layers,
     device_of,
@@ -122,6 +122,7 @@ class Target:
         self.recurrent = bool(self._states)  # drafts are chains
         stored_on = {shape.device for shape in self._shapes if shape is not None}
         self.devices = sorted({self.device, *stored_on}, key=str)  # layers may be spread
+        self.clock = step_clock(self.devices)
         self.caches = CachePool(partial(TreeCache, self._shapes, states=self._states), self.context)
         self.attends_by_table = self.device.type == "cpu" and self.can_attend_by_table
         self.graphs = Graphs(self.device)

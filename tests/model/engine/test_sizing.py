@@ -240,6 +240,7 @@ class Clock:
             self.turn(len(tokens))
             return static(cache, tokens, *rest, **named)
 
+        target.clock = self
         target.forward = counted
         target.forward_static = counted_static
 
@@ -260,12 +261,10 @@ def test_output_is_the_models_own_and_the_size_follows_the_cost(method, llama):
     for execution, slope in (("eager", 0.0), ("eager", 2.0), ("static", 0.03)):
         target = Target(llama)
         drafter = make_method(method, target)
-        clock = Clock(target, slope)
+        Clock(target, slope)
         sizes = []
         for prompt in prompts() * 2:
-            out = generate(
-                target, drafter, prompt, max_new_tokens=50, clock=clock, execution=execution
-            )
+            out = generate(target, drafter, prompt, max_new_tokens=50, execution=execution)
             assert out.tokens == greedy(llama, prompt, 50)
             sizes += [step.nodes - 1 for step in out.steps]
         assert 0 in sizes
@@ -277,14 +276,15 @@ def test_output_is_the_models_own_and_the_size_follows_the_cost(method, llama):
 
 def test_a_step_that_makes_a_new_shape_is_not_measured(llama, monkeypatch):
     target, made = Target(llama), StaticStep.__init__
-    drafter, clock = make_method("recycling", target), Clock(target, 0.0)
+    drafter = make_method("recycling", target)
+    clock = Clock(target, 0.0)
 
     def slow(*args):
         clock.now += 100.0
         made(*args)
 
     monkeypatch.setattr(StaticStep, "__init__", slow)
-    generate(target, drafter, prompts()[0], max_new_tokens=40, clock=clock, execution="static")
+    generate(target, drafter, prompts()[0], max_new_tokens=40, execution="static")
     assert clock.now > 100 and max(drafter.sizing.times) < 10 * SECOND
 
 
@@ -295,8 +295,8 @@ def test_a_rest_fills_the_matrix(method, execution, llama):
     drafter = make_method(method, target)
     drafter.sizing.resting = True
     drafter.sizing._left = 10_000
-    settings = dict(execution=execution, clock=Clock(target, 0.0))
-    out = generate(target, drafter, [5, 6, 7], max_new_tokens=30, **settings)
+    Clock(target, 0.0)
+    out = generate(target, drafter, [5, 6, 7], max_new_tokens=30, execution=execution)
     assert out.tokens == greedy(llama, [5, 6, 7], 30)
     assert {step.nodes for step in out.steps} == {1}
     assert drafter.matrix.candidates.any()
@@ -316,7 +316,8 @@ def test_the_library_finds_sizes_unless_told(llama):
 def test_a_batchs_steps_are_measured(llama):
     target = Target(llama)
     drafter = make_method("recycling", target)
-    request = Request(max_new_tokens=30, clock=Clock(target, 0.02))
+    Clock(target, 0.02)
+    request = Request(max_new_tokens=30)
     outs = exhaust(decode_batch(target, drafter, [(ids, request) for ids in prompts()[:2]], 2))
     assert [out.tokens for out in outs] == [greedy(llama, ids, 30) for ids in prompts()[:2]]
     described = drafter.describe()
