@@ -102,9 +102,10 @@ class SharedCache:
         stretches = [(at * self.room, self.lengths[at]) for at in drafts]
         executor = Executor.of(target, self.cache, owner, GREEDY, execution)
         setup_before = executor.setup_s
-        forward = executor.static_forward(
+        forward, launch = executor.static_forward(
             self.cache, list(drafts.values()), stretches, drafter, rows, greedy=greedy
         )
+        launch()
         return forward, executor.setup_s - setup_before
 
     def commit(self, paths: dict[int, list[int]]) -> None:
@@ -169,14 +170,11 @@ class Batch:
         member.out.prefill_s = time.perf_counter() - start
         return member
 
-    def end(self, stretch: int) -> None:
-        """Close a member's session and free its stretch."""
-        self.members.pop(stretch).session.close()
-
     def close(self) -> None:
         """End all members, and keep the cache for the next batch."""
-        for stretch in list(self.members):
-            self.end(stretch)
+        for member in self.members.values():
+            member.session.close()
+        self.members.clear()
         self.target.idle_batch = self.cache
 
     def step(self) -> list[Decoding]:
@@ -188,7 +186,12 @@ class Batch:
         start = self.target.clock()
         is_plain = sizing is not None and sizing.begin_step(width)
         sessions = {at: self._plain if is_plain else one.session for at, one in members.items()}
-        drafts = {at: self._draft(one, sessions[at]) for at, one in members.items()}
+        drafts = dict[int, Draft]()
+        for at, member in members.items():
+            with self.target.drafting():
+                draft = sessions[at].draft(member.text[-1])
+            # a copy, as a drafter may write the next draft into the same tensor
+            drafts[at] = Draft(draft.tree, draft.tokens.clone(), draft.source)
 
         executions = [member.request.execution for member in members.values()]
         execution = next((name for name in executions if name != "eager"), "eager")
@@ -216,7 +219,7 @@ class Batch:
             if is_plain:
                 member.session.skip(verification.tokens)
             if not member.add(verification, width):
-                self.end(at)
+                self.members.pop(at).session.close()
         self.cache.commit(paths)
 
         share = (time.perf_counter() - began - setup_s) / width
@@ -232,14 +235,6 @@ class Batch:
             tokens = sum(step.accepted for step in last) / width
             sizing.observe(min(sizing.sizes, key=lambda size: abs(size - nodes)), tokens, seconds)
         return list(members.values())
-
-    def _draft(self, member: Decoding, session: Session) -> Draft:
-        """Return a draft with tokens of its own, as a drafter may write the next draft into the
-        same tensor.
-        """
-        with self.target.drafting():
-            draft = session.draft(member.text[-1])
-        return Draft(draft.tree, draft.tokens.clone(), draft.source)
 
 
 def _chosen(member: Decoding, session: Session, draft: Draft, forwarded: Forwarded) -> Forwarded:

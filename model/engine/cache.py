@@ -217,10 +217,9 @@ class TreeCache(Cache):
                 buffers.append((name, members, buffer))
         kept = self.length // self.stretches
         for before, (_, _, buffer) in zip(self._buffers, buffers, strict=False):
-            columns = (self.stretches, -1)
-            buffer.unflatten(2, columns)[:, :, :, :kept] = before.unflatten(2, columns)[
-                :, :, :, :kept
-            ]
+            former = before.tensor_split(self.stretches, 2)
+            for stretch, old in zip(buffer.tensor_split(self.stretches, 2), former, strict=True):
+                stretch[:, :, :kept] = old[:, :, :kept]
         # only now, as memory may not have sufficed for the last one
         for name, members, buffer in buffers:
             for row, i in enumerate(members):

@@ -28,11 +28,6 @@ SETTINGS: dict[str, Any] = {"recompile_limit": 1 << 10, "allow_unspec_int_on_nn_
 _swapping = RLock()  # layers of one model, by its targets and threads
 
 
-def _entered() -> bool:
-    """Return whether this thread is inside a `CompiledLayers`."""
-    return bool(_swapping._is_owned())  # type: ignore[attr-defined]  # as threading.Condition asks
-
-
 class CompiledLayers:
     """Compiled layers and the last norm of a model, inside `with` and for the thread that entered
     it.
@@ -56,21 +51,16 @@ class CompiledLayers:
         compiled: dict[Any, Callable[..., Any]] = {}
         cache_name = target.cache_name
 
-        def once(original: Any) -> Callable[..., Any]:
-            if original not in compiled:
-                compiled[original] = torch.compile(
-                    original, dynamic=True, backend=backend, options=ROUNDS
-                )
-            return compiled[original]
-
         def call(number: int, module: Any, *args: Any, **kwargs: Any) -> Any:
             own = type(module).forward
-            if not _entered():
+            if not _swapping._is_owned():  # type: ignore[attr-defined]  # by another thread
                 return own(module, *args, **kwargs)
             cache = kwargs.get(cache_name)
             if cache is not None:
                 kwargs[cache_name] = cache.layers[number]
-            return once(own)(module, *args, **kwargs)
+            if own not in compiled:
+                compiled[own] = torch.compile(own, dynamic=True, backend=backend, options=ROUNDS)
+            return compiled[own](module, *args, **kwargs)
 
         norms = [
             part

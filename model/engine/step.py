@@ -233,7 +233,10 @@ class Executor:
             return Forwarded(choices, logits, hidden)
         n = len(draft.tree)
         rows = min(rows_of(n), drafter.max_nodes)
-        static = self.static_forward(cache, [draft], [(0, cache.length)], drafter, rows, mark)
+        static, launch = self.static_forward(
+            cache, [draft], [(0, cache.length)], drafter, rows, mark
+        )
+        launch()
         forwarded = static.forwarded(n, on_host=draft.tree.device.type == "cpu")
         mark("forward")
         return forwarded
@@ -248,8 +251,8 @@ class Executor:
         mark: Mark = unmarked,
         *,
         greedy: bool = True,
-    ) -> StaticForward:
-        """Run a forward of so many rows over these drafts.
+    ) -> tuple[StaticForward, Callable[[], None]]:
+        """Return a forward of so many rows, fed with these drafts, and the function that runs it.
 
         Args:
             stretches: see `StaticForward.feed`.
@@ -264,14 +267,13 @@ class Executor:
         if self.execution == "eager":
             setup = Setup(self.target, cache, cache.capacity, choice)
             forward = StaticForward(setup, drafter, shape)
-            launch = forward.run
+            launch: Callable[[], None] = forward.run
         else:
             forward, launch = self.made(
                 StaticForward, drafter, (shape, None), rows, cache, feed, mark, choice
             )
         feed(forward)
-        launch()
-        return forward
+        return forward, launch
 
     def made(
         self,
