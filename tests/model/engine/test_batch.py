@@ -74,30 +74,28 @@ def mixed(count, rng, execution="eager"):
     return [Request(max_new_tokens=rng.choice([1, 2, 7, 24, 40]), **how) for _ in range(count)]
 
 
-@pytest.mark.parametrize("sizes", [(3,), pytest.param((2, 8), marks=pytest.mark.slow)])
 @pytest.mark.parametrize("name", SETTINGS)
-def test_greedy_texts_of_every_method(name, sizes, companions):
+def test_greedy_texts_of_every_method(name, companions):
     """Answers end by a token, at their limits and at the context's end; the queue is longer than the batch."""
     rng = random.Random(name)
     target = Target(model(), context=100)
-    for size in sizes:
-        requests = mixed(len(prompts()), rng)
-        drafter = make(name, target, companions, eos=requests[0].eos)
-        expected = [
-            cut(longest(tuple(prompt)), min(request.max_new_tokens, 100 - len(prompt)), request.eos)
-            for prompt, request in zip(prompts(), requests, strict=True)
-        ]
-        # the second is hot: what is drafted goes past the end
-        for execution in ("eager", "static"):
-            requests = [replace(request, execution=execution) for request in requests]
-            outs = together(target, drafter, size, zip(prompts(), requests, strict=True))
-            assert [out.tokens for out in outs] == expected
-            for out, prompt, request in zip(outs, prompts(), requests, strict=True):
-                assert sum(out.accept_lengths) == len(out.tokens)
-                left = request.max_new_tokens - len(out.tokens)
-                full = "length" if not left else "context"
-                assert out.stop == ("eos" if out.tokens[-1] in request.eos else full)
-                assert out.forwards - len(out.steps) in (0, len(prompt) > 1)
+    requests = mixed(len(prompts()), rng)
+    drafter = make(name, target, companions, eos=requests[0].eos)
+    expected = [
+        cut(longest(tuple(prompt)), min(request.max_new_tokens, 100 - len(prompt)), request.eos)
+        for prompt, request in zip(prompts(), requests, strict=True)
+    ]
+    # the second is hot: what is drafted goes past the end
+    for execution in ("eager", "static"):
+        requests = [replace(request, execution=execution) for request in requests]
+        outs = together(target, drafter, 3, zip(prompts(), requests, strict=True))
+        assert [out.tokens for out in outs] == expected
+        for out, prompt, request in zip(outs, prompts(), requests, strict=True):
+            assert sum(out.accept_lengths) == len(out.tokens)
+            left = request.max_new_tokens - len(out.tokens)
+            full = "length" if not left else "context"
+            assert out.stop == ("eos" if out.tokens[-1] in request.eos else full)
+            assert out.forwards - len(out.steps) in (0, len(prompt) > 1)
 
 
 @pytest.mark.parametrize("name", SETTINGS)
@@ -203,9 +201,8 @@ def columns(monkeypatch):
     monkeypatch.setattr("model.engine.batch.check_batch", lambda *trial: None)
 
 
-@pytest.mark.parametrize("sizes", [(2, 3), pytest.param((2, 3, 8), marks=pytest.mark.slow)])
 @pytest.mark.parametrize("architecture", [*CONFIGS, *(f"windowed {name}" for name in WINDOWED)])
-def test_every_architecture(architecture, sizes, columns):
+def test_every_architecture(architecture, columns):
     """Also where the context ends, and where windows and chunks do."""
     windowed = architecture.removeprefix("windowed ")
     torch.manual_seed(0)
@@ -214,18 +211,18 @@ def test_every_architecture(architecture, sizes, columns):
         if architecture in CONFIGS
         else sharpened(Auto.from_config(WINDOWED[windowed]).eval())
     )
-    rng, target = random.Random(1), Target(of)
+    rng = random.Random(1)
+    target = Target(of)
     texts = [
         [7],
         [5, 6, 7, 8] * 60,
         *([rng.randrange(3, V) for _ in range(length)] for length in (20, 3, 33)),
     ]
     answers = {tuple(text): greedy(of, text, min(30, 256 - len(text))) for text in texts}
-    names = ("vanilla", "recycling", "dynamic") if 8 in sizes else ("recycling",)
-    drafters = {name: make(name, target, {}) for name in names}
-    for size in sizes:
+    drafters = {"recycling": make("recycling", target, {})}
+    for size, execution in ((2, "eager"), (3, "static")):
         for name, drafter in (drafters | {"oracle": Oracles(answers, size)}).items():
-            request = Request(max_new_tokens=30, execution="static" if size == 3 else "eager")
+            request = Request(max_new_tokens=30, execution=execution)
             outs = together(target, drafter, size, [(text, request) for text in texts])
             assert [out.tokens for out in outs] == list(answers.values()), name
             assert outs[1].stop == "context"

@@ -213,10 +213,6 @@ def _trained(module):
         module.q.weight.mul_(2.0)
 
 
-def _bias_replaced(module):
-    module.q.bias, module.v.bias = None, nn.Parameter(torch.ones(48))
-
-
 def _weight_replaced(module):
     torch.manual_seed(4)
     module.q.weight = nn.Parameter(torch.randn(96, 96))
@@ -231,7 +227,6 @@ def _assigned(module):
 CHANGES = {
     "assigned": _assigned,
     "trained": _trained,
-    "bias replaced": _bias_replaced,
     "weight replaced": _weight_replaced,
     "cast": lambda module: module.double().float(),
 }
