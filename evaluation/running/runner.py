@@ -81,7 +81,7 @@ class Runner:
         self._questions = ordered(bench.questions, order)
 
         self.config = config
-        self.loaded = load_model(model)
+        self.loaded = load_model(model, weights=config["method"].get("audit", True))
         check_prompts(bench, self.loaded)
 
         reads_text = Sampling(**config["sampling"]).reads_text
