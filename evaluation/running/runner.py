@@ -294,8 +294,7 @@ class Runner:
         described = answerer.drafter.describe()
         # would be of the last prompt only, or of the last batch's width
         if answerer.start == COLD or self.size > 1:
-            for key in ("predicted_speedup", "predicted_speedup_by_size"):
-                described.pop(key, None)
+            described.pop("predicted_speedup", None)
 
         if described:
             summary["drafter"] = described
