@@ -17,14 +17,13 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 from transformers import AutoConfig, AutoTokenizer
 from transformers.utils import logging as transformers_logging
 
 from evaluation.errors import user_errors
 from model.errors import UserError, one_line
 from model.files import located
-from model.structures.datastore import Datastore, write_datastore
+from model.structures.datastore import write_datastore
 
 BLOCK = 4096  # lines of a .txt file tokenised at once
 
@@ -65,20 +64,6 @@ def _text(line: str, where: str) -> str:
     return str(row["text"])
 
 
-def encode(tokenizer: Any, texts: Iterable[Sequence[str]]) -> NDArray[np.int64]:
-    """Return the token ids of all documents in order: (n,).
-
-    The end-of-sequence token follows each document.
-    """
-    ids = array("q")
-    ends = [] if tokenizer.eos_token_id is None else [tokenizer.eos_token_id]
-    for document in texts:
-        for piece in document:
-            ids.extend(tokenizer(piece, add_special_tokens=False).input_ids)
-        ids.extend(ends)
-    return np.array(ids, dtype=np.int64)
-
-
 def load_tokenizer(path: str) -> tuple[Any, int]:
     """Load a model's tokenizer and the width of its logits. Raises UserError if there is none."""
     folder = located(path)
@@ -95,17 +80,17 @@ def load_tokenizer(path: str) -> tuple[Any, int]:
         ) from None
 
 
-def build(
-    tokenizer: Any,
-    vocab_size: int,
-    texts: Iterable[Sequence[str]],
-    output: Path,
-) -> Datastore:
-    """Tokenise, sort and write the texts; returns the opened datastore."""
-    ids = encode(tokenizer, texts)
-    write_datastore(output, ids, vocab_size)
+def build(tokenizer: Any, vocab_size: int, texts: Iterable[Sequence[str]], output: Path) -> None:
+    """Tokenise, sort and write the texts. The end-of-sequence token follows each document."""
+    ids = array("q")
+    ends = [] if tokenizer.eos_token_id is None else [tokenizer.eos_token_id]
+    for document in texts:
+        for piece in document:
+            ids.extend(tokenizer(piece, add_special_tokens=False).input_ids)
+        ids.extend(ends)
+
+    write_datastore(output, np.array(ids, dtype=np.int64), vocab_size)
     print(f"{output}: {len(ids)} tokens, {output.stat().st_size / 1e6:.1f} MB")
-    return Datastore(output, vocab_size=vocab_size)
 
 
 def main(arguments: list[str] | None = None) -> None:

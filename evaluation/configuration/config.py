@@ -22,7 +22,7 @@ from omegaconf.errors import OmegaConfBaseException
 from model.engine.sampling import Sampling
 from model.errors import UserError, one_line
 from model.files import ROOT
-from model.methods import check_method, method_class
+from model.methods import OFFERED, method_class
 from model.recycling import build_template
 from model.settings import check_settings
 
@@ -170,7 +170,7 @@ def checked_config(cfg: DictConfig) -> dict[str, Any]:
         taker = make_dataclass(str(name), [("compiled", bool, False)])
         check_settings(options, taker, "method.")
     else:
-        check_method(method_class(drafter), options)
+        check_settings(options, method_class(drafter), "method.", without=OFFERED)
         unfit = config["batch"] > 1 or config["phases"] or sampling
         if unfit and config["execution"] == INSIDE["eager"]:
             raise UserError(

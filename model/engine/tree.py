@@ -195,27 +195,6 @@ class Tree:
         return self._elsewhere[device]
 
 
-def breadth_first(parents: Sequence[int]) -> tuple[list[int], list[int]]:
-    """Sort nodes breadth-first. They may come in any order that has each node after its parent.
-
-    Args:
-        parents: of each node; 0 is the root, its own parent.
-
-    Returns:
-        The nodes in breadth-first order, siblings as they were listed, and the parents of that
-        order.
-    """
-    children: list[list[int]] = [[] for _ in parents]
-    for node, parent in enumerate(parents[1:], 1):
-        children[parent].append(node)
-    order = [0]
-    ordered = [0]
-    for index, node in enumerate(order):  # grows while it is walked
-        order += children[node]
-        ordered += [index] * len(children[node])
-    return order, ordered
-
-
 def drawing_rows(paths: Iterable[RankPath]) -> tuple[dict[RankPath, float], int]:
     """Return each node's row in a drawing, the root () included, and the number of rows.
 
@@ -232,6 +211,26 @@ def drawing_rows(paths: Iterable[RankPath]) -> tuple[dict[RankPath, float], int]
         leaves += not below
         rows[path] = (below[0] + below[-1]) / 2 if below else -float(leaves)
     return {path: leaves + row for path, row in rows.items()}, leaves
+
+
+def arranged(
+    tokens: Sequence[int], parents: Sequence[int], source: str | None = None
+) -> tuple[Draft, list[int]]:
+    """Return the draft of nodes that may come in any order that has each after its parent, and
+    their breadth-first order, siblings as they were listed.
+
+    Args:
+        parents: of each node; 0 is the root, its own parent.
+    """
+    children: list[list[int]] = [[] for _ in parents]
+    for node, parent in enumerate(parents[1:], 1):
+        children[parent].append(node)
+    order = [0]
+    ordered = [0]
+    for index, node in enumerate(order):  # grows while it is walked
+        order += children[node]
+        ordered += [index] * len(children[node])
+    return Draft(Tree(ordered), torch.tensor([tokens[node] for node in order]), source), order
 
 
 @dataclass(slots=True)

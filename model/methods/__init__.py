@@ -25,13 +25,7 @@ if TYPE_CHECKING:
 
 AUTO = "auto"  # value of `nodes`, and of the harness's `tree`: the size is tuned while decoding
 # arguments that a builder gives a method that takes them
-OFFERED = (
-    "target",
-    "vocab_size",
-    "device",
-    "eos",
-    "tree",
-)
+OFFERED = ("target", "vocab_size", "device", "eos", "tree")
 RANKS = 32  # children of a node that a template may have if its method has no k
 METHODS = {
     "vanilla": "vanilla.Vanilla",
@@ -152,7 +146,7 @@ def build_drafter(
 
     offered |= {"vocab_size": target.vocab_size, "device": target.device, "target": target}
     parameters = inspect.signature(factory).parameters
-    check_method(factory, settings, offered)
+    check_settings(settings, factory, "method.", without=offered)
     arguments = {key: value for key, value in offered.items() if key in parameters} | settings
     if arguments.get("tree") is not None:
         k = settings.get("k", parameters["k"].default if "k" in parameters else RANKS)
@@ -170,13 +164,6 @@ def build_drafter(
     if drafter.draft_tree is None:
         drafter.draft_tree = arguments.get("tree")
     return drafter
-
-
-def check_method(
-    factory: Callable[..., Any], settings: dict[str, Any], offered: Collection[str] = OFFERED
-) -> None:
-    """Raise UserError for a setting that a method does not take, or of another type."""
-    check_settings(settings, factory, "method.", without=offered)
 
 
 def _template(tree: Any, k: int) -> Tree:

@@ -18,10 +18,10 @@ from itertools import accumulate
 import numpy as np
 import torch
 
-from ..engine import Draft, Drafter, Needs, Session, Tree, Verification
+from ..engine import Draft, Drafter, Needs, Session, Verification
 from ..engine.drafter import Device, State, check_ids
 from ..engine.sampling import top_k
-from ..engine.tree import breadth_first
+from ..engine.tree import arranged
 from ..errors import UserError
 from ..structures import MAX_KEPT, MAX_NODES, check_whole
 from ..structures.suffix_automaton import SuffixAutomaton
@@ -219,9 +219,8 @@ class GooseSession(Session):
         self._built = (before, tokens)
         self._spine = spine
         self._drafted = True
-        self._order, parents = breadth_first(parents)
-        ordered = [tokens[node] for node in self._order]
-        return Draft(Tree(parents), torch.tensor(ordered))
+        draft, self._order = arranged(tokens, parents)
+        return draft
 
     def _copied(self, chain: list[int]) -> tuple[list[int], bool]:
         """Return what first followed the end of text and `chain`.

@@ -14,12 +14,10 @@ from __future__ import annotations
 from collections.abc import Iterable
 from functools import partial
 
-import torch
-
-from ..engine import Draft, Drafter, Needs, Tree, Verification
+from ..engine import Draft, Drafter, Needs, Verification
 from ..engine.drafter import Device
 from ..engine.sampling import top_k
-from ..engine.tree import breadth_first
+from ..engine.tree import arranged
 from ..structures import check_whole
 from ..structures.history import History, TextSession
 
@@ -136,12 +134,9 @@ class Continuations:
         vocab = self.vocab_size
         singles, pairs, triples = self._pools
         pair = older * vocab + token
-        entry = triples.get(oldest * vocab * vocab + pair) if oldest >= 0 else None
-        if entry is None:
-            entry = pairs.get(pair)
-        if entry is None:
-            entry = singles.get(token)
-        if entry is None:
+        triple = oldest * vocab * vocab + pair
+        entry = triples.get(triple) or pairs.get(pair) or singles.get(token)
+        if not entry:
             return []
 
         end, count = divmod(entry, MAX_COPY + 1)
@@ -164,8 +159,8 @@ class LogitSpecSession(TextSession):
         for path in self._paths(root):  # they share the root alone
             parents += [0, *range(len(tokens), len(tokens) + len(path) - 1)]
             tokens += path
-        order, parents = breadth_first(parents)
-        return Draft(Tree(parents), torch.tensor([tokens[node] for node in order]))
+        draft, _ = arranged(tokens, parents)
+        return draft
 
     def _paths(self, root: int) -> list[list[int]]:
         """List the paths to draft below the root, the first ones first."""

@@ -89,7 +89,7 @@ class Racer(Drafter):
         self.matrix.load_state_dict(state)
         self.trie = trie
 
-    def tree(self, root: int, paths: list[list[int]]) -> MergedTree:
+    def tree(self, root: int, paths: list[tuple[int, ...]]) -> MergedTree:
         """Build the tree of a step from retrieved paths below the root.
 
         Fill it from the matrix.
@@ -223,7 +223,7 @@ class MergedTree:
         self.children.append({})
         return child
 
-    def insert(self, path: list[int]) -> None:
+    def insert(self, path: tuple[int, ...]) -> None:
         node = 0
         for token in path:
             child = self.children[node].get(token)

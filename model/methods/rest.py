@@ -19,12 +19,11 @@ from __future__ import annotations
 from collections.abc import Collection
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 
-from ..engine import Draft, Drafter, Session, Tree, Verification
+from ..engine import Draft, Drafter, Session, Verification
 from ..engine.drafter import Device
-from ..engine.tree import breadth_first
+from ..engine.tree import arranged
 from ..structures import MAX_KEPT, check_whole
 from ..structures.datastore import Datastore
 
@@ -99,7 +98,8 @@ class RestSession(Session):
             ] = -1
 
         parents, tokens = most_frequent(continuations, drafter.nodes)
-        return Draft(Tree(parents), torch.tensor([root, *tokens]))
+        draft, _ = arranged([root, *tokens], parents)
+        return draft
 
     def observe(self, verification: Verification) -> None:
         self._context = (self._context + verification.tokens)[-self.drafter.max_ngram :]
@@ -120,8 +120,7 @@ def most_frequent(continuations: NDArray[np.int64], nodes: int) -> tuple[list[in
         nodes: maximum number of nodes to choose.
 
     Returns:
-        parents (1 + m,), the root first, breadth-first, the more frequent of siblings first; tokens
-        (m,).
+        parents (1 + m,), the root first, the more frequent of siblings first; tokens (m,).
     """
     s, length = continuations.shape
     # [i, d]: row i begins another node of depth d + 1 than row i - 1
@@ -138,5 +137,4 @@ def most_frequent(continuations: NDArray[np.int64], nodes: int) -> tuple[list[in
     # the parent of each; -1: the root
     above = np.searchsorted(index, index[chosen] - s, side="right") - 1
     number = {node: i for i, node in enumerate([-1, *chosen.tolist()])}
-    order, parents = breadth_first([0, *(number[node] for node in above.tolist())])
-    return parents, token[chosen].take(np.array(order[1:], dtype=np.int64) - 1).tolist()
+    return [0, *(number[node] for node in above.tolist())], token[chosen].tolist()

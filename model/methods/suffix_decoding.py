@@ -15,9 +15,9 @@ from typing import Any
 import numpy as np
 import torch
 
-from ..engine import Draft, Drafter, Session, Tree, Verification
+from ..engine import Draft, Drafter, Session, Verification
 from ..engine.drafter import Device, State, check_ids
-from ..engine.tree import breadth_first
+from ..engine.tree import arranged
 from ..errors import UserError
 from ..structures import MAX_KEPT, MAX_NODES, check_whole
 from ..structures.suffix_trie import Drafted, GrowingText, Limits, SuffixTrie
@@ -88,7 +88,7 @@ class Answers:
     """The trie of the newest answers.
 
     Attributes:
-        texts: the answers, by number, oldest first. A new object after each reset.
+        texts: the answers, oldest first.
     """
 
     def __init__(self, depth: int, max_texts: int, vocab_size: int) -> None:
@@ -98,25 +98,27 @@ class Answers:
         self.reset()
 
     def reset(self) -> None:
-        self.texts: dict[int, GrowingText] = {}
+        self.texts: dict[GrowingText, None] = {}
         self.trie = SuffixTrie(self.depth)
 
-    def begin(self) -> int:
-        """Start an answer and return its number.
+    def begin(self) -> GrowingText:
+        """Start an answer.
 
         If there are too many, drop the oldest one, even an unfinished one.
         """
-        number = next(reversed(self.texts), -1) + 1
+        text = GrowingText()
         if self.max_texts:
-            self.texts[number] = GrowingText()
+            self.texts[text] = None
         if len(self.texts) > self.max_texts:
-            self.trie.remove(self.texts.pop(next(iter(self.texts))))
-        return number
+            oldest = next(iter(self.texts))
+            del self.texts[oldest]
+            self.trie.remove(oldest)
+        return text
 
-    def extend(self, number: int, tokens: list[int]) -> None:
+    def extend(self, text: GrowingText, tokens: list[int]) -> None:
         """Append tokens to an answer, unless it is forgotten."""
-        if number in self.texts:
-            self.trie.extend(self.texts[number], tokens)
+        if text in self.texts:
+            self.trie.extend(text, tokens)
 
     def state_dict(self) -> State:
         """`answers`, int32 (n,): the answers in turn, BEGINS before each; `orders`, int32 (m,).
@@ -127,7 +129,7 @@ class Answers:
         if not self.max_texts:
             return {}
         log: list[int] = []
-        for text in self.texts.values():
+        for text in self.texts:
             log += [BEGINS, *text.tokens]
         return {
             "answers": torch.tensor(log, dtype=torch.int32),
@@ -143,14 +145,14 @@ class Answers:
         check_ids("answers", log.clamp(min=0), self.vocab_size)
         for token in log.tolist():
             if token == BEGINS:
-                number = self.begin()
+                text = self.begin()
             else:
-                self.extend(number, [token])
+                self.extend(text, [token])
         self.trie.reorder(state["orders"].tolist())
 
 
 class SuffixDecodingSession(Session):
-    """The text of a request, and the number of its answer."""
+    """The text of a request, and its answer."""
 
     drafter: SuffixDecoding
 
@@ -158,17 +160,16 @@ class SuffixDecodingSession(Session):
         self._trie = SuffixTrie(self.drafter.depth)
         self._text = GrowingText()
         self._trie.extend(self._text, prompt)
-        self._number = self.drafter.answers.begin()
-        self._texts = self.drafter.answers.texts
+        self._answer = self.drafter.answers.begin()
         return super().begin(prompt)
 
     def draft(self, root: int) -> Draft:
         source, drafted = self.look_up()
         if not drafted.tokens:
             return self.drafter.root_alone(root)
-        order, parents = breadth_first([0, *(parent + 1 for parent in drafted.parents)])
-        tokens = [root, *drafted.tokens]
-        return Draft(Tree(parents), torch.tensor([tokens[node] for node in order]), source)
+        parents = [0, *(parent + 1 for parent in drafted.parents)]
+        draft, _ = arranged([root, *drafted.tokens], parents, source)
+        return draft
 
     def look_up(self) -> tuple[str, Drafted]:
         """Return which trie's draft is verified, and the draft."""
@@ -182,5 +183,4 @@ class SuffixDecodingSession(Session):
 
     def observe(self, verification: Verification) -> None:
         self._trie.extend(self._text, verification.tokens)
-        if self._texts is self.drafter.answers.texts:  # else they were reset meanwhile
-            self.drafter.answers.extend(self._number, verification.tokens)
+        self.drafter.answers.extend(self._answer, verification.tokens)

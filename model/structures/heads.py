@@ -20,7 +20,7 @@ import torch.nn.functional as F
 from safetensors.torch import load_file
 from torch import nn
 from transformers import LlamaConfig
-from transformers.models.llama.modeling_llama import LlamaDecoderLayer, LlamaRotaryEmbedding
+from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
 from ..engine import LAST, Draft, Drafter, Needs, Session, Target, Tree, Verification
 from ..engine.cache import CachePool, LayerShape, TreeCache
@@ -239,20 +239,9 @@ def layer_config(values: dict[str, Any]) -> Any:
     angles = {key: values[key] for key in ("rope_theta", *_ROPE[kind]) if key in values}
     angles["rope_type"] = kind if _ROPE[kind] else "default"
 
-    try:
-        config = LlamaConfig(
-            **of_layer, rope_parameters=angles, num_hidden_layers=1, attn_implementation="sdpa"
-        )
-        with torch.device("meta"):  # a trial without arithmetic
-            x = torch.zeros(1, 1, config.hidden_size)
-            position = torch.zeros(1, 1)
-            run_layer(LlamaDecoderLayer(config, 0), x, LlamaRotaryEmbedding(config)(x, position))
-    except Exception as error:  # transformers' own checks, which differ between its versions
-        raise UserError(
-            f"head: config.json describes no LLaMA layer ({one_line(error)[:160]})"
-        ) from None
-
-    return config
+    return LlamaConfig(
+        **of_layer, rope_parameters=angles, num_hidden_layers=1, attn_implementation="sdpa"
+    )
 
 
 def run_layer(

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from ..engine import Draft, Drafter, Session, Verification
+from ..engine import Draft, Session, Verification
 from ..engine.drafter import State, check_ids
 from ..errors import UserError
 
@@ -45,9 +45,9 @@ class History:
         self.text = self.text_of(())
         # its tokens when it was borrowed; None: nobody borrows it
         self.borrowed_length: int | None = None
-        self.pending: list[int] = []  # newest tokens of sequences whose text was replaced meanwhile
+        # newest tokens of sequences whose text was replaced meanwhile; another list after a reset
+        self.pending: list[int] = []
         self.last_length = 0  # tokens of the last sequence, at the text's end
-        self.version = object()  # a new object after each reset
 
     def borrow(self) -> Any:
         """Return the text for a new sequence."""
@@ -57,11 +57,11 @@ class History:
             self.text = self.text_of(self.text.tokens[: self.borrowed_length])
         if self.pending:
             self.text.extend(self.pending)
+            self.pending.clear()
             self.last_length = 0
         if len(self.text.tokens) > self.history_tokens:
             self.text = self.text_of(self.text.tokens[-(self.history_tokens // 2) :])
 
-        self.pending = []
         self.borrowed_length = len(self.text.tokens)
         return self.text
 
@@ -82,19 +82,15 @@ class TextSession(Session):
     """A sequence's text: the history, its prompt, its answer so far."""
 
     drafter: Any  # its `history` holds the text that this sequence appends to
-    text: Any
-
-    def __init__(self, drafter: Drafter) -> None:
-        super().__init__(drafter)
-        self._end()
+    text: Any = None  # before `begin` and after `close`
 
     def begin(self, prompt: list[int]) -> Draft | None:
         history = self.drafter.history
         self.text = history.borrow()
-        self._version = history.version
+        self._pending = history.pending
         tokens = self.text.tokens
         kept = history.last_length
-        if not kept or tokens[-kept:] != prompt[:kept]:
+        if tokens[-kept:] != prompt[:kept]:
             kept = 0
 
         self._start = len(tokens) - kept
@@ -109,18 +105,14 @@ class TextSession(Session):
         self.text.extend(tokens)
 
     def close(self) -> None:
+        if self.text is None:
+            return
         history = self.drafter.history
         said = self.text.tokens[self._start :]
         if self.text is history.text:
             history.borrowed_length = None
             history.last_length = len(said)
-        elif history.history_tokens and self._version is history.version:
-            history.pending = (history.pending + said)[-history.history_tokens :]
-
-        self._end()
-
-    def _end(self) -> None:
-        """Drop the text, so that a second close does nothing."""
-        self.text = self.drafter.history.text_of(())
-        self._start = 0
-        self._version = None
+        elif history.history_tokens:
+            self._pending += said
+            del self._pending[: -history.history_tokens]
+        self.text = None

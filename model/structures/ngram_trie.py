@@ -144,21 +144,18 @@ class NgramTrie:
         for node in children[ROOT_NODE].values():
             fail[node] = ROOT_NODE
 
-        # for each node in breadth-first order: its children, and the node that it links to
-        below = [children[node] for node in children[ROOT_NODE].values()]
-        links = [ROOT_NODE] * len(children[ROOT_NODE])
-        for siblings, suffix in zip(below, links, strict=True):  # both grow while they are walked
-            suffix_children = children[suffix]
-            for token, node in siblings.items():
+        queue = [*children[ROOT_NODE].values()]
+        for parent in queue:  # grows while it is walked, breadth-first
+            suffix_children = children[fail[parent]]
+            for token, node in children[parent].items():
                 link = suffix_children.get(token)
-                at = suffix
+                at = fail[parent]
                 while link is None and at:
                     at = fail[at]
                     link = children[at].get(token)
-                fail[node] = link = link or ROOT_NODE
+                fail[node] = link or ROOT_NODE
                 if children[node]:
-                    below.append(children[node])
-                    links.append(link)
+                    queue.append(node)
 
     def step(self, node: int, token: int) -> tuple[int, list[int]]:
         """Follow the token from `node` and from the suffixes that its fail links lead to.
@@ -207,7 +204,7 @@ class NgramTrie:
             node = self.parent[node]
         touch(ROOT_NODE)
 
-    def continuations(self, borders: Sequence[int], limit: int) -> list[list[int]]:
+    def continuations(self, borders: Sequence[int], limit: int) -> list[tuple[int, ...]]:
         """Select the most frequent nodes in the subtrees of some borders, the borders included.
 
         A node in two of the subtrees counts twice. Nodes are visited breadth-first: a node is
@@ -219,46 +216,33 @@ class NgramTrie:
             The paths to the selected nodes without a selected child, each as the tokens below its
             border, the highest node numbers first.
         """
-        # a heap: freq, -depth, node, border, serial
-        selected: list[tuple[int, int, int, int, int]] = []
-        # by serial of each node ever selected: its parent's serial; -1: a border
-        above: list[int] = []
-        nodes: list[int] = []
-        layer = [(border, border, -1) for border in borders]
+        # a heap: freq, -depth, node, border, tokens below the border
+        selected: list[tuple[int, int, int, int, tuple[int, ...]]] = []
+        layer: list[tuple[int, int, tuple[int, ...]]] = [(border, border, ()) for border in borders]
 
         while layer:
-            entered: list[tuple[int, int, int]] = []
-            for node, border, parent in layer:
+            entered = []
+            for node, border, path in layer:
                 count = self.freq[node]
                 if len(selected) < limit:
-                    heappush(selected, (count, -self.depth[node], node, border, len(nodes)))
+                    heappush(selected, (count, -self.depth[node], node, border, path))
                 elif count > selected[0][0]:
-                    heapreplace(selected, (count, -self.depth[node], node, border, len(nodes)))
+                    heapreplace(selected, (count, -self.depth[node], node, border, path))
                 else:
                     continue
-                entered.append((node, border, len(nodes)))
-                above.append(parent)
-                nodes.append(node)
+                entered.append((node, border, path))
 
             # children of a node that was not selected are no more frequent: they would not be
             # selected either
             layer = []
-            for node, border, serial in entered:
-                layer += [(child, border, serial) for child in self.children[node].values()]
+            for node, border, path in entered:
+                for token, child in self.children[node].items():
+                    layer.append((child, border, (*path, token)))
 
-        inner = {above[serial] for *_, serial in selected}
-        # by node, border and serial
-        ends = sorted(entry[2:] for entry in selected if entry[-1] not in inner)
-        paths: list[list[int]] = []
-
-        for *_, serial in reversed(ends):
-            path: list[int] = []
-            while above[serial] >= 0:
-                path.append(self.token[nodes[serial]])
-                serial = above[serial]
-            paths.append(path[::-1])
-
-        return paths
+        inner = {(border, path[:-1]) for *_, border, path in selected if path}
+        # by node and border
+        ends = sorted(entry[2:] for entry in selected if entry[3:] not in inner)
+        return [path for *_, path in reversed(ends)]
 
     def state_dict(self) -> State:
         """Every node's fields, int64 (m,) each, and the trie's order.

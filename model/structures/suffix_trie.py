@@ -45,10 +45,6 @@ class Drafted(NamedTuple):
     score: np.float32  # the sum of the probabilities
 
 
-# a node with more children finds them by a dictionary, which takes more memory than two nodes
-MANY = 8
-
-
 class Node:
     """A string of tokens.
 
@@ -64,7 +60,7 @@ class Node:
             has grown.
         count: its number of occurrences; unused for the root.
         ordered: its children, the most frequent first.
-        by_token: its children by token, if there are many.
+        by_token: its children by token.
     """
 
     __slots__ = ("by_token", "count", "depth", "end", "ordered", "parent", "text", "token")
@@ -79,36 +75,24 @@ class Node:
         self.end = end
         self.count = count
         self.ordered: list[Node] = NONE
-        self.by_token: dict[int, Node] | None = None
-
-    def child(self, token: int) -> Node | None:
-        if self.by_token is not None:
-            return self.by_token.get(token)
-        for child in self.ordered:
-            if child.token == token:
-                return child
-        return None
+        self.by_token: dict[int, Node] = NONE_BY_TOKEN
 
     def add(self, child: Node) -> None:
         """Add a child after the others."""
         if self.ordered is NONE:
             self.ordered = []
+            self.by_token = {}
         self.ordered.append(child)
-        if self.by_token is not None:
-            self.by_token[child.token] = child
-        elif len(self.ordered) > MANY:
-            self.by_token = {child.token: child for child in self.ordered}
+        self.by_token[child.token] = child
 
     def remove(self, child: Node) -> None:
         del self.ordered[self.index_of(child)]
-        if self.by_token is not None:
-            del self.by_token[child.token]
+        del self.by_token[child.token]
 
     def replace(self, child: Node, other: Node) -> None:
         """Replace a child by another node of the same token and count."""
         self.ordered[self.index_of(child)] = other
-        if self.by_token is not None:
-            self.by_token[child.token] = other
+        self.by_token[child.token] = other
         other.parent = self
 
     def index_of(self, child: Node) -> int:
@@ -130,7 +114,9 @@ class Node:
         return min(self.end, len(self.text))
 
 
-NONE: list[Node] = []  # the children of all leaves
+# the children of all leaves
+NONE: list[Node] = []
+NONE_BY_TOKEN: dict[int, Node] = {}
 
 
 class GrowingText:
@@ -170,7 +156,7 @@ class SuffixTrie:
         """Count the string of a node and the text's last token; return the node of this string."""
         token = text[-1]
         end = len(text)
-        child = node.child(token)
+        child = node.by_token.get(token)
         if child is None:
             child = Node(node, token, self.depth, text, end - 1 - node.depth + self.depth)
             node.add(child)
@@ -222,7 +208,7 @@ class SuffixTrie:
             node = self.root
             end = min(start + self.depth, len(text.tokens))
             while start + node.depth < end:
-                child = node.child(text.tokens[start + node.depth])
+                child = node.by_token.get(text.tokens[start + node.depth])
                 assert child is not None
                 if child.count == 1:
                     node.remove(child)
@@ -305,7 +291,7 @@ class SuffixTrie:
                         return
                     at += 1
                 else:
-                    child = node.child(token)
+                    child = node.by_token.get(token)
                     if child is None:
                         return
                     text = child.text

@@ -54,12 +54,7 @@ def test_the_command_builds_what_the_model_reads(
     datastore.main(["--model", str(MODEL), "--text", str(rows), "--output", str(output)])
     tokenizer = AutoTokenizer.from_pretrained(MODEL)
     made = Datastore(output, vocab_size=2048)
-    for text, times in [
-        (" sat on the mat", 300),
-        (" mat 7.", 1),
-        (" mat 29", 11),
-        (".</s>The cat", 299),
-    ]:
+    for text, times in [(" sat on the mat", 300), (" mat 29", 11), (".</s>The cat", 299)]:
         ids = tokenizer(text, add_special_tokens=False).input_ids
         _, first, last = made.longest(ids, min_n=len(ids), max_n=len(ids))
         assert last - first == times, text
@@ -75,7 +70,7 @@ def test_the_command_builds_what_the_model_reads(
                 ["--model", model, "--text", str(tmp_path / text), "--output", str(tmp_path / "x")]
             )
         error = capsys.readouterr().err
-        assert left.value.code == 2 and error.startswith("error: ") and error.count("\n") == 1, (
-            error
-        )
+        assert left.value.code == 2
+        assert error.startswith("error: ")
+        assert error.count("\n") == 1
     assert not (tmp_path / "x").exists()

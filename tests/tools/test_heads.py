@@ -1,24 +1,20 @@
-"""The trainer: losses by hand, trained heads accept more than random ones, bad input is one line."""
+"""The trainer: trained heads accept more than random ones, bad input is one line."""
 
 import json
 import random
 from itertools import islice
 
 import pytest
-import torch
-import torch.nn.functional as F
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import Whitespace
-from torch import nn
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 from model.engine import Target, generate
 from model.methods import make_method
-from model.methods.medusa import MedusaHeads
 from tests.conftest import greedy, toy_model
 from tools import heads
-from tools.heads import Recipe, eagle_loss, main, medusa_loss, new_heads, save, sequences, train
+from tools.heads import Recipe, main, new_heads, save, sequences, train
 
 LENGTH = 30  # tokens of text behind its first three
 
@@ -56,57 +52,6 @@ def test_trained_heads_accept_more_than_untrained_ones(words, tmp_path, kind, pa
         assert [out.tokens for out in outs] == [row[3:] for row in rows[:4]]
         accepted.append(4 * LENGTH / sum(len(out.steps) for out in outs))
     assert accepted[1] > accepted[0] + 0.3
-
-
-def test_medusa_loss_by_hand():
-    """Head i at position t is judged by token t + i + 2, if that and the next token are wanted."""
-    torch.manual_seed(0)
-    heads = MedusaHeads(2, 1, 4, 7, shared=True)
-    lm_head = nn.Linear(4, 7, bias=False)
-    linear = heads[1][0].linear
-    nn.init.normal_(linear.weight)
-    features = torch.randn(1, 5, 4)
-    ids = torch.tensor([[1, 2, 3, 4, 5]])
-    wanted = torch.tensor([[False, False, True, True, True]])
-    f = features[0]
-    first = F.cross_entropy(lm_head(f[1:3]), torch.tensor([4, 5]))
-    second = F.cross_entropy(lm_head(f[1] + F.silu(linear(f[1]))), torch.tensor(5))
-    loss = medusa_loss(heads, lm_head, features, ids, wanted)
-    torch.testing.assert_close(loss, 0.8 * first + 0.64 * second)
-    assert not medusa_loss(heads, lm_head, features, ids, torch.zeros_like(wanted)).requires_grad
-
-
-class Oracle:
-    def __init__(self, features):
-        self.features = features
-
-    def angles(self, count):
-        return torch.zeros(count), torch.zeros(count)
-
-    def __call__(self, features, tokens, angles):
-        assert features.shape[1] == tokens.shape[1] == len(angles[0])
-        return self.features[:, 1:]
-
-
-def test_eagle_loss_is_the_entropy_alone_for_a_head_that_foresees_the_features():
-    torch.manual_seed(0)
-    features = torch.randn(2, 5, 4)
-    lm_head = nn.Linear(4, 7, bias=False)
-    ids = torch.zeros(2, 5, dtype=torch.long)
-    wanted = torch.ones(2, 5, dtype=torch.bool)
-    wanted[1, 3] = False
-
-    def loss(foreseen):
-        return eagle_loss(Oracle(foreseen), lm_head, features, ids, wanted, torch.Generator())
-
-    logits = lm_head(features[:, 1:-1][wanted[:, 2:]])
-    entropy = torch.distributions.Categorical(logits=logits).entropy().mean()
-    torch.testing.assert_close(loss(features), 0.1 * entropy)
-    shifted = features.clone()
-    shifted[1, 2] += 100  # predicts token 3 of row 1, which is not wanted
-    assert loss(shifted) == loss(features)
-    shifted[0, 2] += 100
-    assert loss(shifted) > loss(features) + 1
 
 
 def test_of_plain_text_all_is_predicted_of_dialogues_the_answers(tmp_path, words):

@@ -1,4 +1,4 @@
-"""RACER: against the public code's own trace, and what its trie holds.
+"""RACER: against the public code's own trace, and what its trie holds where an answer ends.
 
 racer_trace.jsonl: one line a turn, cold, then hot; recorded from github.com/hkr04/RACER by its own loop, LLaMA and
 cache (as tested at commit 1ef37ab; transformers 4.52.3, torch 2.13, float32, one thread; capacity 64, at most 200
@@ -10,75 +10,38 @@ Here the loop is made to take it: it knows no end, and stops a token behind it.
 """
 
 import json
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
 
 from model.engine import Target, generate
 from model.methods.racer import Racer
-from model.structures.ngram_trie import NgramTrie, add_in_hash_order, hash_order
 from tests.conftest import greedy, toy_model
 from tests.model.methods.public_traces import EOS, TRACE, embedded
 
 V = 61
 
 
-def test_the_oldest_node_is_reused_with_its_children():
-    """A prefix is older than its extension: 1 goes first, and 1 2 and 1 2 3 cannot be reached any more."""
-    trie = NgramTrie(3, 5, 2)
-    trie.insert([1, 2, 3])
-    trie.insert([4, 5, 6])  # a node is left for 4; 5 takes that of 1, 6 that of 1 2
-    assert len(trie.parent) == 5 and list(trie.children[0]) == [4]
-    assert trie.token == [0, 5, 6, 3, 4] and trie.parent[3] == 2, "what held 1 2 holds 4 5 6 now"
-    assert trie.children[2] == {} and trie.depth[2] == 3
-
-
-def test_tokens_come_in_the_order_of_the_compilers_hash_map():
-    """As g++ 12 printed it of std::unordered_map<int, int>."""
-    order: list[int] = []
-    buckets = 1
-    for token in (1, 2, 14, 15, 27):
-        buckets = add_in_hash_order(order, token, buckets)
-    assert order == hash_order([1, 2, 14, 15, 27])
-    order.remove(14)
-    for token in (3, 40):
-        buckets = add_in_hash_order(order, token, buckets)
-    assert order == [3, 15, 2, 40, 27, 1]
-
-
-def test_a_reset_forgets_what_an_open_sequence_says_too():
-    drafter = Racer(V, ngram=2)
-    session = drafter.session()
-    session.begin([5, 6, 7])
-    drafter.reset()
-    session.draft(8)
-    session.close()
-    assert len(drafter.trie.parent) == 1 and drafter.trie.current == 0
-
-
 def test_what_is_accepted_behind_the_end_is_not_inserted_and_the_end_is():
-    """The end as a draft that is accepted, and as the target's own next token, which no step has as its root."""
+    """The end as a draft that is accepted, and as the target's own next token, which no step has as
+    its root.
+    """
     model = toy_model("llama")
-    target, prompt = Target(model), [5, 6, 7, 8]
+    target = Target(model)
+    prompt = [5, 6, 7, 8]
     answer = greedy(model, prompt, 30)
     for end in {token for token in answer[2:] if answer.index(token) > 1}:
-        said = answer[: answer.index(end) + 1]
-        # the second time the answer is retrieved, and accepted to its end and beyond
-        for times in (
-            1,
-            2,
-        ):
-            drafter = Racer(V, ngram=2, eos={end})
-            for _ in range(times):
-                out = generate(target, drafter, prompt, max_new_tokens=30, eos={end})
-                assert out.tokens == said
-            text, trie = prompt + said, drafter.trie
+        text = prompt + answer[: answer.index(end) + 1]
+        drafter = Racer(V, ngram=2, eos={end})
+        for _ in range(2):  # then the answer is retrieved, and accepted to its end and beyond
+            generate(target, drafter, prompt, max_new_tokens=30, eos={end})
+            children = drafter.trie.children
+            tokens = drafter.trie.token
             pairs = {
-                (trie.token[node], after)
-                for node in trie.children[0].values()
-                for after in trie.children[node]
+                (tokens[node], after) for node in children[0].values() for after in children[node]
             }
-            assert pairs == set(zip(text, text[1:], strict=False))
+            assert pairs == set(pairwise(text))
 
 
 LINES = Path(__file__).with_name("racer_trace.jsonl").read_text().splitlines()

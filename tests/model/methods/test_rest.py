@@ -6,9 +6,8 @@ from collections import Counter
 import numpy as np
 import pytest
 
-from model.engine import Tree
+from model.engine.tree import arranged
 from model.errors import UserError
-from model.files import ROOT
 from model.methods.rest import Rest, most_frequent
 from model.structures.datastore import Datastore, write_datastore
 
@@ -44,13 +43,6 @@ def test_the_longest_suffix_is_found_as_often_as_it_occurs(tmp_path, vocab):
             assert last - first == (count(context[-n:], tokens) if n else 0)
 
 
-def test_continuations_are_evenly_spread(tmp_path):
-    datastore = store(tmp_path / "d", [t for i in range(100) for t in (0, 1 + i)], 101)
-    _, first, last = datastore.longest([0], min_n=1, max_n=1)
-    rows = datastore.continuations(first, last, skip=1, length=1, limit=10)
-    assert rows.ravel().tolist() == [1, 11, 21, 31, 41, 51, 61, 71, 81, 91]
-
-
 def test_damaged_and_foreign_files_are_refused(tmp_path):
     good = tmp_path / "good"
     store(good, list(range(50)) * 100, 50)
@@ -84,7 +76,9 @@ def test_tree_holds_the_most_frequent_prefixes(seed):
     padded = np.array([row + [-1] * (5 - len(row)) for row in rows])
     wanted = rng.choice([1, 5, 20, 64])
     parents, tokens = most_frequent(padded, wanted)
-    tree = Tree(parents)
+    draft, _ = arranged([0, *tokens], parents)
+    tree = draft.tree
+    tokens = draft.tokens[1:].tolist()
     paths = [tuple(tokens[node - 1] for node in chain[1:]) for chain in tree.chain_of[1:]]
     assert len(set(paths)) == len(paths) == min(wanted, len(frequency))
     # in this order of preference, as the docstring has it
@@ -109,20 +103,8 @@ def test_a_draft_by_hand(tmp_path):
 
     # (2, 3) stands three times: 4 twice (then 9 and 8), 5 once (then 9)
     assert draft([6, 2, 3], depth=2) == ([0, 0, 0, 1, 1, 2], [3, 4, 5, 8, 9, 9])
-    assert draft([9, 2, 3], depth=1) == ([0, 0, 0], [3, 4, 5])  # (9, 2, 3) twice: 4 and 5
     assert draft([9, 2, 3], depth=1, max_ngram=1, min_ngram=1) == ([0, 0, 0, 0], [3, 4, 5, 6])
     assert draft([8, 3]) == ([0], [3])  # (8, 3) nowhere, and 3 alone is too short
     # nothing from an end on
-    assert draft([6, 2, 3], depth=3, eos=[9]) == (
-        [0, 0, 0, 1],
-        [3, 4, 5, 8],
-    )
+    assert draft([6, 2, 3], depth=3, eos=[9]) == ([0, 0, 0, 1], [3, 4, 5, 8])
     assert draft([3, 6]) == ([0], [6])  # at the datastore's end
-
-
-def test_the_shipped_datastore_is_found_from_anywhere(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    assert (
-        len(Rest(datastore_path="data/embedded/datastore.bin", vocab_size=2048).datastore) > 40_000
-    )
-    assert (ROOT / "data/embedded/datastore.bin").stat().st_size <= 300_000

@@ -7,12 +7,9 @@ tokens of some drafts, of trees without their parents. In the mode `public` the 
 it, which leaves what the head has not read to the next request; in `fresh` that is thrown away.
 """
 
-import pytest
-
 from model.engine import Target
 from model.files import ROOT
 from model.methods.samd import Samd
-from model.structures.suffix_automaton import SuffixAutomaton
 from tests.model.methods.public_traces import SOME_OR_ALL, embedded, lines, retaken, watched
 
 TRACE = lines("samd_trace.jsonl")
@@ -47,16 +44,3 @@ def test_every_step_and_draft_is_the_public_codes(execution, every):
     turns = [turn for turn in TRACE if turn["mode"] == "fresh"]
     compared, steps = check(turns[::every], execution)
     assert compared >= 10 and (every > 1 or (compared, steps, len(turns)) == (54, 300, 23))
-
-
-@pytest.mark.parametrize(
-    ("text", "copied"),
-    [
-        ([1, 2, 3, 4, 1, 2, 3], [4, 1, 2, 0, 0]),
-        ([1, 2, 3, 1, 2, 4, 1, 2, 3], [1, 2, 4, 1, 2]),
-        # two tokens follow the first 7 8 9 7 8 9, five follow 7 8 9
-        ([7, 8, 9, 7, 8, 9, 7, 8, 9], [7, 8, 9, 7, 8]),
-    ],
-)
-def test_copies_are_of_first_occurrences(text, copied):
-    assert SuffixAutomaton(text).copy_first(5) == copied

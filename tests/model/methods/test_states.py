@@ -5,7 +5,6 @@ import torch
 
 from model.engine import Target, generate
 from model.errors import UserError
-from model.files import load_state
 from model.methods import make_method
 from tests.conftest import toy_model
 from tests.model.every_method import V, make
@@ -67,10 +66,3 @@ def test_a_matrix_alone_leaves_nothing_else_that_was_learnt(name, target):
     for key, expected in fresh.state_dict().items():
         first = int(key == "sizing")  # its first row holds times of steps, which stay
         assert torch.equal(state[key][first:], expected[first:])
-
-
-def test_files_that_are_no_state_are_refused(tmp_path):
-    (tmp_path / "bad.safetensors").write_bytes(b"not a tensor file")
-    for name, says in (("none", "no saved state"), ("bad", "is not a saved state")):
-        with pytest.raises(UserError, match=says):
-            load_state(tmp_path / f"{name}.safetensors")

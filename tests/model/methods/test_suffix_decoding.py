@@ -143,7 +143,7 @@ def test_the_oldest_answers_are_forgotten_and_a_saved_state_goes_on_exactly():
             other.state_dict()
         )
     running.observe(SimpleNamespace(tokens=[3]))
-    kept = [text.tokens for text in drafter.answers.texts.values()]
+    kept = [text.tokens for text in drafter.answers.texts]
     assert kept == texts[-3:]
 
 
@@ -159,4 +159,4 @@ def test_answers_that_run_at_once_see_each_other_and_a_reset_parts_them():
     drafter.session().begin([52])  # whose number the first one's was
     for session in (first, second):
         session.observe(SimpleNamespace(tokens=[9]))
-    assert [text.tokens for text in drafter.answers.texts.values()] == [[]]
+    assert [text.tokens for text in drafter.answers.texts] == [[]]

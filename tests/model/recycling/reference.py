@@ -19,8 +19,10 @@ def read_published_tree(text: str) -> list[tuple[int, ...]]:
 class Reference:
     """The official algorithm. `matrix[t]` holds k tokens; zero at first."""
 
-    def __init__(self, model, vocab: int, k: int, paths: list[tuple[int, ...]]):
-        self.model, self.k = model, k
+    def __init__(self, model, vocab: int, k: int, paths: list[tuple[int, ...]], update="all"):
+        self.model = model
+        self.k = k
+        self.update = update
         self.paths = [()] + sorted(paths, key=lambda p: (len(p), p))
         self.matrix = [[0] * k for _ in range(vocab)]
 
@@ -49,8 +51,14 @@ class Reference:
                     best = path
             drafts = [tokens[best[: i + 1]] for i in range(len(best))]
             if not any(token in eos for token in drafts):
+                written = {
+                    "all": self.paths,
+                    "path": [best[:i] for i in range(len(best) + 1)],
+                    "root": [()],
+                    "frozen": [],
+                }
                 # in order, so that the last node with a token has the last word
-                for path in self.paths:
+                for path in written[self.update]:
                     self.matrix[tokens[path]] = logits[path].topk(self.k).indices.tolist()
             text += [root, *drafts]
             root = choice[best]

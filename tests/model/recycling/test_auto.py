@@ -5,7 +5,7 @@ import torch
 
 from model.engine import Draft, Tree, Verification
 from model.recycling import TokenRecycling
-from model.recycling.acceptance import MEMORY_VISITS, PATH_PRIOR, RANK_PRIOR, REORDERS, Acceptance
+from model.recycling.acceptance import REORDERS, Acceptance
 from model.recycling.templates import likelihood
 
 V = 61
@@ -25,27 +25,17 @@ def step(drafter, accepted):
     return len(tree) - 1
 
 
-def test_a_step_is_counted_by_hand():
-    acceptance = Acceptance([(0,), (1,), (0, 0), (0, 1)])
-    tree = Tree.from_rank_paths([(0,), (1,), (0, 0), (0, 1)])
-    law = [likelihood((0,)), likelihood((1,))]
-    assert acceptance.probabilities() == pytest.approx(
-        [law[0], law[1], law[0] ** 2, law[0] * law[1]]
-    )
-    acceptance.update(tree, tree.rank_paths.index((0, 1)))
-    # visited once each, as their parents were accepted: (0,) accepted, (1,) not, (0, 0) not, (0, 1) accepted
-    keep = 1 - 1 / MEMORY_VISITS
-    by_rank = []
-    for rank, hits in ((0, (1, 0)), (1, (0, 1))):
-        visits, accepted = RANK_PRIOR, RANK_PRIOR * law[rank]
-        for hit in hits:
-            visits, accepted = visits * keep + 1, accepted * keep + hit
-        by_rank.append(accepted / visits)
-    c = [
-        (hit + PATH_PRIOR * by_rank[rank]) / (1 + PATH_PRIOR)
-        for hit, rank in ((1, 0), (0, 1), (0, 0), (1, 1))
-    ]
-    assert acceptance.probabilities() == pytest.approx([c[0], c[1], c[0] * c[2], c[0] * c[3]])
+def test_a_nodes_share_is_of_the_steps_that_accepted_its_parent():
+    paths = [(0,), (1,), (0, 0), (1, 0), (1, 1)]
+    acceptance = Acceptance(paths)
+    tree = Tree.from_rank_paths(paths)
+    for node in [(1, 0), (1, 0), (1,), (0,)] * 500:
+        acceptance.update(tree, tree.rank_paths.index(node))
+    expected = [1 / 4, 3 / 4, 0, 1 / 2, 0]
+    assert acceptance.probabilities() == pytest.approx(expected, abs=0.03)
+    unseen = Acceptance(paths).probabilities()
+    law = [likelihood(path) for path in paths]
+    assert unseen == pytest.approx(law)
 
 
 def test_steps_without_a_draft_lead_back_to_the_law():

@@ -45,19 +45,19 @@ def test_two_at_once_do_not_read_each_other_and_both_are_kept():
     other = read(history, [4])
     one.text.extend([5])
     other.text.extend([6])
-    assert one.text.tokens == [1, 2, 3, 5] and other.text.tokens == [1, 2, 4, 6]
+    assert one.text.tokens == [1, 2, 3, 5]
+    assert other.text.tokens == [1, 2, 4, 6]
     other.close()
     one.close()
-    assert history.state_dict()["text"].tolist() == [1, 2, 4, 6, 3, 5], "what is saved holds both"
-    third = read(history, [7])
-    assert third.text.tokens == [1, 2, 4, 6, 3, 5, 7]
-    one.close()  # once more: it has nothing to give back, and the third one keeps the text
-    others = [read(history, [8, i, i]) for i in range(50)]
-    for session in (third, *others[:-1]):
+    assert history.state_dict()["text"].tolist() == [1, 2, 4, 6, 3, 5]
+    sessions = [read(history, [8, i, i]) for i in range(50)]
+    assert sessions[0].text.tokens == [1, 2, 4, 6, 3, 5, 8, 0, 0]
+    one.close()  # once more: it has nothing to give back
+    for session in sessions[:-1]:
         session.close()
     assert len(history.pending) == 100, "what is said next to a borrowed text is bounded"
     history.reset()
-    others[-1].close()
+    sessions[-1].close()
     assert history.state_dict()["text"].tolist() == [], "a reset forgets what is being read, too"
 
 
