@@ -88,16 +88,6 @@ def later_steps(rows: Sequence[Row]) -> tuple[float, float]:
     return sum(seconds), sum(max(count - 1, 0) for count in steps)
 
 
-def repeated_ngrams(before: Sequence[int], tokens: Sequence[int], n: int = 3) -> float | None:
-    """Return the share of n-grams of `tokens` that occur earlier.
-
-    Earlier is in `before` or `tokens`. None without n-grams.
-    """
-    seen = set(zip(*(before[i:] for i in range(n)), strict=False))
-    grams = list(zip(*(tokens[i:] for i in range(n)), strict=False))
-    return 1 - len(set(grams) - seen) / len(grams) if grams else None
-
-
 def between(ends: Sequence[float]) -> list[int]:
     """Return each step's time in whole microseconds.
 

@@ -22,7 +22,7 @@ TREE = [[0], [1], [0, 0]]
 
 def questions(fast=1):
     return [
-        answer(i, "qa" if i % 2 else "rag", [([2, 1 + fast, 1], 1.0)], repeated_3grams=[i / 10],
+        answer(i, "qa" if i % 2 else "rag", [([2, 1 + fast, 1], 1.0)],
                step_nodes=[[4, 4, 1]], step_paths=[[[0], [0] * fast, []]])
         for i in range(8)
     ]  # fmt: skip
@@ -138,8 +138,8 @@ def test_what_is_left_out_is_said():
     data = data_of([*many, made("vanilla", questions())])
     shown = [line.get_label() for line in figures.accepted_lengths(data).axes[0].lines]
     assert shown == [f"m{i} (hot)" for i in (0, 1, 2, 4, 5, 7, 8, 10)], "those of the largest MAT"
-    for figure in (figures.accepted_lengths(data), figures.novelty([data])):
-        assert figure.get_supxlabel().endswith("8 of 12 configurations are drawn")
+    note = figures.accepted_lengths(data).get_supxlabel()
+    assert note.endswith("8 of 12 configurations are drawn")
     assert len(figures.mat(data).axes) == 2, "a map of numbers has a bar"
     ticks = figures.speedup_over_vanilla(data).axes[1].get_yticks()
     assert [*ticks] == pytest.approx([0.8, 1.0, 1.2])
@@ -160,7 +160,7 @@ def test_intervals_are_named_where_drawn_and_a_line_has_trees_of_one_kind(fast, 
 def test_the_parts_of_a_step_are_means_over_steps_behind_the_prompt():
     times = [{"draft": 0.2, "forward": 0.4, "prefill": 1.0}]
     row = answer(1, "qa", [([2, 2], 1.0)], phase_time=times, forwards=[3])
-    bars = figures.overhead([data_of([made("pld", [row])])]).axes[0].patches
+    bars = figures.overhead(data_of([made("pld", [row])])).axes[0].patches
     assert [(bar.get_x(), bar.get_width()) for bar in bars] == [(0.0, 100.0), (100.0, 200.0)]
 
 
@@ -215,22 +215,6 @@ def test_of_many_runs_those_of_one_temperature_and_the_smallest_batch_are_compar
     assert [row[setting] for row in data_of(runs).shown()] == [lowest]
 
 
-def test_a_figure_across_types_names_them_all():
-    runs = [recycling(), made("suffix", questions(), model={"dtype": "float16"})]
-    figure = figures.novelty(list(split(Experiment(runs)).values()))
-    shares = [list(line.get_xdata()) for line in figure.axes[0].lines[:2]]
-    assert shares == [pytest.approx([0, 10, 20, 30, 40, 50, 60, 70])] * 2
-    assert figure.get_supxlabel() == "toy (float32) on a machine; toy (float16) on a machine"
-
-
-def test_very_long_steps_share_the_last_point_of_a_line():
-    rows = [answer(1, "qa", [([1, 1, 40, 20], 1.0)])], [answer(1, "qa", [([1, 16], 1.0)])]
-    runs = [made(name, row) for name, row in zip(("suffix", "pld"), rows, strict=True)]
-    (axes,) = figures.accepted_lengths(data_of(runs)).axes
-    assert axes.get_xticklabels()[-1].get_text() == "16+"
-    assert [line.get_ydata()[-1] for line in axes.lines] == [50.0, 50.0]
-
-
 def test_the_same_records_give_the_same_files_and_nothing_else_stays(
     every_kind, tmp_path, monkeypatch
 ):
@@ -243,7 +227,6 @@ def test_the_same_records_give_the_same_files_and_nothing_else_stays(
         return finish(figure, data.measured)
 
     monkeypatch.setattr(figures, "FIGURES", (mat_by_k,))
-    monkeypatch.setattr(figures, "ACROSS", ())
     files = []
     for folder in (tmp_path / "one", tmp_path / "two"):
         folder.mkdir()
@@ -271,7 +254,7 @@ def test_any_name_can_be_drawn(tmp_path, recwarn, monkeypatch):
             row["category"] = f"{ODD} {row['category']}"
     figures.draw_all(Experiment(runs), tmp_path)
     files = list(tmp_path.iterdir())
-    assert len(files) == 5, "two figures of two models, and novelty of both"
+    assert len(files) == 4, "two figures of two models"
     for path in files:
         assert DRAWN.split()[0] in minidom.parse(str(path)).toxml(), "a comment of its glyphs"
     assert not [str(warning.message) for warning in recwarn if "lyph" in str(warning.message)]

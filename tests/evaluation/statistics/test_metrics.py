@@ -5,7 +5,7 @@ import math
 import pytest
 
 from evaluation.records.questions import MT_BENCH, subtask
-from evaluation.records.rows import between, check_rows, repeated_ngrams
+from evaluation.records.rows import between, check_rows
 from evaluation.records.runs import read_foreign, read_runs
 from evaluation.statistics.metrics import (
     by_subtask,
@@ -146,15 +146,6 @@ def test_step_times_are_whole_microseconds_that_add_up():
         and sum(between(ends)) == 250_000
         and between([]) == []
     )
-
-
-def test_repeated_ngrams_by_hand():
-    # 3-grams of a b c a b c a: abc bca cab abc bca; two of five stood before
-    assert repeated_ngrams([], [1, 2, 3, 1, 2, 3, 1]) == pytest.approx(2 / 5)
-    assert repeated_ngrams([], [1, 2, 3, 4]) == 0.0 and repeated_ngrams([1, 2, 3], [1, 2]) is None
-    # copied from the prompt: bca and cab stood there, abc at its edge did not and repeats itself once
-    assert repeated_ngrams([2, 3, 1, 2], [1, 2, 3, 1, 2, 3]) == pytest.approx(3 / 4)
-    assert repeated_ngrams([9, 1, 2], [3, 1, 2]) == 0.0, "a run across the edge is not the answer's"
 
 
 def test_steps_by_position_and_before_a_loop_by_hand():
