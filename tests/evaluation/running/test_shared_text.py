@@ -70,21 +70,6 @@ def test_one_row_a_token_serves_all_who_draft_nothing(llama):
     assert all(out.tokens == greedy(llama, PROMPT, 20) for out in outs)
 
 
-def test_drafts_of_methods_that_read_nothing_of_rejected_nodes_are_not_forwarded(llama):
-    target = Target(llama)
-    recycling = TokenRecycling(V, build_template("best", nodes=12))
-    forwards = forwarded(target)
-    generate_together(target, [recycling], PROMPT, max_new_tokens=60)
-    alone = [*forwards]
-    forwards.clear()
-    recycling.reset()
-    names = ("pld", "suffix", "suffix_decoding", "logitspec", "ngram_cache")
-    drafters = [*(make(name, target, {}) for name in names), recycling]
-    outs = generate_together(target, drafters, PROMPT, max_new_tokens=60)
-    assert forwards == alone
-    assert sum(step.nodes for out in outs[:-1] for step in out.steps) > 5 * 60, "they drafted"
-
-
 def test_what_nobody_can_reach_any_more_is_freed(llama, monkeypatch):
     """Also where one takes many times the steps of another, which must not run ahead."""
     made, alive = [], []
