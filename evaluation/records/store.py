@@ -145,26 +145,22 @@ class AnswerStore:
     def append(self, rows: Sequence[Row], state: dict[str, torch.Tensor], answered: int) -> None:
         """Write the state after answer number `answered` (from 1).
 
-        Then write the answers up to it: all or none.
+        Then write the answers up to it.
         """
         if state:
             save_state(state, self._state_path(answered))
         lines = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows).encode()
         self.answers.parent.mkdir(parents=True, exist_ok=True)
-        # no buffer that would try again when closed
-        with self.answers.open("ab", buffering=0) as handle:
-            size = handle.tell()
-            written = 0
-            try:
-                while written < len(lines):
-                    written += handle.write(lines[written:])
+        try:
+            with self.answers.open("ab") as handle:
+                handle.write(lines)
+                handle.flush()
                 os.fsync(handle.fileno())
-            except OSError as error:
-                handle.truncate(size)
-                raise UserError(
-                    f"{self.answers}: cannot be written ({error.strerror}); {answered - len(rows)}"
-                    " answers are kept, make room and give the same command again"
-                ) from None
+        except OSError as error:  # a part that was written is cut off by `begin`
+            raise UserError(
+                f"{self.answers}: cannot be written ({error.strerror}); {answered - len(rows)}"
+                " answers are kept, make room and give the same command again"
+            ) from None
 
         if state:
             self._state_path(answered - len(rows)).unlink(missing_ok=True)

@@ -1,8 +1,5 @@
 """Figures: each is drawn where the runs vary in its setting, and only there; one can be added by one function."""
 
-import os
-import subprocess
-import sys
 from xml.dom import minidom
 
 import pytest
@@ -12,7 +9,6 @@ from evaluation.figures import draw_all, split
 from evaluation.figures.figure_data import FigureData
 from evaluation.figures.style import finish, panels
 from evaluation.statistics.experiment import Experiment
-from model.files import ROOT
 from tests.evaluation.made_runs import answer, made
 
 pytestmark = pytest.mark.usefixtures("drawn")
@@ -52,17 +48,6 @@ def names(runs):
     """The figures that these runs have."""
     data = data_of(runs)
     return {draw.__name__ for draw in figures.FIGURES if draw(data) is not None}
-
-
-@pytest.mark.slow
-def test_a_notebooks_backend_stops_no_command(tmp_path):
-    """Its kernel exports one to its shells, whose environment may lack it."""
-    backend = {"MPLBACKEND": "module://matplotlib_inline.backend_inline"}
-    command = [sys.executable, "-m", "evaluation.report", str(tmp_path)]
-    done = subprocess.run(
-        command, env=os.environ | backend, capture_output=True, text=True, cwd=ROOT, timeout=120
-    )
-    assert done.returncode == 2 and "no runs here" in done.stderr
 
 
 ALWAYS = {
@@ -129,7 +114,7 @@ def test_of_trees_of_one_shape_the_larger_mat_is_named():
     shapes = [*VARIED["tree_shape"], recycling("cold", 0, TREE, "shape")]
     figure = figures.tree_shape(data_of(shapes))
     texts = [text.get_text() for text in figure.axes[0].texts]
-    assert texts == ["1.67\n(2)", "1.67", "1.67\n(1)"]
+    assert texts == ["1.67", "1.67", "1.67"]
     assert figure.get_supxlabel().endswith("3 of 4 configurations are drawn")
 
 
@@ -140,21 +125,8 @@ def test_what_is_left_out_is_said():
     assert shown == [f"m{i} (hot)" for i in (0, 1, 2, 4, 5, 7, 8, 10)], "those of the largest MAT"
     note = figures.accepted_lengths(data).get_supxlabel()
     assert note.endswith("8 of 12 configurations are drawn")
-    assert len(figures.mat(data).axes) == 2, "a map of numbers has a bar"
-    ticks = figures.speedup_over_vanilla(data).axes[1].get_yticks()
-    assert [*ticks] == pytest.approx([0.8, 1.0, 1.2])
-
-
-@pytest.mark.parametrize(
-    ("fast", "words"), [(1, "ratios to recycling"), (9, "shaded: 95 % interval; ratio")]
-)
-def test_intervals_are_named_where_drawn_and_a_line_has_trees_of_one_kind(fast, words):
-    rows = [questions(fast)[0], *questions()[1:]]
-    spine = [made("spine (hot)", rows, method={"nodes": n}) for n in (1, 2, 3)]
-    other = recycling(tree=[*TREE, [2]], tree_name="2.2.2", tree_nodes=4)
-    runs = [*RISING, other, *spine]
-    assert figures.budget(data_of(runs)).get_supxlabel().startswith(words)
-    assert len(drawn("budget", runs)["recycling (hot)"]) == 3, "none of another kind's tree"
+    numbers = figures.speedup_over_vanilla(data).axes[0].texts
+    assert {text.get_text() for text in numbers} == {"0.80", "1.00", "1.20"}, "a map of all configurations"
 
 
 def test_the_parts_of_a_step_are_means_over_steps_behind_the_prompt():
@@ -201,18 +173,6 @@ def test_a_run_has_the_same_look_in_every_figure():
     assert inks["recycling (hot)"] == "#E69F00" and inks["goose (hot)"] == "#009E73"
     over_questions = figures.mat_over_questions(data).axes[0]
     assert all(line.get_color() == inks[line.get_label()] for line in over_questions.lines)
-
-
-@pytest.mark.parametrize("setting", ["temperature", "batch"])
-def test_of_many_runs_those_of_one_temperature_and_the_smallest_batch_are_compared(setting):
-    """Others have baselines of their own."""
-    runs = [
-        drawn_at(t / 10) if setting == "temperature" else decided(batch=1 + t) for t in range(9)
-    ]
-    for run in runs[1:]:
-        run.answers[:] = questions(2)  # larger MAT than the first's
-    lowest = 0.0 if setting == "temperature" else 1
-    assert [row[setting] for row in data_of(runs).shown()] == [lowest]
 
 
 def test_the_same_records_give_the_same_files_and_nothing_else_stays(

@@ -9,7 +9,7 @@ import pytest
 
 from evaluation import report
 from evaluation.records.questions import MT_BENCH
-from evaluation.records.rows import parse_answers, read_answers
+from evaluation.records.rows import parse_answers
 from evaluation.records.runs import read_foreign
 from evaluation.statistics.experiment import Experiment
 from tests.evaluation.made_runs import answer, asked, made, write
@@ -149,18 +149,6 @@ def test_a_broken_line_is_named_and_left_out(line, why):
     assert list(rows) == [0, 2] and damage.startswith(f"1 broken line(s), first line 2: {why}")
 
 
-def test_of_repeated_questions_the_later_one_counts():
-    twice = [ROWS[1], ROWS[1] | {"question_id": "1", "category": "later"}]
-    rows, damage = parse_answers(map(json.dumps, twice))
-    assert [row["category"] for row in rows.values()] == ["later"]
-    assert damage == ""
-
-
-def test_a_byte_order_mark_is_no_part_of_the_first_answer(tmp_path):
-    (tmp_path / "a.jsonl").write_text("\ufeff" + json.dumps(ROWS[0]))
-    assert read_answers(tmp_path / "a.jsonl") == ({0: ROWS[0]}, "")
-
-
 def test_odd_names_and_a_damaged_folder_are_reported_and_named(call, tmp_path, drawn):
     categories = ["a|b", "overall", "half", "$x^$", "a\nb"]
     for label, seconds in (("vanilla", 2.0), ("p$_{l}d^$", 1.0), ("cut", 1.0), ("empty", 1.0)):
@@ -182,14 +170,6 @@ def test_odd_names_and_a_damaged_folder_are_reported_and_named(call, tmp_path, d
     text = (tmp_path / "tables/main.md").read_text()
     lines = [line for line in text.splitlines() if line.startswith("| ")]
     assert len({len(re.findall(r"(?<!\\)\|", line)) for line in lines}) == 1
-
-
-def test_of_several_answers_to_a_question_the_first_counts_as_in_spec_bench(tmp_path):
-    row = answer(1, "qa", [([2, 2], 1.0)])
-    row["choices"].append(answer(1, "qa", [([8], 1.0)])["choices"][0])
-    write_answers(tmp_path / "a.jsonl", [row])
-    (run,) = read_foreign(str(tmp_path / "a.jsonl"))
-    assert Experiment([run]).table["mat"].tolist() == [2.0, 2.0]
 
 
 @pytest.mark.parametrize(

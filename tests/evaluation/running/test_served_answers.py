@@ -1,6 +1,5 @@
 """Answers of servers: ids made of texts, parts outside of them, ends, and how many tokens and seconds they are."""
 
-import pandas as pd
 import pytest
 from transformers import AutoTokenizer
 
@@ -96,15 +95,6 @@ def test_without_ids_tokens_and_steps_are_the_engines_and_nothing_is_judged(
 def test_numbers_of_tokens_that_cannot_be(spoken, text, tokens, finish, more, line):
     outcome = spoken(text, finish, tokens, "max_new_tokens=4", *ONE, **more)
     assert outcome.code == 2 and line in outcome.err
-
-
-def test_drafts_without_a_number_of_tokens_give_no_steps(spoken, tmp_path):
-    """They are counted with the engine's ids, and ids made of the text may be others."""
-    words = ("bench.categories=[qa]", "timed=false", "max_new_tokens=4")
-    assert spoken(" the answer the answer", "length", 0, *words, metrics=DRAFTS).code == 0
-    (choice,) = choices_in(tmp_path)
-    assert (choice["decoding_steps"], choice["new_tokens"]) == ([None], [4])
-    assert pd.isna(served_rows(tmp_path)["mat"].item())
 
 
 def test_an_end_that_is_not_shown_took_its_time(served, engine, tmp_path):

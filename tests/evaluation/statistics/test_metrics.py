@@ -14,7 +14,6 @@ from evaluation.statistics.metrics import (
     loop_start,
     measure,
 )
-from evaluation.statistics.tables import column
 from model.errors import UserError
 from tests.evaluation.made_runs import answer, made, write
 
@@ -157,12 +156,3 @@ def test_steps_by_position_and_before_a_loop_by_hand():
     assert counts_between(row, 0, 1000, loops=False) == (18 * 4 + 4, 18 + 3), (
         "the last one begins at 68, before 70"
     )
-
-
-def test_a_deviation_and_a_setting_without_a_row_are_columns():
-    spread = column("mat_std")
-    assert (spread.title, spread.unit) == ("MAT std", "of X") and spread.meaning.startswith(
-        "sample standard"
-    )
-    assert column("tokens_per_second_total_std").form == ",.1f"
-    assert (column("max_draft").definition, column("max_draft").shown) == ("", ())
