@@ -13,7 +13,6 @@ from hydra import compose, initialize_config_dir
 
 from evaluation import run as evaluation_run
 from model import cli as terminal
-from model.methods import METHODS
 from tests.evaluation.conftest import few_figures  # noqa: F401 - a fixture
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -177,14 +176,6 @@ def test_a_method_of_ones_own_runs(clean_folder, monkeypatch, page=ROOT / "docs/
     monkeypatch.setattr(sys, "argv", alone)
     evaluation_run.main()  # leaves with a code where it fails
     assert list(clean_folder.glob("results/**/answers.jsonl"))
-
-
-def test_every_method_is_in_the_documents():
-    readme = README.read_text()
-    assert f"2025) and {len(METHODS) - 2} others." in readme  # without vanilla and recycling
-    rows = re.findall(r"^\| `.*?\|", (ROOT / "docs/methods.md").read_text(), flags=re.M)
-    for text in (readme.partition("## Methods")[2].partition("##")[0], " ".join(rows)):
-        assert {"hf", *METHODS} <= {*re.findall(r"`(\w+)`", text)}
 
 
 def test_the_librarys_examples_run(clean_folder):

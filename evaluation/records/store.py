@@ -131,13 +131,9 @@ class AnswerStore:
         return (self.folder / "summary.json").exists()
 
     def state_at(self, answered: int) -> dict[str, torch.Tensor]:
-        """Load the drafter's state after `answered` questions. Raises UserError if it is gone."""
-        return load_state(self._state_path(answered))
+        """Load the drafter's state after `answered` questions. Raises UserError if it is gone.
 
-    def last_state(self, answered: int) -> dict[str, torch.Tensor]:
-        """Load the state after the last question.
-
-        A kill may have come before or after the file was renamed.
+        After the last question, a kill may have come before or after the file was renamed.
         """
         path = self._state_path(answered)
         return load_state(path if path.exists() else self.folder / "state.safetensors")

@@ -268,7 +268,7 @@ class Runner:
 
         # killed after its last answer: with the state after that
         if self._resumed_at == len(rows) and answerer.keeps_state:
-            answerer.drafter.load_state_dict(self.store.last_state(len(rows)))
+            answerer.drafter.load_state_dict(self.store.state_at(len(rows)))
 
         state = answerer.drafter.state_dict()
         summary = measure(rows)

@@ -126,7 +126,9 @@ def test_what_is_left_out_is_said():
     note = figures.accepted_lengths(data).get_supxlabel()
     assert note.endswith("8 of 12 configurations are drawn")
     numbers = figures.speedup_over_vanilla(data).axes[0].texts
-    assert {text.get_text() for text in numbers} == {"0.80", "1.00", "1.20"}, "a map of all configurations"
+    assert {text.get_text() for text in numbers} == {"0.80", "1.00", "1.20"}, (
+        "a map of all configurations"
+    )
 
 
 def test_the_parts_of_a_step_are_means_over_steps_behind_the_prompt():

@@ -97,18 +97,6 @@ def test_numbers_of_tokens_that_cannot_be(spoken, text, tokens, finish, more, li
     assert outcome.code == 2 and line in outcome.err
 
 
-def test_an_end_that_is_not_shown_took_its_time(served, engine, tmp_path):
-    """Its step was counted and its time was not: 7 tokens in the time of 6."""
-    stream = [chunk(" the the the"), 0.5, chunk(finish_reason="stop"), usage(4)]
-    engine.owner = "other"
-    engine.frames = lambda body: stream
-    assert served(engine, "bench.categories=[qa]", "method.speculation=none").code == 0
-    (choice,) = choices_in(tmp_path)
-    assert choice["output_ids"][0][-1] == 2 and choice["decode_time"][0] > 0.4
-    first, last = choice["step_us"][0]
-    assert first < 4e5 < last
-
-
 def test_answers_of_a_batch_are_those_of_their_questions(served, engine, tmp_path):
     """The first one's is the last to come."""
 
