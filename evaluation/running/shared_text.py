@@ -29,7 +29,7 @@ from model.engine.tree import Draft
 from model.errors import UserError
 
 
-@dataclass(slots=True, weakref_slot=True, eq=False)
+@dataclass(slots=True, eq=False)
 class Context:
     """A path of tokens that continues the prompt, and the target's output after it.
 
