@@ -17,16 +17,18 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from model.errors import UserError
-from model.files import ROOT, write_text
+from model.files import ROOT, write_json, write_text
 
 from .errors import user_errors
 from .figures import draw_all
 from .page import write_page
 from .records.compact import FILE
+from .records.provenance import sha256_of
 from .records.runs import read_foreign
 from .statistics import notes
 from .statistics.agreement import EQUAL, TEXT, Comparison, compare
 from .statistics.experiment import Experiment
+from .statistics.latex import main_latex
 from .statistics.metrics import OVERALL, grouped
 from .statistics.published import WHOLE
 from .statistics.rendering import (
@@ -41,6 +43,7 @@ from .statistics.rendering import (
 from .statistics.table1 import write_table1
 from .statistics.tables import depths_table
 
+MANIFEST = "manifest.json"  # the tables' SHA-256
 FOREIGN = Path("results/report/tables/main.csv")
 REFERENCE = ROOT / "results" / "reference"  # shipped records, one folder per experiment
 
@@ -59,7 +62,8 @@ def report(folder: Path) -> Experiment:
     print(to_text(main_view(experiment, OVERALL)) + "\n")
     lines = [*notes.auto_lines(experiment.pools), *audit, experiment.missing]
     print("".join(f"{line}\n" for line in lines if line))
-    print(f"report:  {page}\ntables:  {folder / 'tables' / 'main.csv'} (by subtask; also .md)")
+    print(f"report:  {page}")
+    print(f"tables:  {folder / 'tables' / 'main.csv'} (by subtask; also .md, .tex, .json)")
     print(f"figures: {folder / 'figures'} ({len(figures)}, each as pdf, svg, png)")
     print(against_shipped(experiment, folder), end="")
     return experiment
@@ -73,6 +77,9 @@ def write_tables(experiment: Experiment, folder: Path) -> list[str]:
     """
     write_csv(folder / "main.csv", experiment.whole_table)
     write_text(folder / "main.md", to_markdown(main_view(experiment)))
+    write_text(folder / "main.tex", main_latex(experiment))
+    rows = experiment.whole_table.to_json(orient="records", indent=1)
+    write_text(folder / "main.json", f"{rows}\n")
 
     depths = depths_table(experiment.pools)
     if not depths.empty:
@@ -85,7 +92,10 @@ def write_tables(experiment: Experiment, folder: Path) -> list[str]:
         footnotes = notes.mixed(experiment.runs) + notes.doubts(experiment.pools)
         write_table1(paper, folder, experiment.not_available, footnotes)
 
-    return write_audit(experiment, folder)
+    audit = write_audit(experiment, folder)
+    files = sorted(path for path in folder.iterdir() if path.name != MANIFEST)
+    write_json(folder / MANIFEST, {path.name: sha256_of(path) for path in files})
+    return audit
 
 
 def report_answers(pattern: str, out: Path, baseline: Path | None = None) -> None:

@@ -66,6 +66,12 @@ TOPK = (
 # words that recorded commands need now, as their experiments' files have changed since
 CHANGED = {
     "quickstart": ('quickstart.also=["method=recycling start=hot tree=auto"]',),
+    "headline-h100": (
+        'hydra.sweeper.also=["method=hf,pld,dynamic,recycling",'
+        '"method=recycling,spine,dynamic tree=auto tree.nodes=64",'
+        '"method=vanilla,dynamic,recycling model.dtype=float32"]',
+        "hydra.sweeper.also_on_cuda=[]",
+    ),
     "headline-h200": (
         (
             'hydra.sweeper.also=["method=recycling,spine,dynamic tree=auto'

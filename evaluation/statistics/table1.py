@@ -8,9 +8,9 @@ from typing import Any
 
 import pandas as pd
 
-from model.errors import one_line
 from model.files import write_text
 
+from .latex import Figure, latex_table
 from .metrics import OVERALL
 from .published import PAPER_SUBTASKS, WHOLE, departures, read_published
 from .rendering import markdown, shown, write_csv
@@ -39,7 +39,8 @@ for _bench, _part in PARTS.items():
 HEAD = (
     "Columns 3 to 8 are speedups by subtask; then Spec-Bench as a whole, then MBPP (the code"
     " subtask). Speedups are over AR: transformers' own generate. Published: A100-80GB, float16,"
-    " 1,024 new tokens."
+    " 1,024 new tokens, eager steps. MAT must agree on any machine (Vicuna-7B: 2.67 to 2.83);"
+    " speedups only between eager steps on such a GPU."
 )
 
 
@@ -91,6 +92,7 @@ def _measured(table: pd.DataFrame) -> list[dict[str, Any]]:
         method, _, start = str(label).partition(" (")
         more = f" ({start}" if start not in ("", "hot)") else ""
         more += f", {variant}" if variant else ""
+        more = more.replace("execution=eager", "eager steps as published")
         measured = [
             _conditions(cells[bench, OVERALL]) for bench in PARTS if (bench, OVERALL) in cells
         ]
@@ -130,7 +132,21 @@ def write_table1(
     parts = ["# Table 1", HEAD, markdown(headings, texts), *footnotes]
     write_text(folder / "table1.md", "\n\n".join(parts) + "\n")
 
-    frame = pd.DataFrame(texts, columns=headings).map(one_line)
-    latex = frame.to_latex(index=False, escape=True, caption=HEAD, label="tab:1")
-    above = [*map(one_line, footnotes), r"needs \usepackage{booktabs}"]
-    write_text(folder / "table1.tex", "".join(f"% {line}\n" for line in above) + latex)
+    names = rows["name"] + rows["source"].map(_kind)
+    models = {
+        str(model): part for model, part in rows.assign(name=names).groupby("model", sort=False)
+    }
+    figures = []
+    for column in TABLE1:
+        digits = 1 if column.name.endswith("tokens_per_second") else 2
+        figures.append(Figure(column.name, column.title, digits))
+
+    latex = latex_table(models, figures, caption=HEAD, label="tab:1", above=footnotes)
+    write_text(folder / "table1.tex", latex)
+
+
+def _kind(source: str) -> str:
+    """Return what a row's name says of its source."""
+    if source == PUBLISHED:
+        return " (published)"
+    return "" if source.startswith("measured") else " (not available)"

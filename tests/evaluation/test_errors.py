@@ -371,7 +371,6 @@ def test_an_output_that_cannot_be_written_is_one_line(name, call, monkeypatch):
 ANSWER = f"{sys.executable} -m model.cli generate {ROOT / 'data/embedded'} --method vanilla --quiet"
 ANSWER += " --prompt Hello --max-new-tokens 2"
 CLOSED = f"{ANSWER} >&-"
-SWEEP = f"{sys.executable} -O -m evaluation.run --cfg job -m 'method.k=range(8,10)'"
 
 
 @pytest.mark.parametrize(
@@ -379,13 +378,10 @@ SWEEP = f"{sys.executable} -O -m evaluation.run --cfg job -m 'method.k=range(8,1
     [
         pytest.param(ANSWER, "standard output: cannot be written", id="full"),
         pytest.param(CLOSED, "standard output: is closed", marks=pytest.mark.slow, id="closed"),
-        pytest.param(
-            SWEEP, "PYTHONOPTIMIZE, or python -O: Hydra reads", marks=pytest.mark.slow, id="-O"
-        ),
     ],
 )
 def test_processes_end_in_one_line(command, says):
-    """What Python does at exit comes after that line; python -O leaves out steps of Hydra's parser."""
+    """What Python does at exit comes after that line."""
     with Path("/dev/full").open("w") as full:
         done = subprocess.run(
             command, shell=True, stdout=full, stderr=subprocess.PIPE, text=True, cwd=ROOT

@@ -1,14 +1,14 @@
-"""Every causal family of transformers as a toy model, decoded by three methods: docs/models.md.
+"""Every causal family of transformers as a toy model, decoded by three methods: docs/models.csv.
 
-python -m tests.model.families [FAMILY ...]     rewrites the page's rows of these families, or all of it in six minutes
+python -m tests.model.families [FAMILY ...]     rewrites these families' rows, or all in six minutes
 """
 
 from __future__ import annotations
 
+import csv
 import inspect
 import logging
 import sys
-import textwrap
 import warnings
 from typing import Any
 
@@ -23,7 +23,7 @@ from model.generate import Generate
 from model.methods import make_method
 from tests.conftest import sharpened
 
-PAGE = ROOT / "docs" / "models.md"
+TABLE = ROOT / "docs" / "models.csv"
 V, WINDOW, NEW, MOST_PARAMETERS = 61, 8, 30, 7_000_000
 METHODS: dict[str, dict[str, Any]] = {
     "vanilla": {},
@@ -205,38 +205,19 @@ def _generated(model: Any, **settings: Any) -> list[int]:
     return tokens
 
 
-def page(verdicts: dict[str, tuple[str, str]]) -> str:
-    """Return docs/models.md."""
-    import transformers
-
-    count = {
-        word: sum(verdict[0] == word for verdict in verdicts.values())
-        for word in ("yes", "no", "not built")
-    }
-    text = f"""Written by `python -m tests.model.families`: every family of causal models of transformers
-{transformers.__version__} as a random model of four layers, with windows of {WINDOW} tokens where it has windows, and a
-text of {len(PROMPT) + NEW}; in float32, on a CPU. `yes`: vanilla, dynamic and recycling, cold and hot, and `generate`
-with `custom_generate` give the model's own greedy text. `no`: refused when the model is loaded, by the line that
-follows. Of {len(verdicts)} families {count["yes"]} work, {count["no"]} are refused and {count["not built"]} were not
-built at this size. A trial when a model is loaded compares a draft's logits with those of a plain forward, so that a
-model that is not listed is refused or driven rightly."""
-    body = "\n".join(
-        f"| {family} | {word} | {why} |" for family, (word, why) in sorted(verdicts.items())
-    )
-    heading = "| family | works | how, or why not |\n|---|---|---|"
-    return f"# Models that the engine drives\n\n{textwrap.fill(text, 120)}\n\n{heading}\n{body}\n"
-
-
 def rows() -> dict[str, tuple[str, str]]:
-    """Return what the page says of each family."""
-    lines = [
-        line.split(" | ")
-        for line in PAGE.read_text(encoding="utf-8").splitlines()
-        if line.startswith("| ")
-    ]
-    return {
-        family.removeprefix("| "): (word, why.removesuffix(" |")) for family, word, why in lines[1:]
-    }
+    """Return what the list says of each family."""
+    with TABLE.open(encoding="utf-8", newline="") as file:
+        return {row["family"]: (row["works"], row["why"]) for row in csv.DictReader(file)}
+
+
+def write(verdicts: dict[str, tuple[str, str]]) -> None:
+    """Write docs/models.csv."""
+    with TABLE.open("w", encoding="utf-8", newline="") as file:
+        table = csv.writer(file, lineterminator="\n")
+        table.writerow(["family", "works", "why"])
+        for family, verdict in sorted(verdicts.items()):
+            table.writerow([family, *verdict])
 
 
 def main(names: list[str]) -> None:
@@ -248,7 +229,7 @@ def main(names: list[str]) -> None:
     for family in names or families():
         verdicts[family] = verdict(family)
         print(family, *verdicts[family], flush=True)
-        PAGE.write_text(page(verdicts), encoding="utf-8")
+        write(verdicts)
 
 
 if __name__ == "__main__":

@@ -1,0 +1,56 @@
+"""LaTeX tables: what is printed, and that LaTeX reads them where one is installed."""
+
+import re
+import shutil
+import subprocess
+
+import pandas as pd
+import pytest
+
+from evaluation.statistics.latex import Figure, latex_table
+
+FRAME = pd.DataFrame(
+    {
+        "name": ["hf", "a_b (hot) 50 %"],
+        "mat": [1.0, 2.345],
+        "mat_low": [float("nan"), 2.2],
+        "mat_high": [float("nan"), 2.5],
+        "tokens_per_second": [1234.56, float("nan")],
+    }
+)
+FIGURES = [Figure("mat", "MAT"), Figure("tokens_per_second", "Tokens/s", 1)]
+TABLE = latex_table(
+    {"model_x, bench #1": FRAME}, FIGURES, caption="100 % of {it}", label="tab:main"
+)
+
+
+def test_a_block_a_line_best_bold_and_intervals_small():
+    lines = TABLE.splitlines()
+    (baseline,) = [line for line in lines if line.startswith("hf")]
+    (row,) = [line for line in lines if line.startswith("a")]
+    assert baseline == r"hf & 1.00 & 1,234.6 \\"
+    assert row == r"a\_b (hot) 50 \% & \textbf{2.35}\interval{2.20, 2.50} & -- \\"
+    assert r"\multicolumn{3}{l}{\textit{model\_x, bench \#1}} \\" in lines
+    assert r"\caption{100 \% of \{it\}}" in lines and r"\begin{tabular}{lrr}" in lines
+
+
+def test_every_row_has_all_cells_and_what_begins_ends():
+    body = TABLE[TABLE.index(r"\toprule") :]
+    rows = [
+        line for line in body.splitlines() if line.endswith(r"\\") and "multicolumn" not in line
+    ]
+    assert {len(re.findall(r"(?<!\\)&", row)) for row in rows} == {2}
+    begun = re.findall(r"\\begin{(.*?)}", TABLE)
+    assert begun[::-1] == re.findall(r"\\end{(.*?)}", TABLE)
+    assert TABLE.count("{") == TABLE.count("}")
+
+
+@pytest.mark.skipif(not shutil.which("pdflatex"), reason="no LaTeX")
+def test_latex_reads_it_with_and_without_intervals(tmp_path):
+    (tmp_path / "main.tex").write_text(TABLE)
+    for switch in ("", r"\newcommand{\interval}[1]{}"):
+        paper = rf"\documentclass{{article}}\usepackage{{booktabs,xcolor}}{switch}"
+        paper += r"\begin{document}\input{main.tex}\end{document}"
+        (tmp_path / "paper.tex").write_text(paper)
+        command = ["pdflatex", "-interaction=nonstopmode", "-halt-on-error", "paper.tex"]
+        subprocess.run(command, cwd=tmp_path, check=True, capture_output=True)
