@@ -16,7 +16,6 @@ WORDS, separated by spaces:
 - setting=value; category=qa; interval=no
 - tokens=0-256: only steps that begin in the first 256 tokens; loops=no: only those before 64 tokens
   occur again
-- half=held_out: only this half of the questions (bench.split), of a record of the whole bench
 - in=E: another experiment
 - over WORDS: the ratio of MATs, or of tokens_per_second, to another configuration's; it shares
   settings not named again
@@ -41,7 +40,6 @@ import yaml
 from evaluation import figures
 from evaluation.errors import user_errors
 from evaluation.figures import style
-from evaluation.loading.bench import SPLITS, numbers
 from evaluation.report import REFERENCE
 from evaluation.statistics import intervals, metrics, pools, published, rendering, tables
 from evaluation.statistics.experiment import Experiment
@@ -85,7 +83,7 @@ CHANGED = {
 }
 BLOCK = re.compile(r"^<!-- results: ([^<]*?)-->\n(?:(?!<!-- ).*\n)*?<!-- end -->$", flags=re.M)
 # words that choose a part of the answers and steps
-PARTS = ("tokens", "loops", "half")
+PARTS = ("tokens", "loops")
 
 
 @cache
@@ -160,7 +158,7 @@ class Shipped:
         if pool is None or base is None:
             return ""
 
-        cells = halved(pool, part.get("half")).of(category)
+        cells = pool.cells.of(category)
         row: dict[Any, Any]
         if over and column == "tokens_per_second":
             column = "speedup_vanilla"
@@ -183,22 +181,6 @@ def settings(pool: pools.Pool) -> dict[str, Any]:
     """Return a configuration's settings that WORDS may name."""
     named = {"method": pool.method, "nodes": pool.budget}
     return {"order": "file", **pool.group, **pool.first.facets, **named}
-
-
-def halved(pool: pools.Pool, half: str | None) -> pools.Cells:
-    """Return the cells of the questions that bench.split=`half` chooses of all.
-
-    None: the cells of every question.
-    """
-    if half is None:
-        return pool.cells
-
-    # halves are counted in the order of the file
-    rows = dict(sorted(pool.answers_to_compare(0).items(), key=lambda item: item[1]["question_id"]))
-    number = dict(zip(rows, numbers(row["category"] for row in rows.values()), strict=True))
-
-    halves = [SPLITS[number[key] % 2] for key in pool.cells.questions]
-    return pool.cells.take(np.array(halves) == half)
 
 
 def measured(pool: pools.Pool, cells: pools.Cells, part: dict[str, Any]) -> dict[Any, Any]:

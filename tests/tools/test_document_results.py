@@ -119,7 +119,6 @@ def test_commas_make_rows():
         ("category=qa over recycling start=hot", "2.00"),
         ("tokens_per_second over recycling start=hot", "2.00"),
         ("tokens=1-3 new_tokens", "16"),  # the second step of qa; rag's begins at 4
-        ("half=dev new_tokens", "48"),
         ("loops=no new_tokens", "48"),  # first steps
     ],
 )
@@ -132,9 +131,3 @@ def test_settings_that_are_not_named_are_the_methods_own(experiment):
     assert experiment.cell("spine") == experiment.cell("spine nodes=24")
     with pytest.raises(UserError, match="e: several configurations fit"):
         experiment.cell("recycling")
-
-
-def test_a_half_has_every_other_question_of_a_subtask(experiment):
-    pool = experiment.find({"method": "spine", "nodes": 8})
-    keys = document_results.halved(pool, "dev").questions
-    assert sorted(int(key.partition(":")[0]) for key in keys) == [0, 1, 4, 5, 8, 9, 12, 13]

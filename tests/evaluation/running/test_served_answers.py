@@ -109,23 +109,3 @@ def test_answers_of_a_batch_are_those_of_their_questions(served, engine, tmp_pat
     engine.frames = frames
     assert served(engine, "batch=2", "bench.begin=1", "bench.end=3", "timed=false").code == 0
     assert [choice["turns"] for choice in choices_in(tmp_path)] == [[" the"], [" answer"]]
-
-
-@pytest.mark.parametrize(
-    ("said", "stop", "code"),
-    [
-        ({"token_ids": [7, 8, 2]}, "eos", 0),
-        ({"token_ids": [7, 8, 9]}, "length", 2),
-        ({"text": " the answer the"}, "length", 2),
-    ],
-)
-def test_an_end_without_a_reason(served, engine, tmp_path, said, stop, code):
-    """EOS or the limit is reached; before that, the stream broke off."""
-    engine.owner = "vllm" if "token_ids" in said else "other"
-    engine.frames = lambda body: (
-        [chunk(**said)] if "token_ids" in said else [chunk(**said), usage(3)]
-    )
-    assert served(engine, "max_new_tokens=3", *ONE).code == 0
-    assert choices_in(tmp_path)[0]["stop"] == [stop]
-    outcome = served(engine, "max_new_tokens=4", *ONE, name="more")
-    assert outcome.code == code and ("the stream broke off" in outcome.err) is bool(code)
