@@ -79,6 +79,19 @@ def test_prompt_logits_are_recycled_only_on_request():
     assert not plain.matrix.candidates[[6, 7]].any()
 
 
+def test_a_turn_recycles_the_logits_of_its_new_tokens():
+    """The cache keeps the first turn, so the prompt is read from a later position on."""
+    model = toy_model("llama")
+    target = Target(model)
+    drafter = TokenRecycling(V, Tree.chain(1), k=2, recycle_prompt=True)
+    first = generate(target, drafter, [5, 6, 7], max_new_tokens=3).tokens
+    prompt = [5, 6, 7, *first, 50, 51, 52]
+    generate(target, drafter, prompt, max_new_tokens=1, reuse=True)
+    with torch.inference_mode():
+        top = model(torch.tensor([prompt])).logits[0].topk(2).indices
+    assert torch.equal(drafter.matrix.candidates[[50, 51]], top[-3:-1])
+
+
 def plain_loop(before, draft, logits, update):
     """The matrix after a step, node by node in breadth-first order."""
     after = before.clone()
