@@ -167,5 +167,4 @@ def tree_shape(data: FigureData) -> Figure | None:
         return None
 
     note = f"{int(rows['tree_nodes'].max())} nodes, or as many as fit; {data.note(rows)}"
-    labels = {"xlabel": "depth of the draft tree", "ylabel": "breadth (root)"}
-    return grid(mats, "MAT", note, **labels)
+    return grid(mats, "MAT", note, xlabel="depth of the draft tree", ylabel="breadth (root)")

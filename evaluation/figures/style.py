@@ -186,7 +186,7 @@ def grid(
         if np.isfinite(value):
             axes.text(column, row, f"{value:.2f}", ha="center", va="center", fontsize=5)
 
-    slanted = {"rotation": 35, "ha": "right", "rotation_mode": "anchor"}
+    slanted: dict[str, Any] = {"rotation": 35, "ha": "right", "rotation_mode": "anchor"}
     axes.set_xticks(range(len(columns)), columns, fontsize=6, **slanted)
     axes.set_yticks(range(len(rows)), rows, fontsize=6)
     axes.tick_params(length=0)

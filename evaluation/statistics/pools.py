@@ -244,7 +244,7 @@ class Pool:
             alike = (*COMPARED, "method_model")
             return dict.fromkeys(BASELINES) | {SERVER: self.closest(engine, alike)}
 
-        execution = self.first.facets.get("execution")
+        execution = str(self.first.facets.get("execution"))
         of_steps = {inside: steps for steps, inside in INSIDE.items()}.get(execution, execution)
         found = {}
         for name in BASELINES:

@@ -71,7 +71,8 @@ def table1(table: pd.DataFrame, left_out: Sequence[dict[str, str]] = ()) -> pd.D
         at = methods.index(method) if method in methods else len(methods)
         return models.index(row["model"]), at, row["source"] != PUBLISHED
 
-    return pd.DataFrame(sorted(rows, key=place), columns=COLUMNS)
+    rows.sort(key=place)
+    return pd.DataFrame(rows, columns=COLUMNS)
 
 
 def _measured(table: pd.DataFrame) -> list[dict[str, Any]]:
