@@ -13,7 +13,6 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from itertools import compress
 from multiprocessing.pool import ThreadPool
 from pathlib import Path
 from typing import Any, ClassVar
@@ -176,7 +175,10 @@ class InsideGenerate(Method):
 
     @cached_property
     def custom_generate(self) -> Generate:
-        return _GenerateOfRun(self.decoder)
+        """A `Generate` with the run's decoder."""
+        generate = Generate()
+        generate.decoder = lambda *_: self.decoder  # type: ignore[method-assign]
+        return generate
 
     def answer(
         self,
@@ -210,17 +212,6 @@ class InsideGenerate(Method):
         return out
 
 
-class _GenerateOfRun(Generate):
-    """Decodes with a run's target and drafter; the run keeps the drafter's state."""
-
-    def __init__(self, decoder: Decoder) -> None:
-        super().__init__()
-        self._decoder_of_run = decoder
-
-    def decoder(self, *_: Any) -> Decoder:
-        return self._decoder_of_run
-
-
 class TransformersGenerate(Answerer):
     """transformers' generate on the stock model: the paper's baseline.
 
@@ -245,26 +236,17 @@ class TransformersGenerate(Answerer):
 
         Each token is one step.
 
-        A prompt with no room for `max_new_tokens` is answered alone, as it would shorten the
-        others' answers.
+        If a prompt has no room for `max_new_tokens`, all are answered one by one, as it would
+        shorten the others' answers.
         """
-        if not prompts:
-            return []
-
         sampling = samplings[0]
         size = len(prompts)
-        limits = [self.loaded.target.token_budget(prompt, max_new_tokens) for prompt in prompts]
-        limit = min(limits)
+        budget = self.loaded.target.token_budget
+        limit = min(budget(prompt, max_new_tokens) for prompt in prompts)
 
         if limit < max_new_tokens and size > 1:
-            fits = [room == max_new_tokens for room in limits]
-            fitting = list(compress(prompts, fits))
-            of_fitting = list(compress(samplings, fits))
-            together = iter(self.answer_batch(fitting, max_new_tokens, of_fitting))
-            outs = []
-            for prompt, own, fit in zip(prompts, samplings, fits, strict=True):
-                outs.append(next(together) if fit else self.answer(prompt, max_new_tokens, own))
-            return outs
+            asked = zip(prompts, samplings, strict=True)
+            return [self.answer(prompt, max_new_tokens, own) for prompt, own in asked]
 
         drawn: dict[str, Any] = {
             "do_sample": bool(sampling.temperature),
@@ -330,45 +312,35 @@ class Served(Answerer):
     def answer(
         self, prompt: list[int], max_new_tokens: int, *greedy: Any, **unmarked: Any
     ) -> Generation:
-        return self._answer([prompt], max_new_tokens, alone=True)[0]
+        """Answer a prompt; the counters of the whole server are read as this request's."""
+        return self.answer_batch([prompt], max_new_tokens, alone=True)[0]
 
     def answer_batch(
         self,
         prompts: Sequence[list[int]],
         max_new_tokens: int,
         samplings: Sequence[Sampling] = (),
+        alone: bool = False,
     ) -> list[Generation]:
-        """Answer prompts by concurrent requests, one for each prompt."""
-        return self._answer(prompts, max_new_tokens)
-
-    def _answer(
-        self, prompts: Sequence[list[int]], max_new_tokens: int, alone: bool = False
-    ) -> list[Generation]:
-        """Answer prompts.
-
-        If `alone`, there is one request, so the counters of the whole server are read as its own.
+        """Answer prompts by concurrent requests, one for each prompt.
 
         Raises UserError if the server fails or has changed.
         """
         server = self.server
-        where = self.server.where
         now = {key: value or self.said[key] for key, value in server.describe().items()}
         if changed := difference(self.said, now, words=("before", "now")):
-            raise UserError(f"{where}: is another one now: {changed}")
+            raise self._fault(f"is another one now: {changed}")
 
         asked = [self._as_taken(prompt) for prompt in prompts]
         limits = [self.loaded.target.token_budget(prompt, max_new_tokens) for prompt in prompts]
         before = server.counters() if alone else {}
 
         start = time.perf_counter()
-        if len(prompts) == 1:
-            replies = [server.ask(asked[0], limits[0])]
-        else:
-            # an error or Ctrl-C ends it without waiting for other requests
-            with ThreadPool(len(prompts)) as pool:
-                places = zip(range(len(prompts)), asked, limits, strict=True)
-                done = pool.imap_unordered(lambda each: (each[0], server.ask(*each[1:])), places)
-                replies = [reply for _, reply in sorted(done, key=lambda pair: pair[0])]
+        # an error or Ctrl-C ends it without waiting for other requests
+        with ThreadPool(len(prompts)) as pool:
+            places = zip(range(len(prompts)), asked, limits, strict=True)
+            done = pool.imap_unordered(lambda each: (each[0], server.ask(*each[1:])), places)
+            replies = [reply for _, reply in sorted(done, key=lambda pair: pair[0])]
 
         elapsed = time.perf_counter() - start  # the sum of all answers' times
 
@@ -412,13 +384,12 @@ class Served(Answerer):
         the engine's. Raises UserError if prompt, end, ids or their number do not fit the request.
         """
         loaded = self.loaded
-        where = self.server.where
         if reply.prompt_tokens not in (None, len(prompt)):
-            raise UserError(
-                f"{where}: read {reply.prompt_tokens} tokens where the prompt has {len(prompt)}"
+            raise self._fault(
+                f"read {reply.prompt_tokens} tokens where the prompt has {len(prompt)}"
             )
         if reply.speculation not in (None, self.said["speculation"]):
-            raise UserError(f"{where}: is another one now: speculation is {reply.speculation}")
+            raise self._fault(f"is another one now: speculation is {reply.speculation}")
         short = self.server.name == "llamacpp" and len(reply.ids) < reply.tokens
         if short:
             again = self.server.ask_again(prompt, limit)
@@ -432,31 +403,30 @@ class Served(Answerer):
             reply.finish = "stop" if shown else "length"
         if reply.finish not in ("stop", "length"):
             why = f"the engine says {reply.finish}" if reply.finish else "the stream broke off"
-            raise UserError(f"{where}: an answer has no end: {why}")
+            raise self._fault(f"an answer has no end: {why}")
 
         # an EOS that is not among the ids
         hidden = reply.finish == "stop" and not shown and bool(loaded.eos)
         # EOS counts, or not
-        possible_counts = (0, *range(count - shown, count + hidden + 1))
+        fits = not reply.tokens or count - shown <= reply.tokens <= count + hidden
 
-        if reply.ids and reply.tokens not in possible_counts:
+        if reply.ids and not fits:
             if not reply.text or reply.tokens < count:
-                raise UserError(f"{where}: gives {count} ids of {reply.tokens} tokens")
+                raise self._fault(f"gives {count} ids of {reply.tokens} tokens")
             reply.ids = []
 
         most = max(count, reply.tokens - hidden)
         if most > limit:  # their time would be that of fewer
-            raise UserError(f"{where}: gives {most} tokens where {limit} were asked for")
+            raise self._fault(f"gives {most} tokens where {limit} were asked for")
         if hidden and reply.stopped_by not in (None, *loaded.eos):
-            raise UserError(
-                f"{where}: stopped at {one_line(str(reply.stopped_by))[:40]}, which is no EOS here"
+            raise self._fault(
+                f"stopped at {one_line(str(reply.stopped_by))[:40]}, which is no EOS here"
             )
 
         early = (reply.tokens or limit) < limit
         if early and reply.finish == "length" and not shown:
-            raise UserError(
-                f"{where}: stopped after {reply.tokens} tokens of {limit};"
-                " has it a shorter context?"
+            raise self._fault(
+                f"stopped after {reply.tokens} tokens of {limit}; has it a shorter context?"
             )
 
         tokenizer = loaded.tokenizer
@@ -472,8 +442,8 @@ class Served(Answerer):
 
             if not fitting or "\ufffd" in reply.text or reply.parts:
                 if not reply.tokens:
-                    raise UserError(
-                        f"{where}: gives no number of tokens, and no text that shows all of them"
+                    raise self._fault(
+                        "gives no number of tokens, and no text that shows all of them"
                     )
                 return []
 
@@ -481,19 +451,23 @@ class Served(Answerer):
             if not reply.tokens and reply.accepted:  # of the engine's ids, which may be others
                 reply.accepted = None
 
-        read = tokenised(where, {"id": "", "prompt_token_ids": prompt, "token_ids": ids}, loaded)
+        read = tokenised(
+            self.server.where, {"id": "", "prompt_token_ids": prompt, "token_ids": ids}, loaded
+        )
         tokens = read.ids
         own = tokenizer.eos_token_id
         if read.behind:
-            raise UserError(
-                f"{where}: {read.behind} tokens behind token {tokens[-1]},"
-                " which is EOS of the model here"
+            raise self._fault(
+                f"{read.behind} tokens behind token {tokens[-1]}, which is EOS of the model here"
             )
 
         if hidden:  # it took a step, too
             tokens.append(own if own in loaded.eos else min(loaded.eos))
         reply.tokens = min(len(tokens), limit)
         return tokens[:limit]
+
+    def _fault(self, words: str) -> UserError:
+        return UserError(f"{self.server.where}: {words}")
 
     def _as_taken(self, prompt: list[int]) -> list[int] | str:
         """Return a prompt as the engine takes it.
@@ -510,10 +484,7 @@ class Served(Answerer):
             if list(tokenizer(exact).input_ids) == prompt:
                 return str(exact)
 
-        raise UserError(
-            f"{self.server.where}: takes texts alone,"
-            " and no text gives exactly this prompt's tokens"
-        )
+        raise self._fault("takes texts alone, and no text gives exactly this prompt's tokens")
 
 
 def build_answerer(
@@ -541,11 +512,8 @@ def build_answerer(
     if method["drafter"] is None:
         return TransformersGenerate(loaded, Drafter(loaded.target.device), settings, execution)
 
-    paths = {}
-    for key, value in options.items():
-        if key.endswith("path") and isinstance(value, str):
-            paths[key] = path_of(key, value)
-
+    named = [key for key in options if key.endswith("path") and isinstance(options[key], str)]
+    paths = {key: path_of(key, options[key]) for key in named}
     options |= {key: str(path) for key, path in paths.items()}
 
     factory = method_class(method["drafter"])
@@ -623,6 +591,6 @@ def build_served(loaded: LoadedModel, settings: dict[str, Any], server: Server) 
         raise UserError(f"method.speculation={asked}: {server.where} says {reported}")
 
     settings |= said | {"speculation": asked or reported, "url": server.url}
-    for decides_no_answer in ("timeout", "context", "dtype"):
+    for decides_no_answer in ("timeout", "context", "dtype", "audit"):
         del settings[decides_no_answer]
     return Served(loaded, Drafter(loaded.target.device), settings, SERVED, server=server, said=said)

@@ -181,7 +181,6 @@ class Judged(NamedTuple):
 
     answer: EngineAnswer
     places: int
-    close: int  # positions where the model's two largest logits are close enough for a near tie
     ties: list[float]  # the gaps of its near ties
     wrong: list[float]  # the gaps of its wrong tokens
     words: str
@@ -207,16 +206,13 @@ def judge(answer: EngineAnswer, forced: Forced, tie: float, loaded: LoadedModel)
     wrong = [i for i in apart if not forced.gaps[i] <= tie]  # NaN is wrong
     ties = [i for i in apart if i not in wrong]
 
-    words = [f"{len(wrong)} wrong, the first ones:"] if len(wrong) > SHOWN else []
+    words = []
     for i in (wrong or ties)[:SHOWN]:
         token = "the end" if said[i] == END else spelt(said[i], loaded)
         own = spelt(forced.own[i], loaded)
         words.append(f"token {i + 1} is {token}, the model's {own} (gap {forced.gaps[i]:.3g})")
 
-    at_limit = answer.finish == "length"
-    if answer.limit is not None:
-        at_limit = len(answer.ids) >= answer.limit
-    if not (ends or answer.finish == "stop" or at_limit):
+    if not ends and answer.finish not in ("stop", "length"):
         why = visible(answer.finish)[:30] or "no reason given"
         words.append(f"ends early ({why}), the model goes on")
     if answer.behind:
@@ -225,7 +221,6 @@ def judge(answer: EngineAnswer, forced: Forced, tie: float, loaded: LoadedModel)
     return Judged(
         answer,
         places=len(said),
-        close=sum(margin <= tie for margin in forced.margins[: len(said)]),
         ties=[forced.gaps[i] for i in ties],
         wrong=[forced.gaps[i] for i in wrong],
         words="; ".join(words),
@@ -258,7 +253,10 @@ def audit_served(folder: Path, permitted: dict[str, bool]) -> None:
     """
     finished = [path.parent for path in folder.glob("runs/*/summary.json")]
     for run in runs_at(filter(is_served, finished)):
-        made_in = run.metadata["config"]["method"]["dtype"]
+        method = run.metadata["config"]["method"]
+        made_in = method["dtype"]
+        if not method.get("audit", True):
+            continue
         if run.summary.get("audit", {}).get("made_in", "none") == made_in:
             continue
         # as in `main`
@@ -338,13 +336,12 @@ def verdict(judged: Sequence[Judged], dtype: str) -> list[str]:
     """Say whether the answers are the model's own, and from how many tokens and near ties."""
     ties = list(chain.from_iterable(one.ties for one in judged))
     places = sum(one.places for one in judged)
-    close = sum(one.close for one in judged)
     wrong = sum(len(one.wrong) for one in judged)
     bad = sum(bool(one.wrong) for one in judged)
     empty = sum(not one.places for one in judged)
     remade = sum(one.answer.remade for one in judged)
 
-    near = f"{len(ties)} near ties at {close} places where two logits are so close"
+    near = f"{len(ties)} near ties"
     near += f", the widest {max(ties):.2g}" if ties else ""
 
     lines = []

@@ -1,11 +1,10 @@
 """python -m evaluation.bench_step [model=NAME model.KEY=VALUE ...]: the time of a step by the
 number of drafted nodes.
 
-Times transformers' `generate`, plain decoding and recycling in turns: eager steps with their parts
-and, on CUDA, captured steps, `generate` with compiled steps, and the floor: the time in which
-weights and cache can be read. With
---batch, a step decodes several sequences in one forward. Random weights of a known shape (--shape)
-give times but no acceptance. The last line is one JSON object.
+Times transformers' `generate`, plain decoding and recycling in turns: eager steps and, on CUDA,
+captured steps, `generate` with compiled steps, and the floor: the time in which weights and cache
+can be read. With --batch, a step decodes several sequences in one forward. Random weights of a
+known shape (--shape) give times but no acceptance. The last line is one JSON object.
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ import dataclasses
 import json
 import statistics
 import time
-from collections.abc import Callable, Generator
+from collections.abc import Generator
 from contextlib import closing
 from functools import partial
 from itertools import groupby, product
@@ -27,7 +26,7 @@ from transformers import GenerationConfig
 from transformers.generation.streamers import BaseStreamer
 
 from model.engine import DeviceDrafter, Target, Tree, decode
-from model.engine.answer import Mark, Request, unmarked
+from model.engine.answer import Request
 from model.engine.batch import decode_batch
 from model.errors import UserError
 from model.methods.vanilla import Vanilla
@@ -37,7 +36,7 @@ from model.tuning import captures, choose_execution, choose_threads
 
 from .configuration.jobs import group_settings
 from .errors import user_errors
-from .loading.devices import PhaseClock, exclusive
+from .loading.devices import exclusive
 from .loading.models import SHAPES, LoadedModel, devices_in_words, load_model, random_model
 from .loading.settings import ModelSettings
 from .loading.stock import stock_generate
@@ -50,14 +49,8 @@ UNCOUNTED = 2  # steps before these: the first one forwards the prompt
 WARM_UP = 1  # turns that are not counted: they allocate memory, load kernels and capture steps
 LARGE = 1 << 30  # bytes; many times what a processor's own caches hold
 READS = 20  # of them in a row
+HF = "hf_compiled", "hf"  # transformers' generate, with compiled steps and without
 MOST = 512  # maximum number of nodes, and of sequences
-PARTS = {
-    "draft": "draft",
-    "forward": "forward",
-    "verify": "verify",
-    "commit": "commit",
-    "observe": "learn",
-}
 
 
 def main() -> None:
@@ -101,13 +94,15 @@ def model_settings(overrides: list[str], shape: str | None) -> ModelSettings:
     """Compose a model's settings as evaluation.run does. Raises UserError for a wrong or unrelated
     override.
     """
+    model = group_settings(overrides, "model")["model"]
+    if not shape:
+        return ModelSettings(**model)
     for override in overrides:
-        if shape and override.startswith(("model=", "model.path=")):
+        if override.startswith(("model=", "model.path=")):
             raise UserError(
                 f"{override}: --shape {shape} takes random weights; leave out one of the two"
             )
-    model = group_settings(overrides, "model")["model"]
-    return ModelSettings(**model | ({"name": shape, "path": "random weights"} if shape else {}))
+    return ModelSettings(**model | {"name": shape, "path": "random weights"})
 
 
 def numbers(flag: str, text: str) -> list[int]:
@@ -181,25 +176,21 @@ def bench(
         DraftedSteps(target, prompt, way, nodes, size)
         for size, way, nodes in product(batches, executions, sizes)
     ]
-    everything: list[HfSteps | DraftedSteps] = [*stock, *drafted]
-    for timed in everything * (WARM_UP + rounds):
+    for timed in [*stock, *drafted] * (WARM_UP + rounds):
         timed.take_turn()
     for hf_steps in stock:
-        result[f"{hf_steps.name}_s"] = statistics.median(hf_steps.seconds[WARM_UP:])
-    result["steps"] = []
+        result[f"{hf_steps.name}_s"] = hf_steps.median_s
     plain = 0.0
+    result["steps"] = []
     for steps in drafted:
-        seconds = statistics.median(steps.seconds[WARM_UP:])
-        plain = plain if steps.nodes else seconds  # the smallest size comes first
+        if not steps.nodes:  # the smallest size comes first
+            plain = steps.median_s
         row = {
             "execution": steps.execution,
             "batch": steps.size,
             "nodes": steps.nodes,
-            "seconds": seconds,
-            "over_plain": seconds / plain,
-            "parts_s": {
-                part: statistics.median(times[WARM_UP:]) for part, times in steps.parts.items()
-            },
+            "seconds": steps.median_s,
+            "over_plain": steps.median_s / plain,
         }
         result["steps"].append(row)
     return result
@@ -224,12 +215,28 @@ def floor_of(target: Target, prompt: list[int]) -> dict[str, float]:
     return {name: byte_s * sum(tensor.nbytes for tensor in part) for name, part in parts.items()}
 
 
-class HfSteps(BaseStreamer):
+class Turns:
+    """Seconds per step, by turn; the first WARM_UP turns do not count."""
+
+    def __init__(self) -> None:
+        self.seconds: list[float] = []
+
+    @property
+    def median_s(self) -> float:
+        return statistics.median(self.seconds[WARM_UP:])
+
+    def take_turn(self) -> None:
+        """Time STEPS steps."""
+        raise NotImplementedError
+
+
+class HfSteps(Turns, BaseStreamer):
     """Steps of transformers' generate on the stock model as in `method=hf`; notes when tokens
     arrive.
     """
 
     def __init__(self, loaded: LoadedModel, prompt: list[int], compiled: bool = False) -> None:
+        super().__init__()
         self.name = "hf_compiled" if compiled else "hf"
         self.generate = partial(stock_generate, loaded, [prompt], compiled=compiled, streamer=self)
         most = 2 + STEPS
@@ -237,7 +244,6 @@ class HfSteps(BaseStreamer):
             max_new_tokens=most, min_new_tokens=most, do_sample=False, pad_token_id=0
         )
         self.times: list[float] = []  # when each token arrived on the host
-        self.seconds: list[float] = []  # per step, by turn
 
     def put(self, value: Any) -> None:
         self.times.append(time.perf_counter())
@@ -246,8 +252,7 @@ class HfSteps(BaseStreamer):
         pass
 
     def take_turn(self) -> None:
-        """Time STEPS steps; the prompt and the first step are not counted."""
-        self.generate(self.config)
+        self.generate(self.config)  # the prompt and the first step are not counted
         self.seconds.append((self.times[-1] - self.times[-1 - STEPS]) / STEPS)
 
 
@@ -259,49 +264,34 @@ def drafter_of(target: Target, nodes: int) -> DeviceDrafter:
     return TokenRecycling(target.vocab_size, tree, k=K, device=target.device)
 
 
-class DraftedSteps:
+class DraftedSteps(Turns):
     """Steps that verify the best n nodes after a prompt, of one or more sequences in one forward;
     n = 0 is plain decoding.
     """
 
     def __init__(
-        self, target: Target, prompt: list[int], execution: str, nodes: int, size: int = 1
+        self, target: Target, prompt: list[int], execution: str, nodes: int, size: int
     ) -> None:
+        super().__init__()
         self.target = target
         self.prompt = prompt
         self.execution = execution
         self.nodes = nodes
         self.size = size
         self.drafter = drafter_of(target, nodes)
-        self.seconds: list[float] = []  # per step, by turn; capturing is not included
-        # seconds per step of each part, by turn; captured and batched steps have none
-        self.parts: dict[str, list[float]] = {}
 
     def take_turn(self) -> None:
-        """Time STEPS steps. If they are eager ones of one sequence, time STEPS more by part,
-        synchronising the device after each part.
-        """
-        self.seconds.append(self._run(unmarked))
-        if self.execution == "eager" and self.size == 1:
-            clock = PhaseClock(self.target)
-            self._run(clock.mark, clock.seconds.clear)
-            for phase, part in PARTS.items():
-                self.parts.setdefault(part, []).append(clock.seconds[phase] / STEPS)
-
-    def _run(self, mark: Mark, restart: Callable[[], None] = lambda: None) -> float:
-        """Run STEPS steps after the first ones; return the seconds per step."""
-        with closing(self._steps(mark)) as steps:
+        with closing(self._steps()) as steps:
             for _ in range(UNCOUNTED):
                 next(steps)
             self.target.synchronize()
-            restart()
             start = time.perf_counter()
             for _ in range(STEPS):
                 next(steps)
             self.target.synchronize()  # the device may still be busy
-            return (time.perf_counter() - start) / STEPS
+            self.seconds.append((time.perf_counter() - start) / STEPS)
 
-    def _steps(self, mark: Mark) -> Generator[Any, None, Any]:
+    def _steps(self) -> Generator[Any, None, Any]:
         """Decode, and yield after each step. What the last turn forwarded of the prompt is not
         forwarded again.
         """
@@ -312,7 +302,7 @@ class DraftedSteps:
         )
         if self.size == 1:
             session = self.drafter.session()
-            yield from decode(self.target, session, self.prompt, mark=mark, **settings)
+            yield from decode(self.target, session, self.prompt, **settings)
             return
         asked = [(self.prompt, Request(**settings))] * self.size
         for number, _ in decode_batch(self.target, self.drafter, asked, self.size):
@@ -327,22 +317,19 @@ def table(result: dict[str, Any]) -> str:
     for (execution, batch), group in groupby(
         result["steps"], lambda row: (row["execution"], row["batch"])
     ):
-        steps = [(str(row["nodes"]), row["seconds"], row["parts_s"]) for row in group]
+        steps = [(str(row["nodes"]), row["seconds"]) for row in group]
         over = {"/ plain": steps[0][1]}
+        references = {}
         if floor:
             over["/ floor"] = floor["weights"] + batch * floor["cache"]
-        parts = [f"{part}, us" for part in steps[0][2]]
-        cells = [["nodes", "ms", *over, *parts]]
-        references = {"hf": result.get("hf_s"), "hf_compiled": result.get("hf_compiled_s")}
-        references["floor"] = over.get("/ floor")
+            references["floor"] = over["/ floor"]
+        references |= {name: result[f"{name}_s"] for name in HF if f"{name}_s" in result}
         if batch == 1:
-            for name, seconds in reversed(references.items()):
-                if seconds:
-                    steps.insert(0, (name, seconds, {}))
-        for name, seconds, by_part in steps:
+            steps = [*references.items(), *steps]
+        cells = [["nodes", "ms", *over]]
+        for name, seconds in steps:
             ratios = [f"{seconds / other:.2f}" for other in over.values()]
-            times = [f"{1e6 * time:.0f}" for time in by_part.values()] or [""] * len(parts)
-            cells.append([name, f"{1e3 * seconds:.3f}", *ratios, *times])
+            cells.append([name, f"{1e3 * seconds:.3f}", *ratios])
         title = execution if batch == 1 else f"{execution}, batch {batch}"
         lines += ["", f"{title}:", *map(str.rstrip, aligned(cells))]
     break_even = (

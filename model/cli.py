@@ -13,7 +13,7 @@ import sys
 import time
 from collections.abc import Iterable, Iterator
 from contextlib import closing, suppress
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -22,7 +22,7 @@ from .decoder import Answer, Decoder, pieces, seeded
 from .engine import Generation, StepRecord
 from .engine.sampling import Sampling
 from .engine.sizing import steps_in_words
-from .errors import UserError, complete_output, one_line, start_command
+from .errors import UserError, user_errors
 from .linear_choice import LINEAR
 from .methods import DEFAULT, METHODS, make_method
 from .prompts import RAW
@@ -32,7 +32,6 @@ from .tuning import choose_threads
 # magenta
 COLOURS = ("39", "36", "32", "33", "35")
 HELP = """/method NAME [KEY=VALUE ...]  another method, e.g. /method dynamic nodes=24, /method recycling tree=best:24
-/temperature T                sampling temperature; 0 is greedy
 /reset                        forget the chat and the method's state
 /help, /quit                  Ctrl-C stops an answer, Ctrl-D ends the chat"""  # noqa: E501
 # Decoder arguments that are not method settings; the command has options for some of them
@@ -93,12 +92,6 @@ class Chat:
             settings = settings_of(arguments[1:], "/method")
             decoder.method = make_method(arguments[0], decoder.target, eos=decoder.eos, **settings)
             return f"method {' '.join(arguments)}"
-        if name == "temperature" and len(arguments) == 1:
-            temperature = value_of(arguments[0])
-            if not isinstance(temperature, int | float):
-                raise UserError(f"/temperature {arguments[0]}: must be a number")
-            self.sampling = replace(self.sampling, temperature=temperature)
-            return f"temperature {temperature:g}"
         if name == "reset":
             self.turns.clear()
             decoder.method.reset()
@@ -204,73 +197,51 @@ def parser() -> argparse.ArgumentParser:
         ("generate", "answer prompts as text or JSONL"),
     ):
         command = commands.add_parser(name, help=help)
-        command.add_argument("model", help="a folder, or a name on the hub")
-        command.add_argument("--method", default=DEFAULT, help=f"one of {', '.join(METHODS)}")
-        command.add_argument(
+        option = command.add_argument
+        option("model", help="a folder, or a name on the hub")
+        option("--method", default=DEFAULT, help=f"one of {', '.join(METHODS)}")
+        option(
             "--set",
             action="append",
             default=[],
             metavar="KEY=VALUE",
             help="a setting of the method",
         )
-        command.add_argument(
-            "--start", default="hot", help="hot, cold, or the file of a saved state"
-        )
-        command.add_argument(
-            "--context", type=int, help="tokens of prompt and answer; default: at most 4096"
-        )
-        command.add_argument("--max-new-tokens", type=int, default=512)
-        command.add_argument("--temperature", type=float, default=0.0)
-        command.add_argument("--seed", type=int, default=0)
-        command.add_argument(
-            "--stop", action="append", metavar="TEXT", help="end an answer at this text"
-        )
-        command.add_argument(
+        option("--start", default="hot", help="hot, cold, or the file of a saved state")
+        option("--context", type=int, help="tokens of prompt and answer; default: at most 4096")
+        option("--max-new-tokens", type=int, default=512)
+        option("--temperature", type=float, default=0.0)
+        option("--seed", type=int, default=0)
+        option("--stop", action="append", metavar="TEXT", help="end an answer at this text")
+        option(
             "--chat-template-kwargs",
             type=value_of,
             metavar="JSON",
             help="such as '{\"enable_thinking\": false}'",
         )
-        command.add_argument("--dtype", default="auto", help="auto, float32, float16, bfloat16")
-        command.add_argument("--device", help="default: CUDA if available")
-        command.add_argument(
+        option("--dtype", default="auto", help="auto, float32, float16, bfloat16")
+        option("--device", help="default: CUDA if available")
+        option(
             "--threads", type=int, help="on a CPU; default: OMP_NUM_THREADS, else the free cores"
         )
-        command.add_argument("--execution", default="auto", help="auto, eager, graph")
-        command.add_argument("--linear", default="auto", help=", ".join(LINEAR))
-        command.add_argument("--quantize", help="weights of int8 or int4, by torchao")
-        command.add_argument("--trust-remote-code", action="store_true")
+        option("--execution", default="auto", help="auto, eager, graph")
+        option("--linear", default="auto", help=", ".join(LINEAR))
+        option("--quantize", help="weights of int8 or int4, by torchao")
+        option("--trust-remote-code", action="store_true")
 
     source = command.add_mutually_exclusive_group(required=True)  # `command` is now `generate`
     source.add_argument("--prompt")
     source.add_argument("--file", type=Path, help="one prompt per line; - reads standard input")
-    command.add_argument(
-        "--batch", type=int, default=1, help="so many prompts are decoded together"
-    )
-    command.add_argument(
-        "--raw", action="store_true", help="use the prompt without a chat template"
-    )
-    command.add_argument(
-        "--quiet", action="store_true", help="leave out the last line, on standard error"
-    )
-    command.add_argument(
-        "--jsonl", action="store_true", help="an object per prompt: text, ids, accepted lengths"
-    )
+    option("--batch", type=int, default=1, help="so many prompts are decoded together")
+    option("--raw", action="store_true", help="use the prompt without a chat template")
+    option("--quiet", action="store_true", help="leave out the last line, on standard error")
+    option("--jsonl", action="store_true", help="an object per prompt: text, ids, accepted lengths")
     return top
 
 
 def main(arguments: list[str] | None = None) -> None:
-    try:
-        with complete_output():
-            start_command()
-            run(parser().parse_args(arguments))
-    except UserError as error:
-        print(f"error: {one_line(error)}", file=sys.stderr)
-        sys.exit(2)
-    except KeyboardInterrupt:
-        sys.exit(130)
-    except BrokenPipeError:  # the reader closed the pipe
-        sys.exit(1)
+    with user_errors("the answers above are complete"):
+        run(parser().parse_args(arguments))
 
 
 def run(given: argparse.Namespace) -> None:

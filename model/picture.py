@@ -187,7 +187,7 @@ def _text(picture: Picture) -> tuple[list[str], float]:
 
 
 def _tree(picture: Picture, top: float) -> tuple[list[str], float, float]:
-    """Draw the draft, `…` for rejected nodes that do not fit.
+    """Draw the draft, rejected nodes to a fixed depth.
 
     Return lines of SVG, their bottom and their right end.
     """
@@ -200,9 +200,6 @@ def _tree(picture: Picture, top: float) -> tuple[list[str], float, float]:
             label = label[: LONGEST - 1] + "…"
         if len(path) <= deepest:
             labels[path] = label
-        else:  # the node above it ends in dots
-            cut = path[:deepest]
-            labels[cut] = labels[cut].removesuffix("…") + "…"
 
     x = [16.0]  # of each depth
     for depth in range(max(map(len, labels)) + 1):
@@ -212,22 +209,21 @@ def _tree(picture: Picture, top: float) -> tuple[list[str], float, float]:
     drafted = len(picture.nodes) - 1
     says = f"step {picture.step}: {drafted} tokens drafted, {len(accepted) - 1} accepted"
     if len(labels) < len(picture.nodes):
-        says += f", {len(labels) - 1} drawn (… goes on)"
+        says += f", {len(labels) - 1} drawn"
     rows, count = drawing_rows(labels)
     edges = []
     names = [_words(16, top, f"{says}; · is a space")]
     for path in sorted(labels, key=lambda path: (path in accepted, path)):
+        at = x[len(path)]
         y = top + ROW * (rows[path] + 1.3)
-        width = LABEL * _columns(labels[path])
         kind = "on" if path in accepted else "quiet"
-        names.append(_fitted(x[len(path)], y, labels[path], width, f"small {kind}"))
+        names.append(_fitted(at, y, labels[path], LABEL * _columns(labels[path]), f"small {kind}"))
         if path:
             parent = path[:-1]
-            at = x[len(path)]
             left = x[len(parent)] + LABEL * _columns(labels[parent]) + 3
-            high = top + ROW * (rows[parent] + 1.3) - 4
-            bend = f"C{at - 13:.1f} {high:.1f} {at - 13:.1f} {y - 4:.1f} {at - 3:.1f} {y - 4:.1f}"
+            rise = ROW * (rows[path] - rows[parent])
+            bend = f"h{at - 21 - left:.1f}c8 0 8 {rise:.1f} 18 {rise:.1f}"
             kind = "edge path" if path in accepted else "edge"
-            edges.append(f'<path class="{kind}" d="M{left:.1f} {high:.1f}H{at - 21:.1f}{bend}"/>')
+            edges.append(f'<path class="{kind}" d="M{left:.1f} {y - 4 - rise:.1f}{bend}"/>')
 
     return edges + names, top + ROW * (count + 1), x[-1]

@@ -51,7 +51,6 @@ class EngineAnswer:
     remade: bool  # True if the ids were made from the answer's text
     # "stop" (the engine says that EOS ended it), "length", another word of the file's, or empty
     finish: str
-    limit: int | None  # the requested maximum of new tokens; None: unknown
 
 
 def read_requests(path: Path, questions: Mapping[Any, Question]) -> list[tuple[str, Row]]:
@@ -200,9 +199,11 @@ def tokenised(where: str, request: Row, loaded: LoadedModel) -> EngineAnswer:
     by_text = request.get("stop_reason") is not None or (stop and stop != "eos")
     if finish == "stop" and by_text:
         finish = "a stop text, perhaps"
+    if not finish and end == limit:
+        finish = "length"
     if cut:  # its ids are not those of the text
         finish = "cut inside a character"
-    return EngineAnswer(name, prompt, list(ids[:end]), len(ids) - end, remade, str(finish), limit)
+    return EngineAnswer(name, prompt, list(ids[:end]), len(ids) - end, remade, str(finish))
 
 
 def continued(tokenizer: Any, before: str, said: str) -> list[int]:

@@ -8,25 +8,35 @@ from __future__ import annotations
 import gc
 import sys
 import warnings
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import psutil
 import torch
-from transformers import AutoModelForCausalLM, GenerationConfig, LlamaConfig, StaticCache
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    GenerationConfig,
+    LlamaConfig,
+    StaticCache,
+)
 from transformers.utils import logging as transformers_logging
 
 from model import tuning
 from model.decoder import eos_of
 from model.engine import Target
+from model.engine.checks import check_context
 from model.engine.linear import is_narrow
-from model.errors import UserError
+from model.errors import UserError, one_line
 from model.files import located
 from model.generation_config import changed
 from model.linear_choice import choose_linear
-from model.pretrained import choose_device, load_pretrained
+from model.pretrained import FAILURES, choose_device, load_pretrained
 from model.prompts import RAW, VICUNA
 from model.settings import check_settings
 
@@ -38,6 +48,7 @@ from .bench import choose_template
 from .devices import before_release
 from .settings import ModelSettings
 
+CPU = torch.device("cpu")
 # ids in a generation config that are the tokenizer's
 SPECIAL_IDS = (
     "eos_token_id",
@@ -62,6 +73,24 @@ SHAPE_FIELDS = (
     "intermediate_size",
     "vocab_size",
 )
+
+
+@dataclass(frozen=True)
+class WithoutWeights:
+    """In place of a `Target`: what requests to a server need of a model."""
+
+    model: Any  # its config and generation_config
+    context: int
+    vocab_size: int
+    dtype: torch.dtype
+    device: torch.device = CPU
+    devices: tuple[torch.device, ...] = (CPU,)
+    linear: str = "torch"
+
+    token_budget = Target.token_budget
+
+    def check_execution(self, name: str) -> str:
+        return name
 
 
 @dataclass(frozen=True)
@@ -114,8 +143,11 @@ class LoadedModel:
 _loaded: LoadedModel | None = None
 
 
-def load_model(settings: ModelSettings) -> LoadedModel:
+def load_model(settings: ModelSettings, weights: bool = True) -> LoadedModel:
     """Load a model, or return the previous one if its settings and files are unchanged.
+
+    Args:
+        weights: False: configuration and tokenizer suffice.
 
     Raises:
         UserError: unknown dtype or device, missing folder, config, weights or tokenizer, a model
@@ -127,6 +159,8 @@ def load_model(settings: ModelSettings) -> LoadedModel:
         or _loaded.settings != settings
         or _located(settings)[1] not in (None, _loaded.files)
     ):
+        if not weights:
+            return _load(settings, weights=False)
         forget_model()  # free the old weights before loading new ones
         _loaded = _load(settings)
 
@@ -196,11 +230,16 @@ def _target(model: Any, settings: ModelSettings) -> Target:
     return Target(model, context=settings.context, linear=choose_linear(model, settings.linear))
 
 
-def _load(settings: ModelSettings) -> LoadedModel:
+def _load(settings: ModelSettings, weights: bool = True) -> LoadedModel:
     device = _prepare_device(settings)
-    path, files = _located(settings)
-    model, tokenizer = pretrained(settings, device, path)
+    path, files = _located(settings, weights)
+    read = pretrained if weights else without_weights
+    model, tokenizer = read(settings, device, path)
     check_offloaded(model, settings)
+    if settings.chat_template_kwargs:
+        tokenizer.apply_chat_template = partial(
+            tokenizer.apply_chat_template, **settings.chat_template_kwargs
+        )
 
     if files is None:
         commit = model.config._commit_hash
@@ -221,7 +260,13 @@ def _load(settings: ModelSettings) -> LoadedModel:
         )
         print(f"model {settings.path}: {raw}", file=sys.stderr)
 
-    target = _target(model, settings)
+    if weights:
+        target: Any = _target(model, settings)
+    else:
+        context = check_context(model, settings.name, settings.context)
+        vocabulary = model.config.get_text_config().vocab_size
+        dtype = choose_dtype(settings.dtype, CPU)
+        target = WithoutWeights(model, context, vocabulary, dtype)
     note = read_object(Path(path) / gguf.NOTE)
     return LoadedModel(settings, target, tokenizer, template, eos, left_out, note, files)
 
@@ -242,12 +287,23 @@ def pretrained(settings: ModelSettings, device: torch.device, path: str) -> tupl
             device_map=settings.device_map,
         )
 
-    if settings.chat_template_kwargs:
-        tokenizer.apply_chat_template = partial(
-            tokenizer.apply_chat_template, **settings.chat_template_kwargs
-        )
-
     return model, tokenizer
+
+
+def without_weights(settings: ModelSettings, device: torch.device, path: str) -> tuple[Any, Any]:
+    """Load a model's config and generation_config, and its tokenizer."""
+    offline = not Path(path).is_dir() and not hub.is_reachable()
+    source: dict[str, Any] = dict(revision=settings.revision, local_files_only=offline)
+    trust = settings.trust_remote_code
+    try:
+        config = AutoConfig.from_pretrained(path, trust_remote_code=trust, **source)
+        tokenizer = AutoTokenizer.from_pretrained(path, trust_remote_code=trust, **source)
+    except FAILURES as error:
+        raise UserError(f"model {path}: cannot be loaded ({one_line(error)[:300]})") from None
+    own = GenerationConfig()
+    with suppress(OSError):  # it has none
+        own = GenerationConfig.from_pretrained(path, **source)
+    return SimpleNamespace(config=config, generation_config=own), tokenizer
 
 
 def check_offloaded(model: Any, settings: ModelSettings) -> None:
@@ -278,18 +334,21 @@ def plain_greedy(model: Any) -> dict[str, Any]:
     return {key: left[key] for key in left if left[key] is not False or usual.get(key)}
 
 
-def _located(settings: ModelSettings) -> tuple[str, dict[str, str] | None]:
+def _located(settings: ModelSettings, weights: bool = True) -> tuple[str, dict[str, str] | None]:
     """Return a model's folder and its files' digests.
 
     Else its name on the hub and None: a commit identifies it.
     """
-    path = locate(settings)
+    path = locate(settings, weights)
     folder = Path(path)
     return path, model_files(folder, settings.weight_files) if folder.is_dir() else None
 
 
-def locate(settings: ModelSettings) -> str:
+def locate(settings: ModelSettings, weights: bool = True) -> str:
     """Return a checked local folder (as given, or relative to the repository), or a hub name.
+
+    Args:
+        weights: False: a folder needs none.
 
     Raises:
         UserError: neither, or a folder that lacks something.
@@ -325,8 +384,8 @@ def locate(settings: ModelSettings) -> str:
     for fits, why in (
         (folder.is_dir(), a_file),
         ("config.json" in names, "the folder has no config.json"),
-        (readable, pickled),
-        (not missing, missing),
+        (readable or not weights, pickled),
+        (not missing or not weights, missing),
         (names & TOKENIZER_FILES, no_tokenizer),
     ):
         if not fits:

@@ -38,6 +38,7 @@ class Server:
     # the server's, for audits; None: the local model's
     dtype: Literal["float32", "float16", "bfloat16"] | None = None
     timeout: float = 600.0  # maximum seconds without a byte
+    audit: bool = True  # False: the local model's weights are not loaded
 
     def __post_init__(self) -> None:
         if self.url is None:

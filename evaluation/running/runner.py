@@ -80,7 +80,7 @@ class Runner:
         self._questions = ordered(bench.questions, order)
 
         self.config = config
-        self.loaded = load_model(model)
+        self.loaded = load_model(model, weights=config["method"].get("audit", True))
         check_prompts(bench, self.loaded)
 
         reads_text = Sampling(**config["sampling"]).reads_text
@@ -277,8 +277,7 @@ class Runner:
         described = answerer.drafter.describe()
         # would be of the last prompt only, or of the last batch's width
         if answerer.start == COLD or self.size > 1:
-            for key in ("predicted_speedup", "predicted_speedup_by_size"):
-                described.pop(key, None)
+            described.pop("predicted_speedup", None)
 
         if described:
             summary["drafter"] = described

@@ -14,7 +14,6 @@ from .target import Target
 from .tree import RankPath
 from .verification import Verification
 
-Clock = Callable[[], float]
 Mark = Callable[[str], None]
 Ends = Callable[[list[int]], bool]
 
@@ -140,8 +139,6 @@ class Request:
         reuse: do not forward again what the last sequence committed of the prompt's beginning (a
             conversation's earlier turns), unless the drafter needs outputs of that forward and did
             not keep them.
-        clock: times the steps for the drafter's `Sizing`; default: `step_clock`. A batch takes its
-            last request's.
         ends: asked after each token, given prompt and answer so far: True if the answer ends there
             (stop strings).
     """
@@ -152,7 +149,6 @@ class Request:
     execution: str = "eager"
     mark: Mark = unmarked
     reuse: bool = False
-    clock: Clock | None = None
     ends: Ends | None = None
 
 

@@ -63,7 +63,11 @@ class TreeAttention:
         if attention_mask is not None and attention_mask.dtype == torch.long:
             sight = Sight(attention_mask[0, 0], attention_mask.shape[1])
             if plain and on_cpu and not torch.compiler.is_compiling():
-                return self._by_sequence(query, key, value, attention_mask, scaling), None
+                # read once, as another thread may attend to another model's table meanwhile
+                last = self._parts
+                if last[0] is not attention_mask:  # once a forward, not once a layer
+                    last = self._parts = attention_mask, parts_of(sight, query.dtype)
+                return _attend_in_turn(query, key, value, last[1], scaling), None
             if plain:
                 scaling = query.shape[3] ** -0.5 if scaling is None else scaling
                 return attend_by_table(query, key, value, *sight, scaling), None
@@ -73,21 +77,6 @@ class TreeAttention:
         return self._sdpa(
             module, query, key, value, attention_mask, scaling=scaling, dropout=dropout, **kwargs
         )
-
-    def _by_sequence(
-        self,
-        query: torch.Tensor,
-        key: torch.Tensor,
-        value: torch.Tensor,
-        table: torch.Tensor,
-        scaling: float | None,
-    ) -> torch.Tensor:
-        """Attend on a CPU: each sequence to its own stretch."""
-        # read once, as another thread may attend to another model's table meanwhile
-        last = self._parts
-        if last[0] is not table:  # once a forward, not once a layer
-            last = self._parts = table, parts_of(Sight(table[0, 0], table.shape[1]), query.dtype)
-        return _attend_in_turn(query, key, value, last[1], scaling)
 
 
 def _attend_in_turn(

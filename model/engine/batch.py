@@ -21,7 +21,7 @@ from .answer import Decoding, Generation, Request
 from .cache import TreeCache
 from .checks import PAST_END, TRIAL, check_error, refusing_errors
 from .drafter import DeviceDrafter, Drafter, Session
-from .loop import first_forward, open_sequence, step_clock
+from .loop import first_forward, open_sequence
 from .sampling import GREEDY, Choice
 from .sight import ALIGNED
 from .static_step import ROWS, Forwarded, StaticForward
@@ -105,9 +105,8 @@ class SharedCache:
         forward, launch = executor.static_forward(
             self.cache, list(drafts.values()), stretches, drafter, rows, greedy=greedy
         )
-        setup_s = executor.setup_s - setup_before
         launch()
-        return forward, setup_s
+        return forward, executor.setup_s - setup_before
 
     def commit(self, paths: dict[int, list[int]]) -> None:
         """Keep the accepted nodes of each stretch's last draft, root first."""
@@ -143,7 +142,6 @@ class Batch:
         self.cache = idle if fits else SharedCache(target, size, most)
         self.cache.most = max(self.cache.most, most)
         self._plain = DeviceDrafter(target.device).session()
-        self._clock = step_clock(target)
 
     def begin(self, number: int, prompt: list[int], request: Request) -> Decoding:
         """Begin a sequence. Its prompt is forwarded alone, and its states are copied into the
@@ -154,7 +152,6 @@ class Batch:
         """
         check_batch(self.target, self.cache.most, request.execution)
         start = time.perf_counter()
-        self._clock = request.clock or self._clock
         session = self.drafter.session()
         session.choice = Choice(request.sampling, self.target.device)
         with ExitStack() as ends, ExitStack() as failed:
@@ -163,7 +160,7 @@ class Batch:
             member = open_sequence(self.target, session, prompt, alone, ends)
             member.number = number
             member.start = start
-            verification = first_forward(member, session.choice)
+            verification = first_forward(member)
             member.request = request
             if verification is None or member.add(verification):
                 stretch = next(at for at in count() if at not in self.members)
@@ -173,14 +170,11 @@ class Batch:
         member.out.prefill_s = time.perf_counter() - start
         return member
 
-    def end(self, stretch: int) -> None:
-        """Close a member's session and free its stretch."""
-        self.members.pop(stretch).session.close()
-
     def close(self) -> None:
         """End all members, and keep the cache for the next batch."""
-        for stretch in list(self.members):
-            self.end(stretch)
+        for member in self.members.values():
+            member.session.close()
+        self.members.clear()
         self.target.idle_batch = self.cache
 
     def step(self) -> list[Decoding]:
@@ -189,14 +183,19 @@ class Batch:
         members = dict(self.members)
         width = len(members)
         began = time.perf_counter()
-        start = self._clock()
+        start = self.target.clock()
         is_plain = sizing is not None and sizing.begin_step(width)
         sessions = {at: self._plain if is_plain else one.session for at, one in members.items()}
-        drafts = {at: self._draft(one, sessions[at]) for at, one in members.items()}
+        drafts = dict[int, Draft]()
+        for at, member in members.items():
+            with self.target.drafting():
+                draft = sessions[at].draft(member.text[-1])
+            # a copy, as a drafter may write the next draft into the same tensor
+            drafts[at] = Draft(draft.tree, draft.tokens.clone(), draft.source)
 
         executions = [member.request.execution for member in members.values()]
         execution = next((name for name in executions if name != "eager"), "eager")
-        greedy = all(_choice(member).greedy for member in members.values())
+        greedy = all(member.session.choice.greedy for member in members.values())
         drafter = self._plain.drafter if is_plain else self.drafter
         forward, setup_s = self.cache.forward(
             self.target, drafts, drafter, execution, owner=self.drafter, greedy=greedy
@@ -220,7 +219,7 @@ class Batch:
             if is_plain:
                 member.session.skip(verification.tokens)
             if not member.add(verification, width):
-                self.end(at)
+                self.members.pop(at).session.close()
         self.cache.commit(paths)
 
         share = (time.perf_counter() - began - setup_s) / width
@@ -229,7 +228,7 @@ class Batch:
                 member.out.prefill_s += share
             else:
                 member.out.decode_s += share
-        seconds = self._clock() - start
+        seconds = self.target.clock() - start
         if sizing is not None and seconds > 0 and not setup_s:
             last = [member.out.steps[-1] for member in members.values()]
             nodes = sum(step.nodes - 1 for step in last) / width
@@ -237,26 +236,12 @@ class Batch:
             sizing.observe(min(sizing.sizes, key=lambda size: abs(size - nodes)), tokens, seconds)
         return list(members.values())
 
-    def _draft(self, member: Decoding, session: Session) -> Draft:
-        """Return a draft with tokens of its own, as a drafter may write the next draft into the
-        same tensor.
-        """
-        with self.target.drafting():
-            draft = session.draft(member.text[-1])
-        return Draft(draft.tree, draft.tokens.clone(), draft.source)
-
-
-def _choice(member: Decoding) -> Choice:
-    choice = member.session.choice
-    assert choice is not None
-    return choice
-
 
 def _chosen(member: Decoding, session: Session, draft: Draft, forwarded: Forwarded) -> Forwarded:
     """Return a member's rows with its choices, on its draft's device."""
     if forwarded.choices is None:
         assert forwarded.logits is not None
-        choices = _choice(member).after(
+        choices = member.session.choice.after(
             forwarded.logits,
             draft,
             member.text,

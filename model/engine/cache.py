@@ -8,6 +8,7 @@ accepted nodes together; the rest is overwritten by the next step.
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -179,21 +180,23 @@ class TreeCache(Cache):
         self.pending: list[int] = []
         self.forwarded: list[int] | None = None
         self._copies: list[torch.Tensor] = []  # of the states, before the last draft
-        kinds = dict.fromkeys(shape for shape in shapes if shape is not None)
-        self._groups = [(shape, [i for i, s in enumerate(shapes) if s == shape]) for shape in kinds]
+        groups = defaultdict[LayerShape, list[int]](list)
+        for i, shape in enumerate(shapes):
+            if shape is not None:
+                groups[shape].append(i)
+        self._groups = list(groups.items())
         # keys and values of each group: (layers, heads, capacity, dim)
         self._buffers: list[torch.Tensor] = []
         layers = list[Any]()
         empty = torch.empty(0)
         counts = states or [0] * len(shapes)
         for shape, count in zip(shapes, counts, strict=True):
-            buffers = self.cursor, empty, empty
-            if shape is not None:
-                layers.append(
-                    RecurrentTreeLayer(count, *buffers) if count else TreeCacheLayer(*buffers)
-                )
-            else:
+            if shape is None:
                 layers.append(LinearAttentionLayer(number_of_states=count) if count else NoLayer())
+            elif count:
+                layers.append(RecurrentTreeLayer(count, self.cursor, empty, empty))
+            else:
+                layers.append(TreeCacheLayer(self.cursor, empty, empty))
         super().__init__(layers=layers)
         self.recurrent = [layer for layer in layers if isinstance(layer, LinearAttentionLayer)]
         self._allocate(capacity)
@@ -202,27 +205,21 @@ class TreeCache(Cache):
         """Allocate buffers, copy the committed tokens into them, and point each layer at its
         rows.
         """
-        former = iter(self._buffers)
         buffers = list[tuple[str, list[int], torch.Tensor]]()
         for shape, members in self._groups:
-            kinds = (
-                ("keys", shape.key_dim),
-                ("values", shape.value_dim),
-                ("index_keys", shape.index_dim),
-            )
-            for name, dim in kinds[: 3 if shape.index_dim else 2]:
-                size = len(members), shape.heads if name != "index_keys" else 1, capacity, dim
-                buffers.append(
-                    (name, members, torch.zeros(size, dtype=shape.dtype, device=shape.device))
+            kinds = [("keys", shape.heads, shape.key_dim), ("values", shape.heads, shape.value_dim)]
+            if shape.index_dim:
+                kinds.append(("index_keys", 1, shape.index_dim))
+            for name, heads, dim in kinds:
+                buffer = torch.zeros(
+                    len(members), heads, capacity, dim, dtype=shape.dtype, device=shape.device
                 )
-                committed = next(former, None)
-                if committed is not None:
-                    kept = self.length // self.stretches
-                    after, before = (  # (layers, heads, stretches, columns, dim)
-                        each.view(*each.shape[:2], self.stretches, -1, each.shape[3])
-                        for each in (buffers[-1][2], committed)
-                    )
-                    after[:, :, :, :kept] = before[:, :, :, :kept]
+                buffers.append((name, members, buffer))
+        kept = self.length // self.stretches
+        for before, (_, _, buffer) in zip(self._buffers, buffers, strict=False):
+            former = before.tensor_split(self.stretches, 2)
+            for stretch, old in zip(buffer.tensor_split(self.stretches, 2), former, strict=True):
+                stretch[:, :, :kept] = old[:, :, :kept]
         # only now, as memory may not have sufficed for the last one
         for name, members, buffer in buffers:
             for row, i in enumerate(members):
@@ -407,7 +404,7 @@ class CachePool:
     A text that another one replaces in its cache is copied, so that its conversation is not
     forwarded again.
 
-    Threads may share it: each list operation is atomic, and nothing is assumed between two of them.
+    Threads that share it hold the model's lock.
 
     Args:
         make: makes a cache of this capacity in tokens.
@@ -480,14 +477,12 @@ class CachePool:
         The chosen cache has most of the prompt. Ties go to one that is large enough already, then
         to the last returned.
         """
-        by_prompt = sorted(
-            self._free, key=lambda c: (common(c, prompt, committed_by), c.capacity >= capacity)
+        if not self._free:
+            return self.make(capacity)
+        cache = max(
+            reversed(self._free),
+            key=lambda cache: (common(cache, prompt, committed_by), cache.capacity >= capacity),
         )
-        for cache in reversed(by_prompt):
-            try:
-                self._free.remove(cache)
-            except ValueError:  # another thread took it meanwhile
-                continue
-            cache.make_room(capacity)
-            return cache
-        return self.make(capacity)
+        self._free.remove(cache)
+        cache.make_room(capacity)
+        return cache

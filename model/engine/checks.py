@@ -67,13 +67,8 @@ def position_limit(model: Any) -> int | None:
     return limit
 
 
-def check_model(model: Any, name: str, context: int | None) -> tuple[int, Collection[str], str]:
-    """Refuse by rules what the engine cannot drive.
-
-    Returns:
-        The context in tokens, the names of `forward`'s parameters, and the name of the cache among
-        them.
-    """
+def check_context(model: Any, name: str, context: int | None) -> int:
+    """Return the context in tokens. Raises UserError if the model has not so many positions."""
     limit = position_limit(model)
     if context is not None and context < 2:
         raise UserError(
@@ -83,7 +78,17 @@ def check_model(model: Any, name: str, context: int | None) -> tuple[int, Collec
         raise UserError(
             f"{name}: context={context} is more than the {limit} positions the model has"
         )
-    context = context or min(limit or DEFAULT_CONTEXT, DEFAULT_CONTEXT)
+    return context or min(limit or DEFAULT_CONTEXT, DEFAULT_CONTEXT)
+
+
+def check_model(model: Any, name: str, context: int | None) -> tuple[int, Collection[str], str]:
+    """Refuse by rules what the engine cannot drive.
+
+    Returns:
+        The context in tokens, the names of `forward`'s parameters, and the name of the cache among
+        them.
+    """
+    context = check_context(model, name, context)
     head = getattr(model.get_output_embeddings(), "weight", None)
     if not isinstance(head, torch.Tensor):
         raise UserError(

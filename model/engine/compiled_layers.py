@@ -12,14 +12,12 @@ from collections import defaultdict
 from collections.abc import Callable
 from contextlib import ExitStack
 from functools import partial
-from operator import itemgetter
 from threading import RLock
 from typing import Any
 
 import torch
-from torch import nn
 
-from .linear import Copies, Fused, Part, own_product
+from .linear import Fused, Part
 from .target import Target
 
 # round after each operator, as eager steps do
@@ -28,53 +26,6 @@ ROUNDS: dict[str, Any] = {"emulate_precision_casts": True}
 # constant of it
 SETTINGS: dict[str, Any] = {"recompile_limit": 1 << 10, "allow_unspec_int_on_nn_module": True}
 _swapping = RLock()  # layers of one model, by its targets and threads
-
-
-def _entered() -> bool:
-    """Return whether this thread is inside a `CompiledLayers`."""
-    return bool(_swapping._is_owned())  # type: ignore[attr-defined]  # as threading.Condition asks
-
-
-class Joined:
-    """A `Fused` product inside compiled code, which does not merge equal products: the first layer
-    multiplies for all.
-
-    Attributes:
-        parts: of its product, until the last layer has taken its own.
-    """
-
-    def __init__(self, fused: Fused) -> None:
-        self.widths = list(fused.widths)
-        self.weight = fused.weight
-        self.bias = fused.bias
-        self.parts: tuple[torch.Tensor, ...] | None = None
-
-    @staticmethod
-    def of(copies: Copies) -> list[tuple[Joined, list[nn.Linear]]]:
-        """Return the whole fused products of these copies, each with its layers in the order of
-        their calls.
-        """
-        layers = defaultdict[Fused, list[tuple[int, Any]]](list)
-        for layer, copy in copies.by_layer.items():
-            if isinstance(copy, Part) and copies.is_fused(layer):
-                layers[copy.fused].append((copy.number, layer))
-        return [
-            (Joined(fused), [layer for _, layer in sorted(members, key=itemgetter(0))])
-            for fused, members in layers.items()
-            if len(members) == len(fused.widths)  # none has left it
-        ]
-
-    def part(self, number: int, input: torch.Tensor) -> torch.Tensor:
-        """Return a layer's part (..., out) of the product with an input (..., in)."""
-        if number == 0:
-            self.parts = torch.split(
-                own_product(input, self.weight, self.bias), self.widths, dim=-1
-            )
-        assert self.parts is not None
-        part = self.parts[number]
-        if number == len(self.widths) - 1:
-            self.parts = None
-        return part
 
 
 class CompiledLayers:
@@ -100,21 +51,16 @@ class CompiledLayers:
         compiled: dict[Any, Callable[..., Any]] = {}
         cache_name = target.cache_name
 
-        def once(original: Any) -> Callable[..., Any]:
-            if original not in compiled:
-                compiled[original] = torch.compile(
-                    original, dynamic=True, backend=backend, options=ROUNDS
-                )
-            return compiled[original]
-
         def call(number: int, module: Any, *args: Any, **kwargs: Any) -> Any:
             own = type(module).forward
-            if not _entered():
+            if not _swapping._is_owned():  # type: ignore[attr-defined]  # by another thread
                 return own(module, *args, **kwargs)
             cache = kwargs.get(cache_name)
             if cache is not None:
                 kwargs[cache_name] = cache.layers[number]
-            return once(own)(module, *args, **kwargs)
+            if own not in compiled:
+                compiled[own] = torch.compile(own, dynamic=True, backend=backend, options=ROUNDS)
+            return compiled[own](module, *args, **kwargs)
 
         norms = [
             part
@@ -125,9 +71,14 @@ class CompiledLayers:
             for number, module in enumerate([*target.layers, *norms]):  # norms get no cache
                 if "forward" not in vars(module):  # else what somebody put there runs
                     self._swaps.append((vars(module), "forward", partial(call, number, module)))
-        for joined, members in Joined.of(target.copies):
-            for number, member in enumerate(members):
-                self._swaps.append((vars(member), "joined", (joined, number)))
+        # compiled code does not merge equal products, so it gets those that no layer has left
+        parts = defaultdict[Fused, list[tuple[Any, Part]]](list)
+        for layer, copy in target.copies.by_layer.items():
+            if isinstance(copy, Part) and target.copies.is_fused(layer):
+                parts[copy.fused].append((layer, copy))
+        for fused, members in parts.items():
+            if len(members) == len(fused.widths):
+                self._swaps += [(vars(layer), "joined", part) for layer, part in members]
 
     def __enter__(self) -> None:
         inside = ExitStack()

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import sys
 import threading
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager, nullcontext
 from functools import cache
 from typing import Any
@@ -28,6 +30,17 @@ def synchronize(device: torch.device) -> None:
         torch.cuda.current_stream(device).synchronize()
     elif device.type == "mps":
         torch.mps.synchronize()
+
+
+def step_clock(devices: Iterable[torch.device]) -> Callable[[], float]:
+    """Return the clock that times steps: on a CPU this thread's own, which stops while others run.
+
+    So the cost of drafts is known from fewer steps: with three processes on two cores, plain steps
+    of 1 ms took 0.9 to 5 ms by the wall clock.
+    """
+    elsewhere = any(device.type != "cpu" for device in devices)
+    coarse = sys.platform == "win32"  # there a thread's clock moves by 16 ms at a time
+    return time.perf_counter if elsewhere or coarse else time.thread_time
 
 
 def default_device(key: str = "device") -> torch.device:

@@ -18,7 +18,7 @@ import torch
 
 from ..errors import UserError
 from .cache import TreeCache
-from .sampling import Choice
+from .sampling import GREEDY, Choice
 from .sizing import Sizing
 from .tree import Draft, Tree
 from .verification import Verification
@@ -121,10 +121,7 @@ class Drafter:
         """Load a saved state, all of it or nothing. Raises UserError if it does not fit."""
         before = {name: tensor.clone() for name, tensor in self.state_dict().items()}
         for name in state.keys() & before.keys():
-            if (
-                state[name].is_complex()
-                or state[name].is_floating_point() != before[name].is_floating_point()
-            ):
+            if state[name].is_floating_point() != before[name].is_floating_point():
                 raise UserError(
                     f"start: the saved {name} holds {state[name].dtype}, and should"
                     f" {before[name].dtype}"
@@ -159,7 +156,7 @@ class Session:
 
     def __init__(self, drafter: Drafter) -> None:
         self.drafter = drafter
-        self.choice: Choice | None = None  # the target's rule, from the engine, before `begin`
+        self.choice = Choice(GREEDY, drafter.device)  # the target's rule; set before `begin`
 
     def begin(self, prompt: list[int]) -> Draft | None:
         """Start the sequence.

@@ -149,9 +149,8 @@ class Packed:
 class Fused:
     """One product for layers that get the same tensor one after the other.
 
-    The first layer that is called multiplies for all, the others return their parts. A part is
-    returned once, so no call gets an earlier one's product. Between these calls the tensor must not
-    be changed in place.
+    The first layer that is called multiplies for all, the others take their parts. The last one
+    frees the product.
 
     Args:
         layers: linear layers of one width of input, all with a bias or none. Their parameters stay
@@ -163,16 +162,21 @@ class Fused:
         self.weight = _joined([layer.weight for layer in layers])  # (sum of widths, in)
         # (sum of widths,)
         self.bias = None if layers[0].bias is None else _joined([layer.bias for layer in layers])
-        self._input: torch.Tensor | None = None
-        self._unread: dict[int, torch.Tensor] = {}  # of its product, the parts not yet returned
+        self.input: torch.Tensor | None = None
+        self.parts: tuple[torch.Tensor, ...] | None = None  # of the product with this input
 
-    def output(self, number: int, input: torch.Tensor) -> torch.Tensor:
-        """Return the part (..., out) of a layer by its number, for an input (..., in)."""
-        if self._input is not input or number not in self._unread:
-            products = own_product(input, self.weight, self.bias)  # (..., sum of widths)
-            self._unread = dict(enumerate(torch.split(products, self.widths, dim=-1)))
-        part = self._unread.pop(number)
-        self._input = input if self._unread else None
+    def multiply(self, input: torch.Tensor) -> None:
+        """Multiply an input (..., in) for all layers."""
+        self.input = input
+        self.parts = torch.split(own_product(input, self.weight, self.bias), self.widths, dim=-1)
+
+    def take(self, number: int) -> torch.Tensor:
+        """Return the part (..., out) of a layer by its number."""
+        assert self.parts is not None
+        part = self.parts[number]
+        if number == len(self.widths) - 1:
+            self.input = None
+            self.parts = None
         return part
 
 
@@ -183,7 +187,7 @@ class Part:
     """
 
     fused: Fused
-    number: int
+    number: int  # in the order of the layers' calls
     addresses: list[int]
     kind = "fused"
 
@@ -193,7 +197,15 @@ class Part:
 
     def product(self, input: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
         """Return the layer's part (..., out) of the product with an input (..., in)."""
-        return self.fused.output(self.number, input)
+        if self.number == 0 or self.fused.input is not input:
+            self.fused.multiply(input)
+        return self.fused.take(self.number)
+
+    def compiled_product(self, input: torch.Tensor) -> torch.Tensor:
+        """Return the same inside compiled code, which calls all layers of the product in order."""
+        if self.number == 0:
+            self.fused.multiply(input)
+        return self.fused.take(self.number)
 
 
 class _Ours(threading.local):
@@ -214,17 +226,14 @@ class PackedLinear(nn.Linear):
     A weight of 16 bits is widened if the input is not (`narrow_weights`).
     """
 
-    # in compiled layers of a captured step: its product, and its number in it
-    joined: tuple[Any, int] | None = None
+    joined: Part | None = None  # in compiled layers of a captured step
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:
         weight = self.weight  # read once: a parametrization computes it
         bias = self.bias
         if torch.compiler.is_compiling():
             if self.joined is not None:
-                joined, number = self.joined
-                part: torch.Tensor = joined.part(number, input)
-                return part
+                return self.joined.compiled_product(input)
             return own_product(input, weight, bias)
         if not OURS.copies:
             return own_product(input, weight, bias)

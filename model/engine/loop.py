@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 import time
 from collections.abc import Callable, Generator
 from contextlib import ExitStack
@@ -11,9 +10,8 @@ from typing import Any, TypeVar
 import torch
 
 from ..errors import UserError
-from .answer import Clock, Decoding, Generation, Request, StepRecord
+from .answer import Decoding, Generation, Request, StepRecord
 from .drafter import DeviceDrafter, Drafter, Session
-from .sampling import Choice
 from .static_step import Forwarded
 from .step import Step, conclude
 from .target import Target
@@ -48,7 +46,6 @@ def decode(
             `step.Executor`.
     """
     request = Request(**settings)
-    clock = request.clock or step_clock(target)
     ends = ExitStack()
     ends.callback(session.close)
     try:
@@ -59,14 +56,14 @@ def decode(
             session.choice = step.executor.choice
             target.synchronize()
             sequence.start = time.perf_counter()
-            first = first_forward(sequence, session.choice)
-            goes_on = sequence.add(first or timed(step, clock))
+            first = first_forward(sequence)
+            goes_on = sequence.add(first or timed(step))
             out.prefill_s = out.ends_s[0]
             request.mark("loop")
         yield out.steps[-1]
         while goes_on:
             with target.turns, torch.inference_mode():
-                goes_on = sequence.add(timed(step, clock))
+                goes_on = sequence.add(timed(step))
                 request.mark("loop")
             yield out.steps[-1]
         with target.turns:
@@ -127,20 +124,10 @@ def open_sequence(
     return sequence
 
 
-def step_clock(target: Target) -> Clock:
-    """Return the clock that times steps: on a CPU this thread's own, which stops while others run.
-
-    So the cost of drafts is known from fewer steps: with three processes on two cores, plain steps
-    of 1 ms took 0.9 to 5 ms by the wall clock.
-    """
-    elsewhere = any(device.type != "cpu" for device in target.devices)
-    coarse = sys.platform == "win32"  # there a thread's clock moves by 16 ms at a time
-    return time.perf_counter if elsewhere or coarse else time.thread_time
-
-
-def timed(step: Step, clock: Clock) -> Verification:
+def timed(step: Step) -> Verification:
     """Take a step. Its seconds go to the drafter's `Sizing`, unless it made a new shape."""
     executor = step.executor
+    clock = step.sequence.target.clock
     sizing = step.sequence.session.drafter.sizing
     setup_before = executor.setup_s
     start = clock()
@@ -153,7 +140,7 @@ def timed(step: Step, clock: Clock) -> Verification:
     return verification
 
 
-def first_forward(sequence: Decoding, choice: Choice) -> Verification | None:
+def first_forward(sequence: Decoding) -> Verification | None:
     """Forward the prompt. If the session begins with a chain, forward this draft, too, and return
     the first step.
 
@@ -195,7 +182,7 @@ def first_forward(sequence: Decoding, choice: Choice) -> Verification | None:
         sequence.out.forwards = int(bool(forwarded_prompt))
         return None
     every = first_session.drafter.needs.choices
-    choices = choice.after(logits, chain, prompt, every=every, over=sequence.over)
+    choices = session.choice.after(logits, chain, prompt, every=every, over=sequence.over)
     forwarded = Forwarded(choices, logits, hidden)
     verification = conclude(first_session, chain, forwarded, over=sequence.over, cache=cache)
     if first_session is not session:

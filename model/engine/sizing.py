@@ -212,13 +212,9 @@ class Sizing:
         self._left = 0
         self._rest = self._policy.rest
         # a step's recent average of tokens, and of its time in plain steps
-        self._recent = [
-            1.0,
-            1.0,
-        ]
+        self._recent = [1.0, 1.0]
         self._promised = [1.0] * len(self.sizes)
         self._used = [0] * (1 + len(self.sizes))
-        self._expected = [0.0] * len(self.sizes)
         self._tokens = 0.0
 
     def _of_width(self, width: int) -> StepTimes:
@@ -317,7 +313,6 @@ class Sizing:
             self._rest = self._policy.rest
         self._used[index] += 1
         self._tokens += 1.0 if self._plain else self._promised[size]
-        self._expected = [a + b for a, b in zip(self._expected, self._promised, strict=True)]
         if self._plain:
             self._since_plain = 0
         elif not self._at_rest:
@@ -347,29 +342,24 @@ class Sizing:
             self._rest = min(2 * self._rest, policy.backoff * policy.rest)
 
     def describe(self) -> dict[str, Any]:
-        """Return step times, chosen sizes and expected tokens."""
-        steps = sum(self._used)
+        """Return step times, chosen sizes and the speedup that they promise."""
         plain = self.times[0]
-        expected = [tokens / max(steps, 1) for tokens in self._expected]
         spent = sum(n * t for n, t in zip(self._used, self.times, strict=True))
         return {
             "sizes": self.sizes,
             "step_seconds": self.times[1:],
             "plain_seconds": plain,
-            "expected_accepted": [tokens - 1.0 for tokens in expected],
-            "predicted_speedup_by_size": [
-                plain * n / t for n, t in zip(expected, self.times[1:], strict=True)
-            ],
             "plain_steps": self._used[0],
             "steps_by_size": self._used[1:],
             "predicted_speedup": plain * self._tokens / spent if spent else None,
         }
 
     def state_dict(self) -> dict[str, torch.Tensor]:
-        """`sizing`, float64 (3, 1 + sizes): seconds alone, steps, and expected tokens of a plain
-        step and by size.
+        """`sizing`, float64 (3, 1 + sizes): of a plain step and by size, seconds alone and steps;
+        then the expected tokens of all steps, and zeros.
         """
-        rows = [self._times_of[1].seconds, self._used, [self._tokens, *self._expected]]
+        tokens = [self._tokens, *(0.0 for _ in self.sizes)]
+        rows = [self._times_of[1].seconds, self._used, tokens]
         return {"sizing": torch.tensor(rows, dtype=torch.float64)}
 
     def load_state_dict(self, state: dict[str, torch.Tensor]) -> None:
@@ -383,7 +373,7 @@ class Sizing:
             raise UserError("start: the saved step times are no positive numbers")
         self.reset()
         if saved.shape == (3, len(self.times)):
-            times, used, (self._tokens, *self._expected) = saved.tolist()
+            times, used, (self._tokens, *_) = saved.tolist()
             self._used = [int(n) for n in used]
             self._times_of[1].restart(times)
 

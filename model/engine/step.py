@@ -151,11 +151,13 @@ class Step:
             self._last = step
         launch()
         draft = Draft(step.tree, step.tokens, drafter.source)
-        verification = Verification.of_report(
-            draft, step.choices, step.commit.accepted, step.commit.read()
+        node, *choices = step.commit.read()
+        count = step.tree.depth_of[node] + 1
+        verification = Verification(
+            draft, step.choices, step.commit.accepted, node, choices[:count]
         )
         mark("step")
-        cache.length += step.tree.depth_of[verification.node] + 1
+        cache.length += count
         verification.cut(sequence.over)
         session.account(verification)
         return verification
@@ -263,14 +265,13 @@ class Executor:
         shape = rows, cache.stretches
         choice = self.choice if greedy else None
         if self.execution == "eager":
-            forward = StaticForward(
-                Setup(self.target, cache, cache.capacity, choice), drafter, shape
+            setup = Setup(self.target, cache, cache.capacity, choice)
+            forward = StaticForward(setup, drafter, shape)
+            launch: Callable[[], None] = forward.run
+        else:
+            forward, launch = self.made(
+                StaticForward, drafter, (shape, None), rows, cache, feed, mark, choice
             )
-            feed(forward)
-            return forward, forward.run
-        forward, launch = self.made(
-            StaticForward, drafter, (shape, None), rows, cache, feed, mark, choice
-        )
         feed(forward)
         return forward, launch
 

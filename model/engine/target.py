@@ -20,7 +20,7 @@ from ..errors import UserError
 from .attention import Attending
 from .cache import CachePool, LayerShape, TreeCache
 from .checks import TRIAL_ROOM, check_draft, check_model, check_training, unwrapped
-from .devices import Graphs, give_back, synchronize, turns_of, without_cudnn
+from .devices import Graphs, give_back, step_clock, synchronize, turns_of, without_cudnn
 from .layers import (
     decoder_layers,
     device_of,
@@ -84,13 +84,8 @@ class Target:
         self.linear = linear if isinstance(linear, Layouts) else Layouts((linear,))
         self._is_compiled = any(is_compiled(module) for module in self.model.modules())
         without_autocast = torch.autocast(device_of(self.model).type, enabled=False)
-        # the layers' own may be slow
-        with (
-            self.turns,
-            self._uncompiled(),
-            without_autocast,
-            self.copies.used(),
-        ):
+        # the layers' own products may be slow
+        with self.turns, self._uncompiled(), without_autocast, self.copies.used():
             self._examine(context)
 
     def _uncompiled(self) -> AbstractContextManager[Any]:
@@ -127,6 +122,7 @@ class Target:
         self.recurrent = bool(self._states)  # drafts are chains
         stored_on = {shape.device for shape in self._shapes if shape is not None}
         self.devices = sorted({self.device, *stored_on}, key=str)  # layers may be spread
+        self.clock = step_clock(self.devices)
         self.caches = CachePool(partial(TreeCache, self._shapes, states=self._states), self.context)
         self.attends_by_table = self.device.type == "cpu" and self.can_attend_by_table
         self.graphs = Graphs(self.device)
@@ -176,18 +172,15 @@ class Target:
         with without_cudnn(self.device), self.copies.used():
             yield
 
-    @cached_property
+    @property
     def layers(self) -> torch.nn.ModuleList:
-        """Layers between which there are hidden states; `check_hidden` looks them up anew. Raises
-        UserError if none.
-        """
+        """Layers between which there are hidden states. Raises UserError if there are none."""
         return decoder_layers(self.model, self.name)
 
     def check_hidden(self, numbers: Hidden) -> None:
         """Raise UserError if the model, as it is now, has no hidden state of one of these
         numbers.
         """
-        vars(self).pop("layers", None)
         for number in numbers:
             if number != LAST and not 0 <= number < len(self.layers):
                 raise UserError(

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 import yaml
 
-from ..errors import UserError
+from ..errors import UserError, one_line
 
 RankPath = tuple[int, ...]
 
@@ -40,7 +40,7 @@ class Tree:
         rank_paths: per node, the ranks from the root down; () is the root.
 
     Raises:
-        UserError: parents are not breadth-first, or the ranks do not match them in number.
+        UserError: parents are not breadth-first.
     """
 
     def __init__(
@@ -50,25 +50,19 @@ class Tree:
         device: str | torch.device = "cpu",
     ) -> None:
         parents = list(parents)
-        if (
-            not parents
-            or parents[0] != 0
-            or any(not 0 <= p < i for i, p in enumerate(parents) if i)
-        ):
+        n = len(parents)
+        forward = any(parent >= max(node, 1) for node, parent in enumerate(parents))
+        if forward or not parents or parents[0] < 0 or parents != sorted(parents):
             raise UserError(
-                f"tree: parents must start with 0 (the root) and point backwards, got {parents[:8]}"
+                "tree: parents must start with 0 (the root), point backwards and never decrease"
+                f" (breadth-first order), got {parents[:8]}"
             )
-        if any(a > b for a, b in zip(parents[1:], parents[2:], strict=False)):
-            raise UserError("tree: nodes must be in breadth-first order (parents never decrease)")
         # siblings are neighbours: the next one of the same parent has the next rank
         if ranks is None:
-            ranks = [0] * len(parents)
-            for i in range(2, len(parents)):
+            ranks = [0] * n
+            for i in range(2, n):
                 ranks[i] = ranks[i - 1] + 1 if parents[i] == parents[i - 1] else 0
-        if len(ranks) != len(parents):
-            raise UserError(f"tree: {len(parents)} parents but {len(ranks)} ranks")
 
-        n = len(parents)
         depths = [0] * n
         chains: list[list[int]] = [[0]]  # per node: the nodes from the root to it
         for i in range(1, n):
@@ -197,7 +191,7 @@ class Tree:
         if device == self.device:
             return self
         if device not in self._elsewhere:
-            self._elsewhere[device] = Tree(self.parents.tolist(), self.ranks.tolist(), device)
+            self._elsewhere[device] = Tree(self.parent_of, self.rank_of, device)
         return self._elsewhere[device]
 
 
@@ -258,12 +252,8 @@ def read_tree(path: str | Path) -> Tree:
     """Read a tree from YAML. Raises UserError naming the file if it is missing or malformed."""
     try:
         data = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise UserError(f"tree: no file {path}") from None
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
-        raise UserError(
-            f"tree: {path} is not readable YAML ({' '.join(str(error).split())})"
-        ) from None
+        raise UserError(f"tree: {path} cannot be read ({one_line(error)})") from None
     nodes = data.get("nodes") if isinstance(data, dict) else data
     if not isinstance(nodes, list) or not all(isinstance(node, list) for node in nodes):
         raise UserError(f"tree: {path} must hold a list of rank paths, such as [[0], [1], [0, 0]]")

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import torch
@@ -32,19 +31,6 @@ class Verification:
     log_probs: torch.Tensor | None = None  # (n, k), as `sampling.top_k_log_probs` has them
     hidden: torch.Tensor | None = None  # (n, w H)
 
-    @classmethod
-    def of_report(
-        cls, draft: Draft, choices: torch.Tensor, accepted: torch.Tensor, report: list[int]
-    ) -> Verification:
-        """Build a verification from the report of a step on the device.
-
-        Args:
-            report: 1 + max_depth + 1 numbers: the deepest accepted node, and the choices along its
-                path.
-        """
-        node, *path_choices = report
-        return cls(draft, choices, accepted, node, path_choices[: draft.tree.depth_of[node] + 1])
-
     @property
     def path(self) -> list[int]:
         """The accepted nodes, root first."""
@@ -62,59 +48,41 @@ class Verification:
 
 
 def accepted_nodes(
-    tree: Tree, tokens: Any, choices: Any, *, out: torch.Tensor | None = None
-) -> tuple[Any, Any]:
+    tree: Tree, tokens: Sequence[int], choices: Sequence[int]
+) -> tuple[list[bool], int]:
     """Accept a node if its token is the target's choice after its parent, and its parent is
     accepted.
 
-    Lists are walked from parents to children; tensors are compared all at once, without a host
-    value.
-
     Args:
-        tokens, choices: (n,) each, lists or int64 tensors on the tree's device.
-        out: bool (n,), which nodes are accepted, for a caller whose tensors stay where they are.
+        tokens, choices: (n,) each.
 
     Returns:
-        Which nodes are accepted, (n,), and the deepest of them, the first in breadth-first order: a
-        list and a number, or tensors (n,) and (1,).
+        Which nodes are accepted, and the deepest of them, the first in breadth-first order.
     """
-    if isinstance(tokens, list):
-        deepest = 0
-        accepted = [True] * len(tokens)
-        for node in range(1, len(tokens)):
-            parent = tree.parent_of[node]
-            accepted[node] = accepted[parent] and tokens[node] == choices[parent]
-            if accepted[node] and tree.depth_of[node] > tree.depth_of[deepest]:
-                deepest = node
-        return accepted, deepest
-    matches = tokens == choices.index_select(0, tree.parents)
-    matching: Any = torch.all(matches | tree.missing, -1, out=out)  # (n,): node and ancestors match
-    # (1,): indexing with a 0-d tensor forces a device sync
-    return matching, (tree.depths * matching).argmax(keepdim=True)
+    deepest = 0
+    accepted = [True] * len(tokens)
+    for node in range(1, len(tokens)):
+        parent = tree.parent_of[node]
+        accepted[node] = accepted[parent] and tokens[node] == choices[parent]
+        if accepted[node] and tree.depth_of[node] > tree.depth_of[deepest]:
+            deepest = node
+    return accepted, deepest
 
 
 def verify(draft: Draft, choices: torch.Tensor) -> Verification:
     """Compare a draft with the target's choices: the deepest accepted node wins, its choice is the
     bonus token.
 
-    Runs on the tree's device. From a GPU one small copy goes to the host: of the winner and the
-    choices along its path, or, for a tree on the host, of the choices.
-
     Args:
         draft: tree and tokens, n nodes.
         choices: int64 (n,), the target's token after each node; greedily the arg-max of its logits.
     """
     tree = draft.tree
-    if tree.device.type == "cpu":
-        choices = choices.cpu()
-        picked = choices.tolist()
-        accepted, node = accepted_nodes(tree, draft.tokens.tolist(), picked)
-        mask = torch.from_numpy(np.array(accepted))
-        return Verification(draft, choices, mask, node, [picked[i] for i in tree.chain_of[node]])
-    accepted, winner = accepted_nodes(tree, draft.tokens, choices)
-    path = tree.paths.index_select(0, winner)[0]  # (max_depth + 1,), itself repeated at the end
-    report = torch.cat((winner, choices.index_select(0, path))).tolist()
-    return Verification.of_report(draft, choices, accepted, report)
+    choices = choices.to(tree.device)
+    picked = choices.tolist()
+    accepted, node = accepted_nodes(tree, draft.tokens.tolist(), picked)
+    mask = torch.from_numpy(np.array(accepted)).to(tree.device)
+    return Verification(draft, choices, mask, node, [picked[i] for i in tree.chain_of[node]])
 
 
 class Commit:
@@ -152,9 +120,15 @@ class Commit:
         self._host_report = on_host_like(self.report)
 
     def __call__(self, tokens: torch.Tensor, choices: torch.Tensor) -> None:
-        """End a step, given its draft and the target's choices, int64 (n,) each."""
+        """End a step, given its draft and the target's choices, int64 (n,) each.
+
+        Reads no value on the host.
+        """
         tree = self.tree
-        _, winner = accepted_nodes(tree, tokens, choices, out=self.accepted)  # (1,)
+        matches = tokens == choices.index_select(0, tree.parents)
+        torch.all(matches | tree.missing, -1, out=self.accepted)  # node and ancestors match
+        # (1,): indexing with a 0-d tensor forces a device sync
+        winner = (tree.depths * self.accepted).argmax(keepdim=True)
         path = tree.paths.index_select(0, winner)[0]  # (max_depth + 1,), itself repeated at the end
         torch.add(path, self.length, out=self.source)
         torch.add(self._depths, self.length, out=self.to)

@@ -166,7 +166,7 @@ class DynamicSession(TextSession):
         choices = verification.choices.numpy()
         accepted = verification.accepted.numpy()
         # after rejected nodes it may be unknown
-        if self.choice is not None and not self.choice.greedy:
+        if not self.choice.greedy:
             choices = np.where(accepted, choices, NONE)
 
         outcome = (

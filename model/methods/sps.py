@@ -154,7 +154,7 @@ class SpeculativeSession(Session):
         """
         # to the target's width
         logits = pad(logits, (0, self.drafter.logits_size - logits.shape[1]), value=-torch.inf)
-        if self.drafter.share_noise and self.choice is not None and self.choice.draws:
+        if self.drafter.share_noise and self.choice.draws:
             scores = self.choice.scores(logits, torch.tensor([position], device=logits.device))
             logits = torch.where(scores.isneginf(), logits.float() - EXCLUDED, scores)
         return logits.argmax(dim=-1)

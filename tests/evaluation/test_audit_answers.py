@@ -11,7 +11,6 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from evaluation import audit
 from evaluation.loading.bench import chat_of, prompt_text
 from evaluation.loading.engine_answers import force
-from model import cli
 from model.engine import Target, target
 from model.files import ROOT
 from tests.conftest import greedy, toy_model
@@ -90,6 +89,7 @@ FORMS = {
     "prompt with BOS": lambda row: only(row, "token_ids", prompt=f"<s>{row['prompt']}"),
     "messages": lambda row: only(row, "token_ids", messages=chat(row["id"])),
     "choices": lambda row: only(row, "prompt", choices=[known(row)]),
+    "ids of this command line": lambda row: only(row, "prompt", ids=row["token_ids"]),
     "text": lambda row: only(row, "prompt", "text"),
     "message": lambda row: only(row, messages=chat(row["id"]), choices=[{"message": empty(row)}]),
     "text behind ids": lambda row: only(row, "prompt_token_ids", "text"),
@@ -108,23 +108,13 @@ def test_right_answers_in_every_form(audited, rows, form):
     assert ("Of 3 answers there is text alone" in outcome.out) is of_text
 
 
-def test_output_of_the_command_line(audited, capsys):
-    words = ["--prompt", QUESTIONS[0], "--max-new-tokens", "20", "--jsonl"]
-    cli.main(["generate", str(PATH), *words])
-    (line,) = capsys.readouterr().out.splitlines()
-    outcome = audited([line])
-    length = len(json.loads(line)["ids"])
-    assert outcome.code == 0 and counts(outcome) == [(length, length, 0, 0)], outcome.out
-    assert "text alone" not in outcome.out and "ends early" not in outcome.out
-
-
 def test_a_token_that_was_changed(audited, rows, tokenizer):
     ids = list(rows[0]["token_ids"])
     ids[7] = tokenizer.convert_tokens_to_ids("<0x1B>")
     outcome = audited([rows[0] | {"token_ids": ids}, *rows[1:]])
     assert outcome.code == 1
-    said = re.search(r'token 8 is "(.*?)", the model\'s "(.*?)" \(gap ', outcome.out)
-    assert said[1] == r"\u001b" and said[2] == tokenizer.decode([rows[0]["token_ids"][7]])
+    own = tokenizer.decode([rows[0]["token_ids"][7]])
+    assert f'token 8 is "\\u001b", the model\'s "{own}" (gap ' in outcome.out
     wrong = [row[3] for row in counts(outcome)]
     assert wrong[0] >= 1 and wrong[1:] == [0, 0]
     assert f"Not lossless in float32: {wrong[0]} of " in outcome.out
@@ -135,12 +125,8 @@ def test_a_token_that_was_changed(audited, rows, tokenizer):
     [
         ({}, 0, "ends early (no reason given)"),
         ({"finish_reason": "abort\x1b"}, 0, r"ends early (abort\u001b)"),
-        ({"finish_reason": "length"}, 0, ""),
-        ({"finish_reason": "length", "max_tokens": 6}, 0, ""),
-        ({"finish_reason": "length", "max_tokens": 40}, 0, "ends early (length)"),
-        ({"stop": "context"}, 0, ""),
+        ({"max_tokens": 6}, 0, ""),
         ({"finish_reason": "stop"}, 1, "token 7 is the end, the model's"),
-        ({"stop": "eos"}, 1, "token 7 is the end"),
         ({"finish_reason": "stop", "stop": ["\n"]}, 0, "ends early (a stop text, perhaps)"),
     ],
 )
@@ -187,7 +173,7 @@ def test_answers_of_another_type(audited):
     """Made in bfloat16: in float32 some tokens are wrong by little, which is that type's own noise."""
     half = model_in(torch.bfloat16)
     lines = []
-    for seed in range(24):  # processors differ in which tokens their bfloat16 changes
+    for seed in range(16):  # processors differ in which tokens their bfloat16 changes
         random = torch.Generator().manual_seed(seed)
         prompt = torch.randint(5, 2048, (12,), generator=random).tolist()
         lines.append({"prompt": prompt, "token_ids": greedy(half, prompt, 40), "max_tokens": 40})
@@ -196,7 +182,6 @@ def test_answers_of_another_type(audited):
     assert (plain.code, declared.code) == (1, 0)
     wrong = sum(row[3] for row in counts(plain))
     assert wrong == sum(row[2] for row in counts(declared)) >= 3, "the same, by another measure"
-    assert audited(lines, "model.dtype=bfloat16").code == 0
     changed = [line | {"token_ids": [7, *line["token_ids"][1:]]} for line in lines]
     assert audited(changed, "--made-in=bfloat16").code == 1, "noise excuses no other token"
 
@@ -222,8 +207,6 @@ def test_records_and_spec_benchs_own_format(audited, evaluate, tmp_path, checkpo
     for row in records:
         row["choices"][0].pop("output_ids")
     assert f"Of {len(lengths)} answers there is text alone" in judged(*bench).out
-    choice["output_ids"] = [[7]]
-    assert "question 10 has 2 turns, and not each has its answer" in judged(*bench).err
     records[0]["question_sha256"] = "0" * 16
     assert "question 10 has another text" in judged(*bench).err
 
@@ -238,15 +221,12 @@ def said(**parts):
     [
         ("{", "not JSON, cut short?"),
         ({"choices": [1]}, "its choices a list of objects"),
-        ({"text": "x"}, "has no prompt"),
         ({"prompt": "x"}, "has neither token_ids nor an answer that is its text alone"),
         ({"prompt": "x", "token_ids": [1, "2"]}, "token_ids: must be a list of int"),
         (said(tool_calls=[1]), "its text alone tool_calls"),
-        (said(audio={"id": "y"}), "its text alone audio"),
         ({"prompt": "x", "text": "x", "reasoning": "y"}, "its text alone reasoning"),
         ({"prompt": "x", "text": "x", "temperature": 0.7}, "an audit is of greedy answers"),
         ({"prompt": "x", "token_ids": [2048]}, "ids are outside the vocabulary of 2048"),
-        ({"prompt": [], "token_ids": [7]}, "its prompt is empty"),
         ({"prompt": [7], "token_ids": [7] * 3, "max_tokens": 2}, "3 tokens, and max_tokens is 2"),
         ({"prompt": [7] * 4000, "token_ids": [7] * 97}, "4097 tokens, and the context has 4096"),
         ({"messages": [{"role": "user"}], "text": "x"}, "vicuna_v1.1 refuses its messages"),
@@ -265,8 +245,6 @@ def test_a_line_that_cannot_be_audited_is_one_line(audited, rows, line, words):
     ("arguments", "words"),
     [
         ("", "name an experiment's folder, or --answers FILE and --model NAME"),
-        ("--answers x", "--answers FILE and --model NAME"),
-        ("results --made-in=float16", "name an experiment's folder"),
         ("--answers none.jsonl --model=embedded", "none.jsonl does not exist"),
         ("--answers x --model=embedded method=pld", "method=pld: only model=NAME"),
         ("--answers /dev/null --model=embedded", "holds no answer"),
@@ -275,11 +253,6 @@ def test_a_line_that_cannot_be_audited_is_one_line(audited, rows, line, words):
 def test_mistakes_on_the_command_line(call, arguments, words):
     outcome = call(audit.main, *arguments.split())
     assert outcome.code == 2 and words in outcome.err and outcome.err.count("\n") == 1
-
-
-def test_a_near_tie_is_of_twice_the_noise(audited, rows, monkeypatch):
-    monkeypatch.setattr(audit, "noise", lambda one, other: 0.25)
-    assert "near tie: a gap of at most 0.5, twice" in audited(rows[2:]).out
 
 
 @pytest.mark.parametrize("by_steps", [False, True])

@@ -11,7 +11,6 @@ from pathlib import Path
 
 import pytest
 
-from model import __version__
 from model.cli import Chat, main, summary, talk
 from model.decoder import Answer, Decoder
 from model.engine.sampling import GREEDY
@@ -68,16 +67,20 @@ def test_a_pipe_gets_plain_text():
 
 
 def test_prompts_of_a_file_are_answered_as_objects(tmp_path, decoder, said):
-    (tmp_path / "prompts").write_text("Hello there.\n\nNäme a river.\n", encoding="utf-8-sig")
+    """U+2028, U+0085, form feeds and a lone carriage return are text."""
+    prompts = ["one\u2028two", "three\x0cfour\x85five", "six\rseven", "Näme a river."]
+    content = f"{prompts[0]}\n{prompts[1]}\r\n\n{prompts[2]}\n{prompts[3]}"
+    (tmp_path / "prompts").write_bytes(content.encode("utf-8-sig"))
     asked = ["--file", str(tmp_path / "prompts"), "--max-new-tokens", "9"]
     rows = said(*asked)
-    assert [row["prompt"] for row in rows] == ["Hello there.", "Näme a river."]
+    assert [row["prompt"] for row in rows] == prompts
     for row in rows:
         assert sum(row["accept_lengths"]) == len(row["ids"]) <= 9
         record = row["metrics"]["speculative_decoding"]
         assert sum(record["acceptance_histogram"]) == record["num_spec_steps"]
         assert row["text"] == decoder.text_of(row["ids"])
-    assert [row["ids"] for row in said(*asked, "--batch", "2")] == [row["ids"] for row in rows]
+    piped = said("--file", "-", *asked[2:], "--batch", "2", stdin=content.encode())
+    assert [row["ids"] for row in piped] == [row["ids"] for row in rows]
 
 
 def test_options_reach_the_decoder(decoder, said, chat):
@@ -103,9 +106,6 @@ def test_a_prompt_gets_the_template_that_there_is_or_none(decoder, said, monkeyp
     monkeypatch.setattr(decoder.tokenizer, "chat_template", None)
     (row,) = said(*few)
     assert row["ids"] == decoder.generate(text, max_new_tokens=8).ids and "messages" not in row
-    monkeypatch.setattr(decoder.target, "name", "lmsys/vicuna-7b-v1.3")
-    ids = decoder.ids_of([{"role": "user", "content": text}])
-    assert decoder.tokenizer.decode(ids).count("USER: Hello") == 1
 
 
 def test_a_last_line_says_how_fast_it_was_and_whether_drafting_paid(decoder, monkeypatch):
@@ -115,27 +115,13 @@ def test_a_last_line_says_how_fast_it_was_and_whether_drafting_paid(decoder, mon
     ]
     speed = "12 tokens in 5 steps: 2.40 a step, 4.0 tokens/s and 1.5 s of setup"
     sizes = {"sizes": [0, 8], "plain_steps": 5, "steps_by_size": [1, 2]}
-    for described, says in (
-        ({}, ""),
-        ({"predicted_speedup": 1.254}, "; drafting paid: about 1.25 times plain decoding"),
-        (
-            {"predicted_speedup": 0.98, **sizes},
-            "; steps: 75 % of 0, 25 % of 8 nodes: about 0.98 times plain decoding",
-        ),
-    ):
-        monkeypatch.setattr(decoder.method, "describe", lambda described=described: described)
-        assert summary(decoder, answers, 4.5) == speed + says
+    described = {"predicted_speedup": 1.254}
+    monkeypatch.setattr(decoder.method, "describe", lambda: described)
+    paid = "; drafting paid: about 1.25 times plain decoding"
+    assert summary(decoder, answers, 4.5) == speed + paid
     assert summary(decoder, answers, 4.5, batch=2) == speed
-
-
-def test_a_prompt_ends_with_its_line_alone(tmp_path, said):
-    """U+2028, U+0085, form feeds and a lone carriage return are text."""
-    prompts = ["one\u2028two", "three\x0cfour\x85five", "six\rseven", "eight"]
-    content = f"{prompts[0]}\n{prompts[1]}\r\n\n{prompts[2]}\n{prompts[3]}".encode()
-    (tmp_path / "prompts").write_bytes(content)
-    for file in ("-", str(tmp_path / "prompts")):
-        rows = said("--max-new-tokens", "1", "--method", "vanilla", "--file", file, stdin=content)
-        assert [row["prompt"] for row in rows] == prompts
+    described |= {"predicted_speedup": 0.98, **sizes}
+    assert "; steps: 75 % of 0, 25 % of 8 nodes: about 0.98" in summary(decoder, answers, 4.5)
 
 
 HUB = "generate HuggingFaceTB/SmolLM2-135M-Instruct --prompt x"
@@ -147,14 +133,9 @@ MISTAKES = {
     f"{GENERATE} --method magic": "method magic: unknown",
     f"{GENERATE} --method sps": "method.draft_path: Speculative needs this setting",
     f"{GENERATE} --set k": "--set k: must be KEY=VALUE",
-    f"{GENERATE} --set k=abc": "method.k=abc: must be",
     f"{GENERATE} --set execution=abc": "--set execution=abc: execution is no setting of",
-    f"{GENERATE} --set dtype=abc": "--set dtype=abc: dtype is no setting of",
-    f"{GENERATE} --temperature -1": "sampling.temperature=-1.0",
     f"{GENERATE} --max-new-tokens 0": "max_new_tokens=0",
-    f"{GENERATE} --device foo": "device=foo",
     f"{GENERATE} --dtype foo": "dtype=foo: use one of auto",
-    f"{GENERATE} --seed 99999999999999999999": "sampling.seed=",
 }
 
 
@@ -175,17 +156,13 @@ def test_commands_of_a_chat(chat):
         ("/method recycling tree=best:9", "method recycling tree=best:9"),
         ("/method dynamic nodes=5", "method dynamic"),
         ("/method nonesuch", "unknown"),
-        ("/method pld depth=3", "method.depth: no such setting"),
         ("/method dynamic eos=1", "eos is no setting of a method"),
-        ("/temperature 0.7", "temperature 0.7"),
-        ("/temperature hot", "must be a number"),
         ("/help", "methods: vanilla"),
         ("/nonsense", "no such command"),
-        ("/", "no such command"),
     ):
         out.truncate(0)
         assert talking.say(line) and says in out.getvalue(), line
-    assert talking.sampling.temperature == 0.7 and talking.decoder.method.nodes == 5
+    assert talking.decoder.method.nodes == 5
     assert len(talking.turns) == 2 and talking.say("/reset") and talking.turns == []
     assert not talking.say("/quit")
 
@@ -277,21 +254,18 @@ def test_a_wheel_works_without_the_harness(tmp_path):
     inside = [name for name in files if name.startswith("model/")]
     assert {f"token_recycling/{Path(name).relative_to('model')}" for name in inside} <= names
 
-    environment = os.environ | {"HF_MODULES_CACHE": str(tmp_path / "modules")}
-    there = environment | {"PYTHONPATH": str(tmp_path / "there")}
+    environment = os.environ | {"PYTHONPATH": str(tmp_path / "there")}
+    environment |= {"HF_MODULES_CACHE": str(tmp_path / "modules")}
 
-    def run(program, environment):
-        command = [sys.executable, "-c", program]
+    def run(program):
+        command = [sys.executable, "-c", f"{WITHOUT}{program}"]
         how = dict(cwd=tmp_path, capture_output=True, text=True, timeout=120, env=environment)
-        return subprocess.run(command, **how)
+        done = subprocess.run(command, **how)
+        assert done.returncode == 0, done.stderr
+        return done.stdout
 
     arguments = ["generate", EMBEDDED, "--prompt", "Hello there.", "--max-new-tokens", "8"]
-    done = run(f"{WITHOUT}from token_recycling.cli import main; main({arguments!r})", there)
-    assert done.returncode == 0 and done.stdout.strip(), done.stderr
+    assert run(f"from token_recycling.cli import main; main({arguments!r})").strip()
     write_repository(tmp_path / "hub")
-    program = f"{WITHOUT}PATH, HUB = {EMBEDDED!r}, {str(tmp_path / 'hub')!r}\n{FROM_THE_HUB}"
-    done = run(program, there)
-    assert done.returncode == 0 and done.stdout.split() == ["True"] * 3, done.stderr
-    done = run(program, environment)
-    last = done.stderr.strip().splitlines()[-1]
-    assert done.returncode == 1 and last == f"token-recycling>={__version__} (installed: None)"
+    paths = f"PATH, HUB = {EMBEDDED!r}, {str(tmp_path / 'hub')!r}\n"
+    assert run(f"{paths}{FROM_THE_HUB}").split() == ["True"] * 3

@@ -337,59 +337,43 @@ def test_compiled_loops_stay_inside_their_arrays(tmp_path):
 
 
 WRONG = {
-    "pld": dict(max_ngram=[0, 10**7], draft_tokens=[0, 2.5, 10**9], depth=[3]),
-    "suffix": dict(
-        min_match=[0],
-        max_draft=[0, 2.5],
-        factor=[0, "four", float("inf")],
-        history_tokens=[-1, 1, True, 0.5],
-    ),
+    "pld": dict(max_ngram=[0, 10**7], draft_tokens=[0, 2.5], depth=[3]),
+    "suffix": dict(min_match=[0], max_draft=[0, 2.5], factor=[0, "four", float("inf")]),
     "suffix_decoding": dict(
         nodes=[0, 4097, 2.5],
         depth=[1, None],
-        factor=[-1, "four", True, float("nan")],
+        factor=[-1, True, float("nan")],
         offset=[-0.5, 5000],
         min_token_prob=[-0.1, 1.5],
         branches=[1, "yes"],
         cached_answers=[-1, 0.5],
     ),
-    "suffix_recycling": dict(min_match=[0], max_draft=[0], history_tokens=[1]),
+    "suffix_recycling": dict(min_match=[0], max_draft=[0], history_tokens=[1, -1, True]),
     "lookahead": dict(level=[2], window=[0, 1100], guess=[0]),
     "ngram_cache": dict(leader=[0], follower=[0], capacity=[0], followers=[0], nodes=[2]),
     "rest": dict(min_ngram=[0, 17], nodes=[0], depth=[0], places=[0]),
     "recycling": dict(
-        k=[0, -1, V + 1, "abc"],
+        k=[0, V + 1, "abc"],
         update=["some"],
-        nodes=["many", "auto:", "auto:x", "auto:²", "auto:161", "auto:164", 4097],
+        nodes=["many", "auto:", "auto:²", "auto:161", 4097],
         tree=["best", "9.9", 5, "best:²", "best:4097"],
         target=[5],
         recycle_prompt=["no"],
     ),
-    "spine": dict(
-        nodes=[0, 5000, "many", "auto:4097"],
-        k=[0],
-        accept_probs=[[], [0.5, 1.5], ["often"]],
-        history_tokens=[1],
-    ),
-    "goose": dict(nodes=[0, -1, 4097, 2.5, "24"], history_pairs=[-1, 0.5, True]),
-    "logitspec": dict(nodes=[0, 4097, 1.5, None], history_tokens=[1]),
-    "racer": dict(
-        nodes=[0, 4097, 2.5, True],
-        k=[0, V + 1],
-        ngram=[1],
-        min_match=[0, 11],
-        trie_nodes=[11, None],
-    ),
+    "spine": dict(nodes=[0, "many", "auto:4097"], k=[0], accept_probs=[[], [0.5, 1.5], ["often"]]),
+    "goose": dict(nodes=[0, 4097, "24"], history_pairs=[-1, 0.5]),
+    "logitspec": dict(nodes=[0, 4097, None], history_tokens=[1]),
+    "racer": dict(nodes=[0, True], k=[0, V + 1], ngram=[1], min_match=[11], trie_nodes=[11, None]),
     "dynamic": dict(
-        nodes=[-1, 5000, 2.5, "auto:", "auto:4097"],
+        nodes=[-1, "auto:", "auto:4097"],
         k=[0, V + 1],
-        pairs=[1, 3, -4, 1000, 2.0, 2**25],
+        pairs=[1, 3, 1000, 2.0, 2**25],
         calibrate=[[]],
     ),
     "sps": dict(draft_tokens=[0, 10**9]),
     "eagle2": dict(depth=[0], top_k=[V + 1], nodes=[1.5]),
-    "samd": dict(min_match=[0], max_draft=[0, 2.5], depth=[0], top_k=[V + 1], nodes=[0]),
-    "eagle3": dict(depth=[0], top_k=[41], nodes=[1.5]),  # of 40 tokens
+    "samd": dict(min_match=[0], max_draft=[0, 2.5], depth=[0]),
+    "eagle3": dict(top_k=[41]),  # of 40 tokens
 }
 
 

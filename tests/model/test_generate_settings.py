@@ -1,7 +1,6 @@
 """Inside transformers' generate: every setting is honoured, has no effect, or is refused by name."""
 
-import copy
-import io
+import pickle
 
 import pytest
 import torch
@@ -18,15 +17,12 @@ from transformers.generation.streamers import BaseStreamer
 
 from model import generate as generate_module
 from model.decoder import Decoder
-from model.engine import Target, generate
 from model.engine.checks import CACHE_NAMES
 from model.engine.linear import unpack_linears
-from model.engine.sampling import Sampling
 from model.errors import UserError
 from model.files import ROOT
 from model.generate import Generate, refuse
-from model.generation_config import OUTPUT, SETTINGS, named, undecided
-from model.methods import make_method
+from model.generation_config import SETTINGS, undecided
 from tests.conftest import greedy, toy_model
 from tests.model.test_decoder import layer_types
 
@@ -47,8 +43,7 @@ def test_every_field_of_the_installed_version_is_known():
 @pytest.mark.parametrize(
     ("settings", "says"),
     [
-        *(({name: True, "return_dict_in_generate": True}, name) for name in named(OUTPUT)),
-        ({"dola_layers": "low"}, "dola_layers"),
+        ({"output_scores": True, "return_dict_in_generate": True}, "output_scores"),
         ({"prompt_lookup_num_tokens": 3}, "prompt_lookup_num_tokens"),
         ({"do_sample": True, "num_return_sequences": 2}, "supported: num_return_sequences; leave"),
         ({"position_ids": torch.arange(5)[None] + 3}, "position_ids"),
@@ -76,8 +71,8 @@ def test_a_field_that_nobody_knows_is_refused_as_soon_as_it_is_used(monkeypatch)
         answer({"no_repeat_ngram_size": 2}, custom_generate=Generate())
 
 
-@pytest.mark.parametrize("name", CACHE_NAMES)
-def test_a_cache_is_refused_by_its_name_once_it_holds_a_text(name):
+def test_a_cache_is_refused_by_its_name_once_it_holds_a_text():
+    name = CACHE_NAMES[0]
     model = toy_model("llama")
     config = GenerationConfig(max_length=20)
     cache = DynamicCache(config=model.config)
@@ -103,21 +98,14 @@ class Odd(LogitsProcessor):
 
 
 GREEDY = {
-    "max_length": {"max_length": 12, "max_new_tokens": None},
     "max_new_tokens": {"max_new_tokens": 7},
-    "min_length": {"min_length": 25, "eos_token_id": [35, 54]},
     "min_new_tokens": {"min_new_tokens": 20, "eos_token_id": [35, 54]},
     "eos_token_id": {"eos_token_id": 54},
     "several of a tensor": {"eos_token_id": torch.tensor([35, 54])},
     "max_time": {"max_time": 0.0},
     "repetition_penalty": {"repetition_penalty": 1.5},
-    "encoder_repetition_penalty": {"encoder_repetition_penalty": 5.0},
     "no_repeat_ngram_size": {"no_repeat_ngram_size": 2},
-    "encoder_no_repeat_ngram_size": {"encoder_no_repeat_ngram_size": 1},
     "bad_words_ids": {"bad_words_ids": [[36], [54, 53]]},
-    "sequence_bias": {"sequence_bias": [[[7], 30.0], [[54], -30.0]]},
-    "suppress_tokens": {"suppress_tokens": [54, 35]},
-    "begin_suppress_tokens": {"begin_suppress_tokens": [36, 54, 35]},
     "forced_eos_token_id": {"forced_eos_token_id": 8},
     "exponential_decay_length_penalty": {
         "exponential_decay_length_penalty": (3, 3.0),
@@ -131,12 +119,9 @@ GREEDY = {
     },
 }
 WITHOUT_EFFECT = {
-    "forced_bos_token_id": 7,
     "remove_invalid_values": True,
-    "renormalize_logits": True,
     "use_cache": False,
     "cache_implementation": "static",
-    "length_penalty": 2.0,
     "chat_format": "chatml",  # a note of a checkpoint
 }
 
@@ -189,21 +174,6 @@ def test_a_draw_follows_torchs_seed_and_what_narrows_it_and_not_the_method():
     assert plain == drawn(3, "recycling") == drawn(3, "dynamic") != drawn(2, "vanilla")
 
 
-def test_a_processor_that_writes_into_the_scores_changes_nothing_else():
-    def written(ids, scores):
-        scores[:, 7] = 1e4
-        return scores
-
-    lengths = []
-    for processor in (written, lambda ids, scores: written(ids, scores.clone())):
-        target = Target(toy_model("llama"))
-        drafter = make_method("recycling", target, tree="best:9")
-        sampling = Sampling(processors=(processor,))
-        out = generate(target, drafter, [5, 9, 5], max_new_tokens=12, sampling=sampling)
-        lengths.append((out.accept_lengths, drafter.state_dict()["candidates"].tolist()))
-    assert lengths[0] == lengths[1]
-
-
 class Noted(BaseStreamer):
     def __init__(self):
         self.tokens = []
@@ -236,29 +206,24 @@ def test_copies_of_a_model_that_decoded_and_of_the_method_decode():
     ours = Generate("recycling", start="cold", nodes=6, context=100, linear="torch")
     for decoding in (dict(custom_generate=ours), HUB):
         answer({}, model, **decoding)
-        saved = io.BytesIO()
-        torch.save((model, ours), saved)
-        saved.seek(0)
-        for other in (torch.load(saved, weights_only=False), copy.deepcopy((model, ours))):
-            assert answer({}, other[0], **decoding).equal(expected)
-            assert answer({}, model, custom_generate=other[1]).equal(expected)
-            assert other[1].settings == ours.settings and other[1].context == 100
+        other, method = pickle.loads(pickle.dumps((model, ours)))
+        assert answer({}, other, **decoding).equal(expected)
+        assert answer({}, model, custom_generate=method).equal(expected)
+        assert method.settings == ours.settings and method.context == 100
 
 
-def test_what_was_learnt_outlives_a_longer_text_other_ends_and_another_model(monkeypatch):
+def test_what_was_learnt_outlives_a_longer_text_and_other_ends(monkeypatch):
     """On a GPU each target makes a trial and captures: few are made as texts grow."""
     monkeypatch.setattr(generate_module, "DEFAULT_CONTEXT", 32)
     model = toy_model("llama")
     ours = Generate("recycling")
-    for other in (model, toy_model("qwen3")):
-        answer({"max_new_tokens": 20}, other, custom_generate=ours)
+    answer({"max_new_tokens": 20}, model, custom_generate=ours)
     none = frozenset()
     seen = ours.decoder(model, 25, none).method.state_dict()["candidates"].any(-1)
-    decoders = [ours.decoder(model, length, none) for length in range(8, 257, 8)]
-    decoders.append(ours.decoder(model, 10, frozenset({7})))
-    contexts = [decoder.target.context for decoder in dict.fromkeys(decoders)]
-    assert contexts == [32, 64, 128, 256, 32]
-    kept = decoders[-1].method.state_dict()["candidates"].any(-1)
+    decoders = {ours.decoder(model, length, none) for length in range(8, 257, 8)}
+    assert {decoder.target.context for decoder in decoders} == {32, 64, 128, 256}
+    last = ours.decoder(model, 10, frozenset({7}))
+    kept = last.method.state_dict()["candidates"].any(-1)
     assert bool(seen.any()) and bool(kept[seen].all())
 
 
@@ -271,10 +236,9 @@ def test_answers_end_by_the_ids_of_each_call():
     for eos in (early, [late], early):
         out = answer({"eos_token_id": eos}, model, custom_generate=ours)
         assert out.equal(answer({"eos_token_id": eos}, model))
-    for eos in (early, [early], {early, late}, torch.tensor([early]), [torch.tensor(early)]):
-        decoder = Decoder(model, eos=eos, nodes=8)
-        expected = greedy(model, PROMPT, 30, [*decoder.eos])
-        assert decoder.generate(PROMPT, max_new_tokens=30).ids == expected
+    for eos in ({early}, torch.tensor([early]), [torch.tensor(early)]):
+        ids = Decoder(model, eos=eos).generate(PROMPT, max_new_tokens=30).ids
+        assert ids == greedy(model, PROMPT, 30, [early])
 
 
 def test_generate_packs_until_it_is_released_or_gone():
@@ -303,8 +267,6 @@ def test_an_answer_ends_at_the_models_positions_or_the_context(monkeypatch):
         assert len(said) == (eos is None)
     short = answer({}, model, custom_generate=Generate(nodes=8, context=12))
     assert short[0, 5:].tolist() == own[:7] and "12" in said[1]
-    with pytest.raises(UserError, match="context=1: must be"):
-        answer({}, model, custom_generate=Generate(context=1))
 
 
 def test_a_criterion_is_asked_only_where_the_loop_does_not_decide():

@@ -4,28 +4,27 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM as Auto
 from transformers import AutoModelForImageTextToText as AutoMultimodal
+from transformers import AutoModelForSeq2SeqLM as AutoSeq2Seq
 from transformers import (
     BambaConfig,
     BertConfig,
-    Cohere2Config,
     DogeConfig,
     FalconConfig,
     FalconH1Config,
     Gemma2Config,
     Gemma3nTextConfig,
-    Gemma3TextConfig,
     GPTNeoConfig,
     GptOssConfig,
     Lfm2Config,
     Llama4TextConfig,
     LlavaConfig,
     Mamba2Config,
+    MambaConfig,
     MistralConfig,
     MllamaConfig,
-    Olmo3Config,
-    Phi3Config,
     Qwen2VLConfig,
     Qwen3NextConfig,
+    T5Config,
 )
 
 from evaluation.running.shared_text import generate_together
@@ -34,7 +33,7 @@ from model.engine import Target, generate
 from model.errors import UserError
 from model.generate import Generate, refuse
 from model.methods import make_method
-from tests.conftest import NARROW, SIZES, greedy, sharpened
+from tests.conftest import CONFIGS, NARROW, SIZES, greedy, sharpened, toy_model
 
 WINDOW = 8
 HEADS = dict(num_key_value_heads=2, head_dim=8)
@@ -53,13 +52,7 @@ LLAMA4 = (
 )
 WINDOWED = {
     "mistral": MistralConfig(**SHORT, num_key_value_heads=2),  # one mask for all of its layers
-    "phi3": Phi3Config(**SHORT, num_key_value_heads=2),
     "gemma2": Gemma2Config(**SHORT, **HEADS),  # two types of layers, a mask each
-    "gemma3": Gemma3TextConfig(
-        **SHORT, **HEADS, layer_types=["sliding_attention", "full_attention"] * 2
-    ),
-    "olmo3": Olmo3Config(**SHORT, num_key_value_heads=2),
-    "cohere2": Cohere2Config(**SHORT, num_key_value_heads=2),
     "gpt_oss": GptOssConfig(**SHORT, **HEADS, **EXPERTS),  # with sinks
     "llama4": Llama4TextConfig(**LLAMA4),
     "gemma3n": Gemma3nTextConfig(**SHORT | SHARED, **HEADS),  # two layers read another one's keys
@@ -125,6 +118,7 @@ def toy(config):
     """A random model, sharpened so that its text depends on all that it sees."""
     torch.manual_seed(0)
     kind = AutoMultimodal if hasattr(config, "vision_config") else Auto
+    kind = AutoSeq2Seq if config.is_encoder_decoder else kind
     return sharpened(kind.from_config(config).eval(), 3.0)
 
 
@@ -152,6 +146,9 @@ def test_a_short_context_is_no_reason_to_refuse():
 @pytest.mark.parametrize(
     ("config", "why"),
     [
+        (T5Config(vocab_size=61, d_model=32, d_kv=8, d_ff=48, num_layers=1, num_heads=4), "encoder-decoder"),
+        # its scan forgets the state
+        (MambaConfig(vocab_size=61, hidden_size=32, num_hidden_layers=2), "drafts would change what the model says"),
         (BertConfig(**SIZES, intermediate_size=48), "drafts would change what the model says"),  # in both directions
         (GPTNeoConfig(vocab_size=61, hidden_size=32, num_layers=2, num_heads=4, window_size=136,
                       attention_types=[[["global", "local"], 1]]), "set the context to 8 or less"),
@@ -163,6 +160,14 @@ def test_a_short_context_is_no_reason_to_refuse():
 def test_attention_that_a_tree_would_change_is_refused(config, why):
     with pytest.raises(UserError, match=why):
         Target(toy(config))
+
+
+def test_a_context_or_kernel_that_cannot_be_is_refused():
+    with pytest.raises(UserError, match="context=9999 is more than the 256 positions"):
+        Target(toy_model("llama"), context=9999)
+    config = CONFIGS["llama"].from_dict(CONFIGS["llama"].to_dict())
+    with pytest.raises(UserError, match="flex_attention.*sdpa"):
+        Target(Auto.from_config(config, attn_implementation="flex_attention"))
 
 
 def test_a_model_that_reads_the_caches_length_instead_of_positions_is_refused(monkeypatch):

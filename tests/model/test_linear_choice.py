@@ -1,7 +1,5 @@
 """Which layout multiplies how many rows: chosen from times that are measured once and kept."""
 
-from functools import partial
-
 import pytest
 import torch
 from torch import nn
@@ -9,7 +7,7 @@ from torch import nn
 from model import linear_choice
 from model.decoder import Decoder
 from model.engine import linear
-from model.engine.linear import ROWS, Layouts, halves, packable
+from model.engine.linear import Layouts, halves, packable
 from model.linear_choice import choose_linear, fastest, fastest_of
 from tests.conftest import greedy, toy_model
 
@@ -33,7 +31,6 @@ SAME = [10.0, 90, 800, 4000]
     [
         (XEON, "half for about [9] rows, torch for others"),
         (EPYC, "half"),
-        ({"torch": SAME, "half": SAME}, "torch"),
         ({"torch": SAME, "half": [8.1, 90, 800, 4000]}, "torch"),
         ({"torch": SAME, "half": [7.9, 90, 800, 999]}, "half for about [1, 400] rows, torch for"),
         ({"torch": SAME, "half": [99.0, 999, 8000, 2000]}, "torch"),
@@ -53,43 +50,12 @@ def test_which_rows_a_layout_serves():
     assert Layouts(("torch",)).copy == "torch" and str(Layouts(("half",) * 4)) == "half"
 
 
-class Machine:
-    """A clock that products move: 1 ms a row by torch, 2 by oneDNN; others may disturb runs."""
-
-    def __init__(self, monkeypatch, disturbed):
-        self.now = 0.0
-        self.calls = 0
-        self.disturbed = disturbed
-        monkeypatch.setattr(linear_choice.time, "perf_counter", lambda: self.now)
-        monkeypatch.setattr(linear_choice, "own_product", partial(self.multiply, 1e-3))
-        packed = type("P", (), {"product": partial(self.multiply, 2e-3), "packed": 1})
-        monkeypatch.setattr(linear_choice, "Packed", lambda weight, half, wide: packed)
-
-    def multiply(self, seconds, input, *, weight=None, bias=None):
-        self.calls += 1
-        self.now += seconds * input.shape[1] * (50 if self.disturbed(self.calls) else 1)
-
-
-@pytest.mark.parametrize(
-    ("disturbed", "calm"), [(lambda call: call % 8 < 2, True), (lambda call: call % 8 < 4, False)]
-)
-def test_other_processes_disturb_some_runs(disturbed, calm, monkeypatch):
-    Machine(monkeypatch, disturbed)
-    times, is_calm = measure(torch.ones(linear_choice.COPIES, 4, 4), torch.float32, ["onednn"])
-    assert is_calm == calm
-    if calm:
-        assert times["torch"] == pytest.approx([1e3 * rows for rows in ROWS])
-        assert times["onednn"] == pytest.approx([2e3 * rows for rows in ROWS])
-
-
 @needs_copies
-@pytest.mark.parametrize(
-    ("dtype", "stored"), [(torch.float32, torch.float32), (torch.float32, torch.bfloat16)]
-)
-def test_real_products_are_timed(dtype, stored, monkeypatch):
+@pytest.mark.parametrize("stored", [torch.float32, torch.bfloat16])
+def test_real_products_are_timed(stored, monkeypatch):
     monkeypatch.setattr(linear_choice, "SECONDS", 0)
     weights = torch.full((linear_choice.COPIES, 64, 48), 0.5, dtype=stored)
-    times, _ = measure(weights, dtype, ["half", "onednn"])
+    times, _ = measure(weights, torch.float32, ["half", "onednn"])
     assert set(times) == {"torch", "half", "onednn"}
     assert all(min(seconds) > 0 and len(seconds) == 4 for seconds in times.values())
 
@@ -116,34 +82,31 @@ def test_times_are_measured_once_for_each_machine_and_shape(measured, monkeypatc
     for _ in range(2):
         assert fastest_of(network(), ["onednn"]).copy == "onednn"
     assert measured == [(16, 8)], "most of the weights"
-    fastest_of(network(), ["half"])
-    fastest_of(network().half(), ["onednn"])
     fastest_of(nn.ModuleList([nn.Linear(1 << 10, 1 << 12)]), ["onednn"])
-    assert measured[3:] == [(513, 1 << 10)], "a part of a large weight"
+    assert measured[1:] == [(513, 1 << 10)], "a part of a large weight"
     monkeypatch.setattr("torch.get_num_threads", lambda: 77)
     fastest_of(network(), ["onednn"])
-    assert len(measured) == 5
+    assert len(measured) == 3
 
 
-@pytest.mark.parametrize("text", ["{", "null", '{"torch": [1, 2, 3, 0], "onednn": [1, 2, 3, 4]}'])
-def test_a_broken_file_is_measured_and_written_anew(text, measured, tmp_path):
+def test_a_broken_file_is_measured_and_written_anew(measured, tmp_path):
     fastest_of(network(), ["onednn"])
     (file,) = (tmp_path / "token_recycling").iterdir()
     kept = file.read_bytes()
-    file.write_text(text)
+    file.write_text("{")
     for _ in range(2):
         fastest_of(network(), ["onednn"])
     assert len(measured) == 2 and file.read_bytes() == kept
 
 
-def test_a_disturbed_measurement_is_not_kept(measured, monkeypatch, tmp_path):
+def test_a_measurement_that_is_disturbed_or_cannot_be_written_is_not_kept(
+    measured, monkeypatch, tmp_path
+):
     monkeypatch.setattr(linear_choice, "measure", lambda *_: (EPYC, False))
     assert fastest_of(network(), ["half"]).copy == "half" and not any(tmp_path.iterdir())
-
-
-def test_a_folder_that_cannot_be_written_is_no_error(measured, tmp_path, monkeypatch):
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
+    monkeypatch.setattr(linear_choice, "measure", lambda *_: (EPYC, True))
     assert fastest_of(network(), ["half"]).copy == "half"
 
 

@@ -2,26 +2,22 @@
 
 import copy
 import json
-from contextlib import nullcontext
 from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from torch.nn.utils import parametrizations
 from transformers import AutoModelForCausalLM as Auto
 
 from evaluation.answerers import build_answerer
 from evaluation.loading import models
 from model import narrow_weights
 from model.decoder import Decoder
-from model.engine.linear import SAMPLED, PackedLinear, halves, is_narrow
+from model.engine.linear import PackedLinear, halves, is_narrow
 from model.errors import UserError
 from model.files import ROOT
-from tests.checkpoint import write_checkpoint
 from tests.conftest import CONFIGS, greedy, toy_model
-from tests.model.families import toy
 
 PROMPT = [5, 9, 13, 7, 5, 9, 13, 8, 20, 21]
 IDS = torch.tensor([PROMPT])
@@ -99,24 +95,12 @@ def added(model):
     model.model.layers[0].mlp.down_proj.weight.data.add_(0.25)  # which torch does not count
 
 
-def scaled(model):
-    model.load_state_dict({name: tensor * 1.25 for name, tensor in model.state_dict().items()})
-
-
-def normed(model):
-    torch.manual_seed(1)
-    parametrizations.spectral_norm(model.model.layers[0].mlp.down_proj)
-
-
 def resized(model):
     torch.manual_seed(2)
     model.resize_token_embeddings(57)
 
 
-WRITES = [trained, added, scaled, resized, torch.nn.Module.float, torch.nn.Module.double]
-
-
-@pytest.mark.parametrize("write", [*WRITES, normed, torch.nn.Module.half, torch.nn.Module.bfloat16])
+@pytest.mark.parametrize("write", [trained, added, resized, torch.nn.Module.float])
 def test_an_owner_may_write_cast_and_resize_it_as_a_stock_model(write, saved):
     folder = saved()
     kept = load(folder)
@@ -124,18 +108,11 @@ def test_an_owner_may_write_cast_and_resize_it_as_a_stock_model(write, saved):
     decoded(kept)
     for model in (kept, stock):
         write(model)
-    if write is not normed:  # a norm of 16-bit weights is rounded
-        with torch.no_grad():  # the kept one has rounded what was written
-            stock.load_state_dict(kept.state_dict())
-            own = kept(IDS).logits
-            other = stock(IDS).logits
-        assert own.dtype is other.dtype
-        tolerance = 1e-5 * other.abs().max().item()
-        torch.testing.assert_close(own, other, rtol=1e-4, atol=tolerance)
-    assert write is normed or greedy(kept, PROMPT, 20) == greedy(stock, PROMPT, 20)
-    if write in WRITES:
-        for linear in ("half", "onednn", "torch") if is_narrow(kept) else ("auto",):
-            assert decoded(kept, linear=linear) == greedy(stock, PROMPT, 20), linear
+    stock.load_state_dict(kept.state_dict())  # the kept one has rounded what was written
+    expected = greedy(stock, PROMPT, 20)
+    assert greedy(kept, PROMPT, 20) == expected
+    for linear in ("half", "onednn", "torch") if is_narrow(kept) else ("auto",):
+        assert decoded(kept, linear=linear) == expected, linear
 
 
 def test_it_is_saved_copied_and_released_exactly(saved, tmp_path_factory):
@@ -147,13 +124,8 @@ def test_it_is_saved_copied_and_released_exactly(saved, tmp_path_factory):
     said = decoder.settings["linear"]
     assert said.startswith("half (float32 from weights of 16 bits; measured: ")
     kept.save_pretrained(elsewhere)
-    again = load(elsewhere)
-    sizes = [sum(tensor.nbytes for tensor in model.parameters()) for model in (kept, again)]
-    assert is_narrow(again) and sizes[0] == sizes[1]
-    torch.save(kept, elsewhere / "model.pt")
-    pickled = torch.load(elsewhere / "model.pt", weights_only=False)
-    for model in (again, pickled, copy.deepcopy(kept)):
-        assert greedy(model, PROMPT, 20) == expected
+    for model in (load(elsewhere), copy.deepcopy(kept)):
+        assert is_narrow(model) and greedy(model, PROMPT, 20) == expected
     decoder.release()
     assert greedy(kept, PROMPT, 20) == expected and is_narrow(kept)
 
@@ -176,10 +148,8 @@ def stored(folder, config=None, **types):
     ("dtype", "config", "types"),
     [
         (torch.bfloat16, None, {"norm": torch.float32}),  # as a model of narrow weights is saved
-        (torch.bfloat16, None, {"down_proj": torch.float32, "norm": torch.float64}),
         (torch.float16, None, {"q_proj": torch.bfloat16, "embed": torch.float32}),
         (torch.float16, "bfloat16", {}),
-        (torch.float16, "float32", {}),
         (torch.float32, "bfloat16", {}),
     ],
 )
@@ -196,33 +166,19 @@ def test_the_files_own_types_decide_what_is_kept(dtype, config, types, saved):
     assert decoded(kept) == greedy(wide, PROMPT, 20)
 
 
-def test_wide_tensors_that_the_model_calls_otherwise_are_loaded_by_transformers(tmp_path):
-    """Experts are joined when they are loaded."""
-    toy("mixtral").to(torch.bfloat16).save_pretrained(tmp_path)
-    assert is_narrow(load(tmp_path))
-    stored(tmp_path, experts=torch.float32)
-    model = load(tmp_path)
-    assert not is_narrow(model) and torch.equal(model(IDS).logits, load_wide(tmp_path)(IDS).logits)
-
-
-@pytest.mark.parametrize("pickled", [False, True])
-def test_what_files_have_of_no_part_of_the_model_changes_nothing(pickled, tmp_path):
+def test_what_files_have_of_no_part_of_the_model_changes_nothing(tmp_path):
     """Angles in float32, as in files of LLaMA and Vicuna."""
     toy_model("llama-grouped").to(torch.bfloat16).save_pretrained(tmp_path)
     expected = load(tmp_path)(IDS).logits
     file = tmp_path / "model.safetensors"
     state = load_file(file) | {"model.layers.0.self_attn.rotary_emb.inv_freq": torch.rand(4)}
-    if pickled:
-        torch.save(state | {"note": "none of a tensor"}, tmp_path / "pytorch_model.bin")
-        file.unlink()
-    else:
-        save_file(state, file, {"format": "pt"})
-    kept = load(tmp_path, use_safetensors=not pickled)
+    save_file(state, file, {"format": "pt"})
+    kept = load(tmp_path)
     assert is_narrow(kept) and torch.equal(kept(IDS).logits, expected)
 
 
 def test_an_explicit_type_is_that_type():
-    for dtype in ("float32", torch.float32, "bfloat16"):
+    for dtype in (torch.float32, "bfloat16"):
         model = Decoder.from_pretrained(EMBEDDED.path, dtype=dtype, device="cpu").target.model
         assert not is_narrow(model) and str(model.dtype).endswith(str(dtype))
         assert {parameter.dtype for parameter in model.parameters()} == {model.dtype}
@@ -246,17 +202,6 @@ def test_a_weight_that_does_not_fit_is_widened(value, saved):
         torch.testing.assert_close(layer(x), expected, equal_nan=True)
 
 
-def test_a_new_decoder_packs_anew_what_samples_do_not_show(saved):
-    kept = load(saved())
-    first = Decoder(kept, eos=())
-    said = first.generate(PROMPT, max_new_tokens=1).ids[0]
-    weight = kept.lm_head.weight
-    of_row = torch.arange(weight.numel()).view_as(weight)[said]
-    weight.data.view(-1)[of_row[of_row % (weight.numel() // SAMPLED | 1) != 0]] = 0
-    text = decoded(kept)
-    assert text == greedy(kept, PROMPT, 20) and text[0] != said
-
-
 def test_hf_measures_a_stock_model_loaded_once(monkeypatch):
     """Neither widened weights nor packed ones; left out where memory does not hold both."""
     loaded = models._load(EMBEDDED)
@@ -275,62 +220,34 @@ def test_hf_measures_a_stock_model_loaded_once(monkeypatch):
     assert wide.stock is wide.target.model and not is_narrow(wide.stock)
 
 
-@pytest.mark.parametrize("linear", ["auto", "torch"])
-def test_broken_files_are_one_line(saved, linear):
+def test_broken_files_are_one_line(saved):
     folder = saved()
-    shard = sorted(folder.glob("*.safetensors"))[1]
-    kept = shard.read_bytes()
-    for file, data in ((shard, kept[:-100]), (folder / "model.safetensors.index.json", b"[]")):
-        file.write_bytes(data)
-        with pytest.raises(UserError, match="cannot be loaded") as error:
-            Decoder.from_pretrained(str(folder), linear=linear)
-        assert "\n" not in str(error.value)
-        shard.write_bytes(kept)
+    (folder / "model.safetensors.index.json").write_bytes(b"[]")
+    with pytest.raises(UserError, match="cannot be loaded") as error:
+        Decoder.from_pretrained(str(folder))
+    assert "\n" not in str(error.value)
 
 
-def test_weights_of_a_users_own_model_are_copied_in_16_bits_where_they_fit():
-    """bfloat16 stays as it is, as its text changes with any other product."""
-    for dtype in (torch.float32, torch.float16, torch.bfloat16):
-        stored_in = torch.bfloat16 if dtype is torch.bfloat16 else torch.float16
-        model = toy_model("llama-grouped").to(stored_in).to(dtype)
-        decoder = Decoder(model, eos=())
-        text = decoder.generate(PROMPT, max_new_tokens=20).ids
-        assert text == greedy(model, PROMPT, 20) and not is_narrow(model)
-        assert (decoder.target.copies.kind == "half") == (dtype is not torch.bfloat16)
-
-
-@pytest.mark.parametrize("size", ["5GB", "30KB"])
-def test_a_second_copy_of_the_weights_takes_no_memory(tmp_path, size):
+def test_a_second_copy_of_the_weights_takes_no_memory(saved):
     """Mistral's consolidated.safetensors was counted, too."""
-    toy_model("llama-grouped").save_pretrained(tmp_path, max_shard_size=size)
-    files = [*tmp_path.glob("*.safetensors")]
-    needed = narrow_weights.needed_bytes(tmp_path)
-    sizes = sum(path.stat().st_size for path in files)
-    assert needed == int(1.06 * sizes) + narrow_weights.MARGIN
-    for name in ("consolidated.safetensors", "model.fp16.safetensors", "pytorch_model.bin"):
-        (tmp_path / name).write_bytes(files[0].read_bytes())
-    assert narrow_weights.needed_bytes(tmp_path) == needed
+    folder = saved()
+    needed = narrow_weights.needed_bytes(folder)
+    for name in ("consolidated.safetensors", "pytorch_model.bin"):
+        (folder / name).write_bytes(bytes(1000))
+    assert narrow_weights.needed_bytes(folder) == needed
 
 
 def test_a_checkpoint_larger_than_the_free_memory_is_refused_before_it_is_loaded(
-    tmp_path, monkeypatch
+    saved, monkeypatch
 ):
     """Twice as large if it cannot be kept, as Gemma."""
-    toy_model("gemma").to(torch.bfloat16).save_pretrained(tmp_path / "gemma")
-    folder = write_checkpoint(tmp_path / "toy")
+    folder = saved("gemma")
     monkeypatch.setattr(narrow_weights, "MARGIN", 0)
-    needed = narrow_weights.needed_bytes(tmp_path / "gemma")
-    too_little = pytest.raises(UserError, match=r"^model \S+: takes 0.0 GB of memory on a CPU")
-    for free, path, expected in (
-        (needed - 1, tmp_path / "gemma", too_little),
-        (needed, tmp_path / "gemma", too_little),
-        (2 * needed, tmp_path / "gemma", nullcontext()),
-        (1000, folder, too_little),
-    ):
-        memory = SimpleNamespace(available=free)
-        monkeypatch.setattr(narrow_weights.psutil, "virtual_memory", lambda memory=memory: memory)
-        with expected:
-            if path is folder:
-                Decoder.from_pretrained(str(path), device="cpu")
-            else:
-                load(path)
+    needed = narrow_weights.needed_bytes(folder)
+    memory = SimpleNamespace()
+    monkeypatch.setattr(narrow_weights.psutil, "virtual_memory", lambda: memory)
+    for memory.available in (1000, needed):
+        with pytest.raises(UserError, match=r"^model \S+: takes 0.0 GB of memory on a CPU"):
+            Decoder.from_pretrained(str(folder), device="cpu")
+    memory.available = 2 * needed
+    load(folder)

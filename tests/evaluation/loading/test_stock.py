@@ -28,16 +28,6 @@ CONFIGS = {
     "windows": Gemma3TextConfig(**SHAPE, **WINDOWS, num_key_value_heads=2),
 }
 # prompts, new
-SIZES = [
-    ((5,), 20),
-    ((9,), 10),
-    ((20,), 20),
-    ((20,), 40),
-    ((40,), 20),
-    ((5, 9), 20),
-    ((9, 9), 9),
-    ((4,), 1),
-]
 
 
 def loaded_model(kind):
@@ -74,27 +64,6 @@ def attempts(monkeypatch):
         return [after - before for before, after in pairwise(marks)]
 
     return since
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("kind", CONFIGS)
-def test_compiling_is_in_no_answers_time_and_texts_are_generates(kind, compiling, attempts):
-    """A layer with a window compiles again where the window is full: in the middle of an answer."""
-    torch._dynamo.reset()
-    loaded = loaded_model(kind)
-    sizes = set()
-    for lengths, new in SIZES * 2:
-        prompts = [torch.randint(3, 128, (length,)).tolist() for length in lengths]
-        expected, _ = stock_generate(loaded, prompts, config(new))
-        attempts()
-        rows, seconds = stock_generate(loaded, prompts, config(new, **compiling), compiled=True)
-        assert rows == expected and seconds > 0
-        *former, last = attempts()
-        size = len(lengths), 1 << (max(lengths) + new - 1).bit_length()
-        assert last == 0 and len(former) >= (size not in sizes), "the first of a size captures, too"
-        assert size not in sizes or all(former), "not without a reason"
-        sizes.add(size)
-    assert {*loaded.static_caches} == sizes == {(1, 32), (1, 64), (2, 32), (1, 8)}
 
 
 def test_a_cache_stays_where_it_is_and_an_attempt_samples_as_the_one_before(compiling, attempts):

@@ -100,3 +100,7 @@ def test_answers_of_a_padded_batch_end_at_their_own_end(monkeypatch):
     for text, out in zip(texts, answers(24, eos), strict=True):
         assert out.tokens == (text[: text.index(eos) + 1] if eos in text else text)
         assert (out.stop == "eos") == (eos in text)
+    # the context ends the long one alone: all are answered alone
+    longest = [(len(out.tokens), out.steps[0].batch) for out in answers(50)]
+    assert longest == [(50, 1), (40, 1), (50, 1), (50, 1)]
+    assert {out.stop for out in answers(59)} == {"context"}, "no prompt has room: IndexError"

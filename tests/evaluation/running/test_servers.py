@@ -1,5 +1,6 @@
 """method=server: rows, faults and the audit by a server that this test runs."""
 
+import shutil
 import socket
 from itertools import chain
 
@@ -74,6 +75,15 @@ PAGES = {
     "500": (("out of\nmemory", 500, TEXT), "answers 500 to /v1/completions: out of memory"),
     "refused": (({"error": "no such model"}, 404), "answers 404 to /v1/completions: {"),
 }
+
+
+def test_without_an_audit_no_weights_are_loaded(served, engine, tmp_path, checkpoint):
+    bare = shutil.copytree(checkpoint, tmp_path / "bare", ignore=shutil.ignore_patterns("*.safe*"))
+    words = ("model=path", f"model.path={bare}", "model.name=toy", "model.context=512")
+    outcome = served(engine, *ONE, *words, "method.audit=false")
+    assert outcome.code == 0, outcome.err
+    assert "ossless" not in outcome.out and served_rows(tmp_path).loc["vllm", "new_tokens"] > 0
+    assert "no weights" in served(engine, *ONE, *words).err
 
 
 def hidden_end(stream, stopped_by=None):

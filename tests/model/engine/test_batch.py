@@ -1,17 +1,19 @@
 """Batches: each text is that of its sequence alone, whoever else is in the batch."""
 
 import random
+from collections import Counter, defaultdict
 from dataclasses import replace
 from functools import cache, partial
 
 import pytest
 import torch
 from transformers import AutoModelForCausalLM as Auto
-from transformers import BambaConfig, DogeConfig, GPTNeoConfig
+from transformers import DogeConfig, GPTNeoConfig
 
 from model.engine import Drafter, Target, generate
 from model.engine.answer import Request
 from model.engine.batch import SharedCache, check_batch, decode_batch
+from model.engine.loop import exhaust
 from model.engine.sampling import Sampling
 from model.engine.sight import LENGTH
 from model.errors import UserError
@@ -19,7 +21,7 @@ from model.methods.vanilla import Vanilla
 from tests.conftest import CONFIGS, NARROW, SIZES, greedy, sharpened, toy_model
 from tests.model.every_method import SETTINGS, Oracle, OracleSession, V, make, write_companions
 from tests.model.sessions import comparable
-from tests.model.test_layers import STATES, WINDOWED
+from tests.model.test_layers import RECURRENT, WINDOWED
 
 LENGTHS = (1, 2, 5, 30, 17, 1, 60, 9, 23, 12, 40)
 
@@ -47,25 +49,18 @@ def companions(tmp_path_factory):
     return write_companions(model(), tmp_path_factory.mktemp("companions"))
 
 
-def ended(steps):
-    """All answers of a batch; what was yielded are their steps, in order."""
-    seen = {}
-    while True:
-        try:
-            number, out = next(steps)
-        except StopIteration as end:
-            assert [len(out.steps) for out in end.value] == [
-                seen[number] for number in range(len(end.value))
-            ]
-            return end.value
-        seen[number] = seen.get(number, 0) + 1
-        assert len(out.steps) == len(out.ends_s) == seen[number] and out.ends_s == sorted(
-            out.ends_s
-        )
-
-
 def together(target, drafter, size, asked):
-    return ended(decode_batch(target, drafter, asked, size))
+    """All answers of a batch; what it yields are their steps, in order."""
+    seen = Counter()
+
+    def count(yielded):
+        number, out = yielded
+        seen[number] += 1
+        assert len(out.steps) == len(out.ends_s) == seen[number]
+
+    outs = exhaust(decode_batch(target, drafter, asked, size), count)
+    assert [len(out.steps) for out in outs] == [seen[number] for number in range(len(outs))]
+    return outs
 
 
 def cut(text, limit, eos=()):
@@ -79,32 +74,28 @@ def mixed(count, rng, execution="eager"):
     return [Request(max_new_tokens=rng.choice([1, 2, 7, 24, 40]), **how) for _ in range(count)]
 
 
-@pytest.mark.parametrize("sizes", [(3,), pytest.param((2, 8), marks=pytest.mark.slow)])
 @pytest.mark.parametrize("name", SETTINGS)
-def test_greedy_texts_of_every_method(name, sizes, companions):
+def test_greedy_texts_of_every_method(name, companions):
     """Answers end by a token, at their limits and at the context's end; the queue is longer than the batch."""
-    rng, target = random.Random(name), Target(model(), context=100)
-    for size in sizes:
-        requests = mixed(len(prompts()), rng)
-        drafter = make(name, target, companions, eos=requests[0].eos)
-        expected = [
-            cut(longest(tuple(prompt)), min(request.max_new_tokens, 100 - len(prompt)), request.eos)
-            for prompt, request in zip(prompts(), requests, strict=True)
-        ]
-        # the second is hot: what is drafted goes past the end
-        for execution in (
-            "eager",
-            "static",
-        ):
-            requests = [replace(request, execution=execution) for request in requests]
-            outs = together(target, drafter, size, zip(prompts(), requests, strict=True))
-            assert [out.tokens for out in outs] == expected
-            for out, prompt, request in zip(outs, prompts(), requests, strict=True):
-                assert sum(out.accept_lengths) == len(out.tokens)
-                left = request.max_new_tokens - len(out.tokens)
-                full = "length" if not left else "context"
-                assert out.stop == ("eos" if out.tokens[-1] in request.eos else full)
-                assert out.forwards - len(out.steps) in (0, len(prompt) > 1)
+    rng = random.Random(name)
+    target = Target(model(), context=100)
+    requests = mixed(len(prompts()), rng)
+    drafter = make(name, target, companions, eos=requests[0].eos)
+    expected = [
+        cut(longest(tuple(prompt)), min(request.max_new_tokens, 100 - len(prompt)), request.eos)
+        for prompt, request in zip(prompts(), requests, strict=True)
+    ]
+    # the second is hot: what is drafted goes past the end
+    for execution in ("eager", "static"):
+        requests = [replace(request, execution=execution) for request in requests]
+        outs = together(target, drafter, 3, zip(prompts(), requests, strict=True))
+        assert [out.tokens for out in outs] == expected
+        for out, prompt, request in zip(outs, prompts(), requests, strict=True):
+            assert sum(out.accept_lengths) == len(out.tokens)
+            left = request.max_new_tokens - len(out.tokens)
+            full = "length" if not left else "context"
+            assert out.stop == ("eos" if out.tokens[-1] in request.eos else full)
+            assert out.forwards - len(out.steps) in (0, len(prompt) > 1)
 
 
 @pytest.mark.parametrize("name", SETTINGS)
@@ -146,11 +137,13 @@ def end_at(texts, length, text):
 
 @pytest.mark.parametrize("name", SETTINGS)
 def test_a_run_repeats_and_processors_and_criteria_are_asked_once_a_token(name, companions):
-    target, runs = Target(model()), []
+    target = Target(model())
+    runs = []
     for _ in range(2):
-        requests, texts, asked = [], {}, {}
+        requests = []
+        texts = defaultdict(list)
+        asked = defaultdict(list)
         for i, prompt in enumerate(prompts()):
-            texts[i], asked[i] = [], []
             reads = partial(read, texts[i])
             ends = partial(end_at, asked[i], len(prompt) + 3 + i)
             requests.append(
@@ -208,9 +201,8 @@ def columns(monkeypatch):
     monkeypatch.setattr("model.engine.batch.check_batch", lambda *trial: None)
 
 
-@pytest.mark.parametrize("sizes", [(2, 3), pytest.param((2, 3, 8), marks=pytest.mark.slow)])
 @pytest.mark.parametrize("architecture", [*CONFIGS, *(f"windowed {name}" for name in WINDOWED)])
-def test_every_architecture(architecture, sizes, columns):
+def test_every_architecture(architecture, columns):
     """Also where the context ends, and where windows and chunks do."""
     windowed = architecture.removeprefix("windowed ")
     torch.manual_seed(0)
@@ -219,18 +211,18 @@ def test_every_architecture(architecture, sizes, columns):
         if architecture in CONFIGS
         else sharpened(Auto.from_config(WINDOWED[windowed]).eval())
     )
-    rng, target = random.Random(1), Target(of)
+    rng = random.Random(1)
+    target = Target(of)
     texts = [
         [7],
         [5, 6, 7, 8] * 60,
         *([rng.randrange(3, V) for _ in range(length)] for length in (20, 3, 33)),
     ]
     answers = {tuple(text): greedy(of, text, min(30, 256 - len(text))) for text in texts}
-    names = ("vanilla", "recycling", "dynamic") if 8 in sizes else ("recycling",)
-    drafters = {name: make(name, target, {}) for name in names}
-    for size in sizes:
+    drafters = {"recycling": make("recycling", target, {})}
+    for size, execution in ((2, "eager"), (3, "static")):
         for name, drafter in (drafters | {"oracle": Oracles(answers, size)}).items():
-            request = Request(max_new_tokens=30, execution="static" if size == 3 else "eager")
+            request = Request(max_new_tokens=30, execution=execution)
             outs = together(target, drafter, size, [(text, request) for text in texts])
             assert [out.tokens for out in outs] == list(answers.values()), name
             assert outs[1].stop == "context"
@@ -259,22 +251,17 @@ def test_a_wrong_mask_is_noticed(wrong, by_table, monkeypatch):
 
 
 def test_what_cannot_be_a_batch_is_refused_by_name(llama):
-    target, asked = Target(llama), [([5, 6], Request(max_new_tokens=3))]
+    target = Target(llama)
     for size in (0, 2.5, "8"):
-        with pytest.raises(
-            UserError, match=f"^batch={size}: must be a number of sequences, at least 1$"
-        ):
-            together(target, Vanilla(target.device), size, asked)
-    with pytest.raises(UserError, match="^execution=graph: "):
-        together(
-            target, Vanilla(target.device), 2, [([5], Request(max_new_tokens=3, execution="graph"))]
-        )
-    with pytest.raises(UserError, match="^max_new_tokens=0: must"):
-        together(target, Vanilla(target.device), 2, [*asked, ([5], Request(max_new_tokens=0))])
-    sizes = SIZES | NARROW | dict(num_key_value_heads=2, attn_layer_indices=[1])
-    states = Target(Auto.from_config(BambaConfig(**sizes, **STATES)).eval())
+        with pytest.raises(UserError, match=f"^batch={size}: must be a number of sequences"):
+            together(target, Vanilla(target.device), size, [])
+    for wrong in (dict(execution="graph"), dict(max_new_tokens=0)):
+        asked = [([5], Request(**dict(max_new_tokens=3) | wrong))]
+        with pytest.raises(UserError, match=f"^{next(iter(wrong))}="):
+            together(target, Vanilla(target.device), 2, asked)
+    states = Target(Auto.from_config(RECURRENT["lfm2"]).eval())
     with pytest.raises(UserError, match="keeps recurrent states; decode its prompts one by one"):
-        together(states, Vanilla(states.device), 2, asked)
+        together(states, Vanilla(states.device), 2, [([5], Request(max_new_tokens=3))])
     neo = GPTNeoConfig(
         vocab_size=61, hidden_size=32, num_layers=2, num_heads=4, attention_types=[[["global"], 2]],
         max_position_embeddings=256,

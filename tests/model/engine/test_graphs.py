@@ -33,7 +33,9 @@ def test_steps_are_captured_once_and_replayed_from_then(monkeypatch, method):
 
 def test_warm_ups_change_nothing(monkeypatch):
     """A second one that began where the first one ended would write behind the cache at a context's end."""
-    graphs, drafter, seen = FakeGraphs(monkeypatch), TokenRecycling(V, build_template("2.2.2")), []
+    graphs = FakeGraphs(monkeypatch)
+    drafter = TokenRecycling(V, build_template("2.2.2"))
+    seen = []
     run = StaticStep.run
 
     def noted(step):
@@ -47,12 +49,12 @@ def test_warm_ups_change_nothing(monkeypatch):
     assert len(graphs.captured) == 1 and seen[0] == seen[1] == seen[2] != seen[3]
 
 
-@pytest.mark.parametrize("method", ["recycling", "eagle"])
-def test_a_changed_mode_is_captured_anew(monkeypatch, tmp_path, method):
+def test_a_changed_mode_is_captured_anew(monkeypatch, tmp_path):
     """A replay knows nothing of an owner's new hook. The engine's own, for hidden states, changes nothing."""
-    graphs, captured = FakeGraphs(monkeypatch), []
+    graphs = FakeGraphs(monkeypatch)
+    captured = []
     target = graphs.target(toy_model("llama"))
-    drafter = make(method, target, {"eagle": {"head_path": write_eagle(tmp_path, target.model)}})
+    drafter = make("eagle", target, {"eagle": {"head_path": write_eagle(tmp_path, target.model)}})
     for change in (None, None, target.model.model.register_forward_hook):
         if change is not None:
             change(lambda module, inputs, output: None)
@@ -63,7 +65,8 @@ def test_a_changed_mode_is_captured_anew(monkeypatch, tmp_path, method):
 
 def test_two_sources_of_one_tree_are_two_captured_steps(monkeypatch):
     """Chains of one length are one tree: a copied chain must not replay the recycled one's step."""
-    model, prompt = toy_model("llama"), [5, 6, 7, 8, 9, 5, 6, 7, 8, 9, 5, 6]
+    model = toy_model("llama")
+    prompt = [5, 6, 7, 8, 9, 5, 6, 7, 8, 9, 5, 6]
     settings = dict(min_match=2, max_draft=4, k=2)
 
     def make():

@@ -31,6 +31,7 @@ def test_small_tree_by_hand():
     for i, row in enumerate([[0], [0, 1], [0, 2], [0, 1, 3], [0, 2, 4], [0, 1, 3, 5]]):
         expected[i, row] = True
     assert torch.equal(tree.ancestors, expected)
+    assert Tree([0, 0, 0, 1, 1]).ranks.tolist() == [0, 0, 1, 0, 1]
     assert not tree.is_chain and Tree.chain(3).is_chain and Tree.chain(0).is_chain
     assert len(Tree.chain(0)) == 1
 
@@ -46,10 +47,6 @@ def test_invariants_on_random_trees(seed):
         assert tree.ancestors[i].nonzero().flatten().tolist() == tree.chain_of[i]
         assert tree.depths[i] >= tree.depths[i - 1]
     assert Tree(tree.parents.tolist(), tree.ranks.tolist()).rank_paths == tree.rank_paths
-
-
-def test_ranks_default_to_the_order_among_siblings():
-    assert Tree([0, 0, 0, 1, 1]).ranks.tolist() == [0, 0, 1, 0, 1]
 
 
 @pytest.mark.parametrize(

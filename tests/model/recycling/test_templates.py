@@ -60,7 +60,7 @@ WRONG = [
     (dict(name="best"), "'best' needs nodes"),
     (dict(name="chain", depth=-1), "depth=-1"),
     (dict(name="balanced", branching=8, depth=9), "'balanced' needs nodes"),
-    (dict(name="file", path="nowhere.yaml"), "no file nowhere.yaml"),
+    (dict(name="file", path="nowhere.yaml"), "nowhere.yaml cannot be read"),
 ]
 
 

@@ -84,7 +84,7 @@ def test_a_turn_recycles_the_logits_of_its_new_tokens():
     model = toy_model("llama")
     target = Target(model)
     drafter = TokenRecycling(V, Tree.chain(1), k=2, recycle_prompt=True)
-    first = generate(target, drafter, [5, 6, 7], max_new_tokens=3).tokens
+    first = generate(target, drafter, [5, 6, 7], max_new_tokens=3, reuse=True).tokens
     prompt = [5, 6, 7, *first, 50, 51, 52]
     generate(target, drafter, prompt, max_new_tokens=1, reuse=True)
     with torch.inference_mode():
