@@ -21,7 +21,7 @@ from evaluation.records.provenance import ANSWERING
 from model.recycling import build_template
 
 ROOT = Path(__file__).resolve().parents[1]
-FOLDERS = ("model", "evaluation", "tools", "tests", "data/embedded", "data/novelty")
+FOLDERS = ("model", "evaluation", "tools", "tests", "data/embedded")
 PYTHON_FILES = [p for folder in FOLDERS for p in (ROOT / folder).rglob("*.py")]
 
 

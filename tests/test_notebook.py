@@ -10,7 +10,6 @@ from typing import Any
 import matplotlib
 import pytest
 from matplotlib import pyplot
-from transformers import AutoModelForCausalLM, AutoTokenizer
 
 ROOT = Path(__file__).resolve().parents[1]
 NOTEBOOK = ROOT / "examples/quickstart.ipynb"
@@ -56,24 +55,6 @@ def test_every_cell_runs_and_the_texts_are_equal(shown, capsys):
     figure, page = shown
     assert [axes.get_ylabel() for axes in figure.axes] == ["tokens per step", ""]
     assert page == names["picture"].svg(names["MODEL"])
-
-
-def test_the_toy_model_replaces_the_small_one_alone(shown, monkeypatch, capsys):
-    """Where the hub is out of reach."""
-
-    def from_folders_alone(load: Any) -> Any:
-        def local(name: Any, **options: Any) -> Any:
-            if not Path(name).is_dir():
-                raise OSError(f"{name}: out of reach")
-            return load(name, **options)
-
-        return local
-
-    for auto in (AutoModelForCausalLM, AutoTokenizer):
-        monkeypatch.setattr(auto, "from_pretrained", from_folders_alone(auto.from_pretrained))
-    assert run(CODE[:3])["model"].num_parameters() < 3e6 and "toy model" in capsys.readouterr().out
-    with pytest.raises(OSError, match="out of reach"):
-        run(CODE[:3], MODEL="somebody/model")
 
 
 def test_a_notebook_by_itself_asks_where_its_library_is(shown, monkeypatch, tmp_path):

@@ -14,10 +14,8 @@ WORDS, separated by spaces:
 
 - a method; a column of tables/main.csv to print (by default MAT)
 - setting=value; category=qa; interval=no
-- repeated=10-30: only answers with 10 to 30 % of repeated 3-grams
 - tokens=0-256: only steps that begin in the first 256 tokens; loops=no: only those before 64 tokens
   occur again
-- half=held_out: only this half of the questions (bench.split), of a record of the whole bench
 - in=E: another experiment
 - over WORDS: the ratio of MATs, or of tokens_per_second, to another configuration's; it shares
   settings not named again
@@ -28,25 +26,20 @@ replaced by the value.
 """
 
 import argparse
-import hashlib
 import itertools
-import json
 import re
 import shlex
 import sys
 from collections.abc import Iterator
-from functools import cache, partial
-from pathlib import Path
+from functools import cache
 from typing import Any
 
 import numpy as np
 import yaml
-from matplotlib.figure import Figure
 
 from evaluation import figures
 from evaluation.errors import user_errors
 from evaluation.figures import style
-from evaluation.loading.bench import SPLITS, numbers
 from evaluation.report import REFERENCE
 from evaluation.statistics import intervals, metrics, pools, published, rendering, tables
 from evaluation.statistics.experiment import Experiment
@@ -90,7 +83,7 @@ CHANGED = {
 }
 BLOCK = re.compile(r"^<!-- results: ([^<]*?)-->\n(?:(?!<!-- ).*\n)*?<!-- end -->$", flags=re.M)
 # words that choose a part of the answers and steps
-PARTS = ("repeated", "tokens", "loops", "half")
+PARTS = ("tokens", "loops")
 
 
 @cache
@@ -165,7 +158,7 @@ class Shipped:
         if pool is None or base is None:
             return ""
 
-        cells = halved(pool, part.get("half")).of(category)
+        cells = pool.cells.of(category)
         row: dict[Any, Any]
         if over and column == "tokens_per_second":
             column = "speedup_vanilla"
@@ -190,28 +183,9 @@ def settings(pool: pools.Pool) -> dict[str, Any]:
     return {"order": "file", **pool.group, **pool.first.facets, **named}
 
 
-def halved(pool: pools.Pool, half: str | None) -> pools.Cells:
-    """Return the cells of the questions that bench.split=`half` chooses of all.
-
-    None: the cells of every question.
-    """
-    if half is None:
-        return pool.cells
-
-    # halves are counted in the order of the file
-    rows = dict(sorted(pool.answers_to_compare(0).items(), key=lambda item: item[1]["question_id"]))
-    number = dict(zip(rows, numbers(row["category"] for row in rows.values()), strict=True))
-
-    halves = [SPLITS[number[key] % 2] for key in pool.cells.questions]
-    return pool.cells.take(np.array(halves) == half)
-
-
 def measured(pool: pools.Pool, cells: pools.Cells, part: dict[str, Any]) -> dict[Any, Any]:
     """Return MAT and counts of a part of the answers, by the columns of the main table."""
     asked = [pool.answers_to_compare(0)[key] for key in cells.questions]
-    if "repeated" in part:
-        low, high = (int(end) / 100 for end in part["repeated"].split("-"))
-        asked = [answer for answer in asked if low <= metrics.repetition(answer) < high]
 
     # tokens and steps of each question: (questions, 2)
     begin, end = map(int, part.get("tokens", f"0-{sys.maxsize}").split("-"))
@@ -289,34 +263,14 @@ def defined() -> list[tuple[str, str, str]]:
     return rows
 
 
-def contents(figure: Figure) -> str:
-    """Return a digest of what a figure of curves shows, whatever the fonts."""
-    shown: list[object] = [text.get_text() for text in figure.texts]
-    for axes in figure.axes:
-        shown += [axes.get_xlabel(), axes.get_ylabel()]
-        shown += [text.get_text() for text in axes.texts]
-        for line in axes.lines:
-            shown += [line.get_label(), line.get_color(), line.get_linestyle(), line.get_marker()]
-            shown.append(line.get_xydata())
-        for band in axes.collections:
-            shown += [path.vertices for path in band.get_paths()]
-
-    rounded = json.dumps(shown, default=_rounded)
-    return hashlib.sha256(rounded.encode()).hexdigest()
-
-
-def _rounded(array: Any) -> list[str]:
-    """Return the numbers of an array, rounded to five digits."""
-    return [f"{value:.5g}" for value in np.ravel(array).tolist()]
-
-
-def save_png(figure: Figure, path: Path, shown: str) -> None:
-    """Write the figure with the digest of what it shows in its metadata.
-
-    No version of the software is in there.
-    """
-    with style.styled(), replaced(path) as partial:
-        figure.savefig(partial, format="png", metadata={"Software": None, "Contents": shown})
+def save_figure(name: str) -> None:
+    """Draw a document's figure; no version of the software is in the file."""
+    record, kind = FIGURES[name]
+    (data,) = figures.split(Shipped(record).experiment).values()
+    path = ROOT / "docs/figures" / name
+    with style.styled(dark=name.endswith("-dark.png")), replaced(path) as partial:
+        figure = getattr(figures, kind)(data)
+        figure.savefig(partial, format="png", metadata={"Software": None})
 
 
 def main() -> None:
@@ -327,38 +281,29 @@ def main() -> None:
     parser.add_argument(
         "--check",
         action="store_true",
-        help="write nothing; fail where a document is stale",
+        help="write nothing; fail where a document's table is stale",
     )
 
     with user_errors():
         check = parser.parse_args().check
-        stale = []
-
+        stale = False
         for page in (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))):
             old = page.read_text(encoding="utf-8")
             new, blocks = BLOCK.subn(rendered, old)
-
             if blocks != old.count("<!-- results:"):
                 raise UserError(f"{page.name}: a block is not closed by <!-- end -->")
-            stale += [(page, partial(write_text, page, new))] if new != old else []
 
-        for name, (of, kind) in FIGURES.items():
-            (data,) = figures.split(Shipped(of).experiment).values()
-            with style.styled(dark=name.endswith("-dark.png")):
-                file = ROOT / "docs/figures" / name
-                figure = getattr(figures, kind)(data)
-
-            shown = contents(figure)  # kept as text in a PNG
-            if not file.exists() or f"Contents\0{shown}".encode() not in file.read_bytes():
-                stale.append((file, partial(save_png, figure, file, shown)))
-
-        for file, write in stale:
-            print(f"{file.name}: {'not what the records say' if check else 'written'}")
-            if not check:
-                write()
+            if new != old:
+                stale = True
+                print(f"{page.name}: {'not what the records say' if check else 'written'}")
+                if not check:
+                    write_text(page, new)
 
         if stale and check:
             raise UserError("python -m tools.document_results writes them anew")
+        if not check:
+            for name in FIGURES:
+                save_figure(name)
 
 
 if __name__ == "__main__":

@@ -1,8 +1,8 @@
 """Draw figures from records only.
 
-A figure is one function, which returns None if the runs lack its data: add it to FIGURES (it gets
-one `FigureData`, the runs of a model and bench) or to ACROSS (it gets all of them). Its name is the
-file's name, its docstring the sentence that the report page prints below it.
+A figure is one function, which gets the runs of a model and bench (`FigureData`) and returns None
+if these lack its data: add it to FIGURES. Its name is the file's name, its docstring the sentence
+that the report page prints below it.
 
 Others use `draw_all`, and `style` to draw by hand. This folder may import `records` and
 `statistics`.
@@ -13,7 +13,7 @@ from __future__ import annotations
 import os
 import re
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 
 # A notebook's kernel exports a backend that this environment may lack; no figure needs one.
@@ -29,7 +29,6 @@ from .comparisons import (
     accepted_lengths,
     mat,
     mat_over_questions,
-    novelty,
     overhead,
     speedup_over_hf,
     speedup_over_vanilla,
@@ -51,8 +50,8 @@ FIGURES: tuple[Callable[[FigureData], Figure | None], ...] = (
     tree_shape,
     budget,
     batch,
+    overhead,
 )
-ACROSS: tuple[Callable[[Sequence[FigureData]], Figure | None], ...] = (overhead, novelty)
 
 
 def draw_all(experiment: Experiment, folder: Path) -> list[Path]:
@@ -75,10 +74,6 @@ def draw_all(experiment: Experiment, folder: Path) -> list[Path]:
             for draw in FIGURES:
                 if (figure := draw(data)) is not None:
                     made.append(save(figure, folder / f"{draw.__name__}{end}"))
-
-        for draw_across in ACROSS:
-            if (figure := draw_across(list(datasets.values()))) is not None:
-                made.append(save(figure, folder / draw_across.__name__))
     return made
 
 

@@ -1,6 +1,6 @@
 """Methods next to one another.
 
-By subtask, accepted length, depth, question, part of a step, repetition.
+By subtask, accepted length, depth, question, part of a step.
 """
 
 from __future__ import annotations
@@ -8,7 +8,6 @@ from __future__ import annotations
 import itertools
 from collections import Counter
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -17,9 +16,9 @@ from matplotlib.ticker import MaxNLocator
 
 from ..records.rows import accept_lengths
 from ..statistics.acceptance import by_depth
-from ..statistics.metrics import OVERALL, choices, repetition
-from .figure_data import MOST, FigureData, Row, counted
-from .style import FILLS, INTERVAL, PALETTE, drawable, finish, grid, panels
+from ..statistics.metrics import OVERALL, choices
+from .figure_data import MOST, FigureData, Row
+from .style import INTERVAL, PALETTE, drawable, finish, grid, panels
 
 # as axes print them
 CATEGORIES = {"mt_bench": "MT-bench", "qa": "QA", "rag": "RAG", "math_reasoning": "math"}
@@ -195,19 +194,15 @@ def mat_over_questions(data: FigureData) -> Figure | None:
     return finish(figure, data.note(rows))
 
 
-def overhead(datasets: Sequence[FigureData]) -> Figure | None:
-    """Time of a step by its parts, for each method and model; the device is synchronised after each
-    part.
-    """
+def overhead(data: FigureData) -> Figure | None:
+    """Time of a step by its parts, for each method; the device is synchronised after each part."""
     names = []
     bars = []
-    for data in datasets:
-        for row in data.overall:
-            times = part_ms(row["pool"].rows)
-            if times:
-                model = f"{row['model']}: " if len(datasets) > 1 else ""
-                names.append(model + row["name"])
-                bars.append(times)
+    for row in data.overall:
+        times = part_ms(row["pool"].rows)
+        if times:
+            names.append(row["name"])
+            bars.append(times)
     if not bars:
         return None
 
@@ -231,7 +226,7 @@ def overhead(datasets: Sequence[FigureData]) -> Figure | None:
         )
 
     axes.set_yticks(at, names)
-    return finish(figure, _measured(datasets))
+    return finish(figure, data.note(names))
 
 
 def part_ms(rows: Sequence[Row]) -> dict[str, float]:
@@ -252,48 +247,3 @@ def part_ms(rows: Sequence[Row]) -> dict[str, float]:
     if not steps:
         return {}
     return {part: 1e3 * value / steps for part, value in seconds.items() if part != "prefill"}
-
-
-def _measured(datasets: Sequence[FigureData]) -> str:
-    """Name the models and machines of all datasets, each once."""
-    return "; ".join(dict.fromkeys(data.measured.split(";")[0] for data in datasets))
-
-
-def novelty(datasets: Sequence[FigureData]) -> Figure | None:
-    """MAT of each question against how much its answer repeats: the share of its 3-grams that
-    occurred earlier, in the prompt or in the answer."""
-    drawn = []
-    for data in datasets:
-        for row in data.shown(MOST):
-            points = _repetition_and_mat(row["pool"].first_answers)
-            if points:
-                drawn.append((row, points))
-    if sum(len(points) for _, points in drawn) < 8 or len(drawn) > MOST:
-        return None
-
-    label = "% of the answer's 3-grams that occurred earlier"
-    figure, (axes,) = panels(label, "MAT of the question", height=2.2)
-    benches = list(dict.fromkeys(row["bench"] for row, _ in drawn))
-    for row, points in drawn:
-        options: dict[str, Any] = row["look"]
-        if len(benches) > 1:
-            fills = ("full", *FILLS.values())
-            fill = fills[benches.index(row["bench"]) % len(fills)]
-            options = options | {"label": f"{row['name']}, {row['bench']}", "fillstyle": fill}
-        options = options | {"linestyle": "none", "markersize": 3, "alpha": 0.55}
-        axes.plot(*zip(*points, strict=True), **options)
-
-    axes.axhline(1.0, color="#444444", linewidth=0.7)
-    every = sum(len(data.overall) for data in datasets)
-    return finish(figure, _measured(datasets) + counted(len(drawn), every))
-
-
-def _repetition_and_mat(answers: Sequence[Row]) -> list[tuple[float, float]]:
-    """Return the repeated 3-grams in %, and the MAT, of the answers for which both are known."""
-    points = []
-    for answer in answers:
-        share = repetition(answer)
-        lengths = accept_lengths(answer)
-        if lengths and pd.notna(share):
-            points.append((100 * share, sum(lengths) / len(lengths)))
-    return points

@@ -6,7 +6,6 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
@@ -159,20 +158,13 @@ def _mark_fastest(
 
 
 def tree_shape(data: FigureData) -> Figure | None:
-    """MAT by depth and breadth of the draft tree; in brackets the nodes of trees that hold
-    fewer.
-    """
+    """MAT by depth and breadth of the draft tree."""
     rows = pd.DataFrame(data.drafting or None, columns=["tree", "tree_nodes", *SHAPE, "mat"])
     rows = rows[rows["tree"] == "shape"].sort_values("mat").astype(dict.fromkeys(SHAPE, int))
     rows = rows.drop_duplicates(SHAPE, keep="last")  # keep the start with the largest MAT
     mats = rows.pivot(index=SHAPE[1], columns=SHAPE[0], values="mat")[::-1]
-    nodes = rows.pivot(index=SHAPE[1], columns=SHAPE[0], values="tree_nodes")[::-1]
     if min(mats.shape) < 2:
         return None
 
-    most = int(rows["tree_nodes"].max())
-    fewer = {at: f"({count:.0f})" for at, count in np.ndenumerate(nodes.to_numpy()) if count < most}
-    note = f"{most} nodes, or as many as fit (in brackets); {data.note(rows)}"
-    return grid(
-        mats, "MAT", note, words=fewer, xlabel="depth of the draft tree", ylabel="breadth (root)"
-    )
+    note = f"{int(rows['tree_nodes'].max())} nodes, or as many as fit; {data.note(rows)}"
+    return grid(mats, "MAT", note, xlabel="depth of the draft tree", ylabel="breadth (root)")

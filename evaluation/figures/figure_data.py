@@ -44,9 +44,8 @@ class FigureData:
         """
         rows: list[Row] = self.table[self.table["category"] == OVERALL].to_dict("records")  # type: ignore[assignment]
         for row, pool in zip(rows, self.pools, strict=True):
-            row |= {"pool": pool, "budget": pool.budget, "state_mib": row["state_bytes"] / 2**20}
-            names = {"name": pool.name, "model": row["model"], "bench": row["bench"]}
-            row |= {key: drawable(str(name)) for key, name in names.items()}
+            row |= {"pool": pool, "name": drawable(pool.name), "budget": pool.budget}
+            row["state_mib"] = row["state_bytes"] / 2**20
         return rows
 
     @property
@@ -130,12 +129,9 @@ class FigureData:
 
     def note(self, drawn: Collection[Any]) -> str:
         """Name model, device and bench, and say how many configurations are drawn, if not all."""
-        return self.measured + counted(len(drawn), len(self.overall))
-
-
-def counted(drawn: int, of: int) -> str:
-    """Say how many configurations a figure draws, if not all."""
-    return f"; {drawn} of {of} configurations are drawn" if drawn < of else ""
+        every = len(self.overall)
+        left_out = f"; {len(drawn)} of {every} configurations are drawn"
+        return self.measured + (left_out if len(drawn) < every else "")
 
 
 def largest(lines: Sequence[Line], most: int = MOST) -> list[Line]:

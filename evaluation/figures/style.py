@@ -6,7 +6,6 @@ It is paper.mplstyle, lines safe for the colour-blind, and a grid of numbers.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
@@ -15,7 +14,7 @@ import numpy as np
 import pandas as pd
 from matplotlib import rc_context, rc_params_from_file
 from matplotlib.axes import Axes
-from matplotlib.colors import TwoSlopeNorm
+from matplotlib.colors import CenteredNorm
 from matplotlib.figure import Figure
 from matplotlib.font_manager import findfont, get_font
 
@@ -158,82 +157,41 @@ def save(figure: Figure, path: Path) -> Path:
 
 
 def grid(
-    cells: pd.DataFrame,
-    title: str,
-    note: str,
-    *,
-    middle: float | None = None,
-    words: Mapping[tuple[int, int], str] | None = None,
-    **axis_labels: str,
+    cells: pd.DataFrame, title: str, note: str, *, middle: float | None = None, **labels: str
 ) -> Figure:
     """Draw each cell's number on a colour; NaN stays empty.
 
     Marks for many methods would cover one another; numbers on colours stay readable.
 
     Args:
-        middle: where the colours turn (no gain), darker purple above it and darker orange below;
-            None: the lowest is the palest.
-        words: text below a cell's number, by row and column.
+        middle: where the colours turn (no gain), purple above it and orange below; None: the lowest
+            is the palest.
+        labels: of the axes, as `xlabel`.
     """
     rows = list(map(str, cells.index))
     columns = list(map(str, cells.columns))
     values = cells.to_numpy(dtype=float)
-    words = words or {}
 
-    figure, (axes,) = panels(
-        "",
-        "",
-        height=0.75 + (0.3 if words else 0.155) * len(rows),
-    )
+    figure, (axes,) = panels("", "", height=0.75 + 0.155 * len(rows))
     # the cells keep their width
     figure.set_figwidth(WIDTH + 0.06 * max(0, *(len(name) - 16 for name in rows)))
 
-    ticks = None
-    if middle is None:
-        image = axes.imshow(values, cmap="Blues", aspect="auto")
-    else:
-        lowest = min(np.nanmin(values), middle - 0.1)
-        highest = max(np.nanmax(values), middle + 0.1)
-        norm = TwoSlopeNorm(middle, lowest, highest)
-        ticks = [lowest, middle, highest]  # by default, the lower half has no tick
-        image = axes.imshow(
-            values,
-            cmap="PuOr",
-            norm=norm,
-            aspect="auto",
-        )
-    bar = figure.colorbar(
-        image,
-        fraction=0.04,
-        pad=0.02,
-        ticks=ticks,
-        format="%.2g",
-    )
-    bar.ax.tick_params(labelsize=5, length=2)
+    # pale, so that black numbers can be read on any colour
+    colours: dict[str, Any] = {"aspect": "auto", "alpha": 0.6, "cmap": "Blues"}
+    if middle is not None:
+        colours |= {"cmap": "PuOr", "norm": CenteredNorm(middle)}
+    axes.imshow(values, **colours)
 
     for (row, column), value in np.ndenumerate(values):
         if np.isfinite(value):
-            luma = np.dot(image.to_rgba(value)[:3], (0.3, 0.59, 0.11))
-            ink = "w" if luma < 0.5 else "k"
-            text = f"{value:.2f}\n{words.get((row, column), '')}".strip()
-            axes.text(
-                column,
-                row,
-                text,
-                ha="center",
-                va="center",
-                fontsize=5,
-                color=ink,
-            )
+            axes.text(column, row, f"{value:.2f}", ha="center", va="center", fontsize=5)
 
-    slanted: dict[str, Any] = {}
-    if max(map(len, columns)) > 3:
-        slanted = {"rotation": 35, "ha": "right", "rotation_mode": "anchor"}
+    slanted: dict[str, Any] = {"rotation": 35, "ha": "right", "rotation_mode": "anchor"}
     axes.set_xticks(range(len(columns)), columns, fontsize=6, **slanted)
     axes.set_yticks(range(len(rows)), rows, fontsize=6)
     axes.tick_params(length=0)
     axes.grid(visible=False)
     axes.spines[:].set_visible(False)
     axes.set_title(title, fontsize=7)
-    axes.set(**axis_labels)
+    axes.set(**labels)
     return finish(figure, note)

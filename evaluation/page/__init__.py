@@ -100,7 +100,7 @@ def _sha256(text: str) -> str:
 def _figures(folder: Path) -> list[dict[str, Any]]:
     """Return the figures as images inside the page, their docstrings as captions."""
     figures = []
-    for draw in (*drawn.FIGURES, *drawn.ACROSS):
+    for draw in drawn.FIGURES:
         caption = " ".join((inspect.getdoc(draw) or "").split())
         for path in sorted(folder.glob("*.svg")):
             if path.stem.split("-")[0] != draw.__name__:

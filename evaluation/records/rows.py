@@ -88,16 +88,6 @@ def later_steps(rows: Sequence[Row]) -> tuple[float, float]:
     return sum(seconds), sum(max(count - 1, 0) for count in steps)
 
 
-def repeated_ngrams(before: Sequence[int], tokens: Sequence[int], n: int = 3) -> float | None:
-    """Return the share of n-grams of `tokens` that occur earlier.
-
-    Earlier is in `before` or `tokens`. None without n-grams.
-    """
-    seen = set(zip(*(before[i:] for i in range(n)), strict=False))
-    grams = list(zip(*(tokens[i:] for i in range(n)), strict=False))
-    return 1 - len(set(grams) - seen) / len(grams) if grams else None
-
-
 def between(ends: Sequence[float]) -> list[int]:
     """Return each step's time in whole microseconds.
 
@@ -163,10 +153,10 @@ def parse_answers(lines: Iterable[str]) -> tuple[dict[Any, Row], str]:
     choices of turns with matching counts. Keys that Spec-Bench's own table of speeds does not need
     (accept_lengths, decoding_steps, ...) may be missing or null.
     """
-    rows: dict[str, Row] = {}  # by the id's text: 1 and "1" are one question
-    broken: dict[str, str] = {}  # the lines' numbers, and why
-    repeated = []
-    without_lengths = []
+    # by the id's text: 1 and "1" are one question, whose later answer counts
+    rows: dict[str, Row] = {}
+    broken = []
+    without_lengths = 0
 
     for number, line in enumerate(lines, start=1):
         if not line.strip():
@@ -177,35 +167,19 @@ def parse_answers(lines: Iterable[str]) -> tuple[dict[Any, Row], str]:
         except (ValueError, RecursionError):
             why = "not JSON, cut short?"
         if why:
-            broken[str(number)] = why
+            broken.append(f"line {number}: {why}")
             continue
 
-        key = str(row["question_id"])
-        if key in rows:
-            repeated.append(key)
-        if any(choice.get("accept_lengths") is None for choice in row["choices"]):
-            without_lengths.append(key)
-        rows[key] = row
+        rows[str(row["question_id"])] = row
+        without_lengths += any(choice.get("accept_lengths") is None for choice in row["choices"])
 
     damage = []
     if broken:
-        first, why = next(iter(broken.items()))
-        damage.append(f"{len(broken)} broken line(s): {_some(broken)} (line {first}: {why})")
-    if repeated:
-        damage.append(
-            f"{len(repeated)} question id(s) repeated, the later one counts: {_some(repeated)}"
-        )
+        damage.append(f"{len(broken)} broken line(s), first {broken[0]}")
     if without_lengths:
-        count = f"{len(without_lengths)} answer(s) without accept_lengths, which count in no MAT"
-        damage.append(f"{count}: {_some(without_lengths)}")
+        count = f"{without_lengths} answer(s) without accept_lengths, which count in no MAT"
+        damage.append(count)
     return {row["question_id"]: row for row in rows.values()}, "; ".join(damage)
-
-
-def _some(items: Iterable[str], most: int = 8) -> str:
-    """Name the first of these items, and how many more there are."""
-    named = list(items)
-    more = f" and {len(named) - most} more" if len(named) > most else ""
-    return ", ".join(named[:most]) + more
 
 
 # By key, in how many lists a value is nested, and its types. Numbers are finite and not negative.

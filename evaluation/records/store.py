@@ -131,13 +131,9 @@ class AnswerStore:
         return (self.folder / "summary.json").exists()
 
     def state_at(self, answered: int) -> dict[str, torch.Tensor]:
-        """Load the drafter's state after `answered` questions. Raises UserError if it is gone."""
-        return load_state(self._state_path(answered))
+        """Load the drafter's state after `answered` questions. Raises UserError if it is gone.
 
-    def last_state(self, answered: int) -> dict[str, torch.Tensor]:
-        """Load the state after the last question.
-
-        A kill may have come before or after the file was renamed.
+        After the last question, a kill may have come before or after the file was renamed.
         """
         path = self._state_path(answered)
         return load_state(path if path.exists() else self.folder / "state.safetensors")
@@ -145,26 +141,22 @@ class AnswerStore:
     def append(self, rows: Sequence[Row], state: dict[str, torch.Tensor], answered: int) -> None:
         """Write the state after answer number `answered` (from 1).
 
-        Then write the answers up to it: all or none.
+        Then write the answers up to it.
         """
         if state:
             save_state(state, self._state_path(answered))
         lines = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows).encode()
         self.answers.parent.mkdir(parents=True, exist_ok=True)
-        # no buffer that would try again when closed
-        with self.answers.open("ab", buffering=0) as handle:
-            size = handle.tell()
-            written = 0
-            try:
-                while written < len(lines):
-                    written += handle.write(lines[written:])
+        try:
+            with self.answers.open("ab") as handle:
+                handle.write(lines)
+                handle.flush()
                 os.fsync(handle.fileno())
-            except OSError as error:
-                handle.truncate(size)
-                raise UserError(
-                    f"{self.answers}: cannot be written ({error.strerror}); {answered - len(rows)}"
-                    " answers are kept, make room and give the same command again"
-                ) from None
+        except OSError as error:  # a part that was written is cut off by `begin`
+            raise UserError(
+                f"{self.answers}: cannot be written ({error.strerror}); {answered - len(rows)}"
+                " answers are kept, make room and give the same command again"
+            ) from None
 
         if state:
             self._state_path(answered - len(rows)).unlink(missing_ok=True)

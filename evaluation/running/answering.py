@@ -22,7 +22,7 @@ from ..answerers import Answerer, Served, ServedAnswer
 from ..loading.bench import answer_text, prompt_ids
 from ..loading.devices import PhaseClock, peak_bytes, restart_peak
 from ..records.questions import Question
-from ..records.rows import SCHEMA, Row, between, repeated_ngrams
+from ..records.rows import SCHEMA, Row, between
 from .shared_text import generate_together
 
 
@@ -157,8 +157,6 @@ class Conversation:
             "forwards": generation.forwards,
             "stop": generation.stop,
             "output_ids": generation.tokens,
-            # in the prompt or the answer
-            "repeated_3grams": repeated_ngrams(self.prompt, generation.tokens),
             # nodes forwarded, rank path accepted, and the source of the draft if there are
             # several
             "step_nodes": [step.nodes for step in steps],

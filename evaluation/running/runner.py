@@ -61,7 +61,6 @@ class Runner:
         key: equal for two runs that would write the same files.
         done: the stored answers by question id.
         pending: the questions without an answer, in the order asked.
-        tokens, steps, seconds: sums over the stored answers.
 
     Raises:
         UserError: a mistake of the user.
@@ -134,10 +133,6 @@ class Runner:
 
         self.done: dict[Any, Row] = {}
         self.pending: list[Question] = list(self._questions)
-        # of the answers
-        self.tokens = 0
-        self.steps = 0
-        self.seconds = 0.0
 
     def ignored(self, given: Container[str]) -> list[str]:
         """Return the given settings that change nothing of this run, some with the reason."""
@@ -169,9 +164,6 @@ class Runner:
         self.done = self.store.begin(self._metadata())
         self.pending = [q for q in self._questions if q.question_id not in self.done]
         self._resumed_at = len(self.done)
-
-        for row in self.done.values():
-            self._count(row)
 
     def prepare(self) -> None:
         """Warm up if the run is timed, and restore the state at which it stopped.
@@ -250,22 +242,17 @@ class Runner:
         self.done |= {row["question_id"]: row for row in rows}
         state = self.answerer.drafter.state_dict() if self.answerer.keeps_state else {}
         self.store.append(rows, state, len(self.done))
-
-        for row in rows:
-            self._count(row)
         del self.pending[: len(rows)]
-
-    def _count(self, row: Row) -> None:
-        """Add a row to the sums that progress shows."""
-        self.tokens += new_tokens(row)
-        self.steps += tokens_and_steps(row)[1]
-        self.seconds += wall_time(row)
 
     @property
     def figures(self) -> str:
         """MAT of the answers so far, and their speed if they are timed."""
-        mat = f"MAT {self.tokens / self.steps:.2f}" if self.steps else ""
-        speed = f"{self.tokens / self.seconds:.0f} tokens/s" if self.seconds else ""
+        rows = self.done.values()
+        tokens = sum(map(new_tokens, rows))
+        steps = sum(tokens_and_steps(row)[1] for row in rows)
+        seconds = sum(map(wall_time, rows))
+        mat = f"MAT {tokens / steps:.2f}" if steps else ""
+        speed = f"{tokens / seconds:.0f} tokens/s" if seconds else ""
         return ", ".join(filter(None, (mat, speed)))
 
     def finish(self) -> None:
@@ -279,13 +266,9 @@ class Runner:
         answerer = self.answerer
         rows = list(self.done.values())
 
-        # the state after the last question
-        if self._resumed_at == len(rows) and answerer.on_engine:  # killed after its last answer
-            if answerer.keeps_state:
-                answerer.drafter.load_state_dict(self.store.last_state(len(rows)))
-            else:  # the final state was not saved: answer again
-                count = len(rows) % self.size or self.size
-                answer(self._questions[-count:], [(answerer, self.config)])
+        # killed after its last answer: with the state after that
+        if self._resumed_at == len(rows) and answerer.keeps_state:
+            answerer.drafter.load_state_dict(self.store.state_at(len(rows)))
 
         state = answerer.drafter.state_dict()
         summary = measure(rows)

@@ -4,17 +4,13 @@ Drafts do not change the target's output, so methods that answer one prompt foll
 differ in where their steps begin and in what they draft, but many draft nodes are the same. So
 accepted lengths, which do not depend on time, cost little more for many configurations than for a
 few. Times cannot be measured this way.
-
-Methods that read nothing of rejected nodes (`Needs.rejected`: prompt look-up, for one) come last.
-Their accepted lengths follow from the text alone, so their drafts are not forwarded, except those
-of the first method if there is no other kind.
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -33,7 +29,7 @@ from model.engine.tree import Draft
 from model.errors import UserError
 
 
-@dataclass(slots=True, weakref_slot=True, eq=False)
+@dataclass(slots=True, eq=False)
 class Context:
     """A path of tokens that continues the prompt, and the target's output after it.
 
@@ -67,8 +63,6 @@ class SharedText:
 
     Attributes:
         tip: the deepest committed context.
-        start: the prompt's end, which only the accepted text continues: copies of the committed
-            contexts, for methods that read nothing of rejected nodes.
     """
 
     def __init__(
@@ -106,9 +100,6 @@ class SharedText:
 
         # the prompt's last token is the root of the first step
         self.tip = Context(len(prompt) - 2, -1, choice=prompt[-1], committed=True)
-        self.start = replace(self.tip, children={})
-        self._end = self.start  # of `start`'s text
-        self._keeps_text = not all(need.rejected for need in needs)
 
     def forward(self, drafts: Sequence[tuple[Context, Draft]]) -> list[list[Context]]:
         """Return the context of every node of these drafts; forward the new ones.
@@ -189,34 +180,12 @@ class SharedText:
 
             path.append(rows.index(accepted))
             accepted.committed = True
-
-            if self._keeps_text:
-                copy = replace(accepted, children={})
-                self._end.children[accepted.token] = copy
-                self._end = copy
-
             self.tip = accepted
 
         if path:
             source = torch.tensor(path, device=self.target.device) + past
             self.cache.move(source, past + torch.arange(len(path), device=self.target.device))
             self.cache.length += len(path)
-
-
-def follow(root: Context, draft: Draft) -> list[Context]:
-    """Return the context of every node of a draft on a text that is known to its end.
-
-    Nodes that are rejected, or after the end, have the choice -1.
-    """
-    nodes = [root]
-    rejected = replace(root, choice=-1)  # its logits and hidden states are not read
-
-    for token, parent in zip(draft.tokens.tolist()[1:], draft.tree.parent_of[1:], strict=True):
-        accepted = nodes[parent].choice == token
-        known = nodes[parent].children.get(token) if accepted else None
-        nodes.append(known or rejected)
-
-    return nodes
 
 
 class _Answer:
@@ -359,10 +328,7 @@ def generate_together(
         for session, chain in zip(sessions, chains, strict=True):
             answers.append(_Answer(session, prompt, chain, text))
 
-        # if no method reads rejected nodes, the first one finds the text
-        unfinished = [one for one in answers if one.needs.rejected] or answers[:1]
-        following = [one for one in answers if one not in unfinished]
-
+        unfinished = list(answers)
         while unfinished:
             # those furthest back take a step, in one forward
             back = min(one.context.position for one in unfinished)
@@ -372,14 +338,6 @@ def generate_together(
             for one, (_, draft), nodes in zip(turn, drafts, text.forward(drafts), strict=True):
                 if not one.learn(draft, nodes, limit, eos):
                     unfinished.remove(one)
-
-        for one in following:
-            one.context = text.start.child(one.root)
-            goes_on = True
-
-            while goes_on:
-                draft = one.draft()
-                goes_on = one.learn(draft, follow(one.context, draft), limit, eos)
 
     for one in answers:
         one.out.end(limit, max_new_tokens, eos)

@@ -4,9 +4,9 @@ Audit: is the output still the model's own? Token ids are compared in the turns 
 from the same prompt.
 
 Two experiments: token ids must be equal in every turn, as no draft may change them. Accepted
-lengths may differ: with the state kept between prompts, the sizes that step times choose, other
-settings. The ratio of the MATs and its interval say by how much. Another processor rounds 16-bit
-numbers in its own way, and so does a server: then texts may differ.
+lengths may differ: with the state kept between prompts and the sizes that step times choose. The
+ratio of the MATs and its interval say by how much. Another processor rounds 16-bit numbers in its
+own way, and so does a server: then texts may differ.
 """
 
 from __future__ import annotations
@@ -252,40 +252,33 @@ class Comparison:
 
 
 def compare(here: Sequence[Pool], there: Sequence[Pool]) -> tuple[list[Comparison], list[str]]:
-    """Compare configurations of one limit of new tokens, paired by all settings, else by label.
+    """Compare configurations of the same settings, if possible of the same type.
 
     Also name those without a counterpart.
     """
     comparisons = []
     others = list(there)
-    alone = list(here)
+    alone = []
 
-    for by_label in (False, True):
-        for pool in list(alone):
-            key = _key(pool, by_label)
-            peers = [other for other in others if _key(other, by_label) == key]
-            peers = [other for other in peers if _common(pool, other)]
-            twins = [one for one in alone if _key(one, by_label) == key]
-            if not peers or (by_label and len(peers) + len(twins) > 2):
-                continue
+    for pool in here:
+        peers = [other for other in others if _common(pool, other) and _key(other) == _key(pool)]
+        if not peers:
+            alone.append(f"only here: {pool.name}")
+            continue
 
-            closest = max(peers, key=lambda peer: len(_common(pool, peer)))
-            comparisons.append(_compare(pool, closest))
-            alone.remove(pool)
-            others.remove(closest)
+        dtype = pool.group["dtype"]
+        peers.sort(key=lambda peer: (peer.group["dtype"] != dtype, -len(_common(pool, peer))))
+        comparisons.append(_compare(pool, peers[0]))
+        others.remove(peers[0])
 
-    words = [f"only here: {pool.name}" for pool in alone]
-    return comparisons, words + [f"only there: {pool.name}" for pool in others]
+    return comparisons, alone + [f"only there: {pool.name}" for pool in others]
 
 
-def _key(pool: Pool, by_label: bool) -> Any:
+def _key(pool: Pool) -> Any:
     """Return what two configurations must share to be a pair."""
-    key = [pool.group[name] for name in ("model", "bench", "max_new_tokens")] + [pool.label]
-    if by_label:
-        return key
     facets = pool.first.facets.items()
     settings = {name: value for name, value in facets if name not in HOW and value is not None}
-    return key, pool.group["dtype"], settings
+    return [pool.group[name] for name in ("model", "bench", "max_new_tokens")], pool.label, settings
 
 
 def _common(here: Pool, there: Pool) -> set[str]:

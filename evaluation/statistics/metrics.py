@@ -109,19 +109,6 @@ def engine_means(rows: Sequence[Row]) -> dict[str, float]:
     return {name: sums[name] / weights[name] for name in sums}
 
 
-def repetition(row: Row) -> float:
-    """Return the mean over a question's turns of the share of repeated 3-grams.
-
-    NaN where the row does not say.
-    """
-    shares: list[float] = []
-    for choice in row["choices"]:
-        turns = choice.get("repeated_3grams") or []
-        shares += [share for share in turns if share is not None]
-
-    return mean(shares)
-
-
 def counts_between(row: Row, begin: int, end: int, loops: bool = True) -> tuple[int, int]:
     """Return the tokens and steps of a question's steps that begin between two positions.
 

@@ -244,11 +244,11 @@ class Pool:
             alike = (*COMPARED, "method_model")
             return dict.fromkeys(BASELINES) | {SERVER: self.closest(engine, alike)}
 
-        found = {name: self.closest(name) for name in BASELINES}
-        for steps, inside in INSIDE.items():
-            if self.first.facets.get("execution") == inside:
-                for name in BASELINES:
-                    found[name] = found[name] or self.closest(name, execution=steps)
+        execution = str(self.first.facets.get("execution"))
+        of_steps = {inside: steps for steps, inside in INSIDE.items()}.get(execution, execution)
+        found = {}
+        for name in BASELINES:
+            found[name] = self.closest(name) or self.closest(name, execution=of_steps)
 
         found["hf"] = found["hf"] or self.closest("hf", set(COMPARED) - {"execution"})
         return found
@@ -266,21 +266,18 @@ class Pool:
         """
         facets = self.first.facets | other_facets
         wanted = (label, self.first.comparable, [facets.get(key) for key in alike])
-        best = None
-        most = (0, 0, 0)
 
+        ranks: dict[Pool, tuple[int, ...]] = {}
         for other in self.among:
             settings = [other.first.facets.get(key) for key in alike]
             if (other.label, other.first.comparable, settings) != wanted:
                 continue
             batches = self.speeds.questions.isin(other.speeds.questions).sum()
             questions = self.cells.questions.isin(other.cells.questions).sum()
-            rank = (int(batches), int(questions), -len(other.cells.questions))
-            if questions and (best is None or rank > most):
-                best = other
-                most = rank
+            if questions:
+                ranks[other] = (batches, questions, -len(other.cells.questions))
 
-        return best
+        return max(ranks, key=lambda other: ranks[other], default=None)
 
     @cached_property
     def cells(self) -> Cells:

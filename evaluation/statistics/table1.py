@@ -59,21 +59,20 @@ def table1(table: pd.DataFrame, left_out: Sequence[dict[str, str]] = ()) -> pd.D
             rows.append({"model": model, "method": method, "source": unavailable(why)})
 
     rows += [row | {"source": PUBLISHED} for row in read_published("paper_table1")]
+    for row in rows:
+        row["method"] = "ar" if row["method"] == "hf" else row["method"]
+        row["name"] = PAPER_METHODS.get(row["method"], row["method"]) + row.get("name", "")
 
-    filled = pd.DataFrame(rows, columns=COLUMNS)
-    filled["method"] = filled["method"].replace("hf", "ar")
-    names = filled["method"].replace(PAPER_METHODS)
-    order = {method: place for place, method in enumerate(PAPER_METHODS)}
-    models = {model: place for place, model in enumerate(filled["model"].unique())}
-    places = pd.DataFrame(
-        {
-            "model": filled["model"].map(models),  # measured ones first
-            "method": filled["method"].map(order).fillna(len(order)),
-            "source": filled["source"] != PUBLISHED,
-        }
-    )
-    filled["name"] = names + filled["name"].astype(object).fillna("")
-    return filled.loc[places.sort_values([*places.columns], kind="stable").index]
+    models = [row["model"] for row in rows]  # measured ones first
+    methods = [*PAPER_METHODS]
+
+    def place(row: dict[str, Any]) -> tuple[int, int, bool]:
+        method = row["method"]
+        at = methods.index(method) if method in methods else len(methods)
+        return models.index(row["model"]), at, row["source"] != PUBLISHED
+
+    rows.sort(key=place)
+    return pd.DataFrame(rows, columns=COLUMNS)
 
 
 def _measured(table: pd.DataFrame) -> list[dict[str, Any]]:

@@ -41,14 +41,6 @@ class Needs:
     # Which hidden states (see `target.LAST`): `Verification.hidden`, `set_hidden`,
     # `observe_prompt_hidden`
     hidden: tuple[int, ...] = ()
-    # True: logits and hidden states of rejected nodes are not read, so may be wrong
-    accepted_only: bool = False
-
-    @property
-    def rejected(self) -> bool:
-        """True if the drafter reads the target's outputs after rejected nodes."""
-        outputs = (self.logits or bool(self.hidden)) and not self.accepted_only
-        return outputs or self.choices or self.candidates > 0
 
 
 def check_ids(what: str, ids: torch.Tensor, vocab_size: int) -> None:

@@ -48,7 +48,7 @@ class LogitSpec(Drafter):
     """
 
     # many candidates are needed, but only of the last accepted node
-    needs = Needs(logits=True, accepted_only=True)
+    needs = Needs(logits=True)
 
     def __init__(
         self,

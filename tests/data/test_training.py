@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import random
 from itertools import islice
 from pathlib import Path
 
@@ -15,9 +14,9 @@ from transformers import AutoTokenizer
 
 from data.embedded.training import check, corpus
 from data.embedded.training import train as training_
-from data.embedded.training.check import right, same_behaviour
-from data.embedded.training.corpus import TASKS, held_out, held_out_questions, training
-from data.embedded.training.dialogue import Dialogue, encode, prompt
+from data.embedded.training.check import same_behaviour
+from data.embedded.training.corpus import held_out, held_out_questions, training
+from data.embedded.training.dialogue import prompt
 from data.embedded.training.tokenizer import CHAT
 from data.embedded.training.train import Recipe, build_tokenizer, train
 
@@ -33,46 +32,6 @@ def tokenizer() -> Tokenizer:
 
 
 # --- the judge
-
-
-def corrupt(dialogue: Dialogue) -> str:
-    """The first answer with one fact wrong, as a plausible model would get it wrong."""
-    answer = dialogue.answers[0]
-    if dialogue.category in ("code", "coding"):
-        return answer.replace("    return ", "    return [0] or ", 1)
-    if dialogue.category in ("math", "math_reasoning"):
-        head, _, tail = answer.rpartition("= ")
-        return f"{head}= 1{tail}"
-    words = answer.split(" ")
-    names = [i for i, word in enumerate(words) if i and word[:1].isupper()]
-    words[names[-1] if names else -1] = "Zebra"
-    return " ".join(words)
-
-
-def test_references_are_right_and_one_wrong_fact_is_found() -> None:
-    for dialogue in HELD_OUT[:60:2] + HELD_OUT[60::4]:
-        assert all(right(dialogue.category, answer, answer) for answer in dialogue.answers), (
-            dialogue
-        )
-    for category in TASKS:
-        dialogue = next(d for d in HELD_OUT if d.category == category)
-        answer = dialogue.answers[0]
-        for wrong in (corrupt(dialogue), "", answer[: len(answer) // 2]):
-            assert not right(category, answer, wrong), category
-
-
-@pytest.mark.parametrize(
-    ("code", "same"),
-    [
-        ("def f(numbers):\n    return sum(numbers)\n```\nA sum.", True),
-        ("def f(numbers):\n    return len(numbers)\n```", False),
-        ("def f(numbers):\n    return sum(numbers)\nprint(f([1]))\n```", False),
-    ],
-)
-def test_code_may_be_written_differently(code: str, same: bool) -> None:
-    loop = "    t = 0\n    for n in numbers:\n        t += n\n    return t\n"
-    reference = f"```python\ndef f(numbers):\n{loop}```"
-    assert same_behaviour(reference, f"```python\n{code}") is same
 
 
 @pytest.mark.parametrize(
@@ -117,26 +76,6 @@ def test_shipped_files_are_what_the_command_writes(tmp_path: Path) -> None:
 
 
 # --- encoding
-
-
-def test_training_sees_the_tokens_of_inference(tokenizer: Tokenizer) -> None:
-    """fschat's prompt, tokenized by AutoTokenizer, is a prefix of the training ids; the answer follows, then EOS."""
-    fast = AutoTokenizer.from_pretrained(MODEL, local_files_only=True)
-    rng = random.Random(0)
-    for task in TASKS.values():
-        dialogue = task(rng)
-        (encoded,) = encode(tokenizer, [dialogue])
-        assert encoded.ids[0] == fast.bos_token_id
-        for i, answer in enumerate(dialogue.answers):
-            ids = fast(prompt(dialogue.turns[: i + 1], dialogue.answers[:i])).input_ids
-            reply = [*fast(f" {answer}", add_special_tokens=False).input_ids, fast.eos_token_id]
-            end = len(ids) + len(reply)
-            assert encoded.ids[: len(ids)] == ids
-            assert encoded.ids[len(ids) : end] == reply
-            assert all(encoded.answer[len(ids) : end])
-            assert not encoded.answer[len(ids) - 1]
-        assert end == len(encoded.ids)
-        assert sum(encoded.answer) < len(encoded.ids)
 
 
 # --- training

@@ -39,7 +39,6 @@ def few_figures(request, monkeypatch) -> None:
     monkeypatch.setattr(style, "KINDS", ("svg",))
     if "drawn" not in request.fixturenames:
         monkeypatch.setattr(figures, "FIGURES", ())
-        monkeypatch.setattr(figures, "ACROSS", ())
 
 
 @pytest.fixture(autouse=True)

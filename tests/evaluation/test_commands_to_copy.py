@@ -13,8 +13,6 @@ from evaluation.page import render
 from evaluation.records.runs import read_runs
 from evaluation.statistics.agreement import audit_table, wording
 from evaluation.statistics.experiment import Experiment
-from model.errors import UserError
-from model.structures.heads import read_head
 from tests.evaluation.made_runs import answer, made, write
 
 NAMES = ["plain/deep.1", "two words", "it's", '"$HOME"', "a;b&c", "{x},y", "`id`", "<i>"]
@@ -63,11 +61,3 @@ def test_a_trees_overrides(folder, call):
     overrides = [OverridesParser.create().parse_override(word) for word in words(line)]
     given = {override.key_or_group: override.value() for override in overrides}
     assert given == {"tree": "file", "tree.path": str(tree)}
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_how_to_train_a_head(name):
-    with pytest.raises(UserError) as refused:
-        read_head(f"nowhere/{name}", "medusa", None, ())
-    command = re.search(r"`(python -m tools.*)` \(", str(refused.value))[1]
-    assert words(command)[-2:] == ["--output", f"nowhere/{name}"]

@@ -5,7 +5,6 @@ import shutil
 from pathlib import Path
 
 import pytest
-from transformers import AutoTokenizer
 
 from evaluation import inference_recycling
 from model.files import ROOT
@@ -91,14 +90,3 @@ def test_a_vicuna_of_any_name_gives_the_official_trace(official_command, start):
         assert choice["prompt_tokens"] == [len(turn["prompt_ids"])]
         assert choice["output_ids"][0][: len(official)] == official[: choice["new_tokens"][0]]
         assert choice["accept_lengths"][:-1] == turn["accept_lengths"][:-1], turn["question_id"]
-
-
-def test_another_template_is_taken_if_it_is_named(official_command, official, infer):
-    _, found = official_command("--template", "raw", "--question-end", "1")
-    tokenizer = AutoTokenizer.from_pretrained(official / "checkpoint-final")
-    (question,) = rows_of(official / "question.jsonl")[0]["turns"]
-    assert found[1]["prompt_tokens"] == [len(tokenizer(question).input_ids)]
-    for template, why in (("chat", "no chat template"), ("v9", "no such conversation")):
-        refused = infer("--template", template)
-        assert refused.code == 2 and f"model.template={template}: " in refused.err
-        assert why in refused.err

@@ -4,7 +4,6 @@ import json
 
 import pandas as pd
 import pytest
-from hydra import compose, initialize_config_dir
 
 from evaluation import sweep
 from model.errors import UserError
@@ -45,13 +44,6 @@ def test_the_command_and_the_function_measure_the_same(evaluate, toy, tmp_path, 
     first, second = zip(*stamps, strict=True)
     assert max(first) < min(second), "they take turns"
     pd.testing.assert_frame_equal(again[COLUMNS], frame[COLUMNS])
-
-
-def test_a_callers_own_hydra_is_its_own_again(toy, tmp_path):
-    """It was already initialized, which ended the measurement."""
-    (tmp_path / "callers.yaml").write_text("answer: 42")
-    with initialize_config_dir(str(tmp_path), version_base=None):
-        assert len(toy("vanilla", timed=False)) and compose("callers").answer == 42
 
 
 def test_lists_groups_and_odd_names(toy, tmp_path):

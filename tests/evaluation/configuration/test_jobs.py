@@ -94,15 +94,6 @@ def test_a_folder_of_ones_own_adds_methods_and_comes_before_the_shipped_one(tmp_
     assert [job.config.method.name for job in jobs] == ["echo", "mine", *["recycling"] * 4]
 
 
-def test_a_launcher_starts_what_was_typed(tmp_path):
-    """Without -m its only job had been the default one."""
-    (tmp_path / "hydra/launcher").mkdir(parents=True)
-    (tmp_path / "hydra/launcher/mine.yaml").write_text("_target_: mine")
-    composed = compose(["hydra/launcher=mine", "method=pld"], config_dir=str(tmp_path))
-    assert composed.is_sweep
-    assert [job.overrides for job in composed.jobs] == [["repeat=0", "method=pld"]]
-
-
 @pytest.mark.parametrize(
     "text", ["2024_06_01", "1e3", "null", "true", "it's", "a\\", "\\'", "a, [b] = {c: d}", " x ", "~"]
 )  # fmt: skip

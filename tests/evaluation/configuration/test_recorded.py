@@ -3,18 +3,10 @@
 import shutil
 
 from evaluation.configuration.config import changed_sampling
-from evaluation.records.runs import read_runs
-from evaluation.running.runner import recorded_method
 from evaluation.statistics.pools import pools
 from tests.evaluation.made_runs import made
 
 FEW = ("bench.end=1", "max_new_tokens=4", "timed=false")
-
-
-def test_shared_noise_counts_where_there_is_noise_to_share():
-    for share, temperature, kept in ((True, 0.0, False), (True, 0.7, True), (False, 0.7, False)):
-        config = {"sampling": {"temperature": temperature}}
-        assert ("share_noise" in recorded_method({"share_noise": share}, config)) == kept
 
 
 def test_sampling_settings_count_if_they_change_the_text():
@@ -28,19 +20,6 @@ def test_another_seed_is_another_run_and_a_moved_model_is_not(evaluate, checkpoi
     for more in ("seed=0", "seed=1", "seed=1", f"model.path={moved}", "num_choices=2"):
         assert evaluate(*FEW, "method=vanilla", more).code == 0
     assert len(list((tmp_path / "results/default/runs").iterdir())) == 3
-
-
-def test_arguments_of_the_chat_template_count_where_they_are_given(evaluate, checkpoint, tmp_path):
-    folder = shutil.copytree(checkpoint, tmp_path / "toy")
-    own = "{% for m in messages %}{{ m.content }}{% endfor %}{% if loud %} LOUD{% endif %}"
-    (folder / "chat_template.jinja").write_text(own)
-    command = (*FEW, f"model.path={folder}", "model.template=chat", "method=vanilla")
-    for more in ((), ("model.chat_template_kwargs={loud:true}",)):
-        assert evaluate(*command, *more).code == 0
-    found = [run.metadata for run in read_runs(tmp_path / "results/default")]
-    given = [str(about["settings"]["model"].get("chat_template_kwargs")) for about in found]
-    assert sorted(given) == ["None", "{'loud': True}"]
-    assert len({about["template_sha256"] for about in found}) == 2
 
 
 def test_a_file_is_known_by_its_digest_and_not_by_its_path(evaluate, tmp_path, monkeypatch):

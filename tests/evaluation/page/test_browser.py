@@ -76,9 +76,3 @@ def test_the_page_can_be_used(report_folder, tmp_path):
         "3 nodes drafted, accepted ranks 0·0."
     )
     assert seen["next"].startswith("qa, question 1")
-
-
-@pytest.mark.skipif(CHROMIUM is None, reason=WANTED)
-def test_it_fits_a_narrow_window(report_folder, tmp_path):
-    seen = used(report_folder / "report.html", tmp_path, 500)
-    assert seen["errors"] == [] and seen["overflow"] <= 0

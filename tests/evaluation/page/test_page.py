@@ -5,19 +5,18 @@ import hashlib
 import html
 import json
 import re
-import shutil
 
 import pytest
 
 from evaluation.page import reader, render
-from evaluation.page.facts import commands, facts, model_words
+from evaluation.page.facts import commands, facts
 from evaluation.records.runs import read_runs
 from evaluation.statistics.experiment import Experiment
-from evaluation.statistics.notes import heading, headlines
+from evaluation.statistics.notes import headlines
 from evaluation.statistics.rendering import page_view
 from tests.evaluation.made_runs import answer as timed
 from tests.evaluation.made_runs import made
-from tests.evaluation.page.conftest import HOSTILE, answer, report, write_run
+from tests.evaluation.page.conftest import HOSTILE, answer, write_run
 
 RAW = re.compile(r"<(script|style)[^>]*>(.*?)</\1>", flags=re.S)
 
@@ -54,17 +53,6 @@ def rendered(folder):
     return render(Experiment.read(folder), folder)
 
 
-@pytest.mark.parametrize("linear", ["half", "half for about [1, 9] rows, torch for others"])
-def test_page_and_table_say_how_weights_were_rounded_and_are_held(linear, tmp_path):
-    more = {"model": {"weights": "float16"}, "circumstances": {"linear": linear}}
-    write_run(tmp_path, "vanilla", [answer(1, "qa", {"ids": [1]})], **more)
-    (run,) = read_runs(tmp_path)
-    words = "toy rounded to float16 (float32 from 16-bit weights) on a <b>device</b>; "
-    assert heading([run])[0].startswith(words)
-    words = "toy rounded to float16 (nowhere/toy), float32 from 16-bit weights, "
-    assert model_words(run).startswith(words)
-
-
 def test_it_says_what_is_missing_what_agrees_and_what_a_figure_shows(text):
     assert "Not finished." in text
     assert "incomplete: recycling (hot), repeat 0: 4 of 6 questions" in text
@@ -97,22 +85,18 @@ def test_the_table_keeps_numbers_and_hides_what_says_nothing():
     base = [timed(i, "qa", [([1] * 1000, s)]) for i, s in enumerate(seconds)]
     fast = [timed(i, "qa", [([4] * 250, s)]) for i, s in enumerate(others)]
     runs = [made("vanilla", base), made("x", fast, method={"k": 8})]
-    view = page_view(Experiment(runs).table)
-    (block,) = view.blocks
+    (block,) = page_view(Experiment(runs).table).blocks
     names = [column.name for column in block.columns]
-    assert names[:4] == ["method", "category", "questions", "new_tokens"] and "k" in names
-    assert "prefill_ms" not in names and "speedup_hf" not in names and "block" not in names
-    assert {"steps", "k"} <= block.extra
-    assert not {"mat", "speedup_vanilla", "category"} & block.extra
-    assert {"mat", "k", "steps"} <= block.numbers and not {"method", "category"} & block.numbers
+    assert names[:4] == ["method", "category", "questions", "new_tokens"]
+    assert not {"prefill_ms", "speedup_hf", "block"} & set(names)
+    assert {"steps", "k"} <= block.extra and {"mat", "k", "steps"} <= block.numbers
+    assert not {"mat", "category"} & block.extra and not {"method", "category"} & block.numbers
+
     lines = [line for line in block.lines if line.category == "overall"]
     vanilla, x = (dict(zip(names, line.cells, strict=True)) for line in lines)
     assert (x["mat"].text, x["mat"].value, x["mat"].interval) == ("4.00", "4.0", "")
     assert (x["new_tokens"].text, vanilla["k"].text, x["k"].text) == ("8,000", "-", "8")
     assert re.fullmatch(r"\[0\.\d\d, [12]\.\d\d\]", x["speedup_vanilla"].interval)
-    assert x["speedup_vanilla"].mark == "~" and len(view.footnotes) == 3
-    several = Experiment([*runs, made("x", fast, model={"dtype": "float16"})])
-    assert "block" in {column.name for column in page_view(several.table).blocks[0].columns}
 
 
 @pytest.mark.parametrize(
@@ -176,49 +160,3 @@ def test_equal_answers_are_kept_once_and_steps_are_split_by_turn(report_folder, 
     (shown,) = read(tmp_path)["answers"]
     assert [turn["lengths"] for turn in shown["turns"]] == [[1, 2], [1]]
     assert [turn["paths"] for turn in shown["turns"]] == [["", "0"], [""]]
-
-
-@pytest.mark.parametrize("converted", [True, False])
-def test_the_tokenizer_of_a_gguf_file_is_where_it_was_converted(
-    converted, checkpoint, tmp_path, monkeypatch
-):
-    shutil.copytree(checkpoint, tmp_path / f"models/toy-{'c' * 16}-3")
-    monkeypatch.setattr(reader, "CONVERTED", tmp_path / "models")
-    source = {"sha256": ("c" if converted else "d") * 64}
-    rows = [answer(1, "qa", {"ids": [5, 6]})]
-    write_run(tmp_path, "vanilla", rows, model={"path": "toy.gguf"}, converted_from=source)
-    data = read(tmp_path)
-    (shown,) = data["texts"]
-    assert len(shown.get("pieces", [])) == (2 if converted else 0)
-    assert list(data["failures"]) == ([] if converted else ["toy.gguf"])
-
-
-def test_timings_in_doubt_are_said(tmp_path):
-    write_run(tmp_path, "vanilla", [answer(1, "qa", {"ids": [5]})], cores_busy_elsewhere=1.5)
-    assert "Timings are doubtful: other processes kept cores busy" in rendered(tmp_path)
-
-
-def test_other_peoples_answers_are_shown_without_steps(tmp_path):
-    row = answer(1, "qa", {"ids": [5, 6]})
-    for key in ("decoding_steps", "output_ids", "step_nodes", "step_paths"):
-        del row["choices"][0][key]
-    write_run(tmp_path, "vanilla", [row])
-    assert report(tmp_path).exists()
-    (shown,) = read(tmp_path)["answers"]
-    assert shown["turns"] == [{"text": 0, "lengths": []}]
-
-
-def test_the_reader_keeps_questions_of_one_id_and_shards_apart(tmp_path):
-    answered = {("vanilla", "1", "1a"), ("vanilla", "2", "2b"), ("pld", "1", "1c")}
-    for label, number, text in answered:
-        row = answer(int(number), "qa", {"ids": [1], "text": text})
-        row["question_sha256"] = text
-        bench = {"sha256": f"of {label}"}
-        write_run(tmp_path, label, [row], question_hashes=[f"{number}:{text}"], bench=bench)
-    data = read(tmp_path)
-    assert len(data["questions"]) == 3
-    shown = set()
-    for one in data["answers"]:
-        text = data["texts"][one["turns"][0]["text"]]["text"]
-        shown.add((data["runs"][one["run"]], data["questions"][one["question"]]["id"], text))
-    assert shown == answered

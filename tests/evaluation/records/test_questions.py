@@ -57,16 +57,6 @@ def test_a_selection_that_makes_no_sense_is_refused(settings, why, path):
         load_bench("x", path, **settings)
 
 
-def test_a_byte_order_mark_is_read_over(tmp_path):
-    (tmp_path / "q.jsonl").write_text(json.dumps(GOOD), encoding="utf-8-sig")
-    assert [q.question_id for q in read_questions(tmp_path / "q.jsonl")] == [1]
-
-
-def test_a_folder_holds_its_question_file(tmp_path):
-    write(tmp_path / "question.jsonl", GOOD)
-    assert len(load_bench("x", str(tmp_path)).questions) == 1
-
-
 @pytest.mark.parametrize(
     ("second", "says"),
     [
@@ -86,14 +76,6 @@ def test_a_folder_holds_its_question_file(tmp_path):
 def test_a_broken_line_is_named(tmp_path, second, says):
     with pytest.raises(UserError, match=f"q.jsonl:2: {says}"):
         read_questions(write(tmp_path / "q.jsonl", GOOD, second))
-
-
-def test_a_question_with_unusual_line_ends_is_one_record(tmp_path):
-    """U+2028, U+2029 and U+0085 end a line for splitlines()."""
-    said = "one\u2028two\u2029three\x85four"
-    row = json.dumps(GOOD | {"turns": [said]}, ensure_ascii=False)
-    path = write(tmp_path / "q.jsonl", row, "", json.dumps(GOOD | {"question_id": 2}) + "\r")
-    assert [q.turns for q in read_questions(path)] == [(said,), ("why?",)]
 
 
 def test_missing_or_empty_file(tmp_path):

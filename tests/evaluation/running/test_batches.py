@@ -104,12 +104,3 @@ def test_answers_of_a_padded_batch_end_at_their_own_end(monkeypatch):
     longest = [(len(out.tokens), out.steps[0].batch) for out in answers(50)]
     assert longest == [(50, 1), (40, 1), (50, 1), (50, 1)]
     assert {out.stop for out in answers(59)} == {"context"}, "no prompt has room: IndexError"
-
-
-def test_no_speedup_is_predicted_of_a_batch(evaluate, tmp_path):
-    """The prediction was of the last batch's step times, whose width differs."""
-    few = ("start=hot", "tree=auto", "tree.nodes=8", "batch=1,3", "bench.end=4", "name=p")
-    assert evaluate("-m", "method=dynamic", *few).code == 0
-    runs = read_runs(tmp_path / "results/p")
-    predicted = {"batch" in run.settings: "predicted_speedup" in run.summary["drafter"] for run in runs}  # fmt: skip
-    assert predicted == {False: True, True: False}

@@ -62,7 +62,7 @@ def test_the_library_names_the_methods_that_the_harness_configures():
 
 FIGURE = {
     "tree_size": "tree_size", "tree_shape": "tree_shape", "topk": "topk", "start": "mat", "update": "mat",
-    "order": "mat", "overhead": "overhead", "novelty": "novelty", "precision": "mat-",
+    "order": "mat", "overhead": "overhead", "precision": "mat-",
     "table1": "speedup_over_hf", "budget": "budget", "temperature": "temperature", "paper": "speedup_over_hf",
     "batch": "batch",
 }  # fmt: skip
@@ -91,9 +91,9 @@ def test_every_experiment_runs_and_draws_its_figure(evaluate, drawn, tmp_path, n
 
 def test_the_papers_setting_has_a_folder_for_each_model_and_bench():
     """A sweep over models had one folder, named after the default model."""
-    words = ["model=vicuna-7b,embedded", "bench=sample,novelty", "method=hf,vanilla"]
+    words = ["model=vicuna-7b,embedded", "bench=sample,mbpp", "method=hf,vanilla"]
     folders = Counter(job.folder.name for job in compose(["experiment=paper", *words]).jobs)
-    names = [f"paper-{m}-{b}" for m in ("vicuna-7b", "embedded") for b in ("sample", "novelty")]
+    names = [f"paper-{m}-{b}" for m in ("vicuna-7b", "embedded") for b in ("sample", "mbpp")]
     assert folders == dict.fromkeys(names, 6)
 
 

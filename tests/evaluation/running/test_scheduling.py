@@ -1,8 +1,6 @@
 """Runs that take turns question by question: the same answers as one after the other, wherever they were cut."""
 
-import itertools
 import re
-import sys
 
 import pytest
 import torch
@@ -10,7 +8,7 @@ import torch
 from evaluation.records.runs import read_runs
 from evaluation.records.sweeps import missing_jobs
 from evaluation.running import runner, scheduling
-from evaluation.running.scheduling import Job, Progress, grouped
+from evaluation.running.scheduling import Job, grouped
 from tests.evaluation.running.conftest import records, states
 
 SWEEP = ("-m", "method=hf,vanilla,pld,recycling", "start=cold,hot,category", "bench.end=4")
@@ -104,14 +102,6 @@ def test_one_that_fails_leaves_the_others_alone_and_is_told_at_the_end(
         evaluate(*sweep, "interleave=true")
 
 
-def test_several_runs_want_several_folders(evaluate, tmp_path):
-    few = ("bench.end=1", "max_new_tokens=8", f"run_dir={tmp_path}/one")
-    assert "another run is at work" in evaluate("-m", "method=hf,pld", "interleave=true", *few).err
-    few = (*few[:2], f"run_dir={tmp_path}/two")
-    assert "repeats=2" in evaluate("method=vanilla", *few, "repeats=2").err
-    assert evaluate("method=vanilla", *few, "repeats=2", "repeat=1").code == 0
-
-
 def test_what_takes_turns_is_of_one_model_bench_and_repeat():
     base = {"repeat": None, "repeats": 2, "timed": True, "interleave": True, "start": "hot"}
     base |= {"model": {"name": "a"}, "bench": {"name": "b", "order": "file"}}
@@ -129,22 +119,3 @@ def test_what_takes_turns_is_of_one_model_bench_and_repeat():
         *(["five"], ["one", "two", "three"], ["four"]),
         *(["six"], ["six"]),
     ]
-
-
-@pytest.mark.parametrize("terminal", [True, False])
-def test_progress_is_a_line_a_minute_in_a_log_and_one_line_in_a_terminal(
-    capsys, monkeypatch, terminal
-):
-    monkeypatch.setattr(sys.stderr, "isatty", lambda: terminal, raising=False)
-    monkeypatch.setattr("tqdm.std.time", itertools.count().__next__)
-    with Progress("recycling (hot)", total=400, done=10) as shown:
-        for _ in range(150):
-            shown.set_postfix_str("MAT 2.00", refresh=False)
-            shown.update()
-    written = capsys.readouterr().err
-    lines = re.split(r"[\r\n]+", written.strip())
-    assert re.fullmatch(r"recycling \(hot\): \d+ of 400 answers, MAT 2.00; .* left", lines[-1])
-    if terminal:
-        assert len(lines) > 100 and written.count("\n") == 1
-    else:
-        assert len(lines) < 10

@@ -1,6 +1,5 @@
 """Answers of servers: ids made of texts, parts outside of them, ends, and how many tokens and seconds they are."""
 
-import pandas as pd
 import pytest
 from transformers import AutoTokenizer
 
@@ -98,27 +97,6 @@ def test_numbers_of_tokens_that_cannot_be(spoken, text, tokens, finish, more, li
     assert outcome.code == 2 and line in outcome.err
 
 
-def test_drafts_without_a_number_of_tokens_give_no_steps(spoken, tmp_path):
-    """They are counted with the engine's ids, and ids made of the text may be others."""
-    words = ("bench.categories=[qa]", "timed=false", "max_new_tokens=4")
-    assert spoken(" the answer the answer", "length", 0, *words, metrics=DRAFTS).code == 0
-    (choice,) = choices_in(tmp_path)
-    assert (choice["decoding_steps"], choice["new_tokens"]) == ([None], [4])
-    assert pd.isna(served_rows(tmp_path)["mat"].item())
-
-
-def test_an_end_that_is_not_shown_took_its_time(served, engine, tmp_path):
-    """Its step was counted and its time was not: 7 tokens in the time of 6."""
-    stream = [chunk(" the the the"), 0.5, chunk(finish_reason="stop"), usage(4)]
-    engine.owner = "other"
-    engine.frames = lambda body: stream
-    assert served(engine, "bench.categories=[qa]", "method.speculation=none").code == 0
-    (choice,) = choices_in(tmp_path)
-    assert choice["output_ids"][0][-1] == 2 and choice["decode_time"][0] > 0.4
-    first, last = choice["step_us"][0]
-    assert first < 4e5 < last
-
-
 def test_answers_of_a_batch_are_those_of_their_questions(served, engine, tmp_path):
     """The first one's is the last to come."""
 
@@ -131,23 +109,3 @@ def test_answers_of_a_batch_are_those_of_their_questions(served, engine, tmp_pat
     engine.frames = frames
     assert served(engine, "batch=2", "bench.begin=1", "bench.end=3", "timed=false").code == 0
     assert [choice["turns"] for choice in choices_in(tmp_path)] == [[" the"], [" answer"]]
-
-
-@pytest.mark.parametrize(
-    ("said", "stop", "code"),
-    [
-        ({"token_ids": [7, 8, 2]}, "eos", 0),
-        ({"token_ids": [7, 8, 9]}, "length", 2),
-        ({"text": " the answer the"}, "length", 2),
-    ],
-)
-def test_an_end_without_a_reason(served, engine, tmp_path, said, stop, code):
-    """EOS or the limit is reached; before that, the stream broke off."""
-    engine.owner = "vllm" if "token_ids" in said else "other"
-    engine.frames = lambda body: (
-        [chunk(**said)] if "token_ids" in said else [chunk(**said), usage(3)]
-    )
-    assert served(engine, "max_new_tokens=3", *ONE).code == 0
-    assert choices_in(tmp_path)[0]["stop"] == [stop]
-    outcome = served(engine, "max_new_tokens=4", *ONE, name="more")
-    assert outcome.code == code and ("the stream broke off" in outcome.err) is bool(code)

@@ -2,7 +2,6 @@
 
 import shutil
 import socket
-import time
 from itertools import chain
 
 import pandas as pd
@@ -10,7 +9,7 @@ import pytest
 
 from evaluation.records.runs import read_runs
 from tests.evaluation.conftest import answers_in
-from tests.evaluation.running.fake_engine import NOTHING, ONE, TEXT, choices_in, served_rows
+from tests.evaluation.running.fake_engine import ONE, TEXT, choices_in, served_rows
 
 
 def written(tmp_path):
@@ -184,32 +183,6 @@ def test_requests_at_the_same_time(served, drafting, tmp_path):
     drafting.reset()
 
 
-def test_an_error_waits_for_no_other_request(served, engine):
-    def failing(stream):
-        if engine.asked < 4:  # the warm-up's
-            return stream
-        return [{"error": "no room"}] if engine.asked == 4 else [30.0]
-
-    engine.fault = failing
-    start = time.perf_counter()
-    outcome = served(engine, "batch=3", "max_new_tokens=8")
-    assert "no room" in outcome.err and time.perf_counter() - start < 25
-
-
-def test_an_end_that_is_not_shown_took_a_step(served, engine, tmp_path):
-    """Of a server without counters, too, if the user says that it does not speculate."""
-    engine.fault = hidden_end
-    engine.pages = {"/metrics": NOTHING}
-    assert served(engine, "method.speculation=none").code == 0
-    for choice in choices_in(tmp_path):
-        assert all(ids[-1] == 2 and len(ids) == 5 for ids in choice["output_ids"])
-        assert choice["decoding_steps"] == choice["new_tokens"]
-    engine.fault = None
-    engine.changed = {3: 2}
-    outcome = served(engine, "max_new_tokens=8", name="behind")
-    assert "4 tokens behind token 2, which is EOS of the model here" in outcome.err
-
-
 def test_llama_cpp_is_asked_again_for_ids_that_its_stream_lacks(evaluate, served, engine, tmp_path):
     engine.owner = "llamacpp"
     assert served(engine).code == 0
@@ -220,27 +193,6 @@ def test_llama_cpp_is_asked_again_for_ids_that_its_stream_lacks(evaluate, served
     )
     assert ids == own
     assert served_rows(tmp_path)["mat"].tolist() == [1.0]
-
-
-@pytest.mark.parametrize("missing", [501, 200])
-def test_a_router_of_llama_cpp(served, engine, tmp_path, missing):
-    """It wants the model's name for counters, knows the context later, and may have no counters."""
-    engine.owner = "llamacpp"
-    card = {"id": "a/b c", "owned_by": "llamacpp"}
-    engine.pages = {"/v1/models": ({"data": [card]},), "/metrics": ("no model name", 400)}
-
-    def counting(stream):
-        card["meta"] = {"n_ctx": 512}
-        names = ("num_drafts", "num_accepted_tokens")
-        lines = [f"llamacpp:spec_decode_{name}_total {engine.asked}\n" for name in names]
-        engine.pages["/metrics?model=a%2Fb%20c"] = ("".join(lines), missing, TEXT)
-        return stream
-
-    counting([])
-    engine.fault = counting
-    outcome = served(engine, "bench.categories=[qa]")
-    assert outcome.code == 0, outcome.err
-    assert ("mean_len" in served_rows(tmp_path)) is (missing == 200)
 
 
 @pytest.mark.parametrize(

@@ -1,17 +1,12 @@
 """Many methods on one text: each gives the answer, step by step, that it gives alone."""
 
-import gc
 import random
-import weakref
 
 import pytest
 
-from evaluation.running import shared_text
 from evaluation.running.shared_text import generate_together
 from model.engine import Target, generate
-from model.engine.drafter import DeviceSession
 from model.methods.vanilla import Vanilla
-from model.recycling import TokenRecycling, build_template
 from tests.conftest import greedy, toy_model
 from tests.model.every_method import SETTINGS, V, make, write_companions
 from tests.model.sessions import comparable
@@ -68,52 +63,6 @@ def test_one_row_a_token_serves_all_who_draft_nothing(llama):
     outs = generate_together(target, drafters, PROMPT, max_new_tokens=20)
     assert [past for past, _ in forwards] == [len(PROMPT) - 1 + i for i in range(20)]
     assert all(out.tokens == greedy(llama, PROMPT, 20) for out in outs)
-
-
-def test_drafts_of_methods_that_read_nothing_of_rejected_nodes_are_not_forwarded(llama):
-    target = Target(llama)
-    recycling = TokenRecycling(V, build_template("best", nodes=12))
-    forwards = forwarded(target)
-    generate_together(target, [recycling], PROMPT, max_new_tokens=60)
-    alone = [*forwards]
-    forwards.clear()
-    recycling.reset()
-    names = ("pld", "suffix", "suffix_decoding", "logitspec", "ngram_cache")
-    drafters = [*(make(name, target, {}) for name in names), recycling]
-    outs = generate_together(target, drafters, PROMPT, max_new_tokens=60)
-    assert forwards == alone
-    assert sum(step.nodes for out in outs[:-1] for step in out.steps) > 5 * 60, "they drafted"
-
-
-def test_what_nobody_can_reach_any_more_is_freed(llama, monkeypatch):
-    """Also where one takes many times the steps of another, which must not run ahead."""
-    made, alive = [], []
-
-    def noted(self, *values, **more):
-        init(self, *values, **more)
-        made.append(weakref.ref(self))
-
-    init = shared_text.Context.__init__
-    monkeypatch.setattr(shared_text.Context, "__init__", noted)
-
-    def counting(session, root):
-        contexts = [context for ref in made if (context := ref()) is not None]
-        alive.append(len(contexts))
-        kept = [context.logits for context in contexts if context.logits is not None]
-        assert all(row.untyped_storage().nbytes() == 4 * V for row in kept), "no whole forward"
-        return draft(session, root)
-
-    draft = DeviceSession.draft
-    monkeypatch.setattr(DeviceSession, "draft", counting)
-    drafters = [TokenRecycling(V, build_template("best", nodes=n)) for n in (0, 40)]
-    gc.disable()  # by reference alone
-    try:
-        generate_together(Target(llama), drafters, PROMPT, max_new_tokens=150)
-    finally:
-        gc.enable()
-    half = len(alive) // 2
-    assert max(alive[half:]) <= 1.5 * max(alive[:half]), "late in the text no more than early"
-    assert max(alive) <= 3 * 42
 
 
 def test_what_was_borrowed_is_given_back_after_an_error(llama):

@@ -1,16 +1,13 @@
 """Sweeps: repeats apart and in turns, settings only where a method has them, what is missing and what completes it."""
 
-import importlib
 import json
 import shutil
 from pathlib import Path
-from types import SimpleNamespace
 
 import pandas as pd
 import pytest
-from hydra.core.plugins import Plugins
 
-from evaluation import report, run
+from evaluation import report
 from evaluation.loading.bench import ordered
 from evaluation.records.questions import Question
 from evaluation.records.runs import read_runs
@@ -70,21 +67,6 @@ def test_an_impossible_combination_is_said_before_the_run_and_left_out(evaluate,
     assert lines[1] == "recycling: tree=2.2.2 needs method.k=8 or more, and here k=4"
     folder = tmp_path / "results/wide"
     assert not missing_jobs(folder) and len(read_runs(folder)) == 2
-
-
-def test_runs_that_start_from_a_saved_state_come_when_all_others_are_done(evaluate, monkeypatch):
-    """Beside their hot runs on a launcher that starts all jobs at once, they found no state."""
-    batches = []
-    done = [SimpleNamespace(return_value=["what a job could not do"])]
-    Plugins.instance()  # imports its plugins anew, once
-    launcher = importlib.import_module("hydra._internal.core_plugins.basic_launcher").BasicLauncher
-    monkeypatch.setattr(
-        launcher, "launch", lambda self, jobs, initial_job_idx: batches.append(jobs) or done
-    )
-    monkeypatch.setattr(run, "BASIC", "another")
-    outcome = evaluate("-m", "start=saved,hot", "method=vanilla,recycling", "repeats=2")
-    assert outcome.code == 2 and outcome.err == "error: what a job could not do\n"
-    assert [["start=saved" in job for job in jobs] for jobs in batches] == [[False] * 4, [True] * 4]
 
 
 def test_orders_of_a_bench():

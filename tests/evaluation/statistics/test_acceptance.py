@@ -11,11 +11,8 @@ from evaluation.statistics.acceptance import (
     accepted_paths,
     by_depth,
     by_node,
-    fixed_tree,
     most_accepted,
 )
-from evaluation.statistics.notes import auto_lines
-from evaluation.statistics.pools import pools
 from model.recycling import build_template
 from tests.evaluation.made_runs import answer, made, write
 
@@ -50,12 +47,6 @@ def test_by_node_by_hand():
     )
 
 
-def test_without_a_template_only_accepted_nodes_are_known():
-    nodes = by_node(accepted_paths([stepped((0, 0), (1,), (), (0,))]), None)
-    counts = [(node.path, node.tried, node.accepted) for node in nodes]
-    assert counts == [((0,), 4, 2), ((1,), 4, 1), ((0, 0), 4, 1)]
-
-
 def test_a_smaller_tree_tries_its_first_nodes_only():
     records = {"step_nodes": [[3, 2]], "step_paths": [[[0], [0]]]}
     accepted = accepted_paths([answer(1, "qa", [([2, 2], 1.0)], **records)])
@@ -72,14 +63,6 @@ def test_steps_know_what_drafted_them():
     every = accepted_paths([row])
     assert accepted_paths([row], TREE_SOURCE) == {(4, (0, 0)): 1, (4, (1,)): 1}
     assert every.total() == 3 and len(by_depth(every)) == 3 and by_depth(Counter()) == []
-
-
-def test_the_nodes_are_those_that_the_run_wrote_down():
-    tree = [[0], [1], [0, 0]]
-    assert fixed_tree(made("recycling (hot)", [], draft_tree=tree)) == [(0,), (1,), (0, 0)]
-    assert fixed_tree(made("recycling (hot)", [])) is None
-    auto = {"tree": "auto"}
-    assert fixed_tree(made("recycling (auto)", [], method=auto, draft_tree=tree)) is None
 
 
 def test_the_search_takes_the_nodes_most_often_accepted():
@@ -104,19 +87,3 @@ def test_the_command_writes_a_template_that_the_harness_reads(call, tmp_path):
         "no run with a fixed"
         in call(tree_search.main, tmp_path, "--nodes", 1, "--output", out, "--method", "x").err
     )
-
-
-def test_what_tree_auto_chose_is_said_of_every_repeat_and_variant():
-    """By label alone the last run had replaced the others."""
-    runs = [made("vanilla", [])]
-    for k, repeat, steps in ((4, 0, [5, 40, 0]), (4, 1, [0, 30, 25]), (8, 0, [90, 2, 0])):
-        sizes = {"sizes": [0, 8, 16], "plain_steps": 5, "steps_by_size": steps}
-        summary = {"drafter": sizes | {"predicted_speedup": 1.5}}
-        method = {"k": k, "tree": "auto"}
-        runs.append(made("x (auto)", [], repeat=repeat, method=method, summary=summary))
-    end = "nodes; predicted decoding speed over vanilla: 1.50"
-    assert auto_lines(pools(runs)) == [
-        f"x (auto), k=4, repeat 0 on file: steps: 80 % of 8, 20 % of 0 {end}",
-        f"x (auto), k=4, repeat 1 on file: steps: 50 % of 8, 42 % of 16 {end}",
-        f"x (auto), k=8 on file: steps: 98 % of 0 {end}",
-    ]

@@ -1,15 +1,9 @@
 """Every table says how steps were taken, of the method and of its baseline."""
 
-import re
-
 import pandas as pd
-import pytest
 
 from evaluation.records.runs import GENERATE
-from evaluation.statistics.experiment import Experiment
-from evaluation.statistics.notes import execution_words
-from evaluation.statistics.rendering import page_view
-from tests.evaluation.made_runs import answer, in_terminal, made, on_paper, overall
+from tests.evaluation.made_runs import answer, made, overall
 
 
 def ran(label, execution="eager", seconds=1.0, **settings):
@@ -51,14 +45,3 @@ def test_steps_timed_in_parts_or_not_at_all_are_no_baseline():
     untimed = ran("hf", seconds=0.0, timed=False)
     rows = overall([untimed, ran("hf", timed=True), ran("recycling (hot)", "graph", timed=True)])
     assert rows.loc["recycling (hot)", "speedup_hf"] == 1.0
-
-
-@pytest.mark.parametrize(("runs", "several"), [(ALIKE, False), (MIXED, True)])
-def test_one_execution_is_stated_once_and_several_are_a_column(runs, several):
-    table = Experiment(runs).table
-    (line,) = execution_words(table)
-    assert line.startswith("execution: see its column" if several else "execution: eager; hf is")
-    for text in (in_terminal(runs), on_paper(runs)):
-        assert f"\n{line}" in text
-        assert bool(re.search(r"pld +\|? *execution=compiled +\|? *compiled", text)) is several
-    assert ("execution" in page_view(table).blocks[0].extra) is not several

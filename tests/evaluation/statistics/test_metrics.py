@@ -5,7 +5,7 @@ import math
 import pytest
 
 from evaluation.records.questions import MT_BENCH, subtask
-from evaluation.records.rows import between, check_rows, repeated_ngrams
+from evaluation.records.rows import between, check_rows
 from evaluation.records.runs import read_foreign, read_runs
 from evaluation.statistics.metrics import (
     by_subtask,
@@ -14,7 +14,6 @@ from evaluation.statistics.metrics import (
     loop_start,
     measure,
 )
-from evaluation.statistics.tables import column
 from model.errors import UserError
 from tests.evaluation.made_runs import answer, made, write
 
@@ -148,15 +147,6 @@ def test_step_times_are_whole_microseconds_that_add_up():
     )
 
 
-def test_repeated_ngrams_by_hand():
-    # 3-grams of a b c a b c a: abc bca cab abc bca; two of five stood before
-    assert repeated_ngrams([], [1, 2, 3, 1, 2, 3, 1]) == pytest.approx(2 / 5)
-    assert repeated_ngrams([], [1, 2, 3, 4]) == 0.0 and repeated_ngrams([1, 2, 3], [1, 2]) is None
-    # copied from the prompt: bca and cab stood there, abc at its edge did not and repeats itself once
-    assert repeated_ngrams([2, 3, 1, 2], [1, 2, 3, 1, 2, 3]) == pytest.approx(3 / 4)
-    assert repeated_ngrams([9, 1, 2], [3, 1, 2]) == 0.0, "a run across the edge is not the answer's"
-
-
 def test_steps_by_position_and_before_a_loop_by_hand():
     assert [loop_start([1, 2, 3, 1, 2, 3, 1, 2], length) for length in (3, 5, 6)] == [3, 3, 8]
     ids = [*range(70)] * 2
@@ -166,12 +156,3 @@ def test_steps_by_position_and_before_a_loop_by_hand():
     assert counts_between(row, 0, 1000, loops=False) == (18 * 4 + 4, 18 + 3), (
         "the last one begins at 68, before 70"
     )
-
-
-def test_a_deviation_and_a_setting_without_a_row_are_columns():
-    spread = column("mat_std")
-    assert (spread.title, spread.unit) == ("MAT std", "of X") and spread.meaning.startswith(
-        "sample standard"
-    )
-    assert column("tokens_per_second_total_std").form == ",.1f"
-    assert (column("max_draft").definition, column("max_draft").shown) == ("", ())

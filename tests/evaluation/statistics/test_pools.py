@@ -10,9 +10,8 @@ from evaluation.records.runs import read_runs
 from evaluation.statistics.agreement import audits
 from evaluation.statistics.experiment import Experiment
 from evaluation.statistics.pools import distinguish, pools
-from evaluation.tree_search import pick
 from tests.evaluation.conftest import answers_in
-from tests.evaluation.made_runs import asked, in_terminal, made, overall, shard, write
+from tests.evaluation.made_runs import asked, in_terminal, made, overall, shard
 
 
 def rows(ids, seconds=1.0, prompt="why?"):
@@ -101,21 +100,6 @@ def test_parts_of_a_method_with_state_are_no_shards():
     assert [pool.questions for pool in pools(parts)] == [2, 2], "each began with an empty matrix"
 
 
-def test_a_search_takes_the_run_of_most_questions():
-    trees = []
-    for count in (2, 4):
-        more = {"method": {"tree": "x"}, "draft_tree": [[0]]}
-        trees.append(shard("recycling (hot)", rows(range(count)), **more))
-    assert pick(trees, None).runs == (trees[1],)
-
-
-def test_numbers_sort_as_numbers(tmp_path):
-    """Runs had sorted as strings, 480 before 60."""
-    for capacity in (16, 8, 128):
-        write(made("ngram_cache", rows([1]), method={"capacity": capacity}), tmp_path)
-    assert [run.facets["capacity"] for run in read_runs(tmp_path)] == [8, 16, 128]
-
-
 USUAL = {"nodes": 24, "k": 8, "pairs": 65536, "copy": True, "siblings": True}
 TREE = {"tree": "best", "tree_nodes": 8}
 
@@ -148,8 +132,3 @@ def test_variants_by_the_model_and_the_order():
     assert [pool.name for pool in pools(runs)] == ["pld, attention=sdpa", "pld, attention=eager"]
     runs = [made("pld", rows([1]), bench={"order": order}) for order in ("file", "shuffled-1")]
     assert [pool.variant for pool in pools(runs)] == ["file order", "shuffled-1 order"]
-
-
-def test_the_same_run_in_two_folders_is_another_repeat():
-    (pool,) = pools([shard("pld", rows([1])), shard("pld", rows([1]))])
-    assert len(pool.repeats) == 2

@@ -3,10 +3,7 @@
 import pandas as pd
 import pytest
 
-from evaluation.statistics import published as module
-from evaluation.statistics.experiment import Experiment
 from evaluation.statistics.published import as_published, default_settings, with_published
-from tests.evaluation.made_runs import answer, in_terminal, made
 
 SPEC = [("spec_bench", "mt_bench"), ("spec_bench", "qa"), ("spec_bench", "overall")]
 PAPER = "paper, A100-80GB"
@@ -93,21 +90,3 @@ def test_what_the_paper_lacks_comes_from_the_other_sources(model, method, figure
     table = with_published(rows(model, method, SPEC))
     columns = ["published_mat", "published_speedup_hf", "published_source"]
     assert table.iloc[2][columns].tolist() == figures
-
-
-def test_without_published_figures_the_table_stays():
-    for table in (rows("vicuna-7b", "medusa", [("mbpp", "code")]), rows("toy", "recycling (hot)")):
-        assert with_published(table) is table
-
-
-def test_a_run_under_published_conditions_has_them_and_the_terminal_names_the_source(monkeypatch):
-    monkeypatch.setattr(module, "WHOLE", {"spec_bench": 1})
-    method = default_settings("recycling") | {"tree": "2.2.2"}
-    about = {"model": {"name": "vicuna-7b"}, "bench": {"name": "spec_bench"}}
-    run = made("recycling (hot)", [answer(1, "qa", [([2, 1], 1.0)])], method=method, **about)
-    run.metadata["settings"]["max_new_tokens"] = 1024
-    text = in_terminal([run])
-    assert "published_mat" in text and f"published: {PAPER} (data/reference)" in text
-
-    run.metadata["converted_from"] = {"tensor_types": {"F32": 2, "Q4_1": 3}}
-    assert "published_mat" not in Experiment([run]).table

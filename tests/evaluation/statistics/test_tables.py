@@ -9,10 +9,9 @@ import pytest
 from evaluation.report import write_tables
 from evaluation.statistics.experiment import Experiment
 from evaluation.statistics.intervals import deviation, quotient_interval, speed_interval
-from evaluation.statistics.notes import BATCHES, ONE_REPEAT, doubts, headlines, mixed
+from evaluation.statistics.notes import ONE_REPEAT, doubts, mixed
 from evaluation.statistics.pools import mat_ratio, pools
-from evaluation.statistics.rendering import page_view
-from evaluation.statistics.tables import AUDITED
+from evaluation.statistics.rendering import cell
 from tests.evaluation.made_runs import answer, in_terminal, made, on_paper, overall, write
 
 
@@ -135,26 +134,6 @@ def test_an_answer_of_unknown_steps_is_in_no_pair():
     assert math.isnan(row["mat_low"]), "seven of eight questions"
 
 
-@pytest.mark.parametrize(("counts", "shown"), [((0, 0, 0), False), ((0, 0, 1), True)])
-def test_what_is_not_judged_has_no_count_of_wrong_tokens(counts, shown):
-    """Of answers without ids 0 tokens had been wrong."""
-    run = served("none", 1)
-    run.metadata["summary"] = {"audit": dict(zip(AUDITED, counts, strict=True))}
-    assert ("tokens_wrong" in Experiment([run]).table) is shown
-
-
-def test_tables_say_that_speeds_are_of_batches():
-    runs = [*ALONE, HF_BATCH, VANILLA_BATCH]
-    (line,) = headlines(Experiment(runs).table)
-    assert line.endswith("vanilla, batch=2 is fastest, 6 tokens/s (1.08 × hf).")
-    for text in (in_terminal(runs), on_paper(runs)):
-        assert BATCHES in text and "tokens/s, total" in text
-    assert BATCHES not in in_terminal(ALONE) and "total" not in in_terminal(ALONE)
-    for of, hidden in ((runs, False), (ALONE, True)):
-        extra = page_view(Experiment(of).table).blocks[0].extra
-        assert ("tokens_per_second_total" in extra) is hidden
-
-
 def test_break_even_mat_by_hand():
     """Steps behind the first: two in 3 s, plain ones three in 3 s; only of the question that both have."""
 
@@ -179,6 +158,24 @@ def test_marks_and_notes_of_speeds():
     assert "~" not in in_terminal(calm) and "| 3.00 [2." in on_paper(calm)
     half = made("pld", METHOD[1].answers[:1], repeat=1, questions=8)
     assert "incomplete: pld, repeat 1: 1 of 8" in in_terminal([half])
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "mark"),
+    [
+        (0.9, 1.1, "~"),
+        (1.0, 1.2, "~"),
+        (0.8, 1.0, "~"),
+        (1.001, 1.2, ""),
+        (0.5, 0.999, ""),
+        (1.0, 1.0, ""),  # the baseline itself
+        (math.nan, math.nan, ""),
+    ],
+)
+def test_a_speedup_is_marked_exactly_if_its_interval_spans_one(low, high, mark):
+    for name, marked in (("speedup_hf", mark), ("speedup_vanilla", mark), ("mat", "")):
+        row = {name: 1.0, f"{name}_low": low, f"{name}_high": high}
+        assert cell(row, name).mark == cell(row, name, with_interval=False).mark == marked
 
 
 def test_other_limits_and_answers_per_question_are_not_compared():
