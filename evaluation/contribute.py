@@ -36,6 +36,14 @@ python -m evaluation.report results/quickstart --against results/reference/quick
 How a run on another machine or model gets in: [recipes](../docs/recipes.md#publish-my-results). This file is
 written by `python -m evaluation.contribute`.
 """  # noqa: E501
+COMMANDS = """
+## Commands
+
+`python -m tools.document_results` writes them here.
+
+<!-- results: commands -->
+<!-- end -->
+"""
 
 
 def contribute(folder: Path, name: str, note: str = "") -> Path:
@@ -110,7 +118,7 @@ def overview(folder: Path) -> str:
             "note": [run["note"] for run in metadata],
         }
         rows.append({k: "; ".join(dict.fromkeys(filter(None, v))) for k, v in row.items()})
-    return f"{HEADING}\n{markdown(rows[0], (row.values() for row in rows))}\n"
+    return f"{HEADING}\n{markdown(rows[0], (row.values() for row in rows))}\n{COMMANDS}"
 
 
 def main() -> None:

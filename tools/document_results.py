@@ -7,8 +7,8 @@ from shipped records.
     first, more: ...                the first column's title; columns written by hand -->
     ... <!-- end -->
 
-E may be `definitions`: what the columns of the tables mean. The commands of a table's records are
-printed below it. A cell whose configuration was not measured is empty.
+E may be `definitions`: what the columns of the tables mean; or `commands`: those of all records. A
+cell whose configuration was not measured is empty.
 
 WORDS, separated by spaces:
 
@@ -40,6 +40,7 @@ import yaml
 from evaluation import figures
 from evaluation.errors import user_errors
 from evaluation.figures import style
+from evaluation.records.compact import FILE
 from evaluation.report import REFERENCE
 from evaluation.statistics import intervals, metrics, pools, published, rendering, tables
 from evaluation.statistics.experiment import Experiment
@@ -219,16 +220,18 @@ def rendered(block: re.Match[str]) -> str:
     spec = yaml.safe_load(f"results: {block[1]}")
     if spec["results"] == "definitions":
         body = rendering.markdown(("name", "unit", "definition"), defined())
+    elif spec["results"] == "commands":
+        records = sorted(path.parent.name for path in REFERENCE.glob(f"*/{FILE}"))
+        body = "\n".join(f"- {name}: `{Shipped(name).command}`" for name in records)
     else:
         body = table_of(spec)
     return f"<!-- results: {block[1]}-->\n{body}\n<!-- end -->"
 
 
 def table_of(spec: dict[str, Any]) -> str:
-    """Return a block's table in Markdown, and the commands of its records."""
+    """Return a block's table in Markdown."""
     columns = list(expanded(spec["columns"]))
     more = spec.get("more", {})
-    used = dict[str, None]()
     rows = []
 
     for title, of_row in expanded(spec["rows"]):
@@ -238,7 +241,6 @@ def table_of(spec: dict[str, Any]) -> str:
             parts = sorted((of_row, of_column), key=lambda part: "over" in part.split())
             words = " ".join(parts)
             name = "".join(re.findall(r"\bin=(\S+)", words)) or spec["results"]
-            used[name] = None
             cells.append(Shipped(name).cell(re.sub(r"\bin=\S+", "", words)))
 
         by_hand = [str(column.get(title, "")) for column in more.values()]
@@ -248,7 +250,7 @@ def table_of(spec: dict[str, Any]) -> str:
     table = rendering.markdown(heading, rows)
     # keeps an interval on one line
     table = re.sub(r"(?<=\d), (?=[\d.]+\])", ",\N{NO-BREAK SPACE}", table)
-    return table + "\n\n" + ";\n".join(f"`{Shipped(name).command}`" for name in used)
+    return table
 
 
 def defined() -> list[tuple[str, str, str]]:
@@ -287,7 +289,8 @@ def main() -> None:
     with user_errors():
         check = parser.parse_args().check
         stale = False
-        for page in (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))):
+        pages = [ROOT / "README.md", REFERENCE.parent / "README.md"]
+        for page in [*pages, *sorted((ROOT / "docs").glob("*.md"))]:
             old = page.read_text(encoding="utf-8")
             new, blocks = BLOCK.subn(rendered, old)
             if blocks != old.count("<!-- results:"):
