@@ -215,7 +215,9 @@ class Executor:
             executor = drafter.executors[cache] = Executor(target, sampling, execution)
             executor.made_for = made_for  # buffers or layers were replaced
         rule = replace(sampling, seed=0)
-        executor.choice = executor.choices.setdefault(rule, Choice(sampling, target.device))
+        if rule not in executor.choices:
+            executor.choices[rule] = Choice(sampling, target.device)
+        executor.choice = executor.choices[rule]
         executor.choice.set_seed(sampling.seed)
         return executor
 
