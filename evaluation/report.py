@@ -151,7 +151,7 @@ def summary(comparisons: Sequence[Comparison]) -> str:
 def against_shipped(experiment: Experiment, folder: Path) -> str:
     """Say in one line how an experiment agrees with the shipped one of its name.
 
-    Of several shipped ones whose names begin so (start, start-embedded), the one with most
+    Of several shipped ones whose names begin so (headline, headline-intel), the one with most
     configurations in common counts. The text is empty if there is none to compare.
     """
     if folder.resolve().parent == REFERENCE:

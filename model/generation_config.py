@@ -16,7 +16,7 @@ from .errors import UserError, one_line
 
 DRAWN = "a processor when sampling"
 PROCESSOR = "a processor"
-OUTPUT = "an output beside the tokens"
+OUTPUT = "an output next to the tokens"
 FREE = "read by transformers or the loop, or of no effect on the tokens here"
 # Each setting's part in decoding. A tuple: it is refused unless its value is one of these
 SETTINGS: dict[str, str | tuple[Any, ...]] = {

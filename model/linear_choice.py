@@ -43,7 +43,7 @@ from .files import processor, write_json
 
 SECONDS = 0.05  # for each number of ROWS, and at least RUNS of each layout
 RUNS = 4
-# elements of a weight that are timed at most: a part of its outputs stands for all
+# elements of a weight that are timed at most: a part of its outputs represents all
 WEIGHTS = 1 << 19
 # of the weight, timed in turns, as a model's weights are not in the cache when their turn comes
 COPIES = 8

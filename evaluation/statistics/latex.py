@@ -2,9 +2,9 @@ r"""Tables for LaTeX, in booktabs' style, to be read by \input into a paper of t
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from dataclasses import replace
+from typing import Any
 
 import pandas as pd
 
@@ -13,7 +13,8 @@ from model.errors import one_line
 from . import notes
 from .experiment import Experiment
 from .metrics import OVERALL
-from .tables import blocks
+from .rendering import shown
+from .tables import Column, blocks, column
 
 HEAD = r"""% Needs \usepackage{booktabs} and \usepackage{xcolor}.
 % Without intervals: \newcommand{\interval}[1]{} before \input.
@@ -29,25 +30,18 @@ SPECIAL = str.maketrans(
 )
 
 
-class Figure(NamedTuple):
-    """A column of numbers."""
-
-    name: str  # of the frame's column; NAME_low and NAME_high hold its interval, if there are any
-    title: str
-    digits: int = 2
-
-
-MAIN = (
-    Figure("mat", "MAT"),
-    Figure("tokens_per_second", "Tokens/s", 1),
-    Figure("speedup_hf", "over generate"),
-    Figure("speedup_vanilla", "over no drafts"),
-)
+# the main table's columns of numbers, by their titles in a paper
+MAIN = {
+    "mat": "MAT",
+    "tokens_per_second": "Tokens/s",
+    "speedup_hf": "over generate",
+    "speedup_vanilla": "over no drafts",
+}
 
 
 def latex_table(
     parts: Mapping[str, pd.DataFrame],
-    figures: Sequence[Figure],
+    columns: Sequence[Column],
     *,
     caption: str,
     label: str,
@@ -57,51 +51,49 @@ def latex_table(
 
     Args:
         parts: blocks by the words of their spanning lines; a row's `name` is its first cell, the
-            first row the baseline. The best figure of a column is bold.
+            first row the baseline. The best number of a column is bold.
+        columns: of numbers, by their headings; NAME_low and NAME_high hold a column's interval.
         above: lines of comments.
     """
     spans = "".join(f"% {one_line(line)}\n" for line in above)
-    columns = "l" + "r" * len(figures)
-    titles = " & ".join(["Method", *(escaped(figure.title) for figure in figures)])
+    alignment = "l" + "r" * len(columns)
+    titles = " & ".join(["Method", *(escaped(about.heading) for about in columns)])
     lines = [
         r"\begin{table*}[t]",
         r"\centering\small",
         rf"\caption{{{escaped(caption)}}}",
         rf"\label{{{label}}}",
-        rf"\begin{{tabular}}{{{columns}}}",
+        rf"\begin{{tabular}}{{{alignment}}}",
         r"\toprule",
         rf"{titles} \\",
     ]
     for words, frame in parts.items():
         lines.append(r"\midrule")
-        lines.append(rf"\multicolumn{{{len(columns)}}}{{l}}{{\textit{{{escaped(words)}}}}} \\")
+        lines.append(rf"\multicolumn{{{len(alignment)}}}{{l}}{{\textit{{{escaped(words)}}}}} \\")
         best = {}
-        for figure in figures:
-            values = pd.to_numeric(frame[figure.name]).dropna()
-            best[figure.name] = _rounded(values.max(), figure) if len(values) > 1 else ""
+        for about in columns:
+            values = pd.to_numeric(frame[about.name]).dropna()
+            best[about.name] = shown(values.max(), about.form) if len(values) > 1 else ""
 
         for row in frame.to_dict("records"):
-            cells = [_cell(row, figure, best[figure.name]) for figure in figures]
+            cells = [_cell(row, about, best[about.name]) for about in columns]
             lines.append(" & ".join([escaped(str(row["name"])), *cells]) + r" \\")
 
     lines += [r"\bottomrule", r"\end{tabular}", r"\end{table*}"]
     return spans + HEAD + "\n".join(lines) + "\n"
 
 
-def _rounded(value: Any, figure: Figure) -> str:
-    return "--" if pd.isna(value) else f"{value:,.{figure.digits}f}"
-
-
-def _cell(row: dict[Any, Any], figure: Figure, best: str) -> str:
+def _cell(row: dict[Any, Any], about: Column, best: str) -> str:
     """Return a number, bold if it is the best as printed, and its interval."""
-    text = _rounded(row[figure.name], figure)
-    if text == "--":
-        return text
+    name = about.name
+    if pd.isna(row[name]):
+        return "--"
 
+    text = shown(row[name], about.form)
     if text == best:
         text = rf"\textbf{{{text}}}"
-    ends = (row.get(f"{figure.name}_{end}", math.nan) for end in ("low", "high"))
-    low, high = (_rounded(end, figure) for end in ends)
+    low = shown(row.get(f"{name}_low"), about.form)
+    high = shown(row.get(f"{name}_high"), about.form)
     return text if low == high else rf"{text}\interval{{{low}, {high}}}"
 
 
@@ -120,9 +112,11 @@ def main_latex(experiment: Experiment) -> str:
         names = (rows["method"] + ", " + variants).str.removesuffix(", ")
         named[f"{words} ({rows['questions'].max()} questions)"] = rows.assign(name=names)
 
-    figures = [
-        figure for figure in MAIN if figure.name in table and table[figure.name].notna().any()
-    ]
+    columns = []
+    for name, title in MAIN.items():
+        if name in table and table[name].notna().any():
+            columns.append(replace(column(name), title=title))
+
     caption = "MAT: tokens per step, the bonus token included. Tokens/s: mean over questions. "
     caption += ". ".join(notes.heading(experiment.runs)) + "."
-    return latex_table(named, figures, caption=caption, label="tab:main")
+    return latex_table(named, columns, caption=caption, label="tab:main")

@@ -10,7 +10,7 @@ import pandas as pd
 
 from model.files import write_text
 
-from .latex import Figure, latex_table
+from .latex import latex_table
 from .metrics import OVERALL
 from .published import PAPER_SUBTASKS, WHOLE, departures, read_published
 from .rendering import markdown, shown, write_csv
@@ -137,12 +137,7 @@ def write_table1(
     models = {
         str(model): part for model, part in rows.assign(name=names).groupby("model", sort=False)
     }
-    figures = []
-    for column in TABLE1:
-        digits = 1 if column.name.endswith("tokens_per_second") else 2
-        figures.append(Figure(column.name, column.title, digits))
-
-    latex = latex_table(models, figures, caption=HEAD, label="tab:1", above=footnotes)
+    latex = latex_table(models, TABLE1, caption=HEAD, label="tab:1", above=footnotes)
     write_text(folder / "table1.tex", latex)
 
 

@@ -35,7 +35,6 @@ FORMS = {
 TERMINAL = "terminal"
 MARKDOWN = "markdown"
 PAGE = "page"
-SETUP = "setup"
 
 
 @dataclass(frozen=True)

@@ -18,6 +18,7 @@ from model.engine.linear import PackedLinear, halves, is_narrow
 from model.errors import UserError
 from model.files import ROOT
 from tests.conftest import CONFIGS, greedy, toy_model
+from tests.model.test_changed_models import fused_adamw
 
 PROMPT = [5, 9, 13, 7, 5, 9, 13, 8, 20, 21]
 IDS = torch.tensor([PROMPT])
@@ -84,13 +85,6 @@ def test_a_model_that_casts_to_its_weights_type_is_loaded_in_float32(saved):
     assert not is_narrow(narrow_weights.load(loader, str(folder)))
 
 
-def trained(model):
-    optimizer = torch.optim.AdamW(model.parameters(), lr=0.02, fused=True)
-    model(IDS, labels=IDS).loss.backward()
-    optimizer.step()
-    model.zero_grad()
-
-
 def added(model):
     model.model.layers[0].mlp.down_proj.weight.data.add_(0.25)  # which torch does not count
 
@@ -100,7 +94,7 @@ def resized(model):
     model.resize_token_embeddings(57)
 
 
-@pytest.mark.parametrize("write", [trained, added, resized, torch.nn.Module.float])
+@pytest.mark.parametrize("write", [fused_adamw, added, resized, torch.nn.Module.float])
 def test_an_owner_may_write_cast_and_resize_it_as_a_stock_model(write, saved):
     folder = saved()
     kept = load(folder)

@@ -7,7 +7,8 @@ import subprocess
 import pandas as pd
 import pytest
 
-from evaluation.statistics.latex import Figure, latex_table
+from evaluation.statistics.latex import latex_table
+from evaluation.statistics.tables import Column, column
 
 FRAME = pd.DataFrame(
     {
@@ -18,9 +19,9 @@ FRAME = pd.DataFrame(
         "tokens_per_second": [1234.56, float("nan")],
     }
 )
-FIGURES = [Figure("mat", "MAT"), Figure("tokens_per_second", "Tokens/s", 1)]
+COLUMNS = [Column("mat", title="MAT"), column("tokens_per_second")]
 TABLE = latex_table(
-    {"model_x, bench #1": FRAME}, FIGURES, caption="100 % of {it}", label="tab:main"
+    {"model_x, bench #1": FRAME}, COLUMNS, caption="100 % of {it}", label="tab:main"
 )
 
 
