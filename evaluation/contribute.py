@@ -3,7 +3,7 @@ results/reference/NAME, for git.
 
 Tables, figures and the page can be made from these records as from the results. Names of people,
 hosts and folders are left out. An unfinished experiment is refused. Without arguments: write
-results/README.md again.
+the table of results/README.md again.
 """
 
 from __future__ import annotations
@@ -23,27 +23,9 @@ from .statistics.agreement import GAPS, read_gaps
 from .statistics.experiment import Experiment
 from .statistics.rendering import markdown
 
-HEADING = """# Results that ship
-
-Records that ship, a folder for each experiment; `eval.sh` compares yours with them. All else below `results/` is yours
-and not in git. Nothing of this needs a model or a network:
-
-```bash
-python -m evaluation.report results/reference/quickstart                                 # tables, figures and page
-python -m evaluation.report results/quickstart --against results/reference/quickstart    # do I get the same?
-```
-
-How a run on another machine or model gets in: [recipes](../docs/recipes.md#publish-my-results). This file is
-written by `python -m evaluation.contribute`.
-"""  # noqa: E501
-COMMANDS = """
-## Commands
-
-`python -m tools.document_results` writes them here.
-
-<!-- results: commands -->
-<!-- end -->
-"""
+# results/README.md: the table of records stands between these
+BEGIN = "<!-- records -->\n"
+END = "<!-- end -->"
 
 
 def contribute(folder: Path, name: str, note: str = "") -> Path:
@@ -93,10 +75,10 @@ def unfinished(experiment: Experiment) -> str:
     )
 
 
-def overview(folder: Path) -> str:
-    """Return results/README.md, made from the records.
+def list_records(folder: Path) -> Path:
+    """Write the table of README.md beside `folder`, and return that page.
 
-    It lists each folder's models, benches, devices and dates.
+    It lists the models, benches, devices and dates of each of the folder's experiments.
     """
     rows = []
     for path in sorted(folder.glob(f"*/{compact.FILE}")):
@@ -118,7 +100,13 @@ def overview(folder: Path) -> str:
             "note": [run["note"] for run in metadata],
         }
         rows.append({k: "; ".join(dict.fromkeys(filter(None, v))) for k, v in row.items()})
-    return f"{HEADING}\n{markdown(rows[0], (row.values() for row in rows))}\n{COMMANDS}"
+
+    page = folder.parent / "README.md"
+    before, _, rest = page.read_text(encoding="utf-8").partition(BEGIN)
+    _, _, after = rest.partition(END)
+    table = markdown(rows[0], (row.values() for row in rows))
+    write_text(page, f"{before}{BEGIN}{table}\n{END}{after}")
+    return page
 
 
 def main() -> None:
@@ -139,8 +127,7 @@ def main() -> None:
             file = contribute(given.folder, given.name, given.note) / compact.FILE
             print(f"{file}: {file.stat().st_size / 2**10:.0f} KiB")
 
-        write_text(REFERENCE.parent / "README.md", overview(REFERENCE))
-        print(f"{REFERENCE.parent / 'README.md'}: written")
+        print(f"{list_records(REFERENCE)}: written")
 
 
 if __name__ == "__main__":

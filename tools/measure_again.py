@@ -11,14 +11,14 @@ import shlex
 import subprocess
 import sys
 
-from evaluation.contribute import contribute, overview
+from evaluation.contribute import contribute, list_records
 from evaluation.errors import user_errors
 from evaluation.records.compact import FILE
 from evaluation.report import REFERENCE, summary
 from evaluation.statistics.agreement import compare
 from evaluation.statistics.experiment import Experiment
 from model.errors import UserError
-from model.files import ROOT, write_text
+from model.files import ROOT
 
 from .document_results import Shipped
 
@@ -63,7 +63,7 @@ def main() -> None:
                 raise UserError(f"{name}: no such folder of results/reference with records")
         for name in names or untimed():
             print(f"{name}: {measure_again(name)}")
-            write_text(REFERENCE.parent / "README.md", overview(REFERENCE))
+            list_records(REFERENCE)
 
 
 if __name__ == "__main__":

@@ -26,6 +26,8 @@ def lengths_of(run):
 @pytest.mark.slow
 def test_what_changed_is_named_and_replaced(call, tmp_path, monkeypatch):
     reference = tmp_path / "results/reference"
+    reference.mkdir(parents=True)
+    (reference.parent / "README.md").write_text(f"{contribute.BEGIN}{contribute.END}")
     for module in (measure_again, document_results, contribute):
         monkeypatch.setattr(module, "REFERENCE", reference)
     monkeypatch.setattr(measure_again, "AGAIN", tmp_path / "again")
