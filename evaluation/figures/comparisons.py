@@ -66,11 +66,10 @@ def _by_category(data: FigureData, column: str, label: str) -> Figure | None:
     values = [by_method[row["method"], row["variant"]].reindex(categories) for row in rows]
 
     if len(rows) > MOST:
-        numbers = [part[column].tolist() for part in values]
         cells = pd.DataFrame(
-            numbers,
-            [row["name"] for row in rows],
-            words,
+            [part[column].tolist() for part in values],
+            index=[row["name"] for row in rows],
+            columns=words,
         )
         middle = 1.0 if column.startswith("speedup") else None
         return grid(cells, label, data.note(rows), middle=middle)
@@ -175,17 +174,17 @@ def mat_over_questions(data: FigureData) -> Figure | None:
     if not rows:
         return None
 
-    windows = [max(1, len(row["pool"].first_answers) // 8) for row in rows]
+    # all lines have the window of the longest
+    window = max(1, max(len(row["pool"].cells.questions) for row in rows) // 8)
     label = "question, in the order asked"
-    if max(windows) > 1:
-        label += f" (mean of the last {max(windows)})"
+    if window > 1:
+        label += f" (mean of the last {window})"
     figure, (axes,) = panels(label, "MAT (tokens per step)", height=1.9)
 
-    for row, window in zip(rows, windows, strict=True):
-        lengths = [accept_lengths(answer) for answer in row["pool"].first_answers]
-        columns = ["tokens", "steps"]
-        counts = pd.DataFrame([(sum(own), len(own)) for own in lengths], columns=columns)
-        recent = counts.rolling(window, min_periods=1).sum()
+    for row in rows:
+        values = row["pool"].cells.values
+        counts = pd.DataFrame({name: values[name][:, 0] for name in ("tokens", "steps")})
+        recent = counts.dropna().rolling(window, min_periods=1).sum()
         mats = recent["tokens"] / recent["steps"]
         axes.plot(mats.index + 1, mats, **row["look"], markevery=window)
 

@@ -169,12 +169,9 @@ def between_tokens(rows: Sequence[Row]) -> list[float]:
 
 def percentiles(name: str, seconds: Sequence[float]) -> dict[str, float]:
     """Return the percentiles of latencies in ms, as columns; NaN of none."""
-    values = np.full(len(PERCENTILES), math.nan)
-    if seconds:
-        values = 1e3 * np.percentile(seconds, PERCENTILES)
-
+    values = 1e3 * np.percentile(seconds or [math.nan], PERCENTILES)
     columns = [f"{name}_p{percent}" for percent in PERCENTILES]
-    return dict(zip(columns, map(float, values), strict=True))
+    return dict(zip(columns, values.tolist(), strict=True))
 
 
 def lengths_by_turn(choice: Row) -> list[list[int]]:
