@@ -84,29 +84,30 @@ class FigureData:
             follow: settings that change with `setting`.
             baselines: draw lines of the baselines, too.
         """
-        groups: dict[tuple[str, frozenset[tuple[str, str]]], Line] = {}
+        changing = (setting, *follow)
+        # by label and the settings that do not change
+        groups: dict[tuple[str, tuple[str, ...]], Line] = {}
         for row in self.overall if baselines else self.drafting:
             changes_shape = setting in SIZES and row["tree"] == "shape"
             if changes_shape or pd.isna(row.get(setting)):
                 continue
-            facets = row["pool"].first.facets.items()
-            changing = (setting, *follow)
-            fixed = frozenset((key, str(value)) for key, value in facets if key not in changing)
-            groups.setdefault((row["method"], fixed), []).append(row)
+            words = []
+            for key, value in row["pool"].first.facets.items():
+                if key not in changing:
+                    words.append(f"{key.removeprefix('method_')}={value}")
+            groups.setdefault((row["method"], tuple(words)), []).append(row)
 
         drawn = {}
-        for key, rows in groups.items():
+        for group, rows in groups.items():
             values = {row[setting] for row in rows}
             if 3 <= len(values) == len(rows):
-                drawn[key] = sorted(rows, key=lambda row: float(row[setting]))
+                drawn[group] = sorted(rows, key=lambda row: float(row[setting]))
 
         lines = {}
         for (label, fixed), rows in drawn.items():
-            common = frozenset.intersection(*(fixed for other, fixed in drawn if other == label))
-            words = [label]
-            for key, value in rows[0]["pool"].first.facets.items():
-                if (key, str(value)) in fixed - common:
-                    words.append(f"{key.removeprefix('method_')}={value}")
+            others = [set(other) for name, other in drawn if name == label]
+            common = set.intersection(*others)
+            words = [label, *(word for word in fixed if word not in common)]
             lines[", ".join(words)] = rows
         return self._with_looks(lines)
 
