@@ -182,7 +182,7 @@ def mat_over_questions(data: FigureData) -> Figure | None:
     figure, (axes,) = panels(label, "MAT (tokens per step)", height=1.9)
 
     for row, window in zip(rows, windows, strict=True):
-        lengths = [accept_lengths(answer) for answer in row["pool"].first_answers]
+        lengths = [accept_lengths(answer) for answer in row["pool"].first_answers.values()]
         columns = ["tokens", "steps"]
         counts = pd.DataFrame([(sum(own), len(own)) for own in lengths], columns=columns)
         recent = counts.rolling(window, min_periods=1).sum()
