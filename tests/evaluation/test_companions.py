@@ -4,7 +4,6 @@ import shutil
 import urllib.error
 from pathlib import Path
 
-import pandas as pd
 import pytest
 
 from evaluation import prefetch, run
@@ -78,7 +77,7 @@ def test_a_sweep_names_all_that_is_lacking_and_goes_on(call, checkpoint, tmp_pat
 
     folder = tmp_path / "results/table1"
     assert not missing_jobs(folder) and len(list((folder / "jobs").iterdir())) == 8
-    why = "not available: medusa of toy on spec_bench: no Medusa heads for toy"
+    why = "not available: medusa of toy on sample: no Medusa heads for toy"
     assert why in (folder / "tables/main.md").read_text()
 
 
