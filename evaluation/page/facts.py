@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Mapping
+from collections.abc import Sequence
 from typing import Any
 
 from ..records.provenance import commit, module_command
@@ -15,18 +15,18 @@ from ..statistics.pools import Pool
 Names = dict[str, list[str]]
 
 
-def facts(ran: Mapping[str, Pool]) -> dict[str, list[tuple[str, str]]]:
+def facts(pools: Sequence[Pool]) -> dict[str, list[tuple[str, str]]]:
     """Return the distinct values of each term, each with the configurations that have it.
 
     The configurations are empty if all have the value.
     """
     found: dict[str, Names] = {}
     stamps = []
-    for name, pool in ran.items():
+    for pool in pools:
         for run in pool.runs:
             stamps.append(str(run.metadata.get("started") or ""))
             for term, value in _terms(pool, run).items():
-                _add(found.setdefault(term, {}), value, name)
+                _add(found.setdefault(term, {}), value, pool.title)
 
     facts = {}
     for term, values in found.items():
@@ -36,7 +36,7 @@ def facts(ran: Mapping[str, Pool]) -> dict[str, list[tuple[str, str]]]:
     minutes = [f"{stamp[:10]} {stamp[11:16]} {stamp[19:]}".strip() for stamp in stamps]
     if minutes:
         facts["started"] = [(" to ".join(dict.fromkeys([minutes[0], minutes[-1]])), "")]
-    facts["repeats"] = [(str(max(len(pool.repeats) for pool in ran.values())), "")]
+    facts["repeats"] = [(str(max(len(pool.repeats) for pool in pools)), "")]
     return {term: values for term, values in facts.items() if values}
 
 
@@ -88,10 +88,10 @@ def _converted_words(source: dict[str, Any]) -> str:
     return f"; de-quantised from {source['file']} ({types})"
 
 
-def commands(ran: Mapping[str, Pool]) -> Names:
+def commands(pools: Sequence[Pool]) -> Names:
     """Return the configurations that each recorded command line ran."""
     lines: Names = {}
-    for name, pool in ran.items():
+    for pool in pools:
         for run in pool.runs:
-            _add(lines, shlex.join(module_command(run.metadata.get("command") or [])), name)
+            _add(lines, shlex.join(module_command(run.metadata.get("command") or [])), pool.title)
     return lines

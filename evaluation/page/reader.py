@@ -6,7 +6,7 @@ Tokens are told apart only if the tokenizer is on this machine.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -29,15 +29,14 @@ MOST_QUESTIONS = 24
 MOST_PROMPT = 600  # characters of a question's turn that are shown
 
 
-def collect(ran: dict[str, Pool]) -> dict[str, Any]:
+def collect(pools: Sequence[Pool]) -> dict[str, Any]:
     """Collect what the reader shows: `runs`, `questions`, `texts` (each once), `answers`.
 
     Questions are taken from all subtasks in turn, each with the answers of all configurations. Only
     the first repeat is shown, and the first of several choices; `total` and `first_only` say what
     is left out. `failures` says by a model's path why its ids could not be decoded.
     """
-    pools = list(ran.values())
-    rows = [next(iter(pool.answers.values())) for pool in pools]
+    rows = [pool.first_answers for pool in pools]
     order = _in_turn(rows)
     prompts = _prompts([pool.first for pool in pools])
 
@@ -58,7 +57,7 @@ def collect(ran: dict[str, Pool]) -> dict[str, Any]:
                 questions.append(about | {"turns": prompts.get(key, [])})
 
     return {
-        "runs": list(ran),
+        "runs": [pool.title for pool in pools],
         "questions": questions,
         "answers": answers,
         "texts": [{"text": text} if isinstance(text, str) else {"pieces": text} for text in texts],

@@ -92,22 +92,22 @@ class Audit:
         return sum(turn.tokens for turn in self.turns)
 
 
-def audits(pooled: Sequence[Pool], baseline: str = "vanilla") -> list[Audit]:
-    """Audit each configuration against its baseline of this name, if it has one.
+def audits(pooled: Sequence[Pool]) -> list[Audit]:
+    """Audit each configuration against vanilla, if it has such a baseline.
 
     An answer is compared with that of the same repeat if the baseline has it, else with any
     repeat's. With sampling, hf is left out, as transformers draws its own noise.
     """
     audited = []
     for pool in pooled:
-        base = _audit_base(pool, baseline)
+        base = _audit_base(pool)
         if base is not None and base is not pool:
             audited.append(_audit(pool, base))
 
     return audited
 
 
-def _audit_base(pool: Pool, baseline: str) -> Pool | None:
+def _audit_base(pool: Pool) -> Pool | None:
     """Return the configuration to audit this one against; None if it is not audited.
 
     Of a batch, this is the baseline of batch 1, if there is one.
@@ -115,14 +115,13 @@ def _audit_base(pool: Pool, baseline: str) -> Pool | None:
     facets = pool.first.facets
     if pool.first.is_served:
         return None  # audited separately (evaluation.audit), as its arithmetic differs
-    if pool.label == baseline and facets["batch"] == 1:
+    if facets["temperature"] and pool.label == "hf":
         return None
 
-    base = pool.baselines[baseline]
+    base = pool.baselines["vanilla"]
     if facets["batch"] > 1:
-        base = pool.closest(baseline, batch=1) or base
-    is_sampled = bool(facets["temperature"])
-    return None if is_sampled and "hf" in (pool.label, baseline) else base
+        base = pool.closest("vanilla", batch=1) or base
+    return base
 
 
 def _audit(pool: Pool, base: Pool) -> Audit:
@@ -266,8 +265,8 @@ def compare(here: Sequence[Pool], there: Sequence[Pool]) -> tuple[list[Compariso
             alone.append(f"only here: {pool.name}")
             continue
 
-        dtype = pool.group["dtype"]
-        peers.sort(key=lambda peer: (peer.group["dtype"] != dtype, -len(_common(pool, peer))))
+        dtype = pool.block["dtype"]
+        peers.sort(key=lambda peer: (peer.block["dtype"] != dtype, -len(_common(pool, peer))))
         comparisons.append(_compare(pool, peers[0]))
         others.remove(peers[0])
 
@@ -278,7 +277,7 @@ def _key(pool: Pool) -> Any:
     """Return what two configurations must share to be a pair."""
     facets = pool.first.facets.items()
     settings = {name: value for name, value in facets if name not in HOW and value is not None}
-    return [pool.group[name] for name in ("model", "bench", "max_new_tokens")], pool.label, settings
+    return [pool.block[name] for name in ("model", "bench", "max_new_tokens")], pool.label, settings
 
 
 def _common(here: Pool, there: Pool) -> set[str]:

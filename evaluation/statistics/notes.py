@@ -271,7 +271,7 @@ def auto_lines(pooled: Sequence[Pool]) -> list[str]:
                 continue
 
             repeat = f", repeat {run.repeat}" if len(pool.runs) > 1 else ""
-            line = f"{pool.name}{repeat} on {pool.group['bench']}: {steps_in_words(figures)}"
+            line = f"{pool.name}{repeat} on {pool.block['bench']}: {steps_in_words(figures)}"
             # of a batch, step times are those of the last steps' number of sequences
             if pool.first.facets["batch"] == 1 and figures.get("predicted_speedup"):
                 gain = figures["predicted_speedup"]

@@ -25,16 +25,6 @@ from .acceptance import Accepted, accepted_paths
 from .intervals import Floats, quotient, quotient_interval, row_means
 from .metrics import OVERALL, grouped
 
-# Columns that all rows of a table's block share, as do configurations in one figure.
-GROUP = (
-    "model",
-    "dtype",
-    "bench",
-    "bench_questions",
-    "questions_sha256",
-    "max_new_tokens",
-    "device",
-)
 BASELINES = ("hf", "vanilla")
 SAMPLED = tuple(SAMPLING_COLUMNS.values())  # how a run's tokens were chosen
 # Facets that a baseline must share: also how steps were executed, and whether they were timed.
@@ -47,6 +37,12 @@ WORDS = {
     "tree_depth": "{} deep",
     "tree_breadth": "{} wide",
     "order": "{} order",
+}
+# how a block's name shows what distinguishes it; other values are shown as they are
+BLOCK_WORDS = {
+    "bench_questions": "{} questions",
+    "questions_sha256": "questions #{}",
+    "max_new_tokens": "max_new_tokens {}",
 }
 # settings that say how many nodes a step drafts at most
 BUDGETS = ("nodes", "tree_nodes", "max_draft")
@@ -115,8 +111,10 @@ def mat_ratio(cells: Cells, others: Cells) -> tuple[float, float, float]:
 class Pool:
     """The repeats and shards of one configuration."""
 
-    runs: tuple[Run, ...]
+    runs: list[Run]
     variant: str = ""  # the words that distinguish it from others of the same label
+    block_name: str = ""  # its block of the tables
+    title: str = ""  # its name, unique in the experiment
     among: list[Pool] = field(default_factory=list, repr=False)  # the experiment's
 
     @property
@@ -159,39 +157,37 @@ class Pool:
         return int(self.first.settings["bench"].get("questions", len(self.first.answers)))
 
     @cached_property
-    def group(self) -> dict[str, Any]:
-        """Its values of the columns in GROUP."""
+    def block(self) -> dict[str, Any]:
+        """The columns that all rows of a block of the tables share."""
         settings = self.first.settings
         bench = settings["bench"]
         questions = json.dumps([bench.get("sha256"), sorted(self.selection)]).encode()
-        values = (
-            self.first.model,
-            settings["model"]["dtype"],
-            bench["name"],
-            self.questions,
-            hashlib.sha256(questions).hexdigest()[:8],
-            settings["max_new_tokens"],
-            self.first.metadata["device"],
-        )
-        return dict(zip(GROUP, values, strict=True))
+        return {
+            "model": self.first.model,
+            "dtype": settings["model"]["dtype"],
+            "bench": bench["name"],
+            "bench_questions": self.questions,
+            "questions_sha256": hashlib.sha256(questions).hexdigest()[:8],
+            "max_new_tokens": settings["max_new_tokens"],
+            "device": self.first.metadata["device"],
+        }
 
     @property
     def columns(self) -> dict[str, Any]:
         """The columns that name it in the tables other than the main one."""
-        group = {key: self.group[key] for key in ("model", "dtype", "bench", "bench_questions")}
-        return group | {"method": self.label, "variant": self.variant}
+        block = {key: self.block[key] for key in ("model", "dtype", "bench", "bench_questions")}
+        return block | {"method": self.label, "variant": self.variant}
 
     @cached_property
-    def repeats(self) -> dict[int, tuple[Run, ...]]:
+    def repeats(self) -> dict[int, list[Run]]:
         """The shards of each repeat, in the order of the bench."""
-        shards: dict[int, tuple[Run, ...]] = {}
+        shards: dict[int, list[Run]] = {}
         for run in self.runs:
             repeat = run.repeat
-            selection = run.selection
             # The same run in two directories counts as another repeat.
-            while selection in (other.selection for other in shards.get(repeat, ())):
+            while any(run.selection == other.selection for other in shards.get(repeat, ())):
                 repeat += 1
-            shards[repeat] = (*shards.get(repeat, ()), run)
+            shards.setdefault(repeat, []).append(run)
 
         return shards
 
@@ -200,9 +196,8 @@ class Pool:
         """The rows of each repeat, by question, in the order asked."""
         answers: dict[int, dict[str, Row]] = {}
         for repeat, shards in self.repeats.items():
-            answers[repeat] = {}
-            for run in shards:
-                answers[repeat] |= {row_key(row): row for row in run.answers}
+            rows = itertools.chain.from_iterable(run.answers for run in shards)
+            answers[repeat] = {row_key(row): row for row in rows}
 
         return answers
 
@@ -217,9 +212,9 @@ class Pool:
         return rows | self.answers.get(repeat, {})
 
     @property
-    def first_answers(self) -> list[Row]:
-        """The rows of the first repeat."""
-        return list(next(iter(self.answers.values())).values())
+    def first_answers(self) -> dict[str, Row]:
+        """The rows of the first repeat, by question."""
+        return next(iter(self.answers.values()))
 
     @cached_property
     def rows(self) -> list[Row]:
@@ -313,7 +308,7 @@ class Pool:
 
 
 def pools(runs: Sequence[Run]) -> list[Pool]:
-    """Pool the repeats and shards of each configuration; each pool's name is unique in its block.
+    """Pool the repeats and shards of each configuration, and name the pools.
 
     Pools are in the runs' order, but among comparable pools those with most questions come first.
     """
@@ -321,21 +316,17 @@ def pools(runs: Sequence[Run]) -> list[Pool]:
     benches = list(dict.fromkeys(run.comparable for run in runs))
 
     pooled: list[Pool] = []
-    for peers in grouped(runs, lambda run: run.configuration).values():
-        for group in joined(peers):
-            group.sort(key=lambda run: place[id(run)])
-            pooled.append(Pool(tuple(group), among=pooled))
+    for same in grouped(runs, lambda run: run.configuration).values():
+        for together in joined(same):
+            together.sort(key=lambda run: place[id(run)])
+            pooled.append(Pool(together, among=pooled))
 
     def order(pool: Pool) -> tuple[int, int, int]:
         bench = benches.index(pool.first.comparable)
         return bench, -pool.questions, place[id(pool.first)]
 
     pooled.sort(key=order)
-    for alike in grouped(pooled, lambda pool: (*pool.group.values(), pool.label)).values():
-        variants = distinguish([pool.first for pool in alike])
-        for pool, variant in zip(alike, variants, strict=True):
-            pool.variant = variant
-
+    _name(pooled)
     return pooled
 
 
@@ -361,28 +352,49 @@ def joined(runs: Sequence[Run]) -> list[list[Run]]:
     return [group for _, group in groups]
 
 
+def _name(pooled: Sequence[Pool]) -> None:
+    """Name the pools' blocks, their variants within a block, and the pools."""
+    for same in grouped(pooled, lambda pool: (pool.block["model"], pool.block["bench"])).values():
+        described = pd.DataFrame([pool.block for pool in same])
+        varied = [name for name in described if described[name].nunique() > 1]
+        selections = described.groupby("bench_questions")["questions_sha256"].nunique()
+        if selections.max() == 1:  # the number of questions says which they are
+            varied = [name for name in varied if name != "questions_sha256"]
+
+        for pool in same:
+            words = [BLOCK_WORDS.get(name, "{}").format(pool.block[name]) for name in varied]
+            pool.block_name = ", ".join([pool.block["model"], pool.block["bench"], *words])
+
+    for alike in grouped(pooled, lambda pool: (pool.block_name, pool.label)).values():
+        variants = distinguish([pool.first for pool in alike])
+        for pool, variant in zip(alike, variants, strict=True):
+            pool.variant = variant
+
+    counts = Counter(pool.name for pool in pooled)
+    for pool in pooled:
+        pool.title = f"{pool.name}, {pool.block_name}" if counts[pool.name] > 1 else pool.name
+
+
 def distinguish(runs: Sequence[Run]) -> list[str]:
     """Name the settings in which runs of one label differ; empty for a single run.
 
     If they differ in more than MANY settings, values that more than half of the runs share are left
     out, except those of the first setting.
     """
-    facets = [run.facets | run.loading for run in runs]
-    keys = dict.fromkeys(itertools.chain.from_iterable(facets))
-    varied = [key for key in keys if len({str(settings.get(key)) for settings in facets}) > 1]
+    settings = [run.facets | run.loading for run in runs]
+    values = pd.DataFrame([{key: str(one[key]) for key in one} for one in settings]).fillna("None")
+    varied = [str(key) for key in values if values[key].nunique() > 1]
     plain = [key for key in varied if key not in IF_NEEDED]
 
     usual = {}
-
     for key in plain[1:] if len(plain) > MANY else []:
-        values = Counter(str(settings.get(key)) for settings in facets)
-        value, times = values.most_common(1)[0]
-        if 2 * times > len(facets):
+        value = values[key].mode()[0]
+        if (values[key] == value).mean() > 0.5:
             usual[key] = value
 
     variants: list[str] = []
     for named, left_out in ((plain, usual), (plain, {}), (varied, {})):
-        variants = [_variant(settings, named, left_out) for settings in facets]
+        variants = [_variant(one, named, left_out) for one in settings]
         if len(set(variants)) == len(runs):
             return variants
 

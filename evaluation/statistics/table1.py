@@ -14,7 +14,7 @@ from .latex import latex_table
 from .metrics import OVERALL
 from .published import PAPER_SUBTASKS, WHOLE, departures, read_published
 from .rendering import markdown, shown, write_csv
-from .tables import TABLE1, unavailable
+from .tables import TABLE1
 
 PARTS = {"spec_bench": "specbench", "mbpp": "mbpp"}  # benches and the beginnings of their columns
 # The paper's rows, in its order and by its names; what it calls AR is transformers' own generate.
@@ -44,20 +44,13 @@ HEAD = (
 )
 
 
-def table1(table: pd.DataFrame, left_out: Sequence[dict[str, str]] = ()) -> pd.DataFrame:
+def table1(table: pd.DataFrame) -> pd.DataFrame:
     """Build the paper's Table 1: published rows and those of the main table, in the paper's order.
 
-    Speedups are over `hf` (the paper's AR), and empty without such a run. A method that was left
-    out (by model and method, with `why`) has a row whose source says so. The source of a measured
+    Speedups are over `hf` (the paper's AR), and empty without such a run. The source of a measured
     row names its benches and questions, and settings that differ from the paper's.
     """
     rows = _measured(table)
-    ran = {(row["model"], row["method"]) for row in rows}
-    absent = {(entry["model"], entry["method"]): entry["why"] for entry in left_out}
-    for (model, method), why in absent.items():
-        if (model, method) not in ran:
-            rows.append({"model": model, "method": method, "source": unavailable(why)})
-
     rows += [row | {"source": PUBLISHED} for row in read_published("paper_table1")]
     for row in rows:
         row["method"] = "ar" if row["method"] == "hf" else row["method"]
@@ -116,14 +109,9 @@ def _conditions(row: dict[Any, Any]) -> str:
     return ", ".join(words)
 
 
-def write_table1(
-    table: pd.DataFrame,
-    folder: Path,
-    left_out: Sequence[dict[str, str]] = (),
-    footnotes: Sequence[str] = (),
-) -> None:
+def write_table1(table: pd.DataFrame, folder: Path, footnotes: Sequence[str] = ()) -> None:
     """Write table1.csv (every digit), table1.md and table1.tex, in the paper's layout."""
-    rows = table1(table, left_out)
+    rows = table1(table)
     write_csv(folder / "table1.csv", rows)
 
     texts = []
@@ -133,16 +121,10 @@ def write_table1(
     parts = ["# Table 1", HEAD, markdown(headings, texts), *footnotes]
     write_text(folder / "table1.md", "\n\n".join(parts) + "\n")
 
-    names = rows["name"] + rows["source"].map(_kind)
+    kinds = rows["source"].eq(PUBLISHED).map({True: " (published)", False: ""})
+    names = rows["name"] + kinds
     models = {
         str(model): part for model, part in rows.assign(name=names).groupby("model", sort=False)
     }
     latex = latex_table(models, TABLE1, caption=HEAD, label="tab:1", above=footnotes)
     write_text(folder / "table1.tex", latex)
-
-
-def _kind(source: str) -> str:
-    """Return what a row's name says of its source."""
-    if source == PUBLISHED:
-        return " (published)"
-    return "" if source.startswith("measured") else " (not available)"

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -20,17 +20,10 @@ from ..records.rows import Row
 from .acceptance import by_depth
 from .intervals import Floats, deviation, quotient, quotient_interval, speed_interval
 from .metrics import OVERALL, by_subtask, mean, measure
-from .pools import GROUP, Cells, Pool, paired
+from .pools import Cells, Pool, paired
 
 # columns of the audit of a server's answers
 AUDITED = ("tokens_equal", "near_ties", "tokens_wrong")
-# how a block's name shows its values of GROUP; others are shown as they are
-FORMS = {
-    "bench_questions": "{} questions",
-    "questions_sha256": "questions #{}",
-    "max_new_tokens": "max_new_tokens {}",
-}
-
 # where a column is shown
 TERMINAL = "terminal"
 MARKDOWN = "markdown"
@@ -91,14 +84,17 @@ def column(name: str) -> Column:
 def main_table(pooled: Sequence[Pool]) -> pd.DataFrame:
     """Build one row for each model, bench, method and category; speedups are within the experiment.
 
-    columns.yaml defines the columns; the method's settings follow the measures.
+    columns.yaml defines the columns; the method's settings follow the measures. The index is the
+    names of the rows' blocks.
     """
     rows: list[dict[str, Any]] = []
+    names = []
     for pool in pooled:
         for category, answers in by_subtask(pool.rows).items():
             rows.append(_main_row(pool, category, answers))
+            names.append(pool.block_name)
 
-    return pd.DataFrame(rows)
+    return pd.DataFrame(rows, index=names)
 
 
 def _main_row(pool: Pool, category: str, answers: Sequence[Row]) -> dict[str, Any]:
@@ -106,8 +102,8 @@ def _main_row(pool: Pool, category: str, answers: Sequence[Row]) -> dict[str, An
     cells = pool.cells.of(category)
     speeds = pool.speeds.of(category)
     row: dict[str, Any] = {
-        "model": pool.group["model"],
-        "bench": pool.group["bench"],
+        "model": pool.block["model"],
+        "bench": pool.block["bench"],
         "method": pool.label,
         "variant": pool.variant,
         "category": category,
@@ -130,7 +126,7 @@ def _main_row(pool: Pool, category: str, answers: Sequence[Row]) -> dict[str, An
 
     if category == OVERALL:
         row |= _audited(pool)
-    row |= pool.group
+    row |= pool.block
     row["complete"] = all(run.complete for run in pool.runs)
     return row
 
@@ -226,65 +222,6 @@ def _break_even_mat(cells: Cells, plain: Pool | None) -> float:
     return quotient(*paired(cells, plain.cells, "later_seconds", "later_steps"))
 
 
-def block_names(keys: Iterable[tuple[Any, ...]]) -> dict[tuple[Any, ...], str]:
-    """Name blocks, given by their values of GROUP.
-
-    The names are model and bench, and what else distinguishes blocks of the same two.
-    """
-    described = {key: dict(zip(GROUP, key, strict=True)) for key in keys}
-    names = {}
-
-    for key, block in described.items():
-        words = [block["model"], block["bench"]]
-        twins = [other for other in described.values() if [other["model"], other["bench"]] == words]
-        for column in GROUP:
-            if column == "questions_sha256":  # named only if the number of questions is the same
-                number = block["bench_questions"]
-                twins = [other for other in twins if other["bench_questions"] == number]
-
-            if any(other[column] != block[column] for other in twins):
-                words.append(FORMS.get(column, "{}").format(block[column]))
-
-        names[key] = ", ".join(words)
-
-    return names
-
-
 def blocks(table: pd.DataFrame) -> dict[str, pd.DataFrame]:
     """Return the blocks of the main table by their names."""
-    rows = {tuple(key): block for key, block in table.groupby(list(GROUP), sort=False)}
-    names = block_names(rows)
-    return {names[key]: block for key, block in rows.items()}
-
-
-def unavailable(why: str) -> str:
-    """Return the words of every table for a job that could not run."""
-    return f"not available: {why}"
-
-
-def with_unavailable(table: pd.DataFrame, left_out: Sequence[dict[str, str]]) -> pd.DataFrame:
-    """Return the main table with a row for each method that a sweep left out.
-
-    `left_out` names model, bench and method. The row is in the first block of its model and bench,
-    else in a block of its own. Counts are 0, measures are empty, and the column `note` says why. A
-    method that was measured since has no such row.
-    """
-    methods = table["method"].str.split(" (", regex=False).str[0]
-    ran = set(zip(table["model"], table["bench"], methods, strict=True))
-    counts = table.select_dtypes(["integer", "bool"]).columns
-    empty: dict[Any, Any] = dict.fromkeys(GROUP, "") | dict.fromkeys(counts, 0)
-
-    rows = []
-    for entry in left_out:
-        key = (entry["model"], entry["bench"], entry["method"])
-        if key not in ran:
-            row = empty | dict(zip(("model", "bench", "method"), key, strict=True))
-            peers = table[(table["model"] == key[0]) & (table["bench"] == key[1])]
-            if not peers.empty:
-                row |= peers.iloc[0][list(GROUP)].to_dict()
-            rows.append(row | {"category": OVERALL, "note": unavailable(entry["why"])})
-    if not rows:
-        return table
-
-    below = pd.DataFrame(rows, columns=[*table.columns, "note"]).astype(table.dtypes)
-    return pd.concat([table.assign(note=None), below], ignore_index=True)
+    return {str(name): rows for name, rows in table.groupby(level=0, sort=False)}
