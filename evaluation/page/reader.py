@@ -36,8 +36,7 @@ def collect(pools: Sequence[Pool]) -> dict[str, Any]:
     the first repeat is shown, and the first of several choices; `total` and `first_only` say what
     is left out. `failures` says by a model's path why its ids could not be decoded.
     """
-    rows = [pool.first_answers for pool in pools]
-    order = _in_turn(rows)
+    order = _in_turn(pools)
     prompts = _prompts([pool.first for pool in pools])
 
     texts: dict[str | tuple[str, ...], int] = {}  # lossless methods share their texts
@@ -45,16 +44,18 @@ def collect(pools: Sequence[Pool]) -> dict[str, Any]:
     questions: list[dict[str, Any]] = []
     answers: list[dict[str, Any]] = []
     for place, key in enumerate(order[:MOST_QUESTIONS]):
-        for i, pool in enumerate(pools):
-            row = rows[i].get(key)
-            if row is None:
-                continue
-            turns = _turns(pool.first, row, texts, failures)
-            answers.append({"run": i, "question": place, "turns": turns})
-            if place == len(questions):
-                category = str(row.get("category", "unknown"))
-                about = {"id": str(row["question_id"]), "category": category}
-                questions.append(about | {"turns": prompts.get(key, [])})
+        asked = [pool for pool in pools if key in pool.first_answers]
+        row = asked[0].first_answers[key]
+        questions.append(
+            {
+                "id": str(row["question_id"]),
+                "category": str(row.get("category", "unknown")),
+                "turns": prompts.get(key, []),
+            }
+        )
+        for pool in asked:
+            turns = _turns(pool.first, pool.first_answers[key], texts, failures)
+            answers.append({"run": pools.index(pool), "question": place, "turns": turns})
 
     return {
         "runs": [pool.title for pool in pools],
@@ -72,11 +73,11 @@ def _has_several(pool: Pool) -> bool:
     return len(pool.repeats) > 1 or any(len(row["choices"]) > 1 for row in pool.rows)
 
 
-def _in_turn(rows: Iterable[dict[str, Row]]) -> list[str]:
+def _in_turn(pools: Iterable[Pool]) -> list[str]:
     """Order the questions with one of each subtask in turn, so that a part shows every subtask."""
     subtasks: dict[str, str] = {}
-    for of_pool in rows:
-        for key, row in of_pool.items():
+    for pool in pools:
+        for key, row in pool.first_answers.items():
             subtasks[key] = subtask(str(row.get("category", "unknown")))
     groups = pd.Series(subtasks)
     return list(groups.groupby(groups).cumcount().sort_values(kind="stable").index)

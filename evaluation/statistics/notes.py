@@ -213,9 +213,10 @@ def mixed(runs: Sequence[Run]) -> list[str]:
     """
     others: dict[str, list[str]] = {}
     for same in grouped(runs, lambda run: str(run.metadata["device"])).values():
-        conditions = [run.metadata.get("circumstances", {}) for run in same]
-        for run, own in zip(same, conditions, strict=True):
-            words = difference(conditions[0], own, words=(f"for {same[0].label}", ""))
+        first = same[0].metadata.get("circumstances", {})
+        for run in same:
+            own = run.metadata.get("circumstances", {})
+            words = difference(first, own, words=(f"for {same[0].label}", ""))
             if words:
                 others.setdefault(words, []).append(_repeat(run))
 
@@ -287,13 +288,12 @@ def incomplete(runs: Sequence[Run]) -> list[str]:
 
     There is one line for those that stopped after the same number of questions.
     """
-    stopped: dict[str, list[str]] = {}
-    for run in runs:
-        if not run.complete:
-            place = f"{len(run.answers)} of {run.metadata['questions']} questions"
-            stopped.setdefault(place, []).append(_repeat(run))
-
-    return [f"incomplete: {_first_three(names)}: {place}" for place, names in stopped.items()]
+    unfinished = [run for run in runs if not run.complete]
+    stopped = grouped(unfinished, lambda r: f"{len(r.answers)} of {r.metadata['questions']}")
+    lines = []
+    for where, same in stopped.items():
+        lines.append(f"incomplete: {_first_three(map(_repeat, same))}: {where} questions")
+    return lines
 
 
 def _repeat(run: Run) -> str:
