@@ -356,7 +356,7 @@ def _name(pooled: Sequence[Pool]) -> None:
     """Name the pools' blocks, their variants within a block, and the pools."""
     for same in grouped(pooled, lambda pool: (pool.block["model"], pool.block["bench"])).values():
         described = pd.DataFrame([pool.block for pool in same])
-        varied = [name for name in described if described[name].nunique() > 1]
+        varied = [name for name in map(str, described) if described[name].nunique() > 1]
         selections = described.groupby("bench_questions")["questions_sha256"].nunique()
         if selections.max() == 1:  # the number of questions says which they are
             varied = [name for name in varied if name != "questions_sha256"]
