@@ -198,37 +198,42 @@ def wording(table: pd.DataFrame, folder: Path) -> list[str]:
     """
     lines = []
     for dtype, rows in table.groupby("dtype", sort=False):
-        counts = rows[["turns", "identical_turns", "tokens", "turns_left_out", "gaps_known"]].sum()
-        turns, same, tokens, left_out, known = map(int, counts)
-        about = f"({len(rows)} configuration{'s' * (len(rows) > 1)}, {tokens:,} tokens)"
+        total = rows.sum(numeric_only=True)
+        turns = int(total["turns"])
+        different = turns - int(total["identical_turns"])
+        unknown = different - int(total["gaps_known"])
+        left_out = int(total["turns_left_out"])
+
+        equal = f"{turns - different:,} of {turns:,}" if different else f"all {turns:,}"
+        configurations = f"{len(rows)} configuration{'s' * (len(rows) > 1)}"
+        text = f"{equal} turns equal vanilla's, token for token ({configurations},"
+        text += f" {int(total['tokens']):,} tokens)"
+        if left_out:
+            text += f"; {left_out:,} turns are not compared"
 
         if not turns:
             lines.append(f"Nothing was compared in {dtype}.")
-        elif same == turns:
-            left = f"; {left_out:,} turns are not compared" if left_out else ""
-            equal = f"all {turns:,} turns equal vanilla's, token for token"
-            lines.append(f"Lossless in {dtype}: {equal} {about}{left}.")
-        else:
-            different = turns - same
+        elif not different:
+            lines.append(f"Lossless in {dtype}: {text}.")
+        elif unknown:
             command = f"python -m evaluation.audit {shlex.quote(str(folder))}"
-            gaps = f"this measures the logit gap at {different - known} of {different}: {command}"
-            if known == different:
-                largest = f"{rows['largest_logit_gap'].max():.3g}"
-                gaps = f"where a difference starts, two largest logits are at most {largest} apart."
-
-            share = f"{same:,} of {turns:,} turns equal vanilla's {about}"
-            lines.append(f"Not identical in {dtype}: {share}; {gaps}")
+            gaps = f"this measures the logit gap at {unknown} of {different}: {command}"
+            lines.append(f"Not identical in {dtype}: {text}; {gaps}")
+        else:
+            largest = f"{rows['largest_logit_gap'].max():.3g}"
+            gaps = f"where a difference starts, two largest logits are at most {largest} apart."
+            lines.append(f"Not identical in {dtype}: {text}; {gaps}")
 
     return lines
 
 
 def read_gaps(folder: Path) -> Gaps:
     """Read the gaps that evaluation.audit has measured in this folder; empty if it has not run."""
-    try:
-        entries = json.loads((folder / GAPS).read_text(encoding="utf-8"))
-        return {tuple(map(str, entry["at"])): float(entry["gap"]) for entry in entries}
-    except (OSError, ValueError, KeyError, TypeError):
+    file = folder / GAPS
+    if not file.exists():
         return {}
+    entries = json.loads(file.read_text(encoding="utf-8"))
+    return {tuple(map(str, entry["at"])): entry["gap"] for entry in entries}
 
 
 @dataclass(frozen=True)
@@ -260,15 +265,18 @@ def compare(here: Sequence[Pool], there: Sequence[Pool]) -> tuple[list[Compariso
     alone = []
 
     for pool in here:
-        peers = [other for other in others if _common(pool, other) and _key(other) == _key(pool)]
-        if not peers:
-            alone.append(f"only here: {pool.name}")
-            continue
+        ranks = {}
+        for other in others:
+            common = pool.cells.questions.isin(other.cells.questions).sum()
+            if common and _key(other) == _key(pool):
+                ranks[other] = (other.block["dtype"] == pool.block["dtype"], common)
 
-        dtype = pool.block["dtype"]
-        peers.sort(key=lambda peer: (peer.block["dtype"] != dtype, -len(_common(pool, peer))))
-        comparisons.append(_compare(pool, peers[0]))
-        others.remove(peers[0])
+        if ranks:
+            peer = max(ranks, key=lambda other: ranks[other])
+            comparisons.append(_compare(pool, peer))
+            others.remove(peer)
+        else:
+            alone.append(f"only here: {pool.name}")
 
     return comparisons, alone + [f"only there: {pool.name}" for pool in others]
 
@@ -280,30 +288,25 @@ def _key(pool: Pool) -> Any:
     return [pool.block[name] for name in ("model", "bench", "max_new_tokens")], pool.label, settings
 
 
-def _common(here: Pool, there: Pool) -> set[str]:
-    return set(here.cells.questions) & set(there.cells.questions)
-
-
 def _compare(here: Pool, there: Pool) -> Comparison:
     """Compare two configurations with questions in common.
 
     Each repeat is compared with the same repeat if the other has it.
     """
-    common = _common(here, there)
+    common = here.cells.questions.intersection(there.cells.questions)
     texts: dict[str, str] = {}  # where the text of a question first differs
     lengths: dict[str, str] = {}
 
     for repeat, rows in here.answers.items():
         others = there.answers_to_compare(repeat)
-        for key in filter(common.__contains__, rows):
-            turns = _turns(rows[key])
-            other_turns = _turns(others[key])
-            for found, kind in ((lengths, 0), (texts, 1)):
-                one = [turn[kind] for turn in turns]
-                other = [turn[kind] for turn in other_turns]
+        for key, row in rows.items():
+            if key not in common:
+                continue
+            sides = (lengths, texts), _turns(row), _turns(others[key])
+            for found, one, other in zip(*sides, strict=True):
                 if one != other:
-                    question = f"question {rows[key]['question_id']}"
-                    found.setdefault(key, f"{question}, turn {diverge(one, other) + 1}")
+                    turn = diverge(one, other) + 1
+                    found.setdefault(key, f"question {row['question_id']}, turn {turn}")
 
     counts = mat_counts(here.cells, there.cells)
     first = [f"token ids differ first at {where}" for where in texts.values()]
@@ -319,9 +322,11 @@ def _compare(here: Pool, there: Pool) -> Comparison:
     )
 
 
-def _turns(row: Row) -> list[tuple[list[int], list[int]]]:
-    """Return each turn's accepted lengths and token ids."""
-    turns: list[tuple[list[int], list[int]]] = []
+def _turns(row: Row) -> tuple[list[Any], list[Any]]:
+    """Return each turn's accepted lengths, and each turn's token ids."""
+    lengths: list[Any] = []
+    ids: list[Any] = []
     for choice in row["choices"]:
-        turns += zip(lengths_by_turn(choice), choice.get("output_ids") or [], strict=False)
-    return turns
+        lengths += lengths_by_turn(choice)
+        ids += choice.get("output_ids") or []
+    return lengths, ids
