@@ -50,35 +50,35 @@ def headlines(table: pd.DataFrame) -> list[str]:
 
 def _headline(block: str, rows: list[dict[Any, Any]]) -> str:
     """Say which of a block's rows accepts most, and which is fastest."""
-    text = f"{block.replace(', ', ' on ', 1)}: "
+    words = [f"{block.replace(', ', ' on ', 1)}:"]
 
     accepting = [row for row in rows if row["mat"] > PLAIN]
     best = max(accepting, key=lambda row: row["mat"], default=None)
     if best:
-        text += f"{_row_name(best)} accepts most, {best['mat']:.2f} tokens per step (MAT). "
+        name = _row_name(best)
+        words.append(f"{name} accepts most, {best['mat']:.2f} tokens per step (MAT).")
 
-    timed = [row for row in rows if pd.notna(row["tokens_per_second"])]
-    if timed:
-        batches = any(row["batch"] > 1 for row in rows)
-        # of one kind for every batch size
-        speed = "tokens_per_second_total" if batches else "tokens_per_second"
-        fastest = max(timed, key=lambda row: row[speed])
-
+    # of one kind for every batch size
+    batches = any(row["batch"] > 1 for row in rows)
+    speed = "tokens_per_second_total" if batches else "tokens_per_second"
+    timed = [row for row in rows if pd.notna(row[speed])]
+    fastest = max(timed, key=lambda row: row[speed], default=None)
+    if fastest:
         gains = []
         for name in BASELINES:
             speedup = fastest[f"speedup_{name}"]
             if name != fastest["method"] and pd.notna(speedup):
                 gains.append(f"{speedup:.2f} × {name}")
 
-        who = "It" if fastest is best else _row_name(fastest)
         over = f" ({' and '.join(gains)})" if gains else ""
-        text += f"{who} is fastest, {fastest[speed]:,.0f} tokens/s{over}."
+        name = "It" if fastest is best else _row_name(fastest)
+        words.append(f"{name} is fastest, {fastest[speed]:,.0f} tokens/s{over}.")
 
-    return text
+    return " ".join(words)
 
 
 def _row_name(row: dict[Any, Any]) -> str:
-    return ", ".join(filter(None, (str(row["method"]), row["variant"])))
+    return f"{row['method']}, {row['variant']}".removesuffix(", ")
 
 
 def table_notes(table: pd.DataFrame, intervals: bool, unsure: bool) -> list[str]:
@@ -143,8 +143,9 @@ def decoding(run: Run, batches: Sequence[int] = ()) -> str:
     if answers > 1:
         words.append(f"{answers} answers a question")
 
-    timed = settings.get("timed", True)
-    return ", ".join(words) + ("" if timed else "; not timed")
+    if not settings.get("timed", True):
+        words.append("not timed")
+    return ", ".join(words)
 
 
 def generation_left_out(run: Run) -> str:

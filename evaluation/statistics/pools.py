@@ -10,7 +10,7 @@ import itertools
 import json
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
@@ -60,14 +60,15 @@ class Cells:
     # by a column of the runs' frames: (n, R), NaN where the repeat has no answer
     values: dict[str, Floats]
 
-    def take(self, rows: NDArray[Any]) -> Cells:
-        """Return the cells of some questions, given by a mask (n,) or positions (m,)."""
-        values = {name: value[rows] for name, value in self.values.items()}
-        return Cells(self.questions[rows], self.subtasks[rows], self.repeats, self.size, values)
-
     def of(self, category: str) -> Cells:
         """Return the cells of a subtask's questions, or of all."""
-        return self if category == OVERALL else self.take(self.subtasks == category)
+        if category == OVERALL:
+            return self
+        rows = self.subtasks == category
+        values = {name: value[rows] for name, value in self.values.items()}
+        return replace(
+            self, questions=self.questions[rows], subtasks=self.subtasks[rows], values=values
+        )
 
 
 def paired(cells: Cells, others: Cells, *names: str) -> list[Floats]:
@@ -115,7 +116,7 @@ class Pool:
     variant: str = ""  # the words that distinguish it from others of the same label
     block_name: str = ""  # its block of the tables
     title: str = ""  # its name, unique in the experiment
-    among: list[Pool] = field(default_factory=list, repr=False)  # the experiment's
+    among: list[Pool] = field(default_factory=list, repr=False)  # all of the experiment
 
     @property
     def first(self) -> Run:
@@ -317,39 +318,31 @@ def pools(runs: Sequence[Run]) -> list[Pool]:
 
     pooled: list[Pool] = []
     for same in grouped(runs, lambda run: run.configuration).values():
-        for together in joined(same):
-            together.sort(key=lambda run: place[id(run)])
-            pooled.append(Pool(together, among=pooled))
+        pooled += [Pool(together) for together in joined(same)]
 
     def order(pool: Pool) -> tuple[int, int, int]:
         bench = benches.index(pool.first.comparable)
         return bench, -pool.questions, place[id(pool.first)]
 
     pooled.sort(key=order)
+    for pool in pooled:
+        pool.among = pooled
     _name(pooled)
     return pooled
 
 
-def joined(runs: Sequence[Run]) -> list[list[Run]]:
+def joined(runs: list[Run]) -> list[list[Run]]:
     """Group the runs of one configuration: repeats of the same questions together, and shards.
 
-    Shards share no question. Selections that overlap (a part and the whole) stay apart, and so do
-    those whose questions are not known.
+    Selections are shards if no two of them share a question. Others (a part and the whole) stay
+    apart, and so do those whose questions are not known.
     """
     selections = grouped(runs, lambda run: run.selection)
-    groups: list[tuple[set[str], list[Run]]] = []
-
-    for selection, same in sorted(selections.items(), key=lambda pair: -len(pair[0])):
-        for keys, group in groups:
-            known = same[0].question_keys and group[0].question_keys
-            if known and keys.isdisjoint(selection):
-                keys.update(selection)
-                group.extend(same)
-                break
-        else:
-            groups.append((set(selection), same))
-
-    return [group for _, group in groups]
+    every = frozenset().union(*selections)
+    are_shards = len(every) == sum(map(len, selections))
+    if are_shards and all(run.question_keys for run in runs):
+        return [runs]
+    return list(selections.values())
 
 
 def _name(pooled: Sequence[Pool]) -> None:

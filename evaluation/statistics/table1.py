@@ -12,11 +12,10 @@ from model.files import write_text
 
 from .latex import latex_table
 from .metrics import OVERALL
-from .published import PAPER_SUBTASKS, WHOLE, departures, read_published
+from .published import PARTS, PLACES, WHOLE, departures, read_published
 from .rendering import markdown, shown, write_csv
 from .tables import TABLE1
 
-PARTS = {"spec_bench": "specbench", "mbpp": "mbpp"}  # benches and the beginnings of their columns
 # The paper's rows, in its order and by its names; what it calls AR is transformers' own generate.
 PAPER_METHODS = {
     "ar": "AR",
@@ -30,12 +29,6 @@ PUBLISHED = "published"
 COLUMNS = ["model", "method", "name", "source", *(column.name for column in TABLE1)]
 # they identify a measured row
 ALIKE = ["model", "dtype", "device", "max_new_tokens", "execution", "method", "variant"]
-# the bench, category and column of the main table that each column is from
-PLACES = {name: ("spec_bench", subtask, "speedup_hf") for name, subtask in PAPER_SUBTASKS.items()}
-for _bench, _part in PARTS.items():
-    PLACES[f"{_part}_mat"] = (_bench, OVERALL, "mat")
-    PLACES[f"{_part}_tokens_per_second"] = (_bench, OVERALL, "tokens_per_second")
-    PLACES[f"{_part}_speedup"] = (_bench, OVERALL, "speedup_hf")
 HEAD = (
     "Columns 3 to 8 are speedups by subtask; then Spec-Bench as a whole, then MBPP (the code"
     " subtask). Speedups are over AR: transformers' own generate. Published: A100-80GB, float16,"
@@ -57,12 +50,11 @@ def table1(table: pd.DataFrame) -> pd.DataFrame:
         row["name"] = PAPER_METHODS.get(row["method"], row["method"]) + row.get("name", "")
 
     models = [row["model"] for row in rows]  # measured ones first
-    methods = [*PAPER_METHODS]
+    methods = {method: place for place, method in enumerate(PAPER_METHODS)}
 
     def place(row: dict[str, Any]) -> tuple[int, int, bool]:
-        method = row["method"]
-        at = methods.index(method) if method in methods else len(methods)
-        return models.index(row["model"]), at, row["source"] != PUBLISHED
+        in_paper = methods.get(row["method"], len(methods))
+        return models.index(row["model"]), in_paper, row["source"] != PUBLISHED
 
     rows.sort(key=place)
     return pd.DataFrame(rows, columns=COLUMNS)
@@ -86,12 +78,14 @@ def _measured(table: pd.DataFrame) -> list[dict[str, Any]]:
         method, _, start = str(label).partition(" (")
         more = f" ({start}" if start not in ("", "hot)") else ""
         more += f", {variant}" if variant else ""
-        more = more.replace("execution=eager", "eager steps as published")
-        measured = [
-            _conditions(cells[bench, OVERALL]) for bench in PARTS if (bench, OVERALL) in cells
-        ]
-        source = "; ".join(["measured", *measured, str(execution), str(device)])
-        rows.append({"model": model, "method": method, "name": more, "source": source} | figures)
+
+        source = ["measured"]
+        for bench in PARTS:
+            if (bench, OVERALL) in cells:
+                source.append(_conditions(cells[bench, OVERALL]))
+        source += [str(execution), str(device)]
+        about = {"model": model, "method": method, "name": more, "source": "; ".join(source)}
+        rows.append(about | figures)
 
     return rows
 
@@ -121,10 +115,8 @@ def write_table1(table: pd.DataFrame, folder: Path, footnotes: Sequence[str] = (
     parts = ["# Table 1", HEAD, markdown(headings, texts), *footnotes]
     write_text(folder / "table1.md", "\n\n".join(parts) + "\n")
 
-    kinds = rows["source"].eq(PUBLISHED).map({True: " (published)", False: ""})
-    names = rows["name"] + kinds
-    models = {
-        str(model): part for model, part in rows.assign(name=names).groupby("model", sort=False)
-    }
+    of_paper = rows["source"] == PUBLISHED
+    rows.loc[of_paper, "name"] += " (published)"
+    models = {str(model): part for model, part in rows.groupby("model", sort=False)}
     latex = latex_table(models, TABLE1, caption=HEAD, label="tab:1", above=footnotes)
     write_text(folder / "table1.tex", latex)

@@ -148,15 +148,10 @@ def depths_table(pooled: Sequence[Pool]) -> pd.DataFrame:
     rows: list[dict[str, Any]] = []
     for pool in pooled:
         for depth in by_depth(pool.accepted):
-            figures = {
-                "depth": depth.depth,
-                "steps": depth.steps,
-                "joint_acceptance": depth.joint,
-                "conditional_acceptance": depth.conditional,
-            }
-            rows.append(pool.columns | figures)
+            rows.append(pool.columns | depth._asdict())
 
-    return pd.DataFrame(rows)
+    shares = {"joint": "joint_acceptance", "conditional": "conditional_acceptance"}
+    return pd.DataFrame(rows).rename(columns=shares)
 
 
 def _measures(cells: Cells, speeds: Cells, answers: Sequence[Row]) -> dict[str, Any]:
