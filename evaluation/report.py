@@ -149,18 +149,17 @@ def against_shipped(experiment: Experiment, folder: Path) -> str:
     """
     if folder.resolve().parent == REFERENCE:
         return ""
-    most = list[Comparison]()
-    closest = folder
+    folders = [path.parent for path in REFERENCE.glob(f"{folder.resolve().name}*/{FILE}")]
+    compared = {}
+    for shipped in sorted(folders):
+        compared[shipped], _ = compare(experiment.pools, Experiment.read(shipped).pools)
 
-    for path in sorted(REFERENCE.glob(f"{folder.resolve().name}*/{FILE}")):
-        comparisons, _ = compare(experiment.pools, Experiment.read(path.parent).pools)
-        if len(comparisons) > len(most):
-            most = comparisons
-            closest = Path(os.path.relpath(path.parent))
-
+    closest = max(compared, key=lambda shipped: len(compared[shipped]), default=folder)
+    most = compared.get(closest)
     if not most:
         return ""
 
+    closest = Path(os.path.relpath(closest))
     words = f"against {closest}: {summary(most)}"
     if all(c.verdict == EQUAL for c in most):
         return f"{words}\n"

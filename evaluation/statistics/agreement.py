@@ -261,8 +261,8 @@ def compare(here: Sequence[Pool], there: Sequence[Pool]) -> tuple[list[Compariso
     Also name those without a counterpart.
     """
     comparisons = []
-    others = list(there)
     alone = []
+    others = list(there)
 
     for pool in here:
         ranks = {}
@@ -283,9 +283,13 @@ def compare(here: Sequence[Pool], there: Sequence[Pool]) -> tuple[list[Compariso
 
 def _key(pool: Pool) -> Any:
     """Return what two configurations must share to be a pair."""
-    facets = pool.first.facets.items()
-    settings = {name: value for name, value in facets if name not in HOW and value is not None}
-    return [pool.block[name] for name in ("model", "bench", "max_new_tokens")], pool.label, settings
+    settings = {}
+    for name, value in pool.first.facets.items():
+        if name not in HOW and value is not None:
+            settings[name] = value
+
+    block = [pool.block[name] for name in ("model", "bench", "max_new_tokens")]
+    return block, pool.label, settings
 
 
 def _compare(here: Pool, there: Pool) -> Comparison:

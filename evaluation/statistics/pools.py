@@ -85,7 +85,10 @@ def paired(cells: Cells, others: Cells, *names: str) -> list[Floats]:
     for side, questions, repeats in sides:
         for name in names:
             values = side.values[name][questions]
-            columns.append(values[:, repeats] if len(both) > 1 else row_means(values)[:, None])
+            if len(both) > 1:
+                columns.append(values[:, repeats])
+            else:
+                columns.append(row_means(values)[:, None])
 
     known = np.all(np.isfinite(columns), axis=0)
     return [np.where(known, column, np.nan) for column in columns]
@@ -176,8 +179,14 @@ class Pool:
     @property
     def columns(self) -> dict[str, Any]:
         """The columns that name it in the tables other than the main one."""
-        block = {key: self.block[key] for key in ("model", "dtype", "bench", "bench_questions")}
-        return block | {"method": self.label, "variant": self.variant}
+        return {
+            "model": self.block["model"],
+            "dtype": self.block["dtype"],
+            "bench": self.block["bench"],
+            "bench_questions": self.questions,
+            "method": self.label,
+            "variant": self.variant,
+        }
 
     @cached_property
     def repeats(self) -> dict[int, list[Run]]:
@@ -268,6 +277,7 @@ class Pool:
             settings = [other.first.facets.get(key) for key in alike]
             if (other.label, other.first.comparable, settings) != wanted:
                 continue
+
             batches = self.speeds.questions.isin(other.speeds.questions).sum()
             questions = self.cells.questions.isin(other.cells.questions).sum()
             if questions:

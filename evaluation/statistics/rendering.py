@@ -155,13 +155,15 @@ def main_view(experiment: Experiment, category: str = "") -> View:
 
 def _table_notes(table: pd.DataFrame, drawn: Sequence[Block]) -> list[str]:
     """Explain the marks and columns of the blocks that are drawn."""
-    cells: list[Cell] = []
+    intervals = False
+    unsure = False
     for block in drawn:
         for row in block.rows:
-            cells += block.cells(row)
+            for cell in block.cells(row):
+                intervals |= bool(cell.interval)
+                unsure |= bool(cell.mark)
 
-    intervals = any(cell.interval for cell in cells)
-    return notes.table_notes(table, intervals, unsure=any(cell.mark for cell in cells))
+    return notes.table_notes(table, intervals, unsure)
 
 
 def _shown_columns(block: pd.DataFrame, output: str) -> list[Column]:
@@ -179,11 +181,12 @@ def _shown_columns(block: pd.DataFrame, output: str) -> list[Column]:
     columns = []
 
     for about in COLUMNS:
-        if output in about.shown and about.name in block:
-            values = block[about.name]
-            has_values = (values.notna() & (values != "")).any()
-            if needs.get(about.name, has_values):
-                columns.append(about)
+        if output not in about.shown or about.name not in block:
+            continue
+        values = block[about.name]
+        has_values = (values.notna() & (values != "")).any()
+        if needs.get(about.name, has_values):
+            columns.append(about)
 
     return columns
 
@@ -193,16 +196,15 @@ def page_view(experiment: Experiment) -> View:
 
     Empty columns are left out, and those that `columns.yaml` does not show on the page are hidden.
     """
-    parts = blocks(experiment.table)
-    table = pd.concat([rows.assign(block=title) for title, rows in parts.items()])
+    # a block's rows together, its name as a column
+    table = pd.concat(list(blocks(experiment.table).values())).rename_axis("block").reset_index()
     shown_columns = _shown_columns(table, PAGE)
     hidden = []
 
-    for name in map(str, table.columns):
+    for name in map(str, table.dropna(axis=1, how="all")):
         about = column(name)
-        if about in shown_columns or name == "block" or table[name].isna().all():
-            continue
-        if not name.endswith(("_low", "_high")):  # printed with their value
+        has_own_cell = not name.endswith(("_low", "_high"))  # they are printed with their value
+        if has_own_cell and name != "block" and about not in shown_columns:
             hidden.append(about)
 
     numbers = set(map(str, table.select_dtypes("number").columns))
@@ -217,7 +219,11 @@ def page_view(experiment: Experiment) -> View:
 def aligned(rows: Sequence[Sequence[str]]) -> list[str]:
     """Return the rows as lines of aligned columns, the first to the left, others to the right."""
     first, *rest = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    return ["  ".join([row[0].ljust(first), *map(str.rjust, row[1:], rest)]) for row in rows]
+    lines = []
+    for name, *values in rows:
+        cells = [name.ljust(first), *map(str.rjust, values, rest)]
+        lines.append("  ".join(cells))
+    return lines
 
 
 def to_text(view: View) -> str:
@@ -248,11 +254,14 @@ def markdown(columns: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
     lines = []
     headings = list(columns)
     for cells in (headings, *rows):
-        escaped = (" ".join(cell.replace("|", "\\|").split()) for cell in cells)
-        lines.append(f"| {' | '.join(escaped)} |")
+        line = "|"
+        for cell in cells:
+            text = " ".join(cell.replace("|", "\\|").split())
+            line += f" {text} |"
+        lines.append(line)
 
-    rule = "|" + "---|" * len(headings)
-    return "\n".join([lines[0], rule, *lines[1:]])
+    lines.insert(1, "|" + "---|" * len(headings))
+    return "\n".join(lines)
 
 
 def write_csv(path: Path, table: pd.DataFrame) -> None:

@@ -68,14 +68,15 @@ def _measured(table: pd.DataFrame) -> list[dict[str, Any]]:
     """
     rows: list[dict[str, Any]] = []
     table = table[(table["batch"] == 1) & table["bench"].isin(PARTS)]
-    for (model, _, device, _, execution, label, variant), alike in table.groupby(ALIKE, sort=False):
+    for key, alike in table.groupby(ALIKE, sort=False):
+        model, _, device, _, execution, label, variant = map(str, key)
         by_size = alike.sort_values("bench_questions", kind="stable").to_dict("records")
         cells = {(row["bench"], row["category"]): row for row in by_size}
         figures = {}
         for name, (bench, category, measure) in PLACES.items():
             figures[name] = cells.get((bench, category), {}).get(measure)
 
-        method, _, start = str(label).partition(" (")
+        method, _, start = label.partition(" (")
         more = f" ({start}" if start not in ("", "hot)") else ""
         more += f", {variant}" if variant else ""
 
@@ -83,7 +84,7 @@ def _measured(table: pd.DataFrame) -> list[dict[str, Any]]:
         for bench in PARTS:
             if (bench, OVERALL) in cells:
                 source.append(_conditions(cells[bench, OVERALL]))
-        source += [str(execution), str(device)]
+        source += [execution, device]
         about = {"model": model, "method": method, "name": more, "source": "; ".join(source)}
         rows.append(about | figures)
 
@@ -109,8 +110,8 @@ def write_table1(table: pd.DataFrame, folder: Path, footnotes: Sequence[str] = (
     write_csv(folder / "table1.csv", rows)
 
     texts = []
-    for row in rows.drop(columns="method").to_dict("records"):
-        texts.append([shown(value) for value in row.values()])
+    for row in rows.drop(columns="method").itertuples(index=False):
+        texts.append(map(shown, row))
     headings = ["model", "method", "figures", *(column.title for column in TABLE1)]
     parts = ["# Table 1", HEAD, markdown(headings, texts), *footnotes]
     write_text(folder / "table1.md", "\n\n".join(parts) + "\n")

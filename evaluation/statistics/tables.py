@@ -48,7 +48,8 @@ class Column:
     @property
     def definition(self) -> str:
         """The meaning with its unit, as plain text."""
-        return self.meaning.replace("`", "") + (f" ({self.unit})" if self.unit else "")
+        unit = f" ({self.unit})" if self.unit else ""
+        return self.meaning.replace("`", "") + unit
 
 
 _DEFINED = yaml.safe_load(Path(__file__).with_name("columns.yaml").read_text(encoding="utf-8"))
@@ -56,8 +57,11 @@ _DEFINED = yaml.safe_load(Path(__file__).with_name("columns.yaml").read_text(enc
 
 def _columns(table: str) -> tuple[Column, ...]:
     """Return the columns that columns.yaml defines for a table, in its order."""
-    entries = _DEFINED[table]
-    return tuple(Column(**entry | {"shown": tuple(entry.get("shown", ()))}) for entry in entries)
+    columns = []
+    for entry in _DEFINED[table]:
+        shown = tuple(entry.get("shown", ()))
+        columns.append(Column(**entry | {"shown": shown}))
+    return tuple(columns)
 
 
 COLUMNS = _columns("main")
@@ -187,7 +191,8 @@ def rate(name: str, columns: Sequence[Floats], *, alike: bool) -> dict[str, floa
     """
     by_repeat = []
     for repeat in range(columns[0].shape[1]):
-        by_repeat.append(quotient(*(column[:, [repeat]] for column in columns)))
+        of_repeat = [column[:, [repeat]] for column in columns]
+        by_repeat.append(quotient(*of_repeat))
 
     low, high = speed_interval(*columns, alike=alike)
     return {
@@ -205,7 +210,9 @@ def speedups(name: str, speeds: Cells, base: Pool | None) -> dict[str, float]:
     """
     column = f"speedup_{name}"
     if base is None or base.speeds.size != speeds.size:
-        return dict.fromkeys([f"{column}{end}" for end in ("", "_std", "_low", "_high")], math.nan)
+        names = [f"{column}{end}" for end in ("", "_std", "_low", "_high")]
+        return dict.fromkeys(names, math.nan)
+
     columns = paired(speeds, base.speeds, *speeds.values)
     return rate(column, columns, alike=speeds.size == 1)
 
