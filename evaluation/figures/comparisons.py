@@ -63,7 +63,10 @@ def _by_category(data: FigureData, column: str, label: str) -> Figure | None:
     names = [drawable(str(category)) for category in categories]
     words = [CATEGORIES.get(name, name.replace("_", " ")) for name in names]
     by_method = dict(iter(data.table.set_index("category").groupby(["method", "variant"])))
-    values = [by_method[row["method"], row["variant"]].reindex(categories) for row in rows]
+    values = []
+    for row in rows:
+        part = by_method[row["method"], row["variant"]]
+        values.append(part.reindex(categories))
 
     if len(rows) > MOST:
         cells = pd.DataFrame(
@@ -80,7 +83,8 @@ def _by_category(data: FigureData, column: str, label: str) -> Figure | None:
         height=0.8 + 0.27 * len(categories),
     )
     places = np.arange(len(categories))[::-1]
-    offsets = (np.arange(len(rows))[::-1] - (len(rows) - 1) / 2) / (2 * len(rows))
+    middle = (len(rows) - 1) / 2
+    offsets = (middle - np.arange(len(rows))) / (2 * len(rows))
     has_intervals = False
     for row, part, offset in zip(rows, values, offsets, strict=True):
         low = part[f"{column}_low"]
@@ -159,8 +163,8 @@ def acceptance_by_depth(data: FigureData) -> Figure | None:
 
     for row, depths in rows:
         drawn = pd.DataFrame(depths[:DEEPEST])
-        axes[0].plot(drawn["depth"], 100 * drawn["joint"], **row["look"])
-        axes[1].plot(drawn["depth"], 100 * drawn["conditional"], **row["look"])
+        for panel, share in zip(axes, ("joint", "conditional"), strict=True):
+            panel.plot(drawn["depth"], 100 * drawn[share], **row["look"])
 
     for panel in axes:
         panel.set_ylim(bottom=0)
@@ -175,7 +179,8 @@ def mat_over_questions(data: FigureData) -> Figure | None:
         return None
 
     # all lines have the window of the longest
-    window = max(1, max(len(row["pool"].cells.questions) for row in rows) // 8)
+    most = max(len(row["pool"].cells.questions) for row in rows)
+    window = max(1, most // 8)
     label = "question, in the order asked"
     if window > 1:
         label += f" (mean of the last {window})"

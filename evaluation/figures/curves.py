@@ -186,7 +186,8 @@ def _mark_fastest(
 def tree_shape(data: FigureData) -> Figure | None:
     """MAT by depth and breadth of the draft tree."""
     rows = pd.DataFrame(data.drafting or None, columns=["tree", "tree_nodes", *SHAPE, "mat"])
-    rows = rows[rows["tree"] == "shape"].sort_values("mat").astype(dict.fromkeys(SHAPE, int))
+    rows = rows[rows["tree"] == "shape"].sort_values("mat")
+    rows = rows.astype(dict.fromkeys(SHAPE, int))
     rows = rows.drop_duplicates(SHAPE, keep="last")  # keep the start with the largest MAT
     mats = rows.pivot(index=SHAPE[1], columns=SHAPE[0], values="mat")[::-1]
     if min(mats.shape) < 2:

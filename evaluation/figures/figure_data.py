@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from ..statistics.metrics import OVERALL
+from ..statistics.metrics import OVERALL, grouped
 from ..statistics.pools import BASELINES, Pool
 from .style import ORDER, drawable, look
 
@@ -61,9 +61,11 @@ class FigureData:
         """
         rows = self.overall
         if len(rows) > MOST:
-            lowest = min((row["temperature"], row["batch"]) for row in rows)
-            alike = [row for row in rows if (row["temperature"], row["batch"]) == lowest]
-            best = {row["method"]: row for row in sorted(alike, key=lambda row: float(row["mat"]))}
+            groups = grouped(rows, lambda row: (row["temperature"], row["batch"]))
+            alike = groups[min(groups)]
+            best = {}
+            for row in sorted(alike, key=lambda row: float(row["mat"])):
+                best[row["method"]] = row
             rows = [row for row in alike if best[row["method"]] is row]
 
         lines = self._with_looks({row["pool"].name: [row] for row in rows})
@@ -116,27 +118,35 @@ class FigureData:
 
         Starts share all three.
         """
-        methods = list(dict.fromkeys([*ORDER, *(pool.method for pool in self.pools)]))
+        others = [pool.method for pool in self.pools]
+        methods = list(dict.fromkeys([*ORDER, *others]))
         variants: dict[str, dict[str, int]] = {}
         drawn = []
         for name, rows in lines.items():
             method = rows[0]["pool"].method
             start = rows[0]["start"]
+            variant = name.replace(f" ({start})", "", 1)
             places = variants.setdefault(method, {})
-            place = places.setdefault(name.replace(f" ({start})", "", 1), len(places))
-            options = look(methods.index(method), place, start) | {"label": drawable(name)}
+            place = places.setdefault(variant, len(places))
+
+            options = look(methods.index(method), place, start)
+            options["label"] = drawable(name)
             drawn.append([row | {"look": options} for row in rows])
         return drawn
 
     def note(self, drawn: Collection[Any]) -> str:
         """Name model, device and bench, and say how many configurations are drawn, if not all."""
         every = len(self.overall)
-        left_out = f"; {len(drawn)} of {every} configurations are drawn"
-        return self.measured + (left_out if len(drawn) < every else "")
+        if len(drawn) == every:
+            return self.measured
+        return f"{self.measured}; {len(drawn)} of {every} configurations are drawn"
 
 
 def largest(lines: Sequence[Line], most: int = MOST) -> list[Line]:
     """Return the `most` lines with the largest MAT, in their original order."""
-    mats = [max(float(np.nan_to_num(row["mat"])) for row in line) for line in lines]
+    mats = []
+    for line in lines:
+        mats.append(max(float(np.nan_to_num(row["mat"])) for row in line))
+
     best = sorted(range(len(lines)), key=lambda i: -mats[i])[:most]
     return [lines[i] for i in sorted(best)]

@@ -44,7 +44,8 @@ def _started(pools: Sequence[Pool]) -> str:
     for pool in pools:
         for run in pool.runs:
             stamp = str(run.metadata.get("started") or "")
-            minutes.append(f"{stamp[:10]} {stamp[11:16]} {stamp[19:]}".strip())
+            minute = f"{stamp[:10]} {stamp[11:16]} {stamp[19:]}"
+            minutes.append(minute.strip())
 
     first_and_last = dict.fromkeys([min(minutes), max(minutes)])
     return " to ".join(first_and_last)

@@ -5,7 +5,6 @@ Tokens are told apart only if the tokenizer is on this machine.
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Iterable, Sequence
 from functools import lru_cache
 from pathlib import Path
@@ -15,9 +14,10 @@ import pandas as pd
 from tokenizers import Tokenizer
 from tokenizers.decoders import DecodeStream
 
+from model.errors import one_line
 from model.files import ROOT
 
-from ..records.provenance import CONVERTED
+from ..records.provenance import CONVERTED, sha256_of
 from ..records.questions import read_questions, subtask
 from ..records.rows import Row
 from ..records.runs import Run
@@ -70,7 +70,9 @@ def collect(pools: Sequence[Pool]) -> dict[str, Any]:
 
 def _has_several(pool: Pool) -> bool:
     """Return whether questions were answered several times, in repeats or choices."""
-    return len(pool.repeats) > 1 or any(len(row["choices"]) > 1 for row in pool.rows)
+    if len(pool.repeats) > 1:
+        return True
+    return any(len(row["choices"]) > 1 for row in pool.rows)
 
 
 def _in_turn(pools: Iterable[Pool]) -> list[str]:
@@ -99,8 +101,10 @@ def _turns(
     for i, text in enumerate(choice["turns"]):
         ids = choice["output_ids"][i] if choice.get("output_ids") else []
         decoded = _decoded(run, ids, failures) if ids else None
-        turn: dict[str, Any] = {"text": texts.setdefault(decoded or text, len(texts))}
-        turn["lengths"] = lengths[i] if lengths else []
+        turn: dict[str, Any] = {
+            "text": texts.setdefault(decoded or text, len(texts)),
+            "lengths": lengths[i] if lengths else [],
+        }
         if choice.get("step_paths"):
             turn["paths"] = [spelled(tuple(path)) for path in choice["step_paths"][i]]
         if choice.get("step_nodes"):
@@ -122,7 +126,7 @@ def _decoded(run: Run, ids: list[int], failures: dict[str, str]) -> tuple[str, .
         return pieces(load(_tokenizer_path(run, path), model.get("revision")), tuple(ids))
     except Exception as error:
         # a foreign tokenizer may raise anything; the page shows plain text, and why
-        failures[path] = " ".join(f"{type(error).__name__}: {error}".split())[:200]
+        failures[path] = one_line(f"{type(error).__name__}: {error}")[:200]
         return None
 
 
@@ -185,15 +189,16 @@ def _prompts(runs: Iterable[Run]) -> dict[str, list[str]]:
     prompts: dict[str, list[str]] = {}
     read = set[tuple[str, str]]()
     for run in runs:
-        bench = (str(run.config.get("bench", {}).get("path")), run.settings["bench"].get("sha256"))
-        if bench in read:
+        path = str(run.config.get("bench", {}).get("path"))
+        digest = str(run.settings["bench"].get("sha256"))
+        if (path, digest) in read:
             continue
-        read.add(bench)
-        path, digest = bench
+        read.add((path, digest))
+
         file = ROOT / path
         if file.is_dir():
             file /= "question.jsonl"
-        if not file.is_file() or hashlib.sha256(file.read_bytes()).hexdigest() != digest:
+        if not file.is_file() or sha256_of(file) != digest:
             continue  # the page shows the question's number and category
         for question in read_questions(file):
             turns = [_shortened(turn) for turn in question.turns]

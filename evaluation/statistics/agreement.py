@@ -205,9 +205,10 @@ def wording(table: pd.DataFrame, folder: Path) -> list[str]:
         left_out = int(total["turns_left_out"])
 
         equal = f"{turns - different:,} of {turns:,}" if different else f"all {turns:,}"
+        tokens = int(total["tokens"])
         configurations = f"{len(rows)} configuration{'s' * (len(rows) > 1)}"
-        text = f"{equal} turns equal vanilla's, token for token ({configurations},"
-        text += f" {int(total['tokens']):,} tokens)"
+        text = f"{equal} turns equal vanilla's, token for token"
+        text += f" ({configurations}, {tokens:,} tokens)"
         if left_out:
             text += f"; {left_out:,} turns are not compared"
 
@@ -269,7 +270,8 @@ def compare(here: Sequence[Pool], there: Sequence[Pool]) -> tuple[list[Compariso
         for other in others:
             common = pool.cells.questions.isin(other.cells.questions).sum()
             if common and _key(other) == _key(pool):
-                ranks[other] = (other.block["dtype"] == pool.block["dtype"], common)
+                same_type = other.block["dtype"] == pool.block["dtype"]
+                ranks[other] = (same_type, common)
 
         if ranks:
             peer = max(ranks, key=lambda other: ranks[other])

@@ -50,8 +50,10 @@ class Experiment:
         """What its sweeps left out, and why, a line each; not what was measured since."""
         if self.folder is None:
             return []
-        ran = {(pool.block["model"], pool.block["bench"], pool.method) for pool in self.pools}
+        ran = set()
         lines = []
+        for pool in self.pools:
+            ran.add((pool.block["model"], pool.block["bench"], pool.method))
         for job in not_available(self.folder):
             if (job["model"], job["bench"], job["method"]) not in ran:
                 lines.append("not available: {method} of {model} on {bench}: {why}".format(**job))

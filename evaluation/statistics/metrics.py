@@ -204,7 +204,8 @@ def _rows_per_forward(rows: Sequence[Row]) -> float:
             return math.nan
         nodes += sum(map(sum, turns))
 
-        batch_sizes = choice.get("step_batch") or [[1] * len(turn) for turn in turns]
+        alone = [[1] * len(turn) for turn in turns]
+        batch_sizes = choice.get("step_batch") or alone
         forwards += sum(1 / size for size in itertools.chain.from_iterable(batch_sizes))
 
     return nodes / forwards if forwards else math.nan

@@ -146,7 +146,10 @@ class Pool:
         None if its settings set none.
         """
         method = self.first.settings["method"]
-        return next((int(method[key]) for key in BUDGETS if method.get(key)), None)
+        for key in BUDGETS:
+            if method.get(key):
+                return int(method[key])
+        return None
 
     @cached_property
     def selection(self) -> frozenset[str]:
@@ -249,13 +252,16 @@ class Pool:
             alike = (*COMPARED, "method_model")
             return dict.fromkeys(BASELINES) | {SERVER: self.closest(engine, alike)}
 
-        execution = str(self.first.facets.get("execution"))
-        of_steps = {inside: steps for steps, inside in INSIDE.items()}.get(execution, execution)
+        of_steps = {inside: steps for steps, inside in INSIDE.items()}
+        execution = self.first.facets.get("execution")
+        execution = of_steps.get(str(execution), execution)
         found = {}
         for name in BASELINES:
-            found[name] = self.closest(name) or self.closest(name, execution=of_steps)
+            found[name] = self.closest(name) or self.closest(name, execution=execution)
 
-        found["hf"] = found["hf"] or self.closest("hf", set(COMPARED) - {"execution"})
+        if found["hf"] is None:
+            any_execution = set(COMPARED) - {"execution"}
+            found["hf"] = self.closest("hf", any_execution)
         return found
 
     def closest(
@@ -357,7 +363,8 @@ def joined(runs: list[Run]) -> list[list[Run]]:
 
 def _name(pooled: Sequence[Pool]) -> None:
     """Name the pools' blocks, their variants within a block, and the pools."""
-    for same in grouped(pooled, lambda pool: (pool.block["model"], pool.block["bench"])).values():
+    benches = grouped(pooled, lambda pool: (pool.block["model"], pool.block["bench"]))
+    for (model, bench), same in benches.items():
         described = pd.DataFrame([pool.block for pool in same])
         varied = [name for name in map(str, described) if described[name].nunique() > 1]
         selections = described.groupby("bench_questions")["questions_sha256"].nunique()
@@ -365,8 +372,10 @@ def _name(pooled: Sequence[Pool]) -> None:
             varied = [name for name in varied if name != "questions_sha256"]
 
         for pool in same:
-            words = [BLOCK_WORDS.get(name, "{}").format(pool.block[name]) for name in varied]
-            pool.block_name = ", ".join([pool.block["model"], pool.block["bench"], *words])
+            words = [model, bench]
+            for name in varied:
+                words.append(BLOCK_WORDS.get(name, "{}").format(pool.block[name]))
+            pool.block_name = ", ".join(words)
 
     for alike in grouped(pooled, lambda pool: (pool.block_name, pool.label)).values():
         variants = distinguish([pool.first for pool in alike])
@@ -375,7 +384,9 @@ def _name(pooled: Sequence[Pool]) -> None:
 
     counts = Counter(pool.name for pool in pooled)
     for pool in pooled:
-        pool.title = f"{pool.name}, {pool.block_name}" if counts[pool.name] > 1 else pool.name
+        pool.title = pool.name
+        if counts[pool.name] > 1:
+            pool.title += f", {pool.block_name}"
 
 
 def distinguish(runs: Sequence[Run]) -> list[str]:
@@ -385,7 +396,11 @@ def distinguish(runs: Sequence[Run]) -> list[str]:
     out, except those of the first setting.
     """
     settings = [run.facets | run.loading for run in runs]
-    values = pd.DataFrame([{key: str(one[key]) for key in one} for one in settings]).fillna("None")
+    texts = []
+    for one in settings:
+        texts.append({key: str(value) for key, value in one.items()})
+
+    values = pd.DataFrame(texts).fillna("None")
     varied = [str(key) for key in values if values[key].nunique() > 1]
     plain = [key for key in varied if key not in IF_NEEDED]
 

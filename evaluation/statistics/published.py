@@ -102,7 +102,8 @@ def published_figures() -> dict[tuple[str, ...], tuple[float, float, str]]:
 
             cells: dict[tuple[str, str], dict[str, float]] = {}
             for name, (bench, category, measure) in PLACES.items():
-                cells.setdefault((bench, category), {})[measure] = row.get(name, math.nan)
+                cell = cells.setdefault((bench, category), {})
+                cell[measure] = row.get(name, math.nan)
 
             method = source.names.get(row["method"], row["method"])
             for place, cell in cells.items():
@@ -133,13 +134,14 @@ def with_published(table: pd.DataFrame) -> pd.DataFrame:
 
     columns = ["published_mat", "published_speedup_hf", "published_source"]
     empty = (math.nan, math.nan, None)
-    added = pd.DataFrame([one or empty for one in found], index=table.index, columns=columns)
+    cells = [one or empty for one in found]
+    added = pd.DataFrame(cells, index=table.index, columns=columns)
     return pd.concat([table, added], axis=1)
 
 
 def as_published(row: dict[Any, Any]) -> bool:
     """Return whether a row of the main table measures the same as published figures do."""
-    is_whole = row["bench"] in WHOLE and row["bench_questions"] == WHOLE[row["bench"]]
+    is_whole = row["bench_questions"] == WHOLE.get(row["bench"])
     return is_whole and row["complete"] is True and not departures(row)
 
 

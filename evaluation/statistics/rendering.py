@@ -118,7 +118,8 @@ def cell(row: dict[Any, Any], name: str, *, with_interval: bool = True) -> Cell:
         if name.startswith("speedup") and spans_one(low, high):
             mark = UNSURE
 
-    return Cell(shown(value, form), interval, mark, "" if pd.isna(value) else str(value))
+    to_sort_by = "" if pd.isna(value) else str(value)
+    return Cell(shown(value, form), interval, mark, to_sort_by)
 
 
 def main_view(experiment: Experiment, category: str = "") -> View:
@@ -148,7 +149,9 @@ def main_view(experiment: Experiment, category: str = "") -> View:
         *notes.served(experiment.pools),
     ]
     if not category:
-        footnotes += [*notes.executed(runs), *filter(None, [experiment.missing])]
+        footnotes += notes.executed(runs)
+        if experiment.missing:
+            footnotes.append(experiment.missing)
     head = ["\n".join(notes.heading(runs)), *notes.execution_words(table)]
     return View(drawn, head, footnotes)
 
@@ -208,9 +211,12 @@ def page_view(experiment: Experiment) -> View:
             hidden.append(about)
 
     numbers = set(map(str, table.select_dtypes("number").columns))
-    columns = [*shown_columns, *hidden]
-    columns.sort(key=lambda c: (c in hidden, c.name != "method", c.name in numbers))
     extra = {about.name for about in hidden}
+
+    def place(about: Column) -> tuple[bool, bool, bool]:
+        return about.name in extra, about.name != "method", about.name in numbers
+
+    columns = sorted([*shown_columns, *hidden], key=place)
     block = Block("", columns, table.to_dict("records"), numbers=numbers, extra=extra)
     footnotes = [*_table_notes(table, [block]), *experiment.not_available]
     return View([block], head=[], footnotes=footnotes)
@@ -218,7 +224,8 @@ def page_view(experiment: Experiment) -> View:
 
 def aligned(rows: Sequence[Sequence[str]]) -> list[str]:
     """Return the rows as lines of aligned columns, the first to the left, others to the right."""
-    first, *rest = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    columns = zip(*rows, strict=True)
+    first, *rest = [max(map(len, column)) for column in columns]
     lines = []
     for name, *values in rows:
         cells = [name.ljust(first), *map(str.rjust, values, rest)]

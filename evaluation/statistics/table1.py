@@ -46,8 +46,9 @@ def table1(table: pd.DataFrame) -> pd.DataFrame:
     rows = _measured(table)
     rows += [row | {"source": PUBLISHED} for row in read_published("paper_table1")]
     for row in rows:
-        row["method"] = "ar" if row["method"] == "hf" else row["method"]
-        row["name"] = PAPER_METHODS.get(row["method"], row["method"]) + row.get("name", "")
+        method = "ar" if row["method"] == "hf" else row["method"]
+        row["method"] = method
+        row["name"] = PAPER_METHODS.get(method, method) + row.get("name", "")
 
     models = [row["model"] for row in rows]  # measured ones first
     methods = {method: place for place, method in enumerate(PAPER_METHODS)}
@@ -96,7 +97,8 @@ def _conditions(row: dict[Any, Any]) -> str:
 
     This is the bench, how many of its questions, the type, and other settings than the paper's.
     """
-    words = [f"{row['bench']}, {row['questions']} of {WHOLE[row['bench']]} questions", row["dtype"]]
+    bench = row["bench"]
+    words = [bench, f"{row['questions']} of {WHOLE[bench]} questions", row["dtype"]]
     for name, value in departures(row).items():
         if value is not None:
             words.append(f"{name} {value}".removesuffix(".0"))

@@ -119,9 +119,9 @@ def _main_row(pool: Pool, category: str, answers: Sequence[Row]) -> dict[str, An
     row["break_even_mat"] = _break_even_mat(cells, pool.baselines["vanilla"])
     row["state_bytes"] = pool.first.summary.get("state_bytes", math.nan)
 
-    # settings
-    facets = pool.first.facets.items()
-    row |= {f"method_{key}" if key in row else key: value for key, value in facets}
+    for key, value in pool.first.facets.items():
+        column = f"method_{key}" if key in row else key
+        row[column] = value
     row["execution"] = pool.first.execution
     row["num_choices"] = pool.first.settings.get("num_choices")
     row["quantize"] = pool.first.quantized
