@@ -44,7 +44,9 @@ class FigureData:
         """
         rows: list[Row] = self.table[self.table["category"] == OVERALL].to_dict("records")  # type: ignore[assignment]
         for row, pool in zip(rows, self.pools, strict=True):
-            row |= {"pool": pool, "name": drawable(pool.name), "budget": pool.budget}
+            row["pool"] = pool
+            row["name"] = drawable(pool.name)
+            row["budget"] = pool.budget
             row["state_mib"] = row["state_bytes"] / 2**20
         return rows
 
@@ -97,7 +99,8 @@ class FigureData:
             for key, value in row["pool"].first.facets.items():
                 if key not in changing:
                     words.append(f"{key.removeprefix('method_')}={value}")
-            groups.setdefault((row["method"], tuple(words)), []).append(row)
+            line = groups.setdefault((row["method"], tuple(words)), [])
+            line.append(row)
 
         drawn = {}
         for group, rows in groups.items():

@@ -64,7 +64,10 @@ def _terms(pool: Pool, run: Run) -> dict[str, str]:
     """Return what a run's metadata say, in words."""
     about = run.metadata
     bench = run.settings["bench"]
-    versions = [f"{name} {version}" for name, version in about["versions"].items()]
+    versions = []
+    for name, version in about["versions"].items():
+        versions.append(f"{name} {version}")
+
     digest = str(bench.get("sha256"))[:12]
     return {
         "bench": f"{bench['name']}, {pool.questions} questions, sha256 {digest}",
@@ -89,8 +92,13 @@ def model_words(run: Run) -> str:
     if model.get("quantize"):
         precision += f" with weights in {model['quantize']} (torchao)"
 
-    words = [f"{run.model} ({path})", precision, f"{model.get('attention')} attention"]
-    words += [f"{key} {model.get(key)}" for key in ("context", "template")]
+    words = [
+        f"{run.model} ({path})",
+        precision,
+        f"{model.get('attention')} attention",
+        f"context {model.get('context')}",
+        f"template {model.get('template')}",
+    ]
     source = run.metadata.get("converted_from")
     if source:
         kinds = source.get("tensor_types", {}).items()

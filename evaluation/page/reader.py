@@ -55,7 +55,13 @@ def collect(pools: Sequence[Pool]) -> dict[str, Any]:
         )
         for pool in asked:
             turns = _turns(pool.first, pool.first_answers[key], texts, failures)
-            answers.append({"run": pools.index(pool), "question": place, "turns": turns})
+            answers.append(
+                {
+                    "run": pools.index(pool),
+                    "question": place,
+                    "turns": turns,
+                }
+            )
 
     return {
         "runs": [pool.title for pool in pools],
@@ -123,7 +129,8 @@ def _decoded(run: Run, ids: list[int], failures: dict[str, str]) -> tuple[str, .
     if path in failures:
         return None
     try:
-        return pieces(load(_tokenizer_path(run, path), model.get("revision")), tuple(ids))
+        tokenizer = load(_tokenizer_path(run, path), model.get("revision"))
+        return pieces(tokenizer, tuple(ids))
     except Exception as error:
         # a foreign tokenizer may raise anything; the page shows plain text, and why
         failures[path] = one_line(f"{type(error).__name__}: {error}")[:200]
@@ -177,7 +184,8 @@ def pieces(tokenizer: Tokenizer, ids: tuple[int, ...]) -> tuple[str, ...]:
     except Exception:  # DecodeStream raises no other class
         return (text,)
 
-    parts[-1] += text[len("".join(parts)) :]  # a character that the limit cut
+    length = len("".join(parts))
+    parts[-1] += text[length:]  # a character that the limit cut
     return tuple(parts) if "".join(parts) == text else (text,)
 
 
@@ -208,4 +216,6 @@ def _prompts(runs: Iterable[Run]) -> dict[str, list[str]]:
 
 
 def _shortened(turn: str) -> str:
-    return f"{turn[:MOST_PROMPT]} …" if len(turn) > MOST_PROMPT else turn
+    if len(turn) <= MOST_PROMPT:
+        return turn
+    return f"{turn[:MOST_PROMPT]} …"

@@ -43,7 +43,9 @@ def draw(pool: Pool) -> dict[str, Any] | None:
     rows, leaves = drawing_rows([node.path for node in nodes])
     places = {}
     for path, row in rows.items():
-        places[path] = (LEFT + COLUMN * len(path), round(MARGIN + ROW * (row + 0.5), 1))
+        x = LEFT + COLUMN * len(path)
+        y = MARGIN + ROW * (row + 0.5)
+        places[path] = (x, round(y, 1))
 
     dots = []
     for node in sorted(nodes, key=lambda node: node.path):

@@ -132,8 +132,9 @@ def _audit(pool: Pool, base: Pool) -> Audit:
             for row in run.answers:
                 base_row = base_rows.get(row_key(row), {"choices": []})
                 turns = common_turns(run, row, base_row)
+                most = max(_count(row), _count(base_row))
                 audit.turns += turns
-                audit.left_out += max(_count(row), _count(base_row)) - len(turns)
+                audit.left_out += most - len(turns)
 
     return audit
 
@@ -155,8 +156,16 @@ def common_turns(run: Run, row: Row, base: Row) -> list[Turn]:
         for turn, (ids, base_ids) in enumerate(answers):
             differs_at = None if ids == base_ids else diverge(ids, base_ids)
             if ids or base_ids:
-                about = (run, row["question_id"], number, turn, len(base_ids))
-                turns.append(Turn(*about, differs_at))
+                turns.append(
+                    Turn(
+                        run,
+                        question_id=row["question_id"],
+                        choice=number,
+                        turn=turn,
+                        tokens=len(base_ids),
+                        differs_at=differs_at,
+                    )
+                )
 
             if differs_at is not None:
                 break
@@ -280,7 +289,8 @@ def compare(here: Sequence[Pool], there: Sequence[Pool]) -> tuple[list[Compariso
         else:
             alone.append(f"only here: {pool.name}")
 
-    return comparisons, alone + [f"only there: {pool.name}" for pool in others]
+    alone += [f"only there: {pool.name}" for pool in others]
+    return comparisons, alone
 
 
 def _key(pool: Pool) -> Any:

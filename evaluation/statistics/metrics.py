@@ -206,7 +206,8 @@ def _rows_per_forward(rows: Sequence[Row]) -> float:
 
         alone = [[1] * len(turn) for turn in turns]
         batch_sizes = choice.get("step_batch") or alone
-        forwards += sum(1 / size for size in itertools.chain.from_iterable(batch_sizes))
+        sizes = itertools.chain.from_iterable(batch_sizes)
+        forwards += sum(1 / size for size in sizes)
 
     return nodes / forwards if forwards else math.nan
 

@@ -45,7 +45,10 @@ BATCHES = (
 def headlines(table: pd.DataFrame) -> list[str]:
     """Summarise the overall rows in a line per block of the table."""
     overall = table[table["category"] == OVERALL]
-    return [_headline(name, block.to_dict("records")) for name, block in blocks(overall).items()]
+    lines = []
+    for name, block in blocks(overall).items():
+        lines.append(_headline(name, block.to_dict("records")))
+    return lines
 
 
 def _headline(block: str, rows: list[dict[Any, Any]]) -> str:
@@ -304,4 +307,6 @@ def _repeat(run: Run) -> str:
 def _first_three(words: Iterable[str]) -> str:
     names = list(words)
     text = "; ".join(names[:3])
-    return f"{text} and {len(names) - 3} more" if len(names) > 3 else text
+    if len(names) > 3:
+        text += f" and {len(names) - 3} more"
+    return text

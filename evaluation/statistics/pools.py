@@ -79,7 +79,10 @@ def paired(cells: Cells, others: Cells, *names: str) -> list[Floats]:
     """
     at = others.questions.get_indexer(cells.questions)
     both, own, theirs = np.intersect1d(cells.repeats, others.repeats, return_indices=True)
-    sides = [(cells, at >= 0, own), (others, at[at >= 0], theirs)]
+    sides = [
+        (cells, at >= 0, own),
+        (others, at[at >= 0], theirs),
+    ]
 
     columns = []
     for side, questions, repeats in sides:
@@ -287,7 +290,8 @@ class Pool:
             batches = self.speeds.questions.isin(other.speeds.questions).sum()
             questions = self.cells.questions.isin(other.cells.questions).sum()
             if questions:
-                ranks[other] = (batches, questions, -len(other.cells.questions))
+                fewest = -len(other.cells.questions)
+                ranks[other] = (batches, questions, fewest)
 
         return max(ranks, key=lambda other: ranks[other], default=None)
 
@@ -405,18 +409,27 @@ def distinguish(runs: Sequence[Run]) -> list[str]:
     plain = [key for key in varied if key not in IF_NEEDED]
 
     usual = {}
-    for key in plain[1:] if len(plain) > MANY else []:
+    others = plain[1:] if len(plain) > MANY else []
+    for key in others:
         value = values[key].mode()[0]
         if (values[key] == value).mean() > 0.5:
             usual[key] = value
 
     variants: list[str] = []
-    for named, left_out in ((plain, usual), (plain, {}), (varied, {})):
+    attempts: list[tuple[list[str], dict[str, str]]] = [
+        (plain, usual),
+        (plain, {}),
+        (varied, {}),
+    ]
+    for named, left_out in attempts:
         variants = [_variant(one, named, left_out) for one in settings]
         if len(set(variants)) == len(runs):
             return variants
 
-    return [f"{words}, #{n}".removeprefix(", ") for n, words in enumerate(variants, start=1)]
+    numbered = []
+    for number, words in enumerate(variants, start=1):
+        numbered.append(f"{words}, #{number}".removeprefix(", "))
+    return numbered
 
 
 def _variant(settings: dict[str, Any], keys: Sequence[str], left_out: dict[str, str]) -> str:
@@ -430,7 +443,8 @@ def _variant(settings: dict[str, Any], keys: Sequence[str], left_out: dict[str, 
             words.append(f"{value} ({settings.get('tree_nodes')})")
         elif key in WORDS:
             if key != "tree_nodes" or "tree" not in keys:  # else named with the tree
-                words.append(WORDS[key].format(FILE_ORDER if value is None else value))
+                shown = FILE_ORDER if value is None else value
+                words.append(WORDS[key].format(shown))
         elif isinstance(value, bool):
             words.append(key if value else f"no {key}")
         else:

@@ -109,8 +109,8 @@ def published_figures() -> dict[tuple[str, ...], tuple[float, float, str]]:
             for place, cell in cells.items():
                 if pd.notna(cell["speedup_hf"]):
                     key = (row["model"], method, *place)
-                    figure = (cell.get("mat", math.nan), cell["speedup_hf"], source.name)
-                    figures.setdefault(key, figure)
+                    mat = cell.get("mat", math.nan)
+                    figures.setdefault(key, (mat, cell["speedup_hf"], source.name))
 
     return figures
 
@@ -148,7 +148,8 @@ def as_published(row: dict[Any, Any]) -> bool:
 def departures(row: dict[Any, Any]) -> dict[str, Any]:
     """Return conditions and settings of a row that published figures do not have."""
     method = str(row["method"]).partition(" (")[0]
-    usual = CONDITIONS | {"tree": None} | default_settings(method) | OTHERWISE.get(method, {})
+    usual = CONDITIONS | {"tree": None} | default_settings(method)
+    usual |= OTHERWISE.get(method, {})
 
     different = {}
 

@@ -138,7 +138,14 @@ def main_view(experiment: Experiment, category: str = "") -> View:
     for name, block in blocks(rows).items():
         title = f"{name}, {category}" if category else name
         columns = _shown_columns(block, output)
-        drawn.append(Block(title, columns, block.to_dict("records"), with_intervals=not category))
+        drawn.append(
+            Block(
+                title=title,
+                columns=columns,
+                rows=block.to_dict("records"),
+                with_intervals=not category,
+            )
+        )
 
     footnotes = [
         *_table_notes(rows, drawn),
@@ -200,7 +207,8 @@ def page_view(experiment: Experiment) -> View:
     Empty columns are left out, and those that `columns.yaml` does not show on the page are hidden.
     """
     # a block's rows together, its name as a column
-    table = pd.concat(list(blocks(experiment.table).values())).rename_axis("block").reset_index()
+    parts = list(blocks(experiment.table).values())
+    table = pd.concat(parts).rename_axis("block").reset_index()
     shown_columns = _shown_columns(table, PAGE)
     hidden = []
 
@@ -217,7 +225,13 @@ def page_view(experiment: Experiment) -> View:
         return about.name in extra, about.name != "method", about.name in numbers
 
     columns = sorted([*shown_columns, *hidden], key=place)
-    block = Block("", columns, table.to_dict("records"), numbers=numbers, extra=extra)
+    block = Block(
+        title="",
+        columns=columns,
+        rows=table.to_dict("records"),
+        numbers=numbers,
+        extra=extra,
+    )
     footnotes = [*_table_notes(table, [block]), *experiment.not_available]
     return View([block], head=[], footnotes=footnotes)
 
@@ -250,7 +264,9 @@ def to_markdown(view: View) -> str:
     out = ["# Main table", *view.head]
     for block in view.blocks:
         headings = [column.heading for column in block.columns]
-        rows = ([cell.printed for cell in block.cells(row)] for row in block.rows)
+        rows = []
+        for row in block.rows:
+            rows.append([cell.printed for cell in block.cells(row)])
         out += [f"## {one_line(block.title)}", markdown(headings, rows)]
 
     return "\n\n".join([*out, *view.footnotes]) + "\n"
@@ -289,7 +305,9 @@ def write_audit(experiment: Experiment, folder: Path) -> list[str]:
 
     lines = wording(table, home)
     write_csv(folder / "audit.csv", table)
-    cells = ([shown(value, ".4g") for value in row] for row in table.itertuples(index=False))
+    cells = []
+    for row in table.itertuples(index=False):
+        cells.append([shown(value, ".4g") for value in row])
     parts = ["# Audit", RULE, *lines, markdown(table.columns, cells)]
     write_text(folder / "audit.md", "\n\n".join(parts) + "\n")
     return lines

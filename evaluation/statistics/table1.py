@@ -55,7 +55,8 @@ def table1(table: pd.DataFrame) -> pd.DataFrame:
 
     def place(row: dict[str, Any]) -> tuple[int, int, bool]:
         in_paper = methods.get(row["method"], len(methods))
-        return models.index(row["model"]), in_paper, row["source"] != PUBLISHED
+        is_measured = row["source"] != PUBLISHED
+        return models.index(row["model"]), in_paper, is_measured
 
     rows.sort(key=place)
     return pd.DataFrame(rows, columns=COLUMNS)
@@ -68,14 +69,16 @@ def _measured(table: pd.DataFrame) -> list[dict[str, Any]]:
     name: a start other than the paper's, and the variant.
     """
     rows: list[dict[str, Any]] = []
-    table = table[(table["batch"] == 1) & table["bench"].isin(PARTS)]
+    table = table[table["bench"].isin(PARTS)]
+    table = table[table["batch"] == 1]
     for key, alike in table.groupby(ALIKE, sort=False):
         model, _, device, _, execution, label, variant = map(str, key)
         by_size = alike.sort_values("bench_questions", kind="stable").to_dict("records")
         cells = {(row["bench"], row["category"]): row for row in by_size}
         figures = {}
         for name, (bench, category, measure) in PLACES.items():
-            figures[name] = cells.get((bench, category), {}).get(measure)
+            cell = cells.get((bench, category), {})
+            figures[name] = cell.get(measure)
 
         method, _, start = label.partition(" (")
         more = f" ({start}" if start not in ("", "hot)") else ""
@@ -86,8 +89,15 @@ def _measured(table: pd.DataFrame) -> list[dict[str, Any]]:
             if (bench, OVERALL) in cells:
                 source.append(_conditions(cells[bench, OVERALL]))
         source += [execution, device]
-        about = {"model": model, "method": method, "name": more, "source": "; ".join(source)}
-        rows.append(about | figures)
+        rows.append(
+            {
+                "model": model,
+                "method": method,
+                "name": more,
+                "source": "; ".join(source),
+                **figures,
+            }
+        )
 
     return rows
 
