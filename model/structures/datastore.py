@@ -67,7 +67,8 @@ class Datastore:
                 " `python -m tools.datastore`"
             ) from None
 
-        self._count, self._width = tokens.shape
+        self._count = len(tokens)
+        self._width = int(tokens.shape[1])
         if abs(size - vocab_size) >= PADDING or vocab_size > 256**self._width:
             raise UserError(
                 f"datastore {path}: its vocabulary has {size} tokens, the model's {vocab_size}; "
