@@ -140,7 +140,7 @@ class Pool:
     @property
     def name(self) -> str:
         """The name in figures, unique within its block."""
-        return f"{self.label}, {self.variant}" if self.variant else self.label
+        return f"{self.label}, {self.variant}".removesuffix(", ")
 
     @property
     def budget(self) -> int | None:

@@ -87,8 +87,7 @@ def read_published(name: str) -> list[dict[str, Any]]:
     """
     of_spec_bench = {"mat": "specbench_mat", "speedup": "specbench_speedup"}
     table = pd.read_csv(REFERENCE / f"{name}.csv").rename(columns=of_spec_bench)
-    rows: list[dict[str, Any]] = table.to_dict("records")  # type: ignore[assignment]
-    return rows
+    return table.to_dict("records")  # type: ignore[return-value]
 
 
 @lru_cache(maxsize=1)

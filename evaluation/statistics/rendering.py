@@ -41,7 +41,7 @@ class Cell(NamedTuple):
     @property
     def printed(self) -> str:
         """The value with its mark, followed by its interval."""
-        return " ".join(filter(None, (self.text + self.mark, self.interval)))
+        return f"{self.text}{self.mark} {self.interval}".rstrip()
 
 
 @dataclass(frozen=True)

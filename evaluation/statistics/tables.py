@@ -6,7 +6,6 @@ columns.yaml defines the columns for terminal, Markdown, LaTeX, page and documen
 from __future__ import annotations
 
 import math
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -137,14 +136,12 @@ def _main_row(pool: Pool, category: str, answers: Sequence[Row]) -> dict[str, An
 
 def _audited(pool: Pool) -> dict[str, int]:
     """Return the counts of AUDITED; none unless all runs were audited and had ids to judge."""
-    counts = Counter(dict.fromkeys(AUDITED, 0))
-    for run in pool.runs:
-        audit = run.summary.get("audit")
-        if not audit:
-            return {}
-        counts.update({name: audit[name] for name in AUDITED})
+    audits = [run.summary.get("audit") for run in pool.runs]
+    if not all(audits):
+        return {}
 
-    return counts if any(counts.values()) else {}
+    counts = pd.DataFrame(audits)[list(AUDITED)].sum()
+    return dict(counts) if counts.any() else {}
 
 
 def depths_table(pooled: Sequence[Pool]) -> pd.DataFrame:
