@@ -42,7 +42,8 @@ class FigureData:
 
         It also has `pool`, `name`, `budget` and `state_mib`.
         """
-        rows: list[Row] = self.table[self.table["category"] == OVERALL].to_dict("records")  # type: ignore[assignment]
+        overall = self.table[self.table["category"] == OVERALL]
+        rows: list[Row] = overall.to_dict("records")  # type: ignore[assignment]
         for row, pool in zip(rows, self.pools, strict=True):
             row["pool"] = pool
             row["name"] = drawable(pool.name)
@@ -70,7 +71,8 @@ class FigureData:
                 best[row["method"]] = row
             rows = [row for row in alike if best[row["method"]] is row]
 
-        lines = self._with_looks({row["pool"].name: [row] for row in rows})
+        named = {row["pool"].name: [row] for row in rows}
+        lines = self._with_looks(named)
         if most is not None:
             drafting = [line for line in lines if line[0]["method"] not in BASELINES]
             lines = largest(drafting, most)
@@ -149,7 +151,8 @@ def largest(lines: Sequence[Line], most: int = MOST) -> list[Line]:
     """Return the `most` lines with the largest MAT, in their original order."""
     mats = []
     for line in lines:
-        mats.append(max(float(np.nan_to_num(row["mat"])) for row in line))
+        of_line = [row["mat"] for row in line]
+        mats.append(float(np.nan_to_num(of_line).max()))
 
     best = sorted(range(len(lines)), key=lambda i: -mats[i])[:most]
     return [lines[i] for i in sorted(best)]

@@ -112,7 +112,8 @@ def _turns(
             "lengths": lengths[i] if lengths else [],
         }
         if choice.get("step_paths"):
-            turn["paths"] = [spelled(tuple(path)) for path in choice["step_paths"][i]]
+            paths = map(tuple, choice["step_paths"][i])
+            turn["paths"] = list(map(spelled, paths))
         if choice.get("step_nodes"):
             turn["nodes"] = choice["step_nodes"][i]
         turns.append(turn)

@@ -77,5 +77,8 @@ def spelled(path: RankPath) -> str:
     words = []
     for rank, same in groupby(path):
         times = len(list(same))
-        words += [f"{rank}×{times}"] if times > MOST_EQUAL else [str(rank)] * times
+        if times > MOST_EQUAL:
+            words.append(f"{rank}×{times}")
+        else:
+            words += [str(rank)] * times
     return "·".join(words)

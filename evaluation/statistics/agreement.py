@@ -243,7 +243,10 @@ def read_gaps(folder: Path) -> Gaps:
     if not file.exists():
         return {}
     entries = json.loads(file.read_text(encoding="utf-8"))
-    return {tuple(map(str, entry["at"])): entry["gap"] for entry in entries}
+    gaps = {}
+    for entry in entries:
+        gaps[tuple(map(str, entry["at"]))] = entry["gap"]
+    return gaps
 
 
 @dataclass(frozen=True)

@@ -149,7 +149,8 @@ def quotient(*columns: Floats, alike: bool = False) -> float:
         alike: sum the means of each row, so that all questions weigh the same, however many repeats
             they have.
     """
-    sums = np.array([np.nansum(row_means(column) if alike else column) for column in columns])
+    summed = map(row_means, columns) if alike else columns
+    sums = np.array([np.nansum(values) for values in summed])
     with np.errstate(divide="ignore", invalid="ignore"):
         value = float(_quotient(sums))
     return value if math.isfinite(value) else math.nan

@@ -29,7 +29,10 @@ Key = TypeVar("Key")
 
 def choices(rows: Iterable[Row]) -> list[Row]:
     """Return the choices of all rows; a question has several if it was answered several times."""
-    return list(itertools.chain.from_iterable(row["choices"] for row in rows))
+    choices: list[Row] = []
+    for row in rows:
+        choices += row["choices"]
+    return choices
 
 
 def mean(values: Iterable[float]) -> float:

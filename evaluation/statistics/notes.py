@@ -203,7 +203,8 @@ def served(pooled: Sequence[Pool]) -> Iterator[str]:
             continue
         method = pool.first.settings["method"]
         version = method["version"] or "of unknown version"
-        line = f"{pool.name}: {method['engine']} {version}, model {method['model']}"
+        engine = f"{method['engine']} {version}"
+        line = f"{pool.name}: {engine}, model {method['model']}"
         line += "; threads, device and type are its own"
         if any(any(choice["ids_remade"]) for choice in choices(pool.rows)):
             line += "; token ids were made from its text"
@@ -276,7 +277,8 @@ def auto_lines(pooled: Sequence[Pool]) -> list[str]:
                 continue
 
             repeat = f", repeat {run.repeat}" if len(pool.runs) > 1 else ""
-            line = f"{pool.name}{repeat} on {pool.block['bench']}: {steps_in_words(figures)}"
+            where = f"{pool.name}{repeat} on {pool.block['bench']}"
+            line = f"{where}: {steps_in_words(figures)}"
             # of a batch, step times are those of the last steps' number of sequences
             if pool.first.facets["batch"] == 1 and figures.get("predicted_speedup"):
                 gain = figures["predicted_speedup"]

@@ -235,7 +235,10 @@ class Pool:
     @cached_property
     def rows(self) -> list[Row]:
         """All rows of all repeats."""
-        return list(itertools.chain.from_iterable(run.answers for run in self.runs))
+        rows: list[Row] = []
+        for run in self.runs:
+            rows += run.answers
+        return rows
 
     @cached_property
     def accepted(self) -> Accepted:
