@@ -215,7 +215,8 @@ def overhead(data: FigureData) -> Figure | None:
         "",
         height=0.8 + 0.3 * len(bars),
     )
-    widths = pd.DataFrame(bars, columns=[*PARTS]).dropna(axis=1, how="all").fillna(0.0)
+    times = pd.DataFrame(bars, columns=[*PARTS])
+    widths = times.dropna(axis=1, how="all").fillna(0.0)
     ends = widths.cumsum(axis=1)
     at = np.arange(len(bars))[::-1]
     for part, colour in zip(map(str, widths), PALETTE[1:], strict=False):
