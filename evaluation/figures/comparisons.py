@@ -215,8 +215,9 @@ def overhead(data: FigureData) -> Figure | None:
         "",
         height=0.8 + 0.3 * len(bars),
     )
-    times = pd.DataFrame(bars, columns=[*PARTS])
-    widths = times.dropna(axis=1, how="all").fillna(0.0)
+    table = pd.DataFrame(bars, columns=[*PARTS])
+    known = table.dropna(axis=1, how="all")
+    widths = known.fillna(0.0)
     ends = widths.cumsum(axis=1)
     at = np.arange(len(bars))[::-1]
     for part, colour in zip(map(str, widths), PALETTE[1:], strict=False):
