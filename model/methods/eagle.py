@@ -27,6 +27,7 @@ from ..engine.layers import decoder_layers
 from ..errors import UserError
 from ..structures import MAX_NODES, check_whole
 from ..structures.heads import (
+    PLAIN_LAYER,
     Head,
     HeadDrafter,
     HeadFiles,
@@ -44,7 +45,12 @@ from ..structures.heads import (
 WEIGHTS = ("model.safetensors", "pytorch_model.bin")  # ours and public; public
 EMBEDDING = "embed_tokens.weight"
 LAYER_IDS = "eagle_aux_hidden_state_layer_ids"
-BIASES = ("bias", "qkv_bias")
+EAGLE_ONLY = PLAIN_LAYER | {"use_aux_hidden_state": False, "norm_output": False}
+EAGLE3_ONLY = PLAIN_LAYER | {
+    "use_aux_hidden_state": True,
+    "use_input_layernorm_in_first_layer": True,
+    "use_last_layernorm": True,
+}
 NORMS = ("norm_before_residual", "norm_output", "norm_before_fc", "fc_norm")
 
 
@@ -153,16 +159,14 @@ def load_head(path: str, target: Target) -> EagleHead:
     Without an embedding in the file, or with an equal one, the target's own is used. Raises
     UserError if it is missing, corrupt, of another kind, or made for another model.
     """
-    only = {"use_aux_hidden_state": False, "transformer_layer_architecture": "LlamaDecoderLayer"}
-    only |= {"skip_prenorm": True, "skip_output_norm": True}
-    files = read_head(path, "eagle", target, WEIGHTS, only=only, computed=(*BIASES, LAYER_IDS))
+    files = read_head(path, "eagle", target, WEIGHTS, EAGLE_ONLY)
     if "draft_vocab_size" in files.config:
         raise UserError(
             f"{path}: config.json has a draft_vocab_size, as EAGLE-3's heads have: use"
             " method=eagle3"
         )
 
-    _rename(files, {"model.": "", "fusion_fc.": "fc.", "transformer.": "layers.0."})
+    _rename(files, {"model.": ""})
     config = layer_config(files.config)
     embedding = _embedding(files, config, target)
     with torch.device("meta"):
@@ -176,11 +180,7 @@ def load_eagle3_head(path: str, target: Target, layers: list[int] | None = None)
 
     `layers` as in `layers_read`.
     """
-    only = dict.fromkeys(
-        ("use_aux_hidden_state", "use_input_layernorm_in_first_layer", "use_last_layernorm"), True
-    )
-    computed = (*NORMS, *BIASES, LAYER_IDS)
-    files = read_head(path, "eagle3", target, WEIGHTS, only=only, computed=computed)
+    files = read_head(path, "eagle3", target, WEIGHTS, EAGLE3_ONLY)
     _rename(files, {"model.": "", "layers.0.": "midlayer.", "input_norm.": "fc_norm.0."})
     if "midlayer.hidden_norm.weight" not in files.state:
         raise UserError(
@@ -267,7 +267,7 @@ def layers_read(
         states = layers
     elif not listed:
         states = [2, count // 2, count - 3]
-    elif LAYER_IDS in config.get("eagle_config", ()):
+    elif config.get("eagle_config", {}).get(LAYER_IDS):
         states = [layer + 1 for layer in listed]
     else:
         states = listed

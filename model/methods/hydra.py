@@ -82,13 +82,12 @@ def load_heads(path: str, target: Target) -> HydraHeads:
     weights. Raises UserError if the heads are missing, corrupt, of another kind, or made for
     another model.
     """
-    files = read_head(path, "hydra", target, WEIGHTS, only=SUPPORTED)
+    files = read_head(path, "hydra", target, WEIGHTS, SUPPORTED)
     for name in UNUSED:
         files.state.pop(name, None)
     head, block = files.largest(r"hydra_mlp\.(\d+)\.(\d+)\.")
 
-    of_target = flat(target.model.config.get_text_config().to_dict(), target.name)
-    config = layer_config(of_target | {"num_hidden_layers": 1})
+    config = layer_config(flat(target.model.config.get_text_config().to_dict()))
     embedding = target.model.get_input_embeddings().weight.detach()
     with torch.device("meta"):
         heads = HydraHeads(
