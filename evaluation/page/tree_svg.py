@@ -42,8 +42,8 @@ def draw(name: str, pool: Pool) -> dict[str, Any] | None:
         return None
 
     y = MARGIN + ROW / 2
-    places = {(): (LEFT, y)}
-    parents = set()
+    places: dict[RankPath, tuple[float, float]] = {(): (LEFT, y)}
+    parents = set[RankPath]()
     dots = []
     for node in sorted(nodes, key=lambda node: node.path):  # depth-first
         parent = node.path[:-1]

@@ -130,14 +130,6 @@ def test_a_context_or_kernel_that_cannot_be_is_refused():
         Target(Auto.from_config(config, attn_implementation="flex_attention"))
 
 
-def test_a_model_that_reads_the_caches_length_instead_of_positions_is_refused(monkeypatch):
-    """Whatever its name: where no rule knows it the trial does, before a text is so long."""
-    monkeypatch.setattr("model.engine.checks.check_cache_indices", lambda *_: None)
-    with pytest.raises(UserError, match="drafts would change what the model says"):
-        Target(made(Llama4TextConfig(**LLAMA4, floor_scale=228)))
-    Target(made(Llama4TextConfig(**LLAMA4, floor_scale=228)), context=64)
-
-
 @pytest.mark.parametrize("family", RECURRENT)
 def test_chains_leave_a_recurrent_models_text_as_it_is(family):
     model, accepted = toy(family), 0
