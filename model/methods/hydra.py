@@ -18,8 +18,8 @@ from transformers.models.llama.modeling_llama import LlamaDecoderLayer, LlamaRMS
 from ..engine import Target
 from ..structures.heads import (
     Head,
+    HeadSession,
     StaticTree,
-    StaticTreeSession,
     flat,
     layer_config,
     load_weights,
@@ -120,16 +120,8 @@ class Hydra(StaticTree):
         tree = published_tree("medusa-63", tree_path, len(heads.hydra_mlp))
         super().__init__(target, heads, tree)
 
-    def session(self) -> HydraSession:
-        return HydraSession(self)
-
-
-class HydraSession(StaticTreeSession):
-    drafter: Hydra
-
     def after(
-        self, depth: int, state: torch.Tensor, tokens: torch.Tensor
+        self, session: HeadSession, depth: int, state: torch.Tensor, tokens: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        heads = self.drafter.head
-        inputs = torch.cat((state, heads.embed(tokens)), dim=-1)  # (w, (depth + 2) H)
-        return inputs, heads.logits(depth, inputs)
+        inputs = torch.cat((state, self.head.embed(tokens)), dim=-1)  # (w, (depth + 2) H)
+        return inputs, self.head.logits(depth, inputs)

@@ -328,6 +328,13 @@ class HeadDrafter(Drafter):
         self.dtype = target.dtype
         self.cos, self.sin = head.angles(self.capacity)
 
+    def session(self) -> HeadSession:
+        return HeadSession(self)
+
+    def expand(self, session: HeadSession, root: int, feature: torch.Tensor) -> Draft:
+        """Grow the draft below `root`, at which the head predicts `feature` (1, H)."""
+        raise NotImplementedError
+
 
 class HeadSession(Session):
     """Keeps the head's cache in step with the target's accepted tokens.
@@ -370,13 +377,9 @@ class HeadSession(Session):
         self._pairs.append((verification.hidden.index_select(0, path), chosen))
 
     def draft(self, root: int) -> Draft:
-        draft = self.expand(root, self.catch_up())
+        draft = self.drafter.expand(self, root, self.catch_up())
         self.cache.length = self._committed
         return draft
-
-    def expand(self, root: int, feature: torch.Tensor) -> Draft:
-        """Grow the draft below `root`, at which the head predicts `feature` (1, H)."""
-        raise NotImplementedError
 
     def catch_up(self) -> torch.Tensor:
         """Forward the new pairs into the head's cache.
@@ -477,22 +480,19 @@ class StaticTree(HeadDrafter):
         inner = sum(len(level.nodes) for level in self.levels[1:])
         super().__init__(target, head, inner=inner, max_nodes=len(tree))
 
-
-class StaticTreeSession(HeadSession):
-    drafter: StaticTree
-
-    def expand(self, root: int, feature: torch.Tensor) -> Draft:
+    def expand(self, session: HeadSession, root: int, feature: torch.Tensor) -> Draft:
         drafted = [torch.tensor([root], device=feature.device)]
         state = feature
-        for depth, level in enumerate(self.drafter.levels):
+        for depth, level in enumerate(self.levels):
             tokens = drafted[-1].index_select(0, level.nodes)
-            state, logits = self.after(depth, state.index_select(0, level.parents), tokens)
+            above = state.index_select(0, level.parents)
+            state, logits = self.after(session, depth, above, tokens)
             candidates = logits.topk(level.candidates, dim=-1).indices  # (w, candidates)
             drafted.append(candidates.view(-1).index_select(0, level.pick))
-        return Draft(self.drafter.template, torch.cat(drafted))
+        return Draft(self.template, torch.cat(drafted))
 
     def after(
-        self, depth: int, state: torch.Tensor, tokens: torch.Tensor
+        self, session: HeadSession, depth: int, state: torch.Tensor, tokens: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Return the states of w nodes and the logits (w, V) after them.
 
