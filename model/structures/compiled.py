@@ -6,9 +6,11 @@ fields inside.
 
 from __future__ import annotations
 
+import logging
 import sys
 import zlib
 from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +20,7 @@ from ..errors import UserError
 
 try:
     import numba
+    from numba.core import event
 except ImportError as error:  # numba is missing, or refuses this NumPy
     python = ".".join(map(str, sys.version_info[:2]))
     raise UserError(
@@ -31,6 +34,21 @@ ODD = 0x9E3779B97F4A7C15  # Fibonacci hashing: 2^64 over the golden ratio, odd
 # changes of its own file.
 FILES = ("compiled.py", "suffix_automaton.py", "dynamic_loops.py")
 _VERSION = zlib.crc32(b"".join((Path(__file__).parent / name).read_bytes() for name in FILES))
+_say = cache(logging.getLogger(__package__).warning)  # once
+
+
+class _Notice(event.Listener):
+    """Logs once that loops are being compiled. Loading compiled loops logs nothing."""
+
+    def on_start(self, event: Any) -> None:
+        if event.data["dispatcher"].py_func.__module__.startswith(f"{__package__}."):
+            _say("compiling the loops of drafting, once a machine: some 10 seconds")
+
+    def on_end(self, event: Any) -> None:
+        pass
+
+
+event.register("numba:compile", _Notice())  # type: ignore[no-untyped-call]
 
 
 def loop(function: Callable[..., Any]) -> Any:
