@@ -83,6 +83,7 @@ def _measured(table: pd.DataFrame) -> list[dict[str, Any]]:
         method, _, start = label.partition(" (")
         more = f" ({start}" if start not in ("", "hot)") else ""
         more += f", {variant}" if variant else ""
+        more = more.replace("execution=eager", "eager steps as published")
 
         source = ["measured"]
         for bench in PARTS:

@@ -1,5 +1,6 @@
 """Records that ship: the same tables as the results they come from, and nobody's name or folder."""
 
+import hashlib
 import json
 import lzma
 
@@ -61,7 +62,9 @@ def test_tables_are_the_same_as_from_full_records(evaluate, call, tmp_path, refe
     assert call(report.main, reference / "toy").code == 0
     tables = tables_of(reference / "toy")
     assert tables == tables_of(full)
-    assert {"main.csv", "audit.csv", "acceptance_by_depth.csv"} <= set(tables)
+    hashes = json.loads(tables.pop("manifest.json"))
+    assert hashes == {name: hashlib.sha256(data).hexdigest() for name, data in tables.items()}
+    assert {"main.csv", "main.tex", "main.json", "audit.csv", "acceptance_by_depth.csv"} <= set(tables)
     assert {run.has_texts for run in read_runs(reference / "toy")} == {False}
     again = contribute.contribute(full, "again", "a lab | 2")
     assert text_of(again) == text_of(reference / "toy"), "the same results give the same records"

@@ -86,3 +86,11 @@ def test_any_name_is_one_line_of_latex(tmp_path):
     assert lines[0].startswith("% next_$A$ 100% ")
     cells = [line.count(" & ") for line in lines if " & " in line]
     assert cells == [12] * (1 + len(rows))
+
+
+def test_eager_steps_next_to_fast_ones_are_named_as_published():
+    fast = pair("spec_bench", 2, 480, execution="graph")
+    eager = pair("spec_bench", 2, 480, execution="eager")[1:]
+    names = [*measured([*fast, *eager])["name"]]
+    assert [name for name in names if name.endswith(", eager steps as published")]
+    assert any("eager" not in name for name in names if name.startswith("Token"))
