@@ -89,7 +89,7 @@ def available(jobs: Sequence[Planned]) -> list[Planned]:
     others = [job for job in jobs if job.not_available]
     said = (f"{job.config.method.name}: {job.not_available}" for job in others)
     reasons = [*dict.fromkeys(said)]
-    if jobs and not left:
+    if not left:
         raise UserError(f"none of the {len(jobs)} jobs can run: {'; '.join(reasons[:3])}")
     if reasons:
         head = f"not available, {len(others)} of {len(jobs)} jobs are left out:"

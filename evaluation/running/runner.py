@@ -144,7 +144,6 @@ class Runner:
         ignored = {
             "start": self.answerer.start is None,
             "repeats at timed=false": not self.config["timed"],
-            "method.nodes at tree=auto": method.get("tree") == "auto",
             "tree.nodes (fewer fit)": nodes > method.get("tree_nodes", nodes),
             **dict.fromkeys(("execution", "phases", "model.linear"), not self.answerer.on_engine),
             **{f"sampling.{key} at temperature 0": greedy for key in IDLE_IF_GREEDY},

@@ -48,7 +48,7 @@ def test_a_job_without_its_companion_fails_before_the_model_is_loaded(
 ):
     """The target had been loaded first, minutes for nothing."""
     monkeypatch.setattr(runner, "load_model", None)
-    check(evaluate("method=medusa"), "medusa: not available: no Medusa heads for toy")
+    check(evaluate("method=medusa"), "medusa: no Medusa heads for toy")
     check(evaluate("method=sps", "method.draft_path=owner/name"), "owner/name", "not in reach")
     check(
         evaluate("-m", "method=rest,medusa"),
