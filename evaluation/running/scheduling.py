@@ -213,7 +213,7 @@ class _Turns:
             self.folders.append(runner.folder)
             for job in self._drop(runner):
                 if job.overrides:
-                    note_done(job.config, job.overrides, [runner.folder])
+                    note_done(job.config, job.overrides, runner.folder)
 
     def _drop(self, runner: Runner) -> list[Job]:
         """Remove a run and free the device memory that its method uses; return its jobs."""

@@ -77,7 +77,7 @@ def test_a_sweep_names_all_that_is_lacking_and_goes_on(call, checkpoint, tmp_pat
     ]
 
     folder = tmp_path / "results/table1"
-    assert not missing_jobs(folder) and len(list((folder / "jobs").iterdir())) == 8
+    assert not missing_jobs(folder)
     why = "not available: no Medusa heads for toy"
     table = pd.read_csv(folder / "tables/main.csv")
     (row,) = table[(table["method"] == "medusa") & (table["model"] == "toy")].to_dict("records")
