@@ -32,10 +32,9 @@ from .loading.devices import exclusive, keep_devices
 from .loading.engine_answers import EngineAnswer, Forced, force, noise, read_requests, tokenised
 from .loading.models import LoadedModel, devices_in_words, load_model
 from .loading.settings import ModelSettings
-from .records.questions import Question
-from .records.rows import difference
+from .records.rows import Question, difference
 from .records.runs import Run, is_served, runs_at
-from .running.scheduling import Progress
+from .running.scheduling import progress_bar
 from .statistics.agreement import GAPS, Turn
 from .statistics.experiment import Experiment
 from .statistics.rendering import aligned, write_audit
@@ -303,7 +302,7 @@ def audit_answers(
         total = sum(len(answer.prompt) + len(answer.ids) for answer in answers)
         judged = []
 
-        with Progress("audit", total, unit="tokens") as progress:
+        with progress_bar("audit", total, unit="tokens") as progress:
             for answer in answers:
                 bare = without_eos(answer, loaded)
                 forced = force(loaded.target, bare.prompt, bare.ids, loaded.eos)

@@ -22,7 +22,7 @@ from model.errors import UserError
 from .configuration.config import checked_config
 from .configuration.jobs import compose, named, quoted
 from .records.runs import runs_at
-from .records.sweeps import available
+from .records.store import available
 from .running.scheduling import Job, run_jobs
 from .statistics.experiment import Experiment
 

@@ -38,7 +38,7 @@ from model.recycling import build_template
 from model.recycling.templates import PARAMETERS
 
 from ..loading.companions import missing_companion
-from ..records.sweeps import Planned
+from ..records.store import Planned
 from .config import check_groups, config_errors, meant
 
 DEPENDENT = ("method.", "tree")  # prefixes of settings that exist only for some methods and trees
@@ -210,8 +210,7 @@ def plan(typed: Sequence[Override], sweep: DictConfig, loader: ConfigLoader) -> 
     used = {word.partition("=")[0] for words in jobs for word in words}
     for key in sorted(given.keys() - params.keys() - used):
         if "." in key or key == "tree":
-            none = "no method or tree of these jobs has this setting"
-            raise UserError(f"{key}={given[key][0]}: {none}{meant(key)}")
+            raise UserError(f"{key}: no such setting of these methods and trees{meant(key)}")
 
     return sorted(jobs.values(), key=lambda job: job.config.repeat)
 

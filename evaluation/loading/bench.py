@@ -26,7 +26,7 @@ from model import prompts
 from model.errors import UserError, one_line
 from model.files import ROOT, write_bytes
 
-from ..records.questions import (
+from ..records.rows import (
     FILE_ORDER,
     INTERLEAVED,
     SHUFFLED,

@@ -21,8 +21,7 @@ from model.engine import Draft, Target, Tree
 from model.errors import UserError, one_line
 from model.prompts import CHAT
 
-from ..records.questions import Question, read_rows
-from ..records.rows import Row, Schema, fault, misfit
+from ..records.rows import Question, Row, Schema, fault, misfit, read_rows
 from .bench import answer_text, prompt_text
 from .engines import other_part
 from .models import LoadedModel

@@ -18,8 +18,7 @@ from tokenizers.decoders import DecodeStream
 from model.files import ROOT
 
 from ..records.provenance import CONVERTED
-from ..records.questions import read_questions, subtask
-from ..records.rows import Row
+from ..records.rows import Row, read_questions, subtask
 from ..records.runs import Run
 from ..statistics.metrics import lengths_by_turn
 from ..statistics.pools import Pool

@@ -23,16 +23,17 @@ from model.errors import UserError
 from model.methods import table_place
 
 from . import compact
-from .questions import question_key, subtask
 from .rows import (
     Row,
     check_rows,
     check_schema,
     later_steps,
     new_tokens,
+    question_key,
     question_speed,
     read_answers,
     read_object,
+    subtask,
     tokens_and_steps,
     wall_time,
 )

@@ -21,8 +21,7 @@ from model.engine.sampling import Sampling, hashed_seed
 from ..answerers import Answerer, Served, ServedAnswer
 from ..loading.bench import answer_text, prompt_ids
 from ..loading.devices import PhaseClock, peak_bytes, restart_peak
-from ..records.questions import Question
-from ..records.rows import SCHEMA, Row, between
+from ..records.rows import SCHEMA, Question, Row, between
 from .shared_text import generate_together
 
 

@@ -31,8 +31,17 @@ from ..loading.bench import Bench, load_bench, ordered, prompt_ids
 from ..loading.models import LoadedModel, choose_execution, devices_in_words, load_model
 from ..loading.settings import ModelSettings
 from ..records.provenance import circumstances, collect, without_passwords
-from ..records.questions import FILE_ORDER, Question, read_questions, subtask
-from ..records.rows import SCHEMA, Row, new_tokens, tokens_and_steps, wall_time
+from ..records.rows import (
+    FILE_ORDER,
+    SCHEMA,
+    Question,
+    Row,
+    new_tokens,
+    read_questions,
+    subtask,
+    tokens_and_steps,
+    wall_time,
+)
 from ..records.runs import GENERATE, SAVED, without_paths
 from ..records.store import AnswerStore
 from ..statistics.metrics import measure

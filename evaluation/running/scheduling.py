@@ -20,16 +20,17 @@ from tqdm import tqdm
 
 from model.tuning import choose_threads
 
-from ..errors import Failures, noted
+from ..errors import noted
 from ..loading.devices import exclusive, keep_devices
 from ..loading.settings import ModelSettings
 from ..records.provenance import describe_device
 from ..records.rows import read_object
 from ..records.runs import SAVED
-from ..records.sweeps import note_done
+from ..records.store import note_done
 from .runner import Runner, answer_next, runs_folder
 
-LOG_SECONDS = 60.0  # between two lines of progress in a log: more would fill it
+LOG_SECONDS = 60.0  # between two updates of progress in a log: more would fill it
+tqdm.monitor_interval = 0  # no monitor thread during timed runs
 
 
 @dataclass
@@ -42,15 +43,15 @@ class Job:
 
 def run_jobs(
     jobs: Sequence[Job],
-    failures: Failures | None = None,
+    failures: set[str] | None = None,
     answer_file: Path | None = None,
     given: Container[str] = (),
 ) -> list[Path]:
     """Run jobs, those of a group question by question. Returns the folders of the finished runs.
 
     Args:
-        failures: gets a line for each error that the user can fix, and the other jobs go on; None:
-            it is raised.
+        failures: gets the errors that the user can fix, and the other jobs go on; None: one is
+            raised.
         given: names of settings; before its first answer, a group says which runs ignore which.
     """
     folders: list[Path] = []
@@ -146,7 +147,7 @@ class _Turns:
     """
 
     def __init__(
-        self, failures: Failures | None, folders: list[Path], given: Container[str]
+        self, failures: set[str] | None, folders: list[Path], given: Container[str]
     ) -> None:
         self.failures = failures
         self.folders = folders  # of finished runs
@@ -192,7 +193,7 @@ class _Turns:
         done = sum(len(runner.done) for runner in self.jobs)
         pending = sum(len(runner.pending) for runner in self.jobs)
 
-        with Progress(what, done + pending, done) as progress:
+        with progress_bar(what, done + pending, done) as progress:
             while self.jobs:
                 position = min(len(runner.done) for runner in self.jobs)
                 behind = [runner for runner in self.jobs if len(runner.done) == position]
@@ -242,35 +243,15 @@ def group_by_question(runners: Sequence[Runner]) -> list[list[Runner]]:
     return list(groups.values())
 
 
-class Progress(tqdm):
-    """Show progress, and `postfix`: tqdm's line in a terminal, elsewhere a line a minute."""
-
-    monitor_interval = 0  # no monitor thread during timed runs
-
-    def __init__(self, label: str, total: int, done: int = 0, unit: str = "answers") -> None:
-        self.terminal = sys.stderr.isatty()
-        super().__init__(
-            desc=label,
-            total=total,
-            initial=done,
-            unit=unit,
-            bar_format="{desc}: {n_fmt} of {total_fmt} {unit}{postfix}; {remaining} left",
-            mininterval=0.1 if self.terminal else LOG_SECONDS,
-            miniters=1,
-            smoothing=0,
-            delay=1e-9,
-        )
-
-    def display(self, msg: str | None = None, pos: int | None = None) -> None:
-        """Write the line."""
-        if self.terminal:
-            super().display(msg, pos)
-        else:
-            print(self, file=sys.stderr, flush=True)
-
-    def close(self) -> None:
-        """End the line."""
-        if self.terminal:
-            super().close()
-        else:  # or a later bar goes below this one
-            self._decr_instances(self)
+def progress_bar(label: str, total: int, done: int = 0, unit: str = "answers") -> tqdm:
+    """Return a bar that shows progress and `postfix`, in a log once a minute."""
+    return tqdm(
+        desc=label,
+        total=total,
+        initial=done,
+        unit=unit,
+        bar_format="{desc}: {n_fmt} of {total_fmt} {unit}{postfix}; {remaining} left",
+        mininterval=0.1 if sys.stderr.isatty() else LOG_SECONDS,
+        miniters=1,
+        smoothing=0,
+    )

@@ -13,7 +13,7 @@ from pathlib import Path
 import pandas as pd
 
 from ..records.runs import Run, read_runs
-from ..records.sweeps import missing_jobs, not_available
+from ..records.store import missing_jobs, not_available
 from .agreement import Audit, audits
 from .metrics import grouped
 from .pools import Pool, pools

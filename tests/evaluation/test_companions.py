@@ -10,7 +10,7 @@ import pytest
 from evaluation import prefetch, run
 from evaluation.configuration.jobs import compose
 from evaluation.loading import hub
-from evaluation.records.sweeps import missing_jobs
+from evaluation.records.store import missing_jobs
 from evaluation.running import runner
 from tests.evaluation.test_errors import check
 

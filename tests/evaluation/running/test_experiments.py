@@ -11,7 +11,7 @@ import yaml
 from hydra import initialize_config_dir
 
 from evaluation.configuration.jobs import compose
-from evaluation.records.sweeps import missing_jobs
+from evaluation.records.store import missing_jobs
 from model.engine import Drafter
 from model.files import ROOT
 from model.methods import FIRST_IN_TABLES, METHODS, method_class
