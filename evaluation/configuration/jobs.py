@@ -55,7 +55,6 @@ class Composed(NamedTuple):
     jobs: list[Planned]
     config: DictConfig
     loader: ConfigLoader
-    given: set[str]  # names of the typed settings
 
 
 def compose(words: Sequence[str], config_dir: str | None = None) -> Composed:
@@ -89,7 +88,7 @@ def compose(words: Sequence[str], config_dir: str | None = None) -> Composed:
         jobs = plan(typed, config, loader)
         if config.run_dir is not None and len(jobs) > 1:
             raise UserError(f"run_dir={config.run_dir}: holds one run, and here are {len(jobs)}")
-        return Composed(jobs, config, loader, {o.key_or_group for o in typed})
+        return Composed(jobs, config, loader)
 
 
 def _config_loader(config_dir: str | None) -> ConfigLoader:
