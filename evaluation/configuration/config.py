@@ -178,6 +178,7 @@ def check_groups(config: dict[str, Any]) -> None:
     for group, what in (("model", "a folder, or a hub name"), ("bench", "a file of questions")):
         if group in config and config[group].get("path", "") is None:
             raise UserError(f"{group}.path: has to be given: {what}")
+
     for group in sorted(GROUPS.keys() & config.keys()):
         check_settings(config[group], GROUPS[group], f"{group}.", without=NOT_SETTINGS)
 

@@ -88,6 +88,7 @@ def compose(words: Sequence[str], config_dir: str | None = None) -> Composed:
         jobs = plan(typed, config, loader)
         if config.run_dir is not None and len(jobs) > 1:
             raise UserError(f"run_dir={config.run_dir}: holds one run, and here are {len(jobs)}")
+
         return Composed(jobs, config, loader)
 
 
@@ -100,6 +101,7 @@ def _config_loader(config_dir: str | None) -> ConfigLoader:
             raise UserError(f"--config-dir={config_dir}: no such folder")
 
         search_path.prepend("own", f"file://{folder}")
+
     return ConfigLoaderImpl(search_path)
 
 
@@ -121,6 +123,7 @@ def group_settings(words: Sequence[str], *groups: str) -> dict[str, dict[str, An
     job, *others = compose(words).jobs
     if others:
         raise UserError(f"{' '.join(words)}: each setting takes one value here")
+
     with config_errors():
         config: Any = {
             group: OmegaConf.to_container(job.config[group], resolve=True) for group in groups
@@ -134,8 +137,10 @@ def named(group: str, name: str) -> dict[str, str]:
     """Return the settings for a shipped model or bench, or for one in a folder or file."""
     if (ROOT / "configs" / group / f"{name}.yaml").is_file():
         return {group: name}
+
     if group == "model":
         return {"model": "path", "model.path": name}
+
     return {"bench": "file", "bench.path": str(located(name).resolve())}
 
 
@@ -146,8 +151,10 @@ def quoted(value: Any) -> str:
     """
     if value is None or isinstance(value, Number):
         return "null" if value is None else str(value).lower()
+
     if isinstance(value, list | tuple):
         return f"[{','.join(map(quoted, value))}]"
+
     return str(QuotedString(str(value), Quote.single).with_quotes())
 
 
@@ -185,6 +192,7 @@ def plan(typed: Sequence[Override], sweep: DictConfig, loader: ConfigLoader) -> 
     for grid in grids:
         for values in product(*grid.values()):
             job = dict(zip(grid, values, strict=True))
+
             chosen = choose(*(f"{key}={job[key]}" for key in job if key.strip("+") in groups))
             has = own_settings(chosen.method, chosen.tree)
             for key in grid:
@@ -193,6 +201,7 @@ def plan(typed: Sequence[Override], sweep: DictConfig, loader: ConfigLoader) -> 
                     del job[key]
 
             words = [f"{key}={value}" for key, value in job.items()]
+
             is_equal = len({job[key] for key in sweeper["equal"] if key in job}) <= 1
             if is_equal and frozenset(words) not in jobs:
                 config = deepcopy(chosen)
@@ -221,6 +230,7 @@ def values_of(overrides: Sequence[Override]) -> dict[str, list[str]]:
         one = [str(o.input_line).partition("=")[2]]
         is_list = o.is_sweep_override()
         values[o.get_key_element()] = [*o.sweep_string_iterator()] if is_list else one
+
     return values
 
 

@@ -88,11 +88,11 @@ class Runner:
         self._questions = ordered(bench.questions, order)
 
         self.config = config
+        self.size = config["batch"]  # questions answered at a time
         self.loaded = load_model(model, weights=config["method"].get("audit", True))
         check_prompts(bench, self.loaded)
 
         reads_text = Sampling(**config["sampling"]).reads_text
-        self.size = config["batch"]  # questions answered at a time
         self.execution = choose_execution(
             str(config["execution"]),
             self.loaded,
@@ -134,6 +134,7 @@ class Runner:
             self.recorded["method"] = recorded_method(self.answerer.settings, config)
 
         self.bench = bench
+
         given: str | None = config["run_dir"]
         self.folder = Path(given) if given else default_folder(config, self.recorded, self.answerer)
         self.key = json.dumps([str(self.folder), without_paths(self.recorded)], sort_keys=True)
@@ -227,6 +228,7 @@ class Runner:
     def keep(self, rows: Sequence[Row]) -> None:
         """Save the answers of the next questions, and the state after them."""
         self._add({row["question_id"]: row for row in rows})
+
         state = self.answerer.drafter.state_dict() if self.answerer.keeps_state else {}
         self.store.append(rows, state, len(self.done))
         del self.pending[: len(rows)]
@@ -293,6 +295,7 @@ def answer_next(sharing: Sequence[Runner]) -> int:
     # a run of several that share has one row; a run alone has the rows of its batch
     for i, runner in enumerate(sharing):
         runner.keep(rows[i * len(questions) : (i + 1) * len(questions)])
+
     return len(rows)
 
 
@@ -346,6 +349,7 @@ def recorded_settings(config: dict[str, Any], bench: Bench, answerer: Answerer) 
     # as asked
     for key in ("max_new_tokens", "num_choices", "seed", "phases", "repeat", "timed", "batch"):
         recorded[key] = config[key]
+
     if recorded["batch"] == 1:  # the first records lack it
         del recorded["batch"]
 

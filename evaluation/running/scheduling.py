@@ -67,26 +67,27 @@ def grouped(jobs: Sequence[Job]) -> list[list[Job]]:
     A job is alone, or interleaved with those of the same model, bench and repeat, as untimed ones
     are. Those with start=saved come last, as they read hot runs' states.
     """
+
+    def place(job: Job) -> tuple[bool, int]:
+        return job.config["start"] == SAVED, job.config["repeat"]
+
     groups = defaultdict[str, list[Job]](list)
 
-    for number, job in enumerate(jobs):
+    for number, job in enumerate(sorted(jobs, key=place)):
         config = job.config
+
         bench = {key: value for key, value in config["bench"].items() if key != "order"}
         is_alone = config["timed"] and not config["interleave"]
         shared = [number] if is_alone else [config["model"], bench]
-        key = json.dumps([config["start"] == SAVED, config["repeat"], *shared], sort_keys=True)
-        groups[key].append(job)
+        groups[json.dumps([*place(job), *shared], sort_keys=True)].append(job)
 
-    def place(group: list[Job]) -> tuple[bool, int]:
-        config = group[0].config
-        return config["start"] == SAVED, config["repeat"]
-
-    return sorted(groups.values(), key=place)
+    return [*groups.values()]
 
 
 def _run(group: Sequence[Job], turns: _Turns, answer_file: Path | None) -> None:
     """Answer the remaining questions of all runs in a group."""
     first = group[0].config
+
     timed = any(job.config["timed"] for job in group)
 
     with exclusive(ModelSettings(**first["model"]), timed) as model, ExitStack() as stack:
@@ -96,6 +97,7 @@ def _run(group: Sequence[Job], turns: _Turns, answer_file: Path | None) -> None:
 
         for job in group:
             turns.add(job, model, answer_file)
+
         turns.begin(stack)
         turns.answer()
 
@@ -187,6 +189,7 @@ class _Turns:
         if not runner.pending:
             runner.finish()
             self.folders.append(runner.folder)
+
             for job in self._drop(runner):
                 if job.overrides:
                     note_done(job.config, job.overrides, runner.folder)
@@ -215,6 +218,7 @@ def group_by_question(runners: Sequence[Runner]) -> list[list[Runner]]:
     for runner in runners:
         question = json.dumps([runner.pending[0].key, runner.config["num_choices"]])
         groups[question if runner.shares_forwards else runner].append(runner)
+
     return list(groups.values())
 
 

@@ -50,6 +50,7 @@ class Context:
         """Return the context that is longer by this token."""
         if token not in self.children:
             self.children[token] = Context(self.position + 1, token)
+
         return self.children[token]
 
 
@@ -224,12 +225,15 @@ class _Answer:
         logits = None
         if needs.logits or needs.candidates:
             logits = torch.stack([context.logits for context in nodes])
+
         hidden = self._hidden([context.hidden for context in nodes]) if needs.hidden else None
 
         forwarded = Forwarded(choices, logits, hidden)
         verification = conclude(self.session, draft, forwarded, over=self.sequence.over)
+
         for token in verification.tokens:
             self.context = self.context.child(token)
+
         return self.sequence.add(verification)
 
     def _observe_hidden(self, tokens: list[int], last: list[Context]) -> None:
@@ -286,12 +290,14 @@ def generate_together(
         cache = ends.enter_context(target.cache(sum(drafter.max_nodes for drafter in drafters)))
         choice = Choice(request.sampling, target.device)
         sessions = [drafter.session() for drafter in drafters]
+
         for session in sessions:
             session.choice = choice
             ends.callback(session.close)
 
         chains = [session.begin(prompt) for session in sessions]
         text = SharedText(target, cache, prompt, choice, sessions)
+
         answers = list[_Answer]()
         for session, chain in zip(sessions, chains, strict=True):
             sequence = Decoding(target, cache, session, request, list(prompt), limit)
