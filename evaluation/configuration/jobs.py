@@ -210,7 +210,9 @@ def plan(typed: Sequence[Override], sweep: DictConfig, loader: ConfigLoader) -> 
                         add = o.is_add() or o.is_force_add()
                         OmegaConf.update(config, o.key_or_group, o.value(), force_add=add)
 
-                config = OmegaConf.masked_copy(config, [key for key in config if key != "hydra"])
+                config = OmegaConf.masked_copy(
+                    config, [str(key) for key in config if key != "hydra"]
+                )
                 lacks = missing_companion(config.method, str(config.model.name))
                 why = lacks or too_wide(config.method, config.tree)
                 jobs[frozenset(words)] = Planned(words, config, why)

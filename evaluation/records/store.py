@@ -247,7 +247,7 @@ def available(jobs: Sequence[Planned]) -> list[Planned]:
     return left
 
 
-def not_available(folder: Path) -> list[dict[str, str]]:
+def not_available(folder: Path) -> list[dict[Any, Any]]:
     """Return the jobs that the last sweep into this folder left out.
 
     Each has its model, bench and method, and `why`.
