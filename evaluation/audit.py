@@ -30,8 +30,7 @@ from .errors import user_errors
 from .loading.bench import answer_text, load_bench, prompt_ids
 from .loading.devices import exclusive, keep_devices
 from .loading.engine_answers import EngineAnswer, Forced, force, noise, read_requests, tokenised
-from .loading.models import LoadedModel, devices_in_words, load_model
-from .loading.settings import ModelSettings
+from .loading.models import LoadedModel, ModelSettings, devices_in_words, load_model
 from .records.questions import Question
 from .records.rows import difference
 from .records.runs import Run, is_served, runs_at

@@ -37,8 +37,14 @@ from model.tuning import captures, choose_execution, choose_threads
 from .configuration.jobs import group_settings
 from .errors import user_errors
 from .loading.devices import exclusive
-from .loading.models import SHAPES, LoadedModel, devices_in_words, load_model, random_model
-from .loading.settings import ModelSettings
+from .loading.models import (
+    SHAPES,
+    LoadedModel,
+    ModelSettings,
+    devices_in_words,
+    load_model,
+    random_model,
+)
 from .loading.stock import stock_generate
 from .records.provenance import git_state, versions
 from .statistics.rendering import aligned

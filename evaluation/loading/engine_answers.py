@@ -24,8 +24,8 @@ from model.prompts import CHAT
 from ..records.questions import Question, read_rows
 from ..records.rows import Row, Schema, fault, misfit
 from .bench import answer_text, prompt_text
-from .engines import other_part
 from .models import LoadedModel
+from .server import other_part
 
 FIELDS: Schema = {
     "prompt_token_ids": (1, (int,)),

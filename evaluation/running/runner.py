@@ -27,8 +27,14 @@ from model.tuning import busy_cores, threads_why
 from ..answerers import CATEGORY, COLD, HOT, Answerer, Served, build_answerer
 from ..configuration.config import IDLE_IF_GREEDY, changed_sampling
 from ..loading.bench import Bench, load_bench, ordered, prompt_ids, template_hash
-from ..loading.models import LoadedModel, choose_execution, devices_in_words, load_model
-from ..loading.settings import ModelSettings
+from ..loading.models import (
+    LoadedModel,
+    ModelSettings,
+    choose_execution,
+    devices_in_words,
+    load_model,
+    load_without_weights,
+)
 from ..records.provenance import circumstances, collect, without_passwords
 from ..records.questions import FILE_ORDER, Question, read_questions, subtask
 from ..records.rows import SCHEMA, Row, new_tokens, tokens_and_steps, wall_time
@@ -80,7 +86,8 @@ class Runner:
         self._questions = ordered(bench.questions, order)
 
         self.config = config
-        self.loaded = load_model(model, weights=config["method"].get("audit", True))
+        load = load_model if config["method"].get("audit", True) else load_without_weights
+        self.loaded = load(model)
         check_prompts(bench, self.loaded)
 
         reads_text = Sampling(**config["sampling"]).reads_text

@@ -15,7 +15,7 @@ from transformers import (
 )
 
 from evaluation.loading import stock
-from evaluation.loading.settings import ModelSettings
+from evaluation.loading.models import ModelSettings
 from evaluation.loading.stock import stock_generate
 from model.errors import UserError
 
