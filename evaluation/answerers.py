@@ -357,7 +357,6 @@ class Served(Answerer):
                 "new_tokens": reply.tokens,
                 "engine_means": reply.means,
                 "decoding_steps": reply.steps,
-                "ids_remade": not reply.ids,
                 "first_tokens": reply.first_tokens,
                 "first_token_time": times[0],
             }
@@ -412,6 +411,13 @@ class Served(Answerer):
         if not (ids or reply.tokens):
             raise self._fault("gives neither token ids nor their number")
 
+        # EOS counts, or not
+        fits = not reply.tokens or len(ids) - shown <= reply.tokens <= len(ids) + hidden
+        if ids and not fits:
+            if not reply.text or reply.tokens < len(ids):
+                raise self._fault(f"gives {len(ids)} ids of {reply.tokens} tokens")
+            reply.ids = []
+
         most = max(len(ids), reply.tokens - hidden)
         if most > limit:  # their time would be that of fewer
             raise self._fault(f"gives {most} tokens where {limit} were asked for")
@@ -420,12 +426,6 @@ class Served(Answerer):
                 f"stopped after {reply.tokens} tokens of {limit}; has it a shorter context?"
             )
 
-        # EOS counts, or not
-        fits = not reply.tokens or len(ids) - shown <= reply.tokens <= len(ids) + hidden
-        if ids and not fits:
-            if not reply.text or reply.tokens < len(ids):
-                raise self._fault(f"gives {len(ids)} ids of {reply.tokens} tokens")
-            reply.ids = []
         if not reply.ids:
             return []
 

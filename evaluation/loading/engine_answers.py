@@ -93,26 +93,22 @@ def _turns(row: Row, questions: Mapping[Any, Question]) -> Iterator[Row]:
     for index, choice in enumerate(row["choices"]):
         messages = list[Row]()
         answers = choice.get("output_ids") or choice["turns"]
-        # True: a server's run made the ids from the text
-        remade = choice.get("ids_remade") or [False] * len(answers)
         stops = choice.get("stop") or [""] * len(answers)
-        if {*map(len, (answers, stops, choice["turns"], remade))} != {len(question.turns)}:
+        if {*map(len, (answers, stops, choice["turns"]))} != {len(question.turns)}:
             raise UserError(
                 f"question {number} has {len(question.turns)} turns,"
                 " and not each has its answer and stop"
             )
 
-        turns = zip(question.turns, answers, stops, choice["turns"], remade, strict=True)
-        for turn, (asked, said, stop, text, made) in enumerate(turns, start=1):
+        turns = zip(question.turns, answers, stops, choice["turns"], strict=True)
+        for turn, (asked, said, stop, text) in enumerate(turns, start=1):
             messages = [*messages, {"role": "user", "content": asked}]
             name = f"{number}, turn {turn}" + f", answer {index + 1}" * (index > 0)
             kind = "text" if isinstance(said, str) else "token_ids"
-            if said or made or stop != "context":  # else the prompt had no room for an answer
+            if said or stop != "context":  # else the prompt had no room for an answer
                 end = stop if said else "length"  # without ids, no end is judged
-                yield from _choices(
-                    {"id": name, "messages": messages, "stop": end, "ids_remade": made},
-                    [{kind: said}],
-                )
+                request = {"id": name, "messages": messages, "stop": end}
+                yield from _choices(request, [{kind: said}])
             messages = [*messages, {"role": "assistant", "content": text or said}]
 
 
@@ -165,7 +161,7 @@ def tokenised(where: str, request: Row, loaded: LoadedModel) -> EngineAnswer:
     """
     prompt = request.get("prompt_token_ids")
     ids = request["token_ids"]
-    remade = ids is None or bool(request.get("ids_remade"))
+    remade = ids is None
     tokenizer = loaded.tokenizer
     space = ""
     if prompt is None:
