@@ -387,12 +387,6 @@ class Served(Answerer):
             )
         if reply.speculation not in (None, self.said["speculation"]):
             raise self._fault(f"is another one now: speculation is {reply.speculation}")
-        short = self.server.name == "llamacpp" and len(reply.ids) < reply.tokens
-        if short:
-            again = self.server.ask_again(prompt, limit)
-            if again.text.startswith(reply.text):
-                reply.ids = again.ids
-
         ids = reply.ids
         shown = bool(loaded.eos.intersection(ids[-1:]))  # EOS is among the ids
         full = max(len(ids), reply.tokens) >= limit

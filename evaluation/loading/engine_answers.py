@@ -25,7 +25,6 @@ from ..records.questions import Question, read_rows
 from ..records.rows import Row, Schema, fault, misfit
 from .bench import answer_text, prompt_text
 from .models import LoadedModel
-from .server import other_part
 
 FIELDS: Schema = {
     "prompt_token_ids": (1, (int,)),
@@ -38,6 +37,24 @@ FIELDS: Schema = {
 }
 # Parts of an answer that a line without choices may have; its other keys are the user's own.
 _PART = re.compile("reasoning(_content|_details)?|thinking|refusal|tool_calls|function_call|audio")
+
+
+# Keys of a choice or message that are its text, its ids or no part of the answer, as OpenAI, vLLM,
+# SGLang, TensorRT-LLM and llama.cpp name them. Any other may be a part of the answer: reasoning,
+# thinking, refusal, tool_calls, audio, ...
+_NO_OTHER_PART = re.compile(
+    "role|name|content|text|message|index|id|token_ids|ids|prompt_token_ids|prompt|messages|"
+    "stop|finish_reason|stop_reason|matched_stop|native_finish_reason|logprobs|prompt_logprobs|"
+    "hidden_states|routed_experts|disaggregated_params|content_filter_results"
+)
+
+
+def other_part(said: dict[str, Any]) -> str:
+    """Name a part of an answer that is outside its text, as `reasoning`; empty if there is none."""
+    for key, value in said.items():
+        if value and isinstance(value, str | list | dict) and not _NO_OTHER_PART.fullmatch(key):
+            return key
+    return ""
 
 
 @dataclass(frozen=True)

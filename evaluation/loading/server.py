@@ -25,23 +25,6 @@ from model.errors import UserError, one_line
 from ..records.provenance import without_passwords
 from ..records.runs import NO_SPECULATION
 
-# Keys of a choice or message that are its text, its ids or no part of the answer, as OpenAI, vLLM,
-# SGLang, TensorRT-LLM and llama.cpp name them. Any other may be a part of the answer: reasoning,
-# thinking, refusal, tool_calls, audio, ...
-_NO_OTHER_PART = re.compile(
-    "role|name|content|text|message|index|id|token_ids|ids|prompt_token_ids|prompt|messages|"
-    "stop|finish_reason|stop_reason|matched_stop|native_finish_reason|logprobs|prompt_logprobs|"
-    "hidden_states|routed_experts|disaggregated_params|content_filter_results"
-)
-
-
-def other_part(said: dict[str, Any]) -> str:
-    """Name a part of an answer that is outside its text, as `reasoning`; empty if there is none."""
-    for key, value in said.items():
-        if value and isinstance(value, str | list | dict) and not _NO_OTHER_PART.fullmatch(key):
-            return key
-    return ""
-
 
 @dataclass
 class Reply:
@@ -50,7 +33,6 @@ class Reply:
     ids: list[int] = field(default_factory=list)
     first_tokens: int = 0  # tokens of the first event that had some; 1 if it had only text
     text: str = ""
-    parts: int = 0  # number of events with a part of the answer that is not in its text
     finish: str = ""  # stop, length, or another word of the engine's
     stopped_by: Any = None  # the token or text that ended the answer, if it may be no EOS
     tokens: int = 0  # the engine's own count
@@ -63,9 +45,9 @@ class Reply:
     means: dict[str, tuple[float, float]] = field(default_factory=dict)
 
     @property
-    def progress(self) -> tuple[int, int, int, str]:
+    def progress(self) -> tuple[int, int, str]:
         """What changes with an event that holds some of the answer, or its end."""
-        return len(self.ids), len(self.text), self.parts, self.finish
+        return len(self.ids), len(self.text), self.finish
 
     @property
     def steps(self) -> int | None:
@@ -153,8 +135,6 @@ class Engine:
             if value is not None:
                 setattr(reply, name, value)
 
-        for choice in event.get("choices") or ():
-            reply.parts += bool(other_part(choice))
         if mean := at(event, "choices/avg_decoded_tokens_per_iter"):  # TensorRT-LLM's
             reply.means["avg_decoded_tokens_per_iter"] = (len(reply.ids), len(reply.ids) / mean)
 
@@ -377,17 +357,6 @@ class Server:
         with self._faults():
             path = self.kind.counters.format(quote(str(self.model), safe=""))
             return counted(self.get(path)) if path else {}
-
-    def ask_again(self, prompt: list[int], limit: int) -> Reply:
-        """Ask for an answer again without a stream, to get all ids.
-
-        llama.cpp streams no ids inside a character.
-        """
-        with self._faults():
-            body = self.kind.body(str(self.model), prompt, limit) | {"stream": False}
-            again = Reply()
-            self.kind.read(self.get(self.kind.path, body), again)
-        return again
 
     def ask(self, prompt: list[int] | str, limit: int) -> tuple[Reply, list[float]]:
         """Return the server's answer to a prompt.

@@ -20,12 +20,14 @@ def spoken(served, engine):
     return running
 
 
-@pytest.mark.parametrize("finish", ["stop", "length"])
-def test_without_ids_tokens_and_steps_are_the_engines_and_nothing_is_judged(
-    spoken, tmp_path, finish
+@pytest.mark.parametrize(
+    ("finish", "more"), [("stop", {}), ("length", {}), ("length", {"token_ids": [7] * 23})]
+)
+def test_without_all_ids_tokens_and_steps_are_the_engines_and_nothing_is_judged(
+    spoken, tmp_path, finish, more
 ):
     words = ("max_new_tokens=24", "batch=2", "timed=false")
-    outcome = spoken(" the answer", finish, 24, *words, metrics=DRAFTS)
+    outcome = spoken(" the answer", finish, 24, *words, metrics=DRAFTS, **more)
     assert outcome.code == 0, outcome.err
     table = served_rows(tmp_path).iloc[0]
     assert (table["mat"], table["new_tokens"]) == (2.0, 24 * 8)
