@@ -183,10 +183,6 @@ class PhaseClock:
     def __init__(self, target: Target) -> None:
         self.target = target
         self.seconds: dict[str, float] = defaultdict(float)
-        self.restart()
-
-    def restart(self) -> None:
-        """Begin the next phase now, so that the time before it counts in none."""
         self._last = time.perf_counter()
 
     def mark(self, phase: str) -> None:
