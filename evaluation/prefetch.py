@@ -97,17 +97,12 @@ def main() -> None:
         nargs="*",
         help="as for evaluation.run: experiment=NAME, model=..., ...",
     )
-    parser.add_argument(
-        "-m",
-        "--multirun",
-        action="store_true",
-        help="a sweep without an experiment, as there",
-    )
+    parser.add_argument("-m", "--multirun", action="store_true", help="as there")
     parser.add_argument("--config-dir", help="a further folder of configs, as there")
 
     with user_errors():
         given = parser.parse_intermixed_args()
-        composed = compose(given.overrides, multirun=given.multirun, config_dir=given.config_dir)
+        composed = compose(given.overrides, given.config_dir)
         if not prefetch(needs(job.config for job in composed.jobs)):
             sys.exit(2)
 

@@ -1,5 +1,5 @@
-"""python -m evaluation.run model=... bench=... method=... tree=... start=...: one run; with -m and
-lists, a sweep.
+"""python -m evaluation.run model=... bench=... method=... tree=... start=...: one run;
+with lists, a sweep.
 
 A sweep's jobs are written down (`sweep.json`) before the first one starts, so that a report can
 name what is missing. Jobs whose method lacks a companion, or candidates for its tree, are listed at
@@ -39,10 +39,9 @@ def run_command(composed: Composed, words: Sequence[str]) -> Failures:
     config = composed.config
     failures = Failures()
 
-    if composed.is_sweep:
-        if config.run_dir is None:
-            write_down(jobs, f"bash eval.sh {shlex.join(words)}")
-        jobs = available(jobs)
+    if config.run_dir is None:
+        write_down(jobs, f"bash eval.sh {shlex.join(words)}")
+    jobs = available(jobs)
 
     failures.early = len(jobs) > 1
     if config.hydra.runtime.choices["hydra/launcher"] == BASIC:
@@ -101,7 +100,7 @@ def main() -> None:
         "-m",
         "--multirun",
         action="store_true",
-        help="a sweep: settings may be lists",
+        help="as in Hydra; lists of settings are a sweep without it, too",
     )
     parser.add_argument("--config-dir", help="a further folder of configs")
     parser.add_argument(
@@ -113,7 +112,7 @@ def main() -> None:
 
     with user_errors(), keep_devices():
         given = parser.parse_intermixed_args()
-        composed = compose(given.overrides, multirun=given.multirun, config_dir=given.config_dir)
+        composed = compose(given.overrides, given.config_dir)
         if given.cfg:
             print("---\n".join(OmegaConf.to_yaml(job.config) for job in composed.jobs))
         else:

@@ -77,7 +77,5 @@ def evaluate(
             raise UserError(f"{key}: an empty list; name at least one")
         words.append(f"{key}={','.join(map(quoted, values))}")
 
-    jobs = [
-        Job(checked_config(job.config)) for job in available(compose(words, multirun=True).jobs)
-    ]
+    jobs = [Job(checked_config(job.config)) for job in available(compose(words).jobs)]
     return Experiment(runs_at(set(run_jobs(jobs, given=given)))).table

@@ -135,13 +135,6 @@ def checked_config(cfg: DictConfig) -> dict[str, Any]:
         if value is not None and value < least:
             raise UserError(f"{key}={value}: must be a whole number, at least {least}")
 
-    repeats = config["repeats"]
-    folder = config["run_dir"]
-    if folder is not None and repeats > 1 and config["repeat"] is None:
-        raise UserError(
-            f"run_dir={folder}: holds one run, but repeats={repeats}; leave out one of the two"
-        )
-
     if config["phases"] and (config["batch"] > 1 or not config["timed"]):
         raise UserError(
             "phases=true: times the parts of one sequence's steps; use timed=true and batch=1"

@@ -2,9 +2,8 @@
 
 Its jobs are written down before the first one starts, and marked when finished.
 
-A job whose method lacks a companion, or candidates for its tree, is marked at the start with the
-reason and never runs. It does not count as missing, and the tables have a row that gives the
-reason.
+A job whose method lacks a companion, or candidates for its tree, never runs. It does not count as
+missing, and the tables have a row that gives the reason.
 """
 
 from __future__ import annotations
@@ -16,6 +15,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import pandas as pd
 from omegaconf import DictConfig
 
 from model.errors import UserError
@@ -50,34 +50,25 @@ def mark_of(folder: Path, job: Sequence[str]) -> Path:
     return folder / "jobs" / f"{hashlib.sha256(name.encode()).hexdigest()[:16]}.json"
 
 
-def note_done(config: dict[str, Any], job: list[str], folders: Sequence[Path]) -> None:
-    """Mark this job of a sweep as done, with the folders of its runs.
-
-    Several jobs may share a run.
-    """
+def note_done(config: dict[str, Any], job: list[str], run: Path) -> None:
+    """Mark this job as done, with the folder of its run, which other jobs may share."""
     folder = Path(config["results_dir"]) / str(config["name"])
-    if (folder / "sweep.json").exists() and config["run_dir"] is None:
-        write_json(
-            mark_of(folder, job),
-            {"job": without_passwords(job), "runs": [path.name for path in folders]},
-        )
+    if config["run_dir"] is None:
+        write_json(mark_of(folder, job), {"job": without_passwords(job), "run": run.name})
 
 
 def write_down(jobs: Sequence[Planned], command: str) -> None:
-    """Write each experiment's jobs to its folder.
-
-    Those not available are marked, and old marks of the others are removed.
-    """
+    """Write each experiment's jobs to its folder, and remove their old marks."""
     for folder in dict.fromkeys(job.folder for job in jobs):
-        planned = [job for job in jobs if job.folder == folder]
-        names = without_passwords([job.overrides for job in planned])
-        write_json(folder / "sweep.json", {"command": without_passwords(command), "jobs": names})
-        for job, (overrides, config, why) in zip(names, planned, strict=True):
-            about = {group: str(config[group].name) for group in ("model", "bench", "method")}
+        sweep: dict[str, Any] = {"command": command, "jobs": [], "not_available": []}
+        for words, config, why in (job for job in jobs if job.folder == folder):
             if why:
-                write_json(mark_of(folder, overrides), {"job": job, "not_available": why} | about)
+                names = {group: str(config[group].name) for group in ("model", "bench", "method")}
+                sweep["not_available"].append(names | {"why": why})
             else:
-                mark_of(folder, overrides).unlink(missing_ok=True)
+                sweep["jobs"].append(words)
+                mark_of(folder, words).unlink(missing_ok=True)
+        write_json(folder / "sweep.json", without_passwords(sweep))
 
 
 def available(jobs: Sequence[Planned]) -> list[Planned]:
@@ -89,7 +80,7 @@ def available(jobs: Sequence[Planned]) -> list[Planned]:
     others = [job for job in jobs if job.not_available]
     said = (f"{job.config.method.name}: {job.not_available}" for job in others)
     reasons = [*dict.fromkeys(said)]
-    if jobs and not left:
+    if not left:
         raise UserError(f"none of the {len(jobs)} jobs can run: {'; '.join(reasons[:3])}")
     if reasons:
         head = f"not available, {len(others)} of {len(jobs)} jobs are left out:"
@@ -98,17 +89,12 @@ def available(jobs: Sequence[Planned]) -> list[Planned]:
 
 
 def not_available(folder: Path) -> list[dict[str, str]]:
-    """Return the jobs that sweeps into this folder left out.
+    """Return the jobs that the last sweep into this folder left out.
 
     Each has its model, bench and method, and `why`.
     """
-    reasons = {}
-    for path in sorted(folder.glob("jobs/*.json")):
-        mark = read_object(path)
-        if "not_available" in mark:
-            job = {group: mark[group] for group in ("model", "bench", "method")}
-            reasons[tuple(job.values())] = job | {"why": mark["not_available"]}
-    return [reasons[names] for names in sorted(reasons)]
+    jobs = read_object(folder / "sweep.json").get("not_available", [])
+    return pd.DataFrame(jobs).drop_duplicates().to_dict("records")
 
 
 def missing_jobs(folder: Path) -> str:
@@ -120,9 +106,8 @@ def missing_jobs(folder: Path) -> str:
     jobs: list[list[str]] = sweep.get("jobs", [])
     left = []
     for job in jobs:
-        mark = read_object(mark_of(folder, job))
-        runs = [folder / f"runs/{run}/summary.json" for run in mark.get("runs", [])]
-        if not mark or not all(path.exists() for path in runs):
+        run = read_object(mark_of(folder, job)).get("run", "")
+        if not (folder / "runs" / run / "summary.json").exists():
             left.append(job)
 
     if not left:

@@ -16,6 +16,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 
 from model.engine.batch import check_batch
@@ -26,7 +27,7 @@ from model.tuning import busy_cores, threads_why
 
 from ..answerers import CATEGORY, COLD, HOT, Answerer, Served, build_answerer
 from ..configuration.config import IDLE_IF_GREEDY, changed_sampling
-from ..loading.bench import Bench, load_bench, ordered, prompt_ids, template_hash
+from ..loading.bench import Bench, load_bench, ordered, prompt_ids
 from ..loading.models import (
     LoadedModel,
     ModelSettings,
@@ -43,8 +44,6 @@ from ..records.store import AnswerStore
 from ..statistics.metrics import measure
 from .answering import acceptance_lines, answer
 
-# entries of the metadata that are left out where they are empty
-OPTIONAL = ("execution_why", "converted_from", "threads_why")
 # settings that are recorded only where they differ from their defaults, as the first records lack
 # them
 LATER = ("chat_template_kwargs", "weights", "layers", "compiled", "share_noise")
@@ -139,6 +138,7 @@ class Runner:
         self.store = AnswerStore(self.folder, answer_file)
 
         self.done: dict[Any, Row] = {}
+        self._totals = np.zeros(3)  # new tokens, steps and seconds
         self.pending: list[Question] = list(self._questions)
 
     def ignored(self, given: Container[str]) -> list[str]:
@@ -151,7 +151,6 @@ class Runner:
         ignored = {
             "start": self.answerer.start is None,
             "repeats at timed=false": not self.config["timed"],
-            "method.nodes at tree=auto": method.get("tree") == "auto",
             "tree.nodes (fewer fit)": nodes > method.get("tree_nodes", nodes),
             **dict.fromkeys(("execution", "phases", "model.linear"), not self.answerer.on_engine),
             **{f"sampling.{key} at temperature 0": greedy for key in IDLE_IF_GREEDY},
@@ -168,7 +167,7 @@ class Runner:
 
         Raises UserError if it holds another run.
         """
-        self.done = self.store.begin(self._metadata())
+        self._add(self.store.begin(self._metadata()))
         self.pending = [q for q in self._questions if q.question_id not in self.done]
         self._resumed_at = len(self.done)
 
@@ -218,11 +217,8 @@ class Runner:
             "label": label,
             "execution_used": answerer.execution if in_steps else GENERATE,
             "execution_why": self.execution.why if answerer.on_engine else "",
-            **({"cudnn_attention": False} if device == "cuda" else {}),
             "questions": len(self.bench.questions),
             "question_hashes": [question.key for question in self.bench.questions],
-            "template_sha256": template_hash(loaded.template, loaded.tokenizer),
-            "vocab_size": loaded.target.vocab_size,
             "generation_config_left_out": loaded.left_out,
             "converted_from": loaded.converted_from,
             "cores_busy_elsewhere": busy_cores() if timed_on_cpu else None,
@@ -230,11 +226,9 @@ class Runner:
             "draft_tree": nodes,
             "config": without_passwords(self.config),
         }
-        given = {key: more[key] for key in more if more[key] or key not in OPTIONAL}
-
         packages = ("torchao",) if loaded.settings.quantize else ()
         now = circumstances(devices_in_words(loaded), str(loaded.target.linear), *packages)
-        return collect(self.recorded, now, given)
+        return collect(self.recorded, now, more)
 
     def forget_other_subtask(self) -> None:
         """With start=category, reset the state if the next question is the first of a subtask."""
@@ -246,7 +240,7 @@ class Runner:
 
     def keep(self, rows: Sequence[Row]) -> None:
         """Save the answers of the next questions, and the state after them."""
-        self.done |= {row["question_id"]: row for row in rows}
+        self._add({row["question_id"]: row for row in rows})
         state = self.answerer.drafter.state_dict() if self.answerer.keeps_state else {}
         self.store.append(rows, state, len(self.done))
         del self.pending[: len(rows)]
@@ -254,13 +248,15 @@ class Runner:
     @property
     def figures(self) -> str:
         """MAT of the answers so far, and their speed if they are timed."""
-        rows = self.done.values()
-        tokens = sum(map(new_tokens, rows))
-        steps = sum(tokens_and_steps(row)[1] for row in rows)
-        seconds = sum(map(wall_time, rows))
+        tokens, steps, seconds = self._totals
         mat = f"MAT {tokens / steps:.2f}" if steps else ""
         speed = f"{tokens / seconds:.0f} tokens/s" if seconds else ""
         return ", ".join(filter(None, (mat, speed)))
+
+    def _add(self, rows: dict[Any, Row]) -> None:
+        self.done |= rows
+        for row in rows.values():
+            self._totals += (new_tokens(row), tokens_and_steps(row)[1], wall_time(row))
 
     def finish(self) -> None:
         """Write the summary, and keep the last state for runs with start=saved.

@@ -34,10 +34,7 @@ LOG_SECONDS = 60.0  # between two lines of progress in a log: more would fill it
 
 @dataclass
 class Job:
-    """A configuration to run, all its repeats if `repeat` is None.
-
-    It has `overrides` if it is a job of a sweep.
-    """
+    """A configuration to run; `overrides` name it in the list of the command's jobs."""
 
     config: dict[str, Any]
     overrides: list[str] = field(default_factory=list)
@@ -67,28 +64,20 @@ def run_jobs(
 
 
 def grouped(jobs: Sequence[Job]) -> list[list[Job]]:
-    """Split jobs to single repeats and group them, in the order in which they run.
+    """Group jobs, in the order in which they run.
 
-    A job is alone, or interleaved with those of the same model, bench and repeat. Untimed jobs are
-    interleaved and have one repeat, as further repeats would be the same. Those with start=saved
-    come last, as they read hot runs' states.
+    A job is alone, or interleaved with those of the same model, bench and repeat, as untimed ones
+    are. Those with start=saved come last, as they read hot runs' states.
     """
     groups = defaultdict[str, list[Job]](list)
 
     for number, job in enumerate(jobs):
         config = job.config
-        timed = config["timed"]
         bench = {key: value for key, value in config["bench"].items() if key != "order"}
-        is_alone = timed and not config["interleave"]
-
-        repeats = [config["repeat"]]
-        if repeats == [None]:
-            repeats = [*range(config["repeats"] if timed else 1)]
-
-        for repeat in repeats:
-            shared = [number] if is_alone else [config["model"], bench]
-            key = json.dumps([config["start"] == SAVED, repeat, *shared], sort_keys=True)
-            groups[key].append(Job(config | {"repeat": repeat}, job.overrides))
+        is_alone = config["timed"] and not config["interleave"]
+        shared = [number] if is_alone else [config["model"], bench]
+        key = json.dumps([config["start"] == SAVED, config["repeat"], *shared], sort_keys=True)
+        groups[key].append(job)
 
     def place(group: list[Job]) -> tuple[bool, int]:
         config = group[0].config
@@ -224,7 +213,7 @@ class _Turns:
             self.folders.append(runner.folder)
             for job in self._drop(runner):
                 if job.overrides:
-                    note_done(job.config, job.overrides, [runner.folder])
+                    note_done(job.config, job.overrides, runner.folder)
 
     def _drop(self, runner: Runner) -> list[Job]:
         """Remove a run and free the device memory that its method uses; return its jobs."""

@@ -48,7 +48,7 @@ def test_a_job_without_its_companion_fails_before_the_model_is_loaded(
 ):
     """The target had been loaded first, minutes for nothing."""
     monkeypatch.setattr(runner, "load_model", None)
-    check(evaluate("method=medusa"), "medusa: not available: no Medusa heads for toy")
+    check(evaluate("method=medusa"), "medusa: no Medusa heads for toy")
     check(evaluate("method=sps", "method.draft_path=owner/name"), "owner/name", "not in reach")
     check(
         evaluate("-m", "method=rest,medusa"),
@@ -77,7 +77,7 @@ def test_a_sweep_names_all_that_is_lacking_and_goes_on(call, checkpoint, tmp_pat
     ]
 
     folder = tmp_path / "results/table1"
-    assert not missing_jobs(folder) and len(list((folder / "jobs").iterdir())) == 8
+    assert not missing_jobs(folder)
     why = "not available: no Medusa heads for toy"
     table = pd.read_csv(folder / "tables/main.csv")
     (row,) = table[(table["method"] == "medusa") & (table["model"] == "toy")].to_dict("records")

@@ -65,7 +65,6 @@ WRONG = {  # settings, and what the line names
     "~method.drafter": "method.drafter: a method needs this setting",
     "model.weights=float16": "model.weights=float16: is for a GGUF file",
     "sampling.top_p=2": "sampling.top_p=2",
-    "repeats=2 run_dir=x": "holds one run",
     "repeats=0": "repeats=0",
     "batch=8": "batch=8: there are 7 questions; use at most so many",
     "batch=2 phases=true": "phases=true: times the parts of one sequence's steps | batch=1",
@@ -101,11 +100,12 @@ WRONG_WORDS = {
     "model=nonesuch": "model/nonesuch | embedded",
     "method.kk=4": "kk",
     "model=null": "must be a string",
-    "-m ~seed": "~seed: a job of a sweep has all settings",
+    "-m ~seed": "~seed: a job has all settings",
+    "repeats=2 run_dir=x": "holds one run",
     "nonsense": "nonsense",
     "nodes=4": "nodes: no such setting of a run; did you mean method.nodes or tree.nodes?",
     "device=cuda": "device: no such setting of a run; did you mean model.device?",
-    "-m method.device=cuda": "none of the methods | did you mean model.device?",
+    "-m method.device=cuda": "no method or tree | did you mean model.device?",
     "model.seed=3": "model.seed: no such setting; did you mean seed?",
     "medusa=x": "did you mean companions.medusa?",
     "experiment=topk,update": "experiment=topk,update: takes one value",
@@ -114,7 +114,8 @@ WRONG_WORDS = {
     "experiment=budget hydra.sweeper.params.start=cold,hot": "params.start=cold,hot: takes one value | model=A,B",
     "--config-dir=nowhere method=hf": "--config-dir=nowhere: no such folder",
     "model=path": "model.path: has to be given",
-    "method=dynamic tree=best": "tree=best: dynamic drafts from no tree",
+    "method=dynamic tree=auto method.nodes=5": "method.nodes=5: no method or tree of these jobs",
+    "method=dynamic tree=best": "tree=best: no method or tree of these jobs",
     "--cfg job experiment=tree_size method.kk=4": "method.kk",
     "-m hydra/launcher=nonesuch": "not installed | requirements-cluster.txt",
 }
@@ -245,9 +246,6 @@ IGNORED = {  # a command's words, and the settings that are said to be ignored, 
     },
     "-m method=vanilla,recycling timed=false repeats=2": {
         "repeats at timed=false": "recycling (cold), vanilla",
-    },
-    "method=dynamic tree=auto method.nodes=5": {
-        "method.nodes at tree=auto": "dynamic (auto, cold)"
     },
     # used, or not given: nothing is said
     "-m method=hf,vanilla,recycling": {},

@@ -103,19 +103,18 @@ def test_one_that_fails_leaves_the_others_alone_and_is_told_at_the_end(
 
 
 def test_what_takes_turns_is_of_one_model_bench_and_repeat():
-    base = {"repeat": None, "repeats": 2, "timed": True, "interleave": True, "start": "hot"}
+    base = {"repeat": 0, "timed": True, "interleave": True, "start": "hot"}
     base |= {"model": {"name": "a"}, "bench": {"name": "b", "order": "file"}}
     jobs = [
         base | {"start": "saved", "method": "six"},
+        base | {"repeat": 1, "method": "seven"},
         base | {"interleave": False, "method": "five"},
         base | {"method": "one"},
         base | {"method": "two", "bench": {"name": "b", "order": "shuffled"}},
-        base | {"method": "three", "repeat": 1},
+        base | {"method": "three", "timed": False, "interleave": False},
         base | {"method": "four", "model": {"name": "c"}},
     ]
     groups = grouped([Job(config) for config in jobs])
     assert [[job.config["method"] for job in group] for group in groups] == [
-        *(["five"], ["one", "two"], ["four"]),
-        *(["five"], ["one", "two", "three"], ["four"]),
-        *(["six"], ["six"]),
+        *(["five"], ["one", "two", "three"], ["four"], ["seven"], ["six"]),
     ]
