@@ -26,9 +26,8 @@ from .configuration.jobs import compose
 from .errors import user_errors
 from .loading import hub
 from .loading.bench import load_bench
-from .loading.companions import KINDS, fetch_companions, missing_companion
-from .loading.models import locate
-from .loading.settings import ModelSettings
+from .loading.hub import KINDS, fetch_companions, missing_companion
+from .loading.models import ModelSettings, check_weights, locate
 
 
 def needs(configurations: Iterable[DictConfig]) -> dict[str, Callable[[], object] | None]:
@@ -62,6 +61,7 @@ def _fetch_model(settings: ModelSettings) -> Path:
     """Return the folder of the model, fetched and complete."""
     path = locate(settings)
     if Path(path).is_dir():
+        check_weights(settings, path)
         return Path(path)
     return hub.fetch_snapshot(path, settings.weight_files, settings.revision)
 

@@ -16,7 +16,7 @@ import yaml
 from packaging.markers import Marker
 
 from evaluation.loading.bench import load_bench
-from evaluation.loading.settings import ModelSettings
+from evaluation.loading.models import ModelSettings
 from evaluation.records.provenance import ANSWERING
 from model.recycling import build_template
 

@@ -27,9 +27,9 @@ from model.recycling import build_template
 from model.settings import check_settings
 
 from ..loading.bench import load_bench
-from ..loading.companions import fetch_companions
+from ..loading.hub import fetch_companions
+from ..loading.models import ModelSettings
 from ..loading.server import Server
-from ..loading.settings import ModelSettings
 from ..records.runs import INSIDE, SERVER
 
 GROUPS: dict[str, Any] = {

@@ -37,7 +37,7 @@ from model.methods import AUTO, RANKS, method_class, takes_tree
 from model.recycling import build_template
 from model.recycling.templates import PARAMETERS
 
-from ..loading.companions import missing_companion
+from ..loading.hub import missing_companion
 from ..records.store import Planned
 from .config import check_groups, config_errors, meant
 

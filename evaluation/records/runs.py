@@ -372,12 +372,6 @@ def runs_at(folders: Iterable[Path]) -> list[Run]:
     return _of_this_schema(_read(sorted(folders)))
 
 
-def is_served(folder: Path) -> bool:
-    """Return whether a run is a server's; reads no answer."""
-    metadata = read_object(folder / "metadata.json")
-    return bool(metadata and metadata["settings"]["method"]["drafter"] == SERVER)
-
-
 def _read(folders: Iterable[Path]) -> Iterator[Run]:
     for folder in folders:
         metadata = read_object(folder / "metadata.json")

@@ -28,8 +28,14 @@ from model.tuning import busy_cores, threads_why
 from ..answerers import CATEGORY, COLD, HOT, Answerer, Served, build_answerer
 from ..configuration.config import changed_sampling
 from ..loading.bench import Bench, load_bench, ordered, prompt_ids
-from ..loading.models import LoadedModel, choose_execution, devices_in_words, load_model
-from ..loading.settings import ModelSettings
+from ..loading.models import (
+    LoadedModel,
+    ModelSettings,
+    choose_execution,
+    devices_in_words,
+    load_model,
+    load_without_weights,
+)
 from ..records.provenance import circumstances, collect, without_passwords
 from ..records.rows import (
     FILE_ORDER,
@@ -89,7 +95,8 @@ class Runner:
 
         self.config = config
         self.size = config["batch"]  # questions answered at a time
-        self.loaded = load_model(model, weights=config["method"].get("audit", True))
+        load = load_model if config["method"].get("audit", True) else load_without_weights
+        self.loaded = load(model)
         check_prompts(bench, self.loaded)
 
         reads_text = Sampling(**config["sampling"]).reads_text

@@ -22,7 +22,7 @@ from model.tuning import choose_threads
 
 from ..errors import noted
 from ..loading.devices import exclusive, keep_devices
-from ..loading.settings import ModelSettings
+from ..loading.models import ModelSettings
 from ..records.provenance import describe_device
 from ..records.rows import read_object
 from ..records.runs import SAVED

@@ -17,7 +17,7 @@ from hydra import compose, initialize_config_dir
 
 from evaluation import inference_recycling, report, run
 from evaluation.configuration.config import checked_config
-from evaluation.loading.settings import ModelSettings
+from evaluation.loading.models import ModelSettings
 from evaluation.running.runner import Runner
 from model.engine import Target
 from model.errors import UserError
