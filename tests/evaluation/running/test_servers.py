@@ -130,7 +130,7 @@ WRONG = {
     "method.model=other": "method.model=other: name one of its models (toy)",
     "method.engine=sglang": "/generate: no such path",
     "method.speculation=eagle": "method.speculation=eagle: server ",
-    "method.speed=1": "method.speed=1: no ",
+    "method.speed=1": "method.speed: no such setting",
     "method.timeout=nan": "method.timeout=nan: must be more than 0",
     "sampling.temperature=1": "sampling.temperature: a server is asked for greedy answers",
 }
