@@ -31,11 +31,9 @@ from model.files import load_state
 from model.generate import Generate
 from model.methods import AUTO, build_drafter, method_class, takes_tree
 
-from .loading.companions import path_of
-from .loading.engine_answers import continued, space_between, tokenised
-from .loading.engines import Reply
+from .loading.hub import path_of
 from .loading.models import LoadedModel
-from .loading.server import Server
+from .loading.server import Reply, Server
 from .loading.stock import STATIC, stock_generate
 from .records.provenance import sha256_of
 from .records.rows import difference
@@ -287,7 +285,7 @@ def generation_config(
 class ServedAnswer(Generation):
     """An answer of a server, which reports at most the number of steps."""
 
-    said: str | None = None  # the answer's text, if its token ids had to be made from it
+    said: str | None = None  # the answer's text, if its token ids are not known
     # entries that this answer's record adds or replaces
     recorded: dict[str, Any] = field(default_factory=dict)
 
@@ -359,7 +357,6 @@ class Served(Answerer):
                 "new_tokens": reply.tokens,
                 "engine_means": reply.means,
                 "decoding_steps": reply.steps,
-                "ids_remade": not reply.ids,
                 "first_tokens": reply.first_tokens,
                 "first_token_time": times[0],
             }
@@ -380,8 +377,8 @@ class Served(Answerer):
     def _checked(self, reply: Reply, prompt: list[int], limit: int) -> list[int]:
         """Return an answer's ids up to its end, and set `reply.tokens` to their number.
 
-        There are no ids if they cannot be made from the answer's text; the number of tokens is then
-        the engine's. Raises UserError if prompt, end, ids or their number do not fit the request.
+        Without ids, the number of tokens is the engine's. Raises UserError if prompt, end, ids or
+        their number do not fit the request.
         """
         loaded = self.loaded
         if reply.prompt_tokens not in (None, len(prompt)):
@@ -390,15 +387,9 @@ class Served(Answerer):
             )
         if reply.speculation not in (None, self.said["speculation"]):
             raise self._fault(f"is another one now: speculation is {reply.speculation}")
-        short = self.server.name == "llamacpp" and len(reply.ids) < reply.tokens
-        if short:
-            again = self.server.ask_again(prompt, limit)
-            if again.text.startswith(reply.text):
-                reply.ids = again.ids
-
-        shown = bool(loaded.eos.intersection(reply.ids[-1:]))  # EOS is among the ids
-        count = len(reply.ids)
-        full = max(count, reply.tokens) >= limit
+        ids = reply.ids
+        shown = bool(loaded.eos.intersection(ids[-1:]))  # EOS is among the ids
+        full = max(len(ids), reply.tokens) >= limit
         if not reply.finish and (shown or full):
             reply.finish = "stop" if shown else "length"
         if reply.finish not in ("stop", "length"):
@@ -407,64 +398,42 @@ class Served(Answerer):
 
         # an EOS that is not among the ids
         hidden = reply.finish == "stop" and not shown and bool(loaded.eos)
-        # EOS counts, or not
-        fits = not reply.tokens or count - shown <= reply.tokens <= count + hidden
-
-        if reply.ids and not fits:
-            if not reply.text or reply.tokens < count:
-                raise self._fault(f"gives {count} ids of {reply.tokens} tokens")
-            reply.ids = []
-
-        most = max(count, reply.tokens - hidden)
-        if most > limit:  # their time would be that of fewer
-            raise self._fault(f"gives {most} tokens where {limit} were asked for")
         if hidden and reply.stopped_by not in (None, *loaded.eos):
             raise self._fault(
                 f"stopped at {one_line(str(reply.stopped_by))[:40]}, which is no EOS here"
             )
+        if not (ids or reply.tokens):
+            raise self._fault("gives neither token ids nor their number")
 
-        early = (reply.tokens or limit) < limit
-        if early and reply.finish == "length" and not shown:
+        # EOS counts, or not
+        fits = not reply.tokens or len(ids) - shown <= reply.tokens <= len(ids) + hidden
+        if ids and not fits:
+            if not reply.text or reply.tokens < len(ids):
+                raise self._fault(f"gives {len(ids)} ids of {reply.tokens} tokens")
+            reply.ids = []
+
+        most = max(len(ids), reply.tokens - hidden)
+        if most > limit:  # their time would be that of fewer
+            raise self._fault(f"gives {most} tokens where {limit} were asked for")
+        if reply.finish == "length" and not shown and 0 < reply.tokens < limit:
             raise self._fault(
                 f"stopped after {reply.tokens} tokens of {limit}; has it a shorter context?"
             )
 
-        tokenizer = loaded.tokenizer
-        ids = reply.ids
+        if not reply.ids:
+            return []
 
-        if not ids:
-            before = tokenizer.decode(prompt)
-            likely = space_between(loaded.template, before, reply.text)  # some servers leave it out
-            spaces = dict.fromkeys((likely, "", " ") if reply.text else ("",))
-            made = (continued(tokenizer, before, space + reply.text) for space in spaces)
-            possible = [ids for ids in made if (ids or hidden) and len(ids) <= limit]
-            fitting = [ids for ids in possible if reply.tokens in (0, len(ids), len(ids) + hidden)]
-
-            if not fitting or "\ufffd" in reply.text or reply.parts:
-                if not reply.tokens:
-                    raise self._fault(
-                        "gives no number of tokens, and no text that shows all of them"
-                    )
-                return []
-
-            ids = fitting[0]
-            if not reply.tokens and reply.accepted:  # of the engine's ids, which may be others
-                reply.accepted = None
-
-        read = tokenised(
-            self.server.where, {"id": "", "prompt_token_ids": prompt, "token_ids": ids}, loaded
-        )
-        tokens = read.ids
-        own = tokenizer.eos_token_id
-        if read.behind:
-            raise self._fault(
-                f"{read.behind} tokens behind token {tokens[-1]}, which is EOS of the model here"
-            )
+        known = range(loaded.target.vocab_size)
+        if not all(token in known for token in ids):
+            raise self._fault(f"gives ids outside the vocabulary of {len(known)}")
+        if loaded.eos.intersection(ids[:-1]):
+            raise self._fault("gives tokens behind one that is EOS of the model here")
 
         if hidden:  # it took a step, too
-            tokens.append(own if own in loaded.eos else min(loaded.eos))
-        reply.tokens = min(len(tokens), limit)
-        return tokens[:limit]
+            own = loaded.tokenizer.eos_token_id
+            ids.append(own if own in loaded.eos else min(loaded.eos))
+        reply.tokens = min(len(ids), limit)
+        return ids[:limit]
 
     def _fault(self, words: str) -> UserError:
         return UserError(f"{self.server.where}: {words}")

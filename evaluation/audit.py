@@ -32,12 +32,10 @@ from .errors import user_errors
 from .loading.bench import answer_text, load_bench, prompt_ids
 from .loading.devices import exclusive, keep_devices
 from .loading.engine_answers import EngineAnswer, Forced, force, noise, read_requests, tokenised
-from .loading.models import LoadedModel, devices_in_words, load_model
-from .loading.settings import ModelSettings
-from .records.questions import Question
-from .records.rows import difference
-from .records.runs import Run, is_served, runs_at
-from .running.scheduling import Progress
+from .loading.models import LoadedModel, ModelSettings, devices_in_words, load_model
+from .records.rows import Question, difference
+from .records.runs import Run, runs_at
+from .running.scheduling import progress_bar
 from .statistics.agreement import GAPS, Turn
 from .statistics.experiment import Experiment
 from .statistics.rendering import aligned, write_audit
@@ -254,7 +252,7 @@ def audit_served(folder: Path, permitted: dict[str, bool]) -> None:
         permitted: as in `measure_gaps`.
     """
     finished = [path.parent for path in folder.glob("runs/*/summary.json")]
-    for run in runs_at(filter(is_served, finished)):
+    for run in filter(lambda run: run.is_served, runs_at(finished)):
         method = run.metadata["config"]["method"]
         made_in = method["dtype"]
         if not method.get("audit", True):
@@ -299,7 +297,7 @@ def audit_answers(
         tie = 2 * max(map(noise, by_steps, at_once))
 
         judged = []
-        with Progress("audit", len(answers)) as progress:
+        with progress_bar("audit", len(answers)) as progress:
             for answer in answers:
                 bare = without_eos(answer, loaded)
                 forced = force(loaded.target, bare.prompt, bare.ids, loaded.eos)

@@ -14,7 +14,8 @@ import dataclasses
 import json
 import statistics
 import time
-from collections.abc import Generator
+from collections import defaultdict
+from collections.abc import Callable, Generator
 from contextlib import closing
 from functools import partial
 from itertools import groupby, product
@@ -37,8 +38,14 @@ from model.tuning import captures, choose_execution, choose_threads
 from .configuration.jobs import group_settings
 from .errors import user_errors
 from .loading.devices import exclusive
-from .loading.models import SHAPES, LoadedModel, devices_in_words, load_model, random_model
-from .loading.settings import ModelSettings
+from .loading.models import (
+    SHAPES,
+    LoadedModel,
+    ModelSettings,
+    devices_in_words,
+    load_model,
+    random_model,
+)
 from .loading.stock import stock_generate
 from .records.provenance import git_state, versions
 from .statistics.rendering import aligned
@@ -161,36 +168,40 @@ def bench(
         # from here on, steps use kernels that the trial chose
         result["trial"] = choose_execution(target).why
         print(result["trial"], flush=True)
-    stock = [HfSteps(loaded, prompt)]
+    # by what is timed, a function that takes a turn and returns the seconds of a step
+    turns: dict[Any, Callable[[], float]] = {"hf": partial(hf_step_s, loaded, prompt, False)}
     if "graph" in executions:
         if not model["quantize"]:  # such weights do not say what they take
             result["floor_s"] = floor_of(target, prompt)
         try:
-            stock.append(HfSteps(loaded, prompt, compiled=True))
-            stock[1].take_turn()
+            compiled = partial(hf_step_s, loaded, prompt, True)
+            compiled()
+            turns["hf_compiled"] = compiled
         except UserError as error:  # no compiler is found, or a model has no such cache
-            del stock[1]
             print(f"left out: {error}", flush=True)
+
     target.reserve(1 + max(sizes))
-    drafted = [
-        DraftedSteps(target, prompt, way, nodes, size)
-        for size, way, nodes in product(batches, executions, sizes)
-    ]
-    for timed in [*stock, *drafted] * (WARM_UP + rounds):
-        timed.take_turn()
-    for hf_steps in stock:
-        result[f"{hf_steps.name}_s"] = hf_steps.median_s
-    plain = 0.0
+    for size, way, nodes in product(batches, executions, sizes):
+        drafter = drafter_of(target, nodes)
+        turns[way, size, nodes] = partial(drafted_step_s, target, drafter, prompt, way, size)
+
+    seconds = defaultdict[Any, list[float]](list)
+    for number in range(WARM_UP + rounds):
+        for timed, take_turn in turns.items():
+            measured = take_turn()
+            if number >= WARM_UP:
+                seconds[timed].append(measured)
+
+    median_s = {timed: statistics.median(of_turns) for timed, of_turns in seconds.items()}
+    result |= {f"{name}_s": median_s[name] for name in HF if name in median_s}
     result["steps"] = []
-    for steps in drafted:
-        if not steps.nodes:  # the smallest size comes first
-            plain = steps.median_s
+    for size, way, nodes in product(batches, executions, sizes):
         row = {
-            "execution": steps.execution,
-            "batch": steps.size,
-            "nodes": steps.nodes,
-            "seconds": steps.median_s,
-            "over_plain": steps.median_s / plain,
+            "execution": way,
+            "batch": size,
+            "nodes": nodes,
+            "seconds": median_s[way, size, nodes],
+            "over_plain": median_s[way, size, nodes] / median_s[way, size, 0],
         }
         result["steps"].append(row)
     return result
@@ -215,35 +226,11 @@ def floor_of(target: Target, prompt: list[int]) -> dict[str, float]:
     return {name: byte_s * sum(tensor.nbytes for tensor in part) for name, part in parts.items()}
 
 
-class Turns:
-    """Seconds per step, by turn; the first WARM_UP turns do not count."""
+class Arrivals(BaseStreamer):
+    """When each token of transformers' generate arrived on the host."""
 
     def __init__(self) -> None:
-        self.seconds: list[float] = []
-
-    @property
-    def median_s(self) -> float:
-        return statistics.median(self.seconds[WARM_UP:])
-
-    def take_turn(self) -> None:
-        """Time STEPS steps."""
-        raise NotImplementedError
-
-
-class HfSteps(Turns, BaseStreamer):
-    """Steps of transformers' generate on the stock model as in `method=hf`; notes when tokens
-    arrive.
-    """
-
-    def __init__(self, loaded: LoadedModel, prompt: list[int], compiled: bool = False) -> None:
-        super().__init__()
-        self.name = "hf_compiled" if compiled else "hf"
-        self.generate = partial(stock_generate, loaded, [prompt], compiled=compiled, streamer=self)
-        most = 2 + STEPS
-        self.config = GenerationConfig(
-            max_new_tokens=most, min_new_tokens=most, do_sample=False, pad_token_id=0
-        )
-        self.times: list[float] = []  # when each token arrived on the host
+        self.times: list[float] = []
 
     def put(self, value: Any) -> None:
         self.times.append(time.perf_counter())
@@ -251,9 +238,16 @@ class HfSteps(Turns, BaseStreamer):
     def end(self) -> None:
         pass
 
-    def take_turn(self) -> None:
-        self.generate(self.config)  # the prompt and the first step are not counted
-        self.seconds.append((self.times[-1] - self.times[-1 - STEPS]) / STEPS)
+
+def hf_step_s(loaded: LoadedModel, prompt: list[int], compiled: bool) -> float:
+    """Return the seconds of a step of transformers' generate, on the stock model as `method=hf`."""
+    most = 2 + STEPS  # the prompt and the first step are not counted
+    config = GenerationConfig(
+        max_new_tokens=most, min_new_tokens=most, do_sample=False, pad_token_id=0
+    )
+    arrivals = Arrivals()
+    stock_generate(loaded, [prompt], config, compiled=compiled, streamer=arrivals)
+    return (arrivals.times[-1] - arrivals.times[-1 - STEPS]) / STEPS
 
 
 def drafter_of(target: Target, nodes: int) -> DeviceDrafter:
@@ -264,50 +258,37 @@ def drafter_of(target: Target, nodes: int) -> DeviceDrafter:
     return TokenRecycling(target.vocab_size, tree, k=K, device=target.device)
 
 
-class DraftedSteps(Turns):
-    """Steps that verify the best n nodes after a prompt, of one or more sequences in one forward;
-    n = 0 is plain decoding.
+def drafted_step_s(
+    target: Target, drafter: DeviceDrafter, prompt: list[int], execution: str, size: int
+) -> float:
+    """Return the seconds of a step of this engine, of `size` sequences in one forward."""
+    with closing(drafted_steps(target, drafter, prompt, execution, size)) as steps:
+        for _ in range(UNCOUNTED):
+            next(steps)
+        target.synchronize()
+        start = time.perf_counter()
+        for _ in range(STEPS):
+            next(steps)
+        target.synchronize()  # the device may still be busy
+        return (time.perf_counter() - start) / STEPS
+
+
+def drafted_steps(
+    target: Target, drafter: DeviceDrafter, prompt: list[int], execution: str, size: int
+) -> Generator[Any, None, Any]:
+    """Decode, and yield after each step. What the last turn forwarded of the prompt is not
+    forwarded again.
     """
-
-    def __init__(
-        self, target: Target, prompt: list[int], execution: str, nodes: int, size: int
-    ) -> None:
-        super().__init__()
-        self.target = target
-        self.prompt = prompt
-        self.execution = execution
-        self.nodes = nodes
-        self.size = size
-        self.drafter = drafter_of(target, nodes)
-
-    def take_turn(self) -> None:
-        with closing(self._steps()) as steps:
-            for _ in range(UNCOUNTED):
-                next(steps)
-            self.target.synchronize()
-            start = time.perf_counter()
-            for _ in range(STEPS):
-                next(steps)
-            self.target.synchronize()  # the device may still be busy
-            self.seconds.append((time.perf_counter() - start) / STEPS)
-
-    def _steps(self) -> Generator[Any, None, Any]:
-        """Decode, and yield after each step. What the last turn forwarded of the prompt is not
-        forwarded again.
-        """
-        settings = dict[str, Any](
-            max_new_tokens=self.target.context - len(self.prompt),
-            execution=self.execution,
-            reuse=True,
-        )
-        if self.size == 1:
-            session = self.drafter.session()
-            yield from decode(self.target, session, self.prompt, **settings)
-            return
-        asked = [(self.prompt, Request(**settings))] * self.size
-        for number, _ in decode_batch(self.target, self.drafter, asked, self.size):
-            if number == self.size - 1:
-                yield
+    settings = dict[str, Any](
+        max_new_tokens=target.context - len(prompt), execution=execution, reuse=True
+    )
+    if size == 1:
+        yield from decode(target, drafter.session(), prompt, **settings)
+        return
+    asked = [(prompt, Request(**settings))] * size
+    for number, _ in decode_batch(target, drafter, asked, size):
+        if number == size - 1:
+            yield
 
 
 def table(result: dict[str, Any]) -> str:

@@ -9,20 +9,13 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from model.errors import fail as fail
 from model.errors import user_errors as user_errors
 from model.errors import user_message
 
 
-class Failures(dict[str, bool]):
-    """Lines of errors that the user can fix, each with whether it is printed already."""
-
-    early = False  # True: a line is printed when it is added, as other jobs may take hours
-
-
 @contextmanager
-def noted(failures: Failures | None) -> Iterator[None]:
-    """Add the line of an error that the user can fix to `failures`, so that other jobs go on.
+def noted(failures: set[str] | None) -> Iterator[None]:
+    """Print an error that the user can fix, once, and add it to `failures`: other jobs go on.
 
     With None, the error is raised.
     """
@@ -33,6 +26,5 @@ def noted(failures: Failures | None) -> Iterator[None]:
         if message is None or failures is None:
             raise
         if message not in failures:
-            failures[message] = failures.early
-            if failures.early:
-                print(f"left out: {message}", file=sys.stderr, flush=True)
+            failures.add(message)
+            print(f"left out: {message}", file=sys.stderr, flush=True)

@@ -66,7 +66,7 @@ def main() -> None:
         help="candidates kept per token (k)",
     )
     tree_help = "template, or a YAML file of rank paths"
-    flag("--tree-version", "--tree_version", dest="tree.name", default="2.2.2", help=tree_help)
+    flag("--tree-version", "--tree_version", dest="tree", default="2.2.2", help=tree_help)
     flag("--temperature", dest="sampling.temperature", type=float, default=0.0, help="0: greedy")
     flag("--start", default="hot", help="hot (as published), cold, or the file of a saved state")
     with user_errors():
@@ -90,8 +90,8 @@ def infer(settings: dict[str, Any]) -> None:
     else:
         settings["bench"] = bench
 
-    if settings["tree.name"].endswith((".yaml", ".yml")):
-        settings |= {"tree.name": "file", "tree.path": settings["tree.name"]}
+    if settings["tree"].endswith((".yaml", ".yml")):
+        settings |= {"tree": "file", "tree.path": settings["tree"]}
     print(f"prompts: template {settings['model.template']} (--template names another)")
     (job,) = compose([f"{key}={quoted(value)}" for key, value in settings.items()]).jobs
     run_jobs([Job(checked_config(job.config))], answer_file=answer_file)

@@ -26,9 +26,8 @@ from .configuration.jobs import compose
 from .errors import user_errors
 from .loading import hub
 from .loading.bench import load_bench
-from .loading.companions import KINDS, fetch_companions, missing_companion
-from .loading.models import locate
-from .loading.settings import ModelSettings
+from .loading.hub import KINDS, fetch_companions, missing_companion
+from .loading.models import ModelSettings, check_weights, locate
 
 
 def needs(configurations: Iterable[DictConfig]) -> dict[str, Callable[[], object] | None]:
@@ -62,6 +61,7 @@ def _fetch_model(settings: ModelSettings) -> Path:
     """Return the folder of the model, fetched and complete."""
     path = locate(settings)
     if Path(path).is_dir():
+        check_weights(settings, path)
         return Path(path)
     return hub.fetch_snapshot(path, settings.weight_files, settings.revision)
 
@@ -97,17 +97,12 @@ def main() -> None:
         nargs="*",
         help="as for evaluation.run: experiment=NAME, model=..., ...",
     )
-    parser.add_argument(
-        "-m",
-        "--multirun",
-        action="store_true",
-        help="a sweep without an experiment, as there",
-    )
+    parser.add_argument("-m", "--multirun", action="store_true", help="as there")
     parser.add_argument("--config-dir", help="a further folder of configs, as there")
 
     with user_errors():
         given = parser.parse_intermixed_args()
-        composed = compose(given.overrides, multirun=given.multirun, config_dir=given.config_dir)
+        composed = compose(given.overrides, given.config_dir)
         if not prefetch(needs(job.config for job in composed.jobs)):
             sys.exit(2)
 

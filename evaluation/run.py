@@ -1,5 +1,5 @@
-"""python -m evaluation.run model=... bench=... method=... tree=... start=...: one run; with -m and
-lists, a sweep.
+"""python -m evaluation.run model=... bench=... method=... tree=... start=...: one run;
+with lists, a sweep.
 
 A sweep's jobs are written down (`sweep.json`) before the first one starts, so that a report can
 name what is missing. Jobs whose method lacks a companion, or candidates for its tree, are listed at
@@ -19,49 +19,49 @@ from hydra.experimental.callback import Callback
 from hydra.types import HydraContext
 from omegaconf import DictConfig, OmegaConf
 
+from model.errors import UserError
+
 from .audit import audit_served
 from .configuration.config import checked_config
 from .configuration.jobs import BASIC, Composed, compose
-from .errors import Failures, fail, noted, user_errors
+from .errors import noted, user_errors
 from .loading.devices import keep_devices
 from .records.runs import SAVED
-from .records.sweeps import available, write_down
+from .records.store import available, write_down
 from .report import report
 from .running.scheduling import Job, run_jobs
 
 
-def run_command(composed: Composed, words: Sequence[str]) -> Failures:
+def run_command(composed: Composed, words: Sequence[str]) -> None:
     """Run a command line's jobs, here or by a launcher, and report their experiments.
 
-    Returns the user's errors.
+    Raises UserError if any of them fails by a mistake of the user, after the others.
     """
-    jobs = composed.jobs
     config = composed.config
-    failures = Failures()
+    if config.run_dir is None:
+        write_down(composed.jobs, f"bash eval.sh {shlex.join(words)}")
+    jobs = available(composed.jobs)
+    failures = set[str]()
 
-    if composed.is_sweep:
-        if config.run_dir is None:
-            write_down(jobs, f"bash eval.sh {shlex.join(words)}")
-        jobs = available(jobs)
-
-    failures.early = len(jobs) > 1
     if config.hydra.runtime.choices["hydra/launcher"] == BASIC:
+        noting = failures if len(jobs) > 1 else None
         checked = []
         for job in jobs:
-            with noted(failures):
+            with noted(noting):
                 checked.append(Job(checked_config(job.config), job.overrides))
-        run_jobs(checked, failures, given=composed.given)
+        run_jobs(checked, noting)
     else:
         context = HydraContext(composed.loader, Callback())  # a callback that does nothing
         # jobs with start=saved run last, as they read a hot run's state
         for saved in (False, True):
             if batch := [job.overrides for job in jobs if (job.config.start == SAVED) is saved]:
                 launcher = Plugins.instance().instantiate_launcher(context, launched_job, config)
-                # return_value raises what the job raised
                 for done in launcher.launch(batch, initial_job_idx=0):
-                    failures |= dict.fromkeys(done.return_value, False)
+                    # return_value raises what the job raised
+                    for line in done.return_value:
+                        with noted(failures):
+                            raise UserError(line)
 
-    failures.early = False
     for folder in dict.fromkeys(job.folder for job in composed.jobs):
         if config.run_dir is None and any(folder.glob("runs/*/answers.jsonl")):
             permissions = ("trust_remote_code", "allow_pickle")
@@ -70,7 +70,8 @@ def run_command(composed: Composed, words: Sequence[str]) -> Failures:
                 audit_served(folder, permitted)
             report(folder)
 
-    return failures
+    if failures:
+        raise UserError("what was left out is named above")
 
 
 def launched_job(config: DictConfig) -> list[str]:
@@ -78,7 +79,7 @@ def launched_job(config: DictConfig) -> list[str]:
 
     Returns its error that the user can fix.
     """
-    failures = Failures()
+    failures = set[str]()
     with noted(failures):
         run_jobs([Job(checked_config(config), [*HydraConfig.get().overrides.task])])
     return [*failures]
@@ -86,7 +87,6 @@ def launched_job(config: DictConfig) -> list[str]:
 
 def main() -> None:
     """The command line."""
-    failures = Failures()
     parser = argparse.ArgumentParser(
         prog="python -m evaluation.run",
         description=__doc__,
@@ -101,7 +101,7 @@ def main() -> None:
         "-m",
         "--multirun",
         action="store_true",
-        help="a sweep: settings may be lists",
+        help="as in Hydra; lists of settings are a sweep without it, too",
     )
     parser.add_argument("--config-dir", help="a further folder of configs")
     parser.add_argument(
@@ -113,15 +113,11 @@ def main() -> None:
 
     with user_errors(), keep_devices():
         given = parser.parse_intermixed_args()
-        composed = compose(given.overrides, multirun=given.multirun, config_dir=given.config_dir)
+        composed = compose(given.overrides, given.config_dir)
         if given.cfg:
             print("---\n".join(OmegaConf.to_yaml(job.config) for job in composed.jobs))
         else:
-            failures = run_command(composed, sys.argv[1:])
-
-    if failures:
-        unsaid = "; ".join(line for line in failures if not failures[line])
-        fail(unsaid or "what was left out is named above")
+            run_command(composed, sys.argv[1:])
 
 
 if __name__ == "__main__":

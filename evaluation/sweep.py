@@ -22,7 +22,7 @@ from model.errors import UserError
 from .configuration.config import checked_config
 from .configuration.jobs import compose, named, quoted
 from .records.runs import runs_at
-from .records.sweeps import available
+from .records.store import available
 from .running.scheduling import Job, run_jobs
 from .statistics.experiment import Experiment
 
@@ -77,7 +77,5 @@ def evaluate(
             raise UserError(f"{key}: an empty list; name at least one")
         words.append(f"{key}={','.join(map(quoted, values))}")
 
-    jobs = [
-        Job(checked_config(job.config)) for job in available(compose(words, multirun=True).jobs)
-    ]
-    return Experiment(runs_at(set(run_jobs(jobs, given=given)))).table
+    jobs = [Job(checked_config(job.config)) for job in available(compose(words).jobs)]
+    return Experiment(runs_at(set(run_jobs(jobs)))).table

@@ -22,8 +22,7 @@ from torch import nn
 from data.embedded.training.corpus import TRAINING_SEED, training
 from data.embedded.training.dialogue import Encoded, batches, encode
 from evaluation.errors import user_errors
-from evaluation.loading.models import load_model
-from evaluation.loading.settings import ModelSettings
+from evaluation.loading.models import ModelSettings, load_model
 from model.engine import Target
 from model.errors import UserError
 from model.files import save_state, write_json

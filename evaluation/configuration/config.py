@@ -27,9 +27,9 @@ from model.recycling import build_template
 from model.settings import check_settings
 
 from ..loading.bench import load_bench
-from ..loading.companions import fetch_companions
+from ..loading.hub import fetch_companions
+from ..loading.models import ModelSettings
 from ..loading.server import Server
-from ..loading.settings import ModelSettings
 from ..records.runs import INSIDE, SERVER
 
 GROUPS: dict[str, Any] = {
@@ -126,21 +126,11 @@ def checked_config(cfg: DictConfig) -> dict[str, Any]:
 
     for key in sorted({"name", "drafter"} - config["method"].keys()):
         raise UserError(f"method.{key}: a method needs this setting")
-    for group in ("method", *GROUPS):
-        for key in config[group].keys() & config.keys() - TYPES.keys():
-            raise UserError(f"{key}: no setting of a run{meant(key)}")
 
     for key, least in MINIMUM.items():
         value = OmegaConf.select(cfg, key)
         if value is not None and value < least:
             raise UserError(f"{key}={value}: must be a whole number, at least {least}")
-
-    repeats = config["repeats"]
-    folder = config["run_dir"]
-    if folder is not None and repeats > 1 and config["repeat"] is None:
-        raise UserError(
-            f"run_dir={folder}: holds one run, but repeats={repeats}; leave out one of the two"
-        )
 
     if config["phases"] and (config["batch"] > 1 or not config["timed"]):
         raise UserError(
@@ -188,6 +178,7 @@ def check_groups(config: dict[str, Any]) -> None:
     for group, what in (("model", "a folder, or a hub name"), ("bench", "a file of questions")):
         if group in config and config[group].get("path", "") is None:
             raise UserError(f"{group}.path: has to be given: {what}")
+
     for group in sorted(GROUPS.keys() & config.keys()):
         check_settings(config[group], GROUPS[group], f"{group}.", without=NOT_SETTINGS)
 

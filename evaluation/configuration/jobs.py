@@ -11,7 +11,7 @@ GPU. Settings typed on the command line replace the grid's lists and narrow furt
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from copy import deepcopy
 from functools import cache
 from itertools import product
@@ -37,15 +37,14 @@ from model.methods import AUTO, RANKS, method_class, takes_tree
 from model.recycling import build_template
 from model.recycling.templates import PARAMETERS
 
-from ..loading.companions import missing_companion
-from ..records.sweeps import Planned
+from ..loading.hub import missing_companion
+from ..records.store import Planned
 from .config import check_groups, config_errors, meant
 
 DEPENDENT = ("method.", "tree")  # prefixes of settings that exist only for some methods and trees
-ONE_VALUE = ("experiment", "preset", "launcher")  # choices that decide the list of jobs
+# what decides the list of jobs, so that it has one value
+DECIDING = re.compile(r"(experiment|preset|launcher|repeats|batches|hydra|quickstart|paper)\b")
 BASIC = "basic"  # Hydra's own launcher: jobs run in this process, where they can be interleaved
-Lists = dict[str, list[str]]  # the values of each key, as they are typed
-Settings = dict[str, str]  # a job's value of each key
 
 version.setbase(None)  # Hydra's present defaults
 
@@ -56,16 +55,10 @@ class Composed(NamedTuple):
     jobs: list[Planned]
     config: DictConfig
     loader: ConfigLoader
-    is_sweep: bool
-    given: set[str]  # names of the typed settings
 
 
-def compose(
-    words: Sequence[str], *, multirun: bool = False, config_dir: str | None = None
-) -> Composed:
-    """Compose a command line, as a sweep or as a single run.
-
-    It is a sweep with `multirun`, an experiment or another launcher.
+def compose(words: Sequence[str], config_dir: str | None = None) -> Composed:
+    """Compose a command line to its jobs: one of each combination of the settings that are lists.
 
     Raises UserError for a choice that does not exist, and for a setting that no job has.
     """
@@ -73,36 +66,30 @@ def compose(
     with config_errors():
         loader = _config_loader(config_dir)
         typed = OverridesParser.create(config_loader=loader).parse_overrides(words)
-        given = {o.key_or_group for o in typed}
+        common = []  # each job decides the value of the others
 
-        for name in given:
+        for word, o in zip(words, typed, strict=True):
+            name = o.key_or_group
             if re.match(r"hydra\.(?!launcher|sweeper|searchpath|job\.env)", name):
                 raise UserError(
                     f"{name}: has no effect; results go to results_dir=FOLDER, there to name=NAME"
                 )
-
-        if not multirun and "experiment" not in given:
-            config = _load(loader, words)
-            # another one runs it as a sweep
-            if config.hydra.runtime.choices["hydra/launcher"] == BASIC:
-                of_tree = [word for word in words if re.split(r"[.=]", word)[0] == "tree"]
-                if of_tree and not drafts_from_tree(config.method, config.tree):
-                    raise UserError(
-                        f"{of_tree[0]}: {config.method.name} drafts from no tree; leave it out"
-                    )
-
-                job = Planned([], without_hydra(config), "")
-                return Composed([job], config, loader, False, given)
-
-        # each job decides the value of these
-        common = []
-        for word, o in zip(words, typed, strict=True):
-            if not o.is_sweep_override() and not o.key_or_group.startswith(DEPENDENT):
-                common.append(word)
+            if o.is_delete():
+                raise UserError(f"{word}: a job has all settings; give it a value")
+            if not o.is_sweep_override():
+                common += [] if name.startswith(DEPENDENT) else [word]
+            elif DECIDING.match(name):
+                each = "a command for each, or lists of settings as model=A,B method=A,B"
+                raise UserError(
+                    f"{word}: takes one value, as the list of jobs is made from it; give {each}"
+                )
 
         config = _load(loader, common)
         jobs = plan(typed, config, loader)
-        return Composed(jobs, config, loader, True, given)
+        if config.run_dir is not None and len(jobs) > 1:
+            raise UserError(f"run_dir={config.run_dir}: holds one run, and here are {len(jobs)}")
+
+        return Composed(jobs, config, loader)
 
 
 def _config_loader(config_dir: str | None) -> ConfigLoader:
@@ -114,19 +101,13 @@ def _config_loader(config_dir: str | None) -> ConfigLoader:
             raise UserError(f"--config-dir={config_dir}: no such folder")
 
         search_path.prepend("own", f"file://{folder}")
+
     return ConfigLoaderImpl(search_path)
 
 
 def _load(loader: ConfigLoader, words: list[str]) -> DictConfig:
     config: DictConfig = loader.load_configuration("config", words, RunMode.RUN, from_shell=False)
     return config
-
-
-def without_hydra(config: DictConfig) -> DictConfig:
-    """Return the settings of a run alone."""
-    keys = [str(key) for key in config if key != "hydra"]
-    settings: DictConfig = OmegaConf.masked_copy(config, keys)
-    return settings
 
 
 def group_settings(words: Sequence[str], *groups: str) -> dict[str, dict[str, Any]]:
@@ -139,7 +120,10 @@ def group_settings(words: Sequence[str], *groups: str) -> dict[str, dict[str, An
             count = " and ".join(f"{group}=NAME and {group}.KEY=VALUE" for group in groups)
             raise UserError(f"{word}: only {count} count here")
 
-    (job,) = compose(words).jobs
+    job, *others = compose(words).jobs
+    if others:
+        raise UserError(f"{' '.join(words)}: each setting takes one value here")
+
     with config_errors():
         config: Any = {
             group: OmegaConf.to_container(job.config[group], resolve=True) for group in groups
@@ -153,8 +137,10 @@ def named(group: str, name: str) -> dict[str, str]:
     """Return the settings for a shipped model or bench, or for one in a folder or file."""
     if (ROOT / "configs" / group / f"{name}.yaml").is_file():
         return {group: name}
+
     if group == "model":
         return {"model": "path", "model.path": name}
+
     return {"bench": "file", "bench.path": str(located(name).resolve())}
 
 
@@ -165,125 +151,89 @@ def quoted(value: Any) -> str:
     """
     if value is None or isinstance(value, Number):
         return "null" if value is None else str(value).lower()
+
     if isinstance(value, list | tuple):
         return f"[{','.join(map(quoted, value))}]"
+
     return str(QuotedString(str(value), Quote.single).with_quotes())
 
 
 def plan(typed: Sequence[Override], sweep: DictConfig, loader: ConfigLoader) -> list[Planned]:
-    """Return the jobs of a sweep.
+    """Return each job of a sweep once, in the order of repeats, as the machine drifts.
 
-    They follow from the typed overrides and the configuration that all jobs share.
+    Args:
+        typed: the command line.
+        sweep: the configuration that all jobs share.
 
-    Raises UserError for a typed setting that no method or tree has, or for a list where all jobs
-    need one value.
+    Raises UserError for a typed setting that no method or tree has.
     """
     sweeper: Any = OmegaConf.to_container(sweep.hydra.sweeper, resolve=True)
-    reads = str(OmegaConf.to_container(sweep.hydra.sweeper, resolve=False))
     parse = OverridesParser.create(config_loader=loader).parse_overrides
     groups = {*loader.list_groups("")}
-
-    for o in typed:
-        if o.is_delete():
-            raise UserError(f"{o.input_line}: a job of a sweep has all settings; give it a value")
-
-        name = o.key_or_group
-        one_value = name.startswith("hydra.") or name in ONE_VALUE or f"${{{name}}}" in reads
-
-        if one_value and o.is_sweep_override():
-            each = "a command for each, or lists of settings as model=A,B method=A,B"
-            raise UserError(
-                f"{o.input_line}: takes one value, as the list of jobs is made from it; give {each}"
-            )
 
     @cache  # composing takes a tenth of a second
     def choose(*choices: str) -> DictConfig:
         return _load(loader, [*sweep.hydra.overrides.hydra, *choices])
 
-    def chosen(job: Settings) -> DictConfig:
-        return choose(*(f"{key}={job[key]}" for key in job if key.strip("+") in groups))
-
-    def planned(job: Settings) -> Planned:
-        words = [f"{key}={value}" for key, value in job.items()]
-
-        config = deepcopy(chosen(job))
-        for o in parse(words):
-            if o.key_or_group not in groups:
-                add = o.is_add() or o.is_force_add()
-                OmegaConf.update(config, o.key_or_group, o.value(), merge=True, force_add=add)
-
-        config = without_hydra(config)
-        lacks = missing_companion(config.method, str(config.model.name))
-        return Planned(words, config, lacks or too_wide(config.method, config.tree))
-
-    given = lists([o for o in typed if not o.is_hydra_override()])
+    given = values_of([o for o in typed if not o.is_hydra_override()])
+    params = values_of(parse([f"{key}={values}" for key, values in sweeper["params"].items()]))
     if not sweep.timed:
-        given = {"repeat": ["0"]} | given  # the other repeats would be the same
-
-    params = lists(parse([f"{key}={values}" for key, values in sweeper["params"].items()]))
+        params["repeat"] = ["0"]  # the other repeats would be the same
 
     grids = [params | given]
     on_cuda = torch.cuda.is_available() and sweep.model.device != "cpu"
     for run in sweeper["also"] + sweeper["also_on_cuda"] * on_cuda:
-        own = lists(parse(split(run)))
+        own = values_of(parse(split(run)))
         for key in own.keys() & given.keys():
             own[key] = [value for value in own[key] if value in given[key]]
-
         grids.append(params | given | own)
 
-    jobs = expand(grids, sweeper["equal"], chosen)
-
-    used = set[str]().union(*jobs)
-    for key in sorted(given.keys() - params.keys() - used):
-        if "." in key or key == "tree":
-            none = "none of the methods or trees of this sweep has this setting"
-            raise UserError(f"{key}={given[key][0]}: {none}{meant(key)}")
-
-    return [planned(job) for job in jobs]
-
-
-def lists(overrides: Sequence[Override]) -> Lists:
-    """Return the values of each key, as they are written."""
-    values: Lists = {}
-
-    for o in overrides:
-        key = o.get_key_element()
-        if o.is_sweep_override():
-            values[key] = [*o.sweep_string_iterator()]
-        else:
-            values[key] = [str(o.input_line).partition("=")[2]]
-
-    return values
-
-
-def expand(
-    grids: Sequence[Lists], equal: Sequence[str], chosen: Callable[[Settings], DictConfig]
-) -> list[Settings]:
-    """Return each job of these grids once, in the order of repeats, as the machine drifts.
-
-    Args:
-        equal: keys that have the same value within a job, such as different methods' names for one
-            budget.
-        chosen: returns the configuration of a job's choices.
-    """
-    jobs: dict[frozenset[tuple[str, str]], Settings] = {}
-
+    jobs: dict[frozenset[str], Planned] = {}
     for grid in grids:
         for values in product(*grid.values()):
             job = dict(zip(grid, values, strict=True))
-            config = chosen(job)
-            own = own_settings(config.method, config.tree)
 
+            chosen = choose(*(f"{key}={job[key]}" for key in job if key.strip("+") in groups))
+            has = own_settings(chosen.method, chosen.tree)
             for key in grid:
                 name = ".".join(key.split(".")[:2])
-                if key.startswith(DEPENDENT) and name not in own:
+                if key.startswith(DEPENDENT) and name not in has:
                     del job[key]
 
-            if len({job[key] for key in equal if key in job}) <= 1:
-                jobs.setdefault(frozenset(job.items()), job)
+            words = [f"{key}={value}" for key, value in job.items()]
 
-    repeats = grids[0]["repeat"]
-    return sorted(jobs.values(), key=lambda job: repeats.index(job["repeat"]))
+            is_equal = len({job[key] for key in sweeper["equal"] if key in job}) <= 1
+            if is_equal and frozenset(words) not in jobs:
+                config = deepcopy(chosen)
+                for o in parse(words):
+                    if o.key_or_group not in groups:
+                        add = o.is_add() or o.is_force_add()
+                        OmegaConf.update(config, o.key_or_group, o.value(), force_add=add)
+
+                config = OmegaConf.masked_copy(
+                    config, [str(key) for key in config if key != "hydra"]
+                )
+                lacks = missing_companion(config.method, str(config.model.name))
+                why = lacks or too_wide(config.method, config.tree)
+                jobs[frozenset(words)] = Planned(words, config, why)
+
+    used = {word.partition("=")[0] for words in jobs for word in words}
+    for key in sorted(given.keys() - params.keys() - used):
+        if "." in key or key == "tree":
+            raise UserError(f"{key}: no such setting of these methods and trees{meant(key)}")
+
+    return sorted(jobs.values(), key=lambda job: job.config.repeat)
+
+
+def values_of(overrides: Sequence[Override]) -> dict[str, list[str]]:
+    """Return the values of each key, as they are written."""
+    values = {}
+    for o in overrides:
+        one = [str(o.input_line).partition("=")[2]]
+        is_list = o.is_sweep_override()
+        values[o.get_key_element()] = [*o.sweep_string_iterator()] if is_list else one
+
+    return values
 
 
 def own_settings(method: Any, tree: Any) -> set[str]:

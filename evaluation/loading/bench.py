@@ -26,7 +26,7 @@ from model import prompts
 from model.errors import UserError, one_line
 from model.files import ROOT, write_bytes
 
-from ..records.questions import (
+from ..records.rows import (
     FILE_ORDER,
     INTERLEAVED,
     SHUFFLED,
@@ -288,14 +288,3 @@ def answer_text(template: str, tokenizer: Any, tokens: list[int]) -> str:
     for mark in [stop] if isinstance(stop, str) else stop or []:
         text = text.partition(mark)[0]
     return str(text.strip())
-
-
-def template_hash(template: str, tokenizer: Any) -> str:
-    """Return the sha256 of a prompt of two turns.
-
-    It changes with the template and the special tokens.
-    """
-    sample = prompt_text(
-        template, tokenizer, chat_of(["question one", "question two"], ["answer one"])
-    )
-    return hashlib.sha256(sample.encode()).hexdigest()

@@ -15,7 +15,7 @@ import sys
 import tempfile
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
@@ -25,13 +25,11 @@ from filelock import FileLock, Timeout
 from model.engine import Target
 from model.pretrained import choose_device
 
-from .settings import ModelSettings
+from .models import ModelSettings, forget_model
 
 CPU = "cpu"  # name of the CPU's lock
 POLL_SECONDS = 0.05
 
-# Called before GPUs are released, to free the weights on them.
-before_release: list[Callable[[], None]] = []
 _locks: dict[str, FileLock] = {}  # this process's locks, by a device's name
 _depth = 0
 
@@ -94,8 +92,7 @@ def exclusive(settings: ModelSettings, timed: bool = True) -> Iterator[ModelSett
 
 def _release() -> None:
     if any(name.startswith("cuda") for name in _locks):  # weights on the CPU may stay
-        for forget in before_release:
-            forget()
+        forget_model()
     for lock in _locks.values():
         lock.release()
     _locks.clear()
@@ -186,10 +183,6 @@ class PhaseClock:
     def __init__(self, target: Target) -> None:
         self.target = target
         self.seconds: dict[str, float] = defaultdict(float)
-        self.restart()
-
-    def restart(self) -> None:
-        """Begin the next phase now, so that the time before it counts in none."""
         self._last = time.perf_counter()
 
     def mark(self, phase: str) -> None:

@@ -21,10 +21,8 @@ from model.engine import Draft, Target, Tree
 from model.errors import UserError, one_line
 from model.prompts import CHAT
 
-from ..records.questions import Question, read_rows
-from ..records.rows import Row, Schema, fault, misfit
+from ..records.rows import Question, Row, Schema, fault, misfit, read_rows
 from .bench import answer_text, prompt_text
-from .engines import other_part
 from .models import LoadedModel
 
 FIELDS: Schema = {
@@ -38,6 +36,24 @@ FIELDS: Schema = {
 }
 # Parts of an answer that a line without choices may have; its other keys are the user's own.
 _PART = re.compile("reasoning(_content|_details)?|thinking|refusal|tool_calls|function_call|audio")
+
+
+# Keys of a choice or message that are its text, its ids or no part of the answer, as OpenAI, vLLM,
+# SGLang, TensorRT-LLM and llama.cpp name them. Any other may be a part of the answer: reasoning,
+# thinking, refusal, tool_calls, audio, ...
+_NO_OTHER_PART = re.compile(
+    "role|name|content|text|message|index|id|token_ids|ids|prompt_token_ids|prompt|messages|"
+    "stop|finish_reason|stop_reason|matched_stop|native_finish_reason|logprobs|prompt_logprobs|"
+    "hidden_states|routed_experts|disaggregated_params|content_filter_results"
+)
+
+
+def other_part(said: dict[str, Any]) -> str:
+    """Name a part of an answer that is outside its text, as `reasoning`; empty if there is none."""
+    for key, value in said.items():
+        if value and isinstance(value, str | list | dict) and not _NO_OTHER_PART.fullmatch(key):
+            return key
+    return ""
 
 
 @dataclass(frozen=True)
@@ -93,26 +109,22 @@ def _turns(row: Row, questions: Mapping[Any, Question]) -> Iterator[Row]:
     for index, choice in enumerate(row["choices"]):
         messages = list[Row]()
         answers = choice.get("output_ids") or choice["turns"]
-        # True: a server's run made the ids from the text
-        remade = choice.get("ids_remade") or [False] * len(answers)
         stops = choice.get("stop") or [""] * len(answers)
-        if {*map(len, (answers, stops, choice["turns"], remade))} != {len(question.turns)}:
+        if {*map(len, (answers, stops, choice["turns"]))} != {len(question.turns)}:
             raise UserError(
                 f"question {number} has {len(question.turns)} turns,"
                 " and not each has its answer and stop"
             )
 
-        turns = zip(question.turns, answers, stops, choice["turns"], remade, strict=True)
-        for turn, (asked, said, stop, text, made) in enumerate(turns, start=1):
+        turns = zip(question.turns, answers, stops, choice["turns"], strict=True)
+        for turn, (asked, said, stop, text) in enumerate(turns, start=1):
             messages = [*messages, {"role": "user", "content": asked}]
             name = f"{number}, turn {turn}" + f", answer {index + 1}" * (index > 0)
             kind = "text" if isinstance(said, str) else "token_ids"
-            if said or made or stop != "context":  # else the prompt had no room for an answer
+            if said or stop != "context":  # else the prompt had no room for an answer
                 end = stop if said else "length"  # without ids, no end is judged
-                yield from _choices(
-                    {"id": name, "messages": messages, "stop": end, "ids_remade": made},
-                    [{kind: said}],
-                )
+                request = {"id": name, "messages": messages, "stop": end}
+                yield from _choices(request, [{kind: said}])
             messages = [*messages, {"role": "assistant", "content": text or said}]
 
 
@@ -165,7 +177,7 @@ def tokenised(where: str, request: Row, loaded: LoadedModel) -> EngineAnswer:
     """
     prompt = request.get("prompt_token_ids")
     ids = request["token_ids"]
-    remade = ids is None or bool(request.get("ids_remade"))
+    remade = ids is None
     tokenizer = loaded.tokenizer
     space = ""
     if prompt is None:

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, Literal
 
 import psutil
 import torch
@@ -35,18 +35,15 @@ from model.engine.linear import is_narrow
 from model.errors import UserError, one_line
 from model.files import located
 from model.generation_config import changed
-from model.linear_choice import choose_linear
+from model.linear_choice import Linear, choose_linear
 from model.pretrained import FAILURES, choose_device, load_pretrained
 from model.prompts import RAW, VICUNA
-from model.settings import check_settings
 
 from ..records.provenance import describe_device, model_files
 from ..records.rows import read_object
 from ..records.runs import INSIDE
 from . import gguf, hub
 from .bench import choose_template
-from .devices import before_release
-from .settings import ModelSettings
 
 CPU = torch.device("cpu")
 # ids in a generation config that are the tokenizer's
@@ -73,6 +70,59 @@ SHAPE_FIELDS = (
     "intermediate_size",
     "vocab_size",
 )
+
+
+@dataclass(frozen=True)
+class ModelSettings:
+    """The settings that decide which model is loaded and how.
+
+    Equal settings share a loaded model.
+    """
+
+    name: str
+    path: str
+    revision: str | None = None
+    dtype: Literal["auto", "float32", "float16", "bfloat16"] = "auto"
+    device: str = "auto"
+    device_map: (
+        Literal["auto", "balanced", "balanced_low_0", "sequential"] | dict[str, Any] | None
+    ) = None
+    template: str | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+    context: int | None = None
+    attention: Literal["auto", "sdpa", "eager"] = "auto"
+    linear: Linear = "auto"
+    weights: Literal["float16", "float32"] | None = None
+    quantize: Literal["int8", "int4"] | None = None
+    allow_pickle: bool = False
+    trust_remote_code: bool = False
+
+    def __post_init__(self) -> None:
+        """Raise UserError if settings contradict each other."""
+        if self.device_map is not None and self.device != "auto":
+            raise UserError(
+                f"model.device={self.device} and model.device_map={self.device_map}: give one of"
+                " the two"
+            )
+        if self.device_map is not None and self.quantize is not None:
+            raise UserError(
+                f"model.quantize={self.quantize}: is for a model on one device;"
+                " leave out device_map"
+            )
+
+    @property
+    def kernel(self) -> str | None:
+        """The attention to load with.
+
+        None: transformers' choice, sdpa, or eager for Gemma 2 and gpt-oss.
+        """
+        return None if self.attention == "auto" else self.attention
+
+    @property
+    def weight_files(self) -> tuple[str, ...]:
+        """Patterns of the weight files that transformers reads, best first."""
+        safetensors = (hub.SAFETENSORS,)
+        return (*safetensors, "pytorch_model*.bin") if self.allow_pickle else safetensors
 
 
 @dataclass(frozen=True)
@@ -143,11 +193,8 @@ class LoadedModel:
 _loaded: LoadedModel | None = None
 
 
-def load_model(settings: ModelSettings, weights: bool = True) -> LoadedModel:
+def load_model(settings: ModelSettings) -> LoadedModel:
     """Load a model, or return the previous one if its settings and files are unchanged.
-
-    Args:
-        weights: False: configuration and tokenizer suffice.
 
     Raises:
         UserError: unknown dtype or device, missing folder, config, weights or tokenizer, a model
@@ -159,12 +206,38 @@ def load_model(settings: ModelSettings, weights: bool = True) -> LoadedModel:
         or _loaded.settings != settings
         or _located(settings)[1] not in (None, _loaded.files)
     ):
-        if not weights:
-            return _load(settings, weights=False)
         forget_model()  # free the old weights before loading new ones
-        _loaded = _load(settings)
+        device = _prepare_device(settings)
+        path, _ = _located(settings)
+        check_weights(settings, path)
+        model, tokenizer = pretrained(settings, device, path)
+        check_offloaded(model, settings)
+        _loaded = _complete(settings, model, tokenizer, _target(model, settings))
 
     return _loaded
+
+
+def load_without_weights(settings: ModelSettings) -> LoadedModel:
+    """Load what requests to a server need: a model's configuration and its tokenizer."""
+    path, _ = _located(settings)
+    offline = not Path(path).is_dir() and not hub.is_reachable()
+    source: dict[str, Any] = dict(revision=settings.revision, local_files_only=offline)
+    trust = settings.trust_remote_code
+    try:
+        config = AutoConfig.from_pretrained(path, trust_remote_code=trust, **source)
+        tokenizer = AutoTokenizer.from_pretrained(path, trust_remote_code=trust, **source)
+    except FAILURES as error:
+        raise UserError(f"model {path}: cannot be loaded ({one_line(error)[:300]})") from None
+    own = GenerationConfig()
+    with suppress(OSError):  # it has none
+        own = GenerationConfig.from_pretrained(path, **source)
+
+    model = SimpleNamespace(config=config, generation_config=own)
+    context = check_context(model, settings.name, settings.context)
+    vocabulary = config.get_text_config().vocab_size
+    dtype = choose_dtype(settings.dtype, CPU)
+    target: Any = WithoutWeights(model, context, vocabulary, dtype)
+    return _complete(settings, model, tokenizer, target)
 
 
 def forget_model() -> None:
@@ -174,9 +247,6 @@ def forget_model() -> None:
         _loaded = None
         gc.collect()  # target, hooks, drafter and steps form reference cycles
         torch.cuda.empty_cache()
-
-
-before_release.append(forget_model)
 
 
 def random_model(shape: str, settings: ModelSettings) -> LoadedModel:
@@ -214,12 +284,10 @@ def choose_dtype(name: str, device: torch.device) -> Any:
 
 
 def _prepare_device(settings: ModelSettings) -> torch.device:
-    """Check the settings and return the device.
+    """Return the device.
 
     A GPU is made the current one, for streams, graphs and kernels.
     """
-    # before reading weights, which can take minutes
-    check_settings(vars(settings), ModelSettings, "model.")
     device = choose_device(settings.device, "model.device")
     if device.type == "cuda" and device.index is not None:
         torch.cuda.set_device(device)
@@ -230,12 +298,9 @@ def _target(model: Any, settings: ModelSettings) -> Target:
     return Target(model, context=settings.context, linear=choose_linear(model, settings.linear))
 
 
-def _load(settings: ModelSettings, weights: bool = True) -> LoadedModel:
-    device = _prepare_device(settings)
-    path, files = _located(settings, weights)
-    read = pretrained if weights else without_weights
-    model, tokenizer = read(settings, device, path)
-    check_offloaded(model, settings)
+def _complete(settings: ModelSettings, model: Any, tokenizer: Any, target: Target) -> LoadedModel:
+    """Add a model's files, template and ends of an answer; make its decoding plain and greedy."""
+    path, files = _located(settings)
     if settings.chat_template_kwargs:
         tokenizer.apply_chat_template = partial(
             tokenizer.apply_chat_template, **settings.chat_template_kwargs
@@ -260,13 +325,6 @@ def _load(settings: ModelSettings, weights: bool = True) -> LoadedModel:
         )
         print(f"model {settings.path}: {raw}", file=sys.stderr)
 
-    if weights:
-        target: Any = _target(model, settings)
-    else:
-        context = check_context(model, settings.name, settings.context)
-        vocabulary = model.config.get_text_config().vocab_size
-        dtype = choose_dtype(settings.dtype, CPU)
-        target = WithoutWeights(model, context, vocabulary, dtype)
     note = read_object(Path(path) / gguf.NOTE)
     return LoadedModel(settings, target, tokenizer, template, eos, left_out, note, files)
 
@@ -288,22 +346,6 @@ def pretrained(settings: ModelSettings, device: torch.device, path: str) -> tupl
         )
 
     return model, tokenizer
-
-
-def without_weights(settings: ModelSettings, device: torch.device, path: str) -> tuple[Any, Any]:
-    """Load a model's config and generation_config, and its tokenizer."""
-    offline = not Path(path).is_dir() and not hub.is_reachable()
-    source: dict[str, Any] = dict(revision=settings.revision, local_files_only=offline)
-    trust = settings.trust_remote_code
-    try:
-        config = AutoConfig.from_pretrained(path, trust_remote_code=trust, **source)
-        tokenizer = AutoTokenizer.from_pretrained(path, trust_remote_code=trust, **source)
-    except FAILURES as error:
-        raise UserError(f"model {path}: cannot be loaded ({one_line(error)[:300]})") from None
-    own = GenerationConfig()
-    with suppress(OSError):  # it has none
-        own = GenerationConfig.from_pretrained(path, **source)
-    return SimpleNamespace(config=config, generation_config=own), tokenizer
 
 
 def check_offloaded(model: Any, settings: ModelSettings) -> None:
@@ -334,29 +376,26 @@ def plain_greedy(model: Any) -> dict[str, Any]:
     return {key: left[key] for key in left if left[key] is not False or usual.get(key)}
 
 
-def _located(settings: ModelSettings, weights: bool = True) -> tuple[str, dict[str, str] | None]:
+def _located(settings: ModelSettings) -> tuple[str, dict[str, str] | None]:
     """Return a model's folder and its files' digests.
 
     Else its name on the hub and None: a commit identifies it.
     """
-    path = locate(settings, weights)
+    path = locate(settings)
     folder = Path(path)
     return path, model_files(folder, settings.weight_files) if folder.is_dir() else None
 
 
-def locate(settings: ModelSettings, weights: bool = True) -> str:
+def locate(settings: ModelSettings) -> str:
     """Return a checked local folder (as given, or relative to the repository), or a hub name.
 
-    Args:
-        weights: False: a folder needs none.
-
     Raises:
-        UserError: neither, or a folder that lacks something.
+        UserError: neither, or a folder without configuration or tokenizer.
     """
     transformers_logging.set_verbosity_error()  # for all that is loaded from here on
     transformers_logging.disable_progress_bar()
     path = settings.path
-    folder = located(settings.path)
+    folder = located(path)
     if settings.weights is not None and not gguf.is_gguf(folder):
         raise UserError(
             f"model.weights={settings.weights}: is for a GGUF file; other checkpoints keep the"
@@ -370,28 +409,34 @@ def locate(settings: ModelSettings, weights: bool = True) -> str:
 
     if gguf.is_gguf(folder):
         folder = gguf.convert(folder, settings.weights or "float32")
-    names = {file.name for file in folder.iterdir()} if folder.is_dir() else set()
-    kinds = {Path(name).suffix for name in names}
-    missing = hub.missing_weights(folder, settings.weight_files)
-    pickled = (
-        "the folder has pickled weights only (*.bin); convert them to safetensors, or say"
-        " model.allow_pickle=true (torch reads them as weights only, no code is run)"
-    )
-    readable = kinds & {".safetensors"} or settings.allow_pickle or ".bin" not in kinds
-    a_file = "a file; name a GGUF file or the folder with config.json, weights and tokenizer"
-    no_tokenizer = "the folder has no tokenizer (tokenizer.json or tokenizer.model)"
-
-    for fits, why in (
-        (folder.is_dir(), a_file),
-        ("config.json" in names, "the folder has no config.json"),
-        (readable or not weights, pickled),
-        (not missing or not weights, missing),
-        (names & TOKENIZER_FILES, no_tokenizer),
-    ):
-        if not fits:
-            raise UserError(f"model {path}: {why}")
-
+    if not folder.is_dir():
+        raise UserError(
+            f"model {path}: a file; name a GGUF file or the folder with config.json, weights and"
+            " tokenizer"
+        )
+    names = {file.name for file in folder.iterdir()}
+    if "config.json" not in names:
+        raise UserError(f"model {path}: the folder has no config.json")
+    if not names & TOKENIZER_FILES:
+        raise UserError(
+            f"model {path}: the folder has no tokenizer (tokenizer.json or tokenizer.model)"
+        )
     return str(folder)
+
+
+def check_weights(settings: ModelSettings, path: str) -> None:
+    """Raise UserError if a folder lacks weights, or has only pickled ones that are not allowed."""
+    folder = Path(path)
+    missing = hub.missing_weights(folder, settings.weight_files) if folder.is_dir() else ""
+    if not missing:
+        return
+    pickled = any(folder.glob("*.bin")) and not any(folder.glob("*.safetensors"))
+    if pickled and not settings.allow_pickle:
+        missing = (
+            "the folder has pickled weights only (*.bin); convert them to safetensors, or say"
+            " model.allow_pickle=true (torch reads them as weights only, no code is run)"
+        )
+    raise UserError(f"model {settings.path}: {missing}")
 
 
 def devices_in_words(loaded: LoadedModel) -> str:

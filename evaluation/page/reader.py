@@ -18,8 +18,7 @@ from model.errors import one_line
 from model.files import ROOT
 
 from ..records.provenance import CONVERTED, sha256_of
-from ..records.questions import read_questions, subtask
-from ..records.rows import Row
+from ..records.rows import Row, read_questions, subtask
 from ..records.runs import Run
 from ..statistics.metrics import lengths_by_turn
 from ..statistics.pools import Pool

@@ -23,16 +23,17 @@ from model.errors import UserError
 from model.methods import table_place
 
 from . import compact
-from .questions import question_key, subtask
 from .rows import (
     Row,
     check_rows,
     check_schema,
     later_steps,
     new_tokens,
+    question_key,
     question_speed,
     read_answers,
     read_object,
+    subtask,
     tokens_and_steps,
     wall_time,
 )
@@ -369,12 +370,6 @@ def read_runs(folder: Path) -> list[Run]:
 def runs_at(folders: Iterable[Path]) -> list[Run]:
     """Read the runs in these folders that have answers, methods in the tables' order."""
     return _of_this_schema(_read(sorted(folders)))
-
-
-def is_served(folder: Path) -> bool:
-    """Return whether a run is a server's; reads no answer."""
-    metadata = read_object(folder / "metadata.json")
-    return bool(metadata and metadata["settings"]["method"]["drafter"] == SERVER)
 
 
 def _read(folders: Iterable[Path]) -> Iterator[Run]:

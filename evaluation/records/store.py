@@ -1,27 +1,35 @@
-"""The store of a run: one JSON line a question, in Spec-Bench's answer format.
+"""What a command writes: the store of each run, and the list of its jobs.
 
-It survives a kill at any point.
-
-After each question or batch, the drafter's state is written first, then the answers' lines, flushed
+A run has one JSON line a question, in Spec-Bench's answer format. It survives a kill at any point:
+after each question or batch, the drafter's state is written first, then the answers' lines, flushed
 to the disk. So the state after the last line is always there, and a resumed run continues from
 exactly that state.
+
+A command's jobs are written down before the first one starts, and marked when finished. A job whose
+method lacks a companion, or candidates for its tree, never runs. It does not count as missing, and
+a note below the tables gives the reason.
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
+import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
+import pandas as pd
 import torch
 from filelock import lock_descriptor
+from omegaconf import DictConfig
 
 from model.errors import UserError
 from model.files import PARTIAL, load_state, save_state, write_json
 
+from .provenance import without_passwords
 from .rows import Row, check_schema, difference, read_answers, read_object
 from .runs import without_paths
 
@@ -174,3 +182,97 @@ class AnswerStore:
 
     def _state_path(self, answered: int) -> Path:
         return self.folder / f"state-{answered}.safetensors"
+
+
+class Planned(NamedTuple):
+    """A job of a sweep: its overrides, and the configuration they compose to.
+
+    `not_available` says why it cannot run, if it cannot.
+    """
+
+    overrides: list[str]
+    config: DictConfig
+    not_available: str
+
+    @property
+    def folder(self) -> Path:
+        """The experiment's folder."""
+        return Path(self.config.results_dir) / str(self.config.name)
+
+
+def mark_of(folder: Path, job: Sequence[str]) -> Path:
+    """Return the file that marks a job as done or not available.
+
+    The order of its overrides does not matter.
+    """
+    name = json.dumps(sorted(without_passwords(job)))
+    return folder / "jobs" / f"{hashlib.sha256(name.encode()).hexdigest()[:16]}.json"
+
+
+def note_done(config: dict[str, Any], job: list[str], run: Path) -> None:
+    """Mark this job as done, with the folder of its run, which other jobs may share."""
+    folder = Path(config["results_dir"]) / str(config["name"])
+    if config["run_dir"] is None:
+        write_json(mark_of(folder, job), {"job": without_passwords(job), "run": run.name})
+
+
+def write_down(jobs: Sequence[Planned], command: str) -> None:
+    """Write each experiment's jobs to its folder, and remove their old marks."""
+    for folder in dict.fromkeys(job.folder for job in jobs):
+        sweep: dict[str, Any] = {"command": command, "jobs": [], "not_available": []}
+        for words, config, why in (job for job in jobs if job.folder == folder):
+            if why:
+                names = {group: str(config[group].name) for group in ("model", "bench", "method")}
+                sweep["not_available"].append(names | {"why": why})
+            else:
+                sweep["jobs"].append(words)
+                mark_of(folder, words).unlink(missing_ok=True)
+        write_json(folder / "sweep.json", without_passwords(sweep))
+
+
+def available(jobs: Sequence[Planned]) -> list[Planned]:
+    """Return the jobs that can run; name the others on stderr, each reason once.
+
+    Raises UserError if none can run.
+    """
+    left = [job for job in jobs if not job.not_available]
+    others = [job for job in jobs if job.not_available]
+    said = (f"{job.config.method.name}: {job.not_available}" for job in others)
+    reasons = [*dict.fromkeys(said)]
+    if not left:
+        raise UserError(f"none of the {len(jobs)} jobs can run: {'; '.join(reasons[:3])}")
+    if reasons:
+        head = f"not available, {len(others)} of {len(jobs)} jobs are left out:"
+        print("\n  ".join([head, *reasons]), file=sys.stderr)
+    return left
+
+
+def not_available(folder: Path) -> list[dict[Any, Any]]:
+    """Return the jobs that the last sweep into this folder left out.
+
+    Each has its model, bench and method, and `why`.
+    """
+    jobs = read_object(folder / "sweep.json").get("not_available", [])
+    return pd.DataFrame(jobs).drop_duplicates().to_dict("records")
+
+
+def missing_jobs(folder: Path) -> str:
+    """Name the jobs that the last sweep into this folder has not finished.
+
+    The sweep's command is named, too. The text is empty if all are done.
+    """
+    sweep = read_object(folder / "sweep.json")
+    jobs: list[list[str]] = sweep.get("jobs", [])
+    left = []
+    for job in jobs:
+        run = read_object(mark_of(folder, job)).get("run", "")
+        if not (folder / "runs" / run / "summary.json").exists():
+            left.append(job)
+
+    if not left:
+        return ""
+    common = set.intersection(*map(set, jobs)) if len(jobs) > 1 else set()  # already in the command
+    words = [" ".join(o for o in job if o not in common) for job in left[:4]]
+    words += [f"and {len(left) - 4} more"] if len(left) > 4 else []
+    missing = f"missing: {len(left)} of {len(jobs)} jobs ({'; '.join(words)})"
+    return f"{missing}; to complete the sweep: {sweep.get('command')}"

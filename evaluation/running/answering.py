@@ -21,8 +21,7 @@ from model.engine.sampling import Sampling, hashed_seed
 from ..answerers import Answerer, Served, ServedAnswer
 from ..loading.bench import answer_text, prompt_ids
 from ..loading.devices import PhaseClock, peak_bytes, restart_peak
-from ..records.questions import Question
-from ..records.rows import SCHEMA, Row, between
+from ..records.rows import SCHEMA, Question, Row, between
 from .shared_text import generate_together
 
 
@@ -46,6 +45,7 @@ def answer(
         conversations = list[Conversation]()
         for question in questions:
             conversations += [Conversation(question, *own, index) for own in answerers]
+
         for turn in range(max(len(question.turns) for question in questions)):
             answer_turn([one for one in conversations if turn < len(one.question.turns)])
         choices.append(conversations)
@@ -111,12 +111,14 @@ class Conversation:
         self.timed = bool(config["timed"])
         self.in_phases = bool(config["phases"] and answerer.on_engine)
         self.batched = config["batch"] > 1
+
         # noise differs by choice and is the same for all methods and turns
         seed = hashed_seed(config["seed"], question.key, index)
         self.asked: dict[str, Any] = {
             "max_new_tokens": config["max_new_tokens"],
             "sampling": Sampling(**config["sampling"], seed=seed),
         }
+
         self.answers: list[str] = []
         self.accept_lengths: list[int] = []
         self.turns: list[dict[str, Any]] = []
@@ -167,6 +169,7 @@ class Conversation:
             # seconds by phase of its steps
             "phase_time": dict(self.clock.seconds) if self.clock else {},
         }
+
         text = None
         if isinstance(generation, ServedAnswer):
             text = generation.said

@@ -11,11 +11,12 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Container, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 
 from model.engine.batch import check_batch
@@ -25,20 +26,33 @@ from model.files import ROOT, write_text
 from model.tuning import busy_cores, threads_why
 
 from ..answerers import CATEGORY, COLD, HOT, Answerer, Served, build_answerer
-from ..configuration.config import IDLE_IF_GREEDY, changed_sampling
-from ..loading.bench import Bench, load_bench, ordered, prompt_ids, template_hash
-from ..loading.models import LoadedModel, choose_execution, devices_in_words, load_model
-from ..loading.settings import ModelSettings
+from ..configuration.config import changed_sampling
+from ..loading.bench import Bench, load_bench, ordered, prompt_ids
+from ..loading.models import (
+    LoadedModel,
+    ModelSettings,
+    choose_execution,
+    devices_in_words,
+    load_model,
+    load_without_weights,
+)
 from ..records.provenance import circumstances, collect, without_passwords
-from ..records.questions import FILE_ORDER, Question, read_questions, subtask
-from ..records.rows import SCHEMA, Row, new_tokens, tokens_and_steps, wall_time
+from ..records.rows import (
+    FILE_ORDER,
+    SCHEMA,
+    Question,
+    Row,
+    new_tokens,
+    read_questions,
+    subtask,
+    tokens_and_steps,
+    wall_time,
+)
 from ..records.runs import GENERATE, SAVED, without_paths
 from ..records.store import AnswerStore
 from ..statistics.metrics import measure
 from .answering import acceptance_lines, answer
 
-# entries of the metadata that are left out where they are empty
-OPTIONAL = ("execution_why", "converted_from", "threads_why")
 # settings that are recorded only where they differ from their defaults, as the first records lack
 # them
 LATER = ("chat_template_kwargs", "weights", "layers", "compiled", "share_noise")
@@ -80,11 +94,12 @@ class Runner:
         self._questions = ordered(bench.questions, order)
 
         self.config = config
-        self.loaded = load_model(model, weights=config["method"].get("audit", True))
+        self.size = config["batch"]  # questions answered at a time
+        load = load_model if config["method"].get("audit", True) else load_without_weights
+        self.loaded = load(model)
         check_prompts(bench, self.loaded)
 
         reads_text = Sampling(**config["sampling"]).reads_text
-        self.size = config["batch"]  # questions answered at a time
         self.execution = choose_execution(
             str(config["execution"]),
             self.loaded,
@@ -126,30 +141,15 @@ class Runner:
             self.recorded["method"] = recorded_method(self.answerer.settings, config)
 
         self.bench = bench
+
         given: str | None = config["run_dir"]
         self.folder = Path(given) if given else default_folder(config, self.recorded, self.answerer)
         self.key = json.dumps([str(self.folder), without_paths(self.recorded)], sort_keys=True)
         self.store = AnswerStore(self.folder, answer_file)
 
         self.done: dict[Any, Row] = {}
+        self._totals = np.zeros(3)  # new tokens, steps and seconds
         self.pending: list[Question] = list(self._questions)
-
-    def ignored(self, given: Container[str]) -> list[str]:
-        """Return the given settings that change nothing of this run, some with the reason."""
-        greedy = not self.config["sampling"].get("temperature")
-        method = self.answerer.settings
-        nodes = self.config["tree"]["nodes"] or 0
-
-        # by setting, and perhaps the reason, whether it is ignored
-        ignored = {
-            "start": self.answerer.start is None,
-            "repeats at timed=false": not self.config["timed"],
-            "method.nodes at tree=auto": method.get("tree") == "auto",
-            "tree.nodes (fewer fit)": nodes > method.get("tree_nodes", nodes),
-            **dict.fromkeys(("execution", "phases", "model.linear"), not self.answerer.on_engine),
-            **{f"sampling.{key} at temperature 0": greedy for key in IDLE_IF_GREEDY},
-        }
-        return [key for key in ignored if ignored[key] and key.split()[0] in given]
 
     @property
     def shares_forwards(self) -> bool:
@@ -161,7 +161,7 @@ class Runner:
 
         Raises UserError if it holds another run.
         """
-        self.done = self.store.begin(self._metadata())
+        self._add(self.store.begin(self._metadata()))
         self.pending = [q for q in self._questions if q.question_id not in self.done]
         self._resumed_at = len(self.done)
 
@@ -211,11 +211,8 @@ class Runner:
             "label": label,
             "execution_used": answerer.execution if in_steps else GENERATE,
             "execution_why": self.execution.why if answerer.on_engine else "",
-            **({"cudnn_attention": False} if device == "cuda" else {}),
             "questions": len(self.bench.questions),
             "question_hashes": [question.key for question in self.bench.questions],
-            "template_sha256": template_hash(loaded.template, loaded.tokenizer),
-            "vocab_size": loaded.target.vocab_size,
             "generation_config_left_out": loaded.left_out,
             "converted_from": loaded.converted_from,
             "cores_busy_elsewhere": busy_cores() if timed_on_cpu else None,
@@ -223,11 +220,9 @@ class Runner:
             "draft_tree": nodes,
             "config": without_passwords(self.config),
         }
-        given = {key: more[key] for key in more if more[key] or key not in OPTIONAL}
-
         packages = ("torchao",) if loaded.settings.quantize else ()
         now = circumstances(devices_in_words(loaded), str(loaded.target.linear), *packages)
-        return collect(self.recorded, now, given)
+        return collect(self.recorded, now, more)
 
     def forget_other_subtask(self) -> None:
         """With start=category, reset the state if the next question is the first of a subtask."""
@@ -239,7 +234,8 @@ class Runner:
 
     def keep(self, rows: Sequence[Row]) -> None:
         """Save the answers of the next questions, and the state after them."""
-        self.done |= {row["question_id"]: row for row in rows}
+        self._add({row["question_id"]: row for row in rows})
+
         state = self.answerer.drafter.state_dict() if self.answerer.keeps_state else {}
         self.store.append(rows, state, len(self.done))
         del self.pending[: len(rows)]
@@ -247,13 +243,15 @@ class Runner:
     @property
     def figures(self) -> str:
         """MAT of the answers so far, and their speed if they are timed."""
-        rows = self.done.values()
-        tokens = sum(map(new_tokens, rows))
-        steps = sum(tokens_and_steps(row)[1] for row in rows)
-        seconds = sum(map(wall_time, rows))
+        tokens, steps, seconds = self._totals
         mat = f"MAT {tokens / steps:.2f}" if steps else ""
         speed = f"{tokens / seconds:.0f} tokens/s" if seconds else ""
         return ", ".join(filter(None, (mat, speed)))
+
+    def _add(self, rows: dict[Any, Row]) -> None:
+        self.done |= rows
+        for row in rows.values():
+            self._totals += (new_tokens(row), tokens_and_steps(row)[1], wall_time(row))
 
     def finish(self) -> None:
         """Write the summary, and keep the last state for runs with start=saved.
@@ -304,6 +302,7 @@ def answer_next(sharing: Sequence[Runner]) -> int:
     # a run of several that share has one row; a run alone has the rows of its batch
     for i, runner in enumerate(sharing):
         runner.keep(rows[i * len(questions) : (i + 1) * len(questions)])
+
     return len(rows)
 
 
@@ -357,6 +356,7 @@ def recorded_settings(config: dict[str, Any], bench: Bench, answerer: Answerer) 
     # as asked
     for key in ("max_new_tokens", "num_choices", "seed", "phases", "repeat", "timed", "batch"):
         recorded[key] = config[key]
+
     if recorded["batch"] == 1:  # the first records lack it
         del recorded["batch"]
 

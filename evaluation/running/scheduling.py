@@ -9,7 +9,7 @@ import json
 import os
 import sys
 from collections import defaultdict
-from collections.abc import Container, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -20,24 +20,22 @@ from tqdm import tqdm
 
 from model.tuning import choose_threads
 
-from ..errors import Failures, noted
+from ..errors import noted
 from ..loading.devices import exclusive, keep_devices
-from ..loading.settings import ModelSettings
+from ..loading.models import ModelSettings
 from ..records.provenance import describe_device
 from ..records.rows import read_object
 from ..records.runs import SAVED
-from ..records.sweeps import note_done
+from ..records.store import note_done
 from .runner import Runner, answer_next, runs_folder
 
-LOG_SECONDS = 60.0  # between two lines of progress in a log: more would fill it
+LOG_SECONDS = 60.0  # between two updates of progress in a log: more would fill it
+tqdm.monitor_interval = 0  # no monitor thread during timed runs
 
 
 @dataclass
 class Job:
-    """A configuration to run, all its repeats if `repeat` is None.
-
-    It has `overrides` if it is a job of a sweep.
-    """
+    """A configuration to run; `overrides` name it in the list of the command's jobs."""
 
     config: dict[str, Any]
     overrides: list[str] = field(default_factory=list)
@@ -45,70 +43,51 @@ class Job:
 
 def run_jobs(
     jobs: Sequence[Job],
-    failures: Failures | None = None,
+    failures: set[str] | None = None,
     answer_file: Path | None = None,
-    given: Container[str] = (),
 ) -> list[Path]:
     """Run jobs, those of a group question by question. Returns the folders of the finished runs.
 
     Args:
-        failures: gets a line for each error that the user can fix, and the other jobs go on; None:
-            it is raised.
-        given: names of settings; before its first answer, a group says which runs ignore which.
+        failures: gets the errors that the user can fix, and the other jobs go on; None: one is
+            raised.
     """
     folders: list[Path] = []
-    said: set[str] = set()
     with keep_devices():
         for group in grouped(jobs):
             with noted(failures):
-                _run(group, _Turns(failures, folders, given), answer_file, said)
+                _run(group, _Turns(failures, folders), answer_file)
 
     return folders
 
 
 def grouped(jobs: Sequence[Job]) -> list[list[Job]]:
-    """Split jobs to single repeats and group them, in the order in which they run.
+    """Group jobs, in the order in which they run.
 
-    A job is alone, or interleaved with those of the same model, bench and repeat. Untimed jobs are
-    interleaved and have one repeat, as further repeats would be the same. Those with start=saved
-    come last, as they read hot runs' states.
+    A job is alone, or interleaved with those of the same model, bench and repeat, as untimed ones
+    are. Those with start=saved come last, as they read hot runs' states.
     """
+
+    def place(job: Job) -> tuple[bool, int]:
+        return job.config["start"] == SAVED, job.config["repeat"]
+
     groups = defaultdict[str, list[Job]](list)
 
-    for number, job in enumerate(jobs):
+    for number, job in enumerate(sorted(jobs, key=place)):
         config = job.config
-        timed = config["timed"]
+
         bench = {key: value for key, value in config["bench"].items() if key != "order"}
-        is_alone = timed and not config["interleave"]
+        is_alone = config["timed"] and not config["interleave"]
+        shared = [number] if is_alone else [config["model"], bench]
+        groups[json.dumps([*place(job), *shared], sort_keys=True)].append(job)
 
-        repeats = [config["repeat"]]
-        if repeats == [None]:
-            repeats = [*range(config["repeats"] if timed else 1)]
-
-        for repeat in repeats:
-            shared = [number] if is_alone else [config["model"], bench]
-            key = json.dumps([config["start"] == SAVED, repeat, *shared], sort_keys=True)
-            groups[key].append(Job(config | {"repeat": repeat}, job.overrides))
-
-    def place(group: list[Job]) -> tuple[bool, int]:
-        config = group[0].config
-        return config["start"] == SAVED, config["repeat"]
-
-    return sorted(groups.values(), key=place)
+    return [*groups.values()]
 
 
-def _run(
-    group: Sequence[Job],
-    turns: _Turns,
-    answer_file: Path | None,
-    said: set[str],
-) -> None:
-    """Answer the remaining questions of all runs in a group.
-
-    Args:
-        said: lines about ignored settings that are printed already.
-    """
+def _run(group: Sequence[Job], turns: _Turns, answer_file: Path | None) -> None:
+    """Answer the remaining questions of all runs in a group."""
     first = group[0].config
+
     timed = any(job.config["timed"] for job in group)
 
     with exclusive(ModelSettings(**first["model"]), timed) as model, ExitStack() as stack:
@@ -118,11 +97,6 @@ def _run(
 
         for job in group:
             turns.add(job, model, answer_file)
-
-        ignored = "; ".join(f"{key} by {', '.join(by)}" for key, by in turns.ignored.items())
-        if ignored and ignored not in said:
-            said.add(ignored)
-            print(f"ignored: {ignored}", file=sys.stderr)
 
         turns.begin(stack)
         turns.answer()
@@ -156,14 +130,9 @@ class _Turns:
     them.
     """
 
-    def __init__(
-        self, failures: Failures | None, folders: list[Path], given: Container[str]
-    ) -> None:
+    def __init__(self, failures: set[str] | None, folders: list[Path]) -> None:
         self.failures = failures
         self.folders = folders  # of finished runs
-        self.given = given
-        # by setting, the labels of the runs that ignore it, as keys
-        self.ignored = defaultdict[str, dict[str, None]](dict)
         # of each unfinished run, which several jobs may share
         self.jobs: dict[Runner, list[Job]] = {}
 
@@ -171,8 +140,6 @@ class _Turns:
         """Build a job's run, unless another job has the same one."""
         with self._dropped_on_error():
             runner = Runner(job.config, model, answer_file)
-            for key in runner.ignored(self.given):
-                self.ignored[key][runner.answerer.label] = None
             same = next((other for other in self.jobs if other.key == runner.key), runner)
             self.jobs.setdefault(same, []).append(job)
 
@@ -203,7 +170,7 @@ class _Turns:
         done = sum(len(runner.done) for runner in self.jobs)
         pending = sum(len(runner.pending) for runner in self.jobs)
 
-        with Progress(what, done + pending, done) as progress:
+        with progress_bar(what, done + pending, done) as progress:
             while self.jobs:
                 position = min(len(runner.done) for runner in self.jobs)
                 behind = [runner for runner in self.jobs if len(runner.done) == position]
@@ -222,9 +189,10 @@ class _Turns:
         if not runner.pending:
             runner.finish()
             self.folders.append(runner.folder)
+
             for job in self._drop(runner):
                 if job.overrides:
-                    note_done(job.config, job.overrides, [runner.folder])
+                    note_done(job.config, job.overrides, runner.folder)
 
     def _drop(self, runner: Runner) -> list[Job]:
         """Remove a run and free the device memory that its method uses; return its jobs."""
@@ -250,38 +218,20 @@ def group_by_question(runners: Sequence[Runner]) -> list[list[Runner]]:
     for runner in runners:
         question = json.dumps([runner.pending[0].key, runner.config["num_choices"]])
         groups[question if runner.shares_forwards else runner].append(runner)
+
     return list(groups.values())
 
 
-class Progress(tqdm):
-    """Show progress, and `postfix`: tqdm's line in a terminal, elsewhere a line a minute."""
-
-    monitor_interval = 0  # no monitor thread during timed runs
-
-    def __init__(self, label: str, total: int, done: int = 0, unit: str = "answers") -> None:
-        self.terminal = sys.stderr.isatty()
-        super().__init__(
-            desc=label,
-            total=total,
-            initial=done,
-            unit=unit,
-            bar_format="{desc}: {n_fmt} of {total_fmt} {unit}{postfix}; {remaining} left",
-            mininterval=0.1 if self.terminal else LOG_SECONDS,
-            miniters=1,
-            smoothing=0,
-            delay=1e-9,
-        )
-
-    def display(self, msg: str | None = None, pos: int | None = None) -> None:
-        """Write the line."""
-        if self.terminal:
-            super().display(msg, pos)
-        else:
-            print(self, file=sys.stderr, flush=True)
-
-    def close(self) -> None:
-        """End the line."""
-        if self.terminal:
-            super().close()
-        else:  # or a later bar goes below this one
-            self._decr_instances(self)
+def progress_bar(label: str, total: int, done: int = 0, unit: str = "answers") -> tqdm:
+    """Return a bar that shows progress and `postfix`, in a log once a minute."""
+    return tqdm(
+        desc=label,
+        total=total,
+        initial=done,
+        unit=unit,
+        bar_format="{desc}: {n_fmt} of {total_fmt} {unit}{postfix}; {remaining} left",
+        mininterval=0.1 if sys.stderr.isatty() else LOG_SECONDS,
+        miniters=1,
+        smoothing=0,
+        delay=1e-9,  # nothing is shown before the first answer
+    )

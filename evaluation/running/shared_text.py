@@ -8,7 +8,7 @@ few. Times cannot be measured this way.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from typing import Any
@@ -16,11 +16,11 @@ from typing import Any
 import numpy as np
 import torch
 
-from model.engine.answer import Generation
+from model.engine.answer import Decoding, Generation, Request
 from model.engine.cache import TreeCache
 from model.engine.drafter import Drafter, Session
 from model.engine.loop import generate
-from model.engine.sampling import GREEDY, Choice, Sampling
+from model.engine.sampling import Choice
 from model.engine.sight import additive
 from model.engine.static_step import Forwarded
 from model.engine.step import conclude
@@ -50,6 +50,7 @@ class Context:
         """Return the context that is longer by this token."""
         if token not in self.children:
             self.children[token] = Context(self.position + 1, token)
+
         return self.children[token]
 
 
@@ -192,76 +193,55 @@ class _Answer:
     """One method's decoding along the text.
 
     Attributes:
-        root: the last known token, the root of the next draft.
         context: the root's context. Only answers hold contexts that may be rejected.
-        out: the answer so far.
     """
 
-    def __init__(
-        self,
-        session: Session,
-        prompt: list[int],
-        chain: Draft | None,
-        text: SharedText,
-    ) -> None:
-        self.session = session
-        self.needs = session.drafter.needs
-        self.prompt = prompt
+    def __init__(self, sequence: Decoding, chain: Draft | None, text: SharedText) -> None:
+        self.sequence = sequence
+        self.session = sequence.session
         self.text = text
-        self.root = prompt[-1]
-        self.context = text.tip.child(self.root)
-        self.out = Generation()
+        self.context = text.tip.child(sequence.text[-1])
         self._first_draft = chain
-
         if chain is None:
-            self.out.forwards = int(len(prompt) > 1)
-            self._observe_hidden(prompt[:-1], [])
+            sequence.out.forwards = int(len(sequence.text) > 1)
+            self._observe_hidden(sequence.text[:-1], [])
 
     def draft(self) -> Draft:
         """Return the next step's draft; the first may be what the session began with."""
-        return self._first_draft or self.session.draft(self.root)
+        return self._first_draft or self.session.draft(self.sequence.text[-1])
 
-    def learn(self, draft: Draft, nodes: list[Context], limit: int, eos: Collection[int]) -> bool:
+    def learn(self, draft: Draft, nodes: list[Context]) -> bool:
         """Finish a step after the forward. Returns True if the answer goes on."""
-        needs = self.needs
+        needs = self.session.drafter.needs
         if self._first_draft is not None:  # its root is the prompt's last token
             self._first_draft = None
+            prompt = list(self.sequence.text)
             if needs.prompt_logits:
-                self.session.observe_prompt(
-                    self.prompt,
-                    len(self.prompt) - 1,
-                    self.context.logits[None],
-                )
-            self._observe_hidden(self.prompt, [self.context])
+                logits = self.context.logits[None]
+                self.session.observe_prompt(prompt, len(prompt) - 1, logits)
+            self._observe_hidden(prompt, [self.context])
 
         choices = torch.tensor([context.choice for context in nodes], device=draft.tokens.device)
         logits = None
         if needs.logits or needs.candidates:
             logits = torch.stack([context.logits for context in nodes])
-        hidden = None
-        if needs.hidden:
-            hidden = self._hidden([context.hidden for context in nodes])
-        forwarded = Forwarded(choices, logits, hidden)
 
-        left = limit - len(self.out.tokens)
-        verification = conclude(
-            self.session,
-            draft,
-            forwarded,
-            over=lambda new: new[-1] in eos or len(new) == left,
-        )
+        hidden = self._hidden([context.hidden for context in nodes]) if needs.hidden else None
+
+        forwarded = Forwarded(choices, logits, hidden)
+        verification = conclude(self.session, draft, forwarded, over=self.sequence.over)
 
         for token in verification.tokens:
             self.context = self.context.child(token)
-        self.root = verification.tokens[-1]
-        return self.out.add(verification, limit, eos)
+
+        return self.sequence.add(verification)
 
     def _observe_hidden(self, tokens: list[int], last: list[Context]) -> None:
         """Let the session observe the hidden states of `tokens`.
 
         `last` has the context of a prompt's last token.
         """
-        if tokens and self.needs.hidden:
+        if tokens and self.session.drafter.needs.hidden:
             hidden = self._hidden(self.text.prompt_hidden + [context.hidden for context in last])
             self.session.observe_prompt_hidden(tokens, hidden)
 
@@ -272,18 +252,13 @@ class _Answer:
         """
         parts = torch.stack(states).chunk(len(self.text.hidden), -1)
         kept = self.text.hidden
-        return torch.cat([parts[kept.index(number)] for number in self.needs.hidden], -1)
+        needed = self.session.drafter.needs.hidden
+        return torch.cat([parts[kept.index(number)] for number in needed], -1)
 
 
 @torch.inference_mode()
 def generate_together(
-    target: Target,
-    drafters: Sequence[Drafter],
-    prompt: list[int],
-    *,
-    max_new_tokens: int,
-    eos: Collection[int] = (),
-    sampling: Sampling = GREEDY,
+    target: Target, drafters: Sequence[Drafter], prompt: list[int], **settings: Any
 ) -> list[Generation]:
     """Answer one prompt by each of several methods; measure no times.
 
@@ -295,17 +270,17 @@ def generate_together(
 
     Args:
         drafters: of any kind; no two of them may be one object.
-        max_new_tokens, eos, sampling: as `generate` takes them.
+        settings: max_new_tokens, eos and sampling, as `Request` has them.
 
     Raises:
         UserError: as `generate`; or sampling reads the text (a repetition penalty).
     """
     if target.recurrent:  # its state cannot branch
-        settings = dict(max_new_tokens=max_new_tokens, eos=eos, sampling=sampling)
         return [generate(target, drafter, prompt, **settings) for drafter in drafters]
 
-    limit = target.token_budget(prompt, max_new_tokens)
-    if sampling.reads_text:
+    request = Request(**settings)
+    limit = target.token_budget(prompt, request.max_new_tokens)
+    if request.sampling.reads_text:
         raise UserError(
             "sampling: a repetition penalty and other processors read the text; say timed=true"
         )
@@ -313,10 +288,9 @@ def generate_together(
     with ExitStack() as ends:
         ends.enter_context(target.turns)
         cache = ends.enter_context(target.cache(sum(drafter.max_nodes for drafter in drafters)))
-
+        choice = Choice(request.sampling, target.device)
         sessions = [drafter.session() for drafter in drafters]
 
-        choice = Choice(sampling, target.device)
         for session in sessions:
             session.choice = choice
             ends.callback(session.close)
@@ -326,7 +300,8 @@ def generate_together(
 
         answers = list[_Answer]()
         for session, chain in zip(sessions, chains, strict=True):
-            answers.append(_Answer(session, prompt, chain, text))
+            sequence = Decoding(target, cache, session, request, list(prompt), limit)
+            answers.append(_Answer(sequence, chain, text))
 
         unfinished = list(answers)
         while unfinished:
@@ -336,9 +311,7 @@ def generate_together(
             drafts = [(one.context, one.draft()) for one in turn]
 
             for one, (_, draft), nodes in zip(turn, drafts, text.forward(drafts), strict=True):
-                if not one.learn(draft, nodes, limit, eos):
+                if not one.learn(draft, nodes):
                     unfinished.remove(one)
 
-    for one in answers:
-        one.out.end(limit, max_new_tokens, eos)
-    return [one.out for one in answers]
+    return [one.sequence.out for one in answers]

@@ -12,7 +12,7 @@ from pathlib import Path
 import pandas as pd
 
 from ..records.runs import Run, read_runs
-from ..records.sweeps import missing_jobs, not_available
+from ..records.store import missing_jobs, not_available
 from .agreement import Audit, audits
 from .pools import Pool, pools
 from .published import with_published

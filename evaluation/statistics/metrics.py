@@ -10,14 +10,15 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from ..records.questions import OVERALL as OVERALL
-from ..records.questions import SUBTASKS, subtask
+from ..records.rows import OVERALL as OVERALL
 from ..records.rows import (
+    SUBTASKS,
     Row,
     later_steps,
     new_tokens,
     per_turn,
     question_speed,
+    subtask,
     tokens_and_steps,
     wall_time,
 )

@@ -14,7 +14,7 @@ from model.engine.sizing import steps_in_words
 
 from ..records.rows import difference
 from ..records.runs import GENERATE, INSIDE, SERVED, Run
-from .metrics import OVERALL, choices, grouped
+from .metrics import OVERALL, grouped
 from .pools import BASELINES, Pool
 from .tables import blocks
 
@@ -194,10 +194,7 @@ def execution_words(table: pd.DataFrame) -> list[str]:
 
 
 def served(pooled: Sequence[Pool]) -> Iterator[str]:
-    """Name each server's engine, version and model.
-
-    Also say if its token ids were made from its text.
-    """
+    """Name each server's engine, version and model."""
     for pool in pooled:
         if not pool.first.is_served:
             continue
@@ -206,8 +203,6 @@ def served(pooled: Sequence[Pool]) -> Iterator[str]:
         engine = f"{method['engine']} {version}"
         line = f"{pool.name}: {engine}, model {method['model']}"
         line += "; threads, device and type are its own"
-        if any(any(choice["ids_remade"]) for choice in choices(pool.rows)):
-            line += "; token ids were made from its text"
         yield line
 
 

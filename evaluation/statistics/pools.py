@@ -18,8 +18,7 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from ..records.questions import FILE_ORDER
-from ..records.rows import Row
+from ..records.rows import FILE_ORDER, Row
 from ..records.runs import INSIDE, SAMPLING_COLUMNS, SERVER, Run, row_key
 from .acceptance import Accepted, accepted_paths
 from .intervals import Floats, quotient, quotient_interval, row_means

@@ -16,7 +16,7 @@ import yaml
 
 from model.files import ROOT
 
-from ..records.questions import FILE_ORDER, SUBTASKS
+from ..records.rows import FILE_ORDER, SUBTASKS
 from .metrics import OVERALL
 from .pools import SAMPLED
 

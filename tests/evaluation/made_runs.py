@@ -3,8 +3,7 @@
 import json
 from pathlib import Path
 
-from evaluation.records.questions import Question
-from evaluation.records.rows import SCHEMA
+from evaluation.records.rows import SCHEMA, Question
 from evaluation.records.runs import GENERATE, Run, row_key
 from evaluation.statistics.experiment import Experiment
 from evaluation.statistics.rendering import main_view, to_markdown, to_text

@@ -17,7 +17,7 @@ from hydra import compose, initialize_config_dir
 
 from evaluation import inference_recycling, report, run
 from evaluation.configuration.config import checked_config
-from evaluation.loading.settings import ModelSettings
+from evaluation.loading.models import ModelSettings
 from evaluation.running.runner import Runner
 from model.engine import Target
 from model.errors import UserError
@@ -27,7 +27,8 @@ ROOT = Path(__file__).resolve().parents[2]
 
 def check(outcome, *names):
     """One line on stderr that starts with `error:` and names everything it should."""
-    lines = [line for line in outcome.err.splitlines() if "question/s" not in line and line.strip()]
+    shown = outcome.err.replace("\r", "\n").splitlines()
+    lines = [line for line in shown if line.strip() and not line.endswith(" left")]  # of progress
     assert outcome.code != 0
     assert len(lines) == 1, outcome.err
     assert lines[0].startswith("error: ") and len(lines[0]) < 600
@@ -56,7 +57,6 @@ WRONG = {  # settings, and what the line names
     "tree=auto tree.depth=3": "tree=auto | depth",
     "bench.path=nowhere.jsonl": "nowhere.jsonl | does not exist",
     "bench.begin=-5": "bench.begin=-5: must be a whole number, at least 0",
-    "+k=4": "k: no setting of a run; did you mean method.k?",
     "method=hf +method.nodes=8": "method.nodes: no such setting; hf has compiled",
     "tree=auto tree.nodes=161": "nodes=auto:161: auto takes at most 160",
     "model.context=20 model.template=vicuna_v1.1": "question 10 | context of 20",
@@ -65,7 +65,6 @@ WRONG = {  # settings, and what the line names
     "~method.drafter": "method.drafter: a method needs this setting",
     "model.weights=float16": "model.weights=float16: is for a GGUF file",
     "sampling.top_p=2": "sampling.top_p=2",
-    "repeats=2 run_dir=x": "holds one run",
     "repeats=0": "repeats=0",
     "batch=8": "batch=8: there are 7 questions; use at most so many",
     "batch=2 phases=true": "phases=true: times the parts of one sequence's steps | batch=1",
@@ -101,11 +100,12 @@ WRONG_WORDS = {
     "model=nonesuch": "model/nonesuch | embedded",
     "method.kk=4": "kk",
     "model=null": "must be a string",
-    "-m ~seed": "~seed: a job of a sweep has all settings",
+    "-m ~seed": "~seed: a job has all settings",
+    "repeats=2 run_dir=x": "holds one run",
     "nonsense": "nonsense",
     "nodes=4": "nodes: no such setting of a run; did you mean method.nodes or tree.nodes?",
     "device=cuda": "device: no such setting of a run; did you mean model.device?",
-    "-m method.device=cuda": "none of the methods | did you mean model.device?",
+    "-m method.device=cuda": "method.device: no such setting | did you mean model.device?",
     "model.seed=3": "model.seed: no such setting; did you mean seed?",
     "medusa=x": "did you mean companions.medusa?",
     "experiment=topk,update": "experiment=topk,update: takes one value",
@@ -114,7 +114,8 @@ WRONG_WORDS = {
     "experiment=budget hydra.sweeper.params.start=cold,hot": "params.start=cold,hot: takes one value | model=A,B",
     "--config-dir=nowhere method=hf": "--config-dir=nowhere: no such folder",
     "model=path": "model.path: has to be given",
-    "method=dynamic tree=best": "tree=best: dynamic drafts from no tree",
+    "method=dynamic tree=auto method.nodes=5": "method.nodes: no such setting of these methods",
+    "method=dynamic tree=best": "tree: no such setting of these methods",
     "--cfg job experiment=tree_size method.kk=4": "method.kk",
     "-m hydra/launcher=nonesuch": "not installed | requirements-cluster.txt",
 }
@@ -227,50 +228,6 @@ def test_an_impossible_job_is_reported_before_another_answers(words, evaluate, m
     assert outcome.code == 130 and len(lines) == 2, outcome.err
     assert lines[0].startswith("left out: ") and IMPOSSIBLE[words] in lines[0], lines[0]
     assert lines[1].startswith("error: stopped")
-
-
-EVERY = "hf, pld, recycling (cold), vanilla"
-IGNORED = {  # a command's words, and the settings that are said to be ignored, each by whom
-    "-m method=hf,vanilla,pld,recycling start=hot": {"start": "hf, pld, vanilla"},
-    "-m method=hf,vanilla,recycling execution=eager phases=true model.linear=torch": {
-        **dict.fromkeys(("execution", "phases", "model.linear"), "hf")
-    },
-    "-m method=suffix method.history_tokens=0,9 start=cold,hot repeats=2": {"start": "suffix"},
-    "-m method=hf,vanilla,pld,recycling sampling.top_k=5 sampling.min_p=0.1": {
-        "sampling.top_k at temperature 0": EVERY,
-        "sampling.min_p at temperature 0": EVERY,
-    },
-    "-m method=recycling tree=balanced,shape tree.nodes=6,7 tree.branching=2 tree.depth=2": {
-        "tree.nodes (fewer fit)": "recycling (cold)"
-    },
-    "-m method=vanilla,recycling timed=false repeats=2": {
-        "repeats at timed=false": "recycling (cold), vanilla",
-    },
-    "method=dynamic tree=auto method.nodes=5": {
-        "method.nodes at tree=auto": "dynamic (auto, cold)"
-    },
-    # used, or not given: nothing is said
-    "-m method=hf,vanilla,recycling": {},
-    "method=pld sampling.temperature=1 sampling.top_k=5": {},
-    "experiment=whole preset=smoke method=vanilla,hf": {},
-}
-
-
-@pytest.mark.parametrize("words", IGNORED)
-def test_what_is_ignored_is_said_once_before_the_first_answer(words, evaluate, monkeypatch):
-    """Such a setting had no effect, in silence; one that an experiment of this project sets needs no line."""
-
-    def stop(*runners):
-        print("answering", file=sys.stderr)
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr("evaluation.running.scheduling.answer_next", stop)
-    lines = evaluate(*words.split(), "interleave=true").err.partition("answering")[0].splitlines()
-    said = [line.removeprefix("ignored: ") for line in lines if line.startswith("ignored: ")]
-    parts = [part.partition(" by ") for line in said for part in line.split("; ")]
-    found = {key: sorted(labels.split(", ")) for key, _, labels in parts}
-    assert found == {key: sorted(labels.split(", ")) for key, labels in IGNORED[words].items()}
-    assert len(said) == bool(IGNORED[words])
 
 
 def commands():

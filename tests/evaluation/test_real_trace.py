@@ -14,8 +14,7 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from evaluation.configuration.jobs import group_settings
-from evaluation.loading.models import locate
-from evaluation.loading.settings import ModelSettings
+from evaluation.loading.models import ModelSettings, locate
 from model.engine import Target, generate
 from model.recycling import TokenRecycling, build_template
 

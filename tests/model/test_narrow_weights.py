@@ -176,7 +176,7 @@ def test_a_weight_that_does_not_fit_is_widened(value, saved):
 
 def test_hf_measures_a_stock_model_loaded_once(monkeypatch):
     """Neither widened weights nor packed ones; left out where memory does not hold both."""
-    loaded = models._load(EMBEDDED)
+    loaded = models.load_model(EMBEDDED)
     hf = build_answerer(loaded, {"name": "hf", "drafter": None}, {}, "cold", "eager")
     with monkeypatch.context() as patched:
         patched.setattr(models.psutil, "virtual_memory", lambda: SimpleNamespace(available=1000))
@@ -188,7 +188,7 @@ def test_hf_measures_a_stock_model_loaded_once(monkeypatch):
     assert hf.answer(PROMPT, 20).tokens == expected
     assert loaded.stock is loaded.stock is not loaded.target.model
     monkeypatch.undo()
-    wide = models._load(replace(loaded.settings, dtype="float32"))
+    wide = models.load_model(replace(loaded.settings, dtype="float32"))
     assert wide.stock is wide.target.model and not is_narrow(wide.stock)
 
 

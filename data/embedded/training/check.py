@@ -23,7 +23,7 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from evaluation.errors import user_errors
-from evaluation.records.questions import subtask
+from evaluation.records.rows import subtask
 from model.errors import UserError
 from model.files import ROOT
 

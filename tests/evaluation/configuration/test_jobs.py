@@ -56,14 +56,14 @@ JOBS = {  # words, and the jobs' overrides
 
 @pytest.mark.parametrize("words", JOBS)
 def test_jobs_of_a_sweep(words):
-    jobs = compose(words, multirun=True).jobs
+    jobs = compose(words).jobs
     assert [" ".join(job.overrides[1:]) for job in jobs] == JOBS[words]
     assert {job.overrides[0] for job in jobs} == {"repeat=0"}
 
 
 def test_the_jobs_of_a_repeat_are_together_in_the_order_of_their_numbers():
     """Further runs had come last, all their repeats in a row: minutes later, on a slower machine."""
-    jobs = compose(["repeats=11", 'hydra.sweeper.also=["method=pld"]'], multirun=True).jobs
+    jobs = compose(["repeats=11", 'hydra.sweeper.also=["method=pld"]']).jobs
     assert [(job.config.repeat, job.config.method.name) for job in jobs] == [
         (repeat, method) for repeat in range(11) for method in ("recycling", "pld")
     ]
@@ -71,7 +71,7 @@ def test_the_jobs_of_a_repeat_are_together_in_the_order_of_their_numbers():
 
 def test_a_setting_may_follow_a_swept_one():
     words = ["tree=shape", "tree.branching=${method.k}", "method.k=2,4"]
-    _, job = compose(words, multirun=True).jobs
+    _, job = compose(words).jobs
     assert job.config.tree.branching == 4 and "hydra" not in job.config
 
 
@@ -90,7 +90,7 @@ def test_a_folder_of_ones_own_adds_methods_and_comes_before_the_shipped_one(tmp_
     (tmp_path / "method/echo.yaml").write_text("name: echo\ndrafter: pld\nmax_ngram: 2\n")
     (tmp_path / "method/pld.yaml").write_text("name: mine\ndrafter: pld\n")
     words = ["method=echo,pld,recycling", "method.k=8,9", "tree=2.2.2,best"]
-    jobs = compose(words, multirun=True, config_dir=str(tmp_path)).jobs
+    jobs = compose(words, str(tmp_path)).jobs
     assert [job.config.method.name for job in jobs] == ["echo", "mine", *["recycling"] * 4]
 
 
@@ -100,6 +100,6 @@ def test_a_folder_of_ones_own_adds_methods_and_comes_before_the_shipped_one(tmp_
 def test_text_stays_text(text):
     """Hydra read a bare 2024_06_01 as 20240601, and null as none."""
     words = [f"{key}={quoted(text)}" for key in ("name", "model.name", "model.path")]
-    (job,) = compose([*words, f"bench.categories={quoted([text, 'qa', 7])}"], multirun=True).jobs
+    (job,) = compose([*words, f"bench.categories={quoted([text, 'qa', 7])}"]).jobs
     assert job.config.name == job.config.model.name == text
     assert [*job.config.bench.categories] == [text, "qa", 7]

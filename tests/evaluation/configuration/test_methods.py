@@ -46,7 +46,7 @@ def outside(tmp_path, monkeypatch):
         ),
         ("+method.colour=red", "method.colour: no such setting; Echo has times"),
         ("+method.tines=3", "method.tines: no such setting; did you mean times?"),
-        ("~method.times", "method.times: Echo needs this setting"),
+        ("~method.times", "~method.times: a job has all settings"),
         ("+method.dtype=[int64]", "method.dtype: no such setting"),
         ("method.times=2", "Echo has no sessions"),
         ("method.drafter=model.engine.Tree.chain", "must be a method"),

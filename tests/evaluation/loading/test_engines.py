@@ -7,8 +7,7 @@ from pathlib import Path
 import httpx2
 import pytest
 
-from evaluation.loading.engines import ENGINES, Reply, counted
-from evaluation.loading.server import Server
+from evaluation.loading.server import ENGINES, Reply, Server, counted
 
 STREAMS = Path(__file__).with_name("streams")
 DRAFTS = "spec_decode_num_drafts_total"

@@ -3,8 +3,7 @@
 import pytest
 import torch
 
-from evaluation.loading.models import LoadedModel, choose_execution
-from evaluation.loading.settings import ModelSettings
+from evaluation.loading.models import LoadedModel, ModelSettings, choose_execution
 from model import tuning
 from model.engine import Target, attention, generate
 from model.engine.compiled_layers import CompiledLayers

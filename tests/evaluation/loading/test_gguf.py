@@ -80,7 +80,7 @@ def cache(tmp_path, monkeypatch):
 
 
 def loaded(path, **settings):
-    return models._load(models.ModelSettings("toy", str(path), device="cpu", **settings))
+    return models.load_model(models.ModelSettings("toy", str(path), device="cpu", **settings))
 
 
 def test_a_converted_model_is_the_model_that_was_written(tmp_path, cache, monkeypatch):

@@ -14,7 +14,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
 from evaluation.configuration.config import checked_config
 from evaluation.loading import models
-from evaluation.loading.settings import ModelSettings
+from evaluation.loading.models import ModelSettings
 from evaluation.records.provenance import sha256_of
 from evaluation.records.runs import read_runs
 from evaluation.running.scheduling import Job, run_jobs
@@ -119,7 +119,7 @@ def test_a_hub_model_is_its_commit(checkpoint, monkeypatch):
         monkeypatch.setattr(f"transformers.{kind.__name__}", reading(kind))
     monkeypatch.setattr("model.pretrained.answers", lambda *_: True)
     hub = ModelSettings("toy", "owner/toy", revision="main", device="cpu", dtype="float32")
-    assert models._load(hub).files == {"commit": commit}
+    assert models.load_model(hub).files == {"commit": commit}
     assert revisions == ["main", commit, commit]
 
 

@@ -8,7 +8,7 @@ import pytest
 
 from evaluation.loading import bench
 from evaluation.loading.bench import load_bench
-from evaluation.records.questions import subtask
+from evaluation.records.rows import subtask
 from model.errors import UserError
 
 HIDDEN = "FULL BENCHMARK DATA SHOULD BE FETCHED FROM THE SOURCE USING SPECDEC_BENCH"  # as published

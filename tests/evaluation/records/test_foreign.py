@@ -8,8 +8,7 @@ import pandas as pd
 import pytest
 
 from evaluation import report
-from evaluation.records.questions import MT_BENCH
-from evaluation.records.rows import parse_answers
+from evaluation.records.rows import MT_BENCH, parse_answers
 from evaluation.records.runs import read_foreign
 from evaluation.statistics.experiment import Experiment
 from tests.evaluation.made_runs import answer, asked, made, write

@@ -3,8 +3,7 @@
 import pytest
 import torch
 
-from evaluation.records.questions import Question
-from evaluation.records.rows import SCHEMA, read_answers
+from evaluation.records.rows import SCHEMA, Question, read_answers
 from evaluation.records.runs import read_runs
 from evaluation.records.store import AnswerStore
 from model.errors import UserError

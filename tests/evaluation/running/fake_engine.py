@@ -1,4 +1,4 @@
-"""A server that speaks as vLLM or llama.cpp does and answers with a model's greedy tokens, faults on demand."""
+"""A server that speaks as vLLM does and answers with a model's greedy tokens, faults on demand."""
 
 import json
 import threading
@@ -14,7 +14,6 @@ from tests.evaluation.conftest import answers_in
 ONE = ("bench.categories=[qa]", "method.speculation=none", "timed=false")
 TEXT = "text/plain"
 NOTHING = ("no such path", 404, TEXT)
-PATHS = {"vllm": "/v1/completions", "other": "/v1/completions", "llamacpp": "/completion"}
 
 
 def served_rows(tmp_path, name="served"):
@@ -76,15 +75,14 @@ class FakeEngine:
 
     def answer(self, body):
         """A stream: its events, bytes as they are, and seconds to wait."""
-        limit = body.get("max_tokens") or body["n_predict"]
+        limit = body["max_tokens"]
         if self.frames and limit > 1:
             stream = self.frames(body)
         else:
             with self.lock:
                 ids = greedy(self.model, body["prompt"], limit, [2])
             ids = [self.changed.get(i, token) for i, token in enumerate(ids)]
-            speaks = llama_events if self.owner == "llamacpp" else self.vllm_events
-            stream = speaks(body, ids)
+            stream = self.vllm_events(body, ids)
         return self.fault(stream) if self.fault and limit > 1 else stream
 
     def vllm_events(self, body, ids):
@@ -109,25 +107,6 @@ def usage(tokens, prompt_tokens=None):
     return {"choices": [], "usage": said}
 
 
-def llama_events(body, ids):
-    """llama.cpp's events: inside a character (here each third token) a stream has none."""
-    stream = body["stream"]
-    last = {
-        "content": "",
-        "tokens": [] if stream else ids,
-        "stop": True,
-        "stop_type": "eos" if ids[-1] == 2 else "limit",
-        "tokens_predicted": len(ids),
-        "tokens_evaluated": len(body["prompt"]),
-        "timings": {},
-        "generation_settings": {},
-    }
-    if not stream:
-        return [last]
-    shown = [token for i, token in enumerate(ids) if i % 3 != 1]
-    return [*({"content": "", "tokens": [token]} for token in shown), last]
-
-
 class Handler(BaseHTTPRequestHandler):
     engine: FakeEngine
 
@@ -150,11 +129,11 @@ class Handler(BaseHTTPRequestHandler):
     def do_POST(self):
         engine = self.engine
         body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-        if self.path in engine.pages or self.path != PATHS[engine.owner]:
+        if self.path in engine.pages or self.path != "/v1/completions":
             self.reply(*engine.page(self.path))
             return
         with engine.lock:
-            engine.asked += body.get("max_tokens", 2) > 1
+            engine.asked += body["max_tokens"] > 1
             engine.now += 1
             engine.most = max(engine.most, engine.now)
         try:
@@ -166,9 +145,6 @@ class Handler(BaseHTTPRequestHandler):
 
     def speak(self, body):
         stream = self.engine.answer(body)
-        if not body.get("stream"):
-            self.reply(stream[0])
-            return
         self.send_response(200)
         self.send_header("Content-Type", "text/event-stream")
         self.end_headers()

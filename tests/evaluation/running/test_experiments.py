@@ -11,7 +11,7 @@ import yaml
 from hydra import initialize_config_dir
 
 from evaluation.configuration.jobs import compose
-from evaluation.records.sweeps import missing_jobs
+from evaluation.records.store import missing_jobs
 from model.engine import Drafter
 from model.files import ROOT
 from model.methods import FIRST_IN_TABLES, METHODS, method_class
@@ -116,6 +116,6 @@ def test_where_eval_sh_writes(tmp_path, words, name):
     environment = os.environ | {"PYTHON": str(echo)}
     said = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
     given = [word for word in said.stdout.splitlines() if "=" in word]
-    jobs = compose(given, multirun="-m" in words).jobs
+    jobs = compose(given).jobs
     assert {str(job.config.name) for job in jobs} == {name}
     assert ("preset=full" in given) is name.startswith("quickstart-")

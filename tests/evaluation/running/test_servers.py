@@ -183,18 +183,6 @@ def test_requests_at_the_same_time(served, drafting, tmp_path):
     drafting.reset()
 
 
-def test_llama_cpp_is_asked_again_for_ids_that_its_stream_lacks(evaluate, served, engine, tmp_path):
-    engine.owner = "llamacpp"
-    assert served(engine).code == 0
-    assert evaluate("method=vanilla", "name=plain").code == 0
-    ids, own = (
-        [choice["output_ids"] for choice in choices_in(tmp_path, name)]
-        for name in ("served", "plain")
-    )
-    assert ids == own
-    assert served_rows(tmp_path)["mat"].tolist() == [1.0]
-
-
 @pytest.mark.parametrize(
     ("given", "line"),
     [

@@ -9,9 +9,9 @@ import pytest
 
 from evaluation import report
 from evaluation.loading.bench import ordered
-from evaluation.records.questions import Question
+from evaluation.records.rows import Question
 from evaluation.records.runs import read_runs
-from evaluation.records.sweeps import missing_jobs
+from evaluation.records.store import missing_jobs
 from evaluation.statistics.pools import pools
 from model.errors import UserError
 from tests.evaluation.conftest import answers_in

@@ -7,7 +7,7 @@ from statistics import fmean, stdev
 import numpy as np
 import pytest
 
-from evaluation.records.questions import subtask
+from evaluation.records.rows import subtask
 from evaluation.records.runs import row_key
 from evaluation.statistics.experiment import Experiment
 from evaluation.statistics.intervals import quotient_interval, speed_interval

@@ -4,8 +4,7 @@ import math
 
 import pytest
 
-from evaluation.records.questions import MT_BENCH, subtask
-from evaluation.records.rows import between, check_rows
+from evaluation.records.rows import MT_BENCH, between, check_rows, subtask
 from evaluation.records.runs import read_foreign, read_runs
 from evaluation.statistics.metrics import (
     by_subtask,

@@ -5,7 +5,7 @@ import math
 import pytest
 
 from evaluation.page.facts import facts
-from evaluation.records.questions import Question
+from evaluation.records.rows import Question
 from evaluation.records.runs import read_runs
 from evaluation.statistics.agreement import audits
 from evaluation.statistics.experiment import Experiment

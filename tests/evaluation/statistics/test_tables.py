@@ -117,7 +117,7 @@ def served(speculation, *steps):
     method |= {"model": "m", "version": "1"}
     rows = []
     for i, taken in enumerate(steps, start=1):
-        more = {"accept_lengths": [], "engine_means": [{}], "ids_remade": [False]}
+        more = {"accept_lengths": [], "engine_means": [{}]}
         more |= {"first_tokens": [4], "decode_time": [0.5]}
         more |= {"new_tokens": [10 * i * i], "decoding_steps": [taken]}
         rows.append(answer(i, "qa", [([], 1.0)], **more))
