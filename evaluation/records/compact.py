@@ -9,6 +9,7 @@ the same bytes.
 
 from __future__ import annotations
 
+import hashlib
 import itertools
 import json
 import lzma
@@ -25,7 +26,33 @@ from .provenance import module_command
 from .rows import Row, parse_answers
 
 FILE = "runs.jsonl.xz"
-# Published fields of a run's configuration (the rest is in `settings`) and of an answer.
+# Published fields of a run's metadata, of its configuration (the rest is in `settings`) and of an
+# answer.
+METADATA = (
+    "settings",
+    "started",
+    "device",
+    "platform",
+    "threads",
+    "versions",
+    "git",
+    "circumstances",
+    "label",
+    "execution_used",
+    "execution_why",
+    "cudnn_attention",
+    "questions",
+    "question_hashes",
+    "template_sha256",
+    "vocab_size",
+    "generation_config_left_out",
+    "converted_from",
+    "cores_busy_elsewhere",
+    "draft_tree",
+    "summary",
+    "threads_why",
+    "note",
+)
 CONFIG = ("start", "bench", "model")
 ANSWER = ("question_id", "schema", "category", "question_sha256", "choices", "peak_memory")
 _PLAIN_WORD = re.compile(r"-m|[\w.]+=[\w.,+()\[\]-]*")  # a setting and its plain values
@@ -74,8 +101,14 @@ def unpacked(path: Path) -> Iterator[tuple[str, dict[str, Any], list[Row]]]:
 
 
 def published_name(run: str) -> str:
-    """Return the name under which a run is published: the hash in its folder's name."""
-    return f"run-{run[-8:]}"
+    """Return the name under which a run is published.
+
+    It holds the hash in its folder's name, else a hash of that name.
+    """
+    digest = run.rpartition("-")[2]
+    if not re.fullmatch("[0-9a-f]{8}", digest):
+        digest = hashlib.sha256(run.encode()).hexdigest()[:8]
+    return f"run-{digest}"
 
 
 def published(metadata: dict[str, Any]) -> dict[str, Any]:
@@ -83,8 +116,9 @@ def published(metadata: dict[str, Any]) -> dict[str, Any]:
 
     Its command keeps only words with plain or public values.
     """
-    config = _only(metadata.get("config", {}), CONFIG)
-    kept = metadata | {"config": config, "texts": False}
+    kept = _only(metadata, METADATA)
+    kept["config"] = _only(metadata.get("config", {}), CONFIG)
+    kept["texts"] = False
     kept = {key: without_paths(value, key) for key, value in kept.items()}
     kept["config"].get("bench", {}).pop("url", None)
 

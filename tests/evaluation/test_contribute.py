@@ -102,8 +102,9 @@ PRIVATE = {
         "bench": {"path": "vault/question.jsonl", "url": "https://kim:pass@h.org/a?signature=77"},
     },
     "execution_why": "its graph failed (see '/scratch/tmp 1/log.txt' and C:\\Users\\jane\\log.txt)",
+    "environment": {"TOKEN": "hf_77"},
 }
-WORDS = ["jane", "fastbox", "/home", "scratch", "77aa", "vault", "secret", "h.org"]
+WORDS = ["jane", "fastbox", "/home", "scratch", "hf_77", "77aa", "vault", "secret", "h.org"]
 
 
 def test_what_is_published_is_a_list_of_fields_without_folders_or_links(results, reference):
