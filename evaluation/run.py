@@ -49,7 +49,7 @@ def run_command(composed: Composed, words: Sequence[str]) -> None:
         for job in jobs:
             with noted(noting):
                 checked.append(Job(checked_config(job.config), job.overrides))
-        run_jobs(checked, noting)
+        run_jobs(checked, noting, given=composed.given)
     else:
         context = HydraContext(composed.loader, Callback())  # a callback that does nothing
         # jobs with start=saved run last, as they read a hot run's state

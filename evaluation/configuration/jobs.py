@@ -55,6 +55,7 @@ class Composed(NamedTuple):
     jobs: list[Planned]
     config: DictConfig
     loader: ConfigLoader
+    given: set[str]  # names of the typed settings
 
 
 def compose(words: Sequence[str], config_dir: str | None = None) -> Composed:
@@ -88,8 +89,7 @@ def compose(words: Sequence[str], config_dir: str | None = None) -> Composed:
         jobs = plan(typed, config, loader)
         if config.run_dir is not None and len(jobs) > 1:
             raise UserError(f"run_dir={config.run_dir}: holds one run, and here are {len(jobs)}")
-
-        return Composed(jobs, config, loader)
+        return Composed(jobs, config, loader, {o.key_or_group for o in typed})
 
 
 def _config_loader(config_dir: str | None) -> ConfigLoader:

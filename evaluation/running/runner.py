@@ -11,7 +11,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -26,7 +26,7 @@ from model.files import ROOT, write_text
 from model.tuning import busy_cores, threads_why
 
 from ..answerers import CATEGORY, COLD, HOT, Answerer, Served, build_answerer
-from ..configuration.config import changed_sampling
+from ..configuration.config import IDLE_IF_GREEDY, changed_sampling
 from ..loading.bench import Bench, load_bench, ordered, prompt_ids
 from ..loading.models import (
     LoadedModel,
@@ -150,6 +150,22 @@ class Runner:
         self.done: dict[Any, Row] = {}
         self._totals = np.zeros(3)  # new tokens, steps and seconds
         self.pending: list[Question] = list(self._questions)
+
+    def ignored(self, given: Container[str]) -> list[str]:
+        """Return the given settings that change nothing of this run, some with the reason."""
+        greedy = not self.config["sampling"].get("temperature")
+        method = self.answerer.settings
+        nodes = self.config["tree"]["nodes"] or 0
+
+        # by setting, and perhaps the reason, whether it is ignored
+        ignored = {
+            "start": self.answerer.start is None,
+            "repeats at timed=false": not self.config["timed"],
+            "tree.nodes (fewer fit)": nodes > method.get("tree_nodes", nodes),
+            **dict.fromkeys(("execution", "phases", "model.linear"), not self.answerer.on_engine),
+            **{f"sampling.{key} at temperature 0": greedy for key in IDLE_IF_GREEDY},
+        }
+        return [key for key in ignored if ignored[key] and key.split()[0] in given]
 
     @property
     def shares_forwards(self) -> bool:

@@ -9,7 +9,7 @@ import json
 import os
 import sys
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Container, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -45,18 +45,21 @@ def run_jobs(
     jobs: Sequence[Job],
     failures: set[str] | None = None,
     answer_file: Path | None = None,
+    given: Container[str] = (),
 ) -> list[Path]:
     """Run jobs, those of a group question by question. Returns the folders of the finished runs.
 
     Args:
         failures: gets the errors that the user can fix, and the other jobs go on; None: one is
             raised.
+        given: names of settings; before its first answer, a group says which runs ignore which.
     """
     folders: list[Path] = []
+    said: set[str] = set()
     with keep_devices():
         for group in grouped(jobs):
             with noted(failures):
-                _run(group, _Turns(failures, folders), answer_file)
+                _run(group, _Turns(failures, folders, given), answer_file, said)
 
     return folders
 
@@ -84,8 +87,17 @@ def grouped(jobs: Sequence[Job]) -> list[list[Job]]:
     return [*groups.values()]
 
 
-def _run(group: Sequence[Job], turns: _Turns, answer_file: Path | None) -> None:
-    """Answer the remaining questions of all runs in a group."""
+def _run(
+    group: Sequence[Job],
+    turns: _Turns,
+    answer_file: Path | None,
+    said: set[str],
+) -> None:
+    """Answer the remaining questions of all runs in a group.
+
+    Args:
+        said: lines about ignored settings that are printed already.
+    """
     first = group[0].config
 
     timed = any(job.config["timed"] for job in group)
@@ -97,6 +109,11 @@ def _run(group: Sequence[Job], turns: _Turns, answer_file: Path | None) -> None:
 
         for job in group:
             turns.add(job, model, answer_file)
+
+        ignored = "; ".join(f"{key} by {', '.join(by)}" for key, by in turns.ignored.items())
+        if ignored and ignored not in said:
+            said.add(ignored)
+            print(f"ignored: {ignored}", file=sys.stderr)
 
         turns.begin(stack)
         turns.answer()
@@ -130,9 +147,14 @@ class _Turns:
     them.
     """
 
-    def __init__(self, failures: set[str] | None, folders: list[Path]) -> None:
+    def __init__(
+        self, failures: set[str] | None, folders: list[Path], given: Container[str]
+    ) -> None:
         self.failures = failures
         self.folders = folders  # of finished runs
+        self.given = given
+        # by setting, the labels of the runs that ignore it, as keys
+        self.ignored = defaultdict[str, dict[str, None]](dict)
         # of each unfinished run, which several jobs may share
         self.jobs: dict[Runner, list[Job]] = {}
 
@@ -140,6 +162,8 @@ class _Turns:
         """Build a job's run, unless another job has the same one."""
         with self._dropped_on_error():
             runner = Runner(job.config, model, answer_file)
+            for key in runner.ignored(self.given):
+                self.ignored[key][runner.answerer.label] = None
             same = next((other for other in self.jobs if other.key == runner.key), runner)
             self.jobs.setdefault(same, []).append(job)
 
@@ -233,5 +257,4 @@ def progress_bar(label: str, total: int, done: int = 0, unit: str = "answers") -
         mininterval=0.1 if sys.stderr.isatty() else LOG_SECONDS,
         miniters=1,
         smoothing=0,
-        delay=1e-9,  # nothing is shown before the first answer
     )

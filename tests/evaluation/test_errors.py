@@ -230,6 +230,47 @@ def test_an_impossible_job_is_reported_before_another_answers(words, evaluate, m
     assert lines[1].startswith("error: stopped")
 
 
+EVERY = "hf, pld, recycling (cold), vanilla"
+IGNORED = {  # a command's words, and the settings that are said to be ignored, each by whom
+    "-m method=hf,vanilla,pld,recycling start=hot": {"start": "hf, pld, vanilla"},
+    "-m method=hf,vanilla,recycling execution=eager phases=true model.linear=torch": {
+        **dict.fromkeys(("execution", "phases", "model.linear"), "hf")
+    },
+    "-m method=suffix method.history_tokens=0,9 start=cold,hot repeats=2": {"start": "suffix"},
+    "-m method=hf,vanilla,pld,recycling sampling.top_k=5 sampling.min_p=0.1": {
+        "sampling.top_k at temperature 0": EVERY,
+        "sampling.min_p at temperature 0": EVERY,
+    },
+    "-m method=recycling tree=balanced,shape tree.nodes=6,7 tree.branching=2 tree.depth=2": {
+        "tree.nodes (fewer fit)": "recycling (cold)"
+    },
+    "-m method=vanilla,recycling timed=false repeats=2": {
+        "repeats at timed=false": "recycling (cold), vanilla",
+    },
+    # used, or not given: nothing is said
+    "-m method=hf,vanilla,recycling": {},
+    "method=pld sampling.temperature=1 sampling.top_k=5": {},
+    "experiment=whole preset=smoke method=vanilla,hf": {},
+}
+
+
+@pytest.mark.parametrize("words", IGNORED)
+def test_what_is_ignored_is_said_once_before_the_first_answer(words, evaluate, monkeypatch):
+    """Such a setting had no effect, in silence; one that an experiment of this project sets needs no line."""
+
+    def stop(*runners):
+        print("answering", file=sys.stderr)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("evaluation.running.scheduling.answer_next", stop)
+    lines = evaluate(*words.split(), "interleave=true").err.partition("answering")[0].splitlines()
+    said = [line.removeprefix("ignored: ") for line in lines if line.startswith("ignored: ")]
+    parts = [part.partition(" by ") for line in said for part in line.split("; ")]
+    found = {key: sorted(labels.split(", ")) for key, _, labels in parts}
+    assert found == {key: sorted(labels.split(", ")) for key, labels in IGNORED[words].items()}
+    assert len(said) == bool(IGNORED[words])
+
+
 def commands():
     """The modules that are commands, each by its main."""
     for folder in ("evaluation", "model", "tools", "data"):

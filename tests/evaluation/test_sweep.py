@@ -32,6 +32,7 @@ def test_the_command_and_the_function_measure_the_same(evaluate, toy, tmp_path):
     before = {path: path.stat().st_mtime_ns for path in runs.rglob("answers.jsonl")}
     settings = dict(start=["cold", "hot"], method__k=[4, 8], tree="best", tree__nodes=6)
     frame = toy(["vanilla", "recycling"], **settings, name="both")
+    assert "ignored: start by vanilla\n" in capsys.readouterr().err
     assert {path: path.stat().st_mtime_ns for path in runs.rglob("answers.jsonl")} == before
     table = pd.read_csv(tmp_path / "results/both/tables/main.csv", keep_default_na=False)
     assert len(before) == 5 and len(table) > 30
