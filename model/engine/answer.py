@@ -7,11 +7,13 @@ from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 from typing import Any
 
+import torch
+
 from .cache import TreeCache
-from .drafter import Session
+from .drafter import Needs, Session
 from .sampling import GREEDY, Sampling
 from .target import Target
-from .tree import RankPath
+from .tree import Draft, RankPath
 from .verification import Verification
 
 Mark = Callable[[str], None]
@@ -186,16 +188,22 @@ class Decoding:
         full = len(self.out.tokens) + len(new) == self.limit
         return stopped or full or new[-1] in request.eos
 
-    def add(self, verification: Verification, batch: int = 1) -> bool:
-        """Add a step, forwarded with so many sequences. Returns True if the answer goes on."""
+    def choices(self, draft: Draft, logits: torch.Tensor | None, needs: Needs) -> torch.Tensor:
+        """Return the target's choices after each node of a draft."""
+        assert logits is not None
+        return self.session.choice.after(
+            logits, draft, self.text, every=needs.choices, over=self.over
+        )
+
+    def add(self, verification: Verification, batch: int = 1) -> None:
+        """Add a step, forwarded with so many sequences. `out.stop` is set if the answer ends."""
         out = self.out
         request = self.request
-        goes_on = out.add(verification, self.limit, request.eos, batch) and not self.ended
+        goes_on = out.add(verification, self.limit, request.eos, batch)
         self.text += verification.tokens
         out.ends_s.append(time.perf_counter() - self.start)
-        if not goes_on:
+        if self.ended or not goes_on:
             out.end(self.limit, request.max_new_tokens, request.eos, self.ended)
-        return goes_on
 
     def exclude(self, setup_s: float, batch: int = 1) -> None:
         """Leave the seconds that so many sequences spent on a new shape out of all other times."""

@@ -69,14 +69,6 @@ class Forwarded:
     # top-k and their log-probs, if the forward computed them already
     candidates: Candidates = (None, None)
 
-    def rows(self, rows: slice) -> Forwarded:
-        """Return the outputs of some rows."""
-        parts = self.choices, self.logits, self.hidden, *self.candidates
-        choices, logits, hidden, candidates, log_probs = (
-            None if part is None else part[rows] for part in parts
-        )
-        return Forwarded(choices, logits, hidden, (candidates, log_probs))
-
 
 class StaticStep:
     """The step of one tree over one bucket of the cache. `run` reads and writes buffers that are
@@ -236,13 +228,13 @@ class StaticForward:
             # int64 (n, 1 + k + k)
             self._report = torch.cat([part for part in parts if part is not None], 1)
 
-    def forwarded(self, n: int, *, on_host: bool) -> Forwarded:
-        """Return the outputs of the first n rows; choices and candidates on the host after one
-        transfer, if asked.
+    def forwarded(self, drafts: Sequence[Draft]) -> list[Forwarded]:
+        """Return the outputs of each draft's rows, its choices and candidates on its device. One
+        transfer brings them to the host if all drafts are there.
         """
         choices = self.choices
         candidates, log_probs = self._candidates
-        if choices is not None and on_host:
+        if choices is not None and all(draft.tree.device.type == "cpu" for draft in drafts):
             self._host_report.copy_(self._report, non_blocking=True)
             synchronize(self._report.device)
             k = self._needs.candidates
@@ -250,8 +242,20 @@ class StaticForward:
             choices = choices[:, 0]
             candidates = candidates if k else None
             log_probs = log_probs.view(torch.double).float() if self._needs.log_probs else None
-        every = Forwarded(choices, self.logits, self.hidden, (candidates, log_probs))
-        return every.rows(slice(n))
+        outputs = []
+        first = 0
+        for draft in drafts:
+            rows = slice(first, first + len(draft.tree))
+            first = rows.stop
+            small = (choices, candidates, log_probs)
+            chosen, best, probs = (
+                None if part is None else part[rows].to(draft.tree.device) for part in small
+            )
+            logits, hidden = (
+                None if part is None else part[rows] for part in (self.logits, self.hidden)
+            )
+            outputs.append(Forwarded(chosen, logits, hidden, (best, probs)))
+        return outputs
 
     def state(self) -> dict[str, torch.Tensor]:
         """Return the tensors that a run writes and that outlive it."""

@@ -123,7 +123,7 @@ class Target:
         stored_on = {shape.device for shape in self._shapes if shape is not None}
         self.devices = sorted({self.device, *stored_on}, key=str)  # layers may be spread
         self.clock = step_clock(self.devices)
-        self.caches = CachePool(partial(TreeCache, self._shapes, states=self._states), self.context)
+        self.caches = CachePool(partial(TreeCache, self._shapes, states=self._states))
         self.attends_by_table = self.device.type == "cpu" and self.can_attend_by_table
         self.graphs = Graphs(self.device)
         self._form = form_of(model)

@@ -187,7 +187,8 @@ def columns(monkeypatch):
     """Before each forward, all that no sequence may see is NaN: whatever is read of it is in a text."""
     forward = SharedCache.forward
 
-    def poisoned(shared, target, drafts, *more, **how):
+    def poisoned(shared, executor, drafts, *more, **how):
+        target = executor.target
         # a soft cap goes to sdpa with a mask (transformers 5.17), which multiplies what is hidden by 0
         capped = getattr(target.model.config, "attn_logit_softcapping", None)
         if target.attends_by_table and capped is None:
@@ -195,7 +196,7 @@ def columns(monkeypatch):
                 of_each = buffer.unflatten(2, (shared.cache.stretches, -1))
                 for at, length in enumerate(shared.lengths):
                     of_each[:, :, at, length if at in drafts else 0 :] = float("nan")
-        return forward(shared, target, drafts, *more, **how)
+        return forward(shared, executor, drafts, *more, **how)
 
     monkeypatch.setattr(SharedCache, "forward", poisoned)
     monkeypatch.setattr("model.engine.batch.check_batch", lambda *trial: None)
