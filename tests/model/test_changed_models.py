@@ -9,11 +9,9 @@ import torch
 from accelerate import cpu_offload
 
 from model.decoder import Decoder
-from model.engine import LAST, Draft, Target, Tree
-from model.engine import generate as run
+from model.engine import LAST, Draft, Tree
 from model.errors import UserError
 from model.generate import Generate
-from model.methods import make_method
 from tests.conftest import greedy, toy_model
 
 IDS = torch.tensor([[5, 9, 5, 9, 5]])
@@ -132,18 +130,6 @@ def test_writes_of_any_kind_are_noticed(write, monkeypatch):
         assert greedy(model, prompt, 20) == expected != before
         assert decoder.generate(prompt, max_new_tokens=20).ids == expected
         assert decoded(model, generate) == greedy(model, PROMPT, 20)
-
-
-def test_a_static_step_is_made_anew_after_a_number_changed():
-    model = toy_model("llama-grouped")
-    target = Target(model)
-    drafter = make_method("vanilla", target)
-    made = set()
-    for scaling in (1.0, 1.0, 1.5):
-        model.model.layers[0].self_attn.scaling = scaling
-        run(target, drafter, PROMPT, max_new_tokens=3, execution="static")
-        made.add(*drafter.executors.values())
-    assert len(made) == 2
 
 
 def test_a_model_can_be_trained_after_a_decoder_that_was_made_in_inference_mode():
