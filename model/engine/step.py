@@ -297,22 +297,7 @@ class Executor:
         *,
         greedy: bool = True,
     ) -> list[Forwarded]:
-        """Return the outputs of each draft by a static forward; arguments as `static_forward`."""
-        static, launch = self.static_forward(cache, drafts, stretches, drafter, rows, greedy=greedy)
-        launch()
-        return static.forwarded(drafts)
-
-    def static_forward(
-        self,
-        cache: TreeCache,
-        drafts: list[Draft],
-        stretches: list[tuple[int, int]],
-        drafter: Drafter,
-        rows: int,
-        *,
-        greedy: bool = True,
-    ) -> tuple[StaticForward, Callable[[], None]]:
-        """Return a forward of so many rows, fed with these drafts, and the function that runs it.
+        """Return the outputs of each draft by a static forward of so many rows.
 
         Args:
             stretches: see `StaticForward.feed`.
@@ -333,7 +318,8 @@ class Executor:
                 StaticForward, drafter, (shape, None), rows, cache, feed, choice
             )
         feed(forward)
-        return forward, launch
+        launch()
+        return forward.forwarded(drafts)
 
     def made(
         self,
