@@ -68,11 +68,13 @@ def conclude(
     if needs.logits:
         verification.logits = logits
     if needs.candidates:
-        candidates = forwarded.candidates
-        if candidates[0] is None:
+        verification.candidates = forwarded.candidates
+        verification.log_probs = forwarded.log_probs
+        if forwarded.candidates is None:
             assert logits is not None
-            candidates = candidates_of(logits, needs.candidates, needs.log_probs)
-        verification.candidates, verification.log_probs = candidates
+            verification.candidates, verification.log_probs = candidates_of(
+                logits, needs.candidates, needs.log_probs
+            )
     if forwarded.hidden is not None:
         verification.hidden = forwarded.hidden[-len(tree) :]
     session.observe(verification)
