@@ -348,7 +348,8 @@ class Executor:
         self._made_for = made_for  # the same object until the next sequence, for the comparison
         key = type(drafter), *shape, bucket, choice
         if key not in self._steps:
-            self._drop_oldest()
+            if len(self._steps) >= MAX_STEPS or self._short_of_memory():
+                del self._steps[next(iter(self._steps))]  # the least recently used
             self.target.synchronize()
             start = time.perf_counter()
             step = kind(Setup(self.target, cache, bucket, choice), drafter, shape[0])
@@ -363,22 +364,13 @@ class Executor:
         self._steps[key] = self._steps.pop(key)  # now the most recently used
         return self._steps[key]
 
-    def _drop_oldest(self) -> None:
-        """Drop a step if there are too many or a GPU's memory is short. Plain steps stay, as they
-        are needed again.
-        """
-        if len(self._steps) >= MAX_STEPS or (
-            len(self._steps) >= MIN_STEPS and self._short_of_memory()
-        ):
-            plain = self.plain.drafter.tree, (1, 1)
-            drafting = (key for key in self._steps if key[1] not in plain)
-            self._steps.pop(next(drafting, ()), None)
-
     def _short_of_memory(self) -> bool:
-        """True if a GPU has too little free memory, torch's own reserve included, for one more
-        graph.
+        """True if a GPU has too little free memory for one more graph, torch's own reserve
+        included.
         """
-        return self.target.device.type == "cuda" and free_bytes(self.target.device) < MIN_FREE
+        if self.target.device.type != "cuda" or len(self._steps) < MIN_STEPS:
+            return False
+        return free_bytes(self.target.device) < MIN_FREE
 
     def _capture(self, step: StaticStep | StaticForward) -> Callable[[], None]:
         """Capture a graph. Warm-up runs write the drafter's state and the length, which are
