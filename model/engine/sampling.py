@@ -14,7 +14,6 @@ from __future__ import annotations
 import hashlib
 import math
 from collections.abc import Callable, Iterable, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from numbers import Integral, Real
 from typing import Any
@@ -36,7 +35,6 @@ Candidates = tuple[torch.Tensor | None, torch.Tensor | None]
 
 LEAST = 1e-300  # of settings that must be more than 0
 MOST = 1e300  # of settings without a limit
-LEAST_TEMPERATURE = 1e-20  # next to 0; less would overflow
 _RANGES: dict[str, tuple[Any, float, float]] = {
     "temperature": (Real, 0, MOST),
     "top_k": (Integral, 0, MOST),
@@ -73,13 +71,9 @@ class Sampling:
     def __post_init__(self) -> None:
         for name, (kind, low, high) in _RANGES.items():
             value = getattr(self, name)
-            if not isinstance(value, kind):
+            if not isinstance(value, kind) or not low <= value <= high:
                 words = "whole number" if kind is Integral else "number"
-                raise UserError(f"sampling.{name}={value}: must be a {words}")
-            if not low <= value <= high:
-                raise UserError(f"sampling.{name}={value}: out of range")
-        if 0 < self.temperature < LEAST_TEMPERATURE:
-            raise UserError(f"sampling.temperature={self.temperature}: out of range")
+                raise UserError(f"sampling.{name}={value}: must be a {words}, {low} to {high}")
 
     @property
     def reads_text(self) -> bool:
@@ -110,9 +104,7 @@ def drawn_by(processors: Iterable[Any], seed: int) -> Sampling:
     names = {"MinP": "min_p", "TopP": "top_p", "TopK": "top_k", "Temperature": "temperature"}
     for kind, name in names.items():
         if rest and type(rest[-1]).__name__ == f"{kind}LogitsWarper" and not changes_more(rest[-1]):
-            with suppress(UserError):  # a value that is out of range here
-                Sampling(**{name: getattr(rest[-1], name)})
-                settings[name] = getattr(rest.pop(), name)
+            settings[name] = getattr(rest.pop(), name)
     return Sampling(seed=seed, processors=tuple(rest), **settings)
 
 

@@ -256,8 +256,8 @@ class Target:
         """Allocate a cache for a full context now, unless there is one; the next sequence gets
         it.
         """
-        with self.turns:
-            self.caches.reserve(self._capacity(nodes))
+        with self.turns, self.cache(nodes):
+            pass
 
     def _capacity(self, nodes: int, tokens: int | None = None) -> int:
         """Return a cache's capacity, aligned, as a static step's mask may be as wide."""
