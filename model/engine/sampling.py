@@ -176,7 +176,7 @@ class Choice:
         scores = logits.float()
         for warper in self._warpers:
             scores = warper(None, scores)
-        noise = self._noise(positions, logits.shape[1])
+        noise = gumbel(self.seed, positions, logits.shape[1])
         return scores + (noise if depths is None else noise.index_select(0, depths))
 
     @property
@@ -251,13 +251,6 @@ class Choice:
             below = range(nodes[0] + 1, len(tokens))
             nodes = [i for i in below if tree.parent_of[i] in nodes and tokens[i] == new[-1]]
         return torch.tensor(choices, device=logits.device)
-
-    def _noise(self, positions: torch.Tensor, vocab: int) -> torch.Tensor:
-        """Return noise (n, V). On a CPU it is drawn once for all nodes of a position."""
-        if positions.device.type != "cpu":
-            return gumbel(self.seed, positions, vocab)
-        distinct, index = torch.unique(positions, return_inverse=True)
-        return gumbel(self.seed, distinct, vocab)[index]
 
 
 def gumbel(seed: torch.Tensor, positions: torch.Tensor, vocab: int) -> torch.Tensor:

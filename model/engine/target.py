@@ -11,7 +11,6 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import cached_property, partial
 from itertools import pairwise
 from numbers import Integral
-from threading import get_ident
 from typing import Any, NamedTuple
 
 import torch
@@ -564,18 +563,15 @@ class Target:
         )
 
     def _store_hidden(self, states: dict[int, torch.Tensor], number: int) -> Any:
-        """Store hidden states (n, H) by number in each forward of this thread, until the returned
-        hook is removed.
+        """Store hidden states (n, H) by number in each forward, until the returned hook is
+        removed.
         """
-        thread = get_ident()
 
         def after(module: Any, args: Any, output: Any) -> None:
-            if get_ident() == thread:
-                states[number] = output[0][0]  # the decoder's first output: (1, n, H)
+            states[number] = output[0][0]  # the decoder's first output: (1, n, H)
 
         def before(module: Any, args: Any, kwargs: Any) -> None:
-            if get_ident() == thread:
-                states[number] = (args[0] if args else kwargs["hidden_states"])[0]
+            states[number] = (args[0] if args else kwargs["hidden_states"])[0]
 
         if number == LAST:
             return self.model.get_decoder().register_forward_hook(after)
