@@ -94,29 +94,6 @@ def check_model(model: Any, name: str, context: int | None) -> tuple[int, Collec
             f"{name}: its head has {rows} rows, its embedding {ids}: a draft may hold ids it cannot"
             " read"
         )
-    takes, cache = check_forward(model, name)
-    check_positions(model.config, name, context)
-    check_cache_indices(model.config.get_text_config(), name, context)
-    return context, takes, cache
-
-
-def check_training(model: Any, name: str) -> None:
-    """Refuse a model that keeps no cache because it is being trained with gradient
-    checkpointing.
-    """
-    if model.training and any(
-        getattr(module, "gradient_checkpointing", False) for module in model.modules()
-    ):
-        raise UserError(
-            f"{name}: is in training mode with gradient checkpointing, which keeps no cache; call"
-            " eval()"
-        )
-
-
-def check_forward(model: Any, name: str) -> tuple[Collection[str], str]:
-    """Refuse a `forward` or attention that cannot be driven; return the names of its parameters,
-    and of its cache.
-    """
     if getattr(model.config, "is_encoder_decoder", False):
         raise UserError(
             f"{name}: an encoder-decoder model; the engine decodes causal language models only"
@@ -137,7 +114,22 @@ def check_forward(model: Any, name: str) -> tuple[Collection[str], str]:
                 f"{name}: {type(model).__name__}.forward takes no {needed}, which a draft tree"
                 " needs"
             )
-    return takes.keys(), cache
+    check_positions(model.config, name, context)
+    check_cache_indices(model.config.get_text_config(), name, context)
+    return context, takes.keys(), cache
+
+
+def check_training(model: Any, name: str) -> None:
+    """Refuse a model that keeps no cache because it is being trained with gradient
+    checkpointing.
+    """
+    if model.training and any(
+        getattr(module, "gradient_checkpointing", False) for module in model.modules()
+    ):
+        raise UserError(
+            f"{name}: is in training mode with gradient checkpointing, which keeps no cache; call"
+            " eval()"
+        )
 
 
 def check_positions(config: Any, name: str, context: int) -> None:

@@ -124,11 +124,7 @@ class Drafter:
             self._load(state)
         except Exception as error:  # whatever a damaged state raises
             self._load(before)
-            raise (
-                error
-                if isinstance(error, UserError)
-                else UserError(f"start: a damaged state ({error!r})")
-            ) from None
+            raise UserError(f"start: {str(error).removeprefix('start: ')}") from None
 
     def _load(self, state: dict[str, torch.Tensor]) -> None:
         for store in self.stores:

@@ -103,19 +103,13 @@ def drawn_by(processors: Iterable[Any], seed: int) -> Sampling:
     settings = dict[str, Any](temperature=1.0)
     names = {"MinP": "min_p", "TopP": "top_p", "TopK": "top_k", "Temperature": "temperature"}
     for kind, name in names.items():
-        if rest and type(rest[-1]).__name__ == f"{kind}LogitsWarper" and not changes_more(rest[-1]):
+        if not rest or type(rest[-1]).__name__ != f"{kind}LogitsWarper":
+            continue
+        # others keep more tokens than the setting says, or leave filtered tokens some probability
+        least = getattr(rest[-1], "min_tokens_to_keep", 1)
+        if least == 1 and getattr(rest[-1], "filter_value", -math.inf) == -math.inf:
             settings[name] = getattr(rest.pop(), name)
     return Sampling(seed=seed, processors=tuple(rest), **settings)
-
-
-def changes_more(warper: Any) -> bool:
-    """True if a warper keeps more tokens than its setting says, or gives filtered tokens some
-    probability.
-    """
-    return (
-        getattr(warper, "min_tokens_to_keep", 1) != 1
-        or getattr(warper, "filter_value", -math.inf) != -math.inf
-    )
 
 
 class Choice:
