@@ -40,14 +40,13 @@ class SharedCache:
 
     Args:
         size: S, the number of sequences.
-        most: columns that a stretch may need at most.
 
     Attributes:
         lengths: of each stretch, its committed columns.
     """
 
-    def __init__(self, target: Target, size: int, most: int) -> None:
-        self.most = most
+    def __init__(self, target: Target, size: int) -> None:
+        self.most = most_columns(target)
         self.cache: TreeCache = target.caches.make(size * ROOM, stretches=size)
         self.cache.length = self.cache.capacity
         self.lengths = [0] * size
@@ -127,13 +126,11 @@ class Batch(Steps):
         self.target = target
         self.drafter = drafter
         self.members = dict[int, Decoding]()
-        most = target.context + drafter.max_nodes + ROWS[-1]
         # the last batch's, with its captured steps
         idle = target.idle_batch
         target.idle_batch = None
         fits = idle is not None and idle.cache.stretches == size
-        self.cache = idle if fits else SharedCache(target, size, most)
-        self.cache.most = max(self.cache.most, most)
+        self.cache = idle if fits else SharedCache(target, size)
         self._executor = Executor(target)
 
     def begin(self, number: int, prompt: list[int], request: Request) -> Decoding:
@@ -143,7 +140,7 @@ class Batch(Steps):
         If its session begins with a chain, the member has a first step. It leaves the batch if this
         ends the answer.
         """
-        check_batch(self.target, self.cache.most, request.execution)
+        check_batch(self.target, request.execution)
         start = time.perf_counter()
         session = self.drafter.session()
         session.choice = Choice(request.sampling, self.target.device)
@@ -253,42 +250,29 @@ def decode_batch(
             batch.close()
 
 
+def most_columns(target: Target) -> int:
+    """Return how many columns a stretch may need: a context, a draft and unused rows."""
+    return target.context + 2 * ROWS[-1]
+
+
 @torch.inference_mode()
-def check_batch(target: Target, most: int, execution: str = "eager") -> None:
-    """Refuse a model that cannot decode batches: by rules, then by a trial of two texts.
-
-    If a table fails the trial, as of attention that adds to its mask, masks are tried.
-
-    Args:
-        most: maximum columns of a stretch; attention that counts columns differs in the trial.
+def check_batch(target: Target, execution: str = "eager") -> None:
+    """Refuse a model that cannot decode batches: by rules, then by a trial of two texts in two
+    steps, whose logits must be those of each text alone.
     """
     if not target.has_fixed_shapes:
         why = "keeps recurrent states" if target.recurrent else "is spread over several devices"
         raise UserError(f"{target.name}: {why}; decode its prompts one by one, without a batch")
-    if most <= target.batch_columns.get(execution, 0) or target.context < 2:
+    if execution in target.batches or target.context < 2:
         return
-    try:
-        _try_batch(target, most, execution)
-    except UserError:
-        if not target.attends_by_table:
-            raise
-        target.attends_by_table = False
-        _try_batch(target, most, execution)
-    target.batch_columns[execution] = most
-
-
-def _try_batch(target: Target, most: int, execution: str) -> None:
-    """Forward two texts in two steps; raise UserError if their logits are not those of each text
-    alone.
-    """
     half = min(TRIAL, target.context) // 2
     ids = torch.tensor([(3 + 7 * i) % min(97, target.vocab_size) for i in range(4 * half)]).view(
         2, -1
     )
-    shared = SharedCache(target, 2, most)
+    shared = SharedCache(target, 2)
     chain = Tree.chain(half - 1)
     plain = DeviceDrafter(target.device)
-    shared.cache.cursor.ahead = most + PAST_END
+    shared.cache.cursor.ahead = shared.most + PAST_END  # finds attention that counts columns
     target.copies.refresh(target.model)  # the trial's rows may use them
     with refusing_errors(target.name):
         executor = Executor(target, execution=execution)
@@ -298,3 +282,4 @@ def _try_batch(target: Target, most: int, execution: str) -> None:
         rest = {0: Draft(chain, ids[1, half:]), 1: Draft(chain, ids[0, half:])}
         rows: list[Any] = [part.logits for part in shared.forward(executor, rest, plain)]
         check_error(target, torch.stack(rows), ids.flip(0).to(target.device), "a batch's rows")
+    target.batches.add(execution)

@@ -263,14 +263,11 @@ class TreeCache(Cache):
         count = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
         return 0 if self.recurrent and count < len(self.text) else count
 
-    def keep(self, prompt: Sequence[int], committed_by: tuple[Any, ...] = ()) -> int:
+    def keep(self, prompt: Sequence[int], committed_by: tuple[Any, ...] = ()) -> None:
         """Keep the committed beginning of this prompt, except its last token, and forget the rest.
 
         Args:
             committed_by: method and weights; what others committed is forgotten.
-
-        Returns:
-            The number of tokens kept.
         """
         kept = self.common(prompt, committed_by)
         if not kept:
@@ -279,7 +276,6 @@ class TreeCache(Cache):
         self.text = self.text[:kept]
         self.pending = []
         self.committed_by = committed_by
-        return kept
 
     def commit(self, count: int, nodes: torch.Tensor | None = None) -> None:
         """Keep `count` of the tokens that the last forward wrote.
@@ -340,11 +336,7 @@ class TreeCache(Cache):
         """
         self.forwarded = self.pending + tokens
         if len(tokens) > 1:
-            states = self._states()
-            if [copy.shape for copy in self._copies] != [state.shape for state in states]:
-                self._copies = [state.clone() for state in states]
-            elif states:
-                torch._foreach_copy_(self._copies, states)
+            self._copies = [state.clone() for state in self._states()]
         return self.forwarded
 
     def record(self, text: list[int]) -> None:

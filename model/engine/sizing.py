@@ -366,13 +366,11 @@ class Sizing:
         """Load saved times and counts, unless they are of other sizes, as another kind of device or
         budget has.
         """
-        saved = state.get("sizing", torch.zeros(0))
-        if not bool((saved.isfinite() & (saved >= 0)).all()) or (
-            saved.dim() == 2 and not bool((saved[0] > 0).all())
-        ):
-            raise UserError("start: the saved step times are no positive numbers")
+        saved = state.get("sizing")
         self.reset()
-        if saved.shape == (3, len(self.times)):
+        if saved is not None and saved.shape == (3, len(self.times)):
+            if not bool((saved.isfinite() & (saved >= 0)).all() & (saved[0] > 0).all()):
+                raise UserError("start: the saved step times are no positive numbers")
             times, used, (self._tokens, *_) = saved.tolist()
             self._used = [int(n) for n in used]
             self._times_of[1].restart(times)

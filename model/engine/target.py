@@ -111,7 +111,7 @@ class Target:
         self._attending = Attending(model)
         # of static steps: see CompiledLayers
         self.kernels: AbstractContextManager[None] = nullcontext()
-        self.copies.refresh(model, anew=True)
+        self.copies.refresh(model)
         # one forward finds what layers store and which share their input
         if self.linear.copy == "fused":
             self.copies.fuse(model, self._probe)
@@ -127,8 +127,7 @@ class Target:
         self.graphs = Graphs(self.device)
         self._form = form_of(model)
         self.mode = mode_of(model)
-        # by execution, of the largest batch tried; see `batch.check_batch`
-        self.batch_columns: dict[str, int] = {}
+        self.batches = set[str]()  # executions whose trial passed; see `batch.check_batch`
         self.idle_batch: Any = None  # the cache of the last batch; see `batch.Batch`
         check_draft(self, TreeCache(self._shapes, TRIAL_ROOM, self._states))
 

@@ -8,7 +8,7 @@ from functools import cache, partial
 import pytest
 import torch
 from transformers import AutoModelForCausalLM as Auto
-from transformers import DogeConfig, GPTNeoConfig
+from transformers import GPTNeoConfig
 
 from model.engine import Drafter, Target, generate
 from model.engine.answer import Request
@@ -18,7 +18,7 @@ from model.engine.sampling import Sampling
 from model.engine.sight import LENGTH
 from model.errors import UserError
 from model.methods.vanilla import Vanilla
-from tests.conftest import CONFIGS, NARROW, SIZES, greedy, sharpened, toy_model
+from tests.conftest import CONFIGS, greedy, sharpened, toy_model
 from tests.model.every_method import SETTINGS, Oracle, OracleSession, V, make, write_companions
 from tests.model.sessions import comparable
 from tests.model.test_layers import RECURRENT, WINDOWED
@@ -248,7 +248,7 @@ def test_a_wrong_mask_is_noticed(wrong, by_table, monkeypatch):
     target = Target(model())
     target.attends_by_table = by_table
     with pytest.raises(UserError, match="logits of a batch's rows are .* away"):
-        check_batch(target, 512)
+        check_batch(target)
 
 
 def test_what_cannot_be_a_batch_is_refused_by_name(llama):
@@ -269,7 +269,7 @@ def test_what_cannot_be_a_batch_is_refused_by_name(llama):
     )  # fmt: skip
     counting = Target(sharpened(Auto.from_config(neo).eval()))
     with pytest.raises(UserError, match="does not work with transformers' own cache and masks"):
-        check_batch(counting, 4096)
+        check_batch(counting)
 
 
 def test_an_abandoned_batch_closes_its_sessions(llama):
@@ -303,19 +303,3 @@ def test_texts_longer_than_a_stretch_at_first(size, by_table, execution, monkeyp
         target, make("recycling", target, {}), size, [(list(text), request) for text in texts]
     )
     assert [out.tokens for out in outs] == [longest(text) for text in texts]
-
-
-def test_attention_that_adds_to_its_mask_gets_masks():
-    """Doge does; it takes its attention from the interface all the same."""
-    own = sharpened(
-        Auto.from_config(
-            DogeConfig(**SIZES, **NARROW, num_key_value_heads=2, keep_window_size=512)
-        ).eval()
-    )
-    target, texts = Target(own, context=256), prompts()[2:6]
-    assert target.attends_by_table
-    outs = together(
-        target, Vanilla(target.device), 3, [(text, Request(max_new_tokens=12)) for text in texts]
-    )
-    assert [out.tokens for out in outs] == [greedy(own, text, 12) for text in texts]
-    assert not target.attends_by_table
