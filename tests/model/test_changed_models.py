@@ -75,10 +75,6 @@ def other_frequencies(model):
     model.model.rotary_emb.inv_freq.data.mul_(0.3)  # which torch does not count
 
 
-def another_scaling(model):
-    model.model.layers[0].self_attn.scaling = 1.5
-
-
 def fused_adamw(model):
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.05, fused=True)
     model(IDS, labels=IDS).loss.backward()
@@ -108,7 +104,6 @@ def at_an_address_used_again(model):
     "write",
     [
         other_frequencies,
-        another_scaling,
         fused_adamw,
         through_numpy,
         one_counted_value,
