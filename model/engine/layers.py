@@ -162,6 +162,6 @@ def mode_of(model: Any) -> tuple[Any, ...]:
     for module in model.modules():
         hooks += [*module._forward_hooks, *module._forward_pre_hooks]
         if hasattr(type(module), "merged_adapters"):
-            acts = (module.active_adapters, module.disable_adapters, module.scaling)
-            adapters.append(acts)
+            scaling = getattr(module, "scaling", None)  # of LoRA
+            adapters.append((module.active_adapters, module.disable_adapters, scaling))
     return model.training, repr((hooks, adapters))

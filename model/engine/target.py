@@ -11,6 +11,7 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import cached_property, partial
 from itertools import pairwise
 from numbers import Integral
+from threading import get_ident
 from typing import Any, NamedTuple
 
 import torch
@@ -455,7 +456,11 @@ class Target:
             mask: what each of them attends to, additive (n, past + n); None: all before it.
             hidden: also return these hidden states.
         """
-        masks = self._by_type(mask, positions, cache.length)
+        past = cache.length
+        masks: Masks = None if mask is None else mask[None, None]
+        if past + len(tokens) > self._smallest_window:
+            columns = torch.cat((torch.arange(past, device=self.device), positions))
+            masks = self._by_type(mask, positions, columns)
         return self._run_model(cache, tokens, masks, positions, hidden)
 
     @torch.inference_mode()
@@ -488,7 +493,10 @@ class Target:
             written = torch.zeros_like(index[0]).index_copy_(0, write_at, positions)  # (bucket,)
             # (n, bucket)
             of_columns = torch.where(index < sight.table[:, LENGTH, None], index, written)
-            masks = self._by_type(additive(visible, self.dtype), positions, of_columns)
+            mask = additive(visible, self.dtype)
+            masks = mask[None, None]
+            if bucket > self._smallest_window:
+                masks = self._by_type(mask, positions, of_columns)
         try:
             with self.kernels:
                 return self._run_model(cache, tokens, masks, positions, hidden)
@@ -501,25 +509,19 @@ class Target:
             synchronize(device)
 
     def _by_type(
-        self, mask: torch.Tensor | None, positions: torch.Tensor, columns: torch.Tensor | int
+        self, mask: torch.Tensor | None, positions: torch.Tensor, columns: torch.Tensor
     ) -> Masks:
-        """Return the mask, or masks by type of layer if some see less than the text.
+        """Return masks by type of layer, as some see less than the text.
 
         Args:
             mask: additive (n, c), of layers that see all of it; None: no mask.
             positions: int64 (n,), of the n nodes.
-            columns: int64 (n, c), the position of each column that a node may see; or the number of
-                committed tokens, whose columns come before the nodes' own.
+            columns: int64 (c,) or (n, c), the position of each column that a node may see.
         """
         full = None if mask is None else mask[None, None]
-        n = len(positions)
-        seen = columns + n if isinstance(columns, int) else columns.shape[1]
-        if seen <= self._smallest_window:
-            return full
-        if isinstance(columns, int):
-            columns = torch.cat((torch.arange(columns, device=self.device), positions))
         if mask is None:
-            mask = torch.zeros(n, seen, dtype=self.dtype, device=self.device)
+            n = len(positions)
+            mask = torch.zeros(n, columns.shape[-1], dtype=self.dtype, device=self.device)
         hidden = torch.finfo(self.dtype).min
         masks: dict[str, torch.Tensor | None] = {
             kind: mask.masked_fill(window.hides(positions, columns), hidden)[None, None]
@@ -562,15 +564,18 @@ class Target:
         )
 
     def _store_hidden(self, states: dict[int, torch.Tensor], number: int) -> Any:
-        """Store hidden states (n, H) by number in each forward, until the returned hook is
-        removed.
+        """Store hidden states (n, H) by number in each forward of this thread, until the returned
+        hook is removed.
         """
+        thread = get_ident()
 
         def after(module: Any, args: Any, output: Any) -> None:
-            states[number] = output[0][0]  # the decoder's first output: (1, n, H)
+            if get_ident() == thread:
+                states[number] = output[0][0]  # the decoder's first output: (1, n, H)
 
         def before(module: Any, args: Any, kwargs: Any) -> None:
-            states[number] = (args[0] if args else kwargs["hidden_states"])[0]
+            if get_ident() == thread:
+                states[number] = (args[0] if args else kwargs["hidden_states"])[0]
 
         if number == LAST:
             return self.model.get_decoder().register_forward_hook(after)
