@@ -170,7 +170,8 @@ class Tree:
         paths: list[RankPath] = [(), *sorted(below_root, key=lambda p: (len(p), p))]
         node = {path: i for i, path in enumerate(paths)}
         if len(node) != len(paths):
-            raise UserError(f"tree: node {list(max(paths, key=paths.count))} is given twice")
+            twice = max(paths, key=paths.count)
+            raise UserError(f"tree: node {list(twice)} is given twice")
         for path in paths[1:]:
             if path[:-1] not in node:
                 raise UserError(f"tree: node {list(path)} has no parent; add {list(path[:-1])}")
