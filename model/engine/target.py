@@ -389,13 +389,11 @@ class Target:
 
     @torch.inference_mode()
     def forward(self, cache: TreeCache, draft: Draft, *, hidden: Hidden = ()) -> Outputs:
-        """Forward a draft of n nodes after the committed tokens.
+        """Forward a draft of n nodes, a chain if there are recurrent states, after the committed
+        tokens.
 
         Args:
             hidden: also return these hidden states.
-
-        Raises:
-            UserError: the model keeps recurrent states and the draft is no chain.
         """
         past = cache.length
         tree = draft.tree
@@ -411,13 +409,9 @@ class Target:
         )
 
     def _forward_chain(self, cache: TreeCache, draft: Draft, hidden: Hidden) -> Outputs:
-        """Forward a draft through a model with recurrent states, after the accepted tokens that
+        """Forward a chain through a model with recurrent states, after the accepted tokens that
         these have not read.
         """
-        if not draft.tree.is_chain:
-            raise UserError(
-                f"{self.name}: keeps recurrent states, for which a draft must be a chain"
-            )
         tokens = draft.tokens.tolist()
         n = len(draft.tree)
         self._make_room(cache, cache.length + len(cache.pending) + n, n)
