@@ -254,7 +254,8 @@ class _Answer:
         for token in verification.tokens:
             self.context = self.context.child(token)
         self.root = verification.tokens[-1]
-        return self.out.add(verification, limit, eos)
+        self.out.add(verification)
+        return len(self.out.tokens) < limit and self.root not in eos
 
     def _observe_hidden(self, tokens: list[int], last: list[Context]) -> None:
         """Let the session observe the hidden states of `tokens`.

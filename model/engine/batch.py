@@ -86,13 +86,11 @@ class SharedCache:
             drafter: the drafter of all drafts.
             greedy: True if all sequences are greedy.
         """
+        columns = [self.lengths[at] + len(draft.tree) for at, draft in drafts.items()]
         n = sum(len(draft.tree) for draft in drafts.values())
         rows = n if executor.execution == "eager" else rows_of(n)
-        *_, last = drafts
-        unused = dict.fromkeys(drafts, 0) | {last: rows - n}
-        self.make_room(
-            max(self.lengths[at] + len(draft.tree) + unused[at] for at, draft in drafts.items())
-        )
+        columns[-1] += rows - n  # unused rows
+        self.make_room(max(columns))
         stretches = [(at * self.room, self.lengths[at]) for at in drafts]
         return executor.forward(
             self.cache, list(drafts.values()), stretches, drafter, rows, greedy=greedy

@@ -68,11 +68,13 @@ def conclude(
     if needs.logits:
         verification.logits = logits
     if needs.candidates:
-        candidates = forwarded.candidates
-        if candidates[0] is None:
+        verification.candidates = forwarded.candidates
+        verification.log_probs = forwarded.log_probs
+        if forwarded.candidates is None:
             assert logits is not None
-            candidates = candidates_of(logits, needs.candidates, needs.log_probs)
-        verification.candidates, verification.log_probs = candidates
+            verification.candidates, verification.log_probs = candidates_of(
+                logits, needs.candidates, needs.log_probs
+            )
     if forwarded.hidden is not None:
         verification.hidden = forwarded.hidden[-len(tree) :]
     session.observe(verification)
@@ -297,22 +299,7 @@ class Executor:
         *,
         greedy: bool = True,
     ) -> list[Forwarded]:
-        """Return the outputs of each draft by a static forward; arguments as `static_forward`."""
-        static, launch = self.static_forward(cache, drafts, stretches, drafter, rows, greedy=greedy)
-        launch()
-        return static.forwarded(drafts)
-
-    def static_forward(
-        self,
-        cache: TreeCache,
-        drafts: list[Draft],
-        stretches: list[tuple[int, int]],
-        drafter: Drafter,
-        rows: int,
-        *,
-        greedy: bool = True,
-    ) -> tuple[StaticForward, Callable[[], None]]:
-        """Return a forward of so many rows, fed with these drafts, and the function that runs it.
+        """Return the outputs of each draft by a static forward of so many rows.
 
         Args:
             stretches: see `StaticForward.feed`.
@@ -333,7 +320,8 @@ class Executor:
                 StaticForward, drafter, (shape, None), rows, cache, feed, choice
             )
         feed(forward)
-        return forward, launch
+        launch()
+        return forward.forwarded(drafts)
 
     def made(
         self,
