@@ -373,10 +373,6 @@ class CachePool:
         self.make = make
         self._free: list[TreeCache] = []
 
-    def reserve(self, capacity: int) -> None:
-        """Allocate a cache of this capacity for the next sequence, unless there is one."""
-        self._free.append(self._pop(capacity))
-
     def drop(self) -> None:
         """Free the caches that are not borrowed, as after a failed graph, which may have written
         anything.
