@@ -306,15 +306,11 @@ class TreeCache(Cache):
             self.pending = []
         else:
             self.pending = accepted
-            self.restore()
+            if self._copies:
+                torch._foreach_copy_(self._states(), self._copies)
+            else:  # there was nothing before the draft
+                self._reset_states()
         self.forwarded = None
-
-    def restore(self) -> None:
-        """Let the recurrent states forget the last draft."""
-        if self._copies:
-            torch._foreach_copy_(self._states(), self._copies)
-        else:  # there was nothing before the draft
-            self._reset_states()
 
     def _reset_states(self) -> None:
         for layer in self.recurrent:
