@@ -129,7 +129,7 @@ class Batch(Steps):
         target.idle_batch = None
         fits = idle is not None and idle.cache.stretches == size
         self.cache = idle if fits else SharedCache(target, size)
-        self._executor = Executor(target)
+        self.executor = Executor(target)
 
     def begin(self, number: int, prompt: list[int], request: Request) -> Decoding:
         """Begin a sequence. Its prompt is forwarded alone, and its states are copied into the
@@ -171,11 +171,11 @@ class Batch(Steps):
         start = time.perf_counter()
         executions = [member.request.execution for member in members]
         execution = next((name for name in executions if name != "eager"), "eager")
-        if self._executor.execution != execution:
-            self._executor = Executor.of(
+        if self.executor.execution != execution:
+            self.executor = Executor.of(
                 self.target, self.cache.cache, self.drafter, GREEDY, execution
             )
-        setup_s = self.take(self._executor, members)
+        setup_s = self.take(members)
         share = (time.perf_counter() - start - setup_s) / len(members)
         for member in members:
             if len(member.out.steps) == 1:
@@ -185,10 +185,10 @@ class Batch(Steps):
         return members
 
     def verified(
-        self, executor: Executor, members: Sequence[Decoding], sessions: Sequence[Session]
+        self, members: Sequence[Decoding], sessions: Sequence[Session]
     ) -> Iterator[tuple[Decoding, Verification]]:
         paths = dict[int, list[int]]()
-        steps = super().verified(executor, members, sessions)
+        steps = super().verified(members, sessions)
         for at, (member, verification) in zip(list(self.members), steps, strict=True):
             paths[at] = verification.path[: len(verification.tokens)]
             yield member, verification
@@ -196,10 +196,10 @@ class Batch(Steps):
                 self.members.pop(at).session.close()
         self.cache.commit(paths)
 
-    def forward(self, executor: Executor, drafts: list[Draft], drafter: Drafter) -> list[Forwarded]:
+    def forward(self, drafts: list[Draft], drafter: Drafter) -> list[Forwarded]:
         greedy = all(member.session.choice.greedy for member in self.members.values())
         by_stretch = dict(zip(self.members, drafts, strict=True))
-        return self.cache.forward(executor, by_stretch, drafter, greedy=greedy)
+        return self.cache.forward(self.executor, by_stretch, drafter, greedy=greedy)
 
 
 def decode_batch(

@@ -86,18 +86,21 @@ class Steps:
     """Takes steps of sequences of one drafter: draft, forward, verify, commit, observe.
 
     Attributes:
+        executor: of the next step.
         mark: see `Request`.
         commits: False if a subclass commits all sequences together, at the end of `verified`.
     """
 
     mark: Mark = staticmethod(unmarked)
     commits = True
+    executor: Executor
 
-    def take(self, executor: Executor, members: Sequence[Decoding]) -> float:
+    def take(self, members: Sequence[Decoding]) -> float:
         """Take a step of these sequences. Returns the seconds spent on a new shape.
 
         A step's seconds go to the drafter's `Sizing`, unless it made a new shape.
         """
+        executor = self.executor
         sizing = members[0].session.drafter.sizing
         width = len(members)
         clock = executor.target.clock
@@ -107,7 +110,7 @@ class Steps:
         start = clock()
         is_plain = sizing is not None and sizing.begin_step(width)
         sessions = [executor.plain if is_plain else member.session for member in members]
-        for member, verification in self.verified(executor, members, sessions):
+        for member, verification in self.verified(members, sessions):
             member.exclude(executor.setup_s - setup_before, width)
             if is_plain:
                 member.session.skip(verification.tokens)
@@ -121,10 +124,10 @@ class Steps:
         return setup_s
 
     def verified(
-        self, executor: Executor, members: Sequence[Decoding], sessions: Sequence[Session]
+        self, members: Sequence[Decoding], sessions: Sequence[Session]
     ) -> Iterator[tuple[Decoding, Verification]]:
         """Draft and forward. Yield each sequence with its verification, once observed."""
-        target = executor.target
+        target = self.executor.target
         drafts = []
         for member, session in zip(members, sessions, strict=True):
             with target.drafting():
@@ -135,7 +138,7 @@ class Steps:
                 draft = Draft(draft.tree, draft.tokens.clone(), draft.source)
             drafts.append(draft)
         self.mark("draft")
-        outputs = self.forward(executor, drafts, sessions[0].drafter)
+        outputs = self.forward(drafts, sessions[0].drafter)
         self.mark("forward")
         for member, session, draft, forwarded in zip(
             members, sessions, drafts, outputs, strict=True
@@ -148,7 +151,7 @@ class Steps:
                 conclude(session, draft, forwarded, over=member.over, cache=cache, mark=self.mark),
             )
 
-    def forward(self, executor: Executor, drafts: list[Draft], drafter: Drafter) -> list[Forwarded]:
+    def forward(self, drafts: list[Draft], drafter: Drafter) -> list[Forwarded]:
         """Return the outputs of each draft's nodes."""
         raise NotImplementedError
 
@@ -182,17 +185,18 @@ class Step(Steps):
         self._last: StaticStep | None = None
 
     def __call__(self) -> None:
-        self.take(self.executor, [self.sequence])
+        self.take([self.sequence])
 
     def verified(
-        self, executor: Executor, members: Sequence[Decoding], sessions: Sequence[Session]
+        self, members: Sequence[Decoding], sessions: Sequence[Session]
     ) -> Iterator[tuple[Decoding, Verification]]:
         if self.on_device:
             yield self.sequence, self._on_device(sessions[0])
         else:
-            yield from super().verified(executor, members, sessions)
+            yield from super().verified(members, sessions)
 
-    def forward(self, executor: Executor, drafts: list[Draft], drafter: Drafter) -> list[Forwarded]:
+    def forward(self, drafts: list[Draft], drafter: Drafter) -> list[Forwarded]:
+        executor = self.executor
         cache = self.sequence.cache
         if executor.execution == "eager":
             hidden = drafter.needs.hidden

@@ -383,9 +383,7 @@ class Target:
             last = min(end, readable.stop)
             if first < last:
                 read(kept + first, logits[len(logits) - end + first : len(logits) - end + last])
-        if len(states) > 1:
-            states = [torch.cat(states)]
-        return Outputs(logits[len(logits) - n :], states[0] if states else None)
+        return Outputs(logits[len(logits) - n :], torch.cat(states) if states else None)
 
     @torch.inference_mode()
     def forward(self, cache: TreeCache, draft: Draft, *, hidden: Hidden = ()) -> Outputs:
