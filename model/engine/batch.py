@@ -46,7 +46,7 @@ class SharedCache:
     """
 
     def __init__(self, target: Target, size: int) -> None:
-        self.most = most_columns(target)
+        self.most = target.context + 2 * ROWS[-1]  # columns of a context, a draft, unused rows
         self.cache: TreeCache = target.caches.make(size * ROOM, stretches=size)
         self.cache.length = self.cache.capacity
         self.lengths = [0] * size
@@ -246,11 +246,6 @@ def decode_batch(
     finally:
         with target.turns:
             batch.close()
-
-
-def most_columns(target: Target) -> int:
-    """Return how many columns a stretch may need: a context, a draft and unused rows."""
-    return target.context + 2 * ROWS[-1]
 
 
 @torch.inference_mode()

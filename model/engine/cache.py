@@ -215,10 +215,10 @@ class TreeCache(Cache):
                 )
                 buffers.append((name, members, buffer))
         kept = self.length // self.stretches
+        split = (self.stretches, -1)
         for before, (_, _, buffer) in zip(self._buffers, buffers, strict=False):
-            former = before.tensor_split(self.stretches, 2)
-            for stretch, old in zip(buffer.tensor_split(self.stretches, 2), former, strict=True):
-                stretch[:, :, :kept] = old[:, :, :kept]
+            old = before.unflatten(2, split)  # (layers, heads, stretches, columns, dim)
+            buffer.unflatten(2, split)[:, :, :, :kept] = old[:, :, :, :kept]
         # only now, as memory may not have sufficed for the last one
         for name, members, buffer in buffers:
             for row, i in enumerate(members):

@@ -48,9 +48,6 @@ def test_a_decoder_answers_in_order_with_the_texts_of_one_by_one(model, method):
             assert [(a.ids, a.text) for a in answers] == [(a.ids, a.text) for a in one_by_one]
             for answer in answers:
                 assert sum(answer.accept_lengths) == len(answer.ids)
-                record = answer.metrics["speculative_decoding"]
-                drafted = len(answer.ids) - len(answer.accept_lengths)
-                assert record["num_accepted_draft_tokens"] >= drafted
     assert [a.ids for a in one_by_one] != [greedy(model, prompt, 25) for prompt in PROMPTS]
 
 
