@@ -286,7 +286,14 @@ def generate(
     start = time.perf_counter()
     answers = list[Answer]()
     for answer in decoder.answers(asked, batch=given.batch, **limits):
-        show(prompts[len(answers)], answer, given)
+        text = answer.text
+        if given.jsonl:
+            prompt = prompts[len(answers)]
+            # as the template got it
+            chat = {} if given.raw else {"messages": asked[len(answers)]}
+            row = {"prompt": prompt, **chat, **asdict(answer)}
+            text = json.dumps(row, ensure_ascii=False)
+        print(text, flush=True)
         answers.append(answer)
 
     if not given.quiet:
@@ -315,16 +322,6 @@ def summary(decoder: Decoder, answers: list[Answer], seconds: float, batch: int 
         )
 
     return says
-
-
-def show(prompt: str, answer: Answer, given: argparse.Namespace) -> None:
-    """Print an answer."""
-    text = answer.text
-    if given.jsonl:
-        # as the template got it
-        chat = {} if given.raw else {"messages": [{"role": "user", "content": prompt}]}
-        text = json.dumps({"prompt": prompt, **chat, **asdict(answer)}, ensure_ascii=False)
-    print(text, flush=True)
 
 
 def prompts_of(given: argparse.Namespace) -> list[str]:

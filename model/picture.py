@@ -10,7 +10,6 @@ from __future__ import annotations
 import html
 import json
 import re
-import unicodedata
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -18,7 +17,7 @@ from typing import Any
 from .decoder import Decoder, Prompt, pieces
 from .engine import StepRecord, decode
 from .engine.loop import exhaust
-from .engine.tree import RankPath, drawing_rows
+from .engine.tree import RankPath
 from .errors import visible
 
 # characters per line, width of a character, height of a line
@@ -26,12 +25,10 @@ COLUMNS = 66
 CHAR = 8.4
 LINE = 23
 WIDTH = 32 + COLUMNS * CHAR
-# in the tree: width, height, column gap, maximum characters of a token
+# in the tree: width of a character, height of a row, gap between a node and its children
 LABEL = 7.2
 ROW = 17
 GAP = 26
-LONGEST = 14
-DEEPEST = 6  # rejected nodes below this depth are not drawn
 STYLE = """
 text { font: 14px ui-monospace, "SF Mono", Menlo, Consolas, "DejaVu Sans Mono", monospace; fill: #1d2126 }
 .quiet { fill: #5c636b } .small { font-size: 12px } .words { font: 13px system-ui, "Segoe UI", Arial, sans-serif }
@@ -101,7 +98,7 @@ class Picture:
         if self.nodes:
             drawn, bottom, right = _tree(self, bottom + 2 * ROW)
             parts += drawn
-            width = max(width, right)
+            width = max(width, right + 16)
 
         parts += [_words(16, bottom + 19 * number, note) for number, note in enumerate(notes, 1)]
         height = bottom + 19 * len(notes) + 16
@@ -132,38 +129,27 @@ def _fitted(x: float, y: float, text: str, width: float, kind: str = "") -> str:
     )
 
 
-def _columns(text: str) -> int:
-    """Return how many columns a text takes in a monospaced font."""
-    return sum(
-        0 if unicodedata.combining(c) else 1 + (unicodedata.east_asian_width(c) in "WF")
-        for c in text
-    )
-
-
-def _boxes(parts: list[tuple[str, int]]) -> Iterator[tuple[int, int, str, int]]:
+def _lines(parts: list[tuple[str, int]]) -> Iterator[tuple[int, int, str, int]]:
     """Wrap the pieces by words.
 
     Yield row, column, text and tokens of each box: one piece's text on one line.
     """
     row = 0
     column = 0
-    started = False  # True once the line has a word
     for text, count in parts:
         start = column
         shown = ""
         for word in re.findall(rf"\n+|[^\S\n]|\S{{1,{COLUMNS}}}", visible(text)):
             newlines = word.count("\n")
-            if newlines or column + _columns(word) > COLUMNS:
+            if newlines or column + len(word) > COLUMNS:
                 if shown.strip():
                     yield row, start, shown, count
                 row += min(newlines or 1, 2)
                 start = column = 0
                 shown = ""
-                started = False
-            started = started or not word.isspace()
-            if started:
+            if column or not word.isspace():
                 shown += word
-                column += _columns(word)
+                column += len(word)
         if shown.strip():
             yield row, start, shown, count
 
@@ -176,10 +162,10 @@ def _text(picture: Picture) -> tuple[list[str], float]:
         _words(16 + 45 * CHAR, 26, f"mean {mean:.2f}"),
     ]
     legend = [(-2, 19 + 4 * n, f" {n} " if n < 5 else " 5+ ", n) for n in range(1, 6)]
-    for row, start, text, length in [*legend, *_boxes(picture.pieces)]:
+    for row, start, text, length in [*legend, *_lines(picture.pieces)]:
         x = 16 + CHAR * start
         y = 66 + LINE * row + (6 if row < 0 else 0)
-        width = CHAR * _columns(text)
+        width = CHAR * len(text)
         box = f'x="{x + 0.5:.1f}" y="{y - 15:.1f}" width="{width - 1:.1f}" height="20" rx="3"'
         parts += [f'<rect class="s{min(length, 5)}" {box}/>', _fitted(x, y, text, width)]
 
@@ -187,43 +173,37 @@ def _text(picture: Picture) -> tuple[list[str], float]:
 
 
 def _tree(picture: Picture, top: float) -> tuple[list[str], float, float]:
-    """Draw the draft, rejected nodes to a fixed depth.
+    """Draw the draft. A node's first child is on its row, each other one begins a new row.
 
-    Return lines of SVG, their bottom and their right end.
+    Rejected nodes end one level below the accepted ones. Return lines of SVG, their bottom and
+    their right end.
     """
-    accepted = {path for path, _, ok in picture.nodes if ok}
-    deepest = max(DEEPEST, *map(len, accepted))
-    labels = {}
-    for path, text, _ in picture.nodes:
-        label = visible(text).replace("\n", "⏎").replace(" ", "·") or "∅"
-        if len(label) > LONGEST:
-            label = label[: LONGEST - 1] + "…"
-        if len(path) <= deepest:
-            labels[path] = label
+    accepted = [path for path, _, ok in picture.nodes if ok]  # the root included
+    parts = list[str]()
+    y = top + 1.5 * ROW
+    ends: dict[RankPath, tuple[float, float]] = {}  # where each node's edges begin
+    parents = set[RankPath]()  # nodes with a child that is drawn
 
-    x = [16.0]  # of each depth
-    for depth in range(max(map(len, labels)) + 1):
-        widest = max(_columns(label) for path, label in labels.items() if len(path) == depth)
-        x.append(x[-1] + GAP + LABEL * widest)
-
-    drafted = len(picture.nodes) - 1
-    says = f"step {picture.step}: {drafted} tokens drafted, {len(accepted) - 1} accepted"
-    if len(labels) < len(picture.nodes):
-        says += f", {len(labels) - 1} drawn"
-    rows, count = drawing_rows(labels)
-    edges = []
-    names = [_words(16, top, f"{says}; · is a space")]
-    for path in sorted(labels, key=lambda path: (path in accepted, path)):
-        at = x[len(path)]
-        y = top + ROW * (rows[path] + 1.3)
-        kind = "on" if path in accepted else "quiet"
-        names.append(_fitted(at, y, labels[path], LABEL * _columns(labels[path]), f"small {kind}"))
+    for path, text, ok in sorted(picture.nodes):  # depth-first
+        if len(path) > len(accepted):
+            continue
+        x = 16.0
         if path:
             parent = path[:-1]
-            left = x[len(parent)] + LABEL * _columns(labels[parent]) + 3
-            rise = ROW * (rows[path] - rows[parent])
-            bend = f"h{at - 21 - left:.1f}c8 0 8 {rise:.1f} 18 {rise:.1f}"
-            kind = "edge path" if path in accepted else "edge"
-            edges.append(f'<path class="{kind}" d="M{left:.1f} {y - 4 - rise:.1f}{bend}"/>')
+            y += ROW * (parent in parents)
+            parents.add(parent)
+            left, above = ends[parent]
+            x = left + GAP
+            bend = f"c8 0 6 {y - above:.1f} {GAP - 6} {y - above:.1f}"
+            kind = "edge path" if ok else "edge"
+            parts.append(f'<path class="{kind}" d="M{left:.1f} {above - 4:.1f}{bend}"/>')
+        label = visible(text).replace("\n", "⏎").replace(" ", "·") or "∅"
+        width = LABEL * len(label)
+        parts.append(_fitted(x, y, label, width, "small on" if ok else "small quiet"))
+        ends[path] = (x + width + 3, y)
 
-    return edges + names, top + ROW * (count + 1), x[-1]
+    drafted = len(picture.nodes) - 1
+    drawn = f", {len(ends) - 1} drawn" if len(ends) <= drafted else ""
+    says = f"step {picture.step}: {drafted} tokens drafted, {len(accepted) - 1} accepted{drawn}"
+    parts.append(_words(16, top, f"{says}; · is a space"))
+    return parts, y + ROW, max(end for end, _ in ends.values())

@@ -4,7 +4,7 @@ from shipped records.
     <!-- results: E                 E: a folder of results/reference/; YAML follows
     columns: {TITLE: WORDS, ...}    a cell is found by the WORDS of its row and of its column
     rows: {TITLE: WORDS, ...}
-    first, more: ...                the first column's title; columns written by hand -->
+    first: ...                      the first column's title -->
     ... <!-- end -->
 
 E may be `definitions`: what the columns of the tables mean; or `commands`: those of all records. A
@@ -231,7 +231,6 @@ def rendered(block: re.Match[str]) -> str:
 def table_of(spec: dict[str, Any]) -> str:
     """Return a block's table in Markdown."""
     columns = list(expanded(spec["columns"]))
-    more = spec.get("more", {})
     rows = []
 
     for title, of_row in expanded(spec["rows"]):
@@ -243,10 +242,9 @@ def table_of(spec: dict[str, Any]) -> str:
             name = "".join(re.findall(r"\bin=(\S+)", words)) or spec["results"]
             cells.append(Shipped(name).cell(re.sub(r"\bin=\S+", "", words)))
 
-        by_hand = [str(column.get(title, "")) for column in more.values()]
-        rows.append([title.strip(), *cells, *by_hand])
+        rows.append([title.strip(), *cells])
 
-    heading = [spec.get("first", "method"), *(title for title, _ in columns), *more]
+    heading = [spec.get("first", "method"), *(title for title, _ in columns)]
     table = rendering.markdown(heading, rows)
     # keeps an interval on one line
     table = re.sub(r"(?<=\d), (?=[\d.]+\])", ",\N{NO-BREAK SPACE}", table)

@@ -10,7 +10,7 @@ import math
 import random
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -37,13 +37,9 @@ EMBEDDED = "embedded"  # the text that the shipped model was trained on
 POOL = 256  # sequences sorted by length together
 DECAY = 0.8  # weight of each further Medusa head (2401.10774, 2.2.1)
 CLASS_WEIGHT = 0.1  # of the cross-entropy next to the regression (2401.15077, 4.2)
-MEDUSA_ALONE = ("heads", "layers", "shared_lm_head")
+LENGTH = 1024  # tokens of the longest sequence
+SEED = 0  # of weights, order and noise
 NOISE = 0.1  # half-width of the uniform noise on EAGLE's features (2401.15077, 4.2)
-
-
-def option(default: Any, words: str) -> Any:
-    """A setting of the recipe and of the command line."""
-    return field(default=default, metadata={"help": words})
 
 
 @dataclass(frozen=True)
@@ -51,21 +47,16 @@ class Recipe:
     """Everything that decides the heads, except the model and the text."""
 
     kind: str  # medusa | eagle
-    steps: int = option(400, "optimizer steps")
-    batch_tokens: int = option(3072, "a step, padding included")
-    length: int = option(1024, "longest sequence, in tokens")
-    rate: float = option(2e-3, "peak learning rate")
-    seed: int = option(0, "of weights, order and noise")
-    heads: int = option(
-        4, "tokens drafted beyond the next; by default as many as the published tree is deep"
-    )
-    layers: int = option(1, "residual blocks a head")
-    shared_lm_head: bool = option(False, "use the target's own projection for all heads")
+    steps: int = 400
+    rate: float = 2e-3  # the peak of the learning rate
+    batch_tokens: int = 3072  # of a step, padding included
+    heads: int = 4  # as many as the published tree is deep
+    layers: int = 1  # residual blocks a head
+    shared_lm_head: bool = False  # True: all heads use the target's own projection
 
     def __post_init__(self) -> None:
-        for key in ("steps", "batch_tokens", "length", "heads", "layers"):
-            if getattr(self, key) < 1:
-                raise UserError(f"{key}={getattr(self, key)}: must be at least 1")
+        if min(self.steps, self.batch_tokens, self.heads, self.layers) < 1:
+            raise UserError("steps, batch_tokens, heads and layers must be at least 1")
         if not 0 < self.rate < math.inf:
             raise UserError(f"rate={self.rate}: must be above 0")
 
@@ -75,7 +66,7 @@ def new_heads(recipe: Recipe, target: Target) -> MedusaHeads | EagleHead:
 
     Medusa's are copies of the target's head (paper, 2.2.1), EAGLE's are random.
     """
-    torch.manual_seed(recipe.seed)
+    torch.manual_seed(SEED)
     if recipe.kind == "eagle":
         embedding = target.model.get_input_embeddings().weight.detach()
         return EagleHead(layer_config(_eagle_config(target)), embedding).to(target.device)
@@ -172,7 +163,7 @@ def eagle_loss(
     return F.smooth_l1_loss(predicted, true) + CLASS_WEIGHT * classes
 
 
-def sequences(text: str, tokenizer: Any, length: int, seed: int) -> Iterator[Encoded]:
+def sequences(text: str, tokenizer: Any, length: int) -> Iterator[Encoded]:
     """Yield token sequences forever, each at most `length` long.
 
     Args:
@@ -184,7 +175,7 @@ def sequences(text: str, tokenizer: Any, length: int, seed: int) -> Iterator[Enc
         UserError: the file cannot be read, or holds fewer than 8 tokens.
     """
     if text == EMBEDDED:
-        dialogues = training(TRAINING_SEED + seed, easy_until=1)
+        dialogues = training(TRAINING_SEED + SEED, easy_until=1)
         items = encode(tokenizer.backend_tokenizer, dialogues)
         yield from (item for item in items if len(item) <= length)
 
@@ -196,7 +187,7 @@ def sequences(text: str, tokenizer: Any, length: int, seed: int) -> Iterator[Enc
     chunks = [ids for ids in chunks if len(ids) >= 8]
     if not chunks:
         raise UserError(f"{text}: holds fewer than 8 tokens")
-    rng = random.Random(seed)
+    rng = random.Random(SEED)
     while True:
         rng.shuffle(chunks)
         yield from (Encoded(ids, [True] * len(ids)) for ids in chunks)
@@ -221,9 +212,9 @@ def train(recipe: Recipe, target: Target, tokenizer: Any, text: str) -> MedusaHe
     rates = torch.optim.lr_scheduler.OneCycleLR(
         optimizer, recipe.rate, total_steps=recipe.steps, pct_start=0.05, cycle_momentum=False
     )
-    generator = torch.Generator().manual_seed(recipe.seed)
-    items = sequences(text, tokenizer, min(recipe.length, target.context), recipe.seed)
-    stream = batches(items, POOL, recipe.batch_tokens, recipe.seed)
+    generator = torch.Generator().manual_seed(SEED)
+    items = sequences(text, tokenizer, min(LENGTH, target.context))
+    stream = batches(items, POOL, recipe.batch_tokens, SEED)
 
     started = time.perf_counter()
     for step, (ids, wanted) in enumerate(islice(stream, recipe.steps)):
@@ -288,14 +279,13 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
         add("--device", default="auto", help="of the target")
         add("--dtype", default="auto", help="of the target")
 
-        for setting in fields(Recipe)[1:]:
-            if kind == "eagle" and setting.name in MEDUSA_ALONE:
-                continue
-            how: dict[str, Any] = {"type": type(setting.default)}
-            if setting.default is False:
-                how = {"action": "store_true"}
-            flag = f"--{setting.name.replace('_', '-')}"
-            add(flag, default=setting.default, help=setting.metadata["help"], **how)
+        add("--steps", type=int, default=Recipe.steps, help="optimizer steps")
+        add("--rate", type=float, default=Recipe.rate, help="peak learning rate")
+        add("--batch-tokens", type=int, default=Recipe.batch_tokens, help="padding included")
+        if kind == "medusa":
+            add("--heads", type=int, default=Recipe.heads, help="tokens drafted beyond the next")
+            add("--layers", type=int, default=Recipe.layers, help="residual blocks a head")
+            add("--shared-lm-head", action="store_true", help="use the target's own projection")
 
     return parser.parse_args(arguments)
 

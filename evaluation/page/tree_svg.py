@@ -1,6 +1,7 @@
 """A draft tree laid out for drawing.
 
-The root is on the left, leaves are below one another, acceptance is the colour.
+The root is on the left and acceptance is the colour. A node's first child is on its row, each other
+one begins a new row.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from bisect import bisect_left
 from itertools import groupby
 from typing import Any
 
-from model.engine.tree import RankPath, drawing_rows
+from model.engine.tree import RankPath
 
 from ..statistics.acceptance import LEARNT, TREE_SOURCE, accepted_paths, by_node, fixed_tree
 from ..statistics.pools import Pool
@@ -40,16 +41,17 @@ def draw(name: str, pool: Pool) -> dict[str, Any] | None:
     if not tree or not accepted or not nodes:
         return None
 
-    rows, leaves = drawing_rows([node.path for node in nodes])
-    places = {}
-    for path, row in rows.items():
-        places[path] = (LEFT + COLUMN * len(path), round(MARGIN + ROW * (row + 0.5), 1))
-
+    y = MARGIN + ROW / 2
+    places: dict[RankPath, tuple[float, float]] = {(): (LEFT, y)}
+    parents = set[RankPath]()
     dots = []
-    for node in sorted(nodes, key=lambda node: node.path):
+    for node in sorted(nodes, key=lambda node: node.path):  # depth-first
+        parent = node.path[:-1]
+        y += ROW * (parent in parents)
+        parents.add(parent)
+        places[node.path] = (LEFT + COLUMN * len(node.path), y)
         shade = bisect_left(BOUNDS, 100 * node.share)
-        parent = places[node.path[:-1]]
-        dots.append((node, spelled(node.path), shade, *places[node.path], *parent))
+        dots.append((node, spelled(node.path), shade, *places[node.path], *places[parent]))
 
     unknown = ""
     if not order:
@@ -60,7 +62,7 @@ def draw(name: str, pool: Pool) -> dict[str, Any] | None:
         "name": name,
         "dots": dots,
         "root": places[()],
-        "size": (LEFT + COLUMN * deepest + MARGIN, ROW * leaves + 2 * MARGIN),
+        "size": (LEFT + COLUMN * deepest + MARGIN, y + ROW / 2 + MARGIN),
         "deepest": deepest,
         "never": sum(node.accepted == 0 for node in nodes),
         "unknown": unknown,

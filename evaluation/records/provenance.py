@@ -104,7 +104,7 @@ def git_state() -> dict[str, Any]:
         return done.stdout.strip()
 
     try:
-        # measure_again replaces records as it goes
+        # contributed records replace older ones
         changed = git("status", "--porcelain", "--", ".", ":!results")
         return {"commit": git("rev-parse", "HEAD"), "modified": bool(changed)}
     except (OSError, subprocess.SubprocessError):

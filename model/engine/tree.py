@@ -192,24 +192,6 @@ class Tree:
         return self._elsewhere[device]
 
 
-def drawing_rows(paths: Iterable[RankPath]) -> tuple[dict[RankPath, float], int]:
-    """Return each node's row in a drawing, the root () included, and the number of rows.
-
-    A leaf takes the next row, a parent the middle of its children.
-    """
-    children: dict[RankPath, list[RankPath]] = {(): []}
-    for path in sorted(set(paths) - {()}):  # parents come before their children, siblings by rank
-        children[path] = []
-        children[path[:-1]].append(path)
-    rows: dict[RankPath, float] = {}
-    leaves = 0
-    for path in sorted(children, reverse=True):  # children come before their parents
-        below = [rows[child] for child in children[path]]
-        leaves += not below
-        rows[path] = (below[0] + below[-1]) / 2 if below else -float(leaves)
-    return {path: leaves + row for path, row in rows.items()}, leaves
-
-
 def arranged(
     tokens: Sequence[int], parents: Sequence[int], source: str | None = None
 ) -> tuple[Draft, list[int]]:

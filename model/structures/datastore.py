@@ -6,9 +6,9 @@ The file is mapped into memory, so that opening it costs the same at any size an
 that a search touches are read. Tokens are stored big-endian: the order of their bytes is then the
 order of the tokens, and a comparison of two suffixes is one comparison of bytes.
 
-The file holds three arrays as `np.save` writes them: the vocabulary's size (1,); the suffix array
-(n,), where each suffix begins, in lexicographic order, which is aligned here; and the tokens (n,),
-of 2 bytes each, or 4 where the vocabulary is larger than 65,536.
+The file holds three tensors (safetensors): `vocab_size` (1,); `suffixes`, int32 (n,), where each
+suffix begins, in lexicographic order; and `tokens`, uint8 (n, w), of w = 2 bytes each, or 4 where
+the vocabulary is larger than 65,536.
 """
 
 from __future__ import annotations
@@ -17,13 +17,14 @@ import struct
 from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, BinaryIO
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
+from safetensors.torch import load_file
 
 from ..errors import UserError
-from ..files import located, replaced
+from ..files import located, save_state
 from . import PADDING
 
 
@@ -55,26 +56,27 @@ class Datastore:
     """
 
     def __init__(self, path: str | Path, *, vocab_size: int) -> None:
-        file = located(path)
         try:
-            with file.open("rb") as stream:
-                size, self._suffixes, self._tokens = (_mapped(stream) for _ in range(3))
-        except Exception as error:  # whatever numpy raises for a damaged header
-            damaged = "not a datastore of this version, or cut short"
-            why = error.strerror if isinstance(error, OSError) else damaged
+            state = load_file(located(path))  # mapped into memory
+            size = int(state["vocab_size"])
+            self._suffixes = state["suffixes"].numpy()
+            tokens = state["tokens"].numpy()
+        except Exception:  # whatever safetensors raises
             raise UserError(
-                f"datastore {path}: {why}; build one with `python -m tools.datastore`"
+                f"datastore {path}: missing, cut short, or not of this version; build one with"
+                " `python -m tools.datastore`"
             ) from None
 
-        self._width = self._tokens.itemsize
-        self._count = len(self._tokens)
-        if abs(size[0] - vocab_size) >= PADDING or vocab_size > 256**self._width:
+        self._count = len(tokens)
+        self._width = int(tokens.shape[1])
+        if abs(size - vocab_size) >= PADDING or vocab_size > 256**self._width:
             raise UserError(
-                f"datastore {path}: its vocabulary has {size[0]} tokens, the model's {vocab_size}; "
+                f"datastore {path}: its vocabulary has {size} tokens, the model's {vocab_size}; "
                 "build one with this model's tokenizer (`python -m tools.datastore`)"
             )
 
-        self._bytes = self._tokens.view(np.uint8).data
+        self._bytes = tokens.reshape(-1).data
+        self._tokens = tokens.view(f">u{self._width}")[:, 0]
         self._order = self._suffixes.data  # (n,); reading one number of it costs 40 ns, numpy's 100
 
     def __len__(self) -> int:
@@ -149,21 +151,10 @@ def write_datastore(path: Path, tokens: NDArray[np.int64], vocab_size: int) -> N
         raise UserError(f"datastore {path}: the texts hold no tokens")
 
     width = 2 if vocab_size <= 2**16 else 4
-    of_file = (
-        np.array([vocab_size], "<i8"),
-        suffix_array(tokens).astype("<u4"),
-        tokens.astype(f">u{width}"),
-    )
-    with replaced(path) as partial, partial.open("wb") as stream:
-        for array in of_file:
-            np.save(stream, array)
-
-
-def _mapped(stream: BinaryIO) -> NDArray[Any]:
-    """Map the next array of a file into memory. Raises ValueError if there is none."""
-    np.lib.format.read_magic(stream)
-    shape, _, dtype = np.lib.format.read_array_header_1_0(stream)
-    begin = stream.tell()
-    array = np.memmap(stream, dtype, "r", begin, shape)
-    stream.seek(begin + array.nbytes)
-    return np.asarray(array)
+    big_endian = tokens.astype(f">u{width}").view(np.uint8).reshape(-1, width)
+    state = {
+        "vocab_size": torch.tensor([vocab_size]),
+        "suffixes": torch.from_numpy(suffix_array(tokens)).int(),
+        "tokens": torch.from_numpy(big_endian),
+    }
+    save_state(state, path)

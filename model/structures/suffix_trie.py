@@ -3,21 +3,21 @@
 It drafts what most often followed a string of tokens.
 
 Ties are ordered as in its public code, as drafts depend on the order: siblings by the rules of
-`_rise` and `remove`, a tree's queue as libstdc++'s heap. Probabilities are float32, multiplied in
-the same order.
+`_rise` and `remove`, a tree's queue as libstdc++'s heap, whose steps are those of `heapq`.
+Probabilities are float32, multiplied in the same order.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Iterator, Sequence
+from heapq import heappop, heappush
 from itertools import islice
 from typing import Any, NamedTuple
 
 import numpy as np
 
 ONE = np.float32(1)
-Queued = tuple[Any, ...]  # a string to continue; its probability first
 
 
 class Limits(NamedTuple):
@@ -43,6 +43,20 @@ class Drafted(NamedTuple):
     parents: list[int]
     probs: list[np.float32]
     score: np.float32  # the sum of the probabilities
+
+
+class Queued(NamedTuple):
+    """A string to continue. The most probable comes first; nothing else decides."""
+
+    prob: np.float32
+    node: Node
+    at: int  # the next token's index in the node's text
+    left: int  # tokens left to the trie's depth
+    parent: int  # the index of the last drafted token; -1: the root
+    due: bool  # True: the string's last token is not drafted yet
+
+    def __lt__(self, other: Any) -> bool:
+        return bool(self.prob > other.prob)
 
 
 class Node:
@@ -342,18 +356,16 @@ def _chain(node: Node, at: int, left: int, limit: int, min_prob: np.float32) -> 
 def _tree(node: Node, at: int, left: int, limit: int, min_prob: np.float32) -> Drafted:
     """Draft the most probable tokens.
 
-    The queue has strings to continue. If `due`, a string's last token is not drafted before the
-    string's turn comes.
+    A branch's first token is not drafted before its string's turn comes.
     """
     tokens = list[int]()
     parents = list[int]()
     probs = list[np.float32]()
     score = np.float32(0)
-    queue: list[Queued] = []
-    _push(queue, (ONE, node, at, left, -1, False))
+    queue = [Queued(ONE, node, at, left, -1, False)]
 
     while len(tokens) < limit and queue:
-        prob, node, at, left, parent, due = _pop(queue)
+        prob, node, at, left, parent, due = heappop(queue)
         if not due:
             if left == 0 or (at == node.known and not node.ordered):
                 continue
@@ -369,51 +381,14 @@ def _tree(node: Node, at: int, left: int, limit: int, min_prob: np.float32) -> D
                     part = prob * np.float32(child.count) / np.float32(node.count)
                     if part < min_prob:
                         break
-                    _push(queue, (part, child, child.start(node.depth) + 1, left, parent, True))
+                    start = child.start(node.depth) + 1
+                    heappush(queue, Queued(part, child, start, left, parent, True))
                 continue
 
         tokens.append(node.text[at - 1])
         parents.append(parent)
         probs.append(prob)
         score = score + prob
-        _push(queue, (prob, node, at, left, len(tokens) - 1, False))
+        heappush(queue, Queued(prob, node, at, left, len(tokens) - 1, False))
 
     return Drafted(tokens, parents, probs, score)
-
-
-def _push(queue: list[Queued], item: Queued, hole: int = -1) -> None:
-    """Put an item at the end, or into this hole, and move it up.
-
-    It moves while its parent has a smaller probability.
-    """
-    if hole < 0:
-        hole = len(queue)
-        queue.append(item)
-
-    while hole:
-        above = (hole - 1) // 2
-        if not queue[above][0] < item[0]:
-            break
-        queue[hole] = queue[above]
-        hole = above
-
-    queue[hole] = item
-
-
-def _pop(queue: list[Queued]) -> Queued:
-    """Take the first item.
-
-    Its hole sinks to the bottom; there the last item goes in and moves up.
-    """
-    first = queue[0]
-    last = queue.pop()
-    hole = 0
-    while (child := 2 * hole + 2) <= len(queue):
-        if child == len(queue) or queue[child][0] < queue[child - 1][0]:
-            child -= 1  # the right one, if equal
-        queue[hole] = queue[child]
-        hole = child
-
-    if queue:
-        _push(queue, last, hole)
-    return first

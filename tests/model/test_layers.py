@@ -6,24 +6,15 @@ from transformers import AutoModelForCausalLM as Auto
 from transformers import AutoModelForImageTextToText as AutoMultimodal
 from transformers import AutoModelForSeq2SeqLM as AutoSeq2Seq
 from transformers import (
-    BambaConfig,
     BertConfig,
     DogeConfig,
     FalconConfig,
-    FalconH1Config,
-    Gemma2Config,
-    Gemma3nTextConfig,
     GPTNeoConfig,
-    GptOssConfig,
-    Lfm2Config,
     Llama4TextConfig,
     LlavaConfig,
-    Mamba2Config,
     MambaConfig,
-    MistralConfig,
     MllamaConfig,
     Qwen2VLConfig,
-    Qwen3NextConfig,
     T5Config,
 )
 
@@ -34,15 +25,10 @@ from model.errors import UserError
 from model.generate import Generate, refuse
 from model.methods import make_method
 from tests.conftest import CONFIGS, NARROW, SIZES, greedy, sharpened, toy_model
+from tests.model.families import toy
 
-WINDOW = 8
 HEADS = dict(num_key_value_heads=2, head_dim=8)
 EXPERTS = dict(num_local_experts=4, num_experts_per_tok=2)
-SHORT = SIZES | NARROW | dict(num_hidden_layers=4, sliding_window=WINDOW)
-SHARED = dict(
-    layer_types=["sliding_attention", "full_attention"] * 2, num_kv_shared_layers=2, vocab_size_per_layer_input=61,
-    hidden_size_per_layer_input=8, laurel_rank=4, intermediate_size=[48] * 4, activation_sparsity_pattern=[0.0] * 4,
-)  # fmt: skip
 LLAMA4 = (
     SIZES
     | NARROW
@@ -50,38 +36,12 @@ LLAMA4 = (
     | EXPERTS
     | dict(num_hidden_layers=4, intermediate_size_mlp=48, attention_chunk_size=8)
 )
-WINDOWED = {
-    "mistral": MistralConfig(**SHORT, num_key_value_heads=2),  # one mask for all of its layers
-    "gemma2": Gemma2Config(**SHORT, **HEADS),  # two types of layers, a mask each
-    "gpt_oss": GptOssConfig(**SHORT, **HEADS, **EXPERTS),  # with sinks
-    "llama4": Llama4TextConfig(**LLAMA4),
-    "gemma3n": Gemma3nTextConfig(**SHORT | SHARED, **HEADS),  # two layers read another one's keys
-}
-STATES = dict(
-    mamba_d_state=8,
-    mamba_n_heads=8,
-    mamba_d_head=8,
-    mamba_n_groups=1,
-    mamba_d_conv=4,
-    mamba_chunk_size=16,
-)
-LINEAR = dict(
-    linear_num_key_heads=2, linear_num_value_heads=4, linear_key_head_dim=8, linear_value_head_dim=8
-)
+# mistral: one mask for all of its layers; gemma2: two types of layers, a mask each; gpt_oss: sinks;
+# gemma3n: two layers read another one's keys
+WINDOWED = ("mistral", "gemma2", "gpt_oss", "llama4_text", "gemma3n_text")
+# falcon_h1: states and keys in one layer; mamba2: no attention
+RECURRENT = ("lfm2", "qwen3_next", "bamba", "falcon_h1", "mamba2")
 GROUPED = SIZES | NARROW | dict(num_hidden_layers=4, num_key_value_heads=2)
-RECURRENT = {
-    "lfm2": Lfm2Config(**GROUPED, block_multiple_of=8, layer_types=["conv", "full_attention"] * 2),
-    "qwen3_next": Qwen3NextConfig(
-        **GROUPED | LINEAR, head_dim=8, num_experts=4, num_experts_per_tok=2, moe_intermediate_size=16,
-        shared_expert_intermediate_size=16,
-    ),
-    "bamba": BambaConfig(**GROUPED | STATES, attn_layer_indices=[1, 3]),
-    "falcon_h1": FalconH1Config(**GROUPED | STATES, mamba_d_ssm=64),  # states and keys in one layer
-    "mamba2": Mamba2Config(  # without attention
-        vocab_size=61, hidden_size=32, num_hidden_layers=3, num_heads=8, head_dim=8, state_size=8, n_groups=1,
-        chunk_size=16,
-    ),
-}  # fmt: skip
 PICTURES = dict(
     hidden_size=32,
     num_hidden_layers=1,
@@ -114,7 +74,7 @@ METHODS = {
 PROMPT = [5, 9, 13, 7, 5, 9, 13, 8, 5, 9, 13, 7, 20, 21, 22, 5, 9, 13, 5, 9, 13, 7]
 
 
-def toy(config):
+def made(config):
     """A random model, sharpened so that its text depends on all that it sees."""
     torch.manual_seed(0)
     kind = AutoMultimodal if hasattr(config, "vision_config") else Auto
@@ -124,7 +84,7 @@ def toy(config):
 
 @pytest.mark.parametrize("family", WINDOWED)
 def test_text_behind_a_window_is_the_models_own(family):
-    model = toy(WINDOWED[family])
+    model = toy(family)
     own, target = greedy(model, PROMPT, 42), Target(model)
     for name, settings in METHODS.items():
         drafter = make_method(name, target, **settings)
@@ -134,7 +94,7 @@ def test_text_behind_a_window_is_the_models_own(family):
 
 
 def test_a_short_context_is_no_reason_to_refuse():
-    model = toy(WINDOWED["mistral"])
+    model = toy("mistral")
     for context in (2, 5, 14):
         target = Target(model, context=context)
         out = generate(
@@ -159,7 +119,7 @@ def test_a_short_context_is_no_reason_to_refuse():
 )  # fmt: skip
 def test_attention_that_a_tree_would_change_is_refused(config, why):
     with pytest.raises(UserError, match=why):
-        Target(toy(config))
+        Target(made(config))
 
 
 def test_a_context_or_kernel_that_cannot_be_is_refused():
@@ -170,17 +130,9 @@ def test_a_context_or_kernel_that_cannot_be_is_refused():
         Target(Auto.from_config(config, attn_implementation="flex_attention"))
 
 
-def test_a_model_that_reads_the_caches_length_instead_of_positions_is_refused(monkeypatch):
-    """Whatever its name: where no rule knows it the trial does, before a text is so long."""
-    monkeypatch.setattr("model.engine.checks.check_cache_indices", lambda *_: None)
-    with pytest.raises(UserError, match="drafts would change what the model says"):
-        Target(toy(Llama4TextConfig(**LLAMA4, floor_scale=228)))
-    Target(toy(Llama4TextConfig(**LLAMA4, floor_scale=228)), context=64)
-
-
 @pytest.mark.parametrize("family", RECURRENT)
 def test_chains_leave_a_recurrent_models_text_as_it_is(family):
-    model, accepted = toy(RECURRENT[family]), 0
+    model, accepted = toy(family), 0
     target = Target(model)
     for prompt in (PROMPT, [5]):
         own = greedy(model, prompt, 42)
@@ -196,7 +148,7 @@ def test_chains_leave_a_recurrent_models_text_as_it_is(family):
 @pytest.mark.parametrize("family", ["lfm2", "qwen3_next"])
 def test_conversations_and_open_answers_of_recurrent_models(family, tmp_path):
     """States serve a prompt that continues all that they have read."""
-    model = toy(RECURRENT[family])
+    model = toy(family)
     decoder = Decoder(model, eos=())
     prompt = list(PROMPT)
     for turn in range(3):
@@ -215,7 +167,7 @@ def test_conversations_and_open_answers_of_recurrent_models(family, tmp_path):
 
 
 def test_what_recurrent_states_exclude_is_refused(tmp_path):
-    target = Target(toy(RECURRENT["lfm2"]))
+    target = Target(toy("lfm2"))
     target.model.save_pretrained(tmp_path)
     with pytest.raises(
         UserError, match="keeps recurrent states, which cannot take back its drafts"
@@ -232,7 +184,7 @@ def test_what_recurrent_states_exclude_is_refused(tmp_path):
 
 @pytest.mark.parametrize("family", MULTIMODAL)
 def test_models_that_see_pictures_are_driven_with_text(family):
-    model, ids = toy(MULTIMODAL[family]), torch.tensor([PROMPT])
+    model, ids = made(MULTIMODAL[family]), torch.tensor([PROMPT])
     settings = dict(max_new_tokens=30, do_sample=False, eos_token_id=None, pad_token_id=0)
     own = model.generate(ids, **settings)
     assert torch.equal(model.generate(ids, custom_generate=Generate(nodes=8), **settings), own)

@@ -89,16 +89,6 @@ def test_times_are_measured_once_for_each_machine_and_shape(measured, monkeypatc
     assert len(measured) == 3
 
 
-def test_a_broken_file_is_measured_and_written_anew(measured, tmp_path):
-    fastest_of(network(), ["onednn"])
-    (file,) = (tmp_path / "token_recycling").iterdir()
-    kept = file.read_bytes()
-    file.write_text("{")
-    for _ in range(2):
-        fastest_of(network(), ["onednn"])
-    assert len(measured) == 2 and file.read_bytes() == kept
-
-
 def test_a_measurement_that_is_disturbed_or_cannot_be_written_is_not_kept(
     measured, monkeypatch, tmp_path
 ):

@@ -222,15 +222,6 @@ def test_broken_files_are_one_line(saved):
     assert "\n" not in str(error.value)
 
 
-def test_a_second_copy_of_the_weights_takes_no_memory(saved):
-    """Mistral's consolidated.safetensors was counted, too."""
-    folder = saved()
-    needed = narrow_weights.needed_bytes(folder)
-    for name in ("consolidated.safetensors", "pytorch_model.bin"):
-        (folder / name).write_bytes(bytes(1000))
-    assert narrow_weights.needed_bytes(folder) == needed
-
-
 def test_a_checkpoint_larger_than_the_free_memory_is_refused_before_it_is_loaded(
     saved, monkeypatch
 ):

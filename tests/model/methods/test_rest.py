@@ -51,11 +51,11 @@ def test_damaged_and_foreign_files_are_refused(tmp_path):
     (tmp_path / "cut").write_bytes(data[:-1])
     store(tmp_path / "wide", [7] * 9, 2**16)
     for name, vocab, says in (
-        ("absent", 50, "No such file or directory; build one"),
+        ("absent", 50, "missing, cut short, or not of this version; build one"),
         ("good", 562, "vocabulary has 50 tokens, the model's 562"),
         ("wide", 2**16 + 64, "the model's 65600"),  # its ids have two bytes
-        ("text", 50, "not a datastore of this version, or cut short"),
-        ("cut", 50, "not a datastore of this version, or cut short"),
+        ("text", 50, "cut short, or not of this version"),
+        ("cut", 50, "cut short, or not of this version"),
     ):
         with pytest.raises(UserError, match=says):
             Datastore(tmp_path / name, vocab_size=vocab)
