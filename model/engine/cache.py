@@ -217,8 +217,9 @@ class TreeCache(Cache):
         kept = self.length // self.stretches
         split = (self.stretches, -1)
         for before, (_, _, buffer) in zip(self._buffers, buffers, strict=False):
-            old = before.unflatten(2, split)  # (layers, heads, stretches, columns, dim)
-            buffer.unflatten(2, split)[:, :, :, :kept] = old[:, :, :, :kept]
+            # (layers, heads, stretches, columns, dim)
+            old = torch.unflatten(before, 2, split)
+            torch.unflatten(buffer, 2, split)[:, :, :, :kept] = old[:, :, :, :kept]
         # only now, as memory may not have sufficed for the last one
         for name, members, buffer in buffers:
             for row, i in enumerate(members):

@@ -20,8 +20,9 @@ from model.errors import UserError
 from model.methods.vanilla import Vanilla
 from tests.conftest import CONFIGS, greedy, sharpened, toy_model
 from tests.model.every_method import SETTINGS, Oracle, OracleSession, V, make, write_companions
+from tests.model.families import toy
 from tests.model.sessions import comparable
-from tests.model.test_layers import RECURRENT, WINDOWED
+from tests.model.test_layers import WINDOWED
 
 LENGTHS = (1, 2, 5, 30, 17, 1, 60, 9, 23, 12, 40)
 
@@ -206,14 +207,9 @@ def columns(monkeypatch):
 def test_every_architecture(architecture, columns):
     """Also where the context ends, and where windows and chunks do."""
     windowed = architecture.removeprefix("windowed ")
-    torch.manual_seed(0)
-    of = (
-        toy_model(architecture)
-        if architecture in CONFIGS
-        else sharpened(Auto.from_config(WINDOWED[windowed]).eval())
-    )
+    of = toy_model(architecture) if architecture in CONFIGS else toy(windowed)
     rng = random.Random(1)
-    target = Target(of)
+    target = Target(of, context=256)
     texts = [
         [7],
         [5, 6, 7, 8] * 60,
@@ -260,7 +256,7 @@ def test_what_cannot_be_a_batch_is_refused_by_name(llama):
         asked = [([5], Request(**dict(max_new_tokens=3) | wrong))]
         with pytest.raises(UserError, match=f"^{next(iter(wrong))}="):
             together(target, Vanilla(target.device), 2, asked)
-    states = Target(Auto.from_config(RECURRENT["lfm2"]).eval())
+    states = Target(toy("lfm2"))
     with pytest.raises(UserError, match="keeps recurrent states; decode its prompts one by one"):
         together(states, Vanilla(states.device), 2, [([5], Request(max_new_tokens=3))])
     neo = GPTNeoConfig(
