@@ -22,6 +22,8 @@ from itertools import chain
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from model.errors import UserError, visible
 from model.files import write_json
 
@@ -182,13 +184,13 @@ class Judged(NamedTuple):
     answer: EngineAnswer
     places: int
     ties: list[float]  # the gaps of its near ties
-    wrong: list[float]  # the gaps of its wrong tokens
+    wrong: int  # number of its wrong tokens
     words: str
 
     @property
     def counts(self) -> tuple[int, int, int]:
         """How many positions are equal, near ties, and wrong."""
-        return self.places - len(self.ties) - len(self.wrong), len(self.ties), len(self.wrong)
+        return self.places - len(self.ties) - self.wrong, len(self.ties), self.wrong
 
 
 def judge(answer: EngineAnswer, forced: Forced, tie: float, loaded: LoadedModel) -> Judged:
@@ -222,7 +224,7 @@ def judge(answer: EngineAnswer, forced: Forced, tie: float, loaded: LoadedModel)
         answer,
         places=len(said),
         ties=[forced.gaps[i] for i in ties],
-        wrong=[forced.gaps[i] for i in wrong],
+        wrong=len(wrong),
         words="; ".join(words),
     )
 
@@ -259,16 +261,13 @@ def audit_served(folder: Path, permitted: dict[str, bool]) -> None:
             continue
         if run.summary.get("audit", {}).get("made_in", "none") == made_in:
             continue
-        # as in `main`
-        settings = ModelSettings(
-            **run.metadata["config"]["model"] | permitted | {"linear": "torch"}
-        )
+        # as in `audit_file`
+        model = run.metadata["config"]["model"] | permitted | {"linear": "torch"}
+        answers = run.folder / "answers.jsonl"
+        judged = audit_answers(answers, ModelSettings(**model), _questions(run), made_in)
 
-        judged = audit_answers(run.folder / "answers.jsonl", settings, _questions(run), made_in)
-
-        counts = zip(*(one.counts for one in judged), strict=True)
-        audit: dict[str, Any] = dict(zip(AUDITED, map(sum, counts), strict=True))
-        audit["made_in"] = made_in
+        counts = np.sum([one.counts for one in judged], axis=0).tolist()
+        audit = dict(zip(AUDITED, counts, strict=True)) | {"made_in": made_in}
         write_json(run.folder / "summary.json", run.summary | {"audit": audit})
 
 
@@ -292,35 +291,38 @@ def audit_answers(
         every = -(-len(answers) // SAMPLES)
         sample = [(answer.prompt, answer.ids[:SAMPLED]) for answer in answers[::every]]
         by_steps = [force(loaded.target, *one, by_steps=True) for one in sample]
-        types = [str(loaded.target.dtype).removeprefix("torch.")]
+        made_type = type_of(loaded)
         del loaded  # before another type is loaded
 
         loaded = load_model(settings)
-        types.append(str(loaded.target.dtype).removeprefix("torch."))
         at_once = [force(loaded.target, *one) for one in sample]
         tie = 2 * max(map(noise, by_steps, at_once))
 
-        total = sum(len(answer.prompt) + len(answer.ids) for answer in answers)
         judged = []
-
-        with Progress("audit", total, unit="tokens") as progress:
+        with Progress("audit", len(answers)) as progress:
             for answer in answers:
                 bare = without_eos(answer, loaded)
                 forced = force(loaded.target, bare.prompt, bare.ids, loaded.eos)
                 judged.append(judge(bare, forced, tie, loaded))
-                progress.update(len(answer.prompt) + len(answer.ids))
+                progress.update()
 
+    dtype = type_of(loaded)
     print(
-        f"{path}: each token next to the greedy choice of {settings.name} in {types[1]},"
+        f"{path}: each token next to the greedy choice of {settings.name} in {dtype},"
         f" {devices_in_words(loaded)}"
     )
     print(
         f"near tie: a gap of at most {tie:.2g}, twice what two greatest logits moved against each"
-        f" other between one forward and, in {types[0]}, a forward a token"
+        f" other between one forward and, in {made_type}, a forward a token"
         f" ({sum(len(one.own) for one in by_steps)} places)"
     )
-    print("\n".join(["", *table_of(judged), "", *verdict(judged, types[1])]))
+    print("\n".join(["", *table_of(judged), "", *verdict(judged, dtype)]))
     return judged
+
+
+def type_of(loaded: LoadedModel) -> str:
+    """Return the name of the type that a model computes in."""
+    return str(loaded.target.dtype).removeprefix("torch.")
 
 
 def table_of(judged: Sequence[Judged]) -> list[str]:
@@ -336,19 +338,17 @@ def verdict(judged: Sequence[Judged], dtype: str) -> list[str]:
     """Say whether the answers are the model's own, and from how many tokens and near ties."""
     ties = list(chain.from_iterable(one.ties for one in judged))
     places = sum(one.places for one in judged)
-    wrong = sum(len(one.wrong) for one in judged)
+    wrong = sum(one.wrong for one in judged)
     bad = sum(bool(one.wrong) for one in judged)
     empty = sum(not one.places for one in judged)
     remade = sum(one.answer.remade for one in judged)
 
-    near = f"{len(ties)} near ties"
-    near += f", the widest {max(ties):.2g}" if ties else ""
-
+    widest = f", the widest {max(ties):.2g}" if ties else ""
     lines = []
     if places:
         begin = "Not lossless" if wrong else "Lossless"
         of_all = f"{wrong:,} of {places:,} tokens are wrong, in {bad} of {len(judged)} answers"
-        lines.append(f"{begin} in {dtype}: {of_all}; {near}.")
+        lines.append(f"{begin} in {dtype}: {of_all}; {len(ties)} near ties{widest}.")
     if empty:
         lines.append(f"Not audited: {empty} of {len(judged)} answers, which hold no token.")
     if remade:

@@ -83,7 +83,7 @@ def list_records(folder: Path) -> Path:
     rows = []
     for path in sorted(folder.glob(f"*/{compact.FILE}")):
         experiment = Experiment.read(path.parent)
-        groups = [pool.group for pool in experiment.pools]
+        groups = [pool.block for pool in experiment.pools]
         metadata = [run.metadata for run in experiment.runs]
         versions = [run["versions"] for run in metadata]
         days = sorted(str(run["started"])[:10] for run in metadata)

@@ -17,13 +17,12 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from model.errors import UserError
-from model.files import ROOT, write_json, write_text
+from model.files import ROOT, write_text
 
 from .errors import user_errors
 from .figures import draw_all
 from .page import write_page
 from .records.compact import FILE
-from .records.provenance import sha256_of
 from .records.runs import read_foreign
 from .statistics import notes
 from .statistics.agreement import EQUAL, TEXT, Comparison, compare
@@ -43,7 +42,6 @@ from .statistics.rendering import (
 from .statistics.table1 import write_table1
 from .statistics.tables import depths_table
 
-MANIFEST = "manifest.json"  # the tables' SHA-256
 FOREIGN = Path("results/report/tables/main.csv")
 REFERENCE = ROOT / "results" / "reference"  # shipped records, one folder per experiment
 
@@ -63,7 +61,7 @@ def report(folder: Path) -> Experiment:
     lines = [*notes.auto_lines(experiment.pools), *audit, experiment.missing]
     print("".join(f"{line}\n" for line in lines if line))
     print(f"report:  {page}")
-    print(f"tables:  {folder / 'tables' / 'main.csv'} (by subtask; also .md, .tex, .json)")
+    print(f"tables:  {folder / 'tables' / 'main.csv'} (by subtask; also .md, .tex)")
     print(f"figures: {folder / 'figures'} ({len(figures)}, each as pdf, svg, png)")
     print(against_shipped(experiment, folder), end="")
     return experiment
@@ -75,27 +73,22 @@ def write_tables(experiment: Experiment, folder: Path) -> list[str]:
     Returns:
         The audit in words.
     """
-    write_csv(folder / "main.csv", experiment.whole_table)
+    table = experiment.table
+    write_csv(folder / "main.csv", table)
     write_text(folder / "main.md", to_markdown(main_view(experiment)))
     write_text(folder / "main.tex", main_latex(experiment))
-    rows = experiment.whole_table.to_json(orient="records", indent=1)
-    write_text(folder / "main.json", f"{rows}\n")
 
     depths = depths_table(experiment.pools)
     if not depths.empty:
         write_csv(folder / "acceptance_by_depth.csv", depths)
 
     # as the paper's: greedy, on its benches, with the baseline of its speedups
-    table = experiment.table
     paper = table[(table["temperature"] == 0.0) & table["bench"].isin(WHOLE)]
     if (paper["method"] == "hf").any():
-        footnotes = notes.mixed(experiment.runs) + notes.doubts(experiment.pools)
-        write_table1(paper, folder, experiment.not_available, footnotes)
+        warnings = notes.mixed(experiment.runs) + notes.doubts(experiment.pools)
+        write_table1(paper, folder, [*experiment.not_available, *warnings])
 
-    audit = write_audit(experiment, folder)
-    files = sorted(path for path in folder.iterdir() if path.name != MANIFEST)
-    write_json(folder / MANIFEST, {path.name: sha256_of(path) for path in files})
-    return audit
+    return write_audit(experiment, folder)
 
 
 def report_answers(pattern: str, out: Path, baseline: Path | None = None) -> None:
@@ -156,18 +149,17 @@ def against_shipped(experiment: Experiment, folder: Path) -> str:
     """
     if folder.resolve().parent == REFERENCE:
         return ""
-    most = list[Comparison]()
-    closest = folder
+    folders = [path.parent for path in REFERENCE.glob(f"{folder.resolve().name}*/{FILE}")]
+    compared = {}
+    for shipped in sorted(folders):
+        compared[shipped], _ = compare(experiment.pools, Experiment.read(shipped).pools)
 
-    for path in sorted(REFERENCE.glob(f"{folder.resolve().name}*/{FILE}")):
-        comparisons, _ = compare(experiment.pools, Experiment.read(path.parent).pools)
-        if len(comparisons) > len(most):
-            most = comparisons
-            closest = Path(os.path.relpath(path.parent))
-
+    closest = max(compared, key=lambda shipped: len(compared[shipped]), default=folder)
+    most = compared.get(closest)
     if not most:
         return ""
 
+    closest = Path(os.path.relpath(closest))
     words = f"against {closest}: {summary(most)}"
     if all(c.verdict == EQUAL for c in most):
         return f"{words}\n"

@@ -292,7 +292,7 @@ def generate(
             # as the template got it
             chat = {} if given.raw else {"messages": asked[len(answers)]}
             row = {"prompt": prompt, **chat, **asdict(answer)}
-            text = json.dumps(row, ensure_ascii=False)
+            text = json.dumps(row)
         print(text, flush=True)
         answers.append(answer)
 

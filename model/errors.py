@@ -5,16 +5,13 @@ Also: the escaping of control characters in printed text.
 
 from __future__ import annotations
 
-import codecs
 import errno
 import io
-import json
 import os
 import re
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
 
 
 class UserError(ValueError):
@@ -42,18 +39,12 @@ def visible(text: str) -> str:
 SURROGATE = re.compile("[\ud800-\udfff]")
 
 
-def _escaped(error: Any) -> tuple[str, int]:
-    """Escape the characters that an encoding lacks as JSON does, so that JSON keeps its meaning."""
-    return json.dumps(error.object[error.start : error.end])[1:-1], error.end
-
-
 def start_command() -> None:
     """Let this process print any text and read any input.
 
-    Characters that the terminal lacks print as \\u00e9.
+    Characters that the terminal lacks are printed as escapes.
     """
-    codecs.register_error("json", _escaped)
-    for stream, errors in ((sys.stdout, "json"), (sys.stderr, "json"), (sys.stdin, "replace")):
+    for stream, errors in ((sys.stdout, "backslashreplace"), (sys.stdin, "replace")):
         if isinstance(stream, io.TextIOWrapper):  # a host may have put another object in its place
             stream.reconfigure(errors=errors)
 

@@ -4,13 +4,12 @@ No float32 copy of the weights is made.
 
 If weights keep their type, transformers leaves them in the memory-mapped file. Linear layers widen
 their weights, and the engine's forwards multiply by 16-bit copies of them (`engine.linear`), with
-products and sums in float32. Embeddings widen the rows that are looked up. Norms, biases and
-tensors that have more bits in the file are float32. So the text is that of float32.
+products and sums in float32. Embeddings widen the rows that are looked up. Norms and biases are
+float32. So the text is that of float32. A checkpoint of several types is loaded in float32.
 """
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -50,16 +49,17 @@ def load(loader: Callable[..., Any], source: str, revision: str | None = None) -
         loader(dtype="auto")  # downloads them
 
     check_memory(folder)
-    sizes = Counter[torch.dtype]()
-    for _, tensor in _tensors(folder):
-        sizes[tensor.dtype] += tensor.numel()
-
-    narrow = max(NARROW, key=lambda dtype: sizes[dtype])
-    if not sizes[narrow]:
+    # angles in files of old LLaMAs are no part of the model
+    types = {
+        tensor.dtype
+        for name, tensor in _tensors(folder)
+        if tensor.is_floating_point() and not name.endswith("inv_freq")
+    }
+    if len(types) != 1 or types.isdisjoint(NARROW):
         return loader(dtype=torch.float32)
 
-    model = loader(dtype=narrow)
-    if _read_wide(model, folder, narrow) and keep_narrow(model):
+    model = loader(dtype=types.pop())
+    if keep_narrow(model):
         return model
 
     del model
@@ -150,28 +150,3 @@ def _tensors(folder: Path) -> Iterator[tuple[str, torch.Tensor]]:
         else:  # torch maps no file that was written before its version 1.6
             state = torch.load(path, map_location="cpu", weights_only=True, mmap=is_zipfile(path))
             yield from (item for item in state.items() if isinstance(item[1], torch.Tensor))
-
-
-def _read_wide(model: Any, folder: Path, narrow: torch.dtype) -> bool:
-    """Read again, as float32, the tensors that lose values in 16 bits.
-
-    Their files hold values that the model's 16-bit type does not.
-
-    Returns:
-        False if such a tensor is not in the model by this name and shape.
-    """
-    loaded = dict(model.named_parameters()) | dict(model.named_buffers())
-    saved = model.state_dict().keys()
-    names = {name for name, _ in _tensors(folder)}
-    # With all of the model's tensors by their names, others are none of its: old files hold angles
-    others = names - saved if saved & loaded.keys() <= names else set[str]()
-    for name, tensor in _tensors(folder):
-        same = not tensor.is_floating_point() or tensor.dtype is narrow or tensor.itemsize == 1
-        if same or name in others:
-            continue
-        if name not in loaded or loaded[name].shape != tensor.shape:
-            return False
-        if loaded[name].dtype in NARROW:
-            loaded[name].data = tensor.to(torch.float32, copy=True)
-
-    return True

@@ -34,7 +34,7 @@ def test_the_shipped_drawing_is_of_the_recorded_answer():
     svg = FILE.read_text()
     picture = kept(svg)
     assert picture.svg(*NOTES) == svg
-    plain = Shipped("dynamic_tree").find({"method": "vanilla"}).first_answers
+    plain = Shipped("dynamic_tree").find({"method": "vanilla"}).first_answers.values()
     assert [picture.ids] == [
         row["choices"][0]["output_ids"][0] for row in plain if row["question_id"] == QUESTION
     ]

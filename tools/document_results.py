@@ -171,7 +171,7 @@ class Shipped:
             row = measured(pool, cells, part)
         else:
             names = {"method": pool.label, "variant": pool.variant, "category": category}
-            named = pool.group | names
+            named = pool.block | names
             table = self.experiment.table
             is_named = (table[list(named)] == list(named.values())).all(axis=1)
             (row,) = table[is_named].to_dict("records")
@@ -181,7 +181,7 @@ class Shipped:
 def settings(pool: pools.Pool) -> dict[str, Any]:
     """Return a configuration's settings that WORDS may name."""
     named = {"method": pool.method, "nodes": pool.budget}
-    return {"order": "file", **pool.group, **pool.first.facets, **named}
+    return {"order": "file", **pool.block, **pool.first.facets, **named}
 
 
 def measured(pool: pools.Pool, cells: pools.Cells, part: dict[str, Any]) -> dict[Any, Any]:

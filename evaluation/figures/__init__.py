@@ -22,6 +22,7 @@ if "matplotlib" not in sys.modules:
 from matplotlib.figure import Figure
 
 from ..statistics.experiment import Experiment
+from ..statistics.metrics import grouped
 from ..statistics.notes import heading
 from ..statistics.tables import blocks
 from .comparisons import (
@@ -84,8 +85,8 @@ def split(experiment: Experiment) -> dict[str, FigureData]:
     """
     rows = blocks(experiment.table)
     datasets = {}
-    for name, drawn in experiment.blocks.items():
+    for name, drawn in grouped(experiment.pools, lambda pool: pool.block_name).items():
         what = heading([pool.first for pool in drawn])[0].split(";")[0]
-        measured = drawable(f"{what}; {drawn[0].group['bench']}")
+        measured = drawable(f"{what}; {drawn[0].block['bench']}")
         datasets[name] = FigureData(drawn, rows[name], measured)
     return datasets

@@ -63,14 +63,16 @@ def _by_category(data: FigureData, column: str, label: str) -> Figure | None:
     names = [drawable(str(category)) for category in categories]
     words = [CATEGORIES.get(name, name.replace("_", " ")) for name in names]
     by_method = dict(iter(data.table.set_index("category").groupby(["method", "variant"])))
-    values = [by_method[row["method"], row["variant"]].reindex(categories) for row in rows]
+    values = []
+    for row in rows:
+        part = by_method[row["method"], row["variant"]]
+        values.append(part.reindex(categories))
 
     if len(rows) > MOST:
-        numbers = [part[column].tolist() for part in values]
         cells = pd.DataFrame(
-            numbers,
-            [row["name"] for row in rows],
-            words,
+            [part[column].tolist() for part in values],
+            index=[row["name"] for row in rows],
+            columns=words,
         )
         middle = 1.0 if column.startswith("speedup") else None
         return grid(cells, label, data.note(rows), middle=middle)
@@ -81,7 +83,8 @@ def _by_category(data: FigureData, column: str, label: str) -> Figure | None:
         height=0.8 + 0.27 * len(categories),
     )
     places = np.arange(len(categories))[::-1]
-    offsets = (np.arange(len(rows))[::-1] - (len(rows) - 1) / 2) / (2 * len(rows))
+    middle = (len(rows) - 1) / 2
+    offsets = (middle - np.arange(len(rows))) / (2 * len(rows))
     has_intervals = False
     for row, part, offset in zip(rows, values, offsets, strict=True):
         low = part[f"{column}_low"]
@@ -160,8 +163,8 @@ def acceptance_by_depth(data: FigureData) -> Figure | None:
 
     for row, depths in rows:
         drawn = pd.DataFrame(depths[:DEEPEST])
-        axes[0].plot(drawn["depth"], 100 * drawn["joint"], **row["look"])
-        axes[1].plot(drawn["depth"], 100 * drawn["conditional"], **row["look"])
+        for panel, share in zip(axes, ("joint", "conditional"), strict=True):
+            panel.plot(drawn["depth"], 100 * drawn[share], **row["look"])
 
     for panel in axes:
         panel.set_ylim(bottom=0)
@@ -175,17 +178,18 @@ def mat_over_questions(data: FigureData) -> Figure | None:
     if not rows:
         return None
 
-    windows = [max(1, len(row["pool"].first_answers) // 8) for row in rows]
+    # all lines have the window of the longest
+    most = max(len(row["pool"].cells.questions) for row in rows)
+    window = max(1, most // 8)
     label = "question, in the order asked"
-    if max(windows) > 1:
-        label += f" (mean of the last {max(windows)})"
+    if window > 1:
+        label += f" (mean of the last {window})"
     figure, (axes,) = panels(label, "MAT (tokens per step)", height=1.9)
 
-    for row, window in zip(rows, windows, strict=True):
-        lengths = [accept_lengths(answer) for answer in row["pool"].first_answers]
-        columns = ["tokens", "steps"]
-        counts = pd.DataFrame([(sum(own), len(own)) for own in lengths], columns=columns)
-        recent = counts.rolling(window, min_periods=1).sum()
+    for row in rows:
+        values = row["pool"].cells.values
+        counts = pd.DataFrame({name: values[name][:, 0] for name in ("tokens", "steps")})
+        recent = counts.dropna().rolling(window, min_periods=1).sum()
         mats = recent["tokens"] / recent["steps"]
         axes.plot(mats.index + 1, mats, **row["look"], markevery=window)
 
@@ -211,7 +215,9 @@ def overhead(data: FigureData) -> Figure | None:
         "",
         height=0.8 + 0.3 * len(bars),
     )
-    widths = pd.DataFrame(bars, columns=[*PARTS]).dropna(axis=1, how="all").fillna(0.0)
+    table = pd.DataFrame(bars, columns=[*PARTS])
+    known = table.dropna(axis=1, how="all")
+    widths = known.fillna(0.0)
     ends = widths.cumsum(axis=1)
     at = np.arange(len(bars))[::-1]
     for part, colour in zip(map(str, widths), PALETTE[1:], strict=False):
@@ -246,4 +252,5 @@ def part_ms(rows: Sequence[Row]) -> dict[str, float]:
 
     if not steps:
         return {}
-    return {part: 1e3 * value / steps for part, value in seconds.items() if part != "prefill"}
+    del seconds["prefill"]
+    return {part: 1e3 * value / steps for part, value in seconds.items()}

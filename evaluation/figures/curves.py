@@ -17,6 +17,15 @@ from .style import INTERVAL, finish, grid, panels
 SHAPE = ["tree_depth", "tree_breadth"]
 REFERENCE = "recycling"  # the method whose MAT the others are divided by
 DOUBLED = ("k", "batch")  # settings that go up by factors of two
+# titles of the x axis
+SETTINGS = {
+    "tree_nodes": "nodes in the draft tree, root not counted",
+    "k": "candidates kept per token, k",
+    "temperature": "temperature (0: greedy)",
+    "batch": "sequences in a batch",
+    "budget": "nodes that a step drafts at most, root not counted",
+}
+# titles of the panels
 TITLES = {
     "mat": "MAT\n(tokens per step)",
     "gain": f"MAT over\n{REFERENCE}'s",
@@ -33,22 +42,19 @@ SPEEDS["tokens_per_second"] = "tokens/s"
 def tree_size(data: FigureData) -> Figure | None:
     """MAT, step time and speed by the number of drafted nodes; the star marks the fastest tree."""
     lines = data.lines("tree_nodes", *SHAPE)
-    label = "nodes in the draft tree, root not counted"
-    return _curves(data, lines, "tree_nodes", label, ("mat", "step_ms", "speed"))
+    return _curves(data, lines, "tree_nodes", ("mat", "step_ms", "speed"))
 
 
 def topk(data: FigureData) -> Figure | None:
     """MAT, speed and the matrix's memory by k, the number of candidates kept per token."""
     lines = data.lines("k", "tree_nodes", *SHAPE)
-    label = "candidates kept per token, k"
-    return _curves(data, lines, "k", label, ("mat", "speed", "state_mib"))
+    return _curves(data, lines, "k", ("mat", "speed", "state_mib"))
 
 
 def temperature(data: FigureData) -> Figure | None:
     """MAT and speed by temperature."""
     lines = data.lines("temperature")
-    label = "temperature (0: greedy)"
-    return _curves(data, lines, "temperature", label, ("mat", "step_ms", "speed"))
+    return _curves(data, lines, "temperature", ("mat", "step_ms", "speed"))
 
 
 def batch(data: FigureData) -> Figure | None:
@@ -56,8 +62,7 @@ def batch(data: FigureData) -> Figure | None:
     together.
     """
     lines = data.lines("batch", baselines=True)
-    columns = ("tokens_per_second_total", "mat", "rows_per_forward")
-    return _curves(data, lines, "batch", "sequences in a batch", columns)
+    return _curves(data, lines, "batch", ("tokens_per_second_total", "mat", "rows_per_forward"))
 
 
 def budget(data: FigureData) -> Figure | None:
@@ -68,7 +73,8 @@ def budget(data: FigureData) -> Figure | None:
     references: dict[Any, dict[Any, Cells]] = {}  # by start and budget
     for line in reversed(lines):
         if line[0]["pool"].method == REFERENCE:
-            references[line[0]["start"]] = {row["budget"]: row["pool"].cells for row in line}
+            start = line[0]["start"]
+            references[start] = {row["budget"]: row["pool"].cells for row in line}
     if not references or len(lines) < 2:
         return None
 
@@ -83,15 +89,13 @@ def budget(data: FigureData) -> Figure | None:
             row["gain"], row["gain_low"], row["gain_high"] = ratio
 
     note = f"ratios to {REFERENCE}: of the same start (hot or cold) and questions; "
-    label = "nodes that a step drafts at most, root not counted"
-    return _curves(data, lines, "budget", label, ("mat", "gain", "speed"), note)
+    return _curves(data, lines, "budget", ("mat", "gain", "speed"), note)
 
 
 def _curves(
     data: FigureData,
     lines: Sequence[Line],
     setting: str,
-    label: str,
     columns: Sequence[str],
     note: str = "",
 ) -> Figure | None:
@@ -109,17 +113,20 @@ def _curves(
     speed = next((name for name in SPEEDS if name in known), "")
     wanted = [speed if column == "speed" else column for column in columns]
     shown = [column for column in wanted if column in known]
-    titles = TITLES | SPEEDS
-    height = 0.6 + 1.2 * len(shown)
-    figure, axes = panels(label, *(titles[column] for column in shown), height=height)
 
-    has_intervals = False
+    titles = TITLES | SPEEDS
+    figure, axes = panels(
+        SETTINGS[setting],
+        *(titles[column] for column in shown),
+        height=0.6 + 1.2 * len(shown),
+    )
     for panel, column in zip(axes, shown, strict=True):
         for frame in frames:
             line = frame[frame[column].notna()]
-            has_intervals |= _draw_line(panel, line, setting, column, frame["look"].iloc[0])
+            look = frame["look"].iloc[0]
+            _draw_line(panel, line, setting, column, look)
             if setting == "tree_nodes" and column == speed and len(line):
-                _mark_fastest(panel, line, setting, speed, frame["look"].iloc[0])
+                _mark_fastest(panel, line, setting, speed, look)
         if column.startswith("speedup"):
             panel.axhline(1.0, color="#777777", linewidth=0.7)
 
@@ -127,40 +134,60 @@ def _curves(
         values = sorted({int(value) for value in rows[setting]})
         axes[-1].set_xscale("log", base=2)  # for all panels, which share the x axis
         axes[-1].set_xticks(values, [str(value) for value in values])
-    bands = f"shaded: {INTERVAL}; " if has_intervals else ""
-    return finish(figure, bands + note + data.note(rows))
+    if any(panel.collections for panel in axes):
+        note = f"shaded: {INTERVAL}; {note}"
+    return finish(figure, note + data.note(rows))
 
 
 def _draw_line(
     panel: Axes, line: pd.DataFrame, setting: str, column: str, look: dict[str, Any]
-) -> bool:
-    """Draw a line with its intervals, where there are any; return whether there are."""
+) -> None:
+    """Draw a line with its intervals, where there are any."""
     panel.plot(line[setting], line[column], **look)
     if f"{column}_low" not in line:
-        return False
+        return
+
     low = line[f"{column}_low"]
     high = line[f"{column}_high"]
-    if not (low < high).any():
-        return False
-
-    panel.fill_between(line[setting], low, high, color=look["color"], alpha=0.15, linewidth=0)
-    return True
+    if (low < high).any():
+        panel.fill_between(
+            line[setting],
+            low,
+            high,
+            color=look["color"],
+            alpha=0.15,
+            linewidth=0,
+        )
 
 
 def _mark_fastest(
     panel: Axes, line: pd.DataFrame, setting: str, speed: str, look: dict[str, Any]
 ) -> None:
     """Draw a star with the setting's value at the fastest point of a line."""
-    at = tuple(line.sort_values(speed)[[setting, speed]].iloc[-1])
-    panel.plot(*at, "*", color=look["color"], markersize=9, zorder=5)
-    above: dict[str, Any] = {"xytext": (0, 5), "textcoords": "offset points", "ha": "center"}
-    panel.annotate(f"{at[0]:.0f}", at, fontsize=6.5, **above)
+    fastest = line.sort_values(speed).iloc[-1]
+    at = (fastest[setting], fastest[speed])
+    panel.plot(
+        *at,
+        "*",
+        color=look["color"],
+        markersize=9,
+        zorder=5,
+    )
+    panel.annotate(
+        f"{at[0]:.0f}",
+        at,
+        xytext=(0, 5),
+        textcoords="offset points",
+        ha="center",
+        fontsize=6.5,
+    )
 
 
 def tree_shape(data: FigureData) -> Figure | None:
     """MAT by depth and breadth of the draft tree."""
     rows = pd.DataFrame(data.drafting or None, columns=["tree", "tree_nodes", *SHAPE, "mat"])
-    rows = rows[rows["tree"] == "shape"].sort_values("mat").astype(dict.fromkeys(SHAPE, int))
+    rows = rows[rows["tree"] == "shape"].sort_values("mat")
+    rows = rows.astype(dict.fromkeys(SHAPE, int))
     rows = rows.drop_duplicates(SHAPE, keep="last")  # keep the start with the largest MAT
     mats = rows.pivot(index=SHAPE[1], columns=SHAPE[0], values="mat")[::-1]
     if min(mats.shape) < 2:

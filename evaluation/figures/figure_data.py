@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from ..statistics.metrics import OVERALL
+from ..statistics.metrics import OVERALL, grouped
 from ..statistics.pools import BASELINES, Pool
 from .style import ORDER, drawable, look
 
@@ -42,9 +42,12 @@ class FigureData:
 
         It also has `pool`, `name`, `budget` and `state_mib`.
         """
-        rows: list[Row] = self.table[self.table["category"] == OVERALL].to_dict("records")  # type: ignore[assignment]
+        overall = self.table[self.table["category"] == OVERALL]
+        rows: list[Row] = overall.to_dict("records")  # type: ignore[assignment]
         for row, pool in zip(rows, self.pools, strict=True):
-            row |= {"pool": pool, "name": drawable(pool.name), "budget": pool.budget}
+            row["pool"] = pool
+            row["name"] = drawable(pool.name)
+            row["budget"] = pool.budget
             row["state_mib"] = row["state_bytes"] / 2**20
         return rows
 
@@ -61,12 +64,15 @@ class FigureData:
         """
         rows = self.overall
         if len(rows) > MOST:
-            lowest = min((row["temperature"], row["batch"]) for row in rows)
-            alike = [row for row in rows if (row["temperature"], row["batch"]) == lowest]
-            best = {row["method"]: row for row in sorted(alike, key=lambda row: float(row["mat"]))}
+            groups = grouped(rows, lambda row: (row["temperature"], row["batch"]))
+            alike = groups[min(groups)]
+            best = {}
+            for row in sorted(alike, key=lambda row: float(row["mat"])):
+                best[row["method"]] = row
             rows = [row for row in alike if best[row["method"]] is row]
 
-        lines = self._with_looks({row["pool"].name: [row] for row in rows})
+        named = {row["pool"].name: [row] for row in rows}
+        lines = self._with_looks(named)
         if most is not None:
             drafting = [line for line in lines if line[0]["method"] not in BASELINES]
             lines = largest(drafting, most)
@@ -84,29 +90,31 @@ class FigureData:
             follow: settings that change with `setting`.
             baselines: draw lines of the baselines, too.
         """
-        groups: dict[tuple[str, frozenset[tuple[str, str]]], Line] = {}
+        changing = (setting, *follow)
+        # by label and the settings that do not change
+        groups: dict[tuple[str, tuple[str, ...]], Line] = {}
         for row in self.overall if baselines else self.drafting:
             changes_shape = setting in SIZES and row["tree"] == "shape"
             if changes_shape or pd.isna(row.get(setting)):
                 continue
-            facets = row["pool"].first.facets.items()
-            changing = (setting, *follow)
-            fixed = frozenset((key, str(value)) for key, value in facets if key not in changing)
-            groups.setdefault((row["method"], fixed), []).append(row)
+            words = []
+            for key, value in row["pool"].first.facets.items():
+                if key not in changing:
+                    words.append(f"{key.removeprefix('method_')}={value}")
+            line = groups.setdefault((row["method"], tuple(words)), [])
+            line.append(row)
 
         drawn = {}
-        for key, rows in groups.items():
+        for group, rows in groups.items():
             values = {row[setting] for row in rows}
             if 3 <= len(values) == len(rows):
-                drawn[key] = sorted(rows, key=lambda row: float(row[setting]))
+                drawn[group] = sorted(rows, key=lambda row: float(row[setting]))
 
         lines = {}
         for (label, fixed), rows in drawn.items():
-            common = frozenset.intersection(*(fixed for other, fixed in drawn if other == label))
-            words = [label]
-            for key, value in rows[0]["pool"].first.facets.items():
-                if (key, str(value)) in fixed - common:
-                    words.append(f"{key.removeprefix('method_')}={value}")
+            others = [set(other) for name, other in drawn if name == label]
+            common = set.intersection(*others)
+            words = [label, *(word for word in fixed if word not in common)]
             lines[", ".join(words)] = rows
         return self._with_looks(lines)
 
@@ -115,27 +123,36 @@ class FigureData:
 
         Starts share all three.
         """
-        methods = list(dict.fromkeys([*ORDER, *(pool.method for pool in self.pools)]))
+        others = [pool.method for pool in self.pools]
+        methods = list(dict.fromkeys([*ORDER, *others]))
         variants: dict[str, dict[str, int]] = {}
         drawn = []
         for name, rows in lines.items():
             method = rows[0]["pool"].method
             start = rows[0]["start"]
+            variant = name.replace(f" ({start})", "", 1)
             places = variants.setdefault(method, {})
-            place = places.setdefault(name.replace(f" ({start})", "", 1), len(places))
-            options = look(methods.index(method), place, start) | {"label": drawable(name)}
+            place = places.setdefault(variant, len(places))
+
+            options = look(methods.index(method), place, start)
+            options["label"] = drawable(name)
             drawn.append([row | {"look": options} for row in rows])
         return drawn
 
     def note(self, drawn: Collection[Any]) -> str:
         """Name model, device and bench, and say how many configurations are drawn, if not all."""
         every = len(self.overall)
-        left_out = f"; {len(drawn)} of {every} configurations are drawn"
-        return self.measured + (left_out if len(drawn) < every else "")
+        if len(drawn) == every:
+            return self.measured
+        return f"{self.measured}; {len(drawn)} of {every} configurations are drawn"
 
 
 def largest(lines: Sequence[Line], most: int = MOST) -> list[Line]:
     """Return the `most` lines with the largest MAT, in their original order."""
-    mats = [max(float(np.nan_to_num(row["mat"])) for row in line) for line in lines]
+    mats = []
+    for line in lines:
+        of_line = [row["mat"] for row in line]
+        mats.append(float(np.nan_to_num(of_line).max()))
+
     best = sorted(range(len(lines)), key=lambda i: -mats[i])[:most]
     return [lines[i] for i in sorted(best)]

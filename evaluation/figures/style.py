@@ -76,7 +76,11 @@ def drawable(name: str) -> str:
     line = one_line(name)
     if line.startswith("_"):
         line = f" {line}"  # a legend leaves out labels that begin with an underscore
-    return "".join(c if ord(c) in GLYPHS else json.dumps(c)[1:-1] for c in line)
+    drawn = ""
+    for character in line:
+        has_glyph = ord(character) in GLYPHS
+        drawn += character if has_glyph else json.dumps(character)[1:-1]
+    return drawn
 
 
 def panels(x: str, *y: str, height: float) -> tuple[Figure, list[Axes]]:
@@ -87,7 +91,8 @@ def panels(x: str, *y: str, height: float) -> tuple[Figure, list[Axes]]:
     """
     # not pyplot's, which keeps figures and windows open
     figure = Figure(figsize=(WIDTH, height), layout="constrained")
-    drawn: list[Axes] = list(figure.subplots(len(y), 1, squeeze=False, sharex=True)[:, 0])
+    table = figure.subplots(len(y), 1, squeeze=False, sharex=True)
+    drawn: list[Axes] = list(table[:, 0])
     for axes, label in zip(drawn, y, strict=True):
         axes.set_ylabel(label)
         axes.xaxis.grid(not label)
@@ -174,7 +179,8 @@ def grid(
 
     figure, (axes,) = panels("", "", height=0.75 + 0.155 * len(rows))
     # the cells keep their width
-    figure.set_figwidth(WIDTH + 0.06 * max(0, *(len(name) - 16 for name in rows)))
+    longest = max(map(len, rows))
+    figure.set_figwidth(WIDTH + 0.06 * max(0, longest - 16))
 
     # pale, so that black numbers can be read on any colour
     colours: dict[str, Any] = {"aspect": "auto", "alpha": 0.6, "cmap": "Blues"}

@@ -23,7 +23,6 @@ from model.files import write_text
 from .. import figures as drawn
 from ..records.compact import FILE
 from ..statistics import notes
-from ..statistics.agreement import audits
 from ..statistics.experiment import Experiment
 from ..statistics.rendering import page_view
 from . import facts, reader, tree_svg
@@ -44,12 +43,7 @@ def render(experiment: Experiment, folder: Path) -> str:
 
     Everything that a model or a user wrote goes through autoescaping or `tojson`.
     """
-    ran = experiment.named
-    names = {id(pool): name for name, pool in ran.items()}
-    without_vanilla = [pool for pool in experiment.pools if not pool.baselines["vanilla"]]
-    audited = experiment.audits + audits(without_vanilla, "hf")
-    trees = [tree_svg.draw(name, pool) for name, pool in ran.items()]
-
+    pools = experiment.pools
     return (
         _environment()
         .get_template("page.html")
@@ -59,15 +53,14 @@ def render(experiment: Experiment, folder: Path) -> str:
             script=Markup((HERE / "page.js").read_text(encoding="utf-8")),
             experiment=experiment,
             notes=notes,
-            facts=facts.facts(ran),
-            table=page_view(experiment.whole_table),
+            facts=facts.facts(pools),
+            table=page_view(experiment),
             figures=_figures(folder / "figures"),
-            trees=list(filter(None, trees)),
+            trees=list(filter(None, map(tree_svg.draw, pools))),
             bounds=tree_svg.BOUNDS,
-            audits=[(names[id(audit.pool)], names[id(audit.base)], audit) for audit in audited],
-            answers=reader.collect(ran),
+            answers=reader.collect(pools),
             compact=FILE,
-            commands=facts.commands(ran),
+            commands=facts.commands(pools),
             audit_command=shlex.join(["python", "-m", "evaluation.audit", str(folder)]),
             again=shlex.join(["python", "-m", "evaluation.report", str(folder)]),
         )

@@ -5,8 +5,7 @@ Tokens are told apart only if the tokenizer is on this machine.
 
 from __future__ import annotations
 
-import hashlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -15,9 +14,10 @@ import pandas as pd
 from tokenizers import Tokenizer
 from tokenizers.decoders import DecodeStream
 
+from model.errors import one_line
 from model.files import ROOT
 
-from ..records.provenance import CONVERTED
+from ..records.provenance import CONVERTED, sha256_of
 from ..records.questions import read_questions, subtask
 from ..records.rows import Row
 from ..records.runs import Run
@@ -29,16 +29,14 @@ MOST_QUESTIONS = 24
 MOST_PROMPT = 600  # characters of a question's turn that are shown
 
 
-def collect(ran: dict[str, Pool]) -> dict[str, Any]:
+def collect(pools: Sequence[Pool]) -> dict[str, Any]:
     """Collect what the reader shows: `runs`, `questions`, `texts` (each once), `answers`.
 
     Questions are taken from all subtasks in turn, each with the answers of all configurations. Only
     the first repeat is shown, and the first of several choices; `total` and `first_only` say what
     is left out. `failures` says by a model's path why its ids could not be decoded.
     """
-    pools = list(ran.values())
-    rows = [next(iter(pool.answers.values())) for pool in pools]
-    order = _in_turn(rows)
+    order = _in_turn(pools)
     prompts = _prompts([pool.first for pool in pools])
 
     texts: dict[str | tuple[str, ...], int] = {}  # lossless methods share their texts
@@ -46,19 +44,27 @@ def collect(ran: dict[str, Pool]) -> dict[str, Any]:
     questions: list[dict[str, Any]] = []
     answers: list[dict[str, Any]] = []
     for place, key in enumerate(order[:MOST_QUESTIONS]):
-        for i, pool in enumerate(pools):
-            row = rows[i].get(key)
-            if row is None:
-                continue
-            turns = _turns(pool.first, row, texts, failures)
-            answers.append({"run": i, "question": place, "turns": turns})
-            if place == len(questions):
-                category = str(row.get("category", "unknown"))
-                about = {"id": str(row["question_id"]), "category": category}
-                questions.append(about | {"turns": prompts.get(key, [])})
+        asked = [pool for pool in pools if key in pool.first_answers]
+        row = asked[0].first_answers[key]
+        questions.append(
+            {
+                "id": str(row["question_id"]),
+                "category": str(row.get("category", "unknown")),
+                "turns": prompts.get(key, []),
+            }
+        )
+        for pool in asked:
+            turns = _turns(pool.first, pool.first_answers[key], texts, failures)
+            answers.append(
+                {
+                    "run": pools.index(pool),
+                    "question": place,
+                    "turns": turns,
+                }
+            )
 
     return {
-        "runs": list(ran),
+        "runs": [pool.title for pool in pools],
         "questions": questions,
         "answers": answers,
         "texts": [{"text": text} if isinstance(text, str) else {"pieces": text} for text in texts],
@@ -70,14 +76,16 @@ def collect(ran: dict[str, Pool]) -> dict[str, Any]:
 
 def _has_several(pool: Pool) -> bool:
     """Return whether questions were answered several times, in repeats or choices."""
-    return len(pool.repeats) > 1 or any(len(row["choices"]) > 1 for row in pool.rows)
+    if len(pool.repeats) > 1:
+        return True
+    return any(len(row["choices"]) > 1 for row in pool.rows)
 
 
-def _in_turn(rows: Iterable[dict[str, Row]]) -> list[str]:
+def _in_turn(pools: Iterable[Pool]) -> list[str]:
     """Order the questions with one of each subtask in turn, so that a part shows every subtask."""
     subtasks: dict[str, str] = {}
-    for of_pool in rows:
-        for key, row in of_pool.items():
+    for pool in pools:
+        for key, row in pool.first_answers.items():
             subtasks[key] = subtask(str(row.get("category", "unknown")))
     groups = pd.Series(subtasks)
     return list(groups.groupby(groups).cumcount().sort_values(kind="stable").index)
@@ -99,10 +107,13 @@ def _turns(
     for i, text in enumerate(choice["turns"]):
         ids = choice["output_ids"][i] if choice.get("output_ids") else []
         decoded = _decoded(run, ids, failures) if ids else None
-        turn: dict[str, Any] = {"text": texts.setdefault(decoded or text, len(texts))}
-        turn["lengths"] = lengths[i] if lengths else []
+        turn: dict[str, Any] = {
+            "text": texts.setdefault(decoded or text, len(texts)),
+            "lengths": lengths[i] if lengths else [],
+        }
         if choice.get("step_paths"):
-            turn["paths"] = [spelled(tuple(path)) for path in choice["step_paths"][i]]
+            paths = map(tuple, choice["step_paths"][i])
+            turn["paths"] = list(map(spelled, paths))
         if choice.get("step_nodes"):
             turn["nodes"] = choice["step_nodes"][i]
         turns.append(turn)
@@ -119,10 +130,11 @@ def _decoded(run: Run, ids: list[int], failures: dict[str, str]) -> tuple[str, .
     if path in failures:
         return None
     try:
-        return pieces(load(_tokenizer_path(run, path), model.get("revision")), tuple(ids))
+        tokenizer = load(_tokenizer_path(run, path), model.get("revision"))
+        return pieces(tokenizer, tuple(ids))
     except Exception as error:
         # a foreign tokenizer may raise anything; the page shows plain text, and why
-        failures[path] = " ".join(f"{type(error).__name__}: {error}".split())[:200]
+        failures[path] = one_line(f"{type(error).__name__}: {error}")[:200]
         return None
 
 
@@ -173,7 +185,8 @@ def pieces(tokenizer: Tokenizer, ids: tuple[int, ...]) -> tuple[str, ...]:
     except Exception:  # DecodeStream raises no other class
         return (text,)
 
-    parts[-1] += text[len("".join(parts)) :]  # a character that the limit cut
+    length = len("".join(parts))
+    parts[-1] += text[length:]  # a character that the limit cut
     return tuple(parts) if "".join(parts) == text else (text,)
 
 
@@ -185,15 +198,16 @@ def _prompts(runs: Iterable[Run]) -> dict[str, list[str]]:
     prompts: dict[str, list[str]] = {}
     read = set[tuple[str, str]]()
     for run in runs:
-        bench = (str(run.config.get("bench", {}).get("path")), run.settings["bench"].get("sha256"))
-        if bench in read:
+        path = str(run.config.get("bench", {}).get("path"))
+        digest = str(run.settings["bench"].get("sha256"))
+        if (path, digest) in read:
             continue
-        read.add(bench)
-        path, digest = bench
+        read.add((path, digest))
+
         file = ROOT / path
         if file.is_dir():
             file /= "question.jsonl"
-        if not file.is_file() or hashlib.sha256(file.read_bytes()).hexdigest() != digest:
+        if not file.is_file() or sha256_of(file) != digest:
             continue  # the page shows the question's number and category
         for question in read_questions(file):
             turns = [_shortened(turn) for turn in question.turns]
@@ -203,4 +217,6 @@ def _prompts(runs: Iterable[Run]) -> dict[str, list[str]]:
 
 
 def _shortened(turn: str) -> str:
-    return f"{turn[:MOST_PROMPT]} …" if len(turn) > MOST_PROMPT else turn
+    if len(turn) <= MOST_PROMPT:
+        return turn
+    return f"{turn[:MOST_PROMPT]} …"

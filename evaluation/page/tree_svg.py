@@ -27,7 +27,7 @@ MOST_EQUAL = 3  # longest run of equal ranks that is spelled out
 UNRECORDED = "The records do not hold the tree"
 
 
-def draw(name: str, pool: Pool) -> dict[str, Any] | None:
+def draw(pool: Pool) -> dict[str, Any] | None:
     """Place the nodes of a configuration's draft tree, over all repeats, for the page.
 
     Returns:
@@ -59,7 +59,7 @@ def draw(name: str, pool: Pool) -> dict[str, Any] | None:
         unknown = "The tree changed during the run" if learnt else UNRECORDED
     deepest = max(len(node.path) for node in nodes)
     return {
-        "name": name,
+        "name": pool.title,
         "dots": dots,
         "root": places[()],
         "size": (LEFT + COLUMN * deepest + MARGIN, y + ROW / 2 + MARGIN),
@@ -77,5 +77,8 @@ def spelled(path: RankPath) -> str:
     words = []
     for rank, same in groupby(path):
         times = len(list(same))
-        words += [f"{rank}×{times}"] if times > MOST_EQUAL else [str(rank)] * times
+        if times > MOST_EQUAL:
+            words.append(f"{rank}×{times}")
+        else:
+            words += [str(rank)] * times
     return "·".join(words)

@@ -3,7 +3,7 @@
 Its jobs are written down before the first one starts, and marked when finished.
 
 A job whose method lacks a companion, or candidates for its tree, is marked at the start with the
-reason and never runs. It does not count as missing, and the tables have a row that gives the
+reason and never runs. It does not count as missing, and a note below the tables gives the
 reason.
 """
 

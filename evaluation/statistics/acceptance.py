@@ -142,7 +142,8 @@ def _prefixes(accepted: Accepted) -> list[RankPath]:
     """Return the nodes that were ever accepted, breadth-first."""
     prefixes = set[RankPath]()
     for _, path in accepted:
-        prefixes.update(path[:depth] for depth in range(1, len(path) + 1))
+        for depth in range(1, len(path) + 1):
+            prefixes.add(path[:depth])
     return sorted(prefixes, key=lambda path: (len(path), path))
 
 
@@ -152,4 +153,5 @@ def most_accepted(nodes: Iterable[Node], most: int) -> list[Node]:
     Ties go to the shallower node, then to the better rank. A node is accepted at most as often as
     its parent, so each comes after its parent.
     """
-    return sorted(nodes, key=lambda node: (-node.accepted, len(node.path), node.path))[:most]
+    best_first = sorted(nodes, key=lambda node: (-node.accepted, len(node.path), node.path))
+    return best_first[:most]

@@ -92,22 +92,22 @@ class Audit:
         return sum(turn.tokens for turn in self.turns)
 
 
-def audits(pooled: Sequence[Pool], baseline: str = "vanilla") -> list[Audit]:
-    """Audit each configuration against its baseline of this name, if it has one.
+def audits(pooled: Sequence[Pool]) -> list[Audit]:
+    """Audit each configuration against vanilla, if it has such a baseline.
 
     An answer is compared with that of the same repeat if the baseline has it, else with any
     repeat's. With sampling, hf is left out, as transformers draws its own noise.
     """
     audited = []
     for pool in pooled:
-        base = _audit_base(pool, baseline)
+        base = _audit_base(pool)
         if base is not None and base is not pool:
             audited.append(_audit(pool, base))
 
     return audited
 
 
-def _audit_base(pool: Pool, baseline: str) -> Pool | None:
+def _audit_base(pool: Pool) -> Pool | None:
     """Return the configuration to audit this one against; None if it is not audited.
 
     Of a batch, this is the baseline of batch 1, if there is one.
@@ -115,14 +115,13 @@ def _audit_base(pool: Pool, baseline: str) -> Pool | None:
     facets = pool.first.facets
     if pool.first.is_served:
         return None  # audited separately (evaluation.audit), as its arithmetic differs
-    if pool.label == baseline and facets["batch"] == 1:
+    if facets["temperature"] and pool.label == "hf":
         return None
 
-    base = pool.baselines[baseline]
+    base = pool.baselines["vanilla"]
     if facets["batch"] > 1:
-        base = pool.closest(baseline, batch=1) or base
-    is_sampled = bool(facets["temperature"])
-    return None if is_sampled and "hf" in (pool.label, baseline) else base
+        base = pool.closest("vanilla", batch=1) or base
+    return base
 
 
 def _audit(pool: Pool, base: Pool) -> Audit:
@@ -133,8 +132,9 @@ def _audit(pool: Pool, base: Pool) -> Audit:
             for row in run.answers:
                 base_row = base_rows.get(row_key(row), {"choices": []})
                 turns = common_turns(run, row, base_row)
+                most = max(_count(row), _count(base_row))
                 audit.turns += turns
-                audit.left_out += max(_count(row), _count(base_row)) - len(turns)
+                audit.left_out += most - len(turns)
 
     return audit
 
@@ -156,8 +156,16 @@ def common_turns(run: Run, row: Row, base: Row) -> list[Turn]:
         for turn, (ids, base_ids) in enumerate(answers):
             differs_at = None if ids == base_ids else diverge(ids, base_ids)
             if ids or base_ids:
-                about = (run, row["question_id"], number, turn, len(base_ids))
-                turns.append(Turn(*about, differs_at))
+                turns.append(
+                    Turn(
+                        run,
+                        question_id=row["question_id"],
+                        choice=number,
+                        turn=turn,
+                        tokens=len(base_ids),
+                        differs_at=differs_at,
+                    )
+                )
 
             if differs_at is not None:
                 break
@@ -199,37 +207,46 @@ def wording(table: pd.DataFrame, folder: Path) -> list[str]:
     """
     lines = []
     for dtype, rows in table.groupby("dtype", sort=False):
-        counts = rows[["turns", "identical_turns", "tokens", "turns_left_out", "gaps_known"]].sum()
-        turns, same, tokens, left_out, known = map(int, counts)
-        about = f"({len(rows)} configuration{'s' * (len(rows) > 1)}, {tokens:,} tokens)"
+        total = rows.sum(numeric_only=True)
+        turns = int(total["turns"])
+        different = turns - int(total["identical_turns"])
+        unknown = different - int(total["gaps_known"])
+        left_out = int(total["turns_left_out"])
+
+        equal = f"{turns - different:,} of {turns:,}" if different else f"all {turns:,}"
+        tokens = int(total["tokens"])
+        configurations = f"{len(rows)} configuration{'s' * (len(rows) > 1)}"
+        text = f"{equal} turns equal vanilla's, token for token"
+        text += f" ({configurations}, {tokens:,} tokens)"
+        if left_out:
+            text += f"; {left_out:,} turns are not compared"
 
         if not turns:
             lines.append(f"Nothing was compared in {dtype}.")
-        elif same == turns:
-            left = f"; {left_out:,} turns are not compared" if left_out else ""
-            equal = f"all {turns:,} turns equal vanilla's, token for token"
-            lines.append(f"Lossless in {dtype}: {equal} {about}{left}.")
-        else:
-            different = turns - same
+        elif not different:
+            lines.append(f"Lossless in {dtype}: {text}.")
+        elif unknown:
             command = f"python -m evaluation.audit {shlex.quote(str(folder))}"
-            gaps = f"this measures the logit gap at {different - known} of {different}: {command}"
-            if known == different:
-                largest = f"{rows['largest_logit_gap'].max():.3g}"
-                gaps = f"where a difference starts, two largest logits are at most {largest} apart."
-
-            share = f"{same:,} of {turns:,} turns equal vanilla's {about}"
-            lines.append(f"Not identical in {dtype}: {share}; {gaps}")
+            gaps = f"this measures the logit gap at {unknown} of {different}: {command}"
+            lines.append(f"Not identical in {dtype}: {text}; {gaps}")
+        else:
+            largest = f"{rows['largest_logit_gap'].max():.3g}"
+            gaps = f"where a difference starts, two largest logits are at most {largest} apart."
+            lines.append(f"Not identical in {dtype}: {text}; {gaps}")
 
     return lines
 
 
 def read_gaps(folder: Path) -> Gaps:
     """Read the gaps that evaluation.audit has measured in this folder; empty if it has not run."""
-    try:
-        entries = json.loads((folder / GAPS).read_text(encoding="utf-8"))
-        return {tuple(map(str, entry["at"])): float(entry["gap"]) for entry in entries}
-    except (OSError, ValueError, KeyError, TypeError):
+    file = folder / GAPS
+    if not file.exists():
         return {}
+    entries = json.loads(file.read_text(encoding="utf-8"))
+    gaps = {}
+    for entry in entries:
+        gaps[tuple(map(str, entry["at"]))] = entry["gap"]
+    return gaps
 
 
 @dataclass(frozen=True)
@@ -257,32 +274,37 @@ def compare(here: Sequence[Pool], there: Sequence[Pool]) -> tuple[list[Compariso
     Also name those without a counterpart.
     """
     comparisons = []
-    others = list(there)
     alone = []
+    others = list(there)
 
     for pool in here:
-        peers = [other for other in others if _common(pool, other) and _key(other) == _key(pool)]
-        if not peers:
+        ranks = {}
+        for other in others:
+            common = pool.cells.questions.isin(other.cells.questions).sum()
+            if common and _key(other) == _key(pool):
+                same_type = other.block["dtype"] == pool.block["dtype"]
+                ranks[other] = (same_type, common)
+
+        if ranks:
+            peer = max(ranks, key=lambda other: ranks[other])
+            comparisons.append(_compare(pool, peer))
+            others.remove(peer)
+        else:
             alone.append(f"only here: {pool.name}")
-            continue
 
-        dtype = pool.group["dtype"]
-        peers.sort(key=lambda peer: (peer.group["dtype"] != dtype, -len(_common(pool, peer))))
-        comparisons.append(_compare(pool, peers[0]))
-        others.remove(peers[0])
-
-    return comparisons, alone + [f"only there: {pool.name}" for pool in others]
+    alone += [f"only there: {pool.name}" for pool in others]
+    return comparisons, alone
 
 
 def _key(pool: Pool) -> Any:
     """Return what two configurations must share to be a pair."""
-    facets = pool.first.facets.items()
-    settings = {name: value for name, value in facets if name not in HOW and value is not None}
-    return [pool.group[name] for name in ("model", "bench", "max_new_tokens")], pool.label, settings
+    settings = {}
+    for name, value in pool.first.facets.items():
+        if name not in HOW and value is not None:
+            settings[name] = value
 
-
-def _common(here: Pool, there: Pool) -> set[str]:
-    return set(here.cells.questions) & set(there.cells.questions)
+    block = [pool.block[name] for name in ("model", "bench", "max_new_tokens")]
+    return block, pool.label, settings
 
 
 def _compare(here: Pool, there: Pool) -> Comparison:
@@ -290,21 +312,20 @@ def _compare(here: Pool, there: Pool) -> Comparison:
 
     Each repeat is compared with the same repeat if the other has it.
     """
-    common = _common(here, there)
+    common = here.cells.questions.intersection(there.cells.questions)
     texts: dict[str, str] = {}  # where the text of a question first differs
     lengths: dict[str, str] = {}
 
     for repeat, rows in here.answers.items():
         others = there.answers_to_compare(repeat)
-        for key in filter(common.__contains__, rows):
-            turns = _turns(rows[key])
-            other_turns = _turns(others[key])
-            for found, kind in ((lengths, 0), (texts, 1)):
-                one = [turn[kind] for turn in turns]
-                other = [turn[kind] for turn in other_turns]
+        for key, row in rows.items():
+            if key not in common:
+                continue
+            sides = (lengths, texts), _turns(row), _turns(others[key])
+            for found, one, other in zip(*sides, strict=True):
                 if one != other:
-                    question = f"question {rows[key]['question_id']}"
-                    found.setdefault(key, f"{question}, turn {diverge(one, other) + 1}")
+                    turn = diverge(one, other) + 1
+                    found.setdefault(key, f"question {row['question_id']}, turn {turn}")
 
     counts = mat_counts(here.cells, there.cells)
     first = [f"token ids differ first at {where}" for where in texts.values()]
@@ -320,9 +341,11 @@ def _compare(here: Pool, there: Pool) -> Comparison:
     )
 
 
-def _turns(row: Row) -> list[tuple[list[int], list[int]]]:
-    """Return each turn's accepted lengths and token ids."""
-    turns: list[tuple[list[int], list[int]]] = []
+def _turns(row: Row) -> tuple[list[Any], list[Any]]:
+    """Return each turn's accepted lengths, and each turn's token ids."""
+    lengths: list[Any] = []
+    ids: list[Any] = []
     for choice in row["choices"]:
-        turns += zip(lengths_by_turn(choice), choice.get("output_ids") or [], strict=False)
-    return turns
+        lengths += lengths_by_turn(choice)
+        ids += choice.get("output_ids") or []
+    return lengths, ids

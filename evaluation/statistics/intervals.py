@@ -44,7 +44,8 @@ def draws(n: int) -> Floats:
 @lru_cache(maxsize=32)
 def repeat_draws(n: int) -> Floats:
     """Draw how often each of n repeats is taken: (RESAMPLES, n)."""
-    return np.random.default_rng(SEED + 1).multinomial(n, [1 / n] * n, RESAMPLES).astype(np.float64)
+    random = np.random.default_rng(SEED + 1)
+    return random.multinomial(n, [1 / n] * n, RESAMPLES).astype(np.float64)
 
 
 @lru_cache(maxsize=64)
@@ -53,7 +54,8 @@ def wider(n: int) -> Floats:
 
     They are sqrt(n / chi squared with n - 1 degrees of freedom).
     """
-    spread: Floats = np.sqrt(n / np.random.default_rng(SEED + 2).chisquare(n - 1, RESAMPLES))
+    random = np.random.default_rng(SEED + 2)
+    spread: Floats = np.sqrt(n / random.chisquare(n - 1, RESAMPLES))
     return spread
 
 
@@ -147,7 +149,8 @@ def quotient(*columns: Floats, alike: bool = False) -> float:
         alike: sum the means of each row, so that all questions weigh the same, however many repeats
             they have.
     """
-    sums = np.array([np.nansum(row_means(column) if alike else column) for column in columns])
+    summed = map(row_means, columns) if alike else columns
+    sums = np.array([np.nansum(values) for values in summed])
     with np.errstate(divide="ignore", invalid="ignore"):
         value = float(_quotient(sums))
     return value if math.isfinite(value) else math.nan

@@ -73,11 +73,14 @@ def latex_table(
         best = {}
         for about in columns:
             values = pd.to_numeric(frame[about.name]).dropna()
-            best[about.name] = shown(values.max(), about.form) if len(values) > 1 else ""
+            best[about.name] = ""
+            if len(values) > 1:
+                best[about.name] = shown(values.max(), about.form)
 
         for row in frame.to_dict("records"):
             cells = [_cell(row, about, best[about.name]) for about in columns]
-            lines.append(" & ".join([escaped(str(row["name"])), *cells]) + r" \\")
+            name = escaped(str(row["name"]))
+            lines.append(" & ".join([name, *cells]) + r" \\")
 
     lines += [r"\bottomrule", r"\end{tabular}", r"\end{table*}"]
     return spans + HEAD + "\n".join(lines) + "\n"
@@ -110,7 +113,8 @@ def main_latex(experiment: Experiment) -> str:
     for words, rows in overall.items():
         variants = rows["variant"].fillna("") if "variant" in rows else ""
         names = (rows["method"] + ", " + variants).str.removesuffix(", ")
-        named[f"{words} ({rows['questions'].max()} questions)"] = rows.assign(name=names)
+        title = f"{words} ({rows['questions'].max()} questions)"
+        named[title] = rows.assign(name=names)
 
     columns = []
     for name, title in MAIN.items():

@@ -29,7 +29,10 @@ Key = TypeVar("Key")
 
 def choices(rows: Iterable[Row]) -> list[Row]:
     """Return the choices of all rows; a question has several if it was answered several times."""
-    return list(itertools.chain.from_iterable(row["choices"] for row in rows))
+    choices: list[Row] = []
+    for row in rows:
+        choices += row["choices"]
+    return choices
 
 
 def mean(values: Iterable[float]) -> float:
@@ -169,12 +172,9 @@ def between_tokens(rows: Sequence[Row]) -> list[float]:
 
 def percentiles(name: str, seconds: Sequence[float]) -> dict[str, float]:
     """Return the percentiles of latencies in ms, as columns; NaN of none."""
-    values = np.full(len(PERCENTILES), math.nan)
-    if seconds:
-        values = 1e3 * np.percentile(seconds, PERCENTILES)
-
+    values = 1e3 * np.percentile(seconds or [math.nan], PERCENTILES)
     columns = [f"{name}_p{percent}" for percent in PERCENTILES]
-    return dict(zip(columns, map(float, values), strict=True))
+    return dict(zip(columns, values.tolist(), strict=True))
 
 
 def lengths_by_turn(choice: Row) -> list[list[int]]:
@@ -207,8 +207,10 @@ def _rows_per_forward(rows: Sequence[Row]) -> float:
             return math.nan
         nodes += sum(map(sum, turns))
 
-        batch_sizes = choice.get("step_batch") or [[1] * len(turn) for turn in turns]
-        forwards += sum(1 / size for size in itertools.chain.from_iterable(batch_sizes))
+        alone = [[1] * len(turn) for turn in turns]
+        batch_sizes = choice.get("step_batch") or alone
+        sizes = itertools.chain.from_iterable(batch_sizes)
+        forwards += sum(1 / size for size in sizes)
 
     return nodes / forwards if forwards else math.nan
 

@@ -45,40 +45,43 @@ BATCHES = (
 def headlines(table: pd.DataFrame) -> list[str]:
     """Summarise the overall rows in a line per block of the table."""
     overall = table[table["category"] == OVERALL]
-    return [_headline(name, block.to_dict("records")) for name, block in blocks(overall).items()]
+    lines = []
+    for name, block in blocks(overall).items():
+        lines.append(_headline(name, block.to_dict("records")))
+    return lines
 
 
 def _headline(block: str, rows: list[dict[Any, Any]]) -> str:
     """Say which of a block's rows accepts most, and which is fastest."""
-    text = f"{block.replace(', ', ' on ', 1)}: "
+    words = [f"{block.replace(', ', ' on ', 1)}:"]
 
     accepting = [row for row in rows if row["mat"] > PLAIN]
     best = max(accepting, key=lambda row: row["mat"], default=None)
     if best:
-        text += f"{_row_name(best)} accepts most, {best['mat']:.2f} tokens per step (MAT). "
+        name = _row_name(best)
+        words.append(f"{name} accepts most, {best['mat']:.2f} tokens per step (MAT).")
 
-    timed = [row for row in rows if pd.notna(row["tokens_per_second"])]
-    if timed:
-        batches = any(row["batch"] > 1 for row in rows)
-        # of one kind for every batch size
-        speed = "tokens_per_second_total" if batches else "tokens_per_second"
-        fastest = max(timed, key=lambda row: row[speed])
-
+    # of one kind for every batch size
+    batches = any(row["batch"] > 1 for row in rows)
+    speed = "tokens_per_second_total" if batches else "tokens_per_second"
+    timed = [row for row in rows if pd.notna(row[speed])]
+    fastest = max(timed, key=lambda row: row[speed], default=None)
+    if fastest:
         gains = []
         for name in BASELINES:
             speedup = fastest[f"speedup_{name}"]
             if name != fastest["method"] and pd.notna(speedup):
                 gains.append(f"{speedup:.2f} × {name}")
 
-        who = "It" if fastest is best else _row_name(fastest)
         over = f" ({' and '.join(gains)})" if gains else ""
-        text += f"{who} is fastest, {fastest[speed]:,.0f} tokens/s{over}."
+        name = "It" if fastest is best else _row_name(fastest)
+        words.append(f"{name} is fastest, {fastest[speed]:,.0f} tokens/s{over}.")
 
-    return text
+    return " ".join(words)
 
 
 def _row_name(row: dict[Any, Any]) -> str:
-    return ", ".join(filter(None, (str(row["method"]), row["variant"])))
+    return f"{row['method']}, {row['variant']}".removesuffix(", ")
 
 
 def table_notes(table: pd.DataFrame, intervals: bool, unsure: bool) -> list[str]:
@@ -143,8 +146,9 @@ def decoding(run: Run, batches: Sequence[int] = ()) -> str:
     if answers > 1:
         words.append(f"{answers} answers a question")
 
-    timed = settings.get("timed", True)
-    return ", ".join(words) + ("" if timed else "; not timed")
+    if not settings.get("timed", True):
+        words.append("not timed")
+    return ", ".join(words)
 
 
 def generation_left_out(run: Run) -> str:
@@ -199,7 +203,8 @@ def served(pooled: Sequence[Pool]) -> Iterator[str]:
             continue
         method = pool.first.settings["method"]
         version = method["version"] or "of unknown version"
-        line = f"{pool.name}: {method['engine']} {version}, model {method['model']}"
+        engine = f"{method['engine']} {version}"
+        line = f"{pool.name}: {engine}, model {method['model']}"
         line += "; threads, device and type are its own"
         if any(any(choice["ids_remade"]) for choice in choices(pool.rows)):
             line += "; token ids were made from its text"
@@ -213,9 +218,10 @@ def mixed(runs: Sequence[Run]) -> list[str]:
     """
     others: dict[str, list[str]] = {}
     for same in grouped(runs, lambda run: str(run.metadata["device"])).values():
-        conditions = [run.metadata.get("circumstances", {}) for run in same]
-        for run, own in zip(same, conditions, strict=True):
-            words = difference(conditions[0], own, words=(f"for {same[0].label}", ""))
+        first = same[0].metadata.get("circumstances", {})
+        for run in same:
+            own = run.metadata.get("circumstances", {})
+            words = difference(first, own, words=(f"for {same[0].label}", ""))
             if words:
                 others.setdefault(words, []).append(_repeat(run))
 
@@ -271,7 +277,8 @@ def auto_lines(pooled: Sequence[Pool]) -> list[str]:
                 continue
 
             repeat = f", repeat {run.repeat}" if len(pool.runs) > 1 else ""
-            line = f"{pool.name}{repeat} on {pool.group['bench']}: {steps_in_words(figures)}"
+            where = f"{pool.name}{repeat} on {pool.block['bench']}"
+            line = f"{where}: {steps_in_words(figures)}"
             # of a batch, step times are those of the last steps' number of sequences
             if pool.first.facets["batch"] == 1 and figures.get("predicted_speedup"):
                 gain = figures["predicted_speedup"]
@@ -287,13 +294,12 @@ def incomplete(runs: Sequence[Run]) -> list[str]:
 
     There is one line for those that stopped after the same number of questions.
     """
-    stopped: dict[str, list[str]] = {}
-    for run in runs:
-        if not run.complete:
-            place = f"{len(run.answers)} of {run.metadata['questions']} questions"
-            stopped.setdefault(place, []).append(_repeat(run))
-
-    return [f"incomplete: {_first_three(names)}: {place}" for place, names in stopped.items()]
+    unfinished = [run for run in runs if not run.complete]
+    stopped = grouped(unfinished, lambda r: f"{len(r.answers)} of {r.metadata['questions']}")
+    lines = []
+    for where, same in stopped.items():
+        lines.append(f"incomplete: {_first_three(map(_repeat, same))}: {where} questions")
+    return lines
 
 
 def _repeat(run: Run) -> str:
@@ -303,4 +309,6 @@ def _repeat(run: Run) -> str:
 def _first_three(words: Iterable[str]) -> str:
     names = list(words)
     text = "; ".join(names[:3])
-    return f"{text} and {len(names) - 3} more" if len(names) > 3 else text
+    if len(names) > 3:
+        text += f" and {len(names) - 3} more"
+    return text

@@ -10,7 +10,7 @@ import itertools
 import json
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
@@ -25,16 +25,6 @@ from .acceptance import Accepted, accepted_paths
 from .intervals import Floats, quotient, quotient_interval, row_means
 from .metrics import OVERALL, grouped
 
-# Columns that all rows of a table's block share, as do configurations in one figure.
-GROUP = (
-    "model",
-    "dtype",
-    "bench",
-    "bench_questions",
-    "questions_sha256",
-    "max_new_tokens",
-    "device",
-)
 BASELINES = ("hf", "vanilla")
 SAMPLED = tuple(SAMPLING_COLUMNS.values())  # how a run's tokens were chosen
 # Facets that a baseline must share: also how steps were executed, and whether they were timed.
@@ -47,6 +37,12 @@ WORDS = {
     "tree_depth": "{} deep",
     "tree_breadth": "{} wide",
     "order": "{} order",
+}
+# how a block's name shows what distinguishes it; other values are shown as they are
+BLOCK_WORDS = {
+    "bench_questions": "{} questions",
+    "questions_sha256": "questions #{}",
+    "max_new_tokens": "max_new_tokens {}",
 }
 # settings that say how many nodes a step drafts at most
 BUDGETS = ("nodes", "tree_nodes", "max_draft")
@@ -64,14 +60,15 @@ class Cells:
     # by a column of the runs' frames: (n, R), NaN where the repeat has no answer
     values: dict[str, Floats]
 
-    def take(self, rows: NDArray[Any]) -> Cells:
-        """Return the cells of some questions, given by a mask (n,) or positions (m,)."""
-        values = {name: value[rows] for name, value in self.values.items()}
-        return Cells(self.questions[rows], self.subtasks[rows], self.repeats, self.size, values)
-
     def of(self, category: str) -> Cells:
         """Return the cells of a subtask's questions, or of all."""
-        return self if category == OVERALL else self.take(self.subtasks == category)
+        if category == OVERALL:
+            return self
+        rows = self.subtasks == category
+        values = {name: value[rows] for name, value in self.values.items()}
+        return replace(
+            self, questions=self.questions[rows], subtasks=self.subtasks[rows], values=values
+        )
 
 
 def paired(cells: Cells, others: Cells, *names: str) -> list[Floats]:
@@ -82,13 +79,19 @@ def paired(cells: Cells, others: Cells, *names: str) -> list[Floats]:
     """
     at = others.questions.get_indexer(cells.questions)
     both, own, theirs = np.intersect1d(cells.repeats, others.repeats, return_indices=True)
-    sides = [(cells, at >= 0, own), (others, at[at >= 0], theirs)]
+    sides = [
+        (cells, at >= 0, own),
+        (others, at[at >= 0], theirs),
+    ]
 
     columns = []
     for side, questions, repeats in sides:
         for name in names:
             values = side.values[name][questions]
-            columns.append(values[:, repeats] if len(both) > 1 else row_means(values)[:, None])
+            if len(both) > 1:
+                columns.append(values[:, repeats])
+            else:
+                columns.append(row_means(values)[:, None])
 
     known = np.all(np.isfinite(columns), axis=0)
     return [np.where(known, column, np.nan) for column in columns]
@@ -115,9 +118,11 @@ def mat_ratio(cells: Cells, others: Cells) -> tuple[float, float, float]:
 class Pool:
     """The repeats and shards of one configuration."""
 
-    runs: tuple[Run, ...]
+    runs: list[Run]
     variant: str = ""  # the words that distinguish it from others of the same label
-    among: list[Pool] = field(default_factory=list, repr=False)  # the experiment's
+    block_name: str = ""  # its block of the tables
+    title: str = ""  # its name, unique in the experiment
+    among: list[Pool] = field(default_factory=list, repr=False)  # all of the experiment
 
     @property
     def first(self) -> Run:
@@ -135,7 +140,7 @@ class Pool:
     @property
     def name(self) -> str:
         """The name in figures, unique within its block."""
-        return f"{self.label}, {self.variant}" if self.variant else self.label
+        return f"{self.label}, {self.variant}".removesuffix(", ")
 
     @property
     def budget(self) -> int | None:
@@ -144,7 +149,10 @@ class Pool:
         None if its settings set none.
         """
         method = self.first.settings["method"]
-        return next((int(method[key]) for key in BUDGETS if method.get(key)), None)
+        for key in BUDGETS:
+            if method.get(key):
+                return int(method[key])
+        return None
 
     @cached_property
     def selection(self) -> frozenset[str]:
@@ -159,39 +167,43 @@ class Pool:
         return int(self.first.settings["bench"].get("questions", len(self.first.answers)))
 
     @cached_property
-    def group(self) -> dict[str, Any]:
-        """Its values of the columns in GROUP."""
+    def block(self) -> dict[str, Any]:
+        """The columns that all rows of a block of the tables share."""
         settings = self.first.settings
         bench = settings["bench"]
         questions = json.dumps([bench.get("sha256"), sorted(self.selection)]).encode()
-        values = (
-            self.first.model,
-            settings["model"]["dtype"],
-            bench["name"],
-            self.questions,
-            hashlib.sha256(questions).hexdigest()[:8],
-            settings["max_new_tokens"],
-            self.first.metadata["device"],
-        )
-        return dict(zip(GROUP, values, strict=True))
+        return {
+            "model": self.first.model,
+            "dtype": settings["model"]["dtype"],
+            "bench": bench["name"],
+            "bench_questions": self.questions,
+            "questions_sha256": hashlib.sha256(questions).hexdigest()[:8],
+            "max_new_tokens": settings["max_new_tokens"],
+            "device": self.first.metadata["device"],
+        }
 
     @property
     def columns(self) -> dict[str, Any]:
         """The columns that name it in the tables other than the main one."""
-        group = {key: self.group[key] for key in ("model", "dtype", "bench", "bench_questions")}
-        return group | {"method": self.label, "variant": self.variant}
+        return {
+            "model": self.block["model"],
+            "dtype": self.block["dtype"],
+            "bench": self.block["bench"],
+            "bench_questions": self.questions,
+            "method": self.label,
+            "variant": self.variant,
+        }
 
     @cached_property
-    def repeats(self) -> dict[int, tuple[Run, ...]]:
+    def repeats(self) -> dict[int, list[Run]]:
         """The shards of each repeat, in the order of the bench."""
-        shards: dict[int, tuple[Run, ...]] = {}
+        shards: dict[int, list[Run]] = {}
         for run in self.runs:
             repeat = run.repeat
-            selection = run.selection
             # The same run in two directories counts as another repeat.
-            while selection in (other.selection for other in shards.get(repeat, ())):
+            while any(run.selection == other.selection for other in shards.get(repeat, ())):
                 repeat += 1
-            shards[repeat] = (*shards.get(repeat, ()), run)
+            shards.setdefault(repeat, []).append(run)
 
         return shards
 
@@ -200,9 +212,8 @@ class Pool:
         """The rows of each repeat, by question, in the order asked."""
         answers: dict[int, dict[str, Row]] = {}
         for repeat, shards in self.repeats.items():
-            answers[repeat] = {}
-            for run in shards:
-                answers[repeat] |= {row_key(row): row for row in run.answers}
+            rows = itertools.chain.from_iterable(run.answers for run in shards)
+            answers[repeat] = {row_key(row): row for row in rows}
 
         return answers
 
@@ -217,14 +228,17 @@ class Pool:
         return rows | self.answers.get(repeat, {})
 
     @property
-    def first_answers(self) -> list[Row]:
-        """The rows of the first repeat."""
-        return list(next(iter(self.answers.values())).values())
+    def first_answers(self) -> dict[str, Row]:
+        """The rows of the first repeat, by question."""
+        return next(iter(self.answers.values()))
 
     @cached_property
     def rows(self) -> list[Row]:
         """All rows of all repeats."""
-        return list(itertools.chain.from_iterable(run.answers for run in self.runs))
+        rows: list[Row] = []
+        for run in self.runs:
+            rows += run.answers
+        return rows
 
     @cached_property
     def accepted(self) -> Accepted:
@@ -244,13 +258,16 @@ class Pool:
             alike = (*COMPARED, "method_model")
             return dict.fromkeys(BASELINES) | {SERVER: self.closest(engine, alike)}
 
-        execution = str(self.first.facets.get("execution"))
-        of_steps = {inside: steps for steps, inside in INSIDE.items()}.get(execution, execution)
+        of_steps = {inside: steps for steps, inside in INSIDE.items()}
+        execution = self.first.facets.get("execution")
+        execution = of_steps.get(str(execution), execution)
         found = {}
         for name in BASELINES:
-            found[name] = self.closest(name) or self.closest(name, execution=of_steps)
+            found[name] = self.closest(name) or self.closest(name, execution=execution)
 
-        found["hf"] = found["hf"] or self.closest("hf", set(COMPARED) - {"execution"})
+        if found["hf"] is None:
+            any_execution = set(COMPARED) - {"execution"}
+            found["hf"] = self.closest("hf", any_execution)
         return found
 
     def closest(
@@ -272,10 +289,12 @@ class Pool:
             settings = [other.first.facets.get(key) for key in alike]
             if (other.label, other.first.comparable, settings) != wanted:
                 continue
+
             batches = self.speeds.questions.isin(other.speeds.questions).sum()
             questions = self.cells.questions.isin(other.cells.questions).sum()
             if questions:
-                ranks[other] = (batches, questions, -len(other.cells.questions))
+                fewest = -len(other.cells.questions)
+                ranks[other] = (batches, questions, fewest)
 
         return max(ranks, key=lambda other: ranks[other], default=None)
 
@@ -313,7 +332,7 @@ class Pool:
 
 
 def pools(runs: Sequence[Run]) -> list[Pool]:
-    """Pool the repeats and shards of each configuration; each pool's name is unique in its block.
+    """Pool the repeats and shards of each configuration, and name the pools.
 
     Pools are in the runs' order, but among comparable pools those with most questions come first.
     """
@@ -321,44 +340,60 @@ def pools(runs: Sequence[Run]) -> list[Pool]:
     benches = list(dict.fromkeys(run.comparable for run in runs))
 
     pooled: list[Pool] = []
-    for peers in grouped(runs, lambda run: run.configuration).values():
-        for group in joined(peers):
-            group.sort(key=lambda run: place[id(run)])
-            pooled.append(Pool(tuple(group), among=pooled))
+    for same in grouped(runs, lambda run: run.configuration).values():
+        pooled += [Pool(together) for together in joined(same)]
 
     def order(pool: Pool) -> tuple[int, int, int]:
         bench = benches.index(pool.first.comparable)
         return bench, -pool.questions, place[id(pool.first)]
 
     pooled.sort(key=order)
-    for alike in grouped(pooled, lambda pool: (*pool.group.values(), pool.label)).values():
+    for pool in pooled:
+        pool.among = pooled
+    _name(pooled)
+    return pooled
+
+
+def joined(runs: list[Run]) -> list[list[Run]]:
+    """Group the runs of one configuration: repeats of the same questions together, and shards.
+
+    Selections are shards if no two of them share a question. Others (a part and the whole) stay
+    apart, and so do those whose questions are not known.
+    """
+    selections = grouped(runs, lambda run: run.selection)
+    every = frozenset().union(*selections)
+    are_shards = len(every) == sum(map(len, selections))
+    if are_shards and all(run.question_keys for run in runs):
+        return [runs]
+    return list(selections.values())
+
+
+def _name(pooled: Sequence[Pool]) -> None:
+    """Name the pools' blocks, their variants within a block, and the pools."""
+    benches = grouped(pooled, lambda pool: (pool.block["model"], pool.block["bench"]))
+    for (model, bench), same in benches.items():
+        described = pd.DataFrame([pool.block for pool in same])
+        varied = [name for name in map(str, described) if described[name].nunique() > 1]
+        selections = described.groupby("bench_questions")["questions_sha256"].nunique()
+        if selections.max() == 1:  # the number of questions says which they are
+            varied = [name for name in varied if name != "questions_sha256"]
+
+        for pool in same:
+            words = [model, bench]
+            for name in varied:
+                words.append(BLOCK_WORDS.get(name, "{}").format(pool.block[name]))
+            pool.block_name = ", ".join(words)
+
+    for alike in grouped(pooled, lambda pool: (pool.block_name, pool.label)).values():
         variants = distinguish([pool.first for pool in alike])
         for pool, variant in zip(alike, variants, strict=True):
             pool.variant = variant
 
-    return pooled
-
-
-def joined(runs: Sequence[Run]) -> list[list[Run]]:
-    """Group the runs of one configuration: repeats of the same questions together, and shards.
-
-    Shards share no question. Selections that overlap (a part and the whole) stay apart, and so do
-    those whose questions are not known.
-    """
-    selections = grouped(runs, lambda run: run.selection)
-    groups: list[tuple[set[str], list[Run]]] = []
-
-    for selection, same in sorted(selections.items(), key=lambda pair: -len(pair[0])):
-        for keys, group in groups:
-            known = same[0].question_keys and group[0].question_keys
-            if known and keys.isdisjoint(selection):
-                keys.update(selection)
-                group.extend(same)
-                break
-        else:
-            groups.append((set(selection), same))
-
-    return [group for _, group in groups]
+    counts = Counter(pool.name for pool in pooled)
+    for pool in pooled:
+        pool.title = pool.name
+        if counts[pool.name] > 1:
+            pool.title += f", {pool.block_name}"
 
 
 def distinguish(runs: Sequence[Run]) -> list[str]:
@@ -367,26 +402,37 @@ def distinguish(runs: Sequence[Run]) -> list[str]:
     If they differ in more than MANY settings, values that more than half of the runs share are left
     out, except those of the first setting.
     """
-    facets = [run.facets | run.loading for run in runs]
-    keys = dict.fromkeys(itertools.chain.from_iterable(facets))
-    varied = [key for key in keys if len({str(settings.get(key)) for settings in facets}) > 1]
+    settings = [run.facets | run.loading for run in runs]
+    texts = []
+    for one in settings:
+        texts.append({key: str(value) for key, value in one.items()})
+
+    values = pd.DataFrame(texts).fillna("None")
+    varied = [str(key) for key in values if values[key].nunique() > 1]
     plain = [key for key in varied if key not in IF_NEEDED]
 
     usual = {}
-
-    for key in plain[1:] if len(plain) > MANY else []:
-        values = Counter(str(settings.get(key)) for settings in facets)
-        value, times = values.most_common(1)[0]
-        if 2 * times > len(facets):
+    others = plain[1:] if len(plain) > MANY else []
+    for key in others:
+        value = values[key].mode()[0]
+        if (values[key] == value).mean() > 0.5:
             usual[key] = value
 
     variants: list[str] = []
-    for named, left_out in ((plain, usual), (plain, {}), (varied, {})):
-        variants = [_variant(settings, named, left_out) for settings in facets]
+    attempts: list[tuple[list[str], dict[str, str]]] = [
+        (plain, usual),
+        (plain, {}),
+        (varied, {}),
+    ]
+    for named, left_out in attempts:
+        variants = [_variant(one, named, left_out) for one in settings]
         if len(set(variants)) == len(runs):
             return variants
 
-    return [f"{words}, #{n}".removeprefix(", ") for n, words in enumerate(variants, start=1)]
+    numbered = []
+    for number, words in enumerate(variants, start=1):
+        numbered.append(f"{words}, #{number}".removeprefix(", "))
+    return numbered
 
 
 def _variant(settings: dict[str, Any], keys: Sequence[str], left_out: dict[str, str]) -> str:
@@ -400,7 +446,8 @@ def _variant(settings: dict[str, Any], keys: Sequence[str], left_out: dict[str, 
             words.append(f"{value} ({settings.get('tree_nodes')})")
         elif key in WORDS:
             if key != "tree_nodes" or "tree" not in keys:  # else named with the tree
-                words.append(WORDS[key].format(FILE_ORDER if value is None else value))
+                shown = FILE_ORDER if value is None else value
+                words.append(WORDS[key].format(shown))
         elif isinstance(value, bool):
             words.append(key if value else f"no {key}")
         else:

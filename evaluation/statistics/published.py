@@ -23,9 +23,18 @@ from .pools import SAMPLED
 REFERENCE = ROOT / "data/reference"
 WHOLE = {"spec_bench": 480, "mbpp": 399}  # questions of the benches with published figures
 CODE = "code"  # MBPP's subtask
-PAPER_SUBTASKS = {"mt": "mt_bench"} | {
-    name: name for name in SUBTASKS if name not in ("mt_bench", CODE)
-}
+# the benches of Table 1 and the beginnings of their columns
+PARTS = {"spec_bench": "specbench", "mbpp": "mbpp"}
+
+# the bench, category and column of the main table that a column of Table 1 is from
+PLACES = {"mt": ("spec_bench", "mt_bench", "speedup_hf")}
+for _subtask in SUBTASKS:
+    if _subtask not in ("mt_bench", CODE):
+        PLACES[_subtask] = ("spec_bench", _subtask, "speedup_hf")
+for _bench, _part in PARTS.items():
+    PLACES[f"{_part}_mat"] = (_bench, OVERALL, "mat")
+    PLACES[f"{_part}_tokens_per_second"] = (_bench, OVERALL, "tokens_per_second")
+    PLACES[f"{_part}_speedup"] = (_bench, OVERALL, "speedup_hf")
 
 
 class Source(NamedTuple):
@@ -72,9 +81,13 @@ ANY = ("name", "drafter", "dtype")  # a method's settings that do not change its
 
 
 def read_published(name: str) -> list[dict[str, Any]]:
-    """Return the rows of one file of data/reference."""
-    rows: list[dict[str, Any]] = pd.read_csv(REFERENCE / f"{name}.csv").to_dict("records")  # type: ignore[assignment]
-    return rows
+    """Return the rows of one file of data/reference, by the columns of Table 1.
+
+    Sources other than the paper have only Spec-Bench.
+    """
+    of_spec_bench = {"mat": "specbench_mat", "speedup": "specbench_speedup"}
+    table = pd.read_csv(REFERENCE / f"{name}.csv").rename(columns=of_spec_bench)
+    return table.to_dict("records")  # type: ignore[return-value]
 
 
 @lru_cache(maxsize=1)
@@ -86,21 +99,17 @@ def published_figures() -> dict[tuple[str, ...], tuple[float, float, str]]:
             if source.device not in (None, row.get("device")):
                 continue
 
-            cells: dict[tuple[str, str], tuple[Any, Any]] = {}
-            for column, subtask in PAPER_SUBTASKS.items():
-                cells["spec_bench", subtask] = (math.nan, row[column])
-            if "mat" in row:  # sources other than the paper have only Spec-Bench
-                cells["spec_bench", OVERALL] = (row["mat"], row["speedup"])
-            else:
-                cells["spec_bench", OVERALL] = (row["specbench_mat"], row["specbench_speedup"])
-                for category in (OVERALL, CODE):
-                    cells["mbpp", category] = (row["mbpp_mat"], row["mbpp_speedup"])
+            cells: dict[tuple[str, str], dict[str, float]] = {}
+            for name, (bench, category, measure) in PLACES.items():
+                cell = cells.setdefault((bench, category), {})
+                cell[measure] = row.get(name, math.nan)
 
             method = source.names.get(row["method"], row["method"])
-            for place, (mat, speedup) in cells.items():
-                if pd.notna(speedup):
+            for place, cell in cells.items():
+                if pd.notna(cell["speedup_hf"]):
                     key = (row["model"], method, *place)
-                    figures.setdefault(key, (mat, speedup, source.name))
+                    mat = cell.get("mat", math.nan)
+                    figures.setdefault(key, (mat, cell["speedup_hf"], source.name))
 
     return figures
 
@@ -115,7 +124,8 @@ def with_published(table: pd.DataFrame) -> pd.DataFrame:
     figures = published_figures()
     found = []
     for row in table.to_dict("records"):
-        key = (row["model"], row["method"], row["bench"], row["category"])
+        category = OVERALL if row["category"] == CODE else row["category"]  # all of MBPP
+        key = (row["model"], row["method"], row["bench"], category)
         found.append(figures.get(key) if as_published(row) else None)
 
     if not any(found):
@@ -123,20 +133,22 @@ def with_published(table: pd.DataFrame) -> pd.DataFrame:
 
     columns = ["published_mat", "published_speedup_hf", "published_source"]
     empty = (math.nan, math.nan, None)
-    added = pd.DataFrame([one or empty for one in found], index=table.index, columns=columns)
+    cells = [one or empty for one in found]
+    added = pd.DataFrame(cells, index=table.index, columns=columns)
     return pd.concat([table, added], axis=1)
 
 
 def as_published(row: dict[Any, Any]) -> bool:
     """Return whether a row of the main table measures the same as published figures do."""
-    is_whole = row["bench"] in WHOLE and row["bench_questions"] == WHOLE[row["bench"]]
+    is_whole = row["bench_questions"] == WHOLE.get(row["bench"])
     return is_whole and row["complete"] is True and not departures(row)
 
 
 def departures(row: dict[Any, Any]) -> dict[str, Any]:
     """Return conditions and settings of a row that published figures do not have."""
     method = str(row["method"]).partition(" (")[0]
-    usual = CONDITIONS | {"tree": None} | default_settings(method) | OTHERWISE.get(method, {})
+    usual = CONDITIONS | {"tree": None} | default_settings(method)
+    usual |= OTHERWISE.get(method, {})
 
     different = {}
 

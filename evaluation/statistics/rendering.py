@@ -5,7 +5,6 @@ Cells are made once from the rows. CSV holds the rows with every digit.
 
 from __future__ import annotations
 
-import itertools
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
@@ -42,43 +41,38 @@ class Cell(NamedTuple):
     @property
     def printed(self) -> str:
         """The value with its mark, followed by its interval."""
-        return " ".join(filter(None, (self.text + self.mark, self.interval)))
-
-
-class Line(NamedTuple):
-    """A row: its cells in the order of the columns, and what it is filtered by."""
-
-    cells: list[Cell]
-    method: str
-    category: str = ""
+        return f"{self.text}{self.mark} {self.interval}".rstrip()
 
 
 @dataclass(frozen=True)
 class Block:
-    """A part of a table with columns of its own, and its title."""
+    """A part of a table: rows of the main table, and the columns that are shown of them."""
 
+    title: str
     columns: list[Column]
-    lines: list[Line]
-    title: str = ""
+    rows: list[dict[Any, Any]]
+    with_intervals: bool = True
 
-    # names of columns that the page sorts as numbers
+    # names of columns that the page sorts as numbers, and of those that it hides until asked for
     numbers: set[str] = field(default_factory=set)
-
-    # names of columns that the page hides until asked for
     extra: set[str] = field(default_factory=set)
 
-    @property
-    def configurations(self) -> list[list[Line]]:
-        """The lines of each configuration, the overall one first, then its subtasks."""
-        configurations = []
-        subtasks: list[Line] = []
+    def cells(self, row: dict[Any, Any]) -> list[Cell]:
+        """Return a row as printed."""
+        return [cell(row, about.name, with_interval=self.with_intervals) for about in self.columns]
 
-        for line in self.lines:
-            if line.category == OVERALL:  # the last line of its configuration
-                configurations.append([line, *subtasks])
+    @property
+    def configurations(self) -> list[list[dict[Any, Any]]]:
+        """The rows of each configuration, the overall one first, then its subtasks."""
+        configurations = []
+        subtasks: list[dict[Any, Any]] = []
+
+        for row in self.rows:
+            if row["category"] == OVERALL:  # the last row of its configuration
+                configurations.append([row, *subtasks])
                 subtasks = []
             else:
-                subtasks.append(line)
+                subtasks.append(row)
 
         return configurations
 
@@ -88,8 +82,8 @@ class View:
     """A table: paragraphs above it, its blocks, footnotes."""
 
     blocks: list[Block]
-    head: list[str] = field(default_factory=list)
-    footnotes: list[str] = field(default_factory=list)
+    head: list[str]
+    footnotes: list[str]
 
 
 def shown(value: Any, form: str = ".2f") -> str:
@@ -124,7 +118,8 @@ def cell(row: dict[Any, Any], name: str, *, with_interval: bool = True) -> Cell:
         if name.startswith("speedup") and spans_one(low, high):
             mark = UNSURE
 
-    return Cell(shown(value, form), interval, mark, "" if pd.isna(value) else str(value))
+    to_sort_by = "" if pd.isna(value) else str(value)
+    return Cell(shown(value, form), interval, mark, to_sort_by)
 
 
 def main_view(experiment: Experiment, category: str = "") -> View:
@@ -135,34 +130,50 @@ def main_view(experiment: Experiment, category: str = "") -> View:
             rows.
     """
     runs = experiment.runs
-    table = experiment.whole_table
+    table = experiment.table
+    output = TERMINAL if category else MARKDOWN
     rows = table[table["category"] == category] if category else table
 
     drawn = []
-    for title, block in blocks(rows).items():
-        columns = _shown_columns(block, TERMINAL if category else MARKDOWN)
-        lines = _lines(block, columns, with_intervals=not category)
-        drawn.append(Block(columns, lines, f"{title}, {category}" if category else title))
+    for name, block in blocks(rows).items():
+        title = f"{name}, {category}" if category else name
+        columns = _shown_columns(block, output)
+        drawn.append(
+            Block(
+                title=title,
+                columns=columns,
+                rows=block.to_dict("records"),
+                with_intervals=not category,
+            )
+        )
 
     footnotes = [
         *_table_notes(rows, drawn),
+        *experiment.not_available,
         *notes.incomplete(runs),
         *notes.mixed(runs),
         *notes.doubts(experiment.pools),
         *notes.served(experiment.pools),
     ]
     if not category:
-        footnotes += [*notes.executed(runs), *filter(None, [experiment.missing])]
+        footnotes += notes.executed(runs)
+        if experiment.missing:
+            footnotes.append(experiment.missing)
     head = ["\n".join(notes.heading(runs)), *notes.execution_words(table)]
     return View(drawn, head, footnotes)
 
 
 def _table_notes(table: pd.DataFrame, drawn: Sequence[Block]) -> list[str]:
     """Explain the marks and columns of the blocks that are drawn."""
-    lines = itertools.chain.from_iterable(block.lines for block in drawn)
-    cells = list(itertools.chain.from_iterable(line.cells for line in lines))
-    intervals = any(cell.interval for cell in cells)
-    return notes.table_notes(table, intervals, unsure=any(cell.mark for cell in cells))
+    intervals = False
+    unsure = False
+    for block in drawn:
+        for row in block.rows:
+            for cell in block.cells(row):
+                intervals |= bool(cell.interval)
+                unsure |= bool(cell.mark)
+
+    return notes.table_notes(table, intervals, unsure)
 
 
 def _shown_columns(block: pd.DataFrame, output: str) -> list[Column]:
@@ -180,55 +191,60 @@ def _shown_columns(block: pd.DataFrame, output: str) -> list[Column]:
     columns = []
 
     for about in COLUMNS:
-        if output in about.shown and about.name in block:
-            values = block[about.name]
-            has_values = (values.notna() & (values != "")).any()
-            if needs.get(about.name, has_values):
-                columns.append(about)
+        if output not in about.shown or about.name not in block:
+            continue
+        values = block[about.name]
+        has_values = (values.notna() & (values != "")).any()
+        if needs.get(about.name, has_values):
+            columns.append(about)
 
     return columns
 
 
-def _lines(
-    table: pd.DataFrame, columns: Sequence[Column], *, with_intervals: bool = True
-) -> list[Line]:
-    """Return the rows of the main table as printed."""
-    lines = []
-    for row in table.to_dict("records"):
-        cells = [cell(row, column.name, with_interval=with_intervals) for column in columns]
-        lines.append(Line(cells, str(row["method"]), str(row["category"])))
-
-    return lines
-
-
-def page_view(table: pd.DataFrame) -> View:
+def page_view(experiment: Experiment) -> View:
     """Lay out the main table for the page, in one block: every number, with the value to sort by.
 
     Empty columns are left out, and those that `columns.yaml` does not show on the page are hidden.
     """
-    rows = pd.concat([rows.assign(block=title) for title, rows in blocks(table).items()])
-    shown_columns = _shown_columns(rows, PAGE)
+    # a block's rows together, its name as a column
+    parts = list(blocks(experiment.table).values())
+    table = pd.concat(parts).rename_axis("block").reset_index()
+    shown_columns = _shown_columns(table, PAGE)
     hidden = []
 
-    for name in map(str, rows.columns):
+    for name in map(str, table.dropna(axis=1, how="all")):
         about = column(name)
-        if about in shown_columns or name == "block" or rows[name].isna().all():
-            continue
-        if not name.endswith(("_low", "_high")):  # printed with their value
+        has_own_cell = not name.endswith(("_low", "_high"))  # they are printed with their value
+        if has_own_cell and name != "block" and about not in shown_columns:
             hidden.append(about)
 
-    numbers = set(map(str, rows.select_dtypes("number").columns))
-    columns = [*shown_columns, *hidden]
-    columns.sort(key=lambda c: (c in hidden, c.name != "method", c.name in numbers))
-    lines = _lines(rows, columns)
-    block = Block(columns, lines, numbers=numbers, extra={about.name for about in hidden})
-    return View([block], footnotes=_table_notes(rows, [block]))
+    numbers = set(map(str, table.select_dtypes("number").columns))
+    extra = {about.name for about in hidden}
+
+    def place(about: Column) -> tuple[bool, bool, bool]:
+        return about.name in extra, about.name != "method", about.name in numbers
+
+    columns = sorted([*shown_columns, *hidden], key=place)
+    block = Block(
+        title="",
+        columns=columns,
+        rows=table.to_dict("records"),
+        numbers=numbers,
+        extra=extra,
+    )
+    footnotes = [*_table_notes(table, [block]), *experiment.not_available]
+    return View([block], head=[], footnotes=footnotes)
 
 
 def aligned(rows: Sequence[Sequence[str]]) -> list[str]:
     """Return the rows as lines of aligned columns, the first to the left, others to the right."""
-    first, *rest = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    return ["  ".join([row[0].ljust(first), *map(str.rjust, row[1:], rest)]) for row in rows]
+    columns = zip(*rows, strict=True)
+    first, *rest = [max(map(len, column)) for column in columns]
+    lines = []
+    for name, *values in rows:
+        cells = [name.ljust(first), *map(str.rjust, values, rest)]
+        lines.append("  ".join(cells))
+    return lines
 
 
 def to_text(view: View) -> str:
@@ -236,8 +252,8 @@ def to_text(view: View) -> str:
     out = list(view.head)
     for block in view.blocks:
         rows = [[column.heading for column in block.columns]]
-        for line in block.lines:
-            rows.append([cell.text + cell.mark for cell in line.cells])
+        for row in block.rows:
+            rows.append([cell.text + cell.mark for cell in block.cells(row)])
         out += ["", f"{block.title}:", *aligned(rows)]
 
     return "\n".join([*out, *view.footnotes])
@@ -248,7 +264,9 @@ def to_markdown(view: View) -> str:
     out = ["# Main table", *view.head]
     for block in view.blocks:
         headings = [column.heading for column in block.columns]
-        rows = ([cell.printed for cell in line.cells] for line in block.lines)
+        rows = []
+        for row in block.rows:
+            rows.append([cell.printed for cell in block.cells(row)])
         out += [f"## {one_line(block.title)}", markdown(headings, rows)]
 
     return "\n\n".join([*out, *view.footnotes]) + "\n"
@@ -259,11 +277,14 @@ def markdown(columns: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
     lines = []
     headings = list(columns)
     for cells in (headings, *rows):
-        escaped = (" ".join(cell.replace("|", "\\|").split()) for cell in cells)
-        lines.append(f"| {' | '.join(escaped)} |")
+        line = "|"
+        for cell in cells:
+            text = " ".join(cell.replace("|", "\\|").split())
+            line += f" {text} |"
+        lines.append(line)
 
-    rule = "|" + "---|" * len(headings)
-    return "\n".join([lines[0], rule, *lines[1:]])
+    lines.insert(1, "|" + "---|" * len(headings))
+    return "\n".join(lines)
 
 
 def write_csv(path: Path, table: pd.DataFrame) -> None:
@@ -284,7 +305,9 @@ def write_audit(experiment: Experiment, folder: Path) -> list[str]:
 
     lines = wording(table, home)
     write_csv(folder / "audit.csv", table)
-    cells = ([shown(value, ".4g") for value in row] for row in table.itertuples(index=False))
+    cells = []
+    for row in table.itertuples(index=False):
+        cells.append([shown(value, ".4g") for value in row])
     parts = ["# Audit", RULE, *lines, markdown(table.columns, cells)]
     write_text(folder / "audit.md", "\n\n".join(parts) + "\n")
     return lines

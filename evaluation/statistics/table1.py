@@ -12,11 +12,10 @@ from model.files import write_text
 
 from .latex import latex_table
 from .metrics import OVERALL
-from .published import PAPER_SUBTASKS, WHOLE, departures, read_published
+from .published import PARTS, PLACES, WHOLE, departures, read_published
 from .rendering import markdown, shown, write_csv
-from .tables import TABLE1, unavailable
+from .tables import TABLE1
 
-PARTS = {"spec_bench": "specbench", "mbpp": "mbpp"}  # benches and the beginnings of their columns
 # The paper's rows, in its order and by its names; what it calls AR is transformers' own generate.
 PAPER_METHODS = {
     "ar": "AR",
@@ -30,12 +29,6 @@ PUBLISHED = "published"
 COLUMNS = ["model", "method", "name", "source", *(column.name for column in TABLE1)]
 # they identify a measured row
 ALIKE = ["model", "dtype", "device", "max_new_tokens", "execution", "method", "variant"]
-# the bench, category and column of the main table that each column is from
-PLACES = {name: ("spec_bench", subtask, "speedup_hf") for name, subtask in PAPER_SUBTASKS.items()}
-for _bench, _part in PARTS.items():
-    PLACES[f"{_part}_mat"] = (_bench, OVERALL, "mat")
-    PLACES[f"{_part}_tokens_per_second"] = (_bench, OVERALL, "tokens_per_second")
-    PLACES[f"{_part}_speedup"] = (_bench, OVERALL, "speedup_hf")
 HEAD = (
     "Columns 3 to 8 are speedups by subtask; then Spec-Bench as a whole, then MBPP (the code"
     " subtask). Speedups are over AR: transformers' own generate. Published: A100-80GB, float16,"
@@ -44,32 +37,26 @@ HEAD = (
 )
 
 
-def table1(table: pd.DataFrame, left_out: Sequence[dict[str, str]] = ()) -> pd.DataFrame:
+def table1(table: pd.DataFrame) -> pd.DataFrame:
     """Build the paper's Table 1: published rows and those of the main table, in the paper's order.
 
-    Speedups are over `hf` (the paper's AR), and empty without such a run. A method that was left
-    out (by model and method, with `why`) has a row whose source says so. The source of a measured
+    Speedups are over `hf` (the paper's AR), and empty without such a run. The source of a measured
     row names its benches and questions, and settings that differ from the paper's.
     """
     rows = _measured(table)
-    ran = {(row["model"], row["method"]) for row in rows}
-    absent = {(entry["model"], entry["method"]): entry["why"] for entry in left_out}
-    for (model, method), why in absent.items():
-        if (model, method) not in ran:
-            rows.append({"model": model, "method": method, "source": unavailable(why)})
-
     rows += [row | {"source": PUBLISHED} for row in read_published("paper_table1")]
     for row in rows:
-        row["method"] = "ar" if row["method"] == "hf" else row["method"]
-        row["name"] = PAPER_METHODS.get(row["method"], row["method"]) + row.get("name", "")
+        method = "ar" if row["method"] == "hf" else row["method"]
+        row["method"] = method
+        row["name"] = PAPER_METHODS.get(method, method) + row.get("name", "")
 
     models = [row["model"] for row in rows]  # measured ones first
-    methods = [*PAPER_METHODS]
+    methods = {method: place for place, method in enumerate(PAPER_METHODS)}
 
     def place(row: dict[str, Any]) -> tuple[int, int, bool]:
-        method = row["method"]
-        at = methods.index(method) if method in methods else len(methods)
-        return models.index(row["model"]), at, row["source"] != PUBLISHED
+        in_paper = methods.get(row["method"], len(methods))
+        is_measured = row["source"] != PUBLISHED
+        return models.index(row["model"]), in_paper, is_measured
 
     rows.sort(key=place)
     return pd.DataFrame(rows, columns=COLUMNS)
@@ -82,23 +69,35 @@ def _measured(table: pd.DataFrame) -> list[dict[str, Any]]:
     name: a start other than the paper's, and the variant.
     """
     rows: list[dict[str, Any]] = []
-    table = table[(table["batch"] == 1) & table["bench"].isin(PARTS)]
-    for (model, _, device, _, execution, label, variant), alike in table.groupby(ALIKE, sort=False):
+    table = table[table["bench"].isin(PARTS)]
+    table = table[table["batch"] == 1]
+    for key, alike in table.groupby(ALIKE, sort=False):
+        model, _, device, _, execution, label, variant = map(str, key)
         by_size = alike.sort_values("bench_questions", kind="stable").to_dict("records")
         cells = {(row["bench"], row["category"]): row for row in by_size}
         figures = {}
         for name, (bench, category, measure) in PLACES.items():
-            figures[name] = cells.get((bench, category), {}).get(measure)
+            cell = cells.get((bench, category), {})
+            figures[name] = cell.get(measure)
 
-        method, _, start = str(label).partition(" (")
+        method, _, start = label.partition(" (")
         more = f" ({start}" if start not in ("", "hot)") else ""
         more += f", {variant}" if variant else ""
-        more = more.replace("execution=eager", "eager steps as published")
-        measured = [
-            _conditions(cells[bench, OVERALL]) for bench in PARTS if (bench, OVERALL) in cells
-        ]
-        source = "; ".join(["measured", *measured, str(execution), str(device)])
-        rows.append({"model": model, "method": method, "name": more, "source": source} | figures)
+
+        source = ["measured"]
+        for bench in PARTS:
+            if (bench, OVERALL) in cells:
+                source.append(_conditions(cells[bench, OVERALL]))
+        source += [execution, device]
+        rows.append(
+            {
+                "model": model,
+                "method": method,
+                "name": more,
+                "source": "; ".join(source),
+                **figures,
+            }
+        )
 
     return rows
 
@@ -108,7 +107,8 @@ def _conditions(row: dict[Any, Any]) -> str:
 
     This is the bench, how many of its questions, the type, and other settings than the paper's.
     """
-    words = [f"{row['bench']}, {row['questions']} of {WHOLE[row['bench']]} questions", row["dtype"]]
+    bench = row["bench"]
+    words = [bench, f"{row['questions']} of {WHOLE[bench]} questions", row["dtype"]]
     for name, value in departures(row).items():
         if value is not None:
             words.append(f"{name} {value}".removesuffix(".0"))
@@ -116,33 +116,20 @@ def _conditions(row: dict[Any, Any]) -> str:
     return ", ".join(words)
 
 
-def write_table1(
-    table: pd.DataFrame,
-    folder: Path,
-    left_out: Sequence[dict[str, str]] = (),
-    footnotes: Sequence[str] = (),
-) -> None:
+def write_table1(table: pd.DataFrame, folder: Path, footnotes: Sequence[str] = ()) -> None:
     """Write table1.csv (every digit), table1.md and table1.tex, in the paper's layout."""
-    rows = table1(table, left_out)
+    rows = table1(table)
     write_csv(folder / "table1.csv", rows)
 
     texts = []
-    for row in rows.drop(columns="method").to_dict("records"):
-        texts.append([shown(value) for value in row.values()])
+    for row in rows.drop(columns="method").itertuples(index=False):
+        texts.append(map(shown, row))
     headings = ["model", "method", "figures", *(column.title for column in TABLE1)]
     parts = ["# Table 1", HEAD, markdown(headings, texts), *footnotes]
     write_text(folder / "table1.md", "\n\n".join(parts) + "\n")
 
-    names = rows["name"] + rows["source"].map(_kind)
-    models = {
-        str(model): part for model, part in rows.assign(name=names).groupby("model", sort=False)
-    }
+    of_paper = rows["source"] == PUBLISHED
+    rows.loc[of_paper, "name"] += " (published)"
+    models = {str(model): part for model, part in rows.groupby("model", sort=False)}
     latex = latex_table(models, TABLE1, caption=HEAD, label="tab:1", above=footnotes)
     write_text(folder / "table1.tex", latex)
-
-
-def _kind(source: str) -> str:
-    """Return what a row's name says of its source."""
-    if source == PUBLISHED:
-        return " (published)"
-    return "" if source.startswith("measured") else " (not available)"

@@ -6,8 +6,7 @@ columns.yaml defines the columns for terminal, Markdown, LaTeX, page and documen
 from __future__ import annotations
 
 import math
-from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -20,17 +19,10 @@ from ..records.rows import Row
 from .acceptance import by_depth
 from .intervals import Floats, deviation, quotient, quotient_interval, speed_interval
 from .metrics import OVERALL, by_subtask, mean, measure
-from .pools import GROUP, Cells, Pool, paired
+from .pools import Cells, Pool, paired
 
 # columns of the audit of a server's answers
 AUDITED = ("tokens_equal", "near_ties", "tokens_wrong")
-# how a block's name shows its values of GROUP; others are shown as they are
-FORMS = {
-    "bench_questions": "{} questions",
-    "questions_sha256": "questions #{}",
-    "max_new_tokens": "max_new_tokens {}",
-}
-
 # where a column is shown
 TERMINAL = "terminal"
 MARKDOWN = "markdown"
@@ -55,7 +47,8 @@ class Column:
     @property
     def definition(self) -> str:
         """The meaning with its unit, as plain text."""
-        return self.meaning.replace("`", "") + (f" ({self.unit})" if self.unit else "")
+        unit = f" ({self.unit})" if self.unit else ""
+        return self.meaning.replace("`", "") + unit
 
 
 _DEFINED = yaml.safe_load(Path(__file__).with_name("columns.yaml").read_text(encoding="utf-8"))
@@ -63,8 +56,11 @@ _DEFINED = yaml.safe_load(Path(__file__).with_name("columns.yaml").read_text(enc
 
 def _columns(table: str) -> tuple[Column, ...]:
     """Return the columns that columns.yaml defines for a table, in its order."""
-    entries = _DEFINED[table]
-    return tuple(Column(**entry | {"shown": tuple(entry.get("shown", ()))}) for entry in entries)
+    columns = []
+    for entry in _DEFINED[table]:
+        shown = tuple(entry.get("shown", ()))
+        columns.append(Column(**entry | {"shown": shown}))
+    return tuple(columns)
 
 
 COLUMNS = _columns("main")
@@ -91,14 +87,17 @@ def column(name: str) -> Column:
 def main_table(pooled: Sequence[Pool]) -> pd.DataFrame:
     """Build one row for each model, bench, method and category; speedups are within the experiment.
 
-    columns.yaml defines the columns; the method's settings follow the measures.
+    columns.yaml defines the columns; the method's settings follow the measures. The index is the
+    names of the rows' blocks.
     """
     rows: list[dict[str, Any]] = []
+    names = []
     for pool in pooled:
         for category, answers in by_subtask(pool.rows).items():
             rows.append(_main_row(pool, category, answers))
+            names.append(pool.block_name)
 
-    return pd.DataFrame(rows)
+    return pd.DataFrame(rows, index=names)
 
 
 def _main_row(pool: Pool, category: str, answers: Sequence[Row]) -> dict[str, Any]:
@@ -106,8 +105,8 @@ def _main_row(pool: Pool, category: str, answers: Sequence[Row]) -> dict[str, An
     cells = pool.cells.of(category)
     speeds = pool.speeds.of(category)
     row: dict[str, Any] = {
-        "model": pool.group["model"],
-        "bench": pool.group["bench"],
+        "model": pool.block["model"],
+        "bench": pool.block["bench"],
         "method": pool.label,
         "variant": pool.variant,
         "category": category,
@@ -119,9 +118,9 @@ def _main_row(pool: Pool, category: str, answers: Sequence[Row]) -> dict[str, An
     row["break_even_mat"] = _break_even_mat(cells, pool.baselines["vanilla"])
     row["state_bytes"] = pool.first.summary.get("state_bytes", math.nan)
 
-    # settings
-    facets = pool.first.facets.items()
-    row |= {f"method_{key}" if key in row else key: value for key, value in facets}
+    for key, value in pool.first.facets.items():
+        column = f"method_{key}" if key in row else key
+        row[column] = value
     row["execution"] = pool.first.execution
     row["num_choices"] = pool.first.settings.get("num_choices")
     row["quantize"] = pool.first.quantized
@@ -130,21 +129,19 @@ def _main_row(pool: Pool, category: str, answers: Sequence[Row]) -> dict[str, An
 
     if category == OVERALL:
         row |= _audited(pool)
-    row |= pool.group
+    row |= pool.block
     row["complete"] = all(run.complete for run in pool.runs)
     return row
 
 
 def _audited(pool: Pool) -> dict[str, int]:
     """Return the counts of AUDITED; none unless all runs were audited and had ids to judge."""
-    counts = Counter(dict.fromkeys(AUDITED, 0))
-    for run in pool.runs:
-        audit = run.summary.get("audit")
-        if not audit:
-            return {}
-        counts.update({name: audit[name] for name in AUDITED})
+    audits = [run.summary.get("audit") for run in pool.runs]
+    if not all(audits):
+        return {}
 
-    return counts if any(counts.values()) else {}
+    counts = pd.DataFrame(audits)[list(AUDITED)].sum()
+    return dict(counts) if counts.any() else {}
 
 
 def depths_table(pooled: Sequence[Pool]) -> pd.DataFrame:
@@ -152,15 +149,10 @@ def depths_table(pooled: Sequence[Pool]) -> pd.DataFrame:
     rows: list[dict[str, Any]] = []
     for pool in pooled:
         for depth in by_depth(pool.accepted):
-            figures = {
-                "depth": depth.depth,
-                "steps": depth.steps,
-                "joint_acceptance": depth.joint,
-                "conditional_acceptance": depth.conditional,
-            }
-            rows.append(pool.columns | figures)
+            rows.append(pool.columns | depth._asdict())
 
-    return pd.DataFrame(rows)
+    shares = {"joint": "joint_acceptance", "conditional": "conditional_acceptance"}
+    return pd.DataFrame(rows).rename(columns=shares)
 
 
 def _measures(cells: Cells, speeds: Cells, answers: Sequence[Row]) -> dict[str, Any]:
@@ -196,7 +188,8 @@ def rate(name: str, columns: Sequence[Floats], *, alike: bool) -> dict[str, floa
     """
     by_repeat = []
     for repeat in range(columns[0].shape[1]):
-        by_repeat.append(quotient(*(column[:, [repeat]] for column in columns)))
+        of_repeat = [column[:, [repeat]] for column in columns]
+        by_repeat.append(quotient(*of_repeat))
 
     low, high = speed_interval(*columns, alike=alike)
     return {
@@ -214,7 +207,9 @@ def speedups(name: str, speeds: Cells, base: Pool | None) -> dict[str, float]:
     """
     column = f"speedup_{name}"
     if base is None or base.speeds.size != speeds.size:
-        return dict.fromkeys([f"{column}{end}" for end in ("", "_std", "_low", "_high")], math.nan)
+        names = [f"{column}{end}" for end in ("", "_std", "_low", "_high")]
+        return dict.fromkeys(names, math.nan)
+
     columns = paired(speeds, base.speeds, *speeds.values)
     return rate(column, columns, alike=speeds.size == 1)
 
@@ -226,65 +221,6 @@ def _break_even_mat(cells: Cells, plain: Pool | None) -> float:
     return quotient(*paired(cells, plain.cells, "later_seconds", "later_steps"))
 
 
-def block_names(keys: Iterable[tuple[Any, ...]]) -> dict[tuple[Any, ...], str]:
-    """Name blocks, given by their values of GROUP.
-
-    The names are model and bench, and what else distinguishes blocks of the same two.
-    """
-    described = {key: dict(zip(GROUP, key, strict=True)) for key in keys}
-    names = {}
-
-    for key, block in described.items():
-        words = [block["model"], block["bench"]]
-        twins = [other for other in described.values() if [other["model"], other["bench"]] == words]
-        for column in GROUP:
-            if column == "questions_sha256":  # named only if the number of questions is the same
-                number = block["bench_questions"]
-                twins = [other for other in twins if other["bench_questions"] == number]
-
-            if any(other[column] != block[column] for other in twins):
-                words.append(FORMS.get(column, "{}").format(block[column]))
-
-        names[key] = ", ".join(words)
-
-    return names
-
-
 def blocks(table: pd.DataFrame) -> dict[str, pd.DataFrame]:
     """Return the blocks of the main table by their names."""
-    rows = {tuple(key): block for key, block in table.groupby(list(GROUP), sort=False)}
-    names = block_names(rows)
-    return {names[key]: block for key, block in rows.items()}
-
-
-def unavailable(why: str) -> str:
-    """Return the words of every table for a job that could not run."""
-    return f"not available: {why}"
-
-
-def with_unavailable(table: pd.DataFrame, left_out: Sequence[dict[str, str]]) -> pd.DataFrame:
-    """Return the main table with a row for each method that a sweep left out.
-
-    `left_out` names model, bench and method. The row is in the first block of its model and bench,
-    else in a block of its own. Counts are 0, measures are empty, and the column `note` says why. A
-    method that was measured since has no such row.
-    """
-    methods = table["method"].str.split(" (", regex=False).str[0]
-    ran = set(zip(table["model"], table["bench"], methods, strict=True))
-    counts = table.select_dtypes(["integer", "bool"]).columns
-    empty: dict[Any, Any] = dict.fromkeys(GROUP, "") | dict.fromkeys(counts, 0)
-
-    rows = []
-    for entry in left_out:
-        key = (entry["model"], entry["bench"], entry["method"])
-        if key not in ran:
-            row = empty | dict(zip(("model", "bench", "method"), key, strict=True))
-            peers = table[(table["model"] == key[0]) & (table["bench"] == key[1])]
-            if not peers.empty:
-                row |= peers.iloc[0][list(GROUP)].to_dict()
-            rows.append(row | {"category": OVERALL, "note": unavailable(entry["why"])})
-    if not rows:
-        return table
-
-    below = pd.DataFrame(rows, columns=[*table.columns, "note"]).astype(table.dtypes)
-    return pd.concat([table.assign(note=None), below], ignore_index=True)
+    return {str(name): rows for name, rows in table.groupby(level=0, sort=False)}

@@ -43,8 +43,10 @@ class Needs:
     hidden: tuple[int, ...] = ()
 
 
-def check_ids(what: str, ids: torch.Tensor, vocab_size: int) -> None:
-    """Raise UserError if a saved state has token ids outside the vocabulary."""
+def check_ids(what: str, ids: torch.Tensor, vocab_size: int, width: int | None = None) -> None:
+    """Raise UserError if saved token ids are outside the vocabulary, or not (n, width)."""
+    if width is not None and ids.shape[1:] != (width,):
+        raise UserError(f"start: the saved {what} are not of {width} tokens")
     if ids.numel() and not 0 <= int(ids.min()) <= int(ids.max()) < vocab_size:
         raise UserError(
             f"start: the saved {what} has token ids outside the vocabulary of {vocab_size}"

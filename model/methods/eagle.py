@@ -27,12 +27,12 @@ from ..engine.layers import decoder_layers
 from ..errors import UserError
 from ..structures import MAX_NODES, check_whole
 from ..structures.heads import (
+    PLAIN_LAYER,
     Head,
     HeadDrafter,
     HeadFiles,
     HeadSession,
     StaticTree,
-    StaticTreeSession,
     hidden_size,
     layer_config,
     load_weights,
@@ -44,7 +44,12 @@ from ..structures.heads import (
 WEIGHTS = ("model.safetensors", "pytorch_model.bin")  # ours and public; public
 EMBEDDING = "embed_tokens.weight"
 LAYER_IDS = "eagle_aux_hidden_state_layer_ids"
-BIASES = ("bias", "qkv_bias")
+EAGLE_ONLY = PLAIN_LAYER | {"use_aux_hidden_state": False, "norm_output": False}
+EAGLE3_ONLY = PLAIN_LAYER | {
+    "use_aux_hidden_state": True,
+    "use_input_layernorm_in_first_layer": True,
+    "use_last_layernorm": True,
+}
 NORMS = ("norm_before_residual", "norm_output", "norm_before_fc", "fc_norm")
 
 
@@ -153,16 +158,14 @@ def load_head(path: str, target: Target) -> EagleHead:
     Without an embedding in the file, or with an equal one, the target's own is used. Raises
     UserError if it is missing, corrupt, of another kind, or made for another model.
     """
-    only = {"use_aux_hidden_state": False, "transformer_layer_architecture": "LlamaDecoderLayer"}
-    only |= {"skip_prenorm": True, "skip_output_norm": True}
-    files = read_head(path, "eagle", target, WEIGHTS, only=only, computed=(*BIASES, LAYER_IDS))
+    files = read_head(path, "eagle", target, WEIGHTS, EAGLE_ONLY)
     if "draft_vocab_size" in files.config:
         raise UserError(
             f"{path}: config.json has a draft_vocab_size, as EAGLE-3's heads have: use"
             " method=eagle3"
         )
 
-    _rename(files, {"model.": "", "fusion_fc.": "fc.", "transformer.": "layers.0."})
+    _rename(files, {"model.": ""})
     config = layer_config(files.config)
     embedding = _embedding(files, config, target)
     with torch.device("meta"):
@@ -176,11 +179,7 @@ def load_eagle3_head(path: str, target: Target, layers: list[int] | None = None)
 
     `layers` as in `layers_read`.
     """
-    only = dict.fromkeys(
-        ("use_aux_hidden_state", "use_input_layernorm_in_first_layer", "use_last_layernorm"), True
-    )
-    computed = (*NORMS, *BIASES, LAYER_IDS)
-    files = read_head(path, "eagle3", target, WEIGHTS, only=only, computed=computed)
+    files = read_head(path, "eagle3", target, WEIGHTS, EAGLE3_ONLY)
     _rename(files, {"model.": "", "layers.0.": "midlayer.", "input_norm.": "fc_norm.0."})
     if "midlayer.hidden_norm.weight" not in files.state:
         raise UserError(
@@ -267,7 +266,7 @@ def layers_read(
         states = layers
     elif not listed:
         states = [2, count // 2, count - 3]
-    elif LAYER_IDS in config.get("eagle_config", ()):
+    elif config.get("eagle_config", {}).get(LAYER_IDS):
         states = [layer + 1 for layer in listed]
     else:
         states = listed
@@ -296,19 +295,12 @@ class Eagle(StaticTree):
         super().__init__(target, head, published_tree("eagle-25", tree_path, MAX_NODES))
         self.lm_head = target.model.get_output_embeddings()
 
-    def session(self) -> EagleSession:
-        return EagleSession(self)
-
-
-class EagleSession(StaticTreeSession):
-    drafter: Eagle
-
     def after(
-        self, depth: int, state: torch.Tensor, tokens: torch.Tensor
+        self, session: HeadSession, depth: int, state: torch.Tensor, tokens: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        visible = self.drafter.levels[depth].visible
-        features = self.continue_nodes(state, tokens, depth, visible) if depth else state
-        return features, self.drafter.lm_head(features)
+        visible = self.levels[depth].visible
+        features = session.continue_nodes(state, tokens, depth, visible) if depth else state
+        return features, self.lm_head(features)
 
 
 class ConfidenceTree(HeadDrafter):
@@ -351,8 +343,57 @@ class ConfidenceTree(HeadDrafter):
         super().__init__(target, head, inner=inner, max_nodes=1 + self.nodes)
         self.itself = torch.eye(top_k, dtype=torch.bool, device=self.device)
 
-    def session(self) -> ConfidenceTreeSession:
-        return ConfidenceTreeSession(self)
+    def expand(self, session: HeadSession, root: int, feature: torch.Tensor) -> Draft:
+        """Number the nodes as they are seen, breadth-first: 0 is the root."""
+        k = self.top_k
+        device = feature.device
+        # of all nodes seen so far
+        values = [torch.zeros(1, device=device)]
+        tokens = [torch.tensor([root], device=device)]
+        parents = [torch.zeros(1, dtype=torch.long, device=device)]
+        seen = 1
+        # of the w nodes to expand: their numbers, their features, and which of the nodes expanded
+        # before each attends to
+        node = parents[0]
+        value = values[0]
+        features = feature
+        visible = self.itself[:1, :0]  # (w, expanded so far)
+
+        for depth in range(1, self.depth + 1):
+            log_probs, best = self._best(features)  # (w, k)
+            below = (value[:, None] + log_probs).view(-1)  # (w k,)
+            values.append(below)
+            tokens.append(best.view(-1))
+            parents.append(node.repeat_interleave(k))
+            if depth == self.depth:
+                break
+
+            chosen = below.topk(k).indices.sort().values  # numbers stay breadth-first
+            row = chosen // k  # their parents' rows
+            node = seen + chosen
+            value = below.index_select(0, chosen)
+            seen += len(below)
+            visible = torch.cat((visible.index_select(0, row), self.itself), dim=1)
+            token = tokens[-1].index_select(0, chosen)
+            features = session.continue_nodes(features.index_select(0, row), token, depth, visible)
+
+        # A child's value is at most its parent's, and it comes later: a stable sort keeps parents,
+        # and of siblings the first ones.
+        order = torch.cat(values).sort(descending=True, stable=True).indices
+        kept = order[: 1 + self.nodes].sort().values
+        parent_of = torch.searchsorted(kept, torch.cat(parents)[kept])
+        return Draft(Tree(parent_of.tolist(), device=device), torch.cat(tokens)[kept])
+
+    def _best(self, features: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return log-probs and tokens of the children of nodes with features (w, H).
+
+        Both are (w, top_k), best first.
+        """
+        log_probs = torch.log_softmax(self.lm_head(features).float(), dim=-1)
+        best = log_probs.topk(self.top_k, dim=-1)
+        # a sort puts NaN first, before its parent
+        values = best.values.nan_to_num(nan=-math.inf, neginf=-math.inf)
+        return values, best.indices if self.ids is None else self.ids[best.indices]
 
 
 class Eagle2(ConfidenceTree):
@@ -396,61 +437,3 @@ class Eagle3(ConfidenceTree):
 
     def describe(self) -> dict[str, Any]:
         return super().describe() | {"hidden_states": str(self.head.reads)}
-
-
-class ConfidenceTreeSession(HeadSession):
-    drafter: ConfidenceTree
-
-    def expand(self, root: int, feature: torch.Tensor) -> Draft:
-        """Number the nodes as they are seen, breadth-first: 0 is the root."""
-        drafter = self.drafter
-        k = drafter.top_k
-        device = feature.device
-        # of all nodes seen so far
-        values = [torch.zeros(1, device=device)]
-        tokens = [torch.tensor([root], device=device)]
-        parents = [torch.zeros(1, dtype=torch.long, device=device)]
-        seen = 1
-        # of the w nodes to expand: their numbers, their features, and which of the nodes expanded
-        # before each attends to
-        node = parents[0]
-        value = values[0]
-        features = feature
-        visible = drafter.itself[:1, :0]  # (w, expanded so far)
-
-        for depth in range(1, drafter.depth + 1):
-            log_probs, best = self._best(features)  # (w, k)
-            below = (value[:, None] + log_probs).view(-1)  # (w k,)
-            values.append(below)
-            tokens.append(best.view(-1))
-            parents.append(node.repeat_interleave(k))
-            if depth == drafter.depth:
-                break
-
-            chosen = below.topk(k).indices.sort().values  # numbers stay breadth-first
-            row = chosen // k  # their parents' rows
-            node = seen + chosen
-            value = below.index_select(0, chosen)
-            seen += len(below)
-            visible = torch.cat((visible.index_select(0, row), drafter.itself), dim=1)
-            token = tokens[-1].index_select(0, chosen)
-            features = self.continue_nodes(features.index_select(0, row), token, depth, visible)
-
-        # A child's value is at most its parent's, and it comes later: a stable sort keeps parents,
-        # and of siblings the first ones.
-        order = torch.cat(values).sort(descending=True, stable=True).indices
-        kept = order[: 1 + drafter.nodes].sort().values
-        parent_of = torch.searchsorted(kept, torch.cat(parents)[kept])
-        return Draft(Tree(parent_of.tolist(), device=device), torch.cat(tokens)[kept])
-
-    def _best(self, features: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return log-probs and tokens of the children of nodes with features (w, H).
-
-        Both are (w, top_k), best first.
-        """
-        drafter = self.drafter
-        log_probs = torch.log_softmax(drafter.lm_head(features).float(), dim=-1)
-        best = log_probs.topk(drafter.top_k, dim=-1)
-        # a sort puts NaN first, before its parent
-        values = best.values.nan_to_num(nan=-math.inf, neginf=-math.inf)
-        return values, best.indices if drafter.ids is None else drafter.ids[best.indices]

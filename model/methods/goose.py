@@ -22,7 +22,6 @@ from ..engine import Draft, Drafter, Needs, Session, Verification
 from ..engine.drafter import Device, State, check_ids
 from ..engine.sampling import top_k
 from ..engine.tree import arranged
-from ..errors import UserError
 from ..structures import MAX_KEPT, MAX_NODES, check_whole
 from ..structures.suffix_automaton import SuffixAutomaton
 
@@ -164,10 +163,8 @@ class Rows:
 
     def load_state_dict(self, state: State) -> None:
         """Load rows. Raises UserError if they are of another vocabulary or number of candidates."""
-        ids = state.get("row_ids")
-        if ids is None or ids.shape[1:] != (self.k,):
-            raise UserError(f"start: the saved rows are not of {self.k} candidates")
-        check_ids("rows", ids, self.vocab_size)
+        ids = state["row_ids"]
+        check_ids("rows", ids, self.vocab_size, self.k)
         check_ids("rows", state["row_keys"].clamp(min=0), self.vocab_size)
         self.reset()
         keys = map(tuple, state["row_keys"].tolist())

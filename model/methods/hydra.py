@@ -18,8 +18,8 @@ from transformers.models.llama.modeling_llama import LlamaDecoderLayer, LlamaRMS
 from ..engine import Target
 from ..structures.heads import (
     Head,
+    HeadSession,
     StaticTree,
-    StaticTreeSession,
     flat,
     layer_config,
     load_weights,
@@ -82,13 +82,12 @@ def load_heads(path: str, target: Target) -> HydraHeads:
     weights. Raises UserError if the heads are missing, corrupt, of another kind, or made for
     another model.
     """
-    files = read_head(path, "hydra", target, WEIGHTS, only=SUPPORTED)
+    files = read_head(path, "hydra", target, WEIGHTS, SUPPORTED)
     for name in UNUSED:
         files.state.pop(name, None)
     head, block = files.largest(r"hydra_mlp\.(\d+)\.(\d+)\.")
 
-    of_target = flat(target.model.config.get_text_config().to_dict(), target.name)
-    config = layer_config(of_target | {"num_hidden_layers": 1})
+    config = layer_config(flat(target.model.config.get_text_config().to_dict()))
     embedding = target.model.get_input_embeddings().weight.detach()
     with torch.device("meta"):
         heads = HydraHeads(
@@ -121,16 +120,8 @@ class Hydra(StaticTree):
         tree = published_tree("medusa-63", tree_path, len(heads.hydra_mlp))
         super().__init__(target, heads, tree)
 
-    def session(self) -> HydraSession:
-        return HydraSession(self)
-
-
-class HydraSession(StaticTreeSession):
-    drafter: Hydra
-
     def after(
-        self, depth: int, state: torch.Tensor, tokens: torch.Tensor
+        self, session: HeadSession, depth: int, state: torch.Tensor, tokens: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        heads = self.drafter.head
-        inputs = torch.cat((state, heads.embed(tokens)), dim=-1)  # (w, (depth + 2) H)
-        return inputs, heads.logits(depth, inputs)
+        inputs = torch.cat((state, self.head.embed(tokens)), dim=-1)  # (w, (depth + 2) H)
+        return inputs, self.head.logits(depth, inputs)

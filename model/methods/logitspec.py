@@ -12,7 +12,6 @@ here the accepted drafts and the next root, so an answer that ends by EOS has on
 from __future__ import annotations
 
 from collections.abc import Iterable
-from functools import partial
 
 from ..engine import Draft, Drafter, Needs, Verification
 from ..engine.drafter import Device
@@ -25,6 +24,7 @@ NGRAM = 3  # tokens of the longest n-gram
 MAX_COPY = 20  # maximum tokens of one continuation
 REWRITTEN = 2 * MAX_COPY  # last positions whose continuations are written again after each step
 PATHS = ((8, 4), (32, 3))  # tokens of a path, by the highest rank of the candidate it begins with
+NOTHING = 0, 0  # instead of a continuation
 SHORTEST_PATH = 1  # tokens of a path that begins with any other candidate
 
 
@@ -44,7 +44,7 @@ class LogitSpec(Drafter):
         nodes: of every draft, the root not counted (published: 63, a capacity of 64). The draft is
             cut after so many nodes; the lengths of paths do not depend on it.
         history_tokens: maximum tokens of earlier prompts and answers that are copied from, too,
-            some 300 bytes each; 0: the prompt's own text alone.
+            some 500 bytes each; 0: the prompt's own text alone.
     """
 
     # many candidates are needed, but only of the last accepted node
@@ -63,7 +63,7 @@ class LogitSpec(Drafter):
         self.nodes = nodes
         self.max_nodes = 1 + nodes
         self.ranked = min(nodes + 1, vocab_size)  # candidates: one of them is mostly the root
-        self.history = History(history_tokens, partial(Continuations, vocab_size), vocab_size)
+        self.history = History(history_tokens, Continuations, vocab_size)
         self.stores = [self.history]
         self.stateful = history_tokens > 0
 
@@ -82,12 +82,10 @@ class Continuations:
         tokens: the text.
     """
 
-    def __init__(self, vocab_size: int, tokens: Iterable[int] = ()) -> None:
-        self.vocab_size = vocab_size
+    def __init__(self, tokens: Iterable[int] = ()) -> None:
         self.tokens: list[int] = []
-        # By n - 1: n-grams as numbers to the base V -> the index after it and the continuation's
-        # length, in one number
-        self._pools: list[dict[int, int]] = [{} for _ in range(NGRAM)]
+        # by n-gram: the index after it, and the index where its continuation ends
+        self._continued: dict[tuple[int, ...], tuple[int, int]] = {}
         self._all_written = 0  # length of the text when all positions were last written
         self._written = 0  # length of the text when any position was last written
         self.extend(tokens)
@@ -110,37 +108,26 @@ class Continuations:
     def _write(self, first: int, first_end: int = 0) -> None:
         """Write n-grams from position `first` on that end at `first_end` or after it."""
         text = self.tokens
-        vocab = self.vocab_size
+        continued = self._continued
         length = self._written = len(text)
-        for n, pool in enumerate(self._pools, 1):
+        for n in range(1, NGRAM + 1):
             for end in range(max(n, first + n, first_end), length):
-                gram = text[end - 1]
-                if n > 1:
-                    gram += text[end - 2] * vocab
-                if n > 2:
-                    gram += text[end - 3] * vocab * vocab
-                count = min(MAX_COPY, length - end)
-                if count >= pool.get(gram, 0) % (MAX_COPY + 1):
-                    pool[gram] = end * (MAX_COPY + 1) + count
+                gram = tuple(text[end - n : end])
+                stop = min(end + MAX_COPY, length)
+                old, old_stop = continued.get(gram, NOTHING)
+                if stop - end >= old_stop - old:
+                    continued[gram] = end, stop
 
-    def after(self, oldest: int, older: int, token: int, limit: int) -> list[int]:
-        """Return the continuation of the longest indexed n-gram that ends these tokens.
+    def after(self, tokens: list[int], limit: int) -> list[int]:
+        """Return the continuation of the longest indexed n-gram that ends these NGRAM tokens.
 
         It is cut to `limit` tokens.
-
-        Args:
-            oldest: -1 if there is none.
         """
-        vocab = self.vocab_size
-        singles, pairs, triples = self._pools
-        pair = older * vocab + token
-        triple = oldest * vocab * vocab + pair
-        entry = triples.get(triple) or pairs.get(pair) or singles.get(token)
-        if not entry:
-            return []
-
-        end, count = divmod(entry, MAX_COPY + 1)
-        return self.tokens[end : end + min(count, limit)]
+        for begin in range(len(tokens)):
+            end, stop = self._continued.get(tuple(tokens[begin:]), NOTHING)
+            if stop:
+                return self.tokens[end : min(stop, end + limit)]
+        return []
 
 
 class LogitSpecSession(TextSession):
@@ -166,11 +153,9 @@ class LogitSpecSession(TextSession):
         """List the paths to draft below the root, the first ones first."""
         text = self.text
         left = self.drafter.nodes  # nodes left to fill
-        tokens = text.tokens
+        before = text.tokens[1 - NGRAM :]
         paths = []
-        last = tokens[-1]
-        first = text.after(tokens[-2] if len(tokens) > 1 else -1, last, root, left)
-        if first:
+        if first := text.after([*before, root], left):
             paths.append(first)
             left -= len(first)
 
@@ -182,7 +167,7 @@ class LogitSpecSession(TextSession):
                 length = min(next(lengths, SHORTEST_PATH), left)
                 path = [token]
                 if length > 1:
-                    path += text.after(last, root, token, length - 1)
+                    path += text.after([before[-1], root, token], length - 1)
                 paths.append(path)
                 left -= len(path)
 

@@ -74,14 +74,7 @@ def load_heads(path: str, target: Target) -> MedusaHeads:
     The number of heads is read from the weights: a public configuration says 2 heads where the file
     has 5. Raises UserError if the heads are missing, corrupt, or made for another model.
     """
-    files = read_head(
-        path,
-        "medusa",
-        target,
-        WEIGHTS,
-        only={"hidden_act": "silu"},
-        computed=("shared_lm_head", "sliding_window"),
-    )
+    files = read_head(path, "medusa", target, WEIGHTS, {"hidden_act": "silu"})
     shared = bool(files.config.get("shared_lm_head", False))
     head, layer = files.largest(r"(\d+)\.(\d+)\.")
     with torch.device("meta"):

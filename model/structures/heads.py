@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import re
 import shlex
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from itertools import pairwise
@@ -32,35 +32,35 @@ from ..files import located
 TRAINED = ("medusa", "eagle")
 UNTRAINED = "no command here trains one; configs/companions names public ones"
 _TREES = Path(__file__).parent / "trees"  # as published with the heads
-# keys of config.json that are computed: a LLaMA layer's
-_OF_LAYER = re.compile(
-    "attention_bias|head_dim|hidden_act|hidden_size|intermediate_size|max_position_embeddings|"
-    "mlp_bias|num_(attention|key_value)_heads|rms_norm_eps|rope_theta"
-)
-# keys that are computed elsewhere or change nothing
-_HARMLESS = re.compile(
-    "rope_(type|scaling|parameters)|mrope_(section|interleaved)|max_window_layers|"
-    "_?attn_implementation(_autoset)?|attention_dropout|chunk_size_feed_forward"
-)
-# what a true key of such a name asks for must be computed, whatever it is
-_CHANGES_SUMS = re.compile(
-    ".*("
-    "norm|bias|scal|multiplier|rope|rotary|attention|attn|alibi|causal|window|chunk|sink|clip|"
-    "residual|cap(ping)?$|layer_types|layer_ids|act(ivation)?(_fn|_function)?$|head_dim|lm_head|"
-    "quant|parallel_draft(ing|_step)"
-    ")"
+# keys of config.json that describe a LLaMA layer
+_OF_LAYER = (
+    "attention_bias",
+    "head_dim",
+    "hidden_act",
+    "hidden_size",
+    "intermediate_size",
+    "max_position_embeddings",
+    "mlp_bias",
+    "num_attention_heads",
+    "num_key_value_heads",
+    "rms_norm_eps",
 )
 _ALIASES = {
     "type": "rope_type",
-    "fusion_bias": "bias",
     "aux_hidden_state_layer_ids": "eagle_aux_hidden_state_layer_ids",
 }
-_NEUTRAL = {
+# Keys that change a layer's sums where no tensor shows it, and their values as LLaMA's layers have
+PLAIN_LAYER = {
+    "layer_types": ["full_attention"],
+    "sliding_window": 0,
     "is_causal": True,
+    "attn_logit_softcapping": 0,
+    "use_qk_norm": False,
     "logit_scale": 1,
     "partial_rotary_factor": 1,
+    "quant_method": "",
+    "parallel_drafting": False,
     "parallel_draft_step": 1,
-    "layer_types": ["full_attention"],
 }
 # angles that depend on the position alone, and their parameters; for text, mrope is the default
 _ROPE = {
@@ -97,19 +97,16 @@ def read_head(
     kind: str,
     target: Target,
     weights: Sequence[str],
-    *,
-    only: Mapping[str, Any] | None = None,
-    computed: Collection[str] = (),
+    only: Mapping[str, Any],
 ) -> HeadFiles:
     """Read a head's folder.
 
     Args:
         weights: names of the file of weights; the first that exists is read.
         only: the one value that is supported, by key of config.json.
-        computed: keys that are computed, next to those of a LLaMA layer.
 
     Raises UserError if there is none, with the command that trains one, a file is damaged, it is of
-    another hidden size or vocabulary, or a key changes its sums and is not computed.
+    another hidden size or vocabulary, or a key has another value than the supported one.
     """
     folder = located(path)
     if not folder.is_dir():
@@ -130,11 +127,8 @@ def read_head(
                 f"{folder}: made for a {key} of {config[key]}, {target.name} has {size}"
             )
 
-    supported = {**_NEUTRAL, "speculators_model_type": kind, **(only or {})}
-    for key, value in config.items():
-        known = key in computed or _OF_LAYER.fullmatch(key) or _HARMLESS.fullmatch(key)
-        ignored = known or not value or not _CHANGES_SUMS.match(key)
-        wanted = supported.get(key, value if ignored else False)
+    for key, wanted in {"speculators_model_type": kind, **only}.items():
+        value = config.get(key, wanted)
         if value != wanted:
             raise UserError(
                 f"{file}: {key}={value} changes a head's sums; those of {wanted} are supported"
@@ -145,7 +139,7 @@ def read_head(
 
 def _read_config(file: Path) -> dict[str, Any]:
     try:
-        config = flat(json.loads(file.read_text(encoding="utf-8")), str(file))
+        config = flat(json.loads(file.read_text(encoding="utf-8")))
     except (OSError, ValueError, AttributeError) as error:
         raise UserError(
             f"{file}: is not a readable JSON object ({one_line(error)}); a head is a folder with"
@@ -157,25 +151,17 @@ def _read_config(file: Path) -> dict[str, Any]:
     return config
 
 
-def flat(config: dict[str, Any], name: str) -> dict[str, Any]:
-    """Return a configuration with those nested in it, of each its true keys, too; without nulls.
-
-    Raises UserError if they contradict each other.
-    """
+def flat(config: dict[str, Any]) -> dict[str, Any]:
+    """Return a configuration with those nested in it, without nulls; outer values come first."""
     values: dict[str, Any] = {}
     parts = [config]
     for part in parts:  # grows
-        for given, value in part.items():
-            key = _ALIASES.get(given, str(given))
+        for name, value in part.items():
+            key = _ALIASES.get(name, name)
             if isinstance(value, dict):
                 parts.append(value)
-                value = [_ALIASES.get(inner, inner) for inner in value if value[inner]]
-            if value is None:
-                continue
-            outer = values.setdefault(key, value)
-            if outer != value and _CHANGES_SUMS.match(key):
-                raise UserError(f"{name}: {key} is {outer} and {value}")
-
+            if value is not None:
+                values.setdefault(key, value)
     return values
 
 
@@ -205,15 +191,11 @@ def load_weights(module: AnyModule, files: HeadFiles, target: Target) -> AnyModu
 
     Raises UserError if a tensor is missing, unknown or of another shape.
     """
-    shapes = {name: list(tensor.shape) for name, tensor in module.state_dict().items()}
-    given = {name: list(tensor.shape) for name, tensor in files.state.items()}
-    for name in shapes | given:
-        if shapes.get(name) != given.get(name):
-            place = f"should be {shapes[name]}" if name in shapes else "has no place in such a head"
-            raise UserError(f"{files.weights}: {name} is {given.get(name, 'missing')} and {place}")
-
     state = {name: tensor.to(target.device, target.dtype) for name, tensor in files.state.items()}
-    module.load_state_dict(state, assign=True)
+    try:
+        module.load_state_dict(state, assign=True)
+    except RuntimeError as error:
+        raise UserError(f"{files.weights}: {one_line(error)[:300]}") from None
     return module.eval().requires_grad_(False)
 
 
@@ -235,7 +217,7 @@ def layer_config(values: dict[str, Any]) -> Any:
     if kind not in _ROPE:
         raise UserError(f"head: rope_type={kind}: there is {', '.join(_ROPE)}")
 
-    of_layer = {key: value for key, value in values.items() if _OF_LAYER.fullmatch(key)}
+    of_layer = {key: values[key] for key in _OF_LAYER if key in values}
     angles = {key: values[key] for key in ("rope_theta", *_ROPE[kind]) if key in values}
     angles["rope_type"] = kind if _ROPE[kind] else "default"
 
@@ -346,6 +328,13 @@ class HeadDrafter(Drafter):
         self.dtype = target.dtype
         self.cos, self.sin = head.angles(self.capacity)
 
+    def session(self) -> HeadSession:
+        return HeadSession(self)
+
+    def expand(self, session: HeadSession, root: int, feature: torch.Tensor) -> Draft:
+        """Grow the draft below `root`, at which the head predicts `feature` (1, H)."""
+        raise NotImplementedError
+
 
 class HeadSession(Session):
     """Keeps the head's cache in step with the target's accepted tokens.
@@ -388,13 +377,9 @@ class HeadSession(Session):
         self._pairs.append((verification.hidden.index_select(0, path), chosen))
 
     def draft(self, root: int) -> Draft:
-        draft = self.expand(root, self.catch_up())
+        draft = self.drafter.expand(self, root, self.catch_up())
         self.cache.length = self._committed
         return draft
-
-    def expand(self, root: int, feature: torch.Tensor) -> Draft:
-        """Grow the draft below `root`, at which the head predicts `feature` (1, H)."""
-        raise NotImplementedError
 
     def catch_up(self) -> torch.Tensor:
         """Forward the new pairs into the head's cache.
@@ -495,22 +480,19 @@ class StaticTree(HeadDrafter):
         inner = sum(len(level.nodes) for level in self.levels[1:])
         super().__init__(target, head, inner=inner, max_nodes=len(tree))
 
-
-class StaticTreeSession(HeadSession):
-    drafter: StaticTree
-
-    def expand(self, root: int, feature: torch.Tensor) -> Draft:
+    def expand(self, session: HeadSession, root: int, feature: torch.Tensor) -> Draft:
         drafted = [torch.tensor([root], device=feature.device)]
         state = feature
-        for depth, level in enumerate(self.drafter.levels):
+        for depth, level in enumerate(self.levels):
             tokens = drafted[-1].index_select(0, level.nodes)
-            state, logits = self.after(depth, state.index_select(0, level.parents), tokens)
+            above = state.index_select(0, level.parents)
+            state, logits = self.after(session, depth, above, tokens)
             candidates = logits.topk(level.candidates, dim=-1).indices  # (w, candidates)
             drafted.append(candidates.view(-1).index_select(0, level.pick))
-        return Draft(self.drafter.template, torch.cat(drafted))
+        return Draft(self.template, torch.cat(drafted))
 
     def after(
-        self, depth: int, state: torch.Tensor, tokens: torch.Tensor
+        self, session: HeadSession, depth: int, state: torch.Tensor, tokens: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Return the states of w nodes and the logits (w, V) after them.
 

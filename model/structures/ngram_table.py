@@ -7,7 +7,6 @@ from collections import OrderedDict
 import torch
 
 from ..engine.drafter import State, check_ids
-from ..errors import UserError
 
 Gram = tuple[int, ...]
 
@@ -76,11 +75,8 @@ class NgramTable:
 
     def load_state_dict(self, state: State) -> None:
         """Load a table. Raises UserError if it is of other n-grams or another vocabulary."""
-        both = self.leader + self.follower
-        ngrams = state.get("ngrams")
-        if ngrams is None or ngrams.shape[1:] != (both,):
-            raise UserError(f"start: the saved n-grams are not of {both} tokens")
-        check_ids("n-grams", ngrams, self.vocab_size)
+        ngrams = state["ngrams"]
+        check_ids("n-grams", ngrams, self.vocab_size, self.leader + self.follower)
         self.reset()
         for ngram in ngrams.tolist():
             self.add(tuple(ngram[: self.leader]), tuple(ngram[self.leader :]))

@@ -84,7 +84,6 @@ def empty(row):
 
 FORMS = {
     "ids win over text": lambda row: row | {"prompt": "another", "text": "another"},
-    "prompt": lambda row: only(row, "prompt", "token_ids"),
     "prompt as ids": lambda row: only(row, "token_ids", prompt=row["prompt_token_ids"]),
     "prompt with BOS": lambda row: only(row, "token_ids", prompt=f"<s>{row['prompt']}"),
     "messages": lambda row: only(row, "token_ids", messages=chat(row["id"])),
@@ -124,7 +123,6 @@ def test_a_token_that_was_changed(audited, rows, tokenizer):
     ("said", "code", "words"),
     [
         ({}, 0, "ends early (no reason given)"),
-        ({"finish_reason": "abort\x1b"}, 0, r"ends early (abort\u001b)"),
         ({"max_tokens": 6}, 0, ""),
         ({"finish_reason": "stop"}, 1, "token 7 is the end, the model's"),
         ({"finish_reason": "stop", "stop": ["\n"]}, 0, "ends early (a stop text, perhaps)"),
@@ -140,15 +138,8 @@ def test_a_truncated_answer_is_wrong_only_if_the_engine_says_that_it_ended(
     assert counts(outcome) == [(6 + code, 6, 0, code)]
 
 
-@pytest.mark.parametrize(
-    "more",
-    [
-        {"token_ids": [], "finish_reason": "length"},
-        {"token_ids": None, "text": "cut inside a character \ufffd"},
-    ],
-)
-def test_an_answer_without_tokens_is_not_passed(audited, rows, more):
-    nothing = rows[1] | more
+def test_an_answer_without_tokens_is_not_passed(audited, rows):
+    nothing = rows[1] | {"token_ids": [], "finish_reason": "length"}
     outcome = audited([rows[0], nothing])
     assert outcome.code == 1 and "Not audited: 1 of 2 answers, which hold no token." in outcome.out
     assert counts(outcome)[1] == (0, 0, 0, 0)
@@ -211,27 +202,22 @@ def test_records_and_spec_benchs_own_format(audited, evaluate, tmp_path, checkpo
     assert "question 10 has another text" in judged(*bench).err
 
 
-def said(**parts):
-    """A line whose message has these parts."""
-    return {"prompt": "x", "choices": [{"message": {"content": "x"} | parts}]}
-
-
 @pytest.mark.parametrize(
     ("line", "words"),
     [
         ("{", "not JSON, cut short?"),
-        ({"choices": [1]}, "its choices a list of objects"),
         ({"prompt": "x"}, "has neither token_ids nor an answer that is its text alone"),
         ({"prompt": "x", "token_ids": [1, "2"]}, "token_ids: must be a list of int"),
-        (said(tool_calls=[1]), "its text alone tool_calls"),
-        ({"prompt": "x", "text": "x", "reasoning": "y"}, "its text alone reasoning"),
+        (
+            {"prompt": "x", "choices": [{"message": {"content": "x", "tool_calls": [1]}}]},
+            "its text alone tool_calls",
+        ),
         ({"prompt": "x", "text": "x", "temperature": 0.7}, "an audit is of greedy answers"),
         ({"prompt": "x", "token_ids": [2048]}, "ids are outside the vocabulary of 2048"),
         ({"prompt": [7], "token_ids": [7] * 3, "max_tokens": 2}, "3 tokens, and max_tokens is 2"),
         ({"prompt": [7] * 4000, "token_ids": [7] * 97}, "4097 tokens, and the context has 4096"),
         ({"messages": [{"role": "user"}], "text": "x"}, "vicuna_v1.1 refuses its messages"),
         ({"messages": chat("x"), "text": "x", "tools": [{}]}, "give prompt_token_ids"),
-        ({"question_id": 1, "choices": [{"turns": ["x"]}]}, "new_tokens: must be"),
     ],
 )
 def test_a_line_that_cannot_be_audited_is_one_line(audited, rows, line, words):

@@ -4,7 +4,6 @@ import shutil
 import urllib.error
 from pathlib import Path
 
-import pandas as pd
 import pytest
 
 from evaluation import prefetch, run
@@ -78,10 +77,8 @@ def test_a_sweep_names_all_that_is_lacking_and_goes_on(call, checkpoint, tmp_pat
 
     folder = tmp_path / "results/table1"
     assert not missing_jobs(folder) and len(list((folder / "jobs").iterdir())) == 8
-    why = "not available: no Medusa heads for toy"
-    table = pd.read_csv(folder / "tables/main.csv")
-    (row,) = table[(table["method"] == "medusa") & (table["model"] == "toy")].to_dict("records")
-    assert row["note"].startswith(why) and row["questions"] == 0
+    why = "not available: medusa of toy on sample: no Medusa heads for toy"
+    assert why in (folder / "tables/main.md").read_text()
 
 
 class Hub:

@@ -97,17 +97,24 @@ def test_a_budgets_gain_is_over_recycling_with_the_same_start():
     assert drawn("budget", VARIED["budget"] + cold, panel=1) == gains
 
 
-def test_acceptance_is_drawn_by_depth():
-    steps = {"step_nodes": [[4] * 4], "step_paths": [[[], [0], [0, 0], []]]}
-    deep = [made("pld", [answer(1, "qa", [([1, 2, 3, 1], 1.0)], **steps)])]
-    assert drawn("acceptance_by_depth", deep) == {"pld": [50, 25]}
-    assert drawn("acceptance_by_depth", deep, panel=1) == {"pld": [50, 50]}
+STEPS = {"step_nodes": [[4] * 4], "step_paths": [[[], [0], [0, 0], []]]}
+DEEP = [made("pld", [answer(1, "qa", [([1, 2, 3, 1], 1.0)], **STEPS)])]
+LONGER = [
+    made("pld", [answer(i, "qa", [([1 + i], 1.0)]) for i in range(16)], method={"start": "hot"})
+]
 
 
-def test_mat_over_questions_is_a_moving_mean():
-    rising = [made("pld (hot)", [answer(i, "qa", [([1 + i], 1.0)]) for i in range(16)])]
-    means = [1.0, *(i + 1.5 for i in range(15))]
-    assert drawn("mat_over_questions", rising) == {"pld (hot)": means}
+@pytest.mark.parametrize(
+    ("figure", "runs", "panel", "values"),
+    [
+        ("accepted_lengths", DEEP, 0, [50, 25, 25]),
+        ("acceptance_by_depth", DEEP, 0, [50, 25]),
+        ("acceptance_by_depth", DEEP, 1, [50, 50]),
+        ("mat_over_questions", LONGER, 0, [1.0, *(i + 1.5 for i in range(15))]),
+    ],
+)
+def test_lines_by_hand(figure, runs, panel, values):
+    assert drawn(figure, runs, panel) == {"pld": values}
 
 
 def test_of_trees_of_one_shape_the_larger_mat_is_named():

@@ -68,15 +68,15 @@ def test_configurations_have_names_of_their_own(tmp_path):
     write_run(tmp_path, "vanilla", rows)
     there = write_run(tmp_path / "b", "vanilla", rows, bench={"name": "b"})
     there.rename(tmp_path / "runs/elsewhere")
-    ran = Experiment(read_runs(tmp_path)).named
+    ran = {pool.title: pool for pool in Experiment(read_runs(tmp_path)).pools}
     recycling = ["recycling (hot), k=4", "recycling (hot), k=8"]
     assert sorted(ran) == [*recycling, "vanilla, toy, b", "vanilla, toy, sample"]
     assert len(ran["recycling (hot), k=4"].runs) == 2
-    lines = facts(ran)
+    lines = facts(list(ran.values()))
     assert lines["started"] == [("2026-02-03 04:05 +0000", "")] and lines["repeats"] == [("2", "")]
     assert lines["device"] == [("a <b>device</b>", "")]
     assert "vanilla, toy, b" in [names for _, names in lines["bench"]]
-    assert list(commands(ran).values()) == [list(ran)]
+    assert list(commands(list(ran.values())).values()) == [list(ran)]
 
 
 def test_the_table_keeps_numbers_and_hides_what_says_nothing():
@@ -85,15 +85,15 @@ def test_the_table_keeps_numbers_and_hides_what_says_nothing():
     base = [timed(i, "qa", [([1] * 1000, s)]) for i, s in enumerate(seconds)]
     fast = [timed(i, "qa", [([4] * 250, s)]) for i, s in enumerate(others)]
     runs = [made("vanilla", base), made("x", fast, method={"k": 8})]
-    (block,) = page_view(Experiment(runs).table).blocks
+    (block,) = page_view(Experiment(runs)).blocks
     names = [column.name for column in block.columns]
     assert names[:4] == ["method", "category", "questions", "new_tokens"]
     assert not {"prefill_ms", "speedup_hf", "block"} & set(names)
     assert {"steps", "k"} <= block.extra and {"mat", "k", "steps"} <= block.numbers
     assert not {"mat", "category"} & block.extra and not {"method", "category"} & block.numbers
 
-    lines = [line for line in block.lines if line.category == "overall"]
-    vanilla, x = (dict(zip(names, line.cells, strict=True)) for line in lines)
+    rows = [row for row in block.rows if row["category"] == "overall"]
+    vanilla, x = (dict(zip(names, block.cells(row), strict=True)) for row in rows)
     assert (x["mat"].text, x["mat"].value, x["mat"].interval) == ("4.00", "4.0", "")
     assert (x["new_tokens"].text, vanilla["k"].text, x["k"].text) == ("8,000", "-", "8")
     assert re.fullmatch(r"\[0\.\d\d, [12]\.\d\d\]", x["speedup_vanilla"].interval)
@@ -123,7 +123,7 @@ def test_a_line_a_block_says_which_accepts_most_and_which_is_fastest(lengths, se
 
 
 def read(folder):
-    return reader.collect(Experiment(read_runs(folder)).named)
+    return reader.collect(Experiment(read_runs(folder)).pools)
 
 
 @pytest.mark.parametrize("known", [True, False])

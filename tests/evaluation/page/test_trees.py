@@ -20,8 +20,8 @@ def drawing_of(folder, steps, **settings):
     write_run(
         folder, "recycling (hot)", [answer(7, "qa", {"ids": list(ids), "steps": steps})], **settings
     )
-    ((name, pool),) = Experiment(read_runs(folder)).named.items()
-    return draw(name, pool)
+    (pool,) = Experiment(read_runs(folder)).pools
+    return draw(pool)
 
 
 def test_a_tree_that_is_not_known_says_why_and_without_one_nothing_is_drawn(tmp_path):

@@ -11,7 +11,6 @@ from evaluation.statistics.acceptance import (
     accepted_paths,
     by_depth,
     by_node,
-    most_accepted,
 )
 from model.recycling import build_template
 from tests.evaluation.made_runs import answer, made, write
@@ -65,13 +64,7 @@ def test_steps_know_what_drafted_them():
     assert every.total() == 3 and len(by_depth(every)) == 3 and by_depth(Counter()) == []
 
 
-def test_the_search_takes_the_nodes_most_often_accepted():
-    accepted = accepted_paths([stepped((1,), (1,), (0, 1), (1,), (0, 1), nodes=5)])
-    nodes = by_node(accepted, [(0,), (1,), (0, 0), (0, 1)])
-    assert [node.path for node in most_accepted(nodes, 3)] == [(1,), (0,), (0, 1)]
-
-
-def test_the_command_writes_a_template_that_the_harness_reads(call, tmp_path):
+def test_the_search_writes_the_nodes_most_often_accepted_as_a_template(call, tmp_path):
     tree = [[0], [1], [0, 0], [0, 1]]
     run = made("recycling (hot)", [stepped((1,), (1,), (0, 1), (1,), (0, 1), nodes=5)], draft_tree=tree,
                method={"tree": "x", "tree_nodes": 4})  # fmt: skip

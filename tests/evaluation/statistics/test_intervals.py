@@ -10,22 +10,12 @@ from evaluation.statistics.intervals import (
     FEWEST,
     RESAMPLES,
     SEED,
-    deviation,
     draws,
     quotient_interval,
     repeat_draws,
-    spans_one,
     speed_interval,
     wider,
 )
-
-
-def test_a_deviation_and_what_spans_one():
-    assert deviation([1.0, math.nan, 3.0]) == pytest.approx(math.sqrt(2))
-    assert math.isnan(deviation([1.0]))
-    assert spans_one(0.9, 1.1)
-    for ends in ((1.0, 1.0), (1.01, 1.2), (math.nan, math.nan)):
-        assert not spans_one(*ends)
 
 
 def test_what_is_the_same_for_every_question_is_sure_and_of_few_nothing_is():
@@ -132,11 +122,6 @@ def test_without_drift_it_is_the_interval_over_questions():
     assert speed_interval(np.tile(speeds[:, None], 3), np.tile(base[:, None], 3)) == pytest.approx(
         over_questions
     )
-    lost = np.stack([speeds, np.full(30, np.nan)], axis=1)
-    assert speed_interval(lost, np.tile(base[:, None], 2)) == over_questions, (
-        "a repeat without answers is none"
-    )
-    assert all(math.isnan(end) for end in speed_interval(lost[:0], np.ones((0, 2))))
 
 
 def test_an_interval_covers_the_truth_of_few_questions():

@@ -57,12 +57,6 @@ def answered(
         yield turn, out
 
 
-SOME_OR_ALL = pytest.mark.parametrize(
-    ("execution", "every"),
-    [("eager", 5), ("static", 20), pytest.param("eager", 1, marks=pytest.mark.slow)],
-)
-
-
 def lines(name: str) -> list[dict[str, Any]]:
     return [json.loads(line) for line in (HERE / name).read_text().splitlines()]
 

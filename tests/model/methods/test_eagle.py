@@ -20,7 +20,7 @@ from model.methods.eagle import Eagle2, Eagle3
 from tests.conftest import greedy, toy_model
 from tests.model.methods.heads import write_eagle
 from tests.model.methods.public_traces import (
-    SOME_OR_ALL,
+    EXECUTED,
     embedded,
     lines,
     paths_of,
@@ -29,7 +29,7 @@ from tests.model.methods.public_traces import (
 )
 
 
-@SOME_OR_ALL
+@EXECUTED
 def test_every_step_and_draft_is_the_public_codes(execution, every):
     target = Target(embedded())
     seen = 0

@@ -158,8 +158,6 @@ LOADED = {  # what the file is like: each changes the sums, or takes other names
         "plain": {},
         "no bias": dict(change=without("fc.bias")),
         "Qwen2's biases": dict(change=biased(*layers("layers.0", *QKV)), qkv_bias=True),
-        "other names": dict(change=called("fc.", "fusion_fc.")),
-        "more other names": dict(change=called("layers.0.", "model.transformer.")),
     },
     "eagle3": {
         "the target's matrix": dict(
@@ -196,8 +194,7 @@ def test_what_a_file_asks_for_is_computed(tmp_path, kind, inside):
             nested(folder, inside, ["hidden_size", "rope_theta", "rms_norm_eps", "rope_scaling"])
         state = {}
         for given, tensor in weights(folder).items():
-            public = given.removeprefix("model.").replace("fusion_fc.", "fc.")
-            state[public.replace("transformer.", "layers.0.")] = tensor
+            state[given.removeprefix("model.")] = tensor
 
         made = Eagle2(target, head_path=folder) if kind == "eagle" else None
         drafter = made or Eagle3(target, eagle3_path=folder)
@@ -233,7 +230,7 @@ class Malicious:
 
 
 BROKEN = [  # kind, how its folder differs from a good one, what the message says
-    ("medusa", dict(change=without("1.0.linear.bias")), "1.0.linear.bias is missing and should be"),
+    ("medusa", dict(change=without("1.0.linear.bias")), "Missing.*1.0.linear.bias"),
     ("medusa", dict(change=lambda state: state.clear()), r"keys such as \[\] are not those"),
     ("medusa", dict(pickled=True, change=lambda state: state.update(a=Malicious())), "corrupt or"),
     ("medusa", dict(vocab_size=32000), "vocab_size of 32000.*has 61"),
@@ -242,7 +239,7 @@ BROKEN = [  # kind, how its folder differs from a good one, what the message say
     (
         "eagle",
         dict(change=lambda s: s.update(other=s["fc.bias"].clone())),
-        "other is .* has no place",
+        "Unexpected.*other",
     ),
     ("eagle", dict(model_type="gemma3_text"), "model_type=gemma3_text"),
     ("eagle", dict(rope_scaling={"rope_type": "dynamic", "factor": 2.0}), "rope_type=dynamic"),
@@ -251,7 +248,6 @@ BROKEN = [  # kind, how its folder differs from a good one, what the message say
     ("eagle3", dict(change=without("d2t")), r"d2t is missing and should be \[40\]"),
     ("eagle3", dict(hidden=16, change=without("embed_tokens.weight")), r"\[61, 32\] and should"),
     ("eagle3", dict(target_hidden_size=48), "target_hidden_size of 48, .* has 32"),
-    ("eagle3", dict(norm_output=True, eagle_config={"norm_output": False}), "True and False"),
 ]
 
 
@@ -287,26 +283,21 @@ CHANGES = dict(  # sums, in a public loader or model, with no tensor that shows 
     attn_logit_softcapping=30.0,
     use_qk_norm=True,
     partial_rotary_factor=0.5,
-    hidden_activation="gelu",
     quant_method="fp8",
     parallel_drafting=True,
     speculators_model_type="dflash",
+    sliding_window=8,
 )
 
 
-@pytest.mark.parametrize("kind", WRITERS)
+@pytest.mark.parametrize("kind", ["eagle", "eagle3"])
 def test_keys_that_change_sums_are_refused_by_name(tmp_path, kind):
     """Wherever they are nested."""
     model = toy_model("llama")
     target = Target(model)
-    of_layer = {} if kind == "medusa" else {"sliding_window": 8}
-    of_eagle = {} if kind == "eagle3" else {"norm_output": True}
-    folder = WRITERS[kind](tmp_path, model)
-    file = Path(folder, "config.json")
-    good = json.loads(file.read_text())
-    for key, value in (CHANGES | of_layer | of_eagle).items():
+    for key, value in CHANGES.items():
         for config in ({key: value}, {"unknown": {key: value}}):
-            file.write_text(json.dumps(good | config))
+            folder = WRITERS[kind](tmp_path, model, **config)
             with pytest.raises(UserError, match=f"{key}=.* changes a head's sums; those of .*"):
                 LOADERS[kind](folder, target)
 
@@ -324,7 +315,6 @@ COUNTED = [  # layers, config.json, method.layers, the hidden states read; none:
     (8, {IDS: [2, 4, 5]}, None, (2, 4, 5)),
     (8, {"transformer_layer_config": {}, IDS: [1, 3, 4]}, None, (1, 3, 4)),
     (8, {"eagle_config": {IDS: [2, 4, 5]}}, [2, 4, 5], (2, 4, 5)),
-    (8, {"eagle_config": {IDS: [1, 3, 4]}, IDS: [2, 4, 5]}, None, None),
     (8, {}, [2, 4, 8], None),
 ]
 
@@ -334,7 +324,7 @@ def test_hidden_states_are_counted_as_their_writers_do(tmp_path, count, config, 
     target = target_of_layers(count)
     folder = write_eagle3(tmp_path, toy_model("llama"), outputs=(), **config)
     if reads is None:
-        with pytest.raises(UserError, match="hidden states|layer_ids"):
+        with pytest.raises(UserError, match="hidden states"):
             Eagle3(target, eagle3_path=folder, layers=chosen)
         return
     drafter = Eagle3(target, eagle3_path=folder, layers=chosen)

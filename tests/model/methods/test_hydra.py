@@ -9,10 +9,10 @@ transformers 4.53.1, torch 2.13, float32, one thread) with the shipped heads and
 from model.engine import Target
 from model.files import ROOT
 from model.methods.hydra import Hydra
-from tests.model.methods.public_traces import SOME_OR_ALL, embedded, lines, retaken, watched
+from tests.model.methods.public_traces import EXECUTED, embedded, lines, retaken, watched
 
 
-@SOME_OR_ALL
+@EXECUTED
 def test_every_step_and_draft_is_the_public_codes(execution, every):
     target = Target(embedded())
     drafter = Hydra(target, hydra_path=str(ROOT / "data/embedded/hydra"))

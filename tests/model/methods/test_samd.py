@@ -10,7 +10,7 @@ it, which leaves what the head has not read to the next request; in `fresh` that
 from model.engine import Target
 from model.files import ROOT
 from model.methods.samd import Samd
-from tests.model.methods.public_traces import SOME_OR_ALL, embedded, lines, retaken, watched
+from tests.model.methods.public_traces import EXECUTED, embedded, lines, retaken, watched
 
 TRACE = lines("samd_trace.jsonl")
 
@@ -39,7 +39,7 @@ def check(turns, execution="eager"):
     return compared, sum(len(turn["accept_lengths"]) for turn in turns)
 
 
-@SOME_OR_ALL
+@EXECUTED
 def test_every_step_and_draft_is_the_public_codes(execution, every):
     turns = [turn for turn in TRACE if turn["mode"] == "fresh"]
     compared, steps = check(turns[::every], execution)
