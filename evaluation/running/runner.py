@@ -128,7 +128,7 @@ class Runner:
             )
 
         if self.size > 1 and self.answerer.on_engine:
-            check_batch(self.loaded.target, 0)  # by rules; the trial comes with the first batch
+            check_batch(self.loaded.target)
 
         if self.answerer.keeps_state or self.size > 1:  # else all orders have the same record
             bench = replace(bench, questions=self._questions, order=order)

@@ -234,7 +234,8 @@ class _Answer:
         for token in verification.tokens:
             self.context = self.context.child(token)
 
-        return self.sequence.add(verification)
+        self.sequence.add(verification)
+        return not self.sequence.out.stop
 
     def _observe_hidden(self, tokens: list[int], last: list[Context]) -> None:
         """Let the session observe the hidden states of `tokens`.

@@ -7,11 +7,13 @@ from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 from typing import Any
 
+import torch
+
 from .cache import TreeCache
-from .drafter import Session
+from .drafter import Needs, Session
 from .sampling import GREEDY, Sampling
 from .target import Target
-from .tree import RankPath
+from .tree import Draft, RankPath
 from .verification import Verification
 
 Mark = Callable[[str], None]
@@ -63,26 +65,30 @@ class Generation:
     def accept_lengths(self) -> list[int]:
         return [step.accepted for step in self.steps]
 
-    def add(
-        self, verification: Verification, limit: int, eos: Collection[int], batch: int = 1
-    ) -> bool:
-        """Add a step's tokens, which are cut at the answer's end. Returns True if the answer goes
-        on.
-        """
+    def add(self, verification: Verification, batch: int = 1) -> None:
+        """Add a step's tokens, which are cut at the answer's end."""
         draft = verification.draft
         tokens = verification.tokens
         path = draft.tree.rank_path(verification.node)[: len(tokens)]
         self.tokens += tokens
         self.forwards += 1
         self.steps.append(StepRecord(tokens, len(draft.tree), path, draft.source, batch))
-        return not (tokens[-1] in eos or len(self.tokens) == limit)
 
     def end(
         self, limit: int, max_new_tokens: int, eos: Collection[int], ended: bool = False
     ) -> None:
-        """Set `stop` after the last step; `limit` is what the context left of max_new_tokens."""
-        full = "length" if limit == max_new_tokens else "context"
-        self.stop = "eos" if self.tokens[-1] in eos else "stop" if ended else full
+        """Set `stop` if the last step ended the answer.
+
+        Args:
+            limit: what the context left of max_new_tokens.
+            ended: True if `Request.ends` was True.
+        """
+        if self.tokens[-1] in eos:
+            self.stop = "eos"
+        elif ended:
+            self.stop = "stop"
+        elif len(self.tokens) == limit:
+            self.stop = "length" if limit == max_new_tokens else "context"
 
 
 def acceptance_record(
@@ -186,16 +192,21 @@ class Decoding:
         full = len(self.out.tokens) + len(new) == self.limit
         return stopped or full or new[-1] in request.eos
 
-    def add(self, verification: Verification, batch: int = 1) -> bool:
-        """Add a step, forwarded with so many sequences. Returns True if the answer goes on."""
+    def choices(self, draft: Draft, logits: torch.Tensor | None, needs: Needs) -> torch.Tensor:
+        """Return the target's choices after each node of a draft."""
+        assert logits is not None
+        return self.session.choice.after(
+            logits, draft, self.text, every=needs.choices, over=self.over
+        )
+
+    def add(self, verification: Verification, batch: int = 1) -> None:
+        """Add a step, forwarded with so many sequences. `out.stop` is set if the answer ends."""
         out = self.out
         request = self.request
-        goes_on = out.add(verification, self.limit, request.eos, batch) and not self.ended
-        self.text += verification.tokens
+        out.add(verification, batch)
+        out.end(self.limit, request.max_new_tokens, request.eos, self.ended)
         out.ends_s.append(time.perf_counter() - self.start)
-        if not goes_on:
-            out.end(self.limit, request.max_new_tokens, request.eos, self.ended)
-        return goes_on
+        self.text += verification.tokens
 
     def exclude(self, setup_s: float, batch: int = 1) -> None:
         """Leave the seconds that so many sequences spent on a new shape out of all other times."""

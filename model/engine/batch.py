@@ -9,10 +9,11 @@ ends leaves its stretch to the next prompt.
 from __future__ import annotations
 
 import time
-from collections.abc import Generator, Iterable
+from collections.abc import Generator, Iterable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from itertools import count
+from typing import Any
 
 import torch
 
@@ -24,10 +25,11 @@ from .drafter import DeviceDrafter, Drafter, Session
 from .loop import first_forward, open_sequence
 from .sampling import GREEDY, Choice
 from .sight import ALIGNED
-from .static_step import ROWS, Forwarded, StaticForward
-from .step import Executor, conclude, rows_of
+from .static_step import ROWS, Forwarded
+from .step import Executor, Steps, rows_of
 from .target import Target
 from .tree import Draft, Tree
+from .verification import Verification
 
 ROOM = 512  # columns of a stretch at first
 
@@ -38,14 +40,13 @@ class SharedCache:
 
     Args:
         size: S, the number of sequences.
-        most: columns that a stretch may need at most.
 
     Attributes:
         lengths: of each stretch, its committed columns.
     """
 
-    def __init__(self, target: Target, size: int, most: int) -> None:
-        self.most = most
+    def __init__(self, target: Target, size: int) -> None:
+        self.most = target.context + 2 * ROWS[-1]  # columns of a context, a draft, unused rows
         self.cache: TreeCache = target.caches.make(size * ROOM, stretches=size)
         self.cache.length = self.cache.capacity
         self.lengths = [0] * size
@@ -71,42 +72,29 @@ class SharedCache:
 
     def forward(
         self,
-        target: Target,
+        executor: Executor,
         drafts: dict[int, Draft],
         drafter: Drafter,
-        execution: str = "eager",
         *,
-        owner: Drafter,
         greedy: bool = False,
-    ) -> tuple[StaticForward, float]:
-        """Forward drafts of several sequences; static steps round the number of rows up to a few
-        shapes.
+    ) -> list[Forwarded]:
+        """Forward drafts of several sequences and return the outputs of each; static steps round
+        the number of rows up to a few shapes.
 
         Args:
             drafts: by stretch.
             drafter: the drafter of all drafts.
-            owner: keeps the static steps.
             greedy: True if all sequences are greedy.
-
-        Returns:
-            The forward, whose first rows are the drafts'; the seconds spent on preparing a new
-            shape.
         """
+        columns = [self.lengths[at] + len(draft.tree) for at, draft in drafts.items()]
         n = sum(len(draft.tree) for draft in drafts.values())
-        rows = n if execution == "eager" else rows_of(n)
-        *_, last = drafts
-        unused = dict.fromkeys(drafts, 0) | {last: rows - n}
-        self.make_room(
-            max(self.lengths[at] + len(draft.tree) + unused[at] for at, draft in drafts.items())
-        )
+        rows = n if executor.execution == "eager" else rows_of(n)
+        columns[-1] += rows - n  # unused rows
+        self.make_room(max(columns))
         stretches = [(at * self.room, self.lengths[at]) for at in drafts]
-        executor = Executor.of(target, self.cache, owner, GREEDY, execution)
-        setup_before = executor.setup_s
-        forward, launch = executor.static_forward(
+        return executor.forward(
             self.cache, list(drafts.values()), stretches, drafter, rows, greedy=greedy
         )
-        launch()
-        return forward, executor.setup_s - setup_before
 
     def commit(self, paths: dict[int, list[int]]) -> None:
         """Keep the accepted nodes of each stretch's last draft, root first."""
@@ -122,7 +110,7 @@ class SharedCache:
             self.cache.move(torch.tensor(source), torch.tensor(to))
 
 
-class Batch:
+class Batch(Steps):
     """The sequences that are being decoded together, in the order in which they began. They learn
     in this order.
 
@@ -130,18 +118,18 @@ class Batch:
         members: the sequences, by stretch.
     """
 
+    commits = False
+
     def __init__(self, target: Target, drafter: Drafter, size: int) -> None:
         self.target = target
         self.drafter = drafter
         self.members = dict[int, Decoding]()
-        most = target.context + drafter.max_nodes + ROWS[-1]
         # the last batch's, with its captured steps
         idle = target.idle_batch
         target.idle_batch = None
         fits = idle is not None and idle.cache.stretches == size
-        self.cache = idle if fits else SharedCache(target, size, most)
-        self.cache.most = max(self.cache.most, most)
-        self._plain = DeviceDrafter(target.device).session()
+        self.cache = idle if fits else SharedCache(target, size)
+        self.executor = Executor(target)
 
     def begin(self, number: int, prompt: list[int], request: Request) -> Decoding:
         """Begin a sequence. Its prompt is forwarded alone, and its states are copied into the
@@ -150,7 +138,7 @@ class Batch:
         If its session begins with a chain, the member has a first step. It leaves the batch if this
         ends the answer.
         """
-        check_batch(self.target, self.cache.most, request.execution)
+        check_batch(self.target, request.execution)
         start = time.perf_counter()
         session = self.drafter.session()
         session.choice = Choice(request.sampling, self.target.device)
@@ -160,9 +148,9 @@ class Batch:
             member = open_sequence(self.target, session, prompt, alone, ends)
             member.number = number
             member.start = start
-            verification = first_forward(member)
+            first_forward(member)
             member.request = request
-            if verification is None or member.add(verification):
+            if not member.out.stop:
                 stretch = next(at for at in count() if at not in self.members)
                 self.cache.take(stretch, member.cache)
                 self.members[stretch] = member
@@ -179,83 +167,39 @@ class Batch:
 
     def step(self) -> list[Decoding]:
         """Take a step of all members. Returns them."""
-        sizing = self.drafter.sizing
-        members = dict(self.members)
-        width = len(members)
-        began = time.perf_counter()
-        start = self.target.clock()
-        is_plain = sizing is not None and sizing.begin_step(width)
-        sessions = {at: self._plain if is_plain else one.session for at, one in members.items()}
-        drafts = dict[int, Draft]()
-        for at, member in members.items():
-            with self.target.drafting():
-                draft = sessions[at].draft(member.text[-1])
-            # a copy, as a drafter may write the next draft into the same tensor
-            drafts[at] = Draft(draft.tree, draft.tokens.clone(), draft.source)
-
-        executions = [member.request.execution for member in members.values()]
+        members = list(self.members.values())
+        start = time.perf_counter()
+        executions = [member.request.execution for member in members]
         execution = next((name for name in executions if name != "eager"), "eager")
-        greedy = all(member.session.choice.greedy for member in members.values())
-        drafter = self._plain.drafter if is_plain else self.drafter
-        forward, setup_s = self.cache.forward(
-            self.target, drafts, drafter, execution, owner=self.drafter, greedy=greedy
-        )
-
-        on_host = all(draft.tree.device.type == "cpu" for draft in drafts.values())
-        rows = sum(len(draft.tree) for draft in drafts.values())
-        every = forward.forwarded(rows, on_host=on_host)
-        first = 0
-        paths = dict[int, list[int]]()
-        for at, member in members.items():
-            member.exclude(setup_s, width)
-            draft = drafts[at]
-            own = every.rows(slice(first, first + len(draft.tree)))
-            first += len(draft.tree)
-            session = sessions[at]
-            verification = conclude(
-                session, draft, _chosen(member, session, draft, own), over=member.over
+        if self.executor.execution != execution:
+            self.executor = Executor.of(
+                self.target, self.cache.cache, self.drafter, GREEDY, execution
             )
-            paths[at] = verification.path[: len(verification.tokens)]
-            if is_plain:
-                member.session.skip(verification.tokens)
-            if not member.add(verification, width):
-                self.members.pop(at).session.close()
-        self.cache.commit(paths)
-
-        share = (time.perf_counter() - began - setup_s) / width
-        for member in members.values():
+        setup_s = self.take(members)
+        share = (time.perf_counter() - start - setup_s) / len(members)
+        for member in members:
             if len(member.out.steps) == 1:
                 member.out.prefill_s += share
             else:
                 member.out.decode_s += share
-        seconds = self.target.clock() - start
-        if sizing is not None and seconds > 0 and not setup_s:
-            last = [member.out.steps[-1] for member in members.values()]
-            nodes = sum(step.nodes - 1 for step in last) / width
-            tokens = sum(step.accepted for step in last) / width
-            sizing.observe(min(sizing.sizes, key=lambda size: abs(size - nodes)), tokens, seconds)
-        return list(members.values())
+        return members
 
+    def verified(
+        self, members: Sequence[Decoding], sessions: Sequence[Session]
+    ) -> Iterator[tuple[Decoding, Verification]]:
+        paths = dict[int, list[int]]()
+        steps = super().verified(members, sessions)
+        for at, (member, verification) in zip(list(self.members), steps, strict=True):
+            paths[at] = verification.path[: len(verification.tokens)]
+            yield member, verification
+            if member.out.stop:
+                self.members.pop(at).session.close()
+        self.cache.commit(paths)
 
-def _chosen(member: Decoding, session: Session, draft: Draft, forwarded: Forwarded) -> Forwarded:
-    """Return a member's rows with its choices, on its draft's device."""
-    if forwarded.choices is None:
-        assert forwarded.logits is not None
-        choices = member.session.choice.after(
-            forwarded.logits,
-            draft,
-            member.text,
-            every=session.drafter.needs.choices,
-            over=member.over,
-        )
-        return Forwarded(choices, forwarded.logits, forwarded.hidden)
-    device = draft.tree.device
-    candidates, log_probs = (
-        None if part is None else part.to(device) for part in forwarded.candidates
-    )
-    return replace(
-        forwarded, choices=forwarded.choices.to(device), candidates=(candidates, log_probs)
-    )
+    def forward(self, drafts: list[Draft], drafter: Drafter) -> list[Forwarded]:
+        greedy = all(member.session.choice.greedy for member in self.members.values())
+        by_stretch = dict(zip(self.members, drafts, strict=True))
+        return self.cache.forward(self.executor, by_stretch, drafter, greedy=greedy)
 
 
 def decode_batch(
@@ -305,48 +249,30 @@ def decode_batch(
 
 
 @torch.inference_mode()
-def check_batch(target: Target, most: int, execution: str = "eager") -> None:
-    """Refuse a model that cannot decode batches: by rules, then by a trial of two texts.
-
-    If a table fails the trial, as of attention that adds to its mask, masks are tried.
-
-    Args:
-        most: maximum columns of a stretch; attention that counts columns differs in the trial.
+def check_batch(target: Target, execution: str = "eager") -> None:
+    """Refuse a model that cannot decode batches: by rules, then by a trial of two texts in two
+    steps, whose logits must be those of each text alone.
     """
     if not target.has_fixed_shapes:
         why = "keeps recurrent states" if target.recurrent else "is spread over several devices"
         raise UserError(f"{target.name}: {why}; decode its prompts one by one, without a batch")
-    if most <= target.batch_columns.get(execution, 0) or target.context < 2:
+    if execution in target.batches or target.context < 2:
         return
-    try:
-        _try_batch(target, most, execution)
-    except UserError:
-        if not target.attends_by_table:
-            raise
-        target.attends_by_table = False
-        _try_batch(target, most, execution)
-    target.batch_columns[execution] = most
-
-
-def _try_batch(target: Target, most: int, execution: str) -> None:
-    """Forward two texts in two steps; raise UserError if their logits are not those of each text
-    alone.
-    """
     half = min(TRIAL, target.context) // 2
     ids = torch.tensor([(3 + 7 * i) % min(97, target.vocab_size) for i in range(4 * half)]).view(
         2, -1
     )
-    shared = SharedCache(target, 2, most)
+    shared = SharedCache(target, 2)
     chain = Tree.chain(half - 1)
     plain = DeviceDrafter(target.device)
-    shared.cache.cursor.ahead = most + PAST_END
+    shared.cache.cursor.ahead = shared.most + PAST_END  # finds attention that counts columns
     target.copies.refresh(target.model)  # the trial's rows may use them
     with refusing_errors(target.name):
+        executor = Executor(target, execution=execution)
         first = {1: Draft(chain, ids[0, :half]), 0: Draft(chain, ids[1, :half])}
-        shared.forward(target, first, plain, execution, owner=plain)
+        shared.forward(executor, first, plain)
         shared.commit({0: [*range(half)], 1: [*range(half)]})
         rest = {0: Draft(chain, ids[1, half:]), 1: Draft(chain, ids[0, half:])}
-        logits = shared.forward(target, rest, plain, execution, owner=plain)[0].logits
-        assert logits is not None
-        rows = logits[: 2 * half].view(2, half, -1)
-        check_error(target, rows, ids.flip(0).to(target.device), "a batch's rows")
+        rows: list[Any] = [part.logits for part in shared.forward(executor, rest, plain)]
+        check_error(target, torch.stack(rows), ids.flip(0).to(target.device), "a batch's rows")
+    target.batches.add(execution)

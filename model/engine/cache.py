@@ -22,7 +22,6 @@ from transformers.cache_utils import Cache, CacheLayerMixin, DynamicLayer, Linea
 from .sight import ALIGNED
 
 MAX_FREE = 3  # caches kept after simultaneous sequences
-MIN_SAVED = 32  # least tokens of a text that is worth a copy
 
 # transformers' class for a layer without keys and values; older versions lack it.
 NoLayer: Any = getattr(cache_utils, "DummyLayer", DynamicLayer)
@@ -216,10 +215,11 @@ class TreeCache(Cache):
                 )
                 buffers.append((name, members, buffer))
         kept = self.length // self.stretches
+        split = (self.stretches, -1)
         for before, (_, _, buffer) in zip(self._buffers, buffers, strict=False):
-            former = before.tensor_split(self.stretches, 2)
-            for stretch, old in zip(buffer.tensor_split(self.stretches, 2), former, strict=True):
-                stretch[:, :, :kept] = old[:, :, :kept]
+            # (layers, heads, stretches, columns, dim)
+            old = torch.unflatten(before, 2, split)
+            torch.unflatten(buffer, 2, split)[:, :, :, :kept] = old[:, :, :, :kept]
         # only now, as memory may not have sufficed for the last one
         for name, members, buffer in buffers:
             for row, i in enumerate(members):
@@ -253,36 +253,30 @@ class TreeCache(Cache):
         self.forwarded = None
         self._reset_states()
 
-    def keep(self, prompt: Sequence[int], committed_by: tuple[Any, ...] = ()) -> int:
+    def common(self, prompt: Sequence[int], committed_by: tuple[Any, ...]) -> int:
+        """Return how many tokens of a prompt's beginning, except its last one, are committed.
+
+        Recurrent states can be reused only by a prompt that continues all of their text.
+        """
+        if self.committed_by != committed_by:
+            return 0
+        pairs = zip(self.text, prompt[:-1], strict=False)
+        count = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
+        return 0 if self.recurrent and count < len(self.text) else count
+
+    def keep(self, prompt: Sequence[int], committed_by: tuple[Any, ...] = ()) -> None:
         """Keep the committed beginning of this prompt, except its last token, and forget the rest.
 
         Args:
             committed_by: method and weights; what others committed is forgotten.
-
-        Returns:
-            The number of tokens kept.
         """
-        kept = common(self, prompt, committed_by)
+        kept = self.common(prompt, committed_by)
         if not kept:
             self.reset()
         self.length = kept
         self.text = self.text[:kept]
         self.pending = []
-        return kept
-
-    def saved(self) -> SavedText:
-        """Return a copy of what is committed."""
-        states = [buffer[:, :, : len(self.text)].clone() for buffer in self._buffers]
-        return SavedText(self.text, self.committed_by, states)
-
-    def load(self, saved: SavedText) -> None:
-        """Replace the committed tokens by a saved text."""
-        self.make_room(len(saved.text))
-        self.text = saved.text
-        self.committed_by = saved.committed_by
-        self.length = len(saved.text)
-        for buffer, states in zip(self._buffers, saved.states, strict=True):
-            buffer[:, :, : self.length] = states
+        self.committed_by = committed_by
 
     def commit(self, count: int, nodes: torch.Tensor | None = None) -> None:
         """Keep `count` of the tokens that the last forward wrote.
@@ -313,15 +307,11 @@ class TreeCache(Cache):
             self.pending = []
         else:
             self.pending = accepted
-            self.restore()
+            if self._copies:
+                torch._foreach_copy_(self._states(), self._copies)
+            else:  # there was nothing before the draft
+                self._reset_states()
         self.forwarded = None
-
-    def restore(self) -> None:
-        """Let the recurrent states forget the last draft."""
-        if self._copies:
-            torch._foreach_copy_(self._states(), self._copies)
-        else:  # there was nothing before the draft
-            self._reset_states()
 
     def _reset_states(self) -> None:
         for layer in self.recurrent:
@@ -343,11 +333,7 @@ class TreeCache(Cache):
         """
         self.forwarded = self.pending + tokens
         if len(tokens) > 1:
-            states = self._states()
-            if [copy.shape for copy in self._copies] != [state.shape for state in states]:
-                self._copies = [state.clone() for state in states]
-            elif states:
-                torch._foreach_copy_(self._copies, states)
+            self._copies = [state.clone() for state in self._states()]
         return self.forwarded
 
     def record(self, text: list[int]) -> None:
@@ -370,56 +356,19 @@ class TreeCache(Cache):
             buffer.index_copy_(2, target.to(buffer.device, non_blocking=True), rows)
 
 
-@dataclass(eq=False)
-class SavedText:
-    """A copy of what a cache had committed: token ids, by which method and weights, keys and
-    values.
-    """
-
-    text: list[int]
-    committed_by: tuple[Any, ...]
-    states: list[torch.Tensor]
-    recurrent = ()  # only caches without recurrent states are copied
-
-
-def common(
-    committed: TreeCache | SavedText, prompt: Sequence[int], committed_by: tuple[Any, ...]
-) -> int:
-    """Return how many tokens of a prompt's beginning, except its last one, a cache or a copy has
-    committed.
-
-    Recurrent states can be reused only by a prompt that continues all of their text.
-    """
-    if committed.committed_by != committed_by:
-        return 0
-    pairs = zip(committed.text, prompt[:-1], strict=False)
-    count = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
-    return 0 if committed.recurrent and count < len(committed.text) else count
-
-
 class CachePool:
     """Caches that sequences borrow: successive sequences share one, simultaneous ones have one
     each; a few are kept.
-
-    A text that another one replaces in its cache is copied, so that its conversation is not
-    forwarded again.
 
     Threads that share it hold the model's lock.
 
     Args:
         make: makes a cache of this capacity in tokens.
-        max_saved: maximum tokens of all copies.
     """
 
-    def __init__(self, make: Callable[..., TreeCache], max_saved: int = 0) -> None:
+    def __init__(self, make: Callable[..., TreeCache]) -> None:
         self.make = make
-        self._max_saved = max_saved
         self._free: list[TreeCache] = []
-        self._saved: list[SavedText] = []  # the newest last
-
-    def reserve(self, capacity: int) -> None:
-        """Allocate a cache of this capacity for the next sequence, unless there is one."""
-        self._free.append(self._pop(capacity))
 
     def drop(self) -> None:
         """Free the caches that are not borrowed, as after a failed graph, which may have written
@@ -438,36 +387,12 @@ class CachePool:
             prompt, committed_by: see `TreeCache.keep`.
         """
         cache = self._pop(capacity, prompt, committed_by)
-        self._exchange(cache, prompt, committed_by)
         cache.keep(prompt, committed_by)
-        cache.committed_by = committed_by
         try:
             yield cache
         finally:
             self._free.append(cache)
             del self._free[:-MAX_FREE]
-
-    def _exchange(
-        self, cache: TreeCache, prompt: Sequence[int], committed_by: tuple[Any, ...]
-    ) -> None:
-        """Save a cache's text if this prompt does not continue it; load the saved text that has
-        most of the prompt.
-        """
-        kept = common(cache, prompt, committed_by)
-        best = max(self._saved, key=lambda saved: common(saved, prompt, committed_by), default=None)
-        in_best = 0 if best is None else common(best, prompt, committed_by)
-        if (
-            cache.committed_by
-            and not cache.recurrent
-            and len(cache.text) >= max(2 * kept, MIN_SAVED)
-        ):
-            self._saved.append(cache.saved())
-        if best is not None and in_best > kept:
-            cache.load(best)
-            if 2 * in_best > len(best.text):  # the prompt continues it
-                self._saved.remove(best)
-        while sum(len(saved.text) for saved in self._saved) > self._max_saved:
-            del self._saved[0]
 
     def _pop(
         self, capacity: int, prompt: Sequence[int] = (), committed_by: tuple[Any, ...] = ()
@@ -481,7 +406,7 @@ class CachePool:
             return self.make(capacity)
         cache = max(
             reversed(self._free),
-            key=lambda cache: (common(cache, prompt, committed_by), cache.capacity >= capacity),
+            key=lambda cache: (cache.common(prompt, committed_by), cache.capacity >= capacity),
         )
         self._free.remove(cache)
         cache.make_room(capacity)

@@ -90,10 +90,7 @@ class CompiledLayers:
         warnings.filterwarnings("ignore", r"\s*Online softmax")  # of torch 2.11, seven times
         warnings.filterwarnings("ignore", module=r"(torch|triton)\.")  # of no use to users, either
         for names, name, replacement in self._swaps:
-            if name in names:
-                inside.callback(names.__setitem__, name, names[name])
-            else:
-                inside.callback(names.pop, name)
+            inside.callback(names.pop, name)
             names[name] = replacement
 
     def __exit__(self, *error: object) -> None:

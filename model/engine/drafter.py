@@ -122,21 +122,11 @@ class Drafter:
     def load_state_dict(self, state: dict[str, torch.Tensor]) -> None:
         """Load a saved state, all of it or nothing. Raises UserError if it does not fit."""
         before = {name: tensor.clone() for name, tensor in self.state_dict().items()}
-        for name in state.keys() & before.keys():
-            if state[name].is_floating_point() != before[name].is_floating_point():
-                raise UserError(
-                    f"start: the saved {name} holds {state[name].dtype}, and should"
-                    f" {before[name].dtype}"
-                )
         try:
             self._load(state)
         except Exception as error:  # whatever a damaged state raises
             self._load(before)
-            raise (
-                error
-                if isinstance(error, UserError)
-                else UserError(f"start: a damaged state ({error!r})")
-            ) from None
+            raise UserError(f"start: {str(error).removeprefix('start: ')}") from None
 
     def _load(self, state: dict[str, torch.Tensor]) -> None:
         for store in self.stores:

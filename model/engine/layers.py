@@ -19,7 +19,6 @@ from .linear import PackedLinear
 WINDOWED = ("DynamicSlidingWindowLayer", "LinearAttentionAndSlidingWindowAttentionLayer")
 ATTENTION = ("DynamicLayer", "DynamicIndexedLayer", "DummyLayer", *WINDOWED)
 DRIVEN = (*ATTENTION, "LinearAttentionLayer", "LinearAttentionAndFullAttentionLayer")
-NUMBERS = frozenset((bool, int, float))
 
 
 @dataclass(frozen=True)
@@ -155,21 +154,14 @@ def form_of(model: Any) -> tuple[Any, ...]:
 
 
 def mode_of(model: Any) -> tuple[Any, ...]:
-    """Return what decides a model's answers next to its weights.
-
-    Hooks, how peft's adapters act, and the numbers of modules (training mode is one) and of the
-    config.
+    """Return what decides a model's answers next to its weights: training mode, hooks, and how
+    peft's adapters act.
     """
-    modules = list(model.modules())
-    hooks = [
-        number
-        for module in modules
-        for number in (*module._forward_hooks, *module._forward_pre_hooks)
-    ]
-    layers = [module for module in modules if hasattr(type(module), "merged_adapters")]
-    adapters = [(layer.active_adapters, getattr(layer, "scaling", None)) for layer in layers]
-    attributes = [vars(module) for module in (*modules, model.config.get_text_config())]
-    numbers = tuple(
-        value for names in attributes for value in names.values() if type(value) in NUMBERS
-    )
-    return (repr((hooks, adapters)), numbers)
+    hooks = list[int]()
+    adapters = list[Any]()
+    for module in model.modules():
+        hooks += [*module._forward_hooks, *module._forward_pre_hooks]
+        if hasattr(type(module), "merged_adapters"):
+            scaling = getattr(module, "scaling", None)  # of LoRA
+            adapters.append((module.active_adapters, module.disable_adapters, scaling))
+    return model.training, repr((hooks, adapters))

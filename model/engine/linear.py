@@ -25,7 +25,7 @@ import hashlib
 import math
 import threading
 from bisect import bisect_left
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -106,33 +106,29 @@ class Packed:
     """
 
     def __init__(self, weight: torch.Tensor, *, half: bool, wide: bool = False) -> None:
-        self._owner = weight
-        self._source = weight.detach()  # keeps the storage, so that its address is not used again
-        self._version = version(weight)
+        source = weight.detach()
+        self._wide = wide
         self._takes = torch.float32 if wide else weight.dtype
         self.exponent = _exponent(weight) if half else None
         self.packed = None
         self.kind = "onednn" if self.exponent is None else "half"
         if self.exponent is not None:
-            scaled = self._source.float() * 2.0**self.exponent
+            scaled = source.float() * 2.0**self.exponent
             self.packed = torch.ops.quantized.linear_prepack_fp16(scaled, None)
         elif packable(weight.device, self._takes):
             self.packed = torch.ops.mkldnn._reorder_linear_weight(
-                self._source.to(self._takes), PACKING_ROWS
+                source.to(self._takes), PACKING_ROWS
             )
 
     def serves(self, input: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> bool:
-        """True if this is a copy of the weight as it is now, and worth a call for this input (...,
-        in).
-        """
-        large = weight.dtype is not self._takes or input.numel() * len(weight) >= SMALL_PRODUCT
-        same = weight is self._owner and weight.is_set_to(self._source)
-        return large and same and version(weight) == self._version and input.dtype is self._takes
+        """True if a call is worth it for this input (..., in)."""
+        large = self._wide or input.numel() * len(weight) >= SMALL_PRODUCT
+        return large and input.dtype is self._takes
 
     def product(self, input: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
         """Return the product (..., out) with an input (..., in), plus the bias."""
         product: torch.Tensor
-        if self._source.dtype is not self._takes:
+        if self._wide:
             bias = _widened(bias, input)
         if self.exponent is None:
             product = torch.ops.mkldnn._linear_pointwise.default(
@@ -235,11 +231,11 @@ class PackedLinear(nn.Linear):
             if self.joined is not None:
                 return self.joined.compiled_product(input)
             return own_product(input, weight, bias)
-        if not OURS.copies:
+        copy = OURS.copies.get(self) if OURS.copies else None
+        if copy is None or type(self) is not PackedLinear:  # a parametrization makes a subclass
             return own_product(input, weight, bias)
-        copy = OURS.copies.get(self)
         other = torch.is_grad_enabled() or torch.is_autocast_enabled(input.device.type)
-        if copy is None or other or not copy.serves(input, weight, bias):
+        if other or not copy.serves(input, weight, bias):
             return own_product(input, weight, bias)
         return copy.product(input, bias)
 
@@ -287,28 +283,18 @@ class Copies:
 
     @property
     def kind(self) -> str:
-        """How the layers multiply now: half, onednn, fused or torch.
-
-        Layers whose weights were replaced by others, as by `load_state_dict(assign=True)`, are
-        fused no longer.
-        """
-        kinds = [
-            copy.kind
-            for layer, copy in self.by_layer.items()
-            if copy.kind != "fused" or self.is_fused(layer)
-        ]
+        """How the layers multiply now: half, onednn, fused or torch."""
         # half before onednn, which is for weights that do not fit
-        return min(kinds, default="torch")
+        return min((copy.kind for copy in self.by_layer.values()), default="torch")
 
-    def refresh(self, module: nn.Module, *, anew: bool = False) -> bytes:
+    def refresh(self, module: nn.Module) -> bytes:
         """Pack a module's layers, and all others that have changed since; return the module's
         digest.
 
         Args:
             module: the model, or a drafter's network.
-            anew: even if it has not changed, as far as its digest tells.
         """
-        self._values[module] = b"" if anew else self._values.get(module, b"")
+        self._values.setdefault(module, b"")
         for each in list(self._values):
             values = digest_of(each)
             if self._values[each] != values and self.layout in PACKED:
@@ -559,9 +545,7 @@ def _addresses(*parameters: torch.Tensor | None) -> list[int]:
 def _sharing_input(
     layers: Sequence[nn.Linear], forward: Callable[[], object]
 ) -> list[list[nn.Linear]]:
-    """List groups of layers that one forward calls in succession with the same tensor, each
-    once.
-    """
+    """List groups of layers that one forward calls in succession with the same tensor."""
     calls: list[tuple[nn.Linear, object]] = []  # holds the tensors, so that `is` is valid
 
     def note(layer: nn.Module, args: tuple[object, ...]) -> None:
@@ -575,12 +559,10 @@ def _sharing_input(
         for hook in hooks:
             hook.remove()
     runs = [[layer for layer, _ in run] for _, run in groupby(calls, lambda call: id(call[1]))]
-    times = Counter(layer for layer, _ in calls)
     return [
         run
         for run in runs
         if len(run) > 1
-        and all(times[layer] == 1 for layer in run)
         and len({(layer.bias is None, layer.weight.dtype, layer.weight.device) for layer in run})
         == 1
     ]

@@ -15,7 +15,6 @@ from .drafter import DeviceDrafter, Drafter, Session
 from .static_step import Forwarded
 from .step import Step, conclude
 from .target import Target
-from .verification import Verification
 
 Answers = TypeVar("Answers")
 ROOM = 1024  # tokens of an answer that a cache has room for at first
@@ -56,14 +55,14 @@ def decode(
             session.choice = step.executor.choice
             target.synchronize()
             sequence.start = time.perf_counter()
-            first = first_forward(sequence)
-            goes_on = sequence.add(first or timed(step))
+            if not first_forward(sequence):
+                step()
             out.prefill_s = out.ends_s[0]
             request.mark("loop")
         yield out.steps[-1]
-        while goes_on:
+        while not out.stop:
             with target.turns, torch.inference_mode():
-                goes_on = sequence.add(timed(step))
+                step()
                 request.mark("loop")
             yield out.steps[-1]
         with target.turns:
@@ -124,25 +123,9 @@ def open_sequence(
     return sequence
 
 
-def timed(step: Step) -> Verification:
-    """Take a step. Its seconds go to the drafter's `Sizing`, unless it made a new shape."""
-    executor = step.executor
-    clock = step.sequence.target.clock
-    sizing = step.sequence.session.drafter.sizing
-    setup_before = executor.setup_s
-    start = clock()
-    verification = step()
-    seconds = clock() - start
-    setup_s = executor.setup_s - setup_before
-    step.sequence.exclude(setup_s)
-    if sizing is not None and not setup_s and seconds > 0:  # a clock may stand still for a step
-        sizing.observe(len(verification.draft.tree) - 1, len(verification.tokens), seconds)
-    return verification
-
-
-def first_forward(sequence: Decoding) -> Verification | None:
-    """Forward the prompt. If the session begins with a chain, forward this draft, too, and return
-    the first step.
+def first_forward(sequence: Decoding) -> bool:
+    """Forward the prompt. If the session begins with a chain, forward this draft, too, add the
+    first step and return True.
 
     If the size of drafts is tuned while decoding, the chain is the root alone: this forward gives a
     token even where drafts do not pay.
@@ -180,9 +163,8 @@ def first_forward(sequence: Decoding) -> Verification | None:
     if chain is None:
         sequence.request.mark("prefill")
         sequence.out.forwards = int(bool(forwarded_prompt))
-        return None
-    every = first_session.drafter.needs.choices
-    choices = session.choice.after(logits, chain, prompt, every=every, over=sequence.over)
+        return False
+    choices = sequence.choices(chain, logits, first_session.drafter.needs)
     forwarded = Forwarded(choices, logits, hidden)
     verification = conclude(first_session, chain, forwarded, over=sequence.over, cache=cache)
     if first_session is not session:
@@ -190,4 +172,5 @@ def first_forward(sequence: Decoding) -> Verification | None:
         for start, of_prompt in later:
             session.observe_prompt(prompt, start, of_prompt)
     sequence.request.mark("prefill")
-    return verification
+    sequence.add(verification)
+    return True

@@ -14,7 +14,6 @@ from __future__ import annotations
 import hashlib
 import math
 from collections.abc import Callable, Iterable, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from numbers import Integral, Real
 from typing import Any
@@ -36,7 +35,6 @@ Candidates = tuple[torch.Tensor | None, torch.Tensor | None]
 
 LEAST = 1e-300  # of settings that must be more than 0
 MOST = 1e300  # of settings without a limit
-LEAST_TEMPERATURE = 1e-20  # next to 0; less would overflow
 _RANGES: dict[str, tuple[Any, float, float]] = {
     "temperature": (Real, 0, MOST),
     "top_k": (Integral, 0, MOST),
@@ -73,13 +71,9 @@ class Sampling:
     def __post_init__(self) -> None:
         for name, (kind, low, high) in _RANGES.items():
             value = getattr(self, name)
-            if not isinstance(value, kind):
+            if not isinstance(value, kind) or not low <= value <= high:
                 words = "whole number" if kind is Integral else "number"
-                raise UserError(f"sampling.{name}={value}: must be a {words}")
-            if not low <= value <= high:
-                raise UserError(f"sampling.{name}={value}: out of range")
-        if 0 < self.temperature < LEAST_TEMPERATURE:
-            raise UserError(f"sampling.temperature={self.temperature}: out of range")
+                raise UserError(f"sampling.{name}={value}: must be a {words}, {low} to {high}")
 
     @property
     def reads_text(self) -> bool:
@@ -109,21 +103,13 @@ def drawn_by(processors: Iterable[Any], seed: int) -> Sampling:
     settings = dict[str, Any](temperature=1.0)
     names = {"MinP": "min_p", "TopP": "top_p", "TopK": "top_k", "Temperature": "temperature"}
     for kind, name in names.items():
-        if rest and type(rest[-1]).__name__ == f"{kind}LogitsWarper" and not changes_more(rest[-1]):
-            with suppress(UserError):  # a value that is out of range here
-                Sampling(**{name: getattr(rest[-1], name)})
-                settings[name] = getattr(rest.pop(), name)
+        if not rest or type(rest[-1]).__name__ != f"{kind}LogitsWarper":
+            continue
+        # others keep more tokens than the setting says, or leave filtered tokens some probability
+        least = getattr(rest[-1], "min_tokens_to_keep", 1)
+        if least == 1 and getattr(rest[-1], "filter_value", -math.inf) == -math.inf:
+            settings[name] = getattr(rest.pop(), name)
     return Sampling(seed=seed, processors=tuple(rest), **settings)
-
-
-def changes_more(warper: Any) -> bool:
-    """True if a warper keeps more tokens than its setting says, or gives filtered tokens some
-    probability.
-    """
-    return (
-        getattr(warper, "min_tokens_to_keep", 1) != 1
-        or getattr(warper, "filter_value", -math.inf) != -math.inf
-    )
 
 
 class Choice:
@@ -184,7 +170,7 @@ class Choice:
         scores = logits.float()
         for warper in self._warpers:
             scores = warper(None, scores)
-        noise = self._noise(positions, logits.shape[1])
+        noise = gumbel(self.seed, positions, logits.shape[1])
         return scores + (noise if depths is None else noise.index_select(0, depths))
 
     @property
@@ -259,13 +245,6 @@ class Choice:
             below = range(nodes[0] + 1, len(tokens))
             nodes = [i for i in below if tree.parent_of[i] in nodes and tokens[i] == new[-1]]
         return torch.tensor(choices, device=logits.device)
-
-    def _noise(self, positions: torch.Tensor, vocab: int) -> torch.Tensor:
-        """Return noise (n, V). On a CPU it is drawn once for all nodes of a position."""
-        if positions.device.type != "cpu":
-            return gumbel(self.seed, positions, vocab)
-        distinct, index = torch.unique(positions, return_inverse=True)
-        return gumbel(self.seed, distinct, vocab)[index]
 
 
 def gumbel(seed: torch.Tensor, positions: torch.Tensor, vocab: int) -> torch.Tensor:

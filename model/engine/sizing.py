@@ -301,11 +301,11 @@ class Sizing:
         self._drafts += 1
         return min(self.sizes[chosen], len(likelihoods) - 1)
 
-    def observe(self, nodes: int, tokens: float, seconds: float) -> None:
-        """End a step: learn the time of its size, and count its tokens (per sequence) as gain or
-        loss.
+    def observe(self, nodes: float, tokens: float, seconds: float) -> None:
+        """End a step: learn the time of the size nearest to its nodes (per sequence), and count its
+        tokens (per sequence) as gain or loss.
         """
-        size = min(bisect_left(self.sizes, nodes), len(self.sizes) - 1)
+        size = min(range(len(self.sizes)), key=lambda i: abs(self.sizes[i] - nodes))
         index = 0 if self._plain else 1 + size
         if self._times.observe(index, seconds):
             self._probe = self._policy.probe
@@ -366,13 +366,11 @@ class Sizing:
         """Load saved times and counts, unless they are of other sizes, as another kind of device or
         budget has.
         """
-        saved = state.get("sizing", torch.zeros(0))
-        if not bool((saved.isfinite() & (saved >= 0)).all()) or (
-            saved.dim() == 2 and not bool((saved[0] > 0).all())
-        ):
-            raise UserError("start: the saved step times are no positive numbers")
+        saved = state.get("sizing")
         self.reset()
-        if saved.shape == (3, len(self.times)):
+        if saved is not None and saved.shape == (3, len(self.times)):
+            if not bool((saved.isfinite() & (saved >= 0)).all() & (saved[0] > 0).all()):
+                raise UserError("start: the saved step times are no positive numbers")
             times, used, (self._tokens, *_) = saved.tolist()
             self._used = [int(n) for n in used]
             self._times_of[1].restart(times)

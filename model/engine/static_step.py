@@ -19,7 +19,7 @@ import torch
 from .cache import TreeCache
 from .devices import on_host_like, synchronize
 from .drafter import DeviceDrafter, Drafter
-from .sampling import Candidates, Choice, candidates_of
+from .sampling import Choice, candidates_of
 from .sight import LENGTH, Sight, fill_table
 from .target import Target
 from .tree import Draft, Tree
@@ -62,20 +62,13 @@ class Forwarded:
     """The outputs of a forward over n rows, as far as the drafter needs them."""
 
     # int64 (n,), the target's token after each node; None: to be chosen from logits
-    choices: torch.Tensor | None
-    logits: torch.Tensor | None  # (n, V)
+    choices: torch.Tensor | None = None
+    logits: torch.Tensor | None = None  # (n, V)
     # (m, w H), of the n nodes, preceded by a prompt's own if forwarded with it
     hidden: torch.Tensor | None = None
     # top-k and their log-probs, if the forward computed them already
-    candidates: Candidates = (None, None)
-
-    def rows(self, rows: slice) -> Forwarded:
-        """Return the outputs of some rows."""
-        parts = self.choices, self.logits, self.hidden, *self.candidates
-        choices, logits, hidden, candidates, log_probs = (
-            None if part is None else part[rows] for part in parts
-        )
-        return Forwarded(choices, logits, hidden, (candidates, log_probs))
+    candidates: torch.Tensor | None = None
+    log_probs: torch.Tensor | None = None
 
 
 class StaticStep:
@@ -155,7 +148,8 @@ class StaticForward:
         shape: n, and the maximum number of sequences.
 
     Attributes, of the last run:
-        choices: int64 (n,), if the setup has the target's rule.
+        report: int64 (n, 1 + k + k), if the setup has the target's rule: choices, candidates and
+            the bits of their log-probs.
         logits: (n, V), if the setup has no rule, or the drafter reads them.
         hidden: (n, w H), if the drafter reads them.
     """
@@ -172,11 +166,9 @@ class StaticForward:
         self._host = on_host_like(self._input)
         columns = 1 + self._needs.candidates * (1 + self._needs.log_probs)
         self._host_report = on_host_like(self._input.new_zeros(self.rows, columns))
-        self._report = self._input
-        self.choices: torch.Tensor | None = None
+        self.report: torch.Tensor | None = None
         self.logits: torch.Tensor | None = None
         self.hidden: torch.Tensor | None = None
-        self._candidates: Candidates = None, None
 
     def feed(self, drafts: Sequence[Draft], stretches: Sequence[tuple[int, int]]) -> None:
         """Write the next run's rows.
@@ -228,30 +220,43 @@ class StaticForward:
         # a graph would keep them for good
         self.logits = logits if needs.logits or self.choice is None else None
         if self.choice is not None:
-            self.choices = self.choice.among(logits, positions + 1 if self.choice.draws else None)
-            self._candidates = candidates_of(logits, needs.candidates, needs.log_probs)
-            candidates, log_probs = self._candidates
-            numbers = None if log_probs is None else log_probs.double().view(torch.long)
-            parts = self.choices[:, None], candidates, numbers
-            # int64 (n, 1 + k + k)
-            self._report = torch.cat([part for part in parts if part is not None], 1)
+            choices = self.choice.among(logits, positions + 1 if self.choice.draws else None)
+            candidates, log_probs = candidates_of(logits, needs.candidates, needs.log_probs)
+            parts = [choices[:, None]]
+            if candidates is not None:
+                parts.append(candidates)
+            if log_probs is not None:
+                parts.append(log_probs.double().view(torch.long))
+            self.report = torch.cat(parts, 1)
 
-    def forwarded(self, n: int, *, on_host: bool) -> Forwarded:
-        """Return the outputs of the first n rows; choices and candidates on the host after one
-        transfer, if asked.
+    def forwarded(self, drafts: Sequence[Draft]) -> list[Forwarded]:
+        """Return the outputs of each draft's rows, its choices and candidates on its device. One
+        transfer brings them to the host if all drafts are there.
         """
-        choices = self.choices
-        candidates, log_probs = self._candidates
-        if choices is not None and on_host:
-            self._host_report.copy_(self._report, non_blocking=True)
-            synchronize(self._report.device)
-            k = self._needs.candidates
-            choices, candidates, log_probs = self._host_report.clone().tensor_split((1, 1 + k), 1)
-            choices = choices[:, 0]
-            candidates = candidates if k else None
-            log_probs = log_probs.view(torch.double).float() if self._needs.log_probs else None
-        every = Forwarded(choices, self.logits, self.hidden, (candidates, log_probs))
-        return every.rows(slice(n))
+        report = self.report
+        if report is not None and all(draft.tree.device.type == "cpu" for draft in drafts):
+            self._host_report.copy_(report, non_blocking=True)
+            synchronize(report.device)
+            report = self._host_report.clone()
+        k = self._needs.candidates
+        outputs = []
+        first = 0
+        for draft in drafts:
+            rows = slice(first, first + len(draft.tree))
+            first = rows.stop
+            output = Forwarded(
+                logits=None if self.logits is None else self.logits[rows],
+                hidden=None if self.hidden is None else self.hidden[rows],
+            )
+            if report is not None:
+                numbers = report[rows].to(draft.tree.device)
+                output.choices = numbers[:, 0]
+                if k:
+                    output.candidates = numbers[:, 1 : 1 + k]
+                if self._needs.log_probs:
+                    output.log_probs = numbers[:, 1 + k :].view(torch.double).float()
+            outputs.append(output)
+        return outputs
 
     def state(self) -> dict[str, torch.Tensor]:
         """Return the tensors that a run writes and that outlive it."""

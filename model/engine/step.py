@@ -10,7 +10,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any, TypeVar
 
@@ -68,11 +68,13 @@ def conclude(
     if needs.logits:
         verification.logits = logits
     if needs.candidates:
-        candidates = forwarded.candidates
-        if candidates[0] is None:
+        verification.candidates = forwarded.candidates
+        verification.log_probs = forwarded.log_probs
+        if forwarded.candidates is None:
             assert logits is not None
-            candidates = candidates_of(logits, needs.candidates, needs.log_probs)
-        verification.candidates, verification.log_probs = candidates
+            verification.candidates, verification.log_probs = candidates_of(
+                logits, needs.candidates, needs.log_probs
+            )
     if forwarded.hidden is not None:
         verification.hidden = forwarded.hidden[-len(tree) :]
     session.observe(verification)
@@ -80,8 +82,82 @@ def conclude(
     return verification
 
 
-class Step:
-    """Takes a sequence's steps: draft, forward, verify, commit, observe.
+class Steps:
+    """Takes steps of sequences of one drafter: draft, forward, verify, commit, observe.
+
+    Attributes:
+        executor: of the next step.
+        mark: see `Request`.
+        commits: False if a subclass commits all sequences together, at the end of `verified`.
+    """
+
+    mark: Mark = staticmethod(unmarked)
+    commits = True
+    executor: Executor
+
+    def take(self, members: Sequence[Decoding]) -> float:
+        """Take a step of these sequences. Returns the seconds spent on a new shape.
+
+        A step's seconds go to the drafter's `Sizing`, unless it made a new shape.
+        """
+        executor = self.executor
+        sizing = members[0].session.drafter.sizing
+        width = len(members)
+        clock = executor.target.clock
+        setup_before = executor.setup_s
+        nodes = 0
+        tokens = 0
+        start = clock()
+        is_plain = sizing is not None and sizing.begin_step(width)
+        sessions = [executor.plain if is_plain else member.session for member in members]
+        for member, verification in self.verified(members, sessions):
+            member.exclude(executor.setup_s - setup_before, width)
+            if is_plain:
+                member.session.skip(verification.tokens)
+            member.add(verification, width)
+            nodes += len(verification.draft.tree) - 1
+            tokens += len(verification.tokens)
+        seconds = clock() - start
+        setup_s = executor.setup_s - setup_before
+        if sizing is not None and not setup_s and seconds > 0:  # a clock may stand still
+            sizing.observe(nodes / width, tokens / width, seconds)
+        return setup_s
+
+    def verified(
+        self, members: Sequence[Decoding], sessions: Sequence[Session]
+    ) -> Iterator[tuple[Decoding, Verification]]:
+        """Draft and forward. Yield each sequence with its verification, once observed."""
+        target = self.executor.target
+        drafts = []
+        for member, session in zip(members, sessions, strict=True):
+            with target.drafting():
+                draft = session.draft(member.text[-1])
+            if target.recurrent and not draft.tree.is_chain:
+                draft = session.likeliest_chain(draft)
+            if len(members) > 1:  # a drafter may write the next draft into the same tensor
+                draft = Draft(draft.tree, draft.tokens.clone(), draft.source)
+            drafts.append(draft)
+        self.mark("draft")
+        outputs = self.forward(drafts, sessions[0].drafter)
+        self.mark("forward")
+        for member, session, draft, forwarded in zip(
+            members, sessions, drafts, outputs, strict=True
+        ):
+            if forwarded.choices is None:
+                forwarded.choices = member.choices(draft, forwarded.logits, session.drafter.needs)
+            cache = member.cache if self.commits else None
+            yield (
+                member,
+                conclude(session, draft, forwarded, over=member.over, cache=cache, mark=self.mark),
+            )
+
+    def forward(self, drafts: list[Draft], drafter: Drafter) -> list[Forwarded]:
+        """Return the outputs of each draft's nodes."""
+        raise NotImplementedError
+
+
+class Step(Steps):
+    """Takes steps of one sequence in a cache of its own.
 
     A `StaticStep` runs on the device: root, length and draft stay there, and one small tensor is
     read back.
@@ -93,6 +169,7 @@ class Step:
     def __init__(self, sequence: Decoding) -> None:
         self.sequence = sequence
         request = sequence.request
+        self.mark = request.mark
         self.executor = Executor.of(
             sequence.target,
             sequence.cache,
@@ -100,35 +177,32 @@ class Step:
             request.sampling,
             request.execution,
         )
+        self.executor.mark = request.mark
         self.on_device = request.execution != "eager" and isinstance(
             sequence.session, DeviceSession
         )
-        self._plain = self.executor.idle.session()
         # holds root and length on the device; None: the host has them
         self._last: StaticStep | None = None
 
-    def __call__(self) -> Verification:
-        sequence = self.sequence
-        sizing = sequence.session.drafter.sizing
-        is_plain = sizing is not None and sizing.begin_step()
-        session = self._plain if is_plain else sequence.session
-        verification = self._on_device(session) if self.on_device else self._on_host(session)
-        if is_plain:
-            sequence.session.skip(verification.tokens)
-        return verification
+    def __call__(self) -> None:
+        self.take([self.sequence])
 
-    def _on_host(self, session: Session) -> Verification:
-        sequence = self.sequence
-        mark = sequence.request.mark
-        with sequence.target.drafting():
-            draft = session.draft(sequence.text[-1])
-        if sequence.target.recurrent and not draft.tree.is_chain:
-            draft = session.likeliest_chain(draft)
-        mark("draft")
-        forwarded = self.executor.forward(sequence, draft, session.drafter)
-        return conclude(
-            session, draft, forwarded, over=sequence.over, cache=sequence.cache, mark=mark
-        )
+    def verified(
+        self, members: Sequence[Decoding], sessions: Sequence[Session]
+    ) -> Iterator[tuple[Decoding, Verification]]:
+        if self.on_device:
+            yield self.sequence, self._on_device(sessions[0])
+        else:
+            yield from super().verified(members, sessions)
+
+    def forward(self, drafts: list[Draft], drafter: Drafter) -> list[Forwarded]:
+        executor = self.executor
+        cache = self.sequence.cache
+        if executor.execution == "eager":
+            hidden = drafter.needs.hidden
+            return [Forwarded(None, *executor.target.forward(cache, drafts[0], hidden=hidden))]
+        rows = min(rows_of(len(drafts[0].tree)), drafter.max_nodes)
+        return executor.forward(cache, drafts, [(0, cache.length)], drafter, rows)
 
     def _on_device(self, session: Any) -> Verification:
         sequence = self.sequence
@@ -142,9 +216,8 @@ class Step:
 
         shape = drafter.tree, drafter.source
         nodes = len(drafter.tree)
-        mark = sequence.request.mark
         step, launch = self.executor.made(
-            StaticStep, drafter, shape, nodes, cache, place, mark, self.executor.choice
+            StaticStep, drafter, shape, nodes, cache, place, self.executor.choice
         )
         if step is not self._last:
             place(step)
@@ -156,7 +229,7 @@ class Step:
         verification = Verification(
             draft, step.choices, step.commit.accepted, node, choices[:count]
         )
-        mark("step")
+        self.mark("step")
         cache.length += count
         verification.cut(sequence.over)
         session.account(verification)
@@ -170,7 +243,8 @@ class Executor:
 
     Attributes:
         choice: the target's rule, for the sequence of the current step.
-        idle: a drafter that drafts and learns nothing, for the plain steps of another drafter.
+        plain: a session that drafts and learns nothing, for the plain steps of another drafter.
+        mark: see `Request`; of the current sequence.
         setup_s: seconds spent on making static steps so far, capturing included. They do not count
             as decoding: the first prompt pays for a shape, and a later one only after MAX_STEPS
                 others.
@@ -187,10 +261,10 @@ class Executor:
         # by settings, seed 0
         self.choice = Choice(sampling, target.device)
         self.choices = dict[Sampling, Choice]()
-        self.idle = DeviceDrafter(target.device)
-        # capacity of the cache, mode of the model
+        self.plain = DeviceDrafter(target.device).session()
+        self.mark: Mark = unmarked
         self.setup_s = 0.0
-        self.made_for = (0, ())
+        self._made_for: tuple[int, Any] = (0, ())  # capacity of the cache, mode of the model
         # by drafter, tree or rows, ...
         self._steps: dict[tuple[Any, ...], tuple[Any, Callable[[], None]]] = {}
 
@@ -210,10 +284,8 @@ class Executor:
                 f" execution=eager, not {execution}"
             )
         executor = drafter.executors.get(cache)
-        made_for = (cache.capacity, target.mode)
-        if executor is None or executor.execution != execution or executor.made_for != made_for:
+        if executor is None or executor.execution != execution:
             executor = drafter.executors[cache] = Executor(target, sampling, execution)
-            executor.made_for = made_for  # buffers or layers were replaced
         rule = replace(sampling, seed=0)
         if rule not in executor.choices:
             executor.choices[rule] = Choice(sampling, target.device)
@@ -221,40 +293,17 @@ class Executor:
         executor.choice.set_seed(sampling.seed)
         return executor
 
-    def forward(self, sequence: Decoding, draft: Draft, drafter: Drafter) -> Forwarded:
-        """Forward a draft that the host has."""
-        cache = sequence.cache
-        mark = sequence.request.mark
-        if self.execution == "eager":
-            logits, hidden = self.target.forward(cache, draft, hidden=drafter.needs.hidden)
-            mark("forward")
-            every = drafter.needs.choices
-            choices = self.choice.after(
-                logits, draft, sequence.text, every=every, over=sequence.over
-            )
-            return Forwarded(choices, logits, hidden)
-        n = len(draft.tree)
-        rows = min(rows_of(n), drafter.max_nodes)
-        static, launch = self.static_forward(
-            cache, [draft], [(0, cache.length)], drafter, rows, mark
-        )
-        launch()
-        forwarded = static.forwarded(n, on_host=draft.tree.device.type == "cpu")
-        mark("forward")
-        return forwarded
-
-    def static_forward(
+    def forward(
         self,
         cache: TreeCache,
         drafts: list[Draft],
         stretches: list[tuple[int, int]],
         drafter: Drafter,
         rows: int,
-        mark: Mark = unmarked,
         *,
         greedy: bool = True,
-    ) -> tuple[StaticForward, Callable[[], None]]:
-        """Return a forward of so many rows, fed with these drafts, and the function that runs it.
+    ) -> list[Forwarded]:
+        """Return the outputs of each draft by a static forward of so many rows.
 
         Args:
             stretches: see `StaticForward.feed`.
@@ -272,10 +321,11 @@ class Executor:
             launch: Callable[[], None] = forward.run
         else:
             forward, launch = self.made(
-                StaticForward, drafter, (shape, None), rows, cache, feed, mark, choice
+                StaticForward, drafter, (shape, None), rows, cache, feed, choice
             )
         feed(forward)
-        return forward, launch
+        launch()
+        return forward.forwarded(drafts)
 
     def made(
         self,
@@ -285,7 +335,6 @@ class Executor:
         nodes: int,
         cache: TreeCache,
         feed: Callable[[AnyStatic], None],
-        mark: Mark,
         choice: Choice | None,
     ) -> tuple[AnyStatic, Callable[[], None]]:
         """Return the step or forward of this shape for the cache's present length; make it if there
@@ -297,9 +346,14 @@ class Executor:
         bucket = min(bucket_of(cache.length + nodes), cache.capacity)
         if self.target.attends_by_table:  # which reads no other columns than those seen
             bucket = cache.capacity
+        made_for = cache.capacity, self.target.mode
+        if self._made_for != made_for:  # buffers or layers were replaced
+            self._steps.clear()
+        self._made_for = made_for  # the same object until the next sequence, for the comparison
         key = type(drafter), *shape, bucket, choice
         if key not in self._steps:
-            self._drop_oldest()
+            if len(self._steps) >= MAX_STEPS or self._short_of_memory():
+                del self._steps[next(iter(self._steps))]  # the least recently used
             self.target.synchronize()
             start = time.perf_counter()
             step = kind(Setup(self.target, cache, bucket, choice), drafter, shape[0])
@@ -310,27 +364,17 @@ class Executor:
             )
             self.target.synchronize()
             self.setup_s += time.perf_counter() - start
-            mark("setup")
+            self.mark("setup")
         self._steps[key] = self._steps.pop(key)  # now the most recently used
         return self._steps[key]
 
-    def _drop_oldest(self) -> None:
-        """Drop a step if there are too many or a GPU's memory is short. Plain steps stay, as they
-        are needed again.
-        """
-        if len(self._steps) >= MAX_STEPS or (
-            len(self._steps) >= MIN_STEPS and self._short_of_memory()
-        ):
-            drafting = (
-                key for key in self._steps if key[1] is not self.idle.tree and key[1] != (1, 1)
-            )
-            self._steps.pop(next(drafting, ()), None)
-
     def _short_of_memory(self) -> bool:
-        """True if a GPU has too little free memory, torch's own reserve included, for one more
-        graph.
+        """True if a GPU has too little free memory for one more graph, torch's own reserve
+        included.
         """
-        return self.target.device.type == "cuda" and free_bytes(self.target.device) < MIN_FREE
+        if self.target.device.type != "cuda" or len(self._steps) < MIN_STEPS:
+            return False
+        return free_bytes(self.target.device) < MIN_FREE
 
     def _capture(self, step: StaticStep | StaticForward) -> Callable[[], None]:
         """Capture a graph. Warm-up runs write the drafter's state and the length, which are

@@ -112,7 +112,7 @@ class Target:
         self._attending = Attending(model)
         # of static steps: see CompiledLayers
         self.kernels: AbstractContextManager[None] = nullcontext()
-        self.copies.refresh(model, anew=True)
+        self.copies.refresh(model)
         # one forward finds what layers store and which share their input
         if self.linear.copy == "fused":
             self.copies.fuse(model, self._probe)
@@ -123,13 +123,12 @@ class Target:
         stored_on = {shape.device for shape in self._shapes if shape is not None}
         self.devices = sorted({self.device, *stored_on}, key=str)  # layers may be spread
         self.clock = step_clock(self.devices)
-        self.caches = CachePool(partial(TreeCache, self._shapes, states=self._states), self.context)
+        self.caches = CachePool(partial(TreeCache, self._shapes, states=self._states))
         self.attends_by_table = self.device.type == "cpu" and self.can_attend_by_table
         self.graphs = Graphs(self.device)
         self._form = form_of(model)
         self.mode = mode_of(model)
-        # by execution, of the largest batch tried; see `batch.check_batch`
-        self.batch_columns: dict[str, int] = {}
+        self.batches = set[str]()  # executions whose trial passed; see `batch.check_batch`
         self.idle_batch: Any = None  # the cache of the last batch; see `batch.Batch`
         check_draft(self, TreeCache(self._shapes, TRIAL_ROOM, self._states))
 
@@ -256,8 +255,8 @@ class Target:
         """Allocate a cache for a full context now, unless there is one; the next sequence gets
         it.
         """
-        with self.turns:
-            self.caches.reserve(self._capacity(nodes))
+        with self.turns, self.cache(nodes):
+            pass
 
     def _capacity(self, nodes: int, tokens: int | None = None) -> int:
         """Return a cache's capacity, aligned, as a static step's mask may be as wide."""
@@ -384,19 +383,15 @@ class Target:
             last = min(end, readable.stop)
             if first < last:
                 read(kept + first, logits[len(logits) - end + first : len(logits) - end + last])
-        if len(states) > 1:
-            states = [torch.cat(states)]
-        return Outputs(logits[len(logits) - n :], states[0] if states else None)
+        return Outputs(logits[len(logits) - n :], torch.cat(states) if states else None)
 
     @torch.inference_mode()
     def forward(self, cache: TreeCache, draft: Draft, *, hidden: Hidden = ()) -> Outputs:
-        """Forward a draft of n nodes after the committed tokens.
+        """Forward a draft of n nodes, a chain if there are recurrent states, after the committed
+        tokens.
 
         Args:
             hidden: also return these hidden states.
-
-        Raises:
-            UserError: the model keeps recurrent states and the draft is no chain.
         """
         past = cache.length
         tree = draft.tree
@@ -412,13 +407,9 @@ class Target:
         )
 
     def _forward_chain(self, cache: TreeCache, draft: Draft, hidden: Hidden) -> Outputs:
-        """Forward a draft through a model with recurrent states, after the accepted tokens that
+        """Forward a chain through a model with recurrent states, after the accepted tokens that
         these have not read.
         """
-        if not draft.tree.is_chain:
-            raise UserError(
-                f"{self.name}: keeps recurrent states, for which a draft must be a chain"
-            )
         tokens = draft.tokens.tolist()
         n = len(draft.tree)
         self._make_room(cache, cache.length + len(cache.pending) + n, n)
@@ -457,7 +448,11 @@ class Target:
             mask: what each of them attends to, additive (n, past + n); None: all before it.
             hidden: also return these hidden states.
         """
-        masks = self._by_type(mask, positions, cache.length)
+        past = cache.length
+        masks: Masks = None if mask is None else mask[None, None]
+        if past + len(tokens) > self._smallest_window:
+            columns = torch.cat((torch.arange(past, device=self.device), positions))
+            masks = self._by_type(mask, positions, columns)
         return self._run_model(cache, tokens, masks, positions, hidden)
 
     @torch.inference_mode()
@@ -490,7 +485,10 @@ class Target:
             written = torch.zeros_like(index[0]).index_copy_(0, write_at, positions)  # (bucket,)
             # (n, bucket)
             of_columns = torch.where(index < sight.table[:, LENGTH, None], index, written)
-            masks = self._by_type(additive(visible, self.dtype), positions, of_columns)
+            mask = additive(visible, self.dtype)
+            masks = mask[None, None]
+            if bucket > self._smallest_window:
+                masks = self._by_type(mask, positions, of_columns)
         try:
             with self.kernels:
                 return self._run_model(cache, tokens, masks, positions, hidden)
@@ -503,25 +501,19 @@ class Target:
             synchronize(device)
 
     def _by_type(
-        self, mask: torch.Tensor | None, positions: torch.Tensor, columns: torch.Tensor | int
+        self, mask: torch.Tensor | None, positions: torch.Tensor, columns: torch.Tensor
     ) -> Masks:
-        """Return the mask, or masks by type of layer if some see less than the text.
+        """Return masks by type of layer, as some see less than the text.
 
         Args:
             mask: additive (n, c), of layers that see all of it; None: no mask.
             positions: int64 (n,), of the n nodes.
-            columns: int64 (n, c), the position of each column that a node may see; or the number of
-                committed tokens, whose columns come before the nodes' own.
+            columns: int64 (c,) or (n, c), the position of each column that a node may see.
         """
         full = None if mask is None else mask[None, None]
-        n = len(positions)
-        seen = columns + n if isinstance(columns, int) else columns.shape[1]
-        if seen <= self._smallest_window:
-            return full
-        if isinstance(columns, int):
-            columns = torch.cat((torch.arange(columns, device=self.device), positions))
         if mask is None:
-            mask = torch.zeros(n, seen, dtype=self.dtype, device=self.device)
+            n = len(positions)
+            mask = torch.zeros(n, columns.shape[-1], dtype=self.dtype, device=self.device)
         hidden = torch.finfo(self.dtype).min
         masks: dict[str, torch.Tensor | None] = {
             kind: mask.masked_fill(window.hides(positions, columns), hidden)[None, None]

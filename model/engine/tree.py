@@ -163,18 +163,15 @@ class Tree:
         """
         below_root = [tuple(p) for p in rank_paths]
         for path in below_root:
-            if not path or any(
-                isinstance(r, bool) or not isinstance(r, int) or r < 0 for r in path
-            ):
+            if not path or not all(type(rank) is int and rank >= 0 for rank in path):
                 raise UserError(
                     f"tree: {list(path)} is not a rank path (a list of one or more ranks, 0 = best)"
                 )
         paths: list[RankPath] = [(), *sorted(below_root, key=lambda p: (len(p), p))]
         node = {path: i for i, path in enumerate(paths)}
         if len(node) != len(paths):
-            raise UserError(
-                f"tree: node {list(next(p for p in paths if paths.count(p) > 1))} is given twice"
-            )
+            twice = max(paths, key=paths.count)
+            raise UserError(f"tree: node {list(twice)} is given twice")
         for path in paths[1:]:
             if path[:-1] not in node:
                 raise UserError(f"tree: node {list(path)} has no parent; add {list(path[:-1])}")

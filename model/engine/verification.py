@@ -86,8 +86,8 @@ def verify(draft: Draft, choices: torch.Tensor) -> Verification:
 
 
 class Commit:
-    """Ends steps with one tree of n nodes, all on the device; its buffers are never reallocated,
-    for captures.
+    """Ends steps with one tree of n nodes, all on the device; root, length and report are never
+    reallocated, for captures.
 
     Attributes:
         root, length: int64 (1,) and (), the next root and length after a call.
@@ -103,17 +103,13 @@ class Commit:
     """
 
     def __init__(self, tree: Tree, length: torch.Tensor) -> None:
-        n = len(tree)
         depth = tree.max_depth
         device = tree.device
         self.tree = tree
         self.length = length
         self.root = torch.zeros(1, dtype=torch.long, device=device)
         self.report = torch.zeros(2 + depth, dtype=torch.long, device=device)
-        self.accepted = torch.zeros(n, dtype=torch.bool, device=device)
-        self.source, self.to = (
-            torch.zeros(depth + 1, dtype=torch.long, device=device) for _ in range(2)
-        )
+        self.accepted = self.source = self.to = self.report  # until the first call
         self._depths = torch.arange(depth + 1, device=device)
         # (n,): tokens that a step adds if this is its deepest accepted node
         self._added = tree.depths + 1
@@ -126,12 +122,12 @@ class Commit:
         """
         tree = self.tree
         matches = tokens == choices.index_select(0, tree.parents)
-        torch.all(matches | tree.missing, -1, out=self.accepted)  # node and ancestors match
+        self.accepted = (matches | tree.missing).all(-1)  # node and ancestors match
         # (1,): indexing with a 0-d tensor forces a device sync
         winner = (tree.depths * self.accepted).argmax(keepdim=True)
         path = tree.paths.index_select(0, winner)[0]  # (max_depth + 1,), itself repeated at the end
-        torch.add(path, self.length, out=self.source)
-        torch.add(self._depths, self.length, out=self.to)
+        self.source = path + self.length
+        self.to = self._depths + self.length
         torch.cat((winner, choices.index_select(0, path)), out=self.report)
         torch.index_select(choices, 0, winner, out=self.root)
         self.length.add_(self._added.index_select(0, winner)[0])

@@ -23,7 +23,7 @@ def toy(checkpoint, bench_file, tmp_path):
     return measured
 
 
-def test_the_command_and_the_function_measure_the_same(evaluate, toy, tmp_path):
+def test_the_command_and_the_function_measure_the_same(evaluate, toy, tmp_path, capsys):
     """What the command has run the function reads, what it has not it runs; the table is the report's."""
     words = ["method=vanilla,recycling", "start=cold,hot", "method.k=4,8", "tree=best"]
     outcome = evaluate("-m", *words, "tree.nodes=6", "name=both", "interleave=true")

@@ -31,7 +31,9 @@ LONGEST = max(map(len, PROMPTS))
 
 @pytest.fixture(scope="module")
 def model():
-    return toy_model("llama-grouped")
+    model = toy_model("llama-grouped")
+    model.generation_config.pad_token_id = None
+    return model
 
 
 @pytest.mark.parametrize("method", ["vanilla", "dynamic", "recycling", "suffix_decoding"])
@@ -46,9 +48,6 @@ def test_a_decoder_answers_in_order_with_the_texts_of_one_by_one(model, method):
             assert [(a.ids, a.text) for a in answers] == [(a.ids, a.text) for a in one_by_one]
             for answer in answers:
                 assert sum(answer.accept_lengths) == len(answer.ids)
-                record = answer.metrics["speculative_decoding"]
-                drafted = len(answer.ids) - len(answer.accept_lengths)
-                assert record["num_accepted_draft_tokens"] >= drafted
     assert [a.ids for a in one_by_one] != [greedy(model, prompt, 25) for prompt in PROMPTS]
 
 
@@ -103,6 +102,8 @@ def rows(model, ids, mask, **settings):
         {},
         {"eos_token_id": [35, 54, 20]},
         {"eos_token_id": 54, "pad_token_id": 60, "return_dict_in_generate": True},
+        # without a pad id rows are filled with the first EOS id, not the smallest
+        {"eos_token_id": [47, 36], "pad_token_id": None},
         {
             "repetition_penalty": 1.4,
             "no_repeat_ngram_size": 2,
@@ -135,21 +136,6 @@ def test_padded_rows_inside_generate_are_those_of_one_by_one_and_padded_as_stock
         assert row[LONGEST : LONGEST + len(answer)] == answer
     one = rows(model, ids[1:2], mask[1:2], custom_generate=ours, **stock)
     assert one.equal(rows(model, ids[1:2], mask[1:2], **stock)), "one padded row, too"
-
-
-@pytest.mark.parametrize("eos", [[47, 36], [36, 47, 9], torch.tensor([47, 36]), 36, None], ids=str)
-@pytest.mark.parametrize("pad", [None, 60])
-def test_ended_rows_are_filled_with_the_id_that_stock_takes(eos, pad):
-    """Without a pad id that is the first EOS id as they are listed; it was the smallest."""
-    model, (ids, mask) = toy_model("llama-grouped"), padded(PROMPTS)
-    model.generation_config.pad_token_id = None
-    settings = dict(eos_token_id=eos, pad_token_id=pad)
-    stock = rows(model, ids, mask, **settings)
-    assert rows(
-        model, ids, mask, custom_generate=Generate("pld", linear="torch"), **settings
-    ).equal(stock)
-    ends = {47, 36} if eos is not None else set()
-    assert bool(torch.isin(stock[:, LONGEST:], torch.tensor([*ends])).any()) == bool(ends)
 
 
 def test_rows_are_drawn_with_the_seeds_of_one_by_one(model):

@@ -8,7 +8,7 @@ from functools import cache, partial
 import pytest
 import torch
 from transformers import AutoModelForCausalLM as Auto
-from transformers import DogeConfig, GPTNeoConfig
+from transformers import GPTNeoConfig
 
 from model.engine import Drafter, Target, generate
 from model.engine.answer import Request
@@ -18,10 +18,11 @@ from model.engine.sampling import Sampling
 from model.engine.sight import LENGTH
 from model.errors import UserError
 from model.methods.vanilla import Vanilla
-from tests.conftest import CONFIGS, NARROW, SIZES, greedy, sharpened, toy_model
+from tests.conftest import CONFIGS, greedy, sharpened, toy_model
 from tests.model.every_method import SETTINGS, Oracle, OracleSession, V, make, write_companions
+from tests.model.families import toy
 from tests.model.sessions import comparable
-from tests.model.test_layers import RECURRENT, WINDOWED
+from tests.model.test_layers import WINDOWED
 
 LENGTHS = (1, 2, 5, 30, 17, 1, 60, 9, 23, 12, 40)
 
@@ -187,7 +188,8 @@ def columns(monkeypatch):
     """Before each forward, all that no sequence may see is NaN: whatever is read of it is in a text."""
     forward = SharedCache.forward
 
-    def poisoned(shared, target, drafts, *more, **how):
+    def poisoned(shared, executor, drafts, *more, **how):
+        target = executor.target
         # a soft cap goes to sdpa with a mask (transformers 5.17), which multiplies what is hidden by 0
         capped = getattr(target.model.config, "attn_logit_softcapping", None)
         if target.attends_by_table and capped is None:
@@ -195,7 +197,7 @@ def columns(monkeypatch):
                 of_each = buffer.unflatten(2, (shared.cache.stretches, -1))
                 for at, length in enumerate(shared.lengths):
                     of_each[:, :, at, length if at in drafts else 0 :] = float("nan")
-        return forward(shared, target, drafts, *more, **how)
+        return forward(shared, executor, drafts, *more, **how)
 
     monkeypatch.setattr(SharedCache, "forward", poisoned)
     monkeypatch.setattr("model.engine.batch.check_batch", lambda *trial: None)
@@ -205,14 +207,9 @@ def columns(monkeypatch):
 def test_every_architecture(architecture, columns):
     """Also where the context ends, and where windows and chunks do."""
     windowed = architecture.removeprefix("windowed ")
-    torch.manual_seed(0)
-    of = (
-        toy_model(architecture)
-        if architecture in CONFIGS
-        else sharpened(Auto.from_config(WINDOWED[windowed]).eval())
-    )
+    of = toy_model(architecture) if architecture in CONFIGS else toy(windowed)
     rng = random.Random(1)
-    target = Target(of)
+    target = Target(of, context=256)
     texts = [
         [7],
         [5, 6, 7, 8] * 60,
@@ -247,7 +244,7 @@ def test_a_wrong_mask_is_noticed(wrong, by_table, monkeypatch):
     target = Target(model())
     target.attends_by_table = by_table
     with pytest.raises(UserError, match="logits of a batch's rows are .* away"):
-        check_batch(target, 512)
+        check_batch(target)
 
 
 def test_what_cannot_be_a_batch_is_refused_by_name(llama):
@@ -259,7 +256,7 @@ def test_what_cannot_be_a_batch_is_refused_by_name(llama):
         asked = [([5], Request(**dict(max_new_tokens=3) | wrong))]
         with pytest.raises(UserError, match=f"^{next(iter(wrong))}="):
             together(target, Vanilla(target.device), 2, asked)
-    states = Target(Auto.from_config(RECURRENT["lfm2"]).eval())
+    states = Target(toy("lfm2"))
     with pytest.raises(UserError, match="keeps recurrent states; decode its prompts one by one"):
         together(states, Vanilla(states.device), 2, [([5], Request(max_new_tokens=3))])
     neo = GPTNeoConfig(
@@ -268,7 +265,7 @@ def test_what_cannot_be_a_batch_is_refused_by_name(llama):
     )  # fmt: skip
     counting = Target(sharpened(Auto.from_config(neo).eval()))
     with pytest.raises(UserError, match="does not work with transformers' own cache and masks"):
-        check_batch(counting, 4096)
+        check_batch(counting)
 
 
 def test_an_abandoned_batch_closes_its_sessions(llama):
@@ -302,19 +299,3 @@ def test_texts_longer_than_a_stretch_at_first(size, by_table, execution, monkeyp
         target, make("recycling", target, {}), size, [(list(text), request) for text in texts]
     )
     assert [out.tokens for out in outs] == [longest(text) for text in texts]
-
-
-def test_attention_that_adds_to_its_mask_gets_masks():
-    """Doge does; it takes its attention from the interface all the same."""
-    own = sharpened(
-        Auto.from_config(
-            DogeConfig(**SIZES, **NARROW, num_key_value_heads=2, keep_window_size=512)
-        ).eval()
-    )
-    target, texts = Target(own, context=256), prompts()[2:6]
-    assert target.attends_by_table
-    outs = together(
-        target, Vanilla(target.device), 3, [(text, Request(max_new_tokens=12)) for text in texts]
-    )
-    assert [out.tokens for out in outs] == [greedy(own, text, 12) for text in texts]
-    assert not target.attends_by_table

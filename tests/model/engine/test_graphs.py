@@ -3,9 +3,7 @@
 import pytest
 
 from model.engine import Target, generate
-from model.engine.sizing import POLICIES
-from model.engine.static_step import StaticStep, bucket_of
-from model.engine.step import MAX_STEPS
+from model.engine.static_step import StaticStep
 from model.methods.suffix import SuffixRecycling
 from model.recycling import TokenRecycling, build_template
 from tests.conftest import toy_model
@@ -78,13 +76,3 @@ def test_two_sources_of_one_tree_are_two_captured_steps(monkeypatch):
     captured = generate(graphs.target(model), drafter, prompt, max_new_tokens=60, execution="graph")
     assert captured.steps == eager.steps
     assert len(graphs.captured) == 2
-
-
-def test_all_steps_of_auto_have_room():
-    """Every size over every bucket of a long context: none is captured twice."""
-    buckets = {bucket_of(tokens) for tokens in range(1, 4096 + 1)}
-    assert sorted(buckets) == [256, 512, 768, 1024, 1536, 2048, 3072, 4096]
-    assert all(
-        tokens <= bucket_of(tokens) < max(257, 1.5 * tokens + 256) for tokens in range(1, 9000)
-    )
-    assert len(buckets) * len(POLICIES["cuda"].sizes + (80, -1)) <= MAX_STEPS

@@ -8,9 +8,6 @@ import pytest
 import torch
 
 from model.engine import Target, generate
-from model.engine.answer import Request
-from model.engine.batch import decode_batch
-from model.engine.loop import exhaust
 from model.engine.sizing import POLICIES, Sizing
 from model.engine.static_step import StaticStep
 from model.errors import UserError
@@ -211,13 +208,11 @@ def test_what_is_described_and_saved():
     other.load_state_dict(machine.size.state_dict())
     assert other.describe() == described
     machine.size.reset()
-    assert machine.size.times == other.times and machine.size.describe()["steps_by_size"] == [
-        0
-    ] * len(other.sizes)
-    for another in (Sizing("auto:8", CPU), Sizing("auto", GPU)):
-        before = another.describe()
-        another.load_state_dict(other.state_dict())
-        assert another.describe() == before, "times of other sizes"
+    assert machine.size.times == other.times
+    assert not any(machine.size.describe()["steps_by_size"])
+    another = Sizing("auto:8", CPU)
+    another.load_state_dict(other.state_dict())
+    assert another.describe() == Sizing("auto:8", CPU).describe(), "times of other sizes"
 
 
 # ---- methods, on a toy model whose forwards turn the clock
@@ -311,14 +306,3 @@ def test_the_library_finds_sizes_unless_told(llama):
         assert make_method("recycling", target, **settings).sizing is None
     with pytest.raises(UserError, match="nodes=auto:161: auto takes at most 160"):
         make_method("recycling", target, nodes="auto:161")
-
-
-def test_a_batchs_steps_are_measured(llama):
-    target = Target(llama)
-    drafter = make_method("recycling", target)
-    Clock(target, 0.02)
-    request = Request(max_new_tokens=30)
-    outs = exhaust(decode_batch(target, drafter, [(ids, request) for ids in prompts()[:2]], 2))
-    assert [out.tokens for out in outs] == [greedy(llama, ids, 30) for ids in prompts()[:2]]
-    described = drafter.describe()
-    assert described["plain_steps"] + sum(described["steps_by_size"]) > 5

