@@ -60,7 +60,8 @@ def report(folder: Path) -> Experiment:
 
     print("\n".join(["", *notes.headlines(experiment.table), ""]))
     print(to_text(main_view(experiment, OVERALL)) + "\n")
-    lines = [*notes.auto_lines(experiment.pools), *audit, experiment.missing]
+    pools = experiment.pools
+    lines = [*notes.gains(pools), *notes.auto_lines(pools), *audit, experiment.missing]
     print("".join(f"{line}\n" for line in lines if line))
     print(f"report:  {page}")
     print(f"tables:  {folder / 'tables' / 'main.csv'} (by subtask; also .md, .tex, .json)")

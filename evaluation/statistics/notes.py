@@ -15,9 +15,10 @@ from model.engine.sizing import steps_in_words
 from ..records.rows import difference
 from ..records.runs import GENERATE, INSIDE, SERVED, Run
 from .metrics import OVERALL, grouped
-from .pools import BASELINES, Pool
+from .pools import BASELINES, Pool, mat_ratio
 from .tables import blocks
 
+MOST_GAINS = 12  # lines
 BUSY = 0.5  # timings are doubtful if other processes use more cores than this
 PLAIN = 1.005  # a MAT up to this counts as plain decoding: it is printed as 1.00
 UNSURE = "~"  # the mark of a speedup whose interval spans 1
@@ -282,6 +283,31 @@ def auto_lines(pooled: Sequence[Pool]) -> list[str]:
             lines.append(line)
 
     return lines
+
+
+def gains(pooled: Sequence[Pool]) -> list[str]:
+    """Say each method's MAT over recycling's, paired by question, a line each.
+
+    Both have the same batch and start, and equally many nodes if both set a number of them. A long
+    list is left to the figure `budget`.
+    """
+    references = [pool for pool in pooled if pool.method == "recycling"]
+    lines = []
+    for pool in pooled:
+        if pool.method in ("recycling", *BASELINES):
+            continue
+        for other in references:
+            same_start = pool.first.facets.get("start") in (None, other.first.facets.get("start"))
+            same_nodes = pool.budget in (None, other.budget)
+            same_batch = pool.cells.size == other.cells.size
+            alike = same_start and same_nodes and same_batch
+            if alike and pool.block_name == other.block_name:
+                ratio, low, high = mat_ratio(pool.cells, other.cells)
+                interval = "" if pd.isna(low) else f" [{low:.2f}, {high:.2f}]"
+                lines.append(f"  {pool.name} over {other.name}: {ratio:.2f}{interval}")
+    if not lines or len(lines) > MOST_GAINS:
+        return []
+    return ["MAT over recycling's, paired by question:", *lines]
 
 
 def incomplete(runs: Sequence[Run]) -> list[str]:

@@ -9,6 +9,7 @@ from evaluation.records.rows import Question
 from evaluation.records.runs import read_runs
 from evaluation.statistics.agreement import audits
 from evaluation.statistics.experiment import Experiment
+from evaluation.statistics.notes import gains
 from evaluation.statistics.pools import distinguish, pools
 from tests.evaluation.conftest import answers_in
 from tests.evaluation.made_runs import asked, in_terminal, made, overall, shard
@@ -132,3 +133,16 @@ def test_variants_by_the_model_and_the_order():
     assert [pool.name for pool in pools(runs)] == ["pld, attention=sdpa", "pld, attention=eager"]
     runs = [made("pld", rows([1]), bench={"order": order}) for order in ("file", "shuffled-1")]
     assert [pool.variant for pool in pools(runs)] == ["file order", "shuffled-1 order"]
+
+
+def test_a_method_is_named_next_to_recycling_of_equal_nodes_and_start():
+    def run(label, lengths, nodes=None):
+        answers = [asked(i, "qa", [(lengths, 1.0)], "why?") for i in range(8)]
+        return shard(label, answers, method={"nodes": nodes} if nodes else {})
+
+    recycling = [run("recycling (hot)", [2, 2], 4), run("recycling (hot)", [4], 8)]
+    others = [run("spine (hot)", [3, 3], 4), run("spine (cold)", [1], 4), run("pld", [1, 1])]
+    _, *lines = gains(pools([run("vanilla", [1, 1]), *recycling, *others]))
+    ratios = sorted((line.split()[0], line.split(": ")[1]) for line in lines)
+    once = [("pld", "0.25 [0.25, 0.25]"), ("pld", "0.50 [0.50, 0.50]")]
+    assert ratios == [*once, ("spine", "1.50 [1.50, 1.50]")]
