@@ -17,6 +17,7 @@ from matplotlib.ticker import MaxNLocator
 from ..records.rows import accept_lengths
 from ..statistics.acceptance import by_depth
 from ..statistics.metrics import OVERALL, choices
+from ..statistics.pools import BASELINES
 from .figure_data import MOST, FigureData, Row
 from .style import INTERVAL, PALETTE, drawable, finish, grid, panels
 
@@ -56,8 +57,8 @@ def _by_category(data: FigureData, column: str, label: str) -> Figure | None:
     Bars are 95 % intervals.
     """
     rows = [row for row in data.shown() if pd.notna(row[column])]
-    if not rows:
-        return None
+    if not rows or all(row["method"] == rows[0]["method"] in BASELINES for row in rows):
+        return None  # a baseline alone
 
     categories = list(dict.fromkeys(data.table["category"]))
     names = [drawable(str(category)) for category in categories]

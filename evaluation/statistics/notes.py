@@ -44,11 +44,12 @@ BATCHES = (
 
 
 def headlines(table: pd.DataFrame) -> list[str]:
-    """Summarise the overall rows in a line per block of the table."""
-    overall = table[table["category"] == OVERALL]
+    """Summarise the overall rows in a line per block of the table that compares several."""
+    overall = blocks(table[table["category"] == OVERALL])
     lines = []
-    for name, block in blocks(overall).items():
-        lines.append(_headline(name, block.to_dict("records")))
+    for name, block in overall.items():
+        if len(block) > 1 or len(overall) == 1:
+            lines.append(_headline(name, block.to_dict("records")))
     return lines
 
 

@@ -24,6 +24,7 @@ from .metrics import OVERALL
 from .notes import UNSURE
 from .tables import COLUMNS, MARKDOWN, PAGE, TERMINAL, Column, blocks, column
 
+NAMING = ("method", "variant", "block", "category")  # the page's first columns
 RULE = (
     "Verification accepts a draft token only if the target itself picks it"
     " (model/engine/verification.py). This audit compares the recorded answers with vanilla's."
@@ -206,9 +207,12 @@ def page_view(experiment: Experiment) -> View:
 
     Empty columns are left out, and those that `columns.yaml` does not show on the page are hidden.
     """
-    # a block's rows together, its name as a column
-    parts = list(blocks(experiment.table).values())
-    table = pd.concat(parts).rename_axis("block").reset_index()
+    # a block's rows together; a column has the words of its name that others lack
+    parts = blocks(experiment.table)
+    names = [name.split(", ") for name in parts]
+    common = set.intersection(*map(set, names))
+    own = [", ".join(word for word in words if word not in common) for words in names]
+    table = pd.concat(list(parts.values()), keys=own, names=["block"]).reset_index("block")
     shown_columns = _shown_columns(table, PAGE)
     hidden = []
 
@@ -221,8 +225,10 @@ def page_view(experiment: Experiment) -> View:
     numbers = set(map(str, table.select_dtypes("number").columns))
     extra = {about.name for about in hidden}
 
-    def place(about: Column) -> tuple[bool, bool, bool]:
-        return about.name in extra, about.name != "method", about.name in numbers
+    def place(about: Column) -> tuple[bool, bool, int]:
+        named = about.name in NAMING
+        order = NAMING.index(about.name) if named else about.name not in numbers
+        return about.name in extra, not named, order
 
     columns = sorted([*shown_columns, *hidden], key=place)
     block = Block(

@@ -87,7 +87,7 @@ def test_the_table_keeps_numbers_and_hides_what_says_nothing():
     runs = [made("vanilla", base), made("x", fast, method={"k": 8})]
     (block,) = page_view(Experiment(runs)).blocks
     names = [column.name for column in block.columns]
-    assert names[:4] == ["method", "category", "questions", "new_tokens"]
+    assert names[:4] == ["method", "category", "questions", "mat"]
     assert not {"prefill_ms", "speedup_hf", "block"} & set(names)
     assert {"steps", "k"} <= block.extra and {"mat", "k", "steps"} <= block.numbers
     assert not {"mat", "category"} & block.extra and not {"method", "category"} & block.numbers
