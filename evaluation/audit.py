@@ -33,8 +33,8 @@ from .loading.bench import answer_text, load_bench, prompt_ids
 from .loading.devices import exclusive, keep_devices
 from .loading.engine_answers import EngineAnswer, Forced, force, noise, read_requests, tokenised
 from .loading.models import LoadedModel, ModelSettings, devices_in_words, load_model
-from .records.rows import Question, difference
-from .records.runs import Run, runs_at
+from .records.rows import Question, difference, read_object
+from .records.runs import SERVED, Run, runs_at
 from .running.scheduling import progress_bar
 from .statistics.agreement import GAPS, Turn
 from .statistics.experiment import Experiment
@@ -251,8 +251,13 @@ def audit_served(folder: Path, permitted: dict[str, bool]) -> None:
     Args:
         permitted: as in `measure_gaps`.
     """
-    finished = [path.parent for path in folder.glob("runs/*/summary.json")]
-    for run in filter(lambda run: run.is_served, runs_at(finished)):
+    served = []
+    for path in folder.glob("runs/*/summary.json"):
+        metadata = read_object(path.with_name("metadata.json"))
+        if metadata.get("execution_used") == SERVED:
+            served.append(path.parent)
+
+    for run in runs_at(served):
         method = run.metadata["config"]["method"]
         made_in = method["dtype"]
         if not method.get("audit", True):

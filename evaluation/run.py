@@ -38,17 +38,21 @@ def run_command(composed: Composed, words: Sequence[str]) -> None:
     Raises UserError if any of them fails by a mistake of the user, after the others.
     """
     config = composed.config
-    if config.run_dir is None:
-        write_down(composed.jobs, f"bash eval.sh {shlex.join(words)}")
     jobs = available(composed.jobs)
     failures = set[str]()
+    noting = failures if len(jobs) > 1 else None
+    runs_here = config.hydra.runtime.choices["hydra/launcher"] == BASIC
 
-    if config.hydra.runtime.choices["hydra/launcher"] == BASIC:
-        noting = failures if len(jobs) > 1 else None
-        checked = []
-        for job in jobs:
-            with noted(noting):
-                checked.append(Job(checked_config(job.config), job.overrides))
+    checked = []
+    for job in jobs if runs_here else ():
+        with noted(noting):
+            checked.append(Job(checked_config(job.config), job.overrides))
+
+    # a single run does not replace the list of a sweep into the same folder
+    if config.run_dir is None and len(composed.jobs) > 1:
+        write_down(composed.jobs, f"python -m evaluation.run {shlex.join(words)}")
+
+    if runs_here:
         run_jobs(checked, noting, given=composed.given)
     else:
         context = HydraContext(composed.loader, Callback())  # a callback that does nothing

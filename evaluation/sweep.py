@@ -78,4 +78,4 @@ def evaluate(
         words.append(f"{key}={','.join(map(quoted, values))}")
 
     jobs = [Job(checked_config(job.config)) for job in available(compose(words).jobs)]
-    return Experiment(runs_at(set(run_jobs(jobs, given=given)))).table
+    return Experiment(runs_at(set(run_jobs(jobs, given=given)))).table.reset_index(drop=True)

@@ -126,6 +126,9 @@ def checked_config(cfg: DictConfig) -> dict[str, Any]:
 
     for key in sorted({"name", "drafter"} - config["method"].keys()):
         raise UserError(f"method.{key}: a method needs this setting")
+    for group in ("method", *GROUPS):
+        for key in config[group].keys() & config.keys() - TYPES.keys():
+            raise UserError(f"{key}: no setting of a run{meant(key)}")
 
     for key, least in MINIMUM.items():
         value = OmegaConf.select(cfg, key)

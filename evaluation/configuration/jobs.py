@@ -176,6 +176,11 @@ def plan(typed: Sequence[Override], sweep: DictConfig, loader: ConfigLoader) -> 
         return _load(loader, [*sweep.hydra.overrides.hydra, *choices])
 
     given = values_of([o for o in typed if not o.is_hydra_override()])
+    if not isinstance(sweep.repeats, int) or sweep.repeats < 1:
+        raise UserError(f"repeats={sweep.repeats}: must be a whole number, at least 1")
+    if "null" in given.get("repeat", ()):
+        del given["repeat"]  # null: all of them
+
     params = values_of(parse([f"{key}={values}" for key, values in sweeper["params"].items()]))
     if not sweep.timed:
         params["repeat"] = ["0"]  # the other repeats would be the same

@@ -164,7 +164,7 @@ def missing_companion(method: dict[str, Any], model: str) -> str:
 
 
 def fetch_companions(method: dict[str, Any], model: str) -> None:
-    """Fetch a method's companions from the
+    """Fetch a method's companions from the hub.
 
     Raises UserError if one is missing or lacks weights.
     """

@@ -265,8 +265,10 @@ def missing_jobs(folder: Path) -> str:
     jobs: list[list[str]] = sweep.get("jobs", [])
     left = []
     for job in jobs:
-        run = read_object(mark_of(folder, job)).get("run", "")
-        if not (folder / "runs" / run / "summary.json").exists():
+        mark = read_object(mark_of(folder, job))
+        runs = mark.get("runs") or [mark.get("run", "")]  # earlier marks name several
+        is_done = all((folder / "runs" / run / "summary.json").exists() for run in runs)
+        if not is_done and "not_available" not in mark:
             left.append(job)
 
     if not left:

@@ -227,6 +227,7 @@ class Runner:
             "label": label,
             "execution_used": answerer.execution if in_steps else GENERATE,
             "execution_why": self.execution.why if answerer.on_engine else "",
+            **({"cudnn_attention": False} if device == "cuda" else {}),
             "questions": len(self.bench.questions),
             "question_hashes": [question.key for question in self.bench.questions],
             "generation_config_left_out": loaded.left_out,

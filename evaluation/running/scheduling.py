@@ -189,6 +189,8 @@ class _Turns:
 
     def answer(self) -> None:
         """Answer question by question; interrupted runs catch up with the others first."""
+        if not self.jobs:
+            return
         labels = [runner.answerer.label for runner in self.jobs]
         what = labels[0] if len(labels) == 1 else f"{len(labels)} configurations, interleaved"
         done = sum(len(runner.done) for runner in self.jobs)

@@ -356,15 +356,22 @@ def pools(runs: Sequence[Run]) -> list[Pool]:
 def joined(runs: list[Run]) -> list[list[Run]]:
     """Group the runs of one configuration: repeats of the same questions together, and shards.
 
-    Selections are shards if no two of them share a question. Others (a part and the whole) stay
-    apart, and so do those whose questions are not known.
+    Shards share no question. Selections that overlap (a part and the whole) stay apart, and so do
+    those whose questions are not known.
     """
     selections = grouped(runs, lambda run: run.selection)
-    every = frozenset().union(*selections)
-    are_shards = len(every) == sum(map(len, selections))
-    if are_shards and all(run.question_keys for run in runs):
-        return [runs]
-    return list(selections.values())
+    groups: list[list[Run]] = []
+    for selection, same in sorted(selections.items(), key=lambda pair: -len(pair[0])):
+        for group in groups:
+            taken = frozenset().union(*(run.selection for run in group))
+            known = same[0].question_keys and group[0].question_keys
+            if known and taken.isdisjoint(selection):
+                group += same
+                break
+        else:
+            groups.append([*same])
+
+    return groups
 
 
 def _name(pooled: Sequence[Pool]) -> None:

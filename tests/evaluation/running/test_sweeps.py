@@ -43,7 +43,7 @@ def test_a_half_finished_sweep_says_what_is_missing_and_what_completes_it(evalua
     (runs["vanilla", 1] / "summary.json").unlink()
     outcome = call(report.main, folder)
     (line,) = [line for line in outcome.out.splitlines() if line.startswith("missing: 2 of 4 jobs")]
-    assert "method=pld" in line and "bash eval.sh -m " in line and line.endswith("name=half")
+    assert "method=pld" in line and "evaluation.run -m " in line and line.endswith("name=half")
     assert "incomplete: vanilla, repeat 1: 1 of 3 questions" in outcome.out
     assert evaluate(*arguments).code == 0 and not missing_jobs(folder)
     assert {len(run.answers) for run in read_runs(folder)} == {3}
@@ -116,3 +116,12 @@ def test_parts_of_a_step_are_timed_on_request(evaluate, drawn, tmp_path):
         assert {"draft", "forward", "verify", "commit", "observe", "loop"} <= phases.keys()
     assert row["peak_memory"] > 2**20
     assert (tmp_path / "results/p/figures/overhead.svg").stat().st_size > 2000
+
+
+def test_a_single_run_leaves_the_list_of_a_sweep_into_the_same_folder(evaluate, tmp_path):
+    assert evaluate("method=vanilla,pld", "bench.end=1", "name=both").code == 0
+    file = tmp_path / "results/both/sweep.json"
+    before = file.read_bytes()
+    assert evaluate("method=vanilla", "bench.end=1", "start=hott", "name=both").code == 2
+    assert evaluate("method=suffix", "bench.end=1", "name=both").code == 0
+    assert file.read_bytes() == before

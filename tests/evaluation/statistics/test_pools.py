@@ -146,3 +146,8 @@ def test_a_method_is_named_next_to_recycling_of_equal_nodes_and_start():
     ratios = sorted((line.split()[0], line.split(": ")[1]) for line in lines)
     once = [("pld", "0.25 [0.25, 0.25]"), ("pld", "0.50 [0.50, 0.50]")]
     assert ratios == [*once, ("spine", "1.50 [1.50, 1.50]")]
+
+
+def test_shards_stay_joined_next_to_a_trial_of_their_questions():
+    parts = [shard("pld", rows(part)) for part in (range(2), range(3), range(3, 6))]
+    assert sorted(pool.questions for pool in pools(parts)) == [2, 6]
