@@ -122,6 +122,6 @@ def test_a_single_run_leaves_the_list_of_a_sweep_into_the_same_folder(evaluate, 
     assert evaluate("method=vanilla,pld", "bench.end=1", "name=both").code == 0
     file = tmp_path / "results/both/sweep.json"
     before = file.read_bytes()
-    assert evaluate("method=vanilla", "bench.end=1", "start=hott", "name=both").code == 2
+    assert evaluate("method=vanilla", "bench.end=1", "repeats=0", "name=both").code != 0
     assert evaluate("method=suffix", "bench.end=1", "name=both").code == 0
     assert file.read_bytes() == before
