@@ -35,10 +35,6 @@ def visible(text: str) -> str:
     return _CONTROLS.sub(lambda control: f"\\u{ord(control[0]):04x}", text)
 
 
-# an undecodable byte becomes a surrogate, which UTF-8 cannot encode
-SURROGATE = re.compile("[\ud800-\udfff]")
-
-
 def start_command() -> None:
     """Let this process print any text and read any input.
 

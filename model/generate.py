@@ -86,6 +86,8 @@ def refuse(model: Any, input_ids: torch.Tensor, config: Any, kwargs: dict[str, A
 
     if _prepared_elsewhere(model):
         names.append("inputs prepared by another object (prompt tuning)")
+    if _has_hooks_of_peft(model):
+        names.append("arguments of peft's layers (adapter_names, aLoRA)")
     if names:
         raise UserError(f"custom_generate: not supported: {', '.join(names)}; leave it out")
 
@@ -98,6 +100,16 @@ def _prepared_elsewhere(model: Any) -> bool:
     prepare = vars(model).get("prepare_inputs_for_generation")
     adapter = getattr(prepare, "__self__", None)
     return bool(getattr(getattr(adapter, "active_peft_config", None), "is_prompt_learning", False))
+
+
+def _has_hooks_of_peft(model: Any) -> bool:
+    """True if peft gives the layers arguments, which fit a call's rows and not a draft tree's."""
+    for module in model.modules():
+        for hook in module._forward_pre_hooks.values():
+            function = getattr(hook, "func", hook)
+            if str(getattr(function, "__module__", "")).startswith("peft."):
+                return True
+    return False
 
 
 class ModelTarget(Target):

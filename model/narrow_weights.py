@@ -56,6 +56,8 @@ def load(loader: Callable[..., Any], source: str, revision: str | None = None) -
         if tensor.is_floating_point() and not name.endswith("inv_freq")
     }
     if len(types) != 1 or types.isdisjoint(NARROW):
+        if types - {torch.float32}:  # 16 bits are widened
+            check_memory(folder, 2)
         return loader(dtype=torch.float32)
 
     model = loader(dtype=types.pop())

@@ -5,8 +5,8 @@ from __future__ import annotations
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Callable, Iterable
+from contextlib import AbstractContextManager, nullcontext
 from functools import cache
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -173,21 +173,38 @@ def _clear_workspaces() -> None:
     getattr(torch._C, "_cuda_clearCublasWorkspaces", lambda: None)()
 
 
-@contextmanager
-def _cudnn_off() -> Iterator[None]:
-    was_on = torch.backends.cuda.cudnn_sdp_enabled()  # type: ignore[no-untyped-call]
-    torch.backends.cuda.enable_cudnn_sdp(False)
-    try:
-        yield
-    finally:
-        torch.backends.cuda.enable_cudnn_sdp(was_on)
+class _CudnnAttention:
+    """Turns cuDNN's attention off inside `with`, in all threads: it plans anew for every shape, and
+    shapes vary.
+
+    The previous state returns when the last `with` ends.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.RLock()
+        self._inside = 0
+        self._was_on = False
+
+    def __enter__(self) -> None:
+        with self._lock:
+            if not self._inside:
+                self._was_on = torch.backends.cuda.cudnn_sdp_enabled()  # type: ignore[no-untyped-call]
+                torch.backends.cuda.enable_cudnn_sdp(False)
+            self._inside += 1
+
+    def __exit__(self, *error: object) -> None:
+        with self._lock:
+            self._inside -= 1
+            if not self._inside:
+                torch.backends.cuda.enable_cudnn_sdp(self._was_on)
+
+
+_cudnn_off = _CudnnAttention()
 
 
 def without_cudnn(device: torch.device) -> AbstractContextManager[None]:
-    """Turn cuDNN's attention off inside `with` on a GPU, as it plans anew for every shape, and
-    shapes vary. Do nothing elsewhere.
-    """
-    return _cudnn_off() if device.type == "cuda" else nullcontext()
+    """Turn cuDNN's attention off inside `with` on a GPU; do nothing elsewhere."""
+    return _cudnn_off if device.type == "cuda" else nullcontext()
 
 
 _turns: WeakKeyDictionary[torch.nn.Module, Any] = WeakKeyDictionary()

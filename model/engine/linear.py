@@ -232,7 +232,8 @@ class PackedLinear(nn.Linear):
                 return self.joined.compiled_product(input)
             return own_product(input, weight, bias)
         copy = OURS.copies.get(self) if OURS.copies else None
-        if copy is None or type(self) is not PackedLinear:  # a parametrization makes a subclass
+        # pruning and parametrizations compute it; a subclass may multiply otherwise
+        if copy is None or type(weight) is not nn.Parameter:
             return own_product(input, weight, bias)
         other = torch.is_grad_enabled() or torch.is_autocast_enabled(input.device.type)
         if other or not copy.serves(input, weight, bias):
@@ -283,9 +284,17 @@ class Copies:
 
     @property
     def kind(self) -> str:
-        """How the layers multiply now: half, onednn, fused or torch."""
+        """How the layers multiply now: half, onednn, fused or torch.
+
+        Layers whose weights were replaced by others are fused no longer.
+        """
+        kinds = [
+            copy.kind
+            for layer, copy in self.by_layer.items()
+            if copy.kind != "fused" or self.is_fused(layer)
+        ]
         # half before onednn, which is for weights that do not fit
-        return min((copy.kind for copy in self.by_layer.values()), default="torch")
+        return min(kinds, default="torch")
 
     def refresh(self, module: nn.Module) -> bytes:
         """Pack a module's layers, and all others that have changed since; return the module's
@@ -303,11 +312,12 @@ class Copies:
         return self._values[module]
 
     def _pack(self, module: nn.Module) -> None:
+        for layer in module.modules():  # also of layers that are plain no longer
+            self.by_layer.pop(layer, None)
         narrow = is_narrow(module)
 
         def packed(layer: nn.Linear) -> Packed:
             weight = layer.weight
-            self.by_layer.pop(layer, None)  # before there is a new one, for the memory
             wide = narrow and weight.dtype in NARROW
             half = self.layout == "half" and (wide or weight.dtype is not torch.bfloat16)
             return Packed(weight, half=half, wide=wide)

@@ -14,6 +14,7 @@ from __future__ import annotations
 import hashlib
 import math
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from numbers import Integral, Real
 from typing import Any
@@ -35,6 +36,7 @@ Candidates = tuple[torch.Tensor | None, torch.Tensor | None]
 
 LEAST = 1e-300  # of settings that must be more than 0
 MOST = 1e300  # of settings without a limit
+LEAST_TEMPERATURE = 1e-20  # next to 0; less would overflow
 _RANGES: dict[str, tuple[Any, float, float]] = {
     "temperature": (Real, 0, MOST),
     "top_k": (Integral, 0, MOST),
@@ -74,6 +76,8 @@ class Sampling:
             if not isinstance(value, kind) or not low <= value <= high:
                 words = "whole number" if kind is Integral else "number"
                 raise UserError(f"sampling.{name}={value}: must be a {words}, {low} to {high}")
+        if 0 < self.temperature < LEAST_TEMPERATURE:
+            raise UserError(f"sampling.temperature={self.temperature}: out of range")
 
     @property
     def reads_text(self) -> bool:
@@ -108,7 +112,9 @@ def drawn_by(processors: Iterable[Any], seed: int) -> Sampling:
         # others keep more tokens than the setting says, or leave filtered tokens some probability
         least = getattr(rest[-1], "min_tokens_to_keep", 1)
         if least == 1 and getattr(rest[-1], "filter_value", -math.inf) == -math.inf:
-            settings[name] = getattr(rest.pop(), name)
+            with suppress(UserError):  # a value that is out of range here
+                Sampling(**{name: getattr(rest[-1], name)})
+                settings[name] = getattr(rest.pop(), name)
     return Sampling(seed=seed, processors=tuple(rest), **settings)
 
 

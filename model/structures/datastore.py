@@ -145,10 +145,14 @@ class Datastore:
 def write_datastore(path: Path, tokens: NDArray[np.int64], vocab_size: int) -> None:
     """Build the suffix array of `tokens` (n,) and write the file.
 
-    Raises UserError if there are no tokens, or the file cannot be written.
+    Raises UserError if there are no tokens or too many, or the file cannot be written.
     """
     if not len(tokens):
         raise UserError(f"datastore {path}: the texts hold no tokens")
+    if len(tokens) > 2**31:  # positions are int32
+        raise UserError(
+            f"datastore {path}: {len(tokens)} tokens, but at most 2^31; use fewer texts"
+        )
 
     width = 2 if vocab_size <= 2**16 else 4
     big_endian = tokens.astype(f">u{width}").view(np.uint8).reshape(-1, width)

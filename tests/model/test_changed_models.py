@@ -199,6 +199,19 @@ def test_an_adapter_inside_the_layers_is_used_and_one_of_the_inputs_refused():
         decoded(model, Generate())
 
 
+def test_what_peft_computes_for_a_call_is_refused():
+    model = toy_model("llama-grouped")
+
+    def give(layer, inputs, kwargs):
+        return inputs, kwargs
+
+    give.__module__ = "peft.tuners.lora.model"
+    layer = model.model.layers[0].self_attn.q_proj
+    layer.register_forward_pre_hook(give, with_kwargs=True)
+    with pytest.raises(UserError, match="not supported: arguments of peft"):
+        decoded(model, Generate())
+
+
 class Tuned(torch.nn.Linear):
     """As peft's layers: what acts is an attribute, no parameter."""
 

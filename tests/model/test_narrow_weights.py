@@ -214,3 +214,16 @@ def test_a_checkpoint_larger_than_the_free_memory_is_refused_before_it_is_loaded
             Decoder.from_pretrained(str(folder), device="cpu")
     memory.available = 2 * needed
     load(folder)
+
+
+def test_a_checkpoint_of_several_types_is_widened_only_where_memory_holds_it(tmp_path, monkeypatch):
+    model = toy_model("llama-grouped").to(torch.bfloat16)
+    model.model.norm.float()
+    model.save_pretrained(tmp_path)
+    monkeypatch.setattr(narrow_weights, "MARGIN", 0)
+    memory = SimpleNamespace(available=narrow_weights.needed_bytes(tmp_path))
+    monkeypatch.setattr(narrow_weights.psutil, "virtual_memory", lambda: memory)
+    with pytest.raises(UserError, match="of memory on a CPU"):
+        load(tmp_path)
+    memory.available *= 2
+    assert not is_narrow(load(tmp_path))

@@ -9,6 +9,7 @@ import torch
 
 from model.engine import Draft, Target, attention, decode
 from model.engine.attention import TreeAttention
+from model.engine.devices import without_cudnn
 from model.engine.sight import Sight, additive, fill_table
 from model.recycling import TokenRecycling, build_template
 from tests.conftest import toy_model
@@ -77,3 +78,20 @@ def test_a_table_says_what_masks_say():
     assert torch.allclose(
         biased, ours._sdpa(module, query, key, value, mask + bias, scaling=0.3)[0], atol=1e-5
     )
+
+
+def test_cudnn_is_as_it_was_after_two_threads_turned_it_off():
+    was_on = torch.backends.cuda.cudnn_sdp_enabled()
+    torch.backends.cuda.enable_cudnn_sdp(True)
+    first, second = (without_cudnn(torch.device("cuda")) for _ in range(2))
+    try:
+        for step, on in (
+            (first.__enter__, False),
+            (second.__enter__, False),
+            (lambda: first.__exit__(None, None, None), False),
+            (lambda: second.__exit__(None, None, None), True),
+        ):
+            step()
+            assert torch.backends.cuda.cudnn_sdp_enabled() == on
+    finally:
+        torch.backends.cuda.enable_cudnn_sdp(was_on)

@@ -8,6 +8,7 @@ import pytest
 import torch
 from safetensors.torch import save_model
 from torch import nn
+from torch.nn.utils import prune
 
 from model.engine import linear
 from model.engine.linear import (
@@ -223,10 +224,20 @@ def _assigned(module):
     )
 
 
+class _Own(nn.Parameter):
+    """As libraries of quantisation have them."""
+
+
+def _of_another_class(module):
+    module.q.weight = _Own(2.0 * module.q.weight.detach())
+
+
 CHANGES = {
     "assigned": _assigned,
     "trained": _trained,
     "weight replaced": _weight_replaced,
+    "weight of another class": _of_another_class,
+    "pruned": lambda module: prune.l1_unstructured(module.q, "weight", 0.5),
     "cast": lambda module: module.double().float(),
 }
 
@@ -241,6 +252,12 @@ def test_parameters_that_changed_are_those_that_count(how, change):
         _same(module, stock, _input())
     change_layout(module, how)
     _same(module, stock, _input())
+
+
+def test_layers_that_all_left_their_product_are_called_torchs():
+    module, _ = _attention("fused")
+    _assigned(module)
+    assert COPIES[module].kind == "torch"
 
 
 def test_a_layout_that_a_model_cannot_have_is_refused():

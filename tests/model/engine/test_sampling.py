@@ -129,6 +129,7 @@ def test_all_nodes_of_a_place_have_its_noise():
     "wrong",
     [
         dict(temperature=-1),
+        dict(temperature=1e-21),
         dict(temperature=float("nan")),
         dict(top_k=-1),
         dict(top_p=0),
@@ -179,6 +180,11 @@ def test_the_warpers_of_a_list_are_settings_of_the_same_choice(name, llama):
     one = generate(target, Vanilla(CPU), [5, 6, 7], max_new_tokens=40, sampling=drawn)
     other = generate(target, Vanilla(CPU), [5, 6, 7], max_new_tokens=40, sampling=called)
     assert one.tokens == other.tokens and len(set(one.tokens)) > 5
+
+
+@pytest.mark.parametrize("warper", [TopPLogitsWarper(0.0), TemperatureLogitsWarper(1e-21)])
+def test_a_warper_out_of_our_range_stays_a_processor(warper):
+    assert drawn_by([warper], seed=5) == Sampling(temperature=1.0, seed=5, processors=(warper,))
 
 
 @pytest.mark.parametrize("vocab", [61, 128, 2048])
