@@ -120,7 +120,9 @@ class Steps:
         seconds = clock() - start
         setup_s = executor.setup_s - setup_before
         if sizing is not None and not setup_s and seconds > 0:  # a clock may stand still
-            sizing.observe(nodes / width, tokens / width, seconds)
+            if width > 1:  # their mean lies between the sizes that they chose
+                nodes = min(sizing.sizes, key=lambda size: abs(size - nodes / width))
+            sizing.observe(nodes, tokens / width, seconds)
         return setup_s
 
     def verified(
