@@ -252,12 +252,28 @@ def decode_batch(
 def check_batch(target: Target, execution: str = "eager") -> None:
     """Refuse a model that cannot decode batches: by rules, then by a trial of two texts in two
     steps, whose logits must be those of each text alone.
+
+    If a table fails the trial, as of attention that adds to its mask, masks are tried.
     """
     if not target.has_fixed_shapes:
         why = "keeps recurrent states" if target.recurrent else "is spread over several devices"
         raise UserError(f"{target.name}: {why}; decode its prompts one by one, without a batch")
     if execution in target.batches or target.context < 2:
         return
+    try:
+        _try_batch(target, execution)
+    except UserError:
+        if not target.attends_by_table:
+            raise
+        target.attends_by_table = False
+        _try_batch(target, execution)
+    target.batches.add(execution)
+
+
+def _try_batch(target: Target, execution: str) -> None:
+    """Forward two texts in two steps; raise UserError if their logits are not those of each text
+    alone.
+    """
     half = min(TRIAL, target.context) // 2
     ids = torch.tensor([(3 + 7 * i) % min(97, target.vocab_size) for i in range(4 * half)]).view(
         2, -1
@@ -275,4 +291,3 @@ def check_batch(target: Target, execution: str = "eager") -> None:
         rest = {0: Draft(chain, ids[1, half:]), 1: Draft(chain, ids[0, half:])}
         rows: list[Any] = [part.logits for part in shared.forward(executor, rest, plain)]
         check_error(target, torch.stack(rows), ids.flip(0).to(target.device), "a batch's rows")
-    target.batches.add(execution)

@@ -301,11 +301,11 @@ class Sizing:
         self._drafts += 1
         return min(self.sizes[chosen], len(likelihoods) - 1)
 
-    def observe(self, nodes: float, tokens: float, seconds: float) -> None:
-        """End a step: learn the time of the size nearest to its nodes (per sequence), and count its
-        tokens (per sequence) as gain or loss.
+    def observe(self, nodes: int, tokens: float, seconds: float) -> None:
+        """End a step: learn the time of the smallest size that holds its nodes, as a draft may be
+        shorter than its size, and count its tokens (per sequence) as gain or loss.
         """
-        size = min(range(len(self.sizes)), key=lambda i: abs(self.sizes[i] - nodes))
+        size = min(bisect_left(self.sizes, nodes), len(self.sizes) - 1)
         index = 0 if self._plain else 1 + size
         if self._times.observe(index, seconds):
             self._probe = self._policy.probe

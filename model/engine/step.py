@@ -120,7 +120,9 @@ class Steps:
         seconds = clock() - start
         setup_s = executor.setup_s - setup_before
         if sizing is not None and not setup_s and seconds > 0:  # a clock may stand still
-            sizing.observe(nodes / width, tokens / width, seconds)
+            if width > 1:  # their mean lies between the sizes that they chose
+                nodes = min(sizing.sizes, key=lambda size: abs(size - nodes / width))
+            sizing.observe(nodes, tokens / width, seconds)
         return setup_s
 
     def verified(
@@ -352,8 +354,7 @@ class Executor:
         self._made_for = made_for  # the same object until the next sequence, for the comparison
         key = type(drafter), *shape, bucket, choice
         if key not in self._steps:
-            if len(self._steps) >= MAX_STEPS or self._short_of_memory():
-                del self._steps[next(iter(self._steps))]  # the least recently used
+            self._drop_oldest()
             self.target.synchronize()
             start = time.perf_counter()
             step = kind(Setup(self.target, cache, bucket, choice), drafter, shape[0])
@@ -367,6 +368,15 @@ class Executor:
             self.mark("setup")
         self._steps[key] = self._steps.pop(key)  # now the most recently used
         return self._steps[key]
+
+    def _drop_oldest(self) -> None:
+        """Drop the least recently used step if there are too many or a GPU's memory is short. Plain
+        steps stay, as they are needed again.
+        """
+        if len(self._steps) >= MAX_STEPS or self._short_of_memory():
+            plain = self.plain.drafter.tree, (1, 1)
+            drafting = (key for key in self._steps if key[1] not in plain)
+            self._steps.pop(next(drafting, ()), None)
 
     def _short_of_memory(self) -> bool:
         """True if a GPU has too little free memory for one more graph, torch's own reserve

@@ -8,7 +8,7 @@ from functools import cache, partial
 import pytest
 import torch
 from transformers import AutoModelForCausalLM as Auto
-from transformers import GPTNeoConfig
+from transformers import DogeConfig, GPTNeoConfig
 
 from model.engine import Drafter, Target, generate
 from model.engine.answer import Request
@@ -18,7 +18,7 @@ from model.engine.sampling import Sampling
 from model.engine.sight import LENGTH
 from model.errors import UserError
 from model.methods.vanilla import Vanilla
-from tests.conftest import CONFIGS, greedy, sharpened, toy_model
+from tests.conftest import CONFIGS, NARROW, SIZES, greedy, sharpened, toy_model
 from tests.model.every_method import SETTINGS, Oracle, OracleSession, V, make, write_companions
 from tests.model.families import toy
 from tests.model.sessions import comparable
@@ -299,3 +299,19 @@ def test_texts_longer_than_a_stretch_at_first(size, by_table, execution, monkeyp
         target, make("recycling", target, {}), size, [(list(text), request) for text in texts]
     )
     assert [out.tokens for out in outs] == [longest(text) for text in texts]
+
+
+def test_attention_that_adds_to_its_mask_gets_masks():
+    """Doge does; it takes its attention from the interface all the same."""
+    own = sharpened(
+        Auto.from_config(
+            DogeConfig(**SIZES, **NARROW, num_key_value_heads=2, keep_window_size=512)
+        ).eval()
+    )
+    target, texts = Target(own, context=256), prompts()[2:6]
+    assert target.attends_by_table
+    outs = together(
+        target, Vanilla(target.device), 3, [(text, Request(max_new_tokens=12)) for text in texts]
+    )
+    assert [out.tokens for out in outs] == [greedy(own, text, 12) for text in texts]
+    assert not target.attends_by_table

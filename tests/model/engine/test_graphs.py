@@ -4,6 +4,7 @@ import pytest
 
 from model.engine import Target, generate
 from model.engine.static_step import StaticStep
+from model.methods import make_method
 from model.methods.suffix import SuffixRecycling
 from model.recycling import TokenRecycling, build_template
 from tests.conftest import toy_model
@@ -76,3 +77,14 @@ def test_two_sources_of_one_tree_are_two_captured_steps(monkeypatch):
     captured = generate(graphs.target(model), drafter, prompt, max_new_tokens=60, execution="graph")
     assert captured.steps == eager.steps
     assert len(graphs.captured) == 2
+
+
+@pytest.mark.parametrize("method", ["recycling", "dynamic"])
+def test_plain_steps_are_never_dropped(monkeypatch, method):
+    """Sizes are many, and each probe of nodes=auto needs the plain step, which is captured first."""
+    monkeypatch.setattr("model.engine.step.MAX_STEPS", 1)
+    graphs = FakeGraphs(monkeypatch)
+    target = graphs.target(toy_model("llama"))
+    drafter = make_method(method, target)
+    generate(target, drafter, [5, 6, 7], max_new_tokens=40, execution="graph")
+    assert len(graphs.captured) > 1 and graphs.captured[0]() is not None

@@ -189,6 +189,17 @@ def test_it_begins_with_the_size_for_the_device_within_the_budget(device, most):
     )
 
 
+@pytest.mark.parametrize(("device", "sizes"), [(CPU, [12, 24, 2]), (GPU, [15, 31, 3])])
+def test_a_short_drafts_time_is_that_of_the_size_that_holds_it(device, sizes):
+    for nodes, size in zip((10, 20, 1), sizes, strict=True):
+        sizing = Sizing("auto", device)
+        assert sizing.begin_step()
+        sizing.observe(0, 1, SECOND)
+        assert not sizing.begin_step()
+        sizing.observe(nodes, 1, SECOND)
+        assert sizing.describe()["steps_by_size"].index(1) == sizing.sizes.index(size)
+
+
 def test_what_an_answer_may_lose_is_bounded_whatever_was_won_before():
     machine = Machine(line(0.01), accepting(3, 4))
     machine.answer(400)
