@@ -10,12 +10,11 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from ..statistics.pools import BASELINES, BUDGETS, Cells, mat_ratio
+from ..statistics.pools import BASELINES, BUDGETS, REFERENCE, Cells, mat_ratio
 from .figure_data import FigureData, Line, largest
 from .style import INTERVAL, finish, grid, panels
 
 SHAPE = ["tree_depth", "tree_breadth"]
-REFERENCE = "recycling"  # the method whose MAT the others are divided by
 DOUBLED = ("k", "batch")  # settings that go up by factors of two
 # titles of the x axis
 SETTINGS = {

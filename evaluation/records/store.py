@@ -201,7 +201,7 @@ class Planned(NamedTuple):
 
 
 def mark_of(folder: Path, job: Sequence[str]) -> Path:
-    """Return the file that marks a job as done or not available.
+    """Return the file that marks a job as done.
 
     The order of its overrides does not matter.
     """

@@ -15,7 +15,7 @@ from model.engine.sizing import steps_in_words
 from ..records.rows import difference
 from ..records.runs import GENERATE, INSIDE, SERVED, Run
 from .metrics import OVERALL, grouped
-from .pools import BASELINES, Pool, mat_ratio
+from .pools import BASELINES, REFERENCE, Pool, mat_ratio
 from .tables import blocks
 
 MOST_GAINS = 12  # lines
@@ -292,10 +292,10 @@ def gains(pooled: Sequence[Pool]) -> list[str]:
     Both have the same batch and start, and equally many nodes if both set a number of them. A long
     list is left to the figure `budget`.
     """
-    references = [pool for pool in pooled if pool.method == "recycling"]
-    lines = []
+    references = [pool for pool in pooled if pool.method == REFERENCE]
+    pairs = []
     for pool in pooled:
-        if pool.method in ("recycling", *BASELINES):
+        if pool.method in (REFERENCE, *BASELINES):
             continue
         for other in references:
             same_start = pool.first.facets.get("start") in (None, other.first.facets.get("start"))
@@ -303,12 +303,16 @@ def gains(pooled: Sequence[Pool]) -> list[str]:
             same_batch = pool.cells.size == other.cells.size
             alike = same_start and same_nodes and same_batch
             if alike and pool.block_name == other.block_name:
-                ratio, low, high = mat_ratio(pool.cells, other.cells)
-                interval = "" if pd.isna(low) else f" [{low:.2f}, {high:.2f}]"
-                lines.append(f"  {pool.name} over {other.name}: {ratio:.2f}{interval}")
-    if not lines or len(lines) > MOST_GAINS:
+                pairs.append((pool, other))
+    if not pairs or len(pairs) > MOST_GAINS:
         return []
-    return ["MAT over recycling's, paired by question:", *lines]
+
+    lines = [f"MAT over {REFERENCE}'s, paired by question:"]
+    for pool, other in pairs:
+        ratio, low, high = mat_ratio(pool.cells, other.cells)
+        interval = "" if pd.isna(low) else f" [{low:.2f}, {high:.2f}]"
+        lines.append(f"  {pool.name} over {other.name}: {ratio:.2f}{interval}")
+    return lines
 
 
 def incomplete(runs: Sequence[Run]) -> list[str]:

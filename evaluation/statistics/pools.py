@@ -43,6 +43,7 @@ BLOCK_WORDS = {
     "questions_sha256": "questions #{}",
     "max_new_tokens": "max_new_tokens {}",
 }
+REFERENCE = "recycling"  # the method whose MAT the others are divided by
 # settings that say how many nodes a step drafts at most
 BUDGETS = ("nodes", "tree_nodes", "max_draft")
 
