@@ -14,7 +14,6 @@ import time
 from collections.abc import Iterable, Iterator
 from contextlib import closing, suppress
 from dataclasses import asdict
-from pathlib import Path
 from typing import Any, TextIO
 
 from . import __version__
@@ -23,6 +22,7 @@ from .engine import Generation, StepRecord
 from .engine.sampling import Sampling
 from .engine.sizing import steps_in_words
 from .errors import UserError, user_errors
+from .files import local_path
 from .linear_choice import LINEAR
 from .methods import DEFAULT, METHODS, make_method
 from .prompts import RAW
@@ -231,7 +231,9 @@ def parser() -> argparse.ArgumentParser:
 
     source = command.add_mutually_exclusive_group(required=True)  # `command` is now `generate`
     source.add_argument("--prompt")
-    source.add_argument("--file", type=Path, help="one prompt per line; - reads standard input")
+    source.add_argument(
+        "--file", type=local_path, help="one prompt per line; - reads standard input"
+    )
     option("--batch", type=int, default=1, help="so many prompts are decoded together")
     option("--raw", action="store_true", help="use the prompt without a chat template")
     option("--quiet", action="store_true", help="leave out the last line, on standard error")
