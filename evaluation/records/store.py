@@ -153,11 +153,11 @@ class AnswerStore:
         """
         if state:
             save_state(state, self._state_path(answered))
-        lines = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows).encode()
+        lines = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
         self.answers.parent.mkdir(parents=True, exist_ok=True)
         try:
             with self.answers.open("ab") as handle:
-                handle.write(lines)
+                handle.write(lines.encode(errors="replace"))
                 handle.flush()
                 os.fsync(handle.fileno())
         except OSError as error:  # a part that was written is cut off by `begin`
