@@ -63,6 +63,13 @@ class Execution:
         return "eager" if self.why and sampling.reads_text else self.name
 
 
+# files of a control group that hold its quota of cores and the quota's period: version 2, 1
+QUOTAS = [
+    ["sys/fs/cgroup/{}/cpu.max"],
+    ["sys/fs/cgroup/cpu/{}/cpu.cfs_quota_us", "sys/fs/cgroup/cpu/{}/cpu.cfs_period_us"],
+]
+
+
 def usable_cores(root: Path = Path("/")) -> float:
     """Return the number of cores that this process may use.
 
@@ -77,19 +84,13 @@ def usable_cores(root: Path = Path("/")) -> float:
     except OSError:  # not Linux
         groups = []
 
-    for _, controllers, path in (line.split(":", 2) for line in groups):
-        if not controllers:
-            base, files = "sys/fs/cgroup", ["cpu.max"]
-        elif "cpu" in controllers.split(","):
-            base, files = "sys/fs/cgroup/cpu", ["cpu.cfs_quota_us", "cpu.cfs_period_us"]
-        else:
-            continue
-        group = Path(path.lstrip("/"))
-        for folder in (group, *group.parents):  # each level has a limit
-            with suppress(OSError, ValueError):  # no file at this level, or no limit: "max"
-                texts = [(root / base / folder / name).read_text() for name in files]
-                quota, period = map(int, " ".join(texts).split())
-                limits += [quota / period] * (quota > 0)  # -1: no limit
+    for group in {Path(line.split(":", 2)[2].lstrip("/")) for line in groups}:
+        for name in (group, *group.parents):  # each level has a limit
+            for files in QUOTAS:
+                with suppress(OSError, ValueError):  # no file here, or no limit: "max"
+                    texts = [(root / file.format(name)).read_text() for file in files]
+                    quota, period = map(int, " ".join(texts).split())
+                    limits += [quota / period] * (quota > 0)  # -1: no limit
 
     return min(limits)
 

@@ -20,6 +20,7 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from model.engine.sampling import Sampling
+from model.engine.sizing import finds_size
 from model.errors import UserError, one_line
 from model.files import ROOT, local_path
 from model.methods import OFFERED, method_class
@@ -149,12 +150,6 @@ def checked_config(cfg: DictConfig) -> dict[str, Any]:
         )
 
     Sampling(**config["sampling"])
-    if config["tree"]["name"] == "auto" and not config["timed"]:
-        raise UserError(
-            "tree=auto: sizes follow the times of steps, and timed=false takes none;"
-            " use a fixed tree"
-        )
-
     fetch_companions(config["method"], config["model"]["name"])
     options = dict(config["method"])
     name = options.pop("name")
@@ -171,7 +166,13 @@ def checked_config(cfg: DictConfig) -> dict[str, Any]:
         taker = make_dataclass(str(name), [("compiled", bool, False)])
         check_settings(options, taker, "method.")
     else:
-        check_settings(options, method_class(drafter), "method.", without=OFFERED)
+        factory = method_class(drafter)
+        check_settings(options, factory, "method.", without=OFFERED)
+        if finds_size(factory) and config["tree"]["name"] == "auto" and not config["timed"]:
+            raise UserError(
+                "tree=auto: sizes follow the times of steps, and timed=false takes none;"
+                " use a fixed tree"
+            )
         unfit = config["batch"] > 1 or config["phases"] or sampling
         if unfit and config["execution"] == INSIDE["eager"]:
             raise UserError(

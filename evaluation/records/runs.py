@@ -472,10 +472,10 @@ def read_foreign(pattern: str, baseline: Path | None = None) -> list[Run]:
 def _foreign_answers(path: Path) -> list[Row]:
     """Read the first choices of a file's answers, as Spec-Bench's evaluation/speed.py does."""
     rows, damage = read_answers(path)
+    if not rows:
+        raise UserError(f"{path}: holds no answer in Spec-Bench's format; {damage}".rstrip("; "))
     if damage:
         print(f"note: {path}: {damage}", file=sys.stderr)
-    if not rows:
-        raise UserError(f"{path}: holds no answer in Spec-Bench's format")
     for row in rows.values():
         del row["choices"][1:]
     check_rows(rows.values(), path)
