@@ -40,7 +40,7 @@ def test_typed_paths(odd, words, call, tmp_path):
         (run.main, *words, *where),
         (run.main, *words, f"run_dir=~/{ODD}/run", f"start=~/{ODD}/state"),
         (report.main, f"~/{ODD}/results/1e3"),
-        (report.main, "--answers", f"~/{ODD}/run/*.jsonl", "--out", f"~/{ODD}/table.csv"),
+        (report.main, "--answers", f"~/{ODD}/run/answ*.jsonl", "--out", f"~/{ODD}/table.csv"),
         (audit.main, f"~/{ODD}/results/1e3"),
         (tree_search.main, f"~/{ODD}/results/1e3", "--nodes", 1, "--output", f"~/{ODD}/best.yaml"),
     ]
