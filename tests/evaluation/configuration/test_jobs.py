@@ -137,7 +137,7 @@ def test_typed_text_needs_no_quotes(text):
 @pytest.mark.parametrize(
     ("word", "read"),
     [
-        ("name=a,1e3", "name='a','1e3'"),
+        ("name=a,1e3", "name=a,'1e3'"),
         ("name=choice(~/a,'b,c',1e3)", "name=choice('~/a','b,c','1e3')"),
         ("name=x-${subject}", "name=x-${subject}"),
         ("name=x (1)/${f:a,b}", "name='x (1)/${f:a,b}'"),
