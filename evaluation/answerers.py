@@ -27,7 +27,7 @@ from model.engine.loop import exhaust
 from model.engine.sampling import GREEDY, Sampling
 from model.engine.sizing import finds_size
 from model.errors import UserError, one_line
-from model.files import load_state
+from model.files import load_state, local_path
 from model.generate import Generate
 from model.methods import AUTO, build_drafter, method_class, takes_tree
 
@@ -80,7 +80,7 @@ class Answerer:
         """Set the state for the start of a run. Raises UserError if a saved state does not fit."""
         self.drafter.reset()
         if self.start not in (None, COLD, HOT, CATEGORY):
-            self.drafter.load_state_dict(load_state(Path(str(self.start))))
+            self.drafter.load_state_dict(load_state(local_path(str(self.start))))
 
     def start_from(self, state: Path) -> None:
         """Start from the file of a saved state. Raises UserError if it does not fit."""
@@ -525,11 +525,12 @@ def build_answerer(
     answers_by = InsideGenerate if execution in INSIDE.values() else Method
     built = answers_by(loaded, drafter, settings, execution, start if drafter.stateful else None)
     if built.start not in (None, COLD, HOT, CATEGORY):
-        if not Path(start).is_file():
+        state = local_path(start)
+        if not state.is_file():
             raise UserError(
                 f"start={start}: must be cold, hot, category or the file of a saved state"
             )
-        built.start_from(Path(start))
+        built.start_from(state)
     return built
 
 

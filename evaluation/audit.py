@@ -25,7 +25,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from model.errors import UserError, visible
-from model.files import write_json
+from model.files import local_path, write_json
 
 from .configuration.jobs import group_settings, named, quoted
 from .errors import user_errors
@@ -55,7 +55,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m evaluation.audit", description=__doc__)
     flag = parser.add_argument
     flag("words", nargs="*", help="FOLDER, as results/precision; model.KEY=VALUE, bench.KEY=VALUE")
-    flag("--answers", type=Path, metavar="FILE", help="answers of any engine instead")
+    flag("--answers", type=local_path, metavar="FILE", help="answers of any engine instead")
     flag("--model", metavar="NAME", help="one of configs/model, a folder, or a hub name")
     flag("--bench", metavar="NAME", help="of answers without prompts: of configs/bench, or a file")
     flag("--made-in", choices=TYPES, help="the type they were computed in, if another one")
@@ -71,7 +71,7 @@ def main() -> None:
         if len(folders) != 1 or given.answers or given.model or given.bench or given.made_in:
             raise UserError("name an experiment's folder, or --answers FILE and --model NAME")
         permitted = {key: f"model.{key}=true" in given.words for key in PERMISSIONS}
-        audit_folder(Path(folders[0]), permitted)
+        audit_folder(local_path(folders[0]), permitted)
 
 
 def audit_file(

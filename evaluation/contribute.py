@@ -13,7 +13,7 @@ import re
 from pathlib import Path
 
 from model.errors import UserError
-from model.files import write_bytes, write_json, write_text
+from model.files import local_path, write_bytes, write_json, write_text
 
 from .errors import user_errors
 from .records import compact
@@ -112,7 +112,7 @@ def list_records(folder: Path) -> Path:
 def main() -> None:
     """The command line."""
     parser = argparse.ArgumentParser(prog="python -m evaluation.contribute", description=__doc__)
-    parser.add_argument("folder", type=Path, nargs="?", metavar="RESULTS")
+    parser.add_argument("folder", type=local_path, nargs="?", metavar="RESULTS")
     parser.add_argument("name", nargs="?", metavar="NAME", help="EXPERIMENT or EXPERIMENT-MACHINE")
     parser.add_argument("--note", default="", help="a remark for results/README.md")
 

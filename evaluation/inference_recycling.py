@@ -13,7 +13,7 @@ import argparse
 from pathlib import Path
 from typing import Any
 
-from model.files import ROOT
+from model.files import ROOT, local_path
 from model.prompts import VICUNA
 
 from .configuration.config import checked_config
@@ -79,14 +79,16 @@ def infer(settings: dict[str, Any]) -> None:
     path = settings["model.path"]
     bench = settings["bench.name"]
     model = settings["model.name"] = settings["model.name"] or Path(path).name
-    answer_file = Path(answer_file or ROOT / "data" / bench / "model_answer" / f"{model}.jsonl")
+    answer_file = local_path(
+        answer_file or ROOT / "data" / bench / "model_answer" / f"{model}.jsonl"
+    )
     settings |= {
         "model": "embedded" if path == "data/embedded" else "path",
         "run_dir": f"{answer_file}.run",
     }
 
     if questions := settings.pop("bench.path"):
-        settings |= {"bench": "file", "bench.path": str(Path(questions).resolve())}
+        settings |= {"bench": "file", "bench.path": str(local_path(questions).resolve())}
     else:
         settings["bench"] = bench
 

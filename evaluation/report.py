@@ -14,10 +14,11 @@ import os
 import shlex
 import sys
 from collections.abc import Sequence
+from glob import escape
 from pathlib import Path
 
 from model.errors import UserError
-from model.files import ROOT, write_json, write_text
+from model.files import ROOT, local_path, write_json, write_text
 
 from .errors import user_errors
 from .figures import draw_all
@@ -156,7 +157,7 @@ def against_shipped(experiment: Experiment, folder: Path) -> str:
     """
     if folder.resolve().parent == REFERENCE:
         return ""
-    folders = [path.parent for path in REFERENCE.glob(f"{folder.resolve().name}*/{FILE}")]
+    folders = [path.parent for path in REFERENCE.glob(f"{escape(folder.resolve().name)}*/{FILE}")]
     compared = {}
     for shipped in sorted(folders):
         compared[shipped], _ = compare(experiment.pools, Experiment.read(shipped).pools)
@@ -178,19 +179,26 @@ def main() -> None:
     """The command line."""
     parser = argparse.ArgumentParser(prog="python -m evaluation.report", description=__doc__)
     parser.add_argument(
-        "folder", type=Path, nargs="?", metavar="FOLDER", help="results, e.g. results/quickstart"
+        "folder",
+        type=local_path,
+        nargs="?",
+        metavar="FOLDER",
+        help="results, e.g. results/quickstart",
     )
     parser.add_argument(
         "--answers", metavar="GLOB", help="answer files instead, e.g. 'model_answer/*.jsonl'"
     )
     parser.add_argument(
-        "--baseline", type=Path, metavar="FILE", help="--answers: the file of plain decoding"
+        "--baseline", type=local_path, metavar="FILE", help="--answers: the file of plain decoding"
     )
     parser.add_argument(
-        "--out", type=Path, help=f"--answers: the table's file (default: {FOREIGN})"
+        "--out", type=local_path, help=f"--answers: the table's file (default: {FOREIGN})"
     )
     parser.add_argument(
-        "--against", type=Path, metavar="OTHER", help="another folder: are token ids the same?"
+        "--against",
+        type=local_path,
+        metavar="OTHER",
+        help="another folder: are token ids the same?",
     )
 
     with user_errors():

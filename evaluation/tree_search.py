@@ -10,7 +10,6 @@ its parent, so they form a tree. Use the written template with tree=file tree.pa
 from __future__ import annotations
 
 import argparse
-import re
 import shlex
 from collections.abc import Sequence
 from pathlib import Path
@@ -19,7 +18,7 @@ from typing import Any
 import yaml
 
 from model.errors import UserError
-from model.files import write_text
+from model.files import local_path, write_text
 
 from .configuration.jobs import quoted
 from .errors import user_errors
@@ -81,7 +80,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m evaluation.tree_search", description=__doc__)
     parser.add_argument(
         "folder",
-        type=Path,
+        type=local_path,
         help="an experiment's results, e.g. results/quickstart",
     )
     parser.add_argument(
@@ -90,7 +89,7 @@ def main() -> None:
         required=True,
         help="of the tree, the root not counted",
     )
-    parser.add_argument("--output", required=True, help="the template's YAML file")
+    parser.add_argument("--output", type=local_path, required=True, help="the template's YAML file")
     parser.add_argument(
         "--method",
         help="label of the run, where several drafted from a tree, e.g. 'recycling (hot)'",
@@ -101,16 +100,15 @@ def main() -> None:
         tree = find_tree(given.folder, given.nodes, given.method)
         nodes = [f"- {node}\n" for node in tree.pop("nodes")]
         write_text(
-            Path(given.output), "".join([yaml.safe_dump(tree, sort_keys=False), "nodes:\n", *nodes])
+            given.output, "".join([yaml.safe_dump(tree, sort_keys=False), "nodes:\n", *nodes])
         )
         print(
             f"{given.output}: {len(nodes)} nodes,"
             f" {tree['expected_accepted']:.2f} drafts accepted a step"
         )
-        # only characters that Hydra's grammar reads without quotes
-        bare = re.fullmatch(r"[\w./-]+", given.output)
-        path = given.output if bare else quoted(given.output)
-        print(f"use it: tree=file {shlex.quote(f'tree.path={path}')}")
+        path = str(given.output)
+        setting = f"tree.path={quoted(path)}" if "," in path else f"tree.path={path}"
+        print(f"use it: tree=file {shlex.quote(setting)}")
 
 
 if __name__ == "__main__":

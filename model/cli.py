@@ -14,7 +14,6 @@ import time
 from collections.abc import Iterable, Iterator
 from contextlib import closing, suppress
 from dataclasses import asdict
-from pathlib import Path
 from typing import Any, TextIO
 
 from . import __version__
@@ -22,7 +21,8 @@ from .decoder import Answer, Decoder, pieces, seeded
 from .engine import Generation, StepRecord
 from .engine.sampling import Sampling
 from .engine.sizing import steps_in_words
-from .errors import UserError, user_errors
+from .errors import UserError, user_errors, whole_characters
+from .files import local_path
 from .linear_choice import LINEAR
 from .methods import DEFAULT, METHODS, make_method
 from .prompts import RAW
@@ -151,7 +151,8 @@ def talk(chat: Chat) -> None:
     """Read lines until the input's end or /quit; in a terminal Ctrl-C discards the line."""
     terminal = sys.stdin.isatty()
     if terminal:
-        import readline  # noqa: F401 - lines can be edited, and the arrows bring earlier ones back
+        with suppress(ImportError):  # Windows has none
+            import readline  # noqa: F401 - lines can be edited, and the arrows bring earlier ones back
     with suppress(EOFError):
         while True:
             try:
@@ -231,7 +232,9 @@ def parser() -> argparse.ArgumentParser:
 
     source = command.add_mutually_exclusive_group(required=True)  # `command` is now `generate`
     source.add_argument("--prompt")
-    source.add_argument("--file", type=Path, help="one prompt per line; - reads standard input")
+    source.add_argument(
+        "--file", type=local_path, help="one prompt per line; - reads standard input"
+    )
     option("--batch", type=int, default=1, help="so many prompts are decoded together")
     option("--raw", action="store_true", help="use the prompt without a chat template")
     option("--quiet", action="store_true", help="leave out the last line, on standard error")
@@ -327,7 +330,7 @@ def summary(decoder: Decoder, answers: list[Answer], seconds: float, batch: int 
 def prompts_of(given: argparse.Namespace) -> list[str]:
     """Return the prompts. Raises UserError if the file cannot be read or holds none."""
     if given.prompt is not None:
-        return [given.prompt]
+        return [whole_characters(given.prompt)]  # its bytes may be no UTF-8
 
     try:
         text = (

@@ -22,7 +22,7 @@ from .engine.linear import unpack_linears
 from .engine.loop import exhaust
 from .engine.sampling import GREEDY, Sampling, hashed_seed
 from .errors import UserError, one_line
-from .files import load_state, save_state
+from .files import load_state, local_path, save_state
 from .generation_config import ends_by, eos_ids, not_applied, with_own_settings
 from .linear_choice import choose_linear
 from .methods import DEFAULT, make_method
@@ -153,14 +153,14 @@ class Decoder:
     def save_state(self, path: str | Path) -> None:
         """Write what the method has learnt to a file. Raises UserError if it cannot be written."""
         with self.target.turns:
-            save_state(self.method.state_dict(), Path(path))
+            save_state(self.method.state_dict(), local_path(path))
 
     def load_state(self, path: str | Path) -> None:
         """Load what `save_state` wrote.
 
         Raises UserError if it cannot be read, or is another method's.
         """
-        state = load_state(Path(path))
+        state = load_state(local_path(path))
         with self.target.turns:
             self.method.load_state_dict(state)
 

@@ -35,6 +35,11 @@ def visible(text: str) -> str:
     return _CONTROLS.sub(lambda control: f"\\u{ord(control[0]):04x}", text)
 
 
+def whole_characters(text: str) -> str:
+    """Join the halves of a character (a surrogate pair), and replace single halves by U+FFFD."""
+    return text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
+
+
 def start_command() -> None:
     """Let this process print any text and read any input.
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import platform
 import uuid
 from collections.abc import Iterator
@@ -101,12 +102,17 @@ def weight_files(folder: Path) -> list[Path]:
 ROOT = Path(__file__).resolve().parent.parent
 
 
+def local_path(path: str | Path) -> Path:
+    """Return a path that a user typed; ~ is the home folder."""
+    return Path(os.path.expanduser(path))  # noqa: PTH111 - pathlib raises where nobody has the name
+
+
 def located(path: str | Path) -> Path:
     """Return the path if it exists or is absolute.
 
     Else, it is relative to the repository, where shipped files are.
     """
-    local = Path(path).expanduser()
+    local = local_path(path)
     return local if local.exists() or local.is_absolute() else ROOT / local
 
 

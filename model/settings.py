@@ -48,8 +48,7 @@ def check_settings(
 
     for key, value in settings.items():
         if key in parameters:
-            is_number_as_name = key == "name" and isinstance(value, int | float)  # name=2026
-            if not is_number_as_name and not _fits(value, parameters[key]):
+            if not _fits(value, parameters[key]):
                 raise UserError(f"{prefix}{key}={value}: {_in_words(parameters[key])}")
             continue
         near = difflib.get_close_matches(key, parameters, 1, 0.75)
@@ -63,6 +62,17 @@ def check_settings(
     for key, parameter in parameters.items():
         if parameter.default is parameter.empty and key not in settings:
             raise UserError(f"{prefix}{key}: {name if prefix else 'a run'} needs this setting")
+
+
+def text_settings(taker: Callable[..., Any]) -> dict[str, bool]:
+    """Return the parameters of `taker` that hold a text, each with True if it may be None."""
+    found = {}
+    for key, parameter in inspect.signature(taker, eval_str=True).parameters.items():
+        kinds = {*_kinds(parameter.annotation)}
+        texts = kinds - {NoneType}
+        if texts and all(kind is str or isinstance(kind, str) for kind in texts):
+            found[key] = texts != kinds
+    return found
 
 
 def _kinds(annotation: Any) -> list[Any]:

@@ -10,9 +10,10 @@ import os
 import sys
 import time
 from collections.abc import Callable
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass
 from functools import cached_property, partial
+from pathlib import Path
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -62,16 +63,49 @@ class Execution:
         return "eager" if self.why and sampling.reads_text else self.name
 
 
-def busy_cores(seconds: float = 0.2) -> float:
-    """Return the number of cores that other processes keep busy, measured over `seconds`.
+# files of a control group that hold its quota of cores and the quota's period: version 2, 1
+QUOTAS = [
+    ["sys/fs/cgroup/{}/cpu.max"],
+    ["sys/fs/cgroup/cpu/{}/cpu.cfs_quota_us", "sys/fs/cgroup/cpu/{}/cpu.cfs_period_us"],
+]
 
-    Systems count in steps of 10 ms.
+
+def usable_cores(root: Path = Path("/")) -> float:
+    """Return the number of cores that this process may use.
+
+    Control groups limit it, as in a container.
+
+    Args:
+        root: the file system whose proc/ and sys/ say so.
+    """
+    limits = [float(psutil.cpu_count() or 1)]
+    try:
+        groups = (root / "proc/self/cgroup").read_text().splitlines()
+    except OSError:  # not Linux
+        groups = []
+
+    for group in {Path(line.split(":", 2)[2].lstrip("/")) for line in groups}:
+        for name in (group, *group.parents):  # each level has a limit
+            for files in QUOTAS:
+                with suppress(OSError, ValueError):  # no file here, or no limit: "max"
+                    texts = [(root / file.format(name)).read_text() for file in files]
+                    quota, period = map(int, " ".join(texts).split())
+                    limits += [quota / period] * (quota > 0)  # -1: no limit
+
+    return min(limits)
+
+
+def busy_cores(seconds: float = 0.2) -> float:
+    """Return how many usable cores other processes keep busy, measured over `seconds`.
+
+    Systems count in steps of 10 ms. Cores beyond this process's quota are left out.
     """
     before = _computed()
     start = time.perf_counter()
     time.sleep(seconds)
     wall = time.perf_counter() - start
-    return max(0.0, (_computed() - before) / wall)
+    beyond = (psutil.cpu_count() or 1) - usable_cores()
+    return max(0.0, (_computed() - before) / wall - beyond)
 
 
 def _computed() -> float:
@@ -82,7 +116,7 @@ def _computed() -> float:
 
 def free_cores() -> int:
     """Return how many threads find a free core each, at least one."""
-    return max(1, round((psutil.cpu_count() or 1) - busy_cores()))
+    return max(1, int(usable_cores() - round(busy_cores())))
 
 
 _threads = 0, ""  # the number that `choose_threads` set, and why
@@ -112,7 +146,7 @@ def choose_threads(threads: int | None = None, why: str = "asked for") -> str:
     elif threads is None:
         free = free_cores()
         threads = min(before, free)
-        why = f"{free} of {psutil.cpu_count()} cores were free"
+        why = f"{free} of {usable_cores():g} cores were free"
         if free < before:
             said = f"threads: {threads}, as {why}; OMP_NUM_THREADS sets another number"
     torch.set_num_threads(threads)

@@ -22,7 +22,7 @@ from transformers.utils import logging as transformers_logging
 
 from evaluation.errors import user_errors
 from model.errors import UserError, one_line
-from model.files import located
+from model.files import local_path, located
 from model.structures.datastore import write_datastore
 
 BLOCK = 4096  # lines of a .txt file tokenised at once
@@ -103,8 +103,10 @@ def main(arguments: list[str] | None = None) -> None:
         required=True,
         help="folder or hub name of the model whose tokenizer is used",
     )
-    parser.add_argument("--text", type=Path, nargs="+", required=True, help=".txt and .jsonl files")
-    parser.add_argument("--output", type=Path, required=True, help="the file to write")
+    parser.add_argument(
+        "--text", type=local_path, nargs="+", required=True, help=".txt and .jsonl files"
+    )
+    parser.add_argument("--output", type=local_path, required=True, help="the file to write")
     with user_errors("nothing was written"):
         options = parser.parse_args(arguments)
         build(*load_tokenizer(options.model), documents(options.text), options.output)

@@ -33,6 +33,12 @@ environment() {
     else
         echo "bringing .venv up to date" >&2
     fi
+    # uv makes environments without pip
+    if ! "$PYTHON" -m pip --version >/dev/null 2>&1 && ! "$PYTHON" -m ensurepip >/dev/null 2>&1 &&
+        ! uv pip install --quiet --python "$PYTHON" pip 2>/dev/null; then
+        echo "error: .venv has no pip, ensurepip or uv; install pip there, or use .venv as it is: export PYTHON=$PYTHON" >&2
+        exit 2
+    fi
     if ! "$PYTHON" -m pip install --quiet --disable-pip-version-check "${files[@]}"; then
         echo "error: installing $* failed (see above); with a network, run the same command again" >&2
         exit 2

@@ -25,7 +25,7 @@ from evaluation.errors import user_errors
 from evaluation.loading.models import ModelSettings, load_model
 from model.engine import Target
 from model.errors import UserError
-from model.files import save_state, write_json
+from model.files import local_path, save_state, write_json
 from model.methods import eagle, medusa
 from model.methods.eagle import EagleHead
 from model.methods.medusa import MedusaHeads
@@ -179,7 +179,7 @@ def sequences(text: str, tokenizer: Any, length: int) -> Iterator[Encoded]:
         yield from (item for item in items if len(item) <= length)
 
     chunks = []
-    for document in documents([Path(text)]):
+    for document in documents([local_path(text)]):
         ids = tokenizer("".join(document)).input_ids
         chunks += [ids[i : i + length] for i in range(0, len(ids), length)]
 
@@ -274,7 +274,7 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
         ).add_argument
         add("--model", required=True, help="folder or hub name of the target, which stays frozen")
         add("--text", required=True, help=".txt, .jsonl (as of tools.datastore), or `embedded`")
-        add("--output", required=True, type=Path, help="folder for weights and config.json")
+        add("--output", required=True, type=local_path, help="folder for weights and config.json")
         add("--device", default="auto", help="of the target")
         add("--dtype", default="auto", help="of the target")
 

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from evaluation.errors import user_errors
 from model import __version__
-from model.files import ROOT
+from model.files import ROOT, local_path
 
 
 def write_repository(folder: Path) -> None:
@@ -38,6 +38,6 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser(
         prog="python -m tools.hub_repository", description="Write a hub repository."
     )
-    parser.add_argument("folder", type=Path)
+    parser.add_argument("folder", type=local_path)
     with user_errors():
         write_repository(parser.parse_args().folder)

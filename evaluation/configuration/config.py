@@ -20,14 +20,15 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from model.engine.sampling import Sampling
+from model.engine.sizing import finds_size
 from model.errors import UserError, one_line
-from model.files import ROOT
+from model.files import ROOT, local_path
 from model.methods import OFFERED, method_class
 from model.recycling import build_template
-from model.settings import check_settings
+from model.settings import check_settings, text_settings
 
 from ..loading.bench import load_bench
-from ..loading.hub import fetch_companions
+from ..loading.hub import KINDS, fetch_companions
 from ..loading.models import ModelSettings
 from ..loading.server import Server
 from ..records.runs import INSIDE, SERVER
@@ -58,12 +59,20 @@ OR_NULL = {"repeat": int | None, "run_dir": str | None}
 NO_SETTINGS = ("defaults", "companions", "subject", "hydra")  # read by Hydra, or by other settings
 TYPES = {key: OR_NULL.get(key, type(SHIPPED[key])) for key in SHIPPED if key not in NO_SETTINGS}
 TYPES |= dict.fromkeys(("method", *GROUPS), dict)
+RUN = make_dataclass("Settings", TYPES.items())
+# settings that hold a text, as a command line names them; True: or null
+TEXTS = text_settings(RUN) | {"method.name": False, "method.drafter": True}
+TEXTS |= {f"companions.{kind.name}": True for kind in KINDS.values()}
+TEXTS |= {f"method.{key}": True for key in KINDS}
+for _group, _taker in {**GROUPS, "method": Server}.items():
+    TEXTS |= {f"{_group}.{key}": null for key, null in text_settings(_taker).items()}
 
 # ${plain:NAME} in configs/ makes a name fit for a folder. Registered at import, so in every process
 # of a launcher.
 OmegaConf.register_new_resolver(
     "plain", lambda name: re.sub(r"[^\w.-]+", "_", str(name)).strip("_."), replace=True
 )
+OmegaConf.register_new_resolver("local", lambda path: str(local_path(path)), replace=True)
 
 
 @contextmanager
@@ -121,7 +130,7 @@ def checked_config(cfg: DictConfig) -> dict[str, Any]:
     """
     with config_errors():
         config: dict[str, Any] = OmegaConf.to_container(cfg, resolve=True, throw_on_missing=True)  # type: ignore[assignment]
-    check_settings(config, make_dataclass("Settings", TYPES.items()), allow_extra=True)
+    check_settings(config, RUN, allow_extra=True)
     check_groups(config)
 
     for key in sorted({"name", "drafter"} - config["method"].keys()):
@@ -141,12 +150,6 @@ def checked_config(cfg: DictConfig) -> dict[str, Any]:
         )
 
     Sampling(**config["sampling"])
-    if config["tree"]["name"] == "auto" and not config["timed"]:
-        raise UserError(
-            "tree=auto: sizes follow the times of steps, and timed=false takes none;"
-            " use a fixed tree"
-        )
-
     fetch_companions(config["method"], config["model"]["name"])
     options = dict(config["method"])
     name = options.pop("name")
@@ -163,7 +166,13 @@ def checked_config(cfg: DictConfig) -> dict[str, Any]:
         taker = make_dataclass(str(name), [("compiled", bool, False)])
         check_settings(options, taker, "method.")
     else:
-        check_settings(options, method_class(drafter), "method.", without=OFFERED)
+        factory = method_class(drafter)
+        check_settings(options, factory, "method.", without=OFFERED)
+        if finds_size(factory) and config["tree"]["name"] == "auto" and not config["timed"]:
+            raise UserError(
+                "tree=auto: sizes follow the times of steps, and timed=false takes none;"
+                " use a fixed tree"
+            )
         unfit = config["batch"] > 1 or config["phases"] or sampling
         if unfit and config["execution"] == INSIDE["eager"]:
             raise UserError(

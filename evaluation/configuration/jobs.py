@@ -16,8 +16,8 @@ from copy import deepcopy
 from functools import cache
 from itertools import product
 from numbers import Number
-from pathlib import Path
 from shlex import split
+from types import NoneType
 from typing import Any, NamedTuple
 
 import torch
@@ -26,24 +26,38 @@ from hydra._internal.config_loader_impl import ConfigLoaderImpl
 from hydra._internal.utils import create_config_search_path
 from hydra.core.config_loader import ConfigLoader
 from hydra.core.override_parser.overrides_parser import OverridesParser
-from hydra.core.override_parser.types import Override, Quote, QuotedString
+from hydra.core.override_parser.types import (
+    ChoiceSweep,
+    Glob,
+    Override,
+    Quote,
+    QuotedString,
+    RangeSweep,
+)
+from hydra.errors import HydraException
 from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 
 from model.engine.sizing import finds_size
 from model.errors import UserError
-from model.files import ROOT, located
+from model.files import ROOT, local_path, located
 from model.methods import AUTO, RANKS, method_class, takes_tree
 from model.recycling import build_template
 from model.recycling.templates import PARAMETERS
 
 from ..loading.hub import missing_companion
 from ..records.store import Planned
-from .config import check_groups, config_errors, meant
+from .config import TEXTS, check_groups, config_errors, meant
 
 DEPENDENT = ("method.", "tree")  # prefixes of settings that exist only for some methods and trees
 # what decides the list of jobs, so that it has one value
 DECIDING = re.compile(r"(experiment|preset|launcher|repeats|batches|hydra|quickstart|paper)\b")
+READ_AS_TEXT = (str, QuotedString, RangeSweep, Glob)
+# a part of a list: in quotes, or up to a comma that is not within ${...} or behind a backslash
+PART = re.compile(
+    r"""(?:^|,)(\s*'(?:\\.|[^'\\])*'\s*(?=,|$)|\s*"(?:\\.|[^"\\])*"\s*(?=,|$)"""
+    r"""|(?>(?:\$\{[^}]*\}|\\.?|[^,\\])*))"""
+)
 BASIC = "basic"  # Hydra's own launcher: jobs run in this process, where they can be interleaved
 
 version.setbase(None)  # Hydra's present defaults
@@ -63,7 +77,8 @@ def compose(words: Sequence[str], config_dir: str | None = None) -> Composed:
 
     Raises UserError for a choice that does not exist, and for a setting that no job has.
     """
-    words = [re.sub(r"^\+*k=", "method.k=", word) for word in words]  # the paper calls it k
+    # the paper calls it k
+    words = [as_typed(re.sub(r"^\+*k=", "method.k=", word)) for word in words]
     with config_errors():
         loader = _config_loader(config_dir)
         typed = OverridesParser.create(config_loader=loader).parse_overrides(words)
@@ -96,7 +111,7 @@ def _config_loader(config_dir: str | None) -> ConfigLoader:
     """Return a loader of configs/ and of the user's own folder, whose files come first."""
     search_path = create_config_search_path(str(ROOT / "configs"))
     if config_dir is not None:
-        folder = Path(config_dir).resolve()
+        folder = local_path(config_dir).resolve()
         if not folder.is_dir():
             raise UserError(f"--config-dir={config_dir}: no such folder")
 
@@ -158,6 +173,38 @@ def quoted(value: Any) -> str:
     return str(QuotedString(str(value), Quote.single).with_quotes())
 
 
+def as_typed(word: str) -> str:
+    """Quote the value of a setting where Hydra cannot read it, or reads a text as something else.
+
+    Lists (a,b), choice(a,b), ${...} and quotes keep their meaning, and null where a setting may be
+    null.
+    """
+    key, equals, value = word.partition("=")
+    null = TEXTS.get(key.lstrip("+"))
+    if null is None:
+        return key + equals + _readable(value, object)
+    return key + equals + _readable(value, (*READ_AS_TEXT, *[NoneType] * null))
+
+
+def _readable(value: str, kinds: Any) -> str:
+    """Return a value, or list of values, quoted if Hydra would not read these types."""
+    try:
+        read = OverridesParser.create().parse_override(f"x={value}").value()
+        is_sweep = isinstance(read, ChoiceSweep)
+        if all(isinstance(part, kinds) for part in (read.list if is_sweep else [read])):
+            return value
+    except HydraException:
+        is_sweep = True
+
+    begins = r"choice\(|\[" if kinds is object else r"choice\("
+    is_list = re.fullmatch(rf"({begins})(.*)([)\]])", value)
+    begin, inner, end = is_list.groups() if is_list else ("", value, "")
+    parts = PART.findall(inner)
+    if is_sweep and (is_list or len(parts) > 1):
+        return begin + ",".join(_readable(part.strip(), kinds) for part in parts) + end
+    return quoted(value)
+
+
 def plan(typed: Sequence[Override], sweep: DictConfig, loader: ConfigLoader) -> list[Planned]:
     """Return each job of a sweep once, in the order of repeats, as the machine drifts.
 
@@ -188,7 +235,7 @@ def plan(typed: Sequence[Override], sweep: DictConfig, loader: ConfigLoader) -> 
     grids = [params | given]
     on_cuda = torch.cuda.is_available() and sweep.model.device != "cpu"
     for run in sweeper["also"] + sweeper["also_on_cuda"] * on_cuda:
-        own = values_of(parse(split(run)))
+        own = values_of(parse([*map(as_typed, split(run))]))
         for key in own.keys() & given.keys():
             own[key] = [value for value in own[key] if value in given[key]]
         grids.append(params | given | own)
@@ -205,6 +252,8 @@ def plan(typed: Sequence[Override], sweep: DictConfig, loader: ConfigLoader) -> 
                 if key.startswith(DEPENDENT) and name not in has:
                     del job[key]
 
+            # without a tree that the method does not have
+            chosen = choose(*(f"{key}={job[key]}" for key in job if key.strip("+") in groups))
             words = [f"{key}={value}" for key, value in job.items()]
 
             is_equal = len({job[key] for key in sweeper["equal"] if key in job}) <= 1

@@ -24,7 +24,7 @@ from fastchat.conversation import conv_templates, get_conv_template
 
 from model import prompts
 from model.errors import UserError, one_line
-from model.files import ROOT, write_bytes
+from model.files import ROOT, located, write_bytes
 
 from ..records.rows import (
     FILE_ORDER,
@@ -92,7 +92,7 @@ def load_bench(
         UserError: missing, empty, malformed, wrong hash, no network, nothing selected, unknown
             order.
     """
-    file = ROOT / path
+    file = located(path)
     if file.is_dir() or (url is None and not file.suffix):
         file /= "question.jsonl"
     digest = _fetch(file, url, sha256)

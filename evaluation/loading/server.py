@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -20,7 +21,7 @@ from urllib.parse import quote
 
 import httpx2
 
-from model.errors import UserError, one_line
+from model.errors import UserError, one_line, whole_characters
 
 from ..records.provenance import without_passwords
 from ..records.runs import NO_SPECULATION
@@ -388,6 +389,11 @@ class Server:
                     times.append(now - start)
                     reply.first_tokens = reply.first_tokens or len(reply.ids) or 1
 
+        text = whole_characters(reply.text)  # events may cut a character in two
+        lost = text.count("\ufffd") - reply.text.count("\ufffd")
+        if lost:
+            print(f"{self.where}: {lost} half characters became U+FFFD", file=sys.stderr)
+        reply.text = text
         return reply, times or [time.perf_counter() - start]  # nothing was sent
 
     def _refuse(self, response: httpx2.Response) -> None:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from functools import lru_cache
-from pathlib import Path
 from typing import Any
 
 import pandas as pd
@@ -15,7 +14,7 @@ from tokenizers import Tokenizer
 from tokenizers.decoders import DecodeStream
 
 from model.errors import one_line
-from model.files import ROOT
+from model.files import located
 
 from ..records.provenance import CONVERTED, sha256_of
 from ..records.rows import Row, read_questions, subtask
@@ -152,10 +151,9 @@ def _tokenizer_path(run: Run, path: str) -> str:
 @lru_cache(maxsize=4)
 def load(path: str, revision: str | None = None) -> Tokenizer:
     """Load a model's tokenizer from local files only and without its code."""
-    for folder in (Path(path).expanduser(), ROOT / path):
-        file = folder / "tokenizer.json"
-        if file.is_file():
-            return Tokenizer.from_file(str(file))
+    file = located(path) / "tokenizer.json"
+    if file.is_file():
+        return Tokenizer.from_file(str(file))
 
     # takes seconds to import: only where nothing else will do
     from transformers import AutoTokenizer
@@ -203,7 +201,7 @@ def _prompts(runs: Iterable[Run]) -> dict[str, list[str]]:
             continue
         read.add((path, digest))
 
-        file = ROOT / path
+        file = located(path)
         if file.is_dir():
             file /= "question.jsonl"
         if not file.is_file() or sha256_of(file) != digest:

@@ -9,15 +9,18 @@ import hashlib
 import itertools
 import json
 import math
+import re
+import sys
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from model.errors import UserError, one_line
+from model.errors import UserError, one_line, whole_characters
 
 Row = dict[str, Any]
+HALF = re.compile(r"\\ud[89a-f]", re.IGNORECASE)  # half of a character, as JSON writes it
 SCHEMA = 4  # version of this project's rows and metadata, raised when either changes its meaning
 
 
@@ -126,6 +129,21 @@ def read_object(path: Path) -> dict[str, Any]:
     except (OSError, ValueError):
         return {}
     return value if isinstance(value, dict) else {}
+
+
+def read_line(line: str, where: str) -> Any:
+    """Return a line's JSON value. Half characters become U+FFFD, and `where` is printed.
+
+    Raises ValueError or RecursionError for anything else.
+    """
+    value = json.loads(line)
+    if not HALF.search(line):
+        return value
+    text = json.dumps(value, ensure_ascii=False)
+    whole = whole_characters(text)
+    if whole != text:
+        print(f"{where}: a half character (a lone surrogate) became U+FFFD", file=sys.stderr)
+    return json.loads(whole)
 
 
 def read_answers(path: Path) -> tuple[dict[Any, Row], str]:
@@ -351,10 +369,11 @@ def read_rows(path: Path, kind: str = "question file") -> Iterator[tuple[str, An
 
     for number, line in enumerate(lines, start=1):
         if line.strip():
+            where = f"{path}:{number}"
             try:
-                yield f"{path}:{number}", json.loads(line)
+                yield where, read_line(line, where)
             except (ValueError, RecursionError):
-                raise UserError(f"{path}:{number}: not JSON, cut short?") from None
+                raise UserError(f"{where}: not JSON, cut short?") from None
 
 
 def checked_questions(rows: Iterable[tuple[str, Any]], path: Path) -> tuple[Question, ...]:

@@ -20,6 +20,7 @@ from typing import Any
 import pandas as pd
 
 from model.errors import UserError
+from model.files import local_path
 from model.methods import table_place
 
 from . import compact
@@ -438,7 +439,10 @@ def read_foreign(pattern: str, baseline: Path | None = None) -> list[Run]:
     Raises:
         UserError: no file matches, or one holds no answer.
     """
-    paths = {path for path in map(Path, glob.glob(pattern, recursive=True)) if path.is_file()}  # noqa: PTH207
+    whole = local_path(pattern)
+    folder = next(filter(Path.is_dir, whole.parents), whole)  # its name may hold [
+    found = glob.glob(str(whole.relative_to(folder)), root_dir=folder, recursive=True)  # noqa: PTH207
+    paths = set(filter(Path.is_file, [whole, *map(folder.joinpath, found)]))
     if not paths:
         raise UserError(f"--answers {pattern}: no such file")
     plain = [path for path in paths if PLAIN_DECODING & set(re.split("[-_]", path.stem.lower()))]
@@ -468,10 +472,10 @@ def read_foreign(pattern: str, baseline: Path | None = None) -> list[Run]:
 def _foreign_answers(path: Path) -> list[Row]:
     """Read the first choices of a file's answers, as Spec-Bench's evaluation/speed.py does."""
     rows, damage = read_answers(path)
+    if not rows:
+        raise UserError(f"{path}: holds no answer in Spec-Bench's format; {damage}".rstrip("; "))
     if damage:
         print(f"note: {path}: {damage}", file=sys.stderr)
-    if not rows:
-        raise UserError(f"{path}: holds no answer in Spec-Bench's format")
     for row in rows.values():
         del row["choices"][1:]
     check_rows(rows.values(), path)

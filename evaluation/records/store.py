@@ -27,7 +27,7 @@ from filelock import lock_descriptor
 from omegaconf import DictConfig
 
 from model.errors import UserError
-from model.files import PARTIAL, load_state, save_state, write_json
+from model.files import PARTIAL, load_state, local_path, save_state, write_json
 
 from .provenance import without_passwords
 from .rows import Row, check_schema, difference, read_answers, read_object
@@ -153,11 +153,11 @@ class AnswerStore:
         """
         if state:
             save_state(state, self._state_path(answered))
-        lines = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows).encode()
+        lines = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
         self.answers.parent.mkdir(parents=True, exist_ok=True)
         try:
             with self.answers.open("ab") as handle:
-                handle.write(lines)
+                handle.write(lines.encode(errors="replace"))
                 handle.flush()
                 os.fsync(handle.fileno())
         except OSError as error:  # a part that was written is cut off by `begin`
@@ -184,6 +184,11 @@ class AnswerStore:
         return self.folder / f"state-{answered}.safetensors"
 
 
+def experiment_folder(config: Any) -> Path:
+    """Return the folder of an experiment, by the configuration of any of its jobs."""
+    return local_path(config["results_dir"]) / str(config["name"])
+
+
 class Planned(NamedTuple):
     """A job of a sweep: its overrides, and the configuration they compose to.
 
@@ -197,7 +202,7 @@ class Planned(NamedTuple):
     @property
     def folder(self) -> Path:
         """The experiment's folder."""
-        return Path(self.config.results_dir) / str(self.config.name)
+        return experiment_folder(self.config)
 
 
 def mark_of(folder: Path, job: Sequence[str]) -> Path:
@@ -211,7 +216,7 @@ def mark_of(folder: Path, job: Sequence[str]) -> Path:
 
 def note_done(config: dict[str, Any], job: list[str], run: Path) -> None:
     """Mark this job as done, with the folder of its run, which other jobs may share."""
-    folder = Path(config["results_dir"]) / str(config["name"])
+    folder = experiment_folder(config)
     if config["run_dir"] is None:
         write_json(mark_of(folder, job), {"job": without_passwords(job), "run": run.name})
 

@@ -22,7 +22,7 @@ import torch
 from model.engine.batch import check_batch
 from model.engine.sampling import GREEDY, Sampling
 from model.errors import UserError
-from model.files import ROOT, write_text
+from model.files import ROOT, local_path, write_text
 from model.tuning import busy_cores, threads_why
 
 from ..answerers import CATEGORY, COLD, HOT, Answerer, Served, build_answerer
@@ -49,7 +49,7 @@ from ..records.rows import (
     wall_time,
 )
 from ..records.runs import GENERATE, SAVED, without_paths
-from ..records.store import AnswerStore
+from ..records.store import AnswerStore, experiment_folder
 from ..statistics.metrics import measure
 from .answering import acceptance_lines, answer
 
@@ -142,8 +142,9 @@ class Runner:
 
         self.bench = bench
 
-        given: str | None = config["run_dir"]
-        self.folder = Path(given) if given else default_folder(config, self.recorded, self.answerer)
+        self.folder = default_folder(config, self.recorded, self.answerer)
+        if config["run_dir"]:
+            self.folder = local_path(config["run_dir"])
         self.key = json.dumps([str(self.folder), without_paths(self.recorded)], sort_keys=True)
         self.store = AnswerStore(self.folder, answer_file)
 
@@ -393,7 +394,7 @@ def without_later(settings: dict[str, Any]) -> dict[str, Any]:
 
 def runs_folder(config: dict[str, Any]) -> Path:
     """Return the folder of an experiment's runs."""
-    return Path(config["results_dir"]) / str(config["name"]) / "runs"
+    return experiment_folder(config) / "runs"
 
 
 def default_folder(config: dict[str, Any], recorded: dict[str, Any], answerer: Answerer) -> Path:

@@ -18,6 +18,7 @@ from typing import Any
 import torch
 from tqdm import tqdm
 
+from model.files import local_path
 from model.tuning import choose_threads
 
 from ..errors import noted
@@ -131,7 +132,8 @@ def recorded_threads(config: dict[str, Any]) -> int | None:
         return None
 
     found = []
-    for folder in [Path(config["run_dir"])] if config["run_dir"] else runs_folder(config).glob("*"):
+    own = config["run_dir"]
+    for folder in [local_path(own)] if own else runs_folder(config).glob("*"):
         recorded = read_object(folder / "metadata.json")
         threads = recorded.get("threads")
         if threads and recorded.get("device") == describe_device(torch.device("cpu"), threads):

@@ -16,6 +16,7 @@ import torch
 import yaml
 
 from ..errors import UserError, one_line
+from ..files import located
 
 RankPath = tuple[int, ...]
 
@@ -229,7 +230,7 @@ class Draft:
 def read_tree(path: str | Path) -> Tree:
     """Read a tree from YAML. Raises UserError naming the file if it is missing or malformed."""
     try:
-        data = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
+        data = yaml.safe_load(located(path).read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
         raise UserError(f"tree: {path} cannot be read ({one_line(error)})") from None
     nodes = data.get("nodes") if isinstance(data, dict) else data

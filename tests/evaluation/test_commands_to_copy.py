@@ -6,9 +6,9 @@ import subprocess
 
 import pytest
 import yaml
-from hydra.core.override_parser.overrides_parser import OverridesParser
 
 from evaluation import tree_search
+from evaluation.configuration.jobs import compose
 from evaluation.page import render
 from evaluation.records.runs import read_runs
 from evaluation.statistics.agreement import audit_table, wording
@@ -58,6 +58,5 @@ def test_a_trees_overrides(folder, call):
     outcome = call(tree_search.main, folder, "--nodes", 2, "--output", tree)
     assert outcome.code == 0 and len(yaml.safe_load(tree.read_text())["nodes"]) == 2
     (line,) = re.findall("^use it: (.*)$", outcome.out, re.M)
-    overrides = [OverridesParser.create().parse_override(word) for word in words(line)]
-    given = {override.key_or_group: override.value() for override in overrides}
-    assert given == {"tree": "file", "tree.path": str(tree)}
+    (job,) = compose(words(line)).jobs
+    assert (job.config.tree.name, job.config.tree.path) == ("file", str(tree))

@@ -191,6 +191,7 @@ def test_a_chat_in_a_terminal(chat, monkeypatch):
 
     monkeypatch.setattr(sys.stdin, "isatty", lambda: True)
     monkeypatch.setattr("builtins.input", read)
+    monkeypatch.setitem(sys.modules, "readline", None)  # Windows has none
     talking, out = chat(colours=True, max_new_tokens=40)
     talk(talking)
     assert next(typed, None) is None

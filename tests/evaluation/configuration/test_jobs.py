@@ -2,8 +2,11 @@
 
 import pytest
 import torch
+from omegaconf import OmegaConf
 
-from evaluation.configuration.jobs import compose, quoted
+from evaluation.configuration.config import checked_config
+from evaluation.configuration.jobs import as_typed, compose, quoted
+from model.errors import UserError
 
 TREES = ("tree=best", "tree.nodes=8,16")
 BOTH = "method=suffix_recycling tree=best tree.nodes={0} method.max_draft={1}"
@@ -59,6 +62,9 @@ def test_jobs_of_a_sweep(words):
     jobs = compose(words).jobs
     assert [" ".join(job.overrides[1:]) for job in jobs] == JOBS[words]
     assert {job.overrides[0] for job in jobs} == {"repeat=0"}
+    for job in jobs:  # which a launcher composes anew
+        (again,) = compose(job.overrides).jobs
+        assert again.config == job.config
 
 
 def test_the_jobs_of_a_repeat_are_together_in_the_order_of_their_numbers():
@@ -73,6 +79,15 @@ def test_a_setting_may_follow_a_swept_one():
     words = ["tree=shape", "tree.branching=${method.k}", "method.k=2,4"]
     _, job = compose(words).jobs
     assert job.config.tree.branching == 4 and "hydra" not in job.config
+
+
+def test_a_tree_is_no_fault_of_a_method_without_one():
+    """vanilla was left out, as auto came first in the list."""
+    words = ["method=vanilla,recycling", "tree=auto,best", "timed=false"]
+    plain, auto, _ = compose(words).jobs
+    assert checked_config(plain.config)["method"]["name"] == "vanilla"
+    with pytest.raises(UserError, match="tree=auto: sizes follow"):
+        checked_config(auto.config)
 
 
 @pytest.mark.parametrize(
@@ -103,3 +118,37 @@ def test_text_stays_text(text):
     (job,) = compose([*words, f"bench.categories={quoted([text, 'qa', 7])}"]).jobs
     assert job.config.name == job.config.model.name == text
     assert [*job.config.bench.categories] == [text, "qa", 7]
+
+
+TYPED = (
+    *("83e2010", "1e3", "1_000", "0x10", "007", "true", "nan", "null", "[a]", "{a}", "~/m (1)"),
+    *("é", "it's", "a & b", "m[1]", "m(1)", "a#1", "a=b", "C:\\x"),
+)
+
+
+@pytest.mark.parametrize("text", TYPED)
+def test_typed_text_needs_no_quotes(text):
+    """83e2010 was infinity, 1e3 and 1000.0 one folder, and a path with brackets an error."""
+    keys = ("name", "model.name", "model.path", "results_dir")
+    (job,) = compose([f"{key}={text}" for key in keys]).jobs
+    assert [OmegaConf.select(job.config, key) for key in keys] == [text] * 4
+
+
+@pytest.mark.parametrize(
+    ("word", "read"),
+    [
+        ("name=a,1e3", "name=a,'1e3'"),
+        ("name=choice(~/a,'b,c',1e3)", "name=choice('~/a','b,c','1e3')"),
+        ("name=x-${subject}", "name=x-${subject}"),
+        ("name=x (1)/${f:a,b}", "name='x (1)/${f:a,b}'"),
+        ('name="x"', 'name="x"'),
+        ("name=a\\,b", "name=a\\,b"),
+        ("run_dir=null", "run_dir=null"),
+        ("method.k=1e3", "method.k=1e3"),
+        ("method.k=range(2,4)", "method.k=range(2,4)"),
+        ("bench.categories=[qa,é]", "bench.categories=[qa,'é']"),
+        ("+own=~/x", "+own='~/x'"),
+    ],
+)
+def test_hydras_own_grammar_stays(word, read):
+    assert as_typed(word) == read

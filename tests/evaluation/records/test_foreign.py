@@ -108,9 +108,11 @@ def test_what_is_odd_is_named_and_nothing_is_guessed(call, tmp_path, monkeypatch
     assert "incomplete: a, repeat 0: 5 of 65 questions" in outcome.out
     assert "speedup" not in outcome.out
     (tmp_path / "c.txt").write_text("nothing\n")
+    (tmp_path / "d [1].txt").write_text(spoilt("accept_lengths", [2.0, 1.5]))
     for arguments, why in (
         (["--answers", "none/*.jsonl"], "no such file"),
         (["--answers", "c.txt"], "holds no answer"),
+        (["--answers", "d [1].txt"], "first line 1: accept_lengths: must be a list of int\n"),
         ([], "name an experiment"),
         ([tmp_path, "--out", "x.csv"], "--out, --baseline: with --answers only"),
         ([tmp_path, "--baseline", "x.jsonl"], "--out, --baseline: with --answers only"),

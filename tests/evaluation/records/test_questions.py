@@ -19,6 +19,13 @@ def write(path, *rows):
     return path
 
 
+def test_halves_of_characters_are_replaced_and_named(tmp_path, capsys):
+    row = '{"question_id": 1, "category": "qa", "turns": ["\\ud83d\\ude00 \\uD83D"]}'
+    (question,) = read_questions(write(tmp_path / "q.jsonl", row))
+    assert question.turns == ("\N{GRINNING FACE} \ufffd",)
+    assert capsys.readouterr().err.startswith(f"{tmp_path}/q.jsonl:1: a half character")
+
+
 @pytest.fixture
 def path(tmp_path):
     """One question a category, but two of math and of qa."""

@@ -39,6 +39,19 @@ def test_without_all_ids_tokens_and_steps_are_the_engines_and_nothing_is_judged(
 
 
 @pytest.mark.parametrize(
+    ("halves", "text", "lost"),
+    [(["so \ud83d", "\ude00"], "so \N{GRINNING FACE}", 0), (["so \ud83d"], "so \ufffd", 1)],
+)
+def test_a_character_may_be_cut_in_two(served, engine, tmp_path, halves, text, lost):
+    engine.owner = "other"
+    end = [chunk(finish_reason="length"), usage(4), b"data: [DONE]\n\n"]
+    engine.frames = lambda body: [*map(chunk, halves), *end]
+    outcome = served(engine, "max_new_tokens=4", *ONE)
+    assert outcome.code == 0 and (f"{lost} half characters became U+FFFD" in outcome.err) == lost
+    assert {turn for choice in choices_in(tmp_path) for turn in choice["turns"]} == {text}
+
+
+@pytest.mark.parametrize(
     ("text", "tokens", "finish", "more", "line"),
     [
         (" the answer", 0, "length", {}, "gives neither token ids nor their number"),
