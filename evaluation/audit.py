@@ -29,12 +29,12 @@ from model.files import write_json
 
 from .configuration.jobs import group_settings, named, quoted
 from .errors import user_errors
-from .loading.bench import answer_text, load_bench, prompt_ids
+from .loading.bench import answer_text, chat_of, load_bench, prompt_ids
 from .loading.devices import exclusive, keep_devices
 from .loading.engine_answers import EngineAnswer, Forced, force, noise, read_requests, tokenised
 from .loading.models import LoadedModel, ModelSettings, devices_in_words, load_model
-from .records.rows import Question, difference, read_object
-from .records.runs import SERVED, Run, runs_at
+from .records.rows import Question, difference, ids_sha256, read_object
+from .records.runs import SERVED, Run, recorded_date, runs_at
 from .running.scheduling import progress_bar
 from .statistics.agreement import GAPS, Turn
 from .statistics.experiment import Experiment
@@ -44,6 +44,7 @@ from .statistics.tables import AUDITED
 TYPES = ("float32", "float16", "bfloat16")
 PERMISSIONS = ("trust_remote_code", "allow_pickle")  # of a model's settings
 SHOWN = 3  # differing positions of an answer that are put into words
+OTHER_PROMPTS = "{} of {} prompts, made again, are not the ones that were answered"
 END = -1  # in place of a token's id: the end of an answer, whichever EOS it would be
 # number of answers in which noise is measured, and of their first tokens
 SAMPLES = 4
@@ -157,8 +158,12 @@ def _gaps(run: Run, turns: list[Turn], loaded: LoadedModel) -> Iterator[dict[str
         *before, ids = choice["output_ids"][: turn.turn + 1]
         # of the ids, as compact records hold no texts
         answers = [answer_text(loaded.template, loaded.tokenizer, tokens) for tokens in before]
-        asked = questions[turn.question_id].turns[: turn.turn + 1]
-        prompt = prompt_ids(loaded.template, loaded.tokenizer, asked, answers)
+        chat = chat_of(questions[turn.question_id].turns[: turn.turn + 1], answers)
+        date = run.settings.get("date")
+        prompt = prompt_ids(loaded.template, loaded.tokenizer, chat, date)
+        hashes = choice.get("prompt_sha256")
+        if hashes and hashes[turn.turn] != ids_sha256(prompt):
+            raise UserError(f"{run.folder}: the prompt of {turn.where} is another one now")
 
         forced = force(loaded.target, prompt, ids[: turn.differs_at])
         yield {"at": list(turn.key), "gap": forced.margins[-1]}
@@ -290,7 +295,11 @@ def audit_answers(
     requests = read_requests(path, questions)
     with keep_devices(), exclusive(settings, timed=False) as settings:
         loaded = load_model(replace(settings, dtype=made_in or settings.dtype))
-        answers = [tokenised(where, request, loaded) for where, request in requests]
+        date = recorded_date(path.parent)
+        made = [tokenised(where, request, loaded, date) for where, request in requests]
+        answers = [answer for answer in made if not answer.other_prompt]
+        if not answers:
+            raise UserError(f"{path}: {OTHER_PROMPTS.format(len(made), len(made))}")
         every = -(-len(answers) // SAMPLES)
         sample = [(answer.prompt, answer.ids[:SAMPLED]) for answer in answers[::every]]
         by_steps = [force(loaded.target, *one, by_steps=True) for one in sample]
@@ -320,6 +329,9 @@ def audit_answers(
         f" ({sum(len(one.own) for one in by_steps)} places)"
     )
     print("\n".join(["", *table_of(judged), "", *verdict(judged, dtype)]))
+    if len(answers) < len(made):
+        left_out = OTHER_PROMPTS.format(len(made) - len(answers), len(made))
+        print(f"Left out: {left_out}.")
     return judged
 
 

@@ -21,7 +21,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from model.engine.sampling import Sampling
 from model.errors import UserError, one_line
-from model.files import ROOT
+from model.files import ROOT, located
 from model.methods import OFFERED, method_class
 from model.recycling import build_template
 from model.settings import check_settings
@@ -64,6 +64,15 @@ TYPES |= dict.fromkeys(("method", *GROUPS), dict)
 OmegaConf.register_new_resolver(
     "plain", lambda name: re.sub(r"[^\w.-]+", "_", str(name)).strip("_."), replace=True
 )
+
+
+def last_part(path: str) -> str:
+    """Return the last part of a folder's or file's path, links resolved; a hub name as it is."""
+    place = located(str(path))
+    return place.resolve().name if place.exists() else path
+
+
+OmegaConf.register_new_resolver("last_part", last_part, replace=True)
 
 
 @contextmanager

@@ -15,6 +15,7 @@ import urllib.request
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from datetime import datetime
 from itertools import chain, zip_longest
 from pathlib import Path
 from typing import Any, Literal
@@ -248,10 +249,10 @@ def choose_template(name: str | None, tokenizer: Any, model: str) -> str:
     return name
 
 
-def prompt_text(template: str, tokenizer: Any, turns: prompts.Turns) -> str:
+def prompt_text(template: str, turns: prompts.Turns) -> str:
     """Return the text of a chat's turns as `chat_text` does, also by fschat's templates."""
-    if template in (prompts.CHAT, prompts.RAW, prompts.VICUNA):
-        return prompts.chat_text(template, tokenizer, turns)
+    if template in (prompts.RAW, prompts.VICUNA):
+        return prompts.chat_text(template, turns)
     conversation = get_conv_template(template)
     contents: list[str | None] = [*prompts.alternating(turns), *[None] * (len(turns) % 2)]
     for i, content in enumerate(contents):
@@ -260,16 +261,18 @@ def prompt_text(template: str, tokenizer: Any, turns: prompts.Turns) -> str:
 
 
 def prompt_ids(
-    template: str, tokenizer: Any, turns: Sequence[str], answers: Sequence[str]
+    template: str, tokenizer: Any, chat: prompts.Turns, date: str | None = None
 ) -> list[int]:
-    """Return the token ids of the prompt for the next answer.
+    """Return the token ids of the prompt for a chat's next answer.
 
-    The prompt holds a user's turns so far, and the model's answers in between.
+    Args:
+        date: what the tokenizer's template takes for today; None: today.
     """
-    chat = chat_of(turns, answers)
-    if template == prompts.CHAT:  # by the tokenizer itself, as mistral-common's gives no text
-        return prompts.chat_ids(tokenizer, chat)
-    return [int(i) for i in tokenizer(prompt_text(template, tokenizer, chat)).input_ids]
+    if template != prompts.CHAT:
+        return prompts.text_ids(tokenizer, prompt_text(template, chat))
+    # by the tokenizer itself, as mistral-common's gives no text
+    clock = {"strftime_now": datetime.fromisoformat(date).strftime} if date else {}
+    return prompts.chat_ids(tokenizer, chat, **clock)
 
 
 def chat_of(turns: Sequence[str], answers: Sequence[str]) -> list[dict[str, str]]:

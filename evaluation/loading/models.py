@@ -37,7 +37,7 @@ from model.files import located
 from model.generation_config import changed
 from model.linear_choice import Linear, choose_linear
 from model.pretrained import FAILURES, choose_device, load_pretrained
-from model.prompts import RAW, VICUNA
+from model.prompts import CHAT, RAW, VICUNA
 
 from ..records.provenance import describe_device, model_files
 from ..records.rows import read_object
@@ -162,6 +162,12 @@ class LoadedModel:
     files: dict[str, str] = field(default_factory=dict)
     # transformers' own, of `stock`, by sequences and tokens; see `stock_generate`
     static_caches: dict[tuple[int, int], StaticCache] = field(default_factory=dict)
+
+    @property
+    def reads_date(self) -> bool:
+        """True if its template may hold today's date, as transformers' templates ask for it."""
+        templates = getattr(self.tokenizer, "chat_template", ""), self.settings.chat_template_kwargs
+        return self.template == CHAT and "strftime_now" in str(templates)
 
     @cached_property
     def stock(self) -> Any:

@@ -198,6 +198,7 @@ _CHOICE: Schema = {
         ("decoding_steps", "prefill_time", "decode_time", "prompt_time"), (1, _MEASURED)
     ),
     "output_ids": (2, (int,)),
+    "prompt_sha256": (1, (str,)),
 }
 _FILLED = ("choices", "turns")
 # others may be missing or null
@@ -321,6 +322,17 @@ class Question:
     @property
     def key(self) -> str:
         return question_key(self.question_id, self.sha256)
+
+
+def ids_sha256(ids: Sequence[int]) -> str:
+    """Return a hash of a prompt's ids, first 16 digits."""
+    return hashlib.sha256(json.dumps([*ids]).encode()).hexdigest()[:16]
+
+
+def first_prompt(row: Row) -> str:
+    """Return the hash of a question's first prompt; empty if not recorded."""
+    hashes = row["choices"][0].get("prompt_sha256")
+    return hashes[0] if hashes else ""
 
 
 def question_key(question_id: int | str, sha256: str | None) -> str:

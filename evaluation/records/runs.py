@@ -27,6 +27,7 @@ from .rows import (
     Row,
     check_rows,
     check_schema,
+    first_prompt,
     later_steps,
     new_tokens,
     question_key,
@@ -84,14 +85,24 @@ _NUMBER = re.compile(r"(\d+(?:\.\d+)?)")
 
 
 def without_paths(settings: Settings) -> Settings:
-    """Return a run's settings without paths of files whose digests are among them.
+    """Return a run's settings without names and paths of files whose digests are among them.
 
     A resumed run must share these settings.
     """
     method = settings["method"]
     # tree: a fixed tree's name
     paths = [key for key in method if f"{key}_sha256" in method and key != "tree"]
-    return settings | {"method": {key: value for key, value in method.items() if key not in paths}}
+    names = ("name", "revision") if settings["model"].get("files") else ()
+    return settings | {
+        "method": {key: value for key, value in method.items() if key not in paths},
+        "model": {key: value for key, value in settings["model"].items() if key not in names},
+    }
+
+
+def recorded_date(folder: Path) -> str | None:
+    """Return the date that a run's prompts hold; None if none is recorded."""
+    settings = read_object(folder / "metadata.json").get("settings")
+    return settings.get("date") if isinstance(settings, dict) else None
 
 
 @dataclass(frozen=True)
@@ -280,7 +291,7 @@ class Run:
         elsewhere = ("name", "dtype", "device", "files")
         model = self.settings["model"]
         loading = {key: model[key] for key in model if key not in elsewhere}
-        loading["num_choices"] = self.settings.get("num_choices")
+        loading |= {key: self.settings.get(key) for key in ("num_choices", "date")}
 
         files = hashlib.sha256(json.dumps(self.files, sort_keys=True).encode()).hexdigest()[:8]
         loading["files"] = files if self.files else "unknown"
@@ -292,11 +303,12 @@ class Run:
     def by_question(self) -> pd.DataFrame:
         """A row for each question, by id and hash.
 
-        Columns: subtask; tokens and steps of MAT; all new tokens, seconds, and speed (tokens/s);
-        seconds and number of the steps after each turn's first.
+        Columns: subtask; hash of the first prompt; tokens and steps of MAT; all new tokens,
+        seconds, and speed (tokens/s); seconds and number of the steps after each turn's first.
         """
         names = [
             "subtask",
+            "prompt",
             "tokens",
             "steps",
             "new_tokens",
@@ -311,27 +323,29 @@ class Run:
             tokens, steps = tokens_and_steps(row)
             counts = (tokens, steps) if steps else (math.nan, math.nan)  # not known, so in no pair
             speed = (new_tokens(row), wall_time(row), question_speed(row))
-            values.append((category, *counts, *speed, *later_steps([row])))
+            prompt = first_prompt(row)
+            values.append((category, prompt, *counts, *speed, *later_steps([row])))
         return pd.DataFrame(values, index=[row_key(row) for row in self.answers], columns=names)
 
     @property
     def by_batch(self) -> pd.DataFrame:
         """What a speed is made of: a row for each batch, by its questions' keys.
 
-        A row has subtasks, new tokens and seconds.
+        A row has subtasks, prompts, new tokens and seconds.
 
-        With batch 1 a row for each question: subtask and speed. A question's share of a batch's
-        time is not its own.
+        With batch 1 a row for each question: subtask, prompt and speed. A question's share of a
+        batch's time is not its own.
         """
         frame = self.by_question
         size = self.facets["batch"]
         if size == 1:
-            return frame[["subtask", "speed"]]
+            return frame[["subtask", "prompt", "speed"]]
 
         starts = [place - place % size for place in range(len(frame))]
         batches = ["\n".join(frame.index[start : start + size]) for start in starts]
         how: dict[str, Any] = {
             "subtask": lambda names: "+".join(names.unique()),
+            "prompt": lambda hashes: "\n".join(hashes) if all(hashes) else "",
             "new_tokens": "sum",
             "seconds": "sum",
         }
@@ -394,7 +408,35 @@ def _of_this_schema(runs: Iterable[Run]) -> list[Run]:
             print(f"left out: {refused}", file=sys.stderr)
         else:
             kept.append(run)
+    _name_models(kept)
     return sorted(kept, key=_order)
+
+
+def _name_models(runs: Iterable[Run]) -> None:
+    """Name runs of the same files alike: by the first one's name.
+
+    Folders are added where this does not tell models apart.
+    """
+    models: dict[str, list[Run]] = {}
+    for run in runs:
+        files = json.dumps(run.files or run.settings["model"]["name"], sort_keys=True)
+        models.setdefault(files, []).append(run)
+
+    parts = {}  # of a path that ends with the model's name
+    for files, same in models.items():
+        first = same[0]
+        path = Path(str(first.config.get("model", {}).get("path", "")))
+        parts[files] = (*path.parent.parts, first.settings["model"]["name"])
+
+    for files, same in models.items():
+        alike = {path for path in parts.values() if path[-1] == parts[files][-1]}
+        needed = 1
+        while len({path[-needed:] for path in alike}) < len(alike):
+            needed += 1
+        name = "/".join(parts[files][-needed:])
+        for run in same:
+            named = run.settings["model"] | {"name": name}
+            run.metadata["settings"] = run.settings | {"model": named}
 
 
 def _order(run: Run) -> tuple[Any, ...]:

@@ -75,8 +75,9 @@ class Audit:
     base: Pool
     turns: list[Turn] = field(default_factory=list)
 
-    # turns after one that differed, as their prompts differ; turns with no token ids on one side
+    # turns of other prompts, as after one that differed; turns with no token ids on one side
     left_out: int = 0
+    other_prompts: int = 0  # turns whose recorded prompts differ
 
     @property
     def different(self) -> list[Turn]:
@@ -135,8 +136,18 @@ def _audit(pool: Pool, base: Pool) -> Audit:
                 most = max(_count(row), _count(base_row))
                 audit.turns += turns
                 audit.left_out += most - len(turns)
+                audit.other_prompts += _other_prompts(row, base_row)
 
     return audit
+
+
+def _other_prompts(row: Row, base: Row) -> int:
+    """Count the turns of two rows whose recorded prompts differ."""
+    count = 0
+    for pair in zip(row["choices"], base["choices"], strict=False):
+        hashes = zip(*(choice.get("prompt_sha256") or [] for choice in pair), strict=False)
+        count += sum(one != other for one, other in hashes)
+    return count
 
 
 def _count(row: Row) -> int:
@@ -147,13 +158,16 @@ def _count(row: Row) -> int:
 def common_turns(run: Run, row: Row, base: Row) -> list[Turn]:
     """Return the turns that a run's row and its baseline's answered from the same prompt.
 
-    Left out are the turns after an answer that differs, as their prompts differ, too; those that
-    one row lacks; and those in which neither row has a token.
+    Left out are the turns of other prompts, as after an answer that differs; those that one row
+    lacks; and those in which neither row has a token.
     """
     turns = []
     for number, pair in enumerate(zip(row["choices"], base["choices"], strict=False)):
         answers = zip(*(choice.get("output_ids") or [] for choice in pair), strict=False)
+        hashes = [choice.get("prompt_sha256") for choice in pair]
         for turn, (ids, base_ids) in enumerate(answers):
+            if all(hashes) and hashes[0][turn] != hashes[1][turn]:
+                break
             differs_at = None if ids == base_ids else diverge(ids, base_ids)
             if ids or base_ids:
                 turns.append(
@@ -195,6 +209,8 @@ def audit_table(audited: Sequence[Audit], gaps: Gaps) -> pd.DataFrame:
             "gaps_known": len(measured),
             "largest_logit_gap": max(measured, default=math.nan),
         }
+        if audit.other_prompts:  # records may lack what says so
+            counts["turns_of_other_prompts"] = audit.other_prompts
         rows.append(audit.pool.columns | counts)
 
     return pd.DataFrame(rows)
@@ -218,11 +234,13 @@ def wording(table: pd.DataFrame, folder: Path) -> list[str]:
         configurations = f"{len(rows)} configuration{'s' * (len(rows) > 1)}"
         text = f"{equal} turns equal vanilla's, token for token"
         text += f" ({configurations}, {tokens:,} tokens)"
+        others = int(total.get("turns_of_other_prompts", 0))
+        because = f" (the prompts of {others:,} differ)" if others else ""
         if left_out:
-            text += f"; {left_out:,} turns are not compared"
+            text += f"; {left_out:,} turns are not compared{because}"
 
         if not turns:
-            lines.append(f"Nothing was compared in {dtype}.")
+            lines.append(f"Nothing was compared in {dtype}{because}.")
         elif not different:
             lines.append(f"Lossless in {dtype}: {text}.")
         elif unknown:
@@ -280,7 +298,7 @@ def compare(here: Sequence[Pool], there: Sequence[Pool]) -> tuple[list[Compariso
     for pool in here:
         ranks = {}
         for other in others:
-            common = pool.cells.questions.isin(other.cells.questions).sum()
+            common = (pool.cells.matched(other.cells) >= 0).sum()
             if common and _key(other) == _key(pool):
                 same_type = other.block["dtype"] == pool.block["dtype"]
                 ranks[other] = (same_type, common)
@@ -289,6 +307,8 @@ def compare(here: Sequence[Pool], there: Sequence[Pool]) -> tuple[list[Compariso
             peer = max(ranks, key=lambda other: ranks[other])
             comparisons.append(_compare(pool, peer))
             others.remove(peer)
+            if count := pool.cells.other_prompts(peer.cells):
+                alone.append(f"left out: {count} questions of {pool.name}, as their prompts differ")
         else:
             alone.append(f"only here: {pool.name}")
 
@@ -301,7 +321,7 @@ def _key(pool: Pool) -> Any:
     settings = {}
     for name, value in pool.first.facets.items():
         if name not in HOW and value is not None:
-            settings[name] = value
+            settings[name] = Path(value).name if name.endswith("path") else value
 
     block = [pool.block[name] for name in ("model", "bench", "max_new_tokens")]
     return block, pool.label, settings
@@ -312,7 +332,7 @@ def _compare(here: Pool, there: Pool) -> Comparison:
 
     Each repeat is compared with the same repeat if the other has it.
     """
-    common = here.cells.questions.intersection(there.cells.questions)
+    common = here.cells.questions[here.cells.matched(there.cells) >= 0]
     texts: dict[str, str] = {}  # where the text of a question first differs
     lengths: dict[str, str] = {}
 

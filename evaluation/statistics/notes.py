@@ -228,6 +228,23 @@ def mixed(runs: Sequence[Run]) -> list[str]:
     ]
 
 
+def other_prompts(pooled: Sequence[Pool]) -> list[str]:
+    """Say which configurations answered other prompts than the first one of their model and bench.
+
+    There is a line for each model and bench.
+    """
+    lines = []
+    for same in grouped(pooled, lambda pool: pool.first.comparable).values():
+        first = same[0]
+        counts = {pool.title: first.cells.other_prompts(pool.cells) for pool in same}
+        names = [f"{title}: {count} questions" for title, count in counts.items() if count]
+        if names:
+            lines.append(
+                f"not compared with {first.title}, as the prompts differ ({_first_three(names)})"
+            )
+    return lines
+
+
 def doubts(pooled: Sequence[Pool]) -> list[str]:
     """Say in one line which runs on a CPU began while other processes were at work."""
     noisy = []
