@@ -33,7 +33,7 @@ from .loading.bench import answer_text, chat_of, load_bench, prompt_ids
 from .loading.devices import exclusive, keep_devices
 from .loading.engine_answers import EngineAnswer, Forced, force, noise, read_requests, tokenised
 from .loading.models import LoadedModel, ModelSettings, devices_in_words, load_model
-from .records.rows import Question, difference, ids_sha256, read_object
+from .records.rows import Question, difference, read_object
 from .records.runs import SERVED, Run, recorded_date, runs_at
 from .running.scheduling import progress_bar
 from .statistics.agreement import GAPS, Turn
@@ -44,7 +44,6 @@ from .statistics.tables import AUDITED
 TYPES = ("float32", "float16", "bfloat16")
 PERMISSIONS = ("trust_remote_code", "allow_pickle")  # of a model's settings
 SHOWN = 3  # differing positions of an answer that are put into words
-OTHER_PROMPTS = "{} of {} prompts, made again, are not the ones that were answered"
 END = -1  # in place of a token's id: the end of an answer, whichever EOS it would be
 # number of answers in which noise is measured, and of their first tokens
 SAMPLES = 4
@@ -161,9 +160,6 @@ def _gaps(run: Run, turns: list[Turn], loaded: LoadedModel) -> Iterator[dict[str
         chat = chat_of(questions[turn.question_id].turns[: turn.turn + 1], answers)
         date = run.settings.get("date")
         prompt = prompt_ids(loaded.template, loaded.tokenizer, chat, date)
-        hashes = choice.get("prompt_sha256")
-        if hashes and hashes[turn.turn] != ids_sha256(prompt):
-            raise UserError(f"{run.folder}: the prompt of {turn.where} is another one now")
 
         forced = force(loaded.target, prompt, ids[: turn.differs_at])
         yield {"at": list(turn.key), "gap": forced.margins[-1]}
@@ -298,8 +294,10 @@ def audit_answers(
         date = recorded_date(path.parent)
         made = [tokenised(where, request, loaded, date) for where, request in requests]
         answers = [answer for answer in made if not answer.other_prompt]
+        others = len(made) - len(answers)
+        left_out = f"left out: {others} answers, whose prompts, made again, are others"
         if not answers:
-            raise UserError(f"{path}: {OTHER_PROMPTS.format(len(made), len(made))}")
+            raise UserError(f"{path}: {left_out}")
         every = -(-len(answers) // SAMPLES)
         sample = [(answer.prompt, answer.ids[:SAMPLED]) for answer in answers[::every]]
         by_steps = [force(loaded.target, *one, by_steps=True) for one in sample]
@@ -329,9 +327,8 @@ def audit_answers(
         f" ({sum(len(one.own) for one in by_steps)} places)"
     )
     print("\n".join(["", *table_of(judged), "", *verdict(judged, dtype)]))
-    if len(answers) < len(made):
-        left_out = OTHER_PROMPTS.format(len(made) - len(answers), len(made))
-        print(f"Left out: {left_out}.")
+    if others:
+        print(left_out)
     return judged
 
 

@@ -66,7 +66,7 @@ def text_ids(tokenizer: Any, text: str) -> list[int]:
     """Return a text's ids. Special tokens are added unless it begins with BOS."""
     bos = getattr(tokenizer, "bos_token", None)
     options = {"add_special_tokens": False} if bos and text.startswith(bos) else {}
-    return [int(i) for i in tokenizer(text, **options)["input_ids"]]
+    return list(tokenizer(text, **options)["input_ids"])
 
 
 def chat_ids(tokenizer: Any, turns: Turns, **options: Any) -> list[int]:

@@ -166,8 +166,8 @@ class LoadedModel:
     @property
     def reads_date(self) -> bool:
         """True if its template may hold today's date, as transformers' templates ask for it."""
-        templates = getattr(self.tokenizer, "chat_template", ""), self.settings.chat_template_kwargs
-        return self.template == CHAT and "strftime_now" in str(templates)
+        template = getattr(self.tokenizer, "chat_template", "")
+        return self.template == CHAT and "strftime_now" in str(template)
 
     @cached_property
     def stock(self) -> Any:

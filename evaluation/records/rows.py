@@ -324,15 +324,9 @@ class Question:
         return question_key(self.question_id, self.sha256)
 
 
-def ids_sha256(ids: Sequence[int]) -> str:
+def ids_sha256(ids: list[int]) -> str:
     """Return a hash of a prompt's ids, first 16 digits."""
-    return hashlib.sha256(json.dumps([*ids]).encode()).hexdigest()[:16]
-
-
-def first_prompt(row: Row) -> str:
-    """Return the hash of a question's first prompt; empty if not recorded."""
-    hashes = row["choices"][0].get("prompt_sha256")
-    return hashes[0] if hashes else ""
+    return hashlib.sha256(str(ids).encode()).hexdigest()[:16]
 
 
 def question_key(question_id: int | str, sha256: str | None) -> str:

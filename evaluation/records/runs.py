@@ -27,7 +27,6 @@ from .rows import (
     Row,
     check_rows,
     check_schema,
-    first_prompt,
     later_steps,
     new_tokens,
     question_key,
@@ -92,11 +91,16 @@ def without_paths(settings: Settings) -> Settings:
     method = settings["method"]
     # tree: a fixed tree's name
     paths = [key for key in method if f"{key}_sha256" in method and key != "tree"]
-    names = ("name", "revision") if settings["model"].get("files") else ()
     return settings | {
         "method": {key: value for key, value in method.items() if key not in paths},
-        "model": {key: value for key, value in settings["model"].items() if key not in names},
+        "model": without_names(settings["model"]),
     }
+
+
+def without_names(model: Settings) -> Settings:
+    """Return a model's settings without what its files' digests make needless."""
+    names = ("name", "revision") if model.get("files") else ()
+    return {key: value for key, value in model.items() if key not in names}
 
 
 def recorded_date(folder: Path) -> str | None:
@@ -202,7 +206,7 @@ class Run:
         """
         settings = self.settings
         compared = {
-            **settings["model"],
+            **without_names(settings["model"]),
             "bench": settings["bench"]["name"],
             "file": settings["bench"].get("sha256"),
             "limit": settings["max_new_tokens"],
@@ -292,6 +296,7 @@ class Run:
         model = self.settings["model"]
         loading = {key: model[key] for key in model if key not in elsewhere}
         loading |= {key: self.settings.get(key) for key in ("num_choices", "date")}
+        loading["path"] = self.config.get("model", {}).get("path")
 
         files = hashlib.sha256(json.dumps(self.files, sort_keys=True).encode()).hexdigest()[:8]
         loading["files"] = files if self.files else "unknown"
@@ -323,8 +328,8 @@ class Run:
             tokens, steps = tokens_and_steps(row)
             counts = (tokens, steps) if steps else (math.nan, math.nan)  # not known, so in no pair
             speed = (new_tokens(row), wall_time(row), question_speed(row))
-            prompt = first_prompt(row)
-            values.append((category, prompt, *counts, *speed, *later_steps([row])))
+            prompts = row["choices"][0].get("prompt_sha256") or [""]
+            values.append((category, prompts[0], *counts, *speed, *later_steps([row])))
         return pd.DataFrame(values, index=[row_key(row) for row in self.answers], columns=names)
 
     @property
@@ -408,35 +413,7 @@ def _of_this_schema(runs: Iterable[Run]) -> list[Run]:
             print(f"left out: {refused}", file=sys.stderr)
         else:
             kept.append(run)
-    _name_models(kept)
     return sorted(kept, key=_order)
-
-
-def _name_models(runs: Iterable[Run]) -> None:
-    """Name runs of the same files alike: by the first one's name.
-
-    Folders are added where this does not tell models apart.
-    """
-    models: dict[str, list[Run]] = {}
-    for run in runs:
-        files = json.dumps(run.files or run.settings["model"]["name"], sort_keys=True)
-        models.setdefault(files, []).append(run)
-
-    parts = {}  # of a path that ends with the model's name
-    for files, same in models.items():
-        first = same[0]
-        path = Path(str(first.config.get("model", {}).get("path", "")))
-        parts[files] = (*path.parent.parts, first.settings["model"]["name"])
-
-    for files, same in models.items():
-        alike = {path for path in parts.values() if path[-1] == parts[files][-1]}
-        needed = 1
-        while len({path[-needed:] for path in alike}) < len(alike):
-            needed += 1
-        name = "/".join(parts[files][-needed:])
-        for run in same:
-            named = run.settings["model"] | {"name": name}
-            run.metadata["settings"] = run.settings | {"model": named}
 
 
 def _order(run: Run) -> tuple[Any, ...]:

@@ -77,7 +77,6 @@ class Audit:
 
     # turns of other prompts, as after one that differed; turns with no token ids on one side
     left_out: int = 0
-    other_prompts: int = 0  # turns whose recorded prompts differ
 
     @property
     def different(self) -> list[Turn]:
@@ -136,18 +135,8 @@ def _audit(pool: Pool, base: Pool) -> Audit:
                 most = max(_count(row), _count(base_row))
                 audit.turns += turns
                 audit.left_out += most - len(turns)
-                audit.other_prompts += _other_prompts(row, base_row)
 
     return audit
-
-
-def _other_prompts(row: Row, base: Row) -> int:
-    """Count the turns of two rows whose recorded prompts differ."""
-    count = 0
-    for pair in zip(row["choices"], base["choices"], strict=False):
-        hashes = zip(*(choice.get("prompt_sha256") or [] for choice in pair), strict=False)
-        count += sum(one != other for one, other in hashes)
-    return count
 
 
 def _count(row: Row) -> int:
@@ -209,8 +198,6 @@ def audit_table(audited: Sequence[Audit], gaps: Gaps) -> pd.DataFrame:
             "gaps_known": len(measured),
             "largest_logit_gap": max(measured, default=math.nan),
         }
-        if audit.other_prompts:  # records may lack what says so
-            counts["turns_of_other_prompts"] = audit.other_prompts
         rows.append(audit.pool.columns | counts)
 
     return pd.DataFrame(rows)
@@ -234,13 +221,12 @@ def wording(table: pd.DataFrame, folder: Path) -> list[str]:
         configurations = f"{len(rows)} configuration{'s' * (len(rows) > 1)}"
         text = f"{equal} turns equal vanilla's, token for token"
         text += f" ({configurations}, {tokens:,} tokens)"
-        others = int(total.get("turns_of_other_prompts", 0))
-        because = f" (the prompts of {others:,} differ)" if others else ""
         if left_out:
-            text += f"; {left_out:,} turns are not compared{because}"
+            text += f"; {left_out:,} turns are not compared"
 
         if not turns:
-            lines.append(f"Nothing was compared in {dtype}{because}.")
+            why = f": {left_out:,} turns have no token ids or other prompts" if left_out else ""
+            lines.append(f"Nothing was compared in {dtype}{why}.")
         elif not different:
             lines.append(f"Lossless in {dtype}: {text}.")
         elif unknown:
@@ -307,7 +293,7 @@ def compare(here: Sequence[Pool], there: Sequence[Pool]) -> tuple[list[Compariso
             peer = max(ranks, key=lambda other: ranks[other])
             comparisons.append(_compare(pool, peer))
             others.remove(peer)
-            if count := pool.cells.other_prompts(peer.cells):
+            if count := pool.cells.other_prompts(peer.cells).sum():
                 alone.append(f"left out: {count} questions of {pool.name}, as their prompts differ")
         else:
             alone.append(f"only here: {pool.name}")

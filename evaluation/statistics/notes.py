@@ -229,20 +229,14 @@ def mixed(runs: Sequence[Run]) -> list[str]:
 
 
 def other_prompts(pooled: Sequence[Pool]) -> list[str]:
-    """Say which configurations answered other prompts than the first one of their model and bench.
+    """Say in one line which configurations answered other prompts than their baselines."""
+    names = []
+    for pool in pooled:
+        for base in filter(None, pool.baselines.values()):
+            if count := pool.cells.other_prompts(base.cells).sum():
+                names.append(f"{pool.title} with {base.label}: {count} questions")
 
-    There is a line for each model and bench.
-    """
-    lines = []
-    for same in grouped(pooled, lambda pool: pool.first.comparable).values():
-        first = same[0]
-        counts = {pool.title: first.cells.other_prompts(pool.cells) for pool in same}
-        names = [f"{title}: {count} questions" for title, count in counts.items() if count]
-        if names:
-            lines.append(
-                f"not compared with {first.title}, as the prompts differ ({_first_three(names)})"
-            )
-    return lines
+    return [f"not compared, as prompts differ: {_first_three(names)}"] if names else []
 
 
 def doubts(pooled: Sequence[Pool]) -> list[str]:

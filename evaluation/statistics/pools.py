@@ -29,7 +29,13 @@ SAMPLED = tuple(SAMPLING_COLUMNS.values())  # how a run's tokens were chosen
 # Facets that a baseline must share: also how steps were executed, and whether they were timed.
 COMPARED = ("execution", "phases", "timed", "batch", *SAMPLED)
 MANY = 3  # if runs of a label differ in more settings than this, only unusual values are named
-IF_NEEDED = ("tree_depth", "tree_breadth", "url")  # named only if the other settings are the same
+IF_NEEDED = (
+    "tree_depth",
+    "tree_breadth",
+    "url",
+    "path",
+    "files",
+)  # named only if the other settings are the same
 # how a setting is named, if not as NAME=VALUE
 WORDS = {
     "tree_nodes": "{} nodes",
@@ -52,9 +58,8 @@ BUDGETS = ("nodes", "tree_nodes", "max_draft")
 class Cells:
     """Measured values by question and repeat."""
 
-    questions: pd.Index[str]  # keys of the questions, or of batches
+    prompts: pd.Series[str]  # hash of each question's first prompt, empty if not recorded: (n,)
     subtasks: NDArray[np.object_]  # the questions' subtasks: (n,)
-    prompts: NDArray[np.object_]  # hashes of their first prompts, empty if not recorded: (n,)
     repeats: tuple[int, ...]  # numbers of the repeats
     size: int  # of a batch
 
@@ -68,25 +73,23 @@ class Cells:
         rows = self.subtasks == category
         values = {name: value[rows] for name, value in self.values.items()}
         return replace(
-            self,
-            questions=self.questions[rows],
-            subtasks=self.subtasks[rows],
-            prompts=self.prompts[rows],
-            values=values,
+            self, prompts=self.prompts[rows], subtasks=self.subtasks[rows], values=values
         )
+
+    @property
+    def questions(self) -> pd.Index[str]:
+        """The keys of the questions, or of batches."""
+        return self.prompts.index
+
+    def other_prompts(self, others: Cells) -> pd.Series[bool]:
+        """Return whether a question is known to have another first prompt in `others`: (n,)."""
+        there = others.prompts.reindex(self.questions, fill_value="")
+        return (self.prompts != there) & (self.prompts != "") & (there != "")
 
     def matched(self, others: Cells) -> NDArray[np.intp]:
         """Return each question's index in `others`; -1 if it, or its prompt, is not there: (n,)."""
         at = others.questions.get_indexer(self.questions)
-        known = pd.Series(others.prompts, others.questions)
-        prompts = known.reindex(self.questions, fill_value="").to_numpy()
-        differs = (self.prompts != "") & (prompts != "") & (self.prompts != prompts)
-        return np.where(differs, -1, at)
-
-    def other_prompts(self, others: Cells) -> int:
-        """Count the questions that both have, in prompts that differ."""
-        shared = self.questions.isin(others.questions).sum()
-        return int(shared - (self.matched(others) >= 0).sum())
+        return np.where(self.other_prompts(others), -1, at)
 
 
 def paired(cells: Cells, others: Cells, *names: str) -> list[Floats]:
@@ -344,9 +347,8 @@ class Pool:
         stacked = np.stack(arrays, axis=1)  # (n, R, m)
 
         return Cells(
-            questions=asked.index,
+            prompts=asked["prompt"],
             subtasks=asked["subtask"].to_numpy(dtype=object),
-            prompts=asked["prompt"].to_numpy(dtype=object),
             repeats=tuple(self.repeats),
             size=self.first.facets["batch"],
             values={name: stacked[:, :, column] for column, name in enumerate(frames[0])},
