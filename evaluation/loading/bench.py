@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import json
 import random
+import re
 import sys
 import urllib.request
 from collections import Counter
@@ -38,6 +39,8 @@ from ..records.rows import (
 )
 
 SPLITS = ("dev", "held_out")  # the even and odd questions of each subtask, counted from 0
+# how chat templates ask transformers for the date
+TODAY = re.compile(r"""strftime_now\(\s*(["'])(.*?)\1\s*\)""")
 PLACEHOLDER = "FULL BENCHMARK DATA SHOULD BE FETCHED FROM THE SOURCE"
 PREPARE = (
     "https://raw.githubusercontent.com/NVIDIA-NeMo/Skills/5ac8609a56ac941540b10c92e68d556e6343cd4c/"
@@ -271,8 +274,14 @@ def prompt_ids(
     if template != prompts.CHAT:
         return prompts.text_ids(tokenizer, prompt_text(template, chat))
     # by the tokenizer itself, as mistral-common's gives no text
-    clock = {"strftime_now": datetime.fromisoformat(date).strftime} if date else {}
-    return prompts.chat_ids(tokenizer, chat, **clock)
+    options = {"chat_template": dated(tokenizer.get_chat_template(), date)} if date else {}
+    return prompts.chat_ids(tokenizer, chat, **options)
+
+
+def dated(template: str, date: str) -> str:
+    """Return a chat template with a date in place of today's."""
+    day = datetime.fromisoformat(date)
+    return TODAY.sub(lambda call: json.dumps(day.strftime(call[2])), template)
 
 
 def chat_of(turns: Sequence[str], answers: Sequence[str]) -> list[dict[str, str]]:

@@ -43,7 +43,7 @@ from ..records.provenance import describe_device, model_files
 from ..records.rows import read_object
 from ..records.runs import INSIDE
 from . import gguf, hub
-from .bench import choose_template
+from .bench import TODAY, choose_template
 
 CPU = torch.device("cpu")
 # ids in a generation config that are the tokenizer's
@@ -165,9 +165,10 @@ class LoadedModel:
 
     @property
     def reads_date(self) -> bool:
-        """True if its template may hold today's date, as transformers' templates ask for it."""
-        template = getattr(self.tokenizer, "chat_template", "")
-        return self.template == CHAT and "strftime_now" in str(template)
+        """True if its chat template holds today's date, and is not one of chat_template_kwargs."""
+        template = str(getattr(self.tokenizer, "chat_template", ""))
+        own = "chat_template" not in (self.settings.chat_template_kwargs or {})
+        return self.template == CHAT and own and TODAY.search(template) is not None
 
     @cached_property
     def stock(self) -> Any:

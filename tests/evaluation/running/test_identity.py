@@ -1,0 +1,175 @@
+"""What decides an answer is in a run's identity, by value: the prompt's date, the model's files."""
+
+import json
+import shutil
+import time
+
+import pandas as pd
+import pytest
+
+from evaluation import audit, report
+from evaluation import run as run_module
+from evaluation.records.runs import read_runs
+from model.cli import main as command
+from tests.evaluation.loading.test_replaced_files import other_weights
+from tests.evaluation.running.conftest import core
+
+# the first and the last zone of the earth are 26 hours apart, so they never have the same day
+ZONES = "EAST-14", "WEST+12"
+TEMPLATE = (
+    '{{ bos_token }}{{ strftime_now("%d %B %Y") }}{% for m in messages %}'
+    "<{{ m.role }}>{{ m.content }}{% endfor %}<assistant>"
+)
+
+
+@pytest.fixture
+def clock():
+    """Set the machine's clock to a zone's."""
+    with pytest.MonkeyPatch.context() as patched:
+
+        def to(zone):
+            patched.setenv("TZ", zone)
+            time.tzset()
+
+        yield to
+    time.tzset()
+
+
+@pytest.fixture
+def dated(checkpoint, tmp_path):
+    """A model whose chat template begins with today's date."""
+    folder = shutil.copytree(checkpoint, tmp_path / "models/dated")
+    (folder / "chat_template.jinja").write_text(TEMPLATE)
+    return folder
+
+
+@pytest.fixture
+def running(call, bench_file, tmp_path):
+    """`evaluation.run` with a model's path alone; gives the output and the experiment's runs."""
+
+    def run(path, *words):
+        base = ["model=path", f"model.path='{path}'", "bench=file", f"bench.path={bench_file}"]
+        base += ["bench.end=3", "max_new_tokens=12", f"results_dir={tmp_path / 'results'}"]
+        outcome = call(run_module.main, *base, *words)
+        assert outcome.code == 0, outcome.err
+        return outcome.out, {run.label: run for run in read_runs(tmp_path / "results/default")}
+
+    return run
+
+
+def stop(run):
+    """Leave what a run has that was stopped after its first answer."""
+    (run.folder / "summary.json").unlink()
+    answers = run.folder / "answers.jsonl"
+    answers.write_text(answers.read_text().splitlines(keepends=True)[0])
+
+
+def test_an_experiment_keeps_the_date_of_its_first_answer(clock, dated, running):
+    """A run resumed on another day had two prompts, and next to vanilla's it was "Not identical"."""
+    clock(ZONES[0])
+    _, runs = running(dated, "method=vanilla")
+    whole = core(runs["vanilla"].answers)
+    stop(runs["vanilla"])
+    clock(ZONES[1])
+    _, runs = running(dated, "method=vanilla")
+    assert core(runs["vanilla"].answers) == whole
+    printed, runs = running(dated, "method=pld")
+    assert "Lossless in float32: all 4 turns equal vanilla's" in printed
+    assert runs["pld"].settings["date"] == runs["vanilla"].settings["date"]
+    hashes = [row["choices"][0]["prompt_sha256"] for row in runs["pld"].answers]
+    assert hashes == [row["choices"][0]["prompt_sha256"] for row in runs["vanilla"].answers]
+    assert len({*sum(hashes, [])}) == 4, "each turn has its own"
+
+
+def test_a_file_of_another_day_is_audited_by_the_prompts_that_were_answered(
+    clock, dated, running, call, capsys, bench_file, tmp_path
+):
+    clock(ZONES[0])
+    command(["generate", str(dated), "--jsonl", "--quiet", "--prompt=hello", "--max-new-tokens=9"])
+    file = tmp_path / "answers.jsonl"
+    file.write_text(capsys.readouterr().out)
+    _, runs = running(dated, "method=vanilla")
+
+    clock(ZONES[1])
+    recorded = runs["vanilla"].folder / "answers.jsonl"
+    bench = ("--bench", bench_file)
+    for path, more in ((file, ()), (recorded, bench)):
+        outcome = call(audit.main, "--answers", path, "--model", dated, *more)
+        assert outcome.code == 0 and "Lossless in float32" in outcome.out, outcome
+        assert "left out" not in outcome.out
+    # without its metadata nobody knows the day; one answer's prompt holds none
+    rows = [json.loads(line) for line in recorded.read_text().splitlines()]
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    outcome = call(audit.main, "--answers", file, "--model", dated, *bench)
+    assert outcome.code == 2
+    assert "left out: 4 answers, whose prompts, made again, are others" in outcome.err
+    del rows[0]["choices"][0]["prompt_sha256"]
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    assert "left out: 2 answers" in call(audit.main, "--answers", file, "--model", dated, *bench).out
+
+
+def test_answers_to_other_prompts_are_not_compared_and_a_line_says_so(
+    checkpoint, running, call, tmp_path
+):
+    running(checkpoint, "method=vanilla")
+    _, runs = running(checkpoint, "method=pld")
+    folder = tmp_path / "results/default"
+    table = pd.read_csv(folder / "tables/main.csv").set_index(["method", "category"])
+    file = runs["pld"].folder / "answers.jsonl"
+    rows = [json.loads(line) for line in file.read_text().splitlines()]
+
+    def changed(*questions):
+        for number in questions:
+            choice = rows[number]["choices"][0]
+            choice["prompt_sha256"][0] = "another"
+            choice["output_ids"][0] = [7, 7]
+        file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+        printed = call(report.main, folder).out
+        new = pd.read_csv(folder / "tables/main.csv").set_index(["method", "category"])
+        return printed, new["speedup_vanilla"]["pld"]
+
+    printed, speedups = changed(1)
+    assert "not compared, as prompts differ: pld with vanilla: 1 questions" in printed
+    assert "Lossless in float32: all 3 turns equal" in printed and "1 turns are not" in printed
+    assert speedups["translation"] == table["speedup_vanilla"]["pld", "translation"]
+    assert pd.isna(speedups["overall"]) is False
+    printed, speedups = changed(0, 2)
+    assert "Nothing was compared in float32: 4 turns have no token ids or other prompts" in printed
+    assert speedups.isna().all()
+    printed = call(report.main, folder, "--against", folder).out
+    assert "left out" not in printed
+
+
+SPELLINGS = ("{0}/models/m/", "{0}/models/../models/m", "{0}/link", "models/m", "~/models/m")
+
+
+@pytest.mark.parametrize("spelling", SPELLINGS)
+def test_a_folder_is_its_files_however_its_path_is_spelled(
+    checkpoint, running, tmp_path, monkeypatch, spelling
+):
+    folder = shutil.copytree(checkpoint, tmp_path / "models/m")
+    (tmp_path / "link").symlink_to(folder)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    _, runs = running(folder, "method=vanilla")
+    stop(runs["vanilla"])
+    path = spelling.format(tmp_path)
+    printed, runs = running(path, "method=vanilla,pld")
+    table = pd.read_csv(tmp_path / "results/default/tables/main.csv")
+    assert len(runs["vanilla"].answers) == 3 and "Lossless" in printed
+    assert len(list((tmp_path / "results/default/runs").iterdir())) == 2
+    assert {*table["model"]} == {"m"} and table["speedup_vanilla"].notna().all()
+
+
+def test_two_models_of_one_name_are_told_apart_by_their_paths(checkpoint, running, tmp_path):
+    for place in ("a", "b"):
+        folder = shutil.copytree(checkpoint, tmp_path / place / "m")
+        if place == "b":
+            other_weights(folder)
+        running(folder, "method=vanilla,pld")
+    table = pd.read_csv(tmp_path / "results/default/tables/main.csv")
+    overall = table[table["category"] == "overall"]
+    assert overall["model"].tolist() == ["m"] * 4
+    for place in ("a", "b"):
+        assert overall["variant"].str.contains(f"path={tmp_path / place / 'm'}").sum() == 2
+    assert overall["speedup_vanilla"].notna().all()
