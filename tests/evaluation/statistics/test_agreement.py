@@ -2,12 +2,14 @@
 
 import json
 
+import numpy as np
 import pytest
 
 from evaluation import contribute, report
 from evaluation.report import summary
-from evaluation.statistics.agreement import EQUAL, LENGTHS, TEXT, compare
-from evaluation.statistics.pools import pools
+from evaluation.statistics import notes
+from evaluation.statistics.agreement import EQUAL, LENGTHS, TEXT, audits, compare
+from evaluation.statistics.pools import paired, pools
 from tests.evaluation.made_runs import asked, shard, write
 
 IDS = [11, 12, 13, 14, 15, 16]
@@ -118,3 +120,37 @@ def test_the_command_and_a_report_say_how_a_folder_agrees_with_a_shipped_one(
     assert "--against" in call(report.main, folders["sizes"]).out.splitlines()[-1]
     for quiet in (results("other", BY_TWO, name="another"), shipped):
         assert "against" not in call(report.main, quiet).out
+
+
+def prompted(label, prompts, ids=IDS):
+    """A run of four questions whose first prompts have these hashes, and that took that long."""
+    rows = []
+    for number, prompt in enumerate(prompts):
+        more = {"prompt_sha256": [prompt]} if prompt else {}
+        turns = [(BY_ONE, 1.0 + number)]
+        rows.append(asked(number, "qa", turns, prompt=f"{number}?", output_ids=[ids], **more))
+    return shard(label, rows)
+
+
+@pytest.mark.parametrize(
+    ("own", "compared"),
+    [("abcd", 4), ("abxy", 2), ("wxyz", 0), (["a", None, "x", None], 3), ([None] * 4, 4)],
+)
+def test_only_answers_to_equal_prompts_are_compared(own, compared):
+    """What has no hash, as older records, counts as before."""
+    here = pools([prompted("vanilla", "abcd"), prompted("pld", own), prompted("vanilla", own)])
+    pool = next(pool for pool in here if pool.label == "pld")
+    if compared in (0, 2):
+        assert pool.baselines["vanilla"].first_answers != here[0].first_answers
+    pair = pools([prompted("vanilla", "abcd"), prompted("pld", own)])
+    (audit,) = audits(pair)
+    assert (audit.identical, audit.left_out) == (compared, 4 - compared)
+    speeds = paired(audit.pool.speeds, audit.base.speeds, "speed")
+    assert np.isfinite(speeds[0]).sum() == compared
+    left_out = notes.other_prompts(pair)
+    assert bool(left_out) is (compared < 4)
+
+    found, alone = compare(pools([prompted("x", "abcd")]), pools([prompted("x", own)]))
+    assert [one.questions for one in found] == [compared] * bool(compared)
+    words = f"left out: {4 - compared} questions of x, as their prompts differ"
+    assert (words in alone) is (0 < compared < 4)
