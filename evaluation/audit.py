@@ -158,8 +158,7 @@ def _gaps(run: Run, turns: list[Turn], loaded: LoadedModel) -> Iterator[dict[str
         # of the ids, as compact records hold no texts
         answers = [answer_text(loaded.template, loaded.tokenizer, tokens) for tokens in before]
         chat = chat_of(questions[turn.question_id].turns[: turn.turn + 1], answers)
-        date = run.settings.get("date")
-        prompt = prompt_ids(loaded.template, loaded.tokenizer, chat, date)
+        prompt = prompt_ids(loaded.template, loaded.tokenizer, chat, run.metadata.get("date"))
 
         forced = force(loaded.target, prompt, ids[: turn.differs_at])
         yield {"at": list(turn.key), "gap": forced.margins[-1]}
@@ -292,12 +291,7 @@ def audit_answers(
     with keep_devices(), exclusive(settings, timed=False) as settings:
         loaded = load_model(replace(settings, dtype=made_in or settings.dtype))
         date = recorded_date(path.parent)
-        made = [tokenised(where, request, loaded, date) for where, request in requests]
-        answers = [answer for answer in made if not answer.other_prompt]
-        others = len(made) - len(answers)
-        left_out = f"left out: {others} answers, whose prompts, made again, are others"
-        if not answers:
-            raise UserError(f"{path}: {left_out}")
+        answers = [tokenised(where, request, loaded, date) for where, request in requests]
         every = -(-len(answers) // SAMPLES)
         sample = [(answer.prompt, answer.ids[:SAMPLED]) for answer in answers[::every]]
         by_steps = [force(loaded.target, *one, by_steps=True) for one in sample]
@@ -327,8 +321,6 @@ def audit_answers(
         f" ({sum(len(one.own) for one in by_steps)} places)"
     )
     print("\n".join(["", *table_of(judged), "", *verdict(judged, dtype)]))
-    if others:
-        print(left_out)
     return judged
 
 

@@ -12,6 +12,7 @@ import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, make_dataclass
+from pathlib import Path
 from typing import Any
 
 import yaml
@@ -21,7 +22,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from model.engine.sampling import Sampling
 from model.errors import UserError, one_line
-from model.files import ROOT, located
+from model.files import ROOT
 from model.methods import OFFERED, method_class
 from model.recycling import build_template
 from model.settings import check_settings
@@ -66,13 +67,10 @@ OmegaConf.register_new_resolver(
 )
 
 
-def last_part(path: str) -> str:
-    """Return the last part of a folder's or file's path, links resolved; a hub name as it is."""
-    place = located(str(path))
-    return place.resolve().name if place.exists() else path
-
-
-OmegaConf.register_new_resolver("last_part", last_part, replace=True)
+# ${last_part:PATH}: the name of a folder, however its path is spelled
+OmegaConf.register_new_resolver(
+    "last_part", lambda path: Path(str(path)).expanduser().resolve().name, replace=True
+)
 
 
 @contextmanager

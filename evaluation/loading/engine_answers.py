@@ -68,7 +68,6 @@ class EngineAnswer:
     remade: bool  # True if the ids were made from the answer's text
     # "stop" (the engine says that EOS ended it), "length", another word of the file's, or empty
     finish: str
-    other_prompt: bool  # True if the prompt, made again, is not the one that was answered
 
 
 def read_requests(path: Path, questions: Mapping[Any, Question]) -> list[tuple[str, Row]]:
@@ -180,7 +179,8 @@ def tokenised(
         date: as `prompt_ids` takes it.
 
     Raises:
-        UserError: the template refuses the messages, ids are outside the vocabulary, or there are
+        UserError: the template refuses the messages, or no longer gives the prompt that was
+            answered, ids are outside the vocabulary, or there are
             more tokens than max_tokens or the context allow.
     """
     prompt = request.get("prompt_token_ids")
@@ -190,6 +190,11 @@ def tokenised(
     space = ""
     if prompt is None:
         prompt, space = _prompt(where, request, loaded, date)
+        if request.get("prompt_sha256") not in (None, ids_sha256(prompt)):
+            raise UserError(
+                f"{where}: its prompt, made again, is another one: has the template, or the date in"
+                " it, changed? An answer file keeps its date beside its metadata.json"
+            )
 
     cut = ids is None and "\ufffd" in request["text"]
     if ids is None:
@@ -222,9 +227,7 @@ def tokenised(
         finish = "length"
     if cut:  # its ids are not those of the text
         finish = "cut inside a character"
-    other = request.get("prompt_sha256") not in (None, ids_sha256(prompt))
-    behind = len(ids) - end
-    return EngineAnswer(name, prompt, list(ids[:end]), behind, remade, str(finish), other)
+    return EngineAnswer(name, prompt, list(ids[:end]), len(ids) - end, remade, str(finish))
 
 
 def continued(tokenizer: Any, before: str, said: str) -> list[int]:

@@ -105,8 +105,7 @@ def without_names(model: Settings) -> Settings:
 
 def recorded_date(folder: Path) -> str | None:
     """Return the date that a run's prompts hold; None if none is recorded."""
-    settings = read_object(folder / "metadata.json").get("settings")
-    return settings.get("date") if isinstance(settings, dict) else None
+    return read_object(folder / "metadata.json").get("date")
 
 
 @dataclass(frozen=True)
@@ -247,7 +246,8 @@ class Run:
         if self.config.get("start") == SAVED:  # each repeat starts from its own hot run's state
             method.pop("start_sha256", None)
             method["start"] = SAVED
-        return json.dumps([self.comparable, bench, method, settings], sort_keys=True)
+        date = self.metadata.get("date")
+        return json.dumps([self.comparable, bench, method, settings, date], sort_keys=True)
 
     @cached_property
     def facets(self) -> Settings:
@@ -295,7 +295,8 @@ class Run:
         elsewhere = ("name", "dtype", "device", "files")
         model = self.settings["model"]
         loading = {key: model[key] for key in model if key not in elsewhere}
-        loading |= {key: self.settings.get(key) for key in ("num_choices", "date")}
+        loading["num_choices"] = self.settings.get("num_choices")
+        loading["date"] = self.metadata.get("date")
         loading["path"] = self.config.get("model", {}).get("path")
 
         files = hashlib.sha256(json.dumps(self.files, sort_keys=True).encode()).hexdigest()[:8]

@@ -147,7 +147,6 @@ class Runner:
         self.folder = Path(given) if given else default_folder(config, self.recorded, self.answerer)
         if self.loaded.reads_date:
             self.answerer.date = prompt_date(self.folder)
-            self.recorded |= {"date": self.answerer.date}
         self.key = json.dumps([str(self.folder), without_paths(self.recorded)], sort_keys=True)
         self.store = AnswerStore(self.folder, answer_file)
 
@@ -230,6 +229,7 @@ class Runner:
 
         more = {
             "label": label,
+            "date": answerer.date,
             "execution_used": answerer.execution if in_steps else GENERATE,
             "execution_why": self.execution.why if answerer.on_engine else "",
             **({"cudnn_attention": False} if device == "cuda" else {}),
