@@ -1,6 +1,5 @@
 """What decides an answer is in a run's identity, by value: the prompt's date, the model's files."""
 
-import json
 import shutil
 import time
 from itertools import chain
@@ -8,7 +7,7 @@ from itertools import chain
 import pandas as pd
 import pytest
 
-from evaluation import audit, report
+from evaluation import audit
 from evaluation import run as run_module
 from evaluation.records.runs import read_runs
 from model.cli import main as command
@@ -100,35 +99,6 @@ def test_a_file_of_another_day_is_audited_by_the_prompts_that_were_answered(
     shutil.copy(recorded, file)  # without metadata nobody knows the day
     outcome = call(audit.main, "--answers", file, "--model", dated, *bench)
     assert outcome.code == 2 and "its prompt, made again, is another one" in outcome.err
-
-
-def test_answers_to_other_prompts_are_not_compared_and_a_line_says_so(
-    checkpoint, running, call, tmp_path
-):
-    _, runs = running(checkpoint, "method=vanilla,pld")
-    folder = tmp_path / "results/default"
-    table = pd.read_csv(folder / "tables/main.csv").set_index(["method", "category"])
-    file = runs["pld"].folder / "answers.jsonl"
-    rows = [json.loads(line) for line in file.read_text().splitlines()]
-
-    def changed(*questions):
-        for number in questions:
-            choice = rows[number]["choices"][0]
-            choice["prompt_sha256"][0] = "another"
-            choice["output_ids"][0] = [7, 7]
-        file.write_text("".join(json.dumps(row) + "\n" for row in rows))
-        printed = call(report.main, folder).out
-        new = pd.read_csv(folder / "tables/main.csv").set_index(["method", "category"])
-        return printed, new["speedup_vanilla"]["pld"]
-
-    printed, speedups = changed(1)
-    assert "not compared, as prompts differ: pld with vanilla: 1 questions" in printed
-    assert "Lossless in float32: all 3 turns equal" in printed and "1 turns are not" in printed
-    assert speedups["translation"] == table["speedup_vanilla"]["pld", "translation"]
-    assert pd.isna(speedups["overall"]) is False
-    printed, speedups = changed(0, 2)
-    assert "Nothing was compared in float32: 4 turns have no token ids or other prompts" in printed
-    assert speedups.isna().all()
 
 
 def test_a_folder_is_its_files_however_its_path_is_spelled(
