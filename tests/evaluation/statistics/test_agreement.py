@@ -121,37 +121,34 @@ def test_the_command_and_a_report_say_how_a_folder_agrees_with_a_shipped_one(
         assert "against" not in call(report.main, quiet).out
 
 
-def prompted(label, prompts, ids=IDS):
-    """A run of four questions whose first prompts have these hashes, and that took that long."""
+def prompted(label, prompts, **more):
+    """A run of four questions, whose first prompts have these hashes."""
     rows = []
     for number, prompt in enumerate(prompts):
-        more = {"prompt_sha256": [prompt]} if prompt else {}
-        turns = [(BY_ONE, 1.0 + number)]
-        rows.append(asked(number, "qa", turns, prompt=f"{number}?", output_ids=[ids], **more))
-    return shard(label, rows)
+        choice = {"output_ids": [IDS]} | ({"prompt_sha256": [prompt]} if prompt else {})
+        rows.append(asked(number, "qa", [(BY_ONE, 1.0)], prompt=f"{number}?", **choice))
+    return shard(label, rows, **more)
 
 
 @pytest.mark.parametrize(
-    ("own", "compared"),
+    ("own", "equal"),
     [("abcd", 4), ("abxy", 2), ("wxyz", 0), (["a", None, "x", None], 3), ([None] * 4, 4)],
 )
-def test_only_answers_to_equal_prompts_are_compared(own, compared):
+def test_only_answers_to_equal_prompts_are_compared(own, equal):
     """What has no hash, as older records, counts as before."""
-    here = pools([prompted("vanilla", "abcd"), prompted("pld", own), prompted("vanilla", own)])
-    pool = next(pool for pool in here if pool.label == "pld")
-    if compared in (0, 2):
-        assert pool.baselines["vanilla"].first_answers != here[0].first_answers
-    pair = pools([prompted("vanilla", "abcd"), prompted("pld", own)])
-    (audit,) = audits(pair)
-    assert (audit.identical, audit.left_out) == (compared, 4 - compared)
+    runs = [prompted("vanilla", "abcd"), prompted("pld", own)]
+    (audit,) = audits(pools(runs))
+    assert (audit.identical, audit.left_out) == (equal, 4 - equal)
     speeds = paired(audit.pool.speeds, audit.base.speeds, "speed")
-    assert np.isfinite(speeds[0]).sum() == compared
-    words = f"not compared, as prompts differ: pld with vanilla: {4 - compared} questions"
-    assert (words in on_paper([prompted("vanilla", "abcd"), prompted("pld", own)])) is (
-        compared < 4
-    )
+    assert np.isfinite(speeds[0]).sum() == equal
+    words = f"not compared, as prompts differ: pld with vanilla: {4 - equal} questions"
+    assert (words in on_paper(runs)) is (equal < 4)
 
-    found, alone = compare(pools([prompted("x", "abcd")]), pools([prompted("x", own)]))
-    assert [one.questions for one in found] == [compared] * bool(compared)
-    words = f"left out: {4 - compared} questions of x, as their prompts differ"
-    assert (words in alone) is (0 < compared < 4)
+    found, alone = compare(pools(runs[1:]), pools([prompted("pld", "abcd")]))
+    assert [one.questions for one in found] == [equal] * bool(equal)
+    words = f"left out: {4 - equal} questions of pld, as their prompts differ"
+    assert (words in alone) is (0 < equal < 4)
+
+    other = prompted("vanilla", own, method={"k": 1})  # of several baselines, the one of most pairs
+    *_, audit = audits(pools([*runs, other]))
+    assert audit.pool.label == "pld" and audit.identical == 4
