@@ -91,16 +91,11 @@ def without_paths(settings: Settings) -> Settings:
     method = settings["method"]
     # tree: a fixed tree's name
     paths = [key for key in method if f"{key}_sha256" in method and key != "tree"]
+    names = ("name", "revision") if settings["model"].get("files") else ()
     return settings | {
         "method": {key: value for key, value in method.items() if key not in paths},
-        "model": without_names(settings["model"]),
+        "model": {key: value for key, value in settings["model"].items() if key not in names},
     }
-
-
-def without_names(model: Settings) -> Settings:
-    """Return a model's settings without what its files' digests make needless."""
-    names = ("name", "revision") if model.get("files") else ()
-    return {key: value for key, value in model.items() if key not in names}
 
 
 def recorded_date(folder: Path) -> str | None:
@@ -203,9 +198,9 @@ class Run:
 
         It holds model, bench file, limit and machine.
         """
-        settings = self.settings
+        settings = without_paths(self.settings)
         compared = {
-            **without_names(settings["model"]),
+            **settings["model"],
             "bench": settings["bench"]["name"],
             "file": settings["bench"].get("sha256"),
             "limit": settings["max_new_tokens"],

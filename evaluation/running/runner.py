@@ -424,8 +424,8 @@ def prompt_date(folder: Path) -> str:
 
     So a run keeps the date of its first answer, and an experiment's runs have equal prompts.
     """
-    beside = sorted(filter(None, map(recorded_date, folder.parent.glob("*"))))
-    return recorded_date(folder) or next(iter(beside), date.today().isoformat())
+    beside = filter(None, map(recorded_date, folder.parent.glob("*")))
+    return recorded_date(folder) or min(beside, default=date.today().isoformat())
 
 
 def saved_state(config: dict[str, Any], hot: dict[str, Any], answerer: Answerer) -> Path:

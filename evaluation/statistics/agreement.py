@@ -225,8 +225,7 @@ def wording(table: pd.DataFrame, folder: Path) -> list[str]:
             text += f"; {left_out:,} turns are not compared"
 
         if not turns:
-            why = f": {left_out:,} turns have no token ids or other prompts" if left_out else ""
-            lines.append(f"Nothing was compared in {dtype}{why}.")
+            lines.append(f"Nothing was compared in {dtype}; {left_out:,} turns are left out.")
         elif not different:
             lines.append(f"Lossless in {dtype}: {text}.")
         elif unknown:
@@ -307,7 +306,7 @@ def _key(pool: Pool) -> Any:
     settings = {}
     for name, value in pool.first.facets.items():
         if name not in HOW and value is not None:
-            settings[name] = Path(value).name if name.endswith("path") else value
+            settings[name] = value
 
     block = [pool.block[name] for name in ("model", "bench", "max_new_tokens")]
     return block, pool.label, settings
