@@ -91,10 +91,11 @@ def without_paths(settings: Settings) -> Settings:
     method = settings["method"]
     # tree: a fixed tree's name
     paths = [key for key in method if f"{key}_sha256" in method and key != "tree"]
-    names = ("name", "revision") if settings["model"].get("files") else ()
+    model = settings.get("model", {})
+    names = ("name", "revision") if model.get("files") else ()
     return settings | {
         "method": {key: value for key, value in method.items() if key not in paths},
-        "model": {key: value for key, value in settings["model"].items() if key not in names},
+        "model": {key: value for key, value in model.items() if key not in names},
     }
 
 
